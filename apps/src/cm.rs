@@ -272,7 +272,7 @@ impl Exchange {
     /// No answer in time, with the last failure; a signal.
     pub fn connect(device: &OpenDevice, to: SocketAddr, patience: Duration) -> Result<Self> {
         let until = Instant::now() + patience;
-        let mut heard = None;
+        let mut last_failure = None;
         loop {
             let attempt = Instant::now();
             let events = EventChannel::new()?;
@@ -280,7 +280,7 @@ impl Exchange {
                 Ok(exchange) => return Ok(exchange),
                 Err(Failure::Final(e)) => return Err(e),
                 // The failure of an attempt that ran out of time says less than that of the attempt before.
-                Err(Failure::NotYet(why)) if Instant::now() >= until => heard.unwrap_or(why),
+                Err(Failure::NotYet(why)) if Instant::now() >= until => last_failure.unwrap_or(why),
                 Err(Failure::NotYet(why)) => why,
             };
             if Instant::now() + RETRY >= until {
@@ -289,7 +289,7 @@ impl Exchange {
                      its address and port, or wait longer (--wait)"
                 )));
             }
-            heard = Some(why);
+            last_failure = Some(why);
             while attempt.elapsed() < RETRY {
                 stop::check()?;
                 std::thread::sleep(LOOK);

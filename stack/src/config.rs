@@ -1,4 +1,5 @@
-//! Every limit of the stack, with the assertions between them.
+//! Limits of the stack that programs see or that modules share, with the assertions between them. A constant that one module alone
+//! uses may stand there.
 
 use core::time::Duration;
 
@@ -101,8 +102,8 @@ pub const NEIGHBOUR_MAX: usize = 1024;
 /// Those of them that strangers may have: hosts that requested us, or that are to be answered, and that this host did not
 /// resolve.
 pub const NEIGHBOUR_STRANGERS_MAX: usize = 256;
-/// Strangers whose Ethernet addresses are remembered for the answer to their messages alone.
-pub const NEIGHBOUR_ASKERS: usize = 256;
+/// Strangers whose Ethernet addresses are remembered, for the replies to their messages alone.
+pub const REPLY_MACS: usize = 256;
 /// Queue pairs that a shard updates in a turn after a neighbour moved.
 pub const NEIGHBOUR_VISITS: usize = 64;
 
@@ -132,7 +133,7 @@ const _: () = assert!(
     NEIGHBOUR_UNICAST_TRIES < NEIGHBOUR_TRIES,
     "a station that moved must be asked for by group address"
 );
-const _: () = assert!(NEIGHBOUR_STRANGERS_MAX < NEIGHBOUR_MAX && NEIGHBOUR_ASKERS.is_power_of_two());
+const _: () = assert!(NEIGHBOUR_STRANGERS_MAX < NEIGHBOUR_MAX && REPLY_MACS.is_power_of_two());
 const _: () = assert!(WATCH_GAP.as_nanos() < WATCH_IDLE.as_nanos());
 const _: () = assert!(WINDOW_PACKETS < 1 << 23, "half the PSN circle is the specification's limit");
 const _: () = assert!(ACK_REQ_STRIDE * 2 <= WINDOW_PACKETS, "an ACK must arrive before the window closes");

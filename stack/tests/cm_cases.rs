@@ -336,7 +336,7 @@ fn m15_the_peer_is_silent() {
 
 // Goal: a side whose answers are lost learns that the other side gave up, though that never learnt its id.
 #[test]
-fn m15_the_peer_is_told_that_it_was_not_heard() {
+fn m15_the_peer_is_told_that_its_answers_were_lost() {
     let mut w = world();
     listen(&mut w);
     let mut impatient = to_b(A_QPN);
@@ -899,7 +899,7 @@ fn the_programs_times_bound_a_connect() {
             assert_eq!(w.event(A), Some(Event::Unreachable { id: a, timewait: false }), "{mra:?}");
             assert!(
                 matches!(w.event(B), Some(Event::Rejected { id, .. }) if id == b),
-                "the listener hears of it"
+                "the listener gets an event"
             );
             assert!(sent(&w, A).len() <= usize::from(retries) + 2);
         }

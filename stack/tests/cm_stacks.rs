@@ -261,8 +261,8 @@ fn m12_m14_m18_connections_over_a_bad_link() {
     assert!(early > 0, "data before the RTU never came");
 }
 
-// Goal: what a third host says to real shards, from an address of its own, for each MAD that it hears, makes, moves and ends no
-// connection; the two ends exchange all of their messages beside it.
+// Goal: what a third host says to real shards, from an address of its own, in reply to each MAD that it sees, makes, moves and ends
+// no connection; the two ends exchange all of their messages beside it.
 #[test]
 fn a_third_host_ends_no_connection_of_whole_stacks() {
     let mut unmasked = 0;

@@ -24,50 +24,57 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 const COMMON: &[&str] = &["id", "time", "config", "mark", "runtime"];
 
-/// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the handlers of forks, the
-/// frame, DPDK, the memory that a memif shares and the wake-up of its peer, the system
-/// calls of UDP sockets, the CRC, the bindings; memory: accesses to it, by us and by the kernel, the
-/// guarantee of its validity and its opening, the copies, the turn boundary, what the helper asks of the scheduler, registration, and registration in the simulator,
-/// tests and benchmarks; buffers that an io_uring has; the C face, to which everything comes as a pointer; functions of the C library that name files;
-/// epoll and fork in tests.
+/// The files, and the folders, in which `unsafe` may be.
 const UNSAFE: &[&str] = &[
+    // The bindings of DPDK, and the port on them.
     "dpdk-sys/src/",
+    "stack/src/port/dpdk/",
+    // Between threads: the ring, the claim and its fence.
     "stack/src/sync/spsc.rs",
     "stack/src/sync/claim.rs",
     "stack/src/sync/asymmetric.rs",
+    // Event descriptors, huge pages, prefetches.
     "stack/src/sync/eventfd.rs",
     "stack/src/sync/huge.rs",
     "stack/src/sync/prefetch.rs",
+    // Handlers of forks.
     "stack/src/sync/process.rs",
     "stack/src/sync/unforked.rs",
+    // Frames; the memory that a memif shares, and the wake-up of its peer; system calls of UDP sockets.
     "stack/src/port/frame.rs",
-    "stack/src/port/dpdk/",
     "stack/src/port/memif/ring.rs",
     "stack/src/port/memif/shm.rs",
     "stack/src/port/memif/wake.rs",
     "stack/src/port/udp/sys.rs",
+    // Memory that others write: accesses by us and by the kernel, the promise that it stays valid, the copies of a shard.
     "stack/src/racy.rs",
     "stack/src/racy/kernel.rs",
     "stack/src/mem/range.rs",
     "stack/src/shard/copy.rs",
+    // The turn boundary after which a revoked key is in no use; what the helper asks of the scheduler.
     "stack/src/device/claim.rs",
     "stack/src/device/scheduling.rs",
-    "stack/sim/src/memory.rs",
+    // The CRC.
     "stack/src/crc.rs",
     "stack/src/crc/",
     "stack/src/wire/clmul.rs",
+    // Registration of memory, and bytes of the program that a post copies.
     "verbs/src/local_bytes.rs",
     "verbs/src/memory.rs",
     "verbs/src/mr.rs",
+    // Buffers that an io_uring has.
     "apps/nvmf-target/src/store/ring.rs",
+    // The C face, to which everything comes as a pointer; functions of the C library that name files.
     "verbs/c/src/",
     "verbs/paths/src/",
+    // Registration in the simulator, in tests and in benchmarks; epoll and fork in tests.
+    "stack/sim/src/memory.rs",
     "stack/tests/process/",
     "verbs/tests/mapped.rs",
     "verbs/tests/nowhere.rs",
-    "benches/src/lib.rs",
     "verbs/tests/epoll.rs",
     "verbs/tests/fork.rs",
+    "benches/src/lib.rs",
 ];
 
 /// Crates and what of this workspace they may use; `sim` also where only tests are.

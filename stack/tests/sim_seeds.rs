@@ -19,11 +19,11 @@ fn number(name: &str) -> Option<u64> {
 
 /// Seeds from which on a zero in the report is a failure.
 const ENOUGH: u64 = 300;
-/// Marks that need luck: a zero fails from so many seeds on. Tests that lead there on purpose:
+/// Marks that few seeds reach: a zero fails from [`ENOUGH_FOR_RARE`] seeds on. Tests that lead there on purpose:
 /// `r52_key_invalidated_while_a_read_is_answered` and `a_replayed_read_does_not_take_the_slot_of_a_new_one`.
 const RARE: [Mark; 2] = [Mark::ReadRevoked, Mark::ReplayCutOff];
-/// See [`RARE`].
-const MANY: u64 = 10_000;
+/// Seeds from which on a zero of a rare mark is a failure, too.
+const ENOUGH_FOR_RARE: u64 = 10_000;
 
 /// What a run of many seeds must have done.
 const WORK: [(QpType, WrOpcode); 28] = {
@@ -107,7 +107,7 @@ fn q60_seeds() {
         println!("{name:>20} {count}");
     }
     if n >= ENOUGH {
-        let rare = |name: &str| n < MANY && RARE.iter().any(|m| m.name() == name);
+        let rare = |name: &str| n < ENOUGH_FOR_RARE && RARE.iter().any(|m| m.name() == name);
         let never: Vec<_> = happened.iter().filter(|(name, count)| *count == 0 && !rare(name)).collect();
         assert!(never.is_empty(), "in {n} seeds these never happened: {never:?}");
         assert!(report.completed > 10 * report.failed, "most requests must succeed");

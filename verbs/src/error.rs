@@ -70,7 +70,7 @@ pub enum VerbsError {
         "the memory region was registered without LOCAL_WRITE over memory of the caller; it is only read here"
     )]
     ReadOnly,
-    /// An address for requests to name a zero-based region by, which they name from 0 on.
+    /// A zero-based region, which requests name from 0 on, was to have another first address.
     #[error("iova {iova:#x} and ZERO_BASED contradict each other; leave one of them out")]
     ZeroBased {
         /// The address.

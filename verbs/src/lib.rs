@@ -125,7 +125,7 @@ pub use stack::device::{
     VendorErr, WcFlags, WcOpcode, WcStatus, WrOpcode, inc_rkey, state_name, type_name,
 };
 
-/// All limits of the stack.
+/// Limits of the stack.
 pub use stack::device::limit as limits;
 /// Ports, which receive and send frames. For programs that name a port ([`PortSpec`](port::PortSpec)) or use one without the
 /// stack.

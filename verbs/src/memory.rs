@@ -24,7 +24,7 @@ pub(crate) struct Memory {
     len: usize,
     /// Whether this process may write to it.
     writable: bool,
-    /// Lives as long as a handle; `None` inside: the memory is the program's.
+    /// What a region owns, kept until the last handle is dropped; `None` inside where the memory is the program's.
     buffer: Arc<Option<Buffer>>,
 }
 

@@ -189,15 +189,15 @@ fn local_ca_ack_delay() {
 // The limit is memory: 100 000 here, each of which works.
 #[test]
 fn max_ah() {
-    const MANY: usize = 100_000;
+    const AHS: usize = 100_000;
     let context = embedded();
-    assert!(context.query_device().max_ah >= MANY);
+    assert!(context.query_device().max_ah >= AHS);
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
     let qp = pd.create_qp(&QpInitAttr::ud(&cq, &cq)).unwrap();
     qp.activate_ud(5).unwrap();
     let attr = ah_attr_to(context.query_gid(1, 1).unwrap(), 1);
-    let ahs: Vec<_> = (0..MANY).map(|_| pd.create_ah(&attr).unwrap()).collect();
-    for ah in [&ahs[0], &ahs[MANY / 2], &ahs[MANY - 1]] {
+    let ahs: Vec<_> = (0..AHS).map(|_| pd.create_ah(&attr).unwrap()).collect();
+    for ah in [&ahs[0], &ahs[AHS / 2], &ahs[AHS - 1]] {
         qp.post_send(&[SendWr::send(1, &[]).to(ah, qp.qp_num(), 5).signaled()]).unwrap();
         assert!(take(&context, &cq, 1)[0].is_ok());
     }

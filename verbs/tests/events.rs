@@ -30,17 +30,17 @@ fn s38_the_link_goes_down_and_up() {
         };
         let a = open("a", "b", 1);
         assert_eq!(a.query_port(1).unwrap().state, PortState::Down);
-        let hears = |what: AsyncEvent, state: PortState| {
+        let expect_event = |what: AsyncEvent, state: PortState| {
             let event = a.get_async_event(PATIENCE).unwrap().expect("an event in time");
             assert_eq!((event.event, event.element), (what, EventElement::Port), "{drive:?}");
             assert_eq!(a.query_port(1).unwrap().state, state);
         };
         let b = open("b", "a", 2);
-        hears(AsyncEvent::PortActive, PortState::Active);
+        expect_event(AsyncEvent::PortActive, PortState::Active);
         b.close().unwrap();
-        hears(AsyncEvent::PortErr, PortState::Down);
+        expect_event(AsyncEvent::PortErr, PortState::Down);
         let _b = open("b", "a", 2);
-        hears(AsyncEvent::PortActive, PortState::Active);
+        expect_event(AsyncEvent::PortActive, PortState::Active);
         assert_eq!(a.try_get_async_event(), None);
         drop((a, _b));
         std::fs::remove_dir_all(&dir).unwrap();
@@ -61,7 +61,7 @@ fn a_link_that_is_assumed_is_up_whatever_it_is() {
     let a = open("a", "b", 1, true);
     assert_eq!(state(&a), PortState::Active);
     let b = open("b", "a", 2, false);
-    // The other end hears of the link; so this one has, and keeps quiet.
+    // Both ends see the link come up; this one reports no change of state.
     while !a.stats().link_up || !b.stats().link_up {
         std::thread::yield_now();
     }

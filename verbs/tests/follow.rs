@@ -118,7 +118,7 @@ impl Ends {
 }
 
 #[test]
-fn af_packet_hears_of_an_interface_that_goes_down_and_comes_back() {
+fn af_packet_reports_an_interface_that_goes_down_and_comes_back() {
     let Some(veth) = Veth::new('d') else { return };
     let ends = Ends::new(&veth, &options());
     assert_eq!(ends.write(50_000), WcStatus::Success);
@@ -204,7 +204,7 @@ fn a_port_whose_interface_was_deleted_stays_down_and_the_program_goes_on() {
 }
 
 #[test]
-fn a_tap_hears_of_its_interface_too() {
+fn a_tap_reports_its_interface_too() {
     let Some(_root) = Veth::new('t') else { return };
     if !Path::new("/dev/net/tun").exists() {
         let _ =

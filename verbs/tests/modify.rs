@@ -398,15 +398,15 @@ fn s23_s25_requests_to_a_queue_pair_that_takes_none() {
     for state in [QpState::Init, QpState::Err] {
         let bench = Bench::new();
         let deaf = bench.at(QpType::Rc, state);
-        let asker = bench.qp(QpType::Rc);
+        let requester = bench.qp(QpType::Rc);
         let quick = verbs::RcOptions { timeout: 1, retry_cnt: 1, ..options() };
-        asker.connect_rc(&deaf.endpoint(1).unwrap(), &quick).unwrap();
+        requester.connect_rc(&deaf.endpoint(1).unwrap(), &quick).unwrap();
         let before = bench.context.counters();
-        asker.post_send(&[SendWr::send(1, &[])]).unwrap();
+        requester.post_send(&[SendWr::send(1, &[])]).unwrap();
         let start = Instant::now();
         assert_eq!(done(&bench, 1)[0].status, WcStatus::RetryExcErr, "{state:?}");
         assert!(start.elapsed() < PATIENCE);
-        assert_eq!((asker.state().unwrap(), deaf.state().unwrap()), (QpState::Err, state));
+        assert_eq!((requester.state().unwrap(), deaf.state().unwrap()), (QpState::Err, state));
         let dropped = bench.context.counters().discarded(verbs::Discard::BadState)
             - before.discarded(verbs::Discard::BadState);
         assert_eq!(dropped, 2, "the request and its retry");

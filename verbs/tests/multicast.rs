@@ -133,7 +133,7 @@ fn membership_is_reported_for_the_first_and_the_last() {
 }
 
 #[test]
-fn a_link_that_comes_up_hears_of_every_group() {
+fn a_link_that_comes_up_gets_a_report_of_every_group() {
     let mut w = Line::new();
     let qp = ud(&w.pd, &w.cq);
     qp.attach_mcast(group(1), 0).unwrap();

@@ -636,7 +636,7 @@ fn listening(w: &World) -> (CmId, EventChannel) {
     (listener, channel)
 }
 
-// Goal: where the ports differ, connections have the path MTU of the smaller one, and no program hears of it.
+// Goal: where the ports differ, connections have the path MTU of the smaller one, and no program sees the first refusal.
 #[test]
 fn a_smaller_mtu_of_the_peer_is_asked_for() {
     let w = with_ports_of([4200, 1500]);
@@ -645,7 +645,7 @@ fn a_smaller_mtu_of_the_peer_is_asked_for() {
     assert_eq!(refusals(&listener, &channel), 1);
 }
 
-// Goal: where the program has set a path MTU that the peer refuses, it hears of both, and what to do.
+// Goal: where the program has set a path MTU that the peer refuses, the error names both, and what to do.
 #[test]
 fn a_refusal_of_the_mtu_names_both() {
     let w = with_ports_of([4200, 1500]);

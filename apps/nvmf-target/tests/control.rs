@@ -242,7 +242,7 @@ fn hosts_are_allowed_and_denied_while_they_are_there() {
 }
 
 #[test]
-fn the_socket_hears_its_user_and_answers_nonsense_in_a_sentence() {
+fn the_socket_serves_its_user_and_answers_nonsense_in_a_sentence() {
     let scratch = Scratch::new("socket");
     let path = scratch.path().with_file_name("control");
     // What a process left that was killed.
@@ -324,7 +324,7 @@ fn clients_that_say_nothing_or_little_do_not_keep_a_target() {
                 drop(socket);
                 ended.store(true, Ordering::Release);
             });
-            // Byte by byte, the first one would be heard for hours.
+            // Byte by byte, the request of the first one would take hours.
             while !ended.load(Ordering::Acquire) {
                 let _ = (&clients[0]).write_all(b" ");
                 std::thread::sleep(std::time::Duration::from_millis(5));

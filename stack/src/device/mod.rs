@@ -88,7 +88,7 @@ pub use xrcd::{XrcdCore, XrcdInitAttr};
 
 /// Connection management.
 pub use crate::cm;
-/// Every limit of the stack.
+/// Limits of the stack.
 pub use crate::config as limit;
 pub use crate::id::{Gid, Mac, Mtu, PdId, Psn, QpState, QpType, Qpn};
 pub use crate::mem::{Access, MemError, MwType, UserMemory, inc_rkey};

@@ -23,12 +23,12 @@
 
 #![forbid(unsafe_code)]
 
-mod askers;
 mod config;
 mod counter;
 mod frame;
 mod groups;
 mod neighbour;
+mod reply_macs;
 
 #[cfg(test)]
 mod tests;
@@ -50,12 +50,12 @@ pub use counter::NetCounter;
 pub use groups::JoinError;
 pub use neighbour::{NeighbourId, Resolution};
 
-use askers::Askers;
 use config::{Routes, is_host, is_unicast};
 use counter::COUNTERS;
 use frame::{Ethernet, Link};
 use groups::{Groups, Membership};
-use neighbour::{Asker, Due, Learned, Neighbours, Via};
+use neighbour::{Due, Initiator, Learned, Neighbours, Via};
+use reply_macs::ReplyMacs;
 
 /// Bytes that hold every frame of [`Net::poll_transmit`], and every answer but that to a longer echo request:
 /// Ethernet with VLAN tag, IPv6, neighbour solicitation with one option.
@@ -80,7 +80,7 @@ pub struct Net {
     gids: GidTable,
     routes: Routes,
     neighbours: Neighbours,
-    askers: Askers,
+    reply_macs: ReplyMacs,
     groups: Groups,
     /// Addresses that have yet to be announced on the link.
     announce: VecDeque<Gid>,
@@ -103,7 +103,7 @@ impl Net {
             gids: GidTable::new(config),
             routes: Routes::new(config),
             neighbours: Neighbours::new(&config.fixed_neighbours()),
-            askers: Askers::default(),
+            reply_macs: ReplyMacs::default(),
             groups: Groups::new(config.mac),
             announce: VecDeque::new(),
             counters: [0; COUNTERS],
@@ -188,7 +188,7 @@ impl Net {
     /// [`Net::generation`] moves.
     pub fn resolve(&mut self, now: Instant, dst: &Gid) -> Resolution {
         match self.next_hop(dst) {
-            Ok(next_hop) => self.ask(now, &next_hop, Asker::Program),
+            Ok(next_hop) => self.resolve_neighbour(now, &next_hop, Initiator::Program),
             Err(answer) => answer,
         }
     }
@@ -225,8 +225,8 @@ impl Net {
     }
 
     /// A held neighbour did not answer: checks whether it is still there, though not more often than once a second.
-    pub fn doubt(&mut self, now: Instant, id: NeighbourId) {
-        self.neighbours.doubt(now, id);
+    pub fn recheck(&mut self, now: Instant, id: NeighbourId) {
+        self.neighbours.recheck(now, id);
     }
 
     /// The held neighbours whose answer changed since the generation was that. Routes may have changed likewise.
@@ -235,30 +235,30 @@ impl Net {
     }
 
     /// [`Net::resolve`] for an answer to a stranger. If the neighbour table does not have it, the answer goes to the Ethernet
-    /// address that [`Net::note_asker`] noted, and costs no request and no entry.
+    /// address that [`Net::note_reply_mac`] was told of, and costs no request and no entry.
     pub fn resolve_answer(&mut self, now: Instant, dst: &Gid) -> Resolution {
         match self.next_hop(dst) {
             Ok(next_hop) if next_hop == *dst && !self.neighbours.contains(dst) => {
-                match self.askers.mac(now, dst) {
+                match self.reply_macs.mac(now, dst) {
                     Some(mac) => Resolution::Known(mac),
-                    None => self.ask(now, dst, Asker::Stranger),
+                    None => self.resolve_neighbour(now, dst, Initiator::Stranger),
                 }
             }
-            Ok(next_hop) => self.ask(now, &next_hop, Asker::Stranger),
+            Ok(next_hop) => self.resolve_neighbour(now, &next_hop, Initiator::Stranger),
             Err(answer) => answer,
         }
     }
 
     /// A message that will be answered came from this Ethernet address. It is remembered for the answer alone: nothing else is
     /// sent there.
-    pub fn note_asker(&mut self, now: Instant, src: &Gid, mac: Mac) {
+    pub fn note_reply_mac(&mut self, now: Instant, src: &Gid, mac: Mac) {
         if is_unicast(mac) && mac != self.mac {
-            self.askers.note(now, src, mac);
+            self.reply_macs.note(now, src, mac);
         }
     }
 
-    fn ask(&mut self, now: Instant, next_hop: &Gid, asker: Asker) -> Resolution {
-        let (answer, evicted) = self.neighbours.resolve(now, next_hop, asker);
+    fn resolve_neighbour(&mut self, now: Instant, next_hop: &Gid, initiator: Initiator) -> Resolution {
+        let (answer, evicted) = self.neighbours.resolve(now, next_hop, initiator);
         if evicted {
             self.count(NetCounter::NeighbourEvicted);
         }

@@ -81,7 +81,7 @@ struct Entry {
     /// An answer was given out: the generation has to move when it changes.
     given_out: bool,
     /// It may have moved: its Ethernet address is to be checked, from `quiet_until` on.
-    doubted: bool,
+    recheck: bool,
     quiet_until: Instant,
 }
 
@@ -105,7 +105,7 @@ impl Entry {
             State::Known { .. } if self.origin == Origin::Fixed => Instant::FAR,
             State::Known { until, .. } => {
                 let old = if self.holders > 0 || self.given_out { until } else { Instant::FAR };
-                if self.doubted { old.min(self.quiet_until) } else { old }
+                if self.recheck { old.min(self.quiet_until) } else { old }
             }
             // Its holder resolves it again when it has something to send.
             State::Failed { until } if self.holders == 0 => until,
@@ -144,12 +144,12 @@ pub(super) enum Due {
     Unreachable,
 }
 
-/// For whom an address is resolved.
+/// Who causes a resolution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Asker {
+pub(super) enum Initiator {
     /// The program.
     Program,
-    /// A stranger that is to get an answer.
+    /// A stranger: its message is answered.
     Stranger,
 }
 
@@ -306,11 +306,11 @@ impl Neighbours {
     }
 
     /// Resolves a neighbour. The flag: another entry was evicted.
-    pub(super) fn resolve(&mut self, now: Instant, gid: &Gid, asker: Asker) -> (Resolution, bool) {
-        let (id, evicted) = self.want(now, gid, asker);
+    pub(super) fn resolve(&mut self, now: Instant, gid: &Gid, initiator: Initiator) -> (Resolution, bool) {
+        let (id, evicted) = self.want(now, gid, initiator);
         let entry = self.entry(id);
         let answer = entry.answer();
-        entry.given_out |= asker == Asker::Program;
+        entry.given_out |= initiator == Initiator::Program;
         self.note(id);
         (answer, evicted)
     }
@@ -322,7 +322,7 @@ impl Neighbours {
         gid: &Gid,
         before: Option<NeighbourId>,
     ) -> (NeighbourId, Resolution, bool) {
-        let (id, evicted) = self.want(now, gid, Asker::Program);
+        let (id, evicted) = self.want(now, gid, Initiator::Program);
         if before != Some(NeighbourId(id)) {
             let entry = self.entry(id);
             entry.holders += 1;
@@ -353,11 +353,11 @@ impl Neighbours {
         }
     }
 
-    /// The holder of a neighbour got no answer from it: perhaps it moved.
-    pub(super) fn doubt(&mut self, now: Instant, id: NeighbourId) {
+    /// The holder of a neighbour got no answer from it: perhaps it moved, so its Ethernet address is checked.
+    pub(super) fn recheck(&mut self, now: Instant, id: NeighbourId) {
         let entry = self.entry(id.0);
         match entry.state {
-            State::Known { .. } if entry.origin != Origin::Fixed => entry.doubted = true,
+            State::Known { .. } if entry.origin != Origin::Fixed => entry.recheck = true,
             State::Failed { until } if until <= now => {
                 entry.state = State::Incomplete { sent: 0, next: now };
             }
@@ -367,12 +367,12 @@ impl Neighbours {
     }
 
     /// The entry of a neighbour, made if it is missing, and whether another one was evicted for it.
-    fn want(&mut self, now: Instant, gid: &Gid, asker: Asker) -> (u32, bool) {
+    fn want(&mut self, now: Instant, gid: &Gid, initiator: Initiator) -> (u32, bool) {
         let Some(id) = self.find(gid) else {
             let state = State::Incomplete { sent: 0, next: now };
-            let (origin, evicted) = match asker {
-                Asker::Program => (Origin::Used(now), self.room_for_used()),
-                Asker::Stranger => (Origin::Stranger, self.room_for_stranger()),
+            let (origin, evicted) = match initiator {
+                Initiator::Program => (Origin::Used(now), self.room_for_used()),
+                Initiator::Stranger => (Origin::Stranger, self.room_for_stranger()),
             };
             return (self.insert(*gid, state, origin), evicted);
         };
@@ -384,7 +384,7 @@ impl Neighbours {
             State::Failed { until } if until <= now => entry.state = State::Incomplete { sent: 0, next: now },
             _ => {}
         }
-        if asker == Asker::Program {
+        if initiator == Initiator::Program {
             match entry.origin {
                 Origin::Used(_) => entry.origin = Origin::Used(now),
                 Origin::Stranger => {
@@ -414,7 +414,7 @@ impl Neighbours {
         }
         match entry.state {
             State::Known { mac: before, .. } if before != mac && entry.in_use(now) => {
-                entry.doubted = true;
+                entry.recheck = true;
                 self.note(id);
                 return Learned::Disputed;
             }
@@ -432,7 +432,7 @@ impl Neighbours {
         let (same, asked) = (entry.mac() == Some(mac), !matches!(entry.state, State::Known { .. }));
         entry.state = known;
         if asked {
-            entry.doubted = false;
+            entry.recheck = false;
             entry.quiet_until = now.after(NEIGHBOUR_CLAIM_GAP);
         }
         if !same {
@@ -449,7 +449,7 @@ impl Neighbours {
             origin,
             holders: 0,
             given_out: false,
-            doubted: false,
+            recheck: false,
             quiet_until: Instant::ZERO,
         };
         let id = match self.free.pop() {
@@ -542,8 +542,8 @@ impl Neighbours {
         let entry = self.entry(id);
         let asked = match entry.state {
             State::Known { mac, .. } => {
-                if entry.doubted || entry.holders > 0 {
-                    entry.doubted = false;
+                if entry.recheck || entry.holders > 0 {
+                    entry.recheck = false;
                     entry.state = State::Probe { mac, sent: 0, next: now };
                 } else {
                     self.changed(id); // it is old: callers that still need it resolve again

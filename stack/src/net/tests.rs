@@ -148,7 +148,7 @@ fn ignored(net: &mut Net, frame: &[u8], why: NetCounter) {
 fn p36_arp_request_is_answered_as_captured() {
     let mut net = host(B);
     assert_eq!(answer(&mut net, T0, &ARP_REQUEST_A).unwrap(), ARP_REPLY_B);
-    assert_eq!(net.resolve(T0, &gid("10.99.0.2")), Resolution::Known(A), "the asker is remembered");
+    assert_eq!(net.resolve(T0, &gid("10.99.0.2")), Resolution::Known(A), "the requester is remembered");
     assert_eq!(request(&mut net, T0), None);
     let mut padded = ARP_REQUEST_A.to_vec();
     padded.resize(60, 0);
@@ -387,7 +387,7 @@ fn gratuitous_arp_updates_known_entries_only() {
 }
 
 #[test]
-fn askers_off_the_link_are_answered_but_not_remembered() {
+fn requesters_off_the_link_are_answered_but_not_remembered() {
     let mut net = host(B);
     assert!(answer(&mut net, T0, &arp(1, A, [10, 77, 0, 2], [10, 99, 0, 3])).is_some());
     assert_eq!(net.counter(NetCounter::NeighbourLearned), 0);

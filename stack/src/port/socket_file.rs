@@ -68,21 +68,21 @@ pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), String> {
         return Err(format!("there is no directory {}; make it, or name another path", dir.display()));
     }
     // Until the socket is in its place.
-    let _way = make_way(path)?;
+    let _lock = lock_and_clear(path)?;
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
-    let nest = dir.join(format!(".roce{}-{n}", std::process::id()));
-    let egg = nest.join("s");
-    std::fs::DirBuilder::new().mode(0o700).create(&nest).map_err(failed)?;
+    let private_dir = dir.join(format!(".roce{}-{n}", std::process::id()));
+    let private_path = private_dir.join("s");
+    std::fs::DirBuilder::new().mode(0o700).create(&private_dir).map_err(failed)?;
     let made = || -> std::io::Result<(UnixListener, SocketFile)> {
-        let listener = UnixListener::bind(&egg)?;
-        let mut file = SocketFile::new(&egg)?;
-        std::fs::set_permissions(&egg, std::fs::Permissions::from_mode(0o600))?;
+        let listener = UnixListener::bind(&private_path)?;
+        let mut file = SocketFile::new(&private_path)?;
+        std::fs::set_permissions(&private_path, std::fs::Permissions::from_mode(0o600))?;
         file.move_to(path)?;
         Ok((listener, file))
     };
     let made = made().map_err(failed);
-    let _ = std::fs::remove_dir(&nest);
+    let _ = std::fs::remove_dir(&private_dir);
     made
 }
 
@@ -91,7 +91,7 @@ pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), String> {
 /// # Errors
 /// A sentence: it is in use, it is no socket, or it cannot be removed.
 pub fn remove_stale(path: &Path) -> Result<(), String> {
-    make_way(path).map(drop)
+    lock_and_clear(path).map(drop)
 }
 
 fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
@@ -141,51 +141,51 @@ pub(crate) fn look(path: &Path) -> Result<Look, String> {
     }
 }
 
-/// Room for a socket of our own, to be kept until the socket is bound. Nobody else makes room in that directory meanwhile: of
+/// The lock of a directory, to be kept until a socket of our own is bound there. Nobody else removes stale files there meanwhile: of
 /// two processes that find a stale file, the second one would remove the socket that the first one just made.
 #[derive(Debug)]
 #[must_use = "the socket is to be bound first"]
-pub(crate) struct Way {
-    /// Locked: a directory takes a lock as a file does, and no file is left behind.
+pub(crate) struct DirLock {
+    /// A directory takes a lock as a file does, and no lock file is left behind.
     dir: File,
 }
 
-impl Drop for Way {
+impl Drop for DirLock {
     fn drop(&mut self) {
         // Not left to the close: a fork may have the descriptor, too.
         let _ = self.dir.unlock();
     }
 }
 
-/// Makes room for a socket of our own at `path`: removes a stale file.
+/// Locks the directory of `path` and removes a stale socket file there, so that a socket of our own can be bound.
 ///
 /// # Errors
-/// When a process uses the path, or the file cannot be removed.
-pub(crate) fn make_way(path: &Path) -> Result<Way, String> {
+/// A sentence: a process uses the path, it is no socket, or it cannot be removed.
+pub(crate) fn lock_and_clear(path: &Path) -> Result<DirLock, String> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let way = lock(dir)?;
+    let lock = lock(dir)?;
     match look(path)? {
-        Look::Missing => Ok(way),
+        Look::Missing => Ok(lock),
         Look::Other => Err(format!("{} exists and is no socket: choose another path", path.display())),
         Look::Alive => Err(format!(
             "another process listens on {} already: end it, take another path, or take the other role",
             path.display()
         )),
         Look::Stale => match std::fs::remove_file(path) {
-            Ok(()) => Ok(way),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(way),
+            Ok(()) => Ok(lock),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(lock),
             Err(error) => Err(format!("the stale socket {} cannot be removed: {error}", path.display())),
         },
     }
 }
 
-fn lock(dir: &Path) -> Result<Way, String> {
+fn lock(dir: &Path) -> Result<DirLock, String> {
     let failed = |error| format!("the directory {} cannot be used: {error}", dir.display());
     let file = File::open(dir).map_err(failed)?;
     let since = Instant::now();
     loop {
         match file.try_lock() {
-            Ok(()) => return Ok(Way { dir: file }),
+            Ok(()) => return Ok(DirLock { dir: file }),
             // Whoever may read the directory can keep it locked: not for ever.
             Err(TryLockError::WouldBlock) if since.elapsed() < PATIENCE => {
                 std::thread::sleep(Duration::from_millis(1));
@@ -223,21 +223,21 @@ pub(super) fn belongs_to(path: &Path, peers: &Peers) -> Result<(), String> {
     }
 }
 
-/// Makes room for a socket that DPDK will make at `path`, whose own errors do not name the cause.
+/// [`lock_and_clear`] for a socket that DPDK will make at `path`, whose own errors do not name the cause.
 ///
 /// # Errors
-/// As [`make_way`], and when the directory takes no new files.
-pub(super) fn make_way_for_dpdk(path: &Path) -> Result<Way, String> {
-    let way = make_way(path)?;
+/// As [`lock_and_clear`], and when the directory takes no new files.
+pub(super) fn lock_and_clear_for_dpdk(path: &Path) -> Result<DirLock, String> {
+    let lock = lock_and_clear(path)?;
     let dir = path.parent().unwrap_or(Path::new("/"));
     // A file beside it: a trial at the path itself could be found by a peer that connects there.
     let trial = dir.join(format!(".roce-{}-{:?}", std::process::id(), std::thread::current().id()));
     match File::create_new(&trial) {
         Ok(_) => {
             let _ = std::fs::remove_file(&trial);
-            Ok(way)
+            Ok(lock)
         }
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(way),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(lock),
         Err(error) => Err(format!(
             "the socket {} cannot be made ({error}): take a path in a directory that you may write to",
             path.display()
@@ -284,10 +284,10 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         assert_eq!(look(&path), Ok(Look::Alive));
         assert!(listener.accept().is_err(), "the listener notices nothing");
-        assert!(make_way(&path).unwrap_err().contains("another process listens"));
+        assert!(lock_and_clear(&path).unwrap_err().contains("another process listens"));
         drop(listener);
         assert_eq!(look(&path), Ok(Look::Stale));
-        assert!(make_way(&path).is_ok());
+        assert!(lock_and_clear(&path).is_ok());
         assert_eq!(look(&path), Ok(Look::Missing));
         let datagrams = UnixDatagram::bind(&path).unwrap();
         assert_eq!(look(&path), Ok(Look::Alive));
@@ -296,11 +296,11 @@ mod tests {
         let file = dir.join("file");
         std::fs::write(&file, "").unwrap();
         assert_eq!(look(&file), Ok(Look::Other));
-        assert!(make_way(&file).unwrap_err().contains("is no socket"));
+        assert!(lock_and_clear(&file).unwrap_err().contains("is no socket"));
         std::fs::remove_file(&file).unwrap();
-        assert!(make_way_for_dpdk(&path).is_ok());
+        assert!(lock_and_clear_for_dpdk(&path).is_ok());
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "the trial leaves nothing behind");
-        assert!(make_way_for_dpdk(Path::new("/proc/a.sock")).unwrap_err().contains("you may write to"));
+        assert!(lock_and_clear_for_dpdk(Path::new("/proc/a.sock")).unwrap_err().contains("you may write to"));
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
@@ -314,9 +314,9 @@ mod tests {
         let begin = std::sync::Barrier::new(STARTERS);
         let start = || {
             begin.wait();
-            let way = make_way(&path)?;
+            let lock = lock_and_clear(&path)?;
             let listener = UnixListener::bind(&path).map_err(|error| error.to_string());
-            drop(way);
+            drop(lock);
             listener
         };
         for round in 0..2000 {

@@ -35,12 +35,12 @@ pub(super) fn open(
     for (_, user) in more.iter().filter(|(key, _)| key == "peer-uid") {
         peers.take(user).map_err(fail)?;
     }
-    let way = socket_file::make_way(local).map_err(fail)?;
+    let lock = socket_file::lock_and_clear(local).map_err(fail)?;
     let socket = UnixDatagram::bind(local)
         .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
         .and_then(|socket| Ok(set_socket_passcred(&socket, true).map(|()| socket)?))
         .map_err(|error| fail(format!("the socket {} cannot be made: {error}", local.display())))?;
-    drop(way);
+    drop(lock);
     let file = SocketFile::new(local)
         .map_err(|error| fail(format!("the socket {} is gone again: {error}", local.display())))?;
     let info = PortInfo::of(spec, options);

@@ -46,10 +46,12 @@ impl InFlight {
         distance(self.una, self.cursor).saturating_sub(self.responses)
     }
 
-    /// The packet at the cursor is handed out; the one behind it has the number `behind`.
+    /// The packet at the cursor was handed out: moves the cursor to `behind`, past the numbers that the packet uses (READ: those of
+    /// its responses).
     #[inline(always)]
     pub fn advance(&mut self, behind: Psn) {
-        // A new READ may take half of the circle, which counts as no step forward.
+        // What goes out for the first time sets `next`. `diff` alone does not tell: a READ may use 2^23 numbers, half of the circle,
+        // for which it is negative.
         let new = !self.went_out(self.cursor);
         self.cursor = behind;
         if new || behind.diff(self.next) > 0 {

@@ -495,7 +495,7 @@ impl Requester {
         self.lsn = self.lsn.add(1);
     }
 
-    /// Why nothing is sent at all, unless what failed on this side is further on.
+    /// Why no packet goes out, if the reason is an RNR wait, the state, or a failure on this side of the next request or one before.
     #[cold]
     fn held_up(&mut self, gates: Gates) -> Result<(), Idle> {
         if self.timer.is_rnr() {

@@ -131,7 +131,7 @@ pub struct Responder {
     holds_receive: bool,
     /// READs and atomics that wait to be answered.
     pending: u8,
-    /// A request is answered again that was answered before, maybe older than some that are not being answered.
+    /// A request that had been answered in full is answered again: those that are being answered need not be the newest.
     replaying: bool,
 }
 
@@ -148,7 +148,7 @@ impl Default for Responder {
 }
 
 impl Responder {
-    /// Where that begins which messages and their acknowledgements touch, in bytes.
+    /// Offset of the first field that messages and their acknowledgements touch; only READs and atomics use those before it.
     pub const MESSAGES: usize = core::mem::offset_of!(Self, capacity);
 
     /// A responder at rest.

@@ -79,8 +79,8 @@ impl Agenda {
     /// Has the queue pair woken at its deadline. Later deadlines are found when an earlier one fires, so this is seldom more
     /// than a comparison.
     ///
-    /// Among many queue pairs, one that has no deadline any more leaves the wheel at once: both its neighbours there were
-    /// scheduled a moment ago, like itself, while a timer that fires for nothing finds none of them in a cache.
+    /// Among many queue pairs, one that has no deadline any more leaves the wheel at once. Its entry and those of its neighbours in
+    /// the list are in a cache still, as all were scheduled a moment ago; when a timer fires for nothing, none of them is.
     #[inline]
     pub fn arm(&mut self, qp: &mut Qp) {
         let deadline = qp.requester.deadline();

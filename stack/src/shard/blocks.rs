@@ -27,7 +27,7 @@ impl Default for Blocks {
 }
 
 impl Blocks {
-    /// The shard whose queue pairs have numbers of this one's block; one that does not exist where nobody's have.
+    /// The shard that has the block of this number; beyond all shards where none has it.
     #[inline]
     pub fn shard_of(&self, qpn: Qpn) -> usize {
         self.0[qpn.block().index()].load(Ordering::Relaxed).into()

@@ -4,7 +4,7 @@
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::Qp;
-use super::rx::prove;
+use super::rx::check_icrc;
 use crate::port::Frame;
 use crate::proto::state::Gates;
 use crate::wire::{Discard, Layout};
@@ -29,7 +29,7 @@ impl Env {
         if !qp.gates.has(Gates::RX_REQ) && !qp.gates.has(Gates::RX_RESP) {
             return Err(Discard::BadState);
         }
-        prove(frame, layout)?;
+        check_icrc(frame, layout)?;
         let pkt = layout.packet(frame.data());
         if qp.is_datagram() {
             if !self.shared.gids.contains(&pkt.dst()) {
@@ -43,7 +43,7 @@ impl Env {
                 return Err(Discard::WrongPeer);
             }
         }
-        self.check_realm(layout, &pkt)?;
+        self.check_vlan_and_pkey(layout, &pkt)?;
         if !layout.row.payload.allows(pkt.payload.len(), crate::id::Mtu::Mtu256) {
             return Err(Discard::BadRequest);
         }

@@ -145,8 +145,8 @@ impl Shard {
         attr
     }
 
-    /// Sends what was posted to a queue pair, as far as nothing has to happen first: who destroys it right after a post has no
-    /// completion of it, but the message is on its way, as with a NIC that begins at the post.
+    /// Before a queue pair is destroyed: sends what was posted to it, except what waits for the peer or for a next hop. A program
+    /// that destroys it right after a post gets no completion, but the message goes out, as with a NIC, which begins at the post.
     pub fn send_posted(&mut self, now: Instant, slot: u32) {
         for _ in 0..LAST_TURNS {
             let Some(qp) = self.qps.get(slot) else { return };

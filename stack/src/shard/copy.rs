@@ -91,7 +91,7 @@ impl Memory<'_> {
 
     /// Copies `from` to bytes `offset..` of a scatter/gather list, after checking all of it. With `last` the
     /// last byte is stored last. Returns the address behind them, where the next bytes of the message are likely to go.
-    /// `known` is what was found out in this turn of what may be written.
+    /// `known` is the key that was checked last in this turn.
     #[inline(always)]
     pub fn scatter(
         &self,
@@ -225,8 +225,8 @@ fn write_indirect(place: Place, from: &[u8], last: bool) -> Result<(), LocalProt
     }
 }
 
-/// A long packet: its headers stand here, its payload where the program has it, until both are written in one pass. In the turn
-/// in which it was laid out.
+/// A long packet between two steps of one turn: when it is laid out, its headers are copied here and its payload is prefetched
+/// where the program has it; later both are written in one pass.
 #[derive(Clone, Copy)]
 pub struct LongPacket {
     /// The headers, in masked form, and room for the first bytes of the payload.

@@ -72,7 +72,7 @@ counters! {
     AckProbes "ack_probes",
     /// Local ACK timeouts: those that led to a retry, and the last one, that none was left for.
     Timeouts "timeouts",
-    /// Send requests that failed because nobody answered for the address of the next hop: nothing left.
+    /// Send requests that failed because nobody answered for the address of the next hop: no packet was sent.
     Unreachable "next_hop_unreachable",
     /// NAKs sent, RNR NAKs aside; each is under its code, too.
     NaksSent "naks_sent",

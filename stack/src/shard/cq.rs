@@ -26,7 +26,7 @@ pub struct CqState {
     channel: Option<Arc<EventChannel>>,
     /// A completion was lost, and CQ_ERR raised for it.
     overrun: AtomicBool,
-    /// What the shard that lost a completion had before it can be polled: then polls fail.
+    /// It overran, and everything before the loss is published: once that is polled, polls fail.
     failed: AtomicBool,
     /// Events in the channel's queue. Changed under the channel's lock.
     queued: AtomicU32,
@@ -59,7 +59,7 @@ impl CqState {
     pub fn context(&self) -> u64 {
         self.context
     }
-    /// Whether it overran, and what it held before can be polled.
+    /// Whether it overran and everything before the loss is published: once that is polled, polls fail.
     #[inline]
     pub fn failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)

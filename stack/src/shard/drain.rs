@@ -29,11 +29,11 @@ pub enum DrainKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DrainMark {
     kind: DrainKind,
-    /// The life of the queue pair that is drained. RESET ends it, with all that was posted.
+    /// The queue pair's epoch. RESET ends it, with all that was posted.
     epoch: u32,
-    /// Behind the last send request of the time.
+    /// Behind the last send request that was posted before.
     sq: u32,
-    /// Behind the last receive request of the time.
+    /// Behind the last receive request that was posted before.
     rq: u32,
 }
 

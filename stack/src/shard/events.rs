@@ -228,7 +228,11 @@ mod tests {
         events.ack(CQ);
         assert_eq!((events.unacked(CQ), events.retire(CQ)), (0, Ok(())));
         events.raise(AsyncEvent::CqErr, CQ);
-        assert_eq!(events.try_get().map(|e| e.element), Some(EventElement::Port), "nobody hears of it");
+        assert_eq!(
+            events.try_get().map(|e| e.element),
+            Some(EventElement::Port),
+            "no event of a retired object"
+        );
         assert_eq!(events.try_get(), None);
         events.forget(CQ);
         events.raise(AsyncEvent::CqErr, CQ);

@@ -140,7 +140,7 @@ impl Gids {
         Some((slot.gid(), Slot::source(index, slot.changes.load(Ordering::Relaxed))))
     }
 
-    /// Whether the address is gone by it.
+    /// Ends a hold. Whether the address is gone now: it was removed, and this was its last holder.
     fn release(&self, index: usize) -> bool {
         let _changing = self.changing();
         let slot = &self.slots[index];

@@ -50,13 +50,13 @@ impl Env {
         });
     }
 
-    /// A message that will be answered came in this frame: the answer finds the station that it came from.
+    /// A message that will be answered came in this frame: the reply goes to the Ethernet address that it came from.
     #[cold]
-    pub fn note_asker(&self, frame: &[u8], src: &Gid) {
+    pub fn note_reply_mac(&self, frame: &[u8], src: &Gid) {
         if let Some((_, rest)) = frame.split_first_chunk::<6>()
             && let Some((station, _)) = rest.split_first_chunk()
         {
-            self.shared.with_net(|net| net.note_asker(self.now, src, Mac(*station)));
+            self.shared.with_net(|net| net.note_reply_mac(self.now, src, Mac(*station)));
         }
     }
 

@@ -74,7 +74,7 @@ impl Keys {
         Ok(())
     }
 
-    /// A key may have been revoked in this turn: what tells of it waits for the other shards.
+    /// A key may have been revoked in this turn: completions, which may report that, wait until no other shard uses it.
     pub fn note_revoked(&mut self) {
         (self.revoked, self.settling) = (true, true);
     }

@@ -10,7 +10,7 @@
 use super::Qps;
 use super::counters::Counter;
 use super::env::Env;
-use super::rx::prove;
+use super::rx::check_icrc;
 use crate::config::{MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX};
 use crate::id::{Gid, Qpn};
 use crate::port::Frame;
@@ -113,9 +113,9 @@ impl Env {
         if layout.row.transport != Transport::Ud {
             return Err(Discard::WrongTransport);
         }
-        prove(frame, layout)?;
+        check_icrc(frame, layout)?;
         let pkt = layout.packet(frame.data());
-        self.check_realm(layout, &pkt)?;
+        self.check_vlan_and_pkey(layout, &pkt)?;
         let ours = self.shared.gids.is_source(&pkt.src());
         if !self.from_inside {
             if ours {

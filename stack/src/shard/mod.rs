@@ -80,8 +80,8 @@ impl LaneId {
     pub const NONE: Self = Self(u32::MAX);
 }
 
-/// What a turn did. It fits a register: a copy in memory would load what was just stored in other pieces, and so wait until
-/// every store before it has left the core, those to a port's memory too.
+/// What a turn did. It fits a register. A copy in memory would be loaded with another width than it was stored with: no store
+/// forwarding, so the load would wait until every store before it has left the core, those to a port's memory too.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Turn {
     /// Frames received, or 65535 if there were more.
@@ -129,8 +129,8 @@ impl Shard {
         Self { rx: Box::default(), lookahead: Lookahead::default(), qps, env }
     }
 
-    /// Has the reliable queue pairs of this shard together keep so many bytes in flight at most: request packets, and responses to
-    /// their READs. Beyond it each has one packet. Before there are queue pairs.
+    /// Bounds the bytes that the reliable queue pairs of this shard have in flight together: request packets, and responses to
+    /// their READs. Each may have one packet in flight all the same. To be called before there are queue pairs.
     pub fn bound(&mut self, window: usize) {
         assert!(self.qps() == 0, "nothing is in flight");
         self.env.window = Some(Box::new(Window::new(window)));

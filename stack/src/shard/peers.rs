@@ -112,11 +112,11 @@ impl Env {
         }
     }
 
-    /// The queue pair's peer did not answer: perhaps the next hop is at another station now.
+    /// The queue pair's peer did not answer: checks whether the next hop is still at its Ethernet address.
     #[cold]
-    pub fn doubt_next_hop(&mut self, slot: u32) {
+    pub fn recheck_next_hop(&mut self, slot: u32) {
         if let Some(hop) = self.peers.hops.of(slot) {
-            self.shared.with_net(|net| net.doubt(self.now, hop));
+            self.shared.with_net(|net| net.recheck(self.now, hop));
         }
     }
 

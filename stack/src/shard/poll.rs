@@ -12,7 +12,7 @@ use crate::proto::status::WcStatus;
 use crate::time::Instant;
 
 impl Shard {
-    /// Turns the crank once. `now` must not go back by much; the caller holds the claim on this shard.
+    /// Makes one turn. `now` must not go back by much; the caller holds the claim on this shard.
     pub fn poll_once(&mut self, now: Instant) -> Turn {
         self.env.keys.begin_turn(&self.env.shared.turning, self.env.id);
         let turn = self.turn(now);
@@ -127,7 +127,7 @@ impl Shard {
                     response
                 {
                     env.count_of(qp, Counter::Timeouts);
-                    env.doubt_next_hop(slot);
+                    env.recheck_next_hop(slot);
                 }
                 env.after_requester(qp, response);
             } else {
@@ -184,8 +184,8 @@ impl Shard {
         }
     }
 
-    /// A completion queue overran, here or elsewhere: its lanes take no more, and the queue pairs that use it end in
-    /// ERR. Once a queue, so it may take a look at every queue pair. What was pushed before is published.
+    /// A completion queue overran, here or on another shard: its lanes take no more, and the queue pairs that use it enter
+    /// ERR. What was pushed before is published. A completion queue overruns once, so this may visit every queue pair.
     #[cold]
     fn end_overrun(&mut self) {
         let mut overran = Vec::new();

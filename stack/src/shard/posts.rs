@@ -103,7 +103,8 @@ impl Shard {
 }
 
 impl Env {
-    /// From here on posters ring again. Whoever posted without ringing, because it saw the promise, is noticed.
+    /// Takes back the promise in the published word to look at this queue each turn, so that posters ring again. What was posted
+    /// without a ring, because the poster still saw the promise, is found by the look behind the fence.
     #[cold]
     fn unwatch(&mut self, qp: &mut Qp) {
         qp.watched = false;

@@ -89,7 +89,7 @@ pub(super) struct Qp {
     // Line 0: every packet and every look.
     pub gates: Gates,
     pub ty: QpType,
-    /// Class of its packets. The machines speak of RC's operations, whatever it is.
+    /// Transport class of its packets' opcodes. Requester and responder use the opcodes of RC for every class.
     pub class: Transport,
     pub state: QpState,
     pub route: Route,
@@ -97,9 +97,10 @@ pub(super) struct Qp {
     pub in_ready: bool,
     /// In the list of queue pairs with answers to send.
     pub in_answering: bool,
-    /// In the list of queue pairs whose ring slots are freed at the end of the turn: of the send queue, of the receive
-    /// queue. One of both is not looked at for the other's sake.
+    /// Send requests are complete whose ring slots are freed when completions are published. The queue pair is then in the list
+    /// of [`Completions`](super::completions::Completions).
     pub sends_finished: bool,
+    /// The same of receive requests. A flag for each ring: that of the other queue is not touched.
     pub receives_finished: bool,
     /// In the list of queue pairs for which a response of this burst did something.
     pub in_answered: bool,
@@ -180,10 +181,10 @@ const _: () = {
     assert!(offset_of!(Qp, responder) + Responder::MESSAGES == 320 && offset_of!(Qp, long_answers) < 448);
 };
 
-/// What a shard touches for a message of one packet among very many queue pairs: the hot state. Of each end, its lines of
-/// the queue pair, its counters' first line, its number in the table of numbers, and at the sending end its timer and what is
-/// remembered of the request. The rings, which grow with their depth, are not counted: there it is a line for each index,
-/// and the request.
+/// The hot state: what a message of one packet touches of a queue pair. At each end these are the lines of [`Qp`] that its [`Part`]
+/// names, the first line of the counters and the entry in the table of numbers; at the sender also the timer and what is
+/// remembered of the request. The rings are not counted, because they grow with their depth: a message touches a line for each
+/// index, and its request.
 #[cfg(not(loom))]
 const _: () = {
     const LINE: usize = crate::sync::prefetch::LINE;

@@ -13,7 +13,7 @@ pub(super) struct Qps {
     pub table: QpTable,
     /// Number and slot of the one that was found last.
     found: Option<(Qpn, u32)>,
-    /// Where their rings and counters lie, and between those what else belongs to them.
+    /// Puts huge pages under their rings and counters, and under what is allocated between those.
     pub around: Filling,
 }
 

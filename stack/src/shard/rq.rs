@@ -247,8 +247,8 @@ impl OwnRq {
         None
     }
 
-    /// A request posted under an earlier epoch raced with a RESET: it is gone. Its slot is free with those before it,
-    /// which may be now: no completion comes that would free it.
+    /// Skips a request that was posted under an earlier epoch, in a race with a RESET. No completion will free its slot: it is freed
+    /// here if it is the oldest in use, else along with those before it.
     #[cold]
     fn skip(&mut self, at: u32) {
         if self.ring.released() == at {

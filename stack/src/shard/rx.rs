@@ -1,10 +1,10 @@
 //! Receiving: a frame becomes a packet, the packet finds its queue pair and its machine, its bytes find memory.
 //!
-//! A packet is verified (lengths, state, addresses, ICRC, sequence, key, bounds) before a byte of it is placed.
+//! A packet is verified (lengths, state, ICRC, addresses, VLAN and P_Key, sequence, key, bounds) before a byte of it is placed.
 //! Whatever is dropped is counted under its name.
 //!
-//! What every packet goes through is inlined into one function, in which a layout and a packet are a few registers.
-//! Functions that are not inlined get copies of them: a reference would make them whole, in memory, for every packet.
+//! What every packet goes through is inlined into one function, in which the compiler keeps [`Layout`] and [`Packet`] in registers.
+//! Functions on this path that are not inlined take them by value: a reference would make the compiler store them for every packet.
 
 mod burst;
 mod requests;
@@ -24,9 +24,9 @@ use crate::sync::prefetch;
 use crate::wire::{Discard, Ingress, Layout, Opcode, Packet, Row, Transport, icrc, locate, locate_plain};
 use burst::Arrival;
 
-/// Lets a packet pass whose ICRC is right.
+/// Refuses a packet whose ICRC is wrong.
 #[inline(always)]
-pub(super) fn prove(frame: &mut Frame, layout: &Layout) -> Result<(), Discard> {
+pub(super) fn check_icrc(frame: &mut Frame, layout: &Layout) -> Result<(), Discard> {
     let sum = frame.sum();
     if icrc::check(frame.data_mut(), layout, sum) { Ok(()) } else { Err(Discard::BadIcrc) }
 }
@@ -144,7 +144,7 @@ impl Env {
             // While the ICRC is computed there is time to get the memory where the next packets are likely to go.
             prefetch::bytes(self.keys.placed_to.wrapping_add(PLACE_AHEAD) as *const u8, frame.len());
         }
-        prove(frame, &layout)?;
+        check_icrc(frame, &layout)?;
         let pkt = layout.packet(frame.data());
         if !qp.template.comes_from_destination_of(&pkt) {
             return Err(Discard::NotOurAddress);
@@ -152,7 +152,7 @@ impl Env {
         if !qp.template.goes_to_source_of(&pkt) {
             return Err(Discard::WrongPeer);
         }
-        self.check_realm(&layout, &pkt)?;
+        self.check_vlan_and_pkey(&layout, &pkt)?;
         qp.counters.received(frame.len());
         if !qp.comm_est {
             self.establish(qp);
@@ -175,9 +175,9 @@ impl Env {
         }
     }
 
-    /// VLAN and partition.
+    /// The VLAN and the P_Key are ours.
     #[inline(always)]
-    pub(super) fn check_realm(&self, layout: &Layout, pkt: &Packet<'_>) -> Result<(), Discard> {
+    pub(super) fn check_vlan_and_pkey(&self, layout: &Layout, pkt: &Packet<'_>) -> Result<(), Discard> {
         if layout.vid() != self.shared.vlan {
             return Err(Discard::UnknownVlan);
         }

@@ -167,7 +167,8 @@ fn connect(shard: &mut Shard, slot: u32, peer: [u8; 4]) {
     }
 }
 
-const MANY: u32 = 100_000;
+/// Queue pairs, or timers, of which those that are idle must cost nothing.
+const MANY_QPS: u32 = 100_000;
 
 // A turn takes no step for a queue pair that has nothing to do, and a message takes as many among a hundred
 // thousand as among ten.
@@ -183,7 +184,7 @@ fn idle_queue_pairs_cost_nothing() {
         let turns = rig.message(4);
         (idle, turns, steps() - start)
     };
-    let (few, many) = (cost(10), cost(MANY));
+    let (few, many) = (cost(10), cost(MANY_QPS));
     assert_eq!((few.0, many.0), (0, 0), "steps of a hundred idle turns");
     assert_eq!(few.1, many.1, "turns of a message");
     // Two look-ups by number, each of a few probes in a table at most half full, and a word of doorbells in a group.
@@ -276,7 +277,7 @@ fn strangers_cost_the_same_whatever_the_number_of_queue_pairs() {
     let few = cost(1);
     // A pass over the neighbour table is among it.
     assert!(few > 0 && few < 2000, "{few} steps");
-    assert_eq!(cost(MANY), few);
+    assert_eq!(cost(MANY_QPS), few);
 }
 
 // A neighbour that did move: all of its queue pairs follow, a bounded number in a turn.
@@ -309,7 +310,7 @@ fn queue_pairs_follow_a_neighbour_that_moved_some_a_turn() {
 #[test]
 fn timers_of_others_cost_nothing() {
     let mut wheel = super::wheel::Wheel::new(Instant::ZERO);
-    wheel.reserve(MANY);
+    wheel.reserve(MANY_QPS);
     let at = |ns: u64| Instant::from_nanos(ns);
     let schedule = |wheel: &mut super::wheel::Wheel, id: u32| {
         let start = steps();
@@ -317,18 +318,18 @@ fn timers_of_others_cost_nothing() {
         steps() - start
     };
     let first = schedule(&mut wheel, 0);
-    let most = (1..MANY).map(|id| schedule(&mut wheel, id)).max();
+    let most = (1..MANY_QPS).map(|id| schedule(&mut wheel, id)).max();
     assert_eq!(most, Some(first), "the last deadline costs what the first one cost");
     let start = steps();
     assert!(!wheel.expire(at(1_000_000), 64, |_| panic!("none is due")));
     assert_eq!(steps(), start, "none is due, none is looked at");
     let (mut fired, mut calls) = (0, 0);
-    while fired < MANY {
+    while fired < MANY_QPS {
         let start = steps();
         wheel.expire(at(100_000_000), 64, |_| fired += 1);
         assert!(steps() - start <= 2 * (64 + 256) + 1, "a call is bounded");
         calls += 1;
-        assert!(calls <= MANY, "{fired} fired");
+        assert!(calls <= MANY_QPS, "{fired} fired");
     }
 }
 

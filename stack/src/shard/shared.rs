@@ -33,7 +33,7 @@ pub struct Shared {
     net_deadline: AtomicU64,
     /// Completion queues that overran so far: shards look at their lanes again when it moves.
     overruns: AtomicU32,
-    /// Whose queue pair numbers are whose.
+    /// Which shard has which block of queue pair numbers.
     pub blocks: Blocks,
     /// Addresses of this device.
     pub gids: Gids,
@@ -115,7 +115,7 @@ impl Shared {
         self.mtu.store(mtu as u8, Ordering::Relaxed);
     }
 
-    /// The shard whose queue pairs have this number; one that does not exist where nobody's have.
+    /// The shard that has the block of this number; beyond all shards where none has it.
     #[inline]
     pub fn shard_of(&self, qpn: Qpn) -> usize {
         self.blocks.shard_of(qpn)

@@ -1,9 +1,10 @@
-//! Objects by slot, side by side in memory: where one lies follows from its slot, without a table of places that would
-//! have to be looked at first, and translations of few addresses serve them all.
+//! Objects by slot, side by side in memory. An object's address follows from its slot, without a load from a table, and few huge
+//! pages, and so few TLB entries, hold all objects.
 
 use crate::sync::huge::Filling;
 
-/// Slots of a chunk. So many that few huge pages have a part of two: one that waits for the next chunk may wait for ever.
+/// Slots of a chunk: many, so that few pages lie across the end of one. Such a page becomes a huge page only when the next chunk
+/// fills the rest of it ([`Filling`]), which may never happen.
 const CHUNK: usize = 32768;
 
 /// Objects by slot. One stays where it is while it is there.

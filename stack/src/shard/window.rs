@@ -1,8 +1,8 @@
 //! What the reliable queue pairs of a shard may have in flight together, over a port whose far end holds little.
 //!
 //! Those that have something in flight have equal shares: one alone has all of the window, and gives way when others begin. Each
-//! may have one packet in flight, or one part of a READ, whatever the others have: so none waits for another one, and nobody has to
-//! be woken when bytes come back. Own answers do that.
+//! may have one packet in flight, or one part of a READ, whatever the others have. So each has answers of its own to go on from,
+//! and none has to be woken when another one's bytes come back.
 
 use super::env::Env;
 use super::qp::{Qp, Route};

@@ -32,13 +32,13 @@ use super::primitive::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 /// Takings in a row, by one thread, after which it becomes the owner.
 pub const BIAS_AFTER: u32 = 64;
 
-/// Threads that can be the owner, one after the other, in the life of a claim: of most claims.
+/// Threads that can become the owner in the life of a claim, one after the other, unless its type sets another number.
 pub const OWNER_SLOTS: usize = if cfg!(loom) { 2 } else { 16 };
-/// Above the number of a thread in `owner`: its owner slot. Addresses of programs are below.
+/// Where the owner slot begins in `owner`, above the thread's number, which is an address of user space and so fits below.
 const SLOT_SHIFT: u32 = 56;
 const NUMBER: u64 = (1 << SLOT_SHIFT) - 1;
 
-/// Looks at a claim that is held after which a thread that waits for it sleeps between two.
+/// Failed tries to get a held claim after which the waiting thread sleeps between two tries, for [`PAUSE`].
 #[cfg(not(loom))]
 const SLEEP_AFTER: u32 = 1 << 14;
 #[cfg(not(loom))]

@@ -119,8 +119,8 @@ impl EventChannel {
     }
 
     /// Waits for an event, `None` after `timeout`. While it waits, the caller drives shards that no other thread drives, so
-    /// events come in every [`Drive`](crate::Drive), even with a single thread; where several devices use the channel, by
-    /// turns of a millisecond.
+    /// events come in every [`Drive`](crate::Drive), even with a single thread; where several devices use the channel, it
+    /// waits on one after the other, a millisecond each.
     ///
     /// # Errors
     /// `EDEADLK` from inside a turn.

@@ -63,7 +63,7 @@ pub fn find(dir: &Path) -> Result<PathBuf, AskError> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let ours = entries.filter(|path| path.extension().is_some_and(|suffix| suffix == SUFFIX));
     let mut running: Vec<PathBuf> =
-        ours.chain([PathBuf::from(SERVICE)]).filter(|path| is_heard(path)).collect();
+        ours.chain([PathBuf::from(SERVICE)]).filter(|path| is_listening(path)).collect();
     running.sort();
     match running.len() {
         0 => Err(AskError::None(dir.into())),
@@ -73,7 +73,7 @@ pub fn find(dir: &Path) -> Result<PathBuf, AskError> {
 }
 
 /// Whether a process listens there. A socket whose process has ended is removed.
-fn is_heard(path: &Path) -> bool {
+fn is_listening(path: &Path) -> bool {
     match UnixStream::connect(path) {
         Ok(_) => true,
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => {

@@ -1,7 +1,8 @@
 //! The socket that takes requests: one thread, asleep until a client connects.
 //!
 //! One client is served at a time, for [`PATIENCE`] and what its request takes at most, whether it hangs or sends byte by byte: it
-//! keeps others waiting for that long, and no host, nor the end of the target. Only processes of the same user, and root's, are heard.
+//! keeps others waiting for that long, and no host, nor the end of the target. Requests of other users than its own and
+//! root are refused.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -93,7 +94,7 @@ fn serve(listener: &UnixListener, mut control: Control, stop: &AtomicBool) {
         }
         match listener.accept() {
             Ok((client, _)) if !stop.load(Ordering::Acquire) => {
-                if let Err(e) = hear(&client, &mut control, stop) {
+                if let Err(e) = serve_client(&client, &mut control, stop) {
                     tracing::debug!(error = %e, "a client of the control socket went away");
                 }
                 lingering = control.tidy();
@@ -105,7 +106,7 @@ fn serve(listener: &UnixListener, mut control: Control, stop: &AtomicBool) {
     }
 }
 
-fn hear(client: &UnixStream, control: &mut Control, stop: &AtomicBool) -> io::Result<()> {
+fn serve_client(client: &UnixStream, control: &mut Control, stop: &AtomicBool) -> io::Result<()> {
     client.set_read_timeout(Some(LOOK))?;
     client.set_write_timeout(Some(LOOK))?;
     let peer = socket_peercred(client)?.uid;

@@ -47,8 +47,8 @@ pub(crate) struct Controller {
     properties: Properties,
     features: Features,
     pub events: Events,
-    /// When the host was heard last.
-    heard: Instant,
+    /// When the last admin command came, or commands on other queues were last noticed.
+    last_command: Instant,
 }
 
 impl Controller {
@@ -61,7 +61,15 @@ impl Controller {
     ) -> Self {
         let events = Events::new(&target, association.live.as_ref());
         let features = Features { kato_ms, events: 0 };
-        Self { target, association, place, properties: Properties::default(), features, events, heard: now }
+        Self {
+            target,
+            association,
+            place,
+            properties: Properties::default(),
+            features,
+            events,
+            last_command: now,
+        }
     }
     pub fn association(&self) -> &Association {
         &self.association
@@ -69,7 +77,7 @@ impl Controller {
 
     /// A command that is not Connect.
     pub fn handle(&mut self, now: Instant, sqe: &Sqe, slot: u16) -> Result<Verdict, Fault> {
-        self.heard = now;
+        self.last_command = now;
         // What came before counts no more.
         self.association.take_traffic();
         if sqe.opcode == fabrics::OPCODE {
@@ -110,21 +118,21 @@ impl Controller {
         self.sources().fill(page, buf);
     }
 
-    /// When the host must have been heard again.
+    /// When the next command must have come.
     pub fn deadline(&self) -> Option<Instant> {
-        Some(self.heard.after(self.patience()?))
+        Some(self.last_command.after(self.patience()?))
     }
-    /// Whether the host has not been heard for too long. Commands on any of its queues count.
+    /// Whether no command came for longer than the keep alive timeout. Commands on any of the host's queues count.
     pub fn is_expired(&mut self, now: Instant) -> bool {
         let Some(patience) = self.patience() else { return false };
-        if now < self.heard.after(patience) {
+        if now < self.last_command.after(patience) {
             return false;
         }
-        let heard = self.association.take_traffic();
-        if heard {
-            self.heard = now;
+        let active = self.association.take_traffic();
+        if active {
+            self.last_command = now;
         }
-        !heard
+        !active
     }
     /// The keep alive timeout, rounded up to its granularity.
     fn patience(&self) -> Option<Duration> {

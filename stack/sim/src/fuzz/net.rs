@@ -102,7 +102,7 @@ pub fn net_frames(data: &[u8]) {
             8 => {
                 let who = input.below(PEERS.len());
                 if let Some(Held { id: Some(id), .. }) = held.get(&who) {
-                    net.doubt(now, *id);
+                    net.recheck(now, *id);
                 }
             }
             9 => {
@@ -110,7 +110,7 @@ pub fn net_frames(data: &[u8]) {
                 match input.u8() % 3 {
                     0 => _ = net.resolve(now, &far),
                     1 => _ = net.resolve_answer(now, &far),
-                    _ => net.note_asker(now, &far, mac_of(input.u8())),
+                    _ => net.note_reply_mac(now, &far, mac_of(input.u8())),
                 }
             }
             _ => {

@@ -235,7 +235,7 @@ fn queries_that_do_not_count() {
 }
 
 #[test]
-fn a_link_that_comes_up_hears_everything_again() {
+fn a_link_that_comes_up_gets_every_report_again() {
     let mut net = host(A);
     net.join(T0, &group4()).unwrap();
     net.join(T0, &group6()).unwrap();

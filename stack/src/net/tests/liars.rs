@@ -1,7 +1,7 @@
 //! Hosts that claim the addresses of others, and strangers that want to be remembered.
 
 use super::*;
-use crate::config::{NEIGHBOUR_ASKERS, NEIGHBOUR_CLAIM_GAP};
+use crate::config::{NEIGHBOUR_CLAIM_GAP, REPLY_MACS};
 use crate::mark::steps;
 
 const PEER: &str = "10.99.0.3";
@@ -139,15 +139,15 @@ fn a_neighbour_that_moved_is_followed_within_the_time_of_its_probe() {
 // No claim announces the move: the refresh of the entry finds it, and a queue pair that gets no answer finds it sooner.
 #[test]
 fn a_neighbour_that_moved_in_silence_is_found() {
-    for doubted in [false, true] {
+    for rechecked in [false, true] {
         let mut net = in_use();
         let (Some(id), _) = net.hold(T0, &gid(PEER), None) else { panic!() };
-        let asked_at = match doubted {
+        let asked_at = match rechecked {
             true => T0.after(NEIGHBOUR_CLAIM_GAP),
             false => T0.after(NEIGHBOUR_LIFETIME),
         };
-        if doubted {
-            net.doubt(T0, id);
+        if rechecked {
+            net.recheck(T0, id);
         }
         let mut moved = host(C);
         moved.add_address(ip(PEER), 24);
@@ -170,7 +170,7 @@ fn a_held_neighbour_that_is_gone() {
     assert_eq!(net.hold(gone, &gid(PEER), id).1, Resolution::Failed);
     assert_eq!(net.poll_timeout(), None, "nothing is asked for its own sake");
     let later = gone.after(NEIGHBOUR_FAILED_HOLD);
-    net.doubt(later, id.unwrap());
+    net.recheck(later, id.unwrap());
     assert_eq!(net.hold(later, &gid(PEER), id).1, Resolution::Pending);
     run(&mut net, later, later, |asked| truth(asked).into_iter().collect());
     is(&mut net, later, PEER, B);
@@ -261,7 +261,7 @@ fn strangers_move_out_nobody_who_is_in_use() {
         let now = T0.after_nanos(n.into());
         assert!(answer(&mut net, now, &asks).is_some());
         let (hidden, message) = (Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 2, 0, n), Mac([2, 0, 0, 0, 0, 7]));
-        net.note_asker(now, &Gid(hidden.octets()), message);
+        net.note_reply_mac(now, &Gid(hidden.octets()), message);
         assert_eq!(net.resolve_answer(now, &Gid(hidden.octets())), Resolution::Known(message));
         net.resolve_answer(now, &Gid(Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 3, 0, n).octets()));
     }
@@ -277,31 +277,31 @@ fn strangers_move_out_nobody_who_is_in_use() {
 fn an_answer_goes_to_the_station_that_asked() {
     let mut net = host(A);
     let stranger = gid("10.99.0.50");
-    net.note_asker(T0, &stranger, C);
+    net.note_reply_mac(T0, &stranger, C);
     assert_eq!(net.resolve_answer(T0, &stranger), Resolution::Known(C));
     assert_eq!((request(&mut net, T0), net.neighbours.len()), (None, 0));
     // The program's own packets do not go there.
     assert_eq!(net.resolve(T0, &stranger), Resolution::Pending);
     // Where the neighbour is known, its entry counts.
     let (mut net, _) = resolved();
-    net.note_asker(T0, &gid(PEER), C);
+    net.note_reply_mac(T0, &gid(PEER), C);
     assert_eq!(net.resolve_answer(T0, &gid(PEER)), Resolution::Known(B));
     // Long after, and for hosts that never sent a request, a request goes to the link.
     let mut net = host(A);
-    net.note_asker(T0, &stranger, C);
+    net.note_reply_mac(T0, &stranger, C);
     for (now, who) in [(T0.after(NEIGHBOUR_LIFETIME), "10.99.0.50"), (T0, "10.99.0.51")] {
         assert_eq!(net.resolve_answer(now, &gid(who)), Resolution::Pending);
     }
     // Behind a gateway it goes the way of everything.
     let gateway = Some([10, 99, 0, 1].into());
     let mut net = Net::new(&NetConfig { gateway, ..config(A) });
-    net.note_asker(T0, &gid("192.0.2.1"), C);
+    net.note_reply_mac(T0, &gid("192.0.2.1"), C);
     assert_eq!(net.resolve_answer(T0, &gid("192.0.2.1")), Resolution::Pending);
     assert_eq!(request(&mut net, T0).unwrap()[38..42], [10, 99, 0, 1]);
     // Addresses that share a place share it; nothing grows.
-    for n in 0..4 * NEIGHBOUR_ASKERS as u32 {
+    for n in 0..4 * REPLY_MACS as u32 {
         let [_, _, b, c] = n.to_be_bytes();
-        net.note_asker(T0, &Gid::v4([10, 99, b, c]), C);
+        net.note_reply_mac(T0, &Gid::v4([10, 99, b, c]), C);
     }
     assert_eq!(net.neighbours.len(), 1);
 }

@@ -6,7 +6,7 @@ use super::port::{Device, DpdkPort, Pool, Shared};
 use crate::id::Mac;
 use crate::port::counters::Counters;
 use crate::port::peers::Peers;
-use crate::port::socket_file::Way;
+use crate::port::socket_file::DirLock;
 use crate::port::{L2_OVERHEAD, Port, PortError, PortInfo, PortOptions, PortSpec, lazy, socket_file};
 use core::ffi::CStr;
 use core::ptr::NonNull;
@@ -44,8 +44,8 @@ struct Plan {
     set_mtu: bool,
     /// Whether every user may connect to a socket that the device makes; else this one alone, and root.
     any_user: bool,
-    /// Room for a socket that the device makes.
-    _way: Option<Way>,
+    /// Lock of the directory in which the device will make its socket.
+    _dir_lock: Option<DirLock>,
 }
 
 impl Plan {
@@ -62,7 +62,7 @@ impl Plan {
             makes_iface: false,
             set_mtu: true,
             any_user: false,
-            _way: None,
+            _dir_lock: None,
         }
     }
 }
@@ -402,7 +402,7 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
                 if !users.is_empty() && !plan.any_user {
                     return Err("who connects is not known here: peer-uid=any lets every user do so".into());
                 }
-                plan._way = Some(socket_file::make_way_for_dpdk(Path::new(&path))?);
+                plan._dir_lock = Some(socket_file::lock_and_clear_for_dpdk(Path::new(&path))?);
             }
             plan.mac = Some(port.mac.unwrap_or_else(Mac::random));
             plan.name = format!("net_vhost{}", number());

@@ -69,9 +69,9 @@ impl Port for FaultPort {
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         let queue = self.port.take_queue(index)?;
         let mut rng = Rng::new(self.seed).fork(index as u64);
-        let mut way =
-            |plan: Plan, part| (plan != Plan::CLEAN).then(|| Way::new(plan, rng.fork(part), &self.met));
-        let (rx, tx) = (way(self.rx, 0), way(self.tx, 1));
+        let mut direction =
+            |plan: Plan, part| (plan != Plan::CLEAN).then(|| Direction::new(plan, rng.fork(part), &self.met));
+        let (rx, tx) = (direction(self.rx, 0), direction(self.tx, 1));
         let (now, ready, lost) = (Instant::ZERO, VecDeque::new(), Arc::clone(&self.lost));
         Some(Box::new(FaultQueue { queue, rx, tx, now, ready, lost }))
     }
@@ -111,8 +111,8 @@ impl Port for FaultPort {
 /// Frames that may be on their way in one direction of a queue before no more are taken.
 const WAITING_MAX: usize = 512;
 
-/// One direction of a queue that has faults.
-struct Way {
+/// One direction of a queue, with faults.
+struct Direction {
     plan: Plan,
     link: Link,
     met: Arc<Met>,
@@ -122,7 +122,7 @@ struct Way {
     arrivals: Vec<Flight>,
 }
 
-impl Way {
+impl Direction {
     fn new(plan: Plan, rng: Rng, met: &Arc<Met>) -> Self {
         let (link, met) = (Link::new(rng), Arc::clone(met));
         Self { plan, link, met, waiting: BinaryHeap::new(), number: 0, arrivals: Vec::new() }
@@ -165,8 +165,8 @@ impl Way {
 struct FaultQueue {
     queue: Box<dyn PortQueue>,
     /// `None` for a direction without faults.
-    rx: Option<Way>,
-    tx: Option<Way>,
+    rx: Option<Direction>,
+    tx: Option<Direction>,
     now: Instant,
     /// Frames that the port did not accept yet.
     ready: VecDeque<Frame>,
@@ -176,7 +176,7 @@ struct FaultQueue {
 impl FaultQueue {
     /// Sends what has come through.
     fn pump(&mut self) {
-        let Some(way) = &mut self.tx else { return };
+        let Some(direction) = &mut self.tx else { return };
         loop {
             let mut burst = TxBurst::new();
             while !burst.is_full()
@@ -185,9 +185,9 @@ impl FaultQueue {
                 burst.push(frame);
             }
             while !burst.is_full()
-                && way.is_due(self.now)
+                && direction.is_due(self.now)
                 && let Some(mut frame) = self.queue.alloc()
-                && let Some(bytes) = way.arrived(self.now)
+                && let Some(bytes) = direction.arrived(self.now)
             {
                 if frame.fill(&bytes) {
                     burst.push(frame);
@@ -212,17 +212,17 @@ impl PortQueue for FaultQueue {
         self.now = self.now.after(BURST);
         // Frames on their way out go even if nothing more is sent.
         self.pump();
-        let Some(way) = &mut self.rx else { return self.queue.rx_burst(out) };
-        if !way.is_full() {
+        let Some(direction) = &mut self.rx else { return self.queue.rx_burst(out) };
+        if !direction.is_full() {
             let mut burst = RxBurst::new();
             self.queue.rx_burst(&mut burst);
-            let lost = way.take(self.now, &burst);
+            let lost = direction.take(self.now, &burst);
             self.lost.rx.fetch_add(lost, Ordering::Relaxed);
             self.queue.recycle(&mut burst);
         }
         let before = out.len();
         while !out.is_full()
-            && let Some(bytes) = way.arrived(self.now)
+            && let Some(bytes) = direction.arrived(self.now)
         {
             out.push(Frame::from_vec(bytes));
         }
@@ -232,11 +232,11 @@ impl PortQueue for FaultQueue {
     fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
         self.now = self.now.after(BURST);
         self.pump();
-        let Some(way) = &mut self.tx else { return self.queue.tx_burst(frames) };
-        if way.is_full() {
+        let Some(direction) = &mut self.tx else { return self.queue.tx_burst(frames) };
+        if direction.is_full() {
             return 0;
         }
-        let lost = way.take(self.now, frames.iter());
+        let lost = direction.take(self.now, frames.iter());
         self.lost.tx.fetch_add(lost, Ordering::Relaxed);
         let n = frames.len();
         frames.clear();

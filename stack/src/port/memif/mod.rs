@@ -119,7 +119,7 @@ fn end(plan: &Plan) -> Result<End, String> {
 
 fn listen(plan: &Plan) -> Result<End, String> {
     let path = &plan.path;
-    let way = socket_file::make_way(path)?;
+    let lock = socket_file::lock_and_clear(path)?;
     let shown = path.display();
     let listener = socket::Listener::new(path).map_err(|error| match error.kind() {
         ErrorKind::AddrInUse => {
@@ -129,7 +129,7 @@ fn listen(plan: &Plan) -> Result<End, String> {
             "the socket {shown} cannot be made ({error}): take a path in a directory that you may write to"
         ),
     })?;
-    drop(way);
+    drop(lock);
     let file = SocketFile::new(path).map_err(|error| format!("the socket {shown} is gone again: {error}"))?;
     let (user, group) = plan.owner;
     if user.is_some() || group.is_some() {

@@ -6,9 +6,9 @@
 //! compiler may neither repeat nor split: words are atomics (`ring`), bytes are copied by the functions of
 //! [`racy`](crate::racy) and of [`crc`](crate::crc). A copy is some mix of what was there meanwhile, and decisions are made on
 //! the copy.
-//! A mapping never shrinks under us, which would end the process by SIGBUS: `region` maps only memory that is sealed against
-//! that, and no more of it than there is.
-//! much of it as there is.
+//!
+//! An access beyond the end of the file would end the process by SIGBUS. So `region` maps only files that are sealed against
+//! shrinking, and no more than their present length.
 
 use crate::crc::{CopyFn, Sum};
 use crate::racy;

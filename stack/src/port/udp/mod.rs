@@ -42,7 +42,7 @@ use crate::sync::unforked::Unforked;
 use crate::wire::UDP_PORT;
 use control::Name;
 use host::Host;
-use packet::{Outgoing, Way};
+use packet::{IpFields, Outgoing};
 use rx::Receiver;
 use tx::Sender;
 
@@ -277,12 +277,12 @@ impl Shared {
     }
 
     #[cold]
-    fn note_all_bad(&self, way: &Way) {
+    fn note_all_bad(&self, fields: &IpFields) {
         self.complain(|| {
             format!(
                 "every packet from {} has a wrong ICRC, which covers the addresses: is there address translation (NAT) between \
                  here and there? RoCE cannot pass that; use addresses that reach each other as they are",
-                way.src
+                fields.src
             )
         });
     }
@@ -290,10 +290,10 @@ impl Shared {
     /// Datagrams could not be sent.
     #[cold]
     fn note_unsent(&self, out: &Outgoing, error: &Error) {
-        let (dst, len) = (out.way.dst, out.payload.end - crate::wire::ETH_LEN);
+        let (dst, len) = (out.ip.dst, out.payload.end - crate::wire::ETH_LEN);
         self.complain(|| match error.raw_os_error() {
             Some(libc::EMSGSIZE) => too_long(len, dst, None),
-            _ => format!("a packet from {} to {dst} could not be sent: {error}", out.way.src),
+            _ => format!("a packet from {} to {dst} could not be sent: {error}", out.ip.src),
         });
     }
 

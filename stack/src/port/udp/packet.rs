@@ -22,9 +22,9 @@ pub(super) fn headers_len(v6: bool) -> usize {
     L3 + if v6 { IPV6_LEN } else { IPV4_LEN } + UDP_LEN
 }
 
-/// Whom a packet is from and to, and how it is to be treated on its way.
+/// The fields of an IP header that a program can choose: addresses, traffic class and hop limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Way {
+pub(super) struct IpFields {
     /// Our address.
     pub src: IpAddr,
     /// The peer's.
@@ -38,8 +38,8 @@ pub(super) struct Way {
 /// A RoCEv2 packet in a frame of the stack.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Outgoing {
-    /// Where it goes.
-    pub way: Way,
+    /// Its IP header.
+    pub ip: IpFields,
     /// Where the datagram is in the frame, without headers.
     pub payload: Range<usize>,
 }
@@ -56,17 +56,18 @@ impl Outgoing {
         let (ip, udp) = frame.get(L3..from)?.split_last_chunk::<UDP_LEN>()?;
         let address = |at: usize| ip.get(at..)?.first_chunk::<16>().map(|bytes| Gid(*bytes).to_ip());
         let address_v4 = |at: usize| ip.get(at..)?.first_chunk::<4>().map(|bytes| IpAddr::from(*bytes));
-        let (protocol, way) = if v6 {
+        let (protocol, fields) = if v6 {
             let traffic_class = ip[0] << 4 | ip[1] >> 4;
-            (ip[6], Way { src: address(8)?, dst: address(24)?, traffic_class, hop_limit: ip[7] })
+            (ip[6], IpFields { src: address(8)?, dst: address(24)?, traffic_class, hop_limit: ip[7] })
         } else {
             let (src, dst) = (address_v4(12)?, address_v4(16)?);
-            (ip[9], Way { src, dst, traffic_class: ip[1], hop_limit: ip[8] })
+            (ip[9], IpFields { src, dst, traffic_class: ip[1], hop_limit: ip[8] })
         };
         let payload = from..from + usize::from(be16(udp, 4)).checked_sub(UDP_LEN)?;
         let whole =
             payload.end <= frame.len() && payload.len() >= ICRC_LEN && payload.len().is_multiple_of(4);
-        (protocol == IP_PROTO_UDP && be16(udp, 2) == UDP_PORT && whole).then_some(Self { way, payload })
+        (protocol == IP_PROTO_UDP && be16(udp, 2) == UDP_PORT && whole)
+            .then_some(Self { ip: fields, payload })
     }
 
     /// Puts into the frame what the kernel will send: the IPv4 identification, and the source port of the socket. The ICRC covers
@@ -75,7 +76,7 @@ impl Outgoing {
         let (frame, end) = (frame.data_mut(), self.payload.end);
         let [port_high, port_low] = UDP_PORT.to_be_bytes();
         icrc::exchange(frame, self.payload.start - UDP_LEN, end, [port_high, port_low, port_high, port_low]);
-        if self.way.src.is_ipv4() {
+        if self.ip.src.is_ipv4() {
             let [high, low] = identification.to_be_bytes();
             icrc::exchange(frame, IDENTIFICATION, end, [high, low, DF[0], DF[1]]);
         }
@@ -86,8 +87,14 @@ impl Outgoing {
 ///
 /// What a socket does not tell is filled in: Ethernet addresses, no IPv4 header checksum, identification 0, no flow label, no UDP
 /// checksum (the kernel has checked it).
-pub(super) fn build(frame: &mut Frame, macs: (Mac, Mac), way: &Way, port: u16, datagram: &[u8]) -> bool {
-    let v6 = way.dst.is_ipv6();
+pub(super) fn build(
+    frame: &mut Frame,
+    macs: (Mac, Mac),
+    fields: &IpFields,
+    port: u16,
+    datagram: &[u8],
+) -> bool {
+    let v6 = fields.dst.is_ipv6();
     let (from, len) = (headers_len(v6), headers_len(v6) + datagram.len());
     let udp_len = ((UDP_LEN + datagram.len()) as u16).to_be_bytes();
     let Some(buffer) = frame.buffer_mut().get_mut(..len) else { return false };
@@ -97,23 +104,23 @@ pub(super) fn build(frame: &mut Frame, macs: (Mac, Mac), way: &Way, port: u16, d
     headers[6..12].copy_from_slice(&macs.1.0);
     headers[12..14].copy_from_slice(&if v6 { ETHER_IPV6 } else { ETHER_IPV4 }.to_be_bytes());
     let (ip, udp) = headers[L3..].split_at_mut(from - L3 - UDP_LEN);
-    match (way.src, way.dst) {
+    match (fields.src, fields.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             ip[0] = 0x45;
-            ip[1] = way.traffic_class;
+            ip[1] = fields.traffic_class;
             ip[2..4].copy_from_slice(&((len - L3) as u16).to_be_bytes());
             ip[6..8].copy_from_slice(&DF);
-            ip[8] = way.hop_limit;
+            ip[8] = fields.hop_limit;
             ip[9] = IP_PROTO_UDP;
             ip[12..16].copy_from_slice(&src.octets());
             ip[16..20].copy_from_slice(&dst.octets());
         }
         (src, dst) => {
-            ip[0] = 0x60 | way.traffic_class >> 4;
-            ip[1] = way.traffic_class << 4;
+            ip[0] = 0x60 | fields.traffic_class >> 4;
+            ip[1] = fields.traffic_class << 4;
             ip[4..6].copy_from_slice(&udp_len);
             ip[6] = IP_PROTO_UDP;
-            ip[7] = way.hop_limit;
+            ip[7] = fields.hop_limit;
             ip[8..24].copy_from_slice(&Gid::from_ip(src).0);
             ip[24..40].copy_from_slice(&Gid::from_ip(dst).0);
         }
@@ -162,7 +169,7 @@ mod tests {
             for payload in [0, 1, 64, 1000, 1024, 4096, 9000] {
                 let mut frame = packet(v6, payload, 0xabcd, 0xc123);
                 let out = Outgoing::of(frame.data()).unwrap();
-                assert_eq!((out.way.traffic_class, out.way.hop_limit), (0x6a, 64));
+                assert_eq!((out.ip.traffic_class, out.ip.hop_limit), (0x6a, 64));
                 out.fit(&mut frame, 17);
                 let right = packet(v6, payload, 17, UDP_PORT);
                 // The checksum of the IPv4 header is the kernel's.
@@ -180,11 +187,11 @@ mod tests {
             let out = Outgoing::of(sent.data()).unwrap();
             let mut frame = Frame::from_vec(vec![0xee; 600]);
             let macs = (Mac::default(), Mac::default());
-            assert!(build(&mut frame, macs, &out.way, UDP_PORT, &sent.data()[out.payload.clone()]));
+            assert!(build(&mut frame, macs, &out.ip, UDP_PORT, &sent.data()[out.payload.clone()]));
             let Ok(Ingress::Roce(layout)) = locate(frame.data()) else { panic!("no packet") };
             assert!(icrc::check(frame.data_mut(), &layout, None));
-            assert_eq!(layout.packet(frame.data()).src(), Gid::from_ip(out.way.src));
-            assert!(!build(&mut Frame::from_vec(vec![0; 340]), macs, &out.way, UDP_PORT, &[0; 300]));
+            assert_eq!(layout.packet(frame.data()).src(), Gid::from_ip(out.ip.src));
+            assert!(!build(&mut Frame::from_vec(vec![0; 340]), macs, &out.ip, UDP_PORT, &[0; 300]));
         }
     }
 

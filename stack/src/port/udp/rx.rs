@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Shared;
 use super::history::{History, Verdict};
-use super::packet::{DF, IDENTIFICATION, Way, build, headers_len};
+use super::packet::{DF, IDENTIFICATION, IpFields, build, headers_len};
 use super::sys::{MESSAGE, RECEIVES, Received, receive};
 use crate::config::{LONG_PACKET, RX_BURST_BYTES};
 use crate::crc::{self, Sum};
@@ -15,7 +15,7 @@ use crate::wire::{icrc, locate_plain};
 
 /// A message that is being taken apart into datagrams.
 struct Open {
-    way: Way,
+    ip: IpFields,
     port: u16,
     /// Bytes that are left of it, in the buffers.
     from: usize,
@@ -125,7 +125,7 @@ impl Receiver {
             return;
         }
         self.open = Some(Open {
-            way: Way { src, dst, traffic_class: arrival.traffic_class, hop_limit: arrival.hop_limit },
+            ip: IpFields { src, dst, traffic_class: arrival.traffic_class, hop_limit: arrival.hop_limit },
             port,
             from: at * MESSAGE,
             to: at * MESSAGE + received.len,
@@ -138,36 +138,36 @@ impl Receiver {
         let Some(open) = &mut self.open else { return Err(frame) };
         let end = (open.from + open.segment).min(open.to);
         let datagram = &self.buffers[open.from..end];
-        let (way, port) = (open.way, open.port);
+        let (fields, port) = (open.ip, open.port);
         open.from = end;
         if end == open.to {
             self.open = None;
         }
-        let fits = headers_len(way.dst.is_ipv6()) + datagram.len() <= shared.max_frame;
-        if !fits || !build(&mut frame, shared.macs, &way, port, datagram) {
+        let fits = headers_len(fields.dst.is_ipv6()) + datagram.len() <= shared.max_frame;
+        if !fits || !build(&mut frame, shared.macs, &fields, port, datagram) {
             shared.counters[0].rx_dropped.add(1);
             return Err(frame);
         }
-        if way.dst.is_ipv4() {
-            self.complete(shared, &mut frame, &way);
+        if fields.dst.is_ipv4() {
+            self.complete(shared, &mut frame, &fields);
         }
         Ok(frame)
     }
 
     /// Fills in the identification that a socket does not show, which makes the ICRC right. Where none that the packet may have does
     /// so, it stays wrong, and the stack drops the packet for it.
-    fn complete(&mut self, shared: &Shared, frame: &mut Frame, way: &Way) {
+    fn complete(&mut self, shared: &Shared, frame: &mut Frame, fields: &IpFields) {
         // What `build` made is a plain packet, or none.
         let Some(layout) = locate_plain(frame.data()) else { return };
         // One pass over a long packet, here: the sum says the rest.
         let sum = if frame.len() >= LONG_PACKET { crc::of(frame.data()) } else { None };
         let fitting = icrc::fitting(frame.data_mut(), &layout, IDENTIFICATION, sum);
         let Some((word, change)) = fitting else { return };
-        match self.history.judge(self.now, way.src, layout.dqpn, word) {
+        match self.history.judge(self.now, fields.src, layout.dqpn, word) {
             Verdict::Good => {}
             Verdict::Weak => shared.note_weak(),
             Verdict::Bad => return,
-            Verdict::AllBad => return shared.note_all_bad(way),
+            Verdict::AllBad => return shared.note_all_bad(fields),
         }
         debug_assert!(word[2..] == DF || word[2..] == [0, 0]);
         frame.data_mut()[IDENTIFICATION..IDENTIFICATION + 4].copy_from_slice(&word);

@@ -10,7 +10,7 @@ use arrayvec::ArrayVec;
 
 use super::control::{Control, Name};
 use super::host::Table;
-use super::packet::{Outgoing, Way};
+use super::packet::{IpFields, Outgoing};
 use super::sys::{Message, send};
 use super::{HOP_LIMIT, Shared, Socket};
 use crate::config::TX_BURST;
@@ -79,13 +79,13 @@ impl Sender {
         out.extend(
             frames.iter_mut().take(TX_BURST).take_while(fits).map_while(|frame| Outgoing::of(frame.data())),
         );
-        let Some(socket) = out.first().and_then(|first| shared.socket_of(first.way.src)) else {
+        let Some(socket) = out.first().and_then(|first| shared.socket_of(first.ip.src)) else {
             return drop_first();
         };
         let mut messages = ArrayVec::<Message, TX_BURST>::new();
         let mut at = 0;
-        while let Some(first) = out.get(at).filter(|next| socket.serves(next.way.src)) {
-            let n = if self.may_segment(shared, &first.way) { run(&out[at..]) } else { 1 };
+        while let Some(first) = out.get(at).filter(|next| socket.serves(next.ip.src)) {
+            let n = if self.may_segment(shared, &first.ip) { run(&out[at..]) } else { 1 };
             for (i, out) in out[at..at + n].iter().enumerate() {
                 // The kernel numbers the datagrams of a message from 0; alone each is 0.
                 out.fit(&mut frames[at + i], i as u16);
@@ -124,7 +124,7 @@ impl Sender {
         }
     }
 
-    fn may_segment(&mut self, shared: &Shared, way: &Way) -> bool {
+    fn may_segment(&mut self, shared: &Shared, fields: &IpFields) -> bool {
         if !shared.gso_works.load(Ordering::Relaxed) {
             return false;
         }
@@ -134,12 +134,12 @@ impl Sender {
         if self.segments.len() >= PEERS {
             self.segments.clear();
         }
-        let segments = self.segments.entry((way.src, way.dst));
-        *segments.or_insert_with(|| shared.host.may_segment(way.src, way.dst))
+        let segments = self.segments.entry((fields.src, fields.dst));
+        *segments.or_insert_with(|| shared.host.may_segment(fields.src, fields.dst))
     }
 
     fn message(&self, socket: &Socket, first: &Outgoing, parts: core::ops::Range<usize>) -> Message {
-        let Way { src, dst, traffic_class, hop_limit } = first.way;
+        let IpFields { src, dst, traffic_class, hop_limit } = first.ip;
         let v6 = dst.is_ipv6();
         // The link of a link-local address is that of our own.
         let scope = self.table.scope(src);
@@ -167,7 +167,7 @@ fn run(out: &[Outgoing]) -> usize {
     let most = SEGMENTS.min(MESSAGE / first.payload.len()).max(1);
     let mut n = 1;
     while let Some(next) = out[..out.len().min(most)].get(n) {
-        if next.way != first.way || next.payload.len() > first.payload.len() {
+        if next.ip != first.ip || next.payload.len() > first.payload.len() {
             break;
         }
         n += 1;

@@ -16,11 +16,11 @@ const NUMBERS_MAX: u32 = 1 << 23;
 /// Which of the next packets request an acknowledgement though nobody waits for it. Packets are numbered from 0 on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AckRequests {
-    /// Each does from this one on: window, slots or credits run short.
+    /// From this one on each packet does: window, slots or credits run short.
     always: u32,
     /// The next packet that does.
     due: u32,
-    /// The packet behind the last one that did; before 0 where that was an earlier one.
+    /// The packet after the last one that did: 0 or more, or wrapped below 0 where that one was sent earlier.
     asked: u32,
 }
 
@@ -31,7 +31,8 @@ impl AckRequests {
         index >= self.due
     }
 
-    /// The same, or because somebody waits for it (`wanted`). Counts from there.
+    /// Whether packet `index` requests one because it is due or because somebody waits for it (`wanted`). If so, the next is due a
+    /// stride later.
     #[inline(always)]
     pub fn ask(&mut self, index: u32, wanted: bool) -> bool {
         let asks = self.are_due(index) || wanted;
@@ -74,7 +75,7 @@ impl Requester {
         self.packets_in_flight() == 0 || self.since_ack_req > 0
     }
 
-    /// There is no room for a packet. Whether one goes out nevertheless.
+    /// The window has no room for a packet. Whether one goes out all the same.
     #[cold]
     pub(super) fn window_full(&self, now: Instant) -> Result<u32, Idle> {
         if self.congestion.allowance(now, self.in_flight.packets()) == 0 {
@@ -84,7 +85,7 @@ impl Requester {
         self.share_used().map(|()| 1)
     }
 
-    /// There is not as much left of the share as the next packet takes. Whether it goes out nevertheless.
+    /// The share has no room for the next packet. Whether it goes out all the same.
     #[cold]
     pub(super) fn share_used(&self) -> Result<(), Idle> {
         if self.may_pass_share() {
@@ -94,8 +95,8 @@ impl Requester {
         Err(Idle::Waiting)
     }
 
-    /// How a READ of so many responses begins: one of more than a quarter of the share is asked for in parts. So some are on their
-    /// way while others are answered, and one that is due when the share has become small is no large one.
+    /// How a READ of so many responses begins. One of more than a quarter of the share is requested in parts: so several are in
+    /// flight together, and no single part is large should the share shrink before it is sent.
     #[inline(always)]
     pub(super) fn read(&self, packets: u32, share: u32) -> Remembered {
         if packets <= share / 4 {

@@ -1,5 +1,5 @@
-//! The checks of a request packet, in the specification's order (IBA 9.7.4.1). Each says what is wrong, and what is right is
-//! to be placed.
+//! The checks of a request packet, in the specification's order (IBA 9.7.4.1). Each returns what is wrong with a packet;
+//! one that passes all of them may be placed.
 
 use super::{InProgress, ReceiveSource, Responder, Verdict};
 use crate::config::MESSAGE_MAX;

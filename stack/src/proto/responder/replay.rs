@@ -109,15 +109,14 @@ impl Replay {
         older.iter().chain(newer)
     }
 
-    /// The slot of the oldest of the `pending` requests that are being answered, where each of them is newer than those that
-    /// are not.
+    /// The slot of the oldest request that is being answered, where the `pending` that are being answered are the newest.
     #[inline]
     pub fn first_of_newest(&self, pending: u8) -> usize {
         let (oldest, pending) = (usize::from(self.oldest), usize::from(pending));
         if oldest >= pending { oldest - pending } else { oldest + self.slots.len() - pending }
     }
 
-    /// The slot of the oldest request that is being answered, in any case.
+    /// The same in any order, by a search.
     #[cold]
     pub fn oldest_pending(&self) -> Option<usize> {
         let slots = self.slots.len();

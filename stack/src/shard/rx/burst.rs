@@ -96,7 +96,7 @@ impl Shard {
         }
     }
 
-    /// Gives the buffers of the burst before back. Not at its end: what it brought may have been waited for, and is answered
+    /// Gives the buffers of the burst before back to the port: at the next receive, so that what that burst brought is answered
     /// first.
     #[inline(always)]
     fn recycle(&mut self) {
@@ -105,8 +105,8 @@ impl Shard {
         }
     }
 
-    /// Counts a burst of `n` frames that was handled. Whether no other is received in this turn: one that was neither full nor
-    /// long was all there is. Responses are often followed by what the program waits for; a request is answered first.
+    /// Counts a burst of `n` frames that was handled. Whether it is the last of this turn: if it was neither full nor long the port
+    /// has no more, and if it brought requests they are answered first.
     #[inline(always)]
     fn is_last(&self, n: usize, bytes: u64) -> bool {
         self.env.counters.add(Counter::RxFrames, n as u64);

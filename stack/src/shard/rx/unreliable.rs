@@ -1,6 +1,6 @@
 //! UC and UD: receiving without answering.
 
-use super::prove;
+use super::check_icrc;
 use crate::id::QpType;
 use crate::port::Frame;
 use crate::proto::fault::Fault;
@@ -29,7 +29,7 @@ impl Env {
         if !qp.gates.has(Gates::RX_REQ) {
             return Err(Discard::BadState);
         }
-        prove(frame, layout)?;
+        check_icrc(frame, layout)?;
         let pkt = layout.packet(frame.data());
         if qp.is_datagram() {
             // A group address goes with the group's queue pair number, and never comes here.
@@ -37,13 +37,13 @@ impl Env {
                 let group = pkt.dst().is_multicast();
                 return Err(if group { Discard::NotOurMulticast } else { Discard::NotOurAddress });
             }
-            self.check_realm(layout, &pkt)?;
+            self.check_vlan_and_pkey(layout, &pkt)?;
             qp.counters.received(frame.len());
             if pkt.is_marked() {
                 self.note_mark(qp);
             }
             if qp.ty == QpType::Gsi {
-                self.note_asker(frame.data(), &pkt.src());
+                self.note_reply_mac(frame.data(), &pkt.src());
             }
             return self.receive_datagram(qp, &pkt, layout.priority());
         }
@@ -53,7 +53,7 @@ impl Env {
         if !qp.template.goes_to_source_of(&pkt) {
             return Err(Discard::WrongPeer);
         }
-        self.check_realm(layout, &pkt)?;
+        self.check_vlan_and_pkey(layout, &pkt)?;
         qp.counters.received(frame.len());
         if pkt.is_marked() {
             self.note_mark(qp);

@@ -56,7 +56,7 @@ impl Env {
                 Ok(seq) => seq,
                 Err(idle) => return self.rest(qp, idle),
             };
-            let path = if qp.is_datagram() { self.aim(qp, seq) } else { self.connection_path(qp) };
+            let path = if qp.is_datagram() { self.datagram_path(qp, seq) } else { self.connection_path(qp) };
             if path == Path::Pending {
                 return Stop::Done; // woken when the neighbour table changes, at the latest when it gives up
             }
@@ -134,8 +134,8 @@ impl Env {
         }
     }
 
-    /// Points the template at the destination of a datagram.
-    fn aim(&mut self, qp: &mut Qp, seq: u32) -> Path {
+    /// Resolves the destination of a datagram and points the template at it.
+    fn datagram_path(&mut self, qp: &mut Qp, seq: u32) -> Path {
         let Some(address) = UdAddress::of(qp.sq.0.slot(seq)).copied() else {
             return Path::Inside; // goes nowhere: the requester refuses it
         };

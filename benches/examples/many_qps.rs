@@ -1,4 +1,4 @@
-//! The cost of many connected queue pairs: `cargo run --release -p roce-benches --example many`.
+//! The cost of many connected queue pairs: `cargo run --release -p roce-benches --example many_qps`.
 //!
 //! Two devices on an in-process link, driven and used by one thread. Each message goes to a queue pair drawn at random, 64
 //! are outstanding, one per queue pair. The CPU time of the thread is counted, so other programs disturb less; runs with few
@@ -33,7 +33,7 @@ fn open(port: Box<dyn verbs::port::Port>, last: u8) -> End {
 }
 
 /// Connected queue pairs of both ends.
-struct Many {
+struct Pairs {
     sqs: Vec<SendQueue>,
     rqs: Vec<RecvQueue>,
     send: CqPoller,
@@ -64,7 +64,7 @@ fn on_core() -> u64 {
     stat.split(' ').next().and_then(|ns| ns.parse().ok()).expect("nanoseconds")
 }
 
-impl Many {
+impl Pairs {
     fn new(a: &mut End, b: &mut End, qps: usize, visit: usize) -> Self {
         let (before, start) = (resident(), Instant::now());
         let cq = |end: &End| end.context.create_cq(4096).expect("a queue");
@@ -204,8 +204,8 @@ fn main() {
     let (a, b) = pair(1);
     let (mut a, mut b) = (open(a, 1), open(b, 2));
     for visit in visits {
-        let mut few = (qps > 100).then(|| Many::new(&mut a, &mut b, 100, visit));
-        let mut many = Many::new(&mut a, &mut b, qps, visit);
+        let mut few = (qps > 100).then(|| Pairs::new(&mut a, &mut b, 100, visit));
+        let mut many = Pairs::new(&mut a, &mut b, qps, visit);
         let mut ratios = Vec::new();
         for _ in 0..runs {
             let one = few.as_mut().map_or(0.0, |few| few.run(&mut a, &mut b, messages));

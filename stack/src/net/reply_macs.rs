@@ -1,43 +1,43 @@
-//! The Ethernet addresses from which strangers' messages came, for the answers to them.
+//! The Ethernet addresses from which strangers' messages came, for the replies to them.
 //!
 //! Separate from the neighbour table, which a stranger's message neither changes nor fills. A fixed number of places; addresses
 //! that hash to the same one share it.
 
-use crate::config::{NEIGHBOUR_ASKERS, NEIGHBOUR_LIFETIME};
+use crate::config::{NEIGHBOUR_LIFETIME, REPLY_MACS};
 use crate::id::{Gid, Mac};
 use crate::time::Instant;
 
 #[derive(Debug)]
-pub(super) struct Askers(Box<[Option<Asked>; NEIGHBOUR_ASKERS]>);
+pub(super) struct ReplyMacs(Box<[Option<Sender>; REPLY_MACS]>);
 
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct Sender {
     gid: Gid,
     mac: Mac,
     at: Instant,
 }
 
-impl Default for Askers {
+impl Default for ReplyMacs {
     fn default() -> Self {
-        Self(Box::new([None; NEIGHBOUR_ASKERS]))
+        Self(Box::new([None; REPLY_MACS]))
     }
 }
 
-impl Askers {
+impl ReplyMacs {
     /// A message of `gid` came from this Ethernet address.
     pub(super) fn note(&mut self, now: Instant, gid: &Gid, mac: Mac) {
-        self.0[place(gid)] = Some(Asked { gid: *gid, mac, at: now });
+        self.0[place(gid)] = Some(Sender { gid: *gid, mac, at: now });
     }
 
     /// The Ethernet address from which the last message of `gid` came, if that was lately.
     pub(super) fn mac(&self, now: Instant, gid: &Gid) -> Option<Mac> {
-        let lately = |asked: &&Asked| asked.gid == *gid && now < asked.at.after(NEIGHBOUR_LIFETIME);
-        self.0[place(gid)].as_ref().filter(lately).map(|asked| asked.mac)
+        let lately = |sender: &&Sender| sender.gid == *gid && now < sender.at.after(NEIGHBOUR_LIFETIME);
+        self.0[place(gid)].as_ref().filter(lately).map(|sender| sender.mac)
     }
 }
 
 fn place(gid: &Gid) -> usize {
     let bits = u128::from_be_bytes(gid.0);
     let mixed = ((bits >> 64) as u64 ^ bits as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> (64 - NEIGHBOUR_ASKERS.trailing_zeros())) as usize
+    (mixed >> (64 - REPLY_MACS.trailing_zeros())) as usize
 }
