@@ -25,7 +25,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 const COMMON: &[&str] = &["id", "time", "config", "mark", "runtime"];
 
 /// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the handlers of forks, the
-/// frame, DPDK, the memory that a memif shares and the wake-up of its peer, the system
+/// frame, requests about network interfaces, DPDK, the memory that a memif shares and the wake-up of its peer, the system
 /// calls of UDP sockets, the CRC, the bindings; memory: accesses to it, by us and by the kernel, the
 /// guarantee of its validity and its opening, the copies, the turn boundary, what the helper asks of the scheduler, registration, and registration in the simulator,
 /// tests and benchmarks; buffers that an io_uring has; the C face, to which everything comes as a pointer; functions of the C library that name files;
@@ -41,6 +41,7 @@ const UNSAFE: &[&str] = &[
     "stack/src/sync/process.rs",
     "stack/src/sync/unforked.rs",
     "stack/src/port/frame.rs",
+    "stack/src/port/netdevice.rs",
     "stack/src/port/dpdk/",
     "stack/src/port/memif/ring.rs",
     "stack/src/port/memif/shm.rs",
