@@ -5,19 +5,9 @@
 #include "shim.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <net/if.h>
-#include <net/if_arp.h>
-#include <unistd.h>
 
 #include <rte_bus_vdev.h>
 #include <rte_dev.h>
@@ -29,7 +19,6 @@
 #include <rte_log.h>
 #include <rte_mbuf.h>
 #include <rte_mempool.h>
-#include <rte_version.h>
 
 _Static_assert(sizeof(dpdk_sys_frame) == 32, "a frame has 32 bytes");
 _Static_assert(DPDK_SYS_LCORE_NONE == LCORE_ID_ANY, "no lcore");
@@ -202,39 +191,6 @@ dpdk_sys_free(void *handle)
 
 /* ---- the environment ---- */
 
-void
-dpdk_sys_block_signals(void)
-{
-	sigset_t all;
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, NULL);
-}
-
-int
-dpdk_sys_thread_umask(uint32_t mask)
-{
-	static _Thread_local int own; /* whether the thread's umask is its own */
-
-	if (!own && unshare(CLONE_FS) != 0)
-		return -errno;
-	own = 1;
-	umask(mask);
-	return 0;
-}
-
-int
-dpdk_sys_huge_page_works(size_t bytes)
-{
-	/* MAP_HUGE_SHIFT is 26: the page size's logarithm goes into the flags. */
-	int log2 = 63 - __builtin_clzll((unsigned long long)bytes);
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | (log2 << 26), -1, 0);
-	if (p == MAP_FAILED)
-		return 0;
-	munmap(p, bytes);
-	return 1;
-}
-
 static void (*log_line)(const char *, size_t);
 
 static ssize_t
@@ -280,38 +236,6 @@ int
 dpdk_sys_forked(void)
 {
 	return forked;
-}
-
-const char *
-dpdk_sys_version(void)
-{
-	return rte_version();
-}
-
-void
-dpdk_sys_cpu_list(char *out, size_t size)
-{
-	cpu_set_t set;
-	size_t used = 0;
-
-	if (size > 0)
-		out[0] = '\0';
-	if (sched_getaffinity(0, sizeof(set), &set) != 0)
-		return;
-	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-		if (!CPU_ISSET(cpu, &set))
-			continue;
-		int last = cpu;
-		while (last + 1 < CPU_SETSIZE && CPU_ISSET(last + 1, &set))
-			last++;
-		int n = snprintf(out + used, size - used, "%s%d-%d", used > 0 ? "," : "", cpu, last);
-		if (n < 0 || (size_t)n >= size - used) {
-			out[used] = '\0';
-			return;
-		}
-		used += (size_t)n;
-		cpu = last;
-	}
 }
 
 uint32_t
@@ -420,12 +344,6 @@ dpdk_sys_pool_free(void *pool)
 		return 0;
 	rte_mempool_free(pool);
 	return 1;
-}
-
-uint32_t
-dpdk_sys_pool_in_use(const void *pool)
-{
-	return rte_mempool_in_use_count(pool);
 }
 
 int
@@ -583,46 +501,5 @@ dpdk_sys_port_missed(uint16_t port, uint64_t *rx, uint64_t *tx)
 		*rx = stats.imissed + stats.ierrors + stats.rx_nombuf;
 		*tx = stats.oerrors;
 	}
-	return ret;
-}
-
-int
-dpdk_sys_iface_socket(void)
-{
-	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-
-	return fd >= 0 ? fd : -errno;
-}
-
-int
-dpdk_sys_iface_look(int fd, uint32_t index, uint32_t *mtu)
-{
-	struct ifreq request;
-
-	memset(&request, 0, sizeof(request));
-	request.ifr_ifindex = (int)index;
-	/* Its present name: it may have been renamed since it was opened. */
-	if (ioctl(fd, SIOCGIFNAME, &request) != 0 || ioctl(fd, SIOCGIFMTU, &request) != 0)
-		return -errno;
-	*mtu = (uint32_t)request.ifr_mtu;
-	if (ioctl(fd, SIOCGIFFLAGS, &request) != 0)
-		return -errno;
-	return (request.ifr_flags & IFF_UP) != 0 && (request.ifr_flags & IFF_RUNNING) != 0;
-}
-
-int
-dpdk_sys_iface_set_mac(const char *iface, const uint8_t mac[6])
-{
-	struct ifreq request;
-	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-
-	if (fd < 0)
-		return -errno;
-	memset(&request, 0, sizeof(request));
-	snprintf(request.ifr_name, sizeof(request.ifr_name), "%s", iface);
-	request.ifr_hwaddr.sa_family = ARPHRD_ETHER;
-	memcpy(request.ifr_hwaddr.sa_data, mac, 6);
-	int ret = ioctl(fd, SIOCSIFHWADDR, &request) == 0 ? 0 : -errno;
-	close(fd);
 	return ret;
 }

@@ -56,23 +56,12 @@ void dpdk_sys_free(void *handle);
 
 /* ---- the environment ---- */
 
-/* Blocks every signal in the calling thread. */
-void dpdk_sys_block_signals(void);
-/* Files and sockets that the calling thread makes, and threads that it starts, get this umask(2); the rest of the process keeps
- * its own. Returns 0, or a negative errno with nothing changed. */
-int dpdk_sys_thread_umask(uint32_t mask);
-/* Whether a huge page of `bytes` can be allocated right now. */
-int dpdk_sys_huge_page_works(size_t bytes);
 /* Passes DPDK's log lines to `line` (not terminated by NUL), from `level` (1 emergency .. 8 debug) on. */
 int dpdk_sys_log_to(void (*line)(const char *text, size_t len), uint32_t level);
 /* rte_eal_init; on success also prepares for fork. The strings must stay valid for ever. */
 int dpdk_sys_eal_init(int argc, char **argv);
 /* Whether this process is a child of the one that called dpdk_sys_eal_init. */
 int dpdk_sys_forked(void);
-/* DPDK's version, as "DPDK 22.11.11". */
-const char *dpdk_sys_version(void);
-/* Writes the CPUs the calling thread may use, as "0-3,6", or "" if that is unknown. */
-void dpdk_sys_cpu_list(char *out, size_t size);
 /* Reserves an lcore id for a thread that is not DPDK's, or DPDK_SYS_LCORE_NONE; gives it back. The calling
  * thread's own id is the same afterwards. */
 uint32_t dpdk_sys_lcore_reserve(void);
@@ -93,8 +82,6 @@ int dpdk_sys_ring_pair(const char *a, const char *b, uint16_t queues, uint32_t s
 void *dpdk_sys_pool_create(const char *name, uint32_t n, uint32_t room, int *error);
 /* Frees the pool if every buffer is back: returns 1, or 0 with nothing done. */
 int dpdk_sys_pool_free(void *pool);
-/* Buffers of the pool that are in use. */
-uint32_t dpdk_sys_pool_in_use(const void *pool);
 
 /* Limits of a device, and its ring sizes and driver. */
 typedef struct dpdk_sys_limits {
@@ -124,12 +111,5 @@ int dpdk_sys_port_promiscuous(uint16_t port);
 int dpdk_sys_port_link(uint16_t port);
 /* Frames that the device itself dropped. */
 int dpdk_sys_port_missed(uint16_t port, uint64_t *rx, uint64_t *tx);
-/* A socket for queries about Linux network interfaces of this thread's network namespace. */
-int dpdk_sys_iface_socket(void);
-/* Whether frames pass the interface of this number (1; 0: it is down, or has no carrier), and its MTU; -ENODEV if
- * it is gone. */
-int dpdk_sys_iface_look(int fd, uint32_t index, uint32_t *mtu);
-/* Sets the Ethernet address of a Linux network interface. */
-int dpdk_sys_iface_set_mac(const char *iface, const uint8_t mac[6]);
 
 #endif

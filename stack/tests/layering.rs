@@ -40,11 +40,12 @@ const UNSAFE: &[&str] = &[
     // Handlers of forks.
     "stack/src/sync/process.rs",
     "stack/src/sync/unforked.rs",
-    // Frames; the memory that a memif shares, and the wake-up of its peer; system calls of UDP sockets.
+    // Frames; the memory that a memif shares, and the wake-up of its peer; requests about network interfaces; system calls of UDP sockets.
     "stack/src/port/frame.rs",
     "stack/src/port/memif/ring.rs",
     "stack/src/port/memif/shm.rs",
     "stack/src/port/memif/wake.rs",
+    "stack/src/port/netdevice.rs",
     "stack/src/port/udp/sys.rs",
     // Memory that others write: accesses by us and by the kernel, the promise that it stays valid, the copies of a shard.
     "stack/src/racy.rs",

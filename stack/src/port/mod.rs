@@ -20,6 +20,7 @@ pub mod frame;
 mod lazy;
 mod loopback;
 mod memif;
+mod netdevice;
 mod pair;
 mod peers;
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]

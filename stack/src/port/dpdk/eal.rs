@@ -2,8 +2,13 @@
 
 use crate::port::PortError;
 use core::cell::Cell;
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{c_char, c_int};
+use core::mem::zeroed;
+use core::ptr;
+use core_affinity::CoreId;
 use dpdk_sys as sys;
+use rustix::fs::Mode;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::collections::VecDeque;
 use std::ffi::CString;
 use std::sync::{Mutex, OnceLock, mpsc};
@@ -59,6 +64,8 @@ pub(super) struct Eal {
 
 thread_local! {
     static IS_EAL_THREAD: Cell<bool> = const { Cell::new(false) };
+    /// Whether the thread's umask is its own.
+    static OWN_UMASK: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Eal {
@@ -96,6 +103,23 @@ impl Eal {
 pub(super) fn forked() -> bool {
     // SAFETY: reads one integer.
     unsafe { sys::dpdk_sys_forked() != 0 }
+}
+
+/// Files and sockets that the calling thread makes, and threads that it starts, get this umask(2); the rest of the process keeps
+/// its own.
+///
+/// # Errors
+/// Those of unshare(2); nothing has changed.
+pub(super) fn set_umask(mask: Mode) -> std::io::Result<()> {
+    if !OWN_UMASK.get() {
+        // SAFETY: the thread gets its own working directory and root, which are the same, and umask. Descriptors stay shared.
+        if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        OWN_UMASK.set(true);
+    }
+    rustix::process::umask(mask);
+    Ok(())
 }
 
 /// DPDK's last log lines, for messages.
@@ -157,20 +181,25 @@ fn free_huge_pages() -> Vec<usize> {
 /// Huge pages are used from this many free bytes on: about two queues.
 const HUGE_BYTES_MIN: usize = 96 << 20;
 
+/// Whether a huge page of `bytes` can be allocated right now.
+fn huge_page_works(bytes: usize) -> bool {
+    let size = MapFlags::from_bits_retain(bytes.ilog2() << libc::MAP_HUGE_SHIFT);
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::HUGETLB | size);
+    // SAFETY: a new mapping, wherever there is room, which nothing uses.
+    unsafe { mmap_anonymous(ptr::null_mut(), bytes, access, flags).map(|at| munmap(at, bytes)).is_ok() }
+}
+
+/// CPUs, in ascending order, as `--lcores` takes them: "0-3,6-6".
+fn cpu_list(cpus: &[CoreId]) -> String {
+    let runs = cpus.chunk_by(|a, b| a.id + 1 == b.id);
+    let runs = runs.map(|run| format!("{}-{}", run[0].id, run[run.len() - 1].id));
+    runs.collect::<Vec<_>>().join(",")
+}
+
 fn start(pci: Option<&str>) -> Result<Eal, PortError> {
     let options = OPTIONS.get_or_init(EalOptions::default);
-    let huge = options.huge_pages
-        && free_huge_pages().into_iter().any(|bytes| {
-            // SAFETY: maps one page and unmaps it again.
-            unsafe { sys::dpdk_sys_huge_page_works(bytes) != 0 }
-        });
-    let mut cpus = [0 as c_char; 256];
-    // SAFETY: the buffer has that size and comes back terminated.
-    let cpus = unsafe {
-        sys::dpdk_sys_cpu_list(cpus.as_mut_ptr(), cpus.len());
-        CStr::from_ptr(cpus.as_ptr())
-    };
-    let cpus = cpus.to_string_lossy();
+    let huge = options.huge_pages && free_huge_pages().into_iter().any(huge_page_works);
+    let cpus = cpu_list(&core_affinity::get_core_ids().unwrap_or_default());
     let arguments = arguments(options, huge, pci, &cpus);
     let pci = pci.is_some();
     let (jobs, inbox) = mpsc::channel::<Job>();
@@ -226,6 +255,16 @@ fn arguments(options: &EalOptions, huge: bool, pci: Option<&str>, cpus: &str) ->
     arguments
 }
 
+/// Blocks every signal in the calling thread.
+fn block_signals() {
+    // SAFETY: a set of signals, and calls that write and read it.
+    unsafe {
+        let mut all: libc::sigset_t = zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
+    }
+}
+
 /// On the environment's thread: no signal handler of the embedder ever runs on it or on the threads it starts.
 fn init(arguments: &[String], log_level: u32) -> Result<(), String> {
     // DPDK keeps the strings and may reorder the array.
@@ -234,10 +273,10 @@ fn init(arguments: &[String], log_level: u32) -> Result<(), String> {
         argv.push(CString::new(argument.as_str()).map_err(|_| "an option has a NUL")?.into_raw());
     }
     let argc = argv.len() as c_int;
-    argv.push(core::ptr::null_mut());
+    argv.push(ptr::null_mut());
+    block_signals();
     // SAFETY: the strings and the array are leaked; this runs once a process, on a thread that stays.
     unsafe {
-        sys::dpdk_sys_block_signals();
         sys::dpdk_sys_log_to(Some(log_line), log_level.clamp(1, 8));
         match sys::dpdk_sys_eal_init(argc, argv.leak().as_mut_ptr()) {
             0 => Ok(()),
@@ -249,6 +288,13 @@ fn init(arguments: &[String], log_level: u32) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cpus_are_listed_by_runs() {
+        let list = |cpus: &[usize]| cpu_list(&cpus.iter().map(|&id| CoreId { id }).collect::<Vec<_>>());
+        assert_eq!(list(&[0, 1, 2, 3, 6, 8, 9]), "0-3,6-6,8-9");
+        assert_eq!(list(&[]), "");
+    }
 
     #[test]
     fn options_go_together() {

@@ -12,6 +12,7 @@ use core::ffi::CStr;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 use dpdk_sys as sys;
+use rustix::fs::Mode;
 use std::ffi::CString;
 use std::path::Path;
 use std::sync::Arc;
@@ -170,13 +171,12 @@ fn steps(
     let name = c_string(&plan.name)?;
     let bus = c_string(device.bus)?;
     let args = c_string(&plan.args)?;
-    // SAFETY: terminated strings that DPDK copies. This is DPDK's thread, whose umask is of no other one.
-    let ret = unsafe {
-        if sys::dpdk_sys_thread_umask(if plan.any_user { 0 } else { 0o077 }) != 0 {
-            tracing::warn!("{}: the socket's permissions are those of this process's umask", plan.name);
-        }
-        sys::dpdk_sys_hotplug_add(bus.as_ptr(), name.as_ptr(), args.as_ptr())
-    };
+    // This is DPDK's thread, whose umask is of no other one.
+    if eal::set_umask(if plan.any_user { Mode::empty() } else { Mode::RWXG | Mode::RWXO }).is_err() {
+        tracing::warn!("{}: the socket's permissions are those of this process's umask", plan.name);
+    }
+    // SAFETY: terminated strings that DPDK copies.
+    let ret = unsafe { sys::dpdk_sys_hotplug_add(bus.as_ptr(), name.as_ptr(), args.as_ptr()) };
     if ret != 0 {
         // Nothing was added, so nothing is to be removed.
         let eal = device.eal;
@@ -264,7 +264,7 @@ fn set_up(
     if ret != 0 {
         return Err(format!("the device does not start: {}{}", errno_text(ret), last_log()));
     }
-    if let Some(iface) = plan.iface.as_ref().filter(|_| plan.makes_iface) {
+    if let Some(iface) = shared.iface.as_ref().filter(|_| plan.makes_iface) {
         tell_apart(iface, mac);
     }
     Ok((shared, mac, mtu))
@@ -327,19 +327,14 @@ fn address(port: u16, wanted: Option<Mac>) -> Mac {
 }
 
 /// net_tap gives its own address to the Linux interface too; a bridge would keep the port's frames then.
-fn tell_apart(iface: &str, port: Mac) {
+fn tell_apart(iface: &Iface, port: Mac) {
     let mut other = port;
     other.0[0] |= 2;
     other.0[5] ^= 0x80;
-    if let Ok(name) = c_string(iface) {
-        // SAFETY: a terminated name and six bytes. On failure the interface works, but not in a bridge.
-        let ret = unsafe { sys::dpdk_sys_iface_set_mac(name.as_ptr(), other.0.as_ptr()) };
-        if ret != 0 {
-            tracing::warn!(
-                "{iface} keeps the port's own address and will not work in a bridge: {}",
-                errno_text(ret)
-            );
-        }
+    // On failure the interface works, but not in a bridge.
+    if let Err(error) = iface.set_mac(other) {
+        let name = &iface.name;
+        tracing::warn!("{name} keeps the port's own address and will not work in a bridge: {error}");
     }
 }
 

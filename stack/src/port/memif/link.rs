@@ -607,7 +607,7 @@ mod tests {
     #[test]
     fn a_client_that_says_nothing_is_given_up() {
         let path = std::env::temp_dir().join(format!("roce-memif-silent-{}.sock", std::process::id()));
-        let _way = socket_file::make_way(&path).unwrap();
+        let _lock = socket_file::lock_and_clear(&path).unwrap();
         let listener = Listener::new(&path).unwrap();
         listener.listen().unwrap();
         let end = End::Server { listener, _file: SocketFile::new(&path).unwrap(), greeted: VecDeque::new() };

@@ -13,6 +13,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use super::control::is_link_local;
 use super::route::Router;
 use super::sys::{self, Local};
+use crate::port::netdevice;
 use crate::wire::UDP_PORT;
 
 /// Groups of messages about interfaces, their addresses, and routes of IPv4 (rtnetlink(7)): `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
@@ -42,8 +43,9 @@ impl Table {
         let mut ifaces = BTreeMap::new();
         let entries = sys::addresses()?.into_iter().map(|local| {
             let (mtu, segments) = *ifaces.entry(local.iface.clone()).or_insert_with(|| {
-                let mtu = sys::mtu(socket, &local.iface).unwrap_or(0);
-                let segments = sys::has_feature(socket, &local.iface, "tx-udp-segmentation") == Some(false);
+                let mtu = netdevice::mtu(socket, &local.iface).unwrap_or(0);
+                let segments =
+                    netdevice::has_feature(socket, &local.iface, "tx-udp-segmentation") == Some(false);
                 (mtu, segments)
             });
             Entry { local, mtu, segments }

@@ -1,5 +1,5 @@
 //! The system calls of a UDP socket that no library of ours makes: bursts of datagrams with their control messages, errors that
-//! came back by ICMP, and the interfaces of the host.
+//! came back by ICMP, and the addresses of the host.
 //!
 //! Addresses and control messages are laid out and read here as bytes, in safe code. What is left to `unsafe` are the calls
 //! themselves; each gets pointers to memory that lives, and is borrowed, until it returns.
@@ -9,7 +9,7 @@
 use super::control::{Control, Name};
 use crate::config::TX_BURST;
 use arrayvec::ArrayVec;
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::mem::{MaybeUninit, zeroed};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::ops::Range;
@@ -227,93 +227,4 @@ pub(super) fn addresses() -> Result<Vec<Local>> {
     // SAFETY: the list came from getifaddrs, and nothing refers to it any more.
     unsafe { libc::freeifaddrs(list) };
     Ok(found)
-}
-
-/// A request about an interface: its name, filled in.
-fn request(iface: &str) -> libc::ifreq {
-    // SAFETY: a structure of numbers and pointers, for which zeros are a value.
-    let mut request: libc::ifreq = unsafe { zeroed() };
-    let room = request.ifr_name.len() - 1;
-    for (to, from) in request.ifr_name[..room].iter_mut().zip(iface.bytes()) {
-        *to = from as _;
-    }
-    request
-}
-
-/// Largest IP packet of an interface.
-pub(super) fn mtu(socket: BorrowedFd<'_>, iface: &str) -> Result<usize> {
-    let mut request = request(iface);
-    // SAFETY: the request is what this command reads and writes.
-    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) })?;
-    // SAFETY: the command wrote this member.
-    Ok(unsafe { request.ifr_ifru.ifru_mtu }.max(0) as usize)
-}
-
-/// Commands and structures of `<linux/ethtool.h>`.
-const ETHTOOL_GSTRINGS: u32 = 0x1b;
-const ETHTOOL_GSSET_INFO: u32 = 0x37;
-const ETHTOOL_GFEATURES: u32 = 0x3a;
-const ETH_SS_FEATURES: u32 = 4;
-/// Bytes of a feature's name.
-const ETH_GSTRING_LEN: usize = 32;
-/// Features that an interface may have, at most.
-const FEATURES: usize = 256;
-
-/// `struct ethtool_sset_info`, with room for one number.
-#[repr(C)]
-struct SetInfo {
-    cmd: u32,
-    reserved: u32,
-    mask: u64,
-    data: [u32; 1],
-}
-
-/// `struct ethtool_gstrings`.
-#[repr(C)]
-struct Strings {
-    cmd: u32,
-    set: u32,
-    len: u32,
-    data: [u8; FEATURES * ETH_GSTRING_LEN],
-}
-
-/// `struct ethtool_gfeatures`; of 32 features each: available, requested, active, never changed.
-#[repr(C)]
-struct Features {
-    cmd: u32,
-    size: u32,
-    blocks: [[u32; 4]; FEATURES / 32],
-}
-
-/// Whether a feature of an interface is active, by its name in ethtool(8); `None`: it does not say.
-pub(super) fn has_feature(socket: BorrowedFd<'_>, iface: &str, feature: &str) -> Option<bool> {
-    let ask = |about: *mut c_void| {
-        let mut request = request(iface);
-        request.ifr_ifru.ifru_data = about.cast();
-        // SAFETY: the command, the first member of what is pointed to, reads and writes a structure of that kind: the callers
-        // below have one, with room for as many elements as the interface says that it has.
-        check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) }).ok()
-    };
-    let mut info = SetInfo { cmd: ETHTOOL_GSSET_INFO, reserved: 0, mask: 1 << ETH_SS_FEATURES, data: [0] };
-    ask((&raw mut info).cast())?;
-    let count = info.data[0] as usize;
-    if info.mask == 0 || count > FEATURES {
-        return None;
-    }
-    let mut strings = Box::new(Strings {
-        cmd: ETHTOOL_GSTRINGS,
-        set: ETH_SS_FEATURES,
-        len: count as u32,
-        data: [0; FEATURES * ETH_GSTRING_LEN],
-    });
-    ask((&raw mut *strings).cast())?;
-    let (names, _) = strings.data.as_chunks::<ETH_GSTRING_LEN>();
-    let is_it = |name: &[u8; ETH_GSTRING_LEN]| {
-        CStr::from_bytes_until_nul(name).is_ok_and(|name| name.to_bytes() == feature.as_bytes())
-    };
-    let at = names[..count].iter().position(is_it)?;
-    let size = count.div_ceil(32) as u32;
-    let mut features = Features { cmd: ETHTOOL_GFEATURES, size, blocks: [[0; 4]; FEATURES / 32] };
-    ask((&raw mut features).cast())?;
-    Some(features.blocks[at / 32][2] >> (at % 32) & 1 != 0)
 }
