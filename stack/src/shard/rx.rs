@@ -146,12 +146,7 @@ impl Env {
         }
         prove(frame, &layout)?;
         let pkt = layout.packet(frame.data());
-        if !qp.template.comes_from_destination_of(&pkt) {
-            return Err(Discard::NotOurAddress);
-        }
-        if !qp.template.goes_to_source_of(&pkt) {
-            return Err(Discard::WrongPeer);
-        }
+        qp.check_addresses(&pkt)?;
         self.check_realm(&layout, &pkt)?;
         self.note_received(qp, &pkt, frame.len());
         if !qp.comm_est {

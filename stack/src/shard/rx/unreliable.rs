@@ -38,12 +38,7 @@ impl Env {
                 return Err(if group { Discard::NotOurMulticast } else { Discard::NotOurAddress });
             }
         } else {
-            if !qp.template.comes_from_destination_of(&pkt) {
-                return Err(Discard::NotOurAddress);
-            }
-            if !qp.template.goes_to_source_of(&pkt) {
-                return Err(Discard::WrongPeer);
-            }
+            qp.check_addresses(&pkt)?;
         }
         self.check_realm(layout, &pkt)?;
         self.note_received(qp, &pkt, frame.len());
