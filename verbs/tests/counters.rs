@@ -254,8 +254,8 @@ fn provoke(reason: Discard) -> Option<(Seen, fn(&mut Bench))> {
         | Discard::BadRequest
         | Discard::NoReceive
         | Discard::ReceiveTooSmall => return None,
-        // No opcode of RC is a response of a fourth kind, and nothing holds a frame over a reset today.
-        Discard::UnexpectedResponse | Discard::EpochOver => return None,
+        // No opcode of RC is a response of a fourth kind.
+        Discard::UnexpectedResponse => return None,
         other => panic!("{other} is caused by nothing here"),
     };
     Some((seen, how))
@@ -299,7 +299,7 @@ fn every_reason_has_its_counter() {
             Seen::Device => assert_eq!(qp, 0, "{reason}"),
         }
     }
-    assert_eq!(left_out.len(), 10, "{left_out:?}");
+    assert_eq!(left_out.len(), 9, "{left_out:?}");
 }
 
 // A queue pair whose packets nobody acknowledges sends until no buffer is left, as a reliable one answers.

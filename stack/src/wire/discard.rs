@@ -125,8 +125,6 @@ discards! {
     TxStalled,
     /// The port had no buffer for a packet; what can be sent later is tried again.
     NoBuffer,
-    /// The frame was held over a reset or destruction of its queue pair.
-    EpochOver,
 }
 
 impl Discard {
