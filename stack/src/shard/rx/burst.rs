@@ -96,8 +96,7 @@ impl Shard {
         }
     }
 
-    /// Gives the buffers of the burst before back. Not at its end: what it brought may have been waited for, and is answered
-    /// first.
+    /// Returns the previous burst's buffers to the port. Deferred to here so that what that burst asked for is answered first.
     #[inline(always)]
     fn recycle(&mut self) {
         if !self.rx.is_empty() {
