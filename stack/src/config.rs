@@ -118,7 +118,8 @@ pub const GROUP_REPORT_GAP: Duration = Duration::from_secs(1);
 
 /// The background helper polls hot this long after the last frame.
 pub const HELPER_HOT: Duration = Duration::from_micros(50);
-/// The longest sleep of the background helper while a queue pair is connected.
+/// How often, at least, the helper polls a port that cannot signal while a queue pair is connected, and looks at a shard that callers
+/// turn.
 pub const HELPER_SLEEP: Duration = Duration::from_millis(1);
 
 /// Queue pair numbers of a block that are given out at most; so many are free that a number drawn at random is hard to guess.

@@ -1,7 +1,12 @@
 //! The architecture as a test: imports point down, and `unsafe` stays in the files that are listed here.
 
+use std::fmt::Debug;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use stack::net::NetCounter;
+use stack::proto::fault::Fault;
+use stack::wire::Discard;
 
 /// Each module of the stack and what it may import, `id`, `time`, `config` and `mark` aside, which all may.
 const LAYERS: &[(&str, &[&str])] = &[
@@ -320,9 +325,41 @@ fn every_test_file_is_part_of_a_binary() {
     }
 }
 
+/// Which of these names no code below a folder of the stack has, the file that declares them and tests aside.
+fn not_given(declared_in: &str, folder: &str, mut names: Vec<String>) -> Vec<String> {
+    let mut files = Vec::new();
+    sources(&root().join("stack/src").join(folder), &mut files);
+    let is_test =
+        |path: &Path| path.ends_with("tests.rs") || path.components().any(|c| c.as_os_str() == "tests");
+    for path in files.iter().filter(|path| !path.ends_with(declared_in) && !is_test(path)) {
+        let text: String = code(path).into_iter().map(|(_, line)| line + "\n").collect();
+        let text = text.split("\nmod tests {").next().unwrap_or_default();
+        names.retain(|name| !has_word(text, name));
+    }
+    names
+}
+
+// A reason that nothing gives promises a check that nobody makes.
+#[test]
+fn every_reason_is_given_somewhere() {
+    fn names(of: &str, all: impl IntoIterator<Item = impl Debug>) -> Vec<String> {
+        all.into_iter().map(|name| format!("{of}::{name:?}")).collect()
+    }
+    for (declared_in, folder, names) in [
+        ("wire/discard.rs", "", names("Discard", Discard::ALL)),
+        ("proto/fault.rs", "", names("Fault", Fault::all())),
+        ("net/counter.rs", "net", names("NetCounter", NetCounter::ALL)),
+        ("cm/counter.rs", "cm", names("Counter", stack::cm::Counter::ALL)),
+    ] {
+        assert_eq!(not_given(declared_in, folder, names), [""; 0], "{declared_in}");
+    }
+}
+
 #[test]
 fn the_test_sees_what_it_should() {
     assert_eq!(imported("use crate::{id, wire::Psn};"), ["id", "wire"]);
     assert_eq!(imported("let x = crate::shard::Turn::default();"), ["shard"]);
     assert!(has_word("unsafe { x }", "unsafe") && !has_word("unsafely()", "unsafe"));
+    let names = ["Discard::BadIcrc", "Discard::BadIcr"].map(String::from);
+    assert_eq!(not_given("wire/discard.rs", "", names.into()), ["Discard::BadIcr"]);
 }

@@ -197,6 +197,7 @@ fn a_waiting_datagram_without_a_source_address_is_dropped_by_name() {
         (0..50).for_each(|_| w.pump());
         common::nothing(&w.b.context, &w.b.cq);
         assert_eq!((w.a.dropped(Discard::NoSource), w.a.dropped(Discard::Unreachable)), (1, 0));
+        assert_eq!(from.counters().discarded(Discard::NoSource), 1, "of its queue pair, too");
         // The queue pair continues, from whatever address there is.
         if replaced {
             let ah = w.a.ah(gid(v6, 3), gid(v6, 1));

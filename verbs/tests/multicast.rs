@@ -264,6 +264,8 @@ fn u16_a_copy_for_each_queue_pair_with_the_qkey() {
         assert_eq!(ids, [(0, WcStatus::Success, 52, PEER_QPN), (2, WcStatus::Success, 52, PEER_QPN)]);
         assert!(done.iter().all(|wc| wc.wc_flags == WcFlags::GRH));
         assert_eq!(w.dropped(Discard::BadQkey), 1);
+        let of_each = |reason| qps.iter().map(|qp| qp.counters().discarded(reason)).collect::<Vec<_>>();
+        assert_eq!(of_each(Discard::BadQkey), [0, 1, 0], "by whom it was dropped");
         let sent = frame(&flow, &datagram(5, QKEY, b"to everybody"));
         for id in [0, 2] {
             let area = w.received(id, 52);
@@ -293,6 +295,30 @@ fn u16_one_that_drops_its_copy_keeps_nobody_from_theirs() {
     w.send_on(&flow, &[datagram(2, QKEY, b"b")]);
     assert_eq!(w.done().iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [7]);
     assert_eq!(w.dropped(Discard::NoReceive), 1);
+    let of_each = |reason| qps.iter().map(|qp| qp.counters().discarded(reason)).collect::<Vec<_>>();
+    assert_eq!(of_each(Discard::BadState), [2, 2, 0, 0]);
+    assert_eq!(of_each(Discard::NoReceive), [0, 0, 1, 0]);
+}
+
+// A member counts a group datagram, and the mark of a switch on it, as one that comes to its own number.
+#[test]
+fn a_group_datagram_counts_as_one_by_number() {
+    let mut w = Wire::new(false);
+    let qps = attached(&w, 2, group(3));
+    w.post_recvs(&qps[0], 2..3, 200);
+    let marked = |flow| Flow { traffic_class: 3, ..flow };
+    let counted = |qp: &Qp| {
+        let counters = qp.counters();
+        [Counter::RxFrames, Counter::RxBytes, Counter::MarksReceived].map(|c| counters.get(c))
+    };
+    let (own, to_all) = (marked(w.flow(&qps[0])), marked(to_group(&w, &qps[0], group(3))));
+    w.send_on(&own, &[datagram(1, QKEY, b"a")]);
+    let one = counted(&qps[0]);
+    assert_eq!((one[0], one[2]), (1, 1));
+    w.send_on(&to_all, &[datagram(2, QKEY, b"b")]);
+    assert_eq!(w.done().len(), 3);
+    assert_eq!(counted(&qps[0]), one.map(|n| 2 * n));
+    assert_eq!(counted(&qps[1]), one);
 }
 
 #[test]

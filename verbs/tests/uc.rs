@@ -79,6 +79,7 @@ fn u02_a_first_with_a_jump_starts_a_message() {
     assert_eq!(done(&mut w), [(3, WcStatus::Success, 263)]);
     assert_eq!(w.received(3, 263), [2; 263]);
     assert_eq!(w.dropped(Discard::OutOfSequence), 1);
+    assert_eq!(qp.counters().discarded(Discard::OutOfSequence), 1, "of its queue pair, too");
 }
 
 #[test]

@@ -416,6 +416,7 @@ fn an_unreachable_peer_costs_the_datagram() {
     }
     assert_eq!(done.iter().map(|wc| (wc.wr_id, wc.is_ok())).collect::<Vec<_>>(), [(1, true), (2, true)]);
     assert_eq!(w.dropped(Discard::Unreachable), 1);
+    assert_eq!(a.counters().discarded(Discard::Unreachable), 1, "of its queue pair, too");
 }
 
 // Many peers at once: addresses that share a slot of the path table, and queue pairs that change their destination

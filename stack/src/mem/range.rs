@@ -154,8 +154,8 @@ impl Place {
     /// Opens `len` bytes for access; `None` for a place that is [indirect](Self::indirect).
     ///
     /// # Safety
-    /// They are accessed in the turn in which the key was looked up, by the functions of [`racy`](crate::racy) alone, and written
-    /// only if the lookup was for a right to write.
+    /// They are accessed in the turn in which the key was looked up, by the functions of [`racy`](crate::racy) or by loads like
+    /// theirs (`crc/line.rs`) alone, and written only if the lookup was for a right to write.
     ///
     /// # Panics
     /// If it has fewer.

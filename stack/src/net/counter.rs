@@ -93,6 +93,8 @@ counters! {
     NoOverride = "ignored_no_override";
     /// Not answered: the answer does not fit the buffer.
     ReplyTooLong = "reply_too_long";
+    /// Not answered: there was no buffer for the answer, or too many frames wait for the link.
+    NoReplyBuffer = "no_reply_buffer";
 }
 
 /// Number of counters.

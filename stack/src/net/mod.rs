@@ -390,18 +390,19 @@ impl Net {
         }
     }
 
-    /// Takes a frame that is not RoCE. Writes the answer, if there is one, into `reply` and returns its length.
+    /// Takes a frame that is not RoCE. Writes the answer, if there is one, into `reply` and returns its length. An empty
+    /// `reply` says that no answer can be sent.
     ///
     /// `frame` may be any bytes; what is ignored is counted. An answer is never longer than its request, except that a neighbour
     /// solicitation without a source address option is answered with [`FRAME_MAX`] bytes.
     pub fn handle_frame(&mut self, now: Instant, frame: &[u8], reply: &mut [u8]) -> Option<usize> {
-        match self.handle(now, frame, reply) {
-            Ok(reply_len) => reply_len,
-            Err(reason) => {
-                self.count(reason);
-                None
-            }
-        }
+        let reason = match self.handle(now, frame, reply) {
+            Ok(reply_len) => return reply_len,
+            Err(NetCounter::ReplyTooLong) if reply.is_empty() => NetCounter::NoReplyBuffer,
+            Err(reason) => reason,
+        };
+        self.count(reason);
+        None
     }
 
     fn handle(&mut self, now: Instant, frame: &[u8], reply: &mut [u8]) -> Handled {

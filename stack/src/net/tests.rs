@@ -586,6 +586,9 @@ fn echo_requests_that_are_not_answered() {
     ignored(&mut net, &broadcast, NetCounter::BadIpAddress);
     assert_eq!(net.handle_frame(T0, &good, &mut [0; 20]), None);
     assert_eq!(net.counter(NetCounter::ReplyTooLong), 1);
+    assert_eq!(net.handle_frame(T0, &good, &mut []), None);
+    assert_eq!((net.counter(NetCounter::NoReplyBuffer), net.counter(NetCounter::ReplyTooLong)), (1, 1));
+    ignored(&mut net, &bad_sum, NetCounter::BadIp);
     let reply = answer(&mut net, T0, &good).unwrap();
     ignored(&mut host(A), &reply, NetCounter::OtherIcmp);
 }

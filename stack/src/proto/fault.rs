@@ -1,5 +1,7 @@
 //! What a responder's fault leads to: the answer on the wire, the status of a receive request, the fate of the
-//! queue pair, the asynchronous event (IBA 9.9.3, Table 57; classes A, B, C, D, G and J there).
+//! queue pair, the asynchronous event (IBA 9.9.3, Table 57; classes A, B, C, D and J there).
+//!
+//! A receive request is never malformed here, and a full completion queue (class G) ends its queue pairs without the responder.
 
 use super::status::{AsyncEvent, WcStatus};
 use super::tables::NakCode;
@@ -31,14 +33,10 @@ pub enum Fault {
     RemoteAccess,
     /// A buffer of the receive request: unknown local key, out of range, not writable.
     ReceiveProtection,
-    /// The receive request itself is malformed.
-    BadReceive,
     /// SEND with invalidate names a key that cannot be invalidated.
     BadInvalidate,
     /// The XRC shared receive queue named does not exist or belongs to another domain.
     BadXrcSrq,
-    /// The receive completion queue is full or in error.
-    CqOverflow,
 }
 
 /// What goes back to the requester.
@@ -77,11 +75,11 @@ const fn fatal(reply: Reply, status: Option<WcStatus>, event: Option<AsyncEvent>
 
 /// One row per fault: reliable types (RC, XRC target), then unreliable ones (UC, UD, GSI).
 #[rustfmt::skip]
-const FAULTS: [(Fault, Outcome, Outcome); 15] = {
-    use AsyncEvent::{QpAccessErr, QpFatal, QpReqErr};
+const FAULTS: [(Fault, Outcome, Outcome); 13] = {
+    use AsyncEvent::{QpAccessErr, QpReqErr};
     use NakCode::{InvalidRequest, PsnSequenceError, RemoteAccessError, RemoteOperationalError};
     use Reply::{Nak, Rnr};
-    use WcStatus::{LocAccessErr, LocLenErr, LocProtErr, LocQpOpErr, RemInvReqErr};
+    use WcStatus::{LocAccessErr, LocLenErr, LocProtErr, RemInvReqErr};
     const NONE: Reply = Reply::None;
     [
     // fault                     reliable                                                                     unreliable
@@ -96,12 +94,9 @@ const FAULTS: [(Fault, Outcome, Outcome); 15] = {
     (Fault::BadLength,         fatal(Nak(InvalidRequest),         Some(RemInvReqErr), Some(QpReqErr)),      DROP),
     (Fault::RemoteAccess,      fatal(Nak(RemoteAccessError),      Some(LocAccessErr), Some(QpAccessErr)),   DROP),
     (Fault::ReceiveProtection, fatal(Nak(RemoteOperationalError), Some(LocProtErr),   None),                fatal(NONE, Some(LocProtErr), None)),
-    (Fault::BadReceive,        fatal(Nak(RemoteOperationalError), Some(LocQpOpErr),   None),                fatal(NONE, Some(LocQpOpErr), None)),
     // Class J. The NAK spares the peer its whole retry span; hardware sends one too.
     (Fault::BadInvalidate,     fatal(Nak(RemoteAccessError),      Some(RemInvReqErr), Some(QpAccessErr)),   DROP),
     (Fault::BadXrcSrq,         fatal(Nak(InvalidRequest),         None,               Some(QpAccessErr)),   DROP),
-    // Class G. CQ_ERR is raised by the completion queue itself.
-    (Fault::CqOverflow,        fatal(NONE,                        None,               Some(QpFatal)),       fatal(NONE, None, Some(QpFatal))),
     ]
 };
 
@@ -123,7 +118,7 @@ impl Fault {
     ///
     /// On UC and UD nothing is ever answered; a dropped message's receive request is kept and used again.
     pub const fn outcome(self, ty: QpType) -> &'static Outcome {
-        const TABLE: &[(Fault, Outcome, Outcome); 15] = &FAULTS;
+        const TABLE: &[(Fault, Outcome, Outcome); 13] = &FAULTS;
         let row = &TABLE[self as usize];
         match ty {
             QpType::Rc | QpType::XrcIni | QpType::XrcTgt => &row.1,
@@ -151,10 +146,8 @@ mod tests {
             BadLength          61  9  err   2
             RemoteAccess       62  8  err   3
             ReceiveProtection  63  4  err   -
-            BadReceive         63  2  err   -
             BadInvalidate      62  9  err   3
-            BadXrcSrq          61  -  err   3
-            CqOverflow         -   -  err   1";
+            BadXrcSrq          61  -  err   3";
         let mut seen = 0;
         for (line, fault) in RELIABLE.lines().filter(|l| !l.trim().is_empty()).zip(Fault::all()) {
             let outcome = fault.outcome(QpType::Rc);
@@ -188,8 +181,7 @@ mod tests {
             for ty in [QpType::Uc, QpType::Ud, QpType::Gsi] {
                 let outcome = fault.outcome(ty);
                 assert_eq!(outcome.reply, Reply::None, "{fault:?}");
-                let own = matches!(fault, Fault::ReceiveProtection | Fault::BadReceive | Fault::CqOverflow);
-                assert_eq!(outcome.fatal, own, "{fault:?}");
+                assert_eq!(outcome.fatal, fault == Fault::ReceiveProtection, "{fault:?}");
             }
         }
     }

@@ -36,12 +36,7 @@ impl Env {
                 return Err(Discard::NotOurAddress);
             }
         } else {
-            if !qp.template.comes_from_destination_of(&pkt) {
-                return Err(Discard::NotOurAddress);
-            }
-            if !qp.template.goes_to_source_of(&pkt) {
-                return Err(Discard::WrongPeer);
-            }
+            qp.check_addresses(&pkt)?;
         }
         self.check_vlan_and_pkey(layout, &pkt)?;
         if !layout.row.payload.allows(pkt.payload.len(), crate::id::Mtu::Mtu256) {

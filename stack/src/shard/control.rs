@@ -117,9 +117,6 @@ impl Shard {
             if to == QpState::Sqd {
                 env.check_drained(qp);
             }
-            if to == QpState::Rts {
-                env.agenda.mark_ready(qp);
-            }
         }
         if to == QpState::Err {
             // Not left to the next turn: who goes on to RESET, again and again, may leave no time for one.

@@ -1,11 +1,11 @@
 //! Byte copying between packets and registered memory: the only code of a shard that touches it.
 //!
 //! Registered memory belongs to the program and to its peers at the same time, so it is never borrowed: bytes
-//! are copied in and out by the functions of [`racy`]. Every [`Place`] that is opened here comes from a lookup
-//! ([`MrTable::check`]) in the same turn, which is what makes the accesses sound: a region stays mapped until each shard
-//! has passed a turn boundary after its key was revoked (`device` waits for that when it deregisters, and a shard that
-//! died is in no turn), and whoever registered the range vouched for it ([`UserMemory`](crate::mem::UserMemory)). A
-//! place says how long it is, and nothing is opened beyond.
+//! are copied in and out by the functions of [`racy`], and out to long packets by [`OnePass`], which loads as they do.
+//! Every [`Place`] that is opened here comes from a lookup ([`MrTable::check`]) in the same turn, which is what makes the
+//! accesses sound: a region stays mapped until each shard has passed a turn boundary after its key was revoked (`device`
+//! waits for that when it deregisters, and a shard that died is in no turn), and whoever registered the range vouched for
+//! it ([`UserMemory`](crate::mem::UserMemory)). A place says how long it is, and nothing is opened beyond.
 //!
 //! Memory that may be unmapped at any moment is not opened: the kernel copies ([`racy::kernel`]), and an access that it refuses
 //! fails as one without the right to it does.

@@ -28,23 +28,22 @@ impl Env {
         }
     }
 
-    /// Frames that are no RoCE packets are the IP host's.
+    /// Frames that are no RoCE packets are the IP host's, which counts what becomes of each.
     pub fn receive_other(&mut self, frame: &Frame) {
         self.count(Counter::NetFrames);
-        let reply = self.outbox.take_frame();
+        let full = self.outbox.requests.frames.is_full();
+        let mut reply = if full { None } else { self.outbox.take_frame() };
         let shared = self.shared.clone();
         shared.with_net(|net| {
-            let mut none = [];
-            let (mut reply, now) = (reply, self.now);
-            let buffer = reply.as_mut().map_or(&mut none[..], |r| r.buffer_mut());
-            let len = net.handle_frame(now, frame.data(), buffer);
+            let buffer = reply.as_mut().map_or(&mut [][..], |reply| reply.buffer_mut());
+            let len = net.handle_frame(self.now, frame.data(), buffer);
             match (reply, len) {
-                (Some(mut r), Some(len)) if !self.outbox.requests.frames.is_full() => {
-                    r.set_len(len);
-                    self.outbox.requests.frames.push(r);
+                (Some(mut reply), Some(len)) => {
+                    reply.set_len(len);
+                    self.outbox.requests.frames.push(reply);
                 }
-                (Some(r), _) => self.outbox.keep_frame(r),
-                (None, _) => self.discard(Discard::NoBuffer),
+                (Some(reply), None) => self.outbox.keep_frame(reply),
+                (None, _) => {}
             }
             self.send_of_host(net);
         });
@@ -79,5 +78,87 @@ impl Env {
                 None => return self.outbox.keep_frame(frame),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::{FRAME_MAX, NetConfig, NetCounter};
+    use crate::port::{PortQueue, RxBurst, TxBurst};
+    use crate::shard::scale::shared;
+
+    const OURS: [u8; 4] = [10, 0, 0, 1];
+
+    /// A port that takes no frame, with so many buffers.
+    struct Stuck(usize);
+
+    impl PortQueue for Stuck {
+        fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
+            0
+        }
+        fn tx_burst(&mut self, _: &mut TxBurst) -> usize {
+            0
+        }
+        fn alloc(&mut self) -> Option<Frame> {
+            self.0 = self.0.checked_sub(1)?;
+            Some(Frame::from_vec(vec![0; 256]))
+        }
+    }
+
+    fn env(buffers: usize) -> Env {
+        Env::new(0, shared(1, 4), Box::new(Stuck(buffers)), Instant::from_nanos(1_000_000_000))
+    }
+
+    /// A neighbour that has an address, and asks for ours: an announcement and a request.
+    fn said() -> [Frame; 2] {
+        let mut peer = Net::new(&NetConfig::new(Mac([2, 0, 0, 0, 0, 0x21])));
+        peer.add_address([10, 0, 0, 2].into(), 24);
+        peer.resolve(Instant::ZERO, &Gid::v4(OURS));
+        [(); 2].map(|()| {
+            let mut out = vec![0; FRAME_MAX];
+            let len = peer.poll_transmit(Instant::ZERO, &mut out).expect("both are due");
+            out.truncate(len);
+            Frame::from_vec(out)
+        })
+    }
+
+    /// What became of frames at the IP host, and what the shard dropped.
+    fn outcomes(env: &Env) -> (Vec<(NetCounter, u64)>, u64) {
+        let counted = |net: &mut Net| net.counters().filter(|(_, n)| *n > 0).collect();
+        (env.shared.with_net(counted), env.counters.snapshot().drops())
+    }
+
+    #[test]
+    fn an_answer_that_cannot_be_sent_is_counted_as_such() {
+        let [_, question] = said();
+        // There are buffers, and one is left in the end; but the frames that wait have no room for another.
+        let mut full = env(TxBurst::new().capacity() + 1);
+        while !full.outbox.requests.frames.is_full() {
+            let frame = full.outbox.take_frame().expect("it has a buffer");
+            full.outbox.requests.frames.push(frame);
+        }
+        full.receive_other(&question);
+        let unanswered = (vec![(NetCounter::NeighbourLearned, 1), (NetCounter::NoReplyBuffer, 1)], 0);
+        assert_eq!(outcomes(&full), unanswered);
+        assert!(full.outbox.take_frame().is_some(), "the buffer is there for who has room");
+
+        let mut without = env(0);
+        without.receive_other(&question);
+        assert_eq!(outcomes(&without), unanswered);
+
+        let mut well = env(1);
+        well.receive_other(&question);
+        let answered = (vec![(NetCounter::ArpAnswered, 1), (NetCounter::NeighbourLearned, 1)], 0);
+        assert_eq!(outcomes(&well), answered);
+        assert_eq!(well.outbox.requests.frames.len(), 1);
+    }
+
+    #[test]
+    fn a_frame_without_an_answer_needs_no_buffer() {
+        let [announcement, _] = said();
+        let mut env = env(0);
+        env.receive_other(&announcement);
+        assert_eq!(outcomes(&env), (vec![(NetCounter::NotForUs, 1)], 0));
     }
 }

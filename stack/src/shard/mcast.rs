@@ -131,12 +131,15 @@ impl Env {
             }
             // Each by itself: one that drops its copy keeps nobody else from having one.
             let received = match qps.find(member.qpn) {
-                Some(qp) if qp.gates.has(Gates::RX_REQ) => self.receive_datagram(qp, &pkt, layout.priority()),
+                Some(qp) if qp.gates.has(Gates::RX_REQ) => {
+                    self.note_received(qp, &pkt, frame.len());
+                    self.receive_datagram(qp, &pkt, layout.priority())
+                }
                 Some(_) => Err(Discard::BadState),
                 None => Err(Discard::UnknownQpn),
             };
             if let Err(reason) = received {
-                self.discard(reason);
+                self.drop_packet(qps, member.qpn, reason);
             }
         }
         Ok(())

@@ -253,7 +253,7 @@ impl Outbox {
         if gone { self.leaving.pop_front() } else { None }
     }
 
-    /// Room for frames of the IP host: it never has more than half of the requests' backlog.
+    /// Room for what the IP host sends unasked: only while half of the requests' backlog is free.
     pub fn has_room_for_host(&self) -> bool {
         self.requests.frames.len() < TX_BURST / 2
     }

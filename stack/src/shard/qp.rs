@@ -14,7 +14,7 @@ use crate::proto::status::WcStatus;
 use crate::proto::wqe::Granule;
 use crate::sync::spsc::Consumer;
 use crate::time::Instant;
-use crate::wire::{Flow, Template, Transport, udp_source_port};
+use crate::wire::{Discard, Flow, Packet, Template, Transport, udp_source_port};
 
 use super::counters::QpCounters;
 use super::deferred::DeferredReceives;
@@ -339,6 +339,18 @@ impl Qp {
             dqpn: remote,
             ..Flow::default()
         });
+    }
+
+    /// Checks that a packet has the addresses of the connection.
+    #[inline(always)]
+    pub fn check_addresses(&self, pkt: &Packet<'_>) -> Result<(), Discard> {
+        if !self.template.comes_from_destination_of(pkt) {
+            return Err(Discard::NotOurAddress);
+        }
+        if !self.template.goes_to_source_of(pkt) {
+            return Err(Discard::WrongPeer);
+        }
+        Ok(())
     }
 
     /// Credits to tell the peer: receive requests it may use.

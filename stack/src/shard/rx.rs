@@ -105,7 +105,7 @@ impl Env {
 
     /// Counts a dropped packet, at its queue pair too, if it has one.
     #[cold]
-    fn drop_packet(&self, qps: &mut Qps, dqpn: Qpn, reason: Discard) {
+    pub(super) fn drop_packet(&self, qps: &mut Qps, dqpn: Qpn, reason: Discard) {
         self.discard(reason);
         if let Some(qp) = qps.find(dqpn) {
             qp.counters.discard(reason);
@@ -146,24 +146,25 @@ impl Env {
         }
         check_icrc(frame, &layout)?;
         let pkt = layout.packet(frame.data());
-        if !qp.template.comes_from_destination_of(&pkt) {
-            return Err(Discard::NotOurAddress);
-        }
-        if !qp.template.goes_to_source_of(&pkt) {
-            return Err(Discard::WrongPeer);
-        }
+        qp.check_addresses(&pkt)?;
         self.check_vlan_and_pkey(&layout, &pkt)?;
-        qp.counters.received(frame.len());
+        self.note_received(qp, &pkt, frame.len());
         if !qp.comm_est {
             self.establish(qp);
-        }
-        if pkt.is_marked() {
-            self.note_mark(qp);
         }
         if layout.row.request && layout.row.transport == Transport::Xrc {
             return self.handle_xrc_request(qp, pkt);
         }
         if layout.row.request { self.handle_request(qp, pkt) } else { self.handle_response(qp, pkt) }
+    }
+
+    /// Counts a packet that its queue pair's state, addresses and keys let in.
+    #[inline(always)]
+    pub(super) fn note_received(&mut self, qp: &mut Qp, pkt: &Packet<'_>, frame_len: usize) {
+        qp.counters.received(frame_len);
+        if pkt.is_marked() {
+            self.note_mark(qp);
+        }
     }
 
     /// The first packet of a connection.

@@ -37,7 +37,7 @@ impl EventFd {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes the descriptor not readable. To be called only after a signal: a program may have made the descriptor
+    /// Makes the descriptor not readable. Where a program has it, to be called only after a signal: the program may have made it
     /// blocking.
     pub fn clear(&self) {
         // Fails only where nothing was signalled.

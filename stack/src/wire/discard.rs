@@ -123,10 +123,8 @@ discards! {
     InboxFull,
     /// The port refused frames for so long that the backlog was dropped.
     TxStalled,
-    /// The port had no buffer for an answer.
+    /// The port had no buffer for a packet; what can be sent later is tried again.
     NoBuffer,
-    /// The frame was held over a reset or destruction of its queue pair.
-    EpochOver,
 }
 
 impl Discard {

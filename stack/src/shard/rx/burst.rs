@@ -96,8 +96,7 @@ impl Shard {
         }
     }
 
-    /// Gives the buffers of the burst before back to the port: at the next receive, so that what that burst brought is answered
-    /// first.
+    /// Returns the previous burst's buffers to the port. Deferred to here so that what that burst asked for is answered first.
     #[inline(always)]
     fn recycle(&mut self) {
         if !self.rx.is_empty() {

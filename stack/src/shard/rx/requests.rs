@@ -18,30 +18,19 @@ impl Env {
             return self.handle_unexpected(qp, &{ pkt });
         }
         let handled = qp.responder.handle_expected(&pkt, qp.pd, &mut qp.rq, &self.shared.mrs);
-        if let Err(fault) = handled.and_then(|verdict| self.place(qp, &pkt, verdict)) {
-            self.refuse(qp, pkt.psn, fault);
-        }
-        if qp.responder.has_answer() {
-            self.agenda.mark_answering(qp);
-        }
+        self.place_or_refuse(qp, &pkt, handled);
         Ok(())
     }
 
     /// A request that is a duplicate, comes after a gap, or to a queue pair that is about to end.
     #[cold]
     fn handle_unexpected(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
-        match qp.responder.handle_request(pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
-            Ok(verdict) => {
-                if let Err(fault) = self.place(qp, pkt, verdict) {
-                    self.refuse(qp, pkt.psn, fault);
-                }
-            }
-            Err(Ok(fault)) => self.refuse(qp, pkt.psn, fault),
+        let handled = match qp.responder.handle_request(pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
+            Ok(verdict) => Ok(verdict),
+            Err(Ok(fault)) => Err(fault),
             Err(Err(reason)) => return Err(reason),
-        }
-        if qp.responder.has_answer() {
-            self.agenda.mark_answering(qp);
-        }
+        };
+        self.place_or_refuse(qp, pkt, handled);
         Ok(())
     }
 
@@ -65,13 +54,23 @@ impl Env {
                 }
                 Some(_) => {}
                 None => {
-                    self.refuse(qp, pkt.psn, Fault::BadXrcSrq);
-                    self.agenda.mark_answering(qp);
+                    self.place_or_refuse(qp, &pkt, Err(Fault::BadXrcSrq));
                     return Ok(());
                 }
             }
         }
         self.handle_request(qp, pkt)
+    }
+
+    /// Does what the responder decided on a request, and has it answered if that is due.
+    #[inline(always)]
+    fn place_or_refuse(&mut self, qp: &mut Qp, pkt: &Packet<'_>, handled: Result<Verdict, Fault>) {
+        if let Err(fault) = handled.and_then(|verdict| self.place(qp, pkt, verdict)) {
+            self.refuse(qp, pkt.psn, fault);
+        }
+        if qp.responder.has_answer() {
+            self.agenda.mark_answering(qp);
+        }
     }
 
     /// Puts the packet's bytes where the verdict says, then lets the responder move on.

@@ -37,28 +37,18 @@ impl Env {
                 let group = pkt.dst().is_multicast();
                 return Err(if group { Discard::NotOurMulticast } else { Discard::NotOurAddress });
             }
-            self.check_vlan_and_pkey(layout, &pkt)?;
-            qp.counters.received(frame.len());
-            if pkt.is_marked() {
-                self.note_mark(qp);
-            }
-            if qp.ty == QpType::Gsi {
-                self.note_reply_mac(frame.data(), &pkt.src());
-            }
-            return self.receive_datagram(qp, &pkt, layout.priority());
-        }
-        if !qp.template.comes_from_destination_of(&pkt) {
-            return Err(Discard::NotOurAddress);
-        }
-        if !qp.template.goes_to_source_of(&pkt) {
-            return Err(Discard::WrongPeer);
+        } else {
+            qp.check_addresses(&pkt)?;
         }
         self.check_vlan_and_pkey(layout, &pkt)?;
-        qp.counters.received(frame.len());
-        if pkt.is_marked() {
-            self.note_mark(qp);
+        self.note_received(qp, &pkt, frame.len());
+        if !qp.is_datagram() {
+            return self.receive_message(qp, &pkt);
         }
-        self.receive_message(qp, &pkt)
+        if qp.ty == QpType::Gsi {
+            self.note_reply_mac(frame.data(), &pkt.src());
+        }
+        self.receive_datagram(qp, &pkt, layout.priority())
     }
 
     fn receive_message(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
@@ -68,7 +58,7 @@ impl Env {
         // Nobody answers, whatever the packet asks for.
         let pkt = &Packet { ack_req: false, ..*pkt };
         if qp.responder.cuts_off(pkt) {
-            self.discard(Discard::OutOfSequence);
+            self.discard_of(qp, Discard::OutOfSequence);
             self.give_up_receive(qp);
         }
         let verdict = match qp.responder.handle_message(pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {

@@ -157,7 +157,7 @@ impl Env {
         if !qp.is_reachable() {
             self.resolve(qp);
             if !qp.is_reachable() {
-                return Stop::Done; // the peer will ask again; resolving wakes nobody for an answer
+                return Stop::Done; // woken when the neighbour answers, or is found not to
             }
         }
         while budget > 0 && qp.responder.has_answer() {

@@ -61,7 +61,7 @@ impl Env {
                 return Stop::Done; // woken when the neighbour table changes, at the latest when it gives up
             }
             let Some(mut frame) = self.outbox.take_frame() else {
-                self.discard(Discard::NoBuffer);
+                self.discard_of(qp, Discard::NoBuffer);
                 return Stop::More;
             };
             let segment = if qp.is_datagram() {
@@ -91,7 +91,8 @@ impl Env {
                 continue; // the next look says whether older requests have to leave first
             }
             if matches!(path, Path::Failed | Path::NoSource) {
-                self.discard(if path == Path::Failed { Discard::Unreachable } else { Discard::NoSource });
+                let lost = if path == Path::Failed { Discard::Unreachable } else { Discard::NoSource };
+                self.discard_of(qp, lost);
                 self.outbox.keep_frame(frame);
                 continue;
             }
