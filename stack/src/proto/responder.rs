@@ -115,7 +115,7 @@ pub struct Responder {
     msn: Psn,
     /// The newest message packet that requested an acknowledgement, or one behind it that is acknowledged.
     asked: Psn,
-    /// The number of the last answer handed out, which acknowledges everything before it.
+    /// The last packet that the last answer acknowledges.
     answered: Psn,
     write_left: u32,
     write_len: u32,

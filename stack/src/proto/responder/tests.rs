@@ -177,3 +177,18 @@ fn nothing_is_owed_while_only_reads_are_answered() {
         }
     }
 }
+
+// Goal: a NAK leaves the packet that it asks for to be acknowledged.
+#[test]
+fn what_follows_a_nak_is_owed_an_acknowledgement() {
+    for fault in [Fault::PsnGap, Fault::NoReceive] {
+        let mut responder = ready(7);
+        responder.refuse(Psn::new(7), fault, crate::id::QpType::Rc);
+        assert!(responder.poll_transmit(None).is_some());
+        assert!(!responder.owes_acknowledgement());
+        take_send(&mut responder, true);
+        assert!(responder.owes_acknowledgement());
+        assert!(responder.poll_transmit(None).is_some());
+        assert!(!responder.owes_acknowledgement());
+    }
+}
