@@ -5,6 +5,7 @@
 //! refused, except what the refusal itself is. Answers wait in [`Responder::poll_transmit`], in PSN order.
 
 use super::fault::Fault;
+use super::in_flight::distance;
 use crate::id::{Mtu, PdId, Psn};
 use crate::mark::{Mark, hit};
 use crate::mem::{Access, MrTable, Place};
@@ -112,9 +113,9 @@ pub struct Responder {
     write_va: u64,
     epsn: Psn,
     msn: Psn,
-    /// The newest message packet that requested an acknowledgement.
+    /// The newest message packet that requested an acknowledgement, or one behind it that is acknowledged.
     asked: Psn,
-    /// The number of the last answer handed out, which acknowledges everything before it.
+    /// The last packet that the last answer acknowledges.
     answered: Psn,
     write_left: u32,
     write_len: u32,
@@ -232,14 +233,15 @@ impl Responder {
         self.has_answer() && !self.has_acknowledged(self.asked)
     }
 
-    /// The newest message packet that requested an acknowledgement.
+    /// The newest message packet that requested an acknowledgement; a later one may stand for it once it has that.
     pub fn asked(&self) -> Psn {
         self.asked
     }
 
-    /// Whether the last answer acknowledges this packet.
+    /// Whether the last answer acknowledges this packet, which was accepted less than a whole circle ago.
     pub fn has_acknowledged(&self, psn: Psn) -> bool {
-        self.answered.diff(psn) >= 0
+        // Answers to READs may be half of the circle behind `psn`, so both are counted back from what is expected next.
+        distance(self.answered, self.epsn) <= distance(psn, self.epsn)
     }
 
     /// Checks a request packet. `Err(Ok(fault))`: refused, answered by [`Responder::refuse`];
@@ -390,15 +392,24 @@ impl Responder {
         self.msn = self.msn.add(1);
     }
 
-    /// Moves on by `packets`. Every quarter of the circle, resources so old that their numbers are about to be
-    /// new again are forgotten.
+    /// Moves on by `packets`, which is half of the circle at most.
     #[inline(always)]
     fn advance(&mut self, packets: u32) {
-        let before = self.epsn;
-        self.epsn = before.add(packets);
-        if (before.get() ^ self.epsn.get()) >> 22 != 0 {
-            self.replay.forget_before(before);
+        let next = self.epsn.add(packets);
+        if (self.epsn.get() ^ next.get()) >> 22 != 0 {
+            self.leave_quarter();
         }
+        self.epsn = next;
+    }
+
+    /// The expected number is about to move into another quarter of the circle: nothing that is remembered may fall so far
+    /// behind that its number is new again.
+    #[cold]
+    fn leave_quarter(&mut self) {
+        if self.has_acknowledged(self.asked) {
+            self.asked = self.answered;
+        }
+        self.replay.forget_before(self.epsn);
     }
 
     #[inline(always)]

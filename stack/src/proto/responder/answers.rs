@@ -86,10 +86,13 @@ impl Responder {
             return Some(answer);
         }
         let (psn, pending) = self.ack.take()?;
-        self.answered = psn;
         Some(match pending {
-            Pending::Ack => Answered::Ack { psn, aeth: self.aeth(credits), fatal: None },
+            Pending::Ack => {
+                self.answered = psn;
+                Answered::Ack { psn, aeth: self.aeth(credits), fatal: None }
+            }
             Pending::Nak(syndrome) => {
+                self.answered = psn.sub(1);
                 let aeth = Aeth { syndrome, msn: self.msn.get() };
                 Answered::Ack { psn, aeth, fatal: self.fatal }
             }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::mem::UserMemory;
 use crate::proto::tables::CREDIT_UNLIMITED;
-use crate::wire::{Aeth, AtomicEth, Ext, Flow, HEADERS_MAX, Header, Ingress, Opcode, Template, locate};
+use crate::wire::{Aeth, AtomicEth, Ext, Flow, HEADERS_MAX, Header, Ingress, Opcode, Reth, Template, locate};
 
 /// Receives without end.
 struct Plenty;
@@ -12,24 +12,57 @@ impl ReceiveSource for Plenty {
     }
 }
 
-/// Takes an empty SEND at `psn` and returns the acknowledgement.
-fn send(responder: &mut Responder, psn: Psn) -> Option<Answered> {
+/// A packet without payload.
+fn with_packet<R>(header: &Header, f: impl FnOnce(&Packet<'_>) -> R) -> R {
     let template = Template::new(&Flow { dst: crate::id::Gid::v4([10, 0, 0, 1]), ..Flow::default() });
     let mut frame = [0; HEADERS_MAX];
-    let at = template.begin(&mut frame, &Header { psn, ack_req: true, ..Header::default() });
+    let at = template.begin(&mut frame, header);
     let len = template.seal(&mut frame, at, 0);
-    let Ok(Ingress::Roce(layout)) = locate(&frame[..len]) else { panic!("a SEND is a packet") };
-    let pkt = layout.packet(&frame[..len]);
-    let verdict = responder.handle_request(&pkt, PdId(1), &mut Plenty, &MrTable::new());
-    assert_eq!(verdict, Ok(Verdict::Accept));
-    responder.accept(&pkt);
+    let Ok(Ingress::Roce(layout)) = locate(&frame[..len]) else { panic!("it is a packet") };
+    f(&layout.packet(&frame[..len]))
+}
+
+/// Takes an empty SEND.
+fn take_send(responder: &mut Responder, ack_req: bool) {
+    with_packet(&Header { psn: responder.rq_psn(), ack_req, ..Header::default() }, |pkt| {
+        let verdict = responder.handle_request(pkt, PdId(1), &mut Plenty, &MrTable::new());
+        assert_eq!(verdict, Ok(Verdict::Accept));
+        responder.accept(pkt);
+    });
+}
+
+/// Takes an empty SEND and returns the acknowledgement.
+fn send(responder: &mut Responder) -> Option<Answered> {
+    take_send(responder, true);
     responder.poll_transmit(None)
+}
+
+/// Takes a READ of so many responses of 256 bytes, whose key is good.
+fn take_read(responder: &mut Responder, packets: u32) {
+    let ext = Ext::Reth(Reth { va: 0, rkey: 1, len: packets << 8 });
+    let header =
+        Header { opcode: Opcode::RC_READ_REQUEST, ext, psn: responder.rq_psn(), ..Header::default() };
+    with_packet(&header, |pkt| responder.accept(pkt));
+}
+
+/// Answers the READ that is next, but for its last packets. Those in the middle are passed over.
+fn answer_read(responder: &mut Responder, left: u32) {
+    let next = responder.replay.first_of_newest(responder.pending);
+    let r = &mut responder.replay.slots[next];
+    r.next = r.last.sub(left);
+    assert!(responder.poll_transmit(None).is_some());
 }
 
 fn ready(rq_psn: u32) -> Responder {
     let mut responder = Responder::default();
     let config = ResponderConfig { mtu: Mtu::Mtu1024, access: Access::all(), min_rnr_timer: 0 };
     responder.start(&config, Psn::new(rq_psn), 4);
+    responder
+}
+
+fn ready_for_short_packets(rq_psn: u32) -> Responder {
+    let mut responder = ready(rq_psn);
+    responder.configure(&ResponderConfig { mtu: Mtu::Mtu256, access: Access::all(), min_rnr_timer: 0 });
     responder
 }
 
@@ -42,12 +75,7 @@ fn r35_r57_words_of_a_zero_based_region_are_words_of_memory() {
         let rkey = keys.register(PdId(1), UserMemory::nowhere(addr, 64), access, 1).unwrap();
         let ext = Ext::Atomic(AtomicEth { va: 8, rkey, swap_add: 1, compare: 0 });
         let header = Header { opcode: Opcode::RC_FETCH_ADD, ext, psn: Psn::new(7), ..Header::default() };
-        let template = Template::new(&Flow { dst: crate::id::Gid::v4([10, 0, 0, 1]), ..Flow::default() });
-        let mut frame = [0; HEADERS_MAX];
-        let at = template.begin(&mut frame, &header);
-        let len = template.seal(&mut frame, at, 0);
-        let Ok(Ingress::Roce(layout)) = locate(&frame[..len]) else { panic!("a request is a packet") };
-        ready(7).handle_request(&layout.packet(&frame[..len]), PdId(1), &mut Plenty, &keys)
+        with_packet(&header, |pkt| ready(7).handle_request(pkt, PdId(1), &mut Plenty, &keys))
     };
     let Ok(Verdict::Atomic { place, swap: false }) = verdict(0x1000) else { panic!("it is a word") };
     assert_eq!((place.addr(), place.len()), (0x1008, 8));
@@ -60,7 +88,7 @@ fn r51_message_sequence_number_wraps() {
     responder.msn = Psn::new(0xff_ffff);
     let aeth = Aeth { syndrome: CREDIT_UNLIMITED, msn: 0 };
     let answer = Answered::Ack { psn: Psn::new(0x100), aeth, fatal: None };
-    assert_eq!(send(&mut responder, Psn::new(0x100)), Some(answer));
+    assert_eq!(send(&mut responder), Some(answer));
 }
 
 // Goal: what is being answered, and what may be asked again, survives another number of resources.
@@ -120,4 +148,47 @@ fn old_resources_are_forgotten_before_the_circle_closes() {
         responder.advance(0x10_0000);
     }
     assert!(responder.replay.iter().all(|r| r.kind == Kind::Ack));
+}
+
+// Goal: receive completions are not held back behind READs for an acknowledgement that nobody waits for, however long
+// ago somebody did.
+#[test]
+fn nothing_is_owed_while_only_reads_are_answered() {
+    for packets in [1 << 21, (1 << 22) - 1, (1 << 22) + 1, (1 << 23) - 1] {
+        for first in [0, 1, 0x3f_ffff, 0x7f_ffff, 0xff_ffff] {
+            let mut responder = ready_for_short_packets(first);
+            assert!(send(&mut responder).is_some());
+            take_read(&mut responder, 1 << 23);
+            for n in 0..20 {
+                answer_read(&mut responder, 1);
+                take_read(&mut responder, packets);
+                assert!(responder.poll_transmit(None).is_some());
+                assert!(responder.has_answer() && !responder.owes_acknowledgement(), "{n}: {responder:?}");
+            }
+            answer_read(&mut responder, 1);
+            take_send(&mut responder, true);
+            assert!(responder.owes_acknowledgement());
+            take_read(&mut responder, 1);
+            assert!(responder.owes_acknowledgement());
+            assert!(responder.poll_transmit(None).is_some(), "the last of the READ before");
+            assert!(responder.owes_acknowledgement());
+            assert!(responder.poll_transmit(None).is_some());
+            assert!(!responder.owes_acknowledgement());
+        }
+    }
+}
+
+// Goal: a NAK leaves the packet that it asks for to be acknowledged.
+#[test]
+fn what_follows_a_nak_is_owed_an_acknowledgement() {
+    for fault in [Fault::PsnGap, Fault::NoReceive] {
+        let mut responder = ready(7);
+        responder.refuse(Psn::new(7), fault, crate::id::QpType::Rc);
+        assert!(responder.poll_transmit(None).is_some());
+        assert!(!responder.owes_acknowledgement());
+        take_send(&mut responder, true);
+        assert!(responder.owes_acknowledgement());
+        assert!(responder.poll_transmit(None).is_some());
+        assert!(!responder.owes_acknowledgement());
+    }
 }
