@@ -2,6 +2,9 @@
 
 use crate::id::Psn;
 
+/// Sequence numbers without an answer, at most: as many behind as ahead (IBA 9.7.1).
+pub(super) const NUMBERS_MAX: u32 = 1 << 23;
+
 /// The sequence numbers in flight, `una` to before `next`, and the packet that goes out next: the one at `next`, or one
 /// before it during a retransmission.
 #[derive(Clone, Copy, Debug)]

@@ -397,19 +397,19 @@ impl Responder {
     fn advance(&mut self, packets: u32) {
         let next = self.epsn.add(packets);
         if (self.epsn.get() ^ next.get()) >> 22 != 0 {
-            self.leave_quarter();
+            self.leave_quarter(packets);
         }
         self.epsn = next;
     }
 
-    /// The expected number is about to move into another quarter of the circle: nothing that is remembered may fall so far
-    /// behind that its number is new again.
+    /// The expected number is about to move by `packets`, into another quarter of the circle: nothing that is remembered may
+    /// fall so far behind that its number is new again.
     #[cold]
-    fn leave_quarter(&mut self) {
+    fn leave_quarter(&mut self, packets: u32) {
         if self.has_acknowledged(self.asked) {
             self.asked = self.answered;
         }
-        self.replay.forget_before(self.epsn);
+        self.replay.forget_behind(self.epsn, packets);
     }
 
     #[inline(always)]

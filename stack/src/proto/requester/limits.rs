@@ -6,12 +6,9 @@ use super::operation::Operation;
 use super::{Idle, RequestKind, Requester};
 use crate::config::{ACK_REQ_STRIDE, CREDITS_LOW};
 use crate::mark::{Mark, hit};
-use crate::proto::in_flight::distance;
+use crate::proto::in_flight::{NUMBERS_MAX, distance};
 use crate::proto::status::WcStatus;
 use crate::time::Instant;
-
-/// Sequence numbers without an answer, at most: as many behind as ahead (IBA 9.7.1).
-const NUMBERS_MAX: u32 = 1 << 23;
 
 /// Which of the next packets request an acknowledgement though nobody waits for it. Packets are numbered from 0 on.
 #[derive(Clone, Copy, Debug)]

@@ -214,7 +214,7 @@ impl Responder {
     /// drops every other answer; the queue pair ends with it. `false`: it was a replay, which is dropped, as
     /// any duplicate with a fault is.
     pub fn refuse_read(&mut self, psn: Psn) -> bool {
-        let read = self.replay.slots.iter_mut().find(|r| r.kind == Kind::ReadRequest && r.covers(psn));
+        let read = self.replay.find(Kind::ReadRequest, psn, self.epsn);
         if let Some(r) = read.filter(|r| r.replay) {
             self.pending -= u8::from(r.pending);
             r.pending = false;

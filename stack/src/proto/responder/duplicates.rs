@@ -25,7 +25,7 @@ impl Responder {
             }
             kind => {
                 let log2 = self.mtu.log2();
-                let Some(r) = self.replay.slots.iter_mut().find(|r| r.kind == kind && r.covers(psn)) else {
+                let Some(r) = self.replay.find(kind, psn, self.epsn) else {
                     hit(Mark::DuplicateForgotten);
                     return Err(Discard::Duplicate);
                 };
@@ -61,7 +61,8 @@ impl Responder {
     fn acknowledgeable(&self, psn: Psn) -> Psn {
         self.replay
             .iter()
-            .filter(|r| r.kind != Kind::Ack && r.first.diff(psn) > 0 && r.first.diff(self.epsn) < 0)
+            .filter(|r| r.kind != Kind::Ack && r.is_recent(self.epsn))
+            .filter(|r| r.first.diff(psn) > 0 && r.first.diff(self.epsn) < 0)
             .map(|r| r.first.sub(1))
             .min_by_key(|p| p.diff(psn))
             .unwrap_or(self.epsn.sub(1))

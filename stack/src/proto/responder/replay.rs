@@ -2,6 +2,7 @@
 //! resources). A new one takes the place of the oldest.
 
 use crate::id::{PdId, Psn};
+use crate::proto::in_flight::{NUMBERS_MAX, distance};
 use crate::wire::Kind;
 
 /// A request that may have to be answered again.
@@ -49,6 +50,12 @@ impl Resource {
     /// Whether this is one of its sequence numbers.
     pub fn covers(&self, psn: Psn) -> bool {
         psn.diff(self.first) >= 0 && psn.diff(self.last) <= 0
+    }
+
+    /// Whether its requester may lack the answer yet, with `epsn` expected next. The numbers of one that is not recent may be those
+    /// of newer requests.
+    pub fn is_recent(&self, epsn: Psn) -> bool {
+        self.last.diff(epsn) < 0
     }
 }
 
@@ -123,10 +130,18 @@ impl Replay {
         (0..slots).map(|i| (usize::from(self.oldest) + i) % slots).find(|&i| self.slots[i].pending)
     }
 
-    /// Forgets requests that lie so far before `psn` that their numbers are about to be new again.
+    /// The request of this kind that has this number, one of those behind `epsn`.
+    pub fn find(&mut self, kind: Kind, psn: Psn, epsn: Psn) -> Option<&mut Resource> {
+        self.slots.iter_mut().find(|r| r.kind == kind && r.covers(psn) && r.is_recent(epsn))
+    }
+
+    /// Forgets requests that are not recent any more when `epsn` has moved on by `packets`. Called with every quarter of the circle,
+    /// so that each is less than a whole one behind.
     #[cold]
-    pub fn forget_before(&mut self, psn: Psn) {
-        for r in self.slots.iter_mut().filter(|r| !r.pending && psn.diff(r.last) > 1 << 21) {
+    pub fn forget_behind(&mut self, epsn: Psn, packets: u32) {
+        let is_old = |r: &Resource| distance(r.last, epsn) + packets > NUMBERS_MAX;
+        // One that was put just now is being answered.
+        for r in self.slots.iter_mut().filter(|r| !r.pending && is_old(r)) {
             r.kind = Kind::Ack;
         }
     }

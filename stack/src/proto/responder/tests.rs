@@ -1,7 +1,9 @@
 use super::*;
 use crate::mem::UserMemory;
 use crate::proto::tables::CREDIT_UNLIMITED;
-use crate::wire::{Aeth, AtomicEth, Ext, Flow, HEADERS_MAX, Header, Ingress, Opcode, Reth, Template, locate};
+use crate::wire::{
+    Aeth, AtomicEth, Discard, Ext, Flow, HEADERS_MAX, Header, Ingress, Opcode, Reth, Template, locate,
+};
 
 /// Receives without end.
 struct Plenty;
@@ -51,6 +53,40 @@ fn answer_read(responder: &mut Responder, left: u32) {
     let r = &mut responder.replay.slots[next];
     r.next = r.last.sub(left);
     assert!(responder.poll_transmit(None).is_some());
+}
+
+fn fetch_add(psn: Psn) -> Header {
+    let ext = Ext::Atomic(AtomicEth { va: 0, rkey: 1, swap_add: 1, compare: 0 });
+    Header { opcode: Opcode::RC_FETCH_ADD, ext, psn, ..Header::default() }
+}
+
+/// Takes a FETCH&ADD, whose key is good, and answers it.
+fn take_fetch_add(responder: &mut Responder, original: u64) {
+    with_packet(&fetch_add(responder.rq_psn()), |pkt| responder.accept_atomic(pkt, original));
+    assert!(matches!(responder.poll_transmit(None), Some(Answered::Atomic { .. })));
+}
+
+/// Takes a packet that was taken before. Returns the answer.
+fn take_again(responder: &mut Responder, header: &Header) -> Result<Option<Answered>, Discard> {
+    let verdict = with_packet(header, |pkt| {
+        responder.handle_request(pkt, PdId(1), &mut Plenty, &MrTable::new()).map_err(Result::unwrap_err)
+    });
+    assert_eq!(verdict?, Verdict::Duplicate);
+    Ok(responder.poll_transmit(None))
+}
+
+/// Moves on as so many packets of messages do. Nothing happens but at every quarter of the circle.
+fn pass_messages(responder: &mut Responder, packets: u32) {
+    let mut left = packets;
+    while left > 0 {
+        let plain = (0x3f_ffff - (responder.epsn.get() & 0x3f_ffff)).min(left);
+        responder.epsn = responder.epsn.add(plain);
+        left -= plain;
+        if left > 0 {
+            responder.advance(1);
+            left -= 1;
+        }
+    }
 }
 
 fn ready(rq_psn: u32) -> Responder {
@@ -134,20 +170,14 @@ fn s31_resources_are_kept_when_their_number_changes() {
 // Goal: a READ kept for replay is forgotten before its numbers come round and would match a new request.
 #[test]
 fn old_resources_are_forgotten_before_the_circle_closes() {
-    let mut responder = ready(0);
-    responder.keep(Resource {
-        kind: Kind::ReadRequest,
-        last: Psn::new(9),
-        next: Psn::new(10),
-        ..Resource::FREE
-    });
-    let mut psn = 10;
-    while psn < (1 << 23) {
-        psn += 0x10_0000;
-        responder.epsn = Psn::new(psn - 0x10_0000);
-        responder.advance(0x10_0000);
-    }
-    assert!(responder.replay.iter().all(|r| r.kind == Kind::Ack));
+    let mut responder = ready_for_short_packets(0);
+    take_read(&mut responder, 10);
+    answer_read(&mut responder, 0);
+    let known = |responder: &Responder| responder.replay.iter().any(|r| r.kind != Kind::Ack);
+    pass_messages(&mut responder, 1 << 23);
+    assert!(known(&responder), "it may still be asked for again");
+    pass_messages(&mut responder, 1 << 22);
+    assert!(!known(&responder));
 }
 
 // Goal: receive completions are not held back behind READs for an acknowledgement that nobody waits for, however long
@@ -190,5 +220,82 @@ fn what_follows_a_nak_is_owed_an_acknowledgement() {
         assert!(responder.owes_acknowledgement());
         assert!(responder.poll_transmit(None).is_some());
         assert!(!responder.owes_acknowledgement());
+    }
+}
+
+// Goal: a READ may step over any number of the circle, and an atomic behind it has the number of one before it.
+#[test]
+fn an_atomic_of_an_earlier_lap_does_not_answer_for_a_new_one() {
+    let mut responder = ready_for_short_packets(0);
+    take_fetch_add(&mut responder, 1);
+    take_read(&mut responder, 1 << 23);
+    answer_read(&mut responder, 0);
+    pass_messages(&mut responder, (1 << 23) - 1);
+    take_fetch_add(&mut responder, 77);
+    let answer = take_again(&mut responder, &fetch_add(Psn::new(0)));
+    assert!(matches!(answer, Ok(Some(Answered::Atomic { original: 77, .. }))), "{answer:?}");
+}
+
+// Goal: one whose numbers are new again, in part, while it is remembered.
+#[test]
+fn a_read_that_is_refused_is_not_taken_for_one_of_an_earlier_lap() {
+    let mut responder = ready_for_short_packets(1);
+    take_read(&mut responder, 1 << 23);
+    answer_read(&mut responder, 0);
+    responder.replay.slots[0].replay = true;
+    pass_messages(&mut responder, (1 << 23) + 4);
+    take_read(&mut responder, 1);
+    answer_read(&mut responder, 0);
+    assert!(responder.refuse_read(Psn::new(5)));
+}
+
+// Goal: a request is answered again while it is in the half of the circle behind, where its requester may not have the
+// answer yet, and never for one that has its number later. Everything against places that do not go round.
+#[test]
+fn requests_are_remembered_for_half_of_the_circle() {
+    const HALF: u64 = 1 << 23;
+    const STEPS: [u32; 5] = [1, 1 << 21, 1 << 22, (1 << 22) + 1, 1 << 23];
+    let kinds = 2 * STEPS.len();
+    for case in 0..kinds.pow(4) {
+        let mut responder = ready_for_short_packets(0);
+        responder.resize_resources(16);
+        // Where READs and atomics are, and what the latter found.
+        let (mut at, mut taken) = (0, vec![]);
+        for digit in 0..4 {
+            let step = case / kinds.pow(digit) % kinds;
+            let (packets, is_read) = (STEPS[step / 2], step % 2 == 1);
+            if is_read {
+                taken.push((at, None));
+                take_read(&mut responder, packets);
+                answer_read(&mut responder, 0);
+            } else {
+                pass_messages(&mut responder, packets);
+            }
+            at += u64::from(packets);
+            taken.push((at, Some(at)));
+            take_fetch_add(&mut responder, at);
+            at += 1;
+            assert_eq!(responder.epsn, Psn::new(at as u32));
+
+            for behind in [1, 2, HALF / 2 + 1, HALF - 1, HALF].into_iter().filter(|&behind| behind <= at) {
+                let place = at - behind;
+                let psn = Psn::new(place as u32);
+                let held_back = taken.iter().find(|&&(first, _)| first > place);
+                let until = Psn::new(held_back.map_or(at, |&(first, _)| first) as u32).sub(1);
+                let answer = take_again(&mut responder, &Header { psn, ..Header::default() });
+                assert!(matches!(answer, Ok(Some(Answered::Ack { psn, .. })) if psn == until), "{answer:?}");
+            }
+            for psn in taken.iter().map(|&(first, _)| Psn::new(first as u32)) {
+                // The newest place behind with this number.
+                let place = at.checked_sub((at - u64::from(psn.get())) % (2 * HALF));
+                let Some(place) = place.filter(|place| (1..=HALF).contains(&(at - place))) else { continue };
+                let known = taken.iter().find(|&&(first, original)| first == place && original.is_some());
+                match (take_again(&mut responder, &fetch_add(psn)), known) {
+                    (Err(Discard::Duplicate), None) => {}
+                    (Ok(Some(Answered::Atomic { original, .. })), Some(_)) => assert_eq!(original, place),
+                    (answer, _) => panic!("case {case}: {place} at {at}: {answer:?}"),
+                }
+            }
+        }
     }
 }
