@@ -181,10 +181,20 @@ fn imports_point_down() {
     assert!(wrong.is_empty(), "imports that point up:\n{}", wrong.join("\n"));
 }
 
-/// Files below `src` that a file names in `crate::a::b`, `super::b` and `pub use a::b`, its tests aside.
+/// Files below `src` that a file names in `crate::a::b`, `super::b` and `pub use a::b`, its tests aside. It names no item by a
+/// module that has it from another file: the import would not show here.
 fn files_named(src: &Path, file: &Path) -> Vec<PathBuf> {
     let text: String = code(file).into_iter().map(|(_, line)| line + "\n").collect();
     let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+    for (at, start) in text.match_indices("crate::").chain(text.match_indices("super::")) {
+        let name = &text[at + start.len()..];
+        assert!(
+            !name.starts_with(|c: char| c.is_uppercase() || c == '{' || c == '*'),
+            "{}: {start}{}: import it from the file that has it",
+            file.display(),
+            name.lines().next().unwrap_or_default()
+        );
+    }
     let dir = file.parent().expect("a folder");
     let mut named = Vec::new();
     for (start, base) in [("crate::", src), ("super::", dir), ("pub use ", dir)] {
