@@ -142,15 +142,11 @@ impl Tx {
         let desc = self.ring.slot(self.next);
         let room = self.buffers.room(desc) as usize;
         let whole = len.next_multiple_of(BLOCK);
-        let blocks = len <= SHORT && whole <= room && len + BLOCK <= frame.capacity();
+        let blocks = len <= SHORT && whole <= room && whole <= frame.capacity();
         let n = if blocks { whole } else { len };
         let part = if n <= room { self.buffers.part(&self.ring, self.next, desc, n as u32) } else { None };
         match part {
-            Some(part) if blocks => {
-                let buffer = frame.buffer_mut();
-                buffer[len..len + BLOCK].fill(0);
-                part.write_blocks(&buffer[..whole]);
-            }
+            Some(part) if blocks => part.write_blocks(&frame.buffer_mut()[..whole], len),
             Some(part) => part.write(frame.data()),
             None => return self.send_in_pieces(frame.data(), free),
         }
