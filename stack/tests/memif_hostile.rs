@@ -326,8 +326,8 @@ fn events_wake_waiters_and_block_no_caller() {
 }
 
 #[test]
-fn behind_a_short_frame_the_peer_finds_zeros() {
-    // Goal: short frames go in whole blocks, and a buffer holds what the frame before it left: perhaps of another peer.
+fn behind_a_short_frame_nothing_is_written() {
+    // Goal: short frames go in blocks, and a buffer holds what the frame before it left there: perhaps for another peer.
     let (_dir, path, port) = server("behind");
     let mut queue = port.take_queue(0).unwrap();
     let peer = Peer::connect(&path, &*port);

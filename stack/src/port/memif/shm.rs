@@ -168,32 +168,18 @@ impl<'a> Part<'a> {
         None
     }
 
-    /// Copies the first `len` bytes of `from` to it by whole blocks, front to back, with zeros behind them. The zeros are never in
-    /// `from`: the load of the last block would wait for that store.
+    /// Copies to it by whole blocks, front to back; the last one overlaps the one before it, so that it ends where `from` does.
     ///
     /// # Panics
-    /// When it is not `len`, rounded up to a multiple of [`BLOCK`], or `from` is shorter.
+    /// When it is shorter than a [`BLOCK`], or `from` is not as long.
     #[inline(always)]
-    pub fn write_blocks(self, from: &[u8], len: usize) {
-        /// From `BLOCK - n` on: keeps the first `n` bytes of a block.
-        const KEEP: [u8; 2 * BLOCK] = {
-            let mut keep = [0; 2 * BLOCK];
-            keep.split_at_mut(BLOCK).0.copy_from_slice(&[0xff; BLOCK]);
-            keep
-        };
-        assert!(self.len == len.next_multiple_of(BLOCK) && from.len() >= self.len);
-        let rest = len % BLOCK;
-        let whole = len - rest;
-        for at in (0..whole).step_by(BLOCK) {
-            // SAFETY: both have a block there, as both have `len` bytes.
-            unsafe { racy::write_block(self.at.as_ptr().add(at), from.as_ptr().add(at)) }
-        }
-        if rest > 0 {
-            let (block, keep) = (&from[whole..][..BLOCK], &KEEP[BLOCK - rest..][..BLOCK]);
-            let last: [u8; BLOCK] = core::array::from_fn(|i| block[i] & keep[i]);
-            // SAFETY: there is a block, as it has `len` bytes rounded up.
-            unsafe { racy::write_block(self.at.as_ptr().add(whole), last.as_ptr()) }
-        }
+    pub fn write_blocks(self, from: &[u8]) {
+        assert!(self.len >= BLOCK && from.len() == self.len);
+        let last = self.len - BLOCK;
+        // SAFETY: both have a block wherever it begins before the last one, or there.
+        let write = |at: usize| unsafe { racy::write_block(self.at.as_ptr().add(at), from.as_ptr().add(at)) };
+        (0..last).step_by(BLOCK).for_each(write);
+        write(last);
     }
 
     /// Copies to it.

@@ -7,7 +7,7 @@ use crate::config::TX_BURST;
 use crate::port::{Build, Frame};
 use arrayvec::ArrayVec;
 
-/// A frame up to this many bytes is copied to a slot in whole blocks, one behind the other.
+/// A frame up to this many bytes is copied to a slot in blocks, front to back.
 const SHORT: usize = 512;
 /// Most slots that one frame goes to, where the peer's are small.
 const PIECES: usize = 16;
@@ -100,7 +100,7 @@ impl Tx {
     /// # Errors
     /// Where the receiver's index is beyond what was sent.
     #[inline]
-    pub fn burst(&mut self, frames: &mut [Frame]) -> Result<Burst, Impossible> {
+    pub fn burst(&mut self, frames: &[Frame]) -> Result<Burst, Impossible> {
         let mut free = self.free(frames.len())?;
         let (mut done, first) = (Burst::default(), self.next);
         for frame in frames {
@@ -128,10 +128,9 @@ impl Tx {
     }
 
     /// Puts a frame in the next slot, or slots. The lines that are written are in the cache of the receiver's core and come one
-    /// after the other; memcpy, which stores the two ends of what is short and lets them overlap, would fetch some of them twice.
-    /// Behind a short frame are up to 15 zeros: what its buffer held before is not for the peer.
+    /// after the other; memcpy, which stores the two ends of what is short first, would fetch some of them twice.
     #[inline(always)]
-    fn send(&mut self, frame: &mut Frame, free: u16) -> Sent {
+    fn send(&mut self, frame: &Frame, free: u16) -> Sent {
         let len = frame.len();
         if len > self.max_frame as usize {
             return Sent::Never(0);
@@ -140,13 +139,10 @@ impl Tx {
             return Sent::NoRoom;
         }
         let desc = self.ring.slot(self.next);
-        let room = self.buffers.room(desc) as usize;
-        let whole = len.next_multiple_of(BLOCK);
-        let blocks = len <= SHORT && whole <= room && whole <= frame.capacity();
-        let n = if blocks { whole } else { len };
-        let part = if n <= room { self.buffers.part(&self.ring, self.next, desc, n as u32) } else { None };
+        let fits = len <= self.buffers.room(desc) as usize;
+        let part = if fits { self.buffers.part(&self.ring, self.next, desc, len as u32) } else { None };
         match part {
-            Some(part) if blocks => part.write_blocks(&frame.buffer_mut()[..whole], len),
+            Some(part) if (BLOCK..=SHORT).contains(&len) => part.write_blocks(frame.data()),
             Some(part) => part.write(frame.data()),
             None => return self.send_in_pieces(frame.data(), free),
         }
