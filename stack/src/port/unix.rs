@@ -94,6 +94,10 @@ enum There {
 
 impl Shared {
     fn there(&self) -> There {
+        if self.peers == Peers::Any {
+            // Whoever it is: sending says whether somebody is there.
+            return There::Peer;
+        }
         match socket_file::makers(&self.peer) {
             Err(_) => There::Nobody,
             Ok(makers) if makers.into_iter().all(|user| self.peers.has(user)) => There::Peer,
