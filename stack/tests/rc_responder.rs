@@ -577,6 +577,24 @@ fn r45_receive_with_a_bad_key() {
     assert_eq!(rig.done(), [(1, WcStatus::LocProtErr)]);
 }
 
+// Goal: key 0 is nobody's, also right after another key was used, and when that one is gone.
+#[test]
+fn r45_receive_with_key_0() {
+    for gone in [false, true] {
+        let mut rig = Rig::with(no_receives);
+        let mr = rig.node.register(64, Access::LOCAL_WRITE);
+        let sge = rig.node.mr(mr).sge(0, 64);
+        rig.post_recv_of(1, &[sge]);
+        assert_eq!(rig.send(&send_only(E, 8)).len(), 1);
+        if gone {
+            rig.node.deregister(mr);
+        }
+        rig.post_recv_of(2, &[Sge { lkey: 0, ..sge }]);
+        refused(&mut rig, &send_only(E + 1, 8), E + 1, RemoteOperationalError);
+        assert_eq!(rig.done(), [(1, WcStatus::Success), (2, WcStatus::LocProtErr)]);
+    }
+}
+
 #[test]
 fn r46_send_with_invalidate() {
     let mut rig = Rig::new();

@@ -1,6 +1,6 @@
 //! The grant of a key, cached for callers that use one key many times in a turn.
 
-use super::table::{NO_KEY, Span};
+use super::table::Span;
 use super::{Access, KeyFault, MrTable, Place};
 use crate::id::{PdId, Qpn};
 
@@ -21,7 +21,7 @@ impl KnownKey {
     /// Empties it, at the end of a turn.
     #[inline(always)]
     pub fn forget(&mut self) {
-        self.span.key = NO_KEY;
+        self.span = Span::default();
     }
 
     /// As [`MrTable::check`] where `qpn` is `None`, else as [`MrTable::check_remote`], of one byte or more. A variable key is
@@ -66,6 +66,7 @@ impl KnownKey {
 
 #[cfg(test)]
 mod tests {
+    use super::super::table::NO_KEY;
     use super::super::{TurnsPassed, UserMemory};
     use super::*;
 
@@ -99,9 +100,13 @@ mod tests {
                     }
                 }
             }
+            known.check(&keys, all[0], ours, qpn, start, 1).unwrap();
             known.forget();
             keys.revoke(all[0]).unwrap();
-            assert_eq!(known.check(&keys, all[0], ours, qpn, start, 1), Err(KeyFault::UnknownKey));
+            for key in [NO_KEY, all[0]] {
+                assert!(known.check(&keys, key, ours, qpn, start, 1).is_err(), "{key:#x}");
+                known.forget();
+            }
             let memory = UserMemory::nowhere(start, 64);
             keys.restore(all[0], ours, memory, rights, TurnsPassed::without_shards()).unwrap();
         }
