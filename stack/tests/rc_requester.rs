@@ -788,6 +788,89 @@ fn q53_bad_local_keys() {
     }
 }
 
+/// An element with a key that nobody has.
+fn bad_sge(rig: &Rig, len: usize) -> Sge {
+    Sge { lkey: rig.sge(0, 8).lkey ^ 1, ..rig.sge(0, len) }
+}
+
+// Goal: nothing behind a request that fails on this side will request the acknowledgement of what is before it. So that is
+// requested at once, and the error comes as soon as it is there, whichever of the two wants a completion.
+#[test]
+fn q53_behind_requests_that_nobody_waits_for() {
+    for opcode in [Send, RdmaWrite] {
+        for flags in [SendFlags::empty(), SendFlags::SIGNALED] {
+            for retries in [0, 7] {
+                let mut rig = with(|c| c.qp.retry_cnt = retries);
+                let mut bad = SendWr::new(2, opcode).sges(&[bad_sge(&rig, 8)]).remote(REMOTE_VA, REMOTE_KEY);
+                bad.flags = flags;
+                let wrs = [rig.wr(1, opcode, 8).unsignaled(), bad, rig.wr(3, opcode, 8)];
+                let said: Vec<_> = rig.post_all(&wrs).iter().map(|s| (s.psn, s.ack_req)).collect();
+                assert_eq!(said, [(0x100, false), (0x100, true)], "{opcode:?} {flags:?}");
+                assert!(rig.send(&ack(0x101, 2)).is_empty() && rig.done().is_empty(), "that one never left");
+                rig.send(&ack(0x100, 1));
+                assert_eq!(rig.done(), [(2, LocProtErr), (3, WrFlushErr)], "{opcode:?} {flags:?}");
+            }
+        }
+    }
+}
+
+// Goal: what is before a request that failed on this side is repeated, as ever, until it is acknowledged.
+#[test]
+fn q53_behind_requests_that_are_lost() {
+    for (first, len) in [(RdmaWrite, 8), (RdmaRead, 8), (Send, 2000)] {
+        let mut rig = rig();
+        let bad = SendWr::new(2, RdmaWrite).sges(&[bad_sge(&rig, 8)]).remote(REMOTE_VA, REMOTE_KEY);
+        for wr in [rig.wr(1, first, len), bad.unsignaled()] {
+            rig.node.post_send(rig.qp, &wr).unwrap();
+        }
+        let said = rig.run();
+        let again = rig.wait(5 * T);
+        assert!(again.len() >= said.len() && again.iter().any(|s| s.ack_req), "{first:?}: {again:?}");
+        let reply = match first {
+            RdmaRead => response(O::RC_READ_RESPONSE_ONLY, 0x100, len),
+            _ => ack(said.last().unwrap().psn, 1),
+        };
+        rig.send(&reply);
+        assert_eq!(rig.done(), [(1, Success), (2, LocProtErr)], "{first:?}");
+    }
+    // A peer that never answers.
+    let mut rig = rig();
+    let bad = SendWr::new(2, RdmaWrite).sges(&[bad_sge(&rig, 8)]).remote(REMOTE_VA, REMOTE_KEY);
+    rig.post_all(&[rig.wr(1, RdmaWrite, 8).unsignaled(), bad.unsignaled()]);
+    rig.wait(Duration::from_secs(10));
+    assert_eq!(rig.done(), [(1, RetryExcErr), (2, WrFlushErr)]);
+}
+
+// Of a message whose end cannot be built, the packets before it have left.
+#[test]
+fn q53_the_end_of_a_message_cannot_be_built() {
+    let mut rig = rig();
+    let sges = [rig.sge(0, 1024), bad_sge(&rig, 8)];
+    let bad = SendWr::new(2, RdmaWrite).sges(&sges).remote(REMOTE_VA, REMOTE_KEY);
+    let said = rig.post_all(&[rig.wr(1, RdmaWrite, 8).unsignaled(), bad, rig.wr(3, RdmaWrite, 8)]);
+    let said: Vec<_> = said.iter().map(|s| (s.psn, s.ack_req)).collect();
+    assert_eq!(said, [(0x100, false), (0x101, false), (0x101, true)]);
+    let again: Vec<_> = rig.wait(4 * T).iter().map(|s| (s.psn, s.ack_req)).collect();
+    assert_eq!(again, [(0x100, true)], "lost: what is before goes out again");
+    rig.send(&ack(0x100, 1));
+    assert_eq!(rig.done(), [(2, LocProtErr), (3, WrFlushErr)]);
+}
+
+// A request went out, its memory went, and it is to go out again: if the peer has it nevertheless, it succeeded.
+#[test]
+fn q53_memory_that_goes_before_a_repeat() {
+    let mut rig = rig();
+    let gone = rig.node.register(64, Access::LOCAL_WRITE);
+    let sge = rig.node.mr(gone).sge(0, 8);
+    let second = SendWr::new(2, RdmaWrite).sges(&[sge]).remote(REMOTE_VA, REMOTE_KEY);
+    assert_eq!(psns(&rig.post_all(&[rig.wr(1, RdmaWrite, 8), second])), [0x100, 0x101]);
+    rig.node.deregister(gone);
+    assert_eq!(psns(&rig.wait(T + MS)), [0x100], "the second cannot be built");
+    rig.send(&ack(0x101, 2));
+    assert_eq!(rig.done(), [(1, Success), (2, Success)]);
+    assert_eq!(psns(&rig.post(&rig.wr(3, RdmaWrite, 8))), [0x102], "the queue goes on");
+}
+
 #[test]
 fn q54_one_signalled_of_ten() {
     let mut rig = with(|c| c.qp.send_depth = 16);

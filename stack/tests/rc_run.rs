@@ -187,7 +187,6 @@ impl Rig {
         let (now, gates, sq, share) = (self.now, self.gates, &self.sq, self.share);
         let mut said = Vec::new();
         while (said.len() as u32) < n {
-            let before = with.started();
             let room = n - said.len() as u32;
             let most = Most { packets: room, bytes: LONGEST, share };
             if let Some(run) = with.begin_run(now, gates, EPOCH, sq, most) {
@@ -218,8 +217,8 @@ impl Rig {
                 with.end_run(ran);
                 said.extend(places.into_iter().map_while(|place| place));
                 self.runs += usize::from(started > 1);
-                if result.is_err() {
-                    with.fail_local(before.wrapping_add(started - 1), WcStatus::LocProtErr);
+                if let Err(unsent) = result {
+                    with.take_back(unsent, WcStatus::LocProtErr);
                     break;
                 }
                 assert_eq!(said.len() as u32, sent + started);
@@ -357,7 +356,7 @@ fn one(
     let has_data =
         !matches!(wqe.opcode(), WrOpcode::RdmaRead | WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd);
     if Some(said.len() as u32) == bad && has_data {
-        requester.fail_local(segment.seq, WcStatus::LocProtErr);
+        requester.take_back(segment.unsent(), WcStatus::LocProtErr);
         return false;
     }
     said.push(Said {

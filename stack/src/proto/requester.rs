@@ -30,7 +30,7 @@ use log::{Log, Remembered, Started};
 use operation::Operation;
 use retries::Retries;
 pub use run::{Form, Most, Next, Ran, Run, Unbuilt};
-pub use segment::Segment;
+pub use segment::{Segment, Unsent};
 pub(super) use timer::Timer;
 
 /// The send queue as the requester sees it: slots by sequence number.
@@ -288,6 +288,19 @@ impl Requester {
         }
     }
 
+    /// A packet that was handed out last could not be built, for this reason: it did not leave, and its work request
+    /// [fails](Self::fail_local).
+    #[cold]
+    pub fn take_back(&mut self, unsent: Unsent, status: WcStatus) {
+        self.cur = unsent.seq;
+        self.in_flight.cursor = unsent.psn;
+        if !unsent.again {
+            self.in_flight.next = unsent.psn;
+        }
+        self.since_ack_req = unsent.since_ack_req;
+        self.fail_local(unsent.seq, status);
+    }
+
     /// The status of the oldest work request, if it failed on this side.
     #[inline]
     pub fn local_failure(&self) -> Option<WcStatus> {
@@ -411,14 +424,14 @@ impl Requester {
         self.arm(now);
         let wqe = SendWqe::of(slot);
         let operation = Operation::of(wqe).expect("a request that has started becomes packets");
-        let seq = self.cur;
+        let (seq, since_ack_req) = (self.cur, self.since_ack_req);
         let segment = if started.kind == RequestKind::Message {
             // In SQD nothing follows that could request the acknowledgement of what has started.
             let draining = !gates.has(Gates::START_WQE);
             let ack_req = self.asks(operation, wqe, psn, psn == started.last, window, draining);
-            self.message_segment(seq, slot, operation, &started, psn, ack_req)
+            self.message_segment(seq, slot, operation, &started, psn, ack_req, since_ack_req)
         } else {
-            self.request_segment(seq, slot, operation, &started, psn, last)
+            self.request_segment(seq, slot, operation, &started, psn, last, since_ack_req)
         };
         self.sent(now, &started, &segment, last);
         Ok(segment)
@@ -501,8 +514,16 @@ impl Requester {
         if self.timer.is_rnr() {
             return Err(Idle::Waiting);
         }
-        if self.has_failed() {
-            return Err(self.failed_idle());
+        if (self.failed_seq.wrapping_sub(self.head) as i32) < 0 {
+            self.failed = None; // the peer has it: it had gone out before it failed
+        }
+        if self.has_failed() && !self.repair.probing {
+            if gates.has(Gates::TX_RETRY) && self.local_failure().is_none() {
+                self.probe(); // nothing behind it will ask for the acknowledgement of what is before
+            }
+            if !self.repair.probing {
+                return Err(self.failed_idle());
+            }
         }
         if !gates.has(Gates::TX_RETRY) {
             if self.drained() {
@@ -546,7 +567,7 @@ impl Requester {
         };
         let fenced = wqe.flags().contains(SendFlags::FENCE);
         if self.may_start(operation, fenced) == 0 {
-            return Err(self.held_back(operation, fenced));
+            return self.held_back(operation, fenced).map(|()| None);
         }
         let packets = operation.packets(self.mtu, wqe.length);
         if packets > self.numbers_left() {
@@ -585,7 +606,7 @@ impl Requester {
             }
             _ => {
                 self.fail_local(self.started, WcStatus::LocQpOpErr);
-                Err(self.failed_idle())
+                Ok(())
             }
         }
     }

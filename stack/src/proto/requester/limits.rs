@@ -126,20 +126,20 @@ impl Requester {
         u32::MAX
     }
 
-    /// Why no request of this operation may start.
+    /// Why no request of this operation may start. `Ok`: it failed, look again.
     #[cold]
-    pub(super) fn held_back(&mut self, operation: &Operation, fenced: bool) -> Idle {
+    pub(super) fn held_back(&mut self, operation: &Operation, fenced: bool) -> Result<(), Idle> {
         if fenced && self.rd_outstanding > 0 {
             hit(Mark::FenceWaits);
         } else if operation.kind == RequestKind::Message {
             hit(Mark::NoCredits);
         } else if self.max_rd_atomic == 0 {
             self.fail_local(self.started, WcStatus::LocQpOpErr);
-            return self.failed_idle();
+            return Ok(());
         } else {
             hit(Mark::ReadLimit);
         }
-        Idle::Waiting
+        Err(Idle::Waiting)
     }
 
     /// How many more messages of this operation may start whose ends do not request an acknowledgement; below 0 the end of

@@ -7,7 +7,7 @@
 //! those of `poll_transmit`.
 
 use super::limits::AckRequests;
-use super::{Operation, Remembered, RequestKind, Requester, SendRing};
+use super::{Operation, Remembered, RequestKind, Requester, SendRing, Unsent};
 use crate::id::{Mtu, Psn};
 use crate::proto::congestion::Event;
 use crate::proto::in_flight::{InFlight, distance};
@@ -60,7 +60,7 @@ pub struct Most {
     pub share: u32,
 }
 
-/// The caller could not build a packet: a run ends with it.
+/// The caller could not build a packet: a run ends before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unbuilt;
 
@@ -87,6 +87,8 @@ pub struct Run<'a> {
     solicited: bool,
     sole: bool,
     mtu: Mtu,
+    /// Its first request.
+    first: u32,
     slots: &'a [Granule],
     stride: usize,
     log: &'a mut [Remembered],
@@ -123,13 +125,13 @@ impl<'a> Run<'a> {
     }
 
     /// Starts SENDs or WRITEs, one for each of `places` at most, which `build` makes packets of. Ends where something else
-    /// than their like follows, and behind the one that could not be built.
+    /// than their like follows, and behind the one that could not be built, which is for [`Requester::take_back`].
     #[inline(always)]
     pub fn messages<P>(
         self,
         places: &mut [P],
         mut build: impl FnMut(Next<'a>, &mut P) -> Result<(), Unbuilt>,
-    ) -> (Ran, Result<(), Unbuilt>) {
+    ) -> (Ran, Result<(), Unsent>) {
         let (epoch, like, longest, first) = (self.epoch, self.like, self.longest, self.psn);
         let mut ack_requests = self.ack_requests;
         let (mut n, mut bytes, mut result) = (0, 0, Ok(()));
@@ -143,8 +145,10 @@ impl<'a> Run<'a> {
             n += 1;
             bytes += u64::from(wqe.length);
             let ack_req = ack_requests.ask(index, wqe.signaled());
-            result = build(Next { index, slot, psn, ack_req }, place);
-            if result.is_err() {
+            if build(Next { index, slot, psn, ack_req }, place).is_err() {
+                let since_ack_req = since_ack_req(self.ack_requests, self.slots, self.stride, index);
+                result =
+                    Err(Unsent { seq: self.first.wrapping_add(index), psn, again: false, since_ack_req });
                 break;
             }
         }
@@ -193,6 +197,15 @@ impl<'a> Run<'a> {
         }
         Ran { now: self.now, kind, takes_recv: false, started: index, bytes: 0, psn, since_ack_req: 0 }
     }
+}
+
+/// Packets of a run before the one at `index` since the last that requested an acknowledgement.
+#[cold]
+fn since_ack_req(mut ack_requests: AckRequests, slots: &[Granule], stride: usize, index: u32) -> u8 {
+    for (index, slot) in (0..index).zip(slots.chunks_exact(stride)) {
+        ack_requests.ask(index, SendWqe::of(slot).signaled());
+    }
+    ack_requests.since(index)
 }
 
 impl Ran {
@@ -272,6 +285,7 @@ impl Requester {
             solicited: operation.takes_recv && flags.contains(SendFlags::SOLICITED),
             sole: wqe.num_sge == 1 && wqe.ext == 0 && !flags.contains(SendFlags::INLINE),
             mtu: self.mtu,
+            first: self.started,
             slots,
             stride,
             epoch,

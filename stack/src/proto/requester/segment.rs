@@ -34,6 +34,26 @@ pub struct Segment<'a> {
     pub len: u32,
     /// Whether this range went out before.
     pub again: bool,
+    /// Packets before it since the last that requested an acknowledgement.
+    pub(super) since_ack_req: u8,
+}
+
+/// A packet that was handed out and could not be built, so that it did not leave: for [`Requester::take_back`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unsent {
+    /// The work request it belongs to.
+    pub seq: u32,
+    pub(super) psn: Psn,
+    pub(super) again: bool,
+    pub(super) since_ack_req: u8,
+}
+
+impl Segment<'_> {
+    /// It could not be built.
+    pub fn unsent(&self) -> Unsent {
+        let Self { seq, psn, again, since_ack_req, .. } = *self;
+        Unsent { seq, psn, again, since_ack_req }
+    }
 }
 
 impl Requester {
@@ -47,6 +67,7 @@ impl Requester {
         started: &Started,
         psn: Psn,
         ack_req: bool,
+        since_ack_req: u8,
     ) -> Segment<'a> {
         let wqe = SendWqe::of(slot);
         let (index, is_last) = match started.first == started.last {
@@ -79,6 +100,7 @@ impl Requester {
             offset,
             len: if is_last { wqe.length - offset } else { self.mtu.bytes() as u32 },
             again: self.in_flight.went_out(psn),
+            since_ack_req,
         }
     }
 
@@ -93,6 +115,7 @@ impl Requester {
         started: &Started,
         psn: Psn,
         last: Psn,
+        since_ack_req: u8,
     ) -> Segment<'a> {
         debug_assert!(started.kind != RequestKind::Message);
         let wqe = SendWqe::of(slot);
@@ -128,6 +151,7 @@ impl Requester {
             offset: 0,
             len: if operation.packet == Kind::AtomicWrite { wqe.length } else { 0 },
             again: self.in_flight.went_out(psn),
+            since_ack_req,
         }
     }
 }

@@ -52,7 +52,7 @@ impl Requester {
         let wqe = SendWqe::of(slot);
         let Some(operation) = Operation::of(wqe) else {
             // Behind a message whose frames have not left, an invalidation waits.
-            return Err(self.start_local(wqe).err().unwrap_or(Idle::Waiting));
+            return Err(self.start_local(wqe).err().unwrap_or_else(|| self.failed_idle()));
         };
         if operation.only.in_class(Transport::Uc).row().is_none() {
             self.fail_local(seq, WcStatus::LocQpOpErr);
@@ -63,7 +63,7 @@ impl Requester {
         }
         let (started, psn) = (self.entry(seq), self.in_flight.cursor);
         // No acknowledgement is requested, and nothing goes out again.
-        let mut segment = self.message_segment(seq, slot, operation, &started, psn, false);
+        let mut segment = self.message_segment(seq, slot, operation, &started, psn, false, 0);
         segment.opcode = segment.opcode.in_class(Transport::Uc);
         self.sent_for_good(psn == started.last);
         Ok(segment)
@@ -115,6 +115,7 @@ impl Requester {
             offset: 0,
             len: wqe.length,
             again: false,
+            since_ack_req: 0,
         };
         self.sent_for_good(true);
         Ok(segment)

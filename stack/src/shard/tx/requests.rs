@@ -6,7 +6,7 @@ use super::writer::{self, Built, Draft, Payload, Source};
 use crate::config::{LONG_PACKET, QP_TX_BUDGET};
 use crate::port::Frame;
 use crate::proto::completer::RetryCause;
-use crate::proto::requester::{Form, Idle, Most, Next, Ran, Run, Segment, Unbuilt};
+use crate::proto::requester::{Form, Idle, Most, Next, Ran, Run, Segment, Unbuilt, Unsent};
 use crate::proto::state::Gates;
 use crate::proto::status::WcStatus;
 use crate::proto::wqe::{self, SendWqe};
@@ -33,8 +33,8 @@ struct Requests<'a> {
 enum End {
     /// The requester has none.
     Idle(Idle),
-    /// A key of the work request with this sequence number is not good.
-    Protection(u32),
+    /// A key of the work request that this packet is of is not good.
+    Protection(Unsent),
 }
 
 impl Source for Requests<'_> {
@@ -53,7 +53,7 @@ impl Source for Requests<'_> {
             .map_err(End::Idle)?;
         *ip_id = ip_id.wrapping_add(1);
         let draft = draft(qp.class, &segment, self.memory, *ip_id);
-        let written = write(&qp.template, &draft).map_err(|_| End::Protection(segment.seq))?;
+        let written = write(&qp.template, &draft).map_err(|_| End::Protection(segment.unsent()))?;
         self.again += u64::from(segment.again);
         Ok(written)
     }
@@ -106,7 +106,6 @@ fn run(
     frames: &mut [Frame],
 ) -> Option<writer::Run<End>> {
     let most = Most { packets: frames.len() as u32, bytes: LONG_PACKET as u32, share };
-    let first = qp.requester.started();
     let run = qp.requester.begin_run(now, qp.gates, qp.epoch, &qp.sq, most)?;
     let stencil = qp.template.stencil(run.opcode(), run.solicited())?;
     let mut out = Out { stencil: &stencil, memory, ip_id: *ip_id, bytes: 0 };
@@ -135,9 +134,8 @@ fn run(
     *ip_id = ip_id.wrapping_add(started as u16);
     Some(match result {
         Ok(()) => writer::Run { frames: started as usize, bytes, end: None },
-        Err(Unbuilt) => {
-            let end = Some(End::Protection(first.wrapping_add(started - 1)));
-            writer::Run { frames: started as usize - 1, bytes, end }
+        Err(unsent) => {
+            writer::Run { frames: started as usize - 1, bytes, end: Some(End::Protection(unsent)) }
         }
     })
 }
@@ -160,7 +158,7 @@ impl Out<'_> {
         run: Run<'_>,
         frames: &mut [Frame],
         put: impl Fn(&SendWqe, &mut [u8; EXT]),
-    ) -> (Ran, Result<(), Unbuilt>) {
+    ) -> (Ran, Result<(), Unsent>) {
         let (sole, mut bytes) = (run.sole(), 0);
         let mut gather = Gather::new(self.memory);
         let result = run.messages(frames, |Next { index, slot, psn, ack_req }, frame| {
@@ -258,8 +256,8 @@ impl Env {
                     continue;
                 }
                 // The next poll says whether older requests have to complete first.
-                Ended::Source(End::Protection(seq)) => {
-                    qp.requester.fail_local(seq, WcStatus::LocProtErr);
+                Ended::Source(End::Protection(unsent)) => {
+                    qp.requester.take_back(unsent, WcStatus::LocProtErr);
                     budget -= 1;
                     continue;
                 }
