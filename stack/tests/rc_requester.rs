@@ -458,6 +458,35 @@ fn q21_rnr_for_ever() {
     assert_eq!(rig.done(), [(1, Success)]);
 }
 
+// A READ whose response is lost goes out again after the wait, too, be it known before the RNR NAK or by it.
+#[test]
+fn q20_rnr_nak_behind_an_unanswered_read() {
+    for acks in [&[][..], &[ack(0x101, 1)]] {
+        let mut rig = rig();
+        rig.post_all(&[rig.wr(1, RdmaRead, 8), rig.wr(2, Send, 8), rig.wr(3, Send, 8)]);
+        let mut said = acks.to_vec();
+        said.push(ack_with(0x102, 0x20 | 20, 1));
+        assert!(rig.send_all(&said).is_empty(), "nothing before its delay is over");
+        assert_eq!(psns(&rig.wait(rnr_delay(20) + MS)), [0x100, 0x101, 0x102]);
+        // What went out again is lost: the NAK of the peer says something new.
+        let again = rig.send_all(&[response(O::RC_READ_RESPONSE_ONLY, 0x100, 8), ack_with(0x101, 0x60, 1)]);
+        assert_eq!(psns(&again), [0x101, 0x102]);
+        rig.send(&ack(0x102, 3));
+        assert_eq!(rig.done(), [(1, Success), (2, Success), (3, Success)]);
+    }
+}
+
+// The refused packet is lost when it goes out again: its sequence NAK is no echo of an older one.
+#[test]
+fn q20_sequence_nak_after_an_rnr_wait() {
+    let mut rig = rig();
+    rig.post_all(&[rig.wr(1, Send, 8), rig.wr(2, Send, 8)]);
+    assert_eq!(psns(&rig.send(&ack_with(0x100, 0x60, 0))), [0x100, 0x101]);
+    rig.send(&ack_with(0x100, 0x20 | 20, 0));
+    assert_eq!(psns(&rig.wait(rnr_delay(20) + MS)), [0x100, 0x101]);
+    assert_eq!(psns(&rig.send(&ack_with(0x100, 0x60, 0))), [0x100, 0x101]);
+}
+
 #[test]
 fn q22_rnr_wait_longer_than_the_ack_timeout() {
     let mut rig = with(|c| (c.qp.timeout, c.qp.retry_cnt) = (1, 0));

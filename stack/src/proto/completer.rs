@@ -186,16 +186,15 @@ impl Requester {
             }
             Syndrome::RnrNak { timer } => {
                 hit(Mark::RnrNak);
-                let implied = self.acknowledge(now, psn.sub(1));
-                if implied != Response::Done {
-                    return Ok(implied);
-                }
+                // First, so that a READ whose responses are missing goes out again after the wait, too.
+                self.timer = Timer::rnr(now.after(rnr_delay(timer)));
+                self.acknowledge(now, psn.sub(1));
                 if !self.rnr_forever() && !self.rnr_retries.take() {
                     hit(Mark::RnrExhausted);
                     return Ok(Response::Failed(WcStatus::RnrRetryExcErr));
                 }
-                self.timer = Timer::rnr(now.after(rnr_delay(timer)));
-                self.rewind(psn);
+                self.rewind(self.in_flight.una);
+                self.repair.resending = false; // what goes out then may be lost anew
                 Ok(Response::Wait) // the retry is told when the delay is over
             }
             Syndrome::Nak(NakCode::PsnSequenceError) => {
