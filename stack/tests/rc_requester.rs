@@ -99,6 +99,33 @@ impl SendRing for OneRequest {
     }
 }
 
+// Goal: the ACK timer of a packet counts from when it left, even where every turn is a long one, and no longer than that.
+#[test]
+fn a_timer_is_corrected_once() {
+    let mut slot = vec![Granule::default(); send_stride(0, 1, 0)];
+    let mut wqe = SendWqe::new(1, RdmaWrite, SendFlags::SIGNALED);
+    (wqe.length, wqe.num_sge) = (8, 1);
+    wqe.put(&mut slot);
+    let mut requester = Requester::new(1, Policies::default());
+    requester.start(&RequesterConfig {
+        mtu: Mtu::Mtu1024,
+        sq_psn: Psn::new(0),
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        max_rd_atomic: 0,
+    });
+    let at = [0, 1, 2].map(|ms| Instant::from_nanos(ms * 1_000_000));
+    let gates = Gates::of(QpState::Rts, stack::id::QpType::Rc);
+    requester.poll_transmit(at[0], gates, 0, &OneRequest(slot), UNSHARED).unwrap();
+    assert!(requester.deadline() >= at[0].after(T));
+    requester.left_by(at[0], at[1]);
+    let deadline = requester.deadline();
+    assert!(deadline >= at[1].after(T));
+    requester.left_by(at[1], at[2]);
+    assert_eq!(requester.deadline(), deadline);
+}
+
 // Goal: 2^31 bytes are one message of 524288 packets; the peer acknowledges now and then.
 #[test]
 fn q04_write_of_2_31_bytes() {

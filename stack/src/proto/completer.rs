@@ -162,7 +162,8 @@ impl Requester {
         if let (Timer::Ack(end), Some(ns)) = (self.timer, self.timeout_ns())
             && end.get() == then.after_nanos(ns)
         {
-            self.timer = Timer::ack(now.after_nanos(ns));
+            // A nanosecond less than a timer has that starts at `now`: it is not corrected again.
+            self.timer = Timer::ack(now.after_nanos(ns - 1));
         }
     }
 
