@@ -6,7 +6,7 @@ use std::time::Duration;
 use sim::node::{CqId, QpId};
 use sim::peer::{PEER_QPN, Pkt, Rig, frame, opcodes, pkt, psns};
 use stack::id::{QpState, QpType};
-use stack::proto::status::WcStatus;
+use stack::proto::status::{WcStatus, WrOpcode};
 use stack::wire::{Flow, Opcode as O};
 
 const E: u32 = 0x100;
@@ -267,4 +267,21 @@ fn receives_whose_next_hop_is_not_found_come_with_the_end() {
     rig.turn();
     let flushed = WcStatus::WrFlushErr;
     assert_eq!(rig.done(), [(0, WcStatus::Success), (1, flushed), (2, flushed)]);
+}
+
+// Goal: an answer that waits for its next hop leaves as soon as that is found, also where a request of the queue pair notices first.
+#[test]
+fn a_request_that_finds_the_next_hop_leaves_no_answer_behind() {
+    let mut rig = Rig::with(|c| c.state = QpState::Init);
+    rig.node.shard(0, |shard| shard.prefetch_from(0)); // such a shard receives first, then builds requests
+    let peer = rig.peer_gid();
+    rig.node.to_rtr(rig.now, rig.qp, peer, PEER_QPN);
+    rig.node.to_rts(rig.now, rig.qp);
+    rig.inject(&send(E));
+    assert!(rig.turn().is_empty() && rig.done().is_empty());
+    rig.move_peer(rig.peer_mac(), true);
+    rig.node.post_send(rig.qp, &rig.wr(1, WrOpcode::RdmaWrite, 8)).expect("an empty queue");
+    let said = rig.turn();
+    assert!(said.iter().any(|s| s.is_ack(E)), "{said:?}");
+    assert_eq!(rig.done(), [(0, WcStatus::Success)]);
 }
