@@ -1,9 +1,9 @@
 //! The life of a queue pair: states that it enters, by a control call or by itself, and what entering one means.
 
-use super::EventElement;
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Cause, Qp};
+use super::{EventElement, LaneId};
 use crate::id::{QpState, QpType};
 use crate::proto::attr::QpAttr;
 use crate::proto::responder::Responder;
@@ -100,6 +100,9 @@ impl Env {
         qp.sq_done = sq_end;
         qp.sq.0.release_to(sq_end);
         qp.rq.reset(qp.epoch);
+        if qp.ty == QpType::XrcTgt {
+            qp.recv_lane = LaneId::NONE; // that of the queue that it took from
+        }
         qp.draining = false;
         qp.comm_est = false;
         qp.counters.set_peer(None);
