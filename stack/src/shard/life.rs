@@ -78,7 +78,10 @@ impl Env {
                     self.raise(qp, AsyncEvent::QpLastWqeReached);
                 }
             }
-            QpState::Sqe => self.flush_queues(qp, cause),
+            QpState::Sqe => {
+                qp.draining = false;
+                self.flush_queues(qp, cause);
+            }
             QpState::Rtr | QpState::Rts => self.agenda.mark_ready(qp),
             QpState::Init => {}
         }
