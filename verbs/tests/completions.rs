@@ -282,6 +282,25 @@ fn c03_overflow_by_receives_and_by_flushes() {
     }
 }
 
+// The flush of what was posted in SQE overflows: ERR is not left for RTS.
+#[test]
+fn c03_overflow_on_the_way_from_sqe_to_rts() {
+    let context = embedded();
+    let pd = context.alloc_pd().unwrap();
+    let (small, other) = (context.create_cq(2).unwrap(), context.create_cq(256).unwrap());
+    let qp = pd.create_qp(&QpInitAttr::uc(&small, &other)).unwrap();
+    qp.connect_uc(&qp.endpoint(1).unwrap(), &options()).unwrap();
+    let bad = verbs::Sge { addr: 0, length: 8, lkey: 0x55 };
+    qp.post_send(&[SendWr::send(1, &[bad])]).unwrap();
+    assert_eq!(take(&context, &small, 1)[0].status, WcStatus::LocProtErr);
+    assert_eq!(qp.state().unwrap(), QpState::Sqe);
+    qp.post_send(&[2, 3, 4].map(|id| SendWr::send(id, &[]))).unwrap();
+    let (attr, mask) = verbs::attr_to(QpState::Rts);
+    qp.modify(&attr, mask).unwrap();
+    assert_eq!(qp.state().unwrap(), QpState::Err);
+    assert_eq!(take(&context, &small, 2).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [2, 3]);
+}
+
 #[test]
 fn c04_one_event_an_arming() {
     let p = Armed::new(embedded());

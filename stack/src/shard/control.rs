@@ -111,6 +111,9 @@ impl Shard {
         }
         if (from, to) == (QpState::Sqe, QpState::Rts) {
             env.flush_queues(qp, Cause::default()); // what was posted in SQE ends there
+            if qp.state != from {
+                return Ok(()); // in ERR: its completion queue overran
+            }
         }
         if to != from || to == QpState::Reset {
             env.enter(qp, to, Cause::default());
