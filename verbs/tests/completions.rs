@@ -301,6 +301,27 @@ fn c03_overflow_on_the_way_from_sqe_to_rts() {
     assert_eq!(take(&context, &small, 2).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [2, 3]);
 }
 
+// An overrun ends those that use the queue. What that flushes into other queues does not wait for a turn that nobody knows of.
+#[test]
+fn c03_what_an_overrun_flushes_comes_in_the_same_turn() {
+    let context = embedded();
+    let pd = context.alloc_pd().unwrap();
+    let (small, other) = (context.create_cq(1).unwrap(), context.create_cq(256).unwrap());
+    let [a, b] = [0, 1].map(|_| pd.create_qp(&QpInitAttr::rc(&small, &other)).unwrap());
+    a.connect_rc(&b.endpoint(1).unwrap(), &options()).unwrap();
+    b.connect_rc(&a.endpoint(1).unwrap(), &options()).unwrap();
+    b.post_recv(&[RecvWr::new(9, &[])]).unwrap();
+    a.post_send(&[1, 2].map(|id| SendWr::write(id, &[], 0, 0).signaled())).unwrap();
+    let start = Instant::now();
+    while b.state().unwrap() != QpState::Err {
+        assert!(start.elapsed() < PATIENCE);
+        pump(&context);
+    }
+    let mut wc = [Wc::default(); 2];
+    assert_eq!(other.poll(&mut wc).unwrap(), 1);
+    assert_eq!((wc[0].wr_id, wc[0].status), (9, WcStatus::WrFlushErr));
+}
+
 #[test]
 fn c04_one_event_an_arming() {
     let p = Armed::new(embedded());
