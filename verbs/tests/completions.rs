@@ -431,6 +431,28 @@ fn c08_unacknowledged_events_keep_the_queue() {
     drop(context);
 }
 
+// A destroy that is refused for the sake of one kind of event takes none of the other.
+#[test]
+fn c08_a_refused_destroy_keeps_completion_events() {
+    let context = embedded();
+    let channel = context.create_comp_channel().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq_ex(&CqInitAttr::new(1).channel(&channel)).unwrap();
+    let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
+    qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
+    cq.req_notify(false).unwrap();
+    qp.post_recv(&[1, 2].map(|id| RecvWr::new(id, &[]))).unwrap();
+    enter(&qp, QpState::Err);
+    qp.destroy().unwrap();
+    let event = context.get_async_event(PATIENCE).unwrap().unwrap();
+    assert_eq!(event.event, AsyncEvent::CqErr);
+    let (e, cq) = cq.destroy().unwrap_err();
+    assert!(matches!(e, VerbsError::Device(DeviceError::Unacked { events: 1, .. })), "{e}");
+    event.ack();
+    assert!(channel.try_get_cq_event().is_some_and(|event| event.is_of(&cq)), "it waits as before");
+    assert!(cq.destroy().is_err(), "and keeps the queue in its turn");
+}
+
 // The waiting form returns when the other thread has acknowledged the event, and not before.
 #[test]
 fn s35_destroy_waits_for_the_acknowledgement() {
