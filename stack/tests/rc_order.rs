@@ -1,10 +1,12 @@
 //! What a program may see, and when: a receive completion does not come before the acknowledgement that the sender waits for has
 //! been passed to the port. The set-up is that of `rc_responder.rs`; a READ of 20 packets takes more than a turn to answer.
 
+use std::time::Duration;
+
 use sim::node::{CqId, QpId};
 use sim::peer::{PEER_QPN, Pkt, Rig, frame, opcodes, pkt, psns};
 use stack::id::{QpState, QpType};
-use stack::proto::status::WcStatus;
+use stack::proto::status::{WcStatus, WrOpcode};
 use stack::wire::{Flow, Opcode as O};
 
 const E: u32 = 0x100;
@@ -227,4 +229,59 @@ fn solicited_receives_that_wait_are_solicited_when_they_come() {
     rig.turn();
     let cqes = rig.cqes();
     assert!(cqes.len() == 1 && cqes[0].solicited, "{cqes:?}");
+}
+
+/// A queue pair in RTR that does not know where its peer is; the peer's SEND has come.
+fn with_a_pending_next_hop() -> Rig {
+    let mut rig = Rig::with(|c| (c.state, c.receives) = (QpState::Init, 3));
+    let peer = rig.peer_gid();
+    rig.node.to_rtr(rig.now, rig.qp, peer, PEER_QPN);
+    rig.turn(); // asks for the next hop, and the question is lost
+    rig.inject(&send(E));
+    assert!(rig.turn().is_empty() && rig.done().is_empty(), "no acknowledgement can leave");
+    rig
+}
+
+#[test]
+fn receives_wait_for_the_next_hop_of_their_acknowledgement() {
+    let mut rig = with_a_pending_next_hop();
+    // The peer sends it again, and another one.
+    [send(E), send(E + 1)].iter().for_each(|p| rig.inject(p));
+    assert!(rig.turn().is_empty() && rig.done().is_empty());
+    assert_eq!(rig.node.receives_in_use(rig.qp), 3, "the program has no slot back");
+    let said = rig.wait(Duration::from_secs(2)); // asks again, and is answered
+    assert!(said.last().expect("an answer").is_ack(E + 1), "{said:?}");
+    assert_eq!(rig.done(), [0, 1].map(|n| (n, WcStatus::Success)));
+    assert_eq!(rig.node.receives_in_use(rig.qp), 1);
+}
+
+// Goal: nobody tells where the peer is: what was received comes when the queue pair ends.
+#[test]
+fn receives_whose_next_hop_is_not_found_come_with_the_end() {
+    let mut rig = with_a_pending_next_hop();
+    for _ in 0..100 {
+        rig.now = rig.now.after(Duration::from_millis(100));
+        assert!(rig.turn().is_empty() && rig.done().is_empty());
+    }
+    rig.node.modify_state(rig.now, rig.qp, QpState::Err).expect("any state");
+    rig.turn();
+    let flushed = WcStatus::WrFlushErr;
+    assert_eq!(rig.done(), [(0, WcStatus::Success), (1, flushed), (2, flushed)]);
+}
+
+// Goal: an answer that waits for its next hop leaves as soon as that is found, also where a request of the queue pair notices first.
+#[test]
+fn a_request_that_finds_the_next_hop_leaves_no_answer_behind() {
+    let mut rig = Rig::with(|c| c.state = QpState::Init);
+    rig.node.shard(0, |shard| shard.prefetch_from(0)); // such a shard receives first, then builds requests
+    let peer = rig.peer_gid();
+    rig.node.to_rtr(rig.now, rig.qp, peer, PEER_QPN);
+    rig.node.to_rts(rig.now, rig.qp);
+    rig.inject(&send(E));
+    assert!(rig.turn().is_empty() && rig.done().is_empty());
+    rig.move_peer(rig.peer_mac(), true);
+    rig.node.post_send(rig.qp, &rig.wr(1, WrOpcode::RdmaWrite, 8)).expect("an empty queue");
+    let said = rig.turn();
+    assert!(said.iter().any(|s| s.is_ack(E)), "{said:?}");
+    assert_eq!(rig.done(), [(0, WcStatus::Success)]);
 }

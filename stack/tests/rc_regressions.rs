@@ -213,3 +213,20 @@ fn a_number_that_is_gone_does_not_find_who_has_its_slot() {
     assert_eq!(rig.node.discarded(Discard::UnknownQpn), 2);
     assert!(rig.done().is_empty(), "it was not for the new one");
 }
+
+// Goal: a queue pair that is destroyed while the port takes nothing costs a few turns. (It was 2048, under the claim.)
+#[test]
+fn what_a_full_port_does_not_take_is_not_tried_again_and_again() {
+    use stack::config::TX_BURST;
+    let mut rig = Rig::with(|c| c.qp.mtu = stack::id::Mtu::Mtu256);
+    rig.unlimited();
+    rig.node.wires[0].limit_tx(Some(0));
+    let write = SendWr::new(1, WrOpcode::RdmaWrite).sges(&[rig.sge(0, 256 * 200)]).remote(0x1000, 7);
+    rig.node.post_send(rig.qp, &write).unwrap();
+    let slot = rig.node.qp(rig.qp).slot();
+    rig.node.shard(0, |shard| shard.send_posted(rig.now, slot));
+    assert_eq!(rig.node.shard(0, |shard| shard.tx_backlog()), TX_BURST, "what there is room for is built");
+    // A turn offers the frames twice.
+    let turns = rig.node.wires[0].refused() / (2 * TX_BURST as u64);
+    assert!(turns < 10, "{turns} turns");
+}

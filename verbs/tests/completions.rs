@@ -282,6 +282,46 @@ fn c03_overflow_by_receives_and_by_flushes() {
     }
 }
 
+// The flush of what was posted in SQE overflows: ERR is not left for RTS.
+#[test]
+fn c03_overflow_on_the_way_from_sqe_to_rts() {
+    let context = embedded();
+    let pd = context.alloc_pd().unwrap();
+    let (small, other) = (context.create_cq(2).unwrap(), context.create_cq(256).unwrap());
+    let qp = pd.create_qp(&QpInitAttr::uc(&small, &other)).unwrap();
+    qp.connect_uc(&qp.endpoint(1).unwrap(), &options()).unwrap();
+    let bad = verbs::Sge { addr: 0, length: 8, lkey: 0x55 };
+    qp.post_send(&[SendWr::send(1, &[bad])]).unwrap();
+    assert_eq!(take(&context, &small, 1)[0].status, WcStatus::LocProtErr);
+    assert_eq!(qp.state().unwrap(), QpState::Sqe);
+    qp.post_send(&[2, 3, 4].map(|id| SendWr::send(id, &[]))).unwrap();
+    let (attr, mask) = verbs::attr_to(QpState::Rts);
+    qp.modify(&attr, mask).unwrap();
+    assert_eq!(qp.state().unwrap(), QpState::Err);
+    assert_eq!(take(&context, &small, 2).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [2, 3]);
+}
+
+// An overrun ends those that use the queue. What that flushes into other queues does not wait for a turn that nobody knows of.
+#[test]
+fn c03_what_an_overrun_flushes_comes_in_the_same_turn() {
+    let context = embedded();
+    let pd = context.alloc_pd().unwrap();
+    let (small, other) = (context.create_cq(1).unwrap(), context.create_cq(256).unwrap());
+    let [a, b] = [0, 1].map(|_| pd.create_qp(&QpInitAttr::rc(&small, &other)).unwrap());
+    a.connect_rc(&b.endpoint(1).unwrap(), &options()).unwrap();
+    b.connect_rc(&a.endpoint(1).unwrap(), &options()).unwrap();
+    b.post_recv(&[RecvWr::new(9, &[])]).unwrap();
+    a.post_send(&[1, 2].map(|id| SendWr::write(id, &[], 0, 0).signaled())).unwrap();
+    let start = Instant::now();
+    while b.state().unwrap() != QpState::Err {
+        assert!(start.elapsed() < PATIENCE);
+        pump(&context);
+    }
+    let mut wc = [Wc::default(); 2];
+    assert_eq!(other.poll(&mut wc).unwrap(), 1);
+    assert_eq!((wc[0].wr_id, wc[0].status), (9, WcStatus::WrFlushErr));
+}
+
 #[test]
 fn c04_one_event_an_arming() {
     let p = Armed::new(embedded());
@@ -389,6 +429,28 @@ fn c08_unacknowledged_events_keep_the_queue() {
     cq_b.destroy_wait(PATIENCE).unwrap();
     channel.destroy().unwrap();
     drop(context);
+}
+
+// A destroy that is refused for the sake of one kind of event takes none of the other.
+#[test]
+fn c08_a_refused_destroy_keeps_completion_events() {
+    let context = embedded();
+    let channel = context.create_comp_channel().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq_ex(&CqInitAttr::new(1).channel(&channel)).unwrap();
+    let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
+    qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
+    cq.req_notify(false).unwrap();
+    qp.post_recv(&[1, 2].map(|id| RecvWr::new(id, &[]))).unwrap();
+    enter(&qp, QpState::Err);
+    qp.destroy().unwrap();
+    let event = context.get_async_event(PATIENCE).unwrap().unwrap();
+    assert_eq!(event.event, AsyncEvent::CqErr);
+    let (e, cq) = cq.destroy().unwrap_err();
+    assert!(matches!(e, VerbsError::Device(DeviceError::Unacked { events: 1, .. })), "{e}");
+    event.ack();
+    assert!(channel.try_get_cq_event().is_some_and(|event| event.is_of(&cq)), "it waits as before");
+    assert!(cq.destroy().is_err(), "and keeps the queue in its turn");
 }
 
 // The waiting form returns when the other thread has acknowledged the event, and not before.

@@ -378,6 +378,28 @@ fn s27_s28_uc_in_the_middle_of_a_hundred_packet_write() {
     assert_eq!((a.done(), b.done()), (vec![(2, Success)], vec![(9, Success)]));
 }
 
+// The message that SQD waits for fails: the send queue is not drained then, nor later in RTS.
+#[test]
+fn s27_an_error_of_uc_while_draining_ends_in_sqe_without_the_event() {
+    let link = Link::with(&RcOptions::default(), |mut init| {
+        init.qp_type = QpType::Uc;
+        init
+    });
+    let (a, b) = (&link.a, &link.b);
+    let torn = [a.mr.sge(0..100 << 10).unwrap(), verbs::Sge { lkey: 0x55, ..a.mr.sge(0..8).unwrap() }];
+    a.qp.post_send(&[SendWr::write(1, &torn, b.mr.addr(), b.mr.rkey())]).unwrap();
+    link.turn();
+    a.to_sqd();
+    assert!(a.is_draining());
+    link.turns(30);
+    assert_eq!((a.done(), a.qp.state().unwrap()), (vec![(1, WcStatus::LocProtErr)], QpState::Sqe));
+    assert!(!a.is_draining());
+    a.to(QpState::Rts);
+    a.qp.post_send(&[SendWr::write(2, &[], 0, 0).signaled()]).unwrap();
+    link.turns(10);
+    assert_eq!((a.done(), a.drained_events()), (vec![(2, Success)], 0));
+}
+
 #[test]
 fn s26_s28_s30_ud() {
     let context = common::embedded();

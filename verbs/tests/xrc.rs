@@ -500,3 +500,34 @@ fn l04_err_of_a_target_completes_the_held_entry() {
     let of = EventElement::Qp(p.target.qp_num());
     assert_eq!(link.event_of_b(), Some((AsyncEvent::QpLastWqeReached, of)));
 }
+
+// A target that was reset takes from no queue: not from the one that has the place of the old one's completion queue.
+#[test]
+fn an_overrun_ends_no_target_that_was_reset() {
+    let link = Cable::new(1);
+    let (a, b) = (Side::new(&link.a), Side::new(&link.b));
+    let xrcd = link.b.open_xrcd(&XrcdInitAttr::anonymous()).unwrap();
+    let (ini, target) = (initiator(&a), xrcd.create_qp(None).unwrap());
+    connect(&ini, &target, &options());
+    let old = link.b.create_cq(4).unwrap();
+    let srq = srq(&b, &xrcd, &old);
+    srq.post_recv(&[RecvWr::new(1, &[])]).unwrap();
+    ini.post_send(&[SendWr::send(1, &[]).remote_srqn(srq.srq_num())]).unwrap();
+    assert!(link.take(&old, 1)[0].is_ok());
+    let (attr, mask) = attr_to(QpState::Reset);
+    target.modify(&attr, mask).unwrap();
+    srq.destroy().unwrap();
+    old.destroy().unwrap();
+
+    let small = link.b.create_cq(1).unwrap();
+    let qp = b.pd.create_qp(&QpInitAttr::rc(&small, &small)).unwrap();
+    target.connect(&ini.endpoint(1).unwrap(), &options()).unwrap();
+    qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
+    qp.post_recv(&[RecvWr::new(1, &[]), RecvWr::new(2, &[])]).unwrap();
+    let (attr, mask) = attr_to(QpState::Err);
+    qp.modify(&attr, mask).unwrap();
+    link.turns(10);
+    let events: Vec<_> = std::iter::from_fn(|| link.event_of_b()).collect();
+    assert!(events.contains(&(AsyncEvent::CqErr, EventElement::Cq(small.number()))), "{events:?}");
+    assert_eq!(target.state(), QpState::Rtr, "{events:?}");
+}

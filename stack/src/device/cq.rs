@@ -296,11 +296,7 @@ impl CqCore {
             let users = Arc::strong_count(&cq) - 1;
             (DeviceError::Busy { object: "completion queue", users }, cq)
         })?;
-        let retired = cq.state.retire().and_then(|()| {
-            let events = &cq.device.core().shared.events;
-            events.retire(cq.element()).inspect_err(|_| cq.state.keep())
-        });
-        match retired {
+        match cq.state.retire(&cq.device.core().shared.events) {
             Ok(()) => {
                 drop(cq);
                 Ok(())

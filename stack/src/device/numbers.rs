@@ -4,7 +4,7 @@
 //! an attacker cannot guess a queue pair. The number of a destroyed queue pair rests before it can be drawn again: packets of its
 //! first life may still be on the way.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::error::DeviceError;
 use crate::config::QPN_BLOCK_USE;
@@ -59,8 +59,8 @@ pub(super) struct Numbers {
     slots: Vec<Slots>,
     per_shard: u32,
     leases: Vec<Lease>,
-    /// Numbers at rest, with the end of it, oldest first.
-    resting: VecDeque<(Instant, Qpn)>,
+    /// Numbers at rest, by the end of it.
+    resting: BTreeSet<(Instant, Qpn)>,
     gsi: bool,
 }
 
@@ -70,7 +70,7 @@ impl Numbers {
             slots: (0..shards).map(|_| Slots::default()).collect(),
             per_shard: per_shard as u32,
             leases: Vec::new(),
-            resting: VecDeque::new(),
+            resting: BTreeSet::new(),
             gsi: false,
         }
     }
@@ -124,8 +124,8 @@ impl Numbers {
         let lease =
             self.leases.iter_mut().find(|lease| lease.block == number.block() && lease.shard == shard);
         let lease = lease.ok_or(DeviceError::Foreign { what: "queue pair number" })?;
-        match self.resting.iter().position(|(_, resting)| *resting == number) {
-            Some(at) => _ = self.resting.remove(at),
+        match self.resting.iter().find(|(_, resting)| *resting == number).copied() {
+            Some(rest) => _ = self.resting.remove(&rest),
             None if lease.has(number) => {
                 return Err(DeviceError::Exists { what: "queue pair with this number" });
             }
@@ -165,17 +165,17 @@ impl Numbers {
         if qpn == Qpn::GSI {
             self.gsi = false;
         } else {
-            self.resting.push_back((until, qpn));
+            self.resting.insert((until, qpn));
         }
     }
 
-    /// Ends the rests that are over; one that is longer holds up those behind it.
+    /// Ends the rests that are over.
     fn wake(&mut self, now: Instant) {
-        while let Some((until, number)) = self.resting.front().copied() {
+        while let Some((until, number)) = self.resting.first().copied() {
             if until > now {
                 return;
             }
-            self.resting.pop_front();
+            self.resting.pop_first();
             self.lease_of(number).put_back(number);
         }
     }
@@ -246,6 +246,18 @@ mod tests {
         assert_eq!((slot, again), (0, qpn));
         let full = n.take(at(100), 0, None, &blocks, || Ok(7));
         assert!(matches!(full, Err(DeviceError::Exhausted { limit: 2, .. })));
+    }
+
+    // How long one rests is its peer's choice, too.
+    #[test]
+    fn a_number_that_rests_long_holds_up_no_other() {
+        let (mut n, blocks) = (Numbers::new(1, 2), Blocks::default());
+        let taken = [7, 8].map(|wish| n.take(at(0), 0, None, &blocks, || Ok(wish)).unwrap());
+        for ((slot, qpn), until) in taken.into_iter().zip([1000, 100]) {
+            n.put_back(0, slot, qpn, at(until));
+        }
+        let next = n.take(at(100), 0, None, &blocks, || Ok(7)).unwrap().1;
+        assert_eq!(next, taken[1].1, "7 rests, 8 does not");
     }
 
     #[test]

@@ -31,6 +31,8 @@ use crate::sync::words::Word;
 
 /// The shortest rest of a queue pair's number, for peers with longer timeouts than ours.
 const REST_MIN: Duration = Duration::from_secs(1);
+/// The longest. A peer's REQ says what timeout and retries its connection has; CM waits as long for a peer, at most.
+const REST_MAX: Duration = Duration::from_secs(70);
 
 /// Numbers that are drawn for a queue pair before it fails: a drawn one is held by a connection with the share of those in its
 /// block, a half at most.
@@ -621,7 +623,7 @@ impl Drop for QpCore {
             }
             let attr = s.query_qp(self.slot());
             s.destroy_qp(self.slot());
-            now.after(retry_span(&attr).max(REST_MIN))
+            now.after(rest(&attr))
         });
         match &destroyed {
             Ok(_) => {}
@@ -637,10 +639,12 @@ impl Drop for QpCore {
     }
 }
 
-/// How long packets of a connection with these attributes may go on arriving: every retry, each after up to four times
-/// the timeout (IBA 9.7.6.1.3).
-fn retry_span(attr: &QpAttr) -> Duration {
-    ack_timeout(attr.timeout).map_or(Duration::ZERO, |t| t * 4 * (u32::from(attr.retry_cnt) + 1))
+/// How long the number of a queue pair with these attributes rests. Packets of its connection may go on arriving: every
+/// retry, each after up to four times the timeout (IBA 9.7.6.1.3).
+fn rest(attr: &QpAttr) -> Duration {
+    let retries =
+        ack_timeout(attr.timeout).map_or(Duration::ZERO, |t| t * 4 * (u32::from(attr.retry_cnt) + 1));
+    retries.clamp(REST_MIN, REST_MAX)
 }
 
 fn state_of(word: Word) -> QpState {
@@ -655,5 +659,18 @@ impl fmt::Debug for QpCore {
             .field("shard", &self.shard())
             .field("state", &self.state())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_rests_for_every_retry_and_no_longer_than_a_minute_or_so() {
+        let rest = |timeout, retry_cnt| rest(&QpAttr { timeout, retry_cnt, ..QpAttr::default() });
+        assert_eq!(rest(0, 7), REST_MIN);
+        assert_eq!(rest(14, 7), Duration::from_nanos(4096 << 14) * 32);
+        assert_eq!(rest(31, 7), REST_MAX);
     }
 }

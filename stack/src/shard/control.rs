@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::counters::QpCounters;
 use super::qp::{Cause, Qp};
 use super::{HeldGid, QpSpec, Shard};
-use crate::config::LAST_TURNS;
+use crate::config::{LAST_TURNS, READY_BUDGET};
 use crate::id::{Psn, QpState, QpType};
 use crate::proto::attr::{AttrMask, QpAttr};
 use crate::proto::state::{self, ModifyContext, ModifyError};
@@ -111,6 +111,9 @@ impl Shard {
         }
         if (from, to) == (QpState::Sqe, QpState::Rts) {
             env.flush_queues(qp, Cause::default()); // what was posted in SQE ends there
+            if qp.state != from {
+                return Ok(()); // in ERR: its completion queue overran
+            }
         }
         if to != from || to == QpState::Reset {
             env.enter(qp, to, Cause::default());
@@ -142,8 +145,9 @@ impl Shard {
         attr
     }
 
-    /// Before a queue pair is destroyed: sends what was posted to it, except what waits for the peer or for a next hop. A program
-    /// that destroys it right after a post gets no completion, but the message goes out, as with a NIC, which begins at the post.
+    /// Before a queue pair is destroyed: sends what was posted to it, except what waits for the peer, for a next hop, or for a port
+    /// that is full. A program that destroys it right after a post gets no completion, but the message goes out, as with a NIC, which
+    /// begins at the post.
     pub fn send_posted(&mut self, now: Instant, slot: u32) {
         for _ in 0..LAST_TURNS {
             let Some(qp) = self.qps.get(slot) else { return };
@@ -151,9 +155,15 @@ impl Shard {
                 return;
             }
             self.env.agenda.mark_ready(qp);
-            self.poll_once(now);
-            if !self.qps.get(slot).is_some_and(|qp| qp.in_ready) {
+            let (started, built) = (qp.requester.started(), self.env.outbox.ip_id);
+            let served = self.env.agenda.ready.len() <= READY_BUDGET;
+            let turn = self.poll_once(now);
+            let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_ready) else {
                 return; // the rest waits for the peer, or for a next hop
+            };
+            let went_on = turn.tx > 0 || self.env.outbox.ip_id != built || qp.requester.started() != started;
+            if served && !went_on {
+                return; // the port takes nothing, and has no room
             }
         }
     }

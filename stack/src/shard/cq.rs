@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::{EventElement, EventQueue};
 use crate::proto::wqe::Cqe;
 use crate::sync::alarm::Alarm;
 use crate::sync::eventfd::EventFd;
@@ -91,21 +92,21 @@ impl CqState {
         self.unacked.fetch_update(Ordering::AcqRel, Ordering::Acquire, update).map(drop)
     }
 
-    /// Before the queue is destroyed: its events leave the channel, and no more come.
+    /// Before the queue is destroyed: its events leave both the channel and `events`, and no more come.
     ///
     /// # Errors
     /// How many events were fetched and not acknowledged; nothing has changed then.
-    pub fn retire(&self) -> Result<(), u32> {
-        let Some(channel) = &self.channel else { return Ok(()) };
+    pub fn retire(&self, events: &EventQueue) -> Result<(), u32> {
+        let element = EventElement::Cq(self.number);
+        let Some(channel) = &self.channel else { return events.retire(element) };
         let mut waiting = channel.lock();
         match self.unacked() {
-            0 => {
-                self.retired.store(true, Ordering::Relaxed);
-                channel.purge(&mut waiting, self);
-                Ok(())
-            }
-            n => Err(n),
+            0 => events.retire(element)?,
+            n => return Err(n),
         }
+        self.retired.store(true, Ordering::Relaxed);
+        channel.purge(&mut waiting, self);
+        Ok(())
     }
 
     /// The queue is gone, with whatever was not acknowledged.
@@ -115,11 +116,6 @@ impl CqState {
             self.retired.store(true, Ordering::Relaxed);
             channel.purge(&mut waiting, self);
         }
-    }
-
-    /// The queue stays after all.
-    pub fn keep(&self) {
-        self.retired.store(false, Ordering::Relaxed);
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! A receive completion must not be seen before the acknowledgement that its sender waits for is with the port. As a
 //! rule it is: a turn sends its answers, then publishes. Only where an answer is left for a later turn, behind READ
-//! responses of the same queue pair or for want of a frame, are that queue pair's receive completions withdrawn from the
-//! lanes, in order, until a response with their number or a later one has been built. Completions of other queue
-//! pairs go on.
+//! responses of the same queue pair, for want of a frame or of a next hop, are that queue pair's receive completions
+//! withdrawn from the lanes, in order, until a response with their number or a later one has been built, or the queue
+//! pair ends. Completions of other queue pairs go on.
 
 use std::collections::VecDeque;
 
@@ -46,14 +46,22 @@ impl Shard {
         let completions = &mut self.env.completions;
         for at in 0..completions.finished.len() {
             let Some(qp) = self.qps.get(completions.finished[at]) else { continue };
-            if qp.in_answering && (qp.deferred.is_some() || qp.responder.owes_acknowledgement()) {
-                completions.withdraw(qp);
+            if qp.in_answering {
+                completions.defer(qp);
             }
         }
     }
 }
 
 impl Completions {
+    /// Answers of the queue pair are left for a later turn: its completions that wait for them are withdrawn.
+    #[cold]
+    pub fn defer(&mut self, qp: &mut Qp) {
+        if qp.deferred.is_some() || qp.responder.owes_acknowledgement() {
+            self.withdraw(qp);
+        }
+    }
+
     /// Moves what the queue pair has staged for receive requests from the lanes to those that are deferred.
     fn withdraw(&mut self, qp: &mut Qp) {
         let mut list = qp.deferred.take().or_else(|| self.spare_lists.pop()).unwrap_or_default();
@@ -94,7 +102,7 @@ impl Env {
     /// After answers of a queue pair were built: stages the completions that waited for them, in order.
     #[cold]
     pub fn release_receives(&mut self, qp: &mut Qp) {
-        if qp.in_answering && qp.responder.owes_acknowledgement() {
+        if qp.responder.owes_acknowledgement() {
             self.completions.withdraw(qp); // they came later
             self.release_while(qp, |qp, deferred| qp.responder.has_acknowledged(deferred.until));
         } else {

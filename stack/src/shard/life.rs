@@ -1,9 +1,9 @@
 //! The life of a queue pair: states that it enters, by a control call or by itself, and what entering one means.
 
-use super::EventElement;
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Cause, Qp};
+use super::{EventElement, LaneId};
 use crate::id::{QpState, QpType};
 use crate::proto::attr::QpAttr;
 use crate::proto::responder::Responder;
@@ -78,7 +78,10 @@ impl Env {
                     self.raise(qp, AsyncEvent::QpLastWqeReached);
                 }
             }
-            QpState::Sqe => self.flush_queues(qp, cause),
+            QpState::Sqe => {
+                qp.draining = false;
+                self.flush_queues(qp, cause);
+            }
             QpState::Rtr | QpState::Rts => self.agenda.mark_ready(qp),
             QpState::Init => {}
         }
@@ -100,6 +103,9 @@ impl Env {
         qp.sq_done = sq_end;
         qp.sq.0.release_to(sq_end);
         qp.rq.reset(qp.epoch);
+        if qp.ty == QpType::XrcTgt {
+            qp.recv_lane = LaneId::NONE; // that of the queue that it took from
+        }
         qp.draining = false;
         qp.comm_est = false;
         qp.counters.set_peer(None);

@@ -68,9 +68,10 @@ impl Shard {
             env.resolve(qp);
             if waited {
                 env.agenda.mark_ready(qp);
-                if qp.responder.has_answer() {
-                    env.agenda.mark_answering(qp);
-                }
+            }
+            // Also if a request of it found the neighbour first.
+            if qp.responder.has_answer() {
+                env.agenda.mark_answering(qp);
             }
         }
     }

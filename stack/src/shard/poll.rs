@@ -165,6 +165,17 @@ impl Shard {
     /// polled a completion finds room for another request.
     #[inline(never)]
     fn publish(&mut self) {
+        self.publish_staged();
+        let overruns = self.env.shared.overruns();
+        if overruns != self.env.completions.overruns_seen {
+            self.env.completions.overruns_seen = overruns;
+            self.end_overrun();
+        }
+    }
+
+    /// [`publish`](Self::publish), but for queues that overran.
+    #[inline(always)]
+    fn publish_staged(&mut self) {
         while let Some(slot) = self.env.completions.finished.pop() {
             if let Some(qp) = self.qps.get(slot) {
                 if core::mem::take(&mut qp.sends_finished) {
@@ -177,11 +188,6 @@ impl Shard {
             }
         }
         self.env.completions.publish();
-        let overruns = self.env.shared.overruns();
-        if overruns != self.env.completions.overruns_seen {
-            self.env.completions.overruns_seen = overruns;
-            self.end_overrun();
-        }
     }
 
     /// A completion queue overran, here or on another shard: its lanes take no more, and the queue pairs that use it enter
@@ -201,5 +207,6 @@ impl Shard {
                 self.env.end_by_overrun(qp);
             }
         }
+        self.publish_staged(); // what that flushed into other queues: no turn is due for it
     }
 }

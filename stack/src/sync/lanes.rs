@@ -9,7 +9,8 @@
 //! `cqe` bounds the completions that wait in all lanes together. With one lane that is a count between the two
 //! ends of its ring. With several, a lane takes credits from a shared budget in blocks of [`BLOCK`] and the
 //! reader gives them back once a poll. As a lane may sit on a part of a block, the budget holds a block a lane
-//! more than `cqe`: the queue never overflows below `cqe` entries, and always above `cqe + lanes * BLOCK`.
+//! more than `cqe`: the queue never overflows below `cqe` entries, and always above `cqe + lanes * BLOCK`. So what a lane
+//! takes back is room for every lane, but for a block.
 //!
 //! # Events
 //!
@@ -189,11 +190,22 @@ impl<E: Copy + Default + Send> CqLane<E> {
             }
             kept += 1;
         }
-        if !self.poisoned {
-            self.credits += self.staged - kept;
-        }
-        self.staged = kept;
+        self.unstage(self.staged - kept);
         self.staged_solicited = false;
+    }
+
+    /// The last `n` entries are not staged after all.
+    fn unstage(&mut self, n: u32) {
+        self.staged -= n;
+        if self.poisoned {
+            return;
+        }
+        self.credits += n;
+        if self.sole_bound.is_none() {
+            let spare = self.credits.saturating_sub(BLOCK);
+            self.credits -= spare;
+            self.shared.budget.fetch_add(spare, Ordering::Relaxed);
+        }
     }
 
     /// Whether there is something to publish.
@@ -245,8 +257,7 @@ impl<E: Copy + Default + Send> CqLane<E> {
             false
         } else {
             // Slots that were filled and never published are filled again.
-            new.credits += new.staged;
-            new.staged = 0;
+            new.unstage(new.staged);
             self.publish()
         };
         if self.poisoned {
@@ -590,6 +601,25 @@ mod tests {
             reader.poll_with(20, |&lane| counts[lane] += 1);
         }
         assert!(counts.iter().all(|&n| n >= 45), "{counts:?}");
+    }
+
+    /// What a lane takes back, and what does not fit into a new one, is room for every lane.
+    #[test]
+    fn what_a_lane_takes_back_is_room_for_others() {
+        let (mut reader, mut lanes) = cq::<u32>(128, 2);
+        (0..100).for_each(|n| lanes[0].push(n).unwrap());
+        lanes[0].withdraw(|n| *n < 90);
+        (0..118).for_each(|n| lanes[1].push(n).unwrap());
+        lanes[0].publish();
+        lanes[1].publish();
+        while reader.poll(&mut [0; 32]) > 0 {}
+
+        (0..128).for_each(|n| lanes[0].push(n).unwrap());
+        let mut new = reader.resize(64).into_iter();
+        for lane in &mut lanes {
+            lane.replace_with(new.next().unwrap());
+        }
+        (0..64).for_each(|n| lanes[1].push(n).unwrap());
     }
 
     #[test]

@@ -157,6 +157,7 @@ impl Env {
         if !qp.is_reachable() {
             self.resolve(qp);
             if !qp.is_reachable() {
+                self.completions.defer(qp);
                 return Stop::Done; // woken when the neighbour answers, or is found not to
             }
         }
