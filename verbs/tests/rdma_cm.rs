@@ -1008,3 +1008,28 @@ fn the_last_identifier_waits_for_the_answer_of_its_peer() {
     let waits = (0..10).filter(|_| waited()).count();
     assert!(waits > 5, "{waits} of 10");
 }
+
+// Goal: an identifier is destroyed as soon as its events are acknowledged, however many of them another thread fetches meanwhile.
+#[test]
+fn an_identifier_ends_while_another_thread_fetches_its_events() {
+    let w = World::new();
+    let channel = w.a.channel();
+    let group: IpAddr = [239, 1, 2, 5].into();
+    for _ in 0..3 {
+        let id = w.a.context.create_id(Some(&channel), PortSpace::Udp).unwrap();
+        id.bind_addr(SocketAddr::new(addrs(false)[0], 0)).unwrap();
+        id.create_qp(&w.a.pd, &QpInitAttr::ud(&w.a.cq, &w.a.cq)).unwrap();
+        (0..100_000).for_each(|_| id.join_multicast_to_send(group).unwrap());
+        let first = w.event(&channel, E::MulticastJoin);
+        std::thread::scope(|s| {
+            let events = &channel;
+            s.spawn(move || {
+                drop(first);
+                while let Some(event) = events.try_get_event() {
+                    event.ack();
+                }
+            });
+            id.destroy_wait(PATIENCE).map_err(|(e, _)| e).unwrap();
+        });
+    }
+}
