@@ -524,6 +524,12 @@ fn m19_larger_mtu_than_ours() {
     assert_eq!(request(&mut w).1.mtu, Mtu::Mtu1024);
     let more = Connect { mtu: Mtu::Mtu2048, ..to_b(B_QPN) };
     assert_eq!(w.nodes[B].connect(now, &more), Err(Error::Mtu { given: Mtu::Mtu2048, port: Mtu::Mtu1024 }));
+    // What its port carries may change.
+    w.nodes[B].set_mtu(Mtu::Mtu2048);
+    let now = w.now;
+    w.nodes[B].connect(now, &more).unwrap();
+    w.nodes[A].connect(now, &Connect { mtu: Mtu::Mtu2048, ..to_b(Qpn::new(0x12)) }).unwrap();
+    assert_eq!(request(&mut w).1.mtu, Mtu::Mtu2048);
 }
 
 #[test]

@@ -673,6 +673,48 @@ fn a_narrow_way_back_bounds_the_path_mtu() {
     assert_eq!(refusals(&listener, &channel), 4);
 }
 
+/// A port whose interface is set to another MTU while it is open.
+struct Resized(Box<dyn Port>, Arc<AtomicUsize>);
+
+impl Port for Resized {
+    fn info(&self) -> &PortInfo {
+        self.0.info()
+    }
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        self.0.take_queue(index)
+    }
+    fn mtu(&self) -> usize {
+        self.1.load(Ordering::Acquire)
+    }
+    fn link_up(&self) -> bool {
+        self.0.link_up()
+    }
+    fn stats(&self) -> PortStats {
+        self.0.stats()
+    }
+}
+
+// Goal: a connection has the path MTU of its time, whatever the ports carried when the first identifier was made.
+#[test]
+fn ports_that_carry_more_than_before_connect_at_that() {
+    let mtu = Arc::new(AtomicUsize::new(1500));
+    let (pa, pb) = verbs::port::pair(1);
+    let config = |port, side: usize| {
+        let port: Box<dyn Port> = Box::new(Resized(port, mtu.clone()));
+        DeviceConfig::new(port).addr(addrs(false)[side], 24)
+    };
+    let w = world_of(config(pa, 0), config(pb, 1));
+    let (listener, channel) = listening(&w);
+    let _first = w.a.context.create_id(None, PortSpace::Tcp).unwrap();
+    connects_at(&w, &listener, Mtu::Mtu1024);
+    mtu.store(4200, Ordering::Release);
+    for host in [&w.a, &w.b] {
+        assert_eq!(host.context.query_port(1).unwrap().active_mtu, Mtu::Mtu4096);
+    }
+    connects_at(&w, &listener, Mtu::Mtu4096);
+    assert_eq!(refusals(&listener, &channel), 0);
+}
+
 // Goal: a frame from the peer's address that the queue pair refuses does not establish the connection.
 #[test]
 fn a_refused_frame_establishes_nothing() {

@@ -16,7 +16,7 @@ use super::random::Random;
 use super::reason::Reason;
 use super::sidr::Sidrs;
 use super::{MAD_LEN, message};
-use crate::id::{Gid, Qpn};
+use crate::id::{Gid, Mtu, Qpn};
 use crate::time::Instant;
 
 /// Timers served by one call of [`Machine::poll_timers`].
@@ -103,6 +103,11 @@ impl Machine {
     /// Our addresses: a REQ must name one of them, or the one it came to. To be called at the start and at each change.
     pub fn set_gids(&mut self, gids: &[Gid]) {
         self.gids = gids.to_vec();
+    }
+
+    /// The largest path MTU of the port: [`Config::mtu`], where it changes.
+    pub fn set_mtu(&mut self, mtu: Mtu) {
+        self.config.mtu = mtu;
     }
 
     /// Counts of everything.
