@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use stack::device::cm::{
-    Accept, Connect, IpHeader, Reason, Reject, ServiceId, SidrReply, SidrRequest, SidrStatus, Transport,
+    self, Accept, Connect, IpHeader, Reason, Reject, ServiceId, SidrReply, SidrRequest, SidrStatus, Transport,
 };
 use stack::device::{
     AsyncEvent, AttrMask, DeviceError, Gid, QpAttr, QpState, QpType, Qpn, cm_init, cm_rts, limit,
@@ -351,7 +351,11 @@ impl CmId {
                 _ => return Err(CmError::NotConnected { call: "disconnect" }.into()),
             };
             state.id(self.number).qp_to_err();
-            state.machine.disconnect(now, conn, &[]).map_err(CmError::from)?;
+            match state.machine.disconnect(now, conn, &[]) {
+                // The machine ends the connection already, which the peer no longer has: its event is to come.
+                Ok(()) | Err(cm::Error::State { .. }) => {}
+                Err(error) => return Err(CmError::from(error).into()),
+            }
             state.accepting.remove(&self.number);
             state.id(self.number).state = IdState::Disconnecting;
             Ok(false)
