@@ -359,6 +359,59 @@ fn who_takes_leave_tells_its_peers() {
     assert_eq!(wc[0].status, WcStatus::Success);
 }
 
+// Goal: nor does anybody wait for a process that ends while it has not decided on a request, or has no answer to its own.
+#[test]
+fn who_takes_leave_gives_up_what_is_not_connected() {
+    let w = World::new();
+    let [ca, cb, theirs, unread, datagrams] = [&w.a, &w.b, &w.a, &w.b, &w.a].map(Host::channel);
+    let _listeners = [w.b.listen(&cb, PORT), w.b.listen(&unread, PORT + 1), w.a.listen(&theirs, PORT)];
+    let service = w.b.context.create_id(Some(&cb), PortSpace::Udp).unwrap();
+    service.bind_addr(any(PORT)).unwrap();
+    service.listen(0).unwrap();
+    // Its own request; of its peers' one that was not fetched, two that were not decided, and one that is not confirmed.
+    let own = w.b.id(&cb);
+    w.resolve(&own, &cb, SocketAddr::new(addrs(false)[0], PORT));
+    w.b.qp(&own);
+    own.connect(&ConnParam::default()).unwrap();
+    let _at_peer = w.event(&theirs, E::ConnectRequest).take_id().unwrap();
+    let not_fetched = w.resolved(&ca, SocketAddr::new(addrs(false)[1], PORT + 1));
+    not_fetched.connect(&ConnParam::default()).unwrap();
+    let asks = w.a.context.create_id(Some(&datagrams), PortSpace::Udp).unwrap();
+    w.resolve(&asks, &datagrams, b(false));
+    let asked = w.request(&asks, &cb, &ConnParam::default());
+    let clients = [w.resolved(&ca, b(false)), w.resolved(&ca, b(false))];
+    let [undecided, accepted] =
+        [&clients[0], &clients[1]].map(|client| w.request(client, &cb, &ConnParam::default()));
+    w.b.qp(&accepted);
+    accepted.accept(&ConnParam::default()).unwrap();
+    w.b.pump();
+    w.a_sends_no_mads.store(true, Ordering::Release);
+    w.event(&ca, E::Established).ack();
+    assert_eq!(accepted.state(), IdState::Accepting);
+
+    w.b.context.take_leave(PATIENCE);
+    // From here on B does nothing.
+    let told = |channel: &EventChannel| {
+        let start = Instant::now();
+        loop {
+            w.a.pump();
+            if let Some(event) = channel.try_get_event() {
+                break (event.event(), event.status());
+            }
+            assert!(start.elapsed() < PATIENCE, "nobody told A");
+        }
+    };
+    assert_eq!([(); 3].map(|()| told(&ca)), [(E::Rejected, 28); 3]);
+    assert_eq!(told(&theirs), (E::Rejected, 4));
+    assert_eq!(told(&datagrams), (E::Unreachable, 2));
+    // And no thread of B waits for ever for an answer.
+    for id in [&own, &asked, &undecided, &accepted] {
+        assert_eq!(id.state(), IdState::Disconnected);
+        w.event(&cb, E::Disconnected).ack();
+    }
+    assert!(unread.try_get_event().is_none());
+}
+
 // A peer that vanishes: data ends with an error, the disconnection with a timeout.
 #[test]
 fn a_killed_peer_is_noticed() {

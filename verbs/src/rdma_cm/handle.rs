@@ -148,7 +148,7 @@ impl State {
     }
 
     /// Reports the end of an exchange to the program. A request that the program did not fetch is removed without a trace.
-    fn over(&mut self, now: Instant, number: u64, state: IdState, event: EventData) {
+    pub(super) fn over(&mut self, now: Instant, number: u64, state: IdState, event: EventData) {
         if self.ids.get(&number).is_some_and(|id| self.queues.holds_request(id.queue, number)) {
             drop(self.remove(now, number));
             return;
