@@ -982,9 +982,10 @@ fn a_queue_pair_is_released_while_it_is_connected() {
     server.accept(&ConnParam::default()).unwrap();
     w.event(&ca, E::Established).ack();
     w.event(&cb, E::Established).ack();
+    assert_eq!(client.qp_state(), Some(QpState::Rts));
     let qp = client.release_qp().unwrap();
     assert_eq!(qp.state().unwrap(), QpState::Err);
-    assert!(client.qp().is_none());
+    assert!(client.qp().is_none() && client.qp_state().is_none());
     std::sync::Arc::try_unwrap(qp).unwrap().destroy().map_err(|(e, _)| e).unwrap();
     client.destroy().unwrap();
     w.event(&cb, E::Disconnected).ack();

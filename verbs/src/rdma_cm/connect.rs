@@ -112,6 +112,12 @@ impl CmId {
         self.with(|id| id.qp.clone())
     }
 
+    /// The state of the identifier's queue pair, if it has one: without the reference of [`qp`](Self::qp), which keeps the queue
+    /// pair alive.
+    pub fn qp_state(&self) -> Option<QpState> {
+        self.with(|id| id.qp.as_ref()?.state().ok())
+    }
+
     /// Destroys the identifier's queue pair.
     ///
     /// # Errors
