@@ -328,7 +328,9 @@ pub enum Event {
         /// Whether the queue pair rests in TIMEWAIT now.
         timewait: bool,
     },
-    /// The peer did not answer our REQ or REP. Ends the id, unless `timewait`: then [`Event::TimeWaitExit`] does.
+    /// The peer did not answer our REQ or REP; or the program did not decide on the peer's within
+    /// [`Limits::half_open_time`](super::Limits::half_open_time). Ends the id, unless `timewait`: then [`Event::TimeWaitExit`]
+    /// does.
     Unreachable {
         /// The connection.
         id: ConnId,

@@ -281,6 +281,7 @@ impl Machine {
         }
     }
 
+    /// Ends a connection that was not established.
     fn rejected(
         &mut self,
         now: Instant,
@@ -290,7 +291,6 @@ impl Machine {
         private_data: &[u8],
         timewait: bool,
     ) {
-        self.counters.count(Counter::RejectedByPeer);
         let (info, private_data) = (info.to_vec(), private_data.to_vec());
         self.event(id, Event::Rejected { id, reason, info, private_data, timewait });
         if timewait { self.time_wait(now, id) } else { self.remove(id) }
@@ -346,20 +346,23 @@ impl Machine {
             return Err(Counter::WrongTransaction);
         }
         let reason = rej.reason;
-        match conn.state {
-            State::ReqSent => {
-                let stale = reason == Reason::STALE_CONNECTION;
-                self.rejected(now, id, reason, info, &rej.private_data, stale);
+        let timewait = match conn.state {
+            State::ReqSent => reason == Reason::STALE_CONNECTION,
+            State::ReqRcvd => false,
+            State::RepRcvd | State::RepSent => true,
+            State::Established => {
+                self.disconnected(now, id, Disconnect::Rejected(reason), Vec::new());
+                return Ok(());
             }
-            State::ReqRcvd => self.rejected(now, id, reason, info, &rej.private_data, false),
-            State::RepRcvd | State::RepSent => self.rejected(now, id, reason, info, &rej.private_data, true),
-            State::Established => self.disconnected(now, id, Disconnect::Rejected(reason), Vec::new()),
             State::DreqSent => {
                 let how = conn.ending;
                 self.disconnected(now, id, how, Vec::new());
+                return Ok(());
             }
             State::TimeWait => return Err(Counter::WrongState),
-        }
+        };
+        self.counters.count(Counter::RejectedByPeer);
+        self.rejected(now, id, reason, info, &rej.private_data, timewait);
         Ok(())
     }
 
