@@ -39,7 +39,12 @@ fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
         assert!(client.src_port() >= 49152);
         assert_eq!((client.dst_port(), client.state()), (PORT, IdState::RouteResolved));
         client
-            .connect(&ConnParam { private_data: b"hello", initiator_depth: 5, ..ConnParam::default() })
+            .connect(&ConnParam {
+                private_data: b"hello",
+                initiator_depth: 5,
+                flow_control: false,
+                ..ConnParam::default()
+            })
             .unwrap();
 
         let mut request = w.event(&cb, E::ConnectRequest);
@@ -48,6 +53,7 @@ fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
         assert_eq!((&request.private_data()[..6], request.private_data().len()), (&b"hello\0"[..], 56));
         let said = *request.peer().unwrap();
         assert_eq!((said.responder_resources, said.initiator_depth, said.retry_count), (5, RD_ATOMIC_MAX, 7));
+        assert!(!said.flow_control);
         assert_eq!(said.qp_num, client.qp().unwrap().qp_num().get());
         let server = request.take_id().unwrap();
         assert!(request.take_id().is_none());
@@ -64,6 +70,7 @@ fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
         assert!(there.is_of(&client));
         assert_eq!((&there.private_data()[..8], there.private_data().len()), (&b"welcome\0"[..], 196));
         assert_eq!(there.peer().unwrap().initiator_depth, 5, "what the other side answers at once");
+        assert!(there.peer().unwrap().flow_control);
         drop(there);
         assert!(w.event(&cb, E::Established).is_of(&server));
         let (attr, _) = qp.query().unwrap();

@@ -122,6 +122,7 @@ impl Machine {
             path_mtu: connect.mtu as u8,
             rnr_retry_count: connect.rnr_retry_count,
             max_cm_retries: timing.max_cm_retries,
+            flow_control: connect.flow_control,
             srq: connect.srq,
             primary: ReqPath {
                 local_lid: lid,
@@ -249,6 +250,7 @@ impl Machine {
             initiator_depth: params.max_rd_atomic,
             target_ack_delay: self.config.ack_delay,
             rnr_retry_count: accept.rnr_retry_count,
+            flow_control: accept.flow_control,
             srq: accept.srq,
             local_ca_guid: self.config.ca_guid,
             private_data: padded(&accept.private_data),

@@ -238,6 +238,7 @@ impl Machine {
             retry_count: req.retry_count,
             rnr_retry_count: req.rnr_retry_count,
             mtu,
+            flow_control: req.flow_control,
             srq: req.srq,
         };
         self.event(id, Event::ConnectRequest { listener, id, request });
@@ -414,6 +415,7 @@ impl Machine {
             responder_resources: rep.responder_resources,
             initiator_depth: rep.initiator_depth,
             rnr_retry_count: rep.rnr_retry_count,
+            flow_control: rep.flow_control,
             srq: rep.srq,
             private_data: rep.private_data.to_vec(),
         };

@@ -217,6 +217,7 @@ impl CmId {
             let connect = Connect {
                 transport: if id.qp_type == QpType::Uc { Transport::Uc } else { Transport::Rc },
                 mtu: id.mtu(device),
+                flow_control: param.flow_control,
                 srq: checked.srq,
                 responder_resources: checked.responder_resources,
                 initiator_depth: checked.initiator_depth,
@@ -274,6 +275,7 @@ impl CmId {
             let accept = Accept {
                 response_timeout: id.options.cm_response_timeout,
                 max_cm_retries: id.options.max_cm_retries,
+                flow_control: param.flow_control,
                 srq: checked.srq,
                 responder_resources: checked.responder_resources,
                 initiator_depth: checked.initiator_depth,

@@ -25,7 +25,7 @@ fn of_response(r: &Response) -> PeerParam {
     PeerParam {
         responder_resources: r.initiator_depth,
         initiator_depth: r.responder_resources,
-        flow_control: true,
+        flow_control: r.flow_control,
         retry_count: 0,
         rnr_retry_count: r.rnr_retry_count,
         srq: r.srq,
@@ -37,7 +37,7 @@ fn of_request(r: &Request) -> PeerParam {
     PeerParam {
         responder_resources: r.initiator_depth,
         initiator_depth: r.responder_resources,
-        flow_control: true,
+        flow_control: r.flow_control,
         retry_count: r.retry_count,
         rnr_retry_count: r.rnr_retry_count,
         srq: r.srq,

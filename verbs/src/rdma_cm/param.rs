@@ -91,7 +91,7 @@ pub struct ConnParam<'a> {
     /// READ and atomic requests that this side may have outstanding; [`MAX_INIT_DEPTH`]: as many as the device can issue.
     /// `accept` lowers it to what the peer can take.
     pub initiator_depth: u8,
-    /// End-to-end flow control (credits). Sent to the peer; queue pairs here always have it.
+    /// End-to-end flow control (credits), as the peer is told; queue pairs here always have it.
     pub flow_control: bool,
     /// Transport retries, 0 to 7; `accept` uses the peer's.
     pub retry_count: u8,
@@ -134,7 +134,7 @@ pub struct PeerParam {
     pub responder_resources: u8,
     /// READ and atomic requests that the peer accepts.
     pub initiator_depth: u8,
-    /// The peer does end-to-end flow control.
+    /// The peer says that it does end-to-end flow control.
     pub flow_control: bool,
     /// Transport retries that the peer asked for (CONNECT_REQUEST).
     pub retry_count: u8,

@@ -81,8 +81,8 @@ impl Shared {
         }
     }
 
-    /// Reports the end, if it has come, to every identifier. If another thread has the lock, that thread does so after
-    /// unlocking.
+    /// Reports the end, if it has come, to every identifier. If another thread has the lock, it does so after a call; after less, the
+    /// next call or fetch does.
     fn report_end(&self) {
         if self.alive().is_err()
             && let Some(mut state) = self.try_lock()
