@@ -1136,3 +1136,23 @@ fn an_identifier_ends_while_another_thread_fetches_its_events() {
         });
     }
 }
+
+// Goal: the attributes for a request do not depend on the numbers of the queue pairs that are connected.
+#[test]
+fn a_request_has_attributes_whatever_else_is_connected() {
+    let w = World::new();
+    let [ca, cb, theirs] = [&w.a, &w.b, &w.a].map(Host::channel);
+    let _listeners = [w.b.listen(&cb, PORT), w.a.listen(&theirs, PORT)];
+    for qp_num in [2, 0xff_fffe] {
+        let other = w.b.id(&cb);
+        w.resolve(&other, &cb, SocketAddr::new(addrs(false)[0], PORT));
+        other.connect(&ConnParam { qp_num, ..ConnParam::default() }).unwrap();
+        let client = w.resolved(&ca, b(false));
+        let server = w.request(&client, &cb, &ConnParam::default());
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            server.init_qp_attr(state).unwrap();
+        }
+        let busy = server.accept(&ConnParam { qp_num, ..ConnParam::default() }).unwrap_err();
+        assert_eq!(busy.errno(), verbs::errno::EBUSY);
+    }
+}

@@ -203,6 +203,16 @@ impl Machine {
     /// # Errors
     /// Those of [`Machine::accept`].
     pub fn plan_accept(&self, id: ConnId, accept: &Accept) -> Result<QpParams, Error> {
+        let params = self.plan_for_any_qp(id, accept)?;
+        self.check_qpn(accept.qpn)?;
+        Ok(params)
+    }
+
+    /// As [`Machine::plan_accept`], where the queue pair is not chosen yet: `accept.qpn` may be any number.
+    ///
+    /// # Errors
+    /// Those of [`Machine::accept`] that are not about the queue pair.
+    pub fn plan_for_any_qp(&self, id: ConnId, accept: &Accept) -> Result<QpParams, Error> {
         let conn = self.conn(id)?;
         if conn.state != State::ReqRcvd {
             return Err(Error::State { operation: "accept", state: conn.state.name() });
@@ -213,7 +223,6 @@ impl Machine {
         range("RNR retry count", accept.rnr_retry_count, 7)?;
         range("RNR timer", accept.min_rnr_timer, 31)?;
         fits(&accept.private_data, 196)?;
-        self.check_qpn(accept.qpn)?;
         Ok(QpParams {
             qpn: accept.qpn,
             max_rd_atomic: accept.initiator_depth.min(conn.depths.responder_resources),

@@ -432,9 +432,8 @@ impl CmId {
             let params = match (id.params, id.conn) {
                 (Some(params), _) => params,
                 (None, Some(conn)) if id.state == IdState::Requested => {
-                    // The queue pair number has no influence on the attributes.
-                    let accept = Accept { min_rnr_timer: MIN_RNR_TIMER, ..Accept::new(Qpn::new(0xff_fffe)) };
-                    id.tuned(state.machine.plan_accept(conn, &accept).map_err(CmError::from)?)
+                    let accept = Accept { min_rnr_timer: MIN_RNR_TIMER, ..Accept::new(Qpn::default()) };
+                    id.tuned(state.machine.plan_for_any_qp(conn, &accept).map_err(CmError::from)?)
                 }
                 _ => {
                     let wanted = "the peer's queue pair is known from its request or response on";
