@@ -164,7 +164,8 @@ pub struct UdParam {
 #[non_exhaustive]
 #[doc(alias = "rdma_set_option")]
 pub enum CmOption {
-    /// DSCP and ECN of the connection's packets and of its connection management messages.
+    /// DSCP and ECN of the connection's packets and of its connection management messages, where this side requests it, and of what
+    /// goes to groups. A listener's has no effect, nor that of a request, whose peer has chosen: as on Linux, no error says so.
     #[doc(alias = "RDMA_OPTION_ID_TOS")]
     Tos(u8),
     /// Other identifiers that have this option too may bind to the same port; before
