@@ -7,8 +7,8 @@ use stack::cm::mad::Mad;
 use stack::cm::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 use stack::cm::{
     Accept, Config, ConnId, Connect, Counter, Disconnect, Error, Event, IpHeader, Limits, Listen, ListenId,
-    PortSpace, QpParams, RDMA_UDP_QKEY, Reason, Reject, ServiceId, SidrReply, SidrRequest, SidrStatus,
-    Timing,
+    Machine, PortSpace, QpParams, RDMA_UDP_QKEY, Reason, Reject, ServiceId, SidrReply, SidrRequest,
+    SidrStatus, Timing,
 };
 use stack::config::RD_ATOMIC_MAX;
 use stack::id::{Gid, Mtu, Psn, Qpn};
@@ -524,6 +524,12 @@ fn m19_larger_mtu_than_ours() {
     assert_eq!(request(&mut w).1.mtu, Mtu::Mtu1024);
     let more = Connect { mtu: Mtu::Mtu2048, ..to_b(B_QPN) };
     assert_eq!(w.nodes[B].connect(now, &more), Err(Error::Mtu { given: Mtu::Mtu2048, port: Mtu::Mtu1024 }));
+    // What its port carries may change.
+    w.nodes[B].set_mtu(Mtu::Mtu2048);
+    let now = w.now;
+    w.nodes[B].connect(now, &more).unwrap();
+    w.nodes[A].connect(now, &Connect { mtu: Mtu::Mtu2048, ..to_b(Qpn::new(0x12)) }).unwrap();
+    assert_eq!(request(&mut w).1.mtu, Mtu::Mtu2048);
 }
 
 #[test]
@@ -1465,4 +1471,75 @@ fn additional_information_that_does_not_fit() {
     w.nodes[B].reject(now, b, &refusal(72)).unwrap();
     w.run(MOMENT);
     assert!(matches!(w.event(A), Some(Event::Rejected { .. })));
+}
+
+// Goal: counters name the side that did it.
+#[test]
+fn counters_blame_nobody_else() {
+    let counts = |w: &MadWorld, node, counters: [Counter; 2]| counters.map(|counter| count(w, node, counter));
+    // The program does not decide on a request, on a response, or on a request for a datagram service.
+    let mut w = world();
+    listen(&mut w);
+    w.nodes[B].listen(&Listen { service_id: udp(53, b"").service_id, address: None, backlog: 1 }).unwrap();
+    let now = w.now;
+    w.nodes[A].sidr_request(now, &udp(53, b"")).unwrap();
+    connect(&mut w);
+    w.run(MOMENT);
+    w.dead[A] = true;
+    w.run(Duration::from_secs(121));
+    assert_eq!(counts(&w, B, [Counter::Unreachable, Counter::Undecided]), [0, 2]);
+    let mut w = world();
+    listen(&mut w);
+    connect(&mut w);
+    let (b, _) = request(&mut w);
+    accept(&mut w, b);
+    response(&mut w);
+    w.dead[B] = true;
+    w.run(Duration::from_secs(121));
+    assert_eq!(counts(&w, A, [Counter::Unreachable, Counter::Undecided]), [0, 1]);
+    // A silent peer.
+    let mut w = world();
+    w.dead[B] = true;
+    let now = w.now;
+    w.nodes[A].sidr_request(now, &udp(53, b"")).unwrap();
+    connect(&mut w);
+    w.run(Duration::from_secs(121));
+    assert_eq!(counts(&w, A, [Counter::Unreachable, Counter::Undecided]), [2, 0]);
+    // The peer asks again, without the connection that was not established yet.
+    let mut w = world();
+    listen(&mut w);
+    connect(&mut w);
+    request(&mut w);
+    let (tid, req) = first_req(&w);
+    inject(&mut w, B, tid ^ 5, Req { local_comm_id: req.local_comm_id ^ 5, ..req });
+    assert!(matches!(w.event(B), Some(Event::Rejected { reason: Reason::STALE_CONNECTION, .. })));
+    assert_eq!(counts(&w, B, [Counter::RejectedByPeer, Counter::Stale]), [0, 1]);
+    // It accepts with a queue pair that is connected.
+    let mut w = world();
+    established(&mut w);
+    let now = w.now;
+    w.nodes[A].connect(now, &to_b(Qpn::new(0x12))).unwrap();
+    w.run(MOMENT);
+    let mad = sent(&w, A).last().unwrap().mad();
+    let Message::Req(req) = mad.message else { panic!() };
+    let rep = Rep {
+        local_comm_id: 77,
+        remote_comm_id: req.local_comm_id,
+        local_qpn: B_QPN,
+        local_ca_guid: config(B).ca_guid,
+        ..Rep::default()
+    };
+    inject(&mut w, A, mad.tid, rep);
+    assert!(matches!(w.event(A), Some(Event::Rejected { reason: Reason::STALE_CONNECTION, .. })));
+    assert_eq!(counts(&w, A, [Counter::RejectedByPeer, Counter::Stale]), [0, 1]);
+    // What had no room in the queue was not sent again.
+    let limits = Limits { sends: 1, ..Limits::default() };
+    let mut node = Machine::new(Config { limits, ..config(A) });
+    node.connect(Instant::ZERO, &to_b(A_QPN)).unwrap();
+    for (secs, repeated, full) in [(5, 0, 1), (10, 1, 1)] {
+        node.poll_timers(Instant::ZERO.after(Duration::from_secs(secs)));
+        let counted = [Counter::Retransmitted, Counter::SendQueueFull].map(|c| node.counters().get(c));
+        assert_eq!(counted, [repeated, full]);
+        node.poll_send();
+    }
 }

@@ -39,7 +39,12 @@ fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
         assert!(client.src_port() >= 49152);
         assert_eq!((client.dst_port(), client.state()), (PORT, IdState::RouteResolved));
         client
-            .connect(&ConnParam { private_data: b"hello", initiator_depth: 5, ..ConnParam::default() })
+            .connect(&ConnParam {
+                private_data: b"hello",
+                initiator_depth: 5,
+                flow_control: false,
+                ..ConnParam::default()
+            })
             .unwrap();
 
         let mut request = w.event(&cb, E::ConnectRequest);
@@ -48,6 +53,7 @@ fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
         assert_eq!((&request.private_data()[..6], request.private_data().len()), (&b"hello\0"[..], 56));
         let said = *request.peer().unwrap();
         assert_eq!((said.responder_resources, said.initiator_depth, said.retry_count), (5, RD_ATOMIC_MAX, 7));
+        assert!(!said.flow_control);
         assert_eq!(said.qp_num, client.qp().unwrap().qp_num().get());
         let server = request.take_id().unwrap();
         assert!(request.take_id().is_none());
@@ -64,6 +70,7 @@ fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
         assert!(there.is_of(&client));
         assert_eq!((&there.private_data()[..8], there.private_data().len()), (&b"welcome\0"[..], 196));
         assert_eq!(there.peer().unwrap().initiator_depth, 5, "what the other side answers at once");
+        assert!(there.peer().unwrap().flow_control);
         drop(there);
         assert!(w.event(&cb, E::Established).is_of(&server));
         let (attr, _) = qp.query().unwrap();
@@ -357,6 +364,59 @@ fn who_takes_leave_tells_its_peers() {
     let mut wc = [Wc::default()];
     assert_eq!(w.a.cq.poll(&mut wc).unwrap(), 1);
     assert_eq!(wc[0].status, WcStatus::Success);
+}
+
+// Goal: nor does anybody wait for a process that ends while it has not decided on a request, or has no answer to its own.
+#[test]
+fn who_takes_leave_gives_up_what_is_not_connected() {
+    let w = World::new();
+    let [ca, cb, theirs, unread, datagrams] = [&w.a, &w.b, &w.a, &w.b, &w.a].map(Host::channel);
+    let _listeners = [w.b.listen(&cb, PORT), w.b.listen(&unread, PORT + 1), w.a.listen(&theirs, PORT)];
+    let service = w.b.context.create_id(Some(&cb), PortSpace::Udp).unwrap();
+    service.bind_addr(any(PORT)).unwrap();
+    service.listen(0).unwrap();
+    // Its own request; of its peers' one that was not fetched, two that were not decided, and one that is not confirmed.
+    let own = w.b.id(&cb);
+    w.resolve(&own, &cb, SocketAddr::new(addrs(false)[0], PORT));
+    w.b.qp(&own);
+    own.connect(&ConnParam::default()).unwrap();
+    let _at_peer = w.event(&theirs, E::ConnectRequest).take_id().unwrap();
+    let not_fetched = w.resolved(&ca, SocketAddr::new(addrs(false)[1], PORT + 1));
+    not_fetched.connect(&ConnParam::default()).unwrap();
+    let asks = w.a.context.create_id(Some(&datagrams), PortSpace::Udp).unwrap();
+    w.resolve(&asks, &datagrams, b(false));
+    let asked = w.request(&asks, &cb, &ConnParam::default());
+    let clients = [w.resolved(&ca, b(false)), w.resolved(&ca, b(false))];
+    let [undecided, accepted] =
+        [&clients[0], &clients[1]].map(|client| w.request(client, &cb, &ConnParam::default()));
+    w.b.qp(&accepted);
+    accepted.accept(&ConnParam::default()).unwrap();
+    w.b.pump();
+    w.a_sends_no_mads.store(true, Ordering::Release);
+    w.event(&ca, E::Established).ack();
+    assert_eq!(accepted.state(), IdState::Accepting);
+
+    w.b.context.take_leave(PATIENCE);
+    // From here on B does nothing.
+    let told = |channel: &EventChannel| {
+        let start = Instant::now();
+        loop {
+            w.a.pump();
+            if let Some(event) = channel.try_get_event() {
+                break (event.event(), event.status());
+            }
+            assert!(start.elapsed() < PATIENCE, "nobody told A");
+        }
+    };
+    assert_eq!([(); 3].map(|()| told(&ca)), [(E::Rejected, 28); 3]);
+    assert_eq!(told(&theirs), (E::Rejected, 4));
+    assert_eq!(told(&datagrams), (E::Unreachable, 2));
+    // And no thread of B waits for ever for an answer.
+    for id in [&own, &asked, &undecided, &accepted] {
+        assert_eq!(id.state(), IdState::Disconnected);
+        w.event(&cb, E::Disconnected).ack();
+    }
+    assert!(unread.try_get_event().is_none());
 }
 
 // A peer that vanishes: data ends with an error, the disconnection with a timeout.
@@ -673,6 +733,48 @@ fn a_narrow_way_back_bounds_the_path_mtu() {
     assert_eq!(refusals(&listener, &channel), 4);
 }
 
+/// A port whose interface is set to another MTU while it is open.
+struct Resized(Box<dyn Port>, Arc<AtomicUsize>);
+
+impl Port for Resized {
+    fn info(&self) -> &PortInfo {
+        self.0.info()
+    }
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        self.0.take_queue(index)
+    }
+    fn mtu(&self) -> usize {
+        self.1.load(Ordering::Acquire)
+    }
+    fn link_up(&self) -> bool {
+        self.0.link_up()
+    }
+    fn stats(&self) -> PortStats {
+        self.0.stats()
+    }
+}
+
+// Goal: a connection has the path MTU of its time, whatever the ports carried when the first identifier was made.
+#[test]
+fn ports_that_carry_more_than_before_connect_at_that() {
+    let mtu = Arc::new(AtomicUsize::new(1500));
+    let (pa, pb) = verbs::port::pair(1);
+    let config = |port, side: usize| {
+        let port: Box<dyn Port> = Box::new(Resized(port, mtu.clone()));
+        DeviceConfig::new(port).addr(addrs(false)[side], 24)
+    };
+    let w = world_of(config(pa, 0), config(pb, 1));
+    let (listener, channel) = listening(&w);
+    let _first = w.a.context.create_id(None, PortSpace::Tcp).unwrap();
+    connects_at(&w, &listener, Mtu::Mtu1024);
+    mtu.store(4200, Ordering::Release);
+    for host in [&w.a, &w.b] {
+        assert_eq!(host.context.query_port(1).unwrap().active_mtu, Mtu::Mtu4096);
+    }
+    connects_at(&w, &listener, Mtu::Mtu4096);
+    assert_eq!(refusals(&listener, &channel), 0);
+}
+
 // Goal: a frame from the peer's address that the queue pair refuses does not establish the connection.
 #[test]
 fn a_refused_frame_establishes_nothing() {
@@ -887,9 +989,10 @@ fn a_queue_pair_is_released_while_it_is_connected() {
     server.accept(&ConnParam::default()).unwrap();
     w.event(&ca, E::Established).ack();
     w.event(&cb, E::Established).ack();
+    assert_eq!(client.qp_state(), Some(QpState::Rts));
     let qp = client.release_qp().unwrap();
     assert_eq!(qp.state().unwrap(), QpState::Err);
-    assert!(client.qp().is_none());
+    assert!(client.qp().is_none() && client.qp_state().is_none());
     std::sync::Arc::try_unwrap(qp).unwrap().destroy().map_err(|(e, _)| e).unwrap();
     client.destroy().unwrap();
     w.event(&cb, E::Disconnected).ack();
@@ -1007,4 +1110,49 @@ fn the_last_identifier_waits_for_the_answer_of_its_peer() {
     };
     let waits = (0..10).filter(|_| waited()).count();
     assert!(waits > 5, "{waits} of 10");
+}
+
+// Goal: an identifier is destroyed as soon as its events are acknowledged, however many of them another thread fetches meanwhile.
+#[test]
+fn an_identifier_ends_while_another_thread_fetches_its_events() {
+    let w = World::new();
+    let channel = w.a.channel();
+    let group: IpAddr = [239, 1, 2, 5].into();
+    for _ in 0..3 {
+        let id = w.a.context.create_id(Some(&channel), PortSpace::Udp).unwrap();
+        id.bind_addr(SocketAddr::new(addrs(false)[0], 0)).unwrap();
+        id.create_qp(&w.a.pd, &QpInitAttr::ud(&w.a.cq, &w.a.cq)).unwrap();
+        (0..100_000).for_each(|_| id.join_multicast_to_send(group).unwrap());
+        let first = w.event(&channel, E::MulticastJoin);
+        std::thread::scope(|s| {
+            let events = &channel;
+            s.spawn(move || {
+                drop(first);
+                while let Some(event) = events.try_get_event() {
+                    event.ack();
+                }
+            });
+            id.destroy_wait(PATIENCE).map_err(|(e, _)| e).unwrap();
+        });
+    }
+}
+
+// Goal: the attributes for a request do not depend on the numbers of the queue pairs that are connected.
+#[test]
+fn a_request_has_attributes_whatever_else_is_connected() {
+    let w = World::new();
+    let [ca, cb, theirs] = [&w.a, &w.b, &w.a].map(Host::channel);
+    let _listeners = [w.b.listen(&cb, PORT), w.a.listen(&theirs, PORT)];
+    for qp_num in [2, 0xff_fffe] {
+        let other = w.b.id(&cb);
+        w.resolve(&other, &cb, SocketAddr::new(addrs(false)[0], PORT));
+        other.connect(&ConnParam { qp_num, ..ConnParam::default() }).unwrap();
+        let client = w.resolved(&ca, b(false));
+        let server = w.request(&client, &cb, &ConnParam::default());
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            server.init_qp_attr(state).unwrap();
+        }
+        let busy = server.accept(&ConnParam { qp_num, ..ConnParam::default() }).unwrap_err();
+        assert_eq!(busy.errno(), verbs::errno::EBUSY);
+    }
 }

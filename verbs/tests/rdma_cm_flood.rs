@@ -6,14 +6,16 @@ use std::net::SocketAddr;
 use crate::cm::{self, World, addrs};
 use allocation_counter::measure;
 use stack::cm::mad::Mad;
-use stack::cm::message::Message;
+use stack::cm::message::{Dreq, Message, Rep};
 use stack::cm::{
     Config, Connect, IpHeader, MAD_LEN, Machine, Path, PortSpace, Reason, ServiceId, SidrRequest, SidrStatus,
     Timing,
 };
 use stack::time::Instant;
-use verbs::rdma_cm::{CmEvent, CmEventType as E, CmId, ConnParam, EventChannel};
-use verbs::{Ah, Cq, GRH_LEN, GSI_QKEY, Gid, Qp, QpInitAttr, QpType, Qpn, RecvWr, SendWr, Wc, ah_attr_to};
+use verbs::rdma_cm::{CmEvent, CmEventType as E, CmId, ConnParam, EventChannel, IdState};
+use verbs::{
+    Ah, Cq, GRH_LEN, GSI_QKEY, Gid, Qp, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr, Wc, ah_attr_to,
+};
 
 const PORT: u16 = 7471;
 
@@ -257,4 +259,51 @@ fn a_datagram_listener_whose_program_never_accepts_takes_its_backlog() {
         assert_eq!(rep.status, SidrStatus::NO_QP);
     }
     assert_eq!(kept.len(), 3);
+}
+
+// Goal: a program may disconnect while the connection is ended already, because the peer is back without it and has not agreed yet.
+#[test]
+fn a_connection_that_its_peer_forgot_is_disconnected() {
+    let w = World::new();
+    let cb = w.b.channel();
+    let _listener = w.b.listen(&cb, PORT);
+    let (stranger, mut answers) = (Stranger::new(&w), Vec::new());
+    let now = Instant::ZERO;
+    let service = ServiceId::new(PortSpace::Tcp, PORT);
+    let connect = Connect { ip: Some(header()), ..Connect::new(service, path(), Qpn::new(0x99)) };
+    // Each life of a peer whose queue pair numbers begin again.
+    let mut lives = [1, 2].map(|seed| Machine::new(Config { ca_guid: 7, seed, ..Config::default() }));
+    let [before, after] = &mut lives;
+    let mut answer = |attribute| {
+        w.until("an answer", || {
+            stranger.receive(&w, &mut answers);
+            let at = answers.iter().position(|mad| message(mad).attribute() == attribute)?;
+            Some(answers.swap_remove(at))
+        })
+    };
+    let say = |node: &mut Machine| {
+        let mad = node.poll_send().unwrap().mad;
+        stranger.send(&w, &mad, &mut Vec::new());
+    };
+    let conn = before.connect(now, &connect).unwrap();
+    say(before);
+    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    w.b.qp(&server);
+    server.accept(&ConnParam::default()).unwrap();
+    before.handle_mad(now, &path(), &answer(Rep::ATTRIBUTE));
+    before.confirm(now, conn, b"").unwrap();
+    say(before);
+    w.event(&cb, E::Established).ack();
+
+    after.connect(now, &connect).unwrap();
+    say(after);
+    let dreq = answer(Dreq::ATTRIBUTE);
+    assert_eq!(server.state(), IdState::Connected);
+    server.disconnect().unwrap();
+    assert_eq!(server.state(), IdState::Disconnecting);
+    assert_eq!(server.qp().unwrap().state().unwrap(), QpState::Err);
+    after.handle_mad(now, &path(), &dreq);
+    say(after);
+    w.event(&cb, E::Disconnected).ack();
+    assert_eq!(server.state(), IdState::Disconnected);
 }

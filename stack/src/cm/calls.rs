@@ -122,6 +122,7 @@ impl Machine {
             path_mtu: connect.mtu as u8,
             rnr_retry_count: connect.rnr_retry_count,
             max_cm_retries: timing.max_cm_retries,
+            flow_control: connect.flow_control,
             srq: connect.srq,
             primary: ReqPath {
                 local_lid: lid,
@@ -202,6 +203,16 @@ impl Machine {
     /// # Errors
     /// Those of [`Machine::accept`].
     pub fn plan_accept(&self, id: ConnId, accept: &Accept) -> Result<QpParams, Error> {
+        let params = self.plan_for_any_qp(id, accept)?;
+        self.check_qpn(accept.qpn)?;
+        Ok(params)
+    }
+
+    /// As [`Machine::plan_accept`], where the queue pair is not chosen yet: `accept.qpn` may be any number.
+    ///
+    /// # Errors
+    /// Those of [`Machine::accept`] that are not about the queue pair.
+    pub fn plan_for_any_qp(&self, id: ConnId, accept: &Accept) -> Result<QpParams, Error> {
         let conn = self.conn(id)?;
         if conn.state != State::ReqRcvd {
             return Err(Error::State { operation: "accept", state: conn.state.name() });
@@ -212,7 +223,6 @@ impl Machine {
         range("RNR retry count", accept.rnr_retry_count, 7)?;
         range("RNR timer", accept.min_rnr_timer, 31)?;
         fits(&accept.private_data, 196)?;
-        self.check_qpn(accept.qpn)?;
         Ok(QpParams {
             qpn: accept.qpn,
             max_rd_atomic: accept.initiator_depth.min(conn.depths.responder_resources),
@@ -249,6 +259,7 @@ impl Machine {
             initiator_depth: params.max_rd_atomic,
             target_ack_delay: self.config.ack_delay,
             rnr_retry_count: accept.rnr_retry_count,
+            flow_control: accept.flow_control,
             srq: accept.srq,
             local_ca_guid: self.config.ca_guid,
             private_data: padded(&accept.private_data),

@@ -24,7 +24,7 @@ counters! {
     Received = "mad_received";
     /// MADs returned to be sent.
     Sent = "mad_sent";
-    /// Of these, repeated ones.
+    /// Of these, and of those still queued, repeated ones.
     Retransmitted = "mad_retransmitted";
     /// Connections established.
     Established = "established";
@@ -32,8 +32,10 @@ counters! {
     RejectedByUs = "rejected_by_us";
     /// Connections that the peer rejected.
     RejectedByPeer = "rejected_by_peer";
-    /// Connections whose peer did not answer.
+    /// Connections and SIDR exchanges whose peer did not answer.
     Unreachable = "unreachable";
+    /// Connections and SIDR exchanges given up, as our program did not decide on the peer's request or answer in time.
+    Undecided = "undecided";
     /// Established connections that ended.
     Disconnected = "disconnected";
     /// REQs rejected: no listener (reason 8).
@@ -52,7 +54,8 @@ counters! {
     BacklogFull = "reject_backlog_full";
     /// REQs rejected: a limit of the machine is reached (reason 3).
     NoResources = "reject_no_resources";
-    /// REQs rejected: the peer's ids or queue pair belong to a connection here (reason 10).
+    /// REQs and REPs rejected: the peer's ids or queue pair belong to a connection here (reason 10). An older one that was not
+    /// established yet ends with it.
     Stale = "reject_stale";
     /// Ignored: not 256 bytes.
     BadLength = "ignored_length";

@@ -78,6 +78,8 @@ pub struct Connect {
     pub transport: Transport,
     /// Our queue pair, which must be neither in another connection nor in TIMEWAIT.
     pub qpn: Qpn,
+    /// Whether our queue pair does end-to-end flow control.
+    pub flow_control: bool,
     /// Whether our queue pair has a shared receive queue.
     pub srq: bool,
     /// The sequence number the peer begins with; `None`: random.
@@ -110,6 +112,7 @@ impl Connect {
             mtu: Mtu::Mtu1024,
             transport: Transport::Rc,
             qpn,
+            flow_control: false,
             srq: false,
             psn: None,
             responder_resources: 1,
@@ -129,6 +132,8 @@ impl Connect {
 pub struct Accept {
     /// Our queue pair, which must be neither in another connection nor in TIMEWAIT.
     pub qpn: Qpn,
+    /// Whether our queue pair does end-to-end flow control.
+    pub flow_control: bool,
     /// Whether our queue pair has a shared receive queue.
     pub srq: bool,
     /// READs and ATOMICs that we can serve at once; cut to what the peer wants to issue.
@@ -153,6 +158,7 @@ impl Accept {
         let most = crate::config::RD_ATOMIC_MAX;
         Self {
             qpn,
+            flow_control: false,
             srq: false,
             responder_resources: most,
             initiator_depth: most,
@@ -252,6 +258,8 @@ pub struct Request {
     pub rnr_retry_count: u8,
     /// Path MTU.
     pub mtu: Mtu,
+    /// Whether the peer's queue pair does end-to-end flow control.
+    pub flow_control: bool,
     /// Whether the peer's queue pair has a shared receive queue.
     pub srq: bool,
 }
@@ -267,6 +275,8 @@ pub struct Response {
     pub initiator_depth: u8,
     /// RNR retries of the REP.
     pub rnr_retry_count: u8,
+    /// Whether the peer's queue pair does end-to-end flow control.
+    pub flow_control: bool,
     /// Whether the peer's queue pair has a shared receive queue.
     pub srq: bool,
     /// 196 bytes.
@@ -328,7 +338,9 @@ pub enum Event {
         /// Whether the queue pair rests in TIMEWAIT now.
         timewait: bool,
     },
-    /// The peer did not answer our REQ or REP. Ends the id, unless `timewait`: then [`Event::TimeWaitExit`] does.
+    /// The peer did not answer our REQ or REP; or the program did not decide on the peer's within
+    /// [`Limits::half_open_time`](super::Limits::half_open_time). Ends the id, unless `timewait`: then [`Event::TimeWaitExit`]
+    /// does.
     Unreachable {
         /// The connection.
         id: ConnId,

@@ -16,7 +16,7 @@ use super::random::Random;
 use super::reason::Reason;
 use super::sidr::Sidrs;
 use super::{MAD_LEN, message};
-use crate::id::{Gid, Qpn};
+use crate::id::{Gid, Mtu, Qpn};
 use crate::time::Instant;
 
 /// Timers served by one call of [`Machine::poll_timers`].
@@ -103,6 +103,11 @@ impl Machine {
     /// Our addresses: a REQ must name one of them, or the one it came to. To be called at the start and at each change.
     pub fn set_gids(&mut self, gids: &[Gid]) {
         self.gids = gids.to_vec();
+    }
+
+    /// The largest path MTU of the port: [`Config::mtu`], where it changes.
+    pub fn set_mtu(&mut self, mtu: Mtu) {
+        self.config.mtu = mtu;
     }
 
     /// Counts of everything.
@@ -226,17 +231,27 @@ impl Machine {
         self.enqueue(path, mad, self.config.limits.sends);
     }
 
+    /// Queues a MAD that was sent before.
+    pub(super) fn send_again(&mut self, path: Path, mad: [u8; MAD_LEN]) {
+        if self.enqueue(path, mad, self.config.limits.sends) {
+            self.counters.count(Counter::Retransmitted);
+        }
+    }
+
     /// Queues an answer to a stranger: it leaves half of the queue to connections.
     pub(super) fn answer(&mut self, path: Path, mad: &Mad) {
         self.enqueue(path, mad.encode(), self.config.limits.sends / 2);
     }
 
-    fn enqueue(&mut self, path: Path, mad: [u8; MAD_LEN], limit: usize) {
-        if self.sends.len() < limit {
+    /// Returns whether there was room.
+    fn enqueue(&mut self, path: Path, mad: [u8; MAD_LEN], limit: usize) -> bool {
+        let room = self.sends.len() < limit;
+        if room {
             self.sends.push_back(Send { mad, path });
         } else {
             self.counters.count(Counter::SendQueueFull);
         }
+        room
     }
 
     /// Queues a MAD of a connection, not to be repeated.
@@ -278,8 +293,7 @@ impl Machine {
         let conn = &self.conns[&id];
         if let Some(mad) = conn.mad.as_deref() {
             let (path, mad) = (conn.mad_path, *mad);
-            self.counters.count(Counter::Retransmitted);
-            self.send(path, mad);
+            self.send_again(path, mad);
         }
     }
 
@@ -356,12 +370,14 @@ impl Machine {
         self.arm(id, Instant::FAR);
     }
 
-    /// The peer does not answer. Sends it a REJ all the same, in case only the way here is broken.
+    /// The peer does not answer, or the program does not decide. Sends a REJ all the same, in case only the way here is broken.
     fn unreachable(&mut self, now: Instant, id: ConnId, message: u8, timewait: bool) {
         let guid = self.config.ca_guid.to_be_bytes();
         let rej = self.conns[&id].rej(message, Reason::TIMEOUT, &guid, &[]);
         self.send_once(id, &rej);
-        self.counters.count(Counter::Unreachable);
+        // A REJ of the peer's REQ or REP: that one waited for our program.
+        let ours = matches!(message, REJ_REQ | REJ_REP);
+        self.counters.count(if ours { Counter::Undecided } else { Counter::Unreachable });
         self.event(id, Event::Unreachable { id, timewait });
         if timewait { self.time_wait(now, id) } else { self.remove(id) }
     }

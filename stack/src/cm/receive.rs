@@ -238,6 +238,7 @@ impl Machine {
             retry_count: req.retry_count,
             rnr_retry_count: req.rnr_retry_count,
             mtu,
+            flow_control: req.flow_control,
             srq: req.srq,
         };
         self.event(id, Event::ConnectRequest { listener, id, request });
@@ -281,6 +282,7 @@ impl Machine {
         }
     }
 
+    /// Ends a connection that was not established.
     fn rejected(
         &mut self,
         now: Instant,
@@ -290,7 +292,6 @@ impl Machine {
         private_data: &[u8],
         timewait: bool,
     ) {
-        self.counters.count(Counter::RejectedByPeer);
         let (info, private_data) = (info.to_vec(), private_data.to_vec());
         self.event(id, Event::Rejected { id, reason, info, private_data, timewait });
         if timewait { self.time_wait(now, id) } else { self.remove(id) }
@@ -346,20 +347,23 @@ impl Machine {
             return Err(Counter::WrongTransaction);
         }
         let reason = rej.reason;
-        match conn.state {
-            State::ReqSent => {
-                let stale = reason == Reason::STALE_CONNECTION;
-                self.rejected(now, id, reason, info, &rej.private_data, stale);
+        let timewait = match conn.state {
+            State::ReqSent => reason == Reason::STALE_CONNECTION,
+            State::ReqRcvd => false,
+            State::RepRcvd | State::RepSent => true,
+            State::Established => {
+                self.disconnected(now, id, Disconnect::Rejected(reason), Vec::new());
+                return Ok(());
             }
-            State::ReqRcvd => self.rejected(now, id, reason, info, &rej.private_data, false),
-            State::RepRcvd | State::RepSent => self.rejected(now, id, reason, info, &rej.private_data, true),
-            State::Established => self.disconnected(now, id, Disconnect::Rejected(reason), Vec::new()),
             State::DreqSent => {
                 let how = conn.ending;
                 self.disconnected(now, id, how, Vec::new());
+                return Ok(());
             }
             State::TimeWait => return Err(Counter::WrongState),
-        }
+        };
+        self.counters.count(Counter::RejectedByPeer);
+        self.rejected(now, id, reason, info, &rej.private_data, timewait);
         Ok(())
     }
 
@@ -411,6 +415,7 @@ impl Machine {
             responder_resources: rep.responder_resources,
             initiator_depth: rep.initiator_depth,
             rnr_retry_count: rep.rnr_retry_count,
+            flow_control: rep.flow_control,
             srq: rep.srq,
             private_data: rep.private_data.to_vec(),
         };

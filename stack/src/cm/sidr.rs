@@ -148,7 +148,7 @@ impl Machine {
                 Side::Pending { service_id: s } if *s == service_id => return Err(Counter::DuplicateSidr),
                 Side::Answered { service_id: s, reply } if *s == service_id => {
                     let reply = **reply;
-                    self.send(path, reply);
+                    self.send_again(path, reply);
                     return Err(Counter::DuplicateSidr);
                 }
                 _ => {}
@@ -206,8 +206,7 @@ impl Machine {
             Side::Asked { request, left, interval } if *left > 0 => {
                 *left -= 1;
                 let (path, request, at) = (sidr.path, **request, now.after(*interval));
-                self.counters.count(Counter::Retransmitted);
-                self.send(path, request);
+                self.send_again(path, request);
                 self.sidr_arm(id, at);
             }
             Side::Asked { .. } => {
@@ -217,6 +216,7 @@ impl Machine {
             }
             Side::Pending { .. } => {
                 self.sidr_remove(id);
+                self.counters.count(Counter::Undecided);
                 self.push_event(Event::SidrUnreachable { id });
             }
             Side::Answered { .. } => self.sidr_remove(id),

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use stack::device::cm::{
-    Accept, Connect, IpHeader, Reason, Reject, ServiceId, SidrReply, SidrRequest, SidrStatus, Transport,
+    self, Accept, Connect, IpHeader, Reason, Reject, ServiceId, SidrReply, SidrRequest, SidrStatus, Transport,
 };
 use stack::device::{
     AsyncEvent, AttrMask, DeviceError, Gid, QpAttr, QpState, QpType, Qpn, cm_init, cm_rts, limit,
@@ -112,6 +112,12 @@ impl CmId {
         self.with(|id| id.qp.clone())
     }
 
+    /// The state of the identifier's queue pair, if it has one: without the reference of [`qp`](Self::qp), which keeps the queue
+    /// pair alive.
+    pub fn qp_state(&self) -> Option<QpState> {
+        self.with(|id| id.qp.as_ref()?.state().ok())
+    }
+
     /// Destroys the identifier's queue pair.
     ///
     /// # Errors
@@ -211,6 +217,7 @@ impl CmId {
             let connect = Connect {
                 transport: if id.qp_type == QpType::Uc { Transport::Uc } else { Transport::Rc },
                 mtu: id.mtu(device),
+                flow_control: param.flow_control,
                 srq: checked.srq,
                 responder_resources: checked.responder_resources,
                 initiator_depth: checked.initiator_depth,
@@ -222,6 +229,7 @@ impl CmId {
                 private_data: param.private_data.into(),
                 ..Connect::new(service_id, id.path, checked.qpn)
             };
+            state.machine.set_mtu(device.port_attr().active_mtu);
             let conn = state.machine.connect(now, &connect).map_err(CmError::from)?;
             state.conns.insert(conn, self.number);
             let id = state.id(self.number);
@@ -267,6 +275,7 @@ impl CmId {
             let accept = Accept {
                 response_timeout: id.options.cm_response_timeout,
                 max_cm_retries: id.options.max_cm_retries,
+                flow_control: param.flow_control,
                 srq: checked.srq,
                 responder_resources: checked.responder_resources,
                 initiator_depth: checked.initiator_depth,
@@ -350,7 +359,11 @@ impl CmId {
                 _ => return Err(CmError::NotConnected { call: "disconnect" }.into()),
             };
             state.id(self.number).qp_to_err();
-            state.machine.disconnect(now, conn, &[]).map_err(CmError::from)?;
+            match state.machine.disconnect(now, conn, &[]) {
+                // The machine ends the connection already, which the peer no longer has: its event is to come.
+                Ok(()) | Err(cm::Error::State { .. }) => {}
+                Err(error) => return Err(CmError::from(error).into()),
+            }
             state.accepting.remove(&self.number);
             state.id(self.number).state = IdState::Disconnecting;
             Ok(false)
@@ -419,9 +432,8 @@ impl CmId {
             let params = match (id.params, id.conn) {
                 (Some(params), _) => params,
                 (None, Some(conn)) if id.state == IdState::Requested => {
-                    // The queue pair number has no influence on the attributes.
-                    let accept = Accept { min_rnr_timer: MIN_RNR_TIMER, ..Accept::new(Qpn::new(0xff_fffe)) };
-                    id.tuned(state.machine.plan_accept(conn, &accept).map_err(CmError::from)?)
+                    let accept = Accept { min_rnr_timer: MIN_RNR_TIMER, ..Accept::new(Qpn::default()) };
+                    id.tuned(state.machine.plan_for_any_qp(conn, &accept).map_err(CmError::from)?)
                 }
                 _ => {
                     let wanted = "the peer's queue pair is known from its request or response on";

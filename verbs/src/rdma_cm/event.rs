@@ -47,7 +47,7 @@ pub enum CmEventType {
     /// The connection has ended.
     #[doc(alias = "RDMA_CM_EVENT_DISCONNECTED")]
     Disconnected,
-    /// The device is gone. Does not happen here.
+    /// Connection management has ended: a shard of the device died, or it failed itself. Calls return the error.
     #[doc(alias = "RDMA_CM_EVENT_DEVICE_REMOVAL")]
     DeviceRemoval,
     /// The group was joined.

@@ -25,7 +25,7 @@ fn of_response(r: &Response) -> PeerParam {
     PeerParam {
         responder_resources: r.initiator_depth,
         initiator_depth: r.responder_resources,
-        flow_control: true,
+        flow_control: r.flow_control,
         retry_count: 0,
         rnr_retry_count: r.rnr_retry_count,
         srq: r.srq,
@@ -37,7 +37,7 @@ fn of_request(r: &Request) -> PeerParam {
     PeerParam {
         responder_resources: r.initiator_depth,
         initiator_depth: r.responder_resources,
-        flow_control: true,
+        flow_control: r.flow_control,
         retry_count: r.retry_count,
         rnr_retry_count: r.rnr_retry_count,
         srq: r.srq,
@@ -148,7 +148,7 @@ impl State {
     }
 
     /// Reports the end of an exchange to the program. A request that the program did not fetch is removed without a trace.
-    fn over(&mut self, now: Instant, number: u64, state: IdState, event: EventData) {
+    pub(super) fn over(&mut self, now: Instant, number: u64, state: IdState, event: EventData) {
         if self.ids.get(&number).is_some_and(|id| self.queues.holds_request(id.queue, number)) {
             drop(self.remove(now, number));
             return;

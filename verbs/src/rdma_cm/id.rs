@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stack::device::cm::{self, Listen, Path, ServiceId};
 use stack::device::{DeviceError, Gid, Mtu, QpType};
@@ -515,10 +515,20 @@ impl CmId {
     /// As `destroy`; `EDEADLK` from inside a turn.
     #[doc(alias = "rdma_destroy_id")]
     pub fn destroy_wait(self, timeout: Duration) -> Result<(), (VerbsError, Self)> {
-        let acked = || (self.with(|id| id.unacked) == 0).then_some(());
-        match self.service.device().wait(timeout, None, acked) {
-            Ok(_) => self.destroy(),
-            Err(e) => Err((e.into(), self)),
+        let start = Instant::now();
+        let mut id = self;
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            let acked = || (id.with(|id| id.unacked) == 0).then_some(());
+            match id.service.device().wait(left, None, acked) {
+                Ok(Some(())) => match id.destroy() {
+                    Ok(()) => return Ok(()),
+                    // Another thread has fetched an event in between: it is waited for too.
+                    Err((_, back)) => id = back,
+                },
+                Ok(None) => return id.destroy(),
+                Err(e) => return Err((e.into(), id)),
+            }
         }
     }
 }

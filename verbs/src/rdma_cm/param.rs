@@ -91,7 +91,7 @@ pub struct ConnParam<'a> {
     /// READ and atomic requests that this side may have outstanding; [`MAX_INIT_DEPTH`]: as many as the device can issue.
     /// `accept` lowers it to what the peer can take.
     pub initiator_depth: u8,
-    /// End-to-end flow control (credits). Sent to the peer; queue pairs here always have it.
+    /// End-to-end flow control (credits), as the peer is told; queue pairs here always have it.
     pub flow_control: bool,
     /// Transport retries, 0 to 7; `accept` uses the peer's.
     pub retry_count: u8,
@@ -134,7 +134,7 @@ pub struct PeerParam {
     pub responder_resources: u8,
     /// READ and atomic requests that the peer accepts.
     pub initiator_depth: u8,
-    /// The peer does end-to-end flow control.
+    /// The peer says that it does end-to-end flow control.
     pub flow_control: bool,
     /// Transport retries that the peer asked for (CONNECT_REQUEST).
     pub retry_count: u8,
@@ -164,7 +164,8 @@ pub struct UdParam {
 #[non_exhaustive]
 #[doc(alias = "rdma_set_option")]
 pub enum CmOption {
-    /// DSCP and ECN of the connection's packets and of its connection management messages.
+    /// DSCP and ECN of the connection's packets and of its connection management messages, where this side requests it, and of what
+    /// goes to groups. A listener's has no effect, nor that of a request, whose peer has chosen: as on Linux, no error says so.
     #[doc(alias = "RDMA_OPTION_ID_TOS")]
     Tos(u8),
     /// Other identifiers that have this option too may bind to the same port; before

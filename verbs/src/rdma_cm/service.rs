@@ -81,8 +81,8 @@ impl Shared {
         }
     }
 
-    /// Reports the end, if it has come, to every identifier. If another thread has the lock, that thread does so after
-    /// unlocking.
+    /// Reports the end, if it has come, to every identifier. If another thread has the lock, it does so after a call; after less, the
+    /// next call or fetch does.
     fn report_end(&self) {
         if self.alive().is_err()
             && let Some(mut state) = self.try_lock()
@@ -191,8 +191,8 @@ impl Service {
         result
     }
 
-    /// Tells the peers of all connections that they end: the process ends, and drops nothing. Not while another thread is in a
-    /// call, which may be this one, interrupted.
+    /// Tells the peers of all connections, and of all that were requested, that they end: the process ends, and drops nothing.
+    /// Not while another thread is in a call, which may be this one, interrupted.
     ///
     /// Returns whether it is done.
     pub(super) fn take_leave(&self) -> bool {
@@ -439,6 +439,7 @@ impl State {
 
     /// Removes an identifier, with its requests that were not fetched.
     pub(super) fn remove(&mut self, now: Instant, number: u64) -> Vec<Id> {
+        self.end_exchange(now, number);
         let Some(mut id) = self.ids.remove(&number) else { return Vec::new() };
         self.make_room(id.listener.take());
         let mut events = self.queues.take(id.queue, number);
@@ -448,8 +449,6 @@ impl State {
         events.retain(|e| e.new != Some(number));
         let mut gone = self.drop_requests(now, events);
         self.resolving.remove(&number);
-        self.accepting.remove(&number);
-        self.end_exchange(now, &mut id);
         self.stop_listening(number, &id);
         if let Some(port) = id.port.take() {
             self.ports.release(number, id.space, port);
@@ -462,19 +461,32 @@ impl State {
         gone
     }
 
-    /// Disconnects whoever is connected.
+    /// Disconnects whoever is connected, and gives up what is not yet.
     fn take_leave(&mut self, now: Instant) {
-        for id in self.ids.values_mut() {
-            if let (IdState::Connected, Some(conn)) = (id.state, id.conn) {
-                // Fails if the connection has ended by itself.
-                let _ = self.machine.disconnect(now, conn, &[]);
-                id.state = IdState::Disconnecting;
+        use IdState::{Accepting, Connected, Connecting, Requested, Responded};
+        for number in self.ids.keys().copied().collect::<Vec<_>>() {
+            let Some(id) = self.ids.get_mut(&number) else { continue };
+            match (id.state, id.conn) {
+                (Connected, Some(conn)) => {
+                    // Fails if the connection has ended by itself.
+                    let _ = self.machine.disconnect(now, conn, &[]);
+                    id.state = IdState::Disconnecting;
+                }
+                (Requested | Connecting | Responded | Accepting, _) => {
+                    self.end_exchange(now, number);
+                    // A thread may wait for the peer's answer.
+                    let event = EventData::new(CmEventType::Disconnected);
+                    self.over(now, number, IdState::Disconnected, event);
+                }
+                _ => {}
             }
         }
     }
 
     /// Ends the identifier's exchanges in the machine.
-    fn end_exchange(&mut self, now: Instant, id: &mut Id) {
+    fn end_exchange(&mut self, now: Instant, number: u64) {
+        self.accepting.remove(&number);
+        let Some(id) = self.ids.get_mut(&number) else { return };
         if let Some(conn) = id.conn.take() {
             self.conns.remove(&conn);
             // Fails if the connection has ended by itself.

@@ -61,7 +61,7 @@ extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
 }
 
 /// Makes the event that C gets, and brings the identifier's public fields up to date; `None` where the identifier is just being
-/// destroyed.
+/// made or destroyed.
 ///
 /// # Errors
 /// The new identifier of a request could not be made; the request is then refused.
@@ -76,6 +76,10 @@ pub(super) unsafe fn make(
     let named: *mut rdma_cm_id = ptr::with_exposed_provenance_mut(from.context() as usize);
     // SAFETY: as the caller promises.
     let (Some(number), Ok(object)) = (number, unsafe { Object::<Id>::of(named) }) else { return Ok(None) };
+    // An identifier that C does not have yet has its listener's context. What it missed, it learns from its next call.
+    if !from.is_of(&object.private().cm) {
+        return Ok(None);
+    }
     // SAFETY: numbers and pointers that may be NULL.
     let mut event: rdma_cm_event = unsafe { abi::zeroed() };
     event.id = named;

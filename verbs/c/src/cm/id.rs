@@ -550,3 +550,46 @@ unsafe extern "C" fn rdma_set_option(
         Ok(cm.set_option(option)?)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use verbs::rdma_cm::{ConnParam, EventChannel};
+    use verbs::{Context, DeviceConfig, Drive, QpInitAttr};
+
+    use super::*;
+
+    // Goal: what comes for a new identifier before C has it is for nobody, and not for its listener, whose context it still has.
+    #[test]
+    fn an_event_of_an_identifier_that_c_does_not_have_names_no_other() {
+        const SOON: Duration = Duration::from_secs(30);
+        let device = Context::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
+        let [events, of_client] = [(); 2].map(|()| EventChannel::new().unwrap());
+        let next = |channel: &EventChannel, what| {
+            let event = channel.get_event(SOON).unwrap().expect("an event in time");
+            assert_eq!(event.event(), what);
+            event
+        };
+        let cm = device.create_id(Some(&events), PortSpace::Tcp).unwrap();
+        cm.listen(1).unwrap();
+        let port = cm.src_port();
+        let listener = object(cm, null_mut(), false, null_mut());
+        let client = device.create_id(Some(&of_client), PortSpace::Tcp).unwrap();
+        client.resolve_addr(None, ([192, 0, 2, 1], port), SOON).unwrap();
+        next(&of_client, CmEventType::AddrResolved).ack();
+        client.resolve_route(SOON).unwrap();
+        next(&of_client, CmEventType::RouteResolved).ack();
+        let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(16).unwrap());
+        client.create_qp(&pd, &QpInitAttr::rc(&cq, &cq)).unwrap();
+        client.connect(&ConnParam::default()).unwrap();
+        let mut request = next(&events, CmEventType::ConnectRequest);
+        let new = request.take_id();
+        client.destroy().map_err(|(e, _)| e).unwrap();
+        let gone = next(&events, CmEventType::Rejected);
+        assert_eq!(new.as_ref().map(CmId::number), Some(gone.id()));
+        // SAFETY: the context of the listener is its address.
+        assert!(unsafe { event::make(null_mut(), gone) }.unwrap().is_none());
+        drop((request, new));
+        // SAFETY: it was made here.
+        unsafe { destroy(listener) }.unwrap();
+    }
+}

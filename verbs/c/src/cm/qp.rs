@@ -191,8 +191,8 @@ pub(crate) unsafe fn forget(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
 
 /// Shows the program in which state connection management has brought the queue pair.
 pub(super) fn refresh(object: &Object<Id>) {
-    let Some(qp) = object.private().cm.qp() else { return };
-    let Ok(state) = qp.state() else { return };
+    // Without a reference: another thread may destroy the queue pair, which then has to end.
+    let Some(state) = object.private().cm.qp_state() else { return };
     // SAFETY: fields of objects that live; `id->qp` is ours, or NULL.
     unsafe {
         let shown = (*object.public()).qp;
