@@ -390,6 +390,11 @@ impl Device {
         }
     }
 
+    /// The largest path MTU of the port, as it was seen last: [`PortAttr::active_mtu`] without a look at the port.
+    pub fn active_mtu(&self) -> Mtu {
+        self.core().shared.mtu()
+    }
+
     /// Name of the system's network interface that the port uses; empty where it uses none.
     pub fn ndev(&self) -> &str {
         match self.port().info().name.split_once(':') {

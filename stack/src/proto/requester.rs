@@ -429,12 +429,12 @@ impl Requester {
             // In SQD nothing follows that could request the acknowledgement of what has started.
             let draining = !gates.has(Gates::START_WQE);
             let ack_req = self.asks(operation, wqe, psn, psn == started.last, window, draining);
-            self.message_segment(seq, slot, operation, &started, psn, ack_req, since_ack_req)
+            self.message_segment(seq, slot, operation, &started, psn, ack_req)
         } else {
-            self.request_segment(seq, slot, operation, &started, psn, last, since_ack_req)
+            self.request_segment(seq, slot, operation, &started, psn, last)
         };
         self.sent(now, &started, &segment, last);
-        Ok(segment)
+        Ok(Segment { since_ack_req, ..segment })
     }
 
     /// Whether the packet of a message requests an acknowledgement; counts those that do not.

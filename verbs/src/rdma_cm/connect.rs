@@ -229,7 +229,7 @@ impl CmId {
                 private_data: param.private_data.into(),
                 ..Connect::new(service_id, id.path, checked.qpn)
             };
-            state.machine.set_mtu(device.port_attr().active_mtu);
+            state.machine.set_mtu(device.active_mtu());
             let conn = state.machine.connect(now, &connect).map_err(CmError::from)?;
             state.conns.insert(conn, self.number);
             let id = state.id(self.number);

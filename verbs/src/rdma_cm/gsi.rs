@@ -119,7 +119,7 @@ impl Gsi {
         }
         let gids = device.gids();
         machine.set_gids(&gids);
-        machine.set_mtu(device.port_attr().active_mtu);
+        machine.set_mtu(device.active_mtu());
         for wc in &done[..n] {
             if !wc.opcode.is_recv() {
                 self.outstanding = self.outstanding.saturating_sub(1);

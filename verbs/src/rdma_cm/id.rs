@@ -479,7 +479,7 @@ impl CmId {
                     id.options.max_cm_retries = Some(retries);
                 }
                 CmOption::PathMtu(mtu) => {
-                    let max = self.service.device().port_attr().active_mtu;
+                    let max = self.service.device().active_mtu();
                     range("the path MTU (enum ibv_mtu)", mtu as u8, max as u8)?;
                     id.expect("set_option", &open, "it is set before the connection is made")?;
                     id.options.path_mtu = Some(mtu);

@@ -132,7 +132,7 @@ impl Service {
         let machine = Machine::new(Config {
             ca_guid: u64::from_be_bytes(attr.node_guid),
             seed,
-            mtu: device.port_attr().active_mtu,
+            mtu: device.active_mtu(),
             ack_delay: attr.local_ca_ack_delay,
             ..Config::default()
         });

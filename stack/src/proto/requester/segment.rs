@@ -34,7 +34,7 @@ pub struct Segment<'a> {
     pub len: u32,
     /// Whether this range went out before.
     pub again: bool,
-    /// Packets before it since the last that requested an acknowledgement.
+    /// Packets before it since the last that requested an acknowledgement; set by [`Requester::poll_transmit`].
     pub(super) since_ack_req: u8,
 }
 
@@ -67,7 +67,6 @@ impl Requester {
         started: &Started,
         psn: Psn,
         ack_req: bool,
-        since_ack_req: u8,
     ) -> Segment<'a> {
         let wqe = SendWqe::of(slot);
         let (index, is_last) = match started.first == started.last {
@@ -100,7 +99,7 @@ impl Requester {
             offset,
             len: if is_last { wqe.length - offset } else { self.mtu.bytes() as u32 },
             again: self.in_flight.went_out(psn),
-            since_ack_req,
+            since_ack_req: 0,
         }
     }
 
@@ -115,7 +114,6 @@ impl Requester {
         started: &Started,
         psn: Psn,
         last: Psn,
-        since_ack_req: u8,
     ) -> Segment<'a> {
         debug_assert!(started.kind != RequestKind::Message);
         let wqe = SendWqe::of(slot);
@@ -151,7 +149,7 @@ impl Requester {
             offset: 0,
             len: if operation.packet == Kind::AtomicWrite { wqe.length } else { 0 },
             again: self.in_flight.went_out(psn),
-            since_ack_req,
+            since_ack_req: 0,
         }
     }
 }

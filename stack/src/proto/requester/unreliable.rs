@@ -63,7 +63,7 @@ impl Requester {
         }
         let (started, psn) = (self.entry(seq), self.in_flight.cursor);
         // No acknowledgement is requested, and nothing goes out again.
-        let mut segment = self.message_segment(seq, slot, operation, &started, psn, false, 0);
+        let mut segment = self.message_segment(seq, slot, operation, &started, psn, false);
         segment.opcode = segment.opcode.in_class(Transport::Uc);
         self.sent_for_good(psn == started.last);
         Ok(segment)
