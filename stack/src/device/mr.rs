@@ -41,19 +41,19 @@ impl MrCore {
     pub(super) fn new(pd: Arc<PdCore>, memory: UserMemory, access: Access) -> Result<Self, DeviceError> {
         supported(access)?;
         let device = pd.device();
-        let key = device.core().shared.mrs.register(pd.id(), memory, access, device.random.next()?)?;
+        let key = device.core().shared.mrs.register(pd.id(), memory, access, device.random.wide()?)?;
         Ok(Self::of(pd, key, access, false))
     }
 
     pub(super) fn alloc(pd: Arc<PdCore>, memory: UserMemory) -> Result<Self, DeviceError> {
         let device = pd.device();
-        let key = device.core().shared.mrs.alloc_fast(pd.id(), memory, device.random.next()?)?;
+        let key = device.core().shared.mrs.alloc_fast(pd.id(), memory, device.random.wide()?)?;
         Ok(Self::of(pd, key, Access::empty(), true))
     }
 
     pub(super) fn null(pd: Arc<PdCore>) -> Result<Self, DeviceError> {
         let device = pd.device();
-        let key = device.core().shared.mrs.register_null(pd.id(), device.random.next()?)?;
+        let key = device.core().shared.mrs.register_null(pd.id(), device.random.wide()?)?;
         Ok(Self::of(pd, key, Access::LOCAL_WRITE, false))
     }
 

@@ -23,7 +23,7 @@ pub struct MwCore {
 impl MwCore {
     pub(super) fn new(pd: Arc<PdCore>, mw_type: MwType) -> Result<Self, DeviceError> {
         let device = pd.device();
-        let key = device.core().shared.mrs.alloc_window(pd.id(), mw_type, device.random.next()?)?;
+        let key = device.core().shared.mrs.alloc_window(pd.id(), mw_type, device.random.wide()?)?;
         Ok(Self { pd, mw_type, key, current: Mutex::new(key), live: AtomicBool::new(true) })
     }
 

@@ -22,14 +22,30 @@ impl Random {
     pub(super) fn next(&self) -> Result<u32, DeviceError> {
         match &self.seeded {
             None => getrandom::u32().map_err(|_| DeviceError::Random),
-            Some(state) => {
-                // SplitMix64 (Steele, Lea and Flood, 2014).
-                let mut state = lock(state);
-                *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-                let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-                Ok(((z ^ (z >> 31)) >> 32) as u32)
-            }
+            Some(state) => Ok((split_mix(&mut lock(state)) >> 32) as u32),
         }
     }
+
+    /// 128 bits.
+    pub(super) fn wide(&self) -> Result<u128, DeviceError> {
+        let mut bytes = [0; 16];
+        match &self.seeded {
+            None => getrandom::fill(&mut bytes).map_err(|_| DeviceError::Random)?,
+            Some(state) => {
+                let mut state = lock(state);
+                bytes
+                    .chunks_exact_mut(8)
+                    .for_each(|to| to.copy_from_slice(&split_mix(&mut state).to_be_bytes()));
+            }
+        }
+        Ok(u128::from_be_bytes(bytes))
+    }
+}
+
+/// The next number of SplitMix64 (Steele, Lea and Flood, 2014).
+fn split_mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }

@@ -26,7 +26,7 @@ pub(super) enum Kind {
 /// The part of a slot's state that only registration needs.
 pub(super) struct Issue {
     /// Key of the permutation from generations to tags.
-    secret: u32,
+    secret: u64,
     /// Of the next use.
     generation: u16,
     /// The key that was given out and not yet reclaimed.
@@ -79,14 +79,13 @@ pub(super) struct Free {
 }
 
 impl Free {
-    /// A slot that was never used, or else the one that has been free for longest; and its key.
-    pub fn issue(&mut self, random: u32, kind: Kind, pd: PdId) -> Option<(usize, u32)> {
+    /// A slot that was never used, or else the one that has been free for longest; and its key. Bits of `random` choose the slot, its
+    /// first generation and the user's bits; others its secret, which no key reveals.
+    pub fn issue(&mut self, random: u128, kind: Kind, pd: PdId) -> Option<(usize, u32)> {
         let variable = kind != Kind::Region;
         let index = if self.issues.len() < MR_MAX {
-            // A generation to start from, and a secret that it does not reveal.
-            let secret = random.wrapping_mul(0x9e37_79b1) ^ random >> 15;
-            let generation = random as u16;
-            let slot = self.order.draw(self.issues.len(), random);
+            let (secret, generation) = (random as u64, (random >> 64) as u16);
+            let slot = self.order.draw(self.issues.len(), (random >> 96) as u32);
             self.issues.push(Issue {
                 secret,
                 generation,
@@ -110,7 +109,7 @@ impl Free {
         while key & !(if variable { USER_MASK } else { 0 }) == NO_KEY {
             let tag = if variable {
                 u16::from(permute_byte(issue.generation as u8, issue.secret)) << USER_BITS
-                    | (random >> 16) as u16 & USER_MASK as u16
+                    | (random >> 80) as u16 & USER_MASK as u16
             } else {
                 permute(issue.generation, issue.secret)
             };
@@ -184,10 +183,11 @@ impl Free {
 }
 
 /// A permutation of the 16-bit numbers chosen by `secret`: a Feistel network over two bytes.
-pub(super) fn permute(x: u16, secret: u32) -> u16 {
+pub(super) fn permute(x: u16, secret: u64) -> u16 {
     let [mut left, mut right] = x.to_be_bytes();
     for round in 0..6u32 {
-        let mixed = (secret.rotate_left(round * 5) ^ right as u32 ^ round << 8).wrapping_mul(0x85eb_ca6b);
+        let of_round = secret.rotate_left(round * 11) as u32;
+        let mixed = (of_round ^ right as u32 ^ round << 8).wrapping_mul(0x85eb_ca6b);
         let mixed = (mixed ^ mixed >> 15).wrapping_mul(0xc2b2_ae35);
         (left, right) = (right, left ^ (mixed >> 24) as u8);
     }
@@ -195,8 +195,8 @@ pub(super) fn permute(x: u16, secret: u32) -> u16 {
 }
 
 /// A permutation of the 8-bit numbers chosen by `secret`: odd multiplications, shifts and additions, each of them one.
-fn permute_byte(x: u8, secret: u32) -> u8 {
-    let [a, b, c, d] = secret.to_be_bytes();
+fn permute_byte(x: u8, secret: u64) -> u8 {
+    let [a, b, c, d, ..] = secret.to_be_bytes();
     let x = x.wrapping_mul(a | 1) ^ b;
     let x = (x ^ x >> 4).wrapping_mul(c | 1).wrapping_add(d);
     x ^ x >> 3
@@ -207,11 +207,29 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
+    /// The bits that choose a slot and its first generation say nothing of its secret: a later key of the slot follows from no
+    /// earlier one.
+    #[test]
+    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
+    fn no_key_reveals_the_secret() {
+        let tags = |secret: u64| {
+            let mut free = Free::default();
+            let random = 0xabcd_ef01_2345_6789 << 64 | u128::from(secret);
+            let (slot, first) = free.issue(random, Kind::Region, PdId(1)).unwrap();
+            let issue = free.issue_of(slot).unwrap();
+            (first, permute(issue.generation, issue.secret))
+        };
+        let all: HashSet<(u32, u16)> = (0..2000).map(tags).collect();
+        let slots: HashSet<u32> = all.iter().map(|(first, _)| first >> TAG_BITS).collect();
+        assert_eq!(slots.len(), 1);
+        assert!(all.len() > 1900, "{} different pairs", all.len());
+    }
+
     /// The upper byte of a variable tag repeats only after 256 uses.
     #[test]
     #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
     fn bytes_are_permuted() {
-        for secret in [0, 1, 0xdead_beef, 0x1234_5678, u32::MAX] {
+        for secret in [0, 1, 0xdead_beef, 0x1234_5678 << 32, u64::MAX] {
             let bytes: HashSet<u8> = (0..=u8::MAX).map(|x| permute_byte(x, secret)).collect();
             assert_eq!(bytes.len(), 256, "{secret:#x}");
         }

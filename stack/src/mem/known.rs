@@ -4,6 +4,9 @@ use super::table::Span;
 use super::{Access, KeyFault, MrTable, Place};
 use crate::id::{PdId, Qpn};
 
+/// No protection domain has this number.
+const NOBODY: PdId = PdId(u32::MAX);
+
 /// The key that was checked last, and its grant: programs mostly use one. Good until the end of the turn.
 #[derive(Clone, Copy, Debug)]
 pub struct KnownKey {
@@ -15,13 +18,13 @@ pub struct KnownKey {
 impl KnownKey {
     /// An empty cache for grants of `need`.
     pub fn new(need: Access) -> Self {
-        Self { need, pd: PdId(0), span: Span::default() }
+        Self { need, pd: NOBODY, span: Span::default() }
     }
 
     /// Empties it, at the end of a turn.
     #[inline(always)]
     pub fn forget(&mut self) {
-        self.span = Span::default();
+        self.pd = NOBODY;
     }
 
     /// As [`MrTable::check`] where `qpn` is `None`, else as [`MrTable::check_remote`], of one byte or more. A variable key is
@@ -55,12 +58,11 @@ impl KnownKey {
         va: u64,
         len: u64,
     ) -> Result<Place, KeyFault> {
-        let found = keys.span(key, pd, self.need);
-        (self.pd, self.span) = (pd, found.unwrap_or_default());
-        match found {
-            Some(span) => span.place(va, len),
-            None => keys.look_up(key, pd, qpn, self.need, va, len),
-        }
+        let Some(span) = keys.span(key, pd, self.need) else {
+            return keys.look_up(key, pd, qpn, self.need, va, len);
+        };
+        (self.pd, self.span) = (pd, span);
+        span.place(va, len)
     }
 }
 
@@ -104,7 +106,7 @@ mod tests {
             known.forget();
             keys.revoke(all[0]).unwrap();
             for key in [NO_KEY, all[0]] {
-                assert!(known.check(&keys, key, ours, qpn, start, 1).is_err(), "{key:#x}");
+                assert_eq!(known.check(&keys, key, ours, qpn, start, 1), Err(KeyFault::UnknownKey));
                 known.forget();
             }
             let memory = UserMemory::nowhere(start, 64);

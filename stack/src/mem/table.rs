@@ -313,7 +313,7 @@ impl MrTable {
         pd: PdId,
         memory: UserMemory,
         access: Access,
-        random: u32,
+        random: u128,
     ) -> Result<u32, MemError> {
         self.issue_region(&region(pd, memory, access)?, random)
     }
@@ -323,12 +323,12 @@ impl MrTable {
     ///
     /// # Errors
     /// [`MemError::Full`].
-    pub fn register_null(&self, pd: PdId, random: u32) -> Result<u32, MemError> {
+    pub fn register_null(&self, pd: PdId, random: u128) -> Result<u32, MemError> {
         let access = Access::LOCAL_WRITE.bits() | VARIABLE | NOWHERE;
         self.issue_region(&Grant { pd, access, qpn: 0, start: 0, addr: 0, len: u64::MAX }, random)
     }
 
-    fn issue_region(&self, grant: &Grant, random: u32) -> Result<u32, MemError> {
+    fn issue_region(&self, grant: &Grant, random: u128) -> Result<u32, MemError> {
         let mut free = self.free();
         let (index, key) = free.issue(random, Kind::Region, grant.pd).ok_or(MemError::Full)?;
         self.slot_at(index).publish(key, grant);
@@ -550,7 +550,12 @@ mod tests {
         UserMemory::nowhere(addr, len)
     }
 
-    fn renew(table: &MrTable, key: u32, addr: u64, random: u32) -> u32 {
+    /// 128 bits of 32.
+    fn spread(n: u32) -> u128 {
+        u128::from(n) << 96 | u128::from(n.rotate_left(13)) << 64 | u128::from(n.rotate_left(7)) << 20
+    }
+
+    fn renew(table: &MrTable, key: u32, addr: u64, random: u128) -> u32 {
         table.revoke(key).unwrap();
         table.reclaim(key, TurnsPassed::without_shards());
         table.register(PD, at(addr, 64), ALL, random).unwrap()
@@ -607,7 +612,7 @@ mod tests {
             let t = MrTable::new();
             let random =
                 |n: u32| (n ^ seed).wrapping_mul(0x9e37_79b9).rotate_left(7).wrapping_mul(0x85eb_ca6b);
-            (1..=64).map(|n| t.register(PD, at(0, 64), ALL, random(n)).unwrap() >> TAG_BITS).collect()
+            (1..=64).map(|n| t.register(PD, at(0, 64), ALL, spread(random(n))).unwrap() >> TAG_BITS).collect()
         };
         let (one, other) = (slots(1), slots(77));
         assert_eq!(one, slots(1));
@@ -670,7 +675,7 @@ mod tests {
     fn stale_keys_never_match_until_the_generation_wraps() {
         let t = MrTable::new();
         let keys: Vec<u32> = (0..MR_MAX)
-            .map(|i| t.register(PD, at(0, 64), ALL, (i as u32).wrapping_mul(0x9e37_79b9)).unwrap())
+            .map(|i| t.register(PD, at(0, 64), ALL, spread((i as u32).wrapping_mul(0x9e37_79b9))).unwrap())
             .collect();
         assert_eq!(t.register(PD, at(0, 64), ALL, 1), Err(MemError::Full));
         let distinct: HashSet<u32> = keys.iter().copied().collect();
@@ -694,7 +699,8 @@ mod tests {
     #[cfg_attr(miri, ignore = "fills the table: arithmetic, and too long for Miri")]
     fn slots_are_reused_in_the_order_they_became_free() {
         let t = MrTable::new();
-        let keys: Vec<u32> = (0..MR_MAX).map(|i| t.register(PD, at(0, 64), ALL, i as u32).unwrap()).collect();
+        let keys: Vec<u32> =
+            (0..MR_MAX).map(|i| t.register(PD, at(0, 64), ALL, i as u128).unwrap()).collect();
         let order = [40_000, 3, 65_535, 0, 17];
         for i in order {
             t.revoke(keys[i]).unwrap();
@@ -712,22 +718,24 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
     fn tags_are_a_permutation_and_spread() {
-        for secret in [0, 1, 0xdead_beef, u32::MAX] {
+        for secret in [0, 1, 0xdead_beef << 32, u64::MAX] {
             let tags: HashSet<u16> = (0..=u16::MAX).map(|x| permute(x, secret)).collect();
             assert_eq!(tags.len(), 1 << 16);
             let mut steps: Vec<u16> =
-                (0..1000).map(|x| permute(x + 1, secret).wrapping_sub(permute(x, secret))).collect();
+                (0..1000u16).map(|x| permute(x + 1, secret).wrapping_sub(permute(x, secret))).collect();
             steps.sort_unstable();
             steps.dedup();
             assert!(steps.len() > 950, "{} different steps", steps.len());
         }
-        let tags: HashSet<u16> = (0..1000).map(|secret| permute(0, secret)).collect();
-        assert!(tags.len() > 950, "{} different tags", tags.len());
+        for shift in [0, 32, 54] {
+            let tags: HashSet<u16> = (0..1000u64).map(|secret| permute(0, secret << shift)).collect();
+            assert!(tags.len() > 950, "{} different tags", tags.len());
+        }
     }
 
     #[derive(Clone, Debug)]
     enum Op {
-        Register { pd: u32, addr: u64, len: u64, access: u32, random: u32 },
+        Register { pd: u32, addr: u64, len: u64, access: u32, random: u128 },
         Revoke(usize),
         Reclaim(usize),
         Check { which: usize, flip: u32, pd: u32, need: u32, va: i64, len: u64 },
@@ -738,7 +746,7 @@ mod tests {
         let len = prop_oneof![0..64u64, u64::MAX - 64..=u64::MAX];
         let flip = prop_oneof![8 => Just(0), 1 => any::<u32>(), 1 => (0..32u32).prop_map(|b| 1 << b)];
         prop_oneof![
-            (0..2u32, addr, len.clone(), 0..64u32, any::<u32>())
+            (0..2u32, addr, len.clone(), 0..64u32, any::<u128>())
                 .prop_map(|(pd, addr, len, access, random)| Op::Register { pd, addr, len, access, random }),
             (0..32usize).prop_map(Op::Revoke),
             (0..32usize).prop_map(Op::Reclaim),
@@ -820,7 +828,7 @@ mod tests {
         // Slots beyond the first few are taken, so that those few are reused all the time.
         let (taken, rounds) = if cfg!(miri) { (0, 40) } else { (MR_MAX - 4, 20_000) };
         for i in 0..taken {
-            t.register(PdId(u32::MAX), at(0, 0), Access::empty(), i as u32).unwrap();
+            t.register(PdId(u32::MAX), at(0, 0), Access::empty(), i as u128).unwrap();
         }
         let published: [AtomicU64; 4] = Default::default();
         let turns: [AtomicU64; SHARDS] = Default::default();
@@ -881,7 +889,7 @@ mod tests {
                     t.reclaim(key, TurnsPassed::without_shards());
                 }
                 let (pd, addr, len) = shape(n);
-                let key = t.register(pd, at(addr, len), ALL, n as u32).unwrap();
+                let key = t.register(pd, at(addr, len), ALL, n as u128).unwrap();
                 published[i].store(n << 32 | u64::from(key), Ordering::Release);
                 keys[i] = Some(key);
             }

@@ -62,7 +62,7 @@ impl MrTable {
     ///
     /// # Errors
     /// [`MemError::Full`].
-    pub fn alloc_window(&self, pd: PdId, ty: MwType, random: u32) -> Result<u32, MemError> {
+    pub fn alloc_window(&self, pd: PdId, ty: MwType, random: u128) -> Result<u32, MemError> {
         self.free().issue(random, Kind::Window(ty), pd).map(|(_, key)| key).ok_or(MemError::Full)
     }
 
@@ -70,7 +70,7 @@ impl MrTable {
     ///
     /// # Errors
     /// [`MemError::InvalidRange`], [`MemError::Full`].
-    pub fn alloc_fast(&self, pd: PdId, memory: UserMemory, random: u32) -> Result<u32, MemError> {
+    pub fn alloc_fast(&self, pd: PdId, memory: UserMemory, random: u128) -> Result<u32, MemError> {
         let (addr, len) = (memory.addr(), memory.len());
         addr.checked_add(len).ok_or(MemError::InvalidRange)?;
         let issue = self.free().issue(random, Kind::Fast { addr, len }, pd);
@@ -350,7 +350,7 @@ mod tests {
         let t = MrTable::new();
         let fill = crate::config::MR_MAX - 1;
         for i in 0..fill {
-            t.register(PD, at(0, 0), Access::empty(), i as u32).unwrap();
+            t.register(PD, at(0, 0), Access::empty(), i as u128).unwrap();
         }
         let mut seen = std::collections::HashSet::new();
         for _ in 0..256 {
