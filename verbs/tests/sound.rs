@@ -374,6 +374,29 @@ impl PortQueue for FragileQueue {
     }
 }
 
+// Goal: what is done once for all shards is done by the first that lives: the port is maintained without shard 0, too.
+#[test]
+fn the_first_shard_that_lives_maintains_the_port() {
+    let (breaks, ns) = (Arc::new(Mutex::new(None)), Arc::new(AtomicU64::new(1)));
+    let options = PortOptions { frames: 256, queues: 2, ..PortOptions::default() };
+    let port = PortSpec::Loopback.open(&options).unwrap();
+    let port: Box<dyn Port> = Box::new(Fragile { port, breaks: breaks.clone() });
+    let mut config = DeviceConfig { port: port.into(), shards: 2, ..DeviceConfig::loopback() };
+    config.clock = Clock::Manual(ns.clone());
+    let context = Context::open(DeviceConfig { qps_per_shard: 16, ..config.drive(Drive::Embedded) }).unwrap();
+    // Whether this shard does it when it is due.
+    let maintains = |shard| {
+        ns.fetch_add(1_000_000_000, Ordering::Relaxed);
+        *breaks.lock().unwrap() = Some("maintain");
+        let does = panics(&mut context.reactor(shard).unwrap());
+        *breaks.lock().unwrap() = None;
+        does
+    };
+    assert!(!maintains(1), "shard 0 lives");
+    assert!(maintains(0) && context.stats().shards[0].dead);
+    assert!(maintains(1));
+}
+
 /// Uses what is left of a device for a while in every way that calls its port, whatever panics.
 fn use_all(context: &Context, pd: &Pd, qp: &Qp, cq: &verbs::Cq, channel: &verbs::CompChannel, mr: &Mr) {
     let sge = [mr.sge(0..64).unwrap()];

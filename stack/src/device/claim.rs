@@ -113,7 +113,7 @@ impl ClockSource {
 /// A shard behind its claim.
 pub(super) struct Cell {
     shard: Claim<Shard>,
-    /// Turns by threads other than the background helper, so that it can see them. Written by holders only.
+    /// Turns by threads other than the background helper, so that it can see them.
     turns: AtomicU32,
 }
 
@@ -238,8 +238,8 @@ impl Core {
         }
         let cell = &self.cells[index];
         let (turn, _) = self.turn_and(cell, index, |_| ())?;
-        // Only holders write, and the next one sees it through the lock; no read-modify-write is needed. A lost count would cost
-        // the helper a check.
+        // No read-modify-write is needed: where two turns follow each other closely a count may be lost, which costs the helper a
+        // look or a turn.
         cell.turns.store(cell.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.serve();
         Some(turn)
@@ -269,9 +269,7 @@ impl Core {
         let holding = Holding::begin(self, index);
         let now = self.now();
         let turn = shard.poll_once(now);
-        if index == 0 {
-            self.maintain(now);
-        }
+        self.maintain(now, index);
         let seen = look(&shard);
         holding.end();
         shard.release();
@@ -446,10 +444,16 @@ impl Core {
         Ok(unsafe { TurnsPassed::new() })
     }
 
-    /// Maintains the port when it is due; called by the holder of shard 0.
+    /// Whether this is the first shard that lives: its holder does what is done once for all of them.
     #[inline]
-    fn maintain(&self, now: Instant) {
-        if now.as_nanos() >= self.maintain_at.load(Ordering::Relaxed) {
+    fn is_first(&self, index: usize) -> bool {
+        self.dead().trailing_ones() as usize == index
+    }
+
+    /// Maintains the port when it is due and this shard is the first; called by a shard's holder.
+    #[inline]
+    fn maintain(&self, now: Instant, index: usize) {
+        if now.as_nanos() >= self.maintain_at.load(Ordering::Relaxed) && self.is_first(index) {
             self.maintain_now(now);
         }
     }
@@ -532,7 +536,7 @@ impl Core {
     /// and the service.
     pub(super) fn run_dedicated(&self, index: usize) {
         let cell = &self.cells[index];
-        let serves = || index == 0 && self.service.is_due(|| self.now());
+        let serves = || self.is_first(index) && self.service.is_due(|| self.now());
         while !self.stop.load(Ordering::Relaxed) {
             if serves() {
                 self.service.run_apart();
@@ -549,9 +553,7 @@ impl Core {
             loop {
                 let now = self.now();
                 shard.poll_once(now);
-                if index == 0 {
-                    self.maintain(now);
-                }
+                self.maintain(now, index);
                 if cell.shard.wanted() || serves() || self.stop.load(Ordering::Relaxed) {
                     break;
                 }
