@@ -4,6 +4,7 @@
 mod common;
 
 use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -16,8 +17,8 @@ use verbs::errno::EPERM;
 use verbs::port::PortSpec;
 use verbs::rdma_cm::{CmId, EventChannel, PortSpace};
 use verbs::{
-    AttrMask, CompChannel, Context, Cq, DeviceConfig, DeviceError, Drive, Mr, Pd, PortState, Qp, QpAttr,
-    QpInitAttr, QpState, RecvWr, SendWr, VerbsError, Wc, WcStatus,
+    AttrMask, CompChannel, Context, Cq, CqInitAttr, DeviceConfig, DeviceError, Drive, Mr, Pd, PortState, Qp,
+    QpAttr, QpInitAttr, QpState, RecvWr, SendWr, VerbsError, Wc, WcStatus,
 };
 
 /// One test at a time: a thread of another one may hold a lock of the test harness at the moment of a fork.
@@ -210,7 +211,7 @@ fn calls_in_a_fork_fail_with_an_error() {
                 assert_eq!(error.errno(), EPERM);
                 assert!(error.to_string().contains("open a device after the fork"), "{error}");
             }
-            let Host { qp, mr, cq, pd, context, _events: events, .. } = ends.a;
+            let Host { qp, mr, cq, pd, context, _events: events, _completions: completions, .. } = ends.a;
             let err = QpAttr { qp_state: QpState::Err, ..QpAttr::default() };
             refused(qp.modify(&err, AttrMask::STATE));
             refused(pd.create_qp(&QpInitAttr::rc(&cq, &cq)));
@@ -219,8 +220,11 @@ fn calls_in_a_fork_fail_with_an_error() {
             refused(context.create_id(Some(&events), PortSpace::Tcp).and_then(|id| id.listen(1)));
             refused(events.get_event(Duration::from_secs(100)).map(drop));
             refused(mr.dereg().map_err(|(error, _)| error));
+            assert!(completions.try_get_cq_event().is_none());
             let _ = qp.post_send(&[SendWr::send(3, &[])]);
             assert_eq!(cq.poll(&mut [Wc::default()]).unwrap(), 0);
+            refused(qp.destroy().map_err(|(error, _)| error));
+            refused(cq.destroy().map_err(|(error, _)| error));
             // The fork's own device works like any other.
             let pair = common::Pair::new(common::embedded());
             pair.b.post_recv(&[RecvWr::new(1, &[])]).unwrap();
@@ -229,6 +233,31 @@ fn calls_in_a_fork_fail_with_an_error() {
         });
         ends.talk();
     }
+}
+
+// The descriptors that are readable while events wait are shared with a fork.
+#[test]
+fn a_fork_leaves_events_to_the_other_process() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let context = common::embedded();
+    let (pd, channel) = (context.alloc_pd().unwrap(), context.create_comp_channel().unwrap());
+    let cq = context.create_cq_ex(&CqInitAttr::new(4).channel(&channel)).unwrap();
+    let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
+    qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
+    cq.req_notify(false).unwrap();
+    qp.post_send(&[SendWr::write(1, &[], 0, 0).signaled()]).unwrap();
+    let readable = || {
+        let mut fd = libc::pollfd { fd: channel.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one such structure, which is ours.
+        unsafe { libc::poll(&raw mut fd, 1, 0) == 1 }
+    };
+    let start = Instant::now();
+    while !readable() {
+        assert!(start.elapsed() < PATIENCE, "no completion comes");
+        common::pump(&context);
+    }
+    in_fork((&channel, &cq), |(channel, _)| assert!(channel.try_get_cq_event().is_none()));
+    assert!(readable() && channel.try_get_cq_event().is_some());
 }
 
 #[test]

@@ -41,6 +41,8 @@ impl ChannelCore {
 
     /// The completion queue of the oldest event, if there is one.
     pub fn try_get(&self) -> Option<Arc<CqState>> {
+        // A fork shares the descriptor that is readable meanwhile.
+        self.device.core().not_forked().ok()?;
         self.queue.try_get()
     }
 

@@ -290,8 +290,11 @@ impl CqCore {
     ///
     /// # Errors
     /// [`DeviceError::Busy`] while something else refers to it, [`DeviceError::Unacked`] while an event of it that was
-    /// fetched is not acknowledged; it comes back with the error.
+    /// fetched is not acknowledged, [`DeviceError::Forked`]; it comes back with the error.
     pub fn destroy(cq: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
+        if let Err(e) = cq.device.core().not_forked() {
+            return Err((e, cq));
+        }
         let cq = Arc::try_unwrap(cq).map_err(|cq| {
             let users = Arc::strong_count(&cq) - 1;
             (DeviceError::Busy { object: "completion queue", users }, cq)

@@ -388,6 +388,8 @@ impl Device {
 
     /// The oldest asynchronous event, if there is one. To be acknowledged by [`ack_event`](Self::ack_event).
     pub fn try_event(&self) -> Option<Event> {
+        // A fork shares the descriptor that is readable meanwhile.
+        self.core.not_forked().ok()?;
         self.core.shared.events.try_get()
     }
 
@@ -498,7 +500,12 @@ impl Device {
     /// [`DeviceError::Exhausted`].
     pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<PdCore>, DeviceError> {
         let share = self.pds.take()?;
-        Ok(PdCore::new(self.clone(), PdId(self.next_pd.fetch_add(1, Ordering::Relaxed)), share))
+        // A number that came again would open the memory of one domain to the queue pairs of another.
+        let next = |n: u32| n.checked_add(1);
+        let number = self.next_pd.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        let exhausted =
+            |_| DeviceError::Exhausted { what: "protection domain number", limit: u32::MAX as usize };
+        Ok(PdCore::new(self.clone(), PdId(number.map_err(exhausted)?), share))
     }
 
     /// Allocates a thread domain.

@@ -569,10 +569,10 @@ impl QpCore {
     ///
     /// # Errors
     /// [`DeviceError::Busy`] while something else refers to it or it is attached to a multicast group,
-    /// [`DeviceError::Unacked`] while an event of it that was fetched is not acknowledged, [`DeviceError::InsideTurn`];
-    /// it comes back with the error.
+    /// [`DeviceError::Unacked`] while an event of it that was fetched is not acknowledged, [`DeviceError::InsideTurn`],
+    /// [`DeviceError::Forked`]; it comes back with the error.
     pub fn destroy(qp: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
-        if let Err(e) = not_inside_turn() {
+        if let Err(e) = not_inside_turn().and_then(|()| qp.device().core().not_forked()) {
             return Err((e, qp));
         }
         let groups = qp.groups().len();

@@ -272,10 +272,10 @@ impl SrqCore {
     /// Frees the queue; requests that wait in it end without completions.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while queue pairs use it (one of XRC is named by its senders, and used by none); it comes back with
-    /// the error.
+    /// [`DeviceError::Busy`] while queue pairs use it (one of XRC is named by its senders, and used by none),
+    /// [`DeviceError::Unacked`], [`DeviceError::InsideTurn`], [`DeviceError::Forked`]; it comes back with the error.
     pub fn destroy(srq: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
-        if let Err(e) = not_inside_turn() {
+        if let Err(e) = not_inside_turn().and_then(|()| srq.device().core().not_forked()) {
             return Err((e, srq));
         }
         let srq = Arc::try_unwrap(srq).map_err(|srq| {
