@@ -22,7 +22,8 @@ use crate::sync::unforked::Unforked;
 
 /// How long a client may take to read its snapshot.
 const CLIENT_PATIENCE: Duration = Duration::from_millis(250);
-/// Rest after each client, so that even one that connects all the time gets little of this machine.
+/// Rest after each client, at least; nine times as long as it took otherwise, so that even one that connects all the time gets
+/// a tenth of a core.
 const REST: Duration = Duration::from_millis(5);
 /// Bytes written between two checks of the time.
 const PIECE: usize = 32 << 10;
@@ -103,11 +104,12 @@ fn serve(listener: &UnixListener, core: &Core, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         match listener.accept() {
             Ok((client, _)) if !stop.load(Ordering::Acquire) => {
+                let start = Instant::now();
                 // The port and the tables are the program's: where they panic, this client gets nothing, and later ones are served.
                 let snapshot = catch_unwind(AssertUnwindSafe(|| Snapshot::of(core).to_json()));
                 // A client that went away, or was too slow, has to connect again.
                 let _ = snapshot.is_ok_and(|text| show(client, &text, stop).is_ok());
-                thread::park_timeout(REST);
+                thread::park_timeout(REST.max(start.elapsed() * 9));
             }
             Ok(_) => {}
             // No descriptor is free, or the client is gone again.

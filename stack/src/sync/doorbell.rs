@@ -126,8 +126,8 @@ impl Doorbells {
                 return;
             }
         }
-        // The ringer that makes a word non-zero must set its bit a level above. Other ringers do so too where they see it clear,
-        // so that no ring waits for a thread that was preempted between the two steps.
+        // The ringer that makes a word non-zero must set its bit a level above. Ringers of other bells do so too where they see it
+        // clear, so that they wait for no thread that was preempted between the two steps.
         let mut fresh = word.fetch_or(bit, Ordering::Release) == 0;
         let mut at = i / WORD;
         if !self.groups.is_empty() {
