@@ -172,6 +172,32 @@ fn a_host_that_takes_no_responses_is_disconnected() {
     });
 }
 
+// Goal: a host that takes responses again gets what it has to get, whoever else still takes none: here it is the second of three
+// that the target waits for.
+#[test]
+fn a_host_between_two_that_take_nothing_is_served() {
+    const SENT: usize = 11;
+    with_target(&Setup::default(), |view| {
+        let mut host = view.host(1);
+        let few = RequestData { host_receives: U16::new(1), ..request(0, 8) };
+        let mut queues =
+            [(); 3].map(|()| HostQueue::connect_as(&mut host, view.at, 8, few.as_bytes()).unwrap());
+        for (n, queue) in (1..).zip(&mut queues) {
+            // Each is answered. The host has receives for eight responses, until it looks at them; the ninth is refused for now.
+            for _ in 0..SENT {
+                queue.send_raw(&[0; 64]).unwrap();
+            }
+            view.until(&mut host, "all have come", || view.count("responses") as usize == n * SENT);
+        }
+        let mut taken = 0;
+        view.until(&mut host, "the responses that waited", || {
+            taken += queues[1].poll(|_| {}).unwrap();
+            taken == SENT
+        });
+        assert!(queues.iter().all(|queue| !queue.is_disconnected().unwrap()));
+    });
+}
+
 // Goal: N18. One queue of several fails; the others go on, and the host connects it again.
 #[test]
 fn n18_a_queue_that_fails_is_connected_again() {

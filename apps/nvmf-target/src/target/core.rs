@@ -85,8 +85,8 @@ pub struct Core<'c> {
     // Dropped in order: connections before what they use.
     pub(super) connections: Vec<Option<Box<Connection>>>,
     pub(super) by_qpn: ByQpn,
-    /// Connections with something to post that found no room.
-    stalled: Vec<u32>,
+    /// Connections with something to post that found no room, in turn.
+    stalled: VecDeque<u32>,
     /// Connections that end.
     pub(super) ending: Vec<u32>,
     pub(super) commands: Commands,
@@ -150,7 +150,7 @@ impl<'c> Core<'c> {
             reactor: context.reactor(config.shard)?,
             connections: Vec::new(),
             by_qpn: ByQpn::default(),
-            stalled: Vec::new(),
+            stalled: VecDeque::new(),
             ending: Vec::new(),
             commands: Commands::default(),
             waiting: Default::default(),
@@ -420,7 +420,7 @@ impl<'c> Core<'c> {
                 connection.waiting.push_back(outgoing);
                 self.counters.send_waits.add(1);
                 if !self.stalled.contains(&c) {
-                    self.stalled.push(c);
+                    self.stalled.push_back(c);
                 }
             }
             Err(NotPosted::Dead(e)) => {
@@ -482,7 +482,7 @@ impl<'c> Core<'c> {
     fn post_stalled(&mut self) -> bool {
         let mut posted = false;
         for _ in 0..self.stalled.len() {
-            let c = self.stalled.swap_remove(0);
+            let Some(c) = self.stalled.pop_front() else { break };
             let Some(connection) = self.connections[c as usize].as_mut() else { continue };
             while let Some(outgoing) = connection.waiting.pop_front() {
                 let Err(not_posted) = connection.post_now(outgoing) else {
@@ -492,7 +492,7 @@ impl<'c> Core<'c> {
                 match not_posted {
                     NotPosted::Later(rest) => {
                         connection.waiting.push_front(rest);
-                        self.stalled.push(c);
+                        self.stalled.push_back(c);
                     }
                     NotPosted::Dead(e) => {
                         connection.waiting.push_front(outgoing);
