@@ -40,9 +40,9 @@ impl Core<'_> {
                 self.drop_capsule(capsule);
                 self.fetch(c, ticket, from, Then::Write { backend, offset, fua });
             }
-            Op::Compare { offset, from: Source::Remote(from), fua: _ } => {
+            Op::Compare { offset, from: Source::Remote(from), fua } => {
                 self.drop_capsule(capsule);
-                self.fetch(c, ticket, from, Then::Compare { backend, offset });
+                self.fetch(c, ticket, from, Then::Compare { backend, offset, fua });
             }
             _ => match self.stores.get(backend) {
                 Some(Store::Memory(_)) => self.memory_request(c, ticket, request, capsule),
@@ -108,9 +108,9 @@ impl Core<'_> {
             len: from.len() as usize,
         };
         let (work, keeps_capsule) = match request.op {
-            Op::Read { offset, to, fua: _ } => {
+            Op::Read { offset, to, fua } => {
                 self.drop_capsule(capsule);
-                return self.with_buffer(c, ticket, Stage::Load { backend, offset, to }, to.len);
+                return self.with_buffer(c, ticket, Stage::Load { backend, offset, to, fua }, to.len);
             }
             // Past the page cache only memory that is aligned can go.
             Op::Write { offset, from, fua } if self.is_direct(backend) => {
@@ -122,9 +122,11 @@ impl Core<'_> {
                 return self.get_buffer(n, len);
             }
             Op::Write { offset, from, fua } => (Work::Write { offset, from: place(self, from), fua }, true),
-            Op::Compare { offset, from, fua: _ } => (Work::Compare { offset, with: place(self, from) }, true),
+            Op::Compare { offset, from, fua } => {
+                (Work::Compare { offset, with: place(self, from), fua }, true)
+            }
             Op::Flush => (Work::Flush, false),
-            Op::Verify { offset, len, fua: _ } => (Work::Verify { offset, len }, false),
+            Op::Verify { offset, len, fua } => (Work::Verify { offset, len, fua }, false),
             Op::WriteZeroes { offset, len, fua, deallocate } => {
                 (Work::Zero { offset, len, fua, deallocate }, false)
             }
@@ -284,12 +286,12 @@ impl Core<'_> {
                     }
                 }
             }
-            Stage::Load { backend, offset, to } => {
+            Stage::Load { backend, offset, to, fua } => {
                 let mr = Arc::clone(self.pool.mr());
                 let place = Place { mr, at: buffer.offset(), len: to.len as usize };
                 command.stage = Stage::Storage(Some(to));
                 command.buffer = Some(buffer);
-                self.store(n, backend, Work::Read { offset, to: place });
+                self.store(n, backend, Work::Read { offset, to: place, fua });
             }
             Stage::Copy { backend, offset, at, len, fua } => {
                 let to = buffer.offset();
@@ -345,12 +347,12 @@ impl Core<'_> {
                     Err(GONE)
                 }
             },
-            Then::Compare { backend, offset } => match self.stores.get(backend) {
+            Then::Compare { backend, offset, fua } => match self.stores.get(backend) {
                 Some(Store::Memory(memory)) => memory.compare(offset, self.pool.mr(), at, len),
                 Some(Store::File(..) | Store::Other(..)) => {
                     command.stage = Stage::Storage(None);
                     let with = Place { mr: Arc::clone(self.pool.mr()), at, len: len as usize };
-                    return self.store(n, backend, Work::Compare { offset, with });
+                    return self.store(n, backend, Work::Compare { offset, with, fua });
                 }
                 None => {
                     if self.renew_stores() {
@@ -398,7 +400,7 @@ impl Core<'_> {
 /// Work that a ring can do.
 fn ring_request(work: Work) -> Result<RingRequest, Work> {
     Ok(match work {
-        Work::Read { offset, to } => RingRequest::Read(offset, to),
+        Work::Read { offset, to, fua: false } => RingRequest::Read(offset, to),
         Work::Write { offset, from, fua } => RingRequest::Write(offset, from, fua),
         Work::Flush => RingRequest::Flush,
         other => return Err(other),
