@@ -90,7 +90,7 @@ pub struct Core<'c> {
     /// Connections that end.
     pub(super) ending: Vec<u32>,
     pub(super) commands: Commands,
-    /// Commands that wait for a buffer.
+    /// Connections with commands that wait for a buffer, in turn.
     pub(super) waiting: [VecDeque<u32>; CLASSES],
     pub(super) zeroing: VecDeque<Zeroing>,
     /// What the turn does with namespaces in memory.
@@ -439,12 +439,7 @@ impl<'c> Core<'c> {
             worked |= self.post_stalled();
         }
         for class in 0..CLASSES {
-            while let Some(&n) = self.waiting[class].front() {
-                let Some(buffer) = self.pool.take(class) else { break };
-                self.waiting[class].pop_front();
-                self.begin(n, buffer);
-                worked = true;
-            }
+            worked |= self.hand_out(class);
         }
         if !self.zeroing.is_empty() {
             self.zero_a_piece();
@@ -574,13 +569,6 @@ impl<'c> Core<'c> {
     #[inline]
     pub(super) fn queue(&mut self, c: u32) -> Option<&mut Queue> {
         self.connections[c as usize].as_mut()?.queue.as_mut()
-    }
-    pub(super) fn waits(&mut self, class: usize, n: u32) {
-        self.counters.buffer_waits.add(1);
-        self.waiting[class].push_back(n);
-    }
-    pub(super) fn nobody_waits(&self, class: usize) -> bool {
-        self.waiting[class].is_empty()
     }
 }
 

@@ -119,7 +119,7 @@ impl Core<'_> {
                 if let Some(command) = self.commands.get_mut(n) {
                     command.capsule = capsule;
                 }
-                return self.get_buffer(n, len);
+                return self.get_buffer(c, n, len);
             }
             Op::Write { offset, from, fua } => (Work::Write { offset, from: place(self, from), fua }, true),
             Op::Compare { offset, from, fua } => {
@@ -245,22 +245,70 @@ impl Core<'_> {
     #[inline]
     pub(super) fn with_buffer(&mut self, c: u32, ticket: Ticket, stage: Stage, len: u32) {
         let n = self.keep(c, ticket, stage);
-        self.get_buffer(n, len);
+        self.get_buffer(c, n, len);
     }
     #[inline]
-    fn get_buffer(&mut self, n: u32, len: u32) {
+    fn get_buffer(&mut self, c: u32, n: u32, len: u32) {
         let class = self.pool.class_of(len as usize);
         // Those that wait already come first.
-        let buffer = if self.nobody_waits(class) { self.pool.take(class) } else { None };
+        let buffer = if self.waiting[class].is_empty() { self.take_buffer(c, class) } else { None };
         match buffer {
-            Some(buffer) => self.begin(n, buffer),
-            None => self.waits(class, n),
+            Some(buffer) => self.begin(c, n, buffer),
+            None => self.waits(c, class, n),
         }
     }
+    fn waits(&mut self, c: u32, class: usize, n: u32) {
+        self.counters.buffer_waits.add(1);
+        let want = &mut self.connection(c).want[class];
+        want.push_back(n);
+        if want.len() == 1 {
+            self.waiting[class].push_back(c);
+        }
+    }
+    /// A buffer for a connection, unless it has as many as are left: so a host that is slow to take its data leaves some for others,
+    /// however many commands it sends.
+    #[inline]
+    fn take_buffer(&mut self, c: u32, class: usize) -> Option<Buffer> {
+        let left = self.pool.left(class);
+        let have = &mut self.connection(c).have[class];
+        if *have >= left {
+            return None;
+        }
+        *have += 1;
+        self.pool.take(class)
+    }
+    #[inline]
+    fn give_buffer(&mut self, c: u32, buffer: Buffer) {
+        self.connection(c).have[buffer.class()] -= 1;
+        self.pool.give(buffer);
+    }
+    /// Gives buffers to those that wait for them; returns whether there were any. Who gets one goes to the end of the line, who may
+    /// have none stays where it is.
+    #[inline]
+    pub(super) fn hand_out(&mut self, class: usize) -> bool {
+        let (mut at, mut given) = (0, false);
+        while self.pool.left(class) > 0
+            && let Some(&c) = self.waiting[class].get(at)
+        {
+            let Some(buffer) = self.take_buffer(c, class) else {
+                at += 1;
+                continue;
+            };
+            self.waiting[class].remove(at);
+            let want = &mut self.connection(c).want[class];
+            let n = want.pop_front().expect("who is in the line wants a buffer");
+            if !want.is_empty() {
+                self.waiting[class].push_back(c);
+            }
+            self.begin(c, n, buffer);
+            given = true;
+        }
+        given
+    }
     /// A command has its buffer.
-    pub(super) fn begin(&mut self, n: u32, buffer: Buffer) {
-        let Some(command) = self.commands.get_mut(n) else { return self.pool.give(buffer) };
-        let (c, ticket) = (command.connection, command.ticket);
+    fn begin(&mut self, c: u32, n: u32, buffer: Buffer) {
+        let Some(command) = self.commands.get_mut(n) else { return self.give_buffer(c, buffer) };
+        let ticket = command.ticket;
         match command.stage {
             Stage::Fetch(from, then) => {
                 let sge = self.pool.sge(&buffer, from.len);
@@ -377,7 +425,7 @@ impl Core<'_> {
     pub(super) fn finish(&mut self, n: u32) -> Option<u32> {
         let command = self.commands.remove(n)?;
         if let Some(buffer) = command.buffer {
-            self.pool.give(buffer);
+            self.give_buffer(command.connection, buffer);
         }
         self.drop_capsule(command.capsule);
         self.connection(command.connection).commands -= 1;
