@@ -125,8 +125,23 @@ pub struct Core<'c> {
     /// The last turn that left no completion.
     pub(super) emptied: u64,
     tended: Instant,
-    /// The last failure of storage that was logged, and when.
-    said: Option<(nvmf::BackendError, Instant)>,
+    said: Said,
+}
+
+/// The failures of storage that were logged, each with its last time.
+#[derive(Default)]
+struct Said(Vec<(nvmf::BackendError, Instant)>);
+
+impl Said {
+    /// Whether this is to be logged now: it was not for a while.
+    fn is_news(&mut self, error: nvmf::BackendError, now: Instant) -> bool {
+        if self.0.iter().any(|&(said, at)| said == error && now < at.after(SAY_AGAIN)) {
+            return false;
+        }
+        self.0.retain(|&(said, _)| said != error);
+        self.0.push((error, now));
+        true
+    }
 }
 
 impl<'c> Core<'c> {
@@ -179,7 +194,7 @@ impl<'c> Core<'c> {
             idle: 0,
             emptied: 0,
             tended: Instant::default(),
-            said: None,
+            said: Said::default(),
             counters: Arc::default(),
             context,
             config,
@@ -376,7 +391,9 @@ impl<'c> Core<'c> {
     #[inline]
     pub(super) fn respond(&mut self, c: u32, ticket: Ticket, done: Result<(), nvmf::BackendError>) {
         self.metered(c, ticket, done.is_ok());
-        if let Err(error) = done {
+        if let Err(error) = done
+            && error != nvmf::BackendError::Mismatch
+        {
             self.storage_failed(c, error);
         }
         let Some(queue) = self.queue(c) else { return };
@@ -388,16 +405,13 @@ impl<'c> Core<'c> {
     /// Says that the storage failed: the host has a status, but who keeps the disks sees nothing of that.
     #[cold]
     fn storage_failed(&mut self, c: u32, error: nvmf::BackendError) {
-        let said = self.said.is_some_and(|(last, at)| last == error && self.now < at.after(SAY_AGAIN));
-        if said || error == nvmf::BackendError::Mismatch {
-            return;
-        }
         let Some((host, subsystem)) = self.queue(c).and_then(|queue| queue.host().zip(queue.subsystem()))
         else {
             return;
         };
-        warn!(%error, %host, %subsystem, "a command failed; others that fail so are not logged for a minute");
-        self.said = Some((error, self.now));
+        if self.said.is_news(error, self.now) {
+            warn!(%error, %host, %subsystem, "a command failed; others that fail so are not logged for a minute");
+        }
     }
     /// Sends a response, after data.
     #[inline]
@@ -588,5 +602,22 @@ fn new_ring(pool: &Pool, receives: &Receives) -> Option<Ring> {
             warn!(error = %e, "io_uring cannot be used here; threads read and write the files instead");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvmf::BackendError::{Io, NoSpace};
+
+    // Goal: a disk that fails in several ways at once is logged once a minute for each of them, not for each command.
+    #[test]
+    fn each_kind_of_failure_is_logged_once_a_minute() {
+        let mut said = Said::default();
+        let second = |n: u64| Instant::from_nanos(n * 1_000_000_000);
+        let logged = (0..120)
+            .flat_map(|n| [(n, Io), (n, NoSpace)])
+            .filter(|&(n, error)| said.is_news(error, second(n)));
+        assert_eq!(logged.collect::<Vec<_>>(), [(0, Io), (0, NoSpace), (60, Io), (60, NoSpace)]);
     }
 }
