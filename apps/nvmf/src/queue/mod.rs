@@ -450,6 +450,7 @@ fn io_fabrics(sqe: &Sqe) -> Status {
 
 impl Drop for IoQueue {
     fn drop(&mut self) {
+        self.serving.end();
         self.association.give_queue(self.qid, self.life);
         self.live.counters.leave(&self.counters);
     }
