@@ -357,6 +357,30 @@ fn clients_that_say_nothing_or_little_do_not_keep_a_target() {
     });
 }
 
+// Goal: a target ends when it is to, whatever it was asked last: here to remove a file that a core does not let go of.
+#[test]
+fn a_removal_that_waits_for_a_core_does_not_keep_a_target() {
+    let scratch = Scratch::new("kept");
+    let path = scratch.path().with_file_name("control");
+    with_target(&Setup::default(), |view| {
+        let socket = ControlSocket::open(&path, control(view)).unwrap();
+        done(ask(&path, &add(2, file(&scratch.path(), 4096))).unwrap());
+        let kept = view.stores.table();
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| ask(&path, &remove(2)));
+            while view.target.subsystems()[0].namespaces.len() > 1 {
+                std::thread::yield_now();
+            }
+            let since = std::time::Instant::now();
+            drop(socket);
+            assert!(since.elapsed() < std::time::Duration::from_secs(8), "it waited for the core");
+            // Whoever asked may have no answer any more.
+            drop(asked.join().unwrap());
+        });
+        drop(kept);
+    });
+}
+
 // Goal: the commands of the documentation change a target that was started as documented.
 #[test]
 fn the_programs_change_a_target_that_runs() {

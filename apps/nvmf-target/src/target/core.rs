@@ -592,8 +592,8 @@ fn new_ring(pool: &Pool, receives: &Receives) -> Option<Ring> {
         Ok(ring) => {
             if !ring.is_registered() {
                 warn!(
-                    "the buffers could not be registered with io_uring; a higher limit of locked memory (ulimit -l) \
-                       makes files quicker"
+                    "the buffers could not be registered with io_uring, which makes files slower: a core may have up to 1 GiB of \
+                     them (--buffers), and as much as the limit of locked memory allows (ulimit -l)"
                 );
             }
             Some(ring)
