@@ -70,7 +70,7 @@ pub struct AddArgs {
     /// Bytes of a block
     #[arg(long, value_name = "BYTES", default_value_t = 512)]
     pub block: u32,
-    /// Its UUID [default: one that follows from the names]
+    /// Its UUID [default: one that follows from the file's name; a new one for memory]
     #[arg(long, value_parser = uuid)]
     pub uuid: Option<Uuid>,
     /// Hosts may not write

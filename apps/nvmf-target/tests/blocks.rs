@@ -162,6 +162,9 @@ fn what_was_written_is_read() {
                     }
                     6 => {
                         assert_eq!(disk.call(&io.verify()), 0);
+                        assert_eq!(disk.call(&io.fua().verify()), 0);
+                        assert_eq!(disk.call(&io.fua().read(disk.sgl(len))), 0);
+                        assert!(disk.mr.to_vec(0..len).unwrap() == model[at..at + len], "step {step}");
                         assert_eq!(disk.call(&io.flush()), 0);
                     }
                     _ => {

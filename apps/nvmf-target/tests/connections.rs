@@ -8,7 +8,7 @@ use verbs::{Access, Mr};
 use zerocopy::little_endian::U16;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::common::{SUBSYSTEM, Setup, nqn, with_target};
+use crate::common::{BLOCK, SUBSYSTEM, Scratch, Setup, nqn, with_target};
 
 fn request(qid: u16, entries: u16) -> RequestData {
     RequestData {
@@ -169,6 +169,70 @@ fn a_host_that_takes_no_responses_is_disconnected() {
         view.until(&mut host, "the target disconnects", || deaf.is_disconnected().unwrap());
         drop((deaf, controller));
         view.until_nothing_is_left(&mut host);
+    });
+}
+
+// Goal: a host that takes responses again gets what it has to get, whoever else still takes none: here it is the second of three
+// that the target waits for.
+#[test]
+fn a_host_between_two_that_take_nothing_is_served() {
+    const SENT: usize = 11;
+    with_target(&Setup::default(), |view| {
+        let mut host = view.host(1);
+        let few = RequestData { host_receives: U16::new(1), ..request(0, 8) };
+        let mut queues =
+            [(); 3].map(|()| HostQueue::connect_as(&mut host, view.at, 8, few.as_bytes()).unwrap());
+        for (n, queue) in (1..).zip(&mut queues) {
+            // Each is answered. The host has receives for eight responses, until it looks at them; the ninth is refused for now.
+            for _ in 0..SENT {
+                queue.send_raw(&[0; 64]).unwrap();
+            }
+            view.until(&mut host, "all have come", || view.count("responses") as usize == n * SENT);
+        }
+        let mut taken = 0;
+        view.until(&mut host, "the responses that waited", || {
+            taken += queues[1].poll(|_| {}).unwrap();
+            taken == SENT
+        });
+        assert!(queues.iter().all(|queue| !queue.is_disconnected().unwrap()));
+    });
+}
+
+// Goal: a host that asks for more than there are buffers, and does not take what it gets, leaves some of them for others.
+#[test]
+fn a_slow_host_leaves_buffers_for_others() {
+    const LEN: usize = 1 << 20;
+    let file = Scratch::new("slow");
+    let mut setup = Setup { file: Some(file.path()), ..Setup::default() };
+    // Four of a mebibyte.
+    setup.config.buffers = 16 << 20;
+    with_target(&setup, |view| {
+        let (mut host, mut other) = (view.host(1), view.host(2));
+        let connect = |host: &mut Host<'_>| {
+            let mut controller =
+                Controller::connect(host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+            let queue = controller.io_queue(host, 1, 16).unwrap();
+            let mr = host.pd().reg_mr(LEN, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+            (controller, queue, mr)
+        };
+        let (_slow, mut deaf, mr) = connect(&mut host);
+        let large = |mr: &Mr| {
+            Io::new(1, 0, (LEN / BLOCK) as u32).read(Sgl::keyed(mr.iova(), LEN as u32, mr.rkey(), false))
+        };
+        // The receives that are posted already are used up by these.
+        deaf.stop_receiving();
+        for _ in 0..16 {
+            host.call(&mut deaf, &Io::new(1, 0, 1).flush(), Data::Elsewhere).unwrap();
+        }
+        for _ in 0..deaf.depth() {
+            deaf.submit(&large(&mr), Data::Elsewhere).unwrap().unwrap();
+        }
+        view.until(&mut host, "it waits for buffers", || view.count("buffer_waits") > 10);
+        let (_quick, mut queue, mr) = connect(&mut other);
+        for _ in 0..8 {
+            other.call(&mut queue, &large(&mr), Data::Elsewhere).unwrap();
+        }
+        assert!(!deaf.is_disconnected().unwrap(), "it was not waited for");
     });
 }
 

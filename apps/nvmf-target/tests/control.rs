@@ -159,6 +159,30 @@ fn namespaces_come_grow_and_go_under_the_eyes_of_a_host() {
     });
 }
 
+// Goal: a host that finds a UUID that it knows writes to the disk what it still has for it. So another disk in the place of one
+// that was removed has another UUID, and a file that comes back its own.
+#[test]
+fn another_disk_in_the_place_of_one_has_another_identity() {
+    let scratch = Scratch::new("place");
+    let (one, other) = (scratch.path(), scratch.path().with_extension("other"));
+    with_target(&Setup::default(), |view| {
+        let mut control = control(view);
+        let mut second = |storage| {
+            done(control.handle(add(0, storage)));
+            let namespaces = view.target.subsystems().remove(0).namespaces;
+            done(control.handle(remove(2)));
+            (namespaces[1].nsid, namespaces[1].uuid, namespaces[1].nguid)
+        };
+        let seen = [file(&one, 4096), file(&other, 4096), Storage::Memory(4096), Storage::Memory(4096)]
+            .map(&mut second);
+        assert!(seen.iter().all(|of| of.0 == 2), "each has the free place: {seen:?}");
+        for n in 0..seen.len() {
+            assert!(seen[..n].iter().all(|of| of.1 != seen[n].1 && of.2 != seen[n].2), "{n}: {seen:?}");
+        }
+        assert_eq!(second(file(&one, 4096)), seen[0]);
+    });
+}
+
 #[test]
 fn changes_that_cannot_be_are_refused_in_a_sentence_and_change_nothing() {
     let scratch = Scratch::new("refused");
@@ -330,6 +354,30 @@ fn clients_that_say_nothing_or_little_do_not_keep_a_target() {
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
         });
+    });
+}
+
+// Goal: a target ends when it is to, whatever it was asked last: here to remove a file that a core does not let go of.
+#[test]
+fn a_removal_that_waits_for_a_core_does_not_keep_a_target() {
+    let scratch = Scratch::new("kept");
+    let path = scratch.path().with_file_name("control");
+    with_target(&Setup::default(), |view| {
+        let socket = ControlSocket::open(&path, control(view)).unwrap();
+        done(ask(&path, &add(2, file(&scratch.path(), 4096))).unwrap());
+        let kept = view.stores.table();
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| ask(&path, &remove(2)));
+            while view.target.subsystems()[0].namespaces.len() > 1 {
+                std::thread::yield_now();
+            }
+            let since = std::time::Instant::now();
+            drop(socket);
+            assert!(since.elapsed() < std::time::Duration::from_secs(8), "it waited for the core");
+            // Whoever asked may have no answer any more.
+            drop(asked.join().unwrap());
+        });
+        drop(kept);
     });
 }
 

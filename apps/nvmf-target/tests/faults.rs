@@ -76,8 +76,15 @@ impl Blocks for Disk {
             return Err(*error);
         }
         let internal = |_| BackendError::Internal;
+        let mut settle = |offset: u64, len: usize, fua: bool| {
+            if fua {
+                let range = offset as usize..offset as usize + len;
+                state.stable[range.clone()].copy_from_slice(&state.bytes[range]);
+            }
+        };
         match work {
-            Work::Read { offset, to } => {
+            Work::Read { offset, to, fua } => {
+                settle(*offset, to.len, *fua);
                 to.mr.write(to.at, &state.bytes[*offset as usize..][..to.len]).map_err(internal)
             }
             Work::Write { offset, from, fua } => {
@@ -94,7 +101,8 @@ impl Blocks for Disk {
                 }
                 Ok(())
             }
-            Work::Compare { offset, with } => {
+            Work::Compare { offset, with, fua } => {
+                settle(*offset, with.len, *fua);
                 let mut theirs = vec![0; with.len];
                 with.mr.read(with.at, &mut theirs).map_err(internal)?;
                 let same = state.bytes[*offset as usize..][..with.len] == theirs;
@@ -108,7 +116,11 @@ impl Blocks for Disk {
                 state.stable = state.bytes.clone();
                 Ok(())
             }
-            Work::Verify { .. } | Work::Deallocate(_) => Ok(()),
+            Work::Verify { offset, len, fua } => {
+                settle(*offset, *len as usize, *fua);
+                Ok(())
+            }
+            Work::Deallocate(_) => Ok(()),
         }
     }
 }
@@ -178,6 +190,34 @@ fn what_a_disk_refuses_has_its_status() {
         assert!(view.target.totals(&nqn(SUBSYSTEM)).unwrap().media_errors > 0);
         drop((queue, controller));
         view.until_nothing_is_left(&mut host);
+    });
+}
+
+// Goal: what a host reads, compares or verifies with FUA is stable when it has the response, whichever way its data go.
+#[test]
+fn what_is_read_with_fua_is_stable() {
+    let disk = Disk::new();
+    with_disk(&disk, 16, |_, mut host, _controller, mut queue| {
+        let mr = host.pd().reg_mr(BLOCK, RIGHTS).unwrap();
+        mr.fill(0..BLOCK, 7).unwrap();
+        let keyed = Sgl::keyed(mr.iova(), BLOCK as u32, mr.rkey(), false);
+        let inside = Sgl::in_capsule(0, BLOCK as u32);
+        type Make<'m> = (fn(Io, Sgl) -> Sqe, Sgl, Data<'m>);
+        let commands: [Make<'_>; 4] = [
+            (Io::read, keyed, Data::Elsewhere),
+            (Io::compare, keyed, Data::Elsewhere),
+            (Io::compare, inside, Data::InCapsule(&mr, 0..BLOCK)),
+            (|io, _| io.verify(), keyed, Data::Elsewhere),
+        ];
+        for (lba, (make, sgl, data)) in (0..).zip(commands) {
+            let io = Io::new(1, lba, 1);
+            host.call(&mut queue, &io.write(keyed), Data::Elsewhere).unwrap();
+            let stable = || disk.stable()[lba as usize * BLOCK..][..BLOCK].to_vec();
+            host.call(&mut queue, &make(io, sgl), data.clone()).unwrap();
+            assert_eq!(stable(), [0; BLOCK], "{lba}: without FUA it need not be");
+            host.call(&mut queue, &make(io.fua(), sgl), data).unwrap();
+            assert_eq!(stable(), [7; BLOCK], "{lba}");
+        }
     });
 }
 

@@ -142,9 +142,10 @@ pub struct Namespace {
     pub blocks: u64,
     /// A block has 2^n bytes, 9 to 12.
     pub block_shift: u8,
-    /// Its UUID. Must be the same after a restart: hosts refuse the namespace else.
+    /// Its UUID. It goes with the blocks: hosts drop a disk whose UUID is another after a restart, and take other blocks that have it
+    /// for the disk that they know.
     pub uuid: [u8; 16],
-    /// Its NGUID. Must be the same after a restart.
+    /// Its NGUID, as the UUID.
     pub nguid: [u8; 16],
     /// Hosts may not write.
     pub read_only: bool,

@@ -21,11 +21,11 @@ pub struct InFlight {
 struct Entry {
     association: Arc<Association>,
     life: Life,
-    /// The queue was dropped.
+    /// The queue is being dropped.
     ended: AtomicBool,
 }
 
-/// An I/O queue's side of it: dropped with the queue.
+/// An I/O queue's side of it.
 #[derive(Debug)]
 pub(crate) struct Serving(Arc<Entry>);
 
@@ -33,10 +33,8 @@ impl Serving {
     pub fn in_flight(&self) -> InFlight {
         InFlight { _of: Arc::clone(&self.0) }
     }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
+    /// The queue ends: to be said before its number is free for another one.
+    pub fn end(&self) {
         self.0.ended.store(true, Ordering::Release);
     }
 }

@@ -374,10 +374,15 @@ impl Target {
         if association.host_id != data.host_id {
             return Err(ConnectField::HostId.into());
         }
+        let taken = association.take_queue(qid);
+        // Asked after that: who gave the number back has said before that it ended.
         if live.unfinished.has(&host, &data.host_id) {
+            if let Ok(life) = taken {
+                association.give_queue(qid, life);
+            }
             return Ok(None);
         }
-        match association.take_queue(qid) {
+        match taken {
             Ok(life) => {
                 Ok(Some(Joined { association: Arc::clone(association), live: Arc::clone(live), life }))
             }

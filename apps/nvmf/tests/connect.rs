@@ -444,6 +444,32 @@ fn without_flow_control_the_head_is_not_told() {
     }
 }
 
+// Goal: a host that sends as many commands as entries are free by the head that it was told never sends too many, however slow the
+// first ones are.
+#[test]
+fn the_head_tells_of_what_was_answered() {
+    let mut p = Program::new(8);
+    let (_admin, cntlid) = p.admin();
+    let mut queue = p.connection(1, 8);
+    let sqe = p.connect_sqe(1, 7, 0);
+    p.expect(&mut queue, &sqe, connect_data(cntlid, SUBSYSTEM).as_bytes(), Status::Success);
+    // The tail is behind Connect, and the queue is full with one entry empty.
+    let (mut tail, mut head, mut under_way) = (1u16, 1, std::collections::VecDeque::new());
+    for _ in 0..100 {
+        while (tail + 1) % 8 != head {
+            let sqe = blocks(io_opcode::READ, 0, 1);
+            let step = queue.handle_capsule(p.now, sqe.as_bytes(), 64).expect("there are not too many");
+            let Step::Run(ticket, _) = step else { panic!("{step:?}") };
+            under_way.push_back(ticket);
+            tail = (tail + 1) % 8;
+        }
+        assert_eq!(under_way.len(), 7);
+        // The last one is answered first.
+        let ticket = under_way.pop_back().unwrap();
+        head = queue.handle_done(ticket, Ok(())).unwrap().cqe.sq_head.get();
+    }
+}
+
 #[test]
 fn unknown_commands_of_fabrics_are_refused() {
     let mut p = Program::new(8);

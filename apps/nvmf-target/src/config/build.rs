@@ -69,11 +69,7 @@ fn which(path: &Path) -> Which {
     match path.metadata() {
         Ok(there) if there.file_type().is_block_device() => Which::Device(there.rdev()),
         Ok(there) => Which::File(there.dev(), there.ino()),
-        Err(_) => {
-            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let dir = dir.canonicalize().unwrap_or_else(|_| dir.into());
-            Which::New(path.file_name().map_or(dir.clone(), |name| dir.join(name)))
-        }
+        Err(_) => Which::New(identity::canonical(path)),
     }
 }
 

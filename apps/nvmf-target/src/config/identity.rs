@@ -1,9 +1,17 @@
 //! Serial numbers and UUIDs that follow from names, so that they are the same after a restart without being written down.
+//!
+//! A host that finds a known UUID takes the disk for the one that it had, and writes to it what it still has in memory. So a UUID
+//! goes with the blocks, and never with the place that they have in the subsystem.
 
 use core::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 
 use arrayvec::ArrayString;
 use nvmf::Nqn;
+
+use super::Storage;
 
 /// FNV-1a of 128 bits.
 fn hash(parts: &[&[u8]]) -> u128 {
@@ -20,12 +28,43 @@ pub(super) fn serial(nqn: &Nqn) -> ArrayString<20> {
     serial
 }
 
-/// A UUID for a namespace, of version 8 (RFC 9562).
-pub(super) fn uuid(nqn: &Nqn, nsid: u32) -> [u8; 16] {
-    let mut uuid = hash(&[b"uuid:", nqn.as_str().as_bytes(), b":", &nsid.to_be_bytes()]).to_be_bytes();
-    uuid[6] = 0x80 | uuid[6] & 0x0F;
+/// A UUID for a namespace (RFC 9562): that of a file follows from its name, and memory is another disk each time, for it is empty
+/// each time.
+pub(super) fn uuid(nqn: &Nqn, storage: &Storage) -> [u8; 16] {
+    let (version, mut uuid) = match storage {
+        Storage::Memory(_) => {
+            let mut random = [0; 16];
+            getrandom::fill(&mut random).expect("the operating system has randomness");
+            (4, random)
+        }
+        Storage::File { path, .. } => {
+            let name = lasting_name(path);
+            (8, hash(&[b"uuid:", nqn.as_str().as_bytes(), b"\0", name.as_os_str().as_bytes()]).to_be_bytes())
+        }
+    };
+    uuid[6] = version << 4 | uuid[6] & 0x0F;
     uuid[8] = 0x80 | uuid[8] & 0x3F;
     uuid
+}
+
+/// What a file is called after a restart, too. The system may name a block device anew at each boot: what its links, as those in
+/// `/dev/disk/by-id`, are called stays.
+fn lasting_name(path: &Path) -> PathBuf {
+    match path.metadata() {
+        Ok(there) if there.file_type().is_block_device() => {
+            std::path::absolute(path).unwrap_or_else(|_| path.into())
+        }
+        _ => canonical(path),
+    }
+}
+
+/// The path without links of a file, which may have to be made.
+pub(super) fn canonical(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| {
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let dir = dir.canonicalize().unwrap_or_else(|_| dir.into());
+        path.file_name().map_or(dir.clone(), |name| dir.join(name))
+    })
 }
 
 /// A NGUID for the namespace of a UUID.
@@ -61,16 +100,45 @@ pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 mod tests {
     use super::*;
 
-    // Goal: hosts refuse a namespace whose identity changed, so these never change.
+    fn file(path: impl Into<PathBuf>) -> Storage {
+        Storage::File { path: path.into(), size: None, direct: None }
+    }
+
+    // Goal: hosts drop a disk whose identity changed, so these never change.
     #[test]
     fn identities_are_the_same_for_ever() {
         let nqn: Nqn = "nqn.2024-01.org.example:disks".parse().unwrap();
         assert_eq!(hash(&[]), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
         assert_eq!(hash(&[b"a"]), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
         assert_eq!(serial(&nqn), serial(&nqn));
-        assert_ne!(uuid(&nqn, 1), uuid(&nqn, 2));
-        assert_ne!(nguid(&uuid(&nqn, 1)), uuid(&nqn, 1));
-        assert_eq!(uuid(&nqn, 1)[6] >> 4, 8);
+        let [one, two] = ["/nowhere/one", "/nowhere/two"].map(|path| uuid(&nqn, &file(path)));
+        assert_eq!(uuid_text(&one), "aeba8dbb-2948-8773-8172-57a48ee73227");
+        assert_ne!(one, two);
+        assert_ne!(nguid(&one), one);
+    }
+
+    // Goal: a file is one disk by all of its names, before and after it is made, and memory is never the disk that it was.
+    #[test]
+    fn an_identity_goes_with_the_blocks() {
+        let nqn: Nqn = "nqn.2024-01.org.example:disks".parse().unwrap();
+        let dir = std::env::temp_dir().join(format!("roce-nvmf-identity-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (disk, link) = (dir.join("disk"), dir.join("link"));
+        let first = uuid(&nqn, &file(&disk));
+        std::fs::write(&disk, "").unwrap();
+        std::os::unix::fs::symlink(&disk, &link).unwrap();
+        assert_eq!([&disk, &link].map(|path| uuid(&nqn, &file(path))), [first; 2]);
+        let other: Nqn = "nqn.2024-01.org.example:others".parse().unwrap();
+        assert_ne!(uuid(&other, &file(&disk)), first);
+        // A link that leads to another file is another disk.
+        std::fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(dir.join("second"), &link).unwrap();
+        std::fs::write(dir.join("second"), "").unwrap();
+        assert_ne!(uuid(&nqn, &file(&link)), first);
+        std::fs::remove_dir_all(&dir).unwrap();
+        let memory = Storage::Memory(4096);
+        assert_ne!(uuid(&nqn, &memory), uuid(&nqn, &memory));
+        assert_eq!([uuid(&nqn, &memory)[6] >> 4, first[6] >> 4], [4, 8]);
     }
 
     #[test]

@@ -79,7 +79,7 @@ pub struct OfferedNamespace {
     pub storage: Storage,
     /// Bytes of a block.
     pub block: u32,
-    /// Its UUID; where absent, one that follows from the subsystem's name and the identifier.
+    /// Its UUID; where absent, one that follows from the names of the subsystem and the file, and for memory a new one.
     pub uuid: Option<[u8; 16]>,
     /// Hosts may not write.
     pub read_only: bool,

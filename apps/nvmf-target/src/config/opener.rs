@@ -104,7 +104,7 @@ pub fn namespace_of(
     if !bytes.is_multiple_of(block.into()) {
         return Err(format!("{bytes} bytes are no multiple of a block of {block}"));
     }
-    let uuid = offered.uuid.unwrap_or_else(|| identity::uuid(nqn, offered.nsid));
+    let uuid = offered.uuid.unwrap_or_else(|| identity::uuid(nqn, &offered.storage));
     Ok(Namespace {
         nsid: offered.nsid,
         backend,

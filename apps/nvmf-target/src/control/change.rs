@@ -1,6 +1,7 @@
 //! The changes themselves.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nvmf::config::{Hosts, Namespace};
@@ -23,14 +24,20 @@ pub struct Control {
     opener: Opener,
     /// Memory of removed namespaces, and since when. Responses refer to it until hosts have acknowledged them.
     lingering: Vec<(Instant, Store)>,
+    /// The target ends: its cores let go of nothing any more, and nothing is waited for.
+    stop: Arc<AtomicBool>,
 }
 
 impl Control {
     /// For a target and its storage.
     pub fn new(target: Target, stores: Arc<Stores>, opener: Opener) -> Self {
-        Self { target, stores, opener, lingering: Vec::new() }
+        Self { target, stores, opener, lingering: Vec::new(), stop: Arc::default() }
     }
 
+    /// Set when the target ends.
+    pub(super) fn stop(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop)
+    }
     /// Does what is requested.
     pub fn handle(&mut self, request: Request) -> Answer {
         self.tidy();
@@ -89,7 +96,8 @@ impl Control {
         let Some(store) = self.stores.remove(backend) else { return };
         // A file is free for others when this returns, but for requests that take longer than that.
         let since = Instant::now();
-        while !matches!(store, Store::Memory(_)) && !store.is_ours_alone() && since.elapsed() < LET_GO {
+        let waits = || since.elapsed() < LET_GO && !self.stop.load(Ordering::Acquire);
+        while !matches!(store, Store::Memory(_)) && !store.is_ours_alone() && waits() {
             std::thread::sleep(Duration::from_millis(1));
         }
         if matches!(store, Store::Memory(_)) {

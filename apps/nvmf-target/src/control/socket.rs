@@ -60,7 +60,7 @@ impl ControlSocket {
         let failed = |error: io::Error| refused(error.to_string());
         let (listener, file) = socket_file::listen(path).map_err(refused)?;
         let waker = UnixStream::from(OwnedFd::from(listener.try_clone().map_err(failed)?));
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = control.stop();
         let its_stop = Arc::clone(&stop);
         let body = move || serve(&listener, control, &its_stop);
         let thread = std::thread::Builder::new().name("nvmf-control".into()).spawn(body).map_err(failed)?;

@@ -99,11 +99,18 @@ impl File {
         self.punches
     }
 
-    /// Reads into a region.
+    /// Reads into a region; with `fua` what was read is on stable storage then.
     ///
     /// # Errors
     /// If the file fails, or has become shorter.
-    pub fn read(&self, mut offset: u64, to: &Mr, at: usize, len: usize) -> Result<(), BackendError> {
+    pub fn read(
+        &self,
+        mut offset: u64,
+        to: &Mr,
+        at: usize,
+        len: usize,
+        fua: bool,
+    ) -> Result<(), BackendError> {
         let mut range = at..at + len;
         while !range.is_empty() {
             match to.pread(&self.file, offset, range.clone()).map_err(of_verbs)? {
@@ -114,7 +121,7 @@ impl File {
                 }
             }
         }
-        Ok(())
+        self.flush_if(fua)
     }
     /// Writes from a region; with `fua` it is on stable storage then.
     ///
@@ -138,26 +145,35 @@ impl File {
                 }
             }
         }
-        if fua { self.flush() } else { Ok(()) }
+        self.flush_if(fua)
     }
-    /// Compares with bytes of a region.
+    /// Compares with bytes of a region; with `fua` those of the file are on stable storage then.
     ///
     /// # Errors
     /// If they differ, or the file fails.
-    pub fn compare(&self, offset: u64, with: &Mr, at: usize, len: usize) -> Result<(), BackendError> {
+    pub fn compare(
+        &self,
+        offset: u64,
+        with: &Mr,
+        at: usize,
+        len: usize,
+        fua: bool,
+    ) -> Result<(), BackendError> {
         let mut theirs = vec![0; PIECE.min(len)];
         self.each_piece(offset, len as u64, |done, ours| {
             let theirs = &mut theirs[..ours.len()];
             with.read(at + done as usize, theirs).map_err(|_| BackendError::Internal)?;
             if ours == theirs { Ok(()) } else { Err(BackendError::Mismatch) }
-        })
+        })?;
+        self.flush_if(fua)
     }
-    /// Reads, to see whether it can be read.
+    /// Reads, to see whether it can be read; with `fua` it is on stable storage then.
     ///
     /// # Errors
     /// If it cannot.
-    pub fn verify(&self, offset: u64, len: u64) -> Result<(), BackendError> {
-        self.each_piece(offset, len, |_, _| Ok(()))
+    pub fn verify(&self, offset: u64, len: u64, fua: bool) -> Result<(), BackendError> {
+        self.each_piece(offset, len, |_, _| Ok(()))?;
+        self.flush_if(fua)
     }
     fn each_piece(
         &self,
@@ -188,7 +204,7 @@ impl File {
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => self.write_zeros(offset, len)?,
             Err(e) => return Err(of_errno(e.raw_os_error())),
         }
-        if fua { self.flush() } else { Ok(()) }
+        self.flush_if(fua)
     }
     fn write_zeros(&self, offset: u64, len: u64) -> Result<(), BackendError> {
         let zeros = Aligned::new(PIECE.min(len as usize));
@@ -213,6 +229,9 @@ impl File {
     /// If the file fails.
     pub fn flush(&self) -> Result<(), BackendError> {
         self.file.sync_data().map_err(|e| of_io(&e))
+    }
+    fn flush_if(&self, fua: bool) -> Result<(), BackendError> {
+        if fua { self.flush() } else { Ok(()) }
     }
 }
 
@@ -274,7 +293,7 @@ mod tests {
         assert_eq!(size(File::open(&path, Some(4096), false).unwrap()), 16384, "never cut off");
         let reader = File::open(&path, None, true).unwrap();
         assert_eq!(size(File::open(&path, None, true).unwrap()), reader.size().unwrap());
-        assert_eq!(reader.verify(16384, 1), Err(BackendError::OutOfRange));
+        assert_eq!(reader.verify(16384, 1, false), Err(BackendError::OutOfRange));
         assert_eq!(reader.zero(0, 512, false, false), Err(BackendError::ReadOnly));
         assert!(reader.grow(1 << 20).unwrap_err().to_string().contains("16384"));
         std::fs::remove_dir_all(&dir).unwrap();

@@ -78,7 +78,8 @@ impl Ring {
         let registered = unsafe { ring.submitter().register_buffers(&buffers) }.is_ok();
         Ok(Self { ring, requests: Vec::new(), under_way: 0, unsubmitted: 0, registered, regions, pins })
     }
-    /// Whether the buffers are registered. They are not where memory may not be locked (`ulimit -l`).
+    /// Whether the buffers are registered. They are not where memory may not be locked (`ulimit -l`), nor where a region has more
+    /// than 1 GiB.
     pub fn is_registered(&self) -> bool {
         self.registered
     }

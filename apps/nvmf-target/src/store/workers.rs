@@ -25,10 +25,10 @@ pub struct Place {
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "as in nvmf::Op")]
 pub enum Work {
-    Read { offset: u64, to: Place },
+    Read { offset: u64, to: Place, fua: bool },
     Write { offset: u64, from: Place, fua: bool },
-    Compare { offset: u64, with: Place },
-    Verify { offset: u64, len: u64 },
+    Compare { offset: u64, with: Place, fua: bool },
+    Verify { offset: u64, len: u64, fua: bool },
     Zero { offset: u64, len: u64, fua: bool, deallocate: bool },
     Deallocate(Vec<(u64, u64)>),
     Flush,
@@ -37,7 +37,7 @@ pub enum Work {
 impl From<super::Request> for Work {
     fn from(request: super::Request) -> Self {
         match request {
-            super::Request::Read(offset, to) => Self::Read { offset, to },
+            super::Request::Read(offset, to) => Self::Read { offset, to, fua: false },
             super::Request::Write(offset, from, fua) => Self::Write { offset, from, fua },
             super::Request::Flush => Self::Flush,
         }
@@ -64,10 +64,10 @@ impl Blocks for File {
     }
     fn run(&self, work: &Work) -> Result<(), BackendError> {
         match work {
-            Work::Read { offset, to } => self.read(*offset, &to.mr, to.at, to.len),
+            Work::Read { offset, to, fua } => self.read(*offset, &to.mr, to.at, to.len, *fua),
             Work::Write { offset, from, fua } => self.write(*offset, &from.mr, from.at, from.len, *fua),
-            Work::Compare { offset, with } => self.compare(*offset, &with.mr, with.at, with.len),
-            Work::Verify { offset, len } => self.verify(*offset, *len),
+            Work::Compare { offset, with, fua } => self.compare(*offset, &with.mr, with.at, with.len, *fua),
+            Work::Verify { offset, len, fua } => self.verify(*offset, *len, *fua),
             Work::Zero { offset, len, fua, deallocate } => self.zero(*offset, *len, *fua, *deallocate),
             Work::Deallocate(ranges) => ranges.iter().try_for_each(|&(at, len)| self.deallocate(at, len)),
             Work::Flush => self.flush(),

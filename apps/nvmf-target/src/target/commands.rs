@@ -20,6 +20,8 @@ pub enum Stage {
         offset: u64,
         /// The host's memory.
         to: Remote,
+        /// What is read is on stable storage.
+        fua: bool,
     },
     /// A buffer, for bytes in the capsule that the storage cannot take from there.
     Copy {
@@ -75,6 +77,8 @@ pub enum Then {
         backend: Backend,
         /// Offset in it.
         offset: u64,
+        /// What is compared is on stable storage.
+        fua: bool,
     },
 }
 

@@ -10,6 +10,7 @@ use verbs::{PostError, PostErrorKind, Qp, SendQueue, SendWr, Sge};
 use zerocopy::IntoBytes;
 
 use super::meter::Gauge;
+use super::pool::CLASSES;
 use super::tag;
 
 /// Bytes of a response, which are posted inline.
@@ -55,6 +56,9 @@ pub struct Connection {
     sends: u16,
     /// Commands under way that wait for something.
     pub commands: u32,
+    /// Those of them that wait for a buffer, and how many have one, by its class.
+    pub want: [VecDeque<u32>; CLASSES],
+    pub have: [usize; CLASSES],
     /// What waits to be posted.
     pub waiting: VecDeque<Outgoing>,
     pub ending: Ending,
@@ -113,6 +117,8 @@ impl Connection {
             sends_max: (sends < receives).then_some(sends),
             sends: 0,
             commands: 0,
+            want: Default::default(),
+            have: [0; CLASSES],
             waiting: VecDeque::new(),
             ending: Ending::No,
             announced: false,

@@ -85,12 +85,12 @@ pub struct Core<'c> {
     // Dropped in order: connections before what they use.
     pub(super) connections: Vec<Option<Box<Connection>>>,
     pub(super) by_qpn: ByQpn,
-    /// Connections with something to post that found no room.
-    stalled: Vec<u32>,
+    /// Connections with something to post that found no room, in turn.
+    stalled: VecDeque<u32>,
     /// Connections that end.
     pub(super) ending: Vec<u32>,
     pub(super) commands: Commands,
-    /// Commands that wait for a buffer.
+    /// Connections with commands that wait for a buffer, in turn.
     pub(super) waiting: [VecDeque<u32>; CLASSES],
     pub(super) zeroing: VecDeque<Zeroing>,
     /// What the turn does with namespaces in memory.
@@ -125,8 +125,23 @@ pub struct Core<'c> {
     /// The last turn that left no completion.
     pub(super) emptied: u64,
     tended: Instant,
-    /// The last failure of storage that was logged, and when.
-    said: Option<(nvmf::BackendError, Instant)>,
+    said: Said,
+}
+
+/// The failures of storage that were logged, each with its last time.
+#[derive(Default)]
+struct Said(Vec<(nvmf::BackendError, Instant)>);
+
+impl Said {
+    /// Whether this is to be logged now: it was not for a while.
+    fn is_news(&mut self, error: nvmf::BackendError, now: Instant) -> bool {
+        if self.0.iter().any(|&(said, at)| said == error && now < at.after(SAY_AGAIN)) {
+            return false;
+        }
+        self.0.retain(|&(said, _)| said != error);
+        self.0.push((error, now));
+        true
+    }
 }
 
 impl<'c> Core<'c> {
@@ -150,7 +165,7 @@ impl<'c> Core<'c> {
             reactor: context.reactor(config.shard)?,
             connections: Vec::new(),
             by_qpn: ByQpn::default(),
-            stalled: Vec::new(),
+            stalled: VecDeque::new(),
             ending: Vec::new(),
             commands: Commands::default(),
             waiting: Default::default(),
@@ -179,7 +194,7 @@ impl<'c> Core<'c> {
             idle: 0,
             emptied: 0,
             tended: Instant::default(),
-            said: None,
+            said: Said::default(),
             counters: Arc::default(),
             context,
             config,
@@ -376,7 +391,9 @@ impl<'c> Core<'c> {
     #[inline]
     pub(super) fn respond(&mut self, c: u32, ticket: Ticket, done: Result<(), nvmf::BackendError>) {
         self.metered(c, ticket, done.is_ok());
-        if let Err(error) = done {
+        if let Err(error) = done
+            && error != nvmf::BackendError::Mismatch
+        {
             self.storage_failed(c, error);
         }
         let Some(queue) = self.queue(c) else { return };
@@ -388,16 +405,13 @@ impl<'c> Core<'c> {
     /// Says that the storage failed: the host has a status, but who keeps the disks sees nothing of that.
     #[cold]
     fn storage_failed(&mut self, c: u32, error: nvmf::BackendError) {
-        let said = self.said.is_some_and(|(last, at)| last == error && self.now < at.after(SAY_AGAIN));
-        if said || error == nvmf::BackendError::Mismatch {
-            return;
-        }
         let Some((host, subsystem)) = self.queue(c).and_then(|queue| queue.host().zip(queue.subsystem()))
         else {
             return;
         };
-        warn!(%error, %host, %subsystem, "a command failed; others that fail so are not logged for a minute");
-        self.said = Some((error, self.now));
+        if self.said.is_news(error, self.now) {
+            warn!(%error, %host, %subsystem, "a command failed; others that fail so are not logged for a minute");
+        }
     }
     /// Sends a response, after data.
     #[inline]
@@ -420,7 +434,7 @@ impl<'c> Core<'c> {
                 connection.waiting.push_back(outgoing);
                 self.counters.send_waits.add(1);
                 if !self.stalled.contains(&c) {
-                    self.stalled.push(c);
+                    self.stalled.push_back(c);
                 }
             }
             Err(NotPosted::Dead(e)) => {
@@ -439,12 +453,7 @@ impl<'c> Core<'c> {
             worked |= self.post_stalled();
         }
         for class in 0..CLASSES {
-            while let Some(&n) = self.waiting[class].front() {
-                let Some(buffer) = self.pool.take(class) else { break };
-                self.waiting[class].pop_front();
-                self.begin(n, buffer);
-                worked = true;
-            }
+            worked |= self.hand_out(class);
         }
         if !self.zeroing.is_empty() {
             self.zero_a_piece();
@@ -482,7 +491,7 @@ impl<'c> Core<'c> {
     fn post_stalled(&mut self) -> bool {
         let mut posted = false;
         for _ in 0..self.stalled.len() {
-            let c = self.stalled.swap_remove(0);
+            let Some(c) = self.stalled.pop_front() else { break };
             let Some(connection) = self.connections[c as usize].as_mut() else { continue };
             while let Some(outgoing) = connection.waiting.pop_front() {
                 let Err(not_posted) = connection.post_now(outgoing) else {
@@ -492,7 +501,7 @@ impl<'c> Core<'c> {
                 match not_posted {
                     NotPosted::Later(rest) => {
                         connection.waiting.push_front(rest);
-                        self.stalled.push(c);
+                        self.stalled.push_back(c);
                     }
                     NotPosted::Dead(e) => {
                         connection.waiting.push_front(outgoing);
@@ -575,13 +584,6 @@ impl<'c> Core<'c> {
     pub(super) fn queue(&mut self, c: u32) -> Option<&mut Queue> {
         self.connections[c as usize].as_mut()?.queue.as_mut()
     }
-    pub(super) fn waits(&mut self, class: usize, n: u32) {
-        self.counters.buffer_waits.add(1);
-        self.waiting[class].push_back(n);
-    }
-    pub(super) fn nobody_waits(&self, class: usize) -> bool {
-        self.waiting[class].is_empty()
-    }
 }
 
 /// A ring for the buffers, or the reason in words why threads do its work.
@@ -590,8 +592,8 @@ fn new_ring(pool: &Pool, receives: &Receives) -> Option<Ring> {
         Ok(ring) => {
             if !ring.is_registered() {
                 warn!(
-                    "the buffers could not be registered with io_uring; a higher limit of locked memory (ulimit -l) \
-                       makes files quicker"
+                    "the buffers could not be registered with io_uring, which makes files slower: a core may have up to 1 GiB of \
+                     them (--buffers), and as much as the limit of locked memory allows (ulimit -l)"
                 );
             }
             Some(ring)
@@ -600,5 +602,22 @@ fn new_ring(pool: &Pool, receives: &Receives) -> Option<Ring> {
             warn!(error = %e, "io_uring cannot be used here; threads read and write the files instead");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvmf::BackendError::{Io, NoSpace};
+
+    // Goal: a disk that fails in several ways at once is logged once a minute for each of them, not for each command.
+    #[test]
+    fn each_kind_of_failure_is_logged_once_a_minute() {
+        let mut said = Said::default();
+        let second = |n: u64| Instant::from_nanos(n * 1_000_000_000);
+        let logged = (0..120)
+            .flat_map(|n| [(n, Io), (n, NoSpace)])
+            .filter(|&(n, error)| said.is_news(error, second(n)));
+        assert_eq!(logged.collect::<Vec<_>>(), [(0, Io), (0, NoSpace), (60, Io), (60, NoSpace)]);
     }
 }

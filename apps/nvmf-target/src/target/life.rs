@@ -206,15 +206,10 @@ impl Core<'_> {
             }
         }
         for class in 0..CLASSES {
-            let mut waiting = std::mem::take(&mut self.waiting[class]);
-            waiting.retain(|&n| {
-                let of = self.commands.get_mut(n).is_some_and(|command| command.connection == c);
-                if of {
-                    self.finish(n);
-                }
-                !of
-            });
-            self.waiting[class] = waiting;
+            self.waiting[class].retain(|&other| other != c);
+            for n in std::mem::take(&mut self.connection(c).want[class]) {
+                self.finish(n);
+            }
         }
         if self.connection(c).commands == 0 {
             self.connection(c).in_flight = None;

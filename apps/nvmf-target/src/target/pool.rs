@@ -1,6 +1,7 @@
 //! Buffers that data pass through on their way between a host and a namespace: registered memory, allocated once.
 //!
-//! There are few sizes, and a free list a size. Who finds none free waits; the core keeps who waits in order.
+//! There are few sizes, and a free list a size. Who finds none free waits; the core keeps who waits in order, and how many each
+//! connection has.
 
 use std::sync::Arc;
 
@@ -68,6 +69,10 @@ impl Pool {
             .iter()
             .position(|&room| len <= room)
             .expect("a transfer is no longer than the largest buffer")
+    }
+    /// Buffers of a class that are free.
+    pub fn left(&self, class: usize) -> usize {
+        self.free[class].len()
     }
     /// A buffer of a class, if one is free.
     pub fn take(&mut self, class: usize) -> Option<Buffer> {

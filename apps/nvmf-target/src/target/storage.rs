@@ -40,9 +40,9 @@ impl Core<'_> {
                 self.drop_capsule(capsule);
                 self.fetch(c, ticket, from, Then::Write { backend, offset, fua });
             }
-            Op::Compare { offset, from: Source::Remote(from), fua: _ } => {
+            Op::Compare { offset, from: Source::Remote(from), fua } => {
                 self.drop_capsule(capsule);
-                self.fetch(c, ticket, from, Then::Compare { backend, offset });
+                self.fetch(c, ticket, from, Then::Compare { backend, offset, fua });
             }
             _ => match self.stores.get(backend) {
                 Some(Store::Memory(_)) => self.memory_request(c, ticket, request, capsule),
@@ -108,9 +108,9 @@ impl Core<'_> {
             len: from.len() as usize,
         };
         let (work, keeps_capsule) = match request.op {
-            Op::Read { offset, to, fua: _ } => {
+            Op::Read { offset, to, fua } => {
                 self.drop_capsule(capsule);
-                return self.with_buffer(c, ticket, Stage::Load { backend, offset, to }, to.len);
+                return self.with_buffer(c, ticket, Stage::Load { backend, offset, to, fua }, to.len);
             }
             // Past the page cache only memory that is aligned can go.
             Op::Write { offset, from, fua } if self.is_direct(backend) => {
@@ -119,12 +119,14 @@ impl Core<'_> {
                 if let Some(command) = self.commands.get_mut(n) {
                     command.capsule = capsule;
                 }
-                return self.get_buffer(n, len);
+                return self.get_buffer(c, n, len);
             }
             Op::Write { offset, from, fua } => (Work::Write { offset, from: place(self, from), fua }, true),
-            Op::Compare { offset, from, fua: _ } => (Work::Compare { offset, with: place(self, from) }, true),
+            Op::Compare { offset, from, fua } => {
+                (Work::Compare { offset, with: place(self, from), fua }, true)
+            }
             Op::Flush => (Work::Flush, false),
-            Op::Verify { offset, len, fua: _ } => (Work::Verify { offset, len }, false),
+            Op::Verify { offset, len, fua } => (Work::Verify { offset, len, fua }, false),
             Op::WriteZeroes { offset, len, fua, deallocate } => {
                 (Work::Zero { offset, len, fua, deallocate }, false)
             }
@@ -243,22 +245,70 @@ impl Core<'_> {
     #[inline]
     pub(super) fn with_buffer(&mut self, c: u32, ticket: Ticket, stage: Stage, len: u32) {
         let n = self.keep(c, ticket, stage);
-        self.get_buffer(n, len);
+        self.get_buffer(c, n, len);
     }
     #[inline]
-    fn get_buffer(&mut self, n: u32, len: u32) {
+    fn get_buffer(&mut self, c: u32, n: u32, len: u32) {
         let class = self.pool.class_of(len as usize);
         // Those that wait already come first.
-        let buffer = if self.nobody_waits(class) { self.pool.take(class) } else { None };
+        let buffer = if self.waiting[class].is_empty() { self.take_buffer(c, class) } else { None };
         match buffer {
-            Some(buffer) => self.begin(n, buffer),
-            None => self.waits(class, n),
+            Some(buffer) => self.begin(c, n, buffer),
+            None => self.waits(c, class, n),
         }
     }
+    fn waits(&mut self, c: u32, class: usize, n: u32) {
+        self.counters.buffer_waits.add(1);
+        let want = &mut self.connection(c).want[class];
+        want.push_back(n);
+        if want.len() == 1 {
+            self.waiting[class].push_back(c);
+        }
+    }
+    /// A buffer for a connection, unless it has as many as are left: so a host that is slow to take its data leaves some for others,
+    /// however many commands it sends.
+    #[inline]
+    fn take_buffer(&mut self, c: u32, class: usize) -> Option<Buffer> {
+        let left = self.pool.left(class);
+        let have = &mut self.connection(c).have[class];
+        if *have >= left {
+            return None;
+        }
+        *have += 1;
+        self.pool.take(class)
+    }
+    #[inline]
+    fn give_buffer(&mut self, c: u32, buffer: Buffer) {
+        self.connection(c).have[buffer.class()] -= 1;
+        self.pool.give(buffer);
+    }
+    /// Gives buffers to those that wait for them; returns whether there were any. Who gets one goes to the end of the line, who may
+    /// have none stays where it is.
+    #[inline]
+    pub(super) fn hand_out(&mut self, class: usize) -> bool {
+        let (mut at, mut given) = (0, false);
+        while self.pool.left(class) > 0
+            && let Some(&c) = self.waiting[class].get(at)
+        {
+            let Some(buffer) = self.take_buffer(c, class) else {
+                at += 1;
+                continue;
+            };
+            self.waiting[class].remove(at);
+            let want = &mut self.connection(c).want[class];
+            let n = want.pop_front().expect("who is in the line wants a buffer");
+            if !want.is_empty() {
+                self.waiting[class].push_back(c);
+            }
+            self.begin(c, n, buffer);
+            given = true;
+        }
+        given
+    }
     /// A command has its buffer.
-    pub(super) fn begin(&mut self, n: u32, buffer: Buffer) {
-        let Some(command) = self.commands.get_mut(n) else { return self.pool.give(buffer) };
-        let (c, ticket) = (command.connection, command.ticket);
+    fn begin(&mut self, c: u32, n: u32, buffer: Buffer) {
+        let Some(command) = self.commands.get_mut(n) else { return self.give_buffer(c, buffer) };
+        let ticket = command.ticket;
         match command.stage {
             Stage::Fetch(from, then) => {
                 let sge = self.pool.sge(&buffer, from.len);
@@ -284,12 +334,12 @@ impl Core<'_> {
                     }
                 }
             }
-            Stage::Load { backend, offset, to } => {
+            Stage::Load { backend, offset, to, fua } => {
                 let mr = Arc::clone(self.pool.mr());
                 let place = Place { mr, at: buffer.offset(), len: to.len as usize };
                 command.stage = Stage::Storage(Some(to));
                 command.buffer = Some(buffer);
-                self.store(n, backend, Work::Read { offset, to: place });
+                self.store(n, backend, Work::Read { offset, to: place, fua });
             }
             Stage::Copy { backend, offset, at, len, fua } => {
                 let to = buffer.offset();
@@ -345,12 +395,12 @@ impl Core<'_> {
                     Err(GONE)
                 }
             },
-            Then::Compare { backend, offset } => match self.stores.get(backend) {
+            Then::Compare { backend, offset, fua } => match self.stores.get(backend) {
                 Some(Store::Memory(memory)) => memory.compare(offset, self.pool.mr(), at, len),
                 Some(Store::File(..) | Store::Other(..)) => {
                     command.stage = Stage::Storage(None);
                     let with = Place { mr: Arc::clone(self.pool.mr()), at, len: len as usize };
-                    return self.store(n, backend, Work::Compare { offset, with });
+                    return self.store(n, backend, Work::Compare { offset, with, fua });
                 }
                 None => {
                     if self.renew_stores() {
@@ -375,7 +425,7 @@ impl Core<'_> {
     pub(super) fn finish(&mut self, n: u32) -> Option<u32> {
         let command = self.commands.remove(n)?;
         if let Some(buffer) = command.buffer {
-            self.pool.give(buffer);
+            self.give_buffer(command.connection, buffer);
         }
         self.drop_capsule(command.capsule);
         self.connection(command.connection).commands -= 1;
@@ -398,7 +448,7 @@ impl Core<'_> {
 /// Work that a ring can do.
 fn ring_request(work: Work) -> Result<RingRequest, Work> {
     Ok(match work {
-        Work::Read { offset, to } => RingRequest::Read(offset, to),
+        Work::Read { offset, to, fua: false } => RingRequest::Read(offset, to),
         Work::Write { offset, from, fua } => RingRequest::Write(offset, from, fua),
         Work::Flush => RingRequest::Flush,
         other => return Err(other),

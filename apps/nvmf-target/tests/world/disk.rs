@@ -168,7 +168,7 @@ impl State {
         });
         let whole = fails.is_none();
         match work {
-            Work::Read { offset, to } => {
+            Work::Read { offset, to, .. } => {
                 let mut bytes = self.range(*offset, to.len);
                 if self.lies(Lie::FlipsBits) {
                     let at = self.rng.below(bytes.len() as u64) as usize;
@@ -196,7 +196,7 @@ impl State {
                 let stable = *fua && whole && !self.lies(Lie::ForgetsFua);
                 self.write(offset, &bytes[..len], stable);
             }
-            Work::Compare { offset, with } => {
+            Work::Compare { offset, with, .. } => {
                 if whole && self.range(*offset, with.len) != of(with) && !self.lies(Lie::AlwaysEqual) {
                     return Err(BackendError::Mismatch);
                 }

@@ -249,7 +249,7 @@ fn effects() -> Effects {
     effects
 }
 
-/// The part of a log page that is asked for, by the command's dwords 10 to 13: offset and length are in dwords.
+/// The bytes of a log page that are asked for, by the command's dwords 10 to 13: an offset in bytes, a length in dwords less one.
 pub(crate) fn log_range(cdw10: u32, cdw11: u32, cdw12: u32, cdw13: u32) -> Option<Range<u64>> {
     let dwords = (cdw10 >> 16 | (cdw11 & 0xFFFF) << 16) as u64 + 1;
     let start = cdw12 as u64 | (cdw13 as u64) << 32;

@@ -88,7 +88,8 @@ pub struct Queue {
     qid: u16,
     /// Entries of the submission queue: what the connection request said, then what Connect said.
     entries: u16,
-    /// Commands that came, modulo the entries.
+    /// Commands that were answered, modulo the entries: a host counts an entry as free only when its command is not under way any
+    /// more, so it never sends more than there are slots.
     sq_head: u16,
     /// The host asked for no SQ flow control.
     no_flow_control: bool,
@@ -173,7 +174,6 @@ impl Queue {
         let Some(slot) = self.slots.take(sqe.cid.get(), sqe.sgl.invalidate()) else {
             return Err(self.end_by(End::TooManyCommands));
         };
-        self.sq_head = if self.sq_head + 1 >= self.entries { 0 } else { self.sq_head + 1 };
         match self.command(now, sqe, len, slot) {
             Ok(step) => Ok(step),
             Err(fault) => {
@@ -400,6 +400,7 @@ impl Queue {
     #[inline]
     fn respond(&mut self, slot: u16, status: Status, result: u64) -> Response {
         let (cid, invalidate) = self.slots.free(slot);
+        self.sq_head = if self.sq_head + 1 >= self.entries { 0 } else { self.sq_head + 1 };
         let sq_head = if self.no_flow_control { 0xFFFF } else { self.sq_head };
         let cqe = Cqe {
             result: U64::new(result),
@@ -449,6 +450,7 @@ fn io_fabrics(sqe: &Sqe) -> Status {
 
 impl Drop for IoQueue {
     fn drop(&mut self) {
+        self.serving.end();
         self.association.give_queue(self.qid, self.life);
         self.live.counters.leave(&self.counters);
     }
