@@ -13,15 +13,14 @@
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
-use verbs::{Context, DeviceConfig, EventElement, Mac};
+use verbs::{Context, DeviceConfig, Mac};
 
 use crate::claims::{Claim, Claims};
 use crate::config::{self, Config};
 use crate::errno::{EIO, ENODEV, Result};
-use crate::event::Unacked;
+use crate::event::Names;
 use crate::guard::settled;
 use crate::object::Retired;
 
@@ -30,11 +29,8 @@ use crate::object::Retired;
 pub(crate) struct Process {
     engine: Mutex<Engine>,
     retired: Mutex<Retired>,
-    /// The objects that events can name, as addresses.
-    named: Mutex<HashMap<EventElement, usize>>,
+    names: Mutex<Names>,
     claims: Mutex<Claims>,
-    /// Events that were fetched and not acknowledged.
-    unacked: Mutex<Vec<Unacked>>,
     /// What the program has open, as addresses.
     contexts: Mutex<Vec<usize>>,
     /// Objects that the program has.
@@ -130,13 +126,10 @@ impl Process {
     pub(crate) fn contexts(&self) -> MutexGuard<'_, Vec<usize>> {
         lock(&self.contexts)
     }
-    /// Events that were fetched and not acknowledged.
-    pub(crate) fn unacked(&self) -> MutexGuard<'_, Vec<Unacked>> {
-        lock(&self.unacked)
-    }
-    /// The objects that events can name.
-    pub(crate) fn named(&self) -> MutexGuard<'_, HashMap<EventElement, usize>> {
-        lock(&self.named)
+    /// The objects that events can name. While it is locked, none of them is destroyed and no event is on its way from the device to
+    /// the program.
+    pub(crate) fn names(&self) -> MutexGuard<'_, Names> {
+        lock(&self.names)
     }
 
     /// The device; opens it if it is not open.

@@ -7,7 +7,8 @@
 
 use core::cell::UnsafeCell;
 use core::mem::{MaybeUninit, offset_of};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 
 use crate::engine;
@@ -39,6 +40,29 @@ struct Head {
     tag: AtomicU64,
     /// [`engine::depth`] of the process that made it.
     depth: u32,
+    /// Events of it that the program has fetched and not acknowledged.
+    unacked: AtomicU32,
+}
+
+impl Head {
+    /// Waits until the program has acknowledged what it fetched: another thread of it does that.
+    fn await_acks(&self) {
+        let mut nap = Duration::from_micros(50);
+        while self.unacked.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The program fetches an event of an object of any kind.
+///
+/// # Safety
+/// The object lives, or its `end` has not returned.
+pub(crate) unsafe fn fetched(object: usize) {
+    let head = object.wrapping_sub(size_of::<Head>()) as *const Head;
+    // SAFETY: every kind's pointer is as far behind its head.
+    unsafe { (*head).unacked.fetch_add(1, Ordering::Relaxed) };
 }
 
 /// Memory of destroyed objects, by kind, as addresses.
@@ -47,6 +71,8 @@ pub(crate) type Retired = HashMap<u64, VecDeque<usize>>;
 const REST: usize = 32;
 
 impl<K: Kind> Object<K> {
+    /// The tag of one that is being destroyed.
+    const ENDING: u64 = !K::TAG;
     const FITS: () = assert!(
         offset_of!(Self, public) == size_of::<Head>(),
         "every kind's pointer is as far behind its head"
@@ -75,6 +101,7 @@ impl<K: Kind> Object<K> {
             (&raw mut (*object).private).cast::<K::Private>().write(private);
             if again.is_none() {
                 (&raw mut (*object).head.tag).write(AtomicU64::new(0));
+                (&raw mut (*object).head.unacked).write(AtomicU32::new(0));
             }
             (&raw mut (*object).head.depth).write(engine::depth());
             (*object).head.tag.store(K::TAG, Ordering::Release);
@@ -120,7 +147,30 @@ impl<K: Kind> Object<K> {
         self.public.get()
     }
 
-    /// Ends an object. Where `end` refuses, it lives on.
+    /// The program acknowledges events of an object, which may be waiting for that in [`destroy`](Self::destroy). Returns how many:
+    /// no more than it fetched.
+    ///
+    /// # Errors
+    /// `EINVAL` as for [`of`](Self::of).
+    ///
+    /// # Safety
+    /// The pointer is NULL or that of an object.
+    pub(crate) unsafe fn acked(pointer: *mut K::Public, count: u32) -> Result<u32> {
+        let object = Self::around(pointer);
+        if pointer.is_null() || !object.is_aligned() {
+            return Err(EINVAL);
+        }
+        // SAFETY: memory of objects is never freed; the tag and the number are read and written atomically only.
+        let (tag, unacked) = unsafe { (&(*object).head.tag, &(*object).head.unacked) };
+        if ![K::TAG, Self::ENDING].contains(&tag.load(Ordering::Acquire)) {
+            return Err(EINVAL);
+        }
+        let less = |unacked: u32| Some(unacked.saturating_sub(count));
+        let before = unacked.fetch_update(Ordering::Release, Ordering::Relaxed, less).unwrap_or_default();
+        Ok(count.min(before))
+    }
+
+    /// Ends an object. Where `end` refuses, it lives on; otherwise waits until its events are acknowledged (ibv_destroy_qp(3)).
     ///
     /// # Errors
     /// As [`of`](Self::of), and those of `end`.
@@ -137,12 +187,14 @@ impl<K: Kind> Object<K> {
         object
             .head
             .tag
-            .compare_exchange(K::TAG, 0, Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange(K::TAG, Self::ENDING, Ordering::AcqRel, Ordering::Relaxed)
             .map_err(|_| EINVAL)?;
         // SAFETY: it was there, and the tag keeps everyone else away.
         let private = unsafe { (*object.private.get()).assume_init_read() };
         match end(private) {
             Ok(()) => {
+                object.head.await_acks();
+                object.head.tag.store(0, Ordering::Release);
                 engine::current()
                     .retired()
                     .entry(K::TAG)

@@ -3,7 +3,6 @@
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
-use core::time::Duration;
 use std::sync::Arc;
 
 use verbs::{
@@ -193,7 +192,7 @@ fn give(context: *mut ibv_context, mut public: QpEx, state: Qp) -> *mut ibv_qp {
     public.ex.qp_base.handle = public.ex.qp_base.qp_num;
     let element = EventElement::Qp(verbs::Qpn::new(public.ex.qp_base.qp_num));
     let qp = Object::<Qp>::create(public, state).cast::<ibv_qp>();
-    engine::current().named().insert(element, qp as usize);
+    engine::current().names().add(element, qp as usize);
     qp
 }
 
@@ -262,18 +261,14 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
             cm::forget_qp(object.private().owner.load(Ordering::Relaxed), qp);
             EventElement::Qp(verbs::Qpn::new((*qp).qp_num))
         };
-        // From here on no event finds it.
-        let named = engine::current().named().remove(&element);
+        let mut names = engine::current().names();
         #[allow(clippy::result_large_err, reason = "the object comes back with the error")]
-        let end = |mut state: Qp| {
+        let end = move |mut state: Qp| {
             *state.list.get_mut() = None;
             let Qp { handle, sq_sig_all, extended, owner, list } = state;
             let ended = match handle {
                 Handle::Qp(qp) => match Arc::try_unwrap(qp) {
-                    // An acknowledgement that the program owes is waited for (ibv_destroy_qp(3)).
-                    Ok(qp) => qp
-                        .destroy_wait(Duration::MAX)
-                        .map_err(|(error, qp)| (error, Handle::Qp(Arc::new(qp)))),
+                    Ok(qp) => qp.destroy().map_err(|(error, qp)| (error, Handle::Qp(Arc::new(qp)))),
                     // An identifier has got it again, and ends it.
                     Err(_) => Ok(()),
                 },
@@ -281,16 +276,12 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
                     target.destroy().map_err(|(error, target)| (error, Handle::Target(target)))
                 }
             };
-            ended.map_err(|(error, handle)| {
+            ended.map(|()| names.remove(element, qp as usize)).map_err(|(error, handle)| {
                 (Errno::from(error), Qp { handle, sq_sig_all, extended, owner, list })
             })
         };
         // SAFETY: as C promises.
-        let ended = unsafe { Object::<Qp>::destroy(qp.cast(), end) };
-        if ended.is_err() {
-            engine::current().named().extend(named.map(|at| (element, at)));
-        }
-        ended
+        unsafe { Object::<Qp>::destroy(qp.cast(), end) }
     })
 }
 

@@ -64,8 +64,18 @@ impl Drop for Dir {
 }
 
 /// The programs, one a family of calls or of events in the life of a process.
-const PROGRAMS: &[&str] =
-    &["absent.c", "calls.c", "cm.c", "handles.c", "life.c", "load.c", "memory.c", "services.c", "traffic.c"];
+const PROGRAMS: &[&str] = &[
+    "absent.c",
+    "calls.c",
+    "cm.c",
+    "events.c",
+    "handles.c",
+    "life.c",
+    "load.c",
+    "memory.c",
+    "services.c",
+    "traffic.c",
+];
 
 fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c")
@@ -138,6 +148,16 @@ fn memory_that_is_unmapped_and_regions_without_memory() {
 fn data_by_every_way_to_post_and_to_poll() {
     run(&Dir::new("traffic"), "traffic.c", "loopback", &[""]);
     run(&Dir::new("services"), "services.c", "loopback", &[""]);
+}
+
+#[test]
+fn events_of_what_ends() {
+    run(
+        &Dir::new("events"),
+        "events.c",
+        "loopback",
+        &["unfetched", "ending-cq", "busy-cq"],
+    );
 }
 
 #[test]

@@ -1,0 +1,157 @@
+/* Whom an event reaches, and what becomes of it when its object or its context ends. One story for each argument; a story that hangs
+ * has failed. */
+#include <fcntl.h>
+#include <sys/wait.h>
+
+#include "check.h"
+
+/* What has events: a queue pair on a shared receive queue, and a completion queue with its channel. */
+struct source {
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_comp_channel *channel;
+	struct ibv_cq *cq;
+	struct ibv_srq *srq;
+	struct ibv_qp *qp;
+};
+
+static struct source make_source(struct ibv_context *context)
+{
+	struct source of = { .context = context, .pd = MUST(ibv_alloc_pd(context)), .channel = MUST(ibv_create_comp_channel(context)) };
+	of.cq = MUST(ibv_create_cq(context, 16, NULL, of.channel, 0));
+	struct ibv_srq_init_attr srq_init = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	of.srq = MUST(ibv_create_srq(of.pd, &srq_init));
+	struct ibv_qp_init_attr init = { .send_cq = of.cq, .recv_cq = of.cq, .srq = of.srq, .qp_type = IBV_QPT_RC,
+					 .cap = { .max_send_wr = 8, .max_send_sge = 1, .max_inline_data = 8 } };
+	of.qp = MUST(ibv_create_qp(of.pd, &init));
+	return of;
+}
+
+static void end_rest(struct source *of)
+{
+	OK(ibv_destroy_srq(of->srq));
+	if (of->cq)
+		OK(ibv_destroy_cq(of->cq));
+	OK(ibv_destroy_comp_channel(of->channel));
+	OK(ibv_dealloc_pd(of->pd));
+}
+
+/* In the error state a queue pair on a shared receive queue takes nothing more of it, and says so at once. */
+static void fail(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
+	OK(ibv_modify_qp(qp, &error, IBV_QP_STATE));
+}
+
+static int readable(int fd, int timeout_ms)
+{
+	struct pollfd wait = { .fd = fd, .events = POLLIN };
+	return poll(&wait, 1, timeout_ms);
+}
+
+static void do_not_block(int fd)
+{
+	fcntl(fd, F_SETFL, O_NONBLOCK);
+}
+
+static void no_event(struct ibv_context *context)
+{
+	struct ibv_async_event event;
+	MINUS_ONE(ibv_get_async_event(context, &event), EAGAIN);
+}
+
+/* An event that nobody fetched is gone with its object, though a call on another context took it from the device. */
+static void unfetched(void)
+{
+	struct ibv_context *first = open_first(), *second = open_first();
+	do_not_block(first->async_fd);
+	do_not_block(second->async_fd);
+	struct source of = make_source(second);
+	fail(of.qp);
+	no_event(first);
+	OK(ibv_destroy_qp(of.qp));
+	no_event(second);
+	IS(readable(second->async_fd, 0), 0);
+	end_rest(&of);
+	OK(ibv_close_device(second));
+	OK(ibv_close_device(first));
+}
+
+/* One completion event for each call: of a message to itself that nobody receives, which ends with an error. */
+static void complete(struct source *of)
+{
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	OK(ibv_req_notify_cq(of->cq, 0));
+	OK(ibv_post_send(of->qp, &wr, &bad));
+	IS(completion(of->cq).status, IBV_WC_WR_FLUSH_ERR);
+}
+
+static void fetch(struct source *of)
+{
+	struct ibv_cq *cq = NULL;
+	void *context;
+	OK(ibv_get_cq_event(of->channel, &cq, &context));
+	IS(cq == of->cq, 1);
+}
+
+static void *destroy_cq(void *cq)
+{
+	OK(ibv_destroy_cq(cq));
+	return NULL;
+}
+
+/* While a thread destroys a completion queue and waits for an acknowledgement, another one asks for events: those of the queue are gone,
+ * and the destroyer does not wait for them. */
+static void ending_cq(void)
+{
+	struct source of = make_source(open_first());
+	fail(of.qp);
+	complete(&of);
+	fetch(&of);
+	complete(&of);
+	OK(ibv_destroy_qp(of.qp));
+	pthread_t thread;
+	OK(pthread_create(&thread, NULL, destroy_cq, of.cq));
+	usleep(20000); /* while it waits, or before: both are right */
+	do_not_block(of.channel->fd);
+	struct ibv_cq *cq;
+	void *context;
+	int got = ibv_get_cq_event(of.channel, &cq, &context);
+	ibv_ack_cq_events(of.cq, got == 0 ? 2 : 1);
+	OK(pthread_join(thread, NULL));
+	MINUS_ONE(ibv_get_cq_event(of.channel, &cq, &context), EAGAIN);
+	of.cq = NULL;
+	end_rest(&of);
+	OK(ibv_close_device(of.context));
+}
+
+/* A completion queue that is in use is refused at once, whatever is owed, and loses no event. */
+static void busy_cq(void)
+{
+	struct source of = make_source(open_first());
+	fail(of.qp);
+	complete(&of);
+	fetch(&of);
+	complete(&of);
+	REFUSED(ibv_destroy_cq(of.cq), EBUSY);
+	fetch(&of);
+	ibv_ack_cq_events(of.cq, 2);
+	IS(of.cq->comp_events_completed, 2);
+	OK(ibv_destroy_qp(of.qp));
+	end_rest(&of);
+	OK(ibv_close_device(of.context));
+}
+
+int main(int argc, char **argv)
+{
+	const char *story = argc > 1 ? argv[1] : "";
+	if (!strcmp(story, "unfetched"))
+		unfetched();
+	else if (!strcmp(story, "ending-cq"))
+		ending_cq();
+	else if (!strcmp(story, "busy-cq"))
+		busy_cq();
+	else
+		return 3;
+	return failures != 0;
+}
