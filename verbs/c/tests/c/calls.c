@@ -37,9 +37,22 @@ static void devices(void)
 	IS(strcmp(ibv_event_type_str(9999), "unknown"), 0);
 	IS(strlen(ibv_wc_status_str(IBV_WC_RETRY_EXC_ERR)) > 0, 1);
 	IS(strcmp(ibv_wc_status_str(9999), "unknown"), 0);
-	for (int rate = IBV_RATE_2_5_GBPS; rate <= IBV_RATE_1200_GBPS; rate++) {
-		IS(mult_to_ibv_rate(ibv_rate_to_mult(rate)), rate);
-		IS(mbps_to_ibv_rate(ibv_rate_to_mbps(rate)), rate);
+	/* As the installed libibverbs answers; it names no multiple of the rates from 14 to 300 Gbit/s. */
+	static const struct { enum ibv_rate rate; int mult, mbps; } rates[] = {
+		{ IBV_RATE_2_5_GBPS, 1, 2500 },	   { IBV_RATE_5_GBPS, 2, 5000 },	{ IBV_RATE_10_GBPS, 4, 10000 },
+		{ IBV_RATE_20_GBPS, 8, 20000 },	   { IBV_RATE_30_GBPS, 12, 30000 },	{ IBV_RATE_40_GBPS, 16, 40000 },
+		{ IBV_RATE_60_GBPS, 24, 60000 },   { IBV_RATE_80_GBPS, 32, 80000 },	{ IBV_RATE_120_GBPS, 48, 120000 },
+		{ IBV_RATE_14_GBPS, -1, 14062 },   { IBV_RATE_56_GBPS, -1, 56250 },	{ IBV_RATE_112_GBPS, -1, 112500 },
+		{ IBV_RATE_168_GBPS, -1, 168750 }, { IBV_RATE_25_GBPS, -1, 25781 },	{ IBV_RATE_100_GBPS, -1, 103125 },
+		{ IBV_RATE_200_GBPS, -1, 206250 }, { IBV_RATE_300_GBPS, -1, 309375 },	{ IBV_RATE_28_GBPS, 11, 28125 },
+		{ IBV_RATE_50_GBPS, 20, 53125 },   { IBV_RATE_400_GBPS, 160, 425000 },	{ IBV_RATE_600_GBPS, 240, 637500 },
+		{ IBV_RATE_800_GBPS, 320, 850000 }, { IBV_RATE_1200_GBPS, 480, 1275000 },
+	};
+	for (size_t i = 0; i < sizeof rates / sizeof *rates; i++) {
+		IS(ibv_rate_to_mult(rates[i].rate), rates[i].mult);
+		IS(ibv_rate_to_mbps(rates[i].rate), rates[i].mbps);
+		IS(mult_to_ibv_rate(rates[i].mult), rates[i].mult > 0 ? rates[i].rate : IBV_RATE_MAX);
+		IS(mbps_to_ibv_rate(rates[i].mbps), rates[i].rate);
 	}
 	IS(ibv_rate_to_mult(9999), -1);
 	IS(mbps_to_ibv_rate(1), IBV_RATE_MAX);
