@@ -21,7 +21,7 @@ use crate::claims::{Claim, Claims};
 use crate::config::{self, Config};
 use crate::errno::{EIO, ENODEV, Result};
 use crate::event::Names;
-use crate::guard::settled;
+use crate::guard::{say, settled};
 use crate::object::Retired;
 
 /// What belongs to the process. A forked child has a new one: locks of the old one may be held by threads that it does not have.
@@ -151,7 +151,7 @@ impl Process {
 
     fn open(&self, engine: &mut Engine) -> Result<Context> {
         let Config { mut device, place, lazy } = config::read().map_err(|why| {
-            eprintln!("roce: {why}");
+            say(why);
             crate::errno::EINVAL
         })?;
         if let Some(Identity { mac, addrs, .. }) = &engine.identity {
@@ -178,7 +178,7 @@ impl Process {
         let context = self.device()?;
         self.started.store(true, Ordering::Relaxed);
         without_signals(|| context.start()).map_err(|error| {
-            eprintln!("roce: {error}");
+            say(&error);
             crate::errno::Errno::from(error)
         })?;
         Ok(context)
@@ -216,7 +216,7 @@ impl Process {
 
 fn open(device: DeviceConfig) -> Result<Context> {
     Context::open(device).map_err(|error| {
-        eprintln!("roce: {error}");
+        say(&error);
         match error {
             verbs::VerbsError::Open(verbs::OpenError::Port(_)) => ENODEV,
             error => error.into(),

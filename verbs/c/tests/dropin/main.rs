@@ -195,6 +195,11 @@ fn nothing_starts_before_it_is_needed() {
 }
 
 #[test]
+fn a_line_that_cannot_be_written() {
+    run(&Dir::new("mute"), "life.c", "loopback", &["mute"]);
+}
+
+#[test]
 fn a_program_that_does_nothing_is_left_alone() {
     run(&Dir::new("idle"), "life.c", "memif:DIR/link", &["idle"]);
 }
