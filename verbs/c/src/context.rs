@@ -207,11 +207,11 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     number(|| {
+        // From here on no event comes here.
+        engine::current().contexts().retain(|other| *other != context as usize);
         // What the program has not destroyed stays, as with every libibverbs: the device is closed with its last object.
         // SAFETY: as C promises.
-        unsafe { Object::<Context>::destroy(outer(context), |_| Ok(())) }?;
-        engine::current().contexts().retain(|other| *other != context as usize);
-        Ok(())
+        unsafe { Object::<Context>::destroy(outer(context), |_| Ok(())) }
     })
 }
 

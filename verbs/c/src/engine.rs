@@ -122,7 +122,7 @@ impl Process {
     pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
         lock(&self.claims)
     }
-    /// What the program has open, as addresses.
+    /// What the program has open, as addresses. While it is locked, none is closed.
     pub(crate) fn contexts(&self) -> MutexGuard<'_, Vec<usize>> {
         lock(&self.contexts)
     }

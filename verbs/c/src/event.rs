@@ -62,9 +62,10 @@ impl Names {
     /// An object is no more: what the program did not fetch of its events is gone with it.
     pub(crate) fn remove(&mut self, element: EventElement, at: usize) {
         self.0.remove(&element);
-        // SAFETY: the memory of an object is never freed; C promises that nobody closes its context now.
-        if let Ok(context) = unsafe { context::of(context_of(element, at)) } {
-            context.private().drop_of(at);
+        // SAFETY: the memory of an object is never freed.
+        let context = unsafe { context_of(element, at) };
+        if let Some(context) = opened(&engine::current().contexts(), context) {
+            context.drop_of(at);
         }
     }
 }
@@ -83,6 +84,15 @@ unsafe fn context_of(element: EventElement, at: usize) -> *mut ibv_context {
             _ => core::ptr::null_mut(),
         }
     }
+}
+
+/// A context that is open. An object may be left behind by its own.
+fn opened(contexts: &[usize], context: *mut ibv_context) -> Option<&Context> {
+    if !contexts.contains(&(context as usize)) {
+        return None;
+    }
+    // SAFETY: it is taken off this list, which is locked, before it is closed.
+    unsafe { context::of(context) }.ok().map(Object::private)
 }
 
 impl Context {
@@ -121,10 +131,10 @@ fn hand_out(device: &Verbs) -> bool {
     let names = engine::current().names();
     let Some(event) = device.try_get_async_event().map(AsyncEventGuard::ack) else { return false };
     let (number, element) = (event.event.number().into(), event.element);
+    let contexts = engine::current().contexts();
     let give = |context, at| {
-        // SAFETY: a context of an object that lives, or one that is open.
-        if let Ok(context) = unsafe { context::of(context) } {
-            context.private().give(Given { number, element, at });
+        if let Some(context) = opened(&contexts, context) {
+            context.give(Given { number, element, at });
         }
     };
     match element {
@@ -136,8 +146,8 @@ fn hand_out(device: &Verbs) -> bool {
         }
         _ => {
             let port = usize::from(element == EventElement::Port);
-            for context in engine::current().contexts().clone() {
-                give(context as *mut ibv_context, port);
+            for context in contexts.iter() {
+                give(*context as *mut ibv_context, port);
             }
         }
     }

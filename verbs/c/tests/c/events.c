@@ -60,6 +60,14 @@ static void no_event(struct ibv_context *context)
 	MINUS_ONE(ibv_get_async_event(context, &event), EAGAIN);
 }
 
+static void expect_last_wqe(struct ibv_context *context, struct ibv_qp *qp, struct ibv_async_event *event)
+{
+	IS(readable(context->async_fd, -1), 1);
+	OK(ibv_get_async_event(context, event));
+	IS(event->event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
+	IS(event->element.qp == qp, 1);
+}
+
 /* An event that nobody fetched is gone with its object, though a call on another context took it from the device. */
 static void unfetched(void)
 {
@@ -142,6 +150,26 @@ static void busy_cq(void)
 	OK(ibv_close_device(of.context));
 }
 
+/* A closed context leaves objects behind: their events are nobody's, and other contexts go on. */
+static void closed_context(void)
+{
+	struct ibv_context *first = open_first(), *second = open_first();
+	do_not_block(first->async_fd);
+	struct source left = make_source(second), of = make_source(first);
+	fail(left.qp);
+	fail(of.qp);
+	OK(ibv_close_device(second));
+	struct ibv_async_event event;
+	expect_last_wqe(first, of.qp, &event);
+	ibv_ack_async_event(&event);
+	no_event(first);
+	OK(ibv_destroy_qp(of.qp));
+	OK(ibv_destroy_qp(left.qp));
+	end_rest(&left);
+	end_rest(&of);
+	OK(ibv_close_device(first));
+}
+
 int main(int argc, char **argv)
 {
 	const char *story = argc > 1 ? argv[1] : "";
@@ -151,6 +179,8 @@ int main(int argc, char **argv)
 		ending_cq();
 	else if (!strcmp(story, "busy-cq"))
 		busy_cq();
+	else if (!strcmp(story, "closed-context"))
+		closed_context();
 	else
 		return 3;
 	return failures != 0;
