@@ -65,7 +65,7 @@ fn look((channel, to, context): Asked) -> Result<Found> {
     // Locked before the event is taken: its queue cannot be destroyed before the event is counted.
     let names = engine::current().names();
     let Some(event) = channel.try_get_cq_event() else { return Ok(Found::Nothing(channel.as_raw_fd())) };
-    let cq = names.get(EventElement::Cq(event.cq)).ok_or(EIO)? as *mut ibv_cq;
+    let cq = *names.get(EventElement::Cq(event.cq)).first().ok_or(EIO)? as *mut ibv_cq;
     // SAFETY: a queue with a name lives.
     *context = unsafe { cq::fetched(cq) }?;
     *to = cq;

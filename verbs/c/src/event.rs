@@ -4,6 +4,7 @@
 //! the object was made, and those of the device and its port everywhere.
 
 use core::ffi::c_int;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -45,23 +46,28 @@ impl Given {
     }
 }
 
-/// The objects that events can name, as addresses.
+/// The objects that events can name, as addresses. An XRC target has one for each handle.
 #[derive(Default)]
-pub(crate) struct Names(HashMap<EventElement, usize>);
+pub(crate) struct Names(HashMap<EventElement, Vec<usize>>);
 
 impl Names {
     pub(crate) fn add(&mut self, element: EventElement, at: usize) {
-        self.0.insert(element, at);
+        self.0.entry(element).or_default().push(at);
     }
 
-    /// An object.
-    pub(crate) fn get(&self, element: EventElement) -> Option<usize> {
-        self.0.get(&element).copied()
+    /// What an event is told to.
+    pub(crate) fn get(&self, element: EventElement) -> &[usize] {
+        self.0.get(&element).map_or(&[], Vec::as_slice)
     }
 
     /// An object is no more: what the program did not fetch of its events is gone with it.
     pub(crate) fn remove(&mut self, element: EventElement, at: usize) {
-        self.0.remove(&element);
+        if let Entry::Occupied(mut all) = self.0.entry(element) {
+            all.get_mut().retain(|other| *other != at);
+            if all.get().is_empty() {
+                all.remove();
+            }
+        }
         // SAFETY: the memory of an object is never freed.
         let context = unsafe { context_of(element, at) };
         if let Some(context) = opened(&engine::current().contexts(), context) {
@@ -139,9 +145,9 @@ fn hand_out(device: &Verbs) -> bool {
     };
     match element {
         EventElement::Qp(_) | EventElement::Cq(_) | EventElement::Srq(_) => {
-            if let Some(at) = names.get(element) {
+            for at in names.get(element) {
                 // SAFETY: an object with a name.
-                give(unsafe { context_of(element, at) }, at);
+                give(unsafe { context_of(element, *at) }, *at);
             }
         }
         _ => {

@@ -170,6 +170,48 @@ static void closed_context(void)
 	OK(ibv_close_device(first));
 }
 
+static void *destroy_qp(void *qp)
+{
+	OK(ibv_destroy_qp(qp));
+	return NULL;
+}
+
+/* Each handle of an XRC target is told, and waits for its own acknowledgement. */
+static void targets(void)
+{
+	struct ibv_context *context[2] = { open_first(), open_first() };
+	struct ibv_xrcd_init_attr xrcd_init = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .oflags = O_CREAT };
+	xrcd_init.fd = open(".", O_RDONLY);
+	struct ibv_xrcd *xrcd[2];
+	for (int i = 0; i < 2; i++) {
+		xrcd[i] = MUST(ibv_open_xrcd(context[i], &xrcd_init));
+		do_not_block(context[i]->async_fd);
+	}
+	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd[0] };
+	struct ibv_qp *made = MUST(ibv_create_qp_ex(context[0], &init));
+	struct ibv_qp_open_attr open_attr = { .comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE,
+					      .qp_type = IBV_QPT_XRC_RECV, .qp_num = made->qp_num, .xrcd = xrcd[1] };
+	struct ibv_qp *opened = MUST(ibv_open_qp(context[1], &open_attr)), *more = MUST(ibv_open_qp(context[0], &open_attr));
+	OK(ibv_destroy_qp(more)); /* and the others are still told */
+	connect_rc(made, made->qp_num, own_gid(context[0]));
+	fail(made);
+	struct ibv_async_event events[2];
+	expect_last_wqe(context[0], made, &events[0]);
+	expect_last_wqe(context[1], opened, &events[1]);
+	no_event(context[0]);
+	for (int i = 0; i < 2; i++) {
+		pthread_t thread;
+		OK(pthread_create(&thread, NULL, destroy_qp, i ? opened : made));
+		usleep(2000);
+		ibv_ack_async_event(&events[i]);
+		OK(pthread_join(thread, NULL));
+	}
+	for (int i = 0; i < 2; i++) {
+		OK(ibv_close_xrcd(xrcd[i]));
+		OK(ibv_close_device(context[i]));
+	}
+}
+
 int main(int argc, char **argv)
 {
 	const char *story = argc > 1 ? argv[1] : "";
@@ -181,6 +223,8 @@ int main(int argc, char **argv)
 		busy_cq();
 	else if (!strcmp(story, "closed-context"))
 		closed_context();
+	else if (!strcmp(story, "targets"))
+		targets();
 	else
 		return 3;
 	return failures != 0;

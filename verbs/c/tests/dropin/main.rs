@@ -156,7 +156,7 @@ fn events_of_what_ends() {
         &Dir::new("events"),
         "events.c",
         "loopback",
-        &["unfetched", "ending-cq", "busy-cq", "closed-context"],
+        &["unfetched", "ending-cq", "busy-cq", "closed-context", "targets"],
     );
 }
 
