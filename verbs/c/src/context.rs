@@ -2,7 +2,6 @@
 
 use core::ffi::{c_char, c_int};
 use core::mem::{offset_of, size_of};
-use core::sync::atomic::{AtomicUsize, Ordering};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -33,8 +32,6 @@ pub(crate) struct Context {
     own: OwnedFd,
     /// Readable while there are events for it, or the device has any: `async_fd`.
     events: OwnedFd,
-    /// The device whose events it watches, by its address: a forked child may have another one.
-    watched: AtomicUsize,
 }
 
 impl Kind for Context {
@@ -49,6 +46,17 @@ impl Kind for Context {
 /// # Safety
 /// As [`Object::of`].
 pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> Result<&'a Object<Context>> {
+    // SAFETY: as the caller promises.
+    let object = unsafe { opened(context) }?;
+    object.adopt(|| object.private().renew(context))?;
+    Ok(object)
+}
+
+/// As [`of`], for one that this process uses already.
+///
+/// # Safety
+/// As [`Object::of`].
+pub(crate) unsafe fn opened<'a>(context: *mut ibv_context) -> Result<&'a Object<Context>> {
     // SAFETY: as the caller promises.
     unsafe { Object::of(outer(context)) }
 }
@@ -77,19 +85,19 @@ impl Context {
         unsafe { libc::read(self.own.as_raw_fd(), (&raw mut count).cast(), 8) };
     }
 
-    /// Watches the device's events, unless it does already.
-    pub(crate) fn watch(&self, context: *mut ibv_context, device: &Arc<Verbs>) -> Result<()> {
-        let address = Arc::as_ptr(device).addr();
-        let before = self.watched.swap(address, Ordering::Relaxed);
-        if before == address {
-            return Ok(());
-        }
-        if before != 0 {
-            // A forked child shares the descriptors with its parent: new ones take their numbers.
-            renew(&self.own, event_fd()?)?;
-            renew(&self.events, epoll()?)?;
-        }
+    /// A forked child shares the descriptors with its parent: new ones take their numbers. What waits is the parent's.
+    fn renew(&self, context: *mut ibv_context) -> Result<()> {
+        let device = engine::current().device()?;
+        self.waiting.clear();
+        renew(&self.own, event_fd()?)?;
+        renew(&self.events, epoll()?)?;
+        self.watch(&device)?;
         engine::current().contexts().push(context as usize);
+        Ok(())
+    }
+
+    /// Watches the device's events.
+    fn watch(&self, device: &Verbs) -> Result<()> {
         for fd in [self.own.as_fd(), device.async_fd()?] {
             let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
             // SAFETY: descriptors of ours, and a structure.
@@ -191,11 +199,12 @@ fn open_counted(process: &engine::Process) -> Result<*mut ibv_context> {
     context.num_comp_vectors = device.num_comp_vectors() as c_int;
     // What tells programs that the structure around it is there.
     context.abi_compat = core::ptr::without_provenance_mut(usize::MAX);
-    let state = Context { _cmd: cmd, waiting: Waiting::default(), own, events, watched: AtomicUsize::new(0) };
+    let state = Context { _cmd: cmd, waiting: Waiting::default(), own, events };
     let object = Object::<Context>::create(public, state);
-    let context = object.wrapping_byte_add(offset_of!(verbs_context, context)).cast();
+    let context: *mut ibv_context = object.wrapping_byte_add(offset_of!(verbs_context, context)).cast();
     // SAFETY: it was just made.
-    unsafe { of(context) }?.private().watch(context, &device)?;
+    unsafe { opened(context) }?.private().watch(&device)?;
+    process.contexts().push(context as usize);
     Ok(context)
 }
 

@@ -27,6 +27,10 @@ use crate::wait::{Found, until};
 pub(crate) struct Waiting(Mutex<VecDeque<Given>>);
 
 impl Waiting {
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
     fn lock(&self) -> MutexGuard<'_, VecDeque<Given>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,7 +102,7 @@ fn opened(contexts: &[usize], context: *mut ibv_context) -> Option<&Context> {
         return None;
     }
     // SAFETY: it is taken off this list, which is locked, before it is closed.
-    unsafe { context::of(context) }.ok().map(Object::private)
+    unsafe { context::opened(context) }.ok().map(Object::private)
 }
 
 impl Context {
@@ -167,7 +171,6 @@ fn look((context, to): Asked) -> Result<Found> {
     let (device, object, to) =
         unsafe { (device_of(context)?, context::of(context)?, to.as_mut().ok_or(EINVAL)?) };
     let state = object.private();
-    state.watch(context, &device)?;
     loop {
         if let Some(Given { number, at, .. }) = state.take() {
             to.event_type = number;

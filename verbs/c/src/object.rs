@@ -38,8 +38,8 @@ pub(crate) struct Object<K: Kind> {
 #[repr(C, align(16))]
 struct Head {
     tag: AtomicU64,
-    /// [`engine::depth`] of the process that made it.
-    depth: u32,
+    /// [`engine::depth`] of the process that counts it: the one that made it, or adopted it.
+    depth: AtomicU32,
     /// Events of it that the program has fetched and not acknowledged.
     unacked: AtomicU32,
 }
@@ -103,7 +103,7 @@ impl<K: Kind> Object<K> {
                 (&raw mut (*object).head.tag).write(AtomicU64::new(0));
                 (&raw mut (*object).head.unacked).write(AtomicU32::new(0));
             }
-            (&raw mut (*object).head.depth).write(engine::depth());
+            (&raw mut (*object).head.depth).write(AtomicU32::new(engine::depth()));
             (*object).head.tag.store(K::TAG, Ordering::Release);
             engine::current().count();
             (*object).public.get()
@@ -130,8 +130,33 @@ impl<K: Kind> Object<K> {
         }
         // SAFETY: it lives, and is of this kind.
         let object = unsafe { &*object };
-        let ours = if K::SURVIVES { !engine::is_dead() } else { object.head.depth == engine::depth() };
+        let ours = if K::SURVIVES { !engine::is_dead() } else { object.is_counted() };
         if ours { Ok(object) } else { Err(EIO) }
+    }
+
+    /// Whether this process counts it, and not its parent alone.
+    #[inline]
+    fn is_counted(&self) -> bool {
+        self.head.depth.load(Ordering::Relaxed) == engine::depth()
+    }
+
+    /// In a forked child, the first use of an object of its parent: the child counts it, and `renew` makes what the two cannot share.
+    ///
+    /// # Errors
+    /// Those of `renew`; the next use tries again.
+    pub(crate) fn adopt(&self, renew: impl FnOnce() -> Result<()>) -> Result<()> {
+        if self.is_counted() {
+            return Ok(());
+        }
+        let depth = self.head.depth.swap(engine::depth(), Ordering::Relaxed);
+        if depth == engine::depth() {
+            return Ok(()); // another thread is first
+        }
+        engine::current().count();
+        renew().inspect_err(|_| {
+            self.head.depth.store(depth, Ordering::Relaxed);
+            engine::current().discount();
+        })
     }
 
     /// What it stands for.
@@ -200,7 +225,9 @@ impl<K: Kind> Object<K> {
                     .entry(K::TAG)
                     .or_default()
                     .push_back(Self::around(pointer) as usize);
-                engine::current().discount();
+                if object.is_counted() {
+                    engine::current().discount();
+                }
                 Ok(())
             }
             Err((error, private)) => {

@@ -212,6 +212,42 @@ static void targets(void)
 	}
 }
 
+static int ended(pid_t child)
+{
+	int status;
+	if (waitpid(child, &status, 0) != child)
+		return -1;
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + status;
+}
+
+/* The descriptor of a context tells of an event before anything else has asked for one. */
+static void tells(struct ibv_context *context)
+{
+	struct source of = make_source(context);
+	fail(of.qp);
+	struct ibv_async_event event;
+	expect_last_wqe(context, of.qp, &event);
+	ibv_ack_async_event(&event);
+	OK(ibv_destroy_qp(of.qp));
+	end_rest(&of);
+}
+
+/* A context is a forked child's too; and one that the child closes at once takes nothing from the next one. */
+static void forked(int closes)
+{
+	struct ibv_context *context = open_first();
+	pid_t child = fork();
+	if (child == 0 && closes) {
+		OK(ibv_close_device(context));
+		context = open_first();
+	}
+	tells(context);
+	OK(ibv_close_device(context));
+	if (child == 0)
+		exit(failures != 0);
+	IS(ended(child), 0);
+}
+
 int main(int argc, char **argv)
 {
 	const char *story = argc > 1 ? argv[1] : "";
@@ -225,6 +261,10 @@ int main(int argc, char **argv)
 		closed_context();
 	else if (!strcmp(story, "targets"))
 		targets();
+	else if (!strcmp(story, "forked"))
+		forked(0);
+	else if (!strcmp(story, "forked-closed"))
+		forked(1);
 	else
 		return 3;
 	return failures != 0;
