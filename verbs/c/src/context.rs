@@ -200,10 +200,9 @@ fn open_counted(process: &engine::Process) -> Result<*mut ibv_context> {
     // What tells programs that the structure around it is there.
     context.abi_compat = core::ptr::without_provenance_mut(usize::MAX);
     let state = Context { _cmd: cmd, waiting: Waiting::default(), own, events };
+    state.watch(&device)?;
     let object = Object::<Context>::create(public, state);
     let context: *mut ibv_context = object.wrapping_byte_add(offset_of!(verbs_context, context)).cast();
-    // SAFETY: it was just made.
-    unsafe { opened(context) }?.private().watch(&device)?;
     process.contexts().push(context as usize);
     Ok(context)
 }

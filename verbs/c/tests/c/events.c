@@ -1,6 +1,7 @@
 /* Whom an event reaches, and what becomes of it when its object or its context ends. One story for each argument; a story that hangs
  * has failed. */
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "check.h"
@@ -248,6 +249,36 @@ static void forked(int closes)
 	IS(ended(child), 0);
 }
 
+static int descriptors(void)
+{
+	int count = 0;
+	for (int fd = 0; fd < 1024; fd++)
+		count += fcntl(fd, F_GETFD) != -1;
+	return count;
+}
+
+/* Wherever a context fails to open for want of descriptors, it leaves none. */
+static void no_descriptors(void)
+{
+	struct ibv_device **list = MUST(ibv_get_device_list(NULL));
+	struct ibv_context *context = NULL;
+	struct rlimit all, few;
+	getrlimit(RLIMIT_NOFILE, &all);
+	few = all;
+	OK(ibv_close_device(open_first())); /* what the process keeps, it has from here on */
+	int before = descriptors();
+	for (few.rlim_cur = before; !context && few.rlim_cur < 1024; few.rlim_cur++) {
+		setrlimit(RLIMIT_NOFILE, &few);
+		context = ibv_open_device(list[0]);
+		setrlimit(RLIMIT_NOFILE, &all);
+		if (!context)
+			IS(descriptors(), before);
+	}
+	OK(ibv_close_device(MUST(context)));
+	IS(descriptors(), before);
+	ibv_free_device_list(list);
+}
+
 int main(int argc, char **argv)
 {
 	const char *story = argc > 1 ? argv[1] : "";
@@ -265,6 +296,8 @@ int main(int argc, char **argv)
 		forked(0);
 	else if (!strcmp(story, "forked-closed"))
 		forked(1);
+	else if (!strcmp(story, "no-descriptors"))
+		no_descriptors();
 	else
 		return 3;
 	return failures != 0;

@@ -166,6 +166,11 @@ fn events_of_a_forked_child() {
 }
 
 #[test]
+fn a_context_that_cannot_be_opened() {
+    run(&Dir::new("no-descriptors"), "events.c", "loopback", &["no-descriptors"]);
+}
+
+#[test]
 fn connection_management() {
     run(&Dir::new("cm"), "cm.c", "loopback", &[""]);
 }
