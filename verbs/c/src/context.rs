@@ -295,7 +295,7 @@ unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_
 ///
 /// # Safety
 /// `to` has `size` bytes.
-unsafe fn put_sized<T>(from: &T, to: *mut T, size: usize) {
+pub(crate) unsafe fn put_sized<T>(from: &T, to: *mut T, size: usize) {
     let len = size.min(size_of::<T>());
     // SAFETY: both have `len` bytes, and `to` has `size`.
     unsafe {

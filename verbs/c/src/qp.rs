@@ -2,6 +2,7 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::abi::{
 };
 use crate::abi::{ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, rdma_cm_id};
 use crate::attr::{self, attr_mask};
-use crate::context;
+use crate::context::{self, put_sized};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::guard::{number, pointer};
 use crate::object::{Kind, Object};
@@ -305,6 +306,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, from: *mut ibv_qp
     })
 }
 
+/// Bytes of `struct ibv_qp_attr` as programs know it that were built before it had a rate limit.
+const OLD_QP_ATTR: usize = offset_of!(ibv_qp_attr, rate_limit);
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_qp(
     qp: *mut ibv_qp,
@@ -312,26 +316,33 @@ unsafe extern "C" fn ibv_query_qp(
     mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    let _ = mask; // everything is told, whatever is asked for
     number(|| {
         // SAFETY: as C promises.
-        let (object, to) = unsafe { (Object::<Qp>::of(qp.cast())?, to.as_mut().ok_or(EINVAL)?) };
+        let object = unsafe { Object::<Qp>::of(qp.cast()) }?;
+        if to.is_null() {
+            return Err(EINVAL);
+        }
         let state = object.private();
         let attr: QpAttr = match &state.handle {
             Handle::Qp(qp) => qp.query()?.0,
             Handle::Target(target) => target.query()?,
         };
-        *to = attr::qp_attr_to(&attr);
+        let attr = attr::qp_attr_to(&attr);
+        // Everything is told, whatever is asked for, but what older programs have no room for.
+        let asked = AttrMask::from_bits_retain(mask as u32);
+        let size = if asked.contains(AttrMask::RATE_LIMIT) { size_of_val(&attr) } else { OLD_QP_ATTR };
+        // SAFETY: C promises room for what it asks for.
+        unsafe { put_sized(&attr, to, size) };
         // SAFETY: the structure of a living object; programs only read the state.
         let base = unsafe {
-            (*object.public()).ex.qp_base.state = to.qp_state;
+            (*object.public()).ex.qp_base.state = attr.qp_state;
             &(*object.public()).ex.qp_base
         };
         // SAFETY: as C promises.
         if let Some(init) = unsafe { init.as_mut() } {
             init.qp_context = base.qp_context;
             (init.send_cq, init.recv_cq, init.srq) = (base.send_cq, base.recv_cq, base.srq);
-            (init.cap, init.qp_type) = (to.cap, base.qp_type);
+            (init.cap, init.qp_type) = (attr.cap, base.qp_type);
             init.sq_sig_all = state.sq_sig_all.into();
         }
         Ok(())

@@ -462,6 +462,12 @@ static void queue_pairs(struct ibv_context *context, struct ibv_pd *pd, struct i
 	IS(got.qp_state == IBV_QPS_RTS && got.dest_qp_num == b->qp_num && got_init.qp_type == IBV_QPT_RC && got_init.send_cq == cq, 1);
 	IS(memcmp(&got.ah_attr.grh.dgid, &gid, sizeof gid), 0);
 	REFUSED(ibv_query_qp(a, NULL, 0, &got_init), EINVAL);
+	/* An older program's structure ends before the rate limit. */
+	got.rate_limit = 0xa5a5a5a5;
+	OK(ibv_query_qp(a, &got, IBV_QP_CAP, &got_init));
+	IS(got.rate_limit, 0xa5a5a5a5);
+	OK(ibv_query_qp(a, &got, IBV_QP_RATE_LIMIT, &got_init));
+	IS(got.rate_limit, 0);
 	send.opcode = 77;
 	REFUSED(ibv_post_send(a, &send, &bad_send), EINVAL);
 	send.opcode = IBV_WR_TSO;
