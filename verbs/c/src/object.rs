@@ -1,7 +1,8 @@
 //! Objects that C holds pointers to: a public structure of the headers, a tag, and what the object stands for.
 //!
 //! The tag says whether a pointer is an object of this kind that lives: C may pass anything. It stands before the public structure, as
-//! far from every kind's pointer, so that looking for it reads no byte beyond an object of another kind. The memory of a destroyed object is
+//! far from every kind's pointer, so that looking for it reads no byte beyond an object of another kind. A context alone has a pointer
+//! into the middle of its structure: where another object is passed for one, what is read may be before that object. The memory of a destroyed object is
 //! kept for objects of the same kind, the oldest first, so a tag can be read after the end of its object: a second destroy is an
 //! error and no accident. Two threads that use and destroy an object at once are the program's mistake, as with every libibverbs.
 
