@@ -17,7 +17,7 @@ use crate::abi::{
 use crate::device::the_device;
 use crate::engine;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::event::Waiting;
+use crate::event::{Contexts, Postman, Waiting};
 use crate::guard::{minus_one, number, pointer};
 use crate::object::{Kind, Object};
 use crate::{config, cq, mr, mw, pd, qp, srq, xrcd};
@@ -26,11 +26,11 @@ use crate::{config, cq, mr, mw, pd, qp, srq, xrcd};
 pub(crate) struct Context {
     /// What programs use that pass the context to another process: nothing is behind it.
     _cmd: File,
-    /// Events for it that were taken from the device on behalf of another context.
+    /// Events for it that were taken from the device.
     pub waiting: Waiting,
     /// Readable while there are some.
     own: OwnedFd,
-    /// Readable while there are events for it, or the device has any: `async_fd`.
+    /// Readable while there are events for it; for the only context, while the device has any too: `async_fd`.
     events: OwnedFd,
 }
 
@@ -75,8 +75,7 @@ impl Context {
     }
     /// Makes the descriptor readable.
     pub(crate) fn ring(&self) {
-        // SAFETY: a descriptor of ours, and 8 bytes.
-        unsafe { libc::write(self.own.as_raw_fd(), (&raw const ONE).cast(), 8) };
+        signal(&self.own);
     }
     /// Nothing waits that was taken on its behalf.
     pub(crate) fn hush(&self) {
@@ -91,28 +90,48 @@ impl Context {
         self.waiting.clear();
         renew(&self.own, event_fd()?)?;
         renew(&self.events, epoll()?)?;
-        self.watch(&device)?;
-        engine::current().contexts().push(context as usize);
+        let mut contexts = engine::current().contexts();
+        self.watch(&mut contexts, &device)?;
+        contexts.open.push(context as usize);
         Ok(())
     }
 
-    /// Watches the device's events.
-    fn watch(&self, device: &Verbs) -> Result<()> {
-        for fd in [self.own.as_fd(), device.async_fd()?] {
-            let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-            // SAFETY: descriptors of ours, and a structure.
-            let added = unsafe {
-                libc::epoll_ctl(self.events.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event)
-            };
-            if added < 0 {
-                return Err(std::io::Error::last_os_error().into());
-            }
+    /// Watches what is handed out to it, and the device's events while it is the only one to have them.
+    fn watch(&self, contexts: &mut Contexts, device: &Arc<Verbs>) -> Result<()> {
+        self.epoll_ctl(libc::EPOLL_CTL_ADD, self.own.as_fd())?;
+        let events = device.async_fd()?;
+        if contexts.postman.is_some() {
+            return Ok(());
+        }
+        if contexts.open.is_empty() {
+            return self.epoll_ctl(libc::EPOLL_CTL_ADD, events);
+        }
+        contexts.postman = Some(Postman::start(device)?);
+        for other in &contexts.open {
+            // SAFETY: a context on this list is open.
+            unsafe { opened(*other as *mut ibv_context) }?
+                .private()
+                .epoll_ctl(libc::EPOLL_CTL_DEL, events)?;
         }
         Ok(())
+    }
+
+    fn epoll_ctl(&self, operation: c_int, fd: BorrowedFd<'_>) -> Result<()> {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: descriptors of ours, and a structure.
+        let done =
+            unsafe { libc::epoll_ctl(self.events.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) };
+        if done < 0 { Err(std::io::Error::last_os_error().into()) } else { Ok(()) }
     }
 }
 
 static ONE: u64 = 1;
+
+/// Makes a descriptor of [`event_fd`] readable.
+pub(crate) fn signal(fd: &OwnedFd) {
+    // SAFETY: a descriptor of ours, and 8 bytes.
+    unsafe { libc::write(fd.as_raw_fd(), (&raw const ONE).cast(), 8) };
+}
 
 fn own(fd: c_int) -> Result<OwnedFd> {
     if fd < 0 {
@@ -122,7 +141,7 @@ fn own(fd: c_int) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn event_fd() -> Result<OwnedFd> {
+pub(crate) fn event_fd() -> Result<OwnedFd> {
     // SAFETY: numbers.
     own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
@@ -200,10 +219,11 @@ fn open_counted(process: &engine::Process) -> Result<*mut ibv_context> {
     // What tells programs that the structure around it is there.
     context.abi_compat = core::ptr::without_provenance_mut(usize::MAX);
     let state = Context { _cmd: cmd, waiting: Waiting::default(), own, events };
-    state.watch(&device)?;
+    let mut contexts = process.contexts();
+    state.watch(&mut contexts, &device)?;
     let object = Object::<Context>::create(public, state);
     let context: *mut ibv_context = object.wrapping_byte_add(offset_of!(verbs_context, context)).cast();
-    process.contexts().push(context as usize);
+    contexts.open.push(context as usize);
     Ok(context)
 }
 
@@ -216,7 +236,7 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     number(|| {
         // From here on no event comes here.
-        engine::current().contexts().retain(|other| *other != context as usize);
+        engine::current().contexts().open.retain(|other| *other != context as usize);
         // What the program has not destroyed stays, as with every libibverbs: the device is closed with its last object.
         // SAFETY: as C promises.
         unsafe { Object::<Context>::destroy(outer(context), |_| Ok(())) }

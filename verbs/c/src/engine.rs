@@ -20,7 +20,7 @@ use verbs::{Context, DeviceConfig, Mac};
 use crate::claims::{Claim, Claims};
 use crate::config::{self, Config};
 use crate::errno::{EIO, ENODEV, Result};
-use crate::event::Names;
+use crate::event::{Contexts, Names};
 use crate::guard::{say, settled};
 use crate::object::Retired;
 
@@ -31,8 +31,7 @@ pub(crate) struct Process {
     retired: Mutex<Retired>,
     names: Mutex<Names>,
     claims: Mutex<Claims>,
-    /// What the program has open, as addresses.
-    contexts: Mutex<Vec<usize>>,
+    contexts: Mutex<Contexts>,
     /// Objects that the program has.
     objects: AtomicUsize,
     /// Something outside of the process was touched.
@@ -122,8 +121,8 @@ impl Process {
     pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
         lock(&self.claims)
     }
-    /// What the program has open, as addresses. While it is locked, none is closed.
-    pub(crate) fn contexts(&self) -> MutexGuard<'_, Vec<usize>> {
+    /// What the program has open. While it is locked, none is closed.
+    pub(crate) fn contexts(&self) -> MutexGuard<'_, Contexts> {
         lock(&self.contexts)
     }
     /// The objects that events can name. While it is locked, none of them is destroyed and no event is on its way from the device to
@@ -204,12 +203,15 @@ impl Process {
         if self.objects.fetch_sub(1, Ordering::Relaxed) > 1 {
             return;
         }
-        let context = {
+        let (postman, context) = {
             let mut engine = lock(&self.engine);
-            // Another thread may have begun anew.
-            if self.objects.load(Ordering::Relaxed) > 0 { None } else { engine.context.take() }
+            if self.objects.load(Ordering::Relaxed) > 0 {
+                return; // another thread has begun anew
+            }
+            (self.contexts().postman.take(), engine.context.take())
         };
-        // Outside of the lock: its threads end.
+        // Outside of the lock: their threads end.
+        drop(postman);
         drop(context);
     }
 }
@@ -226,7 +228,7 @@ fn open(device: DeviceConfig) -> Result<Context> {
 
 /// Runs `call` with all signals blocked: threads that it starts have them blocked for good, so the program's handlers run on its own
 /// threads.
-fn without_signals<T>(call: impl FnOnce() -> T) -> T {
+pub(crate) fn without_signals<T>(call: impl FnOnce() -> T) -> T {
     // SAFETY: sets of signals, and calls that read and write them.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = core::mem::zeroed();

@@ -1,18 +1,20 @@
 //! Asynchronous events.
 //!
 //! The device has one queue of events for the process. A program that has it open several times gets the events of an object where
-//! the object was made, and those of the device and its port everywhere.
+//! the object was made, and those of the device and its port everywhere. The only context watches the device's queue, and takes from it
+//! when it is asked. With a second one a thread hands events out as they are raised, so that each context's descriptor tells of its own.
 
 use core::ffi::c_int;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::AsRawFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
 use verbs::{AsyncEventGuard, Context as Verbs, EventElement};
 
 use crate::abi::{self, ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
-use crate::context::{self, Context, device_of};
+use crate::context::{self, Context, device_of, event_fd, signal};
 use crate::cq::Cq;
 use crate::engine;
 use crate::errno::{EINVAL, Result};
@@ -96,9 +98,49 @@ unsafe fn context_of(element: EventElement, at: usize) -> *mut ibv_context {
     }
 }
 
+/// The contexts that are open, as addresses.
+#[derive(Default)]
+pub(crate) struct Contexts {
+    pub open: Vec<usize>,
+    /// There since a second one was open, until the device is closed.
+    pub postman: Option<Postman>,
+}
+
+/// The thread that hands out events; dropped, it ends.
+pub(crate) struct Postman {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Postman {
+    pub(crate) fn start(device: &Arc<Verbs>) -> Result<Self> {
+        let stop = event_fd()?;
+        let fds = [device.async_fd()?.as_raw_fd(), stop.as_raw_fd()];
+        let device = device.clone();
+        let body = move || {
+            let mut wanted = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+            while wanted[1].revents == 0 {
+                while hand_out(&device) {}
+                // SAFETY: structures of ours; the descriptors are closed after this thread.
+                unsafe { libc::poll(wanted.as_mut_ptr(), 2, -1) };
+            }
+        };
+        let named = std::thread::Builder::new().name("roce-events".into());
+        let thread = Some(engine::without_signals(|| named.spawn(body))?);
+        Ok(Self { stop, thread })
+    }
+}
+
+impl Drop for Postman {
+    fn drop(&mut self) {
+        signal(&self.stop);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
 /// A context that is open. An object may be left behind by its own.
-fn opened(contexts: &[usize], context: *mut ibv_context) -> Option<&Context> {
-    if !contexts.contains(&(context as usize)) {
+fn opened(contexts: &Contexts, context: *mut ibv_context) -> Option<&Context> {
+    if !contexts.open.contains(&(context as usize)) {
         return None;
     }
     // SAFETY: it is taken off this list, which is locked, before it is closed.
@@ -156,7 +198,7 @@ fn hand_out(device: &Verbs) -> bool {
         }
         _ => {
             let port = usize::from(element == EventElement::Port);
-            for context in contexts.iter() {
+            for context in &contexts.open {
                 give(*context as *mut ibv_context, port);
             }
         }

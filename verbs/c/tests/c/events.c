@@ -1,5 +1,6 @@
 /* Whom an event reaches, and what becomes of it when its object or its context ends. One story for each argument; a story that hangs
  * has failed. */
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -67,6 +68,46 @@ static void expect_last_wqe(struct ibv_context *context, struct ibv_qp *qp, stru
 	OK(ibv_get_async_event(context, event));
 	IS(event->event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
 	IS(event->element.qp == qp, 1);
+}
+
+static int threads(void)
+{
+	int count = -2; /* itself, and what is above */
+	DIR *dir = MUST(opendir("/proc/self/task"));
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count;
+}
+
+/* A descriptor that is readable has an event for who asks, whoever else has one. */
+static void whose(void)
+{
+	struct ibv_context *first = open_first(), *second = open_first();
+	struct source of = make_source(second), other = make_source(first);
+	struct ibv_async_event event;
+	for (int i = 0; i < 2; i++) {
+		fail(i ? other.qp : of.qp);
+		IS(readable(i ? first->async_fd : second->async_fd, -1), 1);
+		IS(readable(i ? second->async_fd : first->async_fd, 0), 0);
+		expect_last_wqe(i ? first : second, i ? other.qp : of.qp, &event);
+		ibv_ack_async_event(&event);
+	}
+	OK(ibv_destroy_qp(of.qp));
+	OK(ibv_destroy_qp(other.qp));
+	end_rest(&of);
+	end_rest(&other);
+	/* The one that is left goes on. */
+	OK(ibv_close_device(second));
+	of = make_source(first);
+	fail(of.qp);
+	expect_last_wqe(first, of.qp, &event);
+	ibv_ack_async_event(&event);
+	OK(ibv_destroy_qp(of.qp));
+	end_rest(&of);
+	OK(ibv_close_device(first));
+	while (threads() > 1)
+		usleep(1000);
 }
 
 /* An event that nobody fetched is gone with its object, though a call on another context took it from the device. */
@@ -282,7 +323,9 @@ static void no_descriptors(void)
 int main(int argc, char **argv)
 {
 	const char *story = argc > 1 ? argv[1] : "";
-	if (!strcmp(story, "unfetched"))
+	if (!strcmp(story, "whose"))
+		whose();
+	else if (!strcmp(story, "unfetched"))
 		unfetched();
 	else if (!strcmp(story, "ending-cq"))
 		ending_cq();

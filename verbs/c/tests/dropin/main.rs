@@ -161,6 +161,11 @@ fn events_of_what_ends() {
 }
 
 #[test]
+fn events_of_several_contexts() {
+    run(&Dir::new("events-of-several"), "events.c", "loopback", &["whose"]);
+}
+
+#[test]
 fn events_of_a_forked_child() {
     run(&Dir::new("events-forked"), "events.c", "loopback", &["forked", "forked-closed"]);
 }
