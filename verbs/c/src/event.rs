@@ -24,7 +24,7 @@ use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::wait::{Found, until};
 
-/// Events that wait for their context, taken from the device on behalf of another one.
+/// Events that wait for their context, taken from the device.
 #[derive(Default)]
 pub(crate) struct Waiting(Mutex<VecDeque<Given>>);
 
