@@ -231,7 +231,8 @@ impl XrcTarget {
     /// Gives this handle up; the last one destroys the queue pair.
     ///
     /// # Errors
-    /// `EDEADLK` from inside a turn; the handle comes back with the error.
+    /// For the last one, `EBUSY` while an asynchronous event of the queue pair was fetched and not acknowledged; `EDEADLK` from inside
+    /// a turn. The handle comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         // Busy: another handle keeps the queue pair, and this one is gone.

@@ -1,16 +1,16 @@
 //! Completion channels.
 
 use core::ffi::{c_int, c_uint, c_void};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 use std::os::fd::AsRawFd;
 
 use verbs::{CompChannel as Verbs, EventElement};
 
-use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
+use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex};
 use crate::context::device_of;
 use crate::cq;
 use crate::engine;
-use crate::errno::{EINVAL, Errno, Result};
+use crate::errno::{EINVAL, EIO, Errno, Result};
 use crate::guard::{number, pointer, settled};
 use crate::object::{Kind, Object};
 use crate::wait::{Found, let_block, until};
@@ -62,17 +62,14 @@ fn look((channel, to, context): Asked) -> Result<Found> {
     // SAFETY: as C promises.
     let (channel, to, context) =
         unsafe { (of(channel)?, to.as_mut().ok_or(EINVAL)?, context.as_mut().ok_or(EINVAL)?) };
-    while let Some(event) = channel.try_get_cq_event() {
-        // One that was destroyed meanwhile wants no events.
-        if let Some(at) = engine::current().named().get(&EventElement::Cq(event.cq)) {
-            let cq = *at as *mut ibv_cq;
-            // SAFETY: it was not destroyed; C promises that nobody does so now.
-            *context = unsafe { cq::fetched(cq)? };
-            *to = cq;
-            return Ok(Found::Done);
-        }
-    }
-    Ok(Found::Nothing(channel.as_raw_fd()))
+    // Locked before the event is taken: its queue cannot be destroyed before the event is counted.
+    let names = engine::current().names();
+    let Some(event) = channel.try_get_cq_event() else { return Ok(Found::Nothing(channel.as_raw_fd())) };
+    let cq = *names.get(EventElement::Cq(event.cq)).first().ok_or(EIO)? as *mut ibv_cq;
+    // SAFETY: a queue with a name lives.
+    *context = unsafe { cq::fetched(cq) }?;
+    *to = cq;
+    Ok(Found::Done)
 }
 
 #[unsafe(no_mangle)]
@@ -88,26 +85,12 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     let _ = settled(|| {
+        let cq = cq.cast::<ibv_cq_ex>();
         // SAFETY: as C promises.
-        let object = unsafe { Object::<cq::Cq>::of(cq.cast()) }?;
-        let state = object.private();
-        let mut unacked = state.unacked.load(Ordering::Relaxed);
-        let mut given;
-        loop {
-            given = count.min(unacked);
-            match state.unacked.compare_exchange_weak(
-                unacked,
-                unacked - given,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => break,
-                Err(now) => unacked = now,
-            }
-        }
-        state.verbs.ack_events(given)?;
-        // SAFETY: the structure of a living object; programs only read the number.
-        unsafe { (*object.public()).comp_events_completed += given };
+        let acked = unsafe { Object::<cq::Cq>::acked(cq, count) }?;
+        // SAFETY: the structure of an object, whose memory is never freed; programs only read the number.
+        unsafe { AtomicU32::from_ptr(&raw mut (*cq).comp_events_completed) }
+            .fetch_add(acked, Ordering::Relaxed);
         Ok(())
     });
 }

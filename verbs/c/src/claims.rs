@@ -23,7 +23,12 @@ struct Byte {
 
 impl Drop for Byte {
     fn drop(&mut self) {
-        change(&self.file, self.at, libc::F_UNLCK);
+        let mut claims = engine::current().claims();
+        // Another thread may have claimed the name anew, with the same lock, before this one got here.
+        if claims.bytes.get(&self.at).is_some_and(|byte| core::ptr::eq(byte.as_ptr(), self)) {
+            claims.bytes.remove(&self.at);
+            change(&self.file, self.at, libc::F_UNLCK);
+        }
     }
 }
 
@@ -53,6 +58,7 @@ impl Claim {
     fn at(at: i64, shared: bool) -> Option<Self> {
         let mut claims = engine::current().claims();
         if let Some(byte) = claims.bytes.get(&at).and_then(Weak::upgrade) {
+            drop(claims); // it may be the last copy
             return shared.then_some(Self { _byte: byte });
         }
         let file = match &claims.file {

@@ -2,7 +2,6 @@
 
 use core::ffi::{c_char, c_int};
 use core::mem::{offset_of, size_of};
-use core::sync::atomic::{AtomicUsize, Ordering};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use crate::abi::{
 use crate::device::the_device;
 use crate::engine;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::event::Waiting;
+use crate::event::{Contexts, Postman, Waiting};
 use crate::guard::{minus_one, number, pointer};
 use crate::object::{Kind, Object};
 use crate::{config, cq, mr, mw, pd, qp, srq, xrcd};
@@ -27,14 +26,12 @@ use crate::{config, cq, mr, mw, pd, qp, srq, xrcd};
 pub(crate) struct Context {
     /// What programs use that pass the context to another process: nothing is behind it.
     _cmd: File,
-    /// Events for it that were taken from the device on behalf of another context.
+    /// Events for it that were taken from the device.
     pub waiting: Waiting,
     /// Readable while there are some.
     own: OwnedFd,
-    /// Readable while there are events for it, or the device has any: `async_fd`.
+    /// Readable while there are events for it; for the only context, while the device has any too: `async_fd`.
     events: OwnedFd,
-    /// The device whose events it watches, by its address: a forked child may have another one.
-    watched: AtomicUsize,
 }
 
 impl Kind for Context {
@@ -49,6 +46,17 @@ impl Kind for Context {
 /// # Safety
 /// As [`Object::of`].
 pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> Result<&'a Object<Context>> {
+    // SAFETY: as the caller promises.
+    let object = unsafe { opened(context) }?;
+    object.adopt(|| object.private().renew(context))?;
+    Ok(object)
+}
+
+/// As [`of`], for one that this process uses already.
+///
+/// # Safety
+/// As [`Object::of`].
+pub(crate) unsafe fn opened<'a>(context: *mut ibv_context) -> Result<&'a Object<Context>> {
     // SAFETY: as the caller promises.
     unsafe { Object::of(outer(context)) }
 }
@@ -67,8 +75,7 @@ impl Context {
     }
     /// Makes the descriptor readable.
     pub(crate) fn ring(&self) {
-        // SAFETY: a descriptor of ours, and 8 bytes.
-        unsafe { libc::write(self.own.as_raw_fd(), (&raw const ONE).cast(), 8) };
+        signal(&self.own);
     }
     /// Nothing waits that was taken on its behalf.
     pub(crate) fn hush(&self) {
@@ -77,34 +84,54 @@ impl Context {
         unsafe { libc::read(self.own.as_raw_fd(), (&raw mut count).cast(), 8) };
     }
 
-    /// Watches the device's events, unless it does already.
-    pub(crate) fn watch(&self, context: *mut ibv_context, device: &Arc<Verbs>) -> Result<()> {
-        let address = Arc::as_ptr(device).addr();
-        let before = self.watched.swap(address, Ordering::Relaxed);
-        if before == address {
+    /// A forked child shares the descriptors with its parent: new ones take their numbers. What waits is the parent's.
+    fn renew(&self, context: *mut ibv_context) -> Result<()> {
+        let device = engine::current().device()?;
+        self.waiting.clear();
+        renew(&self.own, event_fd()?)?;
+        renew(&self.events, epoll()?)?;
+        let mut contexts = engine::current().contexts();
+        self.watch(&mut contexts, &device)?;
+        contexts.open.push(context as usize);
+        Ok(())
+    }
+
+    /// Watches what is handed out to it, and the device's events while it is the only one to have them.
+    fn watch(&self, contexts: &mut Contexts, device: &Arc<Verbs>) -> Result<()> {
+        self.epoll_ctl(libc::EPOLL_CTL_ADD, self.own.as_fd())?;
+        let events = device.async_fd()?;
+        if contexts.postman.is_some() {
             return Ok(());
         }
-        if before != 0 {
-            // A forked child shares the descriptors with its parent: new ones take their numbers.
-            renew(&self.own, event_fd()?)?;
-            renew(&self.events, epoll()?)?;
+        if contexts.open.is_empty() {
+            return self.epoll_ctl(libc::EPOLL_CTL_ADD, events);
         }
-        engine::current().contexts().push(context as usize);
-        for fd in [self.own.as_fd(), device.async_fd()?] {
-            let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-            // SAFETY: descriptors of ours, and a structure.
-            let added = unsafe {
-                libc::epoll_ctl(self.events.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event)
-            };
-            if added < 0 {
-                return Err(std::io::Error::last_os_error().into());
-            }
+        contexts.postman = Some(Postman::start(device)?);
+        for other in &contexts.open {
+            // SAFETY: a context on this list is open.
+            unsafe { opened(*other as *mut ibv_context) }?
+                .private()
+                .epoll_ctl(libc::EPOLL_CTL_DEL, events)?;
         }
         Ok(())
+    }
+
+    fn epoll_ctl(&self, operation: c_int, fd: BorrowedFd<'_>) -> Result<()> {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: descriptors of ours, and a structure.
+        let done =
+            unsafe { libc::epoll_ctl(self.events.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) };
+        if done < 0 { Err(std::io::Error::last_os_error().into()) } else { Ok(()) }
     }
 }
 
 static ONE: u64 = 1;
+
+/// Makes a descriptor of [`event_fd`] readable.
+pub(crate) fn signal(fd: &OwnedFd) {
+    // SAFETY: a descriptor of ours, and 8 bytes.
+    unsafe { libc::write(fd.as_raw_fd(), (&raw const ONE).cast(), 8) };
+}
 
 fn own(fd: c_int) -> Result<OwnedFd> {
     if fd < 0 {
@@ -114,7 +141,7 @@ fn own(fd: c_int) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn event_fd() -> Result<OwnedFd> {
+pub(crate) fn event_fd() -> Result<OwnedFd> {
     // SAFETY: numbers.
     own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
@@ -191,11 +218,12 @@ fn open_counted(process: &engine::Process) -> Result<*mut ibv_context> {
     context.num_comp_vectors = device.num_comp_vectors() as c_int;
     // What tells programs that the structure around it is there.
     context.abi_compat = core::ptr::without_provenance_mut(usize::MAX);
-    let state = Context { _cmd: cmd, waiting: Waiting::default(), own, events, watched: AtomicUsize::new(0) };
+    let state = Context { _cmd: cmd, waiting: Waiting::default(), own, events };
+    let mut contexts = process.contexts();
+    state.watch(&mut contexts, &device)?;
     let object = Object::<Context>::create(public, state);
-    let context = object.wrapping_byte_add(offset_of!(verbs_context, context)).cast();
-    // SAFETY: it was just made.
-    unsafe { of(context) }?.private().watch(context, &device)?;
+    let context: *mut ibv_context = object.wrapping_byte_add(offset_of!(verbs_context, context)).cast();
+    contexts.open.push(context as usize);
     Ok(context)
 }
 
@@ -207,11 +235,11 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     number(|| {
+        // From here on no event comes here.
+        engine::current().contexts().open.retain(|other| *other != context as usize);
         // What the program has not destroyed stays, as with every libibverbs: the device is closed with its last object.
         // SAFETY: as C promises.
-        unsafe { Object::<Context>::destroy(outer(context), |_| Ok(())) }?;
-        engine::current().contexts().retain(|other| *other != context as usize);
-        Ok(())
+        unsafe { Object::<Context>::destroy(outer(context), |_| Ok(())) }
     })
 }
 
@@ -287,7 +315,7 @@ unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_
 ///
 /// # Safety
 /// `to` has `size` bytes.
-unsafe fn put_sized<T>(from: &T, to: *mut T, size: usize) {
+pub(crate) unsafe fn put_sized<T>(from: &T, to: *mut T, size: usize) {
     let len = size.min(size_of::<T>());
     // SAFETY: both have `len` bytes, and `to` has `size`.
     unsafe {

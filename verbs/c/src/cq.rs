@@ -2,10 +2,8 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicU32, Ordering};
-use core::time::Duration;
 
-use verbs::{Cq as Verbs, CqExPoll, CqInitAttr, CqWcFlags, EventElement};
+use verbs::{Cq as Verbs, CqExPoll, CqInitAttr, CqWcFlags, DeviceError, EventElement, VerbsError};
 
 use crate::abi::{
     self, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_pd, ibv_wc,
@@ -13,14 +11,12 @@ use crate::abi::{
 use crate::context::device_of;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::guard::{guarded, number, pointer};
-use crate::object::{Kind, Object};
+use crate::object::{self, Kind, Object};
 use crate::{channel, cq_ex, engine, pd, wc};
 
 /// `struct ibv_cq`, with what `struct ibv_cq_ex` adds behind it.
 pub(crate) struct Cq {
     pub verbs: Verbs,
-    /// Events that the program fetched and did not acknowledge.
-    pub unacked: AtomicU32,
     /// Completions that are read one by one: between `start_poll` and `end_poll`, which one thread does at a time. It borrows from
     /// `verbs`, which stands still, and is gone before it.
     pub poll: UnsafeCell<Option<CqExPoll<'static>>>,
@@ -48,7 +44,10 @@ pub(crate) unsafe fn of<'a>(cq: *mut ibv_cq) -> Result<&'a Verbs> {
 pub(crate) unsafe fn fetched(cq: *mut ibv_cq) -> Result<*mut c_void> {
     // SAFETY: as the caller promises.
     let object = unsafe { Object::<Cq>::of(cq.cast()) }?;
-    object.private().unacked.fetch_add(1, Ordering::Relaxed);
+    // For the device it is done; from here on the object counts.
+    object.private().verbs.ack_events(1)?;
+    // SAFETY: it lives.
+    unsafe { object::fetched(cq as usize) };
     // SAFETY: the structure of a living object.
     Ok(unsafe { (*object.public()).cq_context })
 }
@@ -93,9 +92,9 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> Result<*mut ibv_
     public.handle = verbs.number();
     cq_ex::put_calls(&mut public, init.wc_flags);
     let element = EventElement::Cq(verbs.number());
-    let state = Cq { verbs, unacked: AtomicU32::new(0), poll: UnsafeCell::new(None) };
+    let state = Cq { verbs, poll: UnsafeCell::new(None) };
     let cq = Object::<Cq>::create(public, state);
-    engine::current().named().insert(element, cq as usize);
+    engine::current().names().add(element, cq as usize);
     if !wanted.channel.is_null() {
         // SAFETY: it lives, and only these calls change the number.
         unsafe { (*wanted.channel).refcnt += 1 };
@@ -157,21 +156,6 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     })
 }
 
-/// Waits until the program has acknowledged the events that it fetched (ibv_destroy_cq(3)): another thread of it does that.
-///
-/// # Safety
-/// As [`Object::of`].
-unsafe fn await_acks(cq: *mut ibv_cq) -> Result<()> {
-    // SAFETY: as the caller promises.
-    let state = unsafe { Object::<Cq>::of(cq.cast()) }?.private();
-    let mut nap = Duration::from_micros(50);
-    while state.unacked.load(Ordering::Relaxed) > 0 {
-        std::thread::sleep(nap);
-        nap = (nap * 2).min(Duration::from_millis(5));
-    }
-    Ok(())
-}
-
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     number(|| {
@@ -180,25 +164,17 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
             let element = EventElement::Cq(of(cq)?.number());
             ((*cq).channel, element)
         };
-        // From here on no event finds it.
-        engine::current().named().remove(&element);
-        // SAFETY: as C promises.
-        unsafe { await_acks(cq) }?;
+        let mut names = engine::current().names();
         #[allow(clippy::result_large_err, reason = "the object comes back with the error")]
-        let end = |mut state: Cq| {
+        let end = move |mut state: Cq| {
             *state.poll.get_mut() = None;
-            let Cq { verbs, unacked, poll } = state;
+            let Cq { verbs, poll } = state;
             // Events that were put on the channel for it, and not fetched, are gone with it.
-            verbs
-                .destroy_wait(Duration::MAX)
-                .map_err(|(error, verbs)| (Errno::from(error), Cq { verbs, unacked, poll }))
+            let destroyed = verbs.destroy().map(|()| names.remove(element, cq as usize));
+            destroyed.map_err(|(error, verbs)| (Errno::from(error), Cq { verbs, poll }))
         };
         // SAFETY: as C promises.
-        let ended = unsafe { Object::<Cq>::destroy(cq.cast(), end) };
-        if ended.is_err() {
-            engine::current().named().insert(element, cq as usize);
-            return ended;
-        }
+        unsafe { Object::<Cq>::destroy(cq.cast(), end) }?;
         if !channel.is_null() {
             // SAFETY: it outlives the queue.
             unsafe { (*channel).refcnt -= 1 };
@@ -222,7 +198,11 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: as C promises.
-    number(|| Ok(unsafe { of(cq) }?.req_notify(solicited_only != 0)?))
+    number(|| match unsafe { of(cq) }?.req_notify(solicited_only != 0) {
+        // Nobody is told, as with other devices.
+        Err(VerbsError::Device(DeviceError::NoChannel)) => Ok(()),
+        armed => Ok(armed?),
+    })
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, to: *mut ibv_wc) -> c_int {

@@ -13,16 +13,15 @@
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use core::time::Duration;
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
-use verbs::{Context, DeviceConfig, EventElement, Mac};
+use verbs::{Context, DeviceConfig, Mac};
 
 use crate::claims::{Claim, Claims};
 use crate::config::{self, Config};
 use crate::errno::{EIO, ENODEV, Result};
-use crate::event::Unacked;
-use crate::guard::settled;
+use crate::event::{Contexts, Names};
+use crate::guard::{say, settled};
 use crate::object::Retired;
 
 /// What belongs to the process. A forked child has a new one: locks of the old one may be held by threads that it does not have.
@@ -30,13 +29,9 @@ use crate::object::Retired;
 pub(crate) struct Process {
     engine: Mutex<Engine>,
     retired: Mutex<Retired>,
-    /// The objects that events can name, as addresses.
-    named: Mutex<HashMap<EventElement, usize>>,
+    names: Mutex<Names>,
     claims: Mutex<Claims>,
-    /// Events that were fetched and not acknowledged.
-    unacked: Mutex<Vec<Unacked>>,
-    /// What the program has open, as addresses.
-    contexts: Mutex<Vec<usize>>,
+    contexts: Mutex<Contexts>,
     /// Objects that the program has.
     objects: AtomicUsize,
     /// Something outside of the process was touched.
@@ -126,17 +121,14 @@ impl Process {
     pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
         lock(&self.claims)
     }
-    /// What the program has open, as addresses.
-    pub(crate) fn contexts(&self) -> MutexGuard<'_, Vec<usize>> {
+    /// What the program has open. While it is locked, none is closed.
+    pub(crate) fn contexts(&self) -> MutexGuard<'_, Contexts> {
         lock(&self.contexts)
     }
-    /// Events that were fetched and not acknowledged.
-    pub(crate) fn unacked(&self) -> MutexGuard<'_, Vec<Unacked>> {
-        lock(&self.unacked)
-    }
-    /// The objects that events can name.
-    pub(crate) fn named(&self) -> MutexGuard<'_, HashMap<EventElement, usize>> {
-        lock(&self.named)
+    /// The objects that events can name. While it is locked, none of them is destroyed and no event is on its way from the device to
+    /// the program.
+    pub(crate) fn names(&self) -> MutexGuard<'_, Names> {
+        lock(&self.names)
     }
 
     /// The device; opens it if it is not open.
@@ -158,7 +150,7 @@ impl Process {
 
     fn open(&self, engine: &mut Engine) -> Result<Context> {
         let Config { mut device, place, lazy } = config::read().map_err(|why| {
-            eprintln!("roce: {why}");
+            say(why);
             crate::errno::EINVAL
         })?;
         if let Some(Identity { mac, addrs, .. }) = &engine.identity {
@@ -185,7 +177,7 @@ impl Process {
         let context = self.device()?;
         self.started.store(true, Ordering::Relaxed);
         without_signals(|| context.start()).map_err(|error| {
-            eprintln!("roce: {error}");
+            say(&error);
             crate::errno::Errno::from(error)
         })?;
         Ok(context)
@@ -211,19 +203,22 @@ impl Process {
         if self.objects.fetch_sub(1, Ordering::Relaxed) > 1 {
             return;
         }
-        let context = {
+        let (postman, context) = {
             let mut engine = lock(&self.engine);
-            // Another thread may have begun anew.
-            if self.objects.load(Ordering::Relaxed) > 0 { None } else { engine.context.take() }
+            if self.objects.load(Ordering::Relaxed) > 0 {
+                return; // another thread has begun anew
+            }
+            (self.contexts().postman.take(), engine.context.take())
         };
-        // Outside of the lock: its threads end.
+        // Outside of the lock: their threads end.
+        drop(postman);
         drop(context);
     }
 }
 
 fn open(device: DeviceConfig) -> Result<Context> {
     Context::open(device).map_err(|error| {
-        eprintln!("roce: {error}");
+        say(&error);
         match error {
             verbs::VerbsError::Open(verbs::OpenError::Port(_)) => ENODEV,
             error => error.into(),
@@ -233,7 +228,7 @@ fn open(device: DeviceConfig) -> Result<Context> {
 
 /// Runs `call` with all signals blocked: threads that it starts have them blocked for good, so the program's handlers run on its own
 /// threads.
-fn without_signals<T>(call: impl FnOnce() -> T) -> T {
+pub(crate) fn without_signals<T>(call: impl FnOnce() -> T) -> T {
     // SAFETY: sets of signals, and calls that read and write them.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = core::mem::zeroed();

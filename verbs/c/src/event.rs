@@ -1,35 +1,38 @@
 //! Asynchronous events.
 //!
 //! The device has one queue of events for the process. A program that has it open several times gets the events of an object where
-//! the object was made, and those of the device and its port everywhere.
+//! the object was made, and those of the device and its port everywhere. The only context watches the device's queue, and takes from it
+//! when it is asked. With a second one a thread hands events out as they are raised, so that each context's descriptor tells of its own.
 
 use core::ffi::c_int;
-use std::collections::VecDeque;
-use std::os::fd::AsRawFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
-use verbs::{AsyncEventGuard, EventElement};
+use verbs::{AsyncEventGuard, Context as Verbs, EventElement};
 
 use crate::abi::{self, ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
-use crate::context::{self, device_of};
+use crate::context::{self, Context, device_of, event_fd, signal};
+use crate::cq::Cq;
 use crate::engine;
-use crate::errno::{EINVAL, Errno, Result};
+use crate::errno::{EINVAL, Result};
 use crate::guard::settled;
+use crate::object::{self, Object};
+use crate::qp::Qp;
+use crate::srq::Srq;
 use crate::wait::{Found, until};
 
-/// An event that a program has and will acknowledge: until then its object cannot be destroyed.
-pub(crate) struct Unacked {
-    number: u32,
-    element: usize,
-    /// Dropped, it is acknowledged; `None`: a copy for one more context.
-    _guard: Option<AsyncEventGuard>,
-}
-
-/// Events that wait for their context, taken from the device on behalf of another one.
+/// Events that wait for their context, taken from the device.
 #[derive(Default)]
 pub(crate) struct Waiting(Mutex<VecDeque<Given>>);
 
 impl Waiting {
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
     fn lock(&self) -> MutexGuard<'_, VecDeque<Given>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -38,52 +41,169 @@ impl Waiting {
 /// An event for a context.
 struct Given {
     number: u32,
-    /// What it happened to: an object, or the number of a port.
-    element: usize,
-    guard: Option<AsyncEventGuard>,
+    element: EventElement,
+    /// The object that it happened to, or the number of the port.
+    at: usize,
 }
 
-/// The object that an event names, and its context; `None`: it is being destroyed.
-fn named(element: EventElement) -> Option<(usize, *mut ibv_context)> {
-    let at = *engine::current().named().get(&element)?;
-    // SAFETY: objects that are named live, and their context longer.
-    let context = unsafe {
+impl Given {
+    fn is_of_port(&self) -> bool {
+        matches!(self.element, EventElement::Port | EventElement::Device)
+    }
+}
+
+/// The objects that events can name, as addresses. An XRC target has one for each handle.
+#[derive(Default)]
+pub(crate) struct Names(HashMap<EventElement, Vec<usize>>);
+
+impl Names {
+    pub(crate) fn add(&mut self, element: EventElement, at: usize) {
+        self.0.entry(element).or_default().push(at);
+    }
+
+    /// What an event is told to.
+    pub(crate) fn get(&self, element: EventElement) -> &[usize] {
+        self.0.get(&element).map_or(&[], Vec::as_slice)
+    }
+
+    /// An object is no more: what the program did not fetch of its events is gone with it.
+    pub(crate) fn remove(&mut self, element: EventElement, at: usize) {
+        if let Entry::Occupied(mut all) = self.0.entry(element) {
+            all.get_mut().retain(|other| *other != at);
+            if all.get().is_empty() {
+                all.remove();
+            }
+        }
+        // SAFETY: the memory of an object is never freed.
+        let context = unsafe { context_of(element, at) };
+        if let Some(context) = opened(&engine::current().contexts(), context) {
+            context.drop_of(at);
+        }
+    }
+}
+
+/// The context of an object.
+///
+/// # Safety
+/// It is an object of the element's kind.
+unsafe fn context_of(element: EventElement, at: usize) -> *mut ibv_context {
+    // SAFETY: as the caller promises.
+    unsafe {
         match element {
             EventElement::Qp(_) => (*(at as *mut ibv_qp)).context,
             EventElement::Cq(_) => (*(at as *mut ibv_cq)).context,
             EventElement::Srq(_) => (*(at as *mut ibv_srq)).context,
-            _ => return None,
-        }
-    };
-    Some((at, context))
-}
-
-/// Hands an event of the device to whom it is for.
-fn hand_out(guard: AsyncEventGuard) -> Result<()> {
-    let number = guard.event.number().into();
-    let element = guard.element;
-    let give = |context: *mut ibv_context, element, guard| -> Result<()> {
-        // SAFETY: a context of an object that lives, or one that is open.
-        let object = unsafe { context::of(context) }?;
-        object.private().waiting.lock().push_back(Given { number, element, guard });
-        object.private().ring();
-        Ok(())
-    };
-    match element {
-        EventElement::Qp(_) | EventElement::Cq(_) | EventElement::Srq(_) => match named(element) {
-            Some((at, context)) => give(context, at, Some(guard)),
-            // Nobody is there to fetch it.
-            None => Ok(()),
-        },
-        _ => {
-            let port = usize::from(element == EventElement::Port);
-            let contexts = engine::current().contexts().clone();
-            for context in contexts {
-                give(context as *mut ibv_context, port, None)?;
-            }
-            Ok(())
+            _ => core::ptr::null_mut(),
         }
     }
+}
+
+/// The contexts that are open, as addresses.
+#[derive(Default)]
+pub(crate) struct Contexts {
+    pub open: Vec<usize>,
+    /// There since a second one was open, until the device is closed.
+    pub postman: Option<Postman>,
+}
+
+/// The thread that hands out events; dropped, it ends.
+pub(crate) struct Postman {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Postman {
+    pub(crate) fn start(device: &Arc<Verbs>) -> Result<Self> {
+        let stop = event_fd()?;
+        let fds = [device.async_fd()?.as_raw_fd(), stop.as_raw_fd()];
+        let device = device.clone();
+        let body = move || {
+            let mut wanted = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+            while wanted[1].revents == 0 {
+                while hand_out(&device) {}
+                // SAFETY: structures of ours; the descriptors are closed after this thread.
+                unsafe { libc::poll(wanted.as_mut_ptr(), 2, -1) };
+            }
+        };
+        let named = std::thread::Builder::new().name("roce-events".into());
+        let thread = Some(engine::without_signals(|| named.spawn(body))?);
+        Ok(Self { stop, thread })
+    }
+}
+
+impl Drop for Postman {
+    fn drop(&mut self) {
+        signal(&self.stop);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// A context that is open. An object may be left behind by its own.
+fn opened(contexts: &Contexts, context: *mut ibv_context) -> Option<&Context> {
+    if !contexts.open.contains(&(context as usize)) {
+        return None;
+    }
+    // SAFETY: it is taken off this list, which is locked, before it is closed.
+    unsafe { context::opened(context) }.ok().map(Object::private)
+}
+
+impl Context {
+    fn give(&self, event: Given) {
+        let mut waiting = self.waiting.lock();
+        waiting.push_back(event);
+        self.ring();
+    }
+
+    /// The oldest event that waits; the program has it from here on.
+    fn take(&self) -> Option<Given> {
+        let mut waiting = self.waiting.lock();
+        let event = waiting.pop_front()?;
+        if !event.is_of_port() {
+            // SAFETY: who ends the object takes its events away first, under this lock.
+            unsafe { object::fetched(event.at) };
+        }
+        if waiting.is_empty() {
+            self.hush();
+        }
+        Some(event)
+    }
+
+    fn drop_of(&self, at: usize) {
+        let mut waiting = self.waiting.lock();
+        waiting.retain(|event| event.at != at);
+        if waiting.is_empty() {
+            self.hush();
+        }
+    }
+}
+
+/// Hands the device's oldest event to whom it is for. The device need not wait for the program's acknowledgement: the object does.
+/// Returns whether there was one.
+fn hand_out(device: &Verbs) -> bool {
+    let names = engine::current().names();
+    let Some(event) = device.try_get_async_event().map(AsyncEventGuard::ack) else { return false };
+    let (number, element) = (event.event.number().into(), event.element);
+    let contexts = engine::current().contexts();
+    let give = |context, at| {
+        if let Some(context) = opened(&contexts, context) {
+            context.give(Given { number, element, at });
+        }
+    };
+    match element {
+        EventElement::Qp(_) | EventElement::Cq(_) | EventElement::Srq(_) => {
+            for at in names.get(element) {
+                // SAFETY: an object with a name.
+                give(unsafe { context_of(element, *at) }, *at);
+            }
+        }
+        _ => {
+            let port = usize::from(element == EventElement::Port);
+            for context in &contexts.open {
+                give(*context as *mut ibv_context, port);
+            }
+        }
+    }
+    true
 }
 
 type Asked = (*mut ibv_context, *mut ibv_async_event);
@@ -93,20 +213,11 @@ fn look((context, to): Asked) -> Result<Found> {
     let (device, object, to) =
         unsafe { (device_of(context)?, context::of(context)?, to.as_mut().ok_or(EINVAL)?) };
     let state = object.private();
-    state.watch(context, &device)?;
     loop {
-        let next = {
-            let mut waiting = state.waiting.lock();
-            let next = waiting.pop_front();
-            if waiting.is_empty() {
-                state.hush();
-            }
-            next
-        };
-        if let Some(Given { number, element, guard }) = next {
+        if let Some(Given { number, at, .. }) = state.take() {
             to.event_type = number;
             // Every event has one element, in one place.
-            to.element.cq = element as *mut ibv_cq;
+            to.element.cq = at as *mut ibv_cq;
             if matches!(
                 number,
                 abi::IBV_EVENT_PORT_ACTIVE
@@ -115,14 +226,12 @@ fn look((context, to): Asked) -> Result<Found> {
                     | abi::IBV_EVENT_LID_CHANGE
                     | abi::IBV_EVENT_PKEY_CHANGE
             ) {
-                to.element.port_num = element as c_int;
+                to.element.port_num = at as c_int;
             }
-            engine::current().unacked().push(Unacked { number, element, _guard: guard });
             return Ok(Found::Done);
         }
-        match device.try_get_async_event() {
-            Some(event) => hand_out(event)?,
-            None => return Ok(Found::Nothing(state.async_fd().as_raw_fd())),
+        if !hand_out(&device) {
+            return Ok(Found::Nothing(state.async_fd().as_raw_fd()));
         }
     }
 }
@@ -135,20 +244,29 @@ unsafe extern "C-unwind" fn ibv_get_async_event(
     until(look, (context, event))
 }
 
+/// An event that the program does not have is acknowledged in vain.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     let _ = settled(|| {
-        // SAFETY: as C promises; a pointer covers every view of the element but the number of a port.
-        let (number, element, port) = unsafe {
+        // SAFETY: as C promises; an object's pointer is that of its whole structure.
+        unsafe {
             let event = event.as_ref().ok_or(EINVAL)?;
-            (event.event_type, event.element.cq as usize, event.element.port_num as usize)
-        };
-        let mut unacked = engine::current().unacked();
-        let same = |one: &Unacked| one.number == number && (one.element == element || one.element == port);
-        let at = unacked.iter().position(same).ok_or(Errno(libc::ENOENT))?;
-        let acked = unacked.swap_remove(at);
-        drop(unacked);
-        drop(acked);
+            match event.event_type {
+                abi::IBV_EVENT_CQ_ERR => Object::<Cq>::acked(event.element.cq.cast(), 1)?,
+                abi::IBV_EVENT_SRQ_ERR | abi::IBV_EVENT_SRQ_LIMIT_REACHED => {
+                    Object::<Srq>::acked(event.element.srq, 1)?
+                }
+                abi::IBV_EVENT_QP_FATAL
+                | abi::IBV_EVENT_QP_REQ_ERR
+                | abi::IBV_EVENT_QP_ACCESS_ERR
+                | abi::IBV_EVENT_COMM_EST
+                | abi::IBV_EVENT_SQ_DRAINED
+                | abi::IBV_EVENT_PATH_MIG
+                | abi::IBV_EVENT_PATH_MIG_ERR
+                | abi::IBV_EVENT_QP_LAST_WQE_REACHED => Object::<Qp>::acked(event.element.qp.cast(), 1)?,
+                _ => 0,
+            };
+        }
         Ok(())
     });
 }

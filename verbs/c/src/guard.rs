@@ -5,6 +5,8 @@
 //! cancellation point the thread cannot be cancelled. Posts and polls reach none.
 
 use core::ffi::c_int;
+use core::fmt::Display;
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::errno::{self, EIO, Errno, Result};
@@ -19,8 +21,13 @@ pub(crate) fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
 #[cold]
 fn panicked() -> Errno {
     // The panic's own message was printed by its hook.
-    eprintln!("roce: a call of libibverbs failed by a bug of this library; it returns EIO");
+    say("a call of libibverbs failed by a bug of this library; it returns EIO");
     EIO
+}
+
+/// A line on stderr. Where that cannot be written, the program is not to notice: `eprintln` would panic.
+pub(crate) fn say(why: impl Display) {
+    let _ = writeln!(std::io::stderr(), "roce: {why}");
 }
 
 /// As [`guarded`], for calls that may open, close, start threads: the thread is cancelled later.

@@ -150,6 +150,9 @@ unsafe extern "C" fn ibv_rereg_mr(
         if moved && (length == 0 || addr.is_null()) {
             return Err(EINVAL);
         }
+        if bits != 0 && !has(abi::IBV_REREG_MR_CHANGE_ACCESS) {
+            return Err(EINVAL);
+        }
         // SAFETY: as C promises, and as for a new region.
         unsafe {
             let object = Object::<Mr>::of(mr)?;

@@ -1,13 +1,15 @@
 //! Objects that C holds pointers to: a public structure of the headers, a tag, and what the object stands for.
 //!
 //! The tag says whether a pointer is an object of this kind that lives: C may pass anything. It stands before the public structure, as
-//! far from every kind's pointer, so that looking for it reads no byte beyond an object of another kind. The memory of a destroyed object is
+//! far from every kind's pointer, so that looking for it reads no byte beyond an object of another kind. A context alone has a pointer
+//! into the middle of its structure: where another object is passed for one, what is read may be before that object. The memory of a destroyed object is
 //! kept for objects of the same kind, the oldest first, so a tag can be read after the end of its object: a second destroy is an
 //! error and no accident. Two threads that use and destroy an object at once are the program's mistake, as with every libibverbs.
 
 use core::cell::UnsafeCell;
 use core::mem::{MaybeUninit, offset_of};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 
 use crate::engine;
@@ -37,8 +39,31 @@ pub(crate) struct Object<K: Kind> {
 #[repr(C, align(16))]
 struct Head {
     tag: AtomicU64,
-    /// [`engine::depth`] of the process that made it.
-    depth: u32,
+    /// [`engine::depth`] of the process that counts it: the one that made it, or adopted it.
+    depth: AtomicU32,
+    /// Events of it that the program has fetched and not acknowledged.
+    unacked: AtomicU32,
+}
+
+impl Head {
+    /// Waits until the program has acknowledged what it fetched: another thread of it does that.
+    fn await_acks(&self) {
+        let mut nap = Duration::from_micros(50);
+        while self.unacked.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The program fetches an event of an object of any kind.
+///
+/// # Safety
+/// The object lives, or its `end` has not returned.
+pub(crate) unsafe fn fetched(object: usize) {
+    let head = object.wrapping_sub(size_of::<Head>()) as *const Head;
+    // SAFETY: every kind's pointer is as far behind its head.
+    unsafe { (*head).unacked.fetch_add(1, Ordering::Relaxed) };
 }
 
 /// Memory of destroyed objects, by kind, as addresses.
@@ -47,6 +72,8 @@ pub(crate) type Retired = HashMap<u64, VecDeque<usize>>;
 const REST: usize = 32;
 
 impl<K: Kind> Object<K> {
+    /// The tag of one that is being destroyed.
+    const ENDING: u64 = !K::TAG;
     const FITS: () = assert!(
         offset_of!(Self, public) == size_of::<Head>(),
         "every kind's pointer is as far behind its head"
@@ -75,8 +102,9 @@ impl<K: Kind> Object<K> {
             (&raw mut (*object).private).cast::<K::Private>().write(private);
             if again.is_none() {
                 (&raw mut (*object).head.tag).write(AtomicU64::new(0));
+                (&raw mut (*object).head.unacked).write(AtomicU32::new(0));
             }
-            (&raw mut (*object).head.depth).write(engine::depth());
+            (&raw mut (*object).head.depth).write(AtomicU32::new(engine::depth()));
             (*object).head.tag.store(K::TAG, Ordering::Release);
             engine::current().count();
             (*object).public.get()
@@ -103,8 +131,33 @@ impl<K: Kind> Object<K> {
         }
         // SAFETY: it lives, and is of this kind.
         let object = unsafe { &*object };
-        let ours = if K::SURVIVES { !engine::is_dead() } else { object.head.depth == engine::depth() };
+        let ours = if K::SURVIVES { !engine::is_dead() } else { object.is_counted() };
         if ours { Ok(object) } else { Err(EIO) }
+    }
+
+    /// Whether this process counts it, and not its parent alone.
+    #[inline]
+    fn is_counted(&self) -> bool {
+        self.head.depth.load(Ordering::Relaxed) == engine::depth()
+    }
+
+    /// In a forked child, the first use of an object of its parent: the child counts it, and `renew` makes what the two cannot share.
+    ///
+    /// # Errors
+    /// Those of `renew`; the next use tries again.
+    pub(crate) fn adopt(&self, renew: impl FnOnce() -> Result<()>) -> Result<()> {
+        if self.is_counted() {
+            return Ok(());
+        }
+        let depth = self.head.depth.swap(engine::depth(), Ordering::Relaxed);
+        if depth == engine::depth() {
+            return Ok(()); // another thread is first
+        }
+        engine::current().count();
+        renew().inspect_err(|_| {
+            self.head.depth.store(depth, Ordering::Relaxed);
+            engine::current().discount();
+        })
     }
 
     /// What it stands for.
@@ -120,7 +173,30 @@ impl<K: Kind> Object<K> {
         self.public.get()
     }
 
-    /// Ends an object. Where `end` refuses, it lives on.
+    /// The program acknowledges events of an object, which may be waiting for that in [`destroy`](Self::destroy). Returns how many:
+    /// no more than it fetched.
+    ///
+    /// # Errors
+    /// `EINVAL` as for [`of`](Self::of).
+    ///
+    /// # Safety
+    /// The pointer is NULL or that of an object.
+    pub(crate) unsafe fn acked(pointer: *mut K::Public, count: u32) -> Result<u32> {
+        let object = Self::around(pointer);
+        if pointer.is_null() || !object.is_aligned() {
+            return Err(EINVAL);
+        }
+        // SAFETY: memory of objects is never freed; the tag and the number are read and written atomically only.
+        let (tag, unacked) = unsafe { (&(*object).head.tag, &(*object).head.unacked) };
+        if ![K::TAG, Self::ENDING].contains(&tag.load(Ordering::Acquire)) {
+            return Err(EINVAL);
+        }
+        let less = |unacked: u32| Some(unacked.saturating_sub(count));
+        let before = unacked.fetch_update(Ordering::Release, Ordering::Relaxed, less).unwrap_or_default();
+        Ok(count.min(before))
+    }
+
+    /// Ends an object. Where `end` refuses, it lives on; otherwise waits until its events are acknowledged (ibv_destroy_qp(3)).
     ///
     /// # Errors
     /// As [`of`](Self::of), and those of `end`.
@@ -137,18 +213,22 @@ impl<K: Kind> Object<K> {
         object
             .head
             .tag
-            .compare_exchange(K::TAG, 0, Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange(K::TAG, Self::ENDING, Ordering::AcqRel, Ordering::Relaxed)
             .map_err(|_| EINVAL)?;
         // SAFETY: it was there, and the tag keeps everyone else away.
         let private = unsafe { (*object.private.get()).assume_init_read() };
         match end(private) {
             Ok(()) => {
+                object.head.await_acks();
+                object.head.tag.store(0, Ordering::Release);
                 engine::current()
                     .retired()
                     .entry(K::TAG)
                     .or_default()
                     .push_back(Self::around(pointer) as usize);
-                engine::current().discount();
+                if object.is_counted() {
+                    engine::current().discount();
+                }
                 Ok(())
             }
             Err((error, private)) => {

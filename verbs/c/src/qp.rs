@@ -2,8 +2,8 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicPtr, Ordering};
-use core::time::Duration;
 use std::sync::Arc;
 
 use verbs::{
@@ -15,7 +15,7 @@ use crate::abi::{
 };
 use crate::abi::{ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, rdma_cm_id};
 use crate::attr::{self, attr_mask};
-use crate::context;
+use crate::context::{self, put_sized};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::guard::{number, pointer};
 use crate::object::{Kind, Object};
@@ -193,7 +193,7 @@ fn give(context: *mut ibv_context, mut public: QpEx, state: Qp) -> *mut ibv_qp {
     public.ex.qp_base.handle = public.ex.qp_base.qp_num;
     let element = EventElement::Qp(verbs::Qpn::new(public.ex.qp_base.qp_num));
     let qp = Object::<Qp>::create(public, state).cast::<ibv_qp>();
-    engine::current().named().insert(element, qp as usize);
+    engine::current().names().add(element, qp as usize);
     qp
 }
 
@@ -262,18 +262,14 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
             cm::forget_qp(object.private().owner.load(Ordering::Relaxed), qp);
             EventElement::Qp(verbs::Qpn::new((*qp).qp_num))
         };
-        // From here on no event finds it.
-        let named = engine::current().named().remove(&element);
+        let mut names = engine::current().names();
         #[allow(clippy::result_large_err, reason = "the object comes back with the error")]
-        let end = |mut state: Qp| {
+        let end = move |mut state: Qp| {
             *state.list.get_mut() = None;
             let Qp { handle, sq_sig_all, extended, owner, list } = state;
             let ended = match handle {
                 Handle::Qp(qp) => match Arc::try_unwrap(qp) {
-                    // An acknowledgement that the program owes is waited for (ibv_destroy_qp(3)).
-                    Ok(qp) => qp
-                        .destroy_wait(Duration::MAX)
-                        .map_err(|(error, qp)| (error, Handle::Qp(Arc::new(qp)))),
+                    Ok(qp) => qp.destroy().map_err(|(error, qp)| (error, Handle::Qp(Arc::new(qp)))),
                     // An identifier has got it again, and ends it.
                     Err(_) => Ok(()),
                 },
@@ -281,16 +277,12 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
                     target.destroy().map_err(|(error, target)| (error, Handle::Target(target)))
                 }
             };
-            ended.map_err(|(error, handle)| {
+            ended.map(|()| names.remove(element, qp as usize)).map_err(|(error, handle)| {
                 (Errno::from(error), Qp { handle, sq_sig_all, extended, owner, list })
             })
         };
         // SAFETY: as C promises.
-        let ended = unsafe { Object::<Qp>::destroy(qp.cast(), end) };
-        if ended.is_err() {
-            engine::current().named().extend(named.map(|at| (element, at)));
-        }
-        ended
+        unsafe { Object::<Qp>::destroy(qp.cast(), end) }
     })
 }
 
@@ -314,6 +306,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, from: *mut ibv_qp
     })
 }
 
+/// Bytes of `struct ibv_qp_attr` as programs know it that were built before it had a rate limit.
+const OLD_QP_ATTR: usize = offset_of!(ibv_qp_attr, rate_limit);
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_qp(
     qp: *mut ibv_qp,
@@ -321,26 +316,33 @@ unsafe extern "C" fn ibv_query_qp(
     mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    let _ = mask; // everything is told, whatever is asked for
     number(|| {
         // SAFETY: as C promises.
-        let (object, to) = unsafe { (Object::<Qp>::of(qp.cast())?, to.as_mut().ok_or(EINVAL)?) };
+        let object = unsafe { Object::<Qp>::of(qp.cast()) }?;
+        if to.is_null() {
+            return Err(EINVAL);
+        }
         let state = object.private();
         let attr: QpAttr = match &state.handle {
             Handle::Qp(qp) => qp.query()?.0,
             Handle::Target(target) => target.query()?,
         };
-        *to = attr::qp_attr_to(&attr);
+        let attr = attr::qp_attr_to(&attr);
+        // Everything is told, whatever is asked for, but what older programs have no room for.
+        let asked = AttrMask::from_bits_retain(mask as u32);
+        let size = if asked.contains(AttrMask::RATE_LIMIT) { size_of_val(&attr) } else { OLD_QP_ATTR };
+        // SAFETY: C promises room for what it asks for.
+        unsafe { put_sized(&attr, to, size) };
         // SAFETY: the structure of a living object; programs only read the state.
         let base = unsafe {
-            (*object.public()).ex.qp_base.state = to.qp_state;
+            (*object.public()).ex.qp_base.state = attr.qp_state;
             &(*object.public()).ex.qp_base
         };
         // SAFETY: as C promises.
         if let Some(init) = unsafe { init.as_mut() } {
             init.qp_context = base.qp_context;
             (init.send_cq, init.recv_cq, init.srq) = (base.send_cq, base.recv_cq, base.srq);
-            (init.cap, init.qp_type) = (to.cap, base.qp_type);
+            (init.cap, init.qp_type) = (attr.cap, base.qp_type);
             init.sq_sig_all = state.sq_sig_all.into();
         }
         Ok(())

@@ -1,7 +1,6 @@
 //! Shared receive queues.
 
 use core::ffi::{c_int, c_void};
-use core::time::Duration;
 
 use verbs::{EventElement, Srq as Verbs, SrqAttr, SrqAttrMask, SrqInitAttr};
 
@@ -53,7 +52,7 @@ unsafe fn create(pd: *mut ibv_pd, srq_context: *mut c_void, verbs: Verbs, xrc: b
     public.handle = verbs.srq_num();
     let element = EventElement::Srq(verbs.srq_num());
     let srq = Object::<Srq>::create(public, Srq { verbs, xrc });
-    engine::current().named().insert(element, srq as usize);
+    engine::current().names().add(element, srq as usize);
     Ok(srq)
 }
 
@@ -157,18 +156,13 @@ pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     number(|| {
         // SAFETY: as C promises.
         let element = EventElement::Srq(unsafe { of(srq) }?.srq_num());
-        // From here on no event finds it.
-        let named = engine::current().named().remove(&element);
-        let end = |Srq { verbs, xrc }| {
-            let destroyed = verbs.destroy_wait(Duration::MAX);
+        let mut names = engine::current().names();
+        let end = move |Srq { verbs, xrc }| {
+            let destroyed = verbs.destroy().map(|()| names.remove(element, srq as usize));
             destroyed.map_err(|(error, verbs)| (Errno::from(error), Srq { verbs, xrc }))
         };
         // SAFETY: as C promises.
-        let ended = unsafe { Object::<Srq>::destroy(srq, end) };
-        if ended.is_err() {
-            engine::current().named().extend(named.map(|at| (element, at)));
-        }
-        ended
+        unsafe { Object::<Srq>::destroy(srq, end) }
     })
 }
 

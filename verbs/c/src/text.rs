@@ -92,15 +92,15 @@ extern "C" fn ibv_port_state_str(state: ibv_port_state) -> *const c_char {
     text.as_ptr()
 }
 
-/// `enum ibv_rate`, multiples of 2.5 Gbit/s, and Mbit/s.
+/// `enum ibv_rate`; multiples of 2.5 Gbit/s, as far as libibverbs names one (-1: it does not); Mbit/s on the wire.
 #[rustfmt::skip]
 const RATES: &[(ibv_rate, c_int, c_int)] = &[
     ( 2,   1,    2500), ( 5,   2,    5000), ( 3,   4,   10000), ( 6,   8,   20000),
     ( 4,  12,   30000), ( 7,  16,   40000), ( 8,  24,   60000), ( 9,  32,   80000),
-    (10,  48,  120000), (11,   5,   14062), (12,  45,  112500), (13,  22,   56250),
-    (14,  90,  225000), (15,  11,   28125), (16,  67,  168750), (17,  10,   25781),
-    (18,  41,  103125), (19,  82,  206250), (20, 123,  309375), (21,  20,   50000),
-    (22, 160,  400000), (23, 240,  600000), (24, 320,  800000), (25, 480, 1200000),
+    (10,  48,  120000), (11,  -1,   14062), (12,  -1,   56250), (13,  -1,  112500),
+    (14,  -1,  168750), (15,  -1,   25781), (16,  -1,  103125), (17,  -1,  206250),
+    (18,  -1,  309375), (19,  11,   28125), (20,  20,   53125), (21, 160,  425000),
+    (22, 240,  637500), (23, 320,  850000), (24, 480, 1275000),
 ];
 
 #[unsafe(no_mangle)]
@@ -110,7 +110,7 @@ extern "C" fn ibv_rate_to_mult(rate: ibv_rate) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn mult_to_ibv_rate(mult: c_int) -> ibv_rate {
-    RATES.iter().find(|row| row.1 == mult).map_or(0, |row| row.0)
+    RATES.iter().find(|row| row.1 == mult && mult > 0).map_or(0, |row| row.0)
 }
 
 #[unsafe(no_mangle)]

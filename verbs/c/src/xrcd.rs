@@ -12,7 +12,7 @@ use crate::abi::{self, ibv_context, ibv_qp, ibv_qp_open_attr, ibv_xrcd, ibv_xrcd
 use crate::claims::Claim;
 use crate::context::{self, device_of};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::guard::{number, pointer};
+use crate::guard::{number, pointer, say};
 use crate::object::{Kind, Object};
 use crate::{config, qp};
 
@@ -62,9 +62,9 @@ pub(crate) unsafe extern "C" fn open_xrcd(
         let claimed = name.as_deref().filter(|_| !config::each_process_is_a_host());
         let claim = claimed.map(|name| Claim::of(name).ok_or(EOPNOTSUPP)).transpose();
         let claim = claim.inspect_err(|_| {
-            eprintln!(
-                "roce: another process has opened the XRC domain of this file, and one process can share it with itself only; if the \
-                 two are to be as on two hosts, each with a domain of its own, set ROCE_XRCD=process"
+            say(
+                "another process has opened the XRC domain of this file, and one process can share it with itself only; if the \
+                 two are to be as on two hosts, each with a domain of its own, set ROCE_XRCD=process",
             );
         })?;
         let verbs = device.open_xrcd(&XrcdInitAttr {

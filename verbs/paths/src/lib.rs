@@ -4,7 +4,8 @@
 //!
 //! Each function here has the name of one of the C library. It looks at the path, and calls the C library's function with the
 //! same arguments but for that. All other paths go there as they are, and nothing is changed where `ROCE_PATHS` is not set.
-//! No function here allocates, takes a lock or starts a thread; `errno` is the C library's.
+//! Of its own no function here allocates, takes a lock or starts a thread; the first call of each asks the loader where the C library
+//! has it, which may do the first two. `errno` is the C library's.
 
 mod calls;
 mod redirect;

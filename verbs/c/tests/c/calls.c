@@ -37,9 +37,22 @@ static void devices(void)
 	IS(strcmp(ibv_event_type_str(9999), "unknown"), 0);
 	IS(strlen(ibv_wc_status_str(IBV_WC_RETRY_EXC_ERR)) > 0, 1);
 	IS(strcmp(ibv_wc_status_str(9999), "unknown"), 0);
-	for (int rate = IBV_RATE_2_5_GBPS; rate <= IBV_RATE_1200_GBPS; rate++) {
-		IS(mult_to_ibv_rate(ibv_rate_to_mult(rate)), rate);
-		IS(mbps_to_ibv_rate(ibv_rate_to_mbps(rate)), rate);
+	/* As the installed libibverbs answers; it names no multiple of the rates from 14 to 300 Gbit/s. */
+	static const struct { enum ibv_rate rate; int mult, mbps; } rates[] = {
+		{ IBV_RATE_2_5_GBPS, 1, 2500 },	   { IBV_RATE_5_GBPS, 2, 5000 },	{ IBV_RATE_10_GBPS, 4, 10000 },
+		{ IBV_RATE_20_GBPS, 8, 20000 },	   { IBV_RATE_30_GBPS, 12, 30000 },	{ IBV_RATE_40_GBPS, 16, 40000 },
+		{ IBV_RATE_60_GBPS, 24, 60000 },   { IBV_RATE_80_GBPS, 32, 80000 },	{ IBV_RATE_120_GBPS, 48, 120000 },
+		{ IBV_RATE_14_GBPS, -1, 14062 },   { IBV_RATE_56_GBPS, -1, 56250 },	{ IBV_RATE_112_GBPS, -1, 112500 },
+		{ IBV_RATE_168_GBPS, -1, 168750 }, { IBV_RATE_25_GBPS, -1, 25781 },	{ IBV_RATE_100_GBPS, -1, 103125 },
+		{ IBV_RATE_200_GBPS, -1, 206250 }, { IBV_RATE_300_GBPS, -1, 309375 },	{ IBV_RATE_28_GBPS, 11, 28125 },
+		{ IBV_RATE_50_GBPS, 20, 53125 },   { IBV_RATE_400_GBPS, 160, 425000 },	{ IBV_RATE_600_GBPS, 240, 637500 },
+		{ IBV_RATE_800_GBPS, 320, 850000 }, { IBV_RATE_1200_GBPS, 480, 1275000 },
+	};
+	for (size_t i = 0; i < sizeof rates / sizeof *rates; i++) {
+		IS(ibv_rate_to_mult(rates[i].rate), rates[i].mult);
+		IS(ibv_rate_to_mbps(rates[i].rate), rates[i].mbps);
+		IS(mult_to_ibv_rate(rates[i].mult), rates[i].mult > 0 ? rates[i].rate : IBV_RATE_MAX);
+		IS(mbps_to_ibv_rate(rates[i].mbps), rates[i].rate);
 	}
 	IS(ibv_rate_to_mult(9999), -1);
 	IS(mbps_to_ibv_rate(1), IBV_RATE_MAX);
@@ -188,6 +201,7 @@ static void regions(struct ibv_context *context, struct ibv_pd *pd)
 	IS(ibv_rereg_mr(mr, 1 << 10, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
 	IS(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
 	IS(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, 64, 0), IBV_REREG_MR_ERR_INPUT);
+	IS(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, pd, NULL, 0, IBV_ACCESS_REMOTE_READ), IBV_REREG_MR_ERR_INPUT);
 	IS(ibv_rereg_mr(NULL, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
 	OK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_REMOTE_READ));
 	IS(mr->rkey, key);
@@ -239,6 +253,9 @@ static void completion_queues(struct ibv_context *context)
 	MINUS_ONE(ibv_get_cq_event(NULL, &from, &from_context), EINVAL);
 	MINUS_ONE(ibv_get_cq_event(channel, NULL, &from_context), EINVAL);
 	ibv_ack_cq_events(cq, 3); /* none was fetched */
+	struct ibv_cq *silent = MUST(ibv_create_cq(context, 4, NULL, NULL, 0));
+	OK(ibv_req_notify_cq(silent, 0)); /* and nobody to notify */
+	OK(ibv_destroy_cq(silent));
 	ibv_ack_cq_events(NULL, 1);
 	struct ibv_wc wc;
 	IS(ibv_poll_cq(cq, 1, &wc), 0);
@@ -446,6 +463,12 @@ static void queue_pairs(struct ibv_context *context, struct ibv_pd *pd, struct i
 	IS(got.qp_state == IBV_QPS_RTS && got.dest_qp_num == b->qp_num && got_init.qp_type == IBV_QPT_RC && got_init.send_cq == cq, 1);
 	IS(memcmp(&got.ah_attr.grh.dgid, &gid, sizeof gid), 0);
 	REFUSED(ibv_query_qp(a, NULL, 0, &got_init), EINVAL);
+	/* An older program's structure ends before the rate limit. */
+	got.rate_limit = 0xa5a5a5a5;
+	OK(ibv_query_qp(a, &got, IBV_QP_CAP, &got_init));
+	IS(got.rate_limit, 0xa5a5a5a5);
+	OK(ibv_query_qp(a, &got, IBV_QP_RATE_LIMIT, &got_init));
+	IS(got.rate_limit, 0);
 	send.opcode = 77;
 	REFUSED(ibv_post_send(a, &send, &bad_send), EINVAL);
 	send.opcode = IBV_WR_TSO;

@@ -499,6 +499,16 @@ static void last_words(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* A line about an error that cannot be written is lost, and no more. */
+static void mute(void)
+{
+	IS(dup2(open("/dev/full", O_WRONLY), 2), 2);
+	setenv("ROCE_PORT", "nowhere", 1);
+	struct ibv_device **list = MUST(ibv_get_device_list(NULL));
+	NO_OBJECT(ibv_open_device(list[0]), EINVAL);
+	ibv_free_device_list(list);
+}
+
 static double cpu_seconds(const struct rusage *usage)
 {
 	return (double)(usage->ru_utime.tv_sec + usage->ru_stime.tv_sec) +
@@ -553,6 +563,8 @@ int main(int argc, char **argv)
 		last_datagram(0);
 	else if (!strcmp(story, "idle"))
 		idle(argc > 2 ? atoi(argv[2]) : 3);
+	else if (!strcmp(story, "mute"))
+		mute();
 	else if (!strcmp(story, "last-words"))
 		last_words();
 	else

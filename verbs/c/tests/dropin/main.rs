@@ -64,8 +64,18 @@ impl Drop for Dir {
 }
 
 /// The programs, one a family of calls or of events in the life of a process.
-const PROGRAMS: &[&str] =
-    &["absent.c", "calls.c", "cm.c", "handles.c", "life.c", "load.c", "memory.c", "services.c", "traffic.c"];
+const PROGRAMS: &[&str] = &[
+    "absent.c",
+    "calls.c",
+    "cm.c",
+    "events.c",
+    "handles.c",
+    "life.c",
+    "load.c",
+    "memory.c",
+    "services.c",
+    "traffic.c",
+];
 
 fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c")
@@ -141,6 +151,31 @@ fn data_by_every_way_to_post_and_to_poll() {
 }
 
 #[test]
+fn events_of_what_ends() {
+    run(
+        &Dir::new("events"),
+        "events.c",
+        "loopback",
+        &["unfetched", "ending-cq", "busy-cq", "closed-context", "targets"],
+    );
+}
+
+#[test]
+fn events_of_several_contexts() {
+    run(&Dir::new("events-of-several"), "events.c", "loopback", &["whose"]);
+}
+
+#[test]
+fn events_of_a_forked_child() {
+    run(&Dir::new("events-forked"), "events.c", "loopback", &["forked", "forked-closed"]);
+}
+
+#[test]
+fn a_context_that_cannot_be_opened() {
+    run(&Dir::new("no-descriptors"), "events.c", "loopback", &["no-descriptors"]);
+}
+
+#[test]
 fn connection_management() {
     run(&Dir::new("cm"), "cm.c", "loopback", &[""]);
 }
@@ -172,6 +207,11 @@ fn threads_that_are_cancelled_and_processes_that_end() {
 #[test]
 fn nothing_starts_before_it_is_needed() {
     run(&Dir::new("beginnings"), "life.c", "memif:DIR/link", &["beginnings"]);
+}
+
+#[test]
+fn a_line_that_cannot_be_written() {
+    run(&Dir::new("mute"), "life.c", "loopback", &["mute"]);
 }
 
 #[test]
