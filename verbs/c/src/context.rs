@@ -17,7 +17,7 @@ use crate::abi::{
 use crate::device::the_device;
 use crate::engine;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::event::{Contexts, Postman, Waiting};
+use crate::event::{Contexts, EventThread, Waiting};
 use crate::guard::{minus_one, number, pointer};
 use crate::object::{Kind, Object};
 use crate::{config, cq, mr, mw, pd, qp, srq, xrcd};
@@ -100,13 +100,13 @@ impl Context {
     fn watch(&self, contexts: &mut Contexts, device: &Arc<Verbs>) -> Result<()> {
         self.epoll_ctl(libc::EPOLL_CTL_ADD, self.own.as_fd())?;
         let events = device.async_fd()?;
-        if contexts.postman.is_some() {
+        if contexts.event_thread.is_some() {
             return Ok(());
         }
         if contexts.open.is_empty() {
             return self.epoll_ctl(libc::EPOLL_CTL_ADD, events);
         }
-        contexts.postman = Some(Postman::start(device)?);
+        contexts.event_thread = Some(EventThread::start(device)?);
         for other in &contexts.open {
             // SAFETY: a context on this list is open.
             unsafe { opened(*other as *mut ibv_context) }?

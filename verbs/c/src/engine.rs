@@ -203,15 +203,15 @@ impl Process {
         if self.objects.fetch_sub(1, Ordering::Relaxed) > 1 {
             return;
         }
-        let (postman, context) = {
+        let (event_thread, context) = {
             let mut engine = lock(&self.engine);
             if self.objects.load(Ordering::Relaxed) > 0 {
                 return; // another thread has begun anew
             }
-            (self.contexts().postman.take(), engine.context.take())
+            (self.contexts().event_thread.take(), engine.context.take())
         };
         // Outside of the lock: their threads end.
-        drop(postman);
+        drop(event_thread);
         drop(context);
     }
 }

@@ -103,16 +103,16 @@ unsafe fn context_of(element: EventElement, at: usize) -> *mut ibv_context {
 pub(crate) struct Contexts {
     pub open: Vec<usize>,
     /// There since a second one was open, until the device is closed.
-    pub postman: Option<Postman>,
+    pub event_thread: Option<EventThread>,
 }
 
 /// The thread that hands out events; dropped, it ends.
-pub(crate) struct Postman {
+pub(crate) struct EventThread {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Postman {
+impl EventThread {
     pub(crate) fn start(device: &Arc<Verbs>) -> Result<Self> {
         let stop = event_fd()?;
         let fds = [device.async_fd()?.as_raw_fd(), stop.as_raw_fd()];
@@ -131,7 +131,7 @@ impl Postman {
     }
 }
 
-impl Drop for Postman {
+impl Drop for EventThread {
     fn drop(&mut self) {
         signal(&self.stop);
         let _ = self.thread.take().map(JoinHandle::join);
