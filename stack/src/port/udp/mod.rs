@@ -129,7 +129,8 @@ impl Socket {
         let set = |level, option, value| sys::set(fd.as_fd(), level, option, value);
         if v6 {
             set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, addr.is_some().into())?;
-            set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+            // A message of ICMP that the way carries less may be forged: what the interface carries is sent.
+            set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
@@ -140,8 +141,8 @@ impl Socket {
             set(libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
         }
         if !v6 || addr.is_none() {
-            // It is not connected and sets DF: so the kernel sends the identification 0.
-            set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+            // As for IPv6. It is not connected and sets DF: so the kernel sends the identification 0.
+            set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
             set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
             set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
             set(libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
@@ -297,7 +298,8 @@ impl Shared {
         });
     }
 
-    /// Reads what came back for datagrams that were sent. It may be forged, so it changes nothing; it is counted and said.
+    /// Reads what came back for datagrams that were sent. It may be forged, so nothing that is sent depends on it; it is counted
+    /// and said.
     #[cold]
     fn note_errors(&self, socket: &Socket) {
         for _ in 0..ERRORS {
