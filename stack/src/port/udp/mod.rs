@@ -22,7 +22,7 @@ mod tx;
 mod tests;
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -60,7 +60,7 @@ pub(super) fn open(
     addrs: &[IpAddr],
     more: &[(String, String)],
     options: &PortOptions,
-) -> Result<Box<dyn Port>, PortError> {
+) -> Result<UdpPort, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
     let option = |name| more.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
     let gso = option("gso").map(|value| value == "on");
@@ -83,12 +83,11 @@ pub(super) fn open(
         sockets,
         host,
         gso,
-        gso_works: AtomicBool::new(true),
         weak: AtomicU64::new(0),
         refused: AtomicU64::new(0),
         complaint: Mutex::new(None),
     });
-    Ok(Box::new(UdpPort { info, taken: Taken::none_of(options.queues), shared }))
+    Ok(UdpPort { info, taken: Taken::none_of(options.queues), shared })
 }
 
 /// A socket on port 4791 of one address, or of all.
@@ -240,8 +239,6 @@ struct Shared {
     host: Host,
     /// Whether messages of several datagrams are sent, where somebody chose.
     gso: Option<bool>,
-    /// Whether the kernel takes such messages.
-    gso_works: AtomicBool,
     /// Packets whose ICRC could be checked in part only.
     weak: AtomicU64,
     /// Errors that came back.
@@ -254,13 +251,6 @@ impl Shared {
     /// The socket by which packets from an address leave.
     fn socket_of(&self, src: IpAddr) -> Option<&Socket> {
         self.sockets.iter().find(|socket| socket.serves(src))
-    }
-
-    /// The kernel refused a message of several datagrams. Whether they may pass one by one: it cannot do it.
-    #[cold]
-    fn stop_segmenting(&self, error: &Error) -> bool {
-        let cannot = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP));
-        cannot && self.gso_works.swap(false, Ordering::Relaxed)
     }
 
     fn note_weak(&self) {
@@ -336,7 +326,7 @@ fn too_long(len: usize, dst: impl core::fmt::Display, mtu: Option<u32>) -> Strin
     format!("{what} too long for the way to {dst}{carried}; ip route get {dst} says what it carries")
 }
 
-struct UdpPort {
+pub(super) struct UdpPort {
     info: PortInfo,
     taken: Taken,
     shared: Arc<Shared>,

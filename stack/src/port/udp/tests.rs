@@ -13,7 +13,7 @@ fn port(addr: &str, more: &str) -> Box<dyn Port> {
 }
 
 /// Sealed packets with these lengths of payload, and identifications as a shard counts them.
-fn packets(src: &str, dst: &str, tclass: u8, lens: &[usize]) -> Vec<Vec<u8>> {
+pub(super) fn packets(src: &str, dst: &str, tclass: u8, lens: &[usize]) -> Vec<Vec<u8>> {
     packets_from(0xc777, src, dst, tclass, lens)
 }
 
