@@ -69,9 +69,8 @@ pub(super) fn open(
         None => BUFFER,
     };
     let sockets = sockets(addrs, buffer).map_err(fail)?;
-    let host = Host::new(addrs);
-    host.look(sockets[0].fd())
-        .map_err(|error| fail(format!("the host's addresses cannot be read: {error}")))?;
+    let host = Arc::new(Host::new(addrs));
+    host.look().map_err(|error| fail(format!("the host's addresses cannot be read: {error}")))?;
     let mtu = host.mtu().unwrap_or(options.mtu).min(options.mtu);
     let info = PortInfo { mtu, ..PortInfo::of(spec, options) };
     let shared = Arc::new(Shared {
@@ -236,7 +235,7 @@ struct Shared {
     pool: HeapPool,
     counters: Vec<Counters>,
     sockets: Vec<Socket>,
-    host: Host,
+    host: Arc<Host>,
     /// Whether messages of several datagrams are sent, where somebody chose.
     gso: Option<bool>,
     /// Packets whose ICRC could be checked in part only.
@@ -356,7 +355,7 @@ impl Port for UdpPort {
     }
 
     fn host(&self) -> Option<&dyn super::Host> {
-        Some(&self.shared.host)
+        Some(&*self.shared.host)
     }
 
     /// A datagram lies in up to twice its bytes of memory, which is what the kernel counts. Half of a buffer is for what we request,
@@ -369,7 +368,7 @@ impl Port for UdpPort {
         for socket in &self.shared.sockets {
             self.shared.note_errors(socket);
         }
-        self.shared.host.follow(self.shared.sockets[0].fd());
+        self.shared.host.follow();
     }
 
     fn stats(&self) -> PortStats {
