@@ -40,7 +40,7 @@ use super::{
 use crate::id::{Mac, Mtu};
 use crate::sync::unforked::Unforked;
 use crate::wire::UDP_PORT;
-use control::Name;
+use control::{Name, Refusal};
 use host::Host;
 use packet::{IpFields, Outgoing};
 use rx::Receiver;
@@ -293,8 +293,9 @@ impl Shared {
     fn note_errors(&self, socket: &Socket) {
         for _ in 0..ERRORS {
             let Some((name, control)) = sys::take_error(socket.fd()) else { break };
-            let Some((error, mtu)) = control.refusal() else { continue };
-            self.refused.fetch_add(1, Ordering::Relaxed);
+            let Some(Refusal { error, came_back, mtu }) = control.refusal() else { continue };
+            // What this host refused itself counts where it was sent.
+            self.refused.fetch_add(came_back.into(), Ordering::Relaxed);
             self.complain(|| {
                 let peer = name.get().map_or_else(|| "a peer".into(), |(peer, _)| peer.to_string());
                 match error {
