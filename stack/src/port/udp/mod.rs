@@ -288,14 +288,16 @@ impl Shared {
     }
 
     /// Reads what came back for datagrams that were sent. It may be forged, so nothing that is sent depends on it; it is counted
-    /// and said.
+    /// and said. Whether there was something.
     #[cold]
-    fn note_errors(&self, socket: &Socket) {
+    fn note_errors(&self, socket: &Socket) -> bool {
+        let mut any = false;
         for _ in 0..ERRORS {
             let Some((name, control)) = sys::take_error(socket.fd()) else { break };
             let Some(Refusal { error, came_back, mtu }) = control.refusal() else { continue };
             // What this host refused itself counts where it was sent.
             self.refused.fetch_add(came_back.into(), Ordering::Relaxed);
+            any |= came_back;
             self.complain(|| {
                 let peer = name.get().map_or_else(|| "a peer".into(), |(peer, _)| peer.to_string());
                 match error {
@@ -307,6 +309,7 @@ impl Shared {
                 }
             });
         }
+        any
     }
 
     /// A socket says how many datagrams its buffer had no room for so far.
@@ -367,7 +370,7 @@ impl Port for UdpPort {
 
     fn maintain(&self) {
         for socket in &self.shared.sockets {
-            self.shared.note_errors(socket);
+            let _ = self.shared.note_errors(socket); // there may be none
         }
         self.shared.host.follow();
     }

@@ -24,6 +24,9 @@ const MESSAGE: usize = 65_535 - 40 - 8;
 /// Peers of which it is remembered how messages to them may leave; then all are forgotten.
 const PEERS: usize = 4096;
 
+/// How often a message is sent that fails by what came back for others.
+const TRIES: u32 = 16;
+
 /// How sending went.
 enum Sent {
     /// So many frames are done with.
@@ -97,8 +100,9 @@ impl Sender {
             .zip(&out[..at])
             .map(|(frame, out)| IoSlice::new(&frame.data()[out.payload.clone()]))
             .collect();
-        let mut again = true;
+        let mut tries = 0;
         loop {
+            tries += 1;
             match send(socket.fd(), &messages, &parts) {
                 Ok(n) => {
                     let done = messages[..n].last().map_or(0, |last| last.parts.end);
@@ -107,8 +111,8 @@ impl Sender {
                 }
                 Err(error) => match of(&error) {
                     Trouble::Full => return Sent::Full,
-                    // It may be of a datagram sent before, perhaps to another peer; it is reported once.
-                    Trouble::Other if core::mem::replace(&mut again, false) => shared.note_errors(socket),
+                    // It may be of a datagram sent before, perhaps to another peer, as long as there are such errors.
+                    Trouble::Other if tries < TRIES && (shared.note_errors(socket) || tries == 1) => {}
                     Trouble::Other => {
                         let lost = messages[0].parts.len();
                         if lost > 1 && cannot_segment(&error) {
