@@ -26,8 +26,8 @@ pub fn capture(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, PortEr
     let fail = |reason: String| PortError::Open { port: port.info().name.clone(), reason };
     // It holds payloads and keys: other users do not read it. A file that is there keeps its mode.
     let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path);
-    let file = file
-        .map_err(|error| fail(format!("the capture file {} cannot be made: {error}", path.display())))?;
+    let file =
+        file.map_err(|error| fail(format!("the capture file {} cannot be made: {error}", path.display())))?;
     let file = Output(Arc::new(Mutex::new(BufWriter::with_capacity(1 << 16, file))));
     let header = PcapHeader {
         datalink: DataLink::ETHERNET,
