@@ -291,8 +291,7 @@ mod tests {
 
     #[test]
     fn what_this_host_refuses_did_not_come_back() {
-        for (level, kind) in
-            [(libc::IPPROTO_IP, libc::IP_RECVERR), (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)]
+        for (level, kind) in [(libc::IPPROTO_IP, libc::IP_RECVERR), (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)]
         {
             // Local, by ICMP, by ICMPv6.
             for (origin, came_back) in [(1, false), (2, true), (3, true)] {
