@@ -14,7 +14,8 @@ use stack::cm::{
 use stack::time::Instant;
 use verbs::rdma_cm::{CmEvent, CmEventType as E, CmId, ConnParam, EventChannel, IdState};
 use verbs::{
-    Ah, Counter, Cq, Discard, GRH_LEN, GSI_QKEY, Gid, Qp, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr, Wc, ah_attr_to,
+    Ah, Counter, Cq, Discard, GRH_LEN, GSI_QKEY, Gid, Qp, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr,
+    Wc, ah_attr_to,
 };
 
 const PORT: u16 = 7471;
