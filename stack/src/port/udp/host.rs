@@ -41,19 +41,25 @@ pub(super) struct Table(Vec<Entry>);
 
 impl Table {
     fn look() -> std::io::Result<Self> {
-        let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        let socket =
+            rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         let socket = socket.as_fd();
+        let about = |iface: &str| {
+            let mtu = netdevice::mtu(socket, iface).ok()?;
+            let segments = netdevice::has_feature(socket, iface, "tx-udp-segmentation") == Some(false);
+            Some((mtu, segments))
+        };
+        Ok(Self::new(sys::addresses()?, about))
+    }
+
+    /// These addresses, without those whose interface says nothing about itself: it has gone since.
+    fn new(addresses: Vec<Local>, about: impl Fn(&str) -> Option<(usize, bool)>) -> Self {
         let mut ifaces = BTreeMap::new();
-        let entries = sys::addresses()?.into_iter().map(|local| {
-            let (mtu, segments) = *ifaces.entry(local.iface.clone()).or_insert_with(|| {
-                let mtu = netdevice::mtu(socket, &local.iface).unwrap_or(0);
-                let segments =
-                    netdevice::has_feature(socket, &local.iface, "tx-udp-segmentation") == Some(false);
-                (mtu, segments)
-            });
-            Entry { local, mtu, segments }
+        let entries = addresses.into_iter().filter_map(|local| {
+            let said = *ifaces.entry(local.iface.clone()).or_insert_with_key(|iface| about(iface));
+            said.map(|(mtu, segments)| Entry { local, mtu, segments })
         });
-        Ok(Self(entries.collect()))
+        Self(entries.collect())
     }
 
     /// What is behind an address of ours. All of 127.0.0.0/8 is on the loopback interface.
@@ -290,6 +296,25 @@ mod tests {
         while host.changed() < 2 {
             std::thread::yield_now();
         }
+    }
+
+    // Goal: what goes while the host is looked at takes no address of another interface, nor the port's MTU, with it.
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn an_interface_that_goes_during_a_look_is_left_out() {
+        let local = |addr: &str, iface: &str| {
+            let (addr, iface) = (addr.parse().unwrap(), iface.into());
+            Local { addr, iface, index: 1, up: true, loopback: false }
+        };
+        let locals = vec![local("10.0.0.1", "stays"), local("10.0.1.1", "goes"), local("10.0.0.2", "stays")];
+        let table = Table::new(locals, |iface| (iface == "stays").then_some((1500, true)));
+        let host = Host::new(&[]);
+        *host.table.write().unwrap() = Arc::new(table);
+        assert_eq!(
+            crate::port::Host::addresses(&host),
+            ["10.0.0.1", "10.0.0.2"].map(|addr| addr.parse::<IpAddr>().unwrap())
+        );
+        assert_eq!(host.mtu(), Some(1500));
     }
 
     #[test]
