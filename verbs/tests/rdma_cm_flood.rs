@@ -321,13 +321,14 @@ fn hosts_that_are_silent_hold_up_nobody() {
     let cb = w.b.channel();
     let _listener = w.b.listen(&cb, PORT);
     let stranger = Stranger::new(&w);
+    let mad = req(1);
     let before = stranger.gsi.counters().discarded(Discard::Unreachable);
     for n in 3..35 {
         let ah = w.a.pd.create_ah(&ah_attr_to(Gid::v4([10, 0, 0, n]), 1)).unwrap();
-        let wr = SendWr::send(SLOTS, &[]).inline(&req(1)).to(&ah, Qpn::GSI, GSI_QKEY);
+        let wr = SendWr::send(SLOTS, &[]).inline(&mad).to(&ah, Qpn::GSI, GSI_QKEY);
         stranger.gsi.post_send(&[wr]).unwrap();
     }
-    stranger.send(&w, &req(1), &mut Vec::new());
+    stranger.send(&w, &mad, &mut Vec::new());
     // Far less than the time after which a host counts as silent.
     let event = (0..100).find_map(|_| {
         w.pump();
