@@ -218,6 +218,8 @@ const CLOSED_ON_EXEC: &[&str] = &[
     "epoll_create1",
     "pipe",
     "memfd_create",
+    "mkstemp",
+    "mkstemp64",
     "timerfd_create",
     "dup",
 ];

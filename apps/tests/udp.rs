@@ -1,6 +1,6 @@
 //! RoCEv2 over UDP sockets between two network namespaces with a router in between. Needs root, for the namespaces alone.
 
-use crate::common::{Bench, Link, PATIENCE, PERF, PINGPONG, Running, rows};
+use crate::common::{Bench, Link, PATIENCE, PERF, PINGPONG, Running, rows, until};
 use std::io::Write as _;
 use std::process::Command;
 
@@ -198,4 +198,25 @@ fn a_route_with_a_small_mtu_bounds_the_path_mtu_to_its_peers() {
 #[test]
 fn a_route_back_with_a_small_mtu_bounds_the_path_mtu_of_a_connection() {
     a_narrow_route_from(1, 'w');
+}
+
+// Goal: a message of ICMP that the way carries less, which anybody can forge, ends no connection, though the kernel believes it.
+#[test]
+fn that_the_way_carries_less_ends_no_connection() {
+    let _bench = Bench::new(Link::Udp);
+    let Some(lab) = Lab::new('i', &V4) else { return };
+    let there = V4[1].host;
+    let server = lab.start(1, PERF, &["server", "--once", "--port", "udp", "--bind", there]);
+    let args = ["client", "--port", "udp", there, "--op", "write", "--size", "64k", "-D", "20s"];
+    let client = lab.start(0, PERF, &[&args[..], &["--mode", "bw"], &PATIENCE].concat());
+    // It is true for a moment, and the kernel remembers it for ten minutes.
+    until(|| {
+        for mtu in [600, 1500] {
+            assert!(run(&format!("ip -n {} link set down1 mtu {mtu}", lab.router)));
+        }
+        let route = Command::new("ip").args(["-n", &lab.hosts[0], "route", "get", there]).output().unwrap();
+        String::from_utf8_lossy(&route.stdout).contains("mtu 600").then_some(())
+    });
+    client.finish().good();
+    server.finish().good();
 }

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -33,6 +34,8 @@ int dpdk_sys_cloexec_epoll_create(int size);
 int dpdk_sys_cloexec_epoll_create1(int flags);
 int dpdk_sys_cloexec_pipe(int fds[2]);
 int dpdk_sys_cloexec_memfd_create(const char *name, unsigned int flags);
+int dpdk_sys_cloexec_mkstemp(char *path);
+int dpdk_sys_cloexec_mkstemp64(char *path) __attribute__((alias("dpdk_sys_cloexec_mkstemp")));
 int dpdk_sys_cloexec_timerfd_create(int clock, int flags);
 int dpdk_sys_cloexec_dup(int fd);
 
@@ -116,6 +119,12 @@ int
 dpdk_sys_cloexec_memfd_create(const char *name, unsigned int flags)
 {
 	return memfd_create(name, flags | MFD_CLOEXEC);
+}
+
+int
+dpdk_sys_cloexec_mkstemp(char *path)
+{
+	return mkostemp(path, O_CLOEXEC);
 }
 
 int

@@ -14,7 +14,8 @@ use stack::cm::{
 use stack::time::Instant;
 use verbs::rdma_cm::{CmEvent, CmEventType as E, CmId, ConnParam, EventChannel, IdState};
 use verbs::{
-    Ah, Cq, GRH_LEN, GSI_QKEY, Gid, Qp, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr, Wc, ah_attr_to,
+    Ah, Counter, Cq, Discard, GRH_LEN, GSI_QKEY, Gid, Qp, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr,
+    Wc, ah_attr_to,
 };
 
 const PORT: u16 = 7471;
@@ -112,6 +113,11 @@ impl Stranger {
         let ah = w.a.pd.create_ah(&ah_attr_to(Gid::from_ip(addrs(false)[1]), 1)).unwrap();
         let stranger = Self { gsi, ah, cq };
         (0..SLOTS).for_each(|slot| stranger.post_recv(w, slot));
+        // What is sent before B's Ethernet address is known is lost.
+        w.until("B to be found", || {
+            stranger.send(w, &[], &mut Vec::new());
+            (stranger.gsi.counters().get(Counter::TxFrames) > 0).then_some(())
+        });
         stranger
     }
     fn post_recv(&self, w: &World, slot: u64) {
@@ -306,4 +312,28 @@ fn a_connection_that_its_peer_forgot_is_disconnected() {
     say(after);
     w.event(&cb, E::Disconnected).ack();
     assert_eq!(server.state(), IdState::Disconnected);
+}
+
+// Goal: messages to hosts whose Ethernet address nobody tells are lost, and hold up none to others.
+#[test]
+fn hosts_that_are_silent_hold_up_nobody() {
+    let w = World::new();
+    let cb = w.b.channel();
+    let _listener = w.b.listen(&cb, PORT);
+    let stranger = Stranger::new(&w);
+    let mad = req(1);
+    let before = stranger.gsi.counters().discarded(Discard::Unreachable);
+    for n in 3..35 {
+        let ah = w.a.pd.create_ah(&ah_attr_to(Gid::v4([10, 0, 0, n]), 1)).unwrap();
+        let wr = SendWr::send(SLOTS, &[]).inline(&mad).to(&ah, Qpn::GSI, GSI_QKEY);
+        stranger.gsi.post_send(&[wr]).unwrap();
+    }
+    stranger.send(&w, &mad, &mut Vec::new());
+    // Far less than the time after which a host counts as silent.
+    let event = (0..100).find_map(|_| {
+        w.pump();
+        cb.try_get_event()
+    });
+    assert_eq!(event.expect("it is not held up").event(), E::ConnectRequest);
+    assert_eq!(stranger.gsi.counters().discarded(Discard::Unreachable) - before, 32);
 }

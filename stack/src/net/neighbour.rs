@@ -376,6 +376,9 @@ impl Neighbours {
             };
             return (self.insert(*gid, state, origin), evicted);
         };
+        // A stranger that this host resolves from now on needs room among its like.
+        let joins = initiator == Initiator::Program && self.entry(id).origin == Origin::Stranger;
+        let evicted = joins && self.room_for_used();
         let entry = self.entry(id);
         match entry.state {
             State::Known { mac, until } if until <= now => {
@@ -394,7 +397,7 @@ impl Neighbours {
                 Origin::Fixed => {}
             }
         }
-        (id, false)
+        (id, evicted)
     }
 
     /// A neighbour claimed an Ethernet address. Unknown ones are added if they requested us and are `near` (on the link).

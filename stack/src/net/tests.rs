@@ -675,6 +675,20 @@ fn a_table_full_of_neighbours_in_use() {
     assert_eq!(net.neighbours.len(), NEIGHBOUR_MAX);
 }
 
+// Goal: hosts that ask for us first and are resolved then, as the clients of a datagram server, take no more room than others.
+#[test]
+fn strangers_that_are_resolved_stay_within_the_table() {
+    let mut net = Net::new(&NetConfig { addrs: vec![(ip("10.99.0.3"), 8)], ..NetConfig::new(B) });
+    for n in 0..2 * NEIGHBOUR_MAX as u32 {
+        let (now, client) = (T0.after_nanos(n.into()), (0x0a01_0000 + n).to_be_bytes());
+        assert!(answer(&mut net, now, &arp(1, C, client, [10, 99, 0, 3])).is_some());
+        assert_eq!(net.resolve(now, &Gid::v4(client)), Resolution::Known(C));
+        assert!(net.neighbours.len() <= NEIGHBOUR_MAX - NEIGHBOUR_STRANGERS_MAX, "{n}");
+    }
+    let evicted = NEIGHBOUR_MAX + NEIGHBOUR_STRANGERS_MAX;
+    assert_eq!(net.counter(NetCounter::NeighbourEvicted), evicted as u64);
+}
+
 #[test]
 fn configurations_that_make_no_sense() {
     assert_eq!(config(A).check(), Ok(()));

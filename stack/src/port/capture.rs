@@ -7,6 +7,7 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, TsResolution};
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Instant, SystemTime};
@@ -23,8 +24,10 @@ const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// When the file cannot be made.
 pub fn capture(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: port.info().name.clone(), reason };
-    let file = File::create(path)
-        .map_err(|error| fail(format!("the capture file {} cannot be made: {error}", path.display())))?;
+    // It holds payloads and keys: other users do not read it. A file that is there keeps its mode.
+    let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path);
+    let file =
+        file.map_err(|error| fail(format!("the capture file {} cannot be made: {error}", path.display())))?;
     let file = Output(Arc::new(Mutex::new(BufWriter::with_capacity(1 << 16, file))));
     let header = PcapHeader {
         datalink: DataLink::ETHERNET,
@@ -262,6 +265,16 @@ mod tests {
         }
         assert_eq!(packets, expected);
         assert!(now().abs_diff(last) < Duration::from_secs(60));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn other_users_do_not_read_a_capture() {
+        use std::os::unix::fs::PermissionsExt;
+        let path = std::env::temp_dir().join(format!("roce-capture-mode-{}.pcap", std::process::id()));
+        drop(capture(pair(1).0, &path).unwrap());
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{mode:o}");
         std::fs::remove_file(&path).unwrap();
     }
 

@@ -93,7 +93,7 @@ impl PortSpec {
             Self::Loopback => Ok(Box::new(super::loopback::Loopback::new(options))),
             Self::Unix { local, peer, options: more } => super::unix::open(self, local, peer, more, options),
             Self::Memif { path, role, options: more } => super::memif::open(self, path, *role, more, options),
-            Self::Udp { addrs, options: more } => super::udp::open(self, addrs, more, options),
+            Self::Udp { addrs, options: more } => Ok(Box::new(super::udp::open(self, addrs, more, options)?)),
             #[cfg(feature = "dpdk")]
             _ => super::dpdk::open(self, options),
             #[cfg(not(feature = "dpdk"))]

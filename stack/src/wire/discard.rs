@@ -63,7 +63,8 @@ discards! {
     /// The IP and UDP lengths contradict each other, or leave no room for the headers, pad and ICRC, or the
     /// UDP length is no multiple of 4.
     BadLength,
-    /// A second VLAN tag, RoCEv1, or an IP version that the Ethernet type does not announce.
+    /// A second VLAN tag, RoCEv1, an IP version that the Ethernet type does not announce, or an IPv4 address in an IPv6
+    /// header.
     BadEtherType,
     /// An IPv4 header with options; RoCEv2 allows none (IBA A17).
     IpOptions,

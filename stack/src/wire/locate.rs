@@ -12,6 +12,8 @@ const ETHER_ROCE_V1: u16 = 0x8915;
 const ETHER_QINQ: u16 = 0x88a8;
 /// IPv6 next header: a fragment follows.
 const IPV6_FRAGMENT: u8 = 44;
+/// The first bytes of IPv4-mapped IPv6 addresses.
+const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
 /// Where the UDP header and the BTH of a plain packet are ([`locate_plain`]).
 const PLAIN_UDP: usize = ETH_LEN + IPV4_LEN;
@@ -146,6 +148,10 @@ fn locate_ipv6(frame: &[u8], l3: usize, vlan: Option<u16>) -> Result<Ingress, Di
         IP_PROTO_UDP => {}
         IPV6_FRAGMENT => return Err(Discard::Fragment),
         _ => return Ok(Ingress::Other),
+    }
+    // An IPv4-mapped address has the GID of the IPv4 address, and would pass as that host (RFC 4291 2.5.5.2).
+    if [8, 24].iter().any(|at| ip[*at..].starts_with(&IPV4_MAPPED)) {
+        return Err(Discard::BadEtherType);
     }
     let body_len = be16(ip, 4) as usize;
     if packet.len() < IPV6_LEN + body_len {

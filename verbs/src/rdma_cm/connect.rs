@@ -71,7 +71,7 @@ fn check(call: &'static str, id: &Id, param: &ConnParam<'_>, data_max: usize) ->
 
 impl CmId {
     /// Creates the identifier's queue pair, of the identifier's type ([`qp_type`](Self::qp_type)). One for connections is
-    /// then in INIT, so receives can be posted; one of UD is in RTS with the Q_Key [`UDP_QKEY`](super::UDP_QKEY). Connecting
+    /// then in INIT, so receives can be posted; one of UD is in RTS with the Q_Key [`UDP_QKEY`]. Connecting
     /// and disconnecting move it through its states.
     ///
     /// # Errors

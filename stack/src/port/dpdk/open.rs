@@ -254,11 +254,12 @@ fn set_up(
     // SAFETY: the port exists. Not every device knows it, and those that do not take all frames anyway.
     let _ = unsafe { sys::dpdk_sys_port_promiscuous(port) };
 
+    let iface = plan.iface.as_deref().map(Iface::find).transpose()?;
+    let counters = (0..queues).map(|_| Counters::default()).collect();
+    let longest = AtomicU32::new((mtu + L2_OVERHEAD) as u32);
+    // Nothing fails from here on before `Shared` has them.
     // SAFETY: runs on DPDK's thread; the ids go back when the port does.
     let lcores = (0..queues).map(|_| unsafe { sys::dpdk_sys_lcore_reserve() }).collect();
-    let counters = (0..queues).map(|_| Counters::default()).collect();
-    let iface = plan.iface.as_deref().map(Iface::find).transpose()?;
-    let longest = AtomicU32::new((mtu + L2_OVERHEAD) as u32);
     let shared = Arc::new(Shared { port, mtu, longest, iface, lcores, counters, device, pool });
     let ret = shared.start();
     if ret != 0 {

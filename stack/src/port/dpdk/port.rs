@@ -29,7 +29,8 @@ fn graveyard() -> MutexGuard<'static, Vec<Mempool>> {
     GRAVEYARD.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The mbufs of a port. Once dropped, it is freed as soon as all its frames are back.
+/// The mbufs of a port. Once it is dropped and all its frames are back, it is freed when the next port opens or the next pool is
+/// dropped; at once if no frame was out.
 pub(super) struct Pool(Mempool);
 
 impl Pool {

@@ -202,8 +202,8 @@ impl Control {
         arrival
     }
 
-    /// The error that came back: its number, and the MTU that it names.
-    pub fn refusal(&self) -> Option<(i32, u32)> {
+    /// The error that came back, or that this host found itself.
+    pub fn refusal(&self) -> Option<Refusal> {
         let is_error = |level, kind| {
             matches!(
                 (level, kind),
@@ -212,9 +212,24 @@ impl Control {
         };
         // `struct sock_extended_err`: number, origin, type, code, pad, info.
         let (_, _, data) = self.iter().find(|(level, kind, _)| is_error(*level, *kind))?;
-        let number = i32::from_ne_bytes(*data.first_chunk()?);
-        Some((number, u32::from_ne_bytes(*data.get(8..)?.first_chunk()?)))
+        let error = i32::from_ne_bytes(*data.first_chunk()?);
+        let came_back = *data.get(4)? != SO_EE_ORIGIN_LOCAL;
+        Some(Refusal { error, came_back, mtu: u32::from_ne_bytes(*data.get(8..)?.first_chunk()?) })
     }
+}
+
+/// `SO_EE_ORIGIN_LOCAL` of `<linux/errqueue.h>`.
+const SO_EE_ORIGIN_LOCAL: u8 = 1;
+
+/// An error of something that was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Refusal {
+    /// Its number.
+    pub error: i32,
+    /// Whether it came by ICMP; else nothing was sent.
+    pub came_back: bool,
+    /// The MTU that it names.
+    pub mtu: u32,
 }
 
 /// What came with a datagram.
@@ -271,6 +286,25 @@ mod tests {
             let cut = control.arrival();
             assert!(cut.to.is_none() || cut.to == all.to);
             assert!(cut.segment.is_none() || cut.segment == all.segment);
+        }
+    }
+
+    #[test]
+    fn what_this_host_refuses_did_not_come_back() {
+        for (level, kind) in [(libc::IPPROTO_IP, libc::IP_RECVERR), (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)]
+        {
+            // Local, by ICMP, by ICMPv6.
+            for (origin, came_back) in [(1, false), (2, true), (3, true)] {
+                let mut error = [0; 16];
+                error[..4].copy_from_slice(&libc::EMSGSIZE.to_ne_bytes());
+                error[4] = origin;
+                error[8..12].copy_from_slice(&700u32.to_ne_bytes());
+                let mut control = Control::empty();
+                control.push_hop_limit(false, 64);
+                control.push(level, kind, &error);
+                let refusal = Refusal { error: libc::EMSGSIZE, came_back, mtu: 700 };
+                assert_eq!(control.refusal(), Some(refusal), "{origin}");
+            }
         }
     }
 }

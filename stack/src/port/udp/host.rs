@@ -3,7 +3,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,8 @@ use crate::wire::UDP_PORT;
 /// Groups of messages about interfaces, their addresses, and routes of IPv4 (rtnetlink(7)): `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
 /// `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV4_RULE`.
 const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x80;
-/// How often the host is looked at where the kernel does not say that something changed.
+/// From one look at the host to the next one; and where the kernel does not say that something changed.
+const LOOK_GAP: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Messages about changes that are taken in one look.
 const MESSAGES: usize = 64;
@@ -39,18 +40,26 @@ struct Entry {
 pub(super) struct Table(Vec<Entry>);
 
 impl Table {
-    fn look(socket: BorrowedFd<'_>) -> std::io::Result<Self> {
+    fn look() -> std::io::Result<Self> {
+        let socket =
+            rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        let socket = socket.as_fd();
+        let about = |iface: &str| {
+            let mtu = netdevice::mtu(socket, iface).ok()?;
+            let segments = netdevice::has_feature(socket, iface, "tx-udp-segmentation") == Some(false);
+            Some((mtu, segments))
+        };
+        Ok(Self::new(sys::addresses()?, about))
+    }
+
+    /// These addresses, without those whose interface says nothing about itself: it has gone since.
+    fn new(addresses: Vec<Local>, about: impl Fn(&str) -> Option<(usize, bool)>) -> Self {
         let mut ifaces = BTreeMap::new();
-        let entries = sys::addresses()?.into_iter().map(|local| {
-            let (mtu, segments) = *ifaces.entry(local.iface.clone()).or_insert_with(|| {
-                let mtu = netdevice::mtu(socket, &local.iface).unwrap_or(0);
-                let segments =
-                    netdevice::has_feature(socket, &local.iface, "tx-udp-segmentation") == Some(false);
-                (mtu, segments)
-            });
-            Entry { local, mtu, segments }
+        let entries = addresses.into_iter().filter_map(|local| {
+            let said = *ifaces.entry(local.iface.clone()).or_insert_with_key(|iface| about(iface));
+            said.map(|(mtu, segments)| Entry { local, mtu, segments })
         });
-        Ok(Self(entries.collect()))
+        Self(entries.collect())
     }
 
     /// What is behind an address of ours. All of 127.0.0.0/8 is on the loopback interface.
@@ -89,7 +98,10 @@ pub(super) struct Host {
     /// How often they may have.
     changed: AtomicU64,
     router: Option<Mutex<Router>>,
+    /// No look before.
     next_look: Mutex<Instant>,
+    /// Whether a thread looks at the host now.
+    looking: AtomicBool,
 }
 
 impl Host {
@@ -104,6 +116,7 @@ impl Host {
             changed: AtomicU64::new(0),
             router: Router::open().map(Mutex::new),
             next_look: Mutex::new(Instant::now()),
+            looking: AtomicBool::new(false),
         }
     }
 
@@ -128,12 +141,12 @@ impl Host {
         Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Looks at the host; `socket` is any of its network namespace.
+    /// Looks at the host.
     ///
     /// # Errors
     /// The kernel does not say what addresses there are.
-    pub fn look(&self, socket: BorrowedFd<'_>) -> std::io::Result<()> {
-        let now = Arc::new(Table::look(socket)?);
+    pub fn look(&self) -> std::io::Result<()> {
+        let now = Arc::new(Table::look()?);
         if now.0.iter().any(|entry| !entry.local.loopback) {
             self.beyond.store(true, Ordering::Relaxed);
         }
@@ -147,32 +160,42 @@ impl Host {
         Ok(())
     }
 
-    /// Looks at the host if something changed.
-    pub fn follow(&self, socket: BorrowedFd<'_>) {
+    /// Looks at the host if something changed, soon, and on a thread of its own: the kernel lets a look wait while others change
+    /// interfaces.
+    pub fn follow(self: &Arc<Self>) {
+        let mut next = self.next_look.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let due = match &self.changes {
-            Some(changes) => {
-                let mut message = [0; 64];
-                let take = |_: &usize| {
-                    let taken =
-                        rustix::net::recv(changes, &mut message, RecvFlags::DONTWAIT | RecvFlags::TRUNC);
-                    // Others are lost where the kernel has no room for them: then something changed as well.
-                    matches!(taken, Ok(_) | Err(rustix::io::Errno::NOBUFS))
-                };
-                (0..MESSAGES).take_while(take).count() > 0
-            }
-            None => {
-                let mut next = self.next_look.lock().unwrap_or_else(PoisonError::into_inner);
-                let due = now >= *next;
-                if due {
-                    *next = now + LOOK_EVERY;
-                }
-                due
-            }
-        };
-        if due && let Err(error) = self.look(socket) {
+        // What changes during a look is left for the next one.
+        if now < *next || self.looking.load(Ordering::Acquire) || !self.may_have_changed() {
+            return;
+        }
+        *next = now + if self.changes.is_some() { LOOK_GAP } else { LOOK_EVERY };
+        self.looking.store(true, Ordering::Relaxed);
+        // Where no thread can be had, this one looks.
+        let host = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("roce-host".into()).spawn(move || host.look_again());
+        if thread.is_err() {
+            self.look_again();
+        }
+    }
+
+    fn look_again(&self) {
+        if let Err(error) = self.look() {
             tracing::warn!("the addresses of the host cannot be read: {error}");
         }
+        self.looking.store(false, Ordering::Release);
+    }
+
+    /// Whether the kernel said so, or says nothing.
+    fn may_have_changed(&self) -> bool {
+        let Some(changes) = &self.changes else { return true };
+        let mut message = [0; 64];
+        let take = |_: &usize| {
+            let taken = rustix::net::recv(changes, &mut message, RecvFlags::DONTWAIT | RecvFlags::TRUNC);
+            // Others are lost where the kernel has no room for them: then something changed as well.
+            matches!(taken, Ok(_) | Err(rustix::io::Errno::NOBUFS))
+        };
+        (0..MESSAGES).take_while(take).count() > 0
     }
 
     /// What is behind the port's addresses. The loopback interface counts where there never was another.
@@ -249,6 +272,50 @@ fn changes() -> rustix::io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Goal: the thread that polls goes on while a look cannot end, as where the kernel lets it wait; one look is under way at a time.
+    #[test]
+    #[cfg_attr(miri, ignore = "it asks the kernel")]
+    fn a_look_at_the_host_keeps_nobody_waiting() {
+        let host = Arc::new(Host { changes: None, ..Host::new(&[]) });
+        let now = || *host.next_look.lock().unwrap() = Instant::now();
+        let held = host.table.write().unwrap();
+        for _ in 0..3 {
+            now();
+            host.follow();
+        }
+        assert!(held.0.is_empty());
+        drop(held);
+        while host.looking.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        assert!(!host.table().0.is_empty(), "there is a loopback interface");
+        assert_eq!(host.changed(), 1);
+        now();
+        host.follow();
+        while host.changed() < 2 {
+            std::thread::yield_now();
+        }
+    }
+
+    // Goal: what goes while the host is looked at takes no address of another interface, nor the port's MTU, with it.
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn an_interface_that_goes_during_a_look_is_left_out() {
+        let local = |addr: &str, iface: &str| {
+            let (addr, iface) = (addr.parse().unwrap(), iface.into());
+            Local { addr, iface, index: 1, up: true, loopback: false }
+        };
+        let locals = vec![local("10.0.0.1", "stays"), local("10.0.1.1", "goes"), local("10.0.0.2", "stays")];
+        let table = Table::new(locals, |iface| (iface == "stays").then_some((1500, true)));
+        let host = Host::new(&[]);
+        *host.table.write().unwrap() = Arc::new(table);
+        assert_eq!(
+            crate::port::Host::addresses(&host),
+            ["10.0.0.1", "10.0.0.2"].map(|addr| addr.parse::<IpAddr>().unwrap())
+        );
+        assert_eq!(host.mtu(), Some(1500));
+    }
 
     #[test]
     fn the_interface_of_the_route_decides_about_messages() {

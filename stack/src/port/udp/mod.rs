@@ -22,7 +22,7 @@ mod tx;
 mod tests;
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,7 +40,7 @@ use super::{
 use crate::id::{Mac, Mtu};
 use crate::sync::unforked::Unforked;
 use crate::wire::UDP_PORT;
-use control::Name;
+use control::{Name, Refusal};
 use host::Host;
 use packet::{IpFields, Outgoing};
 use rx::Receiver;
@@ -60,7 +60,7 @@ pub(super) fn open(
     addrs: &[IpAddr],
     more: &[(String, String)],
     options: &PortOptions,
-) -> Result<Box<dyn Port>, PortError> {
+) -> Result<UdpPort, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
     let option = |name| more.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
     let gso = option("gso").map(|value| value == "on");
@@ -69,9 +69,8 @@ pub(super) fn open(
         None => BUFFER,
     };
     let sockets = sockets(addrs, buffer).map_err(fail)?;
-    let host = Host::new(addrs);
-    host.look(sockets[0].fd())
-        .map_err(|error| fail(format!("the host's addresses cannot be read: {error}")))?;
+    let host = Arc::new(Host::new(addrs));
+    host.look().map_err(|error| fail(format!("the host's addresses cannot be read: {error}")))?;
     let mtu = host.mtu().unwrap_or(options.mtu).min(options.mtu);
     let info = PortInfo { mtu, ..PortInfo::of(spec, options) };
     let shared = Arc::new(Shared {
@@ -83,12 +82,11 @@ pub(super) fn open(
         sockets,
         host,
         gso,
-        gso_works: AtomicBool::new(true),
         weak: AtomicU64::new(0),
         refused: AtomicU64::new(0),
         complaint: Mutex::new(None),
     });
-    Ok(Box::new(UdpPort { info, taken: Taken::none_of(options.queues), shared }))
+    Ok(UdpPort { info, taken: Taken::none_of(options.queues), shared })
 }
 
 /// A socket on port 4791 of one address, or of all.
@@ -129,7 +127,8 @@ impl Socket {
         let set = |level, option, value| sys::set(fd.as_fd(), level, option, value);
         if v6 {
             set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, addr.is_some().into())?;
-            set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+            // A message of ICMP that the way carries less may be forged: what the interface carries is sent.
+            set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
@@ -140,8 +139,8 @@ impl Socket {
             set(libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
         }
         if !v6 || addr.is_none() {
-            // It is not connected and sets DF: so the kernel sends the identification 0.
-            set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+            // As for IPv6. It is not connected and sets DF: so the kernel sends the identification 0.
+            set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
             set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
             set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
             set(libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
@@ -236,11 +235,9 @@ struct Shared {
     pool: HeapPool,
     counters: Vec<Counters>,
     sockets: Vec<Socket>,
-    host: Host,
+    host: Arc<Host>,
     /// Whether messages of several datagrams are sent, where somebody chose.
     gso: Option<bool>,
-    /// Whether the kernel takes such messages.
-    gso_works: AtomicBool,
     /// Packets whose ICRC could be checked in part only.
     weak: AtomicU64,
     /// Errors that came back.
@@ -253,13 +250,6 @@ impl Shared {
     /// The socket by which packets from an address leave.
     fn socket_of(&self, src: IpAddr) -> Option<&Socket> {
         self.sockets.iter().find(|socket| socket.serves(src))
-    }
-
-    /// The kernel refused a message of several datagrams. Whether they may pass one by one: it cannot do it.
-    #[cold]
-    fn stop_segmenting(&self, error: &Error) -> bool {
-        let cannot = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP));
-        cannot && self.gso_works.swap(false, Ordering::Relaxed)
     }
 
     fn note_weak(&self) {
@@ -297,13 +287,17 @@ impl Shared {
         });
     }
 
-    /// Reads what came back for datagrams that were sent. It may be forged, so it changes nothing; it is counted and said.
+    /// Reads what came back for datagrams that were sent. It may be forged, so nothing that is sent depends on it; it is counted
+    /// and said. Whether there was something.
     #[cold]
-    fn note_errors(&self, socket: &Socket) {
+    fn note_errors(&self, socket: &Socket) -> bool {
+        let mut any = false;
         for _ in 0..ERRORS {
             let Some((name, control)) = sys::take_error(socket.fd()) else { break };
-            let Some((error, mtu)) = control.refusal() else { continue };
-            self.refused.fetch_add(1, Ordering::Relaxed);
+            let Some(Refusal { error, came_back, mtu }) = control.refusal() else { continue };
+            // What this host refused itself counts where it was sent.
+            self.refused.fetch_add(came_back.into(), Ordering::Relaxed);
+            any |= came_back;
             self.complain(|| {
                 let peer = name.get().map_or_else(|| "a peer".into(), |(peer, _)| peer.to_string());
                 match error {
@@ -315,6 +309,7 @@ impl Shared {
                 }
             });
         }
+        any
     }
 
     /// A socket says how many datagrams its buffer had no room for so far.
@@ -334,7 +329,7 @@ fn too_long(len: usize, dst: impl core::fmt::Display, mtu: Option<u32>) -> Strin
     format!("{what} too long for the way to {dst}{carried}; ip route get {dst} says what it carries")
 }
 
-struct UdpPort {
+pub(super) struct UdpPort {
     info: PortInfo,
     taken: Taken,
     shared: Arc<Shared>,
@@ -364,7 +359,7 @@ impl Port for UdpPort {
     }
 
     fn host(&self) -> Option<&dyn super::Host> {
-        Some(&self.shared.host)
+        Some(&*self.shared.host)
     }
 
     /// A datagram lies in up to twice its bytes of memory, which is what the kernel counts. Half of a buffer is for what we request,
@@ -375,9 +370,9 @@ impl Port for UdpPort {
 
     fn maintain(&self) {
         for socket in &self.shared.sockets {
-            self.shared.note_errors(socket);
+            let _ = self.shared.note_errors(socket); // there may be none
         }
-        self.shared.host.follow(self.shared.sockets[0].fd());
+        self.shared.host.follow();
     }
 
     fn stats(&self) -> PortStats {

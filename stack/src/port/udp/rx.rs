@@ -102,7 +102,7 @@ impl Receiver {
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 // It belongs to something sent before, which the socket's queue of errors tells more about.
-                Err(_) => shared.note_errors(socket),
+                Err(_) => _ = shared.note_errors(socket),
             }
         }
         false

@@ -13,7 +13,7 @@ fn port(addr: &str, more: &str) -> Box<dyn Port> {
 }
 
 /// Sealed packets with these lengths of payload, and identifications as a shard counts them.
-fn packets(src: &str, dst: &str, tclass: u8, lens: &[usize]) -> Vec<Vec<u8>> {
+pub(super) fn packets(src: &str, dst: &str, tclass: u8, lens: &[usize]) -> Vec<Vec<u8>> {
     packets_from(0xc777, src, dst, tclass, lens)
 }
 
@@ -167,6 +167,30 @@ fn a_peer_that_is_not_there_is_counted_and_the_others_are_reached() {
     // From an address that it does not have.
     assert_eq!(send(&mut *qa, &packets("127.47.91.9", "127.47.91.7", 0, &[8])), 1);
     assert_eq!(a.stats().tx_dropped, 1);
+}
+
+#[test]
+fn a_flood_of_refusals_costs_no_other_peer_a_packet() {
+    // Goal: more errors than one look takes come back between two sends.
+    let spec: PortSpec = "udp:127.47.91.16".parse().unwrap();
+    let PortSpec::Udp { addrs, options } = &spec else { unreachable!("it is one") };
+    let (a, b) = (open(&spec, addrs, options, &PortOptions::default()).unwrap(), port("127.47.91.17", ""));
+    let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
+    let nobody = sys::Message {
+        to: Name::new(false, "127.47.91.18".parse().unwrap(), UDP_PORT, 0),
+        control: control::Control::empty(),
+        parts: 0..1,
+    };
+    let (nobody, parts) = ([nobody], [std::io::IoSlice::new(b"x")]);
+    // Each that is sent comes back, and fails the next one.
+    let mut failed = 0;
+    while failed < 4 * ERRORS {
+        failed += usize::from(sys::send(a.shared.sockets[0].fd(), &nobody, &parts).is_err());
+    }
+    sys::send(a.shared.sockets[0].fd(), &nobody, &parts).unwrap();
+    assert_eq!(send(&mut *qa, &packets("127.47.91.16", "127.47.91.17", 0, &[8])), 1);
+    assert!(a.stats().tx_dropped == 0 && a.stats().refused > 2 * ERRORS as u64, "{:?}", a.stats());
+    assert_eq!(receive(&mut *qb, 1).len(), 1);
 }
 
 #[test]

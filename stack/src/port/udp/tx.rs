@@ -1,7 +1,6 @@
 //! Frames out: their headers become what the kernel is told, and what it will write itself goes into their ICRC.
 
 use core::net::IpAddr;
-use core::sync::atomic::Ordering;
 use std::collections::HashMap;
 use std::io::{Error, IoSlice};
 use std::sync::Arc;
@@ -24,6 +23,9 @@ const MESSAGE: usize = 65_535 - 40 - 8;
 
 /// Peers of which it is remembered how messages to them may leave; then all are forgotten.
 const PEERS: usize = 4096;
+
+/// How often a message is sent that fails by what came back for others.
+const TRIES: u32 = 16;
 
 /// How sending went.
 enum Sent {
@@ -98,8 +100,9 @@ impl Sender {
             .zip(&out[..at])
             .map(|(frame, out)| IoSlice::new(&frame.data()[out.payload.clone()]))
             .collect();
-        let mut again = true;
+        let mut tries = 0;
         loop {
+            tries += 1;
             match send(socket.fd(), &messages, &parts) {
                 Ok(n) => {
                     let done = messages[..n].last().map_or(0, |last| last.parts.end);
@@ -108,11 +111,13 @@ impl Sender {
                 }
                 Err(error) => match of(&error) {
                     Trouble::Full => return Sent::Full,
-                    // It may be of a datagram sent before, perhaps to another peer; it is reported once.
-                    Trouble::Other if core::mem::replace(&mut again, false) => shared.note_errors(socket),
+                    // It may be of a datagram sent before, perhaps to another peer, as long as there are such errors.
+                    Trouble::Other if tries < TRIES && (shared.note_errors(socket) || tries == 1) => {}
                     Trouble::Other => {
                         let lost = messages[0].parts.len();
-                        if lost > 1 && shared.stop_segmenting(&error) {
+                        if lost > 1 && cannot_segment(&error) {
+                            // On the way to this peer; now one by one.
+                            self.segments.insert((out[0].ip.src, out[0].ip.dst), false);
                             return Sent::Frames(0);
                         }
                         counters.tx_dropped.add(lost as u64);
@@ -125,17 +130,15 @@ impl Sender {
     }
 
     fn may_segment(&mut self, shared: &Shared, fields: &IpFields) -> bool {
-        if !shared.gso_works.load(Ordering::Relaxed) {
+        if shared.gso == Some(false) {
             return false;
-        }
-        if let Some(chosen) = shared.gso {
-            return chosen;
         }
         if self.segments.len() >= PEERS {
             self.segments.clear();
         }
         let segments = self.segments.entry((fields.src, fields.dst));
-        *segments.or_insert_with(|| shared.host.may_segment(fields.src, fields.dst))
+        let chosen = shared.gso == Some(true);
+        *segments.or_insert_with(|| chosen || shared.host.may_segment(fields.src, fields.dst))
     }
 
     fn message(&self, socket: &Socket, first: &Outgoing, parts: core::ops::Range<usize>) -> Message {
@@ -183,9 +186,55 @@ enum Trouble {
     Other,
 }
 
+/// Whether the kernel refuses messages of several datagrams: because of what the way to the peer is, or how long they are.
+#[cold]
+fn cannot_segment(error: &Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP))
+}
+
 fn of(error: &Error) -> Trouble {
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::EINTR) => Trouble::Full,
         _ => Trouble::Other,
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::super::tests::packets;
+    use super::super::{open, sys};
+    use super::*;
+    use crate::port::{Port, PortOptions, PortSpec};
+    use std::net::UdpSocket;
+
+    const OURS: &str = "127.47.91.20";
+    const PEERS: [&str; 2] = ["127.47.91.21", "127.47.91.22"];
+
+    // Goal: a peer to which the kernel takes no message of several datagrams gets them one by one, and no other peer does.
+    #[test]
+    fn datagrams_go_one_by_one_where_they_must() {
+        let _peers = PEERS.map(|peer| UdpSocket::bind((peer, UDP_PORT)).unwrap());
+        for more in ["", ",gso=on"] {
+            let spec: PortSpec = format!("udp:{OURS}{more}").parse().unwrap();
+            let PortSpec::Udp { addrs, options } = &spec else { unreachable!("it is one") };
+            let port = open(&spec, addrs, options, &PortOptions::default()).unwrap();
+            let (shared, mut sender) = (&port.shared, Sender::new(0));
+            let mut send = |peer: &str, checksums: bool| {
+                // The kernel refuses such messages where they have no checksums.
+                let option = (libc::SOL_SOCKET, libc::SO_NO_CHECK, i32::from(!checksums));
+                sys::set(shared.sockets[0].fd(), option.0, option.1, option.2).unwrap();
+                let frames = packets(OURS, peer, 0, &[64; 8]);
+                let mut burst: TxBurst = frames.into_iter().map(Frame::from_vec).collect();
+                assert_eq!(sender.burst(shared, &mut burst), 8);
+                let (src, dst) = (OURS.parse().unwrap(), peer.parse().unwrap());
+                let fields = IpFields { src, dst, traffic_class: 0, hop_limit: HOP_LIMIT };
+                sender.may_segment(shared, &fields)
+            };
+            assert!(!send(PEERS[0], false));
+            assert!(send(PEERS[1], true));
+            assert!(!send(PEERS[0], true), "it is remembered");
+            let stats = port.stats();
+            assert_eq!((stats.tx_frames, stats.tx_dropped), (24, 0), "{stats:?}");
+        }
     }
 }

@@ -142,7 +142,12 @@ impl Env {
         };
         let (source, dgid) = (address.source, address.dgid());
         let path = match qp.ty {
-            QpType::Gsi => self.path_of_answer(source, &dgid),
+            // Queue pair 1 sends to everybody, strangers among them: no MAD waits for the neighbour of another one, and no
+            // stranger is held as a neighbour in use. A MAD that is lost is sent again, when the neighbour has answered.
+            QpType::Gsi => match self.path_of_answer(source, &dgid) {
+                Path::Pending => Path::Failed,
+                path => path,
+            },
             _ => self.path_to(source, &dgid),
         };
         if path == Path::Pending {

@@ -79,7 +79,14 @@ fn slowly(frame: &[u8]) -> Option<Layout> {
             let body_len = half(l3 + 2)?.checked_sub(20)?;
             (!fragment && protocol == 17).then_some((false, l3 + 20, body_len))?
         }
-        (0x86dd, 0x60..=0x6f) => (byte(l3 + 6)? == 17).then_some((true, l3 + 40, half(l3 + 4)?))?,
+        (0x86dd, 0x60..=0x6f) => {
+            let v4 = |at: usize| {
+                let addr = frame.get(at..at + 16).and_then(|addr| addr.try_into().ok());
+                addr.is_some_and(|addr: [u8; 16]| core::net::Ipv6Addr::from(addr).to_ipv4_mapped().is_some())
+            };
+            let good = byte(l3 + 6)? == 17 && !v4(l3 + 8) && !v4(l3 + 24);
+            good.then_some((true, l3 + 40, half(l3 + 4)?))?
+        }
         _ => return None,
     };
     let udp_len = half(udp + 4)?;
@@ -209,5 +216,26 @@ fn every_long_packet_is_located_alike() {
             }
         }
         assert!(located > 0, "{form:?}");
+    }
+}
+
+/// An IPv6 packet from or to an address that stands for one of IPv4, which has the GID of the IPv4 host: it is none of that host's.
+#[test]
+fn an_ipv6_packet_with_an_ipv4_address_is_dropped() {
+    for form in forms().filter(|form| form.ipv6) {
+        let good = form.frame(0x04, 0, 40, 40, form.udp() + 40);
+        assert!(agree(&good, form));
+        for at in [8, 24].map(|at| form.l3() + at) {
+            let mut frame = good.clone();
+            frame[at..at + 16].copy_from_slice(&Gid::v4([10, 0, 0, 2]).0);
+            assert!(!agree(&frame, (form, at)));
+            assert_eq!(locate(&frame), Err(Discard::BadEtherType));
+            // One bit beside, it is an address of IPv6.
+            for bit in 0..96 {
+                frame[at + bit / 8] ^= 1 << (bit % 8);
+                assert!(agree(&frame, (form, at, bit)));
+                frame[at + bit / 8] ^= 1 << (bit % 8);
+            }
+        }
     }
 }
