@@ -1,7 +1,7 @@
 //! Queue pair 1: sending and receiving MADs.
 //!
-//! An unresolved peer would hold up the send queue and with it every other peer, so a MAD is posted when its peer's address
-//! is resolved; until then it waits here. If no host answers it is lost, as any datagram.
+//! The send queue waits for no peer: a MAD to one whose address is not resolved is lost there. So it is posted when the address is
+//! resolved; until then it waits here. If no host answers it is lost, as any datagram.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
