@@ -26,16 +26,15 @@ impl Random {
         }
     }
 
-    /// 128 bits.
+    /// 128 bits. From a seed they are made of one number: how many were drawn before is part of many a recorded run.
     pub(super) fn wide(&self) -> Result<u128, DeviceError> {
         let mut bytes = [0; 16];
         match &self.seeded {
             None => getrandom::fill(&mut bytes).map_err(|_| DeviceError::Random)?,
             Some(state) => {
-                let mut state = lock(state);
-                bytes
-                    .chunks_exact_mut(8)
-                    .for_each(|to| to.copy_from_slice(&split_mix(&mut state).to_be_bytes()));
+                let mut high = split_mix(&mut lock(state));
+                bytes[..8].copy_from_slice(&high.to_be_bytes());
+                bytes[8..].copy_from_slice(&split_mix(&mut high).to_be_bytes());
             }
         }
         Ok(u128::from_be_bytes(bytes))
