@@ -17,8 +17,8 @@ use stack::cm::{
 use stack::time::Instant;
 use verbs::rdma_cm::{CmEventType, CmId, CmOption, ConnParam, EventChannel, IdState, PortSpace};
 use verbs::{
-    Ah, Clock, Cq, DeviceConfig, GRH_LEN, GSI_QKEY, Gid, Qp, QpInitAttr, QpType, Qpn, RecvWr, SendWr, Wc,
-    ah_attr_to,
+    Ah, Clock, Counter, Cq, DeviceConfig, GRH_LEN, GSI_QKEY, Gid, Qp, QpInitAttr, QpType, Qpn, RecvWr,
+    SendWr, Wc, ah_attr_to,
 };
 
 /// Steps of one input.
@@ -110,6 +110,11 @@ impl Peer {
         let (received, sent) = (VecDeque::new(), VecDeque::new());
         let peer = Self { machine, conns: Vec::new(), received, sent, ah, gsi, cq };
         (0..SLOTS).for_each(|slot| peer.post_recv(w, slot));
+        // What is sent before B's Ethernet address is known is lost.
+        w.until("B to be found", || {
+            peer.send(&[]);
+            (peer.gsi.counters().get(Counter::TxFrames) > 0).then_some(())
+        });
         peer
     }
 
