@@ -99,6 +99,18 @@ impl SendRing for OneRequest {
     }
 }
 
+/// The settings of a requester without a device.
+fn config() -> RequesterConfig {
+    RequesterConfig {
+        mtu: Mtu::Mtu1024,
+        sq_psn: Psn::new(0),
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        max_rd_atomic: 4,
+    }
+}
+
 // Goal: the ACK timer of a packet counts from when it left, even where every turn is a long one, and no longer than that.
 #[test]
 fn a_timer_is_corrected_once() {
@@ -107,14 +119,7 @@ fn a_timer_is_corrected_once() {
     (wqe.length, wqe.num_sge) = (8, 1);
     wqe.put(&mut slot);
     let mut requester = Requester::new(1, Policies::default());
-    requester.start(&RequesterConfig {
-        mtu: Mtu::Mtu1024,
-        sq_psn: Psn::new(0),
-        timeout: 14,
-        retry_cnt: 7,
-        rnr_retry: 7,
-        max_rd_atomic: 0,
-    });
+    requester.start(&config());
     let at = [0, 1, 2].map(|ms| Instant::from_nanos(ms * 1_000_000));
     let gates = Gates::of(QpState::Rts, stack::id::QpType::Rc);
     requester.poll_transmit(at[0], gates, 0, &OneRequest(slot), UNSHARED).unwrap();
@@ -135,14 +140,7 @@ fn q04_write_of_2_31_bytes() {
     put_sges(wqe.put(&mut slot), &[Sge { addr: 0, length: 1 << 31, lkey: 1 }]);
     let sq = OneRequest(slot);
     let mut requester = Requester::new(1, Policies::default());
-    let config = RequesterConfig {
-        mtu: Mtu::Mtu4096,
-        sq_psn: Psn::new(0xff_0000),
-        timeout: 14,
-        retry_cnt: 7,
-        rnr_retry: 7,
-        max_rd_atomic: 4,
-    };
+    let config = RequesterConfig { mtu: Mtu::Mtu4096, sq_psn: Psn::new(0xff_0000), ..config() };
     requester.start(&config);
     let gates = Gates::of(QpState::Rts, stack::id::QpType::Rc);
     let now = Instant::from_nanos(1);
@@ -207,14 +205,7 @@ fn the_last_request_of_an_earlier_epoch_is_passed_over() {
     };
     let mut sq = Epochs { slots: [slot(1), slot(1), slot(0), slot(1)], published: 2 };
     let mut requester = Requester::new(2, Policies::default());
-    requester.start(&RequesterConfig {
-        mtu: Mtu::Mtu1024,
-        sq_psn: Psn::new(0),
-        timeout: 14,
-        retry_cnt: 7,
-        rnr_retry: 7,
-        max_rd_atomic: 4,
-    });
+    requester.start(&config());
     let gates = Gates::of(QpState::Rts, stack::id::QpType::Rc);
     let now = Instant::from_nanos(1);
     for seq in 0..2 {
@@ -237,14 +228,7 @@ fn a_share_that_shrinks_leaves_a_packet_that_is_answered() {
     put_sges(wqe.put(&mut slot), &[Sge { addr: 0, length: 1 << 20, lkey: 1 }]);
     let sq = OneRequest(slot);
     let mut requester = Requester::new(1, Policies::default());
-    requester.start(&RequesterConfig {
-        mtu: Mtu::Mtu1024,
-        sq_psn: Psn::new(0),
-        timeout: 14,
-        retry_cnt: 7,
-        rnr_retry: 7,
-        max_rd_atomic: 4,
-    });
+    requester.start(&config());
     let (gates, now) = (Gates::of(QpState::Rts, stack::id::QpType::Rc), Instant::from_nanos(1));
     for _ in 0..5 {
         assert!(!requester.poll_transmit(now, gates, 0, &sq, 100).unwrap().ack_req);
