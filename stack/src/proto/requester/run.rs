@@ -60,7 +60,7 @@ pub struct Most {
     pub share: u32,
 }
 
-/// The caller could not build a packet: a run ends before it.
+/// The caller could not build a packet: a run ends with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unbuilt;
 
