@@ -12,8 +12,6 @@ const ETHER_ROCE_V1: u16 = 0x8915;
 const ETHER_QINQ: u16 = 0x88a8;
 /// IPv6 next header: a fragment follows.
 const IPV6_FRAGMENT: u8 = 44;
-/// The first bytes of IPv4-mapped IPv6 addresses.
-const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
 /// Where the UDP header and the BTH of a plain packet are ([`locate_plain`]).
 const PLAIN_UDP: usize = ETH_LEN + IPV4_LEN;
@@ -150,7 +148,8 @@ fn locate_ipv6(frame: &[u8], l3: usize, vlan: Option<u16>) -> Result<Ingress, Di
         _ => return Ok(Ingress::Other),
     }
     // An IPv4-mapped address has the GID of the IPv4 address, and would pass as that host (RFC 4291 2.5.5.2).
-    if [8, 24].iter().any(|at| ip[*at..].starts_with(&IPV4_MAPPED)) {
+    let address = |at: usize| ip[at..].first_chunk().map(|bytes| Gid(*bytes));
+    if [8, 24].into_iter().filter_map(address).any(|gid| gid.as_v4().is_some()) {
         return Err(Discard::BadEtherType);
     }
     let body_len = be16(ip, 4) as usize;
