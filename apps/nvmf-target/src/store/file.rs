@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use verbs::{Mr, VerbsError};
 
 use super::aligned::Aligned;
-use super::open::{self, FileError, Opened, Opening};
+use super::open::{self, FileError, Locked, Opened, Opening};
 
 /// Bytes that are compared, verified, or written as zeros at a time.
 const PIECE: usize = 256 << 10;
@@ -22,7 +22,7 @@ const PIECE: usize = 256 << 10;
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
-    file: Handle,
+    file: Locked,
     /// A file that can grow, and no device.
     grows: bool,
     /// Storage can be given back, and reads as zeros then.
@@ -47,7 +47,7 @@ impl File {
         let grows = kind.is_file() && !how.read_only;
         // Behind the end: it changes nothing, and says whether the file system can.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let punches = grows && fallocate(&file, hole, len, 4096).is_ok();
+        let punches = grows && fallocate(&*file, hole, len, 4096).is_ok();
         Ok(Self { path: path.into(), file, grows, punches, direct })
     }
     /// The length of a file that is not opened for use.
@@ -71,7 +71,7 @@ impl File {
     /// # Errors
     /// If the device is gone.
     pub fn size(&self) -> io::Result<u64> {
-        (&self.file).seek(SeekFrom::End(0))
+        self.handle().seek(SeekFrom::End(0))
     }
     /// Makes a file that is smaller as large as that. Returns what it has now.
     ///
@@ -113,7 +113,7 @@ impl File {
     ) -> Result<(), BackendError> {
         let mut range = at..at + len;
         while !range.is_empty() {
-            match to.pread(&self.file, offset, range.clone()).map_err(of_verbs)? {
+            match to.pread(self.handle(), offset, range.clone()).map_err(of_verbs)? {
                 0 => return Err(BackendError::OutOfRange),
                 n => {
                     range.start += n;
@@ -137,7 +137,7 @@ impl File {
     ) -> Result<(), BackendError> {
         let mut range = at..at + len;
         while !range.is_empty() {
-            match from.pwrite(&self.file, offset, range.clone()).map_err(of_verbs)? {
+            match from.pwrite(self.handle(), offset, range.clone()).map_err(of_verbs)? {
                 0 => return Err(BackendError::Io),
                 n => {
                     range.start += n;
@@ -198,7 +198,7 @@ impl File {
     pub fn zero(&self, offset: u64, len: u64, fua: bool, deallocate: bool) -> Result<(), BackendError> {
         let how =
             if deallocate && self.punches { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
-        match fallocate(&self.file, how | FallocateFlags::KEEP_SIZE, offset, len) {
+        match fallocate(self.handle(), how | FallocateFlags::KEEP_SIZE, offset, len) {
             Ok(()) => {}
             // The file system or the device has no such operation.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => self.write_zeros(offset, len)?,
@@ -297,5 +297,17 @@ mod tests {
         assert_eq!(reader.zero(0, 512, false, false), Err(BackendError::ReadOnly));
         assert!(reader.grow(1 << 20).unwrap_err().to_string().contains("16384"));
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    // Goal: a file that is let go is free at once, also while a child that another thread started still has its descriptors.
+    #[test]
+    fn a_file_is_free_when_a_child_still_has_its_descriptor() {
+        let path = std::env::temp_dir().join(format!("roce-nvmf-child-{}", std::process::id()));
+        let file = File::open(&path, Some(4096), false).unwrap();
+        let childs = file.handle().try_clone().unwrap();
+        drop(file);
+        drop(File::open(&path, None, false).unwrap());
+        drop(childs);
+        std::fs::remove_file(&path).unwrap();
     }
 }

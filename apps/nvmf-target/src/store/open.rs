@@ -2,6 +2,7 @@
 
 use std::fs::{File as Handle, FileType, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom};
+use std::ops::Deref;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -72,11 +73,42 @@ pub enum FileError {
     },
 }
 
+/// An open file, which nobody else has (flock(2)) until this goes.
+#[derive(Debug)]
+pub struct Locked(Handle);
+
+impl Locked {
+    fn new(file: Handle, read_only: bool) -> Result<Self, TryLockError> {
+        if read_only {
+            file.try_lock_shared()?
+        } else {
+            file.try_lock()?
+        }
+        Ok(Self(file))
+    }
+}
+
+impl Deref for Locked {
+    type Target = Handle;
+
+    fn deref(&self) -> &Handle {
+        &self.0
+    }
+}
+
+impl Drop for Locked {
+    /// To close it is not enough: a child that another thread starts just now has the file, and the lock, until it executes its
+    /// program.
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
+    }
+}
+
 /// What was opened.
 #[derive(Debug)]
 pub struct Opened {
-    /// The open file, which nobody else has.
-    pub file: Handle,
+    /// The open file.
+    pub file: Locked,
     /// What it is.
     pub kind: FileType,
     /// Its bytes.
@@ -135,13 +167,11 @@ pub fn open(path: &Path, how: &Opening) -> Result<Opened, FileError> {
     if !usable(kind) {
         return Err(FileError::Kind(path.into()));
     }
-    let locked = if how.read_only { file.try_lock_shared() } else { file.try_lock() };
-    match locked {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => return Err(FileError::InUse(path.into())),
-        Err(TryLockError::Error(error)) => return Err(failed(error)),
-    }
-    let mut len = (&file).seek(SeekFrom::End(0)).map_err(failed)?;
+    let file = Locked::new(file, how.read_only).map_err(|e| match e {
+        TryLockError::WouldBlock => FileError::InUse(path.into()),
+        TryLockError::Error(error) => failed(error),
+    })?;
+    let mut len = (&*file).seek(SeekFrom::End(0)).map_err(failed)?;
     if let Some(size) = how.size.filter(|&size| make && kind.is_file() && size > len) {
         file.set_len(size).map_err(failed)?;
         len = size;
