@@ -1,6 +1,6 @@
 //! The programs against each other, as two processes over a real port.
 
-use crate::common::{self, Bench, Link, PERF, PINGPONG, Running, rows};
+use crate::common::{self, Bench, Link, PERF, PINGPONG, Running, rows, run};
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -546,8 +546,9 @@ fn programs_meet_over_udp_sockets() {
     let end = bench.perf_client(&["--limit"]).finish();
     assert_eq!(end.code, Some(2), "{}", end.all());
     assert!(end.stderr.contains("cannot be measured bare"), "{}", end.all());
-    // A peer that refuses is named.
     let (port, server) = (bench.client_port(), bench.server_port());
+    run(PERF, &["raw", "client", "--port", &port, "127.0.0.1"]).bad("cannot be measured bare");
+    // A peer that refuses is named.
     let nobody = server.trim_start_matches("udp:");
     let end = Running::start(PERF, &["client", "-R", "--port", &port, "--wait", "1s", nobody]).finish();
     assert_ne!(end.code, Some(0), "{}", end.all());

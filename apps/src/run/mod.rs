@@ -45,7 +45,7 @@ pub fn run(cli: &RunCli) -> Result<()> {
 fn variables(cli: &RunCli, library: &Path) -> Result<Vec<(&'static str, OsString)>> {
     let mut all = library::loader(library, |name| std::env::var_os(name));
     let mut set = |name, value: Option<OsString>| all.extend(value.map(|value| (name, value)));
-    set("ROCE_PATHS", tree::make()?.map(PathBuf::into_os_string));
+    set("ROCE_PATHS", Some(tree::make()?.into_os_string()));
     set("ROCE_PORT", cli.port.as_ref().map(OsString::from));
     set("ROCE_ADDR", list(cli.ip.iter().map(|(addr, prefix)| format!("{addr}/{prefix}"))));
     set("ROCE_MTU", cli.link_mtu.map(|mtu| mtu.to_string().into()));

@@ -1,8 +1,8 @@
 //! The files that a kernel would show of the device, below /sys and /dev: a tree of our own in the user's runtime directory,
 //! which `libroce-paths.so` shows to the program in their place.
 //!
-//! It contains what programs look for there, and only what is the same for every process. It is named after its contents: all
-//! processes share it, and one of another release has another.
+//! It contains what programs look for there, and only what is the same for every process. Its name has a checksum of its
+//! contents: all processes of a release share it, and those of another release have their own.
 
 use crate::error::{AppError, Result};
 use std::io;
@@ -15,11 +15,11 @@ const GIDS: usize = 256;
 const DEVICE: &str = "roce0";
 const UVERBS: &str = "uverbs0";
 
-/// Makes the tree unless it exists; `None` where the user has no runtime directory, which few programs miss.
+/// Makes the tree unless it exists; returns its path.
 ///
 /// # Errors
-/// The runtime directory belongs to somebody else, or is full.
-pub fn make() -> Result<Option<PathBuf>> {
+/// The runtime directory cannot be made, belongs to somebody else, or is full.
+pub fn make() -> Result<PathBuf> {
     let dir = verbs::stats::runtime_dir().map_err(|e| AppError::Setup(e.to_string()))?;
     let files = files();
     let mut hash = crc32fast::Hasher::new();
@@ -31,7 +31,7 @@ pub fn make() -> Result<Option<PathBuf>> {
     if !tree.is_dir() {
         write(&dir, &tree, &files).map_err(|e| AppError::Setup(format!("{}: {e}", tree.display())))?;
     }
-    Ok(Some(tree))
+    Ok(tree)
 }
 
 /// Regular files, by path and contents.
@@ -42,7 +42,7 @@ fn files() -> Vec<(String, String)> {
         (format!("{device}/node_type"), "1: CA\n".to_owned()),
         (format!("{device}/ports/1/link_layer"), "Ethernet\n".into()),
         (format!("{device}/ports/1/pkeys/0"), "0xffff\n".into()),
-        // No node of memory is nearer than another.
+        // No NUMA node is nearer than another.
         (format!("{device}/device/numa_node"), "-1\n".into()),
         ("sys/class/infiniband_verbs/abi_version".into(), "6\n".into()),
         (format!("{uverbs}/ibdev"), format!("{DEVICE}\n")),

@@ -23,7 +23,7 @@ use crate::stop;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use verbs::Mtu;
-use verbs::port::Port as _;
+use verbs::port::{Port as _, PortSpec};
 
 /// Runs `roce-perf client`.
 ///
@@ -34,11 +34,8 @@ pub fn run_client(args: &ClientArgs) -> Result<()> {
     let specs = plan::from_args(measure)?;
     let json = measure.json.as_deref().map(JsonFile::create).transpose()?;
     let mut rig = Rig::open(&args.device, Side::Client)?;
-    if measure.limit && rig.port().host().is_some() {
-        let port = &args.device.port;
-        return Err(AppError::Usage(format!(
-            "port {port} carries RoCE alone and cannot be measured bare; leave out --limit"
-        )));
+    if measure.limit {
+        carries_raw_frames(&rig, &args.device.port)?;
     }
     let ipv6 = rig.addr().is_ipv6();
     let mut client = match args.rdma_cm {
@@ -86,6 +83,7 @@ pub fn run_raw(args: &RawClientArgs) -> Result<()> {
     let specs = plan::raw_from_args(args);
     let json = args.json.as_deref().map(JsonFile::create).transpose()?;
     let mut rig = Rig::open(&args.device, Side::Client)?;
+    carries_raw_frames(&rig, &args.device.port)?;
     for spec in &specs {
         spec.check(rig.link_mtu()).map_err(AppError::Usage)?;
     }
@@ -93,6 +91,16 @@ pub fn run_raw(args: &RawClientArgs) -> Result<()> {
     let mut rows = Rows::new(&rig);
     let result = client.run(&mut rig, specs, &[], &mut rows, |_, _, _, _| Ok(()));
     rows.show(json.as_ref(), result)
+}
+
+/// Refuses a port that carries RoCE packets alone.
+fn carries_raw_frames(rig: &Rig, port: &PortSpec) -> Result<()> {
+    if rig.port().host().is_none() {
+        return Ok(());
+    }
+    Err(AppError::Usage(format!(
+        "port {port} carries RoCE alone and cannot be measured bare: measure another one, or leave out --limit"
+    )))
 }
 
 /// A connected client.

@@ -18,17 +18,17 @@ const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// Wraps `port` so that every frame it receives and sends is also written to the file at `path`.
 ///
 /// The file is a pcap with nanoseconds and Ethernet's link type, readable while it grows. All queues write to it,
-/// in the order of their bursts. A frame that the port does not accept is written when it is accepted.
+/// in the order of their bursts. A frame is written once the port has accepted it.
 ///
 /// # Errors
 /// When the file cannot be made.
 pub fn capture(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: port.info().name.clone(), reason };
-    // It holds payloads and keys: other users do not read it. A file that is there keeps its mode.
+    // The file holds payloads and keys, so other users must not read it. An existing file keeps its mode.
     let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path);
     let file =
         file.map_err(|error| fail(format!("the capture file {} cannot be made: {error}", path.display())))?;
-    let file = Output(Arc::new(Mutex::new(BufWriter::with_capacity(1 << 16, file))));
+    let file = Output(Arc::new(Mutex::new(BufWriter::with_capacity(1 << 16, Disk(file)))));
     let header = PcapHeader {
         datalink: DataLink::ETHERNET,
         ts_resolution: TsResolution::NanoSecond,
@@ -45,7 +45,20 @@ pub fn capture(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, PortEr
 
 /// The file, shared by the writer and the threads that flush.
 #[derive(Clone)]
-struct Output(Arc<Mutex<BufWriter<File>>>);
+struct Output(Arc<Mutex<BufWriter<Disk>>>);
+
+/// The file itself. write(2) of libc, which the standard library calls, is a cancellation point (pthreads(7)), and a thread of a
+/// C program that is cancelled while it polls cannot be unwound from here.
+struct Disk(File);
+
+impl Write for Disk {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        Ok(rustix::io::write(&self.0, bytes)?)
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -107,7 +120,7 @@ impl Drop for Inner {
         if self.made_by.is_this() {
             self.flush();
         } else {
-            // In a fork what was not written yet is its parent's to write: the copy is never flushed.
+            // A fork has a copy of the buffer: only the parent writes it, so the copy is never flushed.
             core::mem::forget(self.file.clone());
         }
     }

@@ -12,16 +12,15 @@ use super::{RxBurst, TxBurst};
 use crate::sync::unforked::Unforked;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, Ordering};
+use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use std::io::{ErrorKind, IoSliceMut};
+use rustix::net::{SendFlags, SocketAddrUnix, sendto};
+use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// The system's buffers for the socket are full (ENOBUFS), which passes.
-const ENOBUFS: i32 = 105;
 
 pub(super) fn open(
     spec: &PortSpec,
@@ -41,6 +40,8 @@ pub(super) fn open(
         .and_then(|socket| Ok(set_socket_passcred(&socket, true).map(|()| socket)?))
         .map_err(|error| fail(format!("the socket {} cannot be made: {error}", local.display())))?;
     drop(lock);
+    let to = SocketAddrUnix::new(peer)
+        .map_err(|error| fail(format!("there can be no socket {}: {error}", peer.display())))?;
     let file = SocketFile::new(local)
         .map_err(|error| fail(format!("the socket {} is gone again: {error}", local.display())))?;
     let info = PortInfo::of(spec, options);
@@ -54,6 +55,7 @@ pub(super) fn open(
         arrivals: Arc::new(arrivals.into()),
         _file: file,
         peer: peer.into(),
+        to,
         peers,
         refused: AtomicU64::new(0),
         // One byte more than a frame, so that one that is too long shows.
@@ -74,28 +76,30 @@ struct Shared {
     /// Removed with the port.
     _file: SocketFile,
     peer: PathBuf,
-    /// Whose datagrams are taken.
+    /// Its address.
+    to: SocketAddrUnix,
+    /// The users whose datagrams are taken.
     peers: Peers,
-    /// Datagrams of others.
+    /// Datagrams from or to other users.
     refused: AtomicU64,
     pool: HeapPool,
     max_frame: usize,
     counters: Vec<Counters>,
 }
 
-/// Whose socket is at the path of the peer.
+/// What is at the path of the peer.
 #[derive(PartialEq, Eq)]
 enum There {
     Nobody,
     Peer,
-    /// Another user was there first.
+    /// Another user made the socket.
     Stranger,
 }
 
 impl Shared {
     fn there(&self) -> There {
         if self.peers == Peers::Any {
-            // Whoever it is: sending says whether somebody is there.
+            // Any user will do; sending shows whether a process is there.
             return There::Peer;
         }
         match socket_file::makers(&self.peer) {
@@ -203,10 +207,10 @@ impl PortQueue for UnixQueue {
             if frame.len() > self.shared.max_frame {
                 counters.tx_dropped.add(1);
             } else {
-                match self.shared.socket.send_to(frame.data(), &self.shared.peer) {
+                match sendto(&self.shared.socket, frame.data(), SendFlags::empty(), &self.shared.to) {
                     Ok(n) => counters.tx(1, n),
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    Err(error) if error.raw_os_error() == Some(ENOBUFS) => break,
+                    // NOBUFS: the system's buffers are full, which passes.
+                    Err(Errno::WOULDBLOCK | Errno::NOBUFS) => break,
                     Err(_) => counters.tx_dropped.add(1),
                 }
             }
@@ -220,7 +224,7 @@ impl PortQueue for UnixQueue {
         self.shared.pool.alloc()
     }
 
-    /// Each datagram is an edge. Those that wait already are one, when the socket is first waited for.
+    /// Each datagram is an edge of the descriptor; those that wait already make one when the descriptor is first waited for.
     fn arm(&mut self) -> Armed {
         Armed::Event(Arc::clone(&self.shared.arrivals))
     }

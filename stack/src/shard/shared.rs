@@ -115,18 +115,18 @@ impl Shared {
         self.mtu.store(mtu as u8, Ordering::Relaxed);
     }
 
-    /// The shard that has the block of this number; beyond all shards where none has it.
+    /// The shard that has the block of this number; a number beyond all shards if none has it.
     #[inline]
     pub fn shard_of(&self, qpn: Qpn) -> usize {
         self.blocks.shard_of(qpn)
     }
 
-    /// A shard died in a turn or between two; nobody has it and nobody will. No lookup of it is under way any more, and
-    /// nobody looks at what is posted to its queue pairs.
+    /// A shard died in a turn or between two; nobody holds it or will hold it. No lookup of it counts as under way any more, and
+    /// posters see that nobody looks at what is posted to its queue pairs.
     pub fn end_shard(&self, id: usize) {
         let turn = &self.turning[id];
         let number = turn.load(Ordering::Relaxed);
-        turn.store(number.next_multiple_of(2), Ordering::Release); // wraps to 0 behind the largest, which is odd
+        turn.store(number.wrapping_add(number & 1), Ordering::Release); // the next even number
         for index in id * self.qps_per_shard..(id + 1) * self.qps_per_shard {
             let index = index as u32;
             self.words.store(index, self.words.load(index).dead());

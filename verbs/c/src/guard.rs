@@ -1,8 +1,8 @@
 //! The border to C: results become what C expects, and a panic becomes an error number and a line on stderr.
 //!
-//! A thread that is cancelled (pthread_cancel(3)) is unwound, which a guard would stop, and with it the process. So calls that may
-//! block are no part of a guarded function (`wait`), and where a guarded function may reach a system call of libc that is a
-//! cancellation point the thread cannot be cancelled. Posts and polls reach none.
+//! pthread_cancel(3) unwinds the thread; a guard would stop that, which aborts the process. So calls that block stand outside of
+//! guarded functions (`wait`), and where a guarded function may reach a cancellation point of libc, cancellation is disabled
+//! (`settled`). Posts and polls are only guarded: a turn reaches none on any port that needs no DPDK.
 
 use core::ffi::c_int;
 use core::fmt::Display;
@@ -25,12 +25,12 @@ fn panicked() -> Errno {
     EIO
 }
 
-/// A line on stderr. Where that cannot be written, the program is not to notice: `eprintln` would panic.
+/// Writes a line to stderr. Failures are ignored; `eprintln` would panic.
 pub(crate) fn say(why: impl Display) {
     let _ = writeln!(std::io::stderr(), "roce: {why}");
 }
 
-/// As [`guarded`], for calls that may open, close, start threads: the thread is cancelled later.
+/// As [`guarded`], for calls that may open, close or start threads: the thread is not cancelled before the call is over.
 pub(crate) fn settled<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     const DISABLE: c_int = 1; // PTHREAD_CANCEL_DISABLE
     let mut before = 0;

@@ -8,8 +8,8 @@ use verbs::{Access, Mr as Verbs, NullMr, Rereg};
 use crate::abi::{self, ibv_mr, ibv_pd};
 use crate::attr;
 use crate::config;
-use crate::errno::{self, EINVAL, Errno, Result};
-use crate::guard::{guarded, number, pointer};
+use crate::errno::{EINVAL, Errno, Result};
+use crate::guard::{number, pointer};
 use crate::object::{Kind, Object};
 use crate::pd;
 
@@ -18,7 +18,7 @@ use crate::pd;
 pub(crate) enum Mr {
     /// In a lock for `ibv_rereg_mr`.
     Region(RwLock<Verbs>),
-    /// One without memory, which is only there.
+    /// A null region, kept until it is deregistered.
     Null(#[expect(dead_code, reason = "ends when it is dropped")] NullMr),
 }
 
@@ -31,7 +31,7 @@ impl Mr {
     }
 }
 
-/// Rights as C gives them, and what the user of the program chose for every region.
+/// Rights as C gives them, and on-demand where the user of the program chose that for every region (`ROCE_MEMORY`).
 fn access(bits: u32) -> Access {
     let chosen = if config::memory_on_demand() { Access::ON_DEMAND } else { Access::empty() };
     attr::access(bits) | chosen
@@ -79,7 +79,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
         // SAFETY: as C promises.
         let (mr, context) = unsafe { (pd::of(pd)?.alloc_null_mr()?, (*pd).context) };
         let (addr, length) = (core::ptr::null_mut(), usize::MAX);
-        // It is for this side alone.
+        // Peers cannot use it: it has no rkey.
         let public = ibv_mr { context, pd, addr, length, handle: 0, lkey: mr.lkey(), rkey: 0 };
         Ok(Object::<Mr>::create(public, Mr::Null(mr)))
     })
@@ -140,7 +140,7 @@ unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     bits: c_int,
 ) -> c_int {
-    let changed = guarded(|| {
+    let changed = number(|| {
         let flags = flags as u32;
         if flags & !abi::IBV_REREG_MR_FLAGS_SUPPORTED != 0 || flags == 0 {
             return Err(EINVAL);
@@ -178,11 +178,5 @@ unsafe extern "C" fn ibv_rereg_mr(
         }
         Ok(())
     });
-    match changed {
-        Ok(()) => 0,
-        Err(error) => {
-            errno::set(error);
-            abi::IBV_REREG_MR_ERR_INPUT
-        }
-    }
+    if changed == 0 { 0 } else { abi::IBV_REREG_MR_ERR_INPUT }
 }

@@ -100,11 +100,9 @@ impl CmId {
             let (attr, mask) = cm_init();
             qp.modify(&attr, mask)?;
         }
-        self.with(|id| {
-            may_have_qp(id)?; // another thread may have been faster
-            id.qp = Some(qp.clone());
-            Ok(qp)
-        })
+        // Another thread may have been faster.
+        self.with(|id| may_have_qp(id).map(|()| id.qp = Some(qp.clone())))?;
+        Ok(qp)
     }
 
     /// The identifier's queue pair.
@@ -151,8 +149,9 @@ impl CmId {
         }
     }
 
-    /// Takes the queue pair off the identifier, whatever state its connection is in, and moves it to ERR. With the last reference
-    /// it ends; the peer of a connection learns of its end when the identifier disconnects, or is destroyed.
+    /// Detaches the queue pair from the identifier, whatever state its connection is in, leaves its multicast groups, and moves
+    /// it to ERR unless it is UD. It is destroyed with its last reference; the peer learns that the connection has ended when the
+    /// identifier disconnects or is destroyed.
     ///
     /// # Errors
     /// `EINVAL` without one.
@@ -299,8 +298,8 @@ impl CmId {
         self.refuse(Reason::CONSUMER_DEFINED, private_data)
     }
 
-    /// As [`reject`](Self::reject), because of what the peer's request says of its device beyond the standard (enhanced
-    /// connection establishment): with reason 35 in place of 28. A datagram service has no such reason, and refuses as ever.
+    /// As [`reject`](Self::reject), because of the vendor data in the peer's request (enhanced connection establishment): with
+    /// reason 35 instead of 28. A datagram service has no such reason, and refuses as with `reject`.
     ///
     /// # Errors
     /// As `reject`.
@@ -360,7 +359,7 @@ impl CmId {
             };
             state.id(self.number).qp_to_err();
             match state.machine.disconnect(now, conn, &[]) {
-                // The machine ends the connection already, which the peer no longer has: its event is to come.
+                // The machine is ending the connection already, because the peer no longer has it: the event follows.
                 Ok(()) | Err(cm::Error::State { .. }) => {}
                 Err(error) => return Err(CmError::from(error).into()),
             }
@@ -480,7 +479,7 @@ impl CmId {
             let local = id.local.ok_or_else(|| no("bind the identifier to an address first"))?;
             let sgid = sgid_for(device, local.ip(), group);
             let sgid = sgid.ok_or_else(|| no("the device has no address of the group's IP version"))?;
-            sgid_index(device, &sgid)?; // the port may not have the identifier's own any more
+            sgid_index(device, &sgid)?; // the identifier's own address may have been removed
             let gid = Gid::from_ip(group);
             if receive {
                 qp.attach_mcast(gid, 0)?;
@@ -496,7 +495,7 @@ impl CmId {
             };
             let ud = UdPeer { path, qp_num: Qpn::MULTICAST.get(), qkey: UDP_QKEY };
             let id = state.id(self.number);
-            // Joined again to send alone, it receives as before: until it leaves.
+            // A group that is joined again, only to send, stays attached until it is left.
             let attached = receive || id.groups.contains(&(gid, true));
             id.groups.retain(|(known, _)| *known != gid);
             id.groups.push((gid, attached));

@@ -81,8 +81,8 @@ impl Shared {
         }
     }
 
-    /// Reports the end, if it has come, to every identifier. If another thread has the lock, it does so after a call; after less, the
-    /// next call or fetch does.
+    /// Reports to every identifier that connection management has ended, if it has. If another thread holds the lock, that one
+    /// reports it after its call, or else the next call or fetch does.
     fn report_end(&self) {
         if self.alive().is_err()
             && let Some(mut state) = self.try_lock()
@@ -191,11 +191,15 @@ impl Service {
         result
     }
 
-    /// Tells the peers of all connections, and of all that were requested, that they end: the process ends, and drops nothing.
-    /// Not while another thread is in a call, which may be this one, interrupted.
+    /// Tells the peers of all connections and pending requests that they end: the process exits without dropping its identifiers.
+    /// Does nothing while a thread is in a call: that may be this thread, interrupted by a signal.
     ///
     /// Returns whether it is done.
     pub(super) fn take_leave(&self) -> bool {
+        // The turn may hold the IP host.
+        if self.device().check_outside_turn().is_err() {
+            return false;
+        }
         let Some(mut state) = self.shared.try_lock() else { return false };
         if self.shared.alive().is_ok() {
             let now = self.device().now();
@@ -254,8 +258,8 @@ impl Drop for Service {
         if device.is_forked() {
             return;
         }
-        // A peer whose link ends with this port (a guest behind vhost) has answered before that. soft-RoCE's queue pair 1 fails for
-        // good where the link goes down under a DREP.
+        // Waits for the DREP of a peer whose link goes down with this port (a guest behind vhost): soft-RoCE's queue pair 1 fails
+        // for good if the link goes down while it sends one.
         let answered = || (!self.lock().machine.awaits_drep()).then_some(());
         // The last messages (a DREQ, a REJ) leave first, if that takes no longer than this.
         let flushed = || self.lock().gsi.as_mut().is_none_or(Gsi::is_flushed).then_some(());
@@ -461,7 +465,7 @@ impl State {
         gone
     }
 
-    /// Disconnects whoever is connected, and gives up what is not yet.
+    /// Disconnects connected identifiers, and gives up requests of either side.
     fn take_leave(&mut self, now: Instant) {
         use IdState::{Accepting, Connected, Connecting, Requested, Responded};
         for number in self.ids.keys().copied().collect::<Vec<_>>() {

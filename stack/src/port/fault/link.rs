@@ -38,13 +38,13 @@ faults! {
     Duplicate "duplicate",
     /// The frame is overtaken by later ones.
     Reorder "reorder",
-    /// One bit that the ICRC covers is another (any bit of a frame that has no ICRC).
+    /// One bit that the ICRC covers is flipped (any bit of a frame that has no ICRC).
     Corrupt "corrupt",
     /// The end of the frame is missing.
     Truncate "truncate",
-    /// A second copy arrives after its window is long over.
+    /// A second copy arrives long after the sender's window has moved past it.
     LateDuplicate "late_duplicate",
-    /// The path carries small frames alone for a while.
+    /// For a while the path loses all but small frames.
     Narrow "narrow",
     /// A switch marks the frame: congestion experienced in the IP header, FECN and BECN in the BTH.
     Mark "ecn_mark",
@@ -117,7 +117,7 @@ impl Link {
         Self { hole_until: Instant::ZERO, narrow_until: Instant::ZERO, partitioned: false, rng }
     }
 
-    /// What lasts is over: partition, blackhole and narrow path.
+    /// Ends the faults that last: partition, blackhole and narrow path.
     pub fn heal(&mut self) {
         (self.hole_until, self.narrow_until, self.partitioned) = (Instant::ZERO, Instant::ZERO, false);
     }
@@ -209,7 +209,7 @@ fn corrupt(bytes: &mut [u8], rng: &mut Rng) {
         Ok(Ingress::Roce(layout)) => Some(layout),
         _ => None,
     };
-    loop {
+    while !bytes.is_empty() {
         let bit = rng.below(bytes.len() as u64 * 8) as usize;
         if layout.is_none_or(|l| is_covered(&l, bit / 8)) {
             bytes[bit / 8] ^= 1 << (bit % 8);

@@ -3,13 +3,16 @@
 //!
 //! Addresses and control messages are laid out and read here as bytes, in safe code. What is left to `unsafe` are the calls
 //! themselves; each gets pointers to memory that lives, and is borrowed, until it returns.
+//!
+//! Calls of the hot path go through syscall(2): the functions of libc are cancellation points (pthreads(7)), and a thread of a C
+//! program that is cancelled while it polls cannot be unwound from here.
 
 #![allow(unsafe_code)]
 
 use super::control::{Control, Name};
 use crate::config::TX_BURST;
 use arrayvec::ArrayVec;
-use core::ffi::c_int;
+use core::ffi::{c_int, c_long};
 use core::mem::{MaybeUninit, zeroed};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::ops::Range;
@@ -46,8 +49,8 @@ pub(super) fn bind(socket: BorrowedFd<'_>, name: &Name) -> Result<()> {
     check(unsafe { libc::bind(socket.as_raw_fd(), at, len) })
 }
 
-fn check(result: c_int) -> Result<()> {
-    if result < 0 { Err(Error::last_os_error()) } else { Ok(()) }
+fn check(result: impl Into<c_long>) -> Result<()> {
+    if result.into() < 0 { Err(Error::last_os_error()) } else { Ok(()) }
 }
 
 /// A message to send: one datagram, or several that the kernel takes apart.
@@ -83,7 +86,8 @@ pub(super) fn send(socket: BorrowedFd<'_>, messages: &[Message], parts: &[IoSlic
     let (fd, count) = (socket.as_raw_fd(), headers.len() as u32);
     // SAFETY: each header points to a name, a control buffer and parts, which are borrowed until the call returns; the kernel
     // only reads them.
-    let sent = unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT) };
+    let sent =
+        unsafe { libc::syscall(libc::SYS_sendmmsg, fd, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT) };
     check(sent)?;
     Ok(sent as usize)
 }
@@ -112,7 +116,7 @@ impl Received {
 /// many.
 ///
 /// # Errors
-/// Nothing was received. An error that came back for something sent before is one, too.
+/// Nothing was received. Also the error of an earlier send, which is reported here.
 pub(super) fn receive(
     socket: BorrowedFd<'_>,
     buffers: &mut [u8],
@@ -138,8 +142,10 @@ pub(super) fn receive(
     let (fd, count) = (socket.as_raw_fd(), headers.len() as u32);
     // SAFETY: each header points to a vector that was written, to a buffer, and to room for a name and for control messages, with
     // their lengths; all of them are borrowed for writing until the call returns.
-    let got =
-        unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT as _, ptr::null_mut()) };
+    let got = unsafe {
+        let no_timeout = ptr::null_mut::<libc::timespec>();
+        libc::syscall(libc::SYS_recvmmsg, fd, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT, no_timeout)
+    };
     check(got)?;
     let got = (got as usize).min(headers.len());
     for (received, header) in out.iter_mut().zip(&headers[..got]) {
@@ -152,7 +158,7 @@ pub(super) fn receive(
     Ok(got)
 }
 
-/// Takes an error from a socket's queue of them: what came with it, and to whom was sent what it is about.
+/// Takes an error from a socket's error queue: the destination of the datagram that it is about, and the error's control messages.
 pub(super) fn take_error(socket: BorrowedFd<'_>) -> Option<(Name, Control)> {
     let (mut name, mut control) = (Name::empty(), Control::empty());
     // SAFETY: as in `send`.
@@ -163,7 +169,7 @@ pub(super) fn take_error(socket: BorrowedFd<'_>) -> Option<(Name, Control)> {
     header.msg_controllen = control.space().len() as _;
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
     // SAFETY: the header points to room for a name and for control messages, with their lengths, and to no other buffer.
-    if unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) } < 0 {
+    if unsafe { libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), &raw mut header, flags) } < 0 {
         return None;
     }
     name.set_len(header.msg_namelen as usize);

@@ -20,7 +20,7 @@ struct end {
 	char memory[256];
 };
 
-static struct end one;
+static struct end one, two;
 
 static void open_end(struct end *end, enum ibv_qp_type type)
 {
@@ -96,7 +96,7 @@ static void fork_before(void)
 	IS(child_ended(child), 0);
 }
 
-/* A device that is open and did not use the wire is the child's own too, under the same pointer. */
+/* While the port has not started, parent and child have a device each, under the same pointer. */
 static void fork_opened(void)
 {
 	one.context = open_first();
@@ -118,7 +118,7 @@ static void fork_opened(void)
 	close_end(&one);
 }
 
-/* Afterwards the child has no device, and the parent does not notice the child. */
+/* Once the port has started the child has no device, and the parent does not notice the child. */
 static void fork_started(void)
 {
 	use_it_all(&one);
@@ -294,12 +294,23 @@ static void *call_without_end(void *unused)
 	return NULL;
 }
 
-/* A thread that waits is cancelled, and everything goes on. */
+static void *talk_without_end(void *unused)
+{
+	(void)unused;
+	for (;;) {
+		talk(&two);
+		pthread_testcancel();
+	}
+	return NULL;
+}
+
+/* A thread that waits, polls or talks is cancelled, and everything goes on. */
 static void cancel(void)
 {
 	use_it_all(&one);
-	void *(*jobs[])(void *) = { wait_for_completion, wait_for_event, call_without_end };
-	for (int i = 0; i < 3; i++) {
+	use_it_all(&two);
+	void *(*jobs[])(void *) = { wait_for_completion, wait_for_event, call_without_end, talk_without_end };
+	for (int i = 0; i < 4; i++) {
 		pthread_t thread;
 		void *result;
 		OK(pthread_create(&thread, NULL, jobs[i], NULL));
@@ -318,6 +329,7 @@ static void cancel(void)
 	OK(ibv_get_cq_event(one.channel, &cq, &context));
 	IS(cq == one.cq, 1);
 	ibv_ack_cq_events(cq, 1);
+	close_end(&two);
 	close_end(&one);
 }
 

@@ -105,6 +105,10 @@ fn compile(dir: &Dir, library: &Path, source: &str) -> PathBuf {
 
 /// Compiles a program of `tests/c` and runs it for each list of arguments, over this port.
 fn run(dir: &Dir, source: &str, port: &str, stories: &[&str]) {
+    run_with(dir, source, port, &[], stories);
+}
+
+fn run_with(dir: &Dir, source: &str, port: &str, settings: &[(&str, &str)], stories: &[&str]) {
     let Some(library) = library() else { return };
     let program = compile(dir, library, source);
     for story in stories {
@@ -119,6 +123,7 @@ fn run(dir: &Dir, source: &str, port: &str, stories: &[&str]) {
         // signal stack of the sanitizer's would run into.
         command.env("ASAN_OPTIONS", "detect_leaks=0:use_sigaltstack=0");
         command.env("XDG_RUNTIME_DIR", &dir.0).env("ROCE_PORT", port.replace("DIR", dir.0.to_str().unwrap()));
+        command.envs(settings.iter().copied());
         let output = command.output().expect("timeout(1) is there");
         assert!(output.status.success(), "{source} {story} over {port}: {}", text(&output));
     }
@@ -202,6 +207,19 @@ fn threads_that_are_cancelled_and_processes_that_end() {
     run(&dir, "life.c", "loopback", &["cancel", "leave", "destructors"]);
     run(&dir, "life.c", "memif:DIR/link", &["cancel", "leave", "last-completion"]);
     run(&dir, "life.c", "memif:DIR/link", &["last-datagram", "last-post", "last-words"]);
+}
+
+// Goal: a thread is cancelled while its poll sends, receives or writes the capture, and the process lives.
+#[test]
+fn threads_that_are_cancelled_while_they_poll() {
+    let dir = Dir::new("cancelled");
+    // An address of this machine only, which no other test uses.
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let udp = format!("udp:127.92.{high}.{}", low.clamp(1, 254));
+    for port in [&udp, "unix:DIR/a,peer=DIR/a", "loopback"] {
+        let capture = dir.0.join("frames.pcap");
+        run_with(&dir, "life.c", port, &[("ROCE_PCAP", capture.to_str().unwrap())], &["cancel"]);
+    }
 }
 
 #[test]
