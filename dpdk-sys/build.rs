@@ -201,8 +201,8 @@ fn link_static(out: &Path) {
     let _ = std::fs::remove_file(&object);
 }
 
-/// Functions that make descriptors: those of `cloexec.c` are called in their place. (opendir closes its own on exec by itself,
-/// and the kernel those of vfio and bpf.)
+/// Functions that make descriptors; DPDK calls the replacements in `cloexec.c` instead. (opendir already sets close-on-exec, and
+/// so does the kernel for descriptors of vfio and bpf.)
 const CLOSED_ON_EXEC: &[&str] = &[
     "open",
     "open64",

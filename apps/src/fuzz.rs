@@ -36,7 +36,7 @@ impl<'a> Input<'a> {
         self.0 = rest;
         head
     }
-    /// A number: small ones, and those at the edges of its type.
+    /// A small number, a power of two, one less than a power of two, or one of the largest.
     fn number(&mut self) -> u64 {
         match self.u8() {
             n @ 0..=199 => n.into(),

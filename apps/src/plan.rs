@@ -220,8 +220,8 @@ impl Spec {
     pub fn tx_slots(&self) -> u64 {
         self.slots(self.tx_depth)
     }
-    /// Message buffers a queue pair has on its receiving side; with a shared receive queue the total, where visits allow it
-    /// four times the messages that may be outstanding.
+    /// Message buffers on the receiving side: per queue pair, or in all with a shared receive queue. With random visits the
+    /// latter is four times the messages that may be outstanding, if memory allows.
     pub fn rx_slots(&self) -> u64 {
         let all = match (self.srq, self.pattern) {
             (false, _) => return self.slots(self.rx_depth),

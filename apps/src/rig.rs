@@ -216,7 +216,7 @@ impl Rig {
         self.args.ip.first().map(|(addr, _)| *addr).or(of_host).unwrap_or(self.side.addr().0)
     }
 
-    /// The local addresses that are asked for: a port on the addresses of the host needs none.
+    /// The local addresses to set: the given ones, else this side's default, or none on a port that uses the host's addresses.
     fn addrs(&self) -> Vec<(IpAddr, u8)> {
         if self.args.ip.is_empty() && self.port.host().is_none() {
             vec![self.side.addr()]
@@ -225,8 +225,8 @@ impl Rig {
         }
     }
 
-    /// The index of the local GID that is used: the one that was asked for, or that of an address from which the peer is reached, or
-    /// of the first one. At index 0 an IP host of our own has its link-local address.
+    /// Index of the local GID: `asked`, if given. Else, on a port that uses the host's addresses, that of the source address
+    /// towards `peer`, or 0. Else 1: at index 0 the stack's own host has its link-local address.
     pub fn gid_index(&self, asked: Option<u8>, peer: Option<IpAddr>) -> u8 {
         let of_host = || {
             let Some(host) = self.port.host() else { return 1 };

@@ -35,8 +35,8 @@ impl Which {
         }
     }
 
-    /// The first byte of `data` that is not its byte there: which one of the message, what it is, and what it should be. `data`
-    /// begin at `at` of the message, a multiple of 8.
+    /// The first wrong byte of `data`, which begin at offset `at` of the message, a multiple of 8: the byte's offset in the
+    /// message, its value, and the right value.
     pub fn first_wrong(self, data: &[u8], at: usize) -> Option<(usize, u8, u8)> {
         (at / 8..).zip(data.chunks(8)).find_map(|(n, chunk)| {
             let want = self.word(n as u64).to_le_bytes();

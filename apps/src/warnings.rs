@@ -1,7 +1,7 @@
-//! What the stack and the programs report by `tracing`: warnings as remarks of the programs, and for services a log with more of it,
-//! or with an object of JSON a line.
+//! Prints what the stack and the programs report by `tracing`: programs print the warnings, services a log of a chosen level,
+//! as sentences or as one JSON object a line.
 //!
-//! Warnings are a peer that refuses, packets too long for their way, an interface that is down.
+//! Warnings tell of a peer that refuses, of packets too long for their path, of an interface that is down.
 
 use crate::out::note;
 use serde_json::{Map, Value};
@@ -19,9 +19,9 @@ pub fn show() {
 /// What to print.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Log {
-    /// The least level.
+    /// The least severe level that is printed.
     pub level: LevelFilter,
-    /// As objects, a line each; else as sentences.
+    /// One JSON object a line; else sentences.
     pub json: bool,
 }
 

@@ -1,6 +1,6 @@
 //! Two devices on an in-process cable, used through the public verbs as a fast program uses them: split handles, lists of
-//! requests of which the last one is signalled, a clock that the caller advances. One scenario is as programs for libibverbs
-//! are: it calls the queue pair and the completion queue, which any thread may.
+//! requests of which the last one is signalled, a clock that the caller advances. Some scenarios are as programs for libibverbs
+//! are: they call the queue pair and the completion queue, which any thread may.
 //!
 //! Each step of each end is a separate function that is never inlined, so that an instruction counter can be limited to it.
 //! Nothing here depends on the machine's time.
@@ -92,7 +92,7 @@ pub fn scenario(name: &str) -> Option<Scenario> {
     SCENARIOS.into_iter().find(|s| s.name == name)
 }
 
-/// Lists after which the one thread that uses an object locks it as its owner does.
+/// Lists to post before an object's lock is biased to the one thread that uses it.
 const TO_BIAS: usize = 2 * stack::sync::claim::BIAS_AFTER as usize;
 /// Turns of one list after which the link counts as stuck.
 const TURNS_MAX: u32 = 1000;
@@ -101,7 +101,7 @@ const DEPTH: u32 = 128;
 
 /// One end.
 pub struct End {
-    /// Where the scenario has them.
+    /// The split handles; `None` where the scenario calls the objects.
     handles: Option<Handles>,
     reactor: Reactor,
     sges: Vec<Sge>,

@@ -39,7 +39,7 @@ int dpdk_sys_cloexec_mkstemp64(char *path) __attribute__((alias("dpdk_sys_cloexe
 int dpdk_sys_cloexec_timerfd_create(int clock, int flags);
 int dpdk_sys_cloexec_dup(int fd);
 
-/* The mode comes only where a file may be made. */
+/* The caller passes a mode only where the flags may create a file. */
 #define MODE(flags, mode)                                                     \
 	mode_t mode = 0;                                                      \
 	if (((flags) & O_CREAT) != 0 || ((flags) & O_TMPFILE) == O_TMPFILE) { \

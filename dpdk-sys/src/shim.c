@@ -244,7 +244,7 @@ dpdk_sys_lcore_reserve(void)
 	unsigned int before = RTE_PER_LCORE(_lcore_id);
 	uint32_t lcore = DPDK_SYS_LCORE_NONE;
 
-	/* The id is what counts: it stays reserved after this thread has its own back. */
+	/* Only the id is wanted: it stays reserved after this thread gets its own id back. */
 	if (rte_thread_register() == 0)
 		lcore = rte_lcore_id();
 	RTE_PER_LCORE(_lcore_id) = before;
@@ -379,7 +379,7 @@ dpdk_sys_port_setup(uint16_t port, uint16_t queues, uint32_t mtu, uint16_t *rx_r
 		return ret;
 
 	memset(&conf, 0, sizeof(conf));
-	/* A software device that reports 1500 may carry more all the same: then no MTU is set. */
+	/* A software device may carry more than the maximum that it reports: for a larger MTU none is set. */
 	uint32_t default_max = info.max_mtu != 0 ? info.max_mtu : UINT16_MAX;
 	if (info.max_rx_pktlen != 0 && mtu + RTE_ETHER_HDR_LEN + RTE_ETHER_CRC_LEN + 4 > info.max_rx_pktlen)
 		default_max = 0;

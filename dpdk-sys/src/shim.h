@@ -10,15 +10,15 @@
 
 /* Frames moved by one call of a burst function. */
 #define DPDK_SYS_BURST_MAX 64
-/* A thread that is no lcore. */
+/* The lcore id of a thread that is not an lcore. */
 #define DPDK_SYS_LCORE_NONE 0xffffffffu
 
-/* One owned buffer; laid out as the frame of the caller. `handle` is the mbuf where `kind` is the mbufs' kind. */
+/* One owned buffer, with the layout of the caller's frame. `handle` is an mbuf if `kind` is the queue's `kind`. */
 typedef struct dpdk_sys_frame {
 	void *data;
 	uint16_t len;
 	uint16_t cap;
-	uint32_t sum;      /* 0: it is not known */
+	uint32_t sum;      /* 0: not known */
 	void *handle;
 	const void *kind;
 } dpdk_sys_frame;
@@ -62,8 +62,8 @@ int dpdk_sys_log_to(void (*line)(const char *text, size_t len), uint32_t level);
 int dpdk_sys_eal_init(int argc, char **argv);
 /* Whether this process is a child of the one that called dpdk_sys_eal_init. */
 int dpdk_sys_forked(void);
-/* Reserves an lcore id for a thread that is not DPDK's, or DPDK_SYS_LCORE_NONE; gives it back. The calling
- * thread's own id is the same afterwards. */
+/* Reserves an lcore id for threads that are not DPDK's (DPDK_SYS_LCORE_NONE: none is left); releases it. Neither
+ * changes the calling thread's own id. */
 uint32_t dpdk_sys_lcore_reserve(void);
 void dpdk_sys_lcore_release(uint32_t lcore);
 
@@ -74,8 +74,8 @@ int dpdk_sys_hotplug_add(const char *bus, const char *name, const char *args);
 int dpdk_sys_hotplug_remove(const char *bus, const char *name);
 /* Number of the port that the device `name` made, or -ENODEV. */
 int dpdk_sys_port_by_name(const char *name);
-/* Makes two devices of net_ring, "net_ring_" and these names, that are joined by rings of `slots` (a power of two) for
- * `queues` queues each way. The rings stay as long as the process. */
+/* Makes two net_ring devices, "net_ring_A" and "net_ring_B" for the names A and B, joined by `queues` rings of `slots` (a
+ * power of two) each way. The rings are never freed. */
 int dpdk_sys_ring_pair(const char *a, const char *b, uint16_t queues, uint32_t slots);
 
 /* A pool of n mbufs, each with room for `room` bytes behind the headroom; NULL and *error = errno on failure. */
@@ -88,7 +88,7 @@ typedef struct dpdk_sys_limits {
 	uint16_t max_rx_queues;
 	uint16_t max_tx_queues;
 	uint32_t max_mtu;
-	/* Least bytes of a buffer that it receives into. */
+	/* Least size of a receive buffer in bytes. */
 	uint32_t min_rx_room;
 	uint16_t rx_ring;
 	uint16_t tx_ring;
@@ -96,8 +96,8 @@ typedef struct dpdk_sys_limits {
 } dpdk_sys_limits;
 
 int dpdk_sys_port_limits(uint16_t port, dpdk_sys_limits *out);
-/* Configures `queues` queue pairs over the pool. *stage names the step that failed. Ring sizes are wishes and
- * come back as the device has them. `mtu` is set in the device where possible. */
+/* Configures `queues` queue pairs over the pool. *stage names the step that failed. *rx_ring and *tx_ring are the
+ * wanted ring sizes, and on return those that the device has. `mtu` is set in the device where possible. */
 int dpdk_sys_port_setup(uint16_t port, uint16_t queues, uint32_t mtu, uint16_t *rx_ring, uint16_t *tx_ring,
 			void *pool, const char **stage);
 int dpdk_sys_port_start(uint16_t port);

@@ -110,7 +110,7 @@ shows() {
             nvme id-ns $(disk $d); nvme ns-descs $(disk $d); done | sed "s/nvme[0-9]*/nvme/" >>/tmp/$n
         fresh --nr-io-queues=1; done; cat /tmp/a; diff /tmp/a /tmp/b
         grep -q "^subnqn *: $nqn" /tmp/a; [ "$(grep -c "^uuid" /tmp/a)" = 2 ]'
-    # Not `nvme show-regs`: that of nvme-cli 2.3 (Debian 12) asks for a property that there is not, and then aborts.
+    # Not `nvme show-regs`: in nvme-cli 2.3 (Debian 12) it asks for a property that does not exist, and then aborts.
     cell 'nvme smart-log, error-log, effects-log, fw-log, features' in_guest 'connected; c=/dev/$(ctrl)
         writes() { nvme smart-log $c | sed -n "s/^[Hh]ost.[Ww]rite.[Cc]ommands[^0-9]*//p"; }
         before=$(writes); same $(disk 1) 65536; nvme smart-log $c; [ "$(writes)" -ge $((before + 16)) ]

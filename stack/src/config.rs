@@ -1,5 +1,5 @@
-//! Limits of the stack that programs see or that modules share, with the assertions between them. A constant that one module alone
-//! uses may stand there.
+//! Limits of the stack that programs see or that modules share, with the assertions between them. A constant that only one module
+//! uses may stay in that module.
 
 use core::time::Duration;
 
@@ -7,9 +7,9 @@ use crate::id::QpnBlock;
 
 /// Frames taken from a queue in one burst.
 pub const RX_BURST: usize = 32;
-/// A port may end a burst from this many bytes on: what was received is still in L1 or L2 then.
+/// A port may end a burst at this many bytes, so that all of it is still in L1 or L2 when it is handled.
 pub const RX_BURST_BYTES: u64 = 8192;
-/// Bursts taken in a turn as long as they bring nothing to answer; and bursts received ahead, at most.
+/// Most bursts taken in a turn, fewer if one brings requests to answer; and most bursts received ahead.
 pub const RX_BURSTS: usize = 4;
 /// Frames a turn may hold for the port: an ACK for each frame received, and as many data packets.
 pub const TX_BURST: usize = 64;
@@ -29,21 +29,21 @@ pub const WATCH_AFTER: u8 = 16;
 pub const WATCH_GAP: Duration = Duration::from_micros(100);
 /// A queue pair is watched until nothing was posted for this long.
 pub const WATCH_IDLE: Duration = Duration::from_millis(1);
-/// A shard with at least this many queue pairs prefetches their state a burst ahead: so many lines do not stay in L1 and L2.
+/// A shard with at least this many queue pairs prefetches their state a burst ahead: it does not all stay in L1 and L2.
 pub const PREFETCH_FROM: usize = 256;
 /// Frames waiting in a shard's inbox (handed over, or addressed to ourselves).
 pub const INBOX_DEPTH: usize = 1024;
 /// How long a port may refuse every frame before the backlog is dropped, under its counter: some time slices of the
 /// peer's process or virtual machine, and less than the usual ACK timeout (67 ms), which a dropped frame costs.
 pub const TX_STALL: Duration = Duration::from_millis(20);
-/// Turns in which a queue pair that is destroyed sends what was posted to it before: for a full queue.
+/// Turns that a queue pair gets to send what was posted before it is destroyed: enough for a full queue.
 pub const LAST_TURNS: usize = QUEUE_DEPTH_MAX as usize / QP_TX_BUDGET;
 
 /// How much longer than its timeout an ACK timer runs, because the packet leaves a while after the clock was read at the start of
 /// its turn. With it the shortest timeout (8 us) stays within four times its length (IBA 9.7.6.1.3).
 pub const TURN_SLACK: Duration = Duration::from_micros(16);
-/// How much longer the answer to a retry after a silence is waited for, at most: a peer that is a process may not be running for a
-/// while. With the usual time-out of 67 ms and 7 retries it is given up after 1.5 s rather than 0.5 s.
+/// Most extra time that a retry after a timeout waits for its answer: the peer may be a process that does not run for a while.
+/// With the usual ACK timeout of 67 ms and 7 retries the requester gives up after 1.5 s rather than 0.5 s.
 pub const RETRY_PATIENCE: Duration = Duration::from_millis(250);
 
 /// Shards a device can have.
@@ -65,14 +65,14 @@ pub const CQ_MAX: usize = 1 << 16;
 pub const CQE_MAX: u32 = 1 << 22;
 /// Bytes of a message (IBA 9.7.7: 2^31).
 pub const MESSAGE_MAX: u32 = 1 << 31;
-/// READ and ATOMIC requests outstanding at either end of a queue pair. A responder keeps 64 bytes for each that the queue
-/// pair was given.
+/// READ and ATOMIC requests outstanding at either end of a queue pair. A responder keeps 64 bytes for each of its
+/// `max_dest_rd_atomic`.
 pub const RD_ATOMIC_MAX: u8 = 128;
 /// Shared receive queues of a device.
 pub const SRQ_MAX: usize = 1 << 16;
 /// Bytes of a memory region: the largest object that a program can have.
 pub const MR_SIZE_MAX: u64 = isize::MAX as u64;
-/// Memory regions and windows of a device, together. The interpreter takes a quarter of a minute to draw up a table of all.
+/// Memory regions and windows of a device, together. Fewer under Miri, which takes a quarter of a minute to set up all of them.
 pub const MR_MAX: usize = if cfg!(miri) { 1 << 10 } else { 1 << 16 };
 
 /// Request packets a queue pair may have unacknowledged.
@@ -82,12 +82,12 @@ pub const ACK_REQ_STRIDE: u32 = 32;
 /// With fewer credits left than this, every message requests an acknowledgement, which brings new ones.
 pub const CREDITS_LOW: i32 = 16;
 
-/// Neighbour resolution: time between two requests, and how many are sent: 4 s, so that a neighbour whose program or
-/// machine was not scheduled for a while is not taken for gone (Linux: 3 requests, 1 s apart).
+/// Time between two requests of a neighbour resolution. [`NEIGHBOUR_TRIES`] of them take 4 s, so that a neighbour whose program
+/// or machine was not scheduled for a while does not count as gone (Linux: 3 requests, 1 s apart).
 pub const NEIGHBOUR_RETRY: Duration = Duration::from_millis(250);
 /// Requests sent before a neighbour counts as unreachable.
 pub const NEIGHBOUR_TRIES: u8 = 16;
-/// The first of these are unicast to the known Ethernet address; meanwhile no other host may answer in its stead.
+/// How many of these requests go first, by unicast, to the known Ethernet address; meanwhile no other host may answer instead.
 pub const NEIGHBOUR_UNICAST_TRIES: u8 = 8;
 /// Time from the end of one check whether a neighbour is still at its Ethernet address to the next one that another host's claim
 /// can cause.
@@ -99,8 +99,7 @@ pub const NEIGHBOUR_FAILED_HOLD: Duration = Duration::from_secs(1);
 pub const NEIGHBOUR_LIFETIME: Duration = Duration::from_secs(60);
 /// Entries of the neighbour table beside those that connected queue pairs hold and the configured ones.
 pub const NEIGHBOUR_MAX: usize = 1024;
-/// Those of them that strangers may have: hosts that requested us, or that are to be answered, and that this host did not
-/// resolve.
+/// Most of these entries for strangers: hosts that resolve us or need an answer, and that this host did not resolve.
 pub const NEIGHBOUR_STRANGERS_MAX: usize = 256;
 /// Strangers whose Ethernet addresses are remembered, for the replies to their messages alone.
 pub const REPLY_MACS: usize = 256;
@@ -111,18 +110,18 @@ pub const NEIGHBOUR_VISITS: usize = 64;
 pub const MCAST_GRP_MAX: usize = 128;
 /// Queue pairs attached to one multicast group.
 pub const MCAST_QP_ATTACH_MAX: usize = 64;
-/// A multicast group is reported so many times when it is joined (RFC 3376 8.1, the robustness variable, and one).
+/// Reports sent when a multicast group is joined: the robustness variable (RFC 3376 8.1), and one more.
 pub const GROUP_REPORTS: u8 = 3;
 /// Time between these reports (RFC 3376 8.11).
 pub const GROUP_REPORT_GAP: Duration = Duration::from_secs(1);
 
 /// The background helper polls hot this long after the last frame.
 pub const HELPER_HOT: Duration = Duration::from_micros(50);
-/// How often, at least, the helper polls a port that cannot signal while a queue pair is connected, and looks at a shard that callers
-/// turn.
+/// Longest time between two polls by the helper of a port that cannot signal, while a queue pair is connected, and between two
+/// looks at a shard that callers turn.
 pub const HELPER_SLEEP: Duration = Duration::from_millis(1);
 
-/// Queue pair numbers of a block that are given out at most; so many are free that a number drawn at random is hard to guess.
+/// Most queue pair numbers of a block in use. The others stay free, so that a number drawn at random is hard to guess.
 pub const QPN_BLOCK_USE: u32 = QpnBlock::NUMBERS / 2;
 
 const _: () = assert!(

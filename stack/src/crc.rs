@@ -1,14 +1,14 @@
 //! CRC-32 (ISO-HDLC) by carry-less multiplication: its arithmetic, and the register over bytes while they are copied.
 //!
-//! A packet's payload is read once to be copied and once for its CRC. Both are one pass here: the bytes that are multiplied are
-//! those that were stored, so that the CRC is that of the copy, even if another thread writes to the source meanwhile. It takes
-//! 64 bytes at a time, in as many registers as the processor needs for them: one of 512 bits, two of 256 or four of 128.
+//! A packet's payload is copied and summed in one pass. The CRC is computed from the bytes that are stored, so it is that of the
+//! copy, even if another thread writes to the source meanwhile. Each step takes 64 bytes, in as many registers as the processor
+//! needs for them: one of 512 bits, two of 256 or four of 128.
 //!
 //! Arithmetic: polynomials over GF(2), their highest coefficient in bit 0. With `P` the generator, a block `H x^64 + L` of 16
 //! bytes that is moved up by `n` bits is `H (x^(n + 64) mod P) + L (x^n mod P)`, which has a degree below 96; the remainder
 //! by `P` of `x^32` times the sum of all blocks is the CRC (Gopal et al., "Fast CRC Computation for Generic Polynomials Using
-//! PCLMULQDQ Instruction", Intel 2009; the last step is Barrett's). A register begun at zero is linear: that over a whole is
-//! that over its first part and zeros for the rest (`behind`), plus that over the rest.
+//! PCLMULQDQ Instruction", Intel 2009; the last step is Barrett's). A register begun at zero is linear: over a message it is the
+//! register over the first part followed by zeros for the rest (`behind`), plus the register over the rest.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ pub(crate) const GENERATOR: u32 = 0x04c1_1db7;
 /// The register of the CRC over some bytes, begun at zero.
 ///
 /// An `Option` of it is a `uint32_t` for C: the register's complement, and 0 for `None`, a sum that was not computed. A register
-/// of all ones has no representation and is `None`, too; one of zero is that of bytes that are all zero.
+/// of all ones has no representation and is `None`, too; zero, the register over bytes that are all zero, has one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct Sum(NonZeroU32);

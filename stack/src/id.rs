@@ -29,7 +29,7 @@ impl Psn {
     pub const fn sub(self, n: u32) -> Self {
         Self(self.0.wrapping_sub(n) & 0x00ff_ffff)
     }
-    /// Signed distance `self - other`, in `-2^23 ..= 2^23 - 1`. The exact opposite counts as before.
+    /// Signed distance `self - other`, in `-2^23 ..= 2^23 - 1`. The exact opposite on the circle counts as earlier.
     pub const fn diff(self, other: Self) -> i32 {
         (self.0.wrapping_sub(other.0) << 8) as i32 >> 8
     }
@@ -64,22 +64,22 @@ impl Qpn {
     }
 }
 
-/// A block of queue pair numbers: those with the same upper 12 bits. Who gives numbers out leases them block by block.
+/// A block of queue pair numbers: those with the same upper 12 bits. The device leases whole blocks for its shards.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct QpnBlock(u16);
 
 impl QpnBlock {
     const BITS: u32 = 12;
-    /// Blocks that there are.
+    /// Number of blocks.
     pub const COUNT: usize = 1 << (24 - Self::BITS);
-    /// Numbers of each.
+    /// Queue pair numbers in a block.
     pub const NUMBERS: u32 = 1 << Self::BITS;
 
     /// The block whose number is the low 12 bits of `v`.
     pub const fn new(v: u32) -> Self {
         Self((v as usize % Self::COUNT) as u16)
     }
-    /// Its number, below [`QpnBlock::COUNT`].
+    /// The block's number, below [`QpnBlock::COUNT`].
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -109,7 +109,7 @@ impl Gid {
     pub const fn v4(a: [u8; 4]) -> Self {
         Self([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3]])
     }
-    /// The GID of an IP address. That of an IPv4-mapped IPv6 address is the IPv4 address's: they are the same bytes.
+    /// The GID of an IP address. An IPv4-mapped IPv6 address has the GID of the IPv4 address: the bytes are the same.
     pub const fn from_ip(ip: core::net::IpAddr) -> Self {
         match ip {
             core::net::IpAddr::V4(a) => Self::v4(a.octets()),
@@ -201,7 +201,7 @@ impl core::str::FromStr for Mac {
         let mut parts = s.split(':');
         for byte in &mut out {
             let part = parts.next().ok_or("a MAC address has six parts, as 02:00:00:00:00:01")?;
-            // A sign is no digit.
+            // `from_str_radix` alone accepts a sign.
             let digits = part.len() <= 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
             let value = u8::from_str_radix(part, 16).ok().filter(|_| digits);
             *byte = value.ok_or("a MAC address is hexadecimal, as 02:00:00:00:00:01")?;

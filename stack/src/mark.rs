@@ -6,7 +6,7 @@
 
 macro_rules! marks {
     ($($(#[doc = $doc:literal])+ $name:ident $text:literal,)+) => {
-        /// A branch worth knowing about.
+        /// A branch of the protocol that tests must reach.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u8)]
         pub enum Mark {
@@ -31,7 +31,7 @@ marks! {
     WindowFull "window_full",
     /// The requester waits: its share of what the link may have in flight is used.
     ShareUsed "share_used",
-    /// A READ is asked for in parts.
+    /// A READ is requested in parts.
     ReadInParts "read_in_parts",
     /// The requester waits: a fence.
     FenceWaits "fence_waits",
@@ -45,7 +45,7 @@ marks! {
     ReadRestart "read_restart",
     /// A response to nothing that is outstanding.
     GhostAck "ghost_ack",
-    /// The newest acknowledgement again, with newer credits.
+    /// A duplicate of the newest acknowledgement, with newer credits.
     CreditsAgain "credits_again",
     /// An RNR NAK starts a wait.
     RnrNak "rnr_nak",
@@ -75,15 +75,15 @@ marks! {
     Gap "gap",
     /// The responder sees a gap again, and sends nothing.
     GapAgain "gap_again",
-    /// A SEND or WRITE again.
+    /// A duplicate SEND or WRITE.
     DuplicateMessage "duplicate_message",
     /// A duplicate that may not acknowledge a later READ or atomic.
     DuplicateHeldBack "duplicate_held_back",
-    /// A READ again.
+    /// A duplicate READ.
     DuplicateRead "duplicate_read",
-    /// An atomic again: answered from its stored result, not executed.
+    /// A duplicate atomic: answered from its stored result, not executed.
     DuplicateAtomic "duplicate_atomic",
-    /// A READ or atomic again of which nothing is kept.
+    /// A duplicate READ or atomic that is not in the replay store any more.
     DuplicateForgotten "duplicate_forgotten",
     /// A NAK is withdrawn, because the packet that it requested came first.
     NakWithdrawn "nak_withdrawn",
@@ -95,7 +95,7 @@ marks! {
     ReadRevoked "read_revoked",
 }
 
-/// Marks there are.
+/// Number of marks.
 pub const MARKS: usize = Mark::ALL.len();
 
 /// Counts a step of a search, a list or a timer in this crate's own tests; otherwise it compiles to nothing.

@@ -1,24 +1,23 @@
-//! Accesses to memory that the program, its peers and every shard may touch at the same moment: loads, stores and copies of bytes
-//! and words.
+//! Loads, stores and copies of *racy memory*: bytes and words that the program, its peers and every shard may access at the same
+//! moment.
 //!
 //! Registered memory is like memory that a device writes. Two sides access it at once, one in bytes and one in words, and no rule
-//! of RDMA forbids that. The memory model of the language has no such accesses: plain ones must not race, and atomic ones that
-//! race must be of one size. So no access here is one of the language: each is done by instructions that the compiler does not
-//! see into (`asm!`), and means what the processor's manual says. On x86-64 that is: a byte is whole; an aligned word of eight
-//! bytes that is loaded or stored by [`load_u64`], [`store_u64`] and the functions that change it is whole, and so are the words
-//! within a copy in practice; loads acquire, stores release; overlapping accesses give some mix of old and new bytes. So these
-//! functions never make the behaviour of the program undefined.
+//! of RDMA forbids that. Rust's memory model forbids it: plain accesses must not race, and atomic accesses that race must have
+//! one size. So every access here is made by instructions that the compiler does not see into (`asm!`), and means what the
+//! processor's manual says. On x86-64 that is: a byte is never torn; nor is an aligned word of eight bytes that [`load_u64`],
+//! [`store_u64`] or a read-modify-write function accesses, nor, in practice, a word within a copy; loads acquire, stores release;
+//! overlapping accesses give some mix of old and new bytes. So these functions never make the behaviour of the program undefined.
 //!
-//! One access is elsewhere: the payload of a long packet is loaded by wide instructions, in the same way, where it is summed
-//! while it is copied ([`crc`](crate::crc)). Each byte is loaded once: the packet and its ICRC are made from one register. The
-//! packet may be some mix; as ibv_post_send(3) says, leave a buffer alone until its request has completed.
+//! One access is elsewhere: [`crc`](crate::crc) loads the payload of a long packet by wide instructions, in the same way, and
+//! computes the CRC while it copies. It loads each byte once: packet and ICRC are made from one register. The packet may be some
+//! mix; as ibv_post_send(3) says, leave a buffer alone until its request has completed.
 //!
-//! Memory that may not even be mapped is for the [`kernel`] to copy.
+//! Memory that may not even be mapped is copied by the [`kernel`].
 //!
 //! A copy calls the C library's `memcpy`, so it is as fast as one that the compiler makes.
 //!
-//! Where there are no such instructions (Miri; the ThreadSanitizer, which would take a `memcpy` for a plain access, with `--cfg
-//! racy_model`; other processors), one global lock replaces them. Correct, and slow.
+//! Where these instructions cannot be used (Miri; ThreadSanitizer, which would take a `memcpy` for a plain access, with `--cfg
+//! racy_model`; other processors), one global lock replaces them: correct, and slow.
 
 pub mod kernel;
 
@@ -30,7 +29,7 @@ use x86_64 as machine;
 /// Bytes that [`read_block`] copies.
 pub const BLOCK: usize = 16;
 
-/// Copies `len` bytes out of such memory to memory of our own.
+/// Copies `len` bytes of racy memory to memory of our own.
 ///
 /// # Safety
 /// `from` is mapped for reading for `len` bytes, which any other thread may write; `to` is valid for writes of as many that
@@ -51,7 +50,7 @@ pub unsafe fn read_block(from: *const u8, to: *mut u8) {
     unsafe { machine::copy_block(to, from) }
 }
 
-/// Copies `len` bytes of our own into such memory.
+/// Copies `len` bytes of our own to racy memory.
 ///
 /// # Safety
 /// `to` is mapped for writing for `len` bytes, which any other thread may access, and the program tolerates that they change;
@@ -72,7 +71,7 @@ pub unsafe fn write_block(to: *mut u8, from: *const u8) {
     unsafe { machine::copy_block_in(to, from) }
 }
 
-/// Copies `len` bytes from such memory to such memory. Where the two overlap, the result is some mix.
+/// Copies `len` bytes of racy memory to racy memory. Where the two overlap, the result is some mix.
 ///
 /// # Safety
 /// `from` as for [`read`], `to` as for [`write()`].
@@ -82,7 +81,7 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     unsafe { machine::copy(to, from, len) }
 }
 
-/// Sets `len` bytes of such memory.
+/// Sets `len` bytes of racy memory to `value`.
 ///
 /// # Safety
 /// As for [`write()`].
@@ -112,7 +111,7 @@ pub unsafe fn store_u8(to: *mut u8, value: u8) {
     unsafe { machine::store_u8(to, value) }
 }
 
-/// Loads a word in one step, with acquire.
+/// Loads a word atomically, with acquire.
 ///
 /// # Safety
 /// As for [`read`], and `from` is a multiple of 8.
@@ -122,7 +121,7 @@ pub unsafe fn load_u64(from: *const u64) -> u64 {
     unsafe { machine::load_u64(from) }
 }
 
-/// Stores a word in one step, with release.
+/// Stores a word atomically, with release.
 ///
 /// # Safety
 /// As for [`write()`], and `to` is a multiple of 8.
@@ -132,7 +131,7 @@ pub unsafe fn store_u64(to: *mut u64, value: u64) {
     unsafe { machine::store_u64(to, value) }
 }
 
-/// Stores a word in one step, sequentially consistent; returns the old value.
+/// Stores a word atomically, sequentially consistent; returns the old value.
 ///
 /// # Safety
 /// As for [`store_u64`].
@@ -142,7 +141,7 @@ pub unsafe fn swap_u64(word: *mut u64, value: u64) -> u64 {
     unsafe { machine::swap_u64(word, value) }
 }
 
-/// Adds to a word in one step, sequentially consistent; returns the old value.
+/// Adds to a word atomically, sequentially consistent; returns the old value.
 ///
 /// # Safety
 /// As for [`store_u64`].
@@ -152,7 +151,7 @@ pub unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> u64 {
     unsafe { machine::fetch_add_u64(word, add) }
 }
 
-/// Stores `new` where the word is `current`, in one step, sequentially consistent; returns the old value.
+/// Stores `new` if the word is `current`, atomically, sequentially consistent; returns the old value.
 ///
 /// # Safety
 /// As for [`store_u64`].

@@ -25,7 +25,7 @@ pub fn dir() -> Result<PathBuf, Unusable> {
     Ok(dir)
 }
 
-/// Makes the directory where it is not there, and looks whether it is this user's alone.
+/// Makes the directory if it is missing, and checks that it belongs to this user and that nobody else may write to it.
 fn check(dir: &Path, uid: u32) -> Result<(), String> {
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
         Ok(()) => {}

@@ -387,7 +387,7 @@ fn m16_mra_extends_the_wait() {
     assert_eq!(reqs[1].at.nanos_since(begin), wait.as_nanos() as u64);
     assert_eq!(count(&w, A, Counter::WrongTransaction), 1);
     assert_eq!(count(&w, A, Counter::WrongState), 2, "one MRA a wait, and of the right message");
-    // It saves requests; the program's times end the wait all the same, at 16 times 4608 ms.
+    // The MRA saves requests, but the program's own timeouts still end the wait, at 16 times 4608 ms.
     inject(&mut w, A, tid, mra(0, 31));
     let left = reqs[0].at.after(Duration::from_millis(16 * 4608)).nanos_since(w.now);
     w.run(Duration::from_nanos(left - 1));
@@ -402,7 +402,7 @@ fn m16_mra_extends_the_wait() {
     let (b, _) = request(&mut w);
     accept(&mut w, b);
     response(&mut w);
-    w.run(Duration::from_millis(4096)); // the program takes its time: the second REP is answered with an MRA
+    w.run(Duration::from_millis(4096)); // the program has not confirmed yet: the second REP is answered with an MRA
     assert_eq!(attributes(&w, A), [Req::ATTRIBUTE, Mra::ATTRIBUTE]);
     w.run(Duration::from_secs(60));
     assert_eq!(attributes(&w, B), [Rep::ATTRIBUTE, Rep::ATTRIBUTE]);
@@ -757,7 +757,8 @@ fn m25_the_queue_pair_of_a_datagram_service() {
     assert_eq!((w.nodes[A].next_timer(), w.nodes[B].next_timer()), (None, None));
 }
 
-/// The exchange that just began on a node began this much earlier than its calls were done: its timer moves by that, once.
+/// As if the thread was interrupted between reading the clock and sending: the timer of the exchange that just began on a node
+/// moves by the interruption, once.
 fn was_interrupted(w: &mut MadWorld, node: usize) {
     const INTERRUPTION: Duration = Duration::from_secs(2);
     let (now, machine) = (w.now, &mut w.nodes[node]);
@@ -796,7 +797,7 @@ fn an_interruption_takes_nothing_from_a_wait() {
     was_interrupted(&mut w, A);
 }
 
-/// Goal: a request that is not repeated waits as long as its times say, however late it left.
+/// Goal: a request that is not repeated waits for its full timeout, however late it left.
 #[test]
 fn an_interruption_ends_no_wait() {
     let mut w = world();
@@ -951,7 +952,7 @@ fn the_programs_times_bound_an_accept_and_a_disconnect() {
     assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::TimedOut, .. }) if id == b));
 }
 
-/// An address that no connection here is with.
+/// An address that is no connection's peer.
 const STRANGER: Gid = Gid::v4([10, 0, 9, 9]);
 
 /// A message of a stranger arrives at a node. A request for a listener is refused, and nothing else happens.
@@ -1116,7 +1117,7 @@ fn the_guid_of_another_node_is_worth_nothing() {
     assert!(!attributes(&w, B).contains(&Dreq::ATTRIBUTE));
 }
 
-// Goal: a REJ without our id is of a peer that never received it. One that was accepted and confirmed has.
+// Goal: a REJ without our id comes from a peer that never received the id; the peer of an established connection has received it.
 #[test]
 fn a_rejection_by_guid_ends_no_connection_that_stands() {
     let mut w = world();
@@ -1473,7 +1474,7 @@ fn additional_information_that_does_not_fit() {
     assert!(matches!(w.event(A), Some(Event::Rejected { .. })));
 }
 
-// Goal: counters name the side that did it.
+// Goal: each failure is counted for the side that caused it.
 #[test]
 fn counters_blame_nobody_else() {
     let counts = |w: &MadWorld, node, counters: [Counter; 2]| counters.map(|counter| count(w, node, counter));

@@ -142,8 +142,8 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32,
                                 || number % 5 == 4
                                 || request.path.dgid != path.sgid =>
                         {
-                            // Of a REQ that was late, or one of those that are refused here, or of the third host. The peer may
-                            // have taken it back already.
+                            // From a late REQ, one that is refused here, or the third host. The peer may have withdrawn it
+                            // already.
                             let _ = managers[node].machine.destroy(now, id);
                         }
                         Event::ConnectRequest { id, .. } => {
@@ -183,7 +183,7 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32,
                         other => panic!("node {node}: {other:?}"),
                     }
                 }
-                // Data came before the RTU: that is as good.
+                // Data came before the RTU, and establishes the connection as well.
                 if !ends[node].up && ends[node].received > 0 {
                     let id = ends[node].id.unwrap();
                     managers[node].machine.established(now, id).unwrap();
@@ -261,8 +261,8 @@ fn m12_m14_m18_connections_over_a_bad_link() {
     assert!(early > 0, "data before the RTU never came");
 }
 
-// Goal: what a third host says to real shards, from an address of its own, in reply to each MAD that it sees, makes, moves and ends
-// no connection; the two ends exchange all of their messages beside it.
+// Goal: a third host answers each MAD that it sees, from an address of its own, to real shards: it makes, changes and ends no
+// connection, and the two ends exchange all of their messages meanwhile.
 #[test]
 fn a_third_host_ends_no_connection_of_whole_stacks() {
     let mut unmasked = 0;

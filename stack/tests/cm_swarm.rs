@@ -84,10 +84,10 @@ struct Run {
     active: BTreeMap<u32, (usize, ConnId)>,
     excused: BTreeSet<u32>,
     next_number: u32,
-    /// No MAD lives longer than queue pairs rest: a longer-lived one ends the next connection of its queue pair. Queue pairs that
-    /// do not rest, after a refusal or a restart, are not used again before late copies of their REQs are gone, either.
+    /// No MAD lives longer than queue pairs rest: a late one would end the next connection of its queue pair. Queue pairs that do
+    /// not rest, after a refusal or a restart, are not used again either before late copies of their REQs are gone.
     dies_in_time: bool,
-    /// Until when that is.
+    /// When those late copies are gone.
     late: Vec<BTreeMap<Qpn, Instant>>,
     report: Report,
 }
@@ -331,7 +331,7 @@ impl Run {
                 Event::TimeWaitExit { id, qpn } => {
                     assert!(self.gone[node].insert(id), "an id ends once");
                     let until = self.rest[node].remove(&qpn);
-                    // One that was given up while established is disconnected first; at a time that has no event.
+                    // An established connection that was given up is disconnected first, and no event tells when that ends.
                     assert!(
                         until.is_some_and(|u| u <= now),
                         "node {node} {qpn:?} rested until {now:?}, not {until:?}"
@@ -412,7 +412,7 @@ impl Run {
             Phase::Up if choice == 0 => self.give_up(node, id),
             Phase::Up => match self.w.nodes[node].disconnect(now, id, b"") {
                 Ok(()) => self.sides[node].get_mut(&id).unwrap().phase = Phase::Closing,
-                // The event of that is in the queue, or the other side is stale.
+                // It has ended: the event is in the queue, or the other side is stale.
                 Err(Error::State { .. }) => self.sides[node].get_mut(&id).unwrap().due = Instant::FAR,
                 Err(other) => panic!("{other}"),
             },
@@ -516,7 +516,7 @@ impl Run {
             };
             assert_ne!(id, 0);
             let is_req = u64::from(matches!(mad.message, Message::Req(_)));
-            // All of one run are alive or resting for most of the time: ids never repeat within it.
+            // Most connections of a run are alive or resting at the same time, so ids never repeat within it.
             let tid = owner.entry((is_req, sent.from, id)).or_insert(mad.tid);
             assert_eq!(*tid, mad.tid, "node {} used comm id {id:#x} for two connections", sent.from);
         }

@@ -18,7 +18,7 @@ const GROUPS: &[(char, usize)] = &[
     ('I', 6),
 ];
 
-/// The reason that is a debt, and goes out of force by itself when a test is added.
+/// The reason of a case whose test is still to be written; it is ignored once there is a test.
 const DEBT: &str = "no test yet";
 
 fn root() -> PathBuf {

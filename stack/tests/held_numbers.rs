@@ -1,4 +1,4 @@
-//! A queue pair number that a connection rests with is not given out.
+//! A queue pair number that an ended connection still reserves (TIMEWAIT) is not given out.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};

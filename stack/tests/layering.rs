@@ -45,7 +45,7 @@ const UNSAFE: &[&str] = &[
     // Handlers of forks.
     "stack/src/sync/process.rs",
     "stack/src/sync/unforked.rs",
-    // Frames; the memory that a memif shares, and the wake-up of its peer; requests about network interfaces; system calls of UDP sockets.
+    // Frames; a memif's shared memory, and the wake-up of its peer; requests about network interfaces; system calls of UDP sockets.
     "stack/src/port/frame.rs",
     "stack/src/port/memif/ring.rs",
     "stack/src/port/memif/shm.rs",
@@ -57,7 +57,7 @@ const UNSAFE: &[&str] = &[
     "stack/src/racy/kernel.rs",
     "stack/src/mem/range.rs",
     "stack/src/shard/copy.rs",
-    // The turn boundary after which a revoked key is in no use; what the helper asks of the scheduler.
+    // The turn boundary after which a revoked key is no longer used; what the helper asks of the scheduler.
     "stack/src/device/claim.rs",
     "stack/src/device/scheduling.rs",
     // The CRC.
@@ -68,7 +68,7 @@ const UNSAFE: &[&str] = &[
     "verbs/src/local_bytes.rs",
     "verbs/src/memory.rs",
     "verbs/src/mr.rs",
-    // Buffers that an io_uring has.
+    // Buffers that belong to an io_uring.
     "apps/nvmf-target/src/store/ring.rs",
     // The C face, to which everything comes as a pointer; functions of the C library that name files.
     "verbs/c/src/",
@@ -181,8 +181,8 @@ fn imports_point_down() {
     assert!(wrong.is_empty(), "imports that point up:\n{}", wrong.join("\n"));
 }
 
-/// Files below `src` that a file names in `crate::a::b`, `super::b` and `pub use a::b`, its tests aside. It names no item by a
-/// module that has it from another file: the import would not show here.
+/// Files below `src` that a file imports from by `crate::a::b`, `super::b` and `pub use a::b`, its tests aside. Fails if it imports
+/// an item through a module that only re-exports it: that would hide the file that the item comes from.
 fn files_named(src: &Path, file: &Path) -> Vec<PathBuf> {
     let text: String = code(file).into_iter().map(|(_, line)| line + "\n").collect();
     let text = text.split("#[cfg(test)]").next().unwrap_or_default();
@@ -335,7 +335,7 @@ fn every_test_file_is_part_of_a_binary() {
     }
 }
 
-/// Which of these names no code below a folder of the stack has, the file that declares them and tests aside.
+/// Those of the names that no code below a folder of the stack uses, apart from tests and the file that declares them.
 fn not_given(declared_in: &str, folder: &str, mut names: Vec<String>) -> Vec<String> {
     let mut files = Vec::new();
     sources(&root().join("stack/src").join(folder), &mut files);
@@ -349,7 +349,7 @@ fn not_given(declared_in: &str, folder: &str, mut names: Vec<String>) -> Vec<Str
     names
 }
 
-// A reason that nothing gives promises a check that nobody makes.
+// A reason that no code gives would promise a check that does not exist.
 #[test]
 fn every_reason_is_given_somewhere() {
     fn names(of: &str, all: impl IntoIterator<Item = impl Debug>) -> Vec<String> {

@@ -296,13 +296,13 @@ fn events_wake_waiters_and_block_no_caller() {
     assert_eq!(count(), 0);
     peer.polls(true);
     assert_eq!((transmit(&mut *queue, &[b"c"]), count()), (1, 0));
-    // It goes to sleep just when something was sent.
+    // The peer goes to sleep just when something was sent.
     peer.polls(false);
     receive(&mut *queue);
     assert_eq!(count(), 1);
     assert_eq!(peer.word(TO_SERVER + 4), 1, "we look by ourselves");
 
-    // It makes the event blocking, and fills it.
+    // The peer makes the event descriptor blocking, and fills it.
     rustix::io::write(&peer.events[1], &(u64::MAX - 1).to_ne_bytes()).unwrap();
     rustix::fs::fcntl_setfl(&peer.events[1], OFlags::empty()).unwrap();
     for _ in 0..100 {
@@ -355,7 +355,7 @@ fn silent_strangers_keep_no_peer_out() {
         port.maintain();
     }
     works(&path, &*port, &mut *queue);
-    // A client that comes while another one is connected gets that as the reason.
+    // A client that comes while another one is connected is refused for that reason.
     let first = Peer::connect(&path, &*port);
     let second = Peer::new(&path);
     second.play(second.script());

@@ -111,8 +111,8 @@ fn a_client_of_ours_comes_again_to_a_stock_server() {
 
 #[test]
 fn a_virtio_driver_and_a_vhost_port_are_joined() {
-    // Goal: DPDK's driver for virtio, of which a guest has the PCI variant, takes the buffers of a port as they are. It counts
-    // more to a frame than other drivers do.
+    // Goal: DPDK's virtio driver, whose PCI variant guests use, takes the buffers of a port as they are. It counts more
+    // bytes to a frame than other drivers do.
     let path = socket("virtio");
     let port = open(&format!("vhost:{}", path.display()), 1);
     let mut queue = port.take_queue(0).unwrap();

@@ -97,7 +97,7 @@ fn the_client_may_start_again() {
 
 #[test]
 fn what_an_end_sent_before_it_left_is_received() {
-    // Goal: an end that sends and leaves loses nothing of that, though its peer sees first that it has left.
+    // Goal: frames that an end sent before it left arrive, though its peer sees first that it has left.
     const FRAMES: u32 = 200;
     for leaves in ["client", "server"] {
         let path = socket(&format!("last-of-{leaves}"));
@@ -300,8 +300,8 @@ fn huge_bytes(peer: &Peer) -> u64 {
     sum
 }
 
-// With small pages the buffers miss the TLB again and again: a fifth to a third of the speed. Both ends are processes of their
-// own: in this one the rings of other tests come and go.
+// With small pages accesses to the buffers miss the TLB, which costs a fifth to a third of the speed. Both ends are processes of
+// their own, because the rings of other tests come and go in this one.
 #[test]
 fn rings_are_huge_pages_at_both_ends() {
     if !stack::device::collapse_slice(&vec![1u8; 6 << 20]) {
@@ -387,7 +387,7 @@ fn a_peer_that_dies_under_full_traffic_harms_nobody() {
 
 #[test]
 fn ports_come_and_go_and_frames_outlive_them() {
-    // Goal: neither a pool nor an lcore id is lost: many times more rounds than there is memory for.
+    // Goal: a closed port returns its memory: many times more rounds than there is memory for.
     let path = socket("again");
     let mut kept = Vec::new();
     for round in 0..40u8 {
@@ -519,8 +519,8 @@ fn errors_say_what_to_do() {
     assert!(option.contains("there is no option colour; the options are rsize"), "{option}");
 }
 
-// Goal: both ends sleep between frames and are woken by each of them, wherever it falls between the last check and the sleep: a
-// lost wake-up is never made up for here.
+// Goal: both ends sleep between frames and are woken by each frame, wherever it falls between the last check and the sleep: nothing
+// here makes up for a lost wake-up.
 #[test]
 fn an_end_that_sleeps_is_woken() {
     const ROUNDS: u32 = 5000;

@@ -49,7 +49,7 @@ impl Drop for Dir {
     }
 }
 
-/// The kernel lets every user connect to the socket from now on: what the port does is seen then.
+/// Lets every user connect to the socket, so that only the port's own check can refuse a peer.
 fn open_to_all(path: &Path) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
 }
@@ -189,8 +189,8 @@ fn frames_do_not_go_to_a_socket_of_another_user() {
 
 #[test]
 fn what_another_user_sends_along_blocks_no_caller() {
-    // Goal: the last close(2) of a TCP socket that lingers waits until its data are sent. The other user sends the last descriptor
-    // of one whose data never are, to a port that refuses it because of its user, and to one that does because of its message.
+    // Goal: close(2) of the last descriptor of a TCP socket that lingers waits until its data are sent. The other user sends the
+    // last descriptor of a socket whose data are never read, to a port that refuses the user, and to one that refuses the message.
     let Some(dir) = Dir::new("linger") else { return };
     for (n, option) in ["", ",peer-uid=any"].into_iter().enumerate() {
         let path = dir.path(&format!("server{n}"));

@@ -55,7 +55,7 @@ fn receives_that_wait_keep_their_order() {
     let mut rig = Rig::new();
     [read(&rig, E, 2 * LONG), send(E + 2 * LONG)].iter().for_each(|p| rig.inject(p));
     rig.turn();
-    // This one's acknowledgement is not requested, but it comes after one that waits.
+    // No acknowledgement of this message is requested, but its completion comes after one that waits.
     rig.inject(&pkt(O::RC_SEND_ONLY, E + 2 * LONG + 1).len(4));
     rig.turn();
     assert!(rig.done().is_empty());
@@ -65,7 +65,7 @@ fn receives_that_wait_keep_their_order() {
     assert_eq!(rig.done(), [0, 1, 2].map(|n| (n, WcStatus::Success)));
 }
 
-// Goal: of two that wait, the first is acknowledged; until the port takes that acknowledgement, it stays the first.
+// Goal: two receives wait, and only the first is acknowledged: until the port takes that acknowledgement, neither completes.
 #[test]
 fn receives_that_wait_keep_their_order_while_the_port_is_full() {
     let mut rig = Rig::new();
@@ -193,7 +193,7 @@ fn a_receive_waits_for_a_buffer_for_its_acknowledgement() {
     assert_eq!(rig.done().len(), 1);
 }
 
-// Goal: more queue pairs than a turn has room for answers; the last in the row waits for its own, no other does.
+// Goal: more queue pairs than a turn has room for answers: the last one's receive completes with its acknowledgement, not before.
 #[test]
 fn a_receive_waits_for_room_for_its_acknowledgement() {
     let mut rig = Rig::new();
@@ -231,7 +231,7 @@ fn solicited_receives_that_wait_are_solicited_when_they_come() {
     assert!(cqes.len() == 1 && cqes[0].solicited, "{cqes:?}");
 }
 
-/// A queue pair in RTR that does not know where its peer is; the peer's SEND has come.
+/// A queue pair in RTR whose next hop is not resolved; the peer's SEND has come.
 fn with_a_pending_next_hop() -> Rig {
     let mut rig = Rig::with(|c| (c.state, c.receives) = (QpState::Init, 3));
     let peer = rig.peer_gid();
@@ -255,7 +255,7 @@ fn receives_wait_for_the_next_hop_of_their_acknowledgement() {
     assert_eq!(rig.node.receives_in_use(rig.qp), 1);
 }
 
-// Goal: nobody tells where the peer is: what was received comes when the queue pair ends.
+// Goal: the peer's Ethernet address is never found: what was received completes when the queue pair ends.
 #[test]
 fn receives_whose_next_hop_is_not_found_come_with_the_end() {
     let mut rig = with_a_pending_next_hop();

@@ -391,12 +391,12 @@ fn answers_to_retries_are_waited_for_longer() {
     assert!(times[1..].windows(2).all(|two| (T * 3..T * 4).contains(&(two[1] - two[0] + MS))), "{times:?}");
     rig.send(&ack(0x100, 1));
     assert_eq!(rig.done(), [(1, Success)]);
-    // One that refuses a sequence is there: what is lost again is sent again soon.
+    // A peer that sends a sequence NAK is alive: what is lost after that is soon sent again.
     rig.post(&rig.wr(2, Send, 10));
     assert_eq!(rig.send(&ack_with(0x101, 0x60, 1)).len(), 1);
     assert_eq!(rig.wait(T + MS).len(), 1);
     rig.send(&ack(0x101, 2));
-    // A long one grows by a bounded time.
+    // A long timeout grows by a bounded time.
     let t = ack_timeout(17).unwrap();
     let mut rig = with(|c| (c.qp.timeout, c.qp.retry_cnt) = (17, 1));
     rig.post(&rig.wr(1, Send, 10));
@@ -833,8 +833,8 @@ fn bad_sge(rig: &Rig, len: usize) -> Sge {
     Sge { lkey: rig.sge(0, 8).lkey ^ 1, ..rig.sge(0, len) }
 }
 
-// Goal: nothing behind a request that fails on this side will request the acknowledgement of what is before it. So that is
-// requested at once, and the error comes as soon as it is there, whichever of the two wants a completion.
+// Goal: behind a request that fails locally no later one will request the acknowledgement of those before it. So it is requested
+// at once, and the error completion follows the acknowledgement, whichever of the requests is signalled.
 #[test]
 fn q53_behind_requests_that_nobody_waits_for() {
     for opcode in [Send, RdmaWrite] {
@@ -896,7 +896,7 @@ fn q53_the_end_of_a_message_cannot_be_built() {
     assert_eq!(rig.done(), [(2, LocProtErr), (3, WrFlushErr)]);
 }
 
-// A request went out, its memory went, and it is to go out again: if the peer has it nevertheless, it succeeded.
+// The memory of a request that was sent is deregistered before a retransmission: if the peer has it nevertheless, it succeeded.
 #[test]
 fn q53_memory_that_goes_before_a_repeat() {
     let mut rig = rig();

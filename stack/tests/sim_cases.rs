@@ -327,8 +327,8 @@ fn queue_pair_destroyed_inside_a_message() {
 }
 
 // Goal: a port that panics in the middle of a message, in whatever call, is the end of its shard: nothing is placed from then on,
-// also not in memory whose region is deregistered later; its queue pairs take no requests; the peer's end as those of a peer that
-// is gone.
+// also not in memory whose region is deregistered later; its queue pairs take no requests; the peer's requests fail as if this
+// host were gone.
 #[test]
 fn port_that_panics_inside_a_message() {
     let mut in_the_middle = 0;

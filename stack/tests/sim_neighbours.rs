@@ -147,7 +147,7 @@ fn a_dead_port_ends_a_request() {
     }
 }
 
-/// From a clock value that is stale by up to a second.
+/// How stale a thread's clock value is after an interruption.
 const INTERRUPTIONS: [Duration; 6] = [
     Duration::ZERO,
     Duration::from_micros(7),

@@ -132,7 +132,7 @@ fn q60_a_long_run() {
     }
 }
 
-// Goal: a fault that is new is in the swarm: each has a rate.
+// Goal: each fault has a name of its own.
 #[test]
 fn faults_are_named_once() {
     let mut names: Vec<_> = Fault::ALL.iter().map(|f| f.name()).collect();

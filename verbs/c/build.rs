@@ -43,7 +43,7 @@ fn main() {
     fs::write(out.join("private.rs"), private()).expect("OUT_DIR can be written");
     fs::write(out.join("private.h"), private_header()).expect("OUT_DIR can be written");
     println!("cargo::rustc-cfg=headers");
-    // Later releases have a function that earlier ones end before.
+    // Later releases have one more function at the end of `struct ibv_qp_ex`.
     if fs::read_to_string(include.join(headers[0])).is_ok_and(|text| text.contains("wr_flush")) {
         println!("cargo::rustc-cfg=flush_in_headers");
     }
@@ -81,14 +81,15 @@ fn refusing() -> Vec<(String, Refusal)> {
     names.filter(|name| !OWN.contains(name)).map(|name| (name.to_string(), refusal(name))).collect()
 }
 
-/// How a function says that it does not do it; `errno` is set too.
+/// What a function returns to say that it is not supported; `errno` is set too.
 enum Refusal {
     Number,
     MinusOne,
     Null,
 }
 
-/// A function for each private symbol that no program calls: libraries of other devices name them and would not load without.
+/// A function for each private symbol that no program calls: libraries of other devices are linked to them, and load only if they
+/// exist.
 fn private() -> String {
     let number = env::var("ROCE_PRIVATE_NODE").unwrap_or(PRIVATE.into());
     let mut text = String::new();

@@ -16,7 +16,7 @@ use crate::error::VerbsError;
 /// ([`Event::element`]).
 ///
 /// Dropping it acknowledges it. Until then the object that it names cannot be destroyed, so a handler may work with it.
-/// Events of an object that is destroyed before they are fetched are gone with it.
+/// Events that were not fetched when their object is destroyed are dropped.
 #[must_use = "dropping the event acknowledges it"]
 #[doc(alias = "ibv_async_event")]
 pub struct AsyncEventGuard {

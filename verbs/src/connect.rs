@@ -55,8 +55,8 @@ impl FromStr for RcEndpoint {
     }
 }
 
-/// Attributes of an RC connection. The default has every right for the peer, the path MTU of the port, timeout 14 (67 ms), 7
-/// retries, endless RNR retries, RNR timer 12 (0.64 ms) and 16 READ and atomic requests each way.
+/// Attributes of an RC connection. By default the peer may WRITE, READ and do atomics, the path MTU is the port's, timeout 14
+/// (67 ms), 7 retries, endless RNR retries, RNR timer 12 (0.64 ms), and 16 READ and atomic requests each way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RcOptions {
     /// Index of the local address in the GID table ([`Context::query_gid`](crate::Context::query_gid)). 0, the default,

@@ -10,7 +10,7 @@ use stack::device::{
 
 use crate::error::VerbsError;
 
-/// What a layer above this crate's objects keeps for a context, while something uses it.
+/// State that a layer above the verbs objects attaches to a context; the users of that layer keep it alive.
 type Above = Option<Weak<dyn Any + Send + Sync>>;
 
 /// An open device (`struct ibv_context`).
@@ -22,7 +22,7 @@ type Above = Option<Weak<dyn Any + Send + Sync>>;
 #[doc(alias = "ibv_context")]
 pub struct Context {
     device: Arc<Device>,
-    /// That of connection management.
+    /// The state of connection management.
     cm: Mutex<Above>,
 }
 
@@ -183,12 +183,12 @@ impl Context {
     pub fn stats(&self) -> stats::Snapshot {
         self.device.stats()
     }
-    /// Takes [`stats`](Self::stats) from other threads, as long as the device exists.
+    /// A handle that takes [`stats`](Self::stats) on other threads, as long as the device exists.
     pub fn stats_reader(&self) -> stats::Reader {
         self.device.stats_reader()
     }
-    /// Shows what the program itself counts in [`stats`](Self::stats), and so in `roce-stat`: `source` is called for each
-    /// snapshot, on the thread that takes it.
+    /// Adds the program's own counters to [`stats`](Self::stats), and so to `roce-stat`: `source` is called for each snapshot,
+    /// on the thread that takes it.
     ///
     /// ```
     /// # use verbs::{Context, DeviceConfig, stats::{Row, Table}};
@@ -227,7 +227,7 @@ impl Context {
     /// Closes the device.
     ///
     /// # Errors
-    /// `EBUSY` while any object of it, a [`Reactor`](crate::Reactor) or an event channel that was used with it exists; the
+    /// `EBUSY` while one of its objects, a [`Reactor`](crate::Reactor) or an event channel that was used with it exists; the
     /// context comes back with the error.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (VerbsError, Self)> {

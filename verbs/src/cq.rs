@@ -27,7 +27,7 @@ impl Cq {
         &self.core
     }
 
-    /// Completions that the queue holds.
+    /// Completions that the queue can hold.
     pub fn cqe(&self) -> u32 {
         self.core.cqe()
     }
@@ -56,7 +56,7 @@ impl Cq {
 
     /// As [`poll`](Self::poll), but passes up to `max` completions to `each`.
     ///
-    /// If `each` panics, the panic passes through; up to 16 completions that it has got are polled again.
+    /// If `each` panics, the panic passes through; the next poll returns up to 16 completions again that `each` has had already.
     ///
     /// # Errors
     /// As [`poll`](Self::poll); `EDEADLK` where `each` polls this queue.
@@ -113,7 +113,7 @@ impl Cq {
         Ok(CqPoller { tap: Some(tap), core: self.core.clone() })
     }
 
-    /// Frees the completion queue. Its events that were not fetched are gone with it. Never waits.
+    /// Frees the completion queue. Its events that were not fetched are dropped. Never waits.
     ///
     /// # Errors
     /// `EBUSY` while queue pairs or a [`CqPoller`] use it, or an event of it, of either kind, was fetched and not

@@ -25,7 +25,7 @@ pub struct CqInitAttr<'a> {
     pub cq_context: u64,
     /// What completions must carry.
     pub wc_flags: CqWcFlags,
-    /// The parent domain that it is created in, with or without a thread domain, which is in use as long as the queue lives.
+    /// The parent domain that it is created in, with or without a thread domain; the queue keeps it in use.
     pub parent_domain: Option<&'a Pd>,
 }
 
@@ -107,9 +107,9 @@ impl Context {
 
 /// Completions read one by one and field by field (`ibv_start_poll(3)`), from [`Cq::start_poll`](Cq::start_poll).
 ///
-/// It refers to one completion, which has left the queue; [`next_poll`](Self::next_poll) moves on to the next. It has the
-/// reading end of the queue, and is no lock: while it lives, polls of other threads wait, and those of the thread that started
-/// it are refused (`EDEADLK`); it may be ended on another thread. Dropping it is `ibv_end_poll`.
+/// It refers to one completion, which has left the queue; [`next_poll`](Self::next_poll) moves on to the next. It holds the
+/// reading end of the queue: while it lives, polls of other threads wait, and those of the thread that started it are refused
+/// (`EDEADLK`). Unlike a lock, it may be ended on another thread. Dropping it is `ibv_end_poll`.
 #[doc(alias = "ibv_cq_ex")]
 #[doc(alias = "ibv_end_poll")]
 pub struct CqExPoll<'a> {

@@ -8,7 +8,7 @@ use stack::device::{
 use crate::flags::{CqWcFlags, SendOpsFlags};
 use crate::rdma_cm::error::CmError;
 
-/// The error where a queue's end cannot be had.
+/// The error of a call that needs the posting or polling end of a queue while another user holds it.
 #[cold]
 pub(crate) fn unavailable(what: &'static str, why: Unavailable) -> VerbsError {
     match why {
@@ -70,7 +70,7 @@ pub enum VerbsError {
         "the memory region was registered without LOCAL_WRITE over memory of the caller; it is only read here"
     )]
     ReadOnly,
-    /// A zero-based region, which requests name from 0 on, was to have another first address.
+    /// A zero-based region, whose addresses begin at 0, was given another first address.
     #[error("iova {iova:#x} and ZERO_BASED contradict each other; leave one of them out")]
     ZeroBased {
         /// The address.

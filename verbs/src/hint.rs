@@ -13,7 +13,7 @@ pub fn huge_pages<T>(memory: &[T]) -> bool {
 }
 
 /// Prefetches the first cache line of `of`, such as a [`SendQueue`](crate::SendQueue) that is going to be posted to, without
-/// waiting for it. For programs that know long before which of very many it will be: the line arrives while they do other
+/// waiting for it. For programs that know early which of very many handles comes next: the line arrives while they do other
 /// work, before [`prefetch_each`](crate::SendQueue::prefetch_each) needs it.
 #[inline]
 pub fn prefetch<T>(of: &T) {

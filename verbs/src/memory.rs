@@ -70,8 +70,10 @@ impl Memory {
         Ok(Self { base, len, writable: true, buffer: Arc::new(Some(Buffer { base, layout })) })
     }
 
-    /// Memory of the program for a region with these rights, faulted in unless it is mapped on demand; `None`: it is not mapped with
-    /// the rights.
+    /// Memory of the program for a region with these rights, faulted in unless the region is on demand.
+    ///
+    /// # Errors
+    /// [`VerbsError::BadAddress`] where it is not mapped with the rights.
     ///
     /// # Safety
     /// While a handle of it exists, the memory stays mapped and valid for reads, and for writes with [`Access::LOCAL_WRITE`]; with

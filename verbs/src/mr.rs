@@ -3,8 +3,8 @@
 //! A region that owns its buffer gives no reference to it: the peers of a connection, and the shards of this process, may
 //! write to it at any moment. The safe API accesses it only through the functions that shards use ([`racy`]), which are
 //! opaque to the compiler: a reader sees some mix of old and new bytes but never undefined behaviour, and an aligned 8-byte
-//! word that is accessed as a word is always read and written whole. (For the one exception, a buffer that is being sent, see
-//! there: it must not be changed until its request has completed.)
+//! word that is accessed as a word is always read and written whole. The one exception is a buffer that is being sent: it must not
+//! be changed until its request has completed (see [`racy`]).
 
 #![allow(unsafe_code, reason = "registered memory is raw memory")]
 
@@ -79,9 +79,9 @@ impl Pd {
         Mr::register(self.core(), Memory::alloc(len)?, Some(iova), access)
     }
 
-    /// Allocates a null region: every address is in it, and no memory. What a receive or a READ stores by its key is gone, and what
-    /// a SEND or a WRITE takes from it are zeros, so a list of elements can leave bytes of a message out. The key is for this side
-    /// alone.
+    /// Allocates a null region: it covers every address, and has no memory. What a receive or a READ stores under its key is
+    /// discarded, and a SEND or a WRITE reads zeros from it, so a scatter/gather list can skip bytes of a message. The key is local
+    /// only: peers cannot use it.
     ///
     /// ```
     /// # use verbs::{Context, DeviceConfig};
@@ -127,13 +127,12 @@ impl Pd {
     ///
     /// # Safety
     /// From now until the region is deregistered, or it and its pins ([`Mr::pin`]) are dropped, `addr..addr + len` must stay
-    /// mapped and valid for reads, and
-    /// with [`Access::LOCAL_WRITE`] for writes. Peers, shards and the methods of [`Mr`] access it at any moment, from other
-    /// threads: no reference to it (`&[u8]`, `&mut [u8]`) may exist meanwhile, and accesses must be volatile or atomic, or
-    /// ordered by completions.
+    /// mapped and valid for reads, and with [`Access::LOCAL_WRITE`] for writes. Peers, shards and the methods of [`Mr`] access it
+    /// at any moment, from other threads: no reference to it (`&[u8]`, `&mut [u8]`) may exist meanwhile, and accesses must be
+    /// volatile or atomic, or ordered by completions.
     ///
-    /// With [`Access::ON_DEMAND`] it need not stay mapped, but while a method of [`Mr`] accesses it. Requests of this side and of
-    /// peers that come upon what is not mapped fail; whatever else is mapped there is accessed.
+    /// With [`Access::ON_DEMAND`] it must be mapped only while a method of [`Mr`] accesses it. A request, local or of a peer, that
+    /// reaches an unmapped page fails; if the program has mapped something else there, the request accesses that.
     ///
     /// # Errors
     /// As [`reg_mr`](Self::reg_mr), and `EFAULT` where the memory is not mapped with these rights.
@@ -151,7 +150,7 @@ impl Pd {
     /// As for `reg_mr_raw`.
     ///
     /// # Errors
-    /// Those of both.
+    /// As `reg_mr_raw`, and as [`reg_mr_iova`](Self::reg_mr_iova).
     #[doc(alias = "ibv_reg_mr_iova")]
     #[doc(alias = "ibv_reg_mr_iova2")]
     pub unsafe fn reg_mr_iova_raw(
@@ -229,7 +228,7 @@ impl Mr {
         self.contains(range)
     }
     /// Chooses the low 8 bits of the key under which the next [`SendWr::reg_mr`](crate::SendWr::reg_mr) registers a region
-    /// for fast registration; returns the new key, which [`rkey`](Self::rkey) and [`lkey`](Self::lkey) are from then on. A
+    /// for fast registration; returns the new key, which [`rkey`](Self::rkey) and [`lkey`](Self::lkey) return from then on. A
     /// registration that is in effect keeps its key; to name it in requests, remember that key.
     ///
     /// # Errors
@@ -287,7 +286,7 @@ impl Mr {
             Some(memory) => memory.vouched(),
             None => self.memory.vouched().at_iova(self.iova),
         };
-        // The same memory need not be mapped any more than before.
+        // Memory that is kept may be unmapped now: it stays on demand, whatever the new rights are.
         let kept = if memory.is_none() { self.core.access() & Access::ON_DEMAND } else { Access::empty() };
         self.core.rereg(change.pd.map(Pd::core), user, change.access.map(|access| access | kept))?;
         self.iova = user.iova();
@@ -297,7 +296,7 @@ impl Mr {
         Ok(())
     }
 
-    /// Refuses to end the memory while somebody relies on it.
+    /// Fails while pins rely on the memory.
     fn not_pinned(&self) -> Result<(), DeviceError> {
         match self.memory.others() {
             0 => Ok(()),
@@ -380,7 +379,7 @@ impl Mr {
     /// Copies bytes into the region, from `offset` on.
     ///
     /// # Errors
-    /// [`VerbsError::OutOfRegion`].
+    /// [`VerbsError::OutOfRegion`]; [`VerbsError::ReadOnly`].
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), VerbsError> {
         self.within(offset, data.len())?;
         self.writable()?;
@@ -404,7 +403,7 @@ impl Mr {
 
     /// Prefetches the cache lines of a range that is going to be read, written or sent, without waiting for them. For programs
     /// that know several such ranges at random places: prefetched one behind the other, their cache misses and page walks overlap.
-    /// A range that is not inside the region is none.
+    /// Does nothing for a range that is not inside the region.
     #[inline]
     pub fn prefetch(&self, range: Range<usize>) {
         if self.contains(&range).is_ok() {
@@ -415,7 +414,7 @@ impl Mr {
     /// Sets a range of bytes to `value`.
     ///
     /// # Errors
-    /// [`VerbsError::OutOfRegion`].
+    /// [`VerbsError::OutOfRegion`]; [`VerbsError::ReadOnly`].
     pub fn fill(&self, range: Range<usize>, value: u8) -> Result<(), VerbsError> {
         let len = range.end.checked_sub(range.start).ok_or_else(|| self.outside(range.start, range.end))?;
         self.within(range.start, len)?;
@@ -424,7 +423,7 @@ impl Mr {
         Ok(())
     }
 
-    /// The bytes from `offset` on, copied.
+    /// A copy of a range of bytes.
     ///
     /// # Errors
     /// [`VerbsError::OutOfRegion`].

@@ -19,7 +19,7 @@ pub(crate) fn post_each<W>(
     (posted, Ok(()))
 }
 
-/// Nothing of the list can be posted; an empty list is posted all the same.
+/// The result of posting to a queue that takes nothing: an error for the first request; an empty list succeeds.
 #[cold]
 pub(crate) fn refused<W>(
     wrs: impl IntoIterator<Item = W>,

@@ -36,7 +36,7 @@ pub struct QpInitAttr<'a> {
     pub cap: QpCap,
     /// Every send request generates a completion.
     pub sq_sig_all: bool,
-    /// The shard that is to own the queue pair; if absent, that of its thread domain ([`Td`](crate::Td)), or the least loaded
+    /// The shard that will own the queue pair; if absent, that of its thread domain ([`Td`](crate::Td)), or the least loaded
     /// one.
     pub shard: Option<usize>,
     /// It receives no copy of what it sends to a multicast group that it is itself attached to.
@@ -332,7 +332,7 @@ impl Qp {
     pub fn split(&self) -> Result<(SendQueue, RecvQueue), VerbsError> {
         let (core, poster) = (&self.core, self.core.poster());
         let ring = core.sq().take().map_err(|why| unavailable("queue pair", why))?;
-        // From here on, dropping it returns the ring.
+        // If the receive queue cannot be taken, dropping this returns the ring.
         let send = SendQueue {
             ring: Some(ring),
             poster: poster.clone(),
@@ -346,9 +346,9 @@ impl Qp {
         Ok((send, RecvQueue { ring, poster: poster.clone(), max_sge, core: core.clone() }))
     }
 
-    /// Destroys the queue pair. Its requests end without completions; those that need not wait for an answer or an address are sent
-    /// before, unless the program turns the device itself ([`Drive::Embedded`](crate::Drive::Embedded)). Its asynchronous events that
-    /// were not fetched are gone with it. Never waits.
+    /// Destroys the queue pair. Its requests end without completions; those that wait for no answer and no address resolution are
+    /// sent first, unless the program turns the device itself ([`Drive::Embedded`](crate::Drive::Embedded)). Its asynchronous
+    /// events that were not fetched are dropped. Never waits.
     ///
     /// # Errors
     /// `EBUSY` while a [`SendQueue`] or [`RecvQueue`] exists, it is attached to a multicast group, or an asynchronous event

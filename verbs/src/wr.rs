@@ -69,7 +69,7 @@ impl InlineData<'_> {
         }
     }
 
-    /// Copies it into the body of a slot. A function of its own: without the call, a post of one element keeps everything in
+    /// Copies it into the body of a slot. Out of line, so that the hot path, a post of one element, keeps everything in
     /// registers.
     #[inline(never)]
     fn put(&self, body: &mut [u8]) {
@@ -409,10 +409,10 @@ const PLACEMENT: u32 = bit(WrOpcode::AtomicWrite) | bit(WrOpcode::Flush);
 /// Operations on local keys.
 const LOCAL: u32 = bit(WrOpcode::LocalInv) | bit(WrOpcode::BindMw) | bit(WrOpcode::RegMr);
 const INLINE_OPCODES: u32 = SENDS | WRITES | bit(WrOpcode::SendWithInv) | bit(WrOpcode::AtomicWrite);
-/// Those with more to check than their lists.
+/// Operations with more to check than their scatter/gather lists.
 const CHECKED_OPCODES: u32 = ATOMIC_OPCODES | PLACEMENT;
 
-/// Operations that exist on a type of queue pair (ibv_post_send(3)), of those that have a constructor.
+/// Operations of a type of queue pair (ibv_post_send(3)), among those that [`SendWr`] has a constructor for.
 const fn opcodes_of(qp_type: QpType) -> u32 {
     match qp_type {
         QpType::Rc | QpType::XrcIni => {
@@ -453,7 +453,7 @@ pub(crate) struct SendLimits {
     /// The operations that the extended interface may post.
     send_ops: u16,
     qp_type: QpType,
-    /// Every request names a destination, of one kind or the other.
+    /// `datagram` or `xrc`.
     addressed: bool,
     /// Every request names its destination.
     datagram: bool,
@@ -543,7 +543,7 @@ impl SendLimits {
         if !is_in(INLINE_OPCODES, wqe) {
             return Err(PostErrorKind::InlineNotAllowed(wqe.opcode()));
         }
-        // Its 8 bytes fit in every slot.
+        // The 8 bytes of an ATOMIC WRITE fit in every slot.
         if wqe.opcode() == WrOpcode::AtomicWrite {
             check_atomic(wqe, given as u64)?;
         } else if given > self.max_inline as usize {

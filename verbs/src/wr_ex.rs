@@ -45,7 +45,7 @@ impl SendOpsFlags {
 /// Flags that a request of this interface can have. Not INLINE: the setter decides whether data is inline.
 const FLAGS: SendFlags = SendFlags::FENCE.union(SendFlags::SIGNALED).union(SendFlags::SOLICITED);
 
-/// Where the posting end of the send queue came from, and goes back to.
+/// Where the list took the posting end of the send queue from, and returns it to.
 #[derive(Debug)]
 enum Home<'q> {
     /// A queue pair that other threads may post to: they wait meanwhile.
@@ -65,8 +65,8 @@ enum Home<'q> {
 /// [`complete`](Self::complete) posts all of them together, or reports the first error in any of them: then none is posted.
 /// [`abort`](Self::abort), or dropping the list, posts nothing. No call allocates.
 ///
-/// It has the posting end of the send queue, and is no lock: posts of other threads wait until it ends, those of the thread that
-/// began it are refused (`EDEADLK`). It may be completed on another thread.
+/// It holds the posting end of the send queue: posts of other threads wait until it ends, and those of the thread that began it are
+/// refused (`EDEADLK`). Unlike a lock, it may be completed on another thread.
 ///
 /// ```
 /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendFlags, Wc};
@@ -116,7 +116,7 @@ pub struct WrPost<'q> {
     epoch: u32,
     /// Number of finished requests, in their slots.
     ready: u32,
-    /// The request after those, whose data and address are already in its slot.
+    /// The request that is being built; its data and address are already in its slot, the next one.
     current: Option<Request>,
     failed: Option<PostError>,
 }
@@ -471,7 +471,7 @@ fn slot(ring: &mut Option<RingTap>, ahead: u32) -> Result<&mut [Granule], PostEr
     ring.slot(ahead).ok_or(full)
 }
 
-/// RESET has raised the queue pair's epoch while the list was built: it is posted in the new one.
+/// RESET has raised the queue pair's epoch while the list was built: moves its requests to the new epoch.
 #[cold]
 fn restamp(ring: &mut RingTap, requests: u32, epoch: u32) {
     for ahead in 0..requests {

@@ -301,7 +301,8 @@ fn c03_overflow_on_the_way_from_sqe_to_rts() {
     assert_eq!(take(&context, &small, 2).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [2, 3]);
 }
 
-// An overrun ends those that use the queue. What that flushes into other queues does not wait for a turn that nobody knows of.
+// An overrun moves the queue pairs that use the queue to ERR. Their flushes into other queues come in the same turn: nothing would
+// cause a later one.
 #[test]
 fn c03_what_an_overrun_flushes_comes_in_the_same_turn() {
     let context = embedded();
@@ -553,7 +554,7 @@ fn c10_resize() {
     assert_eq!(p.cq_a.cqe(), 256);
 }
 
-/// Completions that another thread's turn has made, and not yet shown, count as those that wait.
+/// Completions that another thread's turn has made but not yet published count as waiting.
 #[test]
 fn c10_resize_waits_for_a_turn_that_is_under_way() {
     for drive in [Drive::Embedded, Drive::Caller] {

@@ -94,7 +94,7 @@ fn ports_without_dpdk_leave_no_descriptor_to_programs() {
 #[test]
 fn sockets_of_the_host_leave_no_descriptor_to_programs() {
     let (before, dir) = (inherited(), Dir::new("udp"));
-    // Of the addresses of this machine alone one that no other test has.
+    // An address of this machine only, which no other test uses.
     let [.., high, low] = std::process::id().to_be_bytes();
     let spec = format!("udp:127.91.{high}.{}", low.clamp(1, 254));
     with_device(&dir, &spec, |context| {

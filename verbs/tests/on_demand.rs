@@ -1,6 +1,6 @@
-//! Goal: memory that is registered on demand need not be mapped. An access that comes upon what is not there is a wrong access, for
-//! this side and for the peer, and never the end of the process; what is there is accessed like other memory. And regions that
-//! have no memory at all.
+//! Goal: memory that is registered on demand need not be mapped. An access to an unmapped page fails like one without the right,
+//! locally and for the peer, and never ends the process; mapped pages are accessed like other memory. And regions that have no
+//! memory at all.
 
 use std::io::Write;
 

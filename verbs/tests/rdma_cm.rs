@@ -366,7 +366,7 @@ fn who_takes_leave_tells_its_peers() {
     assert_eq!(wc[0].status, WcStatus::Success);
 }
 
-// Goal: nor does anybody wait for a process that ends while it has not decided on a request, or has no answer to its own.
+// Goal: when a process ends, neither peers whose requests it has not decided on nor peers that it has asked itself wait for it.
 #[test]
 fn who_takes_leave_gives_up_what_is_not_connected() {
     let w = World::new();
@@ -581,7 +581,7 @@ fn world_of(a: DeviceConfig, b: DeviceConfig) -> World {
     World { a, b, a_sends_nothing: Default::default(), a_sends_no_mads: Default::default() }
 }
 
-/// A port of a kernel's addresses, which says how long packets go to the peer.
+/// A port on a kernel's addresses; the kernel knows the MTU of the route to the peer.
 struct Routed {
     port: Box<dyn Port>,
     addr: IpAddr,
@@ -622,7 +622,7 @@ impl verbs::port::Host for Routed {
     }
 }
 
-/// Two hosts whose kernels route; `way_back` is what B's says of the way to A.
+/// Two hosts whose kernels route; `way_back` returns the MTU of B's route to A.
 fn with_a_way_back(way_back: impl Fn() -> usize + Send + Sync + 'static) -> World {
     // A host behind a port sends to the address beside its own.
     let options =
@@ -714,7 +714,7 @@ fn a_refusal_of_the_mtu_names_both() {
     assert_eq!(refusals(&listener, &channel), 1);
 }
 
-// Goal: a path MTU fits both ways, also where only the peer knows how narrow its own is, and that changes meanwhile.
+// Goal: a path MTU fits both ways, also where only the peer knows the MTU of its route back, and that changes meanwhile.
 #[test]
 fn a_narrow_way_back_bounds_the_path_mtu() {
     let way = Arc::new(AtomicUsize::new(4200));
@@ -754,7 +754,7 @@ impl Port for Resized {
     }
 }
 
-// Goal: a connection has the path MTU of its time, whatever the ports carried when the first identifier was made.
+// Goal: a connection's path MTU is what the ports carry when it is made, not when the first identifier was made.
 #[test]
 fn ports_that_carry_more_than_before_connect_at_that() {
     let mtu = Arc::new(AtomicUsize::new(1500));
@@ -996,7 +996,7 @@ fn a_queue_pair_is_released_while_it_is_connected() {
     std::sync::Arc::try_unwrap(qp).unwrap().destroy().map_err(|(e, _)| e).unwrap();
     client.destroy().unwrap();
     w.event(&cb, E::Disconnected).ack();
-    // What a peer says of its device beyond the standard can be a reason to refuse it.
+    // The vendor data in a peer's request can be a reason to refuse it.
     let client = w.resolved(&ca, SocketAddr::new(addrs(false)[1], PORT));
     let server = w.request(&client, &cb, &ConnParam::default());
     server.reject_ece(b"no").unwrap();
@@ -1084,8 +1084,8 @@ fn a_device_connects_to_itself() {
     assert!(matches!(server.set_option(CmOption::Tos(1)), Err(e) if e.errno() == 22));
 }
 
-// Goal: a peer whose link ends with our port (a guest behind vhost) has answered the DREQ by then: the end waits for the answer,
-// and not for ever. Ten times, for a thread may not run for longer than that.
+// Goal: dropping the last identifier waits for the peer's answer to the DREQ, since the link of a guest behind vhost ends with our
+// port, and not for ever. Ten times, because a thread of the test may be kept from running for longer than that.
 #[test]
 fn the_last_identifier_waits_for_the_answer_of_its_peer() {
     let waited = || {

@@ -377,7 +377,7 @@ fn a_group_that_is_joined_again_is_left_all_the_same() {
     }
 }
 
-// A synchronous call returns it as its error.
+// A synchronous call returns the removal of its address as its error.
 #[test]
 fn a_waiting_call_says_that_its_address_is_gone() {
     let context = verbs::Context::open(DeviceConfig::loopback()).unwrap();

@@ -267,7 +267,8 @@ fn a_datagram_listener_whose_program_never_accepts_takes_its_backlog() {
     assert_eq!(kept.len(), 3);
 }
 
-// Goal: a program may disconnect while the connection is ended already, because the peer is back without it and has not agreed yet.
+// Goal: a program may disconnect a connection that is being ended already: its peer has restarted without it, and has not answered
+// the DREQ yet.
 #[test]
 fn a_connection_that_its_peer_forgot_is_disconnected() {
     let w = World::new();
@@ -314,7 +315,7 @@ fn a_connection_that_its_peer_forgot_is_disconnected() {
     assert_eq!(server.state(), IdState::Disconnected);
 }
 
-// Goal: messages to hosts whose Ethernet address nobody tells are lost, and hold up none to others.
+// Goal: messages to hosts whose Ethernet address is not found are lost, and delay none to others.
 #[test]
 fn hosts_that_are_silent_hold_up_nobody() {
     let w = World::new();

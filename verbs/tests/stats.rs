@@ -38,7 +38,7 @@ impl Drop for Dir {
     }
 }
 
-/// Takes a snapshot; again where one end was not scheduled for as long as the other one waits: then there is none, or a part.
+/// Takes a snapshot. If one end was not scheduled for as long as the other one waits, it is missing or cut short: then tries again.
 fn fetch(path: impl AsRef<Path>) -> Result<Snapshot, StatsError> {
     let start = Instant::now();
     loop {
@@ -143,7 +143,7 @@ fn paths_that_cannot_be() {
     drop(other);
 }
 
-// Goal: a link is what it leads to, for connecting follows it.
+// Goal: a symbolic link counts as its target, because connect(2) follows it.
 #[test]
 fn what_is_at_a_path_is_told_through_links_too() {
     let dir = Dir::new();

@@ -1,4 +1,4 @@
-//! Statuses that take a peer which does what this stack never does.
+//! Statuses that need a peer which does what this stack never does.
 
 use crate::wire::{PEER_PSN, Wire, mtu256};
 use sim::peer::{Pkt, pkt};

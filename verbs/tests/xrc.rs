@@ -501,7 +501,8 @@ fn l04_err_of_a_target_completes_the_held_entry() {
     assert_eq!(link.event_of_b(), Some((AsyncEvent::QpLastWqeReached, of)));
 }
 
-// A target that was reset takes from no queue: not from the one that has the place of the old one's completion queue.
+// An overrun of a new completion queue does not end a target that was reset, though the queue has the place of the one that the
+// target completed to before.
 #[test]
 fn an_overrun_ends_no_target_that_was_reset() {
     let link = Cable::new(1);

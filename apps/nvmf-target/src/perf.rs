@@ -10,7 +10,7 @@ use verbs::{Access, Context, Mr};
 
 use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, NamespaceInfo, go_on, in_words};
 
-/// The longest latency that is told from longer ones: a minute.
+/// The largest latency that is recorded; longer ones count as this one. A minute.
 const LATENCY_MAX_NS: u64 = 60_000_000_000;
 /// Turns between two looks at the clock of the run, and at the keep alive.
 const LOOK: u64 = 256;
@@ -26,7 +26,7 @@ pub struct Load {
     pub depth: u16,
     /// Bytes of a command.
     pub size: usize,
-    /// Of a hundred commands, so many are reads.
+    /// Percentage of commands that are reads.
     pub read_percent: u8,
     /// One block after the other instead of random ones.
     pub sequential: bool,
@@ -269,7 +269,7 @@ impl Run<'_, '_> {
             }
         }
         let time = Duration::from_nanos(now - from);
-        // What is under way reads and writes memory that goes: its responses come first.
+        // Commands under way access memory that is about to be freed: wait for their responses.
         let mut progress = Instant::now();
         while self.lanes.iter().any(|lane| lane.queue.under_way() > 0) {
             self.host.turn();
@@ -282,7 +282,7 @@ impl Run<'_, '_> {
         Ok(Report { commands, time, size: self.load.size, latency, checked: self.checked })
     }
 
-    /// Notices that nothing goes on, or that the program is to end.
+    /// Sends a keep alive if it is time for one; fails when no command completed for too long, or a signal asks to end.
     #[inline]
     fn look(&mut self, progressed: bool, progress: &mut Instant) -> Result<(), PerfError> {
         go_on()?;

@@ -75,7 +75,7 @@ fn hosts_that_go_at_every_step_leave_nothing() {
             match round % 6 {
                 0 => drop(HostQueue::connect(&mut host, view.at, 0, 32).unwrap()),
                 1 => {
-                    // A capsule that is none ends the connection.
+                    // A capsule that is shorter than a command ends the connection.
                     let mut queue = HostQueue::connect(&mut host, view.at, 0, 32).unwrap();
                     queue.send_raw(&[0; 63]).unwrap();
                     view.until(&mut host, "the target disconnects", || queue.is_disconnected().unwrap());
@@ -134,7 +134,7 @@ fn a_thousand_connections_leave_nothing() {
         }
         view.until_nothing_is_left(&mut host);
         assert_eq!((view.count("accepted"), view.count("ended")), (1000, 1000));
-        // What was posted for them is taken back, as far as nobody is connected.
+        // Receives that were posted for them do not disturb the next host.
         let mut controller =
             Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
         controller.io_queue(&mut host, 1, 16).unwrap();

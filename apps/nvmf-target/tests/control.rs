@@ -149,7 +149,7 @@ fn namespaces_come_grow_and_go_under_the_eyes_of_a_host() {
         let bytes = std::fs::read(scratch.path()).unwrap();
         assert!(bytes.len() == 16 * BLOCK && bytes[14 * BLOCK..] == [0x77; 2 * BLOCK]);
 
-        // Another one of the same identifier is another one.
+        // A new namespace with the same identifier is another disk.
         done(control.handle(add(2, Storage::Memory(4 * BLOCK as u64))));
         watch.told(0, lid::CHANGED_NAMESPACES);
         assert_eq!(write(&mut watch, 2, 3), Ok(()));
@@ -308,7 +308,7 @@ fn the_socket_serves_its_user_and_answers_nonsense_in_a_sentence() {
     });
 }
 
-// Goal: no name that somebody gives, or that lies in the directory, costs him a file or another target its socket.
+// Goal: neither the name given to a socket nor a search of the directory deletes a user's file or a running target's socket.
 #[test]
 fn files_that_are_no_sockets_of_targets_that_ended_stay() {
     let scratch = Scratch::new("mine");
@@ -323,7 +323,7 @@ fn files_that_are_no_sockets_of_targets_that_ended_stay() {
         // It may find a target of the system beside this one.
         let _ = find(&dir);
         assert!(control_path.exists());
-        // The file of another one at the same place is that one's.
+        // A socket file that another target has put at the same path stays when the first target ends.
         std::fs::remove_file(&control_path).unwrap();
         let second = ControlSocket::open(&control_path, control(view)).unwrap();
         drop(first);

@@ -30,7 +30,7 @@ pub(crate) struct Association {
     errors: Mutex<ErrorLog>,
 }
 
-/// Which I/O queues there may be, and are.
+/// The I/O queues that were granted, and those that exist.
 #[derive(Debug)]
 struct Queues {
     enabled: bool,
@@ -42,12 +42,12 @@ struct Queues {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Life(u32);
 
-/// Why an I/O queue may not be.
+/// Why an I/O queue is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NoQueue {
     /// The number was not granted.
     Number,
-    /// The controller is not enabled, or has the queue.
+    /// The controller is not enabled, or the queue exists already.
     Sequence,
 }
 
@@ -73,7 +73,7 @@ impl Association {
     pub fn is_over(&self) -> bool {
         self.life.load(Ordering::Acquire) == 0
     }
-    /// Whether a queue of this life is still to serve.
+    /// Whether this life still lasts; if not, its I/O queues have ended.
     #[inline]
     pub fn is_in(&self, life: Life) -> bool {
         self.life.load(Ordering::Acquire) == life.0
@@ -94,7 +94,7 @@ impl Association {
             let _over = self.life.compare_exchange(life, next, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
-    /// Grants at most `asked` I/O queues of `most`, or none if some exist.
+    /// Grants `asked` I/O queues, at most `most`; `None` if some exist.
     pub fn grant(&self, asked: u16, most: u16) -> Option<u16> {
         let mut queues = lock(&self.queues);
         queues.taken.is_empty().then(|| {
@@ -134,7 +134,7 @@ impl Association {
             self.traffic.store(true, Ordering::Relaxed);
         }
     }
-    /// Whether one came since this was last asked.
+    /// Whether a command came since the last call.
     pub fn take_traffic(&self) -> bool {
         self.traffic.swap(false, Ordering::Relaxed)
     }

@@ -5,7 +5,7 @@ use arrayvec::ArrayString;
 use crate::limits;
 use crate::nqn::Nqn;
 
-/// What holds for all controllers of a target.
+/// Settings of all controllers of a target.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Submission queue entries of an I/O queue, at most (MQES, MAXCMD).
@@ -103,7 +103,7 @@ pub enum Hosts {
 }
 
 impl Hosts {
-    /// Whether `host` may.
+    /// Whether `host` may use the subsystem.
     pub fn allow(&self, host: &Nqn) -> bool {
         match self {
             Self::Any => true,
@@ -127,7 +127,7 @@ pub struct Subsystem {
     pub namespaces: Vec<Namespace>,
 }
 
-/// What the program knows a namespace's storage by. The library only passes it on.
+/// The program's number for the storage of a namespace. The library only passes it on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Backend(pub u32);
 
@@ -142,10 +142,10 @@ pub struct Namespace {
     pub blocks: u64,
     /// A block has 2^n bytes, 9 to 12.
     pub block_shift: u8,
-    /// Its UUID. It goes with the blocks: hosts drop a disk whose UUID is another after a restart, and take other blocks that have it
-    /// for the disk that they know.
+    /// Its UUID, which belongs to the blocks: hosts drop a disk whose UUID has changed after a restart, and take other blocks
+    /// with a known UUID for the disk that they know.
     pub uuid: [u8; 16],
-    /// Its NGUID, as the UUID.
+    /// Its NGUID, which belongs to the blocks as the UUID does.
     pub nguid: [u8; 16],
     /// Hosts may not write.
     pub read_only: bool,
@@ -170,7 +170,7 @@ impl Namespace {
     }
 }
 
-/// A namespace has blocks, and each of its bytes has an offset that a file may have.
+/// Checks that a namespace has blocks, and that the offset of its last byte is one that a file may have.
 pub(crate) fn check_blocks(nsid: u32, blocks: u64, block_shift: u8) -> Result<(), ConfigError> {
     if blocks == 0 || blocks > i64::MAX as u64 >> block_shift {
         return Err(ConfigError::Blocks { nsid, blocks });
@@ -178,7 +178,7 @@ pub(crate) fn check_blocks(nsid: u32, blocks: u64, block_shift: u8) -> Result<()
     Ok(())
 }
 
-/// A configuration, or a change of it, that cannot be. Nothing was changed.
+/// Why a configuration, or a change of it, was refused. Nothing was changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {

@@ -1,7 +1,7 @@
-//! What the queues of a subsystem did: commands and bytes, for SMART.
+//! Counters of commands and bytes of a subsystem, for the SMART log page.
 //!
-//! Each queue has counters of its own, which it alone writes; a reader adds them up. What a queue that ended had counted
-//! is kept.
+//! Each queue has counters of its own, which it alone writes; a reader adds them up. The counts of queues that have ended are
+//! kept.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ pub struct Totals {
     pub media_errors: u64,
 }
 
-/// Those of one queue.
+/// The counters of one queue.
 #[derive(Default, Debug)]
 pub(crate) struct QueueCounters {
     reads: AtomicU64,
@@ -63,7 +63,7 @@ impl QueueCounters {
     }
 }
 
-/// Those of a subsystem.
+/// The counters of a subsystem.
 #[derive(Default, Debug)]
 pub(crate) struct Counters(Mutex<Registry>);
 

@@ -1,7 +1,7 @@
 //! Commands that outlive their queue: when a queue ends, the storage may still be at work for it.
 //!
-//! Until it no longer is, Connect of the same host to the same subsystem waits. Else the host could write a block once more, be told
-//! that it is written, and lose it to the older write, which lands last.
+//! Until the storage is done, a Connect of the same host to the same subsystem waits. Otherwise the host could write a block
+//! again, be told that it is written, and lose it to the older write, which reaches the storage last.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -10,8 +10,8 @@ use crate::association::{Association, Life};
 use crate::nqn::Nqn;
 use crate::sync::lock;
 
-/// Stands for the commands of an I/O queue. Who serves the queue keeps it from the queue's end until no command of it is at the
-/// storage any more; see [`Queue::in_flight`](crate::Queue::in_flight).
+/// A token for the commands of an I/O queue. After the queue has ended, the program keeps it until the storage works on none of
+/// its commands any more; see [`Queue::in_flight`](crate::Queue::in_flight).
 #[derive(Clone, Debug)]
 pub struct InFlight {
     _of: Arc<Entry>,
@@ -25,7 +25,7 @@ struct Entry {
     ended: AtomicBool,
 }
 
-/// An I/O queue's side of it.
+/// The queue's own side of an [`InFlight`].
 #[derive(Debug)]
 pub(crate) struct Serving(Arc<Entry>);
 
@@ -33,13 +33,13 @@ impl Serving {
     pub fn in_flight(&self) -> InFlight {
         InFlight { _of: Arc::clone(&self.0) }
     }
-    /// The queue ends: to be said before its number is free for another one.
+    /// The queue ends. Call this before its number is given back.
     pub fn end(&self) {
         self.0.ended.store(true, Ordering::Release);
     }
 }
 
-/// The I/O queues of a subsystem whose commands are not over.
+/// The I/O queues of a subsystem whose commands may still be at the storage.
 #[derive(Debug, Default)]
 pub(crate) struct Unfinished(Mutex<Vec<Weak<Entry>>>);
 
@@ -53,7 +53,7 @@ impl Unfinished {
         entries.push(Arc::downgrade(&entry));
         Serving(entry)
     }
-    /// Whether a queue of this host has ended, or is to end, whose commands are not over.
+    /// Whether commands of an ended or ending queue of this host may still be at the storage.
     pub fn has(&self, host: &Nqn, host_id: &[u8; 16]) -> bool {
         let of_an_ended_queue = |entry: Arc<Entry>| {
             let association = &entry.association;

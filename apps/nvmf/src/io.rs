@@ -1,7 +1,7 @@
 //! The NVM command set: commands in, requests to a namespace's backend out.
 //!
-//! A request stays within the namespace and its largest transfer, or it is not made. What the backend answers becomes
-//! the status.
+//! A command that goes beyond the namespace or the largest transfer fails without a request. The backend's answer becomes the
+//! status of the command.
 
 use zerocopy::FromBytes;
 
@@ -14,52 +14,52 @@ use crate::status::Status;
 use crate::wire::io::{Control, DSM_DEALLOCATE, DsmRange};
 use crate::wire::{Sqe, io_opcode};
 
-/// What the backend of a namespace is to do.
+/// A request to the backend of a namespace.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
     /// The namespace.
     pub nsid: u32,
-    /// What the program knows its storage by.
+    /// The program's number for its storage.
     pub backend: Backend,
     /// What to do.
     pub op: Op<'a>,
 }
 
-/// What to do with which bytes of the namespace. `offset + len` is within it.
+/// An operation on bytes of the namespace. `offset + len` is within it.
 ///
-/// `fua`: the bytes must be on stable storage before the request is done; of those that are read, the storage's.
+/// `fua` (force unit access): the bytes must be on stable storage before the request is done, also bytes that are only read.
 #[derive(Clone, Debug)]
 pub enum Op<'a> {
     /// Read bytes, write them to the host by RDMA WRITE.
     Read {
-        /// Of the namespace.
+        /// Byte offset in the namespace.
         offset: u64,
-        /// As many are read.
+        /// The host's memory; its length is the number of bytes to read.
         to: Remote,
         /// See above.
         fua: bool,
     },
     /// Get bytes of the host, write them.
     Write {
-        /// Of the namespace.
+        /// Byte offset in the namespace.
         offset: u64,
-        /// As many are written.
+        /// Where the data are; their length is the number of bytes to write.
         from: Source,
         /// See above.
         fua: bool,
     },
     /// Get bytes of the host, compare the namespace's with them.
     Compare {
-        /// Of the namespace.
+        /// Byte offset in the namespace.
         offset: u64,
-        /// As many are compared.
+        /// Where the data are; their length is the number of bytes to compare.
         from: Source,
         /// See above.
         fua: bool,
     },
     /// Read bytes, to see whether they can be read.
     Verify {
-        /// Of the namespace.
+        /// Byte offset in the namespace.
         offset: u64,
         /// Bytes.
         len: u64,
@@ -68,7 +68,7 @@ pub enum Op<'a> {
     },
     /// Make bytes zero.
     WriteZeroes {
-        /// Of the namespace.
+        /// Byte offset in the namespace.
         offset: u64,
         /// Bytes.
         len: u64,
@@ -77,7 +77,7 @@ pub enum Op<'a> {
         /// Their storage may be given back, if they read as zeros then.
         deallocate: bool,
     },
-    /// Give storage back. What the bytes are afterwards is as the namespace says
+    /// Give storage back. What the bytes read as afterwards, the namespace says
     /// ([`deallocated_reads_zero`](Namespace::deallocated_reads_zero)).
     Deallocate(Ranges<'a>),
     /// Make stable all that was written before.
@@ -133,7 +133,7 @@ pub enum BackendError {
     Internal,
 }
 
-/// What a request was about, to tell its end.
+/// What is kept of a request, for the status and the counters when it ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Running {
     pub kind: Kind,
@@ -276,7 +276,7 @@ impl Command<'_> {
     fn range(&self) -> Result<(u64, u64), Status> {
         bytes(self.namespace, self.sqe.slba(), Control::of(self.sqe).blocks())
     }
-    /// The same of a command that transfers them.
+    /// The same for a command that transfers these blocks: also checks the largest transfer.
     fn transfer(&self) -> Result<(u64, u32), Status> {
         let len = (Control::of(self.sqe).blocks() as u64) << self.namespace.block_shift;
         if len > self.settings.transfer_max() as u64 {

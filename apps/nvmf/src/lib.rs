@@ -1,9 +1,9 @@
 //! NVMe over Fabrics controllers, without I/O.
 //!
 //! A [`Target`] has the configuration: ports, subsystems, namespaces, hosts. For each connection of a host it makes a
-//! [`Queue`]. Command capsules go into the queue; for each it says by a [`Step`] what the program has to do: fetch bytes of
-//! the host, ask a namespace's storage, write bytes to the host, send the response. The crate reads no clock, starts no
-//! thread, moves no data, and allocates nothing a command. A queue may be on any thread.
+//! [`Queue`]. Command capsules go into the queue, which returns for each a [`Step`] for the program to do: fetch bytes of the
+//! host, ask a namespace's storage, write bytes to the host, or send the response. The crate reads no clock, starts no thread,
+//! moves no data, and allocates nothing per command. A queue may be on any thread.
 //!
 //! ```
 //! use nvmf::{BackendError, End, Instant, Queue, Remote, Request, Response, Source, Step};
@@ -42,15 +42,16 @@
 //! }
 //! ```
 //!
-//! Besides: [`Queue::poll_response`] for asynchronous events and a Connect that had to wait, [`Queue::handle_timeout`] for hosts that
-//! are silent, and [`Queue::poll_end`] for what ends a queue from elsewhere. Dropping a queue gives back all that it had; the storage
-//! may still be at work for it, and [`Queue::in_flight`] keeps the host from overtaking that.
+//! A program also calls [`Queue::poll_response`] for asynchronous events and for a Connect that had to wait,
+//! [`Queue::handle_timeout`] for silent hosts, and [`Queue::poll_end`], since another queue or a change of the target may end a
+//! queue. Dropping a queue frees all that it had. The storage may still work on its commands; while the program keeps
+//! [`Queue::in_flight`], the same host cannot connect again and overtake them.
 //!
-//! What is served: the admin commands of an I/O controller and a discovery controller; Read, Write, Flush, Compare, Verify,
-//! Write Zeroes and Dataset Management (deallocate); in-capsule data, keyed descriptors, remote invalidation. What is not
-//! (fused commands, metadata, ANA, reservations, authentication) is not announced and refused.
+//! Served are the admin commands of an I/O controller and a discovery controller; Read, Write, Flush, Compare, Verify, Write
+//! Zeroes and Dataset Management (deallocate); in-capsule data, keyed descriptors, remote invalidation. Fused commands,
+//! metadata, ANA, reservations and authentication are neither announced nor accepted.
 //!
-//! No host can make it panic or name a byte outside of its capsule, the namespace or what it has described itself.
+//! No host can make the crate panic, or name a byte outside of its capsule, the namespace and the memory that it described.
 
 #![forbid(unsafe_code)]
 

@@ -10,7 +10,7 @@ pub const NAMESPACES_MAX: u32 = 1024;
 pub const EVENT_REQUESTS: usize = 4;
 /// Entries of the error log.
 pub const ERROR_ENTRIES: usize = 16;
-/// Namespaces that a log of changes names; more are "all".
+/// Namespaces that the Changed Namespace List can name: at least as many as a subsystem can have.
 pub const CHANGED_NAMESPACES: usize = 1024;
 /// Ranges of a Dataset Management command.
 pub const DSM_RANGES: usize = 256;
@@ -18,10 +18,10 @@ pub const DSM_RANGES: usize = 256;
 pub const INPUT_MAX: usize = 4096;
 /// Granularity of keep alive timeouts, in 100 ms.
 pub const KEEP_ALIVE_GRANULARITY: u16 = 10;
-/// From the connection to its Connect command. Who takes longer is no host.
+/// How long a new connection may take to send its Connect command.
 pub const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
-/// How long Connect waits for commands of the host's earlier queues. Then the host is told to come back later: it would give up
-/// without an answer, Linux after a minute.
+/// How long Connect waits for commands of the host's earlier queues. Then the host is told to try again later: without an answer
+/// it would give up, Linux after a minute.
 pub const QUIESCE_PATIENCE: Duration = Duration::from_secs(20);
 /// Keep alive timeout of discovery controllers whose host asks for none: it wants a log and goes.
 pub const DISCOVERY_PATIENCE: Duration = Duration::from_secs(120);

@@ -1,6 +1,6 @@
 //! A subsystem that is served: what its queues read while others change it.
 //!
-//! Queues keep the table of namespaces that they last saw, and look for a newer one by one load a command.
+//! Queues keep the table of namespaces that they last saw; one atomic load per command tells whether there is a newer one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -70,7 +70,7 @@ impl Live {
             table: Mutex::new(Arc::new(table)),
         }
     }
-    /// The table of today.
+    /// The current table.
     pub fn snapshot(&self) -> Snapshot {
         let table = lock(&self.table);
         Snapshot { version: self.version.load(Ordering::Relaxed), table: Arc::clone(&table) }
@@ -79,7 +79,7 @@ impl Live {
     pub fn change(&self, change: impl FnOnce(&mut Table)) {
         let mut table = lock(&self.table);
         change(Arc::make_mut(&mut table));
-        // Release: who sees the number locks the table, and finds this one.
+        // Release: a queue that sees this version then locks the table, and finds at least this one.
         self.version.fetch_add(1, Ordering::Release);
     }
 }

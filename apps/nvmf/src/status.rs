@@ -69,8 +69,8 @@ statuses! {
     ControllerBusy          1 0x81 false;
     /// Connect: a parameter is wrong; the result says which.
     ConnectInvalid          1 0x82 true;
-    /// Connect of an I/O queue: its controller is none that there is. It may have ended meanwhile, with a connection that failed: a
-    /// host that begins anew finds one. A Linux host gives its disk up after a Connect with DNR.
+    /// Connect of an I/O queue: there is no such controller. It may have just ended with a failed connection, and a host that
+    /// connects again gets a new one. DNR is not set: a Linux host would give up its disk.
     ControllerUnknown       1 0x82 false;
     /// Connect: this host may not use this subsystem.
     InvalidHost             1 0x84 true;

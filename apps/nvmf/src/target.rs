@@ -55,7 +55,7 @@ pub struct Connected {
     pub subsystem: Option<Nqn>,
 }
 
-/// Controllers are numbered 1 to this; what is above has a meaning.
+/// Controllers are numbered 1 to this; larger numbers are reserved.
 const CNTLID_MAX: u16 = 0xFFEF;
 
 impl Target {
@@ -141,7 +141,7 @@ impl Target {
     fn change(&self, change: impl FnOnce(&mut State) -> Result<(), ConfigError>) -> Result<(), ConfigError> {
         let mut state = self.lock();
         change(&mut state)?;
-        // Under the lock: who reads records and generation under it sees what belongs together.
+        // Under the lock, so that a reader that holds it sees records and generation that belong together.
         self.0.generation.fetch_add(1, Ordering::Release);
         Ok(())
     }
@@ -207,7 +207,7 @@ impl Target {
             Ok(())
         })
     }
-    /// Says which hosts may use a subsystem. Controllers of those that may no longer end.
+    /// Sets which hosts may use a subsystem. Controllers of hosts that no longer may are ended.
     ///
     /// # Errors
     /// If there is no such subsystem.
@@ -291,7 +291,7 @@ impl State {
     fn served_mut(&mut self, nqn: &Nqn) -> Result<&mut Served, ConfigError> {
         self.subsystems.iter_mut().find(|s| s.live.nqn == *nqn).ok_or(ConfigError::NoSubsystem(nqn.clone()))
     }
-    /// Whether `namespace` may come into `table`. Who asks holds the lock, so no other one comes in between.
+    /// Whether `namespace` may be added to `table`. The caller holds the lock, so no other one is added in between.
     fn check_new(&self, table: &Table, namespace: &Namespace) -> Result<(), ConfigError> {
         namespace.check()?;
         if table.get(namespace.nsid).is_some() {
@@ -375,7 +375,7 @@ impl Target {
             return Err(ConnectField::HostId.into());
         }
         let taken = association.take_queue(qid);
-        // Asked after that: who gave the number back has said before that it ended.
+        // Checked after `take_queue`: a queue marks its end before it gives its number back.
         if live.unfinished.has(&host, &data.host_id) {
             if let Ok(life) = taken {
                 association.give_queue(qid, life);

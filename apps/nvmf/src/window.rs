@@ -1,6 +1,6 @@
 //! A part of a structure that is too long, or asked for in pieces.
 
-/// The bytes of `buf`, which start at byte `start` of the whole structure. What is not put is zero.
+/// A part of a structure, from byte `start` on, in `buf`. Bytes that are not put are zero.
 pub(crate) struct Window<'a> {
     start: u64,
     buf: &'a mut [u8],
@@ -12,7 +12,7 @@ impl<'a> Window<'a> {
         buf.fill(0);
         Self { start, buf }
     }
-    /// Puts those of `bytes`, at byte `at` of the structure, that are in the window.
+    /// Copies `bytes`, which are at byte `at` of the structure, as far as they are in the window.
     pub fn put(&mut self, at: u64, bytes: &[u8]) {
         let (start, end) = (self.start, self.start.saturating_add(self.buf.len() as u64));
         let from = at.max(start);

@@ -14,7 +14,7 @@ use crate::common::{
     namespace, nqn, set_feature,
 };
 
-/// What the Linux host demands of Identify Controller before it uses a controller; what it says else.
+/// Checks what the Linux host demands of Identify Controller; returns why it would refuse the controller.
 fn linux_refuses(page: &identify::Controller, cntlid: u16, queue_entries: u16) -> Option<&'static str> {
     let sgls = page.sgls.get();
     [
@@ -117,7 +117,7 @@ fn namespaces_are_listed_described_and_named() {
     let bytes = p.read(&mut queue, &identify(cns::NAMESPACE, 1), identify::LEN);
     let page = identify::Namespace::ref_from_bytes(&bytes).unwrap();
     assert_eq!((page.nsze.get(), page.lbaf[0].lbads, page.nsattr, page.dlfeat), (8, 9, 0, 9));
-    // One that might be but is not is all zero; one that cannot be is none.
+    // An allowed identifier without a namespace reads as zeros; an identifier out of range is an error.
     assert_eq!(p.read(&mut queue, &identify(cns::NAMESPACE, 2), identify::LEN), [0; 4096]);
     for nsid in [0, 1025, 0xFFFF_FFFF] {
         p.expect(&mut queue, &identify(cns::NAMESPACE, nsid), &[], Status::InvalidNamespace);

@@ -236,7 +236,7 @@ fn more_commands_than_entries_end_the_queue() {
             other => panic!("{other:?}"),
         }
     }
-    // One ends, one may come.
+    // When one command has ended, one more is taken.
     let _response = io.handle_done(tickets.remove(64), Ok(())).unwrap();
     assert!(matches!(io.handle_capsule(p.now, sqe.as_bytes(), 64), Ok(Step::Run(..))));
     assert_eq!(io.commands(), 128);

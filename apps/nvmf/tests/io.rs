@@ -257,7 +257,7 @@ fn what_the_backend_says_becomes_the_status() {
             assert_eq!(ask(opcode, error), status, "{opcode:#x} {error}");
         }
     }
-    // What may pass is to be tried again; what will not is not.
+    // The host is told to retry after a failure that may pass, and not after one that will not.
     assert!(!Status::NamespaceNotReady.do_not_retry() && !Status::InternalError.do_not_retry());
     assert!(Status::CapacityExceeded.do_not_retry() && Status::WriteFault.do_not_retry());
 }

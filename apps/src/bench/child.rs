@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 /// How often a running program is polled.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The command as one that the kernel kills when this process ends, however it does: run by `setpriv` of util-linux, where that is
-/// installed.
+/// Makes the kernel kill the command when this process ends, in whatever way: runs it by `setpriv` of util-linux, where that
+/// is installed.
 fn tied(command: &Command) -> Command {
     static SETPRIV: LazyLock<bool> = LazyLock::new(|| {
         let mut trial = Command::new("setpriv");

@@ -130,7 +130,7 @@ const MARKS: [Mark; 31] = [
 pub struct Line {
     /// The title of the measurement.
     pub title: &'static str,
-    /// The part that it is of.
+    /// Name of the part that measures it.
     pub part: &'static str,
     /// The package without which it could not be measured.
     pub lacks: Option<&'static str>,

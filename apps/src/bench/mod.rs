@@ -1,8 +1,8 @@
 //! The suite behind `scripts/bench`: repeats the table of marks with `roce-perf`, as two processes, and with other programs
 //! beside it, until everything was measured often enough in the same state of the machine; shows the medians.
 //!
-//! It measures only the speed of the cores itself (`cores.rs`) and links no stack: all other figures are read from the rows
-//! that programs write.
+//! It measures only the speed of the cores itself (`cores.rs`) and runs nothing of the stack: all other figures are read from
+//! the rows that programs write.
 
 pub mod child;
 pub mod cores;

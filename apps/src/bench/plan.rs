@@ -1,4 +1,4 @@
-//! The parts of a run, each one call of `roce-perf client` or `roce-nvmf-perf run`.
+//! The parts of a run, each one call of `roce-perf` (`client`, `raw client`) or `roce-nvmf-perf` (`run`, `overhead`).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `roce-pingpong`: bounces a message over one RC queue pair; its peer may be the stock `ibv_rc_pingpong`.
+//! `roce-pingpong`: bounces a message over one RC, UC or UD queue pair; its peer may be the stock `ibv_*_pingpong`.
 
 use apps::cli::pingpong::PingpongCli;
 use apps::{error, pingpong, stop, warnings};

@@ -143,7 +143,7 @@ pub enum Network {
 }
 
 impl Network {
-    /// Those on which the matrix is run.
+    /// The networks without faults, which share the whole matrix.
     pub const SOUND: [Self; 3] = [Self::Ipv4, Self::Ipv6, Self::Vlan];
 
     /// Its name.

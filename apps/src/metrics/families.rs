@@ -1,4 +1,5 @@
-//! A snapshot as text of OpenMetrics: families of metrics, each with a row a shard, a reason, or whatever a program counts by.
+//! A snapshot as OpenMetrics text: families of metrics, with one row per shard, per discard reason, or per row of a program's
+//! own table.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text::encode};
@@ -38,7 +39,7 @@ const BOUNDS_NS: [u64; 22] = [
     10_000_000_000,
 ];
 
-/// The text.
+/// The snapshot as OpenMetrics text.
 ///
 /// # Errors
 /// None in practice: writing to memory does not fail.
@@ -111,7 +112,7 @@ impl Families {
     }
 }
 
-/// What a program counts itself: a family a column.
+/// A program's own table: one family for each counter and each latency.
 fn of_table(encoder: &mut DescriptorEncoder<'_>, table: &Table) -> Result<(), fmt::Error> {
     let rows: Vec<(Labels, _)> =
         table.rows.iter().map(|row| (row.labels.clone().into_iter().collect(), row)).collect();
@@ -143,7 +144,7 @@ fn of_table(encoder: &mut DescriptorEncoder<'_>, table: &Table) -> Result<(), fm
     Ok(())
 }
 
-/// How many are in each bucket, of bounds in seconds.
+/// The upper bound of each bucket, in seconds, and its count.
 fn buckets(latency: &Latency) -> Vec<(f64, u64)> {
     let mut counts: BTreeMap<usize, u64> = BTreeMap::new();
     for (&upper, &count) in &latency.buckets {

@@ -1,7 +1,7 @@
 //! The server: one thread, asleep until a collector connects.
 //!
 //! Strangers may connect where the address lets them, so each costs little: one request at a time, of few bytes, within a
-//! second; what it asks for is not believed, and nothing changes by it.
+//! second. No request changes anything.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,16 +22,16 @@ const REQUEST_MAX: usize = 8 << 10;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Rest after each client, so that even those that connect all the time get little of this machine.
 const REST: Duration = Duration::from_millis(5);
-/// Between two looks whether the program ends.
+/// Time between two checks whether the program ends.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
 #[error("--metrics {address}: {error}")]
 pub struct MetricsError {
-    /// Where it was to listen.
+    /// The address that could not be used.
     pub address: SocketAddr,
-    /// Why not.
+    /// The reason.
     pub error: io::Error,
 }
 
@@ -144,7 +144,7 @@ fn answer(
     Ok(())
 }
 
-/// The type of what is no metrics.
+/// Content type of an answer without metrics.
 const PLAIN: &str = "text/plain; charset=utf-8";
 
 #[cfg(test)]

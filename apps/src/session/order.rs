@@ -48,7 +48,7 @@ pub enum Task {
     Raw(RawSpec, Mac),
     /// Open the device and report that.
     Open,
-    /// Connect to the client's end and send its own.
+    /// Create the server's end, connect it to the client's and send it.
     Connect(Spec, Mtu, End),
     /// Measure, and report.
     Measure,
@@ -67,9 +67,9 @@ enum At {
     Raw(usize),
     /// RDMA measurements are next, from this one on; then the end.
     Rdma(usize),
-    /// The client is sending its queue pairs for this one.
+    /// The client is sending its queue pairs for this measurement.
     Collecting(usize, Gather),
-    /// Both are connected.
+    /// Both ends are connected.
     Connected(usize),
     /// The measurement is over, and reported.
     Reported(usize),
@@ -188,26 +188,26 @@ impl Serving {
 pub enum Wanted {
     /// The server's greeting.
     Hello,
-    /// Its consent to the list.
+    /// The server's consent to the list of measurements.
     Consent,
-    /// Its port, ready for frames.
+    /// The server's port, ready for frames.
     RawReady,
-    /// Its counts of them.
+    /// The server's counts of received frames.
     RawReport,
-    /// Its device, open.
+    /// The server's device, open.
     Opened,
-    /// This many queue pairs of it.
+    /// The server's end, with this many queue pairs.
     End(usize),
-    /// The remaining ones.
+    /// The rest of the server's queue pairs.
     Rest(Gather),
-    /// Its results.
+    /// The server's results.
     Report,
 }
 
 /// The answer that a client got.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// Further messages have to follow.
+    /// A part: further messages must follow.
     More(Wanted),
     /// A greeting of the same program and version.
     Hello(Hello),
@@ -215,7 +215,7 @@ pub enum Answer {
     Yes,
     /// An Ethernet address.
     Mac(Mac),
-    /// Frames received, those after the first burst, the time of those.
+    /// Frames received in all, frames received after the first burst, and the time that the latter took.
     Frames(u64, u64, u64),
     /// A whole end.
     End(End),

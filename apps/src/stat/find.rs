@@ -29,7 +29,8 @@ impl Found {
 
 /// Fetches a snapshot of each stack at these paths; without paths, of those in the default directory.
 ///
-/// A socket in a directory that a device named itself and that has no server is removed: its process ended without doing so.
+/// A socket in a directory is removed if nobody listens on it and its name is one that a device chose: its process ended
+/// without removing it.
 ///
 /// # Errors
 /// When no stack answers.
@@ -122,7 +123,7 @@ fn one(path: &Path, found: &mut Found, tidy: bool) {
         }
         // It ended between the reading of the directory and the connection.
         Err(StatsError::Io { source, .. }) if tidy && source.kind() == std::io::ErrorKind::NotFound => {}
-        // A memif link's: these are of another type, and in the same directory.
+        // The socket of a memif link: it is of another type, in the same directory.
         Err(StatsError::Io { source, .. })
             if tidy && Errno::from_io_error(&source) == Some(Errno::PROTOTYPE) => {}
         Err(error) => found.notes.push(error.to_string()),

@@ -28,16 +28,16 @@ pub struct RowRates {
     pub latencies: BTreeMap<String, LatencyRates>,
 }
 
-/// How long things took, in the interval; without one, since the start.
+/// Number and quantiles of a latency in the interval; without one, since the start.
 #[derive(Clone, Debug, Serialize)]
 pub struct LatencyRates {
     /// How many since the start.
     pub count: u64,
     /// How many a second; absent without an earlier snapshot.
     pub per_s: Option<f64>,
-    /// Half of them took so long at most; absent if there was none.
+    /// The median: the upper bound of its bucket; absent if nothing was counted.
     pub p50_ns: Option<u64>,
-    /// Of a hundred, 99 took so long at most.
+    /// The 99th percentile, likewise.
     pub p99_ns: Option<u64>,
 }
 
@@ -90,7 +90,7 @@ impl LatencyRates {
     }
 }
 
-/// The bound that so many of a hundred do not exceed.
+/// Upper bound of the bucket that contains this percentile.
 fn quantile(buckets: &BTreeMap<u64, u64>, count: u64, percent: u64) -> Option<u64> {
     let wanted = (u128::from(count) * u128::from(percent)).div_ceil(100);
     let mut seen = 0u128;

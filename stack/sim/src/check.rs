@@ -266,7 +266,7 @@ pub struct Message {
     pub len: usize,
     /// Immediate data, or the key that it invalidated.
     pub tail: Option<[u8; 4]>,
-    /// That is a key.
+    /// Whether `tail` is a key.
     pub inv: bool,
     /// A WRITE with immediate.
     pub write: bool,
@@ -334,7 +334,7 @@ struct Sender {
     flying: VecDeque<Psn>,
     high: Option<Psn>,
     una: Option<Psn>,
-    /// About where the life before this one ended: its last frames may still wait for the port.
+    /// The oldest PSN without an answer when the life before this one ended: its last frames may still wait for the port.
     before: Option<Psn>,
 }
 

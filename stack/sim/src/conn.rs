@@ -30,9 +30,9 @@ pub(super) struct End {
     shard: usize,
     /// The completion queue of both its queues.
     pub cq: CqId,
-    /// That queue has no room for everything.
+    /// `cq` may be too small for all completions.
     pub tight: bool,
-    /// It overflowed, and the events that this caused.
+    /// What the program knows of an overflow of `cq`.
     pub overran: Overran,
     /// Times that the queue pair came out of RESET.
     lives: u32,
@@ -64,9 +64,9 @@ enum Gone {
 pub(super) enum Phase {
     /// It works.
     Live,
-    /// One end is in SQD, until then at least; once it is drained, with this sequence number.
+    /// One end is in SQD, while the faults are on at least until `until`. `psn` is its next sequence number, once it is drained.
     Draining { end: usize, until: Instant, psn: Option<u32> },
-    /// Something happened that ends it; until then its programs have not noticed.
+    /// Something happened that ends it; while the faults are on, its programs do not notice before `until`.
     Broken { until: Instant },
     /// Both ends are in ERR and flush.
     Flushing { until: Instant },

@@ -34,7 +34,7 @@ enum Kind {
     },
     Tally,
     Flush,
-    /// Of a window: the binder's flow has its meaning.
+    /// Binds or invalidates the window of another flow, which `Flow::locals` names.
     Local,
 }
 
@@ -161,7 +161,7 @@ pub struct Flow {
     pub window: Window,
     /// Flows whose windows a local operation of this one changed, once it completed.
     pub settled: Vec<usize>,
-    /// Those whose operation is under way, oldest first.
+    /// Flows on whose windows a local operation of this one is under way, oldest first.
     locals: VecDeque<usize>,
     queues: Vec<Queue>,
     receives_posted: u64,
@@ -170,7 +170,7 @@ pub struct Flow {
     words: Vec<FlatWord>,
     /// Regions at the receiver that the sender may invalidate, ready to be registered again.
     victims: Vec<MrId>,
-    /// Those whose invalidation is under way, oldest first.
+    /// Regions and windows whose invalidation is under way, oldest first.
     doomed: VecDeque<Doomed>,
     sizes: Sizes,
 }
@@ -278,7 +278,7 @@ impl Flow {
         }
     }
 
-    /// Receives that are posted, were taken or belong to the peer alone, and have not completed.
+    /// Posted receives that have not completed, without those that still wait in a shared queue.
     pub fn receives_left(&self, nodes: &[Node]) -> usize {
         let left = |q: &Queue| {
             let waiting = q.srq.map_or(0, |srq| nodes[self.to].srq_waiting(srq) as usize);

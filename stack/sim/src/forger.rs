@@ -69,7 +69,7 @@ impl Forger {
         Self { rng, observed: VecDeque::new(), known: BTreeMap::new(), lies: 0 }
     }
 
-    /// Observes a message of a node to another one. Whether that is about a connection of the two.
+    /// Observes a message of a node to another one. Returns whether it is about a connection of the two.
     pub fn observe(&mut self, from: usize, to: usize, mad: Mad) -> bool {
         let end = match &mad.message {
             Message::Req(m) => Some((m.local_comm_id, m.local_ca_guid, m.local_qpn)),

@@ -44,13 +44,13 @@ faults! {
     Duplicate "duplicate",
     /// The frame is overtaken by later ones.
     Reorder "reorder",
-    /// One bit that the ICRC covers is another.
+    /// One bit that the ICRC covers is flipped.
     Corrupt "corrupt",
     /// The end of the frame is missing.
     Truncate "truncate",
     /// A second copy arrives after its window is long over.
     LateDuplicate "late_duplicate",
-    /// The path carries small frames alone for a while.
+    /// For a while the path loses all but small frames.
     Narrow "narrow",
     /// A switch marks the frame: congestion experienced in the IP header, FECN and BECN in the BTH.
     Mark "ecn_mark",

@@ -2,8 +2,9 @@
 //! them.
 //!
 //! A message carries its own number in its first bytes, and the number determines length and content; so the receiver knows what
-//! each message must be, however many are missing. A WRITE carries its number in each word, for it may be placed in part: every
-//! word of a place must be of a message that was written there, and of one that has arrived whole no word is older.
+//! each message must be, however many are missing. A WRITE carries its number in each word, because it may be placed in part: every
+//! word of a place must be of a message that was written there, and once a WRITE has arrived whole, none of the words that it wrote
+//! may be of an older one, unless the link repeats or reorders frames.
 
 use super::check::{self, Check, Completions};
 use super::layout::BLANK;
@@ -32,7 +33,8 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Message `number` arrived; `posted` so many were posted, and frames of it arrived `brought` times, if they are counted.
+    /// Message `number` of `posted` arrived. `brought`, if it is counted: how many frames of it the network brought, and how often
+    /// it has arrived.
     pub fn arrived(&mut self, number: u64, posted: u64, brought: Option<(u64, u64)>) -> Check {
         self.arrived += 1;
         if number >= posted {
@@ -66,9 +68,9 @@ pub fn words(seed: u64, number: u64, max: usize) -> Vec<u8> {
     number.to_le_bytes().repeat(len)
 }
 
-/// The words of a place that WRITEs go to are of messages that were written there, whole ones. `kinds`: the opcode of each
-/// message; message `n` goes to place `n % places`; `oldest`: no word in front of byte `len` is of an older message, if there is
-/// one.
+/// Checks that each word of a place is whole, and of a WRITE to that place. `kinds` has the opcode of each message; message `n`
+/// goes to place `n % places`. If `oldest` is `Some((number, len))`, no word in the first `len` bytes may be of a message older
+/// than `number`.
 pub fn place_holds(
     bytes: &[u8],
     (place, places): (u64, u64),

@@ -19,7 +19,7 @@ pub const STRANGER: usize = 0xff_fe;
 pub struct MadFaults {
     /// What may happen to a MAD on its way.
     pub path: Plan,
-    /// A third host forges a message about an observed one to one of the two, in a million.
+    /// How often, in a million MADs, a third host forges a message about one that it observed, to its sender or receiver.
     pub lie_ppm: u32,
 }
 

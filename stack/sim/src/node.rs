@@ -33,7 +33,7 @@ pub const ENOMEM: i32 = 12;
 /// The configuration of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// Number of the node, which its addresses are made of.
+    /// Number of the node, from which its addresses are made.
     pub index: u8,
     /// Shards, 1 to 4.
     pub shards: usize,
@@ -330,7 +330,8 @@ impl Node {
     /// A node at `now`; `rng` is the operating system's randomness.
     pub fn new(config: NodeConfig, now: Instant, mut rng: Rng) -> Self {
         assert!((1..=4).contains(&config.shards), "a node has 1 to 4 shards");
-        // Every other node has features that only some ports and shards have: port memory to build in, very many queue pairs.
+        // Odd nodes take paths that only some ports and shards take: those with memory to build frames in, those with very many
+        // queue pairs.
         let special = config.index % 2 == 1;
         let net = net_config(config.index, config.ipv6);
         let (port, wires) = SimPort::new(net.mac, config.mtu, config.shards, config.buffers, special);
@@ -615,7 +616,7 @@ impl Node {
         self.create_qp_as(None, shard, config, send_cq, recv_cq)
     }
 
-    /// The same with the number of one that is gone, of that shard, which has not rested to the end.
+    /// The same, with the number of a destroyed queue pair of that shard, whose rest is not over.
     pub fn create_qp_as(
         &mut self,
         number: Option<Qpn>,

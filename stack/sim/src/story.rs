@@ -143,7 +143,7 @@ impl Story {
         }));
     }
 
-    /// That packet is lost.
+    /// The `nth` such packet is lost.
     pub fn drop_nth(&mut self, from: usize, which: Which, nth: u32) {
         self.fate(from, which, nth, Fate::Drop);
     }

@@ -31,8 +31,8 @@ pub struct Swarm {
     pub lossy: Vec<(QpType, usize, usize)>,
     /// Every queue pair.
     pub qp: QpConfig,
-    /// The links, by node from and node to; and the ports and programs of the node it comes from, by those to the next
-    /// node.
+    /// The faults of the links, by sending and receiving node. The plan of a node's link to the next node is also that of its port
+    /// and program.
     pub plans: Vec<Vec<Plan>>,
     /// Requests of each direction of each connection.
     pub ops: u64,
@@ -188,7 +188,7 @@ fn rate(fault: Fault, rng: &mut Rng) -> u32 {
         Fault::Partition => rng.pick(&[0, 0, 500, 2_000]),
         Fault::Blackhole | Fault::Narrow => rng.pick(&[0, 500, 3_000]),
         Fault::TxFull | Fault::NoBuffer => rng.pick(&[200, 2_000, 10_000]),
-        // It comes with faults of other names.
+        // Other faults cause it.
         Fault::EarlierLife => 0,
         Fault::SlowConsumer | Fault::FewReceives => rng.pick(&[1_000, 10_000, 50_000]),
         Fault::Drain => rng.pick(&[0, 2_000, 20_000]),

@@ -473,7 +473,7 @@ impl Run {
         }
     }
 
-    /// On healed links, with receives posted, nothing is lost: one message each arrives, or it never will.
+    /// On healed links, with receives posted, nothing is lost: a message of each pair must arrive.
     fn lossy_arrive(&mut self) -> Check {
         self.world.steering = Steering::ByQpn; // nothing is overtaken
         let before: Vec<u64> = self.lossy.iter().map(|l| l.numbers.arrived).collect();

@@ -76,9 +76,9 @@ fn check_depths(responder_resources: u8, initiator_depth: u8) -> Result<(), Erro
 
 /// Connections.
 impl Machine {
-    /// Sends a REQ. Ends in [`Event::ConnectResponse`], [`Event::Rejected`] or [`Event::Unreachable`], the last one after
-    /// the times of [`Connect::timing`], whatever MRAs the peer sends: `max_cm_retries` + 1 times twice the packet lifetime
-    /// and the response timeout.
+    /// Sends a REQ. Ends in [`Event::ConnectResponse`], [`Event::Rejected`] or [`Event::Unreachable`]. The last comes after the
+    /// times of [`Connect::timing`], whatever MRAs the peer sends: (`max_cm_retries` + 1) × (2 × the packet lifetime + the remote
+    /// response timeout).
     ///
     /// # Errors
     /// Everything in [`Connect`] that is out of range; [`Error::QpBusy`], [`Error::Limit`].
@@ -197,8 +197,8 @@ impl Machine {
         if self.qp_busy(qpn) { Err(Error::QpBusy(qpn)) } else { Ok(()) }
     }
 
-    /// The queue pair's parameters if a request is accepted like this. Changes nothing: bring the queue pair to RTS first,
-    /// receives posted, then [`Machine::accept`]: data can arrive with the RTU, or before it.
+    /// The queue pair's parameters if a request is accepted like this. Changes nothing. Use it to post receives and bring the queue
+    /// pair to RTS before [`Machine::accept`]: data can arrive with the RTU, or before it.
     ///
     /// # Errors
     /// Those of [`Machine::accept`].
@@ -232,9 +232,9 @@ impl Machine {
         })
     }
 
-    /// Sends a REP. Ends in [`Event::Established`], [`Event::Rejected`] or [`Event::Unreachable`], the last one after the
-    /// times of [`Accept`] or of the REQ, and no later than [`Limits::half_open_time`](super::Limits::half_open_time) after
-    /// the REQ. Returns what [`Machine::plan_accept`] does.
+    /// Sends a REP. Ends in [`Event::Established`], [`Event::Rejected`] or [`Event::Unreachable`]. The last comes after the times
+    /// of [`Accept`] or of the REQ, and no later than [`Limits::half_open_time`](super::Limits::half_open_time) after the REQ.
+    /// Returns what [`Machine::plan_accept`] does.
     ///
     /// # Errors
     /// Everything in [`Accept`] that is out of range; [`Error::QpBusy`], [`Error::State`], [`Error::NoConnection`].
@@ -270,7 +270,7 @@ impl Machine {
         Ok(params)
     }
 
-    /// Refuses a request, or a response. Ends the id of a request; a response's queue pair rests in TIMEWAIT.
+    /// Refuses a request, which ends its id, or a response, whose queue pair then rests in TIMEWAIT.
     ///
     /// # Errors
     /// [`Error::PrivateData`], [`Error::Info`], [`Error::State`], [`Error::NoConnection`].
@@ -356,8 +356,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Gives a connection up in any state: the peer is informed if it knows of it (REJ, DREQ with its retries), and no event
-    /// comes any more but [`Event::TimeWaitExit`], if its queue pair has to rest.
+    /// Gives a connection up in any state. A peer that knows of it is informed (by a REJ, or a DREQ with retries). No event of the
+    /// connection comes any more, except [`Event::TimeWaitExit`] if its queue pair has to rest.
     ///
     /// # Errors
     /// [`Error::NoConnection`].

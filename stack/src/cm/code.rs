@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 
-/// The time of a time code: 2^(t - 8) ms, at least 1 ms. Linux rounds 4.096 µs · 2^t like this, and both ends of an exchange
-/// should count alike.
+/// The time of a time code: 2^(t - 8) ms, at least 1 ms. Linux rounds 4.096 µs · 2^t in this way, and both ends of an exchange
+/// should have the same times.
 pub fn time(code: u8) -> Duration {
     Duration::from_millis(1 << code.clamp(8, 31).saturating_sub(8))
 }

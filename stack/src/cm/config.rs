@@ -18,8 +18,8 @@ pub struct Config {
     pub ack_delay: u8,
     /// Hop limit of MADs that answer, and of paths learnt from a REQ; 0 counts as 64.
     pub hop_limit: u8,
-    /// Time code of the MRA that answers the first repetition of a REQ or REP while the program decides; `None`, as Linux today:
-    /// no MRA. A peer that gets none waits as long as its own program set.
+    /// Time code of the MRA that answers the first repetition of a REQ or REP while the program decides; `None`: no MRA, as in
+    /// Linux today. Without an MRA a peer waits as long as its own program chose.
     pub mra: Option<u8>,
     /// Bounds of memory and time.
     pub limits: Limits,
@@ -39,7 +39,7 @@ impl Default for Config {
     }
 }
 
-/// Bounds of a machine: numbers of entries that strangers could fill, and times that they could stretch.
+/// Bounds of a machine: on entries that strangers could fill, and on times that they could stretch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Connections in any state, those in TIMEWAIT too. More: connect fails, a REQ is rejected (reason 3).
@@ -86,7 +86,7 @@ pub struct Timing {
     pub remote_response: u8,
     /// Time code of how long we take to answer, `0 ..= 31`: the peer's interval between REPs.
     pub local_response: u8,
-    /// Requests are sent again so many times, `0 ..= 15`.
+    /// How often a request is repeated, `0 ..= 15`.
     pub max_cm_retries: u8,
 }
 

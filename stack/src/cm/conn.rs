@@ -10,7 +10,7 @@ use super::message::{Rej, Req, Rtu, padded};
 use super::reason::Reason;
 use crate::time::Instant;
 
-/// State of a connection (IBA 12.9.7), as far as its timer or an event differs. MRAs change the timer alone.
+/// State of a connection (IBA 12.9.7). States that differ only in an MRA are one here: an MRA changes the timer alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     /// Active: REQ sent.
@@ -61,7 +61,7 @@ pub(super) struct Depths {
 
 pub(super) struct Conn {
     pub state: State,
-    /// The program gave it up: no events but the last.
+    /// The program gave it up: no event comes but TIMEWAIT exit.
     pub gone: bool,
     /// The listener whose backlog it counts in, while in `ReqRcvd`.
     pub listener: Option<ListenId>,
@@ -76,7 +76,7 @@ pub(super) struct Conn {
     pub mad_path: Path,
     /// The queue pair's parameters, as far as known: `qpn` 0 before accept, `dest_qpn` 0 before the REP.
     pub params: QpParams,
-    /// Ours on the active side, the REQ's on the passive side.
+    /// On the active side ours, on the passive side those of the REQ.
     pub depths: Depths,
     /// Time code of the path's packet lifetime; active side.
     pub packet_lifetime: u8,
@@ -88,9 +88,9 @@ pub(super) struct Conn {
     pub left: u8,
     /// How long a request waits for its answer, with all its repetitions. An MRA saves repetitions; the wait ends all the same.
     pub max_wait: Duration,
-    /// This wait has had its MRA: the peer's in states that wait for the peer, ours where it waits for us.
+    /// Whether this wait has had its MRA: from the peer in states that wait for the peer, from us where the peer waits.
     pub mra: bool,
-    /// When it is given up, in a state with [`State::has_deadline`].
+    /// When it is given up; counts only in a state with [`State::has_deadline`].
     pub deadline: Instant,
     /// When its timer fires; `FAR`: never.
     pub timer: Instant,

@@ -24,7 +24,7 @@ counters! {
     Received = "mad_received";
     /// MADs returned to be sent.
     Sent = "mad_sent";
-    /// Of these, and of those still queued, repeated ones.
+    /// MADs sent or queued that repeat an earlier one.
     Retransmitted = "mad_retransmitted";
     /// Connections established.
     Established = "established";
@@ -34,7 +34,7 @@ counters! {
     RejectedByPeer = "rejected_by_peer";
     /// Connections and SIDR exchanges whose peer did not answer.
     Unreachable = "unreachable";
-    /// Connections and SIDR exchanges given up, as our program did not decide on the peer's request or answer in time.
+    /// Connections and SIDR exchanges given up because our program did not decide on the peer's request or answer in time.
     Undecided = "undecided";
     /// Established connections that ended.
     Disconnected = "disconnected";
@@ -44,7 +44,7 @@ counters! {
     BadIpHeader = "reject_bad_ip_header";
     /// REQs rejected: a transport service that is neither RC nor UC (reason 9).
     BadTransport = "reject_transport";
-    /// REQs rejected: an address that is not ours (reason 12), or one of the sender's that it does not come from (reason 5).
+    /// REQs rejected: an address that is not ours (reason 12), or a sender's address from which the REQ did not come (reason 5).
     BadGid = "reject_gid";
     /// REQs rejected: a path MTU above that of our port or of our route to the peer, or none (reason 26).
     BadMtu = "reject_mtu";
@@ -95,7 +95,7 @@ counters! {
     DuplicateDreq = "duplicate_dreq";
     /// Duplicates of a SIDR_REQ.
     DuplicateSidr = "duplicate_sidr";
-    /// DREQs of no connection here, answered all the same.
+    /// DREQs for no connection here, answered all the same.
     DreqMirrored = "dreq_mirrored";
     /// Ignored SIDR_REQs: a limit of the machine is reached.
     SidrNoResources = "ignored_sidr_no_resources";

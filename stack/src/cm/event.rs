@@ -298,7 +298,7 @@ pub enum Disconnect {
     Stale,
 }
 
-/// The events. Those of one connection come in order; the `Conn…` ones that say so end the id.
+/// The events. Events of one connection come in order; an event whose text says so ends the id.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A REQ for a listener. Answer with `accept`, `reject` or `destroy`.
@@ -338,7 +338,7 @@ pub enum Event {
         /// Whether the queue pair rests in TIMEWAIT now.
         timewait: bool,
     },
-    /// The peer did not answer our REQ or REP; or the program did not decide on the peer's within
+    /// The peer did not answer our REQ or REP; or the program did not decide on the peer's REQ or REP within
     /// [`Limits::half_open_time`](super::Limits::half_open_time). Ends the id, unless `timewait`: then [`Event::TimeWaitExit`]
     /// does.
     Unreachable {
@@ -396,7 +396,7 @@ pub enum Event {
         /// 136 bytes.
         private_data: Vec<u8>,
     },
-    /// No answer to our SIDR_REQ; or a peer's was not answered within
+    /// No answer came to our SIDR_REQ; or the program did not answer the peer's within
     /// [`Limits::half_open_time`](super::Limits::half_open_time). Ends the id.
     SidrUnreachable {
         /// The exchange.

@@ -27,8 +27,8 @@ pub(super) const REJ_REQ: u8 = 0;
 pub(super) const REJ_REP: u8 = 1;
 pub(super) const REJ_OTHER: u8 = 2;
 
-/// A peer's identity: the address that its MADs come from, and the GUID that it claims. A host can claim the GUID of another;
-/// then its MADs are about connections of its own address, and never about the other host's.
+/// A peer's identity: the address from which its MADs come, and the GUID that it claims. A host that claims the GUID of another
+/// host reaches only connections of its own address, and never those of the other host.
 pub(super) type Peer = (Gid, u64);
 
 /// The owner of a timer.
@@ -38,8 +38,8 @@ pub(super) enum Timed {
     Sidr(SidrId),
 }
 
-/// A wait or timer that counts from the time at which a call began, and should count from when its MADs were sent and its events
-/// were handled.
+/// A wait or timer that counts from the beginning of a call. It should count from when the call's MADs were sent and its events
+/// were handled: see [`Machine::left_by`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Begun {
     /// The whole wait for an answer; first, as it bounds the timer.
@@ -100,12 +100,12 @@ impl Machine {
         }
     }
 
-    /// Our addresses: a REQ must name one of them, or the one it came to. To be called at the start and at each change.
+    /// Sets our addresses: a REQ must name one of them, or the one it came to. Call this at the start and at each change.
     pub fn set_gids(&mut self, gids: &[Gid]) {
         self.gids = gids.to_vec();
     }
 
-    /// The largest path MTU of the port: [`Config::mtu`], where it changes.
+    /// Sets the largest path MTU of the port, where it has changed since [`Config::mtu`].
     pub fn set_mtu(&mut self, mtu: Mtu) {
         self.config.mtu = mtu;
     }
@@ -135,7 +135,7 @@ impl Machine {
         self.conns.values().any(|conn| conn.state == State::DreqSent)
     }
 
-    /// SIDR exchanges, those too whose answer is kept for a repeated request.
+    /// SIDR exchanges, including those whose answer is kept for a repeated request.
     pub fn sidr_exchanges(&self) -> usize {
         self.sidrs.len()
     }
@@ -145,7 +145,7 @@ impl Machine {
         self.local_qpns.contains_key(&qpn)
     }
 
-    /// When [`Machine::poll_timers`] is to be called next.
+    /// When to call [`Machine::poll_timers`] next.
     pub fn next_timer(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
@@ -163,15 +163,15 @@ impl Machine {
         }
     }
 
-    /// The next MAD to be sent. One that cannot be sent may be dropped: timers send it again.
+    /// The next MAD to send. If it cannot be sent it may be dropped: timers send it again.
     pub fn poll_send(&mut self) -> Option<Send> {
         let send = self.sends.pop_front()?;
         self.counters.count(Counter::Sent);
         Some(send)
     }
 
-    /// Calls since the last one of this were given `now`; their events were handled and their MADs sent by `by`. Waits mean "at
-    /// least": they count from there. For callers that can be preempted in between.
+    /// For callers that can be preempted: the calls since the last `left_by` were given `now`, but their events were handled and
+    /// their MADs sent only at `by`. Waits and timers that those calls began then count from `by`, so that none is too short.
     pub fn left_by(&mut self, now: Instant, by: Instant) {
         let late = by.nanos_since(now);
         let mut begun = core::mem::take(&mut self.begun);
@@ -238,7 +238,7 @@ impl Machine {
         }
     }
 
-    /// Queues an answer to a stranger: it leaves half of the queue to connections.
+    /// Queues an answer to a stranger. Such answers take at most half of the queue, so that connections have the rest.
     pub(super) fn answer(&mut self, path: Path, mad: &Mad) {
         self.enqueue(path, mad.encode(), self.config.limits.sends / 2);
     }
@@ -275,15 +275,15 @@ impl Machine {
         self.began(Begun::Wait(id));
     }
 
-    /// A wait or timer counts from now. Where the caller never calls `left_by`, few are remembered.
+    /// Remembers a wait or timer that begins, for `left_by`; a bounded number, as a caller need not call that.
     pub(super) fn began(&mut self, begun: Begun) {
         if self.begun.len() < self.config.limits.sends {
             self.begun.push(begun);
         }
     }
 
-    /// How long a request of a connection that a REQ began waits for its answer: the repetitions and intervals of the REQ or
-    /// `Accept`, within the limit.
+    /// How long our request waits for its answer, on a connection that a peer's REQ began: by the intervals and repetitions of the
+    /// REQ or `Accept`, within the limit.
     pub(super) fn max_wait(&self, interval: Duration, retries: u8) -> Duration {
         (interval * (u32::from(retries) + 1)).min(self.config.limits.half_open_time)
     }
@@ -347,7 +347,7 @@ impl Machine {
         remove_if(&mut self.local_qpns, &conn.params.qpn, id);
     }
 
-    /// Ends a connection whose packets may be under way: ids and queue pair rest for as long as these live.
+    /// Ends a connection whose packets may be under way: its ids and its queue pair rest until they have died out.
     pub(super) fn time_wait(&mut self, now: Instant, id: ConnId) {
         self.enter(id, State::TimeWait);
         let Some(conn) = self.conns.get_mut(&id) else { return };
@@ -375,7 +375,7 @@ impl Machine {
         let guid = self.config.ca_guid.to_be_bytes();
         let rej = self.conns[&id].rej(message, Reason::TIMEOUT, &guid, &[]);
         self.send_once(id, &rej);
-        // A REJ of the peer's REQ or REP: that one waited for our program.
+        // A REJ of the peer's REQ or REP: the peer waited for our program.
         let ours = matches!(message, REJ_REQ | REJ_REP);
         self.counters.count(if ours { Counter::Undecided } else { Counter::Unreachable });
         self.event(id, Event::Unreachable { id, timewait });
@@ -450,7 +450,7 @@ impl Machine {
     }
 }
 
-/// Whether a MAD comes from the address to which an exchange's own MADs go: only from there is it about that exchange.
+/// Fails unless a MAD comes from the address to which an exchange's own MADs go: no other host may act on the exchange.
 pub(super) fn from_peer(exchange: &Path, seen: &Path) -> Result<(), Counter> {
     if seen.dgid == exchange.dgid { Ok(()) } else { Err(Counter::NotThePeer) }
 }

@@ -19,7 +19,7 @@ const METHOD_SEND: u8 = 0x03;
 pub struct Mad {
     /// Transaction: chosen by the side that begins an exchange, the same in all MADs of the exchange.
     pub tid: u64,
-    /// Attribute modifier: 0, or what Linux' enhanced connection establishment puts there.
+    /// Attribute modifier: 0, or a value of Linux' enhanced connection establishment.
     pub modifier: u32,
     /// The message.
     pub message: Message,

@@ -80,15 +80,15 @@ impl Machine {
         }
     }
 
-    /// The connection of our id in a MAD from its peer. Where a MAD identifies a connection by the peer's GUID instead, it is
-    /// looked up under the address that the MAD comes from.
+    /// The connection that a MAD from its peer names by our id. (A MAD that names a connection by the peer's GUID instead finds
+    /// only connections with the address from which it comes.)
     fn find(&self, path: &Path, local: u32) -> Result<ConnId, Counter> {
         let id = *self.local_ids.get(&local).ok_or(Counter::UnknownId)?;
         from_peer(&self.conns[&id].mad_path, path)?;
         Ok(id)
     }
 
-    /// The connection with both sides' ids.
+    /// The connection that a MAD from its peer names by the ids of both sides.
     fn find_both(&self, path: &Path, local: u32, remote: u32) -> Result<ConnId, Counter> {
         let id = self.find(path, local)?;
         if self.conns[&id].remote_id == remote && remote != 0 { Ok(id) } else { Err(Counter::UnknownId) }
@@ -129,7 +129,7 @@ impl Machine {
             let info = path.sgid.0.to_vec();
             return Err(Refusal { info, ..Refusal::new(Counter::BadGid, Reason::INVALID_GID) });
         }
-        // Nobody asks in another's name: a queue pair that is connected here sends to this address.
+        // Nobody connects in another's name: our queue pair will send to this address.
         if req.primary.local_gid != path.dgid {
             return Err(Refusal::new(Counter::BadGid, Reason::UNSUPPORTED));
         }
@@ -149,9 +149,9 @@ impl Machine {
         if self.half_open >= limits.half_open || self.events_full() {
             return Err(no_room());
         }
-        // Ids or a queue pair of another connection of this peer: it no longer has that one, or did not rest them long enough.
-        // Looked up only for a REQ that would be accepted, so that each wrong guess of an attacker who forges the peer's address
-        // costs an entry of a bounded table.
+        // The id or queue pair belongs to another connection of this peer: the peer no longer has that connection, or did not let
+        // them rest long enough. Checked only for a REQ that would be accepted, so that each wrong guess of an attacker who forges
+        // the peer's address takes an entry of a bounded table.
         let peer = (path.dgid, req.local_ca_guid);
         let old = self.remote_ids.get(&(peer, req.local_comm_id));
         if let Some(&old) = old.or_else(|| self.remote_qpns.get(&(peer, req.local_qpn))) {
@@ -245,7 +245,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The same REQ again. Once there is an answer, its own timer repeats that; before that, the peer gets an MRA.
+    /// The same REQ again. Before our program has decided, the peer gets an MRA; afterwards our answer has its own timer.
     fn duplicate_req(&mut self, id: ConnId) -> Result<(), Counter> {
         if self.conns[&id].state == State::ReqRcvd {
             self.send_mra(id, MRA_REQ);
@@ -253,7 +253,7 @@ impl Machine {
         Err(Counter::DuplicateReq)
     }
 
-    /// Sends one MRA a wait: a program that never decides must not keep its peer waiting for ever.
+    /// Sends an MRA, one for each wait: a program that never decides must not keep its peer waiting for ever.
     fn send_mra(&mut self, id: ConnId, message: u8) {
         let Some(service_timeout) = self.config.mra else { return };
         let Some(conn) = self.conns.get_mut(&id).filter(|conn| !conn.mra) else { return };
@@ -312,7 +312,7 @@ impl Machine {
             State::RepSent => MRA_REP,
             _ => return Err(Counter::WrongState),
         };
-        // One MRA a wait, which the deadline cuts: a peer cannot keep us waiting for longer than without.
+        // One MRA for each wait, within the deadline: an MRA never makes the whole wait longer.
         if mra.message != expected || conn.mra {
             return Err(Counter::WrongState);
         }
@@ -430,7 +430,7 @@ impl Machine {
         }
         match conn.state {
             State::RepRcvd => self.send_mra(id, MRA_REP),
-            // The RTU was lost; on the passive side there is none.
+            // The RTU was lost: sends it again. The passive side has none.
             State::Established => self.resend(id),
             _ => return Err(Counter::WrongState),
         }

@@ -1,5 +1,5 @@
-//! Names of services: service ids, the port spaces of `rdma_cm`, and its header before private data (IBA annex A11, IP CM
-//! service).
+//! Names of services: service ids, the port spaces of `rdma_cm`, and the header that it puts before private data (IBA annex A11,
+//! IP CM service).
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -86,7 +86,7 @@ impl IpHeader {
     /// Bytes of the header.
     pub const LEN: usize = 36;
 
-    /// Reads the header. IPv4-mapped IPv6 addresses, which a peer that was given one may write, are their IPv4 addresses.
+    /// Reads the header. An IPv4-mapped IPv6 address, as some peers write it, is read as its IPv4 address.
     ///
     /// # Errors
     /// [`IpHeaderError`]: another version than 0, another IP version than 4 and 6.

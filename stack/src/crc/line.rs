@@ -59,8 +59,8 @@ pub(crate) trait Line: Copy {
     /// Its last block.
     unsafe fn last(self) -> __m128i;
 
-    /// The register over the bytes that `self` is the sum of and the last `rest` bytes of `len` from `from`, fewer than a line's;
-    /// with `COPY` these are written behind `to`, as they were when they were summed. `len` is a line's at least.
+    /// The register over the bytes summed in `self` and the last `rest` of the `len` bytes at `from`, fewer than a line. With
+    /// `COPY` it writes these to the same place behind `to`, as they were when they were summed. `len` is a line at least.
     #[inline(always)]
     unsafe fn finish<const COPY: bool>(self, to: *mut u8, from: *const u8, len: usize, rest: usize) -> u32 {
         // SAFETY: as for the trait; the blocks that are read and written are among the last `rest` bytes, and the whole block
@@ -81,8 +81,8 @@ pub(crate) trait Line: Copy {
             }
             let rest = len - at;
             if rest > 0 {
-                // The block that ends with the last byte: the sum so far moves up by as much as is left, its first bytes then are
-                // a block of their own.
+                // The block that ends with the last byte. The sum so far moves up by the bytes that are left; the bytes that move
+                // out of it are a block of their own.
                 let end = from.wrapping_add(len - BLOCK);
                 let end = if COPY { racy_block(end) } else { _mm_loadu_si128(end.cast()) };
                 if COPY {
@@ -178,7 +178,7 @@ unsafe fn racy_zmm_of(from: *const u8, mask: __mmask64) -> __m512i {
     line
 }
 
-/// Masks of bytes that are kept, counted from the end: none for zero.
+/// A load at offset `n` is a mask that keeps the last `n` bytes of a block.
 static KEPT: [u8; 2 * BLOCK] = {
     let mut all = [0; 2 * BLOCK];
     let mut i = BLOCK;
@@ -189,7 +189,7 @@ static KEPT: [u8; 2 * BLOCK] = {
     all
 };
 
-/// Indices for a shuffle: zeros for a block, a block in its order, zeros for a block.
+/// Shuffle indices: a block of zeros, a block in its order, a block of zeros.
 static PLACES: [u8; 3 * BLOCK] = {
     let mut all = [0x80; 3 * BLOCK];
     let mut i = 0;
@@ -200,7 +200,7 @@ static PLACES: [u8; 3 * BLOCK] = {
     all
 };
 
-/// The bytes from `by` on, zeros behind them.
+/// `block` without its first `by` bytes, and zeros behind it.
 #[inline(always)]
 unsafe fn shifted(block: __m128i, by: usize) -> __m128i {
     debug_assert!(by <= BLOCK);
@@ -252,11 +252,11 @@ static COUNTED_WORDS: [i32; LINE / 4] = {
     all
 };
 
-/// In one register of 512 bits (AVX-512).
+/// A line in one register of 512 bits (AVX-512).
 #[derive(Clone, Copy)]
 pub(crate) struct Zmm(__m512i);
 
-/// The bytes of a line, counted.
+/// The byte indices of a line, 0 to 63.
 static COUNTED: [u64; WORDS] = {
     let mut all = [0; WORDS];
     let mut i = 0;
@@ -327,9 +327,9 @@ impl Line for Zmm {
         unsafe { _mm256_extracti128_si256::<1>(_mm512_extracti64x4_epi64::<1>(self.0)) }
     }
 
-    /// In wide steps: the sum so far moves up by as much as is left; its first bytes then are a line of their own, its others are
-    /// added to the last line, which has zeros there. All of it in registers: through memory it would wait for every store before
-    /// it.
+    /// In wide steps. The sum so far moves up by the bytes that are left: the bytes that move out are a line of their own, the
+    /// others are added to the last line, which has zeros there. All of it in registers: a load from memory would wait for every
+    /// store before it.
     #[inline(always)]
     unsafe fn finish<const COPY: bool>(self, to: *mut u8, from: *const u8, len: usize, rest: usize) -> u32 {
         let mut sum = self;
@@ -357,7 +357,7 @@ impl Line for Zmm {
     }
 }
 
-/// In two registers of 256 bits (AVX2).
+/// A line in two registers of 256 bits (AVX2).
 #[derive(Clone, Copy)]
 pub(crate) struct Ymm([__m256i; 2]);
 
@@ -434,7 +434,7 @@ impl Line for Ymm {
     }
 }
 
-/// In four registers of 128 bits, where no wider ones multiply.
+/// A line in four registers of 128 bits, where no wider ones multiply.
 #[derive(Clone, Copy)]
 pub(crate) struct Xmm([__m128i; 4]);
 

@@ -1,8 +1,8 @@
-//! What a word that changes inside a message changes in the register at its end, and the way back.
+//! How a change of one word inside a message changes the register at its end, and the inverse.
 //!
 //! A register is linear: that over a word and zeros behind it is the word times a power of `x`, and `x` has an inverse modulo `P`.
-//! So a message can be changed in four bytes and its CRC put right without another pass over it; and of four bytes that are not
-//! known, the rest of the message and its CRC say what they are.
+//! So a message can be changed in four bytes and its CRC corrected without another pass over it; and four unknown bytes follow
+//! from the rest of the message and its CRC.
 
 use super::GENERATOR;
 

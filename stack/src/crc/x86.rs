@@ -25,15 +25,15 @@ const fn moving(bytes: usize) -> [u64; WORDS] {
     [high, low, high, low, high, low, high, low]
 }
 
-/// By one line.
+/// Moves by one line.
 pub(super) static BY_LINE: [u64; WORDS] = moving(LINE);
-/// A block by one block.
+/// Moves a block by one block.
 pub(super) static BY_BLOCK: [u64; 2] = {
     let [high, low, ..] = moving(16);
     [high, low]
 };
 
-/// Factors that move all blocks of a line to the place of its last one, and so many bytes on; none for one that stays.
+/// Factors that move all blocks of a line to the place of its last one, and `bytes` further; zero for a block that stays.
 const fn gathering(bytes: usize) -> [u64; WORDS] {
     let mut all = [0; WORDS];
     let mut i = 0;
@@ -48,14 +48,14 @@ const fn gathering(bytes: usize) -> [u64; WORDS] {
     all
 }
 
-/// For the remainder: eight bytes on, four of which it takes off, and by the `x^32` of a CRC.
+/// Gathers for [`reduce`], eight bytes further: four that the reduction takes off, and four for the `x^32` of a CRC.
 pub(super) static TO_END: [u64; WORDS] = gathering(8);
-/// For one block, the last one, which is added as it is.
+/// Gathers into the last block, which is added as it is.
 pub(super) static TO_LAST: [u64; WORDS] = gathering(0);
-/// For one block, the one behind the line.
+/// Gathers into the block behind the line.
 static TO_NEXT: [u64; WORDS] = gathering(16);
 
-/// [`behind`] has the powers of `POWER_MIN` bytes, and of so many more in steps of four.
+/// [`behind`] has `POWERS` powers: of `POWER_MIN` bytes, and on in steps of four.
 const POWER_MIN: usize = 2;
 const POWERS: usize = 1056;
 /// `x^(8 n) mod P` for these numbers of bytes, as [`factor`] has it, without the last bit, which is zero.
@@ -215,7 +215,7 @@ pub(crate) unsafe fn behind<L: Line, const N: usize>(head: [L; N], zeros: usize)
         let at = bytes.wrapping_sub(POWER_MIN);
         (at.is_multiple_of(4)).then(|| POWER.get(at / 4)).flatten().map(|power| u64::from(*power) << 1)
     };
-    // In one block, and 16 zeros less are left; a product takes off four bytes, a block's first half has eight more.
+    // Gathered in one block, with 16 zeros fewer behind it; a product takes off four bytes, a block's first half has eight more.
     let (high, low) = (power(zeros.wrapping_sub(4))?, power(zeros.wrapping_sub(12))?);
     // SAFETY: as the caller guarantees; the factors are those of a line.
     unsafe {
@@ -268,8 +268,8 @@ pub(crate) unsafe fn copy_behind<L: Line, const LANES: usize>(
     }
 }
 
-/// One pass over `len` bytes: the register, and with `COPY` the copy. With `BEHIND` it is that over `head` and them. With `AHEAD` as
-/// many bytes from `ahead` are prefetched.
+/// One pass over `len` bytes: returns the register over them, with `BEHIND` over `head` and them. With `COPY` it copies them,
+/// with `AHEAD` it prefetches as many bytes from `ahead`.
 ///
 /// # Safety
 /// `from` is valid for reads of `len` bytes. With `COPY` other threads may write these meanwhile, `to` is valid for as many
@@ -286,7 +286,7 @@ unsafe fn pass<L: Line, const LANES: usize, const COPY: bool, const BEHIND: bool
     let (by_lanes, by_line) = unsafe {
         (L::load((const { &moving(LANES * LINE) }).as_ptr().cast()), L::load(BY_LINE.as_ptr().cast()))
     };
-    // Takes a line; in their order.
+    // Takes the line at an offset. The calls below go through all lines in order.
     let take = |from_at: usize| {
         // SAFETY: the callers below make sure that `from_at + LINE <= len`.
         unsafe {

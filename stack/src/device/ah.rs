@@ -7,7 +7,7 @@ use super::pd::PdCore;
 use crate::proto::address::UdAddress;
 use crate::proto::attr::AhAttr;
 
-/// An address handle. It holds its protection domain and our address, and nothing holds it: requests carry a copy.
+/// An address handle. It holds its protection domain and our address; nothing holds the handle, as requests carry a copy of it.
 #[derive(Debug)]
 pub struct AhCore {
     pd: Arc<PdCore>,
@@ -19,7 +19,7 @@ impl AhCore {
     pub(super) fn new(pd: Arc<PdCore>, attr: &AhAttr) -> Result<Self, DeviceError> {
         let address = {
             let shared = &pd.device().core().shared;
-            // Held before it is checked, so that the checked one is used.
+            // Held before the check, so that the address cannot change after it.
             let source = attr.grh.and_then(|grh| shared.hold_gid(grh.sgid_index));
             let grh = attr.check(shared.gids.len(), source.as_ref().map(|s| s.gid()))?;
             let source = source.expect("no vector is good without an address of ours");
@@ -35,7 +35,7 @@ impl AhCore {
     pub fn attr(&self) -> &AhAttr {
         &self.attr
     }
-    /// The path, to no queue pair yet.
+    /// The path; the destination queue pair is not set.
     #[inline]
     pub fn address(&self) -> &UdAddress {
         &self.address

@@ -21,7 +21,7 @@ impl ChannelCore {
         Ok(Arc::new(Self { device, queue: Arc::new(queue) }))
     }
 
-    /// A channel for the device itself: an event rings its alarm.
+    /// A channel for the device's own service: an event rings the device's alarm.
     ///
     /// # Errors
     /// [`DeviceError::Descriptor`].
@@ -41,7 +41,7 @@ impl ChannelCore {
 
     /// The completion queue of the oldest event, if there is one.
     pub fn try_get(&self) -> Option<Arc<CqState>> {
-        // A fork shares the descriptor that is readable meanwhile.
+        // A fork has a copy of the queue, and shares the parent's descriptor, which may be readable.
         self.device.core().not_forked().ok()?;
         self.queue.try_get()
     }
@@ -49,7 +49,7 @@ impl ChannelCore {
     /// Waits for an event; `None` after `timeout`. Turns shards that no other thread turns meanwhile.
     ///
     /// # Errors
-    /// [`DeviceError::InsideTurn`].
+    /// As [`Device::wait`].
     pub fn get(&self, timeout: Duration) -> Result<Option<Arc<CqState>>, DeviceError> {
         self.device.wait(timeout, Some(self.queue.fd()), || self.queue.try_get())
     }

@@ -3,10 +3,10 @@
 //! # When a holder of a shard panics
 //!
 //! A port or a `tracing` subscriber, which are the program's, or a bug of ours may panic in a turn or a control call. The shard's
-//! work is half done then, so the shard is dead: its claim is never released, so no thread turns it again, and memory that a turn
-//! could have used (registered memory) is free. Posters find the gates of its queue pairs closed, control calls and polls of its
-//! completion queues return [`DeviceError::ShardDied`], waiting calls end with it, and the program gets DEVICE_FATAL. Completions
-//! that were published before can be polled. The other shards go on.
+//! work is half done then, so the shard is dead: its claim is never released, so no thread turns it again, and no turn uses
+//! registered memory any more. Posters find the gates of its queue pairs closed; control calls, polls of its completion queues and
+//! waiting calls return [`DeviceError::ShardDied`]; and the program gets DEVICE_FATAL. Completions that were published before can
+//! be polled. The other shards go on.
 
 use core::cell::Cell as ThreadCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -36,8 +36,8 @@ thread_local! {
     static HOLDS_SHARD: ThreadCell<bool> = const { ThreadCell::new(false) };
 }
 
-/// Marks the thread as holding a shard, until [`Holding::end`]. Dropped before the claim, by a panic, it reports the shard's
-/// death.
+/// Marks the thread as holding a shard, until [`Holding::end`]. If a panic drops it instead, it reports the shard's death, before
+/// the claim is dropped.
 struct Holding<'a> {
     core: &'a Core,
     index: usize,
@@ -85,7 +85,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The device's clock.
 pub(super) enum ClockSource {
-    /// The CPU's own counter where it is steady, else the system's clock; and its reading at the origin.
+    /// The CPU's counter if its rate is constant, else the system's clock; and its reading at the origin.
     Monotonic(quanta::Clock, u64),
     Manual(Arc<AtomicU64>),
 }
@@ -118,7 +118,7 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    /// Whether the shard has ended: a holder panicked.
+    /// Whether the shard is dead: a holder panicked.
     pub(super) fn is_dead(&self) -> bool {
         self.shard.is_dead()
     }
@@ -185,7 +185,7 @@ impl Core {
             .map(|shard| CachePadded::new(Cell { shard: Claim::new(shard), turns: AtomicU32::new(0) }))
             .collect();
         let link_up = AtomicBool::new(port.link_up());
-        // Those of now, or older ones: then they are read once more.
+        // The shared state may have older addresses than the host has now: `u64::MAX` makes the first maintenance read them again.
         let host_seen = port.host().map_or(0, |_| u64::MAX);
         Self {
             shared,
@@ -212,7 +212,7 @@ impl Core {
         self.clock.now()
     }
 
-    /// Whether shards are turned without the program's asking: by the threads that poll, or by the device's.
+    /// Whether shards are turned without explicit calls of the program: by threads that poll, or by the device's own.
     #[inline]
     pub(super) fn turns_by_itself(&self) -> bool {
         self.callers_turn || self.dedicated
@@ -238,8 +238,8 @@ impl Core {
         }
         let cell = &self.cells[index];
         let (turn, _) = self.turn_and(cell, index, |_| ())?;
-        // No read-modify-write is needed: where two turns follow each other closely a count may be lost, which costs the helper a
-        // look or a turn.
+        // No atomic read-modify-write: if two threads turn in quick succession one count may be lost, which costs the helper a look
+        // or a turn.
         cell.turns.store(cell.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.serve();
         Some(turn)
@@ -433,8 +433,8 @@ impl Core {
         Some((armed, due))
     }
 
-    /// Returns after each shard has passed the end of a turn that was under way at the call, if any: a turn holds the claim. A
-    /// dead one has passed its last. To be called after the revocation of the key that the result is used for.
+    /// Returns once every turn that was under way at the call is over: a turn holds its shard's claim. A dead shard has no turn.
+    /// Call this after the key for which the result is used was revoked.
     pub(super) fn pass_turn_boundaries(&self) -> Result<TurnsPassed, DeviceError> {
         for index in 0..self.cells.len() {
             self.control_living(index, |_, _| ())?;
@@ -444,7 +444,7 @@ impl Core {
         Ok(unsafe { TurnsPassed::new() })
     }
 
-    /// Whether this is the first shard that lives: its holder does what is done once for all of them.
+    /// Whether this is the first shard that lives: its holder does what is done once for the whole device.
     #[inline]
     fn is_first(&self, index: usize) -> bool {
         self.dead().trailing_ones() as usize == index

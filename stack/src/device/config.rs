@@ -25,7 +25,7 @@ pub enum Drive {
     /// blocking call.
     Embedded,
     /// Threads that poll a completion queue; a background thread takes over while none does, and sleeps when there is nothing to
-    /// do (at most 1 ms while a queue pair is connected).
+    /// do (if the port cannot signal, at most 1 ms while a queue pair is connected).
     Caller,
 }
 
@@ -42,9 +42,9 @@ pub enum Clock {
 /// The port: named, or already open.
 #[non_exhaustive]
 pub enum PortSource {
-    /// To be opened by name; where possible its device is left alone until the first use of the wire ([`PortSpec::open_lazy`]).
+    /// Opened by name; its device is opened only at the first use of the wire, where that is possible ([`PortSpec::open_lazy`]).
     Spec(PortSpec),
-    /// Already open; its queues must not be taken.
+    /// Already open; none of its queues may have been taken.
     Opened(Box<dyn Port>),
 }
 
@@ -73,7 +73,7 @@ pub struct DeviceConfig {
     /// The port.
     pub port: PortSource,
     /// Our addresses with the lengths of their prefixes; they become GIDs 1, 2, ... (0 is the link-local one). An
-    /// IPv4-mapped IPv6 address is its IPv4 address, and its prefix counts the 96 bits before that or does not.
+    /// IPv4-mapped IPv6 address counts as its IPv4 address; its prefix may or may not include the first 96 bits.
     pub addrs: Vec<(IpAddr, u8)>,
     /// Where IPv4 packets go whose destination is on none of our prefixes.
     pub gateway: Option<Ipv4Addr>,
@@ -81,8 +81,8 @@ pub struct DeviceConfig {
     pub gateway6: Option<Ipv6Addr>,
     /// VLAN to send on and to accept, `1 ..= 4094`.
     pub vlan: Option<u16>,
-    /// Neighbours whose Ethernet addresses are known: they are not resolved, and no packet on the link moves them. The remedy for
-    /// a link with hosts that lie.
+    /// Neighbours whose Ethernet addresses are known: they are not resolved, and no packet on the link changes them. This protects
+    /// against hosts on the link that claim the addresses of others.
     pub neighbours: Vec<(IpAddr, Mac)>,
     /// Our Ethernet address; the port's own, or a random one, where absent. Only for a port opened by name.
     pub mac: Option<Mac>,
@@ -97,20 +97,20 @@ pub struct DeviceConfig {
     pub seed: Option<u64>,
     /// The clock.
     pub clock: Clock,
-    /// Says that the port is active, also while its link is down, and reports no change of it: for programs that look at the port
+    /// Reports the port as active even while its link is down, and reports no change of the link: for programs that query the port
     /// before the process at the other end of the link has started.
     pub assume_link: bool,
     /// Queue pairs that a shard can hold, `1 ..= 131072`.
     pub qps_per_shard: usize,
     /// Writes every frame, both ways, into this pcap file.
     pub pcap: Option<PathBuf>,
-    /// Shows its counters on this unix socket, which only this user may connect to; in a directory, on one named after
-    /// the process ([`stats`](super::stats)). Off where absent.
+    /// Serves the counters on this unix socket, which only this user may connect to; if it is a directory, on a socket in it that
+    /// is named after the process ([`stats`](super::stats)). Off where absent.
     pub stats: Option<PathBuf>,
 }
 
 impl Default for DeviceConfig {
-    /// One shard on a loopback port without addresses but the link-local one, turned by its callers.
+    /// One shard on a loopback port with only the link-local address, turned by its callers.
     fn default() -> Self {
         Self {
             port: PortSource::Spec(PortSpec::Loopback),
@@ -134,7 +134,7 @@ impl Default for DeviceConfig {
 }
 
 impl DeviceConfig {
-    /// The default on a port.
+    /// The default configuration, on this port.
     pub fn new(port: impl Into<PortSource>) -> Self {
         Self { port: port.into(), ..Self::default() }
     }
@@ -142,32 +142,32 @@ impl DeviceConfig {
     pub fn loopback() -> Self {
         Self { addrs: vec![(IpAddr::from([192, 0, 2, 1]), 24)], ..Self::default() }
     }
-    /// With one more address.
+    /// Adds an address.
     #[must_use]
     pub fn addr(mut self, addr: impl Into<IpAddr>, prefix: u8) -> Self {
         self.addrs.push((addr.into(), prefix));
         self
     }
-    /// With the Ethernet address of one more neighbour.
+    /// Adds a neighbour with its Ethernet address.
     #[must_use]
     pub fn neighbour(mut self, addr: impl Into<IpAddr>, mac: Mac) -> Self {
         self.neighbours.push((addr.into(), mac));
         self
     }
-    /// Turned by these.
+    /// Sets which threads turn the shards.
     #[must_use]
     pub fn drive(mut self, drive: Drive) -> Self {
         self.drive = drive;
         self
     }
-    /// With this many shards.
+    /// Sets the number of shards.
     #[must_use]
     pub fn shards(mut self, shards: usize) -> Self {
         self.shards = shards;
         self
     }
 
-    /// Showing its counters on this unix socket, or on one in this directory; `roce-stat` searches
+    /// Serves the counters on this unix socket, or on one in this directory; `roce-stat` searches
     /// [`stats::runtime_dir`](super::stats::runtime_dir) by itself.
     #[must_use]
     pub fn stats(mut self, path: impl Into<PathBuf>) -> Self {
@@ -195,7 +195,8 @@ impl DeviceConfig {
         Ok(())
     }
 
-    /// The host on the link, with the address of the port that was opened; or the one below the port, which has its addresses.
+    /// The configuration of the IP host: ours, with the Ethernet address of the opened port; or the kernel's addresses, if the
+    /// kernel below the port is the host.
     pub(super) fn net(&self, port: &dyn Port) -> Result<NetConfig, OpenError> {
         let mac = port.info().mac;
         if let Some(host) = port.host() {
@@ -224,7 +225,7 @@ impl DeviceConfig {
         Ok(net)
     }
 
-    /// Opens the port, or takes the open one, with what the configuration puts around it.
+    /// Opens the port, or takes the open one, and wraps it in a capture if the configuration names a file.
     pub(super) fn open_port(&mut self) -> Result<Box<dyn Port>, OpenError> {
         let options =
             PortOptions { queues: self.shards, mtu: self.mtu, mac: self.mac, ..PortOptions::default() };

@@ -57,9 +57,9 @@ pub struct CqCore {
     /// Shards that have a lane, as bits.
     feeders: AtomicU32,
     state: Arc<CqState>,
-    /// Held, and how to arm; `None` where there are no events.
+    /// The channel, which must outlive this, and the handle that arms; `None` where there are no events.
     channel: Option<(Arc<ChannelCore>, Armer)>,
-    /// Held.
+    /// Must outlive this.
     _parent: Option<Arc<PdCore>>,
     _share: Share,
 }
@@ -148,11 +148,11 @@ impl CqCore {
         }
     }
 
-    /// Drops completions of a queue pair that was reset or destroyed, as far as no live completion is before them, so that they
-    /// take no room. Poll skips the others.
+    /// Drops completions of queue pairs that were reset or destroyed, up to the first live completion of each lane, so that they
+    /// take no room. A poll skips the others.
     pub(super) fn drop_stale(&self) {
         let words = self.device.words();
-        // A holder of the tap polls, and skips them all.
+        // Where another thread has the tap, its polls skip them.
         if let Some(mut tap) = self.tap.try_lock() {
             tap.0.discard_while(|cqe| words.load(cqe.qp_index).epoch() != cqe.epoch);
         }
@@ -178,8 +178,8 @@ impl CqCore {
         Ok(true)
     }
 
-    /// Returns when no turn is under way that began before: what it completed can be polled. Where shards are turned without the
-    /// program's asking, what was posted before has had a turn.
+    /// Waits for the end of turns that are under way, so that what they completed can be polled. Where shards are turned without
+    /// explicit calls of the program, makes a turn for what was posted before.
     fn settle(&self) -> Result<(), DeviceError> {
         let core = self.device.core();
         let mut feeders = self.feeders.load(Ordering::Relaxed);
@@ -194,7 +194,7 @@ impl CqCore {
         Ok(())
     }
 
-    /// Whether no more completions may come than can be polled now: the queue overran, or a shard that feeds it died.
+    /// Whether completions may be missing beyond those that can be polled now: the queue overran, or a shard that feeds it died.
     #[inline]
     pub fn broken(&self) -> bool {
         self.state.failed() || self.feeders.load(Ordering::Relaxed) & self.device.core().dead() != 0

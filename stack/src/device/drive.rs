@@ -84,8 +84,8 @@ fn help(core: &Core) {
     let mut callers: Vec<Callers> =
         (0..core.cells.len()).map(|index| Callers::new(now, core.turns_of_callers(index))).collect();
     let mut pace = Pace::new(now);
-    // A wake-up that a peer loses is lost as the sleep begins, and frames end what the port has promised: who slept and found
-    // nothing may sleep longer.
+    // A peer can lose a wake-up only while a sleep begins, and an armed port stays armed until frames come. So after a sleep in
+    // which nothing came the next one may be longer.
     let mut longest = SLEEP;
     while !core.stopped() && !core.all_dead() {
         let (mut look, mut at_most) = (SLEEP, Duration::MAX);
@@ -95,14 +95,14 @@ fn help(core: &Core) {
             let turn = if callers_turned { None } else { core.turn_by_helper(index) };
             let now = SystemInstant::now();
             let Some((turn, connected)) = turn else {
-                // A caller polls, or is inside of a turn: leave the shard to it, and look again soon.
+                // A caller polls, or is inside a turn: leaves the shard to it, and looks again soon.
                 at_most = at_most.min(callers.pause(now));
                 longest = HELPER_SLEEP;
                 continue;
             };
             callers.absent(now);
             helped |= 1 << index;
-            // What cannot leave is no work: without a link there is nothing to do for it.
+            // A backlog is no work: without a link nothing can be done about it.
             work |= turn.rx > 0 || turn.tx > 0;
             if connected > 0 {
                 look = look.min(HELPER_SLEEP);

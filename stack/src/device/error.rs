@@ -102,7 +102,7 @@ pub enum OpenError {
     /// The socket that shows the counters could not be made.
     #[error("the statistics socket {}: {reason}", path.display())]
     Stats {
-        /// Where it was to be.
+        /// Its path.
         path: std::path::PathBuf,
         /// What is wrong, and what to do.
         reason: String,
@@ -165,12 +165,12 @@ pub enum DeviceError {
         /// Largest value.
         max: u64,
     },
-    /// All of something are in use.
+    /// All objects or numbers of a kind are in use.
     #[error(
         "no {what} is left: all {limit} are in use or at rest; destroy some, or open the device with more"
     )]
     Exhausted {
-        /// What there is none of.
+        /// The kind.
         what: &'static str,
         /// How many there are.
         limit: usize,
@@ -200,7 +200,7 @@ pub enum DeviceError {
         /// The address.
         addr: core::net::IpAddr,
     },
-    /// The type of queue pair does not go with what it is to be made of.
+    /// The type of queue pair and the parts to make it of do not fit together.
     #[error("create_qp: {0}")]
     Unsuitable(&'static str),
     /// No XRC domain has this name.

@@ -1,4 +1,4 @@
-//! What the simulator needs of a device beside its calls: to look into it between turns. No part of the API.
+//! Access to the inside of a device between turns, for the simulator. Not part of the API.
 
 use std::sync::Arc;
 

@@ -13,14 +13,14 @@ use crate::id::{Gid, Mac, Mtu};
 use crate::racy::kernel;
 use crate::wire::Discard;
 
-/// Bits of a partition key: the default partition, full membership.
+/// The partition key of the default partition, with full membership.
 pub const DEFAULT_PKEY: u16 = 0xffff;
-/// `vendor_id`: a locally administered number, which no vendor has. Programs take 0 and 0xffffff for Linux soft-RoCE, and do without
-/// what that does not have.
+/// `vendor_id`: a locally administered number, which no vendor has. Programs take 0 and 0xffffff for Linux soft-RoCE, and then
+/// avoid features that soft-RoCE lacks.
 const VENDOR: u32 = 0x52_6f43;
 /// Page sizes that memory may have, as bits: 4 KiB and every larger power of two.
 const PAGE_SIZES: u64 = !0xfff;
-/// Exponent of the longest time to an ACK, 4.096 us * 2^15 = 134 ms: a thread that turns shards may lose its processor.
+/// Exponent of the longest time to an ACK, 4.096 us * 2^15 = 134 ms: a thread that turns shards may be preempted.
 const ACK_DELAY: u8 = 15;
 
 bitflags::bitflags! {
@@ -68,7 +68,7 @@ bitflags::bitflags! {
     }
 }
 
-/// With what remote atomics are atomic (`enum ibv_atomic_cap`).
+/// What remote atomics are atomic with respect to (`enum ibv_atomic_cap`).
 #[doc(alias = "ibv_atomic_cap")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AtomicCap {
@@ -82,8 +82,8 @@ pub enum AtomicCap {
 
 /// Limits of a device (`struct ibv_device_attr`, and of `ibv_device_attr_ex` what there is).
 ///
-/// What is announced works, and one more is refused with [`DeviceError::Range`] or [`DeviceError::Exhausted`]. Of
-/// the fields of C those are left out that concern end-to-end contexts, raw datagrams and FMRs: all of them are 0.
+/// As much as is announced works; one more is refused with [`DeviceError::Range`] or [`DeviceError::Exhausted`]. Fields of the C
+/// structures about end-to-end contexts, raw datagrams and FMRs are left out: all of them are 0.
 #[doc(alias = "ibv_device_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceAttr {
@@ -93,11 +93,11 @@ pub struct DeviceAttr {
     pub node_guid: [u8; 8],
     /// Identifies the system image: the same.
     pub sys_image_guid: [u8; 8],
-    /// IEEE number of the vendor: a local one, which none has.
+    /// IEEE number of the vendor: a locally administered one, which no vendor has.
     pub vendor_id: u32,
     /// The vendor's number for the part.
     pub vendor_part_id: u32,
-    /// Version of the hardware, which there is none of.
+    /// Version of the hardware: 0, as there is none.
     pub hw_ver: u32,
     /// What the device can do beyond the numbers.
     pub device_cap_flags: DeviceCapFlags,
@@ -129,7 +129,7 @@ pub struct DeviceAttr {
     pub max_srq_wr: u32,
     /// Scatter/gather elements of such a request.
     pub max_srq_sge: u32,
-    /// Memory regions, if there are no windows: both have their keys from one table.
+    /// Memory regions, if there are no windows: both take their keys from one table.
     pub max_mr: usize,
     /// Memory windows, if there are no regions.
     pub max_mw: usize,
@@ -141,7 +141,7 @@ pub struct DeviceAttr {
     pub max_res_rd_atom: usize,
     /// READ and atomic requests outstanding as requester, for each queue pair.
     pub max_qp_init_rd_atom: u8,
-    /// With what remote atomics are atomic.
+    /// What remote atomics are atomic with respect to.
     pub atomic_cap: AtomicCap,
     /// Multicast groups that queue pairs of the device can be attached to at a time.
     pub max_mcast_grp: usize,
@@ -155,7 +155,7 @@ pub struct DeviceAttr {
     pub max_pkeys: u16,
     /// Exponent of the longest time from a request to its ACK, in 4.096 us (IBA 11.2.1.2).
     pub local_ca_ack_delay: u8,
-    /// Bits of a completion's timestamp that mean something.
+    /// Valid bits of a completion's timestamp.
     pub completion_timestamp_mask: u64,
     /// Frequency of the clock of timestamps, in kHz: they are nanoseconds.
     pub hca_core_clock: u64,
@@ -237,8 +237,8 @@ pub struct PortAttr {
     pub max_vl_num: u8,
     /// Lanes of the link, as a code: 2 for four.
     pub active_width: u8,
-    /// Speed of a lane, as a code: 32 for 25 Gb/s. Ports do not report their speed, and the stack does not use it. Programs do, to
-    /// choose between copying and RDMA (UCX); 100 Gb/s is what a core moves at best.
+    /// Speed of a lane, as a code: 32 for 25 Gb/s. Ports do not report their speed, and the stack does not use it; programs do, to
+    /// choose between copying and RDMA (UCX). So this is 100 Gb/s over four lanes, the most that a core moves.
     pub active_speed: u8,
     /// [`QPF_GRH_REQUIRED`].
     pub flags: u8,

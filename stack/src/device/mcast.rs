@@ -32,7 +32,7 @@ impl QpCore {
             },
         })?;
         if first {
-            // The host has as many entries as the table; a leave message that is not sent yet is evicted.
+            // Cannot be full: the IP host has as many entries as the table, and evicts leave messages that are not sent yet.
             let joined = device.core().shared.with_net(|net| net.join(device.now(), group));
             joined.map_err(|_| DeviceError::Exhausted { what: "multicast group", limit: MCAST_GRP_MAX })?;
         }

@@ -1,15 +1,15 @@
-//! The control plane's front door: opens a port, gives its queues to shards, and turns these or lets the program turn them.
+//! The front door of the control plane: opens a port, gives its queues to shards, and turns the shards or lets the program do it.
 //!
 //! Hands out the objects that `verbs` wraps: protection domains, memory regions, completion queues, queue pairs.
-//! Never touches packets, and no memory of users. Called by `verbs`; everything that `verbs` and programs above it
+//! Never touches packets or memory of users. Called by `verbs`; everything that `verbs` and programs above it
 //! may use of the stack is exported here.
 //!
 //! # Who owns a shard
 //!
 //! A shard sits behind a claim ([`sync::claim`](crate::sync::claim)), which one thread holds at a time. A thread that turns the
 //! shard takes the claim for a turn, or for many in a row, and never waits for it. A control call announces itself, so that
-//! threads that turn stand back, and then waits for the end of the turn that is under way. No thread that holds a shard waits for
-//! another one, so control calls cannot deadlock, on whichever thread they are made.
+//! threads that turn stay out, and then waits for the end of the turn that is under way. No thread that holds a shard waits for
+//! another shard, so control calls cannot deadlock, on whichever thread they are made.
 //!
 //! # Life
 //!
@@ -17,7 +17,7 @@
 //! handles are dropped does not matter. Threads of the device hold the shards, not the device; when the last handle
 //! goes, they are stopped, and what is left to send is sent within [`CLOSE_DRAIN`].
 
-#![deny(unsafe_code)] // but for one word in `claim`
+#![deny(unsafe_code)] // but for one call in `claim`, and system calls in `scheduling`
 
 mod ah;
 mod channel;
@@ -116,10 +116,10 @@ pub use crate::wire::Discard;
 
 /// How long closing a device goes on sending its backlog.
 pub const CLOSE_DRAIN: Duration = Duration::from_millis(100);
-/// The longest sleep of a thread that turns shards after there was work: it maintains the port, and bounds a wake-up that a peer
-/// lost.
+/// The longest sleep, after there was work, of a thread that turns shards: the port has to be maintained, and a peer may lose a
+/// wake-up.
 const SLEEP: Duration = Duration::from_millis(10);
-/// The longest sleep of the helper where nothing happens.
+/// The longest sleep of the helper, reached while nothing happens.
 const IDLE_SLEEP: Duration = Duration::from_millis(200);
 /// The longest time until a waiting call notices that a shard died.
 const DEATH_NOTICE: Duration = Duration::from_millis(100);
@@ -152,7 +152,7 @@ pub struct Device {
 impl Device {
     /// Opens the port, makes the shards and starts the threads that `config.drive` asks for.
     ///
-    /// A port that is opened by name may be one whose device, and DPDK with it, is left alone until the wire is used
+    /// Where possible the device of a port that is opened by name, and DPDK with it, is opened only when the wire is used first
     /// ([`PortSpec::open_lazy`](port::PortSpec::open_lazy)); see [`start`](Self::start).
     ///
     /// # Errors
@@ -202,8 +202,8 @@ impl Device {
         }))
     }
 
-    /// Starts the port, where opening its device was put off; the first queue pair does the same. Until then the link is down,
-    /// and requests of neighbours get no answer.
+    /// Opens the port's device, if that was put off; the first queue pair does the same. Until then the link is down, and requests
+    /// of neighbours get no answer.
     ///
     /// # Errors
     /// [`DeviceError::Port`], after which it may be tried again; [`DeviceError::InsideTurn`].
@@ -300,7 +300,7 @@ impl Device {
         shared.events.raise(AsyncEvent::GidChange, EventElement::Port);
         Ok(())
     }
-    /// Addresses of a host below the port come and go with it alone.
+    /// Refuses a change of addresses where a host below the port owns them.
     fn not_of_host(&self) -> Result<(), DeviceError> {
         if self.port().host().is_some() { Err(DeviceError::HostAddress) } else { Ok(()) }
     }
@@ -358,8 +358,8 @@ impl Device {
         &*self.core.port
     }
 
-    /// One turn of a shard; `None` where another thread has it, or waits to make a control call, and where there will be none:
-    /// see [`may_turn`](Self::may_turn).
+    /// One turn of a shard. `None` if another thread has the shard, or waits to make a control call, or if the shard cannot be
+    /// turned at all: see [`may_turn`](Self::may_turn).
     ///
     /// # Panics
     /// If there is no such shard; if the port or a `tracing` subscriber does, which is the end of the shard.
@@ -386,9 +386,9 @@ impl Device {
         deadline.into_iter().chain(due).min()
     }
 
-    /// The oldest asynchronous event, if there is one. To be acknowledged by [`ack_event`](Self::ack_event).
+    /// The oldest asynchronous event, if there is one. Acknowledge it by [`ack_event`](Self::ack_event).
     pub fn try_event(&self) -> Option<Event> {
-        // A fork shares the descriptor that is readable meanwhile.
+        // A fork has a copy of the queue, and shares the parent's descriptor, which may be readable.
         self.core.not_forked().ok()?;
         self.core.shared.events.try_get()
     }
@@ -396,7 +396,7 @@ impl Device {
     /// Waits for an asynchronous event; `None` after `timeout`. Turns shards that no other thread turns meanwhile.
     ///
     /// # Errors
-    /// [`DeviceError::InsideTurn`].
+    /// As [`wait`](Self::wait).
     pub fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
         self.wait(timeout, self.core.shared.events.made_fd(), || self.try_event())
     }
@@ -424,11 +424,12 @@ impl Device {
         fd.map(|fd| fd.as_fd()).map_err(|e| DeviceError::Descriptor(e.kind()))
     }
 
-    /// Calls `look` until it returns something, for at most `timeout`. Turns shards that no other thread turns meanwhile, so it
-    /// ends on whichever thread it is called. `fd` becomes readable when there is something.
+    /// Calls `look` until it returns something, for at most `timeout`. Turns shards that no other thread turns meanwhile, so the
+    /// result comes whichever thread waits. `fd` becomes readable when there is something.
     ///
     /// # Errors
-    /// [`DeviceError::InsideTurn`]; [`DeviceError::ShardDied`] where there is nothing, and it may never come.
+    /// [`DeviceError::InsideTurn`], [`DeviceError::Forked`]; [`DeviceError::ShardDied`] where there is nothing, and it may never
+    /// come.
     pub fn wait<R>(
         &self,
         timeout: Duration,
@@ -440,7 +441,7 @@ impl Device {
         let start = std::time::Instant::now();
         let mut idle: u32 = 0;
         loop {
-            // Before the call: results from before the death are found.
+            // Checked before the call, so that results from before the death are found.
             let alive = self.check_alive();
             if let Some(found) = look() {
                 return Ok(Some(found));
@@ -500,7 +501,7 @@ impl Device {
     /// [`DeviceError::Exhausted`].
     pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<PdCore>, DeviceError> {
         let share = self.pds.take()?;
-        // A number that came again would open the memory of one domain to the queue pairs of another.
+        // Numbers do not wrap: one that came again would open the memory of one domain to the queue pairs of another.
         let next = |n: u32| n.checked_add(1);
         let number = self.next_pd.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
         let exhausted =
@@ -564,13 +565,13 @@ impl Drop for Device {
     fn drop(&mut self) {
         self.stats = None;
         if self.is_forked() {
-            // The threads are the other process's, and so is what is left to send.
+            // The threads and the backlog are the parent's.
             core::mem::forget(core::mem::take(&mut self.threads));
             return;
         }
         self.core.stop();
         for thread in self.threads.drain(..) {
-            // The device was dropped by code that a turn called, on this very thread: the thread ends by itself after the turn.
+            // A thread cannot join itself: code that a turn called may have dropped the device; the thread ends after the turn.
             if thread.thread().id() != std::thread::current().id() {
                 // A thread that panicked has reported it; there is nothing to add.
                 let _ = thread.join();

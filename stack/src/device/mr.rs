@@ -9,7 +9,7 @@ use super::pd::PdCore;
 use crate::mem::{Access, MemError, UserMemory};
 use crate::racy::kernel;
 
-/// Refuses rights that only a device with certain features could grant, rather than ignoring them.
+/// Refuses rights that this device cannot grant, rather than ignoring them.
 ///
 /// # Errors
 /// [`DeviceError::Access`], with their names.
@@ -28,9 +28,9 @@ pub(super) fn supported(access: Access) -> Result<(), DeviceError> {
 #[derive(Debug)]
 pub struct MrCore {
     pd: Arc<PdCore>,
-    /// As it was given out.
+    /// The key as it was given out.
     key: u32,
-    /// With the variant byte that the user chose, where it is the user's.
+    /// The key as it is now: of a region for fast registration with the low byte that the user chose.
     current: AtomicU32,
     access: Access,
     fast: bool,
@@ -96,9 +96,8 @@ impl MrCore {
         Ok(key)
     }
 
-    /// Changes the protection domain and the rights, as far as they are given, and the memory: its first byte and its length,
-    /// changed or not. The key stays. Between the call and its return the key grants nothing; on return no shard refers to the
-    /// memory that it had before.
+    /// Changes the protection domain and the rights, if given, and the memory, which may be the same. The key stays. Until the call
+    /// returns the key grants nothing; on return no shard refers to the memory that the region had before.
     ///
     /// # Errors
     /// [`DeviceError::Foreign`], [`DeviceError::Access`], [`DeviceError::Memory`]; [`DeviceError::Busy`] while windows

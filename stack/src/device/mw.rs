@@ -13,9 +13,9 @@ use crate::mem::{MwType, inc_rkey};
 pub struct MwCore {
     pd: Arc<PdCore>,
     mw_type: MwType,
-    /// As it was given out.
+    /// The key as it was given out.
     key: u32,
-    /// Of type 1: the key of the last posted bind.
+    /// For type 1 the key of the last posted bind; for type 2 as `key`.
     current: Mutex<u32>,
     live: AtomicBool,
 }
@@ -35,12 +35,12 @@ impl MwCore {
     pub fn pd(&self) -> &Arc<PdCore> {
         &self.pd
     }
-    /// The key: of type 1 that of the last bind, of type 2 the one to derive keys from.
+    /// The key: for type 1 that of the last bind, for type 2 the one from which to derive keys.
     pub fn rkey(&self) -> u32 {
         *lock(&self.current)
     }
 
-    /// Posts a bind under the next key; returns the key, if it was posted. Of several threads one binds at a time.
+    /// Posts a bind under the next key and returns that key. One thread binds at a time.
     ///
     /// # Errors
     /// Those of `post`; the key stays.

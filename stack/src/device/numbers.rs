@@ -1,8 +1,8 @@
 //! Gives out queue pair numbers and slots.
 //!
-//! Numbers come from blocks that are leased for a shard, and are drawn at random from the free half of a block or more, so that
-//! an attacker cannot guess a queue pair. The number of a destroyed queue pair rests before it can be drawn again: packets of its
-//! first life may still be on the way.
+//! Numbers come from blocks that are leased for a shard. They are drawn at random, and at least half of a block stays free, so that
+//! an attacker cannot guess a queue pair. The number of a destroyed queue pair rests before it can be drawn again: packets to the
+//! destroyed one may still be under way.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -25,7 +25,7 @@ impl Lease {
         Self { block, shard, taken: vec![false; QpnBlock::NUMBERS as usize].into(), used: 0 }
     }
 
-    /// Takes the first free number from this one on, going round. One is free: [`QPN_BLOCK_USE`].
+    /// Takes the first free number from this one on, wrapping round. There is one: see [`QPN_BLOCK_USE`].
     fn take(&mut self, from: u32) -> Qpn {
         let taken = |low: &u32| self.taken[(low % QpnBlock::NUMBERS) as usize];
         let low = (0..QpnBlock::NUMBERS).map(|n| from.wrapping_add(n)).find(|low| !taken(low));
@@ -59,7 +59,7 @@ pub(super) struct Numbers {
     slots: Vec<Slots>,
     per_shard: u32,
     leases: Vec<Lease>,
-    /// Numbers at rest, by the end of it.
+    /// Numbers at rest, by the end of their rest.
     resting: BTreeSet<(Instant, Qpn)>,
     gsi: bool,
 }
@@ -80,13 +80,13 @@ impl Numbers {
         lease.expect("the number is of a leased block")
     }
 
-    /// The shard with the fewest queue pairs among those that live, the first of several; any where none does.
+    /// The living shard with the fewest queue pairs, the first of several; any shard if none lives.
     pub(super) fn least_loaded(&self, is_dead: impl Fn(usize) -> bool) -> usize {
         (0..self.slots.len()).min_by_key(|i| (is_dead(*i), self.slots[*i].live)).unwrap_or(0)
     }
 
-    /// A slot and a number on `shard`, from a block of the shard that is not used to half; one is leased where each is.
-    /// `random` gives random numbers. `again`: not one at random, but this one, which queue pairs of the shard had before.
+    /// Takes a slot and a number on `shard`, from a block of the shard that is less than half used; leases a block if there is
+    /// none. `random` gives random numbers. `again`: takes this number, which a queue pair of the shard had before.
     pub(super) fn take(
         &mut self,
         now: Instant,
@@ -248,7 +248,7 @@ mod tests {
         assert!(matches!(full, Err(DeviceError::Exhausted { limit: 2, .. })));
     }
 
-    // How long one rests is its peer's choice, too.
+    // A peer has a say in how long a number rests: by the timeout and retries of its REQ.
     #[test]
     fn a_number_that_rests_long_holds_up_no_other() {
         let (mut n, blocks) = (Numbers::new(1, 2), Blocks::default());

@@ -1,9 +1,9 @@
 //! What the helper does between two looks at its shards: spin, yield, or sleep; and how long it leaves them to callers.
 //!
-//! A look that comes soon costs a core. Where a core is free, the helper spins after there was work, then yields, and answers a peer
-//! without a system call. Where other threads run on every core, it takes their time, or waits for the end of their slice: a sleeping
-//! thread that an event wakes comes first, a yielding one last. So a helper that was away from its core for longer than it had it
-//! sleeps as soon as there is no work, and tries again later.
+//! Frequent looks cost a core. Where a core is free, the helper spins after there was work, then yields, and answers a peer
+//! without a system call. Where other threads run on every core, a spinning helper takes their time, and a yielding one waits for
+//! the end of their slices: the scheduler runs a thread that an event wakes first, and one that yields last. So a helper that was
+//! off its core for longer than on it sleeps as soon as there is no work, and tries to spin again later.
 //!
 //! No clock here, no threads: times are passed in.
 
@@ -14,15 +14,16 @@ use crate::config::{HELPER_HOT, HELPER_SLEEP};
 
 /// After its hot phase the helper yields its time slice between looks, for this long.
 const YIELD: Duration = Duration::from_micros(200);
-/// Longer than a look, and shorter than a slice of the scheduler: another thread had the core.
+/// If so much time passes between two looks, another thread had the core: it is more than a look takes, and less than a slice of
+/// the scheduler.
 const AWAY: Duration = Duration::from_micros(150);
-/// So much longer than the helper had a core may it have been away: less is an interruption, more a core that is not to spare.
+/// Cores count as busy once the helper was off its core for this much longer than on it; less is an interruption.
 const PATIENCE: Duration = Duration::from_millis(1);
-/// How long cores are taken to be busy after that: so long first, twice as long each time, and so long at most.
+/// How long cores then count as busy: `BUSY` the first time, twice as long each further time, up to `BUSY_AT_MOST`.
 const BUSY: Duration = Duration::from_millis(10);
 const BUSY_AT_MOST: Duration = Duration::from_millis(160);
 
-/// The helper leaves a shard that callers turn alone for so long, up to [`HELPER_SLEEP`].
+/// The helper leaves a shard that callers turn alone for at least this long, and at most [`HELPER_SLEEP`].
 const PAUSE: Duration = Duration::from_micros(20);
 
 /// What comes before the next look.
@@ -34,13 +35,13 @@ pub enum Next {
     Sleep,
 }
 
-/// The times that decide it.
+/// The times on which the choice depends.
 #[derive(Debug)]
 pub struct Pace {
     worked_at: Instant,
-    /// The look before, unless a sleep came after it.
+    /// The previous look, unless the helper slept after it.
     looked_at: Option<Instant>,
-    /// How much longer other threads had the core than this one, which wanted it.
+    /// How much longer other threads had the core than the helper, while the helper could run.
     away: Duration,
     /// No core is to spare before this.
     busy_until: Instant,
@@ -49,7 +50,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A helper that begins, as after work.
+    /// A helper that begins: as if there was work just now.
     pub fn new(now: Instant) -> Self {
         Self { worked_at: now, looked_at: None, away: Duration::ZERO, busy_until: now, busy_for: BUSY }
     }
@@ -67,7 +68,7 @@ impl Pace {
         if !busy && turned && idle < HELPER_HOT {
             return Next::Spin;
         }
-        // Also where a caller made the last turn: one that was woken by our work polls once, posts, and waits again.
+        // Also if a caller made the last turn: one that our work woke polls once, posts, and waits again.
         if !busy && idle < HELPER_HOT + YIELD {
             return Next::Yield;
         }
@@ -102,25 +103,25 @@ impl Pace {
 
 /// Whether callers turn a shard, and how long the helper leaves it to them.
 ///
-/// Frames do not wake the helper meanwhile: that would interrupt a program that polls all the time, and cost its peer a system
-/// call each. But a program may also poll for the end of its request, and then spin on memory until its peer writes there. So
-/// the helper pauses for a quarter of the time that it polls: of two such programs each polls until the other's helper looks, and
-/// the pauses become shorter from one to the other.
+/// Frames do not wake the helper during a pause: that would interrupt a program that polls all the time, and cost its peer a system
+/// call a frame. But a program may also poll only until its request is complete, and then spin on memory until its peer writes
+/// there. So the helper pauses for a quarter of the time for which the program has polled: of two such programs each polls until
+/// the other's helper looks, so the pauses shrink from one exchange to the next.
 #[derive(Debug)]
 pub struct Callers {
-    /// Turns by callers at the look before.
+    /// Turns by callers at the previous look.
     turns: u32,
-    /// The last look at which they left it to the helper.
+    /// The last look at which no caller had turned the shard.
     absent_at: Instant,
 }
 
 impl Callers {
-    /// Callers have made so many turns.
+    /// Callers have made `turns` turns so far.
     pub fn new(now: Instant, turns: u32) -> Self {
         Self { turns, absent_at: now }
     }
 
-    /// Whether callers have made turns since the last look, of so many.
+    /// Whether callers have made turns since the last look; `turns`: all of theirs so far.
     pub fn turned(&mut self, turns: u32) -> bool {
         core::mem::replace(&mut self.turns, turns) != turns
     }

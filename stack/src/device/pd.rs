@@ -35,8 +35,8 @@ impl PdCore {
         Arc::new(Self { device, id, kind: Kind::Domain { _share: share } })
     }
 
-    /// Makes a parent domain of a protection domain, that of `self` where it is a parent domain itself, and a thread
-    /// domain: in it the same keys are good.
+    /// Makes a parent domain of a thread domain and a protection domain: `self`, or that of `self` if it is a parent domain itself.
+    /// The keys of the protection domain are valid in it.
     ///
     /// # Errors
     /// [`DeviceError::Foreign`].
@@ -60,7 +60,7 @@ impl PdCore {
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
-    /// The protection domain that a parent domain was made of; itself, where it is none.
+    /// The protection domain that a parent domain was made of; `self` if it is no parent domain.
     pub fn domain(self: &Arc<Self>) -> &Arc<Self> {
         match &self.kind {
             Kind::Domain { .. } => self,
@@ -102,7 +102,7 @@ impl PdCore {
         MrCore::new(self.clone(), memory, access)
     }
 
-    /// Allocates a null region: for local access every address is in it, and nothing is behind. It is never registered anew.
+    /// Allocates a null region: for local access it covers every address, and has no memory. It must not be re-registered.
     ///
     /// # Errors
     /// [`DeviceError::Memory`], [`DeviceError::Random`].

@@ -31,11 +31,11 @@ use crate::sync::words::Word;
 
 /// The shortest rest of a queue pair's number, for peers with longer timeouts than ours.
 const REST_MIN: Duration = Duration::from_secs(1);
-/// The longest. A peer's REQ says what timeout and retries its connection has; CM waits as long for a peer, at most.
+/// The longest rest: a peer's REQ chooses timeout and retries, and so the rest. CM waits for a peer no longer than this either.
 const REST_MAX: Duration = Duration::from_secs(70);
 
-/// Numbers that are drawn for a queue pair before it fails: a drawn one is held by a connection with the share of those in its
-/// block, a half at most.
+/// Draws of a number for a queue pair before creation fails. A drawn number may still belong to a connection in TIMEWAIT; the
+/// chance is the share of such numbers in the block, a half at most.
 const NUMBER_TRIES: usize = 64;
 
 /// The parameters of a new queue pair.
@@ -53,13 +53,13 @@ pub struct QpInit<'a> {
     pub cap: QpCap,
     /// Every send request makes a completion.
     pub sq_sig_all: bool,
-    /// The shard; where absent that of its thread domain, or the least loaded one.
+    /// The shard; where absent, that of its thread domain, or the least loaded one.
     pub shard: Option<usize>,
     /// It gets no copy of what it sends to a multicast group that it is attached to.
     pub block_self_mcast_lb: bool,
-    /// The number that a queue pair of the same shard had, which need not rest any longer; where absent one is drawn at random.
+    /// A number that a queue pair of the same shard had before, which need not rest any longer; where absent, one drawn at random.
     pub number: Option<Qpn>,
-    /// What it does about losses and congestion, if it is reliable.
+    /// Loss recovery and congestion control, if it is reliable.
     pub policies: Policies,
 }
 
@@ -87,7 +87,7 @@ impl QpInit<'_> {
 pub(super) enum TargetOf {
     /// A user, who made it through this open of the domain.
     Open(Arc<XrcdCore>),
-    /// The domain itself: it is receive-only, and has no handle.
+    /// The domain with this number: the queue pair is receive-only, and has no handle.
     Domain(u32),
 }
 
@@ -165,7 +165,7 @@ pub enum GateClosed {
     ShardDied(usize),
 }
 
-/// What posting needs of a queue pair beside the ring: so little that a handle has it on its own cache line.
+/// What posting needs of a queue pair beside the ring. It is small, so that it shares a cache line with the handle that has it.
 #[derive(Clone)]
 pub struct Poster {
     device: Arc<Device>,
@@ -211,7 +211,7 @@ impl Poster {
     pub fn sq_sig_all(&self) -> bool {
         self.sq_sig_all
     }
-    /// Whether a send request may be posted: the epoch to post it under, or what forbids it.
+    /// The epoch under which a send request may be posted, or why none may be.
     ///
     /// # Errors
     /// [`GateClosed`].
@@ -219,7 +219,7 @@ impl Poster {
     pub fn may_post_send(&self) -> Result<u32, GateClosed> {
         self.gate(Gates::POST_SEND)
     }
-    /// Whether a receive request may be posted: the epoch to post it under, or what forbids it.
+    /// The epoch under which a receive request may be posted, or why none may be.
     ///
     /// # Errors
     /// [`GateClosed`].
@@ -237,8 +237,8 @@ impl Poster {
             self.ring();
         }
     }
-    /// Notifies the shard of receive requests that were published, where needed: it finds them by itself when a message arrives,
-    /// but one posted in ERR has to be flushed.
+    /// Notifies the shard of receive requests that were published, where needed: the shard finds them when a message arrives, but
+    /// requests that are posted in ERR have to be flushed.
     #[inline]
     pub fn recv_posted(&self) {
         // Here: publish, fence, read the state. In the shard: publish the state, heavy fence, read the ring. One of the two sees
@@ -273,7 +273,7 @@ pub struct QpCore {
     send_cq: Option<Arc<CqCore>>,
     recv_cq: Option<Arc<CqCore>>,
     srq: Option<Arc<SrqCore>>,
-    /// The open of the domain that an XRC target was made through: it cannot be closed meanwhile.
+    /// The open of the XRC domain through which an XRC target was made: it cannot be closed before this is destroyed.
     _xrcd: Option<Arc<XrcdCore>>,
     sq: Exclusive<RingTap>,
     rq: Exclusive<RingTap>,
@@ -307,8 +307,8 @@ fn grant(cap: &QpCap) -> Result<QpCap, DeviceError> {
     })
 }
 
-/// A slot and a number without a holder: a connection that ended may rest longer than the queue pair that it had (TIMEWAIT), and
-/// a new one under the same number would be refused (IBA 12.9.8).
+/// Takes a slot and a number that no connection holds: a connection in TIMEWAIT may rest longer than the queue pair that it had,
+/// and peers would refuse a new connection with the same number (IBA 12.9.8).
 fn number(
     device: &Device,
     td: Option<&Arc<TdCore>>,
@@ -563,9 +563,8 @@ impl QpCore {
         Ok(QpAttr { cap: self.cap, ..attr })
     }
 
-    /// Destroys the queue pair. What was posted to it is sent before, as far as it need not wait for anything (an answer, an
-    /// address); where the program turns the shards itself, that is left to it. Its asynchronous events that were not fetched are
-    /// gone with it.
+    /// Destroys the queue pair. Posted requests that need not wait for an answer or an address are sent before, unless the program
+    /// turns the shards itself: then that is left to it. Asynchronous events of the queue pair that were not fetched are dropped.
     ///
     /// # Errors
     /// [`DeviceError::Busy`] while something else refers to it or it is attached to a multicast group,
@@ -639,8 +638,8 @@ impl Drop for QpCore {
     }
 }
 
-/// How long the number of a queue pair with these attributes rests. Packets of its connection may go on arriving: every
-/// retry, each after up to four times the timeout (IBA 9.7.6.1.3).
+/// How long the number of a queue pair with these attributes rests. Packets of its connection may arrive as long as the peer
+/// retries: each retry comes after up to four times the timeout (IBA 9.7.6.1.3).
 fn rest(attr: &QpAttr) -> Duration {
     let retries =
         ack_timeout(attr.timeout).map_or(Duration::ZERO, |t| t * 4 * (u32::from(attr.retry_cnt) + 1));

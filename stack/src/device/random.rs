@@ -13,7 +13,7 @@ pub(super) struct Random {
 impl Random {
     pub(super) fn new(seed: Option<u64>) -> Result<Self, OpenError> {
         if seed.is_none() {
-            // Fails here rather than later, if at all.
+            // If there is no randomness, opening fails, and not some later call.
             getrandom::u32().map_err(|_| OpenError::Random)?;
         }
         Ok(Self { seeded: seed.map(Mutex::new) })
@@ -26,7 +26,7 @@ impl Random {
         }
     }
 
-    /// 128 bits. From a seed they are made of one number: how many were drawn before is part of many a recorded run.
+    /// 128 bits. A seeded generator advances by one step for them, not two: recorded runs depend on the number of steps.
     pub(super) fn wide(&self) -> Result<u128, DeviceError> {
         let mut bytes = [0; 16];
         match &self.seeded {

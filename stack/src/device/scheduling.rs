@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! What a thread that others wait for asks of the scheduler.
+//! Scheduling of a thread for which others wait.
 
 /// `struct sched_attr` of `<linux/sched/types.h>`, in its first version.
 #[repr(C)]
@@ -16,16 +16,16 @@ struct Attr {
 }
 const _: () = assert!(size_of::<Attr>() == 48);
 
-/// The shortest that Linux grants.
+/// The shortest time slice that Linux grants.
 const SHORTEST_NS: u64 = 100_000;
 /// `SCHED_OTHER`.
 const OTHER: u32 = 0;
 
-/// Has the calling thread run at once when it is woken.
+/// Lets the calling thread run as soon as it is woken.
 ///
-/// It asks for the shortest time slice: Linux 6.12 and later then prefer it to a thread with a longer one that has the core. And
-/// its timers are not late to save wake-ups, as they are by 50 us otherwise. Where the kernel or the thread's policy knows no
-/// slices, nothing changes.
+/// Asks for the shortest time slice: when the thread wakes, Linux 6.12 and later let it preempt a thread with a longer slice. And
+/// switches off the 50 us by which the kernel otherwise delays timers to save wake-ups. Where the kernel or the thread's policy
+/// knows no slices, at most the latter changes.
 pub fn wake_at_once() {
     // SAFETY: only a number is passed. It cannot fail.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong) };

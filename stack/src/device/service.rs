@@ -1,7 +1,7 @@
 //! A service of the control plane that runs between turns: connection management.
 //!
-//! It has no thread of its own, so it works with every drive: the thread that turned a shard runs it afterwards when it is due,
-//! outside the shard's claim. While there is none, that costs a turn one load.
+//! It has no thread of its own, so it works with every drive: the thread that turned a shard then runs the service if it is due,
+//! outside the shard's claim. Without a service this costs a turn one load.
 
 use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,16 +17,16 @@ use crate::time::Instant;
 
 /// A service that runs between turns.
 pub trait Service: Send + Sync {
-    /// Does the work that is due, in bounded time. May make control calls; must not end the service. Called by one thread at a
-    /// time.
+    /// Does the work that is due, in bounded time. May make control calls; must not uninstall the service. Called by one thread at
+    /// a time.
     fn step(&self);
 
-    /// Whether it still uses a queue pair number, which perhaps no queue pair has any more: the number is not given out. Called
-    /// while the service may be running on another thread.
+    /// Whether it still uses a queue pair number, perhaps of a destroyed queue pair: such a number is not given out. Called while
+    /// the service may be running on another thread.
     fn holds(&self, qpn: Qpn) -> bool;
 
-    /// A shard of the device died: a service with users reports it to them. Called while a panic unwinds, perhaps one that came
-    /// through the service itself: must neither panic nor wait for a lock.
+    /// A shard of the device died: a service that has users reports that to them. Called while a panic unwinds, perhaps through the
+    /// service itself: must neither panic nor wait for a lock.
     fn device_died(&self) {}
 }
 
@@ -57,7 +57,7 @@ impl ServiceSlot {
         self.alarm.due().map(|due| Duration::from_nanos(due.nanos_since(now)))
     }
 
-    /// Runs it. One that panicked before is run all the same: it knows, and reports it to its users.
+    /// Runs it, even if it panicked before: then it reports that to its users.
     #[cold]
     pub(super) fn run(&self) {
         let service = match self.service.try_lock() {
@@ -76,7 +76,7 @@ impl ServiceSlot {
         }
     }
 
-    /// As [`ServiceSlot::run`], on a thread of the device: a panic was reported, and the shards have to be turned.
+    /// As [`ServiceSlot::run`], on a thread of the device: catches a panic, which was reported, so that the thread turns shards on.
     #[cold]
     pub(super) fn run_apart(&self) {
         let _ = catch_unwind(AssertUnwindSafe(|| self.run()));
@@ -84,7 +84,7 @@ impl ServiceSlot {
 
     /// A shard died, on this thread.
     pub(super) fn device_died(&self) {
-        // The holder of the lock runs it, on this thread perhaps, or installs one: both will check whether the device lives.
+        // Whoever has the lock runs the service, perhaps on this thread, or installs one: either checks whether the device lives.
         if let Ok(service) = self.service.try_lock()
             && let Some(service) = &*service
         {
@@ -137,7 +137,7 @@ impl Device {
         drop(service);
     }
 
-    /// Whether all shards live; the device goes on with those that do, but it is to be closed.
+    /// Fails if a shard has died. The device goes on with the others, but should be closed.
     ///
     /// # Errors
     /// [`DeviceError::ShardDied`].
@@ -145,7 +145,7 @@ impl Device {
         self.core().alive(u32::MAX)
     }
 
-    /// Whether the calling thread may wait for shards and turn them.
+    /// Fails if the calling thread may not wait for shards and turn them.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`], [`DeviceError::Forked`].
@@ -169,7 +169,7 @@ impl Device {
         self.core().wake_helper();
     }
 
-    /// Whether a peer can be reached; sends requests on the link if need be, and then has the answer a little later.
+    /// Whether a peer can be reached. If its Ethernet address is not known, sends requests on the link; call again for the answer.
     pub fn path_to(&self, peer: &Gid) -> PeerPath {
         if self.core().shared.gids.contains(peer) {
             return PeerPath::Known;
@@ -177,8 +177,8 @@ impl Device {
         self.path_by(|net, now| net.resolve(now, peer))
     }
 
-    /// Whether an answer can go to a peer, which may be a stranger: a stranger evicts no neighbour that the program resolved, and
-    /// where the table does not have it the answer goes to the Ethernet address that its message came from.
+    /// Whether an answer can go to a peer, which may be a stranger. A stranger evicts no neighbour that the program resolved: if
+    /// the table does not have the stranger, the answer goes to the Ethernet address from which its message came.
     pub fn path_of_answer(&self, peer: &Gid) -> PeerPath {
         if self.core().shared.gids.contains(peer) {
             return PeerPath::Known;
@@ -199,7 +199,7 @@ impl Device {
     }
 
     /// Our address from which a peer is reached: that address itself where it is ours, else one on its subnet, else
-    /// any of its family; or the one that the host below the port says. `None`: there is no route to it.
+    /// any of its family; or the one that the host below the port chooses. `None`: there is no route to it.
     pub fn source_to(&self, peer: &Gid) -> Option<Gid> {
         if self.core().shared.gids.contains(peer) {
             return Some(*peer);
@@ -210,11 +210,11 @@ impl Device {
         self.core().shared.with_net(|net| net.source_to(peer))
     }
 
-    /// Largest path MTU to a peer: the active one, or less where the host below the port knows of a narrower way.
+    /// Largest path MTU to a peer: the active one, or less where the host below the port knows of a smaller MTU on the path.
     pub fn path_mtu_to(&self, peer: &Gid) -> Mtu {
         let active = self.core().shared.mtu();
         let known = self.port().host().and_then(|host| host.mtu_to(peer.to_ip()));
-        // A way that carries less than any path MTU: the smallest one may pass in fragments, or says that it does not.
+        // Where the path carries less than the smallest path MTU, that is used all the same: its packets may pass in fragments.
         known.map_or(active, |mtu| Mtu::of_link(mtu).unwrap_or(Mtu::Mtu256).min(active))
     }
 

@@ -209,7 +209,7 @@ impl SrqCore {
     /// [`DeviceError::InsideCall`].
     #[inline]
     pub fn tap(&self) -> Result<Locked<'_, SrqTap>, DeviceError> {
-        // Nothing takes it, so it is this thread that has it.
+        // Nothing takes the tap for good, so a refusal means that this thread has it.
         self.tap.lock().map_err(|_| DeviceError::InsideCall { object: "shared receive queue" })
     }
     /// The end that a shard takes from.

@@ -6,9 +6,9 @@
 //!
 //! # Protocol
 //!
-//! A client gets one snapshot, a JSON object, and the end of the stream; its own data is never read. `version` is [`VERSION`];
-//! fields and counters are added without a new version, so a reader skips names that it does not know and takes counters that are
-//! missing for 0 (those that are 0 are left out). `nc -U SOCKET` shows it.
+//! A client gets one snapshot, a JSON object, and the end of the stream; what it sends is never read. `version` is [`VERSION`].
+//! New fields and counters do not change the version, so a reader skips names that it does not know, and takes missing counters
+//! for 0 (counters that are 0 are left out). `nc -U SOCKET` shows a snapshot.
 
 use core::cell::Cell;
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ const FETCH_PATIENCE: Duration = Duration::from_secs(2);
 /// Counters by name; those that are 0 are left out.
 pub type Counts = BTreeMap<String, u64>;
 
-/// A running stack at one moment; numbers of running shards are not of one instant.
+/// A running stack at about one moment: shards that run are not read at the same instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Version of the protocol.
@@ -61,7 +61,7 @@ pub struct Snapshot {
     /// Our addresses, in the order of the GID table.
     #[serde(default)]
     pub gids: Vec<String>,
-    /// When the snapshot was taken, by the device's clock, in nanoseconds; rates are differences over it.
+    /// When the snapshot was taken, by the device's clock, in nanoseconds; for rates between two snapshots.
     pub at_ns: u64,
     /// Counters of the port.
     #[serde(default)]
@@ -77,7 +77,7 @@ pub struct Snapshot {
     pub tables: Vec<Table>,
 }
 
-/// Counters of a program beside those of its device: rows of one kind.
+/// Counters of the program's own, beside those of its device: rows of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
     /// What is counted: a word, as `nvmf`.
@@ -90,7 +90,7 @@ pub struct Table {
 /// A row of a [`Table`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
-    /// Whose counters, by words that the rows of a table have in common.
+    /// Values that identify the row, by name; all rows of a table have the same names.
     pub labels: BTreeMap<String, String>,
     /// Numbers that only grow.
     #[serde(default)]
@@ -100,18 +100,19 @@ pub struct Row {
     pub latencies: BTreeMap<String, Latency>,
 }
 
-/// How long so many of one kind took.
+/// Durations of operations of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Latency {
-    /// How many.
+    /// Operations.
     pub count: u64,
-    /// All together.
+    /// Sum of their durations.
     pub sum_ns: u64,
-    /// How many took so long at most, and longer than the bound before; those that are 0 are left out.
+    /// Operations by upper bound of their duration, in nanoseconds; each bucket begins above the previous bound. Empty ones are
+    /// left out.
     pub buckets: BTreeMap<u64, u64>,
 }
 
-/// What fills in the tables of a snapshot. It is the program's code, and may call back.
+/// Fills in a table of a snapshot. It is code of the program, and may call back.
 type Source = Arc<dyn Fn() -> Table + Send + Sync>;
 
 thread_local! {
@@ -133,7 +134,7 @@ impl Tables {
     pub(super) fn add(&self, source: Source) {
         lock(&self.0).push(source);
     }
-    /// The tables; none inside a source, which would not end otherwise.
+    /// The tables; none inside a source, which would call itself for ever otherwise.
     fn list(&self) -> Vec<Table> {
         struct Leave;
         impl Drop for Leave {
@@ -345,7 +346,7 @@ impl Snapshot {
     /// [`StatsError`]; the data is checked, at most 64 MiB of it are taken, and no pause of more than 2 seconds.
     pub fn fetch(path: &Path) -> Result<Self, StatsError> {
         let io = |source: std::io::Error| {
-            // Any file that is no socket refuses, too. Connecting follows links.
+            // A file that is no socket refuses a connection, too. Connecting follows links, so `look` is given the target.
             let refused = source.kind() == std::io::ErrorKind::ConnectionRefused;
             let file = std::fs::canonicalize(path).ok().filter(|_| refused);
             match file.map(|file| socket_file::look(&file)) {

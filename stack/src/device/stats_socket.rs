@@ -22,8 +22,8 @@ use crate::sync::unforked::Unforked;
 
 /// How long a client may take to read its snapshot.
 const CLIENT_PATIENCE: Duration = Duration::from_millis(250);
-/// Rest after each client, at least; nine times as long as it took otherwise, so that even one that connects all the time gets
-/// a tenth of a core.
+/// Least rest after each client. The rest is nine times as long as the client took, so that a client that connects all the time
+/// costs at most a tenth of a core.
 const REST: Duration = Duration::from_millis(5);
 /// Bytes written between two checks of the time.
 const PIECE: usize = 32 << 10;
@@ -34,7 +34,7 @@ pub(super) struct StatsSocket {
     file: SocketFile,
     /// Dropped before the descriptor that it keeps.
     _unforked: Unforked,
-    /// The listening socket once more, to wake the thread by shutting it down.
+    /// A duplicate of the listening socket: shutting it down wakes the thread.
     waker: UnixStream,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -92,7 +92,7 @@ impl Drop for StatsSocket {
         let _ = self.waker.shutdown(std::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // A table may drop the last handle of the device, on this very thread: it ends by itself then.
+            // Not if this is that thread: a table may drop the last handle of the device. The thread then ends by itself.
             if thread.thread().id() != thread::current().id() {
                 let _ = thread.join();
             }

@@ -1,4 +1,4 @@
-//! Thread domains: the objects that one thread of a program uses.
+//! Thread domains: group the objects that one thread of a program uses.
 
 use std::sync::{Arc, OnceLock};
 

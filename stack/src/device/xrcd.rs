@@ -1,7 +1,7 @@
 //! XRC domains: they connect XRC shared receive queues and XRC targets (IBA A14).
 //!
-//! A domain lives as long as one of its opens does. Queue pairs that were made with a handle hold the open they were
-//! made through. A receive-only queue pair is the domain's own: no handle of it exists, and it ends with the domain.
+//! A domain lives as long as one of its opens does. A queue pair with a handle holds the open through which it was made. A
+//! receive-only queue pair belongs to the domain: it has no handle, and ends with the domain.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,7 +49,7 @@ struct Receiver {
 /// The domain to open (`struct ibv_xrcd_init_attr`): by name where C uses the file descriptor of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct XrcdInitAttr<'a> {
-    /// Its name in the device; without one it is a new domain that only copies of the handle share.
+    /// Its name in the device; without a name it is a new domain, which only copies of the handle share.
     pub name: Option<&'a str>,
     /// Make it if it does not exist (`O_CREAT`).
     pub create: bool,

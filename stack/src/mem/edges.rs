@@ -103,7 +103,7 @@ fn every_edge_of_every_region() {
     }
 }
 
-/// Memory whose first byte requests call something else: they name that range, and never the host addresses.
+/// Memory that requests name by other addresses (IOVA): a key grants these, and never the host addresses.
 #[test]
 #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_edge_of_every_iova() {
@@ -125,7 +125,7 @@ fn every_edge_of_every_iova() {
     }
 }
 
-/// A part of the memory is registered by a work request, or refused; and grants exactly that.
+/// A work request registers a part of the memory, or is refused; the key then grants exactly that part.
 #[test]
 #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_edge_of_fast_registration() {
@@ -160,7 +160,7 @@ fn every_edge_of_fast_registration() {
     }
 }
 
-/// A window is bound to a part of a region, or refused; and grants exactly that, to the peer alone.
+/// A window is bound to a part of a region, or the bind is refused; the key then grants exactly that part, to the peer alone.
 #[test]
 #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_edge_of_every_window() {
@@ -173,7 +173,7 @@ fn every_edge_of_every_window() {
             let access = Access::REMOTE_WRITE | rights;
             let bound = t.bind(&Bind { window, qpn: QP, pd: PD, region, addr: part.0, len: part.1, access });
             let want = match grants(memory, memory.0, part) {
-                _ if part.1 == 0 => Err(KeyFault::WrongState), // one of type 2 is not unbound like this
+                _ if part.1 == 0 => Err(KeyFault::WrongState), // this does not unbind a window of type 2
                 granted => granted.map(|_| ()),
             };
             assert_eq!(bound, want, "{part:x?} of {memory:x?}");

@@ -27,7 +27,7 @@ pub(super) enum Kind {
 pub(super) struct Issue {
     /// Key of the permutation from generations to tags.
     secret: u64,
-    /// Of the next use.
+    /// Generation of the next use.
     generation: u16,
     /// The key that was given out and not yet reclaimed.
     key: Option<u32>,
@@ -44,9 +44,9 @@ pub(super) struct Issue {
 /// Slots in the order of their first use, drawn at random: an attacker who guesses keys has to guess the slots, too.
 #[derive(Default)]
 struct Order {
-    /// Every slot once; those that were ever used stand first, in their order. Empty until one is.
+    /// Every slot once. Those that were ever used come first, in the order of their first use. Empty until one is used.
     slots: Box<[u16]>,
-    /// Where a slot stands.
+    /// The index in `slots` of each slot.
     places: Box<[u16]>,
 }
 
@@ -79,8 +79,8 @@ pub(super) struct Free {
 }
 
 impl Free {
-    /// A slot that was never used, or else the one that has been free for longest; and its key. Bits of `random` choose the slot, its
-    /// first generation and the user's bits; others its secret, which no key reveals.
+    /// Takes a slot that was never used, or else the one that has been free for longest. Returns it and its key. Some bits of
+    /// `random` choose the slot, its first generation and the user's bits; others are its secret, which no key reveals.
     pub fn issue(&mut self, random: u128, kind: Kind, pd: PdId) -> Option<(usize, u32)> {
         let variable = kind != Kind::Region;
         let index = if self.issues.len() < MR_MAX {
@@ -104,8 +104,8 @@ impl Free {
         };
         let issue = self.issue_of(index).expect("the slot is in use from here on");
         let mut key = NO_KEY;
-        // Twice at most: one tag of slot 0 would make the key zero. Of a variable key every choice of the user's bits
-        // must be good.
+        // Twice at most: one tag of slot 0 would make the key zero. A variable key must not be zero for any choice of the
+        // user's bits.
         while key & !(if variable { USER_MASK } else { 0 }) == NO_KEY {
             let tag = if variable {
                 u16::from(permute_byte(issue.generation as u8, issue.secret)) << USER_BITS
@@ -167,7 +167,7 @@ impl Free {
         }
     }
 
-    /// Returns whether the key was in use.
+    /// Frees the slot of a key. Returns whether the key was in use.
     pub fn put_back(&mut self, key: u32) -> bool {
         let index = key >> TAG_BITS;
         match self.issue_of(index as usize) {

@@ -81,7 +81,7 @@ mod tests {
         let of_this_side = [register(ours, rights), register(ours, Access::empty()), register(other, rights)];
         let all = [of_this_side[0], of_this_side[1], of_this_side[2], NO_KEY, 0xffff];
         let all_ranges = [(start, 64), (start + 63, 1), (start, 65), (start + 64, 1), (start - 1, 1), (0, 1)];
-        // The interpreter has time for some.
+        // Miri has time for some.
         let (ranges, every) = if cfg!(miri) { (&all_ranges[1..3], 3) } else { (&all_ranges[..], 1) };
         let mut granted = 0;
         for (need, qpn) in

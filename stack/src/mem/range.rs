@@ -81,17 +81,18 @@ impl TurnsPassed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     addr: u64,
-    /// Bytes, with the marks of one that is not accessed directly: as a signed number it is then shorter than any access.
+    /// Length in bytes. A place that is not accessed directly has marks in it: as a signed number it is then negative, and so
+    /// shorter than any access.
     len: u64,
     turn: PhantomData<*const ()>,
 }
 
-/// In the length of a place: it may not be mapped.
+/// A mark in the length of a place: its bytes may be unmapped, so the kernel copies them.
 const BY_KERNEL: u64 = 1 << 63;
-/// Beside it: there is no memory.
+/// A second mark beside [`BY_KERNEL`]: there is no memory.
 const NOWHERE: u64 = 1 << 62;
 
-/// What a place is whose bytes are not accessed directly.
+/// How to access a place whose bytes are not accessed directly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Indirect {
     /// The bytes from this address on, which may not be mapped.
@@ -114,7 +115,7 @@ impl Place {
     pub(super) const fn by_kernel(self) -> Self {
         Self { len: self.len | BY_KERNEL, ..self }
     }
-    /// As many bytes that are nowhere.
+    /// A place of the same length without memory.
     #[inline]
     pub(super) const fn nowhere(self) -> Self {
         Self { len: self.len | BY_KERNEL | NOWHERE, ..self }
@@ -173,7 +174,7 @@ impl Place {
         None
     }
 
-    /// What a place is that [`open`](Self::open) does not give.
+    /// How to access a place that [`open`](Self::open) does not give.
     #[cold]
     pub const fn indirect(self) -> Indirect {
         if self.len & NOWHERE == 0 { Indirect::ByKernel(self.addr) } else { Indirect::Nowhere }

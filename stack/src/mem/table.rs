@@ -3,10 +3,10 @@
 //! # Keys
 //!
 //! A key is the slot's index in its upper 16 bits and a tag in its lower 16. The tag is the slot's generation under a permutation
-//! that is drawn from the random number of the slot's first use: tags look random to an attacker who does not know it, and as a
-//! permutation repeats nothing, a key that was revoked matches again only after its slot was used 2^16 times. Slots that were
-//! never used are drawn at random, so an attacker has to guess slot and tag; then they are used in the order in which they became
-//! free, so that takes 2^16 uses of every slot when the others are free too. Zero is never a key.
+//! that is drawn from the random number of the slot's first use. So tags look random to an attacker, and a revoked key matches
+//! again only after its slot was used 2^16 times. Slots that were never used are drawn at random, so an attacker has to guess
+//! slot and tag. Then slots are reused in the order in which they became free: where all others are free, a key returns only
+//! after 2^16 uses of each. Zero is never a key.
 //!
 //! Memory windows and fast-registration regions are *variable*: the low 8 bits of their key belong to the user,
 //! and the tag has 8 bits. All 32 bits are compared all the same. They have slots of their own kind, as long as
@@ -46,7 +46,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub(super) const TAG_BITS: u32 = 16;
-/// One page of slots: they are drawn at random, and each one that is drawn makes its chunk.
+/// Log2 of the slots in a chunk, which is one page: slots are drawn at random, and each is likely to need a chunk of its own.
 const CHUNK_LOG2: usize = 6;
 /// Slots that are allocated together.
 const CHUNK: usize = 1 << CHUNK_LOG2;
@@ -114,7 +114,7 @@ pub enum KeyFault {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grant {
     pub pd: PdId,
-    /// With the marks.
+    /// The rights, and the marks `VARIABLE`, `WINDOW` and `NOWHERE`.
     pub access: u32,
     /// Queue pair that alone may use the key; 0 for any.
     pub qpn: u32,
@@ -147,7 +147,7 @@ impl Slot {
         self.key.load(Ordering::Acquire)
     }
 
-    /// Makes the key grant something. Of an ordinary slot that no lookup can find, or of a variable one.
+    /// Makes `key` grant `grant`. The slot is an ordinary one that no lookup can find, or a variable one.
     pub fn publish(&self, key: u32, grant: &Grant) {
         let version = self.version.load(Ordering::Relaxed);
         self.key.store(NO_KEY, Ordering::Relaxed);
@@ -276,8 +276,7 @@ fn place(start: u64, addr: u64, size: u64, va: u64, len: u64) -> Result<Place, K
     Ok(Place::found(addr.wrapping_add(offset), len))
 }
 
-/// A key's grant as found by [`MrTable::span`]: good until the end of the turn. The default grants nothing: its key is no key,
-/// and no byte is in it.
+/// A key's grant as found by [`MrTable::span`]: good until the end of the turn. The default has no key and no bytes.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Span {
     /// The key.
@@ -318,8 +317,8 @@ impl MrTable {
         self.issue_region(&region(pd, memory, access)?, random)
     }
 
-    /// Registers a null region: its key grants every address to local access, and there is no memory: what is scattered to it is
-    /// gone, what is gathered from it are zeros. Peers get nothing by it.
+    /// Registers a null region, which has no memory: its key grants every address to local access. Bytes scattered to it are
+    /// dropped, bytes gathered from it are zeros. Peers get no access by it.
     ///
     /// # Errors
     /// [`MemError::Full`].
@@ -423,8 +422,8 @@ impl MrTable {
     /// `need` is what the operation does: [`Access::LOCAL_WRITE`] for what is scattered locally, the empty set for
     /// what is gathered. The answer holds until the end of the turn.
     ///
-    /// Length zero: the address may be anything from the first byte to one past the last. Requests of length zero are not to be
-    /// checked at all (IBA C9-88), nor is alignment here: both are up to the caller.
+    /// Length zero: the address may be anything from the first byte to one past the last. The caller leaves out this check for
+    /// requests of length zero (IBA C9-88), and checks alignment itself.
     ///
     /// # Errors
     /// The first of [`KeyFault::UnknownKey`], [`KeyFault::WrongPd`], [`KeyFault::NoAccess`],
@@ -452,7 +451,7 @@ impl MrTable {
     }
 
     /// As [`MrTable::check`], for a request of the peer to queue pair `qpn`: `need` is [`Access::REMOTE_WRITE`],
-    /// [`Access::REMOTE_READ`], [`Access::REMOTE_ATOMIC`] or a right to flush, and a memory window will do.
+    /// [`Access::REMOTE_READ`], [`Access::REMOTE_ATOMIC`] or a right to flush, and `key` may be that of a memory window.
     ///
     /// # Errors
     /// As [`MrTable::check`], and [`KeyFault::WrongQp`] where a window is bound to another queue pair.
@@ -516,7 +515,7 @@ impl MrTable {
         &self.chunks[index >> CHUNK_LOG2].get_or_init(chunk)[index & (CHUNK - 1)]
     }
 
-    /// No code panics while it holds the lock, so a poisoned one would still guard a whole list.
+    /// Locks the allocator of keys. No code panics while it holds the lock, so a poisoned one would still guard consistent lists.
     pub(super) fn free(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -525,7 +524,7 @@ impl MrTable {
     pub(super) fn unbind_all(&self, free: &mut Free, which: impl Fn(&Issue) -> bool) {
         for index in free.bound_slots(which) {
             let slot = self.slot_at(index);
-            // Under the lock no other thread takes it away.
+            // Cannot fail: under the lock no other thread takes the key away.
             let _ = slot.clear(slot.key());
             free.unbind(index);
         }
@@ -550,7 +549,7 @@ mod tests {
         UserMemory::nowhere(addr, len)
     }
 
-    /// 128 bits of 32.
+    /// Makes 128 bits of 32.
     fn spread(n: u32) -> u128 {
         u128::from(n) << 96 | u128::from(n.rotate_left(13)) << 64 | u128::from(n.rotate_left(7)) << 20
     }

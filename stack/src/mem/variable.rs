@@ -83,7 +83,8 @@ impl MrTable {
     /// # Errors
     /// [`KeyFault::UnknownKey`] where no fast-registration region has this key, whatever its low 8 bits;
     /// [`KeyFault::WrongPd`]; [`KeyFault::WrongState`] while it is registered; [`KeyFault::NoAccess`] for rights that
-    /// no region can have; [`KeyFault::OutOfRange`] where the bytes are not in its memory.
+    /// no region can have, and for a range that wraps around the end of the address space; [`KeyFault::OutOfRange`]
+    /// where the bytes are not in its memory.
     pub fn fast_register(
         &self,
         key: u32,
@@ -118,10 +119,10 @@ impl MrTable {
     ///
     /// # Errors
     /// [`KeyFault::UnknownKey`] for the window or the region; [`KeyFault::WrongPd`] where they and the queue pair are
-    /// not of one domain; [`KeyFault::WrongState`] where a window of type 2 is bound, or is to be unbound like this,
-    /// where one of type 1 is to be zero-based, or the region is; [`KeyFault::NoAccess`] for a right that a window
-    /// cannot grant, a region without [`Access::MW_BIND`], or one without [`Access::LOCAL_WRITE`] where the peer is to
-    /// write; [`KeyFault::OutOfRange`]. The window is as it was.
+    /// not of one domain; [`KeyFault::WrongState`] for a window of type 2 that is bound already or with `len` 0, for a
+    /// zero-based window of type 1, and for a zero-based region; [`KeyFault::NoAccess`] for a right that a window
+    /// cannot grant, a region without [`Access::MW_BIND`], or one without [`Access::LOCAL_WRITE`] where the peer may
+    /// write; [`KeyFault::OutOfRange`]. The window has not changed then.
     pub fn bind(&self, bind: &Bind) -> Result<(), KeyFault> {
         let mut free = self.free();
         let index = (bind.window >> TAG_BITS) as usize;
@@ -177,7 +178,7 @@ impl MrTable {
         }
         let addr = region.addr + offset;
         let start = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
-        // Its memory is reached as that of the region.
+        // The window's memory is accessed in the way of the region's.
         let access = bind.access.bits() | region.access & Access::ON_DEMAND.bits() | VARIABLE | WINDOW;
         Ok(Grant { pd: bind.pd, access, qpn: 0, start, addr, len: bind.len })
     }
@@ -381,7 +382,7 @@ mod tests {
                 // At least once, however late the thread is scheduled.
                 loop {
                     for n in 0..64u64 {
-                        // The window of `n` bytes more than one starts at `n`: byte `n` of it is at twice that, or more.
+                        // The window that starts at `start` has `start + 1` bytes: it holds byte `n` only if `start >= n`.
                         match t.check_remote(key, PD, QP, Access::REMOTE_WRITE, n, 1) {
                             Ok(place) => {
                                 let start = place.addr() - n - 0x10_0000;

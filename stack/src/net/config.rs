@@ -22,10 +22,10 @@ pub struct NetConfig {
     pub gateway6: Option<Ipv6Addr>,
     /// VLAN id of every frame, `1 ..= 4094`; `None`: untagged.
     pub vlan: Option<u16>,
-    /// Neighbours on the link that are at these Ethernet addresses, whatever the link says.
+    /// Neighbours on the link with fixed Ethernet addresses, which no packet changes.
     pub neighbours: Vec<(IpAddr, Mac)>,
-    /// Where everybody else is, if another IP host has our addresses, finds routes and neighbours and answers for us: the kernel
-    /// below a port ([`Host`](crate::port::Host)). Then there is no link on which we would be one.
+    /// The Ethernet address for every destination, if the kernel below the port is the IP host ([`Host`](crate::port::Host)): it
+    /// owns our addresses, finds routes and neighbours, and answers for us. Then we are no host on a link.
     pub next_hop: Option<Mac>,
 }
 
@@ -105,7 +105,7 @@ impl NetConfig {
         Self { mac, ..Self::default() }
     }
 
-    /// Whether everything makes sense. [`Net::new`](super::Net::new) does not check: it cuts what is too long.
+    /// Checks all values. [`Net::new`](super::Net::new) does not: it cuts what is too long.
     pub fn check(&self) -> Result<(), NetConfigError> {
         if !is_unicast(self.mac) {
             return Err(NetConfigError::Mac(self.mac));
@@ -142,15 +142,15 @@ impl NetConfig {
 }
 
 /// An address with the length of its prefix in the form that the stack uses: an IPv4-mapped IPv6 address becomes its IPv4
-/// address, and its prefix loses the 96 bits before that.
+/// address, and its prefix loses the first 96 bits if it includes them.
 pub fn canonical(addr: IpAddr, prefix: u8) -> (IpAddr, u8) {
     let mapped = bits(addr) - bits(addr.to_canonical());
     (addr.to_canonical(), if prefix >= mapped { prefix - mapped } else { prefix })
 }
 
-/// Whether a host can have this address, with a prefix of this many bits; both as [`canonical`] has them.
+/// Checks that a host can have this address, with a prefix of this many bits; both as [`canonical`] returns them.
 ///
-/// Of a subnet of two addresses each is a host's (RFC 3021, RFC 6164).
+/// In a subnet of two addresses hosts can have both (RFC 3021, RFC 6164).
 ///
 /// # Errors
 /// [`NetConfigError::Address`], [`NetConfigError::Prefix`].
@@ -197,8 +197,8 @@ pub(super) fn is_link_local(gid: &Gid) -> bool {
     gid.0[0] == 0xfe && gid.0[1] & 0xc0 == 0x80
 }
 
-/// Our addresses as GIDs: index 0 is the link-local one of the Ethernet address, then the configured ones in order (IBA A17.4);
-/// those of another IP host alone, where there is one. An address given twice keeps its first index.
+/// Our addresses as GIDs: index 0 is the link-local one of the Ethernet address, then the configured ones in order (IBA A17.4).
+/// Where the kernel is the IP host, only its addresses. An address given twice keeps its first index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GidTable {
     gids: Vec<Gid>,
@@ -299,7 +299,7 @@ impl Routes {
         if dst.as_v4().is_some() { self.gateway } else { self.gateway6 }
     }
 
-    /// Our address to send from: one on the target's subnet, the smallest if there are several, else any of its family.
+    /// Our address to send from: the one on the smallest subnet that has the target, else any of its family.
     pub(super) fn source_for(&self, target: &Gid) -> Option<Gid> {
         if is_link_local(target) {
             return Some(self.link_local);
@@ -312,7 +312,7 @@ impl Routes {
     }
 }
 
-/// Whether two GIDs of one family agree in their first `len` bits.
+/// Whether two GIDs are of one family and agree in their first `len` bits.
 fn share(a: &Gid, b: &Gid, len: u8) -> bool {
     let differing = u128::from_be_bytes(a.0) ^ u128::from_be_bytes(b.0);
     a.same_family(b) && differing.checked_shr(128 - u32::from(len)).unwrap_or(0) == 0

@@ -26,7 +26,7 @@ counters! {
     SolicitationAnswered = "nd_solicitation_answered";
     /// We answered an echo request.
     EchoAnswered = "echo_answered";
-    /// An ARP reply or a neighbour advertisement was taken over.
+    /// An ARP or neighbour discovery packet set or confirmed the Ethernet address of a neighbour.
     NeighbourLearned = "neighbour_learned";
     /// We sent a request for a neighbour.
     RequestSent = "neighbour_request_sent";
@@ -60,7 +60,7 @@ counters! {
     OtherEthertype = "ignored_other_ethertype";
     /// Ignored: ARP with lengths, types or an operation that are not Ethernet and IPv4, or an impossible sender.
     BadArp = "ignored_bad_arp";
-    /// Ignored: ARP or ND about another Ethernet address than the one that sent it.
+    /// Ignored: ARP or ND about another Ethernet address than that from which it came.
     StationMismatch = "ignored_station_mismatch";
     /// Ignored: ARP or ND that requests another host's address.
     NotForUs = "ignored_not_for_us";

@@ -18,7 +18,7 @@ const VLAN: u16 = 0x8100;
 /// Next header of ICMPv6.
 pub(super) const ICMPV6: u8 = 58;
 
-/// Hop limit that proves a neighbour discovery packet to be from this link (RFC 4861 7.1).
+/// Hop limit that proves that a neighbour discovery packet comes from this link (RFC 4861 7.1).
 pub(super) const ND_HOP_LIMIT: u8 = 255;
 /// Time to live of everything else.
 const HOP_LIMIT: u8 = 64;
@@ -191,7 +191,7 @@ pub(super) fn solicitation(
     icmpv6(out, link, ours, dst, &Icmpv6Repr::Ndisc(solicit))
 }
 
-/// The Internet checksum of `parts`, each of an even length (RFC 1071): 0 over parts that contain a right one.
+/// The Internet checksum of `parts` (RFC 1071), all but the last of an even length; 0 if they include their right checksum.
 pub(super) fn checksum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let sum: u32 = words.map(|w| u32::from(w[0]) << 8 | u32::from(*w.get(1).unwrap_or(&0))).sum();
@@ -220,7 +220,7 @@ pub(super) fn igmp(
 ) -> Option<usize> {
     const HEADER: usize = 24;
     let (body, len) = link.begin(out, IPV4, HEADER + 8)?;
-    // Internetwork control, as other hosts mark it; don't fragment; checksum to come; router alert.
+    // Header with options; class "internetwork control", as other hosts send it; don't fragment; TTL 1; checksum follows below.
     let start = [0x46, 0xc0, 0, (HEADER + 8) as u8, 0, 0, 0x40, 0, 1, 2, 0, 0];
     body[..12].copy_from_slice(&start);
     body[12..16].copy_from_slice(&src.octets());

@@ -1,8 +1,8 @@
 //! Multicast groups of this host: the reports to the link's routers and switches (RFC 2236, RFC 2710).
 //!
 //! A group is reported when it is joined, [`GROUP_REPORTS`] times in all, [`GROUP_REPORT_GAP`] apart, because a report may be
-//! lost; and once at a random moment after each query. When the last user leaves, a leave message goes to the routers. Reports of
-//! other hosts do not suppress ours, as in the later versions of both protocols: a switch that snoops needs to see every member.
+//! lost; and once at a random moment after each query. When the last user leaves, a leave message goes to the routers. As in the
+//! later versions of both protocols, reports of other hosts do not suppress ours: a snooping switch needs to see every member.
 
 use core::time::Duration;
 
@@ -33,7 +33,7 @@ pub(super) enum Membership {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     group: Gid,
-    /// Reports to come; when there is none left, a query brings one more.
+    /// Reports that are left to send; a query makes it one at least.
     left: u8,
     /// The group has no user any more; a leave message is due.
     leaving: bool,
@@ -50,8 +50,7 @@ pub(super) struct Groups {
     random: u64,
 }
 
-/// Groups that are never reported: all nodes, and those that do not leave the host or the link by themselves (RFC 2236 6, RFC
-/// 2710 5).
+/// Groups that are never reported: all nodes, and groups of scope 0 or 1, which do not leave the host (RFC 2236 6, RFC 2710 5).
 fn unreported(group: &Gid) -> bool {
     match group.as_v4() {
         Some(v4) => v4 == [224, 0, 0, 1],
@@ -123,7 +122,7 @@ impl Groups {
         }
     }
 
-    /// A router queries the members of one group, or of all of a family; they answer within `max`. Whether there is one.
+    /// A router queries the members of one group, or of all of a family; we answer within `max`. Returns whether we are a member.
     pub(super) fn query(&mut self, now: Instant, group: Option<&Gid>, ipv4: bool, max: Duration) -> bool {
         let mut any = false;
         for i in 0..self.entries.len() {
@@ -172,8 +171,8 @@ impl Groups {
     }
 }
 
-/// Seconds and tenths of an IGMP query's largest delay: a number, or from 128 on a mantissa and an exponent (RFC 3376
-/// 4.1.1). Zero, from routers of version 1, stands for 10 s (RFC 2236 4).
+/// The largest delay of an IGMP query: tenths of a second, or from 128 on a mantissa and an exponent (RFC 3376 4.1.1). Zero, from
+/// routers of version 1, stands for 10 s (RFC 2236 4).
 pub(super) fn igmp_delay(code: u8) -> Duration {
     let tenths = match code {
         0 => 100,

@@ -1,9 +1,9 @@
-//! The IP host's duties on its link: turns frames that are not RoCE into answers and known neighbours.
+//! The duties of an IP host on its link: turns frames that are not RoCE into answers and known neighbours.
 //!
 //! Answers ARP, neighbour discovery and echo requests for our addresses, resolves the Ethernet addresses of others, and keeps the
 //! GID table. Joins multicast groups, reports them to the link's routers and answers their queries. Reads no clock, does no I/O,
-//! and allocates nothing for strangers. Called by a shard, for frames that `wire` does not take for RoCE and for destinations it
-//! has to reach, and by tests.
+//! and allocates nothing for strangers. Called by a shard, for frames that `wire` does not take for RoCE and for destinations that
+//! the shard has to reach, and by tests.
 //!
 //! ```
 //! use stack::id::{Gid, Mac};
@@ -57,7 +57,7 @@ use groups::{Groups, Membership};
 use neighbour::{Due, Initiator, Learned, Neighbours, Via};
 use reply_macs::ReplyMacs;
 
-/// Bytes that hold every frame of [`Net::poll_transmit`], and every answer but that to a longer echo request:
+/// Bytes that hold every frame of [`Net::poll_transmit`], and every answer except that to a longer echo request:
 /// Ethernet with VLAN tag, IPv6, neighbour solicitation with one option.
 pub const FRAME_MAX: usize = 18 + 40 + 24 + 8;
 
@@ -142,8 +142,8 @@ impl Net {
         self.announce.retain(|g| *g != gid);
     }
 
-    /// An address that was given up and that a queue pair still sent from is gone for good: holders of an answer of
-    /// [`Net::resolve`] have to resolve again.
+    /// A removed address, from which a queue pair still sent, is gone for good: holders of an answer of [`Net::resolve`] have to
+    /// resolve again.
     pub fn source_gone(&mut self) {
         self.neighbours.routes_changed();
     }
@@ -194,8 +194,8 @@ impl Net {
     }
 
     /// [`Net::resolve`] for a queue pair, which holds the neighbour from now on, in place of the one that it held `before`: a
-    /// held neighbour is refreshed by itself and is never evicted. [`Net::changes`] reports when its answer changes;
-    /// [`Net::release`] ends it. `None`: the destination has no neighbour.
+    /// held neighbour is refreshed without further calls and is never evicted. [`Net::changes`] reports when its answer changes;
+    /// [`Net::release`] ends the hold. `None`: the destination has no neighbour.
     pub fn hold(
         &mut self,
         now: Instant,
@@ -229,13 +229,13 @@ impl Net {
         self.neighbours.recheck(now, id);
     }
 
-    /// The held neighbours whose answer changed since the generation was that. Routes may have changed likewise.
+    /// Calls `each` for held neighbours whose answer changed after generation `since`; for all held ones if routes changed.
     pub fn changes(&self, since: u64, each: impl FnMut(NeighbourId)) {
         self.neighbours.changes(since, each);
     }
 
-    /// [`Net::resolve`] for an answer to a stranger. If the neighbour table does not have it, the answer goes to the Ethernet
-    /// address that [`Net::note_reply_mac`] was told of, and costs no request and no entry.
+    /// [`Net::resolve`] for an answer to a stranger. If the neighbour table does not have the stranger, the answer goes to the
+    /// Ethernet address that [`Net::note_reply_mac`] was given, and costs no request and no entry.
     pub fn resolve_answer(&mut self, now: Instant, dst: &Gid) -> Resolution {
         match self.next_hop(dst) {
             Ok(next_hop) if next_hop == *dst && !self.neighbours.contains(dst) => {
@@ -249,8 +249,7 @@ impl Net {
         }
     }
 
-    /// A message that will be answered came from this Ethernet address. It is remembered for the answer alone: nothing else is
-    /// sent there.
+    /// Remembers the Ethernet address of a message that will be answered, for the answer alone: nothing else is sent there.
     pub fn note_reply_mac(&mut self, now: Instant, src: &Gid, mac: Mac) {
         if is_unicast(mac) && mac != self.mac {
             self.reply_macs.note(now, src, mac);
@@ -280,19 +279,19 @@ impl Net {
     }
 
     /// Our address from which a destination is reached: one on its subnet, else any of its family. `None`: there is no route to
-    /// it, or it is no host's.
+    /// it, or no host can have that address.
     pub fn source_to(&self, dst: &Gid) -> Option<Gid> {
         self.routes.next_hop(dst).filter(is_host)?;
         self.routes.source_for(dst)
     }
 
-    /// Changes whenever an answer that [`Net::resolve`] or [`Net::hold`] gave may have changed; never 0. It also moves when an
-    /// answer without a holder grew old: resolving again then refreshes it.
+    /// Changes whenever an answer that [`Net::resolve`] or [`Net::hold`] gave may have changed; never 0. It also changes when an
+    /// answer without a holder is old: resolving again then refreshes it.
     pub fn generation(&self) -> u64 {
         self.neighbours.generation()
     }
 
-    /// When [`Net::poll_transmit`] is to be called next; `None`: not before another call.
+    /// When to call [`Net::poll_transmit`] next; `None`: not before another call changes that.
     pub fn poll_timeout(&self) -> Option<Instant> {
         if !self.announce.is_empty() {
             return Some(Instant::ZERO);
@@ -393,8 +392,8 @@ impl Net {
     /// Takes a frame that is not RoCE. Writes the answer, if there is one, into `reply` and returns its length. An empty
     /// `reply` says that no answer can be sent.
     ///
-    /// `frame` may be any bytes; what is ignored is counted. An answer is never longer than its request, except that a neighbour
-    /// solicitation without a source address option is answered with [`FRAME_MAX`] bytes.
+    /// `frame` may be any bytes; what is ignored is counted. An answer is never longer than its request, except that the answer to
+    /// a neighbour solicitation without a source address option has up to [`FRAME_MAX`] bytes.
     pub fn handle_frame(&mut self, now: Instant, frame: &[u8], reply: &mut [u8]) -> Option<usize> {
         let reason = match self.handle(now, frame, reply) {
             Ok(reply_len) => return reply_len,
@@ -454,8 +453,8 @@ impl Net {
         learned
     }
 
-    /// RFC 826, with the checks of RFC 5227: a request for us is answered and its sender remembered; any other packet updates a
-    /// sender that is known.
+    /// RFC 826, with the checks of RFC 5227: answers a request for us and remembers its sender; any other packet only updates a
+    /// known sender.
     fn handle_arp(&mut self, now: Instant, frame: &Ethernet<'_>, reply: &mut [u8]) -> Handled {
         let packet = ArpPacket::new_checked(frame.payload).map_err(|_| NetCounter::BadArp)?;
         let ArpRepr::EthernetIpv4 {
@@ -503,7 +502,7 @@ impl Net {
         }
     }
 
-    /// Echo requests to our address (RFC 792, RFC 1122 3.2.2.6). The answer goes to the Ethernet address that it came from.
+    /// Echo requests to our address (RFC 792, RFC 1122 3.2.2.6). The answer goes to the Ethernet address of the request.
     fn handle_ipv4(&mut self, now: Instant, frame: &Ethernet<'_>, reply: &mut [u8]) -> Handled {
         let packet = Ipv4Packet::new_checked(frame.payload).map_err(|_| NetCounter::BadIp)?;
         if packet.version() != 4 || packet.header_len() < 20 || !packet.verify_checksum() {
@@ -539,7 +538,7 @@ impl Net {
         self.answered(NetCounter::EchoAnswered, len)
     }
 
-    /// Neighbour discovery and echo requests. Extension headers are not looked behind.
+    /// Neighbour discovery and echo requests. Packets with extension headers are ignored, but for MLD.
     fn handle_ipv6(&mut self, now: Instant, frame: &Ethernet<'_>, reply: &mut [u8]) -> Handled {
         let packet = Ipv6Packet::new_checked(frame.payload).map_err(|_| NetCounter::BadIp)?;
         if packet.version() != 6 {
@@ -670,8 +669,8 @@ impl Net {
         }
     }
 
-    /// A query for members of IPv4 groups, of any version: the additions of later ones do not matter to a host that wants all of
-    /// a group's sources (RFC 3376 7.2.1).
+    /// A query for members of IPv4 groups, of any version: what later versions add does not matter to a host that wants all sources
+    /// of a group (RFC 3376 7.2.1).
     fn handle_igmp(&mut self, now: Instant, dst: Ipv4Addr, message: &[u8]) -> Handled {
         let Some(&[kind, code, _, _, a, b, c, d]) = message.first_chunk::<8>() else {
             return Err(NetCounter::BadGroupMessage);

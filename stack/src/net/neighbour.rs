@@ -9,8 +9,8 @@
 //! within its lifetime) does not follow a claim: its old Ethernet address is checked by unicast, and only if that stays silent
 //! for [`NEIGHBOUR_UNICAST_TRIES`] requests a broadcast one follows, and the host that answers has the address. Claims cause such
 //! a check at most once in [`NEIGHBOUR_CLAIM_GAP`]. An entry that is not in use follows at once. The host that answers the very
-//! first request has the address: a liar looks like a neighbour then, and a configured entry, which never moves, is the
-//! remedy.
+//! first request has the address: at that moment a liar cannot be told from the neighbour. A configured entry, which never moves,
+//! protects against that.
 //!
 //! # What may have an entry
 //!
@@ -28,7 +28,7 @@ use crate::id::{Gid, Mac};
 use crate::mark::step;
 use crate::time::Instant;
 
-/// Changes that are remembered one by one; a caller that missed some gets all held entries.
+/// Changes that are remembered one by one; a caller that asks for older ones gets all held entries.
 const CHANGES: usize = 256;
 
 /// The answer to "where does a frame to this address go?".
@@ -52,9 +52,9 @@ enum State {
     Free,
     /// Requested: `sent` requests so far, the next step at `next`.
     Incomplete { sent: u8, next: Instant },
-    /// In use; old from `until` on.
+    /// Its Ethernet address is known; old from `until` on.
     Known { mac: Mac, until: Instant },
-    /// In use and being refreshed.
+    /// Its Ethernet address is known, and is being checked.
     Probe { mac: Mac, sent: u8, next: Instant },
     /// Unreachable, until `until` at least.
     Failed { until: Instant },
@@ -65,7 +65,7 @@ enum State {
 enum Origin {
     /// Configured: never moves, never leaves.
     Fixed,
-    /// Resolved by this host, the last time then.
+    /// Resolved by this host, the last time at this instant.
     Used(Instant),
     /// Of a stranger: not resolved by this host.
     Stranger,
@@ -78,9 +78,9 @@ struct Entry {
     origin: Origin,
     /// Queue pairs that send to it.
     holders: u32,
-    /// An answer was given out: the generation has to move when it changes.
+    /// A caller has its answer: the generation has to change when the answer does.
     given_out: bool,
-    /// It may have moved: its Ethernet address is to be checked, from `quiet_until` on.
+    /// It may have moved: its Ethernet address has to be checked, but not before `quiet_until`.
     recheck: bool,
     quiet_until: Instant,
 }
@@ -189,17 +189,17 @@ pub(super) struct Neighbours {
     kept: usize,
     /// No deadline of an entry is earlier.
     deadline: Instant,
-    /// How far the present pass over the deadlines is, and the earliest one that lies ahead.
+    /// The next entry of the present pass over the deadlines, and the earliest deadline that this pass found in the future.
     looked: usize,
     ahead: Instant,
     generation: u64,
-    /// Which held entries changed, with the generation that it made; and the last generation before these.
+    /// Held entries that changed, each with the generation that this made; and the last generation before these.
     changes: VecDeque<(u64, u32)>,
     changes_from: u64,
 }
 
 impl Neighbours {
-    /// A table with configured entries. Allocates for as many as strangers and resolving may make.
+    /// A table with configured entries. Allocates for all entries that strangers and resolving can add.
     pub(super) fn new(fixed: &[(Gid, Mac)]) -> Self {
         let room = NEIGHBOUR_MAX + fixed.len();
         let mut table = Self {
@@ -228,7 +228,7 @@ impl Neighbours {
         table
     }
 
-    /// Moves when an answer that was given out may have changed; never 0.
+    /// Changes when an answer that was given out may have changed; never 0.
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
@@ -240,7 +240,7 @@ impl Neighbours {
         self.changes_from = self.generation;
     }
 
-    /// Held entries whose answer changed after that generation.
+    /// Held entries whose answer changed after generation `since`; all of them if that is not known any more.
     pub(super) fn changes(&self, since: u64, mut each: impl FnMut(NeighbourId)) {
         if since < self.changes_from {
             let held = self.entries.iter().enumerate().filter(|(_, e)| e.holders > 0);
@@ -353,7 +353,7 @@ impl Neighbours {
         }
     }
 
-    /// The holder of a neighbour got no answer from it: perhaps it moved, so its Ethernet address is checked.
+    /// The holder of a neighbour got no answer from it. It may have moved, so its Ethernet address is checked.
     pub(super) fn recheck(&mut self, now: Instant, id: NeighbourId) {
         let entry = self.entry(id.0);
         match entry.state {
@@ -376,7 +376,7 @@ impl Neighbours {
             };
             return (self.insert(*gid, state, origin), evicted);
         };
-        // A stranger that this host resolves from now on needs room among its like.
+        // A stranger that this host resolves from now on takes a place among the resolved entries.
         let joins = initiator == Initiator::Program && self.entry(id).origin == Origin::Stranger;
         let evicted = joins && self.room_for_used();
         let entry = self.entry(id);
@@ -510,7 +510,7 @@ impl Neighbours {
         full
     }
 
-    /// Evicts the one that was not resolved for the longest. One pass over the table, paid by callers that resolve very many.
+    /// Evicts the entry that was not resolved for longest. Takes one pass over the table; only callers that resolve very many pay.
     fn evict_used(&mut self) {
         let unused = |id: usize| Some((self.entries[id].unused_since()?, id));
         if let Some((_, id)) = (0..self.entries.len()).filter_map(unused).min() {

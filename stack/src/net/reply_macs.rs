@@ -1,7 +1,7 @@
 //! The Ethernet addresses from which strangers' messages came, for the replies to them.
 //!
-//! Separate from the neighbour table, which a stranger's message neither changes nor fills. A fixed number of places; addresses
-//! that hash to the same one share it.
+//! Separate from the neighbour table, so that a stranger's message neither changes nor fills that. A fixed number of places;
+//! addresses that hash to the same place share it.
 
 use crate::config::{NEIGHBOUR_LIFETIME, REPLY_MACS};
 use crate::id::{Gid, Mac};

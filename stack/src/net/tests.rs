@@ -812,7 +812,7 @@ proptest! {
         feed(&frame);
     }
 
-    // The table against a plain map, within one lifetime and before silence counts: what is known is right, and what is due is done.
+    // The table against a plain map, within a lifetime and before tries run out: what it knows is right, and what is due is done.
     #[test]
     fn table_agrees_with_a_map(steps in proptest::collection::vec((0u8..4, 0u8..8, 1u64..10), 1..200)) {
         let mut net = host(B);

@@ -15,7 +15,7 @@ pub(super) struct Counters {
     pub(super) tx_dropped: Counter,
 }
 
-/// A counter with one writer, which so needs no locked instruction.
+/// A counter with one writer, so that adding takes no locked instruction.
 #[derive(Default, Debug)]
 pub(super) struct Counter(AtomicU64);
 

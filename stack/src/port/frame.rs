@@ -3,9 +3,9 @@
 //! A [`Frame`] is the only handle to its buffer: it is neither `Copy` nor `Clone`, and dropping it gives the
 //! buffer back. So a frame can be neither leaked by forgetting a return code nor freed twice.
 //!
-//! This file owns the raw pointers. They are sound because a frame is made in two places only: by
-//! [`HeapPool`], from a slot that was taken off the free list, and by `port/dpdk`, from an mbuf that DPDK
-//! handed over; both give up their own access until the frame is dropped.
+//! This file owns the raw pointers. They are sound because a frame is made in three places only: by
+//! [`HeapPool`], from a slot that was taken off the free list; by [`Frame::from_vec`], from a vector that it leaks; and by
+//! `port/dpdk`, from an mbuf that DPDK handed over. Each gives up its own access until the frame is dropped.
 
 use core::alloc::Layout;
 use core::fmt;
@@ -123,8 +123,7 @@ impl Frame {
         unsafe { core::slice::from_raw_parts(self.data.as_ptr(), self.len as usize) }
     }
 
-    /// The sum of its bytes, if it was computed when they were copied. It is for the bytes as they are: any change of the frame
-    /// clears it.
+    /// The sum of its bytes, if it was computed while they were copied. Any change of the frame clears it.
     #[inline]
     pub fn sum(&self) -> Option<Sum> {
         self.sum
@@ -223,9 +222,9 @@ struct Slab {
 
 /// Slots without a frame.
 struct Free {
-    /// Those that had one; has room for all. The last one that came back is the first to be taken: it is still in a cache.
+    /// Slots that had a frame; has room for all. The last one that came back is taken first: it is still in a cache.
     back: Vec<u32>,
-    /// The first of those that never had one, whose memory was not touched yet: the system gives none to what is not used.
+    /// The first slot that never had a frame. Memory from there on was not touched, so the system has not allocated it yet.
     fresh: u32,
 }
 
@@ -263,7 +262,7 @@ impl HeapPool {
         let capacity = u16::try_from(capacity).expect("a frame is shorter than 64 KiB");
         let count = u32::try_from(frames).expect("a pool has fewer than 2^32 frames");
         let bytes = stride.checked_mul(frames).expect("the pool fits the address space");
-        // Memory that is zero because the system gives it so, untouched: an allocator that has to align it would fill it.
+        // Fresh pages are zero and stay untouched. With a larger alignment the allocator would write the zeros itself.
         let layout = Layout::from_size_align(bytes + LINE, 1).expect("the pool fits the address space");
         // SAFETY: the layout's size is not zero.
         let memory = unsafe { std::alloc::alloc_zeroed(layout) };

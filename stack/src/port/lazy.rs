@@ -1,7 +1,7 @@
-//! A port that is known before it exists: its description is there at once, its device opens when it is started.
+//! A port whose description is known at once, and whose device opens when the port is started.
 //!
-//! Until then it is a link that is down: nothing is received, nothing is accepted, there are no buffers. Then each queue takes
-//! the real one, once, and passes every burst on to it.
+//! Until then it is a link that is down: nothing is received, nothing is accepted, there are no buffers. After the start each
+//! queue takes the real port's queue, once, and passes every burst on to it.
 
 use super::taken::Taken;
 use super::{
@@ -34,14 +34,14 @@ type Real = OnceLock<Box<dyn Port>>;
 struct LazyPort {
     info: PortInfo,
     taken: Taken,
-    /// Shared with the queues, which find it there.
+    /// Shared with the queues.
     real: Arc<Real>,
     /// Locked while the port opens, so that it opens once.
     open: Mutex<Box<Open>>,
 }
 
 impl LazyPort {
-    /// The port was described already: the real one must not be something else, or less.
+    /// Checks that the real port has the address and queues that were announced, and at least the MTU.
     fn check(&self, real: &PortInfo) -> Result<(), PortError> {
         let PortInfo { mac, mtu, queues, .. } = self.info;
         let reason = if real.mtu < mtu {
@@ -148,7 +148,7 @@ impl PortQueue for LazyQueue {
         self.queue()?.build_burst(most, builder)
     }
     fn arm(&mut self) -> Armed {
-        // Whoever starts it wakes who sleeps.
+        // The start of the port wakes the sleeping thread.
         self.queue().map_or(Armed::Down(Duration::MAX, None), |queue| queue.arm())
     }
     #[inline]

@@ -1,8 +1,8 @@
 //! Turns memory into frames on a link and back: DPDK devices, memory shared with another process, the host's UDP sockets, and
 //! links for tests.
 //!
-//! A port never looks into a frame beyond the Ethernet addresses (but for `udp`, where the kernel has the headers), never blocks,
-//! and never keeps a frame whose owner is gone. `device` opens ports; each shard owns one [`PortQueue`] and moves bursts through it.
+//! A port never looks into a frame beyond the Ethernet addresses (but for `udp`, where the kernel has the headers), and never
+//! blocks. `device` opens ports; each shard owns one [`PortQueue`] and moves bursts through it.
 
 use crate::config;
 use crate::id::Mac;
@@ -45,7 +45,7 @@ pub type TxBurst = arrayvec::ArrayVec<Frame, { config::TX_BURST }>;
 /// Bytes of an Ethernet header with one VLAN tag: what a frame has beside its L3 packet.
 pub const L2_OVERHEAD: usize = 18;
 
-/// Builds frames in a port's memory: first all of a burst, then each is finished.
+/// Builds frames in a port's memory: first builds all frames of a burst, then finishes each.
 pub trait Build {
     /// Builds a frame in a buffer that holds [`max_frame`](PortInfo::max_frame) bytes. Returns its length, or `None` to end. Any
     /// or all of it may be left to [`finish`](Self::finish).
@@ -87,9 +87,9 @@ pub trait PortQueue: Send {
         out.extend(core::iter::from_fn(|| self.alloc()).take(n));
     }
 
-    /// Builds up to `most` frames, and [`TX_BURST`](config::TX_BURST) at most, in the very memory from which they are sent, for
-    /// ports that have such (the rings of a memif). They are on their way when this returns. Returns how many were built, 0 also
-    /// while there is no room; `None` where there is no such memory, or not now: then the caller has to use frames.
+    /// Builds up to `most` frames, and [`TX_BURST`](config::TX_BURST) at most, directly in the memory from which the port sends
+    /// (the rings of a memif). They are on their way when this returns. Returns how many were built, 0 while there is no room;
+    /// `None` where the port has no such memory, or none now: then the caller has to use frames.
     ///
     /// A buffer's contents are arbitrary at first, and a peer that shares it may change what was written: only write to it.
     /// Frames leave in the order of the calls of this and of [`tx_burst`](Self::tx_burst).
@@ -98,14 +98,14 @@ pub trait PortQueue: Send {
         None
     }
 
-    /// Prepares a sleep: from here on, until frames are received again, arrivals make a descriptor readable. If frames wait
+    /// Prepares a sleep: from now on, until frames are received again, each arrival makes a descriptor readable. If frames wait
     /// already, or arrive during this call, it returns [`Armed::Pending`].
     fn arm(&mut self) -> Armed {
         Armed::Unable
     }
 
-    /// Gives frames back that are done with, and their slots in the port's rings to the sender; a port may keep the slots until
-    /// this call or the next burst. Dropping frames does the first; this is quicker for a whole burst.
+    /// Gives back frames that are no longer needed, and their slots in the port's rings to the sender; a port may keep the slots
+    /// until this call or the next burst. Dropping frames gives back only the frames, and is slower for a whole burst.
     fn recycle(&mut self, frames: &mut RxBurst) {
         frames.clear();
     }
@@ -121,8 +121,8 @@ pub enum Armed {
     Event(Arc<OwnedFd>),
     /// It cannot signal: poll again soon.
     Unable,
-    /// It has no link, so nothing arrives. Poll it after this time, for it to look for one, or before, when the descriptor becomes
-    /// readable: wait for that as for an [`Event`](Self::Event).
+    /// There is no link, so nothing arrives. Poll the queue after this time, so that it looks for a link, or earlier, when the
+    /// descriptor becomes readable: wait for that as for an [`Event`](Self::Event).
     Down(Duration, Option<Arc<OwnedFd>>),
 }
 
@@ -165,30 +165,31 @@ pub struct PortStats {
     pub tx_bytes: u64,
     /// Frames lost on the way in: no buffer, no room in a queue, too long.
     pub rx_dropped: u64,
-    /// Frames that could not be sent: too long for the port, for a network interface that is down or gone, or the peer's
-    /// queue was full for good.
+    /// Frames that could not be sent: too long for the port, to a network interface that is down or gone, or to a peer that is not
+    /// there or has no usable buffer for them.
     pub tx_dropped: u64,
     /// Times the link was lost because its peer went away.
     pub restarts: u64,
-    /// Peers that were refused, or violated the protocol of the link (memif); packets of ours that came back (UDP).
+    /// Peers that were refused, or violated the protocol of the link (memif); datagrams from or to other users (unix); packets of
+    /// ours that came back (UDP).
     pub refused: u64,
-    /// Packets of a peer that the port had not seen enough of to check all of their ICRC (UDP).
+    /// Packets whose ICRC could be checked only in part, as the port had seen too few packets of the peer (UDP).
     pub icrc_weak: u64,
 }
 
-/// The host whose addresses a port has: its kernel finds routes and neighbours, and answers for them.
+/// The host below a port, which owns the port's addresses: its kernel finds routes and neighbours, and answers ARP and ND.
 pub trait Host {
     /// The addresses that the port has now, which are its GIDs.
     fn addresses(&self) -> Vec<IpAddr>;
 
-    /// Changes whenever these may have changed.
+    /// Changes whenever the addresses may have changed.
     fn generation(&self) -> u64;
 
-    /// The one of them from which a peer is reached. `None`: there is no route to it.
+    /// The address of the port from which a peer is reached. `None`: there is no route to the peer.
     fn source_to(&self, peer: IpAddr) -> Option<IpAddr>;
 
-    /// Largest L3 packet, in bytes, that the way to a peer carries as far as the host knows: its route's MTU, its interface's, or what
-    /// routers reported. `None`: there is no route to it.
+    /// Largest L3 packet, in bytes, that the path to a peer carries as far as the host knows: by the MTU of the route or of the
+    /// interface, or by what routers reported. `None`: there is no route to the peer.
     fn mtu_to(&self, peer: IpAddr) -> Option<usize>;
 }
 
@@ -202,8 +203,8 @@ pub trait Port: Send + Sync {
     /// The queue keeps the port's device open.
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>>;
 
-    /// Makes the link usable, where that was put off ([`PortSpec::open_lazy`]); a port is started when it is used
-    /// first. Starting it again changes nothing; after an error it may be tried again.
+    /// Opens the port's device, if that was put off ([`PortSpec::open_lazy`]); called before the port is used first. Starting it
+    /// again changes nothing; after an error it may be tried again.
     ///
     /// # Errors
     /// Why the port's device cannot be opened.
@@ -211,8 +212,8 @@ pub trait Port: Send + Sync {
         Ok(())
     }
 
-    /// Largest L3 packet, in bytes, that passes now: less than it was opened for where a network interface below was set
-    /// lower since, more where only the started device knew.
+    /// Largest L3 packet, in bytes, that passes now: less than at the opening if the MTU of a network interface below was lowered
+    /// since; more if the started device turned out to carry more.
     fn mtu(&self) -> usize {
         self.info().mtu
     }
@@ -220,19 +221,19 @@ pub trait Port: Send + Sync {
     /// Whether a frame that is sent now has a chance to arrive.
     fn link_up(&self) -> bool;
 
-    /// The host that the port's addresses are of; `None`: they are the device's to choose, and it is an IP host of its own.
+    /// The host that owns the port's addresses; `None`: `device` chooses them, and is an IP host of its own.
     fn host(&self) -> Option<&dyn Host> {
         None
     }
 
-    /// Bytes that may be on their way to a peer, and from it, unanswered, so that no end has to drop any; a packet counts with its path
-    /// MTU and 256 bytes more. `None`: no bound. It does not change.
+    /// Bytes of requests and of responses to READs that reliable queue pairs of the device may have in flight together, so that no
+    /// end has to drop any; each packet counts as its path MTU and 256 bytes. `None`: no bound. It does not change.
     fn window(&self) -> Option<usize> {
         None
     }
 
-    /// Looks after the link: reconnects where a peer came back, flushes captures. Cheap; to be called every 10 ms or
-    /// more often, from one thread or several.
+    /// Maintains the link: reconnects when a peer came back, flushes captures. Cheap; call it every 10 ms or more often, from one
+    /// thread or several.
     fn maintain(&self) {}
 
     /// The counters.
@@ -302,7 +303,7 @@ impl Mac {
     /// A random unicast address, locally administered.
     pub(crate) fn random() -> Self {
         let mut bytes = [0; 6];
-        // Two ports with the same address must not come about.
+        // Without randomness two ports could get the same address.
         getrandom::fill(&mut bytes).expect("the operating system has randomness");
         bytes[0] = bytes[0] & 0xfc | 0x02;
         Self(bytes)

@@ -1,5 +1,5 @@
-//! Requests about Linux network interfaces, by ioctl(2) (netdevice(7)): what ports ask that no library of ours does. The socket of
-//! each is any of the interface's network namespace.
+//! Requests about Linux network interfaces, by ioctl(2) (netdevice(7)), for which our libraries have no calls. The socket of a
+//! request may be any socket in the interface's network namespace.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ fn named(iface: &str) -> libc::ifreq {
     request
 }
 
-/// Gives the kernel a request, and gets its answer in it.
+/// Gives a request to the kernel, which writes its answer into it.
 ///
 /// # Safety
 /// Where the command follows a pointer, the request has one, to what the command reads and writes.

@@ -48,9 +48,9 @@ pub(super) struct Wire {
     steering: Option<Steering>,
 }
 
-/// Frames on their way to one queue. Both ends move whole bursts; one that finds the lock taken tries again later.
+/// Frames on their way to one queue. Both ends move whole bursts; an end that finds the lock taken tries again later.
 struct Lane {
-    /// Their number: a check of an empty lane takes no lock.
+    /// Number of the frames: a check of an empty lane takes no lock.
     waiting: AtomicUsize,
     frames: Mutex<VecDeque<Frame>>,
 }

@@ -1,4 +1,4 @@
-//! Whose processes may be at the other end of a socket.
+//! The users whose processes may be at the other end of a socket.
 
 /// Users whose processes a port talks to.
 #[derive(Clone, Debug, PartialEq, Eq)]

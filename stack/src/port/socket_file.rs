@@ -1,5 +1,5 @@
-//! Files of unix sockets: tells live ones from stale ones, removes the stale, and lets one process at a time do so. What is no
-//! socket is left alone, whoever named it.
+//! Files of unix sockets: tells live ones from stale ones, and removes stale ones, one process at a time. A file that is no socket
+//! is never removed, even if the program names it.
 
 #[cfg(feature = "dpdk")]
 use super::peers::Peers;
@@ -16,8 +16,8 @@ use std::time::Instant;
 /// Time that another process may take to make its socket.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The file of a socket of ours, removed when this is dropped: if it is still that file, and this process made it. A fork has
-/// the socket too, but the file is its parent's.
+/// The file of a socket of ours. Dropping this removes it, if the path still has that file, and this process made it: a fork has
+/// the socket too, but the file is the parent's.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -53,21 +53,20 @@ impl Drop for SocketFile {
     }
 }
 
-/// A listening socket of this user alone, in the place of one that a process left behind. At no moment another user could connect
-/// to it, nor does anybody find it before it listens: it is made in a directory of its own and moved to its place when its mode is
-/// set.
+/// Makes a listening socket for this user alone; replaces one that a process left behind. At no moment can another user connect to
+/// it, or anybody find it before it listens: it is made in a private directory, and moved to its place once its mode is set.
 ///
 /// # Errors
 /// A sentence: another process listens at the path, it is no socket's, or no socket can be made there.
 pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), String> {
     let failed = |error: std::io::Error| format!("it cannot be made ({error})");
-    // Moving it would give it a name too long to connect to.
+    // Checked here: moving the file could give it a path that is too long to connect to.
     SocketAddr::from_pathname(path).map_err(failed)?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !dir.is_dir() {
         return Err(format!("there is no directory {}; make it, or name another path", dir.display()));
     }
-    // Until the socket is in its place.
+    // Held until the socket is in its place.
     let _lock = lock_and_clear(path)?;
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -107,15 +106,15 @@ pub(crate) enum Look {
     Alive,
     /// A socket file that its process left behind.
     Stale,
-    /// A file that is no socket's: a link is one, wherever it leads.
+    /// A file that is no socket; also a symbolic link, wherever it leads.
     Other,
 }
 
 /// Looks without disturbing the process that owns the socket.
 ///
-/// Linux looks for the socket before it compares the types. So connecting a datagram socket is refused where no process has the
-/// socket open, and fails with the wrong type where one listens, which does not notice. Connecting it to another datagram socket
-/// sends nothing either.
+/// Connects a datagram socket. Linux looks for the socket before it compares the types: so the connection is refused if no process
+/// has the socket open, and fails for the wrong type if a process listens, which does not notice that. A connection to a datagram
+/// socket sends nothing either.
 pub(crate) fn look(path: &Path) -> Result<Look, String> {
     let metadata = match std::fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
@@ -129,7 +128,7 @@ pub(crate) fn look(path: &Path) -> Result<Look, String> {
     match probe.connect(path) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(Look::Stale),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            // A datagram socket that is connected to its peer also refuses this way, but that one is in use.
+            // A datagram socket that is connected to another peer refuses in the same way, and is in use.
             match File::options().write(true).open(path) {
                 Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                     Err(format!("{} may not be used: change its owner or mode", path.display()))
@@ -141,8 +140,8 @@ pub(crate) fn look(path: &Path) -> Result<Look, String> {
     }
 }
 
-/// The lock of a directory, to be kept until a socket of our own is bound there. Nobody else removes stale files there meanwhile: of
-/// two processes that find a stale file, the second one would remove the socket that the first one just made.
+/// The lock of a directory, kept until a socket of our own is bound there. Meanwhile nobody else removes stale files there:
+/// otherwise, of two processes that find a stale file, the second could remove the socket that the first just made.
 #[derive(Debug)]
 #[must_use = "the socket is to be bound first"]
 pub(crate) struct DirLock {
@@ -152,7 +151,7 @@ pub(crate) struct DirLock {
 
 impl Drop for DirLock {
     fn drop(&mut self) {
-        // Not left to the close: a fork may have the descriptor, too.
+        // Closing the descriptor would not unlock while a fork has it, too.
         let _ = self.dir.unlock();
     }
 }
@@ -186,7 +185,7 @@ fn lock(dir: &Path) -> Result<DirLock, String> {
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(DirLock { dir: file }),
-            // Whoever may read the directory can keep it locked: not for ever.
+            // Anybody who may read the directory can keep it locked, so the wait is bounded.
             Err(TryLockError::WouldBlock) if since.elapsed() < PATIENCE => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -201,7 +200,7 @@ fn lock(dir: &Path) -> Result<DirLock, String> {
     }
 }
 
-/// Who made the socket at `path`, and the link that leads to it, if one does.
+/// The users who made what is at `path` (a socket, or a link to one) and the socket.
 ///
 /// # Errors
 /// Those of stat(2): there is none.
@@ -209,7 +208,7 @@ pub(super) fn makers(path: &Path) -> std::io::Result<[u32; 2]> {
     Ok([std::fs::symlink_metadata(path)?.uid(), std::fs::metadata(path)?.uid()])
 }
 
-/// Looks whether the socket at `path`, if there is one, was made by one of these peers. One that is not there yet is waited for.
+/// Fails if there is a socket at `path` that none of these peers made. DPDK waits for one that is not there yet.
 ///
 /// # Errors
 /// A sentence: another user made it.
@@ -230,7 +229,7 @@ pub(super) fn belongs_to(path: &Path, peers: &Peers) -> Result<(), String> {
 pub(super) fn lock_and_clear_for_dpdk(path: &Path) -> Result<DirLock, String> {
     let lock = lock_and_clear(path)?;
     let dir = path.parent().unwrap_or(Path::new("/"));
-    // A file beside it: a trial at the path itself could be found by a peer that connects there.
+    // The trial file is beside the path: a peer that connects to the path must not find it.
     let trial = dir.join(format!(".roce-{}-{:?}", std::process::id(), std::thread::current().id()));
     match File::create_new(&trial) {
         Ok(_) => {

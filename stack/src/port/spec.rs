@@ -70,8 +70,8 @@ pub enum PortSpec {
     Udp {
         /// The addresses; empty for all.
         addrs: Vec<IpAddr>,
-        /// More options: `gso=on|off` (messages of several datagrams, where the interface takes them apart, or nowhere; by
-        /// default where it is known how their packets are numbered); `buffer=BYTES` (what each buffer of a socket is asked to
+        /// More options: `gso=on|off` (whether datagrams to one peer leave in messages that are taken apart on their way; by
+        /// default only where it is known how the parts are numbered); `buffer=BYTES` (what each buffer of a socket is asked to
         /// hold, 16384 to 2^30, by default 4 MiB; the system's limit may be less).
         options: Vec<(String, String)>,
     },
@@ -104,10 +104,10 @@ impl PortSpec {
     /// As [`open`](Self::open), but a memif, or a device of DPDK and DPDK's environment, may wait until the port is started
     /// ([`Port::start`]).
     ///
-    /// It waits where the port's address and MTU are ours to choose: memif, tap, vhost, and virtual devices of
+    /// The opening waits where we choose the port's address and MTU: memif, tap, vhost, and virtual devices of
     /// `dpdk:` for which the options or the arguments name an address (`mac=`). Such a port is a link that is down
-    /// until it is started; for a memif without a role, it is then decided who is the server. Where only the device
-    /// knows its address (af_packet, PCI, other virtual devices) it is opened at once, and so are ports without DPDK.
+    /// until it is started; for a memif without a role the start decides who is the server. Where only the device
+    /// knows its address (af_packet, PCI, other virtual devices) it is opened at once, and so are the other ports without DPDK.
     ///
     /// # Errors
     /// See [`PortError`]. What can be found without DPDK is returned here, the rest by [`Port::start`].

@@ -1,4 +1,4 @@
-//! A cache of free frames for one queue of a port with heap buffers: taken and given back without a lock or an atomic operation,
+//! A cache of free frames for one queue of a port with heap buffers. Taking and giving back needs no lock and no atomic operation,
 //! as long as the queue's frames come back to it.
 
 use super::{Frame, HeapPool, RxBurst, TxBurst};
@@ -47,7 +47,7 @@ impl Stock {
         self.frames.push(frame);
     }
 
-    /// Frames of other queues came back here.
+    /// Gives some to the pool: more frames came back here than were taken, as other queues' frames do.
     #[cold]
     fn spill(&mut self) {
         let mut some: RxBurst = ArrayVec::new();

@@ -10,7 +10,7 @@ use crate::id::{Gid, Qpn};
 /// The Q_Key of every queue pair 1 (IBA 10.2.5).
 pub const GSI_QKEY: u32 = 0x8001_0000;
 
-/// Why no packet can take the way of an address vector.
+/// Why no packet can be sent by an address vector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AvError {
@@ -49,7 +49,7 @@ pub enum AvError {
 }
 
 impl AhAttr {
-    /// Checks every value: what packets to its destination can be made of. `source` is the address at its `sgid_index` in
+    /// Checks every value that packets to its destination are made of. `source` is the address at its `sgid_index` in
     /// a GID table of `gids` entries.
     ///
     /// # Errors
@@ -81,14 +81,14 @@ impl AhAttr {
 
 const FLOW_LABEL_MAX: u32 = 0xf_ffff;
 
-/// One of our addresses, as a request that waits names it: an index of the GID table, and which of all the addresses that
-/// were ever there. An index alone would say another address once that one was replaced.
+/// One of our addresses, as a waiting request names it: an index of the GID table, and which of the addresses that this index
+/// ever had. The index alone would name another address after a replacement.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Source(u32);
 
 impl Source {
-    /// Of the addresses at `index`, that of this life; its low 24 bits count.
+    /// The address that `index` has in this life; the low 24 bits of `life` count.
     pub const fn new(index: u8, life: u32) -> Self {
         Self(life << 8 | index as u32)
     }

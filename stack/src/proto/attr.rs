@@ -225,8 +225,8 @@ impl Default for QpAttr {
 }
 
 impl QpAttr {
-    /// Takes over the attributes of `given` that `mask` names, PSNs cut to 24 bits. What a queue pair does with
-    /// a call that [`modify`](super::state::modify) let pass; the two state fields are the caller's business.
+    /// Takes over the attributes of `given` that `mask` names, PSNs cut to 24 bits. For a call that
+    /// [`modify`](super::state::modify) let pass; the two state fields are left to the caller.
     pub fn take(&mut self, given: &Self, mask: AttrMask) {
         let has = |bit| mask.contains(bit);
         if has(AttrMask::EN_SQD_ASYNC_NOTIFY) {

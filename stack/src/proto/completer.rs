@@ -22,8 +22,8 @@ pub enum Response {
     Done,
     /// Part of the sent packets will go out again.
     Retry(RetryCause),
-    /// They will when the delay of an RNR NAK is over, which counts from `now`. A caller that is not sure that the NAK
-    /// arrived before `now` corrects that with [`Requester::wait_from`].
+    /// Sent packets will go out again after the delay of an RNR NAK, which counts from `now`. A caller that is not sure that
+    /// the NAK arrived before `now` corrects that with [`Requester::wait_from`].
     Wait,
     /// READ data: write the payload at `offset` of the message's local buffers, then call `placed`.
     Place {
@@ -57,7 +57,7 @@ pub enum RetryCause {
     /// Nothing followed unsignalled requests, so nothing requested their acknowledgement: the last packet goes
     /// out again to request it. Not charged to the retry count.
     Probe,
-    /// None does: nothing could leave, because nobody answers for the address of the next hop.
+    /// No packet goes out: nobody answers for the address of the next hop.
     Unreachable,
 }
 
@@ -147,7 +147,7 @@ impl Requester {
         }
     }
 
-    /// An RNR NAK that was handled at `then` came before `now`, not before `then`: its delay counts from `now`.
+    /// An RNR NAK handled in the turn that began at `then` may have arrived as late as `now`: its delay counts from `now`.
     #[cold]
     pub fn wait_from(&mut self, then: Instant, now: Instant) {
         if let Timer::Rnr(end) = self.timer {
@@ -155,14 +155,14 @@ impl Requester {
         }
     }
 
-    /// What was sent at `then` left before `now`, not before `then`: an ACK timer that started with it counts from `now`.
+    /// What was sent in the turn that began at `then` may have left as late as `now`: its ACK timer counts from `now`.
     #[cold]
     pub fn left_by(&mut self, then: Instant, now: Instant) {
         self.congestion.handle(now, Event::LeftLate(then));
         if let (Timer::Ack(end), Some(ns)) = (self.timer, self.timeout_ns())
             && end.get() == then.after_nanos(ns)
         {
-            // A nanosecond less than a timer has that starts at `now`: it is not corrected again.
+            // One nanosecond less than a timer started at `now` has, so that it is not corrected again.
             self.timer = Timer::ack(now.after_nanos(ns - 1));
         }
     }
@@ -187,7 +187,7 @@ impl Requester {
             }
             Syndrome::RnrNak { timer } => {
                 hit(Mark::RnrNak);
-                // First, so that a READ whose responses are missing goes out again after the wait, too.
+                // The timer starts first, so that a READ whose responses are missing goes out again after the wait, too.
                 self.timer = Timer::rnr(now.after(rnr_delay(timer)));
                 self.acknowledge(now, psn.sub(1));
                 if !self.rnr_forever() && !self.rnr_retries.take() {
@@ -196,7 +196,7 @@ impl Requester {
                 }
                 self.rewind(self.in_flight.una);
                 self.repair.resending = false; // what goes out then may be lost anew
-                Ok(Response::Wait) // the retry is told when the delay is over
+                Ok(Response::Wait) // the retry is reported when the delay is over
             }
             Syndrome::Nak(NakCode::PsnSequenceError) => {
                 hit(Mark::SequenceNak);
@@ -208,7 +208,7 @@ impl Requester {
             }
             Syndrome::Nak(code) => {
                 hit(Mark::FatalNak);
-                // The request that holds the PSN fails; whatever is older and unanswered fails instead.
+                // The request with this PSN fails, or an older one if that is unanswered.
                 self.acknowledge(now, psn.sub(1));
                 Ok(code.requester_status().map_or(Response::Done, Response::Failed))
             }

@@ -2,7 +2,7 @@
 
 use crate::id::Psn;
 
-/// Sequence numbers without an answer, at most: as many behind as ahead (IBA 9.7.1).
+/// Most sequence numbers without an answer: half of the circle (IBA 9.7.1).
 pub(super) const NUMBERS_MAX: u32 = 1 << 23;
 
 /// The sequence numbers in flight, `una` to before `next`, and the packet that goes out next: the one at `next`, or one

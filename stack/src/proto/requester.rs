@@ -40,7 +40,7 @@ pub trait SendRing {
     /// The slot of a posted request that is not released.
     fn slot(&self, seq: u32) -> &[Granule];
     /// Slots from that of `seq` on that are contiguous in memory, one at least and `max` at most, and how many granules each
-    /// has. `seq + max` is not behind the last value of [`published`](Self::published).
+    /// has. `seq + max` is at most the last value of [`published`](Self::published).
     #[inline]
     fn contiguous(&self, seq: u32, max: u32) -> (&[Granule], usize) {
         debug_assert!(max > 0, "somebody wants a slot");
@@ -63,7 +63,7 @@ pub enum Idle {
     Local(u32),
 }
 
-/// The share of a queue pair that shares no window: what it may have in flight is its own business.
+/// The share of a queue pair that shares no window with others: no limit.
 pub const UNSHARED: u32 = u32::MAX;
 
 /// What a queue pair does about losses and congestion: chosen when it is made.
@@ -123,13 +123,13 @@ pub struct Requester {
     ssn: Psn,
     /// Limit sequence number: credits granted by the peer.
     pub(super) lsn: Psn,
-    /// How the oldest work request that failed on this side did, and which it is.
+    /// Status and number of the oldest work request that failed on this side.
     failed: Option<WcStatus>,
     failed_seq: u32,
     log: Log,
 }
 
-// Each policy may have a box of its own, and the state of a queue pair is two cache lines with them.
+// Each policy may have a box of its own; with both, requester and send ring still fit two cache lines of a queue pair.
 const _: () = {
     const POINTER: usize = size_of::<Box<u8>>();
     assert!(size_of::<Recovery>() <= POINTER && size_of::<Congestion>() <= POINTER);
@@ -137,7 +137,7 @@ const _: () = {
 };
 
 impl Requester {
-    /// Bytes that it remembers of each request that it started, beside itself.
+    /// Bytes kept outside of the requester for each request that it started.
     pub const REMEMBERED: usize = size_of::<Remembered>();
 
     /// A requester at rest, for a send queue of `depth` requests (a power of two).
@@ -204,7 +204,7 @@ impl Requester {
         self.started
     }
 
-    /// Packets sent and not answered, or about to be sent again; responses to READs among them.
+    /// Packets sent that are neither answered nor about to be sent again; responses to READs among them.
     #[inline(always)]
     pub fn packets_in_flight(&self) -> u32 {
         distance(self.in_flight.una, self.in_flight.cursor)
@@ -239,16 +239,16 @@ impl Requester {
         ack_timeout_ns(self.timeout).map(|ns| ns + TURN_SLACK.as_nanos() as u64)
     }
 
-    /// How much longer the answer to a retry after a silence is waited for: up to 3T in all. IBA lets a time-out of T be anything
-    /// up to 4T (9.7.6.1.3): the first one is short, for what was lost, and the others leave time to a peer that is a process and
-    /// is not running now.
+    /// How much longer than the ACK timeout T a retry after a timeout waits for its answer: up to 3T in all. IBA allows anything
+    /// up to 4T (9.7.6.1.3): the first timeout is short, for what was lost, and the others leave time to a peer that is a process
+    /// and is not running now.
     pub(super) fn prolongation_ns(&self) -> u64 {
         let most = RETRY_PATIENCE.as_nanos() as u64;
         ack_timeout_ns(self.timeout).map_or(0, |ns| (2 * ns - TURN_SLACK.as_nanos() as u64).min(most))
     }
 
-    /// Starts the ACK timer if a packet is due and none runs, even when the port takes no frame: a link that is
-    /// down and a peer that is dead end alike.
+    /// Starts the ACK timer for a packet that is due, unless a timer runs; even when the port takes no frame: a link that
+    /// is down and a peer that is dead end alike.
     #[inline]
     pub fn arm(&mut self, now: Instant) {
         if self.timer == Timer::Idle
@@ -288,8 +288,8 @@ impl Requester {
         }
     }
 
-    /// A packet that was handed out last could not be built, for this reason: it did not leave, and its work request
-    /// [fails](Self::fail_local).
+    /// The packet that was handed out last could not be built: it did not leave, and its work request
+    /// [fails](Self::fail_local) with `status`.
     #[cold]
     pub fn take_back(&mut self, unsent: Unsent, status: WcStatus) {
         self.cur = unsent.seq;
@@ -384,8 +384,8 @@ impl Requester {
 
     /// The next packet to build, or why there is none.
     ///
-    /// `share` is how many packets the queue pair may have in flight, responses to READs among them: 1 to [`UNSHARED`]. One goes out
-    /// in any case where nothing in flight brings an answer.
+    /// `share` is how many packets the queue pair may have in flight, responses to READs among them: 1 to [`UNSHARED`]. If
+    /// nothing in flight brings an answer, one packet may go out beyond it.
     #[inline(always)]
     pub fn poll_transmit<'a>(
         &mut self,
@@ -474,7 +474,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Moves on behind a packet, which brings the request that it belongs to up to `last`.
+    /// Moves on behind a packet, which covers the numbers of its request up to `last`.
     #[inline(always)]
     fn sent(&mut self, now: Instant, started: &Started, segment: &Segment<'_>, last: Psn) {
         if started.kind != RequestKind::Message {
@@ -500,7 +500,7 @@ impl Requester {
         self.congestion.handle(now, Event::Sent { first, behind, bytes, again: segment.again });
     }
 
-    /// A READ is asked for further: to the peer this is another request.
+    /// Another part of a READ is requested: to the peer this is another request.
     #[cold]
     fn another_part(&mut self) {
         self.rd_outstanding += 1;
@@ -508,18 +508,18 @@ impl Requester {
         self.lsn = self.lsn.add(1);
     }
 
-    /// Why no packet goes out, if the reason is an RNR wait, the state, or a failure on this side of the next request or one before.
+    /// Why no packet goes out, if that is an RNR wait, the state, or a local failure of the next request or an earlier one.
     #[cold]
     fn held_up(&mut self, gates: Gates) -> Result<(), Idle> {
         if self.timer.is_rnr() {
             return Err(Idle::Waiting);
         }
         if (self.failed_seq.wrapping_sub(self.head) as i32) < 0 {
-            self.failed = None; // the peer has it: it had gone out before it failed
+            self.failed = None; // it is complete: it had gone out before it failed
         }
         if self.has_failed() && !self.repair.probing {
             if gates.has(Gates::TX_RETRY) && self.local_failure().is_none() {
-                self.probe(); // nothing behind it will ask for the acknowledgement of what is before
+                self.probe(); // no later packet will request the acknowledgement of those before it
             }
             if !self.repair.probing {
                 return Err(self.failed_idle());
@@ -588,8 +588,8 @@ impl Requester {
         Ok(Some((started, slot)))
     }
 
-    /// The next request sends nothing. Whether a local operation may be carried out now: it follows what has started
-    /// before it; an invalidation follows what has completed, so that no earlier request still uses the key.
+    /// The next request sends nothing. Whether a local operation may be carried out now: a bind or registration when all
+    /// earlier requests have started, an invalidation when they have completed, so that none still uses the key.
     #[cold]
     fn start_local(&mut self, wqe: &SendWqe) -> Result<(), Idle> {
         match wqe.opcode() {
@@ -641,7 +641,7 @@ impl Requester {
         self.since_ack_req > 0 && sent_all && !self.timer.is_rnr()
     }
 
-    /// SQD was entered: an acknowledgement is requested for what went out without, unless packets that will do so are left.
+    /// SQD was entered: requests the acknowledgement of what went out, unless packets are left that will request it.
     pub fn drain(&mut self) {
         if self.cur == self.started {
             self.probe();

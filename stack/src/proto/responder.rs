@@ -1,8 +1,8 @@
 //! The responder: request packets in, verdicts and answers out (IBA 9.7.4, 9.7.5, 9.9.3).
 //!
 //! [`Responder::handle_request`] checks a packet in the specification's order and says what is to be placed;
-//! after the caller placed it, [`Responder::accept`] moves the state on. Nothing changes for a packet that is
-//! refused, except what the refusal itself is. Answers wait in [`Responder::poll_transmit`], in PSN order.
+//! after the caller placed it, [`Responder::accept`] moves the state on. A packet that is refused changes nothing
+//! but what is answered to it. Answers wait for [`Responder::poll_transmit`], in PSN order.
 
 use super::fault::Fault;
 use super::in_flight::distance;
@@ -132,7 +132,7 @@ pub struct Responder {
     holds_receive: bool,
     /// READs and atomics that wait to be answered.
     pending: u8,
-    /// A request that had been answered in full is answered again: those that are being answered need not be the newest.
+    /// A request that had been answered in full is answered again: the requests that are being answered need not be the newest.
     replaying: bool,
 }
 
@@ -233,7 +233,7 @@ impl Responder {
         self.has_answer() && !self.has_acknowledged(self.asked)
     }
 
-    /// The newest message packet that requested an acknowledgement; a later one may stand for it once it has that.
+    /// The newest message packet that requested an acknowledgement; once that was sent, a later packet may stand for it.
     pub fn asked(&self) -> Psn {
         self.asked
     }

@@ -125,7 +125,7 @@ pub fn rule(from: QpState, to: QpState, ty: QpType) -> Option<Rule> {
     MODIFY[from as usize][to as usize][ty as usize]
 }
 
-/// What a transition has to be given, with `STATE` itself; just that where it is not legal.
+/// The attributes that a transition requires, `STATE` among them; `STATE` alone if it is not legal.
 pub fn required(from: QpState, to: QpState, ty: QpType) -> AttrMask {
     AttrMask::STATE | rule(from, to, ty).map_or(AttrMask::empty(), |rule| rule.required)
 }
@@ -184,7 +184,7 @@ pub enum ModifyError {
     CurState {
         /// What the caller believed.
         given: QpState,
-        /// What is so.
+        /// The state that it is in.
         actual: QpState,
     },
     /// In SQD with requests under way only RESET and ERR may follow.
@@ -202,7 +202,7 @@ pub enum ModifyError {
         /// Largest value.
         max: u32,
     },
-    /// A path MTU that is one, but more than the port carries.
+    /// A valid path MTU that is more than the port carries.
     #[error("path_mtu is {value} ({} bytes), the port carries up to {} ({} bytes)", 128u32 << value, *.port as u8,
         .port.bytes())]
     PathMtu {
@@ -384,7 +384,7 @@ impl Gates {
     pub const RX_REQ: Self = Self(1 << 2);
     /// Incoming responses are processed.
     pub const RX_RESP: Self = Self(1 << 3);
-    /// A send request may start. Packets of one that has started are not asked for this.
+    /// A send request may start. The packets of one that has started need [`Gates::TX_RETRY`] alone.
     pub const START_WQE: Self = Self(1 << 4);
     /// Packets of send requests that have started go out, again if need be.
     pub const TX_RETRY: Self = Self(1 << 5);
@@ -476,7 +476,7 @@ const STATE_GATES: [Gates; STATES] = {
 const fn never(ty: QpType) -> Gates {
     match ty {
         QpType::Rc => Gates::CLOSED,
-        // Nobody answers, so nothing is answered to.
+        // Nobody answers these types, so they take no responses.
         QpType::Uc | QpType::Ud | QpType::Gsi => Gates::RX_RESP,
         // Send side only.
         QpType::XrcIni => Gates::all_of(&[Gates::POST_RECV, Gates::RX_REQ, Gates::FLUSH_RQ]),

@@ -72,7 +72,7 @@ pub const fn credits(code: u8) -> Option<u32> {
 
 /// The largest credit code that promises no more than `available` receive requests.
 pub const fn credit_code(available: u32) -> u8 {
-    // From 2 on the table has two numbers for each power of two: it, and half as much more.
+    // From 2 on the table has two numbers for each power of two: the power itself, and 1.5 times it.
     let most = CREDITS[CREDITS.len() - 1];
     let n = if available < most { available } else { most };
     match n {

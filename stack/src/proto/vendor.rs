@@ -35,7 +35,7 @@ const FAULT: u32 = 0x600;
 pub struct VendorErr(pub u32);
 
 impl VendorErr {
-    /// A send request ended like this; requests of its queue pair were retried last for that reason.
+    /// Of a send request that ended with `status`; `retried` is why requests of its queue pair were last sent again.
     pub fn of_send(status: WcStatus, retried: Option<RetryCause>) -> Self {
         Self(match status {
             WcStatus::Success => 0,
@@ -58,7 +58,7 @@ impl VendorErr {
         })
     }
 
-    /// A receive request ended like this; the peer had done that.
+    /// Of a receive request that ended with `status`; `fault` is what the peer did, if that is why.
     pub fn of_recv(status: WcStatus, fault: Option<Fault>) -> Self {
         Self(match (status, fault) {
             (WcStatus::Success, _) => 0,

@@ -2,9 +2,8 @@
 //!
 //! A slot is a run of 16-byte granules. A send slot holds a [`SendWqe`] (three granules), then its address block
 //! (datagrams and XRC: [`SendWqe::ext`] granules), then either its scatter/gather list (a granule each) or its
-//! inline data. A receive slot holds a [`RecvWqe`] (one granule),
-//! then its list. The slot size is fixed when the queue is made ([`send_stride`], [`recv_stride`]), so a work
-//! request is found by its sequence number alone.
+//! inline data. A receive slot holds a [`RecvWqe`] (one granule), then its list. The slot size is fixed when the
+//! queue is made ([`send_stride`], [`recv_stride`]), so a work request is found by its sequence number alone.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute_ref};
 
@@ -148,7 +147,7 @@ impl SendWqe {
     pub const fn cmp_and_swp(wr_id: u64, remote_addr: u64, rkey: u32, compare: u64, swap: u64) -> Self {
         Self::of_opcode(wr_id, WrOpcode::AtomicCmpAndSwp).at(remote_addr, rkey).args(compare, swap)
     }
-    /// FETCH & ADD; likewise.
+    /// FETCH & ADD; [`atomic`](Self::atomic) reads its operand.
     #[inline]
     pub const fn fetch_and_add(wr_id: u64, remote_addr: u64, rkey: u32, add: u64) -> Self {
         Self::of_opcode(wr_id, WrOpcode::AtomicFetchAndAdd).at(remote_addr, rkey).args(add, 0)
@@ -194,7 +193,7 @@ impl SendWqe {
         self.flags |= flags.bits() as u8;
         self
     }
-    /// As it is posted: with what is known only then.
+    /// The request as it is posted: with what is known only then.
     #[inline]
     #[must_use]
     pub const fn posted(mut self, length: u32, num_sge: usize, ext: usize, epoch: u32) -> Self {
@@ -209,7 +208,7 @@ impl SendWqe {
     pub fn opcode(&self) -> WrOpcode {
         WrOpcode::from_number(u32::from(self.opcode)).unwrap_or(WrOpcode::Driver1)
     }
-    /// The operation's number, of a known one or not.
+    /// The operation's number, known or not.
     #[inline]
     pub fn opcode_number(&self) -> u8 {
         self.opcode

@@ -1,12 +1,12 @@
-//! Accesses that the kernel makes: memory that is not mapped, or not with the right, is an error and not the end of the process.
+//! Copies that the kernel makes: an address that is not mapped, or lacks the access right, is an error instead of a SIGSEGV.
 //!
 //! For registered memory that its program may unmap at any moment ([`Access::ON_DEMAND`](crate::mem::Access::ON_DEMAND)). The kernel
-//! copies within this process (process_vm_readv(2)), by the page tables of the moment: pages that are there by then are brought in,
-//! and no look before the copy could be out of date. That costs a system call a copy, some ten times the copy of a packet.
+//! copies within this process (process_vm_readv(2)) by the page tables at the time of the copy, and pages in what is missing. A
+//! check before a plain copy could be out of date by then. A copy costs a system call, some ten times the copy of a packet.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Some of the bytes are not mapped, or not with the right.
+/// Some of the bytes are not mapped, or lack the access right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotMapped;
 
@@ -35,13 +35,13 @@ pub unsafe fn write(to: u64, from: &[u8], last: bool) -> Result<(), NotMapped> {
     let body = if last { from.len().saturating_sub(1) } else { from.len() };
     let local = [piece(from.as_ptr().addr(), from.len())];
     let remote = [piece(to as usize, body), piece((to as usize).wrapping_add(body), from.len() - body)];
-    // SAFETY: the kernel reads the bytes of `from`, and checks the other ranges; of what it writes the caller says that it may.
+    // SAFETY: the kernel reads the bytes of `from`, and checks the other ranges; the caller permits what it writes.
     let copied = unsafe { libc::process_vm_writev(libc::getpid(), local.as_ptr(), 1, remote.as_ptr(), 2, 0) };
     whole(copied, from.len())
 }
 
-/// Replaces the host-order word at an address of this process by what `new` makes of it; returns what it held. Atomic with respect
-/// to other updates of this kind alone: the processor has no part in it.
+/// Replaces the host-order word at an address of this process by what `new` makes of it; returns the old word. Atomic only with
+/// respect to other calls of this function, which take one lock; not to atomic instructions.
 ///
 /// # Errors
 /// [`NotMapped`].
@@ -59,7 +59,7 @@ pub unsafe fn update(at: u64, new: impl FnOnce(u64) -> u64) -> Result<u64, NotMa
     Ok(before)
 }
 
-/// Whether this kernel makes such copies; it may be built without, or a filter of system calls may be in the way.
+/// Whether this kernel makes such copies; it may be built without them, or a seccomp filter may refuse the call.
 pub fn works() -> bool {
     static WORKS: OnceLock<bool> = OnceLock::new();
     *WORKS.get_or_init(|| {
@@ -82,7 +82,7 @@ mod tests {
 
     const PAGE: usize = 4096;
 
-    /// Two pages, of which the second is as if it were not mapped; no other thread is given its addresses.
+    /// Two pages. The second is as inaccessible as if it were not mapped, but no other thread can map its addresses.
     struct Pages(*mut u8);
 
     impl Pages {

@@ -76,11 +76,11 @@ impl Agenda {
         }
     }
 
-    /// Has the queue pair woken at its deadline. Later deadlines are found when an earlier one fires, so this is seldom more
-    /// than a comparison.
+    /// Schedules a wake-up of the queue pair at its deadline. A later deadline is found when an earlier one fires, so this is
+    /// seldom more than a comparison.
     ///
-    /// Among many queue pairs, one that has no deadline any more leaves the wheel at once. Its entry and those of its neighbours in
-    /// the list are in a cache still, as all were scheduled a moment ago; when a timer fires for nothing, none of them is.
+    /// Among many queue pairs, one that has no deadline any more leaves the wheel at once. Its entry and those of its neighbours
+    /// in the list are still in a cache, as all were scheduled a moment ago; when a timer fires for nothing, none is.
     #[inline]
     pub fn arm(&mut self, qp: &mut Qp) {
         let deadline = qp.requester.deadline();
@@ -92,7 +92,7 @@ impl Agenda {
         }
     }
 
-    /// The queue pair is woken at no deadline.
+    /// Cancels the wake-up of the queue pair.
     #[inline]
     pub fn disarm(&mut self, qp: &mut Qp) {
         qp.wakes_at = Instant::FAR;

@@ -1,14 +1,14 @@
-//! Which shard each block of queue pair numbers is of.
+//! Which shard has each block of queue pair numbers.
 //!
-//! The device leases blocks for its shards, and never gives one back. Shards look a number up that is none of their own, to
-//! hand its packets over.
+//! The device leases blocks for its shards, and never gives one back. A shard looks up the numbers that are not its own, to
+//! hand their packets over.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::config::SHARDS_MAX;
 use crate::id::{Qpn, QpnBlock};
 
-/// In the place of a shard: nobody has the block.
+/// In place of a shard: nobody has the block.
 const NOBODY: u8 = u8::MAX;
 
 const _: () = assert!(SHARDS_MAX <= NOBODY as usize);
@@ -27,7 +27,7 @@ impl Default for Blocks {
 }
 
 impl Blocks {
-    /// The shard that has the block of this number; beyond all shards where none has it.
+    /// The shard that has the block of this number; a number beyond all shards if none has it.
     #[inline]
     pub fn shard_of(&self, qpn: Qpn) -> usize {
         self.0[qpn.block().index()].load(Ordering::Relaxed).into()

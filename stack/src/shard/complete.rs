@@ -57,8 +57,8 @@ impl Env {
         taken
     }
 
-    /// A completion was lost: the queue is unusable. Told once; at the end of the turn the other queue pairs that use it
-    /// are ended, here, and by the other shards in their turns.
+    /// A completion was lost: the queue is unusable. Raises one event. The other queue pairs that use the queue enter ERR at the
+    /// end of the turn; those of other shards do in those shards' turns.
     #[cold]
     fn overrun(&mut self, qp: &Qp, lane: LaneId) {
         self.count_of(qp, Counter::CqOverflows);

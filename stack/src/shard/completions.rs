@@ -17,7 +17,7 @@ pub(super) struct Completions {
     pub staged: Vec<LaneId>,
     /// Queue pairs whose ring slots are freed when completions are published.
     pub finished: Vec<u32>,
-    /// Lists for receive completions that are deferred, not in use.
+    /// Lists for deferred receive completions that are not in use.
     #[allow(clippy::vec_box, reason = "the boxes move to queue pairs and back")]
     pub spare_lists: Vec<Box<DeferredReceives>>,
     /// [`Shared::overruns`](super::Shared::overruns) as of the last look at the lanes.

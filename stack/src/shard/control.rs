@@ -50,8 +50,8 @@ impl Shard {
         let env = &mut self.env;
         env.now = now;
         let qp = self.qps.get(slot).expect("the device knows which slots are taken");
-        // The source address is held before it is judged: what is judged is what is used. An index that the queue pair holds
-        // keeps its address, also where the port does not have it any more.
+        // The source address is held before it is checked, so that the address that is checked is the one used. An index that
+        // the queue pair holds keeps its address, even if the port does not have it any more.
         let index = attr.ah_attr.grh.filter(|_| mask.contains(AttrMask::AV)).map(|grh| grh.sgid_index);
         let new = index.filter(|index| qp.held_gid != Some(*index));
         let shared = env.shared.clone();
@@ -75,7 +75,7 @@ impl Shard {
         }
         qp.attr.take(attr, mask);
         if qp.is_datagram() {
-            qp.attr.path_mtu = env.shared.mtu() as u8; // no attribute of theirs: a datagram is as long as the port allows
+            qp.attr.path_mtu = env.shared.mtu() as u8; // not an attribute of these: a datagram is as long as the port allows
         }
         let from = qp.state;
         if mask.contains(AttrMask::AV) || mask.contains(AttrMask::DEST_QPN) {
@@ -122,7 +122,7 @@ impl Shard {
             }
         }
         if to == QpState::Err {
-            // Not left to the next turn: who goes on to RESET, again and again, may leave no time for one.
+            // Not left to the next turn: a caller that goes on to RESET, again and again, may leave no time for one.
             self.publish_if_due();
         }
         Ok(())

@@ -8,7 +8,7 @@
 //! it ([`UserMemory`](crate::mem::UserMemory)). A place says how long it is, and nothing is opened beyond.
 //!
 //! Memory that may be unmapped at any moment is not opened: the kernel copies ([`racy::kernel`]), and an access that it refuses
-//! fails as one without the right to it does.
+//! fails like one that the key does not grant.
 
 use core::sync::atomic::Ordering;
 
@@ -21,7 +21,7 @@ use crate::sync::prefetch;
 use crate::wire::icrc::OnePass;
 use crate::wire::{Header, ICRC_LEN, Template};
 
-/// A local key, range or right is not good: nothing was copied. Or some of the bytes are not mapped.
+/// A local key, range or right is invalid, and nothing was copied; or some of the bytes are not mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LocalProtection;
 
@@ -60,7 +60,7 @@ impl Memory<'_> {
         self.gather(SendWqe::sges(slot), offset as u64, to)
     }
 
-    /// Where bytes `offset..offset + len` of the message of a send request are, if they are behind each other in memory.
+    /// Where bytes `offset..offset + len` of the message of a send request are, if they are contiguous in memory.
     #[inline]
     pub fn locate(
         &self,
@@ -245,7 +245,7 @@ impl Default for LongPacket {
 }
 
 impl LongPacket {
-    /// Lines of the payload that are prefetched when a packet is laid out: what is copied before the processor follows.
+    /// Lines of the payload that are prefetched when a packet is laid out: enough until the hardware prefetcher follows the copy.
     const FIRST_LINES: usize = 4;
 
     /// Bytes of payload from which on a packet is long: whatever its headers, enough is left behind its head.
@@ -284,9 +284,9 @@ impl LongPacket {
         self.pass.is_some().then(|| core::ptr::without_provenance(self.payload.addr() as usize))
     }
 
-    /// Puts the first bytes of its payload behind its headers, if one is laid out: once, before it is written. Best a while before:
-    /// [`write`](Self::write) loads both in whole lines, and a load of what several stores have just written waits until these and
-    /// all stores before them are done, as those of the frame before.
+    /// Puts the first bytes of its payload behind its headers, if one is laid out: once, before it is written, and best a while
+    /// before. [`write`](Self::write) loads both in whole lines, and a load of bytes that several stores have just written waits
+    /// until these and all stores before them are done, those of the frame before among them.
     #[inline(always)]
     pub fn complete_head(&mut self) {
         if self.pass.is_some() {
@@ -361,7 +361,7 @@ unsafe fn write_at(to: *mut u8, from: &[u8]) {
 /// The word at a place; `None` for an indirect one.
 ///
 /// # Panics
-/// If it is none: the responder has refused such an address.
+/// If the place is not aligned to 8 bytes: the responder has refused such an address.
 #[inline]
 fn word(place: Place) -> Option<*mut u64> {
     assert!(place.addr().is_multiple_of(8), "a word at {:#x}", place.addr());

@@ -2,9 +2,9 @@
 //!
 //! A turn works with the time at which it began. A thread that is interrupted between that look at the clock and a packet
 //! would give the packet's timer less than its time: too little of an RNR NAK's delay, a retransmission before the ACK
-//! timeout. The next turn begins with another look at the clock, and what happened in the last one happened before that: so
-//! the waits that began then count from there, and, where the turn was a long one, the ACK timers too. No packet costs a
-//! look at the clock. What a turn of usual length takes is added to ACK timeouts ([`TURN_SLACK`]).
+//! timeout. The next turn begins with another look at the clock, and what happened in the last turn happened before that. So
+//! the waits that began in the last turn count from the new time; so do its ACK timers, if the turn was a long one. No packet
+//! costs a look at the clock. What a turn of usual length takes is added to ACK timeouts ([`TURN_SLACK`]).
 
 use arrayvec::ArrayVec;
 

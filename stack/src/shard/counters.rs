@@ -70,7 +70,7 @@ counters! {
     RetriesRnr "retries_rnr",
     /// Packets sent again only to ask for the acknowledgement of unsignalled requests that nothing followed.
     AckProbes "ack_probes",
-    /// Local ACK timeouts: those that led to a retry, and the last one, that none was left for.
+    /// Local ACK timeouts: those that led to a retry, and the last one, after which no retry was left.
     Timeouts "timeouts",
     /// Send requests that failed because nobody answered for the address of the next hop: no packet was sent.
     Unreachable "next_hop_unreachable",
@@ -210,8 +210,8 @@ pub type Peer = (Gid, Qpn);
 
 /// What a queue pair counts, and whom it talks to, for others to read while its shard works.
 ///
-/// A packet touches one cache line of it, the first; all else is rare, and what counts rare things is not there before
-/// the first of them happens. Only its shard writes.
+/// A packet touches one cache line of it, the first; all else is rare, and the counters of rare things are allocated when
+/// the first of these happens. Only its shard writes.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct QpCounters {
@@ -282,7 +282,7 @@ impl QpCounters {
         self.cold.get_or_init(|| Box::new([const { AtomicU64::new(0) }; COLD]))
     }
 
-    /// Tells whom the queue pair talks to from now on.
+    /// Sets whom the queue pair talks to from now on.
     #[cold]
     pub fn set_peer(&self, peer: Option<Peer>) {
         let (gid, qpn) = peer.unwrap_or((Gid::default(), Qpn::new(0)));

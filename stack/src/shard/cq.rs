@@ -141,12 +141,12 @@ struct Waiting {
 pub struct EventChannel {
     waiting: Mutex<Waiting>,
     fd: EventFd,
-    /// Rings instead, where something of the device itself waits.
+    /// Rung instead of queueing events, if a part of the device itself waits for them.
     alarm: Option<Arc<Alarm>>,
 }
 
 impl EventChannel {
-    /// Events of one completion queue that wait at most. One more says nothing new: whoever fetches those polls.
+    /// Most events of one completion queue that wait. One more says nothing new: whoever fetches these polls the queue.
     pub const PER_CQ: u32 = 1024;
 
     /// A channel with its descriptor.

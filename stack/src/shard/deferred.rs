@@ -1,10 +1,10 @@
 //! Receive completions that wait for their acknowledgement.
 //!
 //! A receive completion must not be seen before the acknowledgement that its sender waits for is with the port. As a
-//! rule it is: a turn sends its answers, then publishes. Only where an answer is left for a later turn, behind READ
-//! responses of the same queue pair, for want of a frame or of a next hop, are that queue pair's receive completions
-//! withdrawn from the lanes, in order, until a response with their number or a later one has been built, or the queue
-//! pair ends. Completions of other queue pairs go on.
+//! rule it is not: a turn sends its answers, then publishes. But an answer may be left for a later turn: behind READ
+//! responses of the same queue pair, or for lack of a frame or of a next hop. Then that queue pair's receive completions
+//! are withdrawn from the lanes, in order, until a response with their number or a later one has been built, or the
+//! queue pair ends. Completions of other queue pairs go on.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ struct Deferred {
 pub(super) struct DeferredReceives(VecDeque<Deferred>);
 
 impl DeferredReceives {
-    /// How many wait: the receive requests that were taken last, but for one that is not complete.
+    /// How many wait. They belong to the receive requests that were taken last, apart from one that is not complete.
     pub fn len(&self) -> u32 {
         self.0.len() as u32
     }
@@ -72,7 +72,7 @@ impl Completions {
             let mut solicited = false;
             to.writer.withdraw(|cqe| {
                 let of_qp = (cqe.qp_index, cqe.epoch) == (qp.index, qp.epoch);
-                // One that was released goes before those that are still deferred, though it is not published yet.
+                // A completion that was released stays: it goes before those that are still deferred.
                 let take = of_qp && cqe.opcode.is_recv() && !cqe.acknowledged;
                 if take {
                     list.0.push_back(Deferred { lane, until, cqe: *cqe });
@@ -88,7 +88,7 @@ impl Completions {
         self.put_back(qp, list);
     }
 
-    /// An empty list is kept for the next queue pair: deferring allocates only while more of them wait than ever.
+    /// An empty list is kept for the next queue pair: deferring allocates only if more queue pairs wait than ever before.
     fn put_back(&mut self, qp: &mut Qp, list: Box<DeferredReceives>) {
         if list.0.is_empty() {
             self.spare_lists.push(list);

@@ -1,8 +1,8 @@
 //! Draining a queue pair: where its queues end now, and whether everything before that has its completion.
 //!
-//! A control call marks the ends of the two rings; they are the markers that a program on other devices posts. The
-//! turns that follow release the slots and publish the completions, in the same turn, and a drain looks between two
-//! turns: a slot that is released has its completion where the program polls. Nothing here is seen by the data path.
+//! A control call notes the ends of the two rings, for which a program on other devices posts marker requests. A later
+//! turn releases slots and publishes their completions, both in the same turn, and a drain looks between two turns: a
+//! slot that is released has its completion where the program polls. Nothing here is seen by the data path.
 
 use super::Shard;
 use super::qp::{Cause, Qp};
@@ -11,7 +11,7 @@ use crate::proto::attr::{AttrMask, QpAttr};
 use crate::proto::state::ModifyError;
 use crate::time::Instant;
 
-/// What a drain is to wait for.
+/// What a drain waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum DrainKind {
@@ -25,7 +25,7 @@ pub enum DrainKind {
     Sqd,
 }
 
-/// How far a drain has come: the ends of the rings that it waits for.
+/// The ends of the rings that a drain waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DrainMark {
     kind: DrainKind,

@@ -26,7 +26,7 @@ pub(super) struct Env {
     /// When this turn began.
     pub now: Instant,
     pub shared: Arc<Shared>,
-    /// This shard's of the shared ones.
+    /// The counters of this shard, among the shared ones.
     pub counters: Arc<Counters>,
     pub outbox: Outbox,
     pub agenda: Agenda,

@@ -1,8 +1,8 @@
 //! The port's GID table: addresses may be added and removed while the device is open.
 //!
 //! An index that a queue pair or an address handle holds keeps its address, also when that is removed from the port; the
-//! place is used again when the last holder lets go (IBA A17.4, as kernels do it). What may outlive its holder, as a
-//! datagram that waits, names an address by its [`Source`], which never means another one. Changes are made under a lock;
+//! entry is used again when the last holder lets go (IBA A17.4, as kernels do it). A waiting datagram may outlive the
+//! holder, so it names an address by its [`Source`], which never means another one. Changes are made under a lock;
 //! looking an index or a source up takes none.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
@@ -19,7 +19,7 @@ use crate::proto::address::Source;
 struct Slot {
     high: AtomicU64,
     low: AtomicU64,
-    /// How often the address changed, twice; odd while it does.
+    /// Twice the number of changes of the address; odd during a change.
     changes: AtomicU32,
     /// The port does not have the address any more.
     removed: AtomicBool,
@@ -91,7 +91,7 @@ impl Gids {
         self.len.load(Ordering::Acquire)
     }
 
-    /// The address at an index; `None` where there is none. Of an index that is not held it may change at once.
+    /// The address at an index; `None` where there is none. If nobody holds the index, it may change at any time.
     #[inline]
     pub fn get(&self, index: usize) -> Option<Gid> {
         self.slots.get(index).map(Slot::gid).filter(|gid| !gid.is_zero())

@@ -1,6 +1,6 @@
-//! Which queue pairs send to which neighbour, so that one that moves costs a look at those alone.
+//! Which queue pairs send to which neighbour, so that a neighbour that moves costs a look at its own queue pairs alone.
 //!
-//! Each neighbour that queue pairs of this shard hold has a ring of their slots. When it changes, its ring is gone round
+//! Each neighbour that queue pairs of this shard hold has a ring of their slots. When it changes, the shard walks the ring
 //! once, a bounded number of queue pairs a turn. Strangers cost nothing here, however many queue pairs there are.
 
 use std::collections::VecDeque;

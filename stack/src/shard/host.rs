@@ -1,5 +1,5 @@
-//! What the IP host of the device has to do with a shard: frames that are no RoCE packets go to it, and what it sends leaves by
-//! the shard that asked it.
+//! The IP host of the device, as a shard uses it: frames that are no RoCE packets go to the host, and what the host sends leaves
+//! by the shard that called it.
 
 use super::counters::Counter;
 use super::env::Env;
@@ -10,7 +10,7 @@ use crate::time::Instant;
 use crate::wire::Discard;
 
 impl Env {
-    /// Asks the IP host something, and sends what it has to send on that.
+    /// Calls the IP host, and sends what it has to send then.
     pub fn ask_host<R>(&mut self, ask: impl FnOnce(&mut Net, Instant) -> R) -> R {
         let shared = self.shared.clone();
         shared.with_net(|net| {
@@ -20,7 +20,7 @@ impl Env {
         })
     }
 
-    /// What the IP host has to send now, if something is due.
+    /// Sends what the IP host has to send now, if something is due.
     #[inline]
     pub fn run_host(&mut self) {
         if self.now >= self.shared.net_deadline() {

@@ -1,8 +1,8 @@
 //! Keys within a turn: what is known of those in use, and what waits until no shard uses one that was revoked.
 //!
-//! A shard says when it is in a turn by a number of [`Shared::turning`](super::Shared), which every turn writes. What a turn
-//! looked up is good until its end; so a revoked key is out of use when each shard has passed the end of the turn in which it
-//! may have found it alive.
+//! Each shard has a number in [`Shared::turning`](super::Shared) that tells whether it is in a turn; every turn writes it. A
+//! lookup is good until the end of its turn; so a revoked key is out of use when each shard has passed the end of the turn in
+//! which it may have found it alive.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 

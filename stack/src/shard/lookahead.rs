@@ -37,7 +37,7 @@ pub(super) enum Part {
 }
 
 impl Part {
-    /// The lines of a queue pair that it is: from, and up to and not including.
+    /// Its lines of a queue pair: from, and up to but not including.
     #[inline(always)]
     const fn lines(self) -> [(usize, usize); 3] {
         match self {
@@ -113,8 +113,8 @@ fn prefetch_data(ring: &Consumer<Granule>, next: u32, n: u32, sges: impl Fn(&[Gr
     }
 }
 
-/// How many of the next frames are for the queue pair of one before them, and of its operation: every fourth is looked at, and
-/// those between two that are alike count as well.
+/// How many of the next frames have this glance: queue pair and operation. Every fourth is looked at, and the frames between two
+/// that have it count as well.
 #[inline(always)]
 fn alike(glance: Glance, frames: &[Frame]) -> usize {
     const SAMPLE: usize = 4;
@@ -243,7 +243,7 @@ impl Lookahead {
         }
     }
 
-    /// Takes the oldest burst, whose steps are over then. `into` is empty.
+    /// Takes the oldest burst, after the steps that are left. `into` is empty.
     #[inline]
     pub fn take(&mut self, into: &mut Box<RxBurst>, qps: &Qps, env: &Env) {
         while !self.runs.is_empty() {
@@ -304,7 +304,7 @@ impl Shard {
         self.count_qps();
     }
 
-    /// There is one queue pair more, or less.
+    /// Follows a change of the number of queue pairs.
     pub(super) fn count_qps(&mut self) {
         self.lookahead.on = self.qps.table.len() >= self.lookahead.from;
         self.env.agenda.cancels_timers = self.lookahead.on;
@@ -319,8 +319,8 @@ impl Shard {
         }
     }
 
-    /// Prefetches what those at the front of the ready list point to; the next group is about to send. They themselves were
-    /// prefetched when their doorbells were taken, or touched since.
+    /// Prefetches what the queue pairs at the front of the ready list point to; the next group of them is about to send. The
+    /// queue pairs themselves were prefetched when their doorbells were taken, or touched since.
     #[inline]
     pub(super) fn prefetch_ready(&self, first: bool) {
         let qps = |from: usize, to: usize| (from * GROUP..to * GROUP).filter_map(|place| self.ready(place));

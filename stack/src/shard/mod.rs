@@ -109,7 +109,7 @@ impl Turn {
 pub struct Shard {
     /// The burst received last.
     rx: Box<RxBurst>,
-    /// Those after it, while there are so many queue pairs that what they need is prefetched.
+    /// Bursts received ahead of it, with so many queue pairs that what they need is prefetched.
     lookahead: Lookahead,
     qps: Qps,
     env: Env,
@@ -146,7 +146,7 @@ impl Shard {
         if self.env.outbox.backlog() > 0 { Some(self.env.now) } else { self.next_deadline_without_link() }
     }
 
-    /// As [`next_deadline`](Self::next_deadline), while the port has no link: frames that wait for it are given up in time.
+    /// As [`next_deadline`](Self::next_deadline), while the port has no link: waiting frames are due when they are given up.
     pub fn next_deadline_without_link(&self) -> Option<Instant> {
         let env = &self.env;
         let busy = env.agenda.any_to_send()
@@ -168,8 +168,8 @@ impl Shard {
         [env.agenda.wheel.next_deadline(), net, given_up].into_iter().flatten().min()
     }
 
-    /// Gets ready for a sleep of whoever turns this shard: from here on posters ring, and a port that can tells when frames
-    /// arrive. What is due at once is in [`next_deadline`](Self::next_deadline) after this.
+    /// Prepares for a sleep of the thread that turns this shard: from here on posters ring, and a port that can signals frames.
+    /// What is due at once is in [`next_deadline`](Self::next_deadline) after this.
     pub fn arm(&mut self) -> Armed {
         self.unwatch_all();
         self.env.outbox.queue.arm()
@@ -203,7 +203,7 @@ impl Shard {
     /// Adds the lane by which this shard feeds a completion queue.
     pub fn attach_cq(&mut self, mut writer: CqLane<Cqe>, cq: Arc<CqState>) -> LaneId {
         if cq.overran() {
-            writer.poison(); // since its queue pair was found to be allowed
+            writer.poison(); // it overran after the queue pair was allowed
         }
         self.env.completions.attach(Lane { writer, cq, lost: false })
     }

@@ -26,7 +26,7 @@ pub(super) struct Backlog {
 /// Unreliable work requests that are complete when frames of the request backlog have gone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaving {
-    /// [`Backlog::gone`] when their last frame has.
+    /// The value of [`Backlog::gone`] once their last frame has gone.
     mark: u64,
     pub slot: u32,
     pub epoch: u32,
@@ -111,7 +111,7 @@ impl Outbox {
         self.spare = Some(frame); // an older one goes back to its pool
     }
 
-    /// Has an empty frame ready for a message that comes alone, and would have to wait for it.
+    /// Takes an empty frame in advance, so that a message that comes alone need not wait for one.
     #[inline]
     pub fn prepare_spare(&mut self) {
         if self.spare.is_none() {
@@ -128,8 +128,8 @@ impl Outbox {
         }
     }
 
-    /// Writes packets of a source: up to `in_place` in the port's own memory, if it has some and takes all frames that wait, which
-    /// leave before; else up to `next` in frames, behind those that wait.
+    /// Writes packets of a source: up to `in_place` in the port's own memory, if it has some and first takes all frames that
+    /// wait; else up to `next` in frames, behind those that wait.
     #[inline(always)]
     pub fn write<S: Source>(
         &mut self,
@@ -149,7 +149,7 @@ impl Outbox {
         self.write_to_frames(traffic, next, source)
     }
 
-    /// Whether no frame waits, at most after the port has taken those that did.
+    /// Hands waiting frames to the port. Whether none waits any more.
     #[inline(always)]
     fn is_flushed(&mut self, now: Instant, counters: &Counters) -> bool {
         if self.backlog() > 0 {

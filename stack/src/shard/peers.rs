@@ -139,7 +139,7 @@ impl Env {
         path
     }
 
-    /// The way of an answer from an address of ours to another, which may be a stranger's: that is not remembered among those in use.
+    /// The way of an answer from an address of ours to another, which may be a stranger's and does not become a neighbour in use.
     #[cold]
     pub fn path_of_answer(&mut self, source: Source, gid: &Gid) -> Path {
         self.look_up(source, gid, |net, now| net.resolve_answer(now, gid))

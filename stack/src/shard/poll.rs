@@ -30,7 +30,8 @@ impl Shard {
             if self.lookahead.is_active() { self.receive_then_send() } else { self.send_then_receive() };
         let rx = rx + self.receive_inbox();
         let tx = tx + self.finish();
-        // What the next turn begins with; a program that turns the shard itself has something to do before.
+        // Received for the next turn: a program that turns the shard itself does something else before, and prefetches run
+        // meanwhile.
         self.receive_early();
         Turn::new(rx, tx + self.env.outbox.take_sent_early(), self.has_more())
     }
@@ -44,8 +45,8 @@ impl Shard {
         (self.receive(), sent)
     }
 
-    /// With very many: what those need that were posted to is prefetched while received frames are handled. Frames received
-    /// and sent.
+    /// With very many queue pairs: what those that were posted to need is prefetched while received frames are handled. Frames
+    /// received and sent.
     #[inline(never)]
     fn receive_then_send(&mut self) -> (usize, usize) {
         let posted = self.prefetch_posted();

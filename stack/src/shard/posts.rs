@@ -92,7 +92,7 @@ impl Shard {
         self.env.agenda.watched.iter().any(posted)
     }
 
-    /// Looks at no queue pair each turn any more: from here on posters ring.
+    /// Watches no queue pair any more: from here on posters ring.
     pub(super) fn unwatch_all(&mut self) {
         while let Some(slot) = self.env.agenda.watched.pop() {
             if let Some(qp) = self.qps.get(slot).filter(|qp| qp.watched) {

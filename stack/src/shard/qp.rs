@@ -100,7 +100,7 @@ pub(super) struct Qp {
     /// Send requests are complete whose ring slots are freed when completions are published. The queue pair is then in the list
     /// of [`Completions`](super::completions::Completions).
     pub sends_finished: bool,
-    /// The same of receive requests. A flag for each ring: that of the other queue is not touched.
+    /// The same of receive requests. Each ring has its flag, so that the other ring is not touched.
     pub receives_finished: bool,
     /// In the list of queue pairs for which a response of this burst did something.
     pub in_answered: bool,

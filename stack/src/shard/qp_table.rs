@@ -12,7 +12,7 @@ const FREE: u32 = u32::MAX;
 pub struct QpTable {
     /// (number, slot); a free entry has the number [`FREE`]. A power of two, at most half full.
     entries: Box<[(u32, u32)]>,
-    /// What leaves as many upper bits of 32 as an index has.
+    /// Right shift of a 32-bit hash that leaves the bits of an index.
     shift: u32,
     len: usize,
 }
@@ -55,7 +55,7 @@ impl QpTable {
         self.find(qpn.get()).ok().map(|at| self.entries[at].1)
     }
 
-    /// Asks for the entry of a queue pair.
+    /// Prefetches the entry of a queue pair.
     #[inline]
     pub fn prefetch(&self, qpn: Qpn) {
         prefetch::line(&raw const self.entries[self.home(qpn.get())]);

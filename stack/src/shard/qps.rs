@@ -18,7 +18,7 @@ pub(super) struct Qps {
 }
 
 impl Qps {
-    /// None, and so many slots for them.
+    /// No queue pairs, and so many slots for them.
     pub fn new(slots: usize) -> Self {
         let (table, around) = (QpTable::default(), Filling::default());
         Self { slots: Slab::new(slots), table, found: None, around }

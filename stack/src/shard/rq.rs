@@ -15,7 +15,7 @@ use crate::proto::wqe::{GRANULE, Granule, RecvWqe, recv_stride};
 use crate::sync::spsc::Consumer;
 use crate::sync::srq::Taker;
 
-/// Where a queue pair is to take its receive requests from.
+/// Where a queue pair takes its receive requests from.
 #[derive(Debug)]
 pub enum RecvSource {
     /// Its own ring.
@@ -384,7 +384,7 @@ mod tests {
         assert_eq!(posts.in_use() as usize, model.ring.len(), "{}", told());
     }
 
-    // What comes before it is not complete: it waits for that.
+    // The slot of a skipped request waits for the one before it, which is not complete.
     #[test]
     fn a_request_of_an_earlier_epoch_passes_nobody() {
         let (mut posts, taken) = ring(2, recv_stride(1));

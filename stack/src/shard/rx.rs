@@ -90,8 +90,8 @@ impl Env {
         }
     }
 
-    /// A packet of this opcode, which is RC's. What the table says of it and where its parts are is constant here, so the
-    /// checks that do not concern it are not there, and those that do are compares.
+    /// A packet of this opcode, which is RC's. Its row in the table and the places of its parts are constants here, so checks
+    /// that do not concern it are compiled away, and the others are compares.
     #[inline(never)]
     fn receive_one<const CODE: u8>(
         &mut self,

@@ -1,5 +1,5 @@
-//! Objects by slot, side by side in memory. An object's address follows from its slot, without a load from a table, and few huge
-//! pages, and so few TLB entries, hold all objects.
+//! Objects by slot, side by side in large chunks. An object's address is computed from its slot, not loaded from a table of
+//! objects; and few huge pages, and so few TLB entries, hold all objects.
 
 use crate::sync::huge::Filling;
 
@@ -10,7 +10,7 @@ const CHUNK: usize = 32768;
 /// Objects by slot. One stays where it is while it is there.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
-    /// Slots that there are.
+    /// Number of slots.
     slots: usize,
     chunks: Vec<Chunk<T>>,
     memory: Filling,

@@ -119,7 +119,7 @@ impl Wheel {
         self.entries.get(id as usize).is_some_and(|entry| entry.place() != IDLE)
     }
 
-    /// Asks for the entry of `id`.
+    /// Prefetches the entry of `id`.
     #[inline]
     pub fn prefetch(&self, id: u32) {
         if let Some(entry) = self.entries.get(id as usize) {
@@ -127,14 +127,14 @@ impl Wheel {
         }
     }
 
-    /// Sets the deadline of `id`, instead of an earlier one if it has one. A deadline that is past is due at
-    /// the next [`Wheel::expire`].
+    /// Sets the deadline of `id`, in place of the one that it has. A deadline that is past is due at the next
+    /// [`Wheel::expire`].
     ///
     /// # Panics
     /// If `id` was not reserved.
     #[inline]
     pub fn schedule(&mut self, id: u32, at: Instant) {
-        // A position ahead of a clock that went back, too, is the past.
+        // If the clock went back, the position is ahead of it, and what lies before the position is past.
         let tick = round_up(at).max(self.tick);
         let entry = &self.entries[id as usize];
         if entry.place() != IDLE {
@@ -168,7 +168,7 @@ impl Wheel {
     }
 
     /// Calls `due` for ids whose deadline is not after `now`, up to `max` of them, in the order of their ticks,
-    /// and takes their deadlines away. Returns whether it stopped before it was through: call again.
+    /// and takes their deadlines away. Returns whether work is left: call again.
     ///
     /// The work is bounded by `max`, however far `now` jumped: beside the calls, a fixed number of entries is
     /// moved between levels. A `now` before that of an earlier call counts as that one.
@@ -210,7 +210,7 @@ impl Wheel {
     /// An instant before which [`Wheel::expire`] has nothing to do, or `None` if there is no deadline at all.
     ///
     /// Within the first level it is the instant at which the next deadline fires, above it the beginning of the
-    /// span of ticks that the deadline is in: to wait for it means to come back at most eight times.
+    /// span of ticks that the deadline is in: a caller that wakes up then finds nothing due, eight times at most.
     #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.moving.is_some() {

@@ -1,4 +1,4 @@
-//! What the reliable queue pairs of a shard may have in flight together, over a port whose far end holds little.
+//! What the reliable queue pairs of a shard may have in flight together, over a port whose far end buffers little.
 //!
 //! Those that have something in flight have equal shares: one alone has all of the window, and gives way when others begin. Each
 //! may have one packet in flight, or one part of a READ, whatever the others have. So each has answers of its own to go on from,

@@ -1,9 +1,9 @@
 //! A pair of fences for two sides of unequal frequency: one runs millions of times a second, the other rarely.
 //!
 //! A full fence on both sides orders "store mine, then load yours" (Dekker). [`light`] on the frequent side and [`heavy`] on the
-//! rare one do the same: `heavy` makes every thread of the process pass a full fence, by `membarrier(2)`, so that `light` need
-//! only stop the compiler. A full fence waits for every store before it; right after a burst to a shared-memory port each of
-//! those waits for a cache line from another core. Where the kernel has no `membarrier`, both are full fences.
+//! rare one do the same: `heavy` makes every thread of the process pass a full fence, by `membarrier(2)`, so that `light` can be
+//! a compiler fence. The gain: a full fence waits for every store before it, and right after a burst to a shared-memory port
+//! each of these stores waits for a cache line from another core. Where the kernel has no `membarrier`, both are full fences.
 
 #[cfg(not(loom))]
 use core::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
@@ -31,8 +31,7 @@ pub fn light() {
 
 /// The rare side's fence: a system call.
 ///
-/// Aborts the process if the kernel now refuses the call that it granted before: nothing would keep two threads from holding one
-/// shard.
+/// Aborts the process if the kernel now refuses the call that it granted before: otherwise two threads could hold one shard.
 #[cfg(not(loom))]
 pub fn heavy() {
     fence(Ordering::SeqCst);
@@ -46,8 +45,8 @@ pub fn heavy() {
     }
 }
 
-/// As [`heavy`], for the threads of all processes that [joined](join): it orders this side's accesses to memory that processes
-/// share. Where the kernel cannot do that, this returns all the same; the caller has to bound a lost wake-up by a second look.
+/// As [`heavy`], for the threads of all processes that [joined](join): it orders accesses to memory that processes share. Where
+/// the kernel cannot do that, this returns without a fence elsewhere, and a wake-up may be lost: the caller checks again later.
 #[cfg(not(loom))]
 pub fn heavy_between_processes() {
     fence(Ordering::SeqCst);
@@ -56,8 +55,8 @@ pub fn heavy_between_processes() {
     }
 }
 
-/// Makes the threads of this process pass a full fence at each [`heavy_between_processes`] of any process, so that stopping the
-/// compiler is enough here.
+/// Makes the threads of this process pass a full fence at each [`heavy_between_processes`] of any process, so that a compiler
+/// fence is enough on this side.
 #[cfg(not(loom))]
 pub fn join() {
     if !cfg!(miri) {
@@ -65,7 +64,7 @@ pub fn join() {
     }
 }
 
-/// Registers with the kernel once, so that [`light`] is light from then on.
+/// Registers with the kernel once; from then on [`light`] is a compiler fence. Returns whether the kernel agreed, as `SUPPORT`.
 #[cfg(not(loom))]
 pub fn prepare() -> u8 {
     match SUPPORT.load(Ordering::Acquire) {
@@ -172,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Store mine, fence, load yours: never do both sides miss the other.
+    /// Store mine, fence, load yours: at least one side sees the other's store.
     #[test]
     fn one_side_always_sees_the_other() {
         prepare();

@@ -13,14 +13,13 @@
 //! behind its light fence either entered before that heavy fence, and is then seen `inside` and waited for, or after the count
 //! went down again, which is released and acquired. `owner` changes only under `lock` with the owner kept out.
 //!
-//! The bias may be revoked between a thread's finding itself the owner and its setting `inside`. So it checks again behind the
-//! fence that it still is the owner; and each thread that ever was the owner has an `inside` of its own, so that a late one does
-//! not clear the flag of the next owner. There are [`OWNER_SLOTS`] of them, or as many as the type says: no further thread becomes an
-//! owner.
+//! The bias may be revoked after a thread found itself the owner and before it sets `inside`. So it checks behind the fence that it
+//! still is the owner; and each thread that ever was the owner has its own `inside` flag, so that a late thread does not clear
+//! the flag of the next owner. There are [`OWNER_SLOTS`] flags, or as many as the type says; no further thread becomes an owner.
 //!
 //! A thread that holds the claim is refused when it takes it again: two references to one value would be undefined behaviour. A
-//! holder *releases* the claim. A claim that is dropped instead, as in a panic, leaves a value that may be half changed: then the
-//! claim is dead, and no thread gets it again. That costs nothing, because a dead claim is one whose lock is never released.
+//! holder *releases* the claim. If it drops the claim instead, as in a panic, the value may be half changed: then the claim is
+//! dead, and no thread gets it again. That costs the hot path nothing, because a dead claim is one whose lock is never released.
 
 use core::cell::UnsafeCell;
 use core::marker::PhantomData;
@@ -34,11 +33,11 @@ pub const BIAS_AFTER: u32 = 64;
 
 /// Threads that can become the owner in the life of a claim, one after the other, unless its type sets another number.
 pub const OWNER_SLOTS: usize = if cfg!(loom) { 2 } else { 16 };
-/// Where the owner slot begins in `owner`, above the thread's number, which is an address of user space and so fits below.
+/// The first bit of the owner slot in `owner`. The thread's number, an address of user space, fits in the bits below.
 const SLOT_SHIFT: u32 = 56;
 const NUMBER: u64 = (1 << SLOT_SHIFT) - 1;
 
-/// Failed tries to get a held claim after which the waiting thread sleeps between two tries, for [`PAUSE`].
+/// After so many failed tries a waiting thread sleeps for [`PAUSE`] between two tries.
 #[cfg(not(loom))]
 const SLEEP_AFTER: u32 = 1 << 14;
 #[cfg(not(loom))]
@@ -59,7 +58,7 @@ pub enum Refused {
 }
 
 /// A value that one thread at a time may claim.
-#[repr(C)] // taking needs what is before the value, and no more
+#[repr(C)] // taking the claim touches only what is before the value
 pub struct Claim<T, const OWNERS: usize = OWNER_SLOTS> {
     /// The owner and its slot; 0 for none.
     owner: AtomicU64,
@@ -111,8 +110,8 @@ impl How {
     }
 }
 
-/// A number for the calling thread, never 0, that no other living thread has: the address of its control block, which is read in
-/// one step. A thread-local variable of a shared library takes a call.
+/// A number for the calling thread, never 0, that no other living thread has: the address of its control block, which one
+/// instruction reads. A thread-local variable of a shared library takes a call.
 #[cfg(all(not(loom), not(miri), target_arch = "x86_64", target_os = "linux"))]
 #[inline(always)]
 pub(super) fn thread_number() -> u64 {
@@ -152,7 +151,7 @@ impl<T> Claim<T> {
 }
 
 impl<T, const OWNERS: usize> Claim<T, OWNERS> {
-    /// The same, with room for as many owners as the type says.
+    /// As [`Claim::new`], with room for as many owners as the type says.
     pub fn with_owners(value: T) -> Self {
         prepare();
         Self {
@@ -314,14 +313,14 @@ impl<T, const OWNERS: usize> Claim<T, OWNERS> {
         self.lock.store(FREE, Ordering::Release);
     }
 
-    /// Under `lock`, with the owner kept out: there is none any more.
+    /// Ends the bias: there is no owner any more. Called under `lock`, with the owner kept out.
     fn end_bias(&self, me: u64) {
         self.owner.store(0, Ordering::Relaxed);
         self.last.store(me, Ordering::Relaxed);
         self.row.store(0, Ordering::Relaxed);
     }
 
-    /// Under `lock`, without an owner: counts takings in a row.
+    /// Counts takings in a row. Called under `lock`, while there is no owner.
     #[inline]
     fn count_in_row(&self, me: u64) {
         if self.last.load(Ordering::Relaxed) != me {
@@ -331,8 +330,8 @@ impl<T, const OWNERS: usize> Claim<T, OWNERS> {
         self.row.store(self.row.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Under `lock`, without an owner, when a take that was counted ends: makes the thread that took it the owner, if it has a slot
-    /// or one is free. Not earlier: the owner looks at its slot to see whether it holds the claim already.
+    /// Makes the thread that took the claim last the owner, if it has a slot or one is free. Called under `lock`, while there is
+    /// no owner, at the release: an owner that held the claim by the lock would not see in its slot that it holds it already.
     #[cold]
     fn make_owner(&self) {
         let me = self.last.load(Ordering::Relaxed);
@@ -341,7 +340,7 @@ impl<T, const OWNERS: usize> Claim<T, OWNERS> {
             self.slots[slot].store(me, Ordering::Relaxed);
             self.owner.store((slot as u64) << SLOT_SHIFT | me, Ordering::Relaxed);
         }
-        // If there was no slot: not to be tried again at every turn.
+        // Also where there was no slot: otherwise each release would try again.
         self.row.store(0, Ordering::Relaxed);
     }
 }
@@ -352,8 +351,8 @@ fn slot_of(owner: u64) -> u8 {
     (owner >> SLOT_SHIFT) as u8
 }
 
-/// Waits a little; on a machine with few cores the holder may need this one. A holder that takes long runs code of the program:
-/// then this sleeps.
+/// Waits a little between two tries. Yields now and then, as on a machine with few cores the holder may need this core; sleeps
+/// once the holder takes long, as one that runs code of the program may.
 fn pause(tries: &mut u32) {
     *tries = tries.saturating_add(1);
     #[cfg(loom)]
@@ -375,8 +374,8 @@ impl<T, const OWNERS: usize> Claimed<'_, T, OWNERS> {
         self.end(false);
     }
 
-    /// Gives the claim back, where several threads want it: if this one had to wait for the owner, none is the owner any more,
-    /// and nobody pays for a system call at each taking.
+    /// Gives the claim back, where several threads want it: if this thread took it past an owner, there is no owner any more, so
+    /// that the threads do not pay for a system call at each taking.
     #[inline]
     pub fn release_shared(self) {
         self.end(true);
@@ -394,7 +393,7 @@ impl<T, const OWNERS: usize> Claimed<'_, T, OWNERS> {
 }
 
 impl<T, const OWNERS: usize> Drop for Claimed<'_, T, OWNERS> {
-    /// It was not released: the claim is dead.
+    /// The claim was not released, so it is dead.
     #[cold]
     fn drop(&mut self) {
         let claim = self.claim;

@@ -9,9 +9,9 @@
 //! summary down (acquire), then looks for work; it sets a bit above again where it left something. So a bit is set only while
 //! those above it are set, or a ringer is about to set them, or the drainer is at that word.
 //!
-//! If the bit is set already the ringer leaves it alone. Then the drainer has yet to clear it, and must find the work after that.
-//! That takes a sequentially consistent fence on both sides: between the ringer's "write work" and "read bit", and between the
-//! drainer's "clear bit" and "read work".
+//! If the bit is set already the ringer leaves it alone. Then the drainer has yet to clear it, and must find the work when it
+//! looks afterwards. That takes a sequentially consistent fence on both sides: between the ringer's "write work" and "read bit",
+//! and between the drainer's "clear bit" and "read work".
 
 use super::prefetch;
 use super::primitive::{AtomicU32, AtomicU64, Ordering, fence};
@@ -22,7 +22,7 @@ use crossbeam_utils::CachePadded;
 const WORD: u32 = u64::BITS;
 /// Words of a [`Line`].
 const LINE_WORDS: usize = 16;
-/// Words that share a fence.
+/// Words of bits that a drain clears before one fence.
 const TAKEN_MAX: usize = 64;
 /// 128 bytes, which the processor fetches together (adjacent-line prefetch).
 type Line = CachePadded<[AtomicU64; LINE_WORDS]>;
@@ -219,9 +219,9 @@ impl Doorbells {
     }
 }
 
-/// Clears the bits of word `n` of a level that stand for `first .. end` a level below, and calls `each` for them, which returns
-/// whether to go on, and whether the bit has to be set again. Bits that were not visited are set again, too. Returns whether to
-/// go on, and whether bits are set.
+/// Clears those bits of `word`, number `n` of its level, that stand for the words `first .. end` of the level below, and calls
+/// `each` for each of them. `each` returns whether to go on, and whether its bit has to be set again; bits that were not visited
+/// are set again, too. Returns whether to go on, and whether bits of `word` are set.
 #[inline]
 fn visit(
     word: &AtomicU64,

@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// An eventfd(2), closed on exec, not blocking.
 ///
-/// Signals and clears are bare system calls: those of the C library end the thread that makes them if it was cancelled
-/// (pthread_cancel(3)), in the middle of what it does to the stack.
+/// Signals and clears are bare system calls. Those of the C library are cancellation points (pthread_cancel(3)): a cancelled
+/// thread would end inside them, and leave the device's state half changed.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
@@ -37,8 +37,8 @@ impl EventFd {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes the descriptor not readable. Where a program has it, to be called only after a signal: the program may have made it
-    /// blocking.
+    /// Makes the descriptor not readable. Where the program has the descriptor, call this only after a signal: the program may have
+    /// made it blocking.
     pub fn clear(&self) {
         // Fails only where nothing was signalled.
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
@@ -50,9 +50,9 @@ impl EventFd {
     }
 }
 
-/// Waits until one of the descriptors is readable, a signal handler ran, or `timeout` is over. Whether one is.
+/// Waits until one of the descriptors is readable, a signal handler ran, or `timeout` is over. Returns whether one is readable.
 pub(super) fn wait_readable(fds: &mut [PollFd<'_>], timeout: Duration) -> bool {
-    // A time that is too long for the system is no limit.
+    // A timeout that the system cannot express counts as none.
     poll(fds, Timespec::try_from(timeout).ok().as_ref()).is_ok_and(|ready| ready > 0)
 }
 

@@ -1,14 +1,14 @@
-//! A value for one holder at a time, who has it for a call or takes it along.
+//! A value with one holder at a time, which locks it for a call or moves it out for longer.
 //!
 //! For a call a thread *locks* the value, as a mutex. A holder that needs it over several calls *borrows* it: the value moves
 //! to the holder, no lock is held, and other threads wait until it comes back ([`Exclusive::give_back`]), from whichever
 //! thread. A holder that keeps it for good *takes* it: then other threads are refused instead.
 //!
-//! A thread that has the value, either way, is refused when it asks again: it would wait for itself. So a caller may run code
-//! that it does not know while it has the value.
+//! A thread that has the value, in whichever way, is refused when it asks for it again: it would wait for itself. So a holder may
+//! run unknown code (an iterator or closure of the program) while it has the value.
 //!
-//! The lock is a [`Claim`]: the thread that locks the value again and again executes no atomic read-modify-write. It is never
-//! dropped, only released, so a panic of a holder leaves a value that is as good as before.
+//! The lock is a [`Claim`]: the thread that locks the value again and again executes no atomic read-modify-write. The claim is
+//! never dropped, only released, so the value stays usable after a panic of a holder.
 
 use core::fmt;
 use core::ops::{Deref, DerefMut};
@@ -17,7 +17,7 @@ use std::sync::PoisonError;
 use super::claim::{Claim, Claimed, Refused, thread_number};
 use super::primitive::{Condvar, Mutex};
 
-/// Why a value cannot be had.
+/// Why a value is not available.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unavailable {
     /// The calling thread has it.
@@ -26,7 +26,7 @@ pub enum Unavailable {
     Taken,
 }
 
-/// Threads that can have the bias, one after the other: each costs memory for each value. Further threads lock it as any lock.
+/// Threads that can have the bias, one after the other: each costs memory in each value. For others this is an ordinary lock.
 const OWNERS: usize = 2;
 
 /// A value for one holder at a time.
@@ -53,7 +53,7 @@ pub struct Locked<'a, T> {
 }
 
 impl<T> Exclusive<T> {
-    /// With a value, or as if it had been taken.
+    /// Holds `value`; `None`: as if it had been taken.
     pub fn new(value: Option<T>) -> Self {
         Self {
             place: Claim::with_owners(Place { value, borrower: 0, waited_for: false }),
@@ -153,7 +153,7 @@ impl<T> Exclusive<T> {
         }
     }
 
-    /// Wakes all that wait: who of them locks the value wakes nobody when it unlocks.
+    /// Wakes all waiting threads at once, because unlocking the value wakes none.
     #[cold]
     fn wake(&self) {
         drop(self.falling_asleep.lock());
@@ -342,7 +342,7 @@ mod models {
 
     use super::*;
 
-    /// Every interleaving of a model's threads takes hours: those in which they are interrupted so often take seconds.
+    /// Checks interleavings with at most three preemptions, which takes seconds; all of them would take hours.
     fn check(model: impl Fn() + Sync + Send + 'static) {
         let mut checker = loom::model::Builder::new();
         checker.preemption_bound = Some(3);

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 /// Bytes of a huge page.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// Has the kernel put huge pages under the memory between two addresses, as far as whole ones fit in. Contents and access to them
-/// stay. Takes some 0.3 ms a huge page. `false`: it failed, or the kernel cannot (Linux before 6.1, no memory).
+/// Asks the kernel to put huge pages under the memory between two addresses, where whole ones fit. The contents stay, and can be
+/// accessed meanwhile. Takes some 0.3 ms a huge page. `false`: it failed, or the kernel cannot (Linux before 6.1, no memory).
 #[cfg(not(any(miri, loom)))]
 pub fn collapse(from: usize, to: usize) -> bool {
     /// `MADV_COLLAPSE` of `<linux/mman.h>`.
@@ -38,9 +38,9 @@ pub fn collapse(_from: usize, _to: usize) -> bool {
 
 /// Tracks where objects are allocated, and puts huge pages under them where they fill enough of one.
 ///
-/// Allocators mostly put objects that are made in succession side by side, but jump now and then. A page is tried when objects go
-/// on to another one; while too little of it is used it waits for their return. So does one that failed: mostly a part of it is
-/// not mapped yet, as at the end of a heap, or never will be, as at its start.
+/// Allocators mostly put objects that are made in succession side by side, but jump now and then. A page is tried when the next
+/// object lies on another page; if objects use too little of it, it is left until they return to it. So is a page that failed:
+/// mostly a part of it is not mapped yet, as at the end of a heap, or never will be, as at its start.
 #[derive(Debug, Default)]
 pub struct Filling {
     /// Pages with objects that are not huge yet, by page number.
@@ -56,7 +56,7 @@ pub struct Filling {
 struct Page {
     /// Bytes of objects on it.
     bytes: usize,
-    /// It is tried when it has this many.
+    /// It is tried when objects have this many bytes of it.
     due: usize,
 }
 
@@ -65,8 +65,8 @@ impl Filling {
     const WORTH: usize = HUGE_PAGE / 8;
     /// A page that failed is tried again with this many more bytes: some thirty tries at most.
     const AGAIN: usize = HUGE_PAGE / 32;
-    /// After this many pages in a row whose first try failed no more are tried: this kernel has none. A page counts once, as
-    /// objects can alternate between two of them.
+    /// After this many pages in a row whose first try failed no more are tried: this kernel gives none. Later tries of a page do
+    /// not count, as objects can alternate between two pages that fail.
     const FAILURES: u32 = 8;
 
     /// Records an object of `len` bytes at this address.

@@ -6,23 +6,23 @@
 //!
 //! # The bound
 //!
-//! `cqe` bounds the completions that wait in all lanes together. With one lane that is a count between the two
-//! ends of its ring. With several, a lane takes credits from a shared budget in blocks of [`BLOCK`] and the
-//! reader gives them back once a poll. As a lane may sit on a part of a block, the budget holds a block a lane
-//! more than `cqe`: the queue never overflows below `cqe` entries, and always above `cqe + lanes * BLOCK`. So what a lane
-//! takes back is room for every lane, but for a block.
+//! `cqe` bounds the completions that wait in all lanes together. One lane alone counts those in its ring. Of several lanes each
+//! takes credits from a shared budget in blocks of [`BLOCK`], and a poll gives back one for each completion that it takes. A lane
+//! may hold unused credits of a block, so the budget has `BLOCK` credits a lane more than `cqe`: the queue never overflows below
+//! `cqe` entries, and always above `cqe + lanes * BLOCK`. A lane that takes staged completions back keeps at most a block of
+//! credits; the rest is room for every lane.
 //!
 //! # Events
 //!
-//! A queue made by [`cq_with_events`] can be armed. Both sides write, fence and read: the lane publishes, then
-//! looks whether the reader is armed; the reader arms, then polls once more. One of them sees the other, so
-//! either the event fires or the poll finds the completion. Queues made by [`cq`] skip the fence.
+//! A queue made by [`cq_with_events`] can be armed. Both sides write, fence and read: the lane publishes, then checks whether the
+//! queue is armed; the reader arms the queue, then polls once more. One of them sees the other's write, so either the event fires
+//! or the poll finds the completion. Queues made by [`cq`] skip the fence.
 //!
 //! # Another size
 //!
-//! [`CqReader::resize`] makes new lanes, which take the place of the old ones one by one, each between two turns of its
-//! shard ([`CqLane::replace_with`]). The reader empties the old rings first, so each lane's order stays; what waits in
-//! them does not count against the new bound.
+//! [`CqReader::resize`] makes new lanes, which replace the old ones one by one, each between two turns of its shard
+//! ([`CqLane::replace_with`]). The reader empties the old rings first, so each lane keeps its order; completions that wait in an
+//! old ring do not count against the new bound.
 
 use super::primitive::{Arc, AtomicU8, AtomicU32, Ordering, fence};
 use super::spsc::{self, Consumer, Producer};
@@ -174,8 +174,8 @@ impl<E: Copy + Default + Send> CqLane<E> {
         self.staged_solicited = true;
     }
 
-    /// Takes back the staged completions for which `take` returns true, called in order; the rest closes up. The caller marks
-    /// again what is left and is solicited.
+    /// Takes back the staged completions for which `take` returns true; it is called in order, and the others close up. The caller
+    /// calls [`CqLane::mark_solicited`] again if one of the others is solicited.
     #[cold]
     pub fn withdraw(&mut self, mut take: impl FnMut(&E) -> bool) {
         let mut kept = 0;
@@ -194,7 +194,7 @@ impl<E: Copy + Default + Send> CqLane<E> {
         self.staged_solicited = false;
     }
 
-    /// The last `n` entries are not staged after all.
+    /// Gives up the last `n` staged entries, and their credits.
     fn unstage(&mut self, n: u32) {
         self.staged -= n;
         if self.poisoned {
@@ -342,7 +342,7 @@ impl<E: Copy + Send> CqReader<E> {
         let mut some = arrayvec::ArrayVec::new();
         let Some(older) = &mut self.older else { return some };
         older.poll_with(max.min(POLL_BATCH), |e| some.push(*e));
-        // Only resizes make links, and each link holds something: there are few.
+        // Only a resize adds a ring to this chain, and a ring that holds nothing is dropped: the chain is short.
         if older.older.is_none() && older.is_empty() {
             self.older = None;
         }
@@ -416,8 +416,8 @@ impl<E: Copy + Send> CqReader<E> {
         let armed = self.events.then(|| self.shared.armed.clone());
         let (reader, writers) = build(cqe, self.lanes.len(), 0, armed);
         let mut older = core::mem::replace(self, reader);
-        // A link that holds nothing is dropped, so that there is at most one link more than entries. The newest one may still be
-        // written to.
+        // Drops an old reader that holds nothing, so that there is at most one more in the chain than entries. The newest one may
+        // still be written to.
         if older.older.as_ref().is_some_and(|o| o.lanes.iter().all(|lane| lane.unreleased() == 0)) {
             older.older = older.older.take().and_then(|o| o.older);
         }
@@ -713,7 +713,6 @@ mod tests {
         assert_eq!(out[..7], [0, 1, 2, 3, 4, 5, 6]);
     }
 
-    /// Dropped entries give their room back, after a resize too; a live entry stays, and all behind it.
     #[test]
     fn a_poll_that_panics_loses_no_credit() {
         let (mut reader, mut lanes) = cq::<u64>(32, 2);
@@ -734,6 +733,7 @@ mod tests {
         }
     }
 
+    /// Dropped entries give their room back, after a resize too; a live entry stays, and all behind it.
     #[test]
     fn the_dead_make_room() {
         for lanes in [1, 2] {

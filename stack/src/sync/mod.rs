@@ -1,8 +1,8 @@
 //! Lock-free plumbing between threads: rings, completion lanes and doorbells.
 //!
-//! Defines which thread may touch which slot when, so that one thread may read what another wrote. Rings, lanes and doorbells never
-//! block, and allocate where they are made or resized alone; claims, exclusive ends and sleepers wait. Nothing here reads a clock or
-//! knows of packets or verbs. Called by posters and pollers on one side and by the shard that owns the other end.
+//! Defines which thread may access which slot when, so that one thread may read what another wrote. Rings, lanes and doorbells
+//! never block, and allocate only when they are made or resized; claims, exclusive ends and sleepers wait. Nothing here reads a
+//! clock or knows of packets or verbs. Called by posters and pollers on one side and by the shard that owns the other end.
 //!
 //! `unsafe` is in [`spsc`], [`claim`], [`asymmetric`], [`eventfd`], [`huge`], [`prefetch`], [`process`] and [`unforked`]; [`lanes`]
 //! is built on rings, [`doorbell`] and [`srq`] on atomics alone.

@@ -1,7 +1,7 @@
 //! Prefetches cache lines: a hint, which neither waits nor changes anything.
 //!
-//! With very many queue pairs nothing of the next one is cached. Its lines are prefetched a burst ahead, those of all queue pairs
-//! of the burst one after the other, so that their misses overlap.
+//! With very many queue pairs the next one's state is not in the cache. Its lines are prefetched a burst ahead, together with
+//! those of the burst's other queue pairs, so that the misses overlap.
 //!
 //! [`line()`] prefetches into L2. L1 has room for few outstanding misses, and a core that exceeds them stalls: with random lines
 //! in 256 MiB, prefetched by the dozen, one took 10 to 14 ns into L1 and 4 to 5 ns into L2, from where it is some 15 cycles away.

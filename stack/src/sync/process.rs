@@ -1,5 +1,5 @@
-//! Which process made an object. A fork copies every object, and of the threads only the calling one: what threads or other
-//! processes share (a socket and its file, a device, a lock that another thread held) is still the parent's alone.
+//! Which process made an object. A fork copies every object, but of the threads only the calling one. What depends on other threads
+//! or on other processes (a socket and its file, a device, a lock that another thread held) remains the parent's alone.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Once;
@@ -72,7 +72,7 @@ mod tests {
         assert!(me.is_this() && Process::this() == me);
     }
 
-    /// Goal: a fork has the `membarrier` of its parent, and no wait for a thread that it does not have.
+    /// Goal: a fork inherits its parent's registration for `membarrier`, and does not wait for a thread that it does not have.
     #[test]
     fn a_fork_locks_what_another_thread_of_its_parent_has_the_bias_of() {
         use super::super::claim::BIAS_AFTER;

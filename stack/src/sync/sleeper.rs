@@ -1,8 +1,8 @@
 //! Sleep until there may be work: a frame on a port that signals, a posted request, a call by another thread.
 //!
 //! One thread at a time sleeps here for a device. It sets a flag, then looks for work ([`Sleeper::begin`]); a thread that gives
-//! it work stores that, then reads the flag ([`Sleeper::wake`]). A fence between the two steps on both sides makes sure that one
-//! sees the other ([`asymmetric`]).
+//! it work stores the work, then reads the flag ([`Sleeper::wake`]). A fence between the two steps on both sides makes sure that
+//! one thread sees the other's store ([`asymmetric`]).
 
 use super::asymmetric;
 use super::eventfd::{EventFd, wait_readable};
@@ -49,8 +49,8 @@ impl Sleeper {
         }
     }
 
-    /// Begins a sleep, which [`wake`](Self::wake) ends from here on. A look for work after this call finds all that was given
-    /// without a wake-up. `None` while another thread sleeps, or where the process has no descriptor left.
+    /// Begins a sleep, which any [`wake`](Self::wake) from here on ends. The caller then looks for work once more: that finds all
+    /// work that was given without a wake-up. `None` while another thread sleeps, or where the process has no descriptor left.
     pub fn begin(&self) -> Option<Sleep<'_>> {
         let mut watched = match self.watched.try_lock() {
             Ok(watched) => watched,
@@ -79,8 +79,8 @@ pub struct Sleep<'a> {
 }
 
 impl Sleep<'_> {
-    /// Sets the descriptor that wakes under this number, if any: when it becomes readable, and each time more arrives. It stays
-    /// for later sleeps.
+    /// Sets the descriptor with this number, or removes it. It wakes the sleeper when it becomes readable, and again each time that
+    /// more arrives. It stays for later sleeps.
     ///
     /// # Errors
     /// Those of epoll_ctl(2): the descriptor is one that cannot be waited for.

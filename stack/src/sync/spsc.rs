@@ -410,14 +410,14 @@ impl<T: Copy + Send> Consumer<T> {
         self.published().wrapping_sub(self.released)
     }
 
-    /// Slots published and not yet released, `max` at most. Reads the producer's index only when it knows of fewer.
+    /// Slots published and not yet released, `max` at most. Reads the producer's index only if its copy shows fewer.
     #[inline]
     pub fn ready(&self, max: u32) -> u32 {
         let known = self.published.get().wrapping_sub(self.released);
         if known >= max { max } else { self.unreleased().min(max) }
     }
 
-    /// Whether slot `seq` is published and not released. Reads the producer's index only when it seems not to be.
+    /// Whether slot `seq` is published and not released. Reads the producer's index only if its copy is not as far as the slot.
     #[inline]
     pub fn has(&self, seq: u32) -> bool {
         let ahead = seq.wrapping_sub(self.released);
@@ -596,8 +596,8 @@ mod tests {
     /// Sequence numbers to start from, so that the first few cross the wrap, and the change of sign.
     const STARTS: [u32; 6] = [0, u32::MAX, u32::MAX - 1, u32::MAX - 4, i32::MAX as u32, i32::MAX as u32 - 1];
 
-    /// Every short sequence of what both ends do, in rings of each size: indices are refreshed only where they have to be, so
-    /// copies of the other end's index are stale wherever they can be.
+    /// Every short sequence of operations of both ends, in rings of each size. An end refreshes its copy of the other end's index
+    /// only where it has to, so the sequences meet every stale copy.
     #[test]
     #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
     fn every_short_history_matches_a_queue() {

@@ -1,8 +1,8 @@
 //! The ring of a shared receive queue: one poster, any number of takers, first in first out.
 //!
 //! An entry is a fixed number of 64-bit words. The [`Poster`] writes entries and publishes them; a [`Taker`] copies the oldest
-//! entry out and takes it with one compare-exchange. No taker sets entries aside, so the count is true at every moment, and none
-//! waits: a compare-exchange fails only because another taker had the entry.
+//! entry out and takes it with one compare-exchange. No taker keeps entries in reserve, so the count is exact at every moment, and
+//! no taker waits: a compare-exchange fails only because another taker had the entry, or the ring was closed.
 //!
 //! # Why a copy before the compare-exchange is good
 //!
@@ -194,7 +194,7 @@ impl Poster {
 }
 
 impl Taker {
-    /// Takes the oldest entry: copies it to `to`, as far as that reaches. `None` when there is none.
+    /// Takes the oldest entry: copies as much of it to `to` as fits. `None` when the queue is empty.
     ///
     /// Lock-free: it tries again only when another taker was quicker.
     #[inline]
@@ -223,8 +223,8 @@ impl Taker {
             && self.limit.compare_exchange(limit, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Goes on to the newest ring, after a resize. Takes do so by themselves; an end that is seldom used would
-    /// keep the old ring in memory.
+    /// Goes on to the newest ring, after a resize. [`take`](Self::take) does so by itself; this is for a taker that is seldom used,
+    /// which would keep the old ring in memory.
     #[cold]
     pub fn refresh(&mut self) {
         while let Some(next) = self.ring.next.get().cloned() {

@@ -1,9 +1,9 @@
 //! Sockets that a fork does not get.
 //!
-//! A fork has every descriptor of its parent. A socket that it keeps open outlives the parent: the peer does not see the parent's
-//! end, and a path at which nobody is left to serve looks served. Linux closes descriptors on exec, not on fork. So the handler
-//! of forks (`process.rs`) calls `let_go` in the child, which puts a socket that is joined with nothing in the place of each
-//! one that is listed here. The child's objects keep their descriptors' numbers, and close them as usual.
+//! A fork has every descriptor of its parent. A socket that the fork keeps open outlives the parent: the peer does not see that
+//! the parent ended, and a path where no process serves any more looks served. Linux can close descriptors on exec, but not on
+//! fork. So the fork handler (`process.rs`) calls `let_go` in the child, which replaces each socket that is listed here by an
+//! unconnected one. The child's objects keep the numbers of their descriptors, and close them as usual.
 
 use core::sync::atomic::{AtomicI32, Ordering};
 use std::io;
@@ -15,10 +15,10 @@ const LISTED_MAX: usize = 1024;
 const NONE: i32 = -1;
 
 static LISTED: [AtomicI32; LISTED_MAX] = [const { AtomicI32::new(NONE) }; LISTED_MAX];
-/// The socket that is put in their place.
+/// The unconnected socket that replaces them.
 static NOTHING: AtomicI32 = AtomicI32::new(NONE);
 
-/// Keeps a descriptor from forks while this exists. To be dropped before the descriptor is closed.
+/// Keeps a descriptor from forks while this exists. Drop it before you close the descriptor.
 #[derive(Debug)]
 pub struct Unforked(&'static AtomicI32);
 
@@ -51,7 +51,7 @@ impl Drop for Unforked {
     }
 }
 
-/// Takes the listed sockets from this process, a new fork, before `fork` returns there: makes system calls and no more.
+/// Replaces the listed sockets in this process, a new fork, before `fork` returns in it. Makes only system calls.
 #[cfg_attr(miri, allow(dead_code, reason = "Miri has no fork"))]
 pub(super) fn let_go() {
     let nothing = NOTHING.load(Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! One published word a queue pair: its epoch, its state and its gates.
+//! A published word for each queue pair: its epoch, its state and its gates.
 //!
 //! Written by the shard that owns the queue pair. Read by posters (may I post?) and by threads that poll a completion queue (is
-//! this entry of an earlier life?). A word is `epoch << 32 | state << 16 | flags << 8 | gates`.
+//! this completion of an earlier epoch?). A word is `epoch << 32 | state << 16 | flags << 8 | gates`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +17,7 @@ const DEAD: u64 = 1 << 9;
 pub struct Word(u64);
 
 impl Word {
-    /// Packs the three parts.
+    /// Packs epoch, state and gates; no flags.
     pub const fn new(epoch: u32, state: u8, gates: u8) -> Self {
         Self((epoch as u64) << 32 | (state as u64) << 16 | gates as u64)
     }
@@ -38,7 +38,7 @@ impl Word {
     pub const fn is_dead(self) -> bool {
         self.0 & DEAD != 0
     }
-    /// The same word of a shard that died: every gate is closed, and completions of this epoch are good.
+    /// The same word once the shard has died: every gate is closed, and completions of this epoch can still be polled.
     #[must_use]
     pub const fn dead(self) -> Self {
         Self(self.0 & !(WATCHED | 0xff) | DEAD)

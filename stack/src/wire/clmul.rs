@@ -22,7 +22,7 @@ const BLOCK: usize = 16;
 /// The register after eight bytes of ones.
 const START: u32 = 0xdebb_20e3;
 
-/// Factors of the two halves of a block, by the blocks from it to the end, the last one first in order.
+/// Factors of the two halves of a block, by its place in the longest packet: those of a packet's last block are the last.
 static KEYS: [[u64; 2]; BLOCKS_MAX] = {
     let mut keys = [[0; 2]; BLOCKS_MAX];
     let mut i = 0;
@@ -143,9 +143,9 @@ fn register_by(width: Width, frame: &[u8], l3: usize, end: usize, ipv6: bool) ->
     }
 }
 
-/// The register of the CRC over the bytes of `frame` from `l3`, where its IP header begins, to `end`; `sum` is that over all of
-/// them before `end` as they are, begun at zero. `None` where another function has to do it: the frame has no such layout, or the
-/// processor has no carry-less multiplication.
+/// The register of the CRC over the bytes of `frame` from `l3`, where its IP header begins, to `end`. `sum` is the register,
+/// begun at zero, over all unmasked bytes of `frame` before `end`. `None` where another function has to do it: the frame has
+/// another layout, or the processor has no carry-less multiplication.
 #[inline(always)]
 pub(super) fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: u32) -> Option<u32> {
     register_with_by(width(), frame, l3, end, ipv6, sum)
@@ -197,7 +197,7 @@ impl core::fmt::Debug for OnePass {
 }
 
 impl OnePass {
-    /// Bytes at the start of a frame that are built apart before it is written: all headers, and some payload.
+    /// Bytes at the start of a frame that are built in a buffer of their own before it is written: all headers, and some payload.
     pub const HEAD: usize = crc::HEAD * LINE;
     /// Least bytes of a frame behind its head, ICRC aside.
     pub const REST_MIN: usize = 2 * LINE;
@@ -209,8 +209,8 @@ impl OnePass {
         (width() != Width::None).then(|| Self { masks: &of[usize::from(tagged)] })
     }
 
-    /// Writes `head` and behind it `len` bytes from `from` to `to`, and returns the ICRC over them: that of a frame in masked
-    /// form, which is what is written. With `ahead` not null it also prefetches `len` bytes from there, which may be any address.
+    /// Writes `head` and behind it `len` bytes from `from` to `to`, which makes a frame in masked form, and returns its ICRC.
+    /// With `ahead` not null it also prefetches `len` bytes from there, which may be any address.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, `to` for writes of `HEAD + len`, and they do not overlap; `len` is
@@ -258,8 +258,8 @@ macro_rules! entries {
         mod $of {
             use super::*;
 
-            /// The register over the `words` words of four bytes that end at `end`, by so many lines, 1 to 4, of which the first
-            /// is not full where these are not a multiple of its words.
+            /// The register over the `words` words of four bytes that end at `end`, in `lines` lines, 1 to 4. The first
+            /// line is not full if `words` is no multiple of a line's.
             ///
             /// # Safety
             /// The words are valid for reads. There are at most `lines * 16` of them, and more than `lines * 16 - 16`. The

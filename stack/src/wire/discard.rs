@@ -33,7 +33,7 @@ macro_rules! discards {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// Why a packet was dropped without an answer. `as usize` is the index of its counter.
         ///
-        /// The first group needs only the bytes and comes from this module, the others from the layers above.
+        /// The first group is found by [`wire`](crate::wire), from the bytes alone, the others by the layers above.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
         #[repr(u8)]
         #[non_exhaustive]
@@ -109,7 +109,7 @@ discards! {
     UnexpectedResponse,
     /// An AETH syndrome with a reserved class or code.
     ReservedSyndrome,
-    /// Lengths, keys or order that an unreliable service does not answer.
+    /// A bad length, key or order in a message of an unreliable service, which answers nothing.
     BadRequest,
     /// No receive work request for an unreliable message.
     NoReceive,

@@ -90,7 +90,7 @@ pub fn locate_plain(frame: &[u8]) -> Option<Layout> {
     let row = bth.opcode().row()?;
     let (udp_len, headers) = (usize::from(udp_len), UDP_LEN + row.header_len as usize + ICRC_LEN);
     let short = udp_len < headers + bth.pad() as usize;
-    // As long as a frame of less than 64 KiB is.
+    // The datagram must lie in the frame, and its end fit 16 bits.
     if other != 0 || short || PLAIN_UDP + udp_len > frame.len().min(u16::MAX as usize) {
         return None;
     }

@@ -1,7 +1,8 @@
 //! Turns frames into fields and fields into frames, and guards them with the invariant CRC.
 //!
 //! Never allocates, keeps no state, reads no clock and knows no queue pair: the layers above decide whether a well-formed packet
-//! is *acceptable*. Called by `shard` (both directions), `proto` (opcodes and header fields) and tests.
+//! is *acceptable*. Called by `shard` (both directions), `proto` (opcodes and header fields), `port` (`udp`, and the faults of
+//! links) and tests.
 //!
 //! Receive: [`locate`] makes every check that needs nothing but the bytes, [`icrc::check`] verifies the ICRC, and
 //! [`Layout::packet`] returns the fields. Transmit: [`Template::begin`] writes the headers, the caller copies the payload to the

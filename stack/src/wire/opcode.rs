@@ -349,7 +349,7 @@ impl Opcode {
         Self(self.0 & 0x1f | (transport as u8) << 5)
     }
 
-    /// The class bits: the opcode of operation 0.
+    /// The transport class; `None` for the reserved and vendor classes.
     #[inline]
     pub const fn transport(self) -> Option<Transport> {
         Transport::of(self.0)

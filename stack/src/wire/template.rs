@@ -232,12 +232,12 @@ impl Template {
         template
     }
 
-    /// Where its packets come from.
+    /// Source address of its packets.
     pub fn src(&self) -> Gid {
         self.address(8, 12)
     }
 
-    /// Where its packets go to.
+    /// Destination address of its packets.
     pub fn dst(&self) -> Gid {
         self.address(24, 16)
     }
@@ -354,7 +354,7 @@ impl Template {
         self.bth as usize == ETH_LEN + IPV4_LEN + UDP_LEN
     }
 
-    /// [`Template::begin`] for other layouts. Takes the header by value, so that the usual way needs none in memory.
+    /// [`Template::begin`] for other layouts. Takes the header by value, so that the common case need not store one in memory.
     #[inline(never)]
     fn begin_other(&self, head: &mut [u8; HEADERS_MAX], h: Header) -> usize {
         let h = &h;
@@ -474,7 +474,7 @@ impl Template {
         }
     }
 
-    /// Puts the masked fields of a packet with an IPv4 header at `L3` in.
+    /// Fills in the masked fields of a packet whose IPv4 header is at `L3`.
     #[inline(always)]
     fn finish_v4<const L3: usize>(&self, frame: &mut [u8]) {
         let packet: &mut [u8; IPV4_LEN + UDP_LEN + Bth::LEN] =
@@ -490,7 +490,7 @@ impl Template {
         finish_udp(packet.last_chunk_mut().expect("the array is longer"));
     }
 
-    /// Puts the masked fields in, whatever the layout.
+    /// Fills in the masked fields of a packet over IPv6, or with a VLAN tag.
     #[inline(never)]
     fn finish_other(&self, frame: &mut [u8]) {
         if !self.ipv6 {

@@ -156,7 +156,7 @@ impl Drop for Peer {
     }
 }
 
-/// Makes the calling thread one of another user's: the kernel has users for each thread. As root only.
+/// Makes the calling thread another user's: to the kernel each thread has its own user. As root only.
 pub fn become_user(user: u32) {
     for call in [libc::SYS_setresgid, libc::SYS_setresuid] {
         // SAFETY: takes numbers. Without the C library, which would change every thread.

@@ -39,7 +39,8 @@ pub(crate) const unsafe fn zeroed<T>() -> T {
     unsafe { core::mem::zeroed() }
 }
 
-// What no release may change: programs have these layouts in them. Other structures grow at an end that the calls know of.
+// Layouts that no release may change: programs are compiled with them. Other structures may grow, and their calls take a size or
+// a mask.
 const _: () = assert!(
     size_of::<ibv_context>() == 328
         && size_of::<verbs_context>() == core::mem::offset_of!(verbs_context, context) + 328

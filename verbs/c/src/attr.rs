@@ -9,7 +9,7 @@ use verbs::{
 use crate::abi::{self, ibv_ah_attr, ibv_qp_attr, ibv_qp_cap};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result};
 
-/// Rights as C gives them. Of the optional ones (bits 20 to 29) a device leaves out what it does not know.
+/// Rights as C gives them. A device ignores the optional ones (bits 20 to 29) that it does not know.
 pub(crate) fn access(bits: u32) -> Access {
     const OPTIONAL: u32 = 0x3ff0_0000;
     Access::from_bits_retain(bits & !(OPTIONAL & !Access::all().bits()))
@@ -154,7 +154,7 @@ pub(crate) fn qp_attr(from: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
     to.rnr_retry = from.rnr_retry;
     to.alt_port_num = from.alt_port_num;
     to.alt_timeout = from.alt_timeout;
-    // Behind what older programs have room for.
+    // Beyond the end of older programs' structures.
     if mask.contains(AttrMask::RATE_LIMIT) {
         to.rate_limit = from.rate_limit;
     }

@@ -81,7 +81,7 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
     until(look, (channel, cq, cq_context))
 }
 
-/// More events than were fetched are as many as were: programs do that.
+/// A count above the number of fetched events acknowledges all of them: programs do that.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     let _ = settled(|| {

@@ -1,6 +1,6 @@
-//! What one process of a user has to itself: locked bytes of a file in the user's directory for sockets.
+//! Names that one process of a user claims for itself: locked bytes of a file in the user's directory for sockets.
 //!
-//! A lock is free again when its process ends, and a fork has no part in it. Nothing is ever written to the file.
+//! A lock ends with its process, and a fork does not inherit it. Nothing is ever written to the file.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -32,10 +32,10 @@ impl Drop for Byte {
     }
 }
 
-/// Those of the process.
+/// The claims of a process.
 #[derive(Default)]
 pub(crate) struct Claims {
-    /// One description for all: the first that is closed would end every lock of the process.
+    /// Opened once, for all claims: closing any descriptor of the file ends every lock that the process has on it (fcntl(2)).
     file: Option<Arc<File>>,
     bytes: HashMap<i64, Weak<Byte>>,
 }
@@ -58,7 +58,7 @@ impl Claim {
     fn at(at: i64, shared: bool) -> Option<Self> {
         let mut claims = engine::current().claims();
         if let Some(byte) = claims.bytes.get(&at).and_then(Weak::upgrade) {
-            drop(claims); // it may be the last copy
+            drop(claims); // before `byte`: dropping that, if it is the last copy, takes this lock
             return shared.then_some(Self { _byte: byte });
         }
         let file = match &claims.file {
@@ -78,7 +78,7 @@ impl Claim {
     }
 }
 
-/// The first byte of a name's. Names that share bytes by chance only keep each other out.
+/// The offset of a name's first byte. Names whose hashes collide only keep each other out.
 fn first(name: &str) -> i64 {
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! The configuration of the process's device: environment variables, and what holds without them.
+//! The configuration of the process's device: environment variables and their defaults.
 //!
 //! | variable | means | without it |
 //! |---|---|---|
@@ -63,7 +63,7 @@ pub(crate) fn read() -> Result<Config, String> {
     }
     let mut place = None;
     if meets && device.addrs.is_empty() {
-        // A user without a directory for sockets has one process at least.
+        // Without a directory for sockets nothing can be claimed: the process takes the first address.
         let (number, claim) = Claim::lowest_of(&port.to_string()).unzip();
         device.addrs = vec![(IpAddr::V4(Ipv4Addr::new(10, 77, 0, number.unwrap_or(0) + 1)), 24)];
         place = claim;
@@ -76,7 +76,7 @@ pub(crate) fn read() -> Result<Config, String> {
     ON_DEMAND.store(on_demand, Ordering::Relaxed);
     device.stats = env::var_os("ROCE_STATS").map(PathBuf::from);
     device.pcap = env::var_os("ROCE_PCAP").map(PathBuf::from);
-    // A process that meets another one there may come first.
+    // The process may start before the peer that it meets there.
     device.assume_link = meets;
     device.port = port.into();
     Ok(Config { device, place, lazy })
@@ -85,12 +85,12 @@ pub(crate) fn read() -> Result<Config, String> {
 /// What `ROCE_MEMORY` said when the device was opened.
 static ON_DEMAND: AtomicBool = AtomicBool::new(false);
 
-/// Whether every region is to be one on demand.
+/// Whether every region is registered on demand.
 pub(crate) fn memory_on_demand() -> bool {
     ON_DEMAND.load(Ordering::Relaxed)
 }
 
-/// Whether processes of this host take XRC domains as processes of several hosts do.
+/// Whether each process has XRC domains of its own, as if it were on a host of its own.
 pub(crate) fn each_process_is_a_host() -> bool {
     env::var_os("ROCE_XRCD").is_some_and(|value| value == "process")
 }

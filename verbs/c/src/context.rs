@@ -24,13 +24,13 @@ use crate::{config, cq, mr, mw, pd, qp, srq, xrcd};
 
 /// `struct ibv_context`, inside of `struct verbs_context`.
 pub(crate) struct Context {
-    /// What programs use that pass the context to another process: nothing is behind it.
+    /// `cmd_fd`, for programs that pass it to another process: nothing is behind it.
     _cmd: File,
     /// Events for it that were taken from the device.
     pub waiting: Waiting,
     /// Readable while there are some.
     own: OwnedFd,
-    /// Readable while there are events for it; for the only context, while the device has any too: `async_fd`.
+    /// `async_fd`: readable while there are events for this context, and, as long as it is the only one, while the device has any.
     events: OwnedFd,
 }
 
@@ -77,7 +77,7 @@ impl Context {
     pub(crate) fn ring(&self) {
         signal(&self.own);
     }
-    /// Nothing waits that was taken on its behalf.
+    /// Makes the descriptor unreadable: no event waits.
     pub(crate) fn hush(&self) {
         let mut count = 0_u64;
         // SAFETY: a descriptor of ours that does not block, and 8 bytes.
@@ -96,7 +96,7 @@ impl Context {
         Ok(())
     }
 
-    /// Watches what is handed out to it, and the device's events while it is the only one to have them.
+    /// Watches what is handed out to it, and, as long as it is the only context, the device's events.
     fn watch(&self, contexts: &mut Contexts, device: &Arc<Verbs>) -> Result<()> {
         self.epoll_ctl(libc::EPOLL_CTL_ADD, self.own.as_fd())?;
         let events = device.async_fd()?;
@@ -151,7 +151,7 @@ fn epoll() -> Result<OwnedFd> {
     own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
 }
 
-/// `old` becomes what `new` is, and blocks as it did.
+/// Makes the number of `old` refer to what `new` is; it blocks, or not, as before.
 fn renew(old: &OwnedFd, new: OwnedFd) -> Result<()> {
     let (old, new) = (old.as_raw_fd(), new.as_raw_fd());
     // SAFETY: descriptors of ours.
@@ -175,7 +175,7 @@ pub(crate) unsafe fn device_of(context: *mut ibv_context) -> Result<Arc<Verbs>> 
 /// Opens the device once more, for the program or for connection management.
 pub(crate) fn open() -> Result<*mut ibv_context> {
     let process = engine::current();
-    // Another thread may end the last object meanwhile.
+    // Counted as an object meanwhile: another thread may end the last one, which closes the device.
     process.count();
     let opened = open_counted(process);
     process.discount();
@@ -216,7 +216,7 @@ fn open_counted(process: &engine::Process) -> Result<*mut ibv_context> {
     let (own, events) = (event_fd()?, epoll()?);
     context.async_fd = events.as_raw_fd();
     context.num_comp_vectors = device.num_comp_vectors() as c_int;
-    // What tells programs that the structure around it is there.
+    // Tells programs that there is a `verbs_context` around this structure.
     context.abi_compat = core::ptr::without_provenance_mut(usize::MAX);
     let state = Context { _cmd: cmd, waiting: Waiting::default(), own, events };
     let mut contexts = process.contexts();
@@ -235,7 +235,7 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     number(|| {
-        // From here on no event comes here.
+        // From here on no event is handed out to this context.
         engine::current().contexts().open.retain(|other| *other != context as usize);
         // What the program has not destroyed stays, as with every libibverbs: the device is closed with its last object.
         // SAFETY: as C promises.
@@ -251,7 +251,7 @@ fn put_text(text: &str, field: &mut [c_char]) {
     }
 }
 
-/// A number that C has fewer bits for.
+/// A number as an `int`, or the largest `int` if it does not fit.
 fn at_most(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
@@ -282,7 +282,7 @@ fn device_attr(device: &Verbs) -> ibv_device_attr {
     to.max_qp_init_rd_atom = attr.max_qp_init_rd_atom.into();
     to.atomic_cap = match attr.atomic_cap {
         AtomicCap::None => abi::IBV_ATOMIC_NONE,
-        // Atomics on memory on demand are atomic with each other.
+        // Atomics on memory on demand are atomic with respect to each other only.
         AtomicCap::Glob if config::memory_on_demand() => abi::IBV_ATOMIC_HCA,
         AtomicCap::Hca => abi::IBV_ATOMIC_HCA,
         AtomicCap::Glob => abi::IBV_ATOMIC_GLOB,
@@ -357,7 +357,7 @@ unsafe extern "C" fn query_device_ex(
     })
 }
 
-/// What may be done on memory on demand: everything that only copies. An atomic is none with the processor there.
+/// What memory on demand supports: all operations that only copy. Atomics there are not atomic with respect to the processor.
 fn put_odp_caps(to: &mut ibv_device_attr_ex) {
     let messages = abi::IBV_ODP_SUPPORT_SEND | abi::IBV_ODP_SUPPORT_RECV | abi::IBV_ODP_SUPPORT_SRQ_RECV;
     let reliable = messages | abi::IBV_ODP_SUPPORT_WRITE | abi::IBV_ODP_SUPPORT_READ;

@@ -17,8 +17,8 @@ use crate::{channel, cq_ex, engine, pd, wc};
 /// `struct ibv_cq`, with what `struct ibv_cq_ex` adds behind it.
 pub(crate) struct Cq {
     pub verbs: Verbs,
-    /// Completions that are read one by one: between `start_poll` and `end_poll`, which one thread does at a time. It borrows from
-    /// `verbs`, which stands still, and is gone before it.
+    /// The poll of one thread between `start_poll` and `end_poll`. It borrows from `verbs`, which does not move, and is dropped
+    /// before it.
     pub poll: UnsafeCell<Option<CqExPoll<'static>>>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) unsafe fn of<'a>(cq: *mut ibv_cq) -> Result<&'a Verbs> {
 pub(crate) unsafe fn fetched(cq: *mut ibv_cq) -> Result<*mut c_void> {
     // SAFETY: as the caller promises.
     let object = unsafe { Object::<Cq>::of(cq.cast()) }?;
-    // For the device it is done; from here on the object counts.
+    // To the device it is acknowledged; from here on the object counts it.
     object.private().verbs.ack_events(1)?;
     // SAFETY: it lives.
     unsafe { object::fetched(cq as usize) };
@@ -135,7 +135,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         if has(!(abi::IBV_CQ_INIT_ATTR_MASK_FLAGS | abi::IBV_CQ_INIT_ATTR_MASK_PD)) {
             return Err(EINVAL);
         }
-        // A queue that one thread uses needs no lock, but may have one; one that may overrun is not for us.
+        // SINGLE_THREADED permits to leave the lock out, and nothing more; IGNORE_OVERRUN is not supported.
         let flags = if has(abi::IBV_CQ_INIT_ATTR_MASK_FLAGS) { attr.flags } else { 0 };
         if flags & !abi::IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
             return Err(EOPNOTSUPP);
@@ -199,7 +199,7 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: as C promises.
     number(|| match unsafe { of(cq) }?.req_notify(solicited_only != 0) {
-        // Nobody is told, as with other devices.
+        // Without a channel nobody is notified, as with other devices.
         Err(VerbsError::Device(DeviceError::NoChannel)) => Ok(()),
         armed => Ok(armed?),
     })

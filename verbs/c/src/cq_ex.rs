@@ -11,7 +11,7 @@ use crate::guard::guarded;
 use crate::object::Object;
 use crate::wc;
 
-/// Gives a queue its functions. Those that read a field which was not asked for are not there, as ibv_create_cq_ex(3) has it.
+/// Gives a queue its functions. Those that read a field which was not asked for are NULL, as ibv_create_cq_ex(3) says.
 pub(crate) fn put_calls(to: &mut ibv_cq_ex, fields: CqWcFlags) {
     to.start_poll = Some(start_poll);
     to.next_poll = Some(next_poll);
@@ -66,7 +66,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
                 return Err(EINVAL);
             }
             let state = Object::<Cq>::of(cq)?.private();
-            // It stands still, and the poll ends before it: `destroy` sees to that.
+            // It does not move, and the poll ends before it: `ibv_destroy_cq` sees to that.
             let verbs: &'static verbs::Cq = &*core::ptr::from_ref(&state.verbs);
             let Some(started) = verbs.start_poll()? else { return Ok(false) };
             show(cq, &started.wc());

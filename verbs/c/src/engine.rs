@@ -1,14 +1,14 @@
 //! The one device of the process, `roce0`: opened when a call needs it, closed with the program's last object.
 //!
-//! Loading the library starts nothing. Opening the device opens no port where its addresses are known without (memif, the default);
-//! the port starts with the first queue pair or connection. Threads of the device have all signals blocked.
+//! Loading the library starts nothing. Opening the device opens no port where its addresses are known without one (memif, the
+//! default); the port starts with the first queue pair or connection. Threads of the device have all signals blocked.
 //!
 //! A forked child finds the device as follows. If the parent's port had not started, the child has a device of its own, as a process
-//! that was just started; what the parent had allocated is refused there. If it had, the child has none: every call is `EIO`, and
-//! nothing of the parent is touched.
+//! that was just started; what the parent had allocated is refused there. If the port had started, the child has no device: every
+//! call is `EIO`, and nothing of the parent is touched.
 //!
-//! A process may end without having closed anything. Then, behind its own destructors, its peers are told that their connections
-//! end, and what was posted is sent, as a kernel and a NIC do after a process.
+//! A process may exit without closing anything. After its destructors have run, the library tells its peers that their connections
+//! end, and sends what was posted, as a kernel and a NIC would.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -117,11 +117,11 @@ impl Process {
     pub(crate) fn retired(&self) -> MutexGuard<'_, Retired> {
         lock(&self.retired)
     }
-    /// What the process has to itself.
+    /// The names that this process has claimed.
     pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
         lock(&self.claims)
     }
-    /// What the program has open. While it is locked, none is closed.
+    /// The contexts that the program has open. While this is locked, none is closed.
     pub(crate) fn contexts(&self) -> MutexGuard<'_, Contexts> {
         lock(&self.contexts)
     }
@@ -183,7 +183,8 @@ impl Process {
         Ok(context)
     }
 
-    /// The process ends. Its other threads still run, and one of them, or this one before a signal came, may be in a call.
+    /// The process ends. A lock may be held for good: by another thread, which still runs, or by a call of this thread that a
+    /// signal handler interrupted.
     fn take_leave(&self) {
         if is_dead() || !self.started.load(Ordering::Relaxed) {
             return;

@@ -1,8 +1,9 @@
 //! Asynchronous events.
 //!
-//! The device has one queue of events for the process. A program that has it open several times gets the events of an object where
-//! the object was made, and those of the device and its port everywhere. The only context watches the device's queue, and takes from it
-//! when it is asked. With a second one a thread hands events out as they are raised, so that each context's descriptor tells of its own.
+//! The device has one queue of events for the process. A program that has it open several times gets an object's events on the
+//! context that the object was made on, and events of the device and its port on every context. A single context watches the
+//! device's queue, and takes from it when it is asked. Once there is a second one, a thread hands out events as they are raised, so
+//! that each context's descriptor reports its own.
 
 use core::ffi::c_int;
 use std::collections::hash_map::Entry;
@@ -61,12 +62,12 @@ impl Names {
         self.0.entry(element).or_default().push(at);
     }
 
-    /// What an event is told to.
+    /// The objects that an event is reported for.
     pub(crate) fn get(&self, element: EventElement) -> &[usize] {
         self.0.get(&element).map_or(&[], Vec::as_slice)
     }
 
-    /// An object is no more: what the program did not fetch of its events is gone with it.
+    /// An object was destroyed: its events that the program did not fetch are dropped.
     pub(crate) fn remove(&mut self, element: EventElement, at: usize) {
         if let Entry::Occupied(mut all) = self.0.entry(element) {
             all.get_mut().retain(|other| *other != at);
@@ -102,7 +103,7 @@ unsafe fn context_of(element: EventElement, at: usize) -> *mut ibv_context {
 #[derive(Default)]
 pub(crate) struct Contexts {
     pub open: Vec<usize>,
-    /// There since a second one was open, until the device is closed.
+    /// Runs from the opening of a second context until the device is closed.
     pub event_thread: Option<EventThread>,
 }
 
@@ -138,7 +139,7 @@ impl Drop for EventThread {
     }
 }
 
-/// A context that is open. An object may be left behind by its own.
+/// A context, if it is open: objects may outlive theirs.
 fn opened(contexts: &Contexts, context: *mut ibv_context) -> Option<&Context> {
     if !contexts.open.contains(&(context as usize)) {
         return None;
@@ -177,8 +178,8 @@ impl Context {
     }
 }
 
-/// Hands the device's oldest event to whom it is for. The device need not wait for the program's acknowledgement: the object does.
-/// Returns whether there was one.
+/// Hands the device's oldest event to the contexts that it is for, and acknowledges it to the device: it is the object that waits
+/// for the program's acknowledgement. Returns whether there was one.
 fn hand_out(device: &Verbs) -> bool {
     let names = engine::current().names();
     let Some(event) = device.try_get_async_event().map(AsyncEventGuard::ack) else { return false };
@@ -244,7 +245,7 @@ unsafe extern "C-unwind" fn ibv_get_async_event(
     until(look, (context, event))
 }
 
-/// An event that the program does not have is acknowledged in vain.
+/// Does nothing for an event that the program does not have.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     let _ = settled(|| {

@@ -9,7 +9,7 @@
 //! | types of the headers; errors; the border that no panic crosses | `abi`, `errno`, `guard` |
 //! | calls that wait, where a thread may be cancelled | `wait` |
 //! | objects: the public structure, and behind it what it stands for | `object` |
-//! | the one device of the process: when it opens, what a fork finds; its configuration; what a process has to itself | `engine`, `config`, `claims` |
+//! | the one device of the process: when it opens, what a fork finds; its configuration; names that one process claims | `engine`, `config`, `claims` |
 //! | the calls, by object | `device`, `context`, `pd`, `mr`, `mw`, `cq`, `cq_ex`, `channel`, `qp`, `srq`, `ah`, `xrcd`, `event` |
 //! | attributes, requests and completions: lists walked in place | `attr`, `wr`, `wr_ex`, `wc` |
 //! | calls that refuse | `unsupported`, `private` |
@@ -19,7 +19,7 @@
 //!
 //! Functions here are called from C. What C promises by calling them is what libibverbs asks for: pointers are NULL or point to
 //! the structures that the prototype names, alive and, where they are objects, made by this library. NULL, objects of another kind
-//! and destroyed ones are found out (see `object`) and answered by an error number; nothing more can be.
+//! and destroyed ones are detected (see `object`) and refused with an error number; nothing else can be checked.
 
 #![cfg(headers)]
 #![allow(clippy::missing_safety_doc, reason = "what C promises is said once, above")]

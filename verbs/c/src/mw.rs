@@ -51,7 +51,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     })
 }
 
-/// Calls `with` with what a window is to be bound to.
+/// Calls `with` with what a bind gives a window.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -60,7 +60,7 @@ pub(crate) unsafe fn with_bind<T>(
     with: impl FnOnce(&MwBindInfo<'_>) -> T,
 ) -> Result<T> {
     let (addr, length) = (from.addr, from.length);
-    // A window is for peers; programs give the right to write locally along, and other devices do not mind.
+    // A window is for peers. Programs pass LOCAL_WRITE too, which other devices ignore.
     let access = access(from.mw_access_flags).difference(Access::LOCAL_WRITE);
     if from.mr.is_null() {
         return Ok(with(&MwBindInfo { mr: None, addr, length, access }));

@@ -1,10 +1,11 @@
 //! Objects that C holds pointers to: a public structure of the headers, a tag, and what the object stands for.
 //!
-//! The tag says whether a pointer is an object of this kind that lives: C may pass anything. It stands before the public structure, as
-//! far from every kind's pointer, so that looking for it reads no byte beyond an object of another kind. A context alone has a pointer
-//! into the middle of its structure: where another object is passed for one, what is read may be before that object. The memory of a destroyed object is
-//! kept for objects of the same kind, the oldest first, so a tag can be read after the end of its object: a second destroy is an
-//! error and no accident. Two threads that use and destroy an object at once are the program's mistake, as with every libibverbs.
+//! The tag says whether a pointer is a living object of this kind: C may pass anything. It stands before the public structure, at
+//! the same distance from the pointer for every kind, so that checking it reads no byte beyond an object of another kind. Only a
+//! context's pointer goes into the middle of its structure: if C passes another object as a context, the check may read memory
+//! before that object. The memory of a destroyed object is kept for objects of the same kind, the oldest first, so its tag can
+//! still be read: a second destroy returns an error. Two threads that use and destroy an object at once are the program's mistake,
+//! as with every libibverbs.
 
 use core::cell::UnsafeCell;
 use core::mem::{MaybeUninit, offset_of};
@@ -23,7 +24,7 @@ pub(crate) trait Kind: Sized + 'static {
     type Private;
     /// Distinguishes the kind; not 0.
     const TAG: u64;
-    /// A forked child may go on with it, if it has a device.
+    /// A forked child that has a device of its own may go on using the object.
     const SURVIVES: bool = false;
 }
 
@@ -79,7 +80,7 @@ impl<K: Kind> Object<K> {
         "every kind's pointer is as far behind its head"
     );
 
-    /// The object that a pointer of C's would be inside of.
+    /// The object around a pointer from C, if it is one.
     #[inline]
     fn around(pointer: *mut K::Public) -> *mut Self {
         const { Self::FITS };
@@ -114,7 +115,7 @@ impl<K: Kind> Object<K> {
     /// The object that C names.
     ///
     /// # Errors
-    /// `EINVAL` for NULL, another kind of object or one that was destroyed; `EIO` in a forked child, for what is its parent's.
+    /// `EINVAL` for NULL, another kind of object or one that was destroyed; `EIO` in a forked child for an object of its parent.
     ///
     /// # Safety
     /// The pointer is NULL or that of an object, and nobody destroys it meanwhile.
@@ -141,7 +142,8 @@ impl<K: Kind> Object<K> {
         self.head.depth.load(Ordering::Relaxed) == engine::depth()
     }
 
-    /// In a forked child, the first use of an object of its parent: the child counts it, and `renew` makes what the two cannot share.
+    /// In a forked child, the first use of an object of its parent: the child counts it, and `renew` replaces what the two cannot
+    /// share.
     ///
     /// # Errors
     /// Those of `renew`; the next use tries again.

@@ -30,8 +30,8 @@ pub(crate) struct Qp {
     extended: bool,
     /// The identifier of connection management that it was made for, which has a reference to it too.
     owner: AtomicPtr<rdma_cm_id>,
-    /// A list that is being built: between `wr_start` and `wr_complete`, which one thread does at a time. It borrows from `handle`,
-    /// which stands still, and is gone before it.
+    /// The list that one thread builds between `wr_start` and `wr_complete`. It borrows from `handle`, which does not move, and is
+    /// dropped before it.
     pub list: UnsafeCell<Option<wr_ex::Building>>,
 }
 
@@ -49,7 +49,7 @@ impl Kind for Qp {
     const TAG: u64 = u64::from_be_bytes(*b"qp\0\0\0\0\0\0");
 }
 
-/// The queue pair that a program names; an XRC target is none here.
+/// The queue pair that a program names; an XRC target is refused.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -86,7 +86,7 @@ fn wanted(attr: &ibv_qp_init_attr_ex) -> Result<Wanted> {
         return Err(EOPNOTSUPP);
     }
     let send_ops = if has(abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
-        // Programs call the functions without a look whether they are there: those that are not have to be refused here.
+        // Programs call the functions without checking that they exist: operations without one are refused here.
         let flags = SendOpsFlags::from_bits(attr.send_ops_flags).ok_or(EOPNOTSUPP)?;
         if !wr_ex::CALLS.contains(flags) {
             return Err(EOPNOTSUPP);
@@ -258,7 +258,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         // SAFETY: as C promises.
         let element = unsafe {
             let object = Object::<Qp>::of(qp.cast())?;
-            // The last reference ends it.
+            // The identifier's reference would keep it alive.
             cm::forget_qp(object.private().owner.load(Ordering::Relaxed), qp);
             EventElement::Qp(verbs::Qpn::new((*qp).qp_num))
         };
@@ -270,7 +270,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
             let ended = match handle {
                 Handle::Qp(qp) => match Arc::try_unwrap(qp) {
                     Ok(qp) => qp.destroy().map_err(|(error, qp)| (error, Handle::Qp(Arc::new(qp)))),
-                    // An identifier has got it again, and ends it.
+                    // Connection management still has a reference, with which it ends.
                     Err(_) => Ok(()),
                 },
                 Handle::Target(target) => {
@@ -328,7 +328,7 @@ unsafe extern "C" fn ibv_query_qp(
             Handle::Target(target) => target.query()?,
         };
         let attr = attr::qp_attr_to(&attr);
-        // Everything is told, whatever is asked for, but what older programs have no room for.
+        // Every attribute is returned, whatever the mask says, except the rate limit, for which older programs have no room.
         let asked = AttrMask::from_bits_retain(mask as u32);
         let size = if asked.contains(AttrMask::RATE_LIMIT) { size_of_val(&attr) } else { OLD_QP_ATTR };
         // SAFETY: C promises room for what it asks for.

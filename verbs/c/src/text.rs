@@ -123,7 +123,7 @@ extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> ibv_rate {
     RATES.iter().find(|row| row.2 == mbps).map_or(0, |row| row.0)
 }
 
-/// Registered memory needs nothing of a fork: the processor reaches it through the page tables.
+/// fork(2) does no harm to registered memory: the processor reaches it through the page tables.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {
     0

@@ -43,8 +43,8 @@ pub(crate) extern "C-unwind" fn until<A: Copy>(look: fn(A) -> Result<Found>, at:
     }
 }
 
-/// Whether `poll` failed for good: a signal handler interrupts calls, and is not one after which the kernel resumes them (SA_RESTART).
-/// It resumes read(2), with which these calls wait elsewhere, and never poll(2).
+/// Whether `poll` failed for good: not by EINTR, or by EINTR while some signal has a handler without SA_RESTART. Elsewhere these
+/// calls wait in read(2), which the kernel resumes after a handler with SA_RESTART; poll(2) it never resumes.
 #[cold]
 fn interrupts() -> bool {
     let last = std::io::Error::last_os_error();

@@ -48,21 +48,21 @@ trait Request: Sized {
     unsafe fn turn<'a>(&self, qp_type: QpType) -> Result<Self::Posted<'a>>;
 }
 
-/// Why a list ends before its end, and at which request.
+/// Why a list is cut short, and at which request.
 type Fault<R> = Cell<Option<(Errno, *mut R)>>;
 
 /// What is left of a list.
 struct List<'l, R: Request> {
     next: *mut R,
     qp_type: QpType,
-    /// Where a request says that it cannot be turned.
+    /// Set where a request cannot be turned into one of `verbs`.
     fault: &'l Fault<R>,
 }
 
 impl<'l, R: Request> Iterator for List<'l, R> {
     type Item = R::Posted<'l>;
 
-    // As a call it would hand each request over in memory.
+    // As a call it would return each request through memory.
     #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         // SAFETY: NULL or a request, as C promises.

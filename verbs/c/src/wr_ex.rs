@@ -15,7 +15,7 @@ use crate::{ah, mw};
 /// The operations that the structure has a function for.
 pub(crate) const CALLS: SendOpsFlags = SendOpsFlags::all().difference(SendOpsFlags::TSO);
 
-/// Gives a queue pair its functions. All that the structure has are there: one whose operation was not asked for fails the list.
+/// Gives a queue pair its functions, all that the structure has: one whose operation was not asked for fails the list.
 pub(crate) fn put_calls(to: &mut QpEx) {
     *to.wr_flush() = Some(wr_flush);
     let to = &mut to.ex;
@@ -70,7 +70,7 @@ unsafe fn build(qp: *mut ibv_qp_ex, build: impl FnOnce(&mut WrPost<'static>) -> 
         unsafe {
             let Building { list, fault } = place(qp)?.as_mut().ok_or(EINVAL)?;
             list.wr_id = (*qp).wr_id;
-            // Whether data is inline is said by who sets it.
+            // The setter decides whether data is inline.
             list.wr_flags = SendFlags::from_bits_retain((*qp).wr_flags).difference(SendFlags::INLINE);
             if let Err(error) = build(list) {
                 fault.get_or_insert(error);
@@ -86,10 +86,10 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
         unsafe {
             let state = Object::<Qp>::of(qp.cast())?.private();
             let Handle::Qp(verbs) = &state.handle else { return Err(EINVAL) };
-            // It stands still, and the list ends before it: `destroy` sees to that.
+            // It does not move, and the list ends before it: `ibv_destroy_qp` sees to that.
             let verbs: &'static verbs::Qp = &*core::ptr::from_ref(&**verbs);
             let list = verbs.wr_start();
-            // Another list of this thread, which was not completed, stays: the new one has failed, as it must.
+            // An earlier list of this thread that was not completed stays: the new one has failed already.
             let place = &mut *state.list.get();
             if place.is_none() {
                 *place = Some(Building { list, fault: None });

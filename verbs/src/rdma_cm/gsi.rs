@@ -1,7 +1,7 @@
 //! Queue pair 1: sending and receiving MADs.
 //!
-//! The send queue waits for no peer: a MAD to one whose address is not resolved is lost there. So it is posted when the address is
-//! resolved; until then it waits here. If no host answers it is lost, as any datagram.
+//! The send queue of queue pair 1 waits for no address resolution: it drops a MAD to an unresolved peer. So a MAD waits here, and
+//! is posted when its peer's address is resolved. If no host answers it is lost, like any datagram.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -234,7 +234,7 @@ pub(super) fn sgid_for(device: &Device, local: IpAddr, group: IpAddr) -> Option<
     own.filter(same).or_else(|| device.gids().into_iter().rev().find(same))
 }
 
-/// Checks that an index, now that it is held, still belongs to the address: before, it could pass to another one.
+/// Checks that an index still belongs to the address, now that an object holds it: until then another address could get it.
 pub(super) fn still_there(device: &Device, gid: &Gid, index: u8) -> Result<(), VerbsError> {
     if sgid_index(device, gid)? == index {
         return Ok(());

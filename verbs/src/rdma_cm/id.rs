@@ -96,7 +96,7 @@ fn own(addr: IpAddr) -> Option<IpAddr> {
     (!addr.is_unspecified()).then_some(addr)
 }
 
-/// Whether a source address does not contradict the address that an identifier is bound to.
+/// Whether a source address agrees with the address that an identifier is bound to; the wildcard agrees with any, port 0 too.
 fn leaves_open(src: SocketAddr, bound: SocketAddr) -> bool {
     let same_addr = own(src.ip()).is_none() || own(bound.ip()).is_none() || src.ip() == bound.ip();
     same_addr && (src.port() == 0 || src.port() == bound.port())
@@ -300,7 +300,7 @@ impl CmId {
                 ids.push(self.number);
             } else {
                 let service_id = ServiceId::new(space.cm(), port);
-                // The listener of a request is chosen here, and so is the limit on waiting requests.
+                // `listener_for` chooses the identifier for a request, and limits how many wait: the machine does neither.
                 let listen = Listen { service_id, address: None, backlog: u32::MAX };
                 let listen = state.machine.listen(&listen).map_err(CmError::from)?;
                 state.listens.insert(listen, (space, port));

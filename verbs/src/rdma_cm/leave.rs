@@ -6,10 +6,10 @@ use super::service::Service;
 use crate::context::Context;
 
 impl Context {
-    /// Before a process ends that has not closed the device: tells the peers of connections that they end, refuses requests that
-    /// were not decided, gives up its own, and sends what was posted, as a kernel and a NIC do after the end of a process. Waits
-    /// for no answer, and for `at_most` at all. Everything but the connections can be used as before. Does nothing in a forked
-    /// process, and from inside a turn.
+    /// For a process that exits without closing the device: disconnects its connections, refuses requests that it has not
+    /// decided on, gives up its own, and sends what was posted, as a kernel and a NIC would. Waits for no answer, and no longer
+    /// than `at_most`. Everything but the connections can be used as before. Does nothing in a forked process; inside a turn it
+    /// drives no shard, so what it posts leaves with later turns.
     pub fn take_leave(&self, at_most: Duration) {
         if self.device().is_forked() {
             return;

@@ -85,7 +85,7 @@
 //!   identifiers.
 //! - The type of an identifier's queue pairs is set with the identifier
 //!   ([`create_id_of_type`](crate::Context::create_id_of_type)), and a queue pair of another type is refused; in C it would
-//!   be connected to a peer that expects the first.
+//!   be connected to a peer that expects the identifier's type.
 //! - A queue pair from [`CmId::create_qp`] has a number that no ended connection still reserves; one of the program's own,
 //!   from [`Pd::create_qp`](crate::Pd::create_qp), may have drawn such a number, and is then refused by `connect` and
 //!   `accept` with `EBUSY`: create another one.
@@ -100,8 +100,8 @@
 //!
 //! Connection management has no thread. It runs after the turns of the shards, on the thread that made the turn
 //! ([`Drive`](crate::Drive)), and takes no lock that a data path takes. It owns the device's queue pair 1, starts with the
-//! first identifier and ends with the last one, and with the last channel that it was used with; its last messages leave first,
-//! and the peers of connections that it ends answer, for at most 200 ms each.
+//! first identifier, and ends when the last identifier and the last channel that was used with the device are gone. Before it
+//! ends it waits for the answers of peers that it disconnects, and until its last messages have left, at most 200 ms for each.
 
 mod channel;
 mod cm_event;

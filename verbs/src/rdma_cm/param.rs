@@ -42,22 +42,22 @@ impl PortSpace {
             Self::Udp | Self::IpoIb => QpType::Ud,
         }
     }
-    /// Bytes of private data that a request of this port space carries; with [`Ib`](Self::Ib), a request for a connection.
-    /// One for datagrams carries as much as with [`Udp`](Self::Udp).
+    /// Bytes of private data that a request of this port space carries. With [`Ib`](Self::Ib) that is a request for a connection;
+    /// one for datagrams carries as much as with [`Udp`](Self::Udp).
     pub const fn connect_data_max(self) -> usize {
         match self {
             Self::Tcp | Self::Ib => 56,
             Self::Udp | Self::IpoIb => 180,
         }
     }
-    /// Bytes of private data that a reply which accepts carries; likewise.
+    /// Bytes of private data that an accepting reply carries; with [`Ib`](Self::Ib) as above.
     pub const fn accept_data_max(self) -> usize {
         match self {
             Self::Tcp | Self::Ib => 196,
             Self::Udp | Self::IpoIb => 136,
         }
     }
-    /// Bytes of private data that a refusal carries; likewise.
+    /// Bytes of private data that a refusal carries; with [`Ib`](Self::Ib) as above.
     pub const fn reject_data_max(self) -> usize {
         match self {
             Self::Tcp | Self::Ib => 148,
@@ -72,7 +72,7 @@ pub const MAX_RESP_RES: u8 = 0xff;
 /// As many READ and atomic requests to the peer as the device can issue.
 #[doc(alias = "RDMA_MAX_INIT_DEPTH")]
 pub const MAX_INIT_DEPTH: u8 = 0xff;
-/// The Q_Key of every datagram identifier that does not choose its own.
+/// The Q_Key of every datagram identifier.
 #[doc(alias = "RDMA_UDP_QKEY")]
 pub const UDP_QKEY: u32 = 0x0123_4567;
 
@@ -164,8 +164,8 @@ pub struct UdParam {
 #[non_exhaustive]
 #[doc(alias = "rdma_set_option")]
 pub enum CmOption {
-    /// DSCP and ECN of the connection's packets and of its connection management messages, where this side requests it, and of what
-    /// goes to groups. A listener's has no effect, nor that of a request, whose peer has chosen: as on Linux, no error says so.
+    /// DSCP and ECN of packets and connection management messages of a connection that this side requests, and of datagrams to
+    /// groups. Setting it on a listener, or on a request, whose peer has chosen it, has no effect, and as on Linux is no error.
     #[doc(alias = "RDMA_OPTION_ID_TOS")]
     Tos(u8),
     /// Other identifiers that have this option too may bind to the same port; before
@@ -185,8 +185,9 @@ pub enum CmOption {
     CmResponseTimeout(u8),
     /// Number of retries of a connection management message, 0 to 15; default 15. Not in the C API.
     MaxCmRetries(u8),
-    /// Path MTU of the connection, at most that of the port. Without it, that of the port, or less where the route to the peer or the
-    /// peer's way back carries less; a peer that refuses this one refuses the connection. Not in the C API.
+    /// Path MTU of the connection, at most that of the port. By default that of the port, or less where the route to the peer or
+    /// the peer's route back carries less. If one that is set here is too large for the peer, the peer refuses the connection.
+    /// Not in the C API.
     PathMtu(Mtu),
 }
 

@@ -69,7 +69,7 @@ mod tests {
         state.ids.insert(number, id);
         state.conns.insert(conn, number);
 
-        // The machine forgets a refused request before it tells of it.
+        // The machine forgets a refused request before it reports the refusal.
         let mut refused = |reason, named: &[Mtu]| {
             let info: Vec<u8> = named.iter().map(|mtu| *mtu as u8).collect();
             let refusal = Refusal::rej(reason, &info, None);

@@ -9,8 +9,8 @@ use stack::device::EventFd;
 
 use super::event::EventData;
 
-/// A number for an identifier or a channel, which none has had before: both have queues, and events of several devices name
-/// their identifiers by it.
+/// A new number for an identifier or a channel, unique in the process: both kinds own queues, and a channel's events name
+/// identifiers of several devices by it.
 pub(super) fn number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -160,7 +160,7 @@ pub const CASES: &[Case] = &[
         let qp = b.qp(QpType::Rc);
         let refusal = at(0, qp.post_recv(&[RecvWr::new(1, &[]); 2]));
         assert_eq!(qp.split().unwrap().1.free(), 8);
-        // An epoch that is over is like none.
+        // RESET after a connection is like RESET before it.
         let qp = b.uc();
         enter(&qp, QpState::Reset);
         at(0, qp.post_recv(&[RecvWr::new(1, &[])]));

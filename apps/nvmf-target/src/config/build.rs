@@ -28,10 +28,10 @@ pub struct Built {
     pub opener: Opener,
 }
 
-/// Builds an offer: `address` is listened on if it names no other one, and memory belongs to `pd`.
+/// Builds what is offered. If the offer names no address to listen on, `address` is used; memory belongs to `pd`.
 ///
 /// # Errors
-/// The first thing that cannot be.
+/// The first mistake.
 pub fn build(offer: &Offer, address: IpAddr, pd: &Arc<Pd>) -> Result<Built, Mistake> {
     let mut offer = offer.clone();
     if offer.ports.is_empty() {
@@ -56,12 +56,12 @@ fn mistake(namespace: &OfferedNamespace, e: impl Display) -> Mistake {
     Mistake { what: format!("namespace {}: {e}", namespace.nsid), span: Some(namespace.span.clone()) }
 }
 
-/// Which file a path leads to, whatever its names.
+/// The identity of the file that a path leads to, whichever of its names that is.
 #[derive(PartialEq, Eq, Hash)]
 enum Which {
     File(u64, u64),
     Device(u64),
-    /// It will be made.
+    /// There is none yet: it will be created at this path.
     New(PathBuf),
 }
 
@@ -73,7 +73,7 @@ fn which(path: &Path) -> Which {
     }
 }
 
-/// Looks that no two namespaces are in one file: what one writes the other would not expect.
+/// Checks that no two namespaces are in one file: each would overwrite the other's blocks.
 pub(super) fn apart(offer: &Offer) -> Result<(), Mistake> {
     let mut files = HashMap::new();
     for subsystem in &offer.subsystems {
@@ -88,7 +88,7 @@ pub(super) fn apart(offer: &Offer) -> Result<(), Mistake> {
     Ok(())
 }
 
-/// The storage of the namespaces, as it is without being opened.
+/// The sizes of the namespaces' storage, found without opening it.
 pub(super) fn look(offer: &Offer) -> Result<Vec<Len>, Mistake> {
     let all = offer.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
     all.map(|namespace| opener::look(namespace).map_err(|e| mistake(namespace, e))).collect()

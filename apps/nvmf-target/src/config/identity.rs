@@ -47,8 +47,8 @@ pub(super) fn uuid(nqn: &Nqn, storage: &Storage) -> [u8; 16] {
     uuid
 }
 
-/// What a file is called after a restart, too. The system may name a block device anew at each boot: what its links, as those in
-/// `/dev/disk/by-id`, are called stays.
+/// A name of a file that is the same after a restart. The system may name a block device differently at each boot, but links
+/// to it keep their names (those in `/dev/disk/by-id`): so such a link is not resolved.
 fn lasting_name(path: &Path) -> PathBuf {
     match path.metadata() {
         Ok(there) if there.file_type().is_block_device() => {
@@ -58,7 +58,7 @@ fn lasting_name(path: &Path) -> PathBuf {
     }
 }
 
-/// The path without links of a file, which may have to be made.
+/// The path of a file with all links resolved; the file itself need not exist.
 pub(super) fn canonical(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| {
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));

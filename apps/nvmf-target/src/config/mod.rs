@@ -29,7 +29,7 @@ pub const PORT: u16 = 4420;
 /// What a target offers.
 #[derive(Clone, Debug, Default)]
 pub struct Offer {
-    /// What holds for all controllers.
+    /// Settings of all controllers.
     pub settings: Settings,
     /// Where it listens.
     pub ports: Vec<SocketAddr>,
@@ -61,11 +61,11 @@ pub struct OfferedSubsystem {
     pub nqn: Nqn,
     /// Its serial number; where absent, one that follows from the name.
     pub serial: Option<ArrayString<20>>,
-    /// Hosts that may use it; none listed: every one.
+    /// Hosts that may use it; `None`: every one.
     pub hosts: Option<Vec<Nqn>>,
     /// Its namespaces.
     pub namespaces: Vec<OfferedNamespace>,
-    /// Where the file says so.
+    /// Where in the file it is defined.
     pub span: Range<usize>,
 }
 
@@ -83,16 +83,16 @@ pub struct OfferedNamespace {
     pub uuid: Option<[u8; 16]>,
     /// Hosts may not write.
     pub read_only: bool,
-    /// Where the file says so.
+    /// Where in the file it is defined.
     #[serde(skip)]
     pub span: Range<usize>,
 }
 
-/// Bytes that a block can have.
+/// Sizes that a block can have, in bytes.
 pub const BLOCKS: [u32; 4] = [512, 1024, 2048, 4096];
 
 impl OfferedNamespace {
-    /// Checks what needs no look at the storage.
+    /// Checks all that can be checked without looking at the storage.
     ///
     /// # Errors
     /// A sentence.
@@ -106,7 +106,7 @@ impl OfferedNamespace {
     }
 }
 
-/// Looks that a block may have so many bytes.
+/// Checks that this is a size that a block can have, in bytes.
 ///
 /// # Errors
 /// A sentence.
@@ -119,7 +119,7 @@ pub(crate) fn no_block(given: impl std::fmt::Display) -> String {
     format!("a block has 512, 1024, 2048 or 4096 bytes, not {given}")
 }
 
-/// Looks that a size is one of whole blocks.
+/// Checks that a size is a whole number of blocks.
 ///
 /// # Errors
 /// A sentence.
@@ -143,14 +143,14 @@ pub enum Storage {
     File {
         /// Its name.
         path: PathBuf,
-        /// It is made, or grown to so many bytes, where it is smaller.
+        /// Size in bytes: the file is created, or grown if it is smaller.
         size: Option<u64>,
-        /// Past the page cache; where absent, a block device is and a file is not.
+        /// Whether to use direct I/O, past the page cache; where absent, for block devices and not for files.
         direct: Option<Direct>,
     },
 }
 
-/// A configuration that cannot be: one sentence, and where.
+/// A mistake in a configuration: one sentence, and its place in the text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mistake {
     /// The sentence.

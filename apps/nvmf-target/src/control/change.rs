@@ -11,7 +11,7 @@ use super::{Answer, List, ListedHost, ListedNamespace, ListedSubsystem, Request}
 use crate::config::{Len, OfferedNamespace, Opener, check_size, namespace_of, uuid_text};
 use crate::store::{Store, Stores};
 
-/// How long a removed namespace's storage is kept open: commands that were under way may be sent once more until then.
+/// How long the memory of a removed namespace is kept: responses that refer to it may be sent again until then.
 const LINGER: Duration = Duration::from_secs(60);
 /// How long the removal of a namespace waits for the cores to let go of its file.
 const LET_GO: Duration = Duration::from_secs(10);
@@ -24,7 +24,7 @@ pub struct Control {
     opener: Opener,
     /// Memory of removed namespaces, and since when. Responses refer to it until hosts have acknowledged them.
     lingering: Vec<(Instant, Store)>,
-    /// The target ends: its cores let go of nothing any more, and nothing is waited for.
+    /// Set when the target ends: its cores release no storage any more, so nobody waits for that.
     stop: Arc<AtomicBool>,
 }
 
@@ -57,7 +57,7 @@ impl Control {
             Err(why) => Answer::Refused(why),
         }
     }
-    /// Frees what removed namespaces had, when nobody uses it any more. Call it now and then while it returns true.
+    /// Frees the memory of removed namespaces when nobody uses it any more. Call it now and then while it returns true.
     pub fn tidy(&mut self) -> bool {
         self.lingering.retain(|(since, store)| since.elapsed() < LINGER || !store.is_ours_alone());
         !self.lingering.is_empty()

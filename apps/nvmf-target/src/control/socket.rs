@@ -1,8 +1,8 @@
 //! The socket that takes requests: one thread, asleep until a client connects.
 //!
-//! One client is served at a time, for [`PATIENCE`] and what its request takes at most, whether it hangs or sends byte by byte: it
-//! keeps others waiting for that long, and no host, nor the end of the target. Requests of other users than its own and
-//! root are refused.
+//! One client is served at a time. It has [`PATIENCE`] to send its request, and again to take the answer, so one that hangs or
+//! sends byte by byte keeps only other clients waiting, and no longer than that; it delays neither hosts nor the end of the
+//! target. Requests of users other than the target's own and root are refused.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -25,16 +25,16 @@ use super::{Answer, Control};
 const REQUEST_MAX: usize = 64 << 10;
 /// How long a client may take to send its request, and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks whether the target ends, while a client takes its time.
+/// Time between two checks whether the target ends, while a client is served.
 const LOOK: Duration = Duration::from_millis(100);
-/// Between two looks at what removed namespaces had, while there is some.
+/// Time between two checks of the memory of removed namespaces, while there is some.
 const TIDY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {reason}", path.display())]
 pub struct SocketError {
-    /// Where it was to be.
+    /// The path of the socket.
     pub path: PathBuf,
     /// What is wrong, and what to do.
     pub reason: String,

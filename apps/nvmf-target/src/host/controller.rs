@@ -223,7 +223,7 @@ impl Controller {
         Ok(namespaces)
     }
 
-    /// Connects I/O queue `qid`, with as many of `entries` entries as the controller has.
+    /// Connects I/O queue `qid` with `entries` entries, or the controller's maximum if that is smaller.
     ///
     /// # Errors
     /// If the target does not answer, or refuses.

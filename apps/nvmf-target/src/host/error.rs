@@ -9,7 +9,7 @@ use verbs::rdma_cm::{CmEvent, CmEventType, Refusal};
 use verbs::{PostError, VerbsError, WcStatus};
 use zerocopy::FromBytes;
 
-/// The reason of a refusal by the program, and none of its connection management (IBA 12.6.7.2).
+/// Reject reason of a refusal by the peer's program, not by its connection management (IBA 12.6.7.2).
 const BY_PROGRAM: u16 = 28;
 
 /// Why a host gave up.
@@ -84,7 +84,7 @@ fn hint(code: u16, result: u64) -> &'static str {
 }
 
 impl HostError {
-    /// What an event says that ends the making of a connection to `to`.
+    /// The error for an event that ended an attempt to connect to `to`.
     pub(super) fn of(event: &CmEvent, to: SocketAddr) -> Self {
         let why = match event.event() {
             CmEventType::Rejected => {
@@ -101,7 +101,7 @@ impl HostError {
         };
         Self::Unconnected { to, why }
     }
-    /// The status code, type above it, where a command failed.
+    /// The status of a command that failed: its code, with the status code type in the bits above it.
     pub fn code(&self) -> Option<u16> {
         match self {
             Self::Status { status, .. } => Some(status & 0x7FF),

@@ -1,6 +1,6 @@
 //! A host: connects to subsystems, asks who they are, reads and writes. For tests and figures.
 //!
-//! Whatever it waits for, it turns its shards, and its time is that of the device: so a test that turns a target beside it
+//! While it waits, it polls its shards, and it takes the time from the device: so a test that polls a target between them
 //! ([`Host::beside`]) needs one thread and no clock.
 
 mod command;
@@ -25,7 +25,7 @@ use verbs::{Context, Drive, Pd, Reactor, VerbsError};
 /// How long a command of the admin queue may take, and a connection.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Ends a wait where a signal asks the program to end: to be called in each.
+/// Fails when a signal asked the program to end; every waiting loop calls it.
 ///
 /// # Errors
 /// [`HostError::Interrupted`].
@@ -38,7 +38,7 @@ pub(crate) fn go_on() -> Result<(), HostError> {
 pub struct Host<'c> {
     context: &'c Context,
     pd: Pd,
-    /// The shards, where nobody else turns them.
+    /// The shards, if the host polls them.
     reactors: Vec<Reactor>,
     name: Nqn,
     id: [u8; 16],
@@ -57,7 +57,7 @@ impl<'c> Host<'c> {
         let (pd, events) = (context.alloc_pd()?, EventChannel::new()?);
         Ok(Self { context, pd, reactors, name, id, events, beside: None })
     }
-    /// From now on each turn of the host is one of `what`, too.
+    /// From now on each turn of the host calls `what`, too.
     pub fn beside(&mut self, what: impl FnMut() + 'c) {
         self.beside = Some(Box::new(what));
     }
@@ -104,11 +104,11 @@ impl<'c> Host<'c> {
             }
         }
     }
-    /// Waits for what becomes of the last call of an identifier, which connects to `to`.
+    /// Waits for the event that ends the last call of an identifier, which connects to `to`; an error unless it is `wanted`.
     fn outcome(&mut self, of: &CmId, to: SocketAddr, wanted: CmEventType) -> Result<CmEvent, HostError> {
         self.until(|host| {
             while let Some(event) = host.events.try_get_event() {
-                // Events of other queues say what their identifiers know.
+                // Events of other queues are not needed: their identifiers have the same state.
                 if event.is_of(of) {
                     return if event.event() == wanted {
                         Ok(Some(event))

@@ -50,7 +50,7 @@ pub struct HostQueue {
     free: Vec<u16>,
     entries: u16,
     done: Vec<Wc>,
-    /// It posts no receives any more.
+    /// No receives are posted any more.
     deaf: bool,
 }
 
@@ -104,7 +104,7 @@ impl HostQueue {
             initiator_depth: 0,
             ..ConnParam::with_data(private)
         };
-        // While it is waited for, the host is turned: whatever of it is needed is there already.
+        // The host polls its shards while it connects, so all that the queue needs exists before.
         let capsules = pd.reg_mr(depth * Sqe::LEN, Access::empty())?;
         id.connect(&param)?;
         let event = host.outcome(&id, to, CmEventType::Established)?;
@@ -151,8 +151,8 @@ impl HostQueue {
         &self.qp
     }
 
-    /// Sends a command. Returns the identifier that its response will have, or none if the queue is full, or the send queue is: of a
-    /// command whose response has come the acknowledgement may still be missing.
+    /// Sends a command. Returns the identifier that its response will have; `None` if the queue is full, or the send queue,
+    /// which keeps a command until its acknowledgement has come, perhaps after the response.
     ///
     /// # Errors
     /// If the connection has failed.
@@ -181,7 +181,7 @@ impl HostQueue {
     fn capsules_write(&self, at: usize, sqe: &Sqe) -> Result<(), HostError> {
         Ok(self.capsules.write(at, sqe.as_bytes())?)
     }
-    /// Posts a request of another kind, as a fast registration; its completion is not told.
+    /// Posts a request of another kind, such as a fast registration; its completion is not reported.
     ///
     /// # Errors
     /// If the connection has failed.
@@ -196,7 +196,7 @@ impl HostQueue {
         Ok(self.sq.post_send([SendWr::send(SENT, &[]).inline(bytes)])?)
     }
 
-    /// Posts no receive any more after a response: when those that are posted are used up, it takes no responses.
+    /// Stops posting receives: once those that are posted are used up, responses find none.
     pub fn stop_receiving(&mut self) {
         self.deaf = true;
     }

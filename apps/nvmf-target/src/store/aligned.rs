@@ -1,11 +1,11 @@
-//! Memory as files that are read past the page cache want it: from a boundary of a page on.
+//! Page-aligned memory, as direct I/O (past the page cache) needs it.
 
 use std::ops::{Deref, DerefMut};
 
 /// No device wants more.
 pub const ALIGN: usize = 4096;
 
-/// Bytes from a boundary of a page on.
+/// Bytes that begin at a page boundary.
 #[derive(Debug)]
 pub struct Aligned {
     /// With room to begin at a boundary. It is never grown, so it stays where it is.

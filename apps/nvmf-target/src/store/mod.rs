@@ -63,7 +63,7 @@ impl fmt::Display for Store {
     }
 }
 
-/// The storage at one time, by the number that the controllers know it by. A number is never used again.
+/// All storage at one time, by the numbers that the controllers use for it. A number is never used again.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     version: u64,
@@ -101,7 +101,7 @@ impl Stores {
     pub fn remove(&self, backend: Backend) -> Option<Store> {
         self.change(|stores| stores.get_mut(backend.0 as usize)?.take())
     }
-    /// The table of now.
+    /// The current table.
     pub fn table(&self) -> Arc<Table> {
         Arc::clone(&self.lock())
     }
@@ -116,7 +116,7 @@ impl Stores {
         let next = Arc::make_mut(&mut table);
         let result = change(&mut next.stores);
         next.version += 1;
-        // Release: who sees the number locks the table, and finds this one.
+        // Release: a core that sees this version then locks the table, and finds at least this one.
         self.version.store(next.version, Ordering::Release);
         result
     }

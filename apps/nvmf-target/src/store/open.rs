@@ -26,11 +26,11 @@ pub enum Direct {
 /// How to open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Opening {
-    /// A file is made, or grown to that, where it is smaller.
+    /// Size in bytes: a file is created, or grown if it is smaller.
     pub size: Option<u64>,
     /// It is not written.
     pub read_only: bool,
-    /// See there; where absent, block devices go past the page cache and files do not.
+    /// Whether to use direct I/O; where absent, for block devices and not for files.
     pub direct: Option<Direct>,
     /// Bytes that are read and written together at least.
     pub block: u32,
@@ -73,7 +73,7 @@ pub enum FileError {
     },
 }
 
-/// An open file, which nobody else has (flock(2)) until this goes.
+/// An open file with its lock (flock(2)): exclusive, or shared where it is only read. Dropping it releases the lock.
 #[derive(Debug)]
 pub struct Locked(Handle);
 
@@ -97,21 +97,21 @@ impl Deref for Locked {
 }
 
 impl Drop for Locked {
-    /// To close it is not enough: a child that another thread starts just now has the file, and the lock, until it executes its
-    /// program.
+    /// Closing is not enough: a child process that another thread is just starting shares the file, and with it the lock, until
+    /// it executes its program.
     fn drop(&mut self) {
         let _ = self.0.unlock();
     }
 }
 
-/// What was opened.
+/// A file that was opened, and its properties.
 #[derive(Debug)]
 pub struct Opened {
     /// The open file.
     pub file: Locked,
-    /// What it is.
+    /// A file or a block device.
     pub kind: FileType,
-    /// Its bytes.
+    /// Its size in bytes.
     pub len: u64,
     /// The page cache is not used.
     pub direct: bool,
@@ -120,7 +120,7 @@ pub struct Opened {
 /// Opens a file, and keeps others away from it.
 ///
 /// # Errors
-/// If that cannot be, or somebody else has it.
+/// If it cannot be opened, or is in use.
 pub fn open(path: &Path, how: &Opening) -> Result<Opened, FileError> {
     let failed = |error| FileError::Open { path: path.into(), error };
     let make = how.size.is_some() && !how.read_only;

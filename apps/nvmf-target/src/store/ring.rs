@@ -24,7 +24,7 @@ use super::File;
 use super::file::of_errno;
 use super::workers::{Done, Place};
 
-/// Requests that the ring holds before it is submitted. As many again may be under way.
+/// Entries of the submission ring. Up to 16 times as many requests may be under way.
 const ENTRIES: u32 = 256;
 /// The flag of a write that is through to stable storage when it is done.
 const RWF_DSYNC: i32 = 2;
@@ -32,9 +32,9 @@ const RWF_DSYNC: i32 = 2;
 /// Bytes of a file to move, or a flush.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// Read bytes from `offset` on.
+    /// Read bytes from an offset on.
     Read(u64, Place),
-    /// Write bytes from `offset` on; through to stable storage?
+    /// Write bytes from an offset on; the flag is FUA: they are on stable storage when it is done.
     Write(u64, Place, bool),
     /// Make stable what was written.
     Flush,
@@ -165,7 +165,7 @@ impl Ring {
         self.unsubmitted += 1;
         true
     }
-    /// What the kernel is told, if the bytes are in one of the regions.
+    /// The submission entry of a request; `None` where its bytes are in none of the regions.
     fn entry(&self, file: &Arc<File>, request: &Request, command: u32) -> Option<Entry> {
         let fd = Fd(file.handle().as_raw_fd());
         let entry = match request {

@@ -13,7 +13,7 @@ use super::File;
 /// Bytes of a region.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The region, which lives as long as somebody works with it.
+    /// The region, which lives as long as any work refers to it.
     pub mr: Arc<Mr>,
     /// The first byte.
     pub at: usize,
@@ -51,10 +51,10 @@ pub trait Blocks: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// If it is gone.
     fn size(&self) -> std::io::Result<u64>;
-    /// Does this, and returns when it is done. Several threads call it.
+    /// Does this work, and returns when it is done. Several threads call it.
     ///
     /// # Errors
-    /// Why it is not done; the host gets the status that belongs to it.
+    /// Why the work failed; the host gets the NVMe status for it.
     fn run(&self, work: &Work) -> Result<(), BackendError>;
 }
 
@@ -128,7 +128,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// So many threads.
+    /// Starts this many threads.
     ///
     /// # Errors
     /// If the system has no more.

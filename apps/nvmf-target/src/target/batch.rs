@@ -1,8 +1,8 @@
 //! Namespaces in memory: what a turn writes there, at its end and all together.
 //!
 //! A block at a random place is in no cache, nor is its page in the TLB. One by one, each command would wait for that: a Write for
-//! the last of its lines, before the response can be posted, and a Read for the first one, where it is sent. So the places of all
-//! commands of a turn are prefetched one behind the other, and their misses and page walks overlap. Then blocks are copied, each
+//! the last of its cache lines, before its response can be posted, and a Read for the first one, when it is sent. So the places
+//! of all commands of a turn are prefetched in a row, and their misses and page walks overlap. Then the blocks are copied, each
 //! while the place of the next one is prefetched, and several Writes are answered together.
 
 use nvmf::config::Backend;
@@ -13,11 +13,11 @@ use super::core::Core;
 use super::storage::GONE;
 use crate::store::Store;
 
-/// Bytes of each place that are prefetched at first: they are what is there in time.
+/// Bytes of each place that are prefetched at first: no more would arrive in time.
 const FIRST: usize = 256;
-/// Bytes that are prefetched while the place before is written: what is behind them comes by itself.
+/// Bytes that are prefetched while the place before is written: the processor's own prefetcher fetches what follows them.
 const NEXT: usize = 4096;
-/// Bytes that are copied before Writes are answered: hosts do not wait for more that is not theirs.
+/// Bytes that are copied before the Writes so far are answered: no host waits for more than this of other hosts' data.
 const TOGETHER: usize = 256 << 10;
 
 /// Commands of the turn.
@@ -27,12 +27,12 @@ pub struct Batch {
     reads: Vec<(Backend, u64)>,
     /// Writes whose data are here, by number.
     writes: Vec<u32>,
-    /// What became of them: command, connection, and what to say there.
+    /// Writes that are done but not answered: command, connection, ticket, result.
     written: Vec<(u32, u32, Ticket, Result<(), BackendError>)>,
 }
 
 impl Batch {
-    /// A Read from this place is posted: what follows sends it.
+    /// A Read from this place is posted: its first bytes are prefetched at the end of the turn.
     #[inline]
     pub fn read(&mut self, backend: Backend, offset: u64) {
         self.reads.push((backend, offset));
@@ -86,7 +86,7 @@ impl Core<'_> {
         self.batch.writes = writes;
         self.batch.writes.clear();
     }
-    /// Answers what was written. Posting waits for the stores before it, of one response as of many.
+    /// Answers the Writes that are done, together: posting waits for all earlier stores, once for all the responses.
     fn answer_written(&mut self) {
         let mut written = std::mem::take(&mut self.batch.written);
         for (n, c, ticket, done) in written.drain(..) {

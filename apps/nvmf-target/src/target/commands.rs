@@ -5,7 +5,7 @@ use nvmf::{Remote, Ticket};
 
 use super::pool::Buffer;
 
-/// What a command waits for, and what is to be done then.
+/// What a command waits for, and what happens then.
 #[derive(Clone, Copy, Debug)]
 pub enum Stage {
     /// A buffer, to fetch bytes of the host.
@@ -20,7 +20,7 @@ pub enum Stage {
         offset: u64,
         /// The host's memory.
         to: Remote,
-        /// What is read is on stable storage.
+        /// FUA: the bytes that are read must be on stable storage.
         fua: bool,
     },
     /// A buffer, for bytes in the capsule that the storage cannot take from there.
@@ -33,7 +33,7 @@ pub enum Stage {
         at: usize,
         /// Bytes.
         len: u32,
-        /// Through to stable storage.
+        /// FUA: the command ends when they are on stable storage.
         fua: bool,
     },
     /// The bytes of the host: an RDMA READ is under way.
@@ -68,7 +68,7 @@ pub enum Then {
         backend: Backend,
         /// Offset in it.
         offset: u64,
-        /// Through to stable storage.
+        /// FUA: the command ends when the bytes are on stable storage.
         fua: bool,
     },
     /// A Compare.
@@ -77,7 +77,7 @@ pub enum Then {
         backend: Backend,
         /// Offset in it.
         offset: u64,
-        /// What is compared is on stable storage.
+        /// FUA: the bytes that are compared must be on stable storage.
         fua: bool,
     },
 }
@@ -87,9 +87,9 @@ pub enum Then {
 pub struct Command {
     /// Its connection.
     pub connection: u32,
-    /// What the controller knows it by.
+    /// The controller's name for it.
     pub ticket: Ticket,
-    /// See there.
+    /// What it waits for.
     pub stage: Stage,
     /// The buffer that it has.
     pub buffer: Option<Buffer>,
@@ -97,7 +97,7 @@ pub struct Command {
     pub capsule: Option<u32>,
 }
 
-/// All of a core, by number.
+/// All commands under way of a core, by number.
 #[derive(Debug, Default)]
 pub struct Commands {
     entries: Vec<Option<Command>>,

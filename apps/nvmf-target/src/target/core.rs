@@ -78,7 +78,7 @@ pub struct Core<'c> {
     pub(super) config: Config,
     pub(super) target: Target,
     all_stores: Arc<Stores>,
-    /// As it was when this core last looked.
+    /// The table of storage when this core last looked.
     pub(super) stores: Arc<Table>,
     pub(super) counters: Arc<Counters>,
     pub(super) reactor: Reactor,
@@ -95,12 +95,12 @@ pub struct Core<'c> {
     pub(super) zeroing: VecDeque<Zeroing>,
     /// What the turn does with namespaces in memory.
     pub(super) batch: Batch,
-    /// Commands that files are at work for, and where the results come.
+    /// Number of commands that wait for their storage, and the channel of the results.
     pub(super) at_work: usize,
     pub(super) results: (Sender<Done>, Receiver<Done>),
-    /// Files without waiting, where the system has that.
+    /// The `io_uring` for files, where the system has it.
     pub(super) ring: Option<Ring>,
-    /// None is wanted, or the system has none.
+    /// No ring is wanted, or the system has none.
     no_ring: bool,
     pub(super) listeners: Vec<(CmId, u16)>,
     /// Where connections go: to this core and others, in turn.
@@ -402,7 +402,7 @@ impl<'c> Core<'c> {
             Err(end) => self.close(c, &end),
         }
     }
-    /// Says that the storage failed: the host has a status, but who keeps the disks sees nothing of that.
+    /// Logs a failure of the storage: the host gets a status, but the operator of the disks would not see it.
     #[cold]
     fn storage_failed(&mut self, c: u32, error: nvmf::BackendError) {
         let Some((host, subsystem)) = self.queue(c).and_then(|queue| queue.host().zip(queue.subsystem()))
@@ -438,7 +438,7 @@ impl<'c> Core<'c> {
                 }
             }
             Err(NotPosted::Dead(e)) => {
-                // What it belongs to goes with the connection.
+                // Its command and buffer are freed with the connection.
                 connection.waiting.push_back(outgoing);
                 self.close(c, &e);
             }
@@ -559,7 +559,8 @@ impl<'c> Core<'c> {
         gauge.begin(ticket, request, now, || queue.host().zip(queue.subsystem()));
     }
 
-    /// Looks for storage that was added or removed; returns whether there is any. Who removes some waits for that.
+    /// Takes the newest table of storage; returns whether there was a newer one. The removal of storage waits until all cores
+    /// have done so.
     pub(super) fn renew_stores(&mut self) -> bool {
         let Some(newer) = self.all_stores.newer(&self.stores) else { return false };
         if self.ring.is_none() && !self.no_ring && newer.has_files() {
@@ -586,7 +587,7 @@ impl<'c> Core<'c> {
     }
 }
 
-/// A ring for the buffers, or the reason in words why threads do its work.
+/// A ring for the buffers; `None`, after a warning, where io_uring cannot be used.
 fn new_ring(pool: &Pool, receives: &Receives) -> Option<Ring> {
     match Ring::new(vec![Arc::clone(pool.mr()), Arc::clone(receives.mr())]) {
         Ok(ring) => {

@@ -1,8 +1,7 @@
-//! What namespaces and hosts did: commands, bytes, failures and latencies, by namespace and host.
+//! Counters of commands, bytes, failures and latencies, by namespace and host.
 //!
-//! They are kept where somebody wants to see them ([`Config::meters`](super::Config::meters)). Each core counts for itself; a
-//! reader adds up. Hosts name themselves, so there are counters for so many names; the hosts that come after are counted
-//! together.
+//! They are counted only if [`Config::meters`](super::Config::meters) is set. Each core counts for itself; a reader adds up.
+//! Hosts choose their names, so only a limited number of names has counters of its own; all further hosts are counted together.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +10,7 @@ use verbs::stats::{Latency, Row, Table};
 
 use super::counters::Counter;
 
-/// Namespaces of hosts that are counted by name.
+/// Pairs of namespace and host that are counted by name, at most.
 const NAMED_MAX: usize = 1024;
 /// The name of all other hosts.
 const OTHERS: &str = "(others)";
@@ -145,7 +144,7 @@ type OfCores = Vec<(usize, Arc<Meter>)>;
 pub struct Meters(Mutex<Vec<(Who, OfCores)>>);
 
 impl Meters {
-    /// Those of a core for a host and a namespace.
+    /// The counters of a core for a host and a namespace.
     fn of(&self, core: usize, subsystem: &Nqn, namespace: u32, host: &Nqn) -> Arc<Meter> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut who = Who { subsystem: subsystem.to_string(), namespace, host: host.to_string() };
@@ -191,7 +190,7 @@ struct Begun {
     lane: u16,
 }
 
-/// What a connection counts by.
+/// The counters of a connection.
 #[derive(Debug)]
 pub struct Gauge {
     meters: Arc<Meters>,
@@ -208,7 +207,7 @@ impl Gauge {
         let begun = vec![Begun::default(); entries as usize];
         Self { meters: Arc::clone(meters), core, lanes: Vec::new(), begun }
     }
-    /// A command of `host` begins.
+    /// A command begins; `who` gives its host and subsystem.
     pub fn begin(
         &mut self,
         ticket: Ticket,
@@ -230,7 +229,7 @@ impl Gauge {
             *begun = Begun { at: now, len, kind, lane: lane as u16 };
         }
     }
-    /// It has its response.
+    /// A command has its response; `ok` if it succeeded.
     #[inline]
     pub fn end(&mut self, ticket: Ticket, now: u64, ok: bool) {
         let Some(begun) = self.begun.get(ticket.place()) else { return };

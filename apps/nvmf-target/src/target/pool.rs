@@ -1,7 +1,7 @@
 //! Buffers that data pass through on their way between a host and a namespace: registered memory, allocated once.
 //!
-//! There are few sizes, and a free list a size. Who finds none free waits; the core keeps who waits in order, and how many each
-//! connection has.
+//! There are few sizes, with a free list each. A command that finds none free waits; the core keeps the order of those that
+//! wait, and the number of buffers of each connection.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use verbs::{Access, Mr, Pd, Sge, VerbsError};
 pub const CLASSES: usize = 3;
 /// Bytes of the small ones: a block of a file system.
 const SMALL: usize = 4096;
-/// Bytes of the middle ones: what hosts merge requests to.
+/// Bytes of the middle ones: the size up to which hosts merge requests.
 const MIDDLE: usize = 128 << 10;
 
 /// A buffer that is in use.

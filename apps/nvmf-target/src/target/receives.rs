@@ -1,7 +1,7 @@
 //! Receives for command capsules: a shared receive queue, and the buffers that are posted to it.
 //!
-//! As many are posted as the hosts that are connected may send commands, up to a bound for all of them. Beyond it, what is
-//! sent finds no receive now and then: the host's queue pair sends it again a little later, and nothing is lost.
+//! There is a posted receive for each command that the connected hosts may send, up to a bound for all of them. Beyond it, a
+//! capsule may find no receive: the host's queue pair gets an RNR NAK and sends it again a little later, so nothing is lost.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ impl Receives {
     pub fn add(&mut self, commands: u16) {
         self.wanted += commands as usize;
     }
-    /// It has gone. What is posted too much goes with the next capsules.
+    /// Such a host has gone. Receives that are now too many are used up by the next capsules.
     pub fn remove(&mut self, commands: u16) {
         self.wanted -= commands as usize;
     }

@@ -14,7 +14,7 @@ use crate::store::{Blocks, Memory, Place, Request as RingRequest, Store, Work};
 
 /// Bytes that are made zeros in a turn: more would keep other hosts waiting.
 const ZERO_PIECE: u64 = 1 << 20;
-/// Up to so many are made zeros at once.
+/// Up to this many bytes are made zeros at once.
 const ZERO_NOW: u64 = 64 << 10;
 
 /// The namespace was removed. A host that tries again learns that it has none.
@@ -250,7 +250,7 @@ impl Core<'_> {
     #[inline]
     fn get_buffer(&mut self, c: u32, n: u32, len: u32) {
         let class = self.pool.class_of(len as usize);
-        // Those that wait already come first.
+        // Commands that wait already come first.
         let buffer = if self.waiting[class].is_empty() { self.take_buffer(c, class) } else { None };
         match buffer {
             Some(buffer) => self.begin(c, n, buffer),
@@ -282,8 +282,8 @@ impl Core<'_> {
         self.connection(c).have[buffer.class()] -= 1;
         self.pool.give(buffer);
     }
-    /// Gives buffers to those that wait for them; returns whether there were any. Who gets one goes to the end of the line, who may
-    /// have none stays where it is.
+    /// Gives free buffers to the connections that wait for them; returns whether any was given. A connection that gets one goes
+    /// to the end of the line; one that may have no more keeps its place.
     #[inline]
     pub(super) fn hand_out(&mut self, class: usize) -> bool {
         let (mut at, mut given) = (0, false);

@@ -1,4 +1,4 @@
-//! The identifiers of work requests: what a completion is of, and the number of the command or the buffer.
+//! The identifiers of work requests: the kind of the request, and the number of its command or buffer.
 
 /// A capsule has come; with the number of its buffer.
 pub const RECEIVED: u64 = 1 << 32;
@@ -6,7 +6,7 @@ pub const RECEIVED: u64 = 1 << 32;
 pub const FETCHED: u64 = 2 << 32;
 /// A response, and the data before it; with the number of its command, whose buffer they are in.
 pub const ANSWERED: u64 = 3 << 32;
-/// A response of a command that has ended with it.
+/// A request that no command waits for: a response, the data before one, or a probe.
 pub const SENT: u64 = 4 << 32;
 
 /// Kind, and number.

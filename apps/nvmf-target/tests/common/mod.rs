@@ -42,9 +42,9 @@ pub struct Setup {
     pub mtu: usize,
     /// The namespace is in a file of this name.
     pub file: Option<PathBuf>,
-    /// See there.
+    /// Whether the file is used past the page cache.
     pub direct: Option<Direct>,
-    /// The namespace is in these.
+    /// The namespace is in this storage of the test's own.
     pub blocks: Option<Arc<dyn Blocks>>,
     /// What happens to frames, each way.
     pub faults: Plan,

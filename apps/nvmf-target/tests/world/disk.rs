@@ -1,4 +1,4 @@
-//! A disk that is slow, fails and loses what was not flushed, as a seed says. One that lies shows that the judge would notice.
+//! A disk that is slow, fails and loses what was not flushed, as a seed says. A disk that lies shows that the model notices.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,6 +1,6 @@
 //! A world of one thread and no clock: a target and a host, each a whole device, a link with every fault, and a disk that is
-//! slow, fails and loses power. A model checks every byte that is read. A seed decides everything; `SIM_SEED=N` runs one
-//! alone, `SIM_SEEDS=N` so many.
+//! slow, fails and loses power. A model checks every byte that is read. A seed decides everything; `SIM_SEED=N` runs that
+//! seed alone, `SIM_SEEDS=N` that many seeds.
 
 mod disk;
 mod model;
@@ -336,7 +336,7 @@ impl Run<'_, '_> {
                         }
                     }
                 }
-                // That of the admin queue failed at the target, and the host does not know it yet.
+                // The connection of the admin queue failed at the target, and the host does not know it yet.
                 Err(HostError::Status { status, .. }) if status == Status::ControllerUnknown.field() >> 1 => {
                     self.gone("a controller that ended before its host had connected")?;
                 }
@@ -614,7 +614,7 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text:?}")))
 }
 
-/// Seeds of a usual run, from which on what never happened is a failure.
+/// Seeds of a usual run. A run of at least so many fails if an expected event never happened.
 const ENOUGH: u64 = 60;
 
 // Goal: whatever the network and the disk do, every command ends with a status that fits, no read gives what was not written, and

@@ -1,6 +1,6 @@
-//! Asynchronous events: what has changed, who asked to be told, and what was told already.
+//! Asynchronous events: what has changed, which requests wait for events, and what the host was told already.
 //!
-//! An event is told once, then not again until the host has read the log page that says more.
+//! After an event was sent it is masked: it is not sent again until the host has read the log page that belongs to it.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(crate) enum Event {
 impl Event {
     const ALL: [Self; 2] = [Self::Namespaces, Self::Discovery];
 
-    /// Its bit where the host asks for it.
+    /// Its bit in the Asynchronous Event Configuration feature.
     const fn wanted(self) -> u32 {
         match self {
             Self::Namespaces => EVENT_NAMESPACES,
@@ -53,19 +53,19 @@ impl Event {
 #[derive(Clone, Copy, Default, Debug)]
 struct State {
     pending: bool,
-    /// It was told, and the log has not been read since.
+    /// It was sent, and its log page has not been read since.
     masked: bool,
 }
 
-/// Those of one controller.
+/// The events of one controller.
 #[derive(Debug)]
 pub(crate) struct Events {
-    /// Requests of the host, which wait for an event; what they are to the queue.
+    /// Slots of the event requests that wait for an event.
     waiting: ArrayVec<u16, { limits::EVENT_REQUESTS }>,
-    /// Requests that end without one.
+    /// Slots of the event requests that end without an event.
     aborted: ArrayVec<u16, { limits::EVENT_REQUESTS }>,
     states: [State; 2],
-    /// What the host has been told of, or has seen.
+    /// The state that changes are compared with: the last one that was looked at.
     seen: Seen,
     /// Namespaces that changed since the log was read.
     changed: Vec<u32>,
@@ -88,7 +88,7 @@ impl Events {
         Self { waiting: ArrayVec::new(), aborted: ArrayVec::new(), states: Default::default(), seen, changed }
     }
 
-    /// A request waits.
+    /// Adds the slot of an event request.
     pub fn add(&mut self, slot: u16) -> Result<(), Status> {
         if self.waiting.len() + self.aborted.len() == limits::EVENT_REQUESTS {
             return Err(Status::EventLimitExceeded);
@@ -96,7 +96,7 @@ impl Events {
         self.waiting.push(slot);
         Ok(())
     }
-    /// Ends a request that waits; tells whether it did.
+    /// Ends the event request of a slot; returns whether it was waiting.
     pub fn abort(&mut self, slot: u16) -> bool {
         let found = self.waiting.iter().position(|&w| w == slot);
         if let Some(at) = found {
@@ -110,7 +110,7 @@ impl Events {
         self.states = Default::default();
     }
 
-    /// A request that is to be answered now, with its status and result.
+    /// The slot of an event request to answer now, with its status and result.
     #[inline]
     pub fn poll(&mut self, target: &Target, wanted: u32) -> Option<(u16, Status, u64)> {
         if let Some(slot) = self.aborted.pop() {
@@ -132,7 +132,7 @@ impl Events {
         }
         None
     }
-    /// The host reads the log page of `event`; `retain`: it wants to be told of no further one yet.
+    /// The host reads the log page of `event`. Unless it sets RAE (`retain`), this clears the event and its mask.
     pub fn read(&mut self, event: Event, retain: bool) {
         if !retain {
             self.states[event as usize] = State::default();

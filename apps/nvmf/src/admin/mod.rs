@@ -25,7 +25,7 @@ pub(crate) use page::Page;
 use page::{Sources, log_range};
 use properties::{Change, Properties};
 
-/// What an admin command comes to.
+/// The outcome of an admin command.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// It is done, with this result.
@@ -78,7 +78,7 @@ impl Controller {
     /// A command that is not Connect.
     pub fn handle(&mut self, now: Instant, sqe: &Sqe, slot: u16) -> Result<Verdict, Fault> {
         self.last_command = now;
-        // What came before counts no more.
+        // Traffic before this command no longer counts for the keep alive timer.
         self.association.take_traffic();
         if sqe.opcode == fabrics::OPCODE {
             return self.fabrics(PropertyCommand::of(sqe));
@@ -118,7 +118,7 @@ impl Controller {
         self.sources().fill(page, buf);
     }
 
-    /// When the next command must have come.
+    /// When the keep alive timeout expires if no command comes.
     pub fn deadline(&self) -> Option<Instant> {
         Some(self.last_command.after(self.patience()?))
     }
@@ -205,7 +205,7 @@ impl Controller {
         if asked > 4096 << page::mdts(self.target.settings(), self.association.live.is_none()) {
             return Err(Status::InvalidField.into());
         }
-        // Of one namespace alone there is no page (LPA bit 0).
+        // There is no log page of a single namespace (LPA bit 0 is clear).
         if !matches!(sqe.nsid.get(), 0 | 0xFFFF_FFFF) {
             return Err(Status::InvalidField.into());
         }

@@ -22,7 +22,7 @@ use super::events::{Event, Events};
 use super::features::events_of;
 use super::properties::VERSION;
 
-/// What is given.
+/// A structure or log page that a command returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Page {
     Controller,
@@ -30,9 +30,9 @@ pub(crate) enum Page {
     /// Identifiers of the namespaces above this one.
     ActiveNamespaces(u32),
     Descriptors(u32),
-    /// Limits of the NVM command set: there are no more than MDTS.
+    /// Limits of the NVM command set, all zero: only MDTS limits commands.
     NvmController,
-    /// A log page from that byte on; `retain`: the event that it is about stays told.
+    /// A log page from a byte on; `retain` (RAE): its event stays masked.
     Log {
         lid: u8,
         start: u64,
@@ -41,7 +41,7 @@ pub(crate) enum Page {
     HostId,
 }
 
-/// What pages are made of.
+/// The sources of the pages' contents.
 pub(crate) struct Sources<'a> {
     pub target: &'a Target,
     pub association: &'a Association,
@@ -49,7 +49,7 @@ pub(crate) struct Sources<'a> {
     pub place: Place,
 }
 
-/// Log pages that a controller has; the length of each but that of discovery, which changes.
+/// Log pages with a fixed length, and that length.
 const LOGS: &[(u8, u64)] = &[
     (lid::ERROR, (limits::ERROR_ENTRIES * 64) as u64),
     (lid::SMART, 512),
@@ -199,7 +199,7 @@ const LPA_EFFECTS: u8 = 1 << 1;
 /// LPA: log pages can be read from an offset on.
 const LPA_OFFSETS: u8 = 1 << 2;
 
-/// MDTS of a controller. Anyone may have a discovery controller: it gives less at a time.
+/// MDTS of a controller; less for discovery controllers, which anyone may have.
 pub(crate) fn mdts(settings: &Settings, discovery: bool) -> u8 {
     if discovery { settings.mdts.min(limits::DISCOVERY_MDTS) } else { settings.mdts }
 }

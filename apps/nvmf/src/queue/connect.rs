@@ -25,10 +25,10 @@ pub struct Accepted {
     pub queue: Queue,
     /// Private data of the reply.
     pub reply: ReplyData,
-    /// Receives that must be posted before the reply is sent, and be kept posted: as many commands may come.
+    /// Receives to post before the reply is sent, and to keep posted: the host may send this many commands at a time.
     pub receives: u16,
-    /// Responses that may be on their way at a time: the host has posted as many receives, and posts one anew when it has
-    /// taken a response. With fewer than `receives`, responses wait for acknowledgements.
+    /// Responses that may be under way at a time: the host has this many receives posted, and posts one again when it has taken
+    /// a response. If this is less than `receives`, responses wait for acknowledgements.
     pub sends: u16,
 }
 
@@ -97,7 +97,7 @@ impl Queue {
         if command.format.get() != 0 {
             return Err(Status::ConnectFormat.into());
         }
-        // The connection request has said both.
+        // The connection request gave the queue's number and entries already.
         if command.qid.get() != self.qid {
             return Err(ConnectField::QueueId.into());
         }

@@ -102,7 +102,7 @@ pub struct Queue {
 enum Role {
     /// Connect has not been done.
     New {
-        /// The connection, or the last Connect.
+        /// When the connection was made, or the last Connect came.
         since: Instant,
         /// A Connect that waits for the host's earlier commands.
         held: Option<Box<Held>>,
@@ -148,8 +148,8 @@ impl Queue {
     pub fn subsystem(&self) -> Option<crate::Nqn> {
         self.association()?.live.as_ref().map(|live| live.nqn.clone())
     }
-    /// Stands for what was given to the storage; none before Connect, and for admin queues. Where the storage may still be at work for
-    /// the queue when this ends, keep it until that is over: until then Connect of the same host waits.
+    /// A token for the queue's requests to the storage; `None` before Connect, and for admin queues. If some are under way when the
+    /// queue ends, keep it until they are done: until then a Connect of the same host waits.
     pub fn in_flight(&self) -> Option<InFlight> {
         match &self.role {
             Role::Io(io) => Some(io.serving.in_flight()),
@@ -217,8 +217,8 @@ impl Queue {
 
     /// What [`Step::Run`] requested is done, or has failed. For a Read, first write the data to the host.
     ///
-    /// A command at another step may fail this way too: if there is no memory for its data, as
-    /// [`BackendError::Internal`].
+    /// A command at another step can be failed this way too, for example with [`BackendError::Internal`] if there is no memory for
+    /// its data.
     ///
     /// # Errors
     /// If the queue has ended.
@@ -267,8 +267,8 @@ impl Queue {
         Ok(self.respond(ticket.slot(), Status::Success, 0))
     }
 
-    /// A response that is due by itself: to a Connect that had to wait, or an asynchronous event. Call until there is none, now and
-    /// then: something may have changed.
+    /// A response that no call of the program caused: to a Connect that had to wait, or an asynchronous event. Call regularly, each
+    /// time until there is none.
     #[inline]
     pub fn poll_response(&mut self, now: Instant) -> Option<Response> {
         if self.poll_end().is_some() {
@@ -311,7 +311,7 @@ impl Queue {
         }
     }
 
-    /// Why the queue has ended, if it has. It may end by what happens elsewhere: call it now and then.
+    /// Why the queue has ended, if it has. Another queue or a change of the target may end it: call this regularly.
     #[inline]
     pub fn poll_end(&mut self) -> Option<End> {
         if self.end.is_none() {
@@ -333,7 +333,7 @@ impl Queue {
     #[cold]
     fn end_by(&mut self, end: End) -> End {
         self.end = Some(end);
-        // With the admin queue its controller has ended, whenever this is dropped.
+        // The controller ends with its admin queue at once, not only when the program drops the queue.
         if let Role::Admin(controller) = &self.role {
             controller.association().end();
         }
@@ -390,7 +390,7 @@ impl Queue {
                     (Some(event), Role::Admin(controller)) => controller.events.abort(event),
                     _ => false,
                 };
-                // Bit 0: the command was not aborted, and goes its way.
+                // Bit 0: the command was not aborted, and continues.
                 Step::Respond(self.respond(slot, Status::Success, !aborted as u64))
             }
         }

@@ -3,9 +3,9 @@
 use crate::admin::Page;
 use crate::io::{Deallocate, Running};
 
-/// A command under way: what the program gives back with what it was asked for.
+/// Names a command under way. It comes with a [`Step`](crate::Step); the program passes it back when it has done the step.
 ///
-/// It can be kept as a number, as the identifier of a work request.
+/// It can be kept as a number, for example in the identifier of a work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket(u32);
 
@@ -55,7 +55,7 @@ pub(crate) enum Stage {
     Event,
 }
 
-/// What a Connect said in the command.
+/// The fields of a Connect command that are needed once its data have come.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Connecting {
     /// Entries of the submission queue.
@@ -78,7 +78,7 @@ pub(crate) struct Slot {
 // A cache line a command.
 const _: () = assert!(size_of::<Slot>() <= 64);
 
-/// As many commands as a queue may have.
+/// The commands of a queue: a slot for each that may be under way.
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,

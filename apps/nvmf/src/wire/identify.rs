@@ -178,7 +178,7 @@ const _: () = assert!(size_of::<Namespace>() == LEN);
 pub struct Format {
     /// Bytes of metadata a block.
     pub ms: U16,
-    /// Bytes of data a block, a power of two.
+    /// Bytes of data per block, as an exponent of two.
     pub lbads: u8,
     /// Relative performance: 0 is best.
     pub rp: u8,

@@ -59,7 +59,7 @@ pub struct Smart {
     pub spare: u8,
     /// Spare capacity below which a warning is due.
     pub spare_threshold: u8,
-    /// Of the expected life, in percent.
+    /// Used part of the expected life, in percent.
     pub used: u8,
     /// Nothing.
     pub reserved: [u8; 26],

@@ -1,4 +1,4 @@
-//! The functions that fuzzers run: from any bytes to nothing; they panic when something is wrong.
+//! The functions that fuzzers run: they take any bytes, return nothing, and panic when something is wrong.
 //!
 //! The bytes are a program: each target reads from them the set-up, the packets and the calls, and then checks that all
 //! invariants hold. The same functions are called by the fuzzer (`stack/fuzz`, on a nightly toolchain) and by

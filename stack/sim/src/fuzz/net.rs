@@ -39,8 +39,8 @@ fn gid(text: &str) -> Gid {
 /// Requests that an Ethernet address was sent.
 type Asked = BTreeMap<Mac, u32>;
 
-/// A held neighbour: its Ethernet address, and how often that was checked since the neighbour is there. Where the neighbour was
-/// there before it was held, how often it was checked at all.
+/// A held neighbour: its Ethernet address, and how many requests were sent there since the neighbour has that address. If it had
+/// it before it was held, `asked` counts every request that was ever sent there.
 #[derive(Debug)]
 struct Held {
     id: Option<NeighbourId>,

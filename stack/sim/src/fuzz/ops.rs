@@ -17,7 +17,7 @@ use stack::time::Instant;
 
 /// Calls of one input.
 const OPS: usize = 160;
-/// Connections, half of them on either shard of a node: two of RC, then one each of UC, XRC and UD.
+/// Connections, in turn on the two shards of a node: two of RC, then one each of UC, XRC and UD.
 const PAIRS: usize = 5;
 /// Service types at either end of each connection.
 const TYPES: [[QpType; 2]; PAIRS] =

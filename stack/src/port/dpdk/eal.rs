@@ -1,4 +1,4 @@
-//! DPDK's environment: started once a process, on a thread of its own, with the options that go together.
+//! DPDK's environment: started once a process, on a thread of its own, with options that do not conflict.
 
 use crate::port::PortError;
 use core::cell::Cell;
@@ -20,7 +20,7 @@ pub struct EalOptions {
     pub memory_mib: usize,
     /// Whether huge pages are used when they are reserved.
     pub huge_pages: bool,
-    /// From which level on DPDK's log lines go to `tracing` (target "dpdk"): 1 emergency, 4 error, 8 debug.
+    /// DPDK's log lines up to this level go to `tracing` (target "dpdk"): 1 emergency, 4 error, 8 debug.
     pub log_level: u32,
 }
 
@@ -45,7 +45,7 @@ pub fn configure(options: EalOptions) -> Result<(), PortError> {
     })
 }
 
-/// Whether DPDK's environment has started in this process. It does so when the first DPDK port opens, or is
+/// Whether DPDK's environment has started in this process. That happens when the first DPDK port opens, or is
 /// started after [`open_lazy`](crate::port::PortSpec::open_lazy).
 pub fn started() -> bool {
     EAL.get().is_some_and(Result::is_ok)
@@ -69,7 +69,7 @@ thread_local! {
 }
 
 impl Eal {
-    /// The environment, started by the first caller; `pci` is the device, with its options, if that caller wants a PCI device.
+    /// The environment, which the first caller starts; `pci` is the device, with its options, if that caller wants a PCI device.
     pub(super) fn get(pci: Option<&str>) -> Result<&'static Self, PortError> {
         if forked() {
             return Err(PortError::Eal(
@@ -160,7 +160,7 @@ pub(super) fn errno_text(errno: c_int) -> String {
     std::io::Error::from_raw_os_error(errno.abs()).to_string()
 }
 
-/// Sizes of huge pages that the kernel has free ones of, largest first.
+/// Sizes of huge pages of which enough are free, largest first.
 fn free_huge_pages() -> Vec<usize> {
     let Ok(dir) = std::fs::read_dir("/sys/kernel/mm/hugepages") else { return Vec::new() };
     let mut sizes: Vec<usize> = dir
@@ -170,7 +170,7 @@ fn free_huge_pages() -> Vec<usize> {
             let kib: usize = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
             let free = std::fs::read_to_string(entry.path().join("free_hugepages")).ok()?;
             let free: usize = free.trim().parse().ok()?;
-            // A handful of pages is another program's leftover; a port would fail on them, where plain memory works.
+            // With a handful of free pages, left over by another program, a port would fail; plain memory works.
             (kib * 1024 * free >= HUGE_BYTES_MIN).then_some(kib * 1024)
         })
         .collect();
@@ -229,7 +229,7 @@ fn start(pci: Option<&str>) -> Result<Eal, PortError> {
     })
 }
 
-/// The options that go together.
+/// The command line of the environment: options that do not conflict.
 fn arguments(options: &EalOptions, huge: bool, pci: Option<&str>, cpus: &str) -> Vec<String> {
     let mut arguments = vec!["roce".to_owned()];
     // One lcore that may run on any of our CPUs: otherwise the thread would be pinned to the first of them.

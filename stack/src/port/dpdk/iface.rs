@@ -11,8 +11,7 @@ use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// An interface, by the number that Linux gave it: it stays the same when it is renamed, and a later one of the same name has
-/// another.
+/// An interface, by its Linux index: that stays when the interface is renamed, and a later interface of the same name has another.
 pub(super) struct Iface {
     pub(super) name: String,
     index: u32,
@@ -46,7 +45,7 @@ impl Iface {
         Ok(Self { name: name.into(), index, socket, last, last_mtu })
     }
 
-    /// Whether frames pass now, and its MTU, the last known one where it is gone. A change is logged, once.
+    /// Whether frames pass now, and its MTU: the last known one if it is gone. Each change is logged once.
     pub(super) fn look(&self) -> (Look, usize) {
         let state = netdevice::state(self.socket.as_fd(), self.index);
         let look = match state {

@@ -1,4 +1,4 @@
-//! From a [`PortSpec`] to a running device: checks for failures that DPDK would not explain, then the steps.
+//! From a [`PortSpec`] to a running device: first checks for failures that DPDK would not explain, then the steps in DPDK.
 
 use super::eal::{self, Eal, errno_text, last_log};
 use super::iface::Iface;
@@ -20,8 +20,8 @@ use std::sync::Arc;
 /// Entries of a device's rings, unless it prefers another number.
 const RING: u16 = 1024;
 
-/// What drivers count to a frame beside its L3 packet, at most: Ethernet header, two VLAN tags, the checksum, virtio's header.
-/// With less room a driver refuses the buffers, or receives a frame in pieces.
+/// Bytes that drivers add to an L3 packet, at most: Ethernet header, two VLAN tags, frame checksum, virtio's header. With less
+/// room a driver refuses the buffers, or receives a frame in pieces.
 const OVERHEAD: usize = 14 + 8 + 4 + 12;
 /// Receive buffers are multiples of this (i40e, ice): a driver does not use the rest.
 const ROOM_UNIT: usize = 128;
@@ -35,7 +35,7 @@ struct Plan {
     /// Bytes that an mbuf has room for.
     room: usize,
     mtu: usize,
-    /// The address that the port has where its device has none to set.
+    /// The port's Ethernet address, which is set in the device where possible; `None`: the device's own.
     mac: Option<Mac>,
     /// The Linux interface below.
     iface: Option<String>,
@@ -43,14 +43,14 @@ struct Plan {
     makes_iface: bool,
     /// Whether the device's MTU is ours to set.
     set_mtu: bool,
-    /// Whether every user may connect to a socket that the device makes; else this one alone, and root.
+    /// Whether every user may connect to a socket that the device makes; else only our user and root.
     any_user: bool,
     /// Lock of the directory in which the device will make its socket.
     _dir_lock: Option<DirLock>,
 }
 
 impl Plan {
-    /// That of a virtual device without a name.
+    /// The plan of a virtual device that has no name yet.
     fn new(port: &PortOptions) -> Self {
         Self {
             bus: "vdev",
@@ -72,7 +72,7 @@ impl Plan {
 pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
     let plan = plan(spec, options).map_err(fail)?;
-    // With its options: where it comes first, it is there when the environment has started.
+    // With its options: the first port's PCI device is probed when the environment starts.
     let pci = (plan.bus == "pci").then(|| match plan.args.as_str() {
         "" => plan.name.clone(),
         args => format!("{},{args}", plan.name),
@@ -98,13 +98,13 @@ pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Bo
     Ok(Box::new(opened.map_err(fail)?))
 }
 
-/// What every tap carries. DPDK 22.11's carry no more, later ones do: which it is shows when the device is open.
+/// An MTU that every tap carries. Taps of DPDK 22.11 carry no more; later ones do, which shows only once the device is open.
 const TAP_MTU: usize = 1500;
 
-/// Opens a DPDK port, but its device only when the port is started, if its address and MTU are known before.
+/// Opens a DPDK port. If its address and MTU are known before, its device is opened only when the port is started.
 pub(in crate::port) fn open_lazy(spec: &PortSpec, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
-    // Made again at the start, as much may change until then; here for its errors only.
+    // Only for its errors: it is made again at the start, as much may change until then.
     let plan = plan(spec, options).map_err(fail)?;
     let Some(mac) = chosen_address(spec, &plan) else { return open(spec, options) };
     let mtu = if plan.makes_iface { plan.mtu.min(TAP_MTU) } else { plan.mtu };
@@ -124,8 +124,8 @@ fn chosen_address(spec: &PortSpec, plan: &Plan) -> Option<Mac> {
     }
 }
 
-/// Two ports joined by rings of DPDK's (`net_ring`), each an Ethernet device as any other: the path through ethdev without a
-/// driver's own work, for tests and instruction counts.
+/// Two ports joined by rings of DPDK (`net_ring`). Each is an Ethernet device like any other, but its driver does no work of its
+/// own: for tests and instruction counts of the path through ethdev.
 ///
 /// # Errors
 /// [`PortError::Options`], [`PortError::Eal`], and [`PortError::Open`] where memory is short.
@@ -171,7 +171,7 @@ fn steps(
     let name = c_string(&plan.name)?;
     let bus = c_string(device.bus)?;
     let args = c_string(&plan.args)?;
-    // This is DPDK's thread, whose umask is of no other one.
+    // Sets the umask of DPDK's thread alone.
     if eal::set_umask(if plan.any_user { Mode::empty() } else { Mode::RWXG | Mode::RWXO }).is_err() {
         tracing::warn!("{}: the socket's permissions are those of this process's umask", plan.name);
     }
@@ -257,7 +257,7 @@ fn set_up(
     let iface = plan.iface.as_deref().map(Iface::find).transpose()?;
     let counters = (0..queues).map(|_| Counters::default()).collect();
     let longest = AtomicU32::new((mtu + L2_OVERHEAD) as u32);
-    // Nothing fails from here on before `Shared` has them.
+    // From here until `Shared` has the ids nothing fails.
     // SAFETY: runs on DPDK's thread; the ids go back when the port does.
     let lcores = (0..queues).map(|_| unsafe { sys::dpdk_sys_lcore_reserve() }).collect();
     let shared = Arc::new(Shared { port, mtu, longest, iface, lcores, counters, device, pool });
@@ -327,7 +327,7 @@ fn address(port: u16, wanted: Option<Mac>) -> Mac {
     mac
 }
 
-/// net_tap gives its own address to the Linux interface too; a bridge would keep the port's frames then.
+/// Changes the address of the Linux interface: net_tap gives it the port's, and a bridge would then not forward the port's frames.
 fn tell_apart(iface: &Iface, port: Mac) {
     let mut other = port;
     other.0[0] |= 2;
@@ -368,7 +368,7 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
             plan.mtu = plan.mtu.min(mtu);
             plan.set_mtu = false;
             plan.name = format!("net_af_packet{}", number());
-            // A slot holds the frame and the kernel's header of it, and the driver copies it as a whole.
+            // A slot holds the frame behind the kernel's header, and the driver copies whole slots.
             let slot = (max_frame + 128).next_power_of_two().max(2048);
             plan.room = slot;
             let given = |key: &str| options.iter().any(|(k, _)| k == key);
@@ -393,7 +393,7 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
             if options.iter().any(|(key, value)| key == "client" && value == "1") {
                 socket_file::belongs_to(Path::new(&path), &peers)?;
             } else {
-                // DPDK does not say who connects: only the socket's permissions keep others away.
+                // DPDK does not report who connects: only the socket's permissions keep others away.
                 plan.any_user = peers == Peers::Any;
                 if !users.is_empty() && !plan.any_user {
                     return Err("who connects is not known here: peer-uid=any lets every user do so".into());
@@ -438,7 +438,7 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
     Ok(plan)
 }
 
-/// Appends options, only those in `known`: DPDK's own message for an unknown one is of little help.
+/// Appends options, and refuses those that are not in `known`: DPDK's own message for them is of little help.
 fn more(args: &mut String, options: &[(String, String)], known: &[&str]) -> Result<(), String> {
     for (key, value) in options {
         if !known.contains(&key.as_str()) {

@@ -29,8 +29,8 @@ fn graveyard() -> MutexGuard<'static, Vec<Mempool>> {
     GRAVEYARD.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The mbufs of a port. Once it is dropped and all its frames are back, it is freed when the next port opens or the next pool is
-/// dropped; at once if no frame was out.
+/// The mbufs of a port. A dropped pool is freed at once if no frame is out; else when, with all frames back, the next port opens or
+/// the next pool is dropped.
 pub(super) struct Pool(Mempool);
 
 impl Pool {
@@ -94,7 +94,7 @@ impl Drop for Device {
 /// What a port and its queues share. The last of them to go closes the device.
 pub(super) struct Shared {
     pub(super) port: u16,
-    /// MTU that it was opened with.
+    /// The MTU with which it was opened.
     pub(super) mtu: usize,
     /// Bytes of the longest frame that may be sent now; 0 while none may.
     pub(super) longest: AtomicU32,
@@ -122,7 +122,7 @@ impl Shared {
         }
     }
 
-    /// Checks the interface below, if there is one: its state, and the MTU of the port. From now on sends are limited to it.
+    /// Checks the interface below, if there is one, and limits sends accordingly. Returns its state, and the MTU of the port.
     fn follow(&self) -> Option<(Look, usize)> {
         let (look, mtu) = self.iface.as_ref().filter(|_| !forked())?.look();
         let mtu = mtu.min(self.mtu);

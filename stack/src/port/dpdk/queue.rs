@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering;
 use dpdk_sys as sys;
 use std::sync::Arc;
 
-/// Buffers that a queue keeps at hand.
+/// Free buffers that a queue allocates at a time.
 const STOCK: usize = 32;
 
 const _: () = assert!(RX_BURST <= sys::DPDK_SYS_BURST_MAX as usize);

@@ -1,6 +1,6 @@
-//! A port that mistreats its frames, the same way each time for the same seed.
+//! A port that loses, repeats, delays and damages frames; the same seed gives the same faults.
 //!
-//! What happens to a frame is decided by a [`Link`], which the simulator has as well.
+//! A [`Link`], which the simulator uses as well, decides what happens to a frame.
 
 mod link;
 pub mod rng;
@@ -16,7 +16,7 @@ use rng::Rng;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-/// How long a call of a burst takes: there is no clock here, so a seed repeats.
+/// Virtual time of one burst call: there is no clock here, so that a seed repeats.
 const BURST: Duration = Duration::from_micros(1);
 
 /// Wraps `port` so that the frames it receives meet the faults of `rx`, and those it sends the faults of `tx`. Time is counted in
@@ -32,7 +32,7 @@ pub fn counted(port: Box<dyn Port>, rx: Plan, tx: Plan, seed: u64) -> (Box<dyn P
     (Box::new(FaultPort { port, rx, tx, seed, met: Arc::clone(&met), lost: Arc::default() }), met)
 }
 
-/// How often each fault happened, in both directions of all queues. One that lasts, as a blackhole, counts once.
+/// How often each fault happened, in both directions of all queues. A fault that lasts, like a blackhole, counts once.
 #[derive(Debug, Default)]
 pub struct Met([AtomicU64; Fault::ALL.len()]);
 
@@ -137,7 +137,7 @@ impl Direction {
         let mut lost = 0;
         for frame in frames {
             self.link.carry(&self.plan, now, frame.data(), |fault| self.met.add(fault), &mut self.arrivals);
-            // What has lost all its bytes is lost.
+            // A frame that was truncated to nothing is lost.
             self.arrivals.retain(|flight| !flight.bytes.is_empty());
             lost += u64::from(self.arrivals.is_empty());
             for Flight { at, bytes, .. } in self.arrivals.drain(..) {
@@ -174,7 +174,7 @@ struct FaultQueue {
 }
 
 impl FaultQueue {
-    /// Sends what has come through.
+    /// Sends the frames that have arrived.
     fn pump(&mut self) {
         let Some(direction) = &mut self.tx else { return };
         loop {

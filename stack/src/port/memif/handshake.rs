@@ -1,15 +1,15 @@
-//! How two ends of a memif agree: messages and descriptors in, messages out; no socket, no clock, no memory.
+//! The handshake of the two ends of a memif, sans-IO: messages and descriptors in, messages out; no socket, no clock, no mapping.
 //!
 //! The server sends HELLO. The client answers INIT, ADD_REGION, ADD_RING for each ring, CONNECT, and the server acknowledges
 //! each, the last one by CONNECTED. The peer is not trusted: a message that is out of order or out of range, or brings more
 //! descriptors than it should, ends the handshake with an error message. So each end takes a bounded number of messages.
 //!
-//! `Fd` stands for a descriptor; those that are refused are dropped.
+//! `Fd` is the type of descriptors; refused ones are dropped.
 
 use super::message::{AddRing, Hello, Init, Message, SECRET, VERSION};
 use super::ring;
 
-/// The terms that this end wants.
+/// What this end requires of the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// Rings in each direction.
@@ -74,7 +74,7 @@ pub fn connected() -> Message {
     Message::Connected { name: NAME.into() }
 }
 
-/// What a message means that comes after the handshake: the connection ends, for this reason, and within the protocol or not.
+/// A message after the handshake ends the connection: returns the reason, and whether the message was within the protocol.
 pub fn after_all(bytes: &[u8]) -> (String, bool) {
     match Message::decode(bytes) {
         Ok(Message::Disconnect { why }) => (left(&why), true),
@@ -120,7 +120,7 @@ impl<Fd> Server<Fd> {
         })
     }
 
-    /// A message from the client, with the descriptors that came along; `taken`: the server has a client already.
+    /// Handles a message from the client, with the descriptors that came with it; `taken`: the server has a client already.
     ///
     /// # Errors
     /// Why the client is refused.
@@ -260,7 +260,7 @@ impl Client {
         Self { terms: terms.clone(), known: false, missing: None }
     }
 
-    /// A message from the server, with the number of descriptors that came along.
+    /// Handles a message from the server, with the number of descriptors that came with it.
     ///
     /// # Errors
     /// Why the server is refused.

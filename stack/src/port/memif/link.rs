@@ -1,8 +1,9 @@
 //! The life of a memif's link: peers connect, agree or are refused, and leave.
 //!
-//! No thread is dedicated to this, and nothing here blocks (what could is left to another thread: [`theirs`]): threads that call [`Port::maintain`](crate::port::Port::maintain),
-//! and queues that have no link, take a few steps. Each call takes a bounded number of messages from a bounded number of peers. A
-//! queue in the middle of a burst keeps the connection that it uses ([`Connection`]) until it checks for the next one.
+//! No thread is dedicated to this: threads that call [`Port::maintain`](crate::port::Port::maintain), and queues that have no
+//! link, take a few steps. Nothing here blocks; what could block is left to another thread ([`theirs`]). Each call takes a bounded
+//! number of messages from a bounded number of peers. A queue in the middle of a burst keeps the connection that it uses
+//! ([`Connection`]) until it checks for the next one.
 
 use super::handshake::{self, Along, Client, ClientStep, Offer, RingOffer, Server, ServerStep, Terms};
 use super::message::Message;
@@ -27,11 +28,11 @@ use std::time::Instant;
 
 /// Time until the next attempt of a client where no server listened, or one refused.
 const RETRY: Duration = Duration::from_millis(50);
-/// Time until the other end of a handshake is given up when it is silent: the socket may be one that no process serves any more.
+/// How long the other end of a handshake may be silent before it is given up: perhaps no process serves its socket any more.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most clients in a handshake at the same time; another one replaces the oldest.
 const GREETED: usize = 4;
-/// Most messages that are taken from a peer in one call.
+/// Most messages that one call takes from a peer.
 const MESSAGES: usize = 64;
 
 /// A connection, as queues use it.
@@ -39,7 +40,7 @@ pub struct Connection {
     region: Arc<Region>,
     /// A client's layout; `None` for a server, which reads it from the descriptors.
     layout: Option<Layout>,
-    /// Rings on which this end receives, and sends.
+    /// Rings on which this end receives (`rx`) and sends (`tx`).
     rx: Vec<Place>,
     tx: Vec<Place>,
     /// This connection's number.
@@ -118,12 +119,12 @@ impl State {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A queue found that the peer of this connection violates the protocol.
+    /// Notes that a queue found the peer of this connection to violate the protocol.
     pub fn is_broken(&self, number: u64) {
         self.broken.store(number, Ordering::Relaxed);
     }
 
-    /// Takes the steps that are due, unless another thread does. Nothing in a fork: the link is its parent's.
+    /// Takes the steps that are due, unless another thread does so now. Does nothing in a fork: the link is the parent's.
     pub fn serve(&self) {
         if !self.made_by.is_this() {
             return;
@@ -171,7 +172,7 @@ pub enum Wait {
     Soon,
 }
 
-/// A socket, and the messages that wait to be sent on it.
+/// A socket, and the messages to be sent on it, each with a descriptor or without.
 struct Channel {
     socket: Socket,
     outbox: VecDeque<(Message, Option<Arc<OwnedFd>>)>,

@@ -1,7 +1,7 @@
 //! Control messages of the memif protocol, version 2.0: bytes to fields and back.
 //!
-//! A message is 128 bytes, a type and packed fields in the processor's byte order, as both ends are on one machine (VPP's and
-//! DPDK's `memif.h`). The peer is not trusted: any bytes that it sends become a message or an error.
+//! A message has 128 bytes: a type, then packed fields in the processor's byte order, as both ends are on one machine (`memif.h` of
+//! VPP and DPDK). The peer is not trusted: any bytes that it sends become a message or an error.
 
 /// Bytes of a message.
 pub const MESSAGE: usize = 128;
@@ -21,7 +21,7 @@ const TO_SERVER: u16 = 1;
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The message before was taken.
+    /// The previous message was accepted.
     Ack,
     /// The server's first message: its limits.
     Hello(Hello),

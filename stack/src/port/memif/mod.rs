@@ -1,8 +1,10 @@
-//! Ethernet frames through memory that two processes share, by the memif protocol 2.0: no DPDK, no thread, no privilege.
+//! Ethernet frames through memory that two processes share, by the memif protocol 2.0: without DPDK or privileges, and without a
+//! thread, except while descriptors of another user are closed ([`theirs`]).
 //!
 //! Two ends meet at a unix socket, at which one of them, the server, listens. The client makes the memory, rings and buffers, and
-//! hands it over ([`handshake`], [`region`]); then frames pass through it alone ([`rx`], [`tx`]). The peer is another process and
-//! not trusted: it can spoil its own frames, and the link, nothing else. What it sends is copied before it is examined.
+//! hands it over ([`handshake`], [`region`]); from then on frames pass only through that memory ([`rx`], [`tx`]). The peer is
+//! another process and not trusted: it can spoil its own frames and the link, and nothing else. What it sends is copied before it
+//! is examined.
 
 use super::peers::Peers;
 use super::socket_file::{self, SocketFile};
@@ -74,8 +76,8 @@ pub(super) fn open(
 /// How long an end waits for the server that it found.
 const MEETING: Duration = Duration::from_secs(1);
 
-/// Waits until the link is up, for a while: so the first frames of a program that comes second find the link, and datagrams that
-/// nobody repeats are not lost.
+/// Waits until the link is up, for at most [`MEETING`], so that the first frames of the program that starts second, among them
+/// datagrams that nobody repeats, are not lost.
 fn meet(port: &port::MemifPort) {
     let start = Instant::now();
     while !port.link_up() && start.elapsed() < MEETING {
@@ -83,8 +85,7 @@ fn meet(port: &port::MemifPort) {
     }
 }
 
-/// As [`open`], but it is decided at the start of the port which end is the server: a port that is only inspected must not
-/// listen.
+/// As [`open`], but which end is the server is decided only at the start of the port: a port that is only queried must not listen.
 pub(super) fn open_lazy(
     spec: &PortSpec,
     path: &Path,

@@ -19,7 +19,8 @@ use std::time::Instant;
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// The longest sleep of a queue without a link, for that of another queue.
 const LOOK_AT_MOST: Duration = Duration::from_secs(1);
-/// Polls without frames until the peer's flag is read again: by then it has seen what was sent, or sleeps.
+/// Polls without frames until the peer's flag is read again: by then the peer has seen what was sent, or its flag says that it
+/// sleeps.
 const LOOK_AGAIN: u32 = 64;
 
 /// A queue pair.
@@ -41,7 +42,8 @@ pub struct MemifQueue {
 /// The ends of a connection that is over.
 struct Left {
     ends: Box<Ends>,
-    /// Slots that were filled when it was seen to be over. Whoever still has the memory may fill more: those are not received.
+    /// Slots that were filled when the connection was found to be over. The peer, which still has the memory, may fill more: those
+    /// are not received.
     slots: u16,
 }
 
@@ -84,7 +86,7 @@ impl MemifQueue {
         }
     }
 
-    /// Takes the rings of a new connection, gives those of an old one up.
+    /// Takes the rings of a new connection, if there is one, and gives up those of the old one.
     #[inline(always)]
     fn follow(&mut self) {
         if self.shared.state.number.load(Ordering::Acquire) != self.number {
@@ -126,7 +128,7 @@ impl MemifQueue {
         got.frames
     }
 
-    /// Nothing is received without a link: there is time to connect.
+    /// Takes steps towards a link: without one nothing is received, so there is time.
     #[cold]
     fn look_for_link(&mut self) {
         let now = Instant::now();
@@ -136,7 +138,7 @@ impl MemifQueue {
         }
     }
 
-    /// Nothing is received without a link: prepares a sleep until there may be a peer.
+    /// Prepares a sleep without a link, until there may be a peer.
     #[cold]
     fn arm_for_link(&self) -> Armed {
         let state = &self.shared.state;
@@ -145,7 +147,7 @@ impl MemifQueue {
             return Armed::Pending;
         }
         match state.wait() {
-            // One descriptor for one sleeper: the first queue looks after it.
+            // The sleeper needs the descriptor once, so only the first queue gives it.
             Wait::Peer(fd) => Armed::Down(LOOK_AT_MOST, (self.index == 0).then_some(fd)),
             Wait::Until(at) => Armed::Down(at.saturating_duration_since(Instant::now()), None),
             Wait::Soon => Armed::Unable,
@@ -159,7 +161,7 @@ impl MemifQueue {
         self.shared.state.is_broken(self.number);
     }
 
-    /// What was sent is the peer's: wakes it, if it waits for an event.
+    /// Frames were sent: wakes the peer, if it waits for an event.
     #[inline(always)]
     fn notify(&mut self) {
         self.look_again = LOOK_AGAIN;

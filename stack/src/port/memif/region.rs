@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Where things are in the memory of a client: rings to the server, rings back, the buffers of the first ring, and so on.
+/// The layout of a client's memory: rings to the server, rings back, then the buffers of each ring in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Rings in each direction.
@@ -42,7 +42,7 @@ impl Layout {
     }
 
     /// # Errors
-    /// A sentence where the protocol's 32 bits do not reach all of it.
+    /// A sentence if the memory is larger than the 32-bit offsets of the protocol can address.
     pub fn check(&self) -> Result<(), String> {
         match self.size() {
             0..=REGION_MAX => Ok(()),
@@ -79,7 +79,7 @@ impl Layout {
 
 /// Bytes of the largest region: offsets in it have 32 bits.
 const REGION_MAX: u64 = u32::MAX as u64;
-/// The type that statfs(2) reports for a file in memory that has no huge pages.
+/// The type that statfs(2) reports for a memfd without huge pages.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// Maps the memory that a client offers.
@@ -90,7 +90,7 @@ pub fn take(fd: BorrowedFd<'_>, size: u64) -> Result<Arc<Region>, String> {
     // Only files of memfd_create(2) can be sealed against shrinking. Those of huge pages are refused: where none is left,
     // the first access ends the process.
     let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
-    // In this order: the daemon of a FUSE file system answers fstatfs(2), when it likes, but its files have no seals.
+    // Seals are checked first: fstatfs(2) on a file of FUSE blocks for as long as its daemon likes, but such files have none.
     let in_memory = || rustix::fs::fstatfs(fd).is_ok_and(|of| of.f_type == TMPFS_MAGIC);
     if !seals.contains(SealFlags::SHRINK) || !in_memory() {
         return Err("the region could shrink: use a memfd of small pages with F_SEAL_SHRINK".into());

@@ -1,8 +1,8 @@
 #![allow(unsafe_code)]
 //! A ring as the memif protocol lays it out: two counters and descriptors of slots, in shared memory.
 //!
-//! The end that fills slots moves the head in a ring from client to server, the tail in one from server to client; counters wrap
-//! at 2^16. A field is loaded into a value that the other process cannot change any more, and that value is checked.
+//! The end that fills slots moves the head of a ring from client to server, and the tail of a ring from server to client; counters
+//! wrap at 2^16. A field is loaded once into a value that the other process cannot change, and that value is checked.
 //!
 //! The pointers here are sound because [`Ring::new`] checks that all of the ring is within its region, and the number of a slot
 //! is masked to the ring's size where it becomes an address.
@@ -211,8 +211,8 @@ impl Ring {
             .load(Ordering::Relaxed)
     }
 
-    /// Describes the contents of a slot; `was` is what its descriptor held. Where that is the same nothing is stored, so that
-    /// both ends keep the line in their caches.
+    /// Describes the contents of a slot; `was` is what its descriptor held. Fields that are the same are not stored, so that both
+    /// ends keep the line in their caches.
     #[inline(always)]
     pub fn describe(&self, slot: u16, was: Slot, length: u32, flags: u16) {
         let at = self.descriptor(slot);

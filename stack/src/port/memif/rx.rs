@@ -10,7 +10,7 @@ use crate::port::{Frame, RxBurst};
 use crate::sync::{asymmetric, prefetch};
 use core::ptr;
 
-/// Frames up to this many bytes are not summed while they are copied: the check of their ICRC does it quicker.
+/// Frames up to this many bytes are not summed while they are copied: checking their ICRC afterwards is quicker.
 const SUM_ABOVE: u32 = 256;
 
 /// The receiving end of a ring.
@@ -27,7 +27,7 @@ pub struct Rx {
     given: u16,
     /// Offset of the next slot's buffer, set when the ring was found empty.
     ahead: Option<u32>,
-    /// The sender is to send events.
+    /// Whether the sender was asked for an event.
     armed: bool,
 }
 
@@ -51,7 +51,7 @@ impl Rx {
         Self { ring, buffers, copy, max_frame: max_frame as u32, next: 0, given, ahead: None, armed: false }
     }
 
-    /// Gives the slots whose frames were received back to the sender. Not at once: later stores would wait
+    /// Gives the slots whose frames were received back to the sender. Not called right after a burst: later stores would wait
     /// until the sender's core gives up the line, and there may be an answer to send first.
     #[inline]
     pub fn give_back(&mut self) {
@@ -79,8 +79,8 @@ impl Rx {
     pub fn burst(&mut self, out: &mut RxBurst, stock: &mut Stock) -> Result<Received, Impossible> {
         self.give_back();
         if let Some(ahead) = self.ahead {
-            // A frame that comes alone is three or four lines in the cache of the sender's core, each leading to the next.
-            // Prefetched together, they come together; while nothing is sent they stay here, and the prefetch costs nothing.
+            // A frame that comes alone is in three or four lines of the sender's cache, each of which names the next. Prefetched
+            // together, they are fetched in parallel; while nothing is sent they stay in our cache, and the prefetch costs nothing.
             let ahead = self.ring.address(ahead);
             self.ring.prefetch_slot(self.next);
             prefetch::near(ahead);
@@ -188,8 +188,8 @@ impl Rx {
         }
     }
 
-    /// Copies the frame in the next slot, if it is short and whole; returns its length. Copies whole blocks: bytes behind it in
-    /// the slot come along.
+    /// Copies the frame in the next slot, if it is short and whole; returns its length. Copies whole blocks, and so some bytes
+    /// behind the frame.
     #[inline(always)]
     fn copy_short(&self, frame: &mut Frame) -> Option<usize> {
         let slot = self.ring.slot(self.next);

@@ -1,9 +1,9 @@
 #![allow(unsafe_code)]
 //! Memory that another process has mapped, too: mappings of it, and copies between it and our own.
 //!
-//! The other process may write any of it at any moment. So nothing is decided by what a reference into it
-//! leads to: one is lent only to build a frame in ([`Part::into_buffer`]). All else is read and written by accesses that the
-//! compiler may neither repeat nor split: words are atomics (`ring`), bytes are copied by the functions of
+//! The other process may write any of it at any moment. So no decision depends on what a reference into it
+//! reads: a reference is lent only to build a frame in ([`Part::into_buffer`]). All else is read and written by accesses that
+//! the compiler may neither repeat nor split: words are atomics (`ring`), bytes are copied by the functions of
 //! [`racy`](crate::racy) and of [`crc`](crate::crc). A copy is some mix of what was there meanwhile, and decisions are made on
 //! the copy.
 //!
@@ -23,7 +23,7 @@ use std::os::fd::BorrowedFd;
 /// Bytes that short copies are made of: whole blocks, one behind the other.
 pub const BLOCK: usize = racy::BLOCK;
 
-/// Bytes of the largest mapping that is populated at once, for huge pages: the peer may choose the size.
+/// Bytes of the largest mapping that is populated at once, for huge pages: bounded, as the peer may choose the size.
 const FILLED_MAX: usize = 256 << 20;
 
 /// A mapping of shared memory.
@@ -39,8 +39,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps the first `len` bytes of a file, which exist and never go, on huge pages where the kernel can: the buffers of a ring
-    /// begin on more small pages than the TLB of a core has entries.
+    /// Maps the first `len` bytes of a file, which cannot shrink below that, on huge pages where the kernel can: the buffers of a
+    /// ring are on more small pages than the TLB of a core has entries.
     ///
     /// # Errors
     /// Those of mmap(2).
@@ -51,8 +51,8 @@ impl Region {
             let base = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
             return Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len });
         }
-        // A huge page has to be aligned in the file and in the address: first the room, then the file where an aligned address
-        // begins in it.
+        // A huge page has to be aligned in the file and in memory: first reserves address space, then maps the file at an aligned
+        // address in it.
         let whole = len.next_multiple_of(rustix::param::page_size());
         let room = whole + HUGE_PAGE;
         let nothing = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -144,8 +144,8 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Copies it out, with the sum of the copy where `copy` can, and prefetches meanwhile as much from `ahead` on, if that is not
-    /// null: the hardware prefetcher stops at the end of a page.
+    /// Copies it out; returns the sum of the copy if `copy` can compute it. Meanwhile prefetches as many bytes from `ahead` on, if
+    /// that is not null: the hardware prefetcher stops at the end of a page.
     ///
     /// # Panics
     /// When `to` is shorter.
@@ -193,7 +193,7 @@ impl<'a> Part<'a> {
         unsafe { racy::write(self.at.as_ptr(), from.as_ptr(), self.len) }
     }
 
-    /// Its bytes, to write frames to. A read finds what the other process made of them.
+    /// Its bytes, to write a frame to. The other process may change them, so what is read back means nothing.
     ///
     /// # Safety
     /// No other reference to any of it is alive, in this process.

@@ -1,9 +1,9 @@
-//! Where the buffers of a ring's slots are: a client knows it, a server reads it from the descriptors.
+//! The places of the buffers of a ring's slots: a client knows them, a server reads them from the descriptors.
 
 use super::ring::{Ring, Slot};
 use super::shm::Part;
 
-/// Short frames that are prefetched before the one that is copied: this many lines come from the other core at a time.
+/// How many short frames ahead of the one that is copied are prefetched: as many lines come from the other core in parallel.
 pub const SHORT_AHEAD: u16 = 8;
 
 /// The peer moved an index to where it cannot be.
@@ -13,14 +13,14 @@ pub struct Impossible;
 /// The buffers of a ring's slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffers {
-    /// A client's: one behind the other, as it laid them out. The descriptors are not read for it.
+    /// A client's: one behind the other, as it laid them out. Their places are not read from the descriptors.
     Ours {
         /// Where the first one begins.
         first: u32,
         /// Bytes of each.
         size: u32,
     },
-    /// A server's: where the descriptors say, read each time anew.
+    /// A server's: where the descriptors say, which are read each time.
     Theirs,
 }
 

@@ -18,8 +18,8 @@ use std::sync::Arc;
 const BACKLOG: i32 = 8;
 /// Most descriptors that are taken with a message.
 const DESCRIPTORS: usize = 4;
-/// Most that a message can bring (`SCM_MAX_FD` of Linux). There is room for all of them: the kernel would close the rest at once,
-/// on our thread. It does so still where this process has no descriptor left.
+/// Most descriptors that a message can bring (`SCM_MAX_FD` of Linux). The buffer has room for all of them, because the kernel would
+/// close the rest on our thread, which may block. It still does so if this process has no descriptor left.
 const DESCRIPTORS_SENT: usize = 253;
 
 fn socket() -> io::Result<OwnedFd> {

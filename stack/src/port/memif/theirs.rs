@@ -1,7 +1,8 @@
-//! Descriptors that another process has a hand in: those that it sent, and the socket on which it sends them.
+//! Descriptors over which another process has power: those that it sent, and the socket on which it sends them.
 //!
-//! close(2) takes as long as another process likes if the descriptor is a file of FUSE, or a TCP socket that lingers; and a unix
-//! socket closes what nobody has received from it. So a thread of its own closes what may come from another user.
+//! close(2) blocks for as long as another process likes if the descriptor is a file of FUSE, or a TCP socket that lingers; and
+//! closing a unix socket closes the descriptors that nobody has received from it. So a separate thread closes what may come from
+//! another user.
 
 use crate::sync::process::Process;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +16,7 @@ const WAITING_MAX: usize = 64;
 pub struct Theirs {
     /// `None` only while it is dropped or handed on.
     fd: Option<OwnedFd>,
-    /// Its user could stop this process as well: ours, or root.
+    /// It comes from our own user or root, who could stop this process anyway.
     trusted: bool,
 }
 
@@ -25,7 +26,7 @@ impl Theirs {
         Self { fd: Some(fd), trusted: uid == 0 || uid == rustix::process::geteuid().as_raw() }
     }
 
-    /// The descriptor, once it is known that closing it asks nobody.
+    /// The descriptor, if `is_safe` finds that closing it cannot block.
     pub fn checked(mut self, is_safe: impl FnOnce(&OwnedFd) -> bool) -> Option<OwnedFd> {
         self.fd.take_if(|fd| is_safe(fd))
     }

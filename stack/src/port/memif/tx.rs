@@ -53,7 +53,7 @@ impl Tx {
         Self { ring, buffers, max_frame: max_frame as u32, next: 0, free_end }
     }
 
-    /// Free slots: those known to be free, if they are as many as wanted, as a read of the receiver's index costs a cache line.
+    /// Free slots. Reads the receiver's index, which costs a cache miss, only if fewer than wanted are known to be free.
     #[inline(always)]
     fn free(&mut self, wanted: usize) -> Result<u16, Impossible> {
         let known = self.free_end.wrapping_sub(self.next);
@@ -73,7 +73,7 @@ impl Tx {
         }
     }
 
-    /// Makes what was put in slots up to `self.next` the receiver's.
+    /// Hands the slots before `self.next` to the receiver.
     #[inline(always)]
     fn publish(&mut self) {
         match self.buffers.are_ours() {
@@ -88,7 +88,7 @@ impl Tx {
         self.ring.is_polled()
     }
 
-    /// Prefetches what is needed to send: a line that the receiver reads, and one with a descriptor.
+    /// Prefetches what a send writes: a line of the header, which the receiver reads, and one with a descriptor.
     #[inline(always)]
     pub fn prefetch(&self) {
         self.ring.prefetch_header();
@@ -127,8 +127,8 @@ impl Tx {
         Ok(done)
     }
 
-    /// Puts a frame in the next slot, or slots. The lines that are written are in the cache of the receiver's core and come one
-    /// after the other; memcpy, which stores the two ends of what is short first, would fetch some of them twice.
+    /// Puts a frame in the next slot, or slots. The lines that are written are in the cache of the receiver's core and are fetched
+    /// one after the other; memcpy, which stores both ends of short data first, would fetch some of them twice.
     #[inline(always)]
     fn send(&mut self, frame: &Frame, free: u16) -> Sent {
         let len = frame.len();
@@ -185,7 +185,7 @@ impl Tx {
         Sent::In(pieces.len() as u16)
     }
 
-    /// Gives slots that nothing can be sent in to the receiver as they are, empty: the next ones may be better.
+    /// Hands unusable slots to the receiver, empty: the next ones may be usable.
     fn skip(&mut self, slots: u16) -> Sent {
         for i in 0..slots {
             let slot = self.next.wrapping_add(i);
@@ -195,8 +195,8 @@ impl Tx {
         Sent::Never(slots)
     }
 
-    /// Has up to `most` frames built where they are sent from; returns their lengths, one after the other. `None` where the next
-    /// slot does not hold every frame.
+    /// Has `builder` build up to `most` frames in the slots themselves; returns their lengths in order. `None` if the next slot is
+    /// too small for the longest frame.
     ///
     /// # Errors
     /// As [`burst`](Self::burst).

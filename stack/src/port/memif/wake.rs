@@ -1,10 +1,10 @@
 #![allow(unsafe_code)]
 //! Wakes a peer that waits for an event; the peer can never block the caller.
 //!
-//! An event is an eventfd(2) that both ends have open as one file. A peer may make it a blocking one and fill it, and then
-//! write(2) waits for that peer. So nothing is written: the kernel itself adds to an eventfd when an asynchronous read is
-//! complete, and never waits for that. The read is of an empty file of ours, and done at once. Descriptors that are no eventfd
-//! are refused.
+//! An event is an eventfd(2) that both ends have open as one file. A peer may make it blocking and fill it, and then write(2)
+//! would wait for that peer. So this module does not write: the kernel itself adds to an eventfd when an asynchronous read (AIO)
+//! completes, and never waits to do so. The read is from an empty file of ours, and completes at once. Descriptors that are no
+//! eventfd are refused.
 
 use rustix::fs::MemfdFlags;
 use std::io;
@@ -41,8 +41,8 @@ const SIGNAL: u32 = 1;
 /// Requests that may wait to be fetched.
 const REQUESTS: usize = 4;
 
-/// Whether it is an eventfd(2). No other descriptor of a peer is waited for: the wait itself could depend on a process that
-/// serves it (FUSE).
+/// Whether it is an eventfd(2). We never wait on another kind of descriptor of a peer: the wait itself could block on the process
+/// that serves it (FUSE).
 pub fn is_event(fd: &OwnedFd) -> bool {
     rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), [])
         .is_ok_and(|name| name.as_bytes() == b"anon_inode:[eventfd]")

@@ -13,13 +13,13 @@ pub(super) struct Name {
 }
 
 impl Name {
-    /// None, with room for one.
+    /// No address yet; the kernel can write one.
     pub fn empty() -> Self {
         Self { bytes: [0; NAME], len: 0 }
     }
 
-    /// An address for a socket of IPv6 or IPv4; an IPv4 address is mapped for one of IPv6. `scope` is the interface of a
-    /// link-local one, else 0.
+    /// An address for a socket of IPv6 or IPv4; for a socket of IPv6 an IPv4 address is mapped. `scope` is the interface of a
+    /// link-local address, else 0.
     pub fn new(v6: bool, addr: IpAddr, port: u16, scope: u32) -> Self {
         let mut name = Self::empty();
         let (family, len) = match addr {
@@ -43,7 +43,7 @@ impl Name {
         name
     }
 
-    /// As the kernel has it.
+    /// Its bytes, as the kernel lays them out.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -58,7 +58,7 @@ impl Name {
         self.len = len.min(NAME);
     }
 
-    /// Address and port; a mapped IPv4 address is that one.
+    /// Address and port; a mapped address is returned as the IPv4 address.
     pub fn get(&self) -> Option<(IpAddr, u16)> {
         let family = libc::c_int::from(libc::sa_family_t::from_ne_bytes(*self.bytes().first_chunk()?));
         let port = u16::from_be_bytes([self.bytes[2], self.bytes[3]]);
@@ -75,7 +75,7 @@ fn v4(bytes: &[u8]) -> Option<IpAddr> {
     Some(Ipv4Addr::from(*bytes.first_chunk::<4>()?).into())
 }
 
-/// The IPv6 address at the start of some bytes; a mapped IPv4 address is that one.
+/// The IPv6 address at the start of some bytes; a mapped address is returned as the IPv4 address.
 fn v6(bytes: &[u8]) -> Option<IpAddr> {
     Some(IpAddr::from(*bytes.first_chunk::<16>()?).to_canonical())
 }
@@ -95,12 +95,12 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// None, with room for some.
+    /// No messages yet; the kernel can write some.
     pub fn empty() -> Self {
         Self { bytes: [0; CONTROL], len: 0 }
     }
 
-    /// As the kernel has them.
+    /// Their bytes, as the kernel lays them out.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -126,7 +126,7 @@ impl Control {
         self.len += len.next_multiple_of(WORD);
     }
 
-    /// Our address.
+    /// Adds our address, to send from.
     pub fn push_source(&mut self, source: IpAddr, scope: u32) {
         match source {
             IpAddr::V4(addr) => {
@@ -144,21 +144,21 @@ impl Control {
         }
     }
 
-    /// TOS byte or traffic class.
+    /// Adds the TOS byte or traffic class.
     pub fn push_traffic_class(&mut self, v6: bool, class: u8) {
         let (level, kind) =
             if v6 { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) } else { (libc::IPPROTO_IP, libc::IP_TOS) };
         self.push(level, kind, &i32::from(class).to_ne_bytes());
     }
 
-    /// TTL or hop limit.
+    /// Adds the TTL or hop limit.
     pub fn push_hop_limit(&mut self, v6: bool, limit: u8) {
         let (level, kind) =
             if v6 { (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) } else { (libc::IPPROTO_IP, libc::IP_TTL) };
         self.push(level, kind, &i32::from(limit).to_ne_bytes());
     }
 
-    /// The kernel takes the bytes apart into datagrams of this many.
+    /// Has the kernel take the bytes apart into datagrams of this many.
     pub fn push_segment(&mut self, bytes: u16) {
         self.push(libc::SOL_UDP, libc::UDP_SEGMENT, &bytes.to_ne_bytes());
     }
@@ -182,7 +182,7 @@ impl Control {
             let byte = data.first().copied().unwrap_or_default();
             let number = data.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
             match (level, kind) {
-                // The address of the packet, not the one that it would be answered from.
+                // The destination of the packet, not the address from which the kernel would answer.
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => arrival.to = data.get(8..).and_then(v4),
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => arrival.to = v6(data),
                 (libc::IPPROTO_IP, libc::IP_TOS) => arrival.traffic_class = byte,
@@ -202,7 +202,7 @@ impl Control {
         arrival
     }
 
-    /// The error that came back, or that this host found itself.
+    /// The error that came back by ICMP, or that this host found itself.
     pub fn refusal(&self) -> Option<Refusal> {
         let is_error = |level, kind| {
             matches!(

@@ -1,9 +1,9 @@
-//! The identifications of IPv4 packets that peers sent, to judge one that was found by its ICRC.
+//! The identifications of IPv4 packets that peers sent, to judge an identification that was computed from an ICRC.
 //!
-//! A socket does not show the identification, which the ICRC covers. The rest of the packet says what it would have to be: of all
-//! the errors that a packet may have, one in 65 536 leads to an identification that an IPv4 header may have. A host counts its
-//! packets, so those that are not near the last one are told apart as well; and a host that does not count is found out and judged
-//! by the packet alone.
+//! The ICRC covers the identification, and a socket does not show it. So the word of the header that holds the identification and
+//! the flags is computed from the rest of the packet. If the packet has an error, the word is random, and two in 65 536 have flags
+//! that are allowed. A host counts its packets, so an identification that is not near the last one shows an error as well; a host
+//! that does not count is recognised, and judged by the packet alone.
 
 use core::net::IpAddr;
 use core::time::Duration;
@@ -12,17 +12,17 @@ use super::packet::DF;
 use crate::id::{Gid, Qpn};
 use std::hash::{BuildHasher, RandomState};
 
-/// Conversations remembered; a power of two. Two that share a slot evict each other, and are judged by the packet alone meanwhile.
+/// Conversations remembered; a power of two. Two that share a slot evict each other, and are then judged by the packet alone.
 const SLOTS: usize = 4096;
 /// An identification may be this far from the last one: packets overtake each other, and others are sent between two of ours.
 const NEAR: u16 = 64;
 /// A kernel's counter also moves by itself, by up to so many in a second.
 const PER_SECOND: u64 = 1000;
-/// A sender that has the kernel take its messages apart (this stack, too) begins each of them at 0.
+/// A sender that has the kernel take its messages apart (this stack, too) numbers the parts of each from 0.
 const SEGMENTS: u16 = 64;
-/// Packets in a row that are near each other make a counter, and as many that are far from it end one.
+/// So many packets in a row near each other show that a host counts; so many far from its counter show that it does not any more.
 const SURE: u8 = 3;
-/// Packets of a peer, all of them wrong, after which something between the two of us is changing them.
+/// If the first so many packets of a peer are all wrong, something on the path changes them.
 const ALL_WRONG: u32 = 64;
 
 /// What a packet is taken for.
@@ -34,7 +34,7 @@ pub(super) enum Verdict {
     Weak,
     /// Its ICRC is wrong.
     Bad,
-    /// So it is, and every packet of this peer was so.
+    /// Its ICRC is wrong, and so was that of every packet of this peer; returned once.
     AllBad,
 }
 
@@ -48,9 +48,9 @@ struct Trace {
     last: u16,
     /// Packets in a row near each other, up to [`SURE`].
     near: u8,
-    /// Packets in a row that were far from a sure counter.
+    /// Packets in a row that were far from a counter that was sure.
     far: u8,
-    /// Packets, all of them wrong.
+    /// Wrong packets, while all were wrong; `u32::MAX` once one was right.
     wrong: u32,
 }
 
@@ -95,7 +95,7 @@ impl Trace {
         let ahead = identification.wrapping_sub(self.last).wrapping_add(NEAR);
         let near = ahead <= (2 * NEAR).saturating_add(grown);
         if self.near >= SURE && !near {
-            // The first of a message may be of a sender that counts the rest.
+            // A small number may be of a message that the sender's kernel took apart, while it counts other packets.
             if identification < SEGMENTS {
                 return Verdict::Good;
             }

@@ -19,7 +19,7 @@ use crate::wire::UDP_PORT;
 /// Groups of messages about interfaces, their addresses, and routes of IPv4 (rtnetlink(7)): `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
 /// `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV4_RULE`.
 const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x80;
-/// From one look at the host to the next one; and where the kernel does not say that something changed.
+/// Least time between two looks at the host: where the kernel reports changes, and where it does not.
 const LOOK_GAP: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Messages about changes that are taken in one look.
@@ -31,7 +31,7 @@ struct Entry {
     local: Local,
     /// Largest IP packet of its interface.
     mtu: usize,
-    /// The kernel itself takes messages apart that leave by this interface: it numbers the datagrams from 0.
+    /// The kernel itself takes apart messages that leave by this interface, and numbers their datagrams from 0.
     segments: bool,
 }
 
@@ -52,7 +52,7 @@ impl Table {
         Ok(Self::new(sys::addresses()?, about))
     }
 
-    /// These addresses, without those whose interface says nothing about itself: it has gone since.
+    /// A table of these addresses, without those whose interface cannot be asked any more: it has gone since.
     fn new(addresses: Vec<Local>, about: impl Fn(&str) -> Option<(usize, bool)>) -> Self {
         let mut ifaces = BTreeMap::new();
         let entries = addresses.into_iter().filter_map(|local| {
@@ -74,8 +74,8 @@ impl Table {
         if is_link_local(addr) { self.of(addr).map_or(0, |entry| entry.local.index) } else { 0 }
     }
 
-    /// Whether datagrams between these addresses may leave in one message, to be taken apart on their way: their identifications
-    /// are then known, or there are none. `egress` says by which interface they leave.
+    /// Whether datagrams between these addresses may leave in one message, to be taken apart on their way: only where their IPv4
+    /// identifications are known, or there are none. `egress` says by which interface they leave.
     fn may_segment(&self, src: IpAddr, dst: IpAddr, egress: impl FnOnce() -> Option<u32>) -> bool {
         // What stays on the host is taken apart by the kernel, or not at all.
         dst.is_ipv6() || self.of(dst).is_some() || {
@@ -87,18 +87,18 @@ impl Table {
 
 /// The host of a port.
 pub(super) struct Host {
-    /// The addresses that the port has; all of the host if there is none.
+    /// The addresses that the port was given; empty: it has all addresses of the host.
     named: Vec<IpAddr>,
     table: RwLock<Arc<Table>>,
     generation: AtomicU64,
     /// Whether the host had an address beyond the loopback interface at any time.
     beyond: AtomicBool,
-    /// Says when interfaces, addresses or routes change.
+    /// A socket on which the kernel reports that interfaces, addresses or routes changed.
     changes: Option<OwnedFd>,
     /// How often they may have.
     changed: AtomicU64,
     router: Option<Mutex<Router>>,
-    /// No look before.
+    /// The host is not looked at before this.
     next_look: Mutex<Instant>,
     /// Whether a thread looks at the host now.
     looking: AtomicBool,
@@ -160,8 +160,8 @@ impl Host {
         Ok(())
     }
 
-    /// Looks at the host if something changed, soon, and on a thread of its own: the kernel lets a look wait while others change
-    /// interfaces.
+    /// Looks at the host, on a thread of its own, if something may have changed. The kernel makes a look wait while others change
+    /// interfaces, so the calling thread does not wait for it.
     pub fn follow(self: &Arc<Self>) {
         let mut next = self.next_look.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -186,19 +186,19 @@ impl Host {
         self.looking.store(false, Ordering::Release);
     }
 
-    /// Whether the kernel said so, or says nothing.
+    /// Whether the kernel reported a change, or cannot report any.
     fn may_have_changed(&self) -> bool {
         let Some(changes) = &self.changes else { return true };
         let mut message = [0; 64];
         let take = |_: &usize| {
             let taken = rustix::net::recv(changes, &mut message, RecvFlags::DONTWAIT | RecvFlags::TRUNC);
-            // Others are lost where the kernel has no room for them: then something changed as well.
+            // Without room for reports (ENOBUFS) the kernel drops them: then something changed as well.
             matches!(taken, Ok(_) | Err(rustix::io::Errno::NOBUFS))
         };
         (0..MESSAGES).take_while(take).count() > 0
     }
 
-    /// What is behind the port's addresses. The loopback interface counts where there never was another.
+    /// The entries of the port's addresses. The loopback interface counts only if the host never had another one.
     fn used<R>(&self, with: impl FnOnce(&mut dyn Iterator<Item = &Entry>) -> R) -> R {
         let table = self.table();
         if !self.named.is_empty() {

@@ -1,13 +1,13 @@
 //! RoCEv2 through UDP sockets on the host's own addresses: without privileges, without DPDK, wherever IP goes without address
 //! translation.
 //!
-//! The kernel routes, resolves neighbours and answers ARP; its addresses are the port's GIDs. A frame of the stack leaves as the
-//! datagram in it, and a datagram arrives in a frame whose headers are filled in again. The ICRC covers fields that the kernel
-//! writes and does not show: what it will write goes into the ICRC of what is sent ([`tx`]), and is found out for what is received
-//! ([`rx`], [`history`]).
+//! The kernel routes, resolves neighbours and answers ARP; its addresses are the port's GIDs. Of a frame only the datagram in it is
+//! sent, and a received datagram is put into a frame whose headers are made anew. The ICRC covers fields that the kernel writes and
+//! does not show. What it will write is put into the ICRC of packets to send ([`tx`]); what it has removed is computed for received
+//! packets ([`rx`], [`history`]).
 //!
-//! All datagrams arrive on queue 0: sockets of their own would put the packets of a queue pair out of order, because the kernel
-//! joins datagrams of several. Every queue sends by itself.
+//! All datagrams arrive on queue 0: with a socket for each queue the packets of a queue pair would get out of order, because the
+//! kernel joins datagrams of several queue pairs. Every queue sends by itself.
 
 mod control;
 mod history;
@@ -46,11 +46,11 @@ use packet::{IpFields, Outgoing};
 use rx::Receiver;
 use tx::Sender;
 
-/// TTL and hop limit of what a socket sends without being told another one: the usual one of the stack.
+/// Default TTL and hop limit of a socket: the usual one of the stack.
 const HOP_LIMIT: u8 = 64;
 /// Bytes that a socket's buffers are asked to hold unless the port's options say otherwise; the system's limit may be less.
 const BUFFER: u32 = 4 << 20;
-/// Errors that came back and are read in one look.
+/// Most errors that one call reads from a socket.
 const ERRORS: usize = 64;
 /// At most one complaint in this time.
 const QUIET: Duration = Duration::from_secs(1);
@@ -127,7 +127,7 @@ impl Socket {
         let set = |level, option, value| sys::set(fd.as_fd(), level, option, value);
         if v6 {
             set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, addr.is_some().into())?;
-            // A message of ICMP that the way carries less may be forged: what the interface carries is sent.
+            // An ICMP message about a smaller path MTU may be forged, so only the MTU of the interface counts.
             set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
@@ -135,11 +135,11 @@ impl Socket {
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, HOP_LIMIT.into())?;
-            // Linux soft-RoCE sends packets without a checksum. The ICRC is there.
+            // Linux soft-RoCE sends packets without a UDP checksum; they have an ICRC.
             set(libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
         }
         if !v6 || addr.is_none() {
-            // As for IPv6. It is not connected and sets DF: so the kernel sends the identification 0.
+            // As for IPv6. As the socket is not connected and sets DF, the kernel sends the identification 0.
             set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
             set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
             set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
@@ -229,14 +229,14 @@ fn holder() -> Option<String> {
 /// What the queues share.
 struct Shared {
     name: String,
-    /// Ours, and the one that stands for everybody beyond.
+    /// Our Ethernet address, and one that stands for every peer.
     macs: (Mac, Mac),
     max_frame: usize,
     pool: HeapPool,
     counters: Vec<Counters>,
     sockets: Vec<Socket>,
     host: Arc<Host>,
-    /// Whether messages of several datagrams are sent, where somebody chose.
+    /// Whether messages of several datagrams are sent; `None`: where the host allows it.
     gso: Option<bool>,
     /// Packets whose ICRC could be checked in part only.
     weak: AtomicU64,
@@ -256,7 +256,7 @@ impl Shared {
         self.weak.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Complains, unless it did just now.
+    /// Logs a warning, unless it did so within [`QUIET`].
     #[cold]
     fn complain(&self, what: impl FnOnce() -> String) {
         let mut last = self.complaint.lock().unwrap_or_else(PoisonError::into_inner);
@@ -287,15 +287,15 @@ impl Shared {
         });
     }
 
-    /// Reads what came back for datagrams that were sent. It may be forged, so nothing that is sent depends on it; it is counted
-    /// and said. Whether there was something.
+    /// Reads the errors that came back for datagrams that were sent. They may be forged, so they are only counted and logged.
+    /// Returns whether there were any.
     #[cold]
     fn note_errors(&self, socket: &Socket) -> bool {
         let mut any = false;
         for _ in 0..ERRORS {
             let Some((name, control)) = sys::take_error(socket.fd()) else { break };
             let Some(Refusal { error, came_back, mtu }) = control.refusal() else { continue };
-            // What this host refused itself counts where it was sent.
+            // An error of this host itself is counted by the send that failed.
             self.refused.fetch_add(came_back.into(), Ordering::Relaxed);
             any |= came_back;
             self.complain(|| {
@@ -362,8 +362,8 @@ impl Port for UdpPort {
         Some(&*self.shared.host)
     }
 
-    /// A datagram lies in up to twice its bytes of memory, which is what the kernel counts. Half of a buffer is for what we request,
-    /// the other half for what is requested of us. Peers are taken to have buffers like ours.
+    /// The kernel counts the memory of a datagram, up to twice its bytes. Half of a buffer is for what we request, the other half
+    /// for what peers request. Peers are assumed to have buffers like ours.
     fn window(&self) -> Option<usize> {
         self.shared.sockets.iter().map(|socket| socket.accounted / 4).min()
     }
@@ -394,7 +394,7 @@ struct UdpQueue {
 }
 
 impl UdpQueue {
-    /// A descriptor of its own for each queue: a sleeping thread waits for those of several.
+    /// Each queue has its own descriptor: a sleeping thread waits for those of several queues.
     fn watch(&self) -> rustix::io::Result<OwnedFd> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for socket in self.receiver.iter().flat_map(|_| &self.shared.sockets) {

@@ -1,4 +1,5 @@
-//! Frames and datagrams: the headers that the kernel writes and takes off are read from a frame, or put in front of a datagram.
+//! Frames and datagrams: reads from a frame the headers that the kernel will write, and puts those that it removed before a
+//! datagram.
 
 use core::net::IpAddr;
 use core::ops::Range;
@@ -85,8 +86,8 @@ impl Outgoing {
 
 /// Builds a frame around a datagram that arrived from `port`. `false`: the frame has no room for it.
 ///
-/// What a socket does not tell is filled in: Ethernet addresses, no IPv4 header checksum, identification 0, no flow label, no UDP
-/// checksum (the kernel has checked it).
+/// Fields that a socket does not report are made up: the Ethernet addresses of the port, and zeros for the IPv4 header checksum,
+/// identification, flow label and UDP checksum (which the kernel has checked).
 pub(super) fn build(
     frame: &mut Frame,
     macs: (Mac, Mac),

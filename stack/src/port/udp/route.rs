@@ -26,7 +26,7 @@ const LEN: usize = HEADER + ROUTE + 2 * (ATTRIBUTE + 4);
 pub(super) struct Router(OwnedFd);
 
 impl Router {
-    /// `None`: this process may have none.
+    /// Opens one; `None` if the system refuses.
     pub fn open() -> Option<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None).ok()?;
@@ -36,7 +36,7 @@ impl Router {
 
     /// The number of the interface by which packets leave from `src`, an address of ours, to `dst`. `None`: there is no route.
     pub fn egress(&self, src: Ipv4Addr, dst: Ipv4Addr) -> Option<u32> {
-        // What an earlier request left.
+        // Drops answers to earlier requests.
         let mut answer = [0; 1024];
         while rustix::net::recv(&self.0, &mut answer, RecvFlags::DONTWAIT).is_ok() {}
         rustix::net::send(&self.0, &request(src, dst), SendFlags::empty()).ok()?;

@@ -27,7 +27,7 @@ struct Open {
 /// The receiving half of a port.
 pub(super) struct Receiver {
     buffers: Box<[u8]>,
-    /// What the last call received, so many messages.
+    /// What the last call received: the first `count` are messages.
     received: Box<[Received; RECEIVES]>,
     count: usize,
     /// How many of these were opened.
@@ -101,7 +101,7 @@ impl Receiver {
                     return true;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // It belongs to something sent before, which the socket's queue of errors tells more about.
+                // The error is of an earlier send; the socket's error queue has the details.
                 Err(_) => _ = shared.note_errors(socket),
             }
         }
@@ -154,12 +154,12 @@ impl Receiver {
         Ok(frame)
     }
 
-    /// Fills in the identification that a socket does not show, which makes the ICRC right. Where none that the packet may have does
-    /// so, it stays wrong, and the stack drops the packet for it.
+    /// Fills in the identification that makes the ICRC right, as a socket does not show it. If no allowed one does, the ICRC stays
+    /// wrong, and the stack drops the packet.
     fn complete(&mut self, shared: &Shared, frame: &mut Frame, fields: &IpFields) {
         // What `build` made is a plain packet, or none.
         let Some(layout) = locate_plain(frame.data()) else { return };
-        // One pass over a long packet, here: the sum says the rest.
+        // A long packet is read once, here: the later check uses the sum.
         let sum = if frame.len() >= LONG_PACKET { crc::of(frame.data()) } else { None };
         let fitting = icrc::fitting(frame.data_mut(), &layout, IDENTIFICATION, sum);
         let Some((word, change)) = fitting else { return };

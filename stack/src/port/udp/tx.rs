@@ -1,4 +1,4 @@
-//! Frames out: their headers become what the kernel is told, and what it will write itself goes into their ICRC.
+//! Frames out: tells the kernel their header fields, and puts what the kernel will write itself into their ICRC.
 
 use core::net::IpAddr;
 use std::collections::HashMap;
@@ -21,10 +21,10 @@ const SEGMENTS: usize = 64;
 /// Bytes of one message: the longest datagram.
 const MESSAGE: usize = 65_535 - 40 - 8;
 
-/// Peers of which it is remembered how messages to them may leave; then all are forgotten.
+/// Most pairs of addresses in [`Sender::segments`]; then all are forgotten.
 const PEERS: usize = 4096;
 
-/// How often a message is sent that fails by what came back for others.
+/// Tries of a message whose send reports errors of earlier datagrams.
 const TRIES: u32 = 16;
 
 /// How sending went.
@@ -40,7 +40,7 @@ pub(super) struct Sender {
     /// Which queue.
     index: usize,
     table: Arc<Table>,
-    /// [`Host::changed`] of the table and of what is known of peers.
+    /// [`Host::changed`](super::Host::changed) when `table` and `segments` were last valid.
     seen: Option<u64>,
     /// Whether messages of several datagrams may go from an address of ours to a peer.
     segments: HashMap<(IpAddr, IpAddr), bool>,
@@ -89,7 +89,7 @@ impl Sender {
         while let Some(first) = out.get(at).filter(|next| socket.serves(next.ip.src)) {
             let n = if self.may_segment(shared, &first.ip) { run(&out[at..]) } else { 1 };
             for (i, out) in out[at..at + n].iter().enumerate() {
-                // The kernel numbers the datagrams of a message from 0; alone each is 0.
+                // The kernel numbers the datagrams of a message from 0; a datagram alone gets 0.
                 out.fit(&mut frames[at + i], i as u16);
             }
             messages.push(self.message(socket, first, at..at + n));
@@ -111,12 +111,12 @@ impl Sender {
                 }
                 Err(error) => match of(&error) {
                     Trouble::Full => return Sent::Full,
-                    // It may be of a datagram sent before, perhaps to another peer, as long as there are such errors.
+                    // The error may be of an earlier datagram, perhaps to another peer: tries again while there are such errors.
                     Trouble::Other if tries < TRIES && (shared.note_errors(socket) || tries == 1) => {}
                     Trouble::Other => {
                         let lost = messages[0].parts.len();
                         if lost > 1 && cannot_segment(&error) {
-                            // On the way to this peer; now one by one.
+                            // The kernel refuses messages to this peer: from now on one datagram at a time.
                             self.segments.insert((out[0].ip.src, out[0].ip.dst), false);
                             return Sent::Frames(0);
                         }
@@ -144,7 +144,7 @@ impl Sender {
     fn message(&self, socket: &Socket, first: &Outgoing, parts: core::ops::Range<usize>) -> Message {
         let IpFields { src, dst, traffic_class, hop_limit } = first.ip;
         let v6 = dst.is_ipv6();
-        // The link of a link-local address is that of our own.
+        // A link-local peer is on the link of our own address.
         let scope = self.table.scope(src);
         let mut control = Control::empty();
         if socket.is_wildcard() {
@@ -186,7 +186,7 @@ enum Trouble {
     Other,
 }
 
-/// Whether the kernel refuses messages of several datagrams: because of what the way to the peer is, or how long they are.
+/// Whether the error says that the kernel takes no message of several datagrams: on this path, or of this length.
 #[cold]
 fn cannot_segment(error: &Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP))

@@ -8,6 +8,6 @@ pub(super) fn allowance(_: Instant, in_flight: u32) -> u32 {
     WINDOW_PACKETS.saturating_sub(in_flight)
 }
 
-/// Nothing changes it.
+/// The window never changes.
 #[inline(always)]
 pub(super) fn handle(_: Instant, _: Event) {}

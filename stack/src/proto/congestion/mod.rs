@@ -2,8 +2,8 @@
 //!
 //! A controller is told when packets leave and are acknowledged, when some were lost, and what the network says: marks on
 //! received packets (CE, RFC 3168) and congestion notification packets (IBA A17.9.3). Each controller is a variant of
-//! [`Controller`] and of `Congestion`, and a file. Its state lies in a box: the state of a queue pair has room for a pointer, and queue pairs
-//! with the fixed window pay for nothing else.
+//! [`Controller`] and of `Congestion`, and a file. Its state is in a box: a queue pair has room for a pointer, and with the fixed
+//! window pays for nothing else.
 
 use super::completer::RetryCause;
 use crate::id::Psn;
@@ -25,7 +25,7 @@ pub enum Controller {
     /// A window of constant size, whatever the network says.
     #[default]
     FixedWindow,
-    /// That of a test, with a window of so many packets.
+    /// A controller for tests, with a window of so many packets.
     #[cfg(test)]
     Probe(u32),
 }
@@ -53,7 +53,7 @@ pub(super) enum Event {
         behind: Psn,
         /// Bytes of their payload: what a rate is measured by. A READ's are the peer's to send.
         bytes: u64,
-        /// They had gone out before: an acknowledgement does not tell which of them it answers.
+        /// They went out before: an acknowledgement does not tell which transmission it answers.
         again: bool,
     },
     /// What was built in the turn that began at this instant left later, shortly before now: the turn was a long one.
@@ -62,7 +62,7 @@ pub(super) enum Event {
     Acknowledged(Psn),
     /// Packets were lost, or seem so.
     Lost(RetryCause),
-    /// It is the time that [`Congestion::resumes_at`] said: it says another one from now on.
+    /// The time that [`Congestion::resumes_at`] returned has come; from now on it returns another one.
     Resumed,
     /// A received packet was marked by a switch whose queue was long (CE). It is the direction to us that is congested.
     Marked,
@@ -89,7 +89,7 @@ impl Congestion {
         }
     }
 
-    /// Request packets that may leave now, where so many are in flight.
+    /// Request packets that may leave now, with `in_flight` of them in flight.
     #[inline(always)]
     pub fn allowance(&self, now: Instant, in_flight: u32) -> u32 {
         match self {
@@ -109,7 +109,7 @@ impl Congestion {
         }
     }
 
-    /// Something happened.
+    /// Tells the controller what happened.
     #[inline(always)]
     pub fn handle(&mut self, now: Instant, event: Event) {
         match self {

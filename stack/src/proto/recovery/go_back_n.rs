@@ -2,7 +2,7 @@
 
 use super::{InFlight, Psn, Repair, RetryCause};
 
-/// Goes back once until there is progress: the answers to what was sent before the loss bring more signs of the same one.
+/// Goes back once until there is progress: answers to packets sent before the retry are more signs of the same loss.
 pub(super) fn handle_loss(repair: &mut Repair, in_flight: &InFlight, cause: RetryCause) -> Option<Psn> {
     if cause == RetryCause::Timeout {
         repair.resending = false; // what was sent again is lost, too
@@ -12,7 +12,7 @@ pub(super) fn handle_loss(repair: &mut Repair, in_flight: &InFlight, cause: Retr
     news.then_some(in_flight.una)
 }
 
-/// Everything from there on.
+/// All packets follow, in order.
 #[inline(always)]
 pub(super) fn next(_: &InFlight, behind: Psn) -> Psn {
     behind

@@ -1,8 +1,8 @@
 //! Loss recovery: which packets go out again after a sign that some were lost.
 //!
 //! The requester and the completer notice signs of loss, count retries and send; a scheme chooses the packets. Each scheme
-//! is a variant of [`Scheme`] and of `Recovery`, and a file. One that remembers more than `Repair` keeps it in a box: the state of a queue
-//! pair has room for a pointer, and queue pairs that do not use the scheme pay for nothing else.
+//! is a variant of [`Scheme`] and of `Recovery`, and a file. A scheme that remembers more than `Repair` keeps it in a box: a
+//! queue pair has room for a pointer, and without the scheme pays for nothing else.
 
 use super::completer::RetryCause;
 use super::in_flight::InFlight;
@@ -22,7 +22,7 @@ pub enum Scheme {
     /// Everything from the oldest packet on goes out again (IBA 9.7.3.2).
     #[default]
     GoBackN,
-    /// That of a test.
+    /// A scheme for tests.
     #[cfg(test)]
     Probe,
 }
@@ -33,17 +33,17 @@ pub(super) enum Recovery {
     /// See [`Scheme::GoBackN`].
     #[default]
     GoBackN,
-    /// What a test makes of it; it writes down what it is told.
+    /// As a test configures it; it records what it is told.
     #[cfg(test)]
     Probe(Box<Probe>),
 }
 
-/// What of a repair is under way, whatever the scheme.
+/// The state of a repair that all schemes have.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Repair {
     /// Packets go out again: until there is progress, or a timeout.
     pub resending: bool,
-    /// The next packet requests an acknowledgement of what went out without.
+    /// The next packet requests the acknowledgement that earlier packets did not request.
     pub probing: bool,
 }
 

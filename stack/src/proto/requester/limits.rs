@@ -13,11 +13,11 @@ use crate::time::Instant;
 /// Which of the next packets request an acknowledgement though nobody waits for it. Packets are numbered from 0 on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AckRequests {
-    /// From this one on each packet does: window, slots or credits run short.
+    /// From this packet on each one does: window, slots or credits run short.
     always: u32,
     /// The next packet that does.
     due: u32,
-    /// The packet after the last one that did: 0 or more, or wrapped below 0 where that one was sent earlier.
+    /// The packet after the last one that did; wrapped below 0 if that one was sent before these.
     asked: u32,
 }
 
@@ -142,9 +142,9 @@ impl Requester {
         Err(Idle::Waiting)
     }
 
-    /// How many more messages of this operation may start whose ends do not request an acknowledgement; below 0 the end of
-    /// the last one that started does, too. An unsignalled message may be acknowledged along with a later one, as long as neither
-    /// slots nor credits run short. If nothing follows, the timer does ([`Requester::probe`]); without a timer each does.
+    /// How many more messages of this operation may start and end without requesting an acknowledgement; below 0 the last one
+    /// that started requests one, too. An unsignalled message may be acknowledged along with a later one, as long as neither
+    /// slots nor credits run short. If none follows, the timer requests it ([`Requester::probe`]); without a timer each does.
     #[inline(always)]
     pub(super) fn unasked_messages(&self, operation: &Operation) -> i32 {
         if self.timeout == 0 {

@@ -1,5 +1,5 @@
-//! What a requester remembers of the work requests that it started. With very many queue pairs this memory is cold: it is a
-//! word a request.
+//! What a requester remembers of the work requests that it started. With very many queue pairs this memory is in no cache, so it
+//! is one word a request.
 
 use crate::id::Psn;
 use crate::proto::in_flight::distance;
@@ -26,7 +26,7 @@ pub enum RequestKind {
 impl RequestKind {
     const ALL: [Self; 6] =
         [Self::Message, Self::Read, Self::Atomic, Self::Placement, Self::Local, Self::Stale];
-    /// By number; the rest of a power of two of them is not used.
+    /// By number, filled up to a power of two.
     const BY_NUMBER: [Self; 8] = {
         let mut by_number = [Self::Message; 8];
         let mut n = 0;
@@ -44,18 +44,18 @@ impl RequestKind {
     }
 }
 
-/// A started work request: its sequence numbers, and how it is answered. One that takes none has its last before its first.
+/// A started work request: its sequence numbers, and how it is answered. One that takes no number has `last` before `first`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::proto) struct Started {
     pub first: Psn,
     pub last: Psn,
     pub kind: RequestKind,
-    /// Log2 of the numbers that one packet asks for, of a READ: [`Remembered::in_parts`].
+    /// For a READ: log2 of the responses that one packet requests; see [`Remembered::in_parts`].
     part: u8,
 }
 
 impl Started {
-    /// The last number that is asked for together with this one.
+    /// The last number that is requested by the same packet as this one.
     #[inline(always)]
     pub fn part_end(&self, psn: Psn) -> Psn {
         let behind = ((distance(self.first, psn) >> self.part) + 1) << self.part;
@@ -63,7 +63,7 @@ impl Started {
     }
 }
 
-/// What is remembered of a [`Started`]: its first sequence number, and in the upper byte its kind, above the size of its parts. The
+/// What is remembered of a [`Started`]: its first sequence number, and in the upper byte its kind and the size of its parts. The
 /// last number follows from the request behind it.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Remembered(u32);
@@ -73,7 +73,7 @@ impl Remembered {
     pub const fn new(first: Psn, kind: RequestKind) -> Self {
         Self(first.get() | WHOLE << PART | (kind as u32) << KIND)
     }
-    /// A READ that is asked for in several packets, each for 2 to the power of `part` responses.
+    /// A READ that is requested by several packets, each for 2 to the power of `part` responses.
     pub const fn in_parts(first: Psn, part: u32) -> Self {
         debug_assert!(part <= WHOLE, "it has few bits");
         Self(first.get() | part << PART | (RequestKind::Read as u32) << KIND)
@@ -90,12 +90,12 @@ impl Remembered {
     const fn part(self) -> u8 {
         (self.0 >> PART & WHOLE) as u8
     }
-    /// [`RequestKind::takes_no_psn`], without a look at which of them.
+    /// [`RequestKind::takes_no_psn`], by one comparison.
     #[inline(always)]
     pub const fn takes_no_psn(self) -> bool {
         self.0 >= (RequestKind::Local as u32) << KIND
     }
-    /// All of it: the next request begins `behind` it.
+    /// The whole entry, if the next request begins at `behind`.
     #[inline(always)]
     pub const fn until(self, behind: Psn) -> Started {
         Started { first: self.first(), last: behind.sub(1), kind: self.kind(), part: self.part() }
@@ -140,7 +140,7 @@ impl Log {
     pub fn place(&self, seq: u32) -> *const () {
         (&raw const self.0[self.at(seq)]).cast()
     }
-    /// Those from `seq` on that lie behind each other, `most` of them at most.
+    /// The entries from that of `seq` on that are contiguous in memory, `most` at most.
     #[inline(always)]
     pub fn contiguous(&mut self, seq: u32, most: u32) -> &mut [Remembered] {
         let at = self.at(seq);

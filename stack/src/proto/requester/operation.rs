@@ -16,9 +16,9 @@ pub(super) struct Operation {
     pub kind: RequestKind,
     /// Whether it takes a receive request of the peer, and so a credit.
     pub takes_recv: bool,
-    /// The opcode of the packet, if there is one alone.
+    /// The opcode of the packet, if a single one is enough.
     pub only: Opcode,
-    /// What that carries, where it may be part of a run.
+    /// The extension headers of that packet, where it may be part of a run.
     pub form: Option<Form>,
 }
 

@@ -7,7 +7,7 @@ pub(in crate::proto) struct Retries(u8);
 
 impl Retries {
     const BITS: u32 = 4;
-    /// Above what is left.
+    /// The bit above what is left: a silent peer gets more time.
     const PATIENT: u8 = 1 << (Self::BITS - 1);
 
     /// Another count, all of it left. What is left of an unchanged count stays: entering SQD gives a peer that is gone no
@@ -44,7 +44,7 @@ impl Retries {
     pub fn be_patient(&mut self) {
         self.0 |= Self::PATIENT;
     }
-    /// Whether the answer may take longer than was waited for: once.
+    /// Whether to wait longer for the answer: yes once after [`be_patient`](Self::be_patient).
     pub fn prolong(&mut self) -> bool {
         let may = self.0 & Self::PATIENT != 0;
         self.0 &= !Self::PATIENT;

@@ -124,8 +124,8 @@ impl<'a> Run<'a> {
         self.sole
     }
 
-    /// Starts SENDs or WRITEs, one for each of `places` at most, which `build` makes packets of. Ends where something else
-    /// than their like follows, and behind the one that could not be built, which is for [`Requester::take_back`].
+    /// Starts SENDs or WRITEs, one for each of `places` at most, and has `build` make their packets. Ends before a request of
+    /// another kind, and after one that could not be built, which is for [`Requester::take_back`].
     #[inline(always)]
     pub fn messages<P>(
         self,
@@ -217,8 +217,8 @@ impl Ran {
 }
 
 impl Requester {
-    /// The next packets, if they are those of a [`Run`] of two or more and nothing else is to be sent first, one at least; a
-    /// READ that is asked for in parts is in none. After `None`, [`Requester::poll_transmit`] says what is next.
+    /// The next packets as a [`Run`], if two or more seem to be alike and nothing else goes first. The run has one packet at
+    /// least; a READ that is requested in parts is in none. After `None`, [`Requester::poll_transmit`] says what is next.
     #[inline(always)]
     pub fn begin_run<'a>(
         &'a mut self,
@@ -242,7 +242,7 @@ impl Requester {
         let places = self.log.contiguous(self.started, u32::MAX).len() as u32;
         let most = posted.min(room).min(window).min(places);
         if most < 2 {
-            return None; // one alone is cheaper without
+            return None; // a single packet is cheaper without a run
         }
         debug_assert!(
             self.in_flight.cursor == self.assigned && self.in_flight.next == self.assigned,
@@ -267,7 +267,7 @@ impl Requester {
             most = most.min(numbers_left);
             unasked = self.unasked_messages(operation).max(0) as u32;
         } else {
-            // READs of a quarter of the share in all, so each is whole.
+            // The READs take a quarter of the share together, so none is requested in parts.
             numbers_left = numbers_left.min(self.share_left(share)).min(share / 4);
             if operation.packets(self.mtu, wqe.length) > numbers_left {
                 return None;

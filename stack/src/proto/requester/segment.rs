@@ -49,7 +49,7 @@ pub struct Unsent {
 }
 
 impl Segment<'_> {
-    /// It could not be built.
+    /// For a packet that could not be built.
     pub fn unsent(&self) -> Unsent {
         let Self { seq, psn, again, since_ack_req, .. } = *self;
         Unsent { seq, psn, again, since_ack_req }

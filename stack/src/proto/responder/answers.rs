@@ -17,7 +17,7 @@ pub enum Answered {
         psn: Psn,
         /// Syndrome and MSN.
         aeth: Aeth,
-        /// Where it is a NAK that ends the queue pair, the fault: enter ERR once it is with the port.
+        /// The fault, if this is a NAK that ends the queue pair: enter ERR once the port has it.
         fatal: Option<Fault>,
     },
     /// A READ response; look the key up again before its data leaves.

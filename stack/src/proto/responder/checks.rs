@@ -53,8 +53,8 @@ impl Responder {
         }
     }
 
-    /// IBA 9.7.4.1.6 (C9-92 and following), by the opcode's row. The pad is right in each packet that was located: its UDP
-    /// length is whole words, as its headers are, so 0 to 3 bytes of pad are those that complete a word.
+    /// IBA 9.7.4.1.6 (C9-92 and following), by the opcode's row. The pad of every located packet is right: UDP length and
+    /// headers are whole words, so the 0 to 3 bytes of pad complete a word.
     #[inline(always)]
     pub(super) fn check_packet_length(&self, pkt: &Packet<'_>) -> Result<(), Fault> {
         let len = pkt.payload.len();
@@ -97,7 +97,7 @@ impl Responder {
             // C9-88: a message of no bytes is not checked against any key.
             return Ok(Verdict::Accept);
         }
-        // The whole range that is left, once more with every packet: a key may be revoked in mid-message.
+        // Checks all of the range that is left with every packet: a key may be revoked in mid-message.
         let place = keys
             .check_remote(rkey, pd, pkt.dqpn(), Access::REMOTE_WRITE, va, u64::from(left))
             .map_err(|_| Fault::RemoteAccess)?;
@@ -125,7 +125,7 @@ impl Responder {
 
     #[inline(always)]
     pub(super) fn check_atomic(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
-        // What the closure names is no packet: a reference would put the whole one into memory.
+        // The closure does not capture the packet: a reference would put all of it into memory.
         let (eth, dqpn) = (pkt.atomic(), pkt.dqpn());
         let place =
             aligned_word(eth.va, |va| keys.check_remote(eth.rkey, pd, dqpn, Access::REMOTE_ATOMIC, va, 8))?;
@@ -184,7 +184,7 @@ fn flush_right(feth: Feth) -> Option<Access> {
     }
 }
 
-/// Where the 8-byte word at `va` is, by the `key` that grants it.
+/// Where the 8-byte word at `va` is; `key` looks it up.
 #[inline(always)]
 fn aligned_word(va: u64, key: impl FnOnce(u64) -> Result<Place, KeyFault>) -> Result<Place, Fault> {
     if !va.is_multiple_of(8) {

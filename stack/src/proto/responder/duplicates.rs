@@ -6,7 +6,7 @@ use crate::mark::{Mark, hit};
 use crate::wire::{Discard, Kind, Packet};
 
 impl Responder {
-    /// IBA 9.7.5.1.4 (C9-105): a duplicate is answered again and never executed again; its faults drop it.
+    /// IBA 9.7.5.1.4 (C9-105): a duplicate is answered again and never executed again; one with a fault is dropped.
     #[cold]
     pub(super) fn handle_duplicate(&mut self, pkt: Packet<'_>) -> Result<Verdict, Discard> {
         let psn = pkt.psn;

@@ -30,7 +30,7 @@ pub(super) struct Resource {
 }
 
 impl Resource {
-    /// A slot that no request has.
+    /// A free slot.
     pub const FREE: Self = Self {
         kind: Kind::Ack,
         pending: false,
@@ -52,15 +52,15 @@ impl Resource {
         psn.diff(self.first) >= 0 && psn.diff(self.last) <= 0
     }
 
-    /// Whether its requester may lack the answer yet, with `epsn` expected next. The numbers of one that is not recent may be those
-    /// of newer requests.
+    /// Whether its requester may still lack the answer, with `epsn` expected next. Newer requests may have the numbers of one
+    /// that is not recent.
     pub fn is_recent(&self, epsn: Psn) -> bool {
         self.last.diff(epsn) < 0
     }
 }
 
-/// The requests of a queue pair that may have to be answered again, `max_dest_rd_atomic` at most. Which of them are being
-/// answered is counted by the responder: messages look at that, and not at what is here.
+/// The requests of a queue pair that may have to be answered again, `max_dest_rd_atomic` at most. The responder counts those
+/// that are being answered, so that messages touch nothing here.
 #[derive(Debug)]
 pub(super) struct Replay {
     pub slots: Box<[Resource]>,
@@ -93,8 +93,8 @@ impl Replay {
         self.iter().filter(|r| r.pending).count() as u8
     }
 
-    /// Whether the oldest may be replaced: it is answered, or is being answered once more to a requester that sends the next
-    /// request, and so has the answer.
+    /// Whether the oldest may be replaced: it is answered, or it is being answered again, and its requester, which has sent a new
+    /// request since, has the answer.
     #[inline(always)]
     pub fn has_room(&self) -> bool {
         self.slots.get(usize::from(self.oldest)).is_some_and(|r| !r.pending || r.replay)
@@ -116,14 +116,14 @@ impl Replay {
         older.iter().chain(newer)
     }
 
-    /// The slot of the oldest request that is being answered, where the `pending` that are being answered are the newest.
+    /// The slot of the oldest request that is being answered, if the `pending` requests being answered are the newest.
     #[inline]
     pub fn first_of_newest(&self, pending: u8) -> usize {
         let (oldest, pending) = (usize::from(self.oldest), usize::from(pending));
         if oldest >= pending { oldest - pending } else { oldest + self.slots.len() - pending }
     }
 
-    /// The same in any order, by a search.
+    /// The slot of the oldest request that is being answered, whichever these are: a search.
     #[cold]
     pub fn oldest_pending(&self) -> Option<usize> {
         let slots = self.slots.len();
@@ -135,8 +135,8 @@ impl Replay {
         self.slots.iter_mut().find(|r| r.kind == kind && r.covers(psn) && r.is_recent(epsn))
     }
 
-    /// Forgets requests that are not recent any more when `epsn` has moved on by `packets`. Called with every quarter of the circle,
-    /// so that each is less than a whole one behind.
+    /// Forgets requests that are not recent any more when `epsn` has moved on by `packets`. Called for every quarter of the
+    /// circle, so that no request falls a whole circle behind.
     #[cold]
     pub fn forget_behind(&mut self, epsn: Psn, packets: u32) {
         let is_old = |r: &Resource| distance(r.last, epsn) + packets > NUMBERS_MAX;

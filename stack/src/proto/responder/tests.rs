@@ -236,7 +236,7 @@ fn an_atomic_of_an_earlier_lap_does_not_answer_for_a_new_one() {
     assert!(matches!(answer, Ok(Some(Answered::Atomic { original: 77, .. }))), "{answer:?}");
 }
 
-// Goal: one whose numbers are new again, in part, while it is remembered.
+// Goal: a remembered READ, some numbers of which are new again, is not taken for the one that is refused.
 #[test]
 fn a_read_that_is_refused_is_not_taken_for_one_of_an_earlier_lap() {
     let mut responder = ready_for_short_packets(1);

@@ -1,6 +1,5 @@
 use super::*;
 
-// Each counter of a queue pair lands in its own place, and those of shards in none.
 // In a snapshot, counters and reasons stand in one list.
 #[test]
 fn no_two_have_one_name() {
@@ -10,6 +9,7 @@ fn no_two_have_one_name() {
     assert_eq!(once.len(), names.len(), "{names:?}");
 }
 
+// Each counter of a queue pair lands in its own place, and those of shards in none.
 #[test]
 fn a_queue_pairs_counters_have_places_of_their_own() {
     let qp = QpCounters::default();

@@ -13,7 +13,7 @@ use crate::shard::qp::Qp;
 use crate::wire::{Discard, Layout, Packet, Transport};
 
 impl Env {
-    /// A packet for a queue pair that is not RC, or of a class that is not.
+    /// A packet for a UC, UD or GSI queue pair, a congestion notification for any, or a packet of the wrong class.
     #[inline(never)]
     pub(super) fn receive_unreliable(
         &mut self,

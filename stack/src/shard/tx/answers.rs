@@ -31,7 +31,7 @@ struct Answers<'a> {
     keys: &'a MrTable,
     /// The acknowledgement among them, of which there is one at most.
     ack: Option<Aeth>,
-    /// It is a NAK that ends the queue pair, for this.
+    /// The fault, if that is a NAK that ends the queue pair.
     fatal: Option<Fault>,
 }
 

@@ -33,7 +33,7 @@ struct Requests<'a> {
 enum End {
     /// The requester has none.
     Idle(Idle),
-    /// A key of the work request that this packet is of is not good.
+    /// A local key of this packet's work request is invalid.
     Protection(Unsent),
 }
 
@@ -210,7 +210,7 @@ impl Env {
         if qp.is_unreliable() {
             return self.request_unreliable(qp);
         }
-        // A packet is due: only then does the ACK timer run while the port takes none.
+        // Whether a packet is due: only then does the ACK timer run while the port takes none.
         let posted = qp.requester.head() != qp.sq.0.published();
         let may_go = qp.gates.has(if qp.requester.drained() { Gates::START_WQE } else { Gates::TX_RETRY });
         let due = posted && may_go;

@@ -1,7 +1,7 @@
 //! UC and UD: sending without answers.
 //!
-//! A send request is complete when the port took its last frame. A peer whose Ethernet address nobody tells costs the
-//! message, as any other loss would; so does an address of ours that is gone when the message is to leave.
+//! A send request is complete when the port took its last frame. If the peer's Ethernet address cannot be resolved, or
+//! our source address is gone when the message should leave, the message is lost as it could be on the wire.
 
 use super::Stop;
 use super::requests::draft;

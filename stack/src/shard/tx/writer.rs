@@ -27,7 +27,7 @@ pub(in crate::shard) trait Source {
         write: impl FnOnce(&Template, &Draft<'_>) -> Result<R, LocalProtection>,
     ) -> Result<R, Self::End>;
 
-    /// Writes short packets of one kind to frames, one after the other, where such are next; they are to be stamped.
+    /// Writes short packets of one kind to frames, one after the other, if such are next; the caller stamps them.
     fn run(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<Run<Self::End>>;
 
     /// The template of the packets' headers.
@@ -140,7 +140,7 @@ pub(in crate::shard) fn write_frames<S: Source>(
 ) -> (Built, Option<S::End>) {
     let (mut built, mut stamped, mut end) = (Built::default(), 0, None);
     while built.frames < frames.len() {
-        // What follows a long packet mostly is one.
+        // A long packet is mostly followed by another one.
         if !built.long
             && let Some(run) = source.run(ip_id, &mut frames[built.frames..])
         {
@@ -225,7 +225,7 @@ impl<S: Source> Build for InPlace<'_, S> {
     }
 
     fn finish(&mut self, i: usize, buffer: &mut [u8]) {
-        // Those of all packets before the first one is written.
+        // The heads of all packets are completed before the first one is written.
         for long in &mut self.long[self.complete..] {
             long.complete_head();
         }

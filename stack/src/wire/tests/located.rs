@@ -219,7 +219,7 @@ fn every_long_packet_is_located_alike() {
     }
 }
 
-/// An IPv6 packet from or to an address that stands for one of IPv4, which has the GID of the IPv4 host: it is none of that host's.
+/// An IPv6 packet from or to an IPv4-mapped address has the GID of an IPv4 host, but is none of that host's packets.
 #[test]
 fn an_ipv6_packet_with_an_ipv4_address_is_dropped() {
     for form in forms().filter(|form| form.ipv6) {

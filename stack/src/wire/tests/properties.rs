@@ -107,7 +107,7 @@ fn stenciled<const EXT: usize>(
 }
 
 proptest! {
-    /// Goal: frames with equal glances are for the same queue pair and of the same kind, whatever the one differs in.
+    /// Goal: frames with equal glances are for the same queue pair and of the same kind, whatever else differs.
     #[test]
     fn frames_that_peek_alike(
         flow in flows(), h in headers(), payload: Vec<u8>, psn: u32, changed: Option<(u8, u8)>, cut: Option<u8>,

@@ -13,7 +13,7 @@ use crate::attr;
 use crate::errno::{EINVAL, Errno, Result};
 use crate::guard::settled;
 
-/// The most retries that a message has room for; more are as many.
+/// The largest retry count that a message has room for; larger ones are lowered to it.
 const RETRIES_MAX: u8 = 7;
 
 /// Private data.
@@ -133,7 +133,7 @@ unsafe extern "C" fn rdma_init_qp_attr(id: *mut rdma_cm_id, to: *mut ibv_qp_attr
     })
 }
 
-/// What a program may tell its peer about its device beyond the standard: nothing, so nothing but zeros is taken.
+/// Vendor data for the peer (enhanced connection establishment): there is none, so only zeros are accepted.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv_ece) -> c_int {
     zero(|| {
@@ -143,7 +143,7 @@ unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv_
     })
 }
 
-/// What the peer told of its device beyond the standard: the stack takes it for nothing.
+/// The peer's vendor data: the stack ignores it, so it is zeros.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv_ece) -> c_int {
     zero(|| {
@@ -157,7 +157,7 @@ unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv
     })
 }
 
-/// Refuses because of what the peer told of its device.
+/// Refuses because of the peer's vendor data.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     zero(|| {

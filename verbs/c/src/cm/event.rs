@@ -76,7 +76,8 @@ pub(super) unsafe fn make(
     let named: *mut rdma_cm_id = ptr::with_exposed_provenance_mut(from.context() as usize);
     // SAFETY: as the caller promises.
     let (Some(number), Ok(object)) = (number, unsafe { Object::<Id>::of(named) }) else { return Ok(None) };
-    // An identifier that C does not have yet has its listener's context. What it missed, it learns from its next call.
+    // An identifier that C does not have yet still carries its listener's context: its event is dropped, and its next call reports
+    // what happened.
     if !from.is_of(&object.private().cm) {
         return Ok(None);
     }

@@ -26,7 +26,7 @@ use crate::object::{Kind, Object};
 
 /// The default partition, in network byte order.
 const PKEY: u16 = 0xffff;
-/// How records of paths say that a value is exact.
+/// The selector of path records for an exact value.
 const EXACTLY: u8 = 2;
 
 /// `struct rdma_cm_id`.
@@ -172,7 +172,7 @@ fn object(cm: CmId, channel: *mut rdma_event_channel, own: bool, context: *mut c
     );
     // SAFETY: it was just made.
     if let Ok(object) = unsafe { of(id) } {
-        // By this its events find it.
+        // By this context its events find it.
         object.private().cm.set_context(id.expose_provenance() as u64);
         refresh_addresses(object);
     }
@@ -185,7 +185,7 @@ fn object(cm: CmId, channel: *mut rdma_event_channel, own: bool, context: *mut c
 /// Those of the device that `id->verbs` shows.
 ///
 /// # Safety
-/// The listener lives, and the channel is its.
+/// The listener lives, and the channel is the listener's.
 pub(super) unsafe fn incoming(
     channel: *mut rdma_event_channel,
     cm: CmId,
@@ -436,7 +436,7 @@ unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) ->
     })
 }
 
-/// A time of C; one that is not positive is none.
+/// A timeout in milliseconds; 0 for a negative one.
 fn timeout(ms: c_int) -> Duration {
     Duration::from_millis(ms.try_into().unwrap_or(0))
 }
@@ -558,7 +558,8 @@ mod tests {
 
     use super::*;
 
-    // Goal: what comes for a new identifier before C has it is for nobody, and not for its listener, whose context it still has.
+    // Goal: an event of a new identifier that C does not have yet is dropped, and not reported for its listener, whose context it
+    // still carries.
     #[test]
     fn an_event_of_an_identifier_that_c_does_not_have_names_no_other() {
         const SOON: Duration = Duration::from_secs(30);

@@ -116,7 +116,7 @@ fn made_address(addr: SocketAddr) -> Result<(*mut sockaddr, u32)> {
     Ok((place.cast(), len as u32))
 }
 
-/// Gives C the result: each part is memory of its own, for programs replace parts, and free them, themselves.
+/// Gives C the result. Each part is allocated separately, because programs replace and free parts themselves.
 fn info(
     hints: &Hints,
     src: Option<SocketAddr>,

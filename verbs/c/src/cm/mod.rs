@@ -8,10 +8,10 @@
 //! | queue pairs of identifiers, connections, groups | `qp`, `connect`, `multicast` |
 //! | endpoints: identifiers with everything | `endpoint` |
 //! | the context that `id->verbs` names | `device` |
-//! | sockets over RDMA, which there are none | `rsocket` |
+//! | sockets over RDMA, which are not supported | `rsocket` |
 //!
-//! Below, every identifier has an event channel. One that C made without is *synchronous*: it has a channel of its own, and its calls
-//! wait for their event there and leave it in `id->event`, as librdmacm does it.
+//! In [`verbs`] every identifier here has an event channel. One that C made without a channel is *synchronous*: it has a channel of
+//! its own, and its calls wait for their event there and leave it in `id->event`, as in librdmacm.
 //!
 //! Calls that may wait are `extern "C-unwind"`, and nothing in them needs to be dropped while they wait: a thread can be cancelled
 //! there, and is then unwound.

@@ -85,7 +85,8 @@ pub(super) unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex)
         if attr.srq.is_null() {
             attr.srq = (*id).srq;
         }
-        // Other devices put inline data where the list of pieces would stand, and some programs (rdma_xclient) count on it.
+        // Other devices store inline data in place of the scatter/gather list, so they have that much room; some programs
+        // (rdma_xclient) rely on it.
         let pieces = attr.cap.max_send_sge.saturating_mul(size_of::<ibv_sge>() as u32);
         attr.cap.max_inline_data = attr.cap.max_inline_data.max(pieces.min(INLINE_FREE));
         let made = cqs(id, context, attr).and_then(|()| {
@@ -183,15 +184,15 @@ pub(crate) unsafe fn forget(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
             && (*id).qp == qp
         {
             (*id).qp = null_mut();
-            // It is gone already where the identifier was refused one.
+            // Fails where the identifier has no queue pair any more.
             let _ = object.private().cm.release_qp();
         }
     }
 }
 
-/// Shows the program in which state connection management has brought the queue pair.
+/// Updates the state in the public structure to that which connection management has brought the queue pair to.
 pub(super) fn refresh(object: &Object<Id>) {
-    // Without a reference: another thread may destroy the queue pair, which then has to end.
+    // Takes no reference: that would keep a queue pair alive which another thread destroys.
     let Some(state) = object.private().cm.qp_state() else { return };
     // SAFETY: fields of objects that live; `id->qp` is ours, or NULL.
     unsafe {

@@ -1,4 +1,4 @@
-//! Sockets over RDMA: there are none, so nothing but `rpoll` has something to do, which programs call with descriptors of their own.
+//! Sockets over RDMA are not supported. Only `rpoll` works: programs call it with other descriptors.
 
 use core::ffi::c_int;
 

@@ -1,4 +1,4 @@
-/* What there is not: calls that refuse, whatever they are given, and a line of docs/dropin.md for each family of them. */
+/* Calls that are not supported: they refuse, whatever they are given. docs/dropin.md has a line for each family. */
 #include <rdma/rdma_cma.h>
 #include <rdma/rsocket.h>
 #include <stdbool.h>
@@ -196,7 +196,7 @@ static void sockets(void)
 	MINUS_ONE(riounmap(0, &byte, 1), ENOSYS);
 	MINUS_ONE((ssize_t)riowrite(0, &byte, 1, 0, 0), ENOSYS);
 	MINUS_ONE(rclose(0), ENOSYS);
-	/* The one that has something to do: programs call it with descriptors of their own. */
+	/* This one works: programs call it with other descriptors. */
 	struct pollfd none = { .fd = -1 };
 	IS(rpoll(&none, 1, 0), 0);
 }

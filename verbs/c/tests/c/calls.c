@@ -129,7 +129,7 @@ static void contexts(struct ibv_context *context)
 	OK(ibv_query_rt_values_ex(context, &values));
 	values.comp_mask = 1 << 20;
 	REFUSED(ibv_query_rt_values_ex(context, &values), EINVAL);
-	/* What there is not. */
+	/* Objects that are not supported. */
 	struct ibv_alloc_dm_attr dm = { .length = 64 };
 	NO_OBJECT(ibv_alloc_dm(context, &dm), EOPNOTSUPP);
 	struct ibv_wq_init_attr wq = { 0 };

@@ -118,7 +118,7 @@ static inline void connect_rc(struct ibv_qp *qp, unsigned int peer, union ibv_gi
 	connect_from_init(qp, peer, gid);
 }
 
-/* Waits for a completion, for ever: who runs the program has a limit. */
+/* Waits for a completion without a limit: the test that runs the program has one. */
 static inline struct ibv_wc completion(struct ibv_cq *cq)
 {
 	struct ibv_wc wc;

@@ -80,7 +80,7 @@ static int threads(void)
 	return count;
 }
 
-/* A descriptor that is readable has an event for who asks, whoever else has one. */
+/* A context's descriptor is readable for its own events only. */
 static void whose(void)
 {
 	struct ibv_context *first = open_first(), *second = open_first();

@@ -19,7 +19,7 @@ static char memory[4096] __attribute__((aligned(8)));
 	OK(end(gone_##name));                                                                           \
 	type *bad_##name[] = { NULL, gone_##name, (type *)pd, (type *)((char *)gone_##name + 1) };      \
 	for (type **at_##name = bad_##name, *name; at_##name < bad_##name + 4 && (name = *at_##name, 1); at_##name++)
-/* The same for calls that the header makes of a member of the object: it has to be one, and here is a destroyed one. */
+/* The same for calls that the header makes through a member of the object: only a destroyed object can be passed. */
 #define DESTROYED(type, made, end, name) \
 	type *name = MUST(made);         \
 	OK(end(name));                   \
@@ -64,7 +64,7 @@ static void contexts(void)
 		MINUS_ONE(ibv_init_ah_from_wc(bad, 1, &wc, &grh, &ah), EINVAL);
 		REFUSED(ibv_close_device(bad), EINVAL);
 	}
-	/* Calls that the header makes of the structure around a context: a closed one is found out there. */
+	/* Calls that the header makes through the structure around a context: only a closed one can be passed. */
 	struct ibv_port_attr full;
 	struct ibv_device_attr_ex attr_ex;
 	struct ibv_cq_init_attr_ex cq_init = { .cqe = 4 };
@@ -89,7 +89,7 @@ static void contexts(void)
 		NO_OBJECT(ibv_alloc_td(gone, &td_init), EINVAL);
 		NO_OBJECT(ibv_alloc_parent_domain(gone, &parent_init), EINVAL);
 	}
-	/* A context that lives, and NULL for what it is to read or to fill in. */
+	/* A living context, and NULL for what the call reads or fills in. */
 	REFUSED(ibv_query_device(context, NULL), EINVAL);
 	REFUSED(ibv_query_device_ex(context, NULL, NULL), EINVAL);
 	REFUSED((ibv_query_port)(context, 1, NULL), EINVAL);

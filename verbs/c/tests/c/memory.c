@@ -101,7 +101,7 @@ static void on_demand(void)
 	NO_OBJECT(ibv_reg_mr_iova(pd, NULL, SIZE_MAX, 0, all | IBV_ACCESS_ON_DEMAND), EFAULT);
 }
 
-/* What is gathered from a null region are zeros, what is scattered to it is gone, and nobody else gets at it. */
+/* Gathering from a null region gives zeros, what is scattered to it is discarded, and peers cannot access it. */
 static void null_regions(void)
 {
 	struct ibv_mr *null = MUST(ibv_alloc_null_mr(pd));

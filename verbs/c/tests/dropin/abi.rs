@@ -60,7 +60,7 @@ fn layouts_here() -> Layouts {
             let Some((name, member)) = rest.split('"').next().unwrap_or_default().split_once("::") else {
                 continue;
             };
-            // A word of Rust has a line at its end.
+            // bindgen appends an underscore to keywords of Rust.
             let member = member.trim_end_matches('_').to_string();
             found.get_mut(name).expect("its size stands before").members.insert(member, number);
         }
