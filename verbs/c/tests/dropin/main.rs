@@ -213,10 +213,11 @@ fn threads_that_are_cancelled_and_processes_that_end() {
 #[test]
 fn threads_that_are_cancelled_while_they_poll() {
     let dir = Dir::new("cancelled");
-    // An address of this machine only, which no other test uses.
+    // Addresses of this machine only, which no other test uses. The programs of C use the second one.
     let [.., high, low] = std::process::id().to_be_bytes();
-    let udp = format!("udp:127.92.{high}.{}", low.clamp(1, 254));
-    for port in [&udp, "unix:DIR/a,peer=DIR/a", "loopback"] {
+    let host = format!("{high}.{}", low.clamp(1, 254));
+    let udp = format!("udp:127.92.{host},127.93.{host}");
+    for port in [&udp, "unix:DIR/a,peer=DIR/b", "loopback"] {
         let capture = dir.0.join("frames.pcap");
         run_with(&dir, "life.c", port, &[("ROCE_PCAP", capture.to_str().unwrap())], &["cancel"]);
     }
