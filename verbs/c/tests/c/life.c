@@ -294,28 +294,33 @@ static void *call_without_end(void *unused)
 	return NULL;
 }
 
-static void *talk_without_end(void *unused)
+/* Sends, retries, and a capture of them, while the cancellation is pending. */
+static void *send_to_nobody(void *unused)
 {
 	(void)unused;
-	for (;;) {
-		talk(&two);
-		pthread_testcancel();
-	}
-	return NULL;
+	OK(pthread_cancel(pthread_self()));
+	post_send(&two);
+	IS(completion(two.cq).status, IBV_WC_RETRY_EXC_ERR);
+	pthread_testcancel();
+	return NULL; /* never */
 }
 
-/* A thread that waits, polls or talks is cancelled, and everything goes on. */
+/* A thread that waits, polls or sends is cancelled, and everything goes on. */
 static void cancel(void)
 {
 	use_it_all(&one);
-	use_it_all(&two);
-	void *(*jobs[])(void *) = { wait_for_completion, wait_for_event, call_without_end, talk_without_end };
+	open_end(&two, IBV_QPT_RC);
+	union ibv_gid nobody = own_gid(two.context);
+	nobody.raw[15] ^= 2;
+	connect_rc(two.qp, two.qp->qp_num, nobody);
+	void *(*jobs[])(void *) = { wait_for_completion, wait_for_event, call_without_end, send_to_nobody };
 	for (int i = 0; i < 4; i++) {
 		pthread_t thread;
 		void *result;
 		OK(pthread_create(&thread, NULL, jobs[i], NULL));
 		usleep(1000 * i); /* before it waits, or while it does: both are right */
-		OK(pthread_cancel(thread));
+		if (jobs[i] != send_to_nobody)
+			OK(pthread_cancel(thread));
 		OK(pthread_join(thread, &result));
 		IS(result == PTHREAD_CANCELED, 1);
 	}
