@@ -10,7 +10,7 @@ use stack::config::{ACK_REQ_STRIDE, WINDOW_PACKETS};
 use stack::id::{Mtu, Psn, QpState, QpType};
 use stack::proto::completer::Response;
 use stack::proto::requester::{
-    Form, Idle, Most, Next, Policies, Requester, RequesterConfig, SendRing, UNSHARED, Unbuilt,
+    Form, Idle, Next, Policies, Requester, RequesterConfig, RunLimits, SendRing, UNSHARED, Unbuilt,
 };
 use stack::proto::state::Gates;
 use stack::proto::status::{SendFlags, WcStatus, WrOpcode};
@@ -188,8 +188,8 @@ impl Rig {
         let mut said = Vec::new();
         while (said.len() as u32) < n {
             let room = n - said.len() as u32;
-            let most = Most { packets: room, bytes: LONGEST, share };
-            if let Some(run) = with.begin_run(now, gates, EPOCH, sq, most) {
+            let limits = RunLimits { packets: room, bytes: LONGEST, share };
+            if let Some(run) = with.begin_run(now, gates, EPOCH, sq, limits) {
                 let (form, opcode, solicited) = (run.form(), run.opcode(), run.solicited());
                 let mut places = vec![None; room as usize];
                 let sent = said.len() as u32;

@@ -29,7 +29,7 @@ pub use log::RequestKind;
 use log::{Log, Remembered, Started};
 use operation::Operation;
 use retries::Retries;
-pub use run::{Form, Most, Next, Ran, Run, Unbuilt};
+pub use run::{Form, Next, Run, RunLimits, RunOutcome, Unbuilt};
 pub use segment::{Segment, Unsent};
 pub(super) use timer::Timer;
 

@@ -75,7 +75,7 @@ pub fn connected() -> Message {
 }
 
 /// A message after the handshake ends the connection: returns the reason, and whether the message was within the protocol.
-pub fn after_all(bytes: &[u8]) -> (String, bool) {
+pub fn after_handshake(bytes: &[u8]) -> (String, bool) {
     match Message::decode(bytes) {
         Ok(Message::Disconnect { why }) => (left(&why), true),
         Ok(message) => (unexpected(&message), false),
@@ -524,9 +524,9 @@ mod tests {
         assert_eq!(client.handle(&Message::Ack.encode(), 0), Err("ACK came when it should not".into()));
         let goodbye = Message::Disconnect { why: "full".into() }.encode();
         assert_eq!(offered().handle(&goodbye, 0), Err("the peer disconnected: \"full\"".into()));
-        assert_eq!(after_all(&goodbye), ("the peer disconnected: \"full\"".into(), true));
-        assert_eq!(after_all(&Message::Ack.encode()), ("ACK came when it should not".into(), false));
-        assert!(!after_all(&[1; 3]).1);
+        assert_eq!(after_handshake(&goodbye), ("the peer disconnected: \"full\"".into(), true));
+        assert_eq!(after_handshake(&Message::Ack.encode()), ("ACK came when it should not".into(), false));
+        assert!(!after_handshake(&[1; 3]).1);
     }
 
     #[test]

@@ -7,12 +7,12 @@
 
 use super::handshake::{self, Along, Client, ClientStep, Offer, RingOffer, Server, ServerStep, Terms};
 use super::message::Message;
+use super::peer_fd::{self, PeerFd};
 use super::region::{self, Layout};
 use super::ring::Ring;
 use super::shm::Region;
 use super::slots::Buffers;
 use super::socket::{Came, Listener, Socket};
-use super::theirs::{self, Theirs};
 use super::wake;
 use crate::port::peers::Peers;
 use crate::port::socket_file::SocketFile;
@@ -72,7 +72,7 @@ impl Connection {
         let ring = |place: &Place| Ring::new(&self.region, place.offset, place.log2);
         let buffers = |to_server| match &self.layout {
             Some(layout) => Buffers::Ours { first: layout.buffers(to_server, queue), size: layout.buffer },
-            None => Buffers::Theirs,
+            None => Buffers::PeerFd,
         };
         let (rx, tx) = (&self.rx[queue], &self.tx[queue]);
         Ok(Rings {
@@ -242,7 +242,7 @@ pub enum End {
 /// A client that is not connected yet.
 pub struct Greeted {
     channel: Channel,
-    handshake: Server<Theirs>,
+    handshake: Server<PeerFd>,
     /// When it last sent something.
     since: Instant,
 }
@@ -285,10 +285,10 @@ impl Memory {
 }
 
 /// Turns a client's offer into a connection, or refuses it.
-fn accept(offer: Offer<Theirs>, number: u64) -> Result<Connection, String> {
+fn accept(offer: Offer<PeerFd>, number: u64) -> Result<Connection, String> {
     let region = region::take(offer.region.as_fd(), offer.size)?;
-    let places = |rings: Vec<RingOffer<Theirs>>| {
-        let place = |RingOffer { offset, log2, event }: RingOffer<Theirs>| {
+    let places = |rings: Vec<RingOffer<PeerFd>>| {
+        let place = |RingOffer { offset, log2, event }: RingOffer<PeerFd>| {
             if !Ring::new(&region, offset, log2)?.is_marked() {
                 return Err(format!("there is no ring at {offset}: its cookie is another one"));
             }
@@ -377,7 +377,7 @@ impl Link {
                 Came::Nothing => return,
                 Came::End => (GONE.to_owned(), true),
                 Came::TooMany => (TOO_MANY.to_owned(), false),
-                Came::Message(bytes, _) => handshake::after_all(&bytes),
+                Came::Message(bytes, _) => handshake::after_handshake(&bytes),
             }
         };
         let Some(up) = self.up.take() else { return };
@@ -406,7 +406,7 @@ impl Link {
         let End::Server { listener, greeted, .. } = &mut self.end else { return };
         let mut refused = Vec::new();
         for _ in 0..GREETED {
-            if theirs::is_full() {
+            if peer_fd::is_full() {
                 break;
             }
             let Some(socket) = listener.accept() else { break };
@@ -460,7 +460,7 @@ impl Link {
                 return;
             }
             *try_at = Some(now + RETRY);
-            if theirs::is_full() {
+            if peer_fd::is_full() {
                 return;
             }
             let Ok(socket) = Socket::connect(path) else { return };
@@ -520,7 +520,7 @@ impl Greeted {
     ///
     /// # Errors
     /// Why the client is refused; `None` where it has left.
-    fn serve(&mut self, taken: bool, now: Instant) -> Result<Option<Offer<Theirs>>, Option<String>> {
+    fn serve(&mut self, taken: bool, now: Instant) -> Result<Option<Offer<PeerFd>>, Option<String>> {
         for _ in 0..MESSAGES {
             if !self.channel.flush() {
                 return Err(None);

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 mod handshake;
 mod link;
 mod message;
+mod peer_fd;
 mod port;
 mod queue;
 mod region;
@@ -28,7 +29,6 @@ mod rx;
 mod shm;
 mod slots;
 mod socket;
-mod theirs;
 mod tx;
 mod wake;
 

@@ -1,7 +1,7 @@
 //! The control socket: messages with descriptors; no call blocks.
 
 use super::message::MESSAGE;
-use super::theirs::Theirs;
+use super::peer_fd::PeerFd;
 use crate::sync::unforked::Unforked;
 use core::mem::MaybeUninit;
 use rustix::io::Errno;
@@ -71,7 +71,7 @@ impl Listener {
 pub struct Socket {
     /// Dropped first.
     _unforked: Unforked,
-    fd: Theirs,
+    fd: PeerFd,
     /// The user that the peer's process runs as.
     uid: u32,
 }
@@ -84,7 +84,7 @@ pub enum Came {
     /// The peer is gone.
     End,
     /// A message, of any length, and its descriptors.
-    Message(Vec<u8>, Vec<Theirs>),
+    Message(Vec<u8>, Vec<PeerFd>),
     /// A message with more descriptors than the protocol has, or than this process has room for.
     TooMany,
 }
@@ -92,7 +92,7 @@ pub enum Came {
 impl Socket {
     fn new(fd: OwnedFd) -> io::Result<Self> {
         let uid = sockopt::socket_peercred(&fd)?.uid.as_raw();
-        Ok(Self { _unforked: Unforked::new(&fd)?, fd: Theirs::new(fd, uid), uid })
+        Ok(Self { _unforked: Unforked::new(&fd)?, fd: PeerFd::new(fd, uid), uid })
     }
 
     /// Connects to a server.
@@ -140,7 +140,7 @@ impl Socket {
         let mut fds = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights.map(|fd| Theirs::new(fd, self.uid)));
+                fds.extend(rights.map(|fd| PeerFd::new(fd, self.uid)));
             }
         }
         match got {

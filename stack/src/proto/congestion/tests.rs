@@ -4,7 +4,7 @@ use super::{Congestion, Controller, Event, Probe};
 use crate::id::{Gid, Mtu, Psn, QpState, QpType};
 use crate::proto::completer::{Response, RetryCause};
 use crate::proto::recovery::{self, Recovery, Scheme};
-use crate::proto::requester::{Idle, Most, Policies, Requester, RequesterConfig, SendRing, UNSHARED};
+use crate::proto::requester::{Idle, Policies, Requester, RequesterConfig, RunLimits, SendRing, UNSHARED};
 use crate::proto::state::Gates;
 use crate::proto::status::{SendFlags, WrOpcode};
 use crate::proto::tables::{NakCode, Syndrome};
@@ -134,7 +134,7 @@ fn the_window_is_the_controllers() {
         GATES,
         0,
         &rig.ring,
-        Most { packets: 8, bytes: 256, share: UNSHARED },
+        RunLimits { packets: 8, bytes: 256, share: UNSHARED },
     );
     assert!(run.is_none(), "one is left");
     assert_eq!(rig.send(), (vec![(2, false)], Idle::NothingToDo));
@@ -168,7 +168,7 @@ fn a_run_is_told_of_at_once() {
     }
     let run = rig
         .requester
-        .begin_run(rig.now, GATES, 0, &rig.ring, Most { packets: 3, bytes: 256, share: UNSHARED })
+        .begin_run(rig.now, GATES, 0, &rig.ring, RunLimits { packets: 3, bytes: 256, share: UNSHARED })
         .expect("all are alike");
     let (ran, built) = run.messages(&mut [(); 3], |_, ()| Ok(()));
     rig.requester.end_run(ran);

@@ -51,7 +51,7 @@ pub struct Next<'a> {
 
 /// What a run may have at most.
 #[derive(Clone, Copy, Debug)]
-pub struct Most {
+pub struct RunLimits {
     /// Packets.
     pub packets: u32,
     /// Bytes of a message.
@@ -67,7 +67,7 @@ pub struct Unbuilt;
 /// What a run moved: for [`Requester::end_run`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the requester does not know yet"]
-pub struct Ran {
+pub struct RunOutcome {
     now: Instant,
     kind: RequestKind,
     takes_recv: bool,
@@ -131,7 +131,7 @@ impl<'a> Run<'a> {
         self,
         places: &mut [P],
         mut build: impl FnMut(Next<'a>, &mut P) -> Result<(), Unbuilt>,
-    ) -> (Ran, Result<(), Unsent>) {
+    ) -> (RunOutcome, Result<(), Unsent>) {
         let (epoch, like, longest, first) = (self.epoch, self.like, self.longest, self.psn);
         let mut ack_requests = self.ack_requests;
         let (mut n, mut bytes, mut result) = (0, 0, Ok(()));
@@ -154,19 +154,22 @@ impl<'a> Run<'a> {
         }
         let (now, takes_recv, psn) = (self.now, self.operation.takes_recv, first.add(n));
         let since_ack_req = ack_requests.since(n);
-        (Ran { now, kind: RequestKind::Message, takes_recv, started: n, bytes, psn, since_ack_req }, result)
+        (
+            RunOutcome { now, kind: RequestKind::Message, takes_recv, started: n, bytes, psn, since_ack_req },
+            result,
+        )
     }
 
     /// Starts READs, one for each of `places` at most; as [`Run::messages`].
     #[inline(always)]
-    pub fn reads<P>(self, places: &mut [P], build: impl FnMut(Next<'a>, &mut P)) -> Ran {
+    pub fn reads<P>(self, places: &mut [P], build: impl FnMut(Next<'a>, &mut P)) -> RunOutcome {
         let mtu = self.mtu;
         self.requests(RequestKind::Read, |wqe| mtu.packets(wqe.length), places, build)
     }
 
     /// Starts atomics, one for each of `places` at most; as [`Run::messages`].
     #[inline(always)]
-    pub fn atomics<P>(self, places: &mut [P], build: impl FnMut(Next<'a>, &mut P)) -> Ran {
+    pub fn atomics<P>(self, places: &mut [P], build: impl FnMut(Next<'a>, &mut P)) -> RunOutcome {
         self.requests(RequestKind::Atomic, |_| 1, places, build)
     }
 
@@ -178,7 +181,7 @@ impl<'a> Run<'a> {
         packets: impl Fn(&SendWqe) -> u32,
         places: &mut [P],
         mut build: impl FnMut(Next<'a>, &mut P),
-    ) -> Ran {
+    ) -> RunOutcome {
         let (mut index, mut psn, mut numbers_left) = (0, self.psn, self.numbers_left);
         for ((slot, entry), place) in self.slots.chunks_exact(self.stride).zip(self.log).zip(places) {
             let wqe = SendWqe::of(slot);
@@ -195,7 +198,7 @@ impl<'a> Run<'a> {
             psn = psn.add(packets);
             index += 1;
         }
-        Ran { now: self.now, kind, takes_recv: false, started: index, bytes: 0, psn, since_ack_req: 0 }
+        RunOutcome { now: self.now, kind, takes_recv: false, started: index, bytes: 0, psn, since_ack_req: 0 }
     }
 }
 
@@ -208,7 +211,7 @@ fn since_ack_req(mut ack_requests: AckRequests, slots: &[Granule], stride: usize
     ack_requests.since(index)
 }
 
-impl Ran {
+impl RunOutcome {
     /// Requests that were started.
     #[inline]
     pub fn started(&self) -> u32 {
@@ -226,7 +229,7 @@ impl Requester {
         gates: Gates,
         epoch: u32,
         sq: &'a impl SendRing,
-        Most { packets: room, bytes: longest, share }: Most,
+        RunLimits { packets: room, bytes: longest, share }: RunLimits,
     ) -> Option<Run<'a>> {
         if self.cur != self.started
             || self.timer.is_rnr()
@@ -300,8 +303,8 @@ impl Requester {
 
     /// Takes over what a run moved.
     #[inline(always)]
-    pub fn end_run(&mut self, ran: Ran) {
-        let Ran { now, kind, takes_recv, started, bytes, psn, since_ack_req } = ran;
+    pub fn end_run(&mut self, ran: RunOutcome) {
+        let RunOutcome { now, kind, takes_recv, started, bytes, psn, since_ack_req } = ran;
         self.started = self.started.wrapping_add(started);
         self.cur = self.started;
         self.ssn = self.ssn.add(started);

@@ -6,7 +6,7 @@ use super::writer::{self, Built, Draft, Payload, Source};
 use crate::config::{LONG_PACKET, QP_TX_BUDGET};
 use crate::port::Frame;
 use crate::proto::completer::RetryCause;
-use crate::proto::requester::{Form, Idle, Most, Next, Ran, Run, Segment, Unbuilt, Unsent};
+use crate::proto::requester::{Form, Idle, Next, Run, RunLimits, RunOutcome, Segment, Unbuilt, Unsent};
 use crate::proto::state::Gates;
 use crate::proto::status::WcStatus;
 use crate::proto::wqe::{self, SendWqe};
@@ -105,8 +105,8 @@ fn run(
     ip_id: &mut u16,
     frames: &mut [Frame],
 ) -> Option<writer::Run<End>> {
-    let most = Most { packets: frames.len() as u32, bytes: LONG_PACKET as u32, share };
-    let run = qp.requester.begin_run(now, qp.gates, qp.epoch, &qp.sq, most)?;
+    let limits = RunLimits { packets: frames.len() as u32, bytes: LONG_PACKET as u32, share };
+    let run = qp.requester.begin_run(now, qp.gates, qp.epoch, &qp.sq, limits)?;
     let stencil = qp.template.stencil(run.opcode(), run.solicited())?;
     let mut out = Out { stencil: &stencil, memory, ip_id: *ip_id, bytes: 0 };
     let (ran, result) = match run.form() {
@@ -158,7 +158,7 @@ impl Out<'_> {
         run: Run<'_>,
         frames: &mut [Frame],
         put: impl Fn(&SendWqe, &mut [u8; EXT]),
-    ) -> (Ran, Result<(), Unsent>) {
+    ) -> (RunOutcome, Result<(), Unsent>) {
         let (sole, mut bytes) = (run.sole(), 0);
         let mut gather = Gather::new(self.memory);
         let result = run.messages(frames, |Next { index, slot, psn, ack_req }, frame| {

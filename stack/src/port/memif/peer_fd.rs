@@ -13,14 +13,14 @@ const WAITING_MAX: usize = 64;
 
 /// A descriptor that another process may have made.
 #[derive(Debug)]
-pub struct Theirs {
+pub struct PeerFd {
     /// `None` only while it is dropped or handed on.
     fd: Option<OwnedFd>,
     /// It comes from our own user or root, who could stop this process anyway.
     trusted: bool,
 }
 
-impl Theirs {
+impl PeerFd {
     /// A descriptor from a process of this user.
     pub fn new(fd: OwnedFd, uid: u32) -> Self {
         Self { fd: Some(fd), trusted: uid == 0 || uid == rustix::process::geteuid().as_raw() }
@@ -32,13 +32,13 @@ impl Theirs {
     }
 }
 
-impl AsFd for Theirs {
+impl AsFd for PeerFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_ref().expect("it is there until it is dropped").as_fd()
     }
 }
 
-impl Drop for Theirs {
+impl Drop for PeerFd {
     fn drop(&mut self) {
         if let Some(fd) = self.fd.take()
             && !self.trusted
@@ -100,18 +100,18 @@ mod tests {
         let me = rustix::process::geteuid().as_raw();
         for uid in [me, 0, me + 1] {
             let (fd, other) = UnixStream::pair().unwrap();
-            drop(Theirs::new(fd.into(), uid));
+            drop(PeerFd::new(fd.into(), uid));
             // The end shows: it is closed.
             assert_eq!(std::io::Read::read(&mut &other, &mut [0]).unwrap(), 0);
         }
         let (fd, other) = UnixStream::pair().unwrap();
-        let kept = Theirs::new(fd.into(), me + 1).checked(|_| true).unwrap();
+        let kept = PeerFd::new(fd.into(), me + 1).checked(|_| true).unwrap();
         other.set_nonblocking(true).unwrap();
         assert!(std::io::Read::read(&mut &other, &mut [0]).is_err(), "it is open");
         drop(kept);
         assert_eq!(std::io::Read::read(&mut &other, &mut [0]).unwrap(), 0);
         let (fd, other) = UnixStream::pair().unwrap();
-        assert!(Theirs::new(fd.into(), me + 1).checked(|_| false).is_none());
+        assert!(PeerFd::new(fd.into(), me + 1).checked(|_| false).is_none());
         assert_eq!(std::io::Read::read(&mut &other, &mut [0]).unwrap(), 0);
     }
 }
