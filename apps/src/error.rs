@@ -19,7 +19,7 @@ pub enum AppError {
     #[error(transparent)]
     Oob(crate::oob::OobError),
     /// The other end sent a message that is out of order, or impossible.
-    #[error("the other end does not fit: {0}")]
+    #[error("the other end does not keep to the protocol: {0}")]
     Misfit(String),
     /// The other end refused, or reported a failure.
     #[error("the other end gave up: {0}")]

@@ -79,7 +79,7 @@ pub enum TargetCommand {
 /// Options of `roce-nvmf serve`.
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
-    /// What to offer
+    /// The configuration file: subsystems, namespaces and hosts
     #[arg(required_unless_present = "memory")]
     pub file: Option<PathBuf>,
     /// Instead of a file: one subsystem with a namespace of so much memory

@@ -62,7 +62,7 @@ fn memory(args: &ServeArgs, bytes: u64) -> Result<Offer> {
     if bytes == 0 || !bytes.is_multiple_of(args.block.into()) {
         let block = args.block;
         return Err(AppError::Usage(format!(
-            "--memory {bytes}: it has blocks of {block} bytes, at least one"
+            "--memory {bytes}: give a multiple of the block size, {block} bytes, and at least one block"
         )));
     }
     Ok(Offer::of_memory(&args.nqn, bytes, args.block))

@@ -230,7 +230,7 @@ pub enum ConfigError {
         block_shift: u8,
     },
     /// See the text.
-    #[error("namespace {nsid}: {blocks} blocks are none, or more than a file can have")]
+    #[error("namespace {nsid}: {blocks} blocks: give one at least, and no more than a file can have")]
     Blocks {
         /// The namespace.
         nsid: u32,

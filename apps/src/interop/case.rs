@@ -144,7 +144,7 @@ impl Bench {
         let mut wanted = case.status[Requester::Us as usize];
         if case.misaligned {
             if self.post(&pair, case.op, 0, case.len, &to).is_ok() {
-                return Err(AppError::Verify("it was taken".into()));
+                return Err(AppError::Verify("a misaligned atomic was posted without an error".into()));
             }
             // The refused call has changed nothing: a valid request must succeed.
             (to.addr, wanted) = (pair.addr, WcStatus::Success);

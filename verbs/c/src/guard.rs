@@ -21,7 +21,7 @@ pub(crate) fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
 #[cold]
 fn panicked() -> Errno {
     // The panic's own message was printed by its hook.
-    say("a call of libibverbs failed by a bug of this library; it returns EIO");
+    say("a call of libibverbs panicked, which is a bug of this library; it returns EIO");
     EIO
 }
 

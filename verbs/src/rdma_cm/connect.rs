@@ -534,7 +534,7 @@ fn may_have_qp(id: &Id) -> Result<(), VerbsError> {
     }
     match id.state {
         IdState::Listening | IdState::Disconnecting | IdState::Disconnected => {
-            let wanted = "it is made for a connection that is to come";
+            let wanted = "it is for an identifier that will connect, or accept";
             Err(CmError::State { call, found: id.state, wanted }.into())
         }
         _ => Ok(()),

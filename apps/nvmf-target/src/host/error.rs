@@ -54,7 +54,7 @@ pub enum HostError {
     #[error("the queue is full")]
     QueueFull,
     /// The target says something that cannot be.
-    #[error("the target does not fit: {0}")]
+    #[error("the target does not keep to the protocol: {0}")]
     Misfit(&'static str),
 }
 

@@ -224,7 +224,7 @@ impl HostQueue {
             }
             let cqe: Cqe = zerocopy::transmute!(bytes);
             if wc.byte_len as usize != RESPONSE || cqe.cid.get() >= self.entries {
-                return Err(HostError::Misfit("a response that is none"));
+                return Err(HostError::Misfit("a response of a wrong length, or for no command"));
             }
             self.free.push(cqe.cid.get());
             responses += 1;
