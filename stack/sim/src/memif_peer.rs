@@ -2,6 +2,7 @@
 
 use rustix::event::EventfdFlags;
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType,
@@ -96,12 +97,24 @@ impl Peer {
 
     /// One with this memory.
     pub fn with(path: &Path, memory: File) -> Self {
+        Self::among_others(path, memory, std::thread::yield_now)
+    }
+
+    /// One with this memory, where others may wait to be accepted: `full` is called until there is room.
+    pub fn among_others(path: &Path, memory: File, mut full: impl FnMut()) -> Self {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .unwrap();
-        // A fuzzer's timer interrupts the call now and then.
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let address = SocketAddrUnix::new(path).unwrap();
-        rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)).unwrap();
+        loop {
+            match rustix::net::connect(&socket, &address) {
+                Err(Errno::AGAIN) => full(),
+                // By a fuzzer's timer.
+                Err(Errno::INTR) => {}
+                connected => break connected.unwrap(),
+            }
+        }
+        rustix::io::ioctl_fionbio(&socket, false).unwrap();
         let event = || rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
         let peer = Self { socket, memory, events: [event(), event()] };
         for ring in [TO_SERVER, TO_CLIENT] {
@@ -154,7 +167,7 @@ impl Peer {
                 Ok((0, _)) => return Err("the socket was closed without a word".into()),
                 Ok(_) => {}
                 // Reset: some message of ours was never read. The port's reason can still be.
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::CONNRESET) => continue,
+                Err(Errno::AGAIN | Errno::CONNRESET) => continue,
                 Err(error) => return Err(error.to_string()),
             }
             match u16::from_le_bytes([bytes[0], bytes[1]]) {

@@ -2,10 +2,11 @@
 
 use super::Input;
 use crate::memif_peer::{
-    BUFFER, Peer, SIZE, SLOTS, TO_CLIENT, TO_SERVER, add_region, add_ring, buffer, init, message, server,
+    BUFFER, Peer, SIZE, SLOTS, TO_CLIENT, TO_SERVER, add_region, add_ring, buffer, init, memory, message,
+    server,
 };
 use core::sync::atomic::{AtomicU64, Ordering};
-use rustix::fs::{FallocateFlags, OFlags};
+use rustix::fs::{FallocateFlags, OFlags, SealFlags};
 use stack::port::{Frame, PortQueue, RxBurst, TxBurst};
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -82,7 +83,9 @@ pub fn memif_peer(bytes: &[u8]) {
     let (_dir, path, port) = server(&format!("fuzz-{number}"), 256);
     let max = port.info().max_frame();
     let mut queue = port.take_queue(0).expect("it has a queue");
-    let mut peer = Peer::new(&path);
+    // The port accepts between its bursts alone, and only a few peers can wait for that.
+    let come = || Peer::among_others(&path, memory(SIZE, SealFlags::SHRINK), || port.maintain());
+    let mut peer = come();
     if input.u8() % 4 > 0 {
         peer.play(peer.script());
         let _ = peer.outcome(&*port);
@@ -93,7 +96,7 @@ pub fn memif_peer(bytes: &[u8]) {
         }
         match input.u8() % 12 {
             0 | 1 => say(&peer, &mut input),
-            2 => drop(core::mem::replace(&mut peer, Peer::new(&path))),
+            2 => peer = come(),
             3 => port.maintain(),
             4 => drop(receive(&mut *queue, max)),
             5 => drop(queue.arm()),
@@ -129,7 +132,9 @@ pub fn memif_peer(bytes: &[u8]) {
     }
     drop(peer);
     while port.link_up() {}
-    let good = Peer::connect(&path, &*port);
+    let good = come();
+    good.play(good.script());
+    good.outcome(&*port).expect("a peer that keeps to the rules connects");
     good.send_frame(0, GOOD);
     good.give_slots(SLOTS);
     // What the peer before it sent comes first: each burst takes one of its slots at least.
