@@ -195,6 +195,16 @@ impl Channel {
         true
     }
 
+    /// Sends what there is room for, and takes the next message. A peer may say why it leaves and close its end: that is read even
+    /// if nothing can be sent any more.
+    fn receive(&mut self) -> Came {
+        let there = self.flush();
+        match self.socket.receive() {
+            Came::Nothing if !there => Came::End,
+            came => came,
+        }
+    }
+
     fn send(&mut self, message: Message) -> bool {
         self.outbox.push_back((message, None));
         self.flush()
@@ -370,10 +380,8 @@ impl Link {
         let number = up.number;
         let (why, rules) = if state.broken.load(Ordering::Relaxed) == number {
             ("an index of a ring is where it cannot be".to_owned(), false)
-        } else if !up.channel.flush() {
-            (GONE.to_owned(), true)
         } else {
-            match up.channel.socket.receive() {
+            match up.channel.receive() {
                 Came::Nothing => return,
                 Came::End => (GONE.to_owned(), true),
                 Came::TooMany => (TOO_MANY.to_owned(), false),
@@ -522,10 +530,7 @@ impl Greeted {
     /// Why the client is refused; `None` where it has left.
     fn serve(&mut self, taken: bool, now: Instant) -> Result<Option<Offer<PeerFd>>, Option<String>> {
         for _ in 0..MESSAGES {
-            if !self.channel.flush() {
-                return Err(None);
-            }
-            match self.channel.socket.receive() {
+            match self.channel.receive() {
                 Came::Nothing => break,
                 Came::End => return Err(None),
                 Came::TooMany => return Err(Some(TOO_MANY.into())),
@@ -553,10 +558,7 @@ impl Found {
     /// Why the server is refused; `None` where it has left.
     fn serve(&mut self, buffer: u32, terms: &Terms, now: Instant) -> Result<bool, Option<String>> {
         for _ in 0..MESSAGES {
-            if !self.channel.flush() {
-                return Err(None);
-            }
-            let (bytes, fds) = match self.channel.socket.receive() {
+            let (bytes, fds) = match self.channel.receive() {
                 Came::Nothing => break,
                 Came::End => return Err(None),
                 Came::TooMany => return Err(Some(TOO_MANY.into())),
@@ -566,7 +568,9 @@ impl Found {
             match self.handshake.handle(&bytes, fds).map_err(Some)? {
                 ClientStep::Wait => {}
                 ClientStep::Connected => return Ok(true),
-                ClientStep::Offer(log2) => self.offer(Layout { queues: terms.queues, log2, buffer })?,
+                ClientStep::Offer(log2) => {
+                    self.offer(Layout { queues: terms.queues, log2, buffer }).map_err(Some)?;
+                }
             }
         }
         match now.saturating_duration_since(self.since) {
@@ -575,14 +579,18 @@ impl Found {
         }
     }
 
-    fn offer(&mut self, layout: Layout) -> Result<(), Option<String>> {
+    /// Offers memory; the messages go out with the next [`Channel::receive`].
+    ///
+    /// # Errors
+    /// There is none.
+    fn offer(&mut self, layout: Layout) -> Result<(), String> {
         let no_memory = |error| {
             format!(
                 "no memory for rings, {} MiB ({error}): use a smaller rsize or bsize",
                 layout.size() >> 20
             )
         };
-        let (memory, fd) = Memory::make(layout).map_err(|error| Some(no_memory(error)))?;
+        let (memory, fd) = Memory::make(layout).map_err(no_memory)?;
         let fd = Arc::new(fd);
         let offset = |to_server, index| layout.ring(to_server, index);
         for (message, along) in self.handshake.offer(layout.size(), layout.log2, offset) {
@@ -596,7 +604,7 @@ impl Found {
             self.channel.outbox.push_back((message, fd));
         }
         self.memory = Some(memory);
-        if self.channel.flush() { Ok(()) } else { Err(None) }
+        Ok(())
     }
 }
 
@@ -630,5 +638,28 @@ mod tests {
         assert!(matches!(silent.receive(), Came::Message(..)), "the greeting");
         assert!(matches!(silent.receive(), Came::Message(..)), "the reason");
         assert!(matches!(silent.receive(), Came::End));
+    }
+
+    // Goal: a server that reads one message of the offer, says why it refuses, and closes is counted, and not taken for one that left.
+    #[test]
+    fn the_reason_of_a_server_that_does_not_read_on_arrives() {
+        let path = std::env::temp_dir().join(format!("roce-memif-refuses-{}.sock", std::process::id()));
+        let _lock = socket_file::lock_and_clear(&path).unwrap();
+        let listener = Listener::new(&path).unwrap();
+        listener.listen().unwrap();
+        let end = End::Client { path: path.clone(), buffer: 4288, try_at: None, refusals: 0, found: None };
+        let terms = Terms { queues: 1, log2: 4, id: 0, secret: Default::default() };
+        let state = State::new("test".into(), terms.clone(), Peers::default(), end);
+        let serve = || state.link.lock().unwrap().serve(&state, Instant::now());
+        serve();
+        let server = listener.accept().unwrap();
+        assert!(server.send(&Server::<OwnedFd>::new(&terms).hello().encode(), None).unwrap());
+        serve();
+        assert!(matches!(server.receive(), Came::Message(..)));
+        assert!(server.send(&Message::Disconnect { why: "no".into() }.encode(), None).unwrap());
+        drop(server);
+        serve();
+        assert_eq!(state.refused.load(Ordering::Relaxed), 1);
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -136,7 +136,13 @@ impl Socket {
         // One byte more than a message, so that one that is too long shows.
         let mut bytes = vec![0; MESSAGE + 1];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let got = rustix::net::recvmsg(&self.fd, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
+        let mut receive =
+            || rustix::net::recvmsg(&self.fd, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
+        let got = match receive() {
+            // The peer closed its end and left something unread. That is reported once, before what it had sent.
+            Err(Errno::CONNRESET) => receive(),
+            got => got,
+        };
         let mut fds = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -208,6 +214,17 @@ mod tests {
         drop(client);
         assert!(matches!(server.receive(), Came::End));
         assert!(server.send(&[9; MESSAGE], None).is_err(), "and no signal");
+    }
+
+    // Goal: the reason of a peer that closes with something unread arrives.
+    #[test]
+    fn what_was_sent_before_a_reset_is_received() {
+        let (client, server) = pair("reset");
+        client.send(&[1; MESSAGE], None).unwrap();
+        server.send(&[2; MESSAGE], None).unwrap();
+        drop(server);
+        assert!(matches!(client.receive(), Came::Message(bytes, _) if bytes == [2; MESSAGE]));
+        assert!(matches!(client.receive(), Came::End));
     }
 
     #[test]
