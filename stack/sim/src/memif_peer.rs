@@ -183,10 +183,14 @@ impl Peer {
 
     /// One that kept to the rules and is connected.
     pub fn connect(path: &Path, port: &dyn Port) -> Self {
-        let peer = Self::new(path);
-        peer.play(peer.script());
-        peer.outcome(port).expect("a peer that keeps to the rules connects");
-        peer
+        Self::new(path).connected(port)
+    }
+
+    /// It keeps to the rules, and is connected.
+    pub fn connected(self, port: &dyn Port) -> Self {
+        self.play(self.script());
+        self.outcome(port).expect("a peer that keeps to the rules connects");
+        self
     }
 
     /// Writes into its memory.

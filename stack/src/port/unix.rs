@@ -207,7 +207,7 @@ impl PortQueue for UnixQueue {
             if frame.len() > self.shared.max_frame {
                 counters.tx_dropped.add(1);
             } else {
-                match sendto(&self.shared.socket, frame.data(), SendFlags::empty(), &self.shared.to) {
+                match sendto(&self.shared.socket, frame.data(), SendFlags::NOSIGNAL, &self.shared.to) {
                     Ok(n) => counters.tx(1, n),
                     // NOBUFS: the system's buffers are full, which passes.
                     Err(Errno::WOULDBLOCK | Errno::NOBUFS) => break,

@@ -132,9 +132,7 @@ pub fn memif_peer(bytes: &[u8]) {
     }
     drop(peer);
     while port.link_up() {}
-    let good = come();
-    good.play(good.script());
-    good.outcome(&*port).expect("a peer that keeps to the rules connects");
+    let good = come().connected(&*port);
     good.send_frame(0, GOOD);
     good.give_slots(SLOTS);
     // What the peer before it sent comes first: each burst takes one of its slots at least.

@@ -72,7 +72,7 @@ impl Connection {
         let ring = |place: &Place| Ring::new(&self.region, place.offset, place.log2);
         let buffers = |to_server| match &self.layout {
             Some(layout) => Buffers::Ours { first: layout.buffers(to_server, queue), size: layout.buffer },
-            None => Buffers::PeerFd,
+            None => Buffers::Theirs,
         };
         let (rx, tx) = (&self.rx[queue], &self.tx[queue]);
         Ok(Rings {
@@ -611,17 +611,25 @@ impl Found {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
+    use crate::port::memif::message::SECRET;
     use crate::port::socket_file;
 
-    #[test]
-    fn a_client_that_says_nothing_is_given_up() {
-        let path = std::env::temp_dir().join(format!("roce-memif-silent-{}.sock", std::process::id()));
+    const TERMS: Terms = Terms { queues: 1, log2: 4, id: 0, secret: [0; SECRET] };
+
+    fn listen(name: &str) -> (Listener, PathBuf, SocketFile) {
+        let path = std::env::temp_dir().join(format!("roce-memif-{name}-{}.sock", std::process::id()));
         let _lock = socket_file::lock_and_clear(&path).unwrap();
         let listener = Listener::new(&path).unwrap();
         listener.listen().unwrap();
-        let end = End::Server { listener, _file: SocketFile::new(&path).unwrap(), greeted: VecDeque::new() };
-        let terms = Terms { queues: 1, log2: 4, id: 0, secret: Default::default() };
-        let state = State::new("test".into(), terms, Peers::default(), end);
+        let file = SocketFile::new(&path).unwrap();
+        (listener, path, file)
+    }
+
+    #[test]
+    fn a_client_that_says_nothing_is_given_up() {
+        let (listener, path, file) = listen("silent");
+        let end = End::Server { listener, _file: file, greeted: VecDeque::new() };
+        let state = State::new("test".into(), TERMS, Peers::default(), end);
         let silent = Socket::connect(&path).unwrap();
         let serve = |now| {
             state.link.lock().unwrap().serve(&state, now);
@@ -643,23 +651,18 @@ mod tests {
     // Goal: a server that reads one message of the offer, says why it refuses, and closes is counted, and not taken for one that left.
     #[test]
     fn the_reason_of_a_server_that_does_not_read_on_arrives() {
-        let path = std::env::temp_dir().join(format!("roce-memif-refuses-{}.sock", std::process::id()));
-        let _lock = socket_file::lock_and_clear(&path).unwrap();
-        let listener = Listener::new(&path).unwrap();
-        listener.listen().unwrap();
-        let end = End::Client { path: path.clone(), buffer: 4288, try_at: None, refusals: 0, found: None };
-        let terms = Terms { queues: 1, log2: 4, id: 0, secret: Default::default() };
-        let state = State::new("test".into(), terms.clone(), Peers::default(), end);
+        let (listener, path, _file) = listen("refuses");
+        let end = End::Client { path, buffer: 4288, try_at: None, refusals: 0, found: None };
+        let state = State::new("test".into(), TERMS, Peers::default(), end);
         let serve = || state.link.lock().unwrap().serve(&state, Instant::now());
         serve();
         let server = listener.accept().unwrap();
-        assert!(server.send(&Server::<OwnedFd>::new(&terms).hello().encode(), None).unwrap());
+        assert!(server.send(&Server::<OwnedFd>::new(&TERMS).hello().encode(), None).unwrap());
         serve();
         assert!(matches!(server.receive(), Came::Message(..)));
         assert!(server.send(&Message::Disconnect { why: "no".into() }.encode(), None).unwrap());
         drop(server);
         serve();
         assert_eq!(state.refused.load(Ordering::Relaxed), 1);
-        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -21,7 +21,7 @@ pub enum Buffers {
         size: u32,
     },
     /// A server's: where the descriptors say, which are read each time.
-    PeerFd,
+    Theirs,
 }
 
 impl Buffers {
@@ -36,7 +36,7 @@ impl Buffers {
     pub fn offset(&self, ring: &Ring, slot: u16) -> u32 {
         match self {
             Self::Ours { first, size } => first + size * u32::from(slot & (ring.slots() - 1)),
-            Self::PeerFd => ring.offset(slot),
+            Self::Theirs => ring.offset(slot),
         }
     }
 
@@ -46,7 +46,7 @@ impl Buffers {
     pub fn part<'a>(&self, ring: &'a Ring, slot: u16, desc: Slot, len: u32) -> Option<Part<'a>> {
         let there = match self {
             Self::Ours { size, .. } => len <= *size,
-            Self::PeerFd => desc.region == 0,
+            Self::Theirs => desc.region == 0,
         };
         if there { ring.part(self.offset(ring, slot), len) } else { None }
     }
@@ -56,7 +56,7 @@ impl Buffers {
     pub fn room(&self, desc: Slot) -> u32 {
         match self {
             Self::Ours { size, .. } => *size,
-            Self::PeerFd => desc.length,
+            Self::Theirs => desc.length,
         }
     }
 }
