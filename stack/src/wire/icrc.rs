@@ -209,3 +209,28 @@ fn residue(head: &[u8], rest: &[u8]) -> u32 {
     }
     hasher.finalize()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::slow_icrc;
+    use super::*;
+
+    /// The way of a processor without carry-less multiplication, whatever this one has.
+    #[test]
+    fn a_masked_packet_is_checked_and_left_as_it_was() {
+        for (version, mask, shortest) in [(0x45, &MASK_V4, 44), (0x60, &MASK_V6, 64)] {
+            for len in (shortest..=300).step_by(4) {
+                let mut packet: Vec<u8> = (0..len).map(|i| (i * 37 + 11) as u8).collect();
+                packet[0] = version;
+                let icrc = slow_icrc(&packet[..len - ICRC_LEN]);
+                packet[len - ICRC_LEN..].copy_from_slice(&icrc.to_le_bytes());
+                let before = packet.clone();
+                assert_eq!(crc_masked(&mut packet, mask), RESIDUE, "{len} bytes");
+                assert_eq!(packet, before);
+                packet[len - ICRC_LEN - 1] ^= 1;
+                assert_ne!(crc_masked(&mut packet, mask), RESIDUE, "{len} bytes, one bit wrong");
+            }
+        }
+        assert_ne!(crc_masked(&mut [0xff; 43], &MASK_V4), RESIDUE, "a packet without a BTH");
+    }
+}

@@ -47,7 +47,7 @@ fn reseal(frame: &mut [u8], l3: usize) {
 }
 
 /// The ICRC of IP header to pad, from the text of the specification: no table, no seed, no shared mask.
-fn slow_icrc(covered: &[u8]) -> u32 {
+pub(super) fn slow_icrc(covered: &[u8]) -> u32 {
     let ipv6 = covered[0] >> 4 == 6;
     let mut input = vec![0xff; 8];
     input.extend_from_slice(covered);
