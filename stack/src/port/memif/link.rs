@@ -582,7 +582,7 @@ impl Found {
     /// Offers memory; the messages go out with the next [`Channel::receive`].
     ///
     /// # Errors
-    /// There is none.
+    /// The memory could not be made.
     fn offer(&mut self, layout: Layout) -> Result<(), String> {
         let no_memory = |error| {
             format!(
