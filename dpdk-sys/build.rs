@@ -2,9 +2,9 @@
 //!
 //! DPDK is linked statically by default: the shared `librte_eal` loads every driver plugin of the distribution
 //! when it starts (more than a hundred, and libraries such as libibverbs with them), the static one contains
-//! only those listed here. `DPDK_SYS_LINK=shared` takes the distribution's shared libraries with all their drivers
-//! instead (but then programs that the process starts inherit DPDK's descriptors, see `CLOSED_ON_EXEC`).
-//! `DPDK_SYS_DRIVERS=net_af_xdp,net_pcap` adds drivers to the static build.
+//! only those listed here: every driver that needs no library but DPDK's own. `DPDK_SYS_LINK=shared` takes the distribution's
+//! shared libraries with all their drivers instead (but then programs that the process starts inherit DPDK's descriptors, see
+//! `CLOSED_ON_EXEC`). `DPDK_SYS_DRIVERS=net_mlx5,net_af_xdp` adds drivers to the static build.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -38,31 +38,77 @@ const LIBRARIES: &[&str] = &[
     "bus_vdev",
     "bus_pci",
     "bus_auxiliary",
+    "bus_vmbus",
     "mempool_ring",
-    "common_iavf",
 ];
 
-/// Drivers that the static build contains where the distribution has them.
+/// Drivers that the static build contains where the distribution has them: those of software, and those of NICs in x86-64 hosts.
+/// (docs/ports.md has the same list.)
 const DRIVERS: &[&str] = &[
+    // Software.
     "net_memif",
     "net_tap",
     "net_af_packet",
     "net_vhost",
     "net_ring",
     "net_null",
+    "net_bond",
+    "net_failsafe",
+    "net_vdev_netvsc",
+    // Virtual machines.
     "net_virtio",
     "net_vmxnet3",
+    "net_netvsc",
+    "net_ena",
+    "net_gve",
+    "net_avp",
+    // NICs.
+    "net_ark",
+    "net_atlantic",
+    "net_axgbe",
+    "net_bnxt",
+    "net_cpfl",
+    "net_cxgbe",
     "net_e1000",
-    "net_igc",
-    "net_ixgbe",
+    "net_enic",
+    "net_fm10k",
+    "net_hinic",
+    "net_hns3",
     "net_i40e",
     "net_iavf",
     "net_ice",
-    "net_ena",
+    "net_idpf",
+    "net_igc",
+    "net_ionic",
+    "net_ixgbe",
+    "net_liquidio",
+    "net_nfp",
+    "net_ngbe",
+    "net_ntnic",
+    "net_octeon_ep",
+    "net_qede",
+    "net_r8169",
+    "net_txgbe",
+    "net_zxdh",
 ];
 
-/// System libraries that a driver needs.
-const SYSTEM: &[(&str, &[&str])] = &[("net_af_xdp", &["xdp", "bpf"]), ("net_pcap", &["pcap"])];
+/// What a driver needs beside [`LIBRARIES`]: libraries of DPDK, where the release has them, and of the system.
+const NEEDS: &[(&str, &[&str], &[&str])] = &[
+    ("net_iavf", &["common_iavf"], &[]),
+    ("net_ice", &["common_iavf"], &[]),
+    ("net_idpf", &["common_idpf"], &[]),
+    ("net_cpfl", &["common_idpf"], &[]),
+    ("net_ionic", &["common_ionic"], &[]),
+    ("net_nfp", &["common_nfp"], &[]),
+    // Not in every build, for their libraries of the system.
+    ("net_af_xdp", &[], &["xdp", "bpf"]),
+    ("net_bnx2x", &[], &["z"]),
+    ("net_mana", &[], &["ibverbs", "mana"]),
+    ("net_mlx4", &[], &["ibverbs", "mlx4"]),
+    ("net_mlx5", &["common_mlx5"], &["ibverbs", "mlx5"]),
+    ("net_pcap", &[], &["pcap"]),
+    ("net_sfc", &["common_sfc_efx"], &["atomic"]),
+];
 
 fn main() {
     for name in ["DPDK_SYS_LINK", "DPDK_SYS_DRIVERS", "LD", "OBJCOPY", "AR"] {
@@ -88,9 +134,8 @@ fn main() {
         .unwrap_or_else(|error| {
             fail(&format!("libdpdk 22.11 or later was not found.\n{INSTALL}\n\n{error}"))
         });
-    if !shared {
-        link_static(&out);
-    }
+    let drivers = if shared { Vec::new() } else { link_static(&out) };
+    println!("cargo:rustc-env=DPDK_SYS_BUILT_IN={}", drivers.join(","));
     // pkg-config's other flags (-march, -include rte_config.h) are needed by DPDK's headers.
     let flags = cflags();
 
@@ -159,8 +204,8 @@ fn has_library(name: &str) -> bool {
 }
 
 /// Merges the wanted archives into one object, so that their order and cycles do not matter and every constructor
-/// (drivers register in one) is linked.
-fn link_static(out: &Path) {
+/// (drivers register in one) is linked. Returns the drivers.
+fn link_static(out: &Path) -> Vec<String> {
     let dirs = library_dirs();
     let find = |name: &str| {
         let file = format!("librte_{name}.a");
@@ -168,22 +213,33 @@ fn link_static(out: &Path) {
     };
     let extra = env::var("DPDK_SYS_DRIVERS").unwrap_or_default();
     let extra: Vec<&str> = extra.split([',', ' ']).filter(|name| !name.is_empty()).collect();
-    let mut archives = Vec::new();
-    for name in LIBRARIES.iter().chain(DRIVERS).copied().chain(extra.iter().copied()) {
-        match find(name) {
-            Some(path) => archives.push(path),
-            None if extra.contains(&name) || name == "eal" => fail(&format!(
-                "librte_{name}.a was not found beside libdpdk.\n{INSTALL}\n(or set DPDK_SYS_LINK=shared)"
-            )),
-            // Another release, another set of libraries.
-            None => {}
+    // Another release has another set of libraries; what was asked for by name has to be there.
+    let mut drivers: Vec<&str> = DRIVERS.iter().copied().filter(|name| find(name).is_some()).collect();
+    for name in &extra {
+        if find(name).is_none() {
+            fail(&format!(
+                "DPDK_SYS_DRIVERS: librte_{name}.a was not found beside libdpdk.\n{INSTALL}\n(or set DPDK_SYS_LINK=shared)"
+            ));
         }
-        if let Some((_, libs)) = SYSTEM.iter().find(|(driver, _)| *driver == name) {
-            for lib in *libs {
-                println!("cargo:rustc-link-lib=dylib={lib}");
-            }
+        if !drivers.contains(name) {
+            drivers.push(name);
         }
     }
+    if find("eal").is_none() {
+        fail(&format!(
+            "librte_eal.a was not found beside libdpdk.\n{INSTALL}\n(or set DPDK_SYS_LINK=shared)"
+        ));
+    }
+    let mut names: Vec<&str> = LIBRARIES.iter().chain(&drivers).copied().collect();
+    for (_, libraries, system) in NEEDS.iter().filter(|(driver, ..)| drivers.contains(driver)) {
+        names.extend(*libraries);
+        for library in *system {
+            println!("cargo:rustc-link-lib=dylib={library}");
+        }
+    }
+    names.sort_unstable();
+    names.dedup();
+    let archives: Vec<PathBuf> = names.iter().filter_map(|name| find(name)).collect();
     let object = out.join("dpdk_sys_all.o");
     run(Command::new(tool("LD", "ld"))
         .arg("-r")
@@ -199,6 +255,7 @@ fn link_static(out: &Path) {
     let _ = std::fs::remove_file(&archive);
     run(Command::new(tool("AR", "ar")).arg("rcs").arg(&archive).arg(&object));
     let _ = std::fs::remove_file(&object);
+    drivers.into_iter().map(str::to_owned).collect()
 }
 
 /// Functions that make descriptors; DPDK calls the replacements in `cloexec.c` instead. (opendir already sets close-on-exec, and

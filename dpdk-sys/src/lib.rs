@@ -9,3 +9,10 @@
 #![allow(missing_docs)]
 
 include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+
+/// The drivers that a static build contains, separated by commas; empty in a build with DPDK's shared libraries, which loads those
+/// that the distribution has.
+pub const BUILT_IN: &str = match option_env!("DPDK_SYS_BUILT_IN") {
+    Some(names) => names,
+    None => "",
+};

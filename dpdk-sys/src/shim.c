@@ -11,6 +11,7 @@
 
 #include <rte_bus_vdev.h>
 #include <rte_dev.h>
+#include <rte_devargs.h>
 #include <rte_eal.h>
 #include <rte_errno.h>
 #include <rte_eth_ring.h>
@@ -264,6 +265,17 @@ dpdk_sys_lcore_release(uint32_t lcore)
 }
 
 /* ---- ports ---- */
+
+int
+dpdk_sys_has_driver(const char *name)
+{
+	struct rte_devargs devargs = { 0 };
+	/* Without the name of a bus each bus is asked, and that of virtual devices looks for a driver. */
+	int ret = rte_devargs_parse(&devargs, name);
+
+	rte_devargs_reset(&devargs);
+	return ret == 0;
+}
 
 int
 dpdk_sys_hotplug_add(const char *bus, const char *name, const char *args)

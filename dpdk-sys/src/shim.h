@@ -69,6 +69,8 @@ void dpdk_sys_lcore_release(uint32_t lcore);
 
 /* ---- ports ---- */
 
+/* Whether a driver of virtual devices takes a device of this name. */
+int dpdk_sys_has_driver(const char *name);
 /* Adds a device: bus "vdev" or "pci", its name and arguments. */
 int dpdk_sys_hotplug_add(const char *bus, const char *name, const char *args);
 int dpdk_sys_hotplug_remove(const char *bus, const char *name);

@@ -3,6 +3,7 @@
 use process::{PATIENCE, Peer, exchange, socket};
 use stack::port::dpdk::EalOptions;
 use stack::port::{Port, PortOptions, PortSpec, RxBurst, TxBurst};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Once;
 use std::time::Instant;
@@ -128,10 +129,53 @@ fn errors_say_what_to_do() {
         spec.parse::<PortSpec>().unwrap().open(options).err().expect("an error").to_string()
     };
     let options = PortOptions { frames: 1024, ..PortOptions::default() };
-    let unknown = error("dpdk:net_nosuchdriver0", &options);
-    assert!(unknown.contains("check its name and options"), "{unknown}");
+    let wrong = error("dpdk:net_memif0,role=neither", &options);
+    assert!(wrong.contains("check its options"), "{wrong}");
     let big = error("dpdk:net_ring8", &PortOptions { frames: 1 << 18, queues: 16, ..options });
     assert!(big.contains("no memory for") && big.contains("huge pages"), "{big}");
+}
+
+#[test]
+fn a_device_without_a_driver_is_told_from_one_with_wrong_options() {
+    plain_memory();
+    let options = PortOptions { frames: 1024, ..PortOptions::default() };
+    let spec: PortSpec = "dpdk:net_nosuchdriver0,iface=lo".parse().unwrap();
+    let says = spec.open(&options).err().expect("an error").to_string();
+    assert!(says.contains("net_nosuchdriver is not built in"), "{says}");
+    let add =
+        if dpdk_sys::BUILT_IN.is_empty() { "the distribution's libraries" } else { "DPDK_SYS_DRIVERS=" };
+    assert!(says.contains(add), "{says}");
+    for driver in dpdk_sys::BUILT_IN.split(',') {
+        assert!(says.contains(driver), "{driver} is built in: {says}");
+    }
+}
+
+#[test]
+fn the_documentation_lists_the_drivers_of_a_build() {
+    let read =
+        |path: &str| std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
+    let build = read("../dpdk-sys/build.rs");
+    let table = build
+        .split_once("const DRIVERS: &[&str] = &[")
+        .and_then(|(_, rest)| rest.split_once("];"))
+        .unwrap()
+        .0;
+    let listed: BTreeSet<&str> = table.split('"').filter_map(|word| word.strip_prefix("net_")).collect();
+    let ports = read("../docs/ports.md");
+    let section = ports.split_once("## Drivers").unwrap().1.split("\n## ").next().unwrap();
+    let in_docs: BTreeSet<&str> = section
+        .split_once("\n| built in |")
+        .and_then(|(_, rest)| rest.split_once("\n\n"))
+        .unwrap()
+        .0
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .collect();
+    assert_eq!(in_docs, listed);
+    for driver in dpdk_sys::BUILT_IN.split(',').filter_map(|name| name.strip_prefix("net_")) {
+        assert!(section.contains(&format!("`{driver}`")), "{driver} is built in, and not in docs/ports.md");
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! - Where there is a Linux interface below, the port follows it (`iface.rs`): while that is down, or set to a lower MTU,
 //!   what cannot pass is dropped and counted before the driver takes it.
 
+mod drivers;
 mod eal;
 mod iface;
 mod open;

@@ -1,5 +1,6 @@
 //! From a [`PortSpec`] to a running device: first checks for failures that DPDK would not explain, then the steps in DPDK.
 
+use super::drivers;
 use super::eal::{self, Eal, errno_text, last_log};
 use super::iface::Iface;
 use super::port::{Device, DpdkPort, Pool, Shared};
@@ -181,7 +182,10 @@ fn steps(
         // Nothing was added, so nothing is to be removed.
         let eal = device.eal;
         core::mem::forget(device);
-        return Err(not_added(plan, ret, eal));
+        return Err(match plan.bus {
+            "pci" => drivers::pci_not_added(&plan.name, ret),
+            _ => drivers::virtual_not_added(&plan.name, ret, eal),
+        });
     }
     set_up(device, plan, queues, frames)
 }
@@ -273,23 +277,6 @@ fn set_up(
 
 fn c_string(text: &str) -> Result<CString, String> {
     CString::new(text).map_err(|_| "there is a NUL in it".to_owned())
-}
-
-/// The sentence for a device that DPDK did not add.
-fn not_added(plan: &Plan, ret: i32, eal: &Eal) -> String {
-    let what = errno_text(ret);
-    let says = last_log();
-    match plan.bus {
-        "pci" => format!(
-            "the PCI device {} was not added: {what}; bind it to vfio-pci (dpdk-devbind.py) and allow \
-             access to /dev/vfio{says}",
-            plan.name
-        ),
-        _ if !eal.huge && says.contains("memory") => {
-            format!("out of memory: raise EalOptions::memory_mib or reserve huge pages{says}")
-        }
-        _ => format!("the device {} was not added: {what}; check its name and options{says}", plan.name),
-    }
 }
 
 fn pool(eal: &Eal, buffers: usize, room: usize) -> Result<Pool, String> {
