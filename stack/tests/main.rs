@@ -11,6 +11,7 @@ mod fuzz_replay;
 mod golden;
 mod held_numbers;
 mod layering;
+mod peer_check;
 mod rc_bits;
 mod rc_keys;
 mod rc_order;

@@ -79,6 +79,7 @@ mod mr_file;
 mod mw;
 mod parent_domain;
 mod pd;
+mod peer_check;
 mod post;
 mod qp;
 pub mod rdma_cm;
@@ -120,9 +121,9 @@ pub use stack::device::{
     Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, AvError, Clock, Counter, CounterSnapshot, DeviceAttr,
     DeviceCapFlags, DeviceConfig, DeviceError, Discard, DrainKind, Drive, Event, EventElement, GSI_QKEY, Gid,
     GidEntry, GidType, GlobalRoute, LINK_LAYER_ETHERNET, Mac, ModifyError, Mtu, MwType, NetConfigError,
-    NoHost, OpenError, PathMigState, PortAttr, PortCapFlags, PortPhysState, PortSource, PortState, Psn,
-    QPF_GRH_REQUIRED, QpAttr, QpCap, QpState, QpType, Qpn, SendFlags, Sge, SrqAttr, SrqAttrMask, Turn,
-    VendorErr, WcFlags, WcOpcode, WcStatus, WrOpcode, inc_rkey, state_name, type_name,
+    NoHost, OpenError, PathMigState, PeerCheck, PeerState, PortAttr, PortCapFlags, PortPhysState, PortSource,
+    PortState, Psn, QPF_GRH_REQUIRED, QpAttr, QpCap, QpState, QpType, Qpn, SendFlags, Sge, SrqAttr,
+    SrqAttrMask, Turn, VendorErr, WcFlags, WcOpcode, WcStatus, WrOpcode, inc_rkey, state_name, type_name,
 };
 
 /// Limits of the stack.

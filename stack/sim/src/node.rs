@@ -9,8 +9,8 @@ use super::memory::Region;
 use super::port::{PortPanicked, SimPort, SimWire};
 use super::rng::Rng;
 use stack::device::{
-    Clock, CqCore, CqInit, Device, DeviceConfig, DeviceError, Drive, MrCore, MwCore, PdCore, Policies,
-    QpCore, QpInit, SrqAttr, SrqCore, XrcSrqInit, XrcdCore, XrcdInitAttr,
+    Clock, CqCore, CqInit, Device, DeviceConfig, DeviceError, Drive, MrCore, MwCore, PdCore, PeerCheck,
+    Policies, QpCore, QpInit, SrqAttr, SrqCore, XrcSrqInit, XrcdCore, XrcdInitAttr,
 };
 use stack::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use stack::mem::{Access, Bind, KeyFault, MwType, Sge, inc_rkey, sge};
@@ -683,6 +683,12 @@ impl Node {
     /// Changes nothing but the state.
     pub fn modify_state(&mut self, now: Instant, qp: QpId, to: QpState) -> Result<(), ModifyError> {
         self.modify(now, qp, &QpAttr { qp_state: to, ..QpAttr::default() }, AttrMask::STATE)
+    }
+
+    /// Asks whether the peer of a queue pair still has its own.
+    pub fn check_peer(&mut self, now: Instant, qp: QpId) -> PeerCheck {
+        self.at(now);
+        self.device.check_peer(self.qp(qp).qpn).expect("the shard lives")
     }
 
     /// `ibv_query_qp(3)`.

@@ -87,8 +87,20 @@ impl Agenda {
         if deadline < qp.wakes_at {
             qp.wakes_at = deadline;
             self.wheel.schedule(qp.slot, deadline);
-        } else if self.cancels_timers && deadline == Instant::FAR && qp.wakes_at != Instant::FAR {
+        } else if self.cancels_timers
+            && deadline == Instant::FAR
+            && qp.wakes_at != Instant::FAR
+            && !qp.checks_peer
+        {
             self.disarm(qp);
+        }
+    }
+
+    /// Wakes the queue pair at this time, unless it wakes before.
+    pub fn wake_at(&mut self, qp: &mut Qp, at: Instant) {
+        if at < qp.wakes_at {
+            qp.wakes_at = at;
+            self.wheel.schedule(qp.slot, at);
         }
     }
 

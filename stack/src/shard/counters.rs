@@ -70,6 +70,8 @@ counters! {
     RetriesRnr "retries_rnr",
     /// Packets sent again only to ask for the acknowledgement of unsignalled requests that nothing followed.
     AckProbes "ack_probes",
+    /// Packets sent to check whether the peer still has its queue pair.
+    PeerChecks "peer_checks",
     /// Local ACK timeouts: those that led to a retry, and the last one, after which no retry was left.
     Timeouts "timeouts",
     /// Send requests that failed because nobody answered for the address of the next hop: no packet was sent.

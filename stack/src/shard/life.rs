@@ -2,6 +2,7 @@
 
 use super::counters::Counter;
 use super::env::Env;
+use super::peer_check::PeerState;
 use super::qp::{Cause, Qp};
 use super::{EventElement, LaneId};
 use crate::id::{QpState, QpType};
@@ -57,6 +58,9 @@ impl Env {
             qp.epoch = qp.epoch.wrapping_add(1);
         }
         self.publish_word(qp);
+        if matches!(to, QpState::Reset | QpState::Err) {
+            qp.end_check(PeerState::NotConnected);
+        }
         match to {
             QpState::Reset => {
                 self.clear(qp);

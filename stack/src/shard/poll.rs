@@ -134,6 +134,9 @@ impl Shard {
             } else {
                 env.agenda.mark_ready(qp); // it looks for its next hop, and times nothing meanwhile
             }
+            if qp.checks_peer {
+                env.go_on_checking(qp);
+            }
         }
     }
 

@@ -20,6 +20,7 @@ use super::counters::QpCounters;
 use super::deferred::DeferredReceives;
 #[cfg(not(loom))]
 use super::lookahead::Part;
+use super::peer_check::Check;
 #[cfg(not(loom))]
 use super::qp_table::QpTable;
 use super::rq::{RecvSource, Rq};
@@ -107,8 +108,8 @@ pub(super) struct Qp {
     /// Looked at every turn: its posters do not ring.
     pub watched: bool,
     pub comm_est: bool,
-    /// No user has a handle: a receive-only queue pair that belongs to an XRC domain. Its events are logged.
-    pub ownerless: bool,
+    /// The peer is being checked: `check` says how far that is.
+    pub checks_peer: bool,
     pub draining: bool,
     /// Doorbells in a row, each soon after the one before.
     pub rings: u8,
@@ -162,12 +163,16 @@ pub(super) struct Qp {
     pub leaving: u32,
     /// The index of the GID table that it holds.
     pub held_gid: Option<u8>,
+    /// No user has a handle: a receive-only queue pair that belongs to an XRC domain. Its events are logged.
+    pub ownerless: bool,
     /// QP_FATAL was raised because a completion queue overran.
     pub overran: bool,
     /// What the peer did that ends the queue pair, for the completion that tells of it.
     pub fault: Option<Fault>,
     /// Why requests were sent again last.
     pub retried: Option<RetryCause>,
+    /// The check of the peer, while `checks_peer`.
+    pub check: Option<Box<Check>>,
 }
 
 // Under loom each atomic carries its history.
@@ -222,7 +227,7 @@ impl Qp {
             in_answered: false,
             watched: false,
             comm_est: false,
-            ownerless,
+            checks_peer: false,
             draining: false,
             slot: spec.slot,
             index,
@@ -250,9 +255,11 @@ impl Qp {
             counters: Arc::new(QpCounters::default()),
             deferred: None,
             long_answers: false,
+            ownerless,
             overran: false,
             fault: None,
             retried: None,
+            check: None,
             held_gid: None,
             attr: Box::new(attr),
         }

@@ -7,7 +7,7 @@ mod writer;
 
 #[cfg(test)]
 pub(super) use writer::source;
-pub(super) use writer::{Built, InPlace, Source, write_frames};
+pub(super) use writer::{Built, Draft, InPlace, Payload, Source, write_frames};
 
 use super::Shard;
 use super::counters::Counter;

@@ -15,7 +15,10 @@ impl Env {
     #[inline(always)]
     pub(super) fn handle_response(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
         self.count_response(qp, &pkt);
-        let response = qp.requester.handle_response(self.now, &pkt, &qp.sq)?;
+        let response = match qp.requester.handle_response(self.now, &pkt, &qp.sq) {
+            Ok(response) => response,
+            Err(reason) => return self.handle_unmatched(qp, reason),
+        };
         let placed = match response {
             Response::Place { seq, offset } => {
                 let slot = qp.sq.0.slot(seq);
@@ -37,9 +40,24 @@ impl Env {
             None => {}
         }
         match response {
-            Response::Failed(_) | Response::Retry(_) | Response::Wait => self.after_requester(qp, response),
+            Response::Failed(_) | Response::Retry(_) | Response::Wait => {
+                if qp.checks_peer {
+                    self.peer_answered(qp);
+                }
+                self.after_requester(qp, response);
+            }
             _ => self.agenda.mark_answered(qp),
         }
+        Ok(())
+    }
+
+    /// A response that answers nothing in flight: it is dropped, unless the peer is being checked.
+    #[cold]
+    fn handle_unmatched(&mut self, qp: &mut Qp, reason: Discard) -> Result<(), Discard> {
+        if !qp.checks_peer {
+            return Err(reason);
+        }
+        self.peer_answered(qp);
         Ok(())
     }
 

@@ -1,0 +1,169 @@
+//! The identifications of the IPv4 packets of a connection's peer, over a port that does not see them.
+//!
+//! The ICRC covers the identification, and a UDP socket does not show it, so that port computes it from the rest of the packet,
+//! with the flags beside it. If the packet has an error, both are random, and two in 65 536 have flags that are allowed. A host counts
+//! its packets, so an identification that is not near those of packets before tells of an error as well; a host that does not count is
+//! recognised, and judged by the packet alone.
+//!
+//! What is near is known from packets that the queue pair accepted: those moved it on. Others may come from anybody who knows its
+//! number, and move nothing here.
+
+use crate::time::Instant;
+
+/// An identification may be this far from the last one: packets overtake each other, and others are sent between two of ours.
+const NEAR: u16 = 64;
+/// A kernel's counter also moves by itself, by up to so many in a second.
+const PER_SECOND: u64 = 1000;
+/// A sender that has the kernel take its messages apart (this stack, too) numbers the parts of each from 0.
+const SEGMENTS: u16 = 64;
+/// So many packets in a row near each other show that a host counts; so many far from its counter, that it may not any more.
+const SURE: u8 = 3;
+
+/// What a packet is taken for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    /// Right.
+    Good,
+    /// Right as far as the packet alone says.
+    Weak,
+    /// Its ICRC is wrong.
+    Bad,
+}
+
+/// Whether the identification of a packet of no connection, with nothing to compare it with, tells that it is right.
+pub(super) fn is_small(identification: u16) -> bool {
+    identification < SEGMENTS
+}
+
+/// What a connection's peer sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trace {
+    /// When the last packet came that was accepted.
+    seen: Instant,
+    /// Its identification.
+    last: u16,
+    /// Packets in a row near each other, up to [`SURE`].
+    near: u8,
+    /// Packets far from a counter that is sure, since one was accepted, up to [`SURE`].
+    far: u8,
+}
+
+impl Trace {
+    /// Nothing yet.
+    pub fn new(now: Instant) -> Self {
+        Self { seen: now, last: 0, near: 0, far: 0 }
+    }
+
+    fn is_near(&self, now: Instant, identification: u16) -> bool {
+        let grown = now.nanos_since(self.seen) / 1_000_000 * PER_SECOND / 1000;
+        let ahead = identification.wrapping_sub(self.last).wrapping_add(NEAR);
+        u64::from(ahead) <= u64::from(2 * NEAR) + grown
+    }
+
+    /// Judges a packet. One that is far is let in by itself after some that were: the host may have begun to count anew.
+    pub fn judge(&mut self, now: Instant, identification: u16) -> Verdict {
+        let fits = self.is_near(now, identification) || is_small(identification);
+        if self.near + u8::from(fits) < SURE {
+            return Verdict::Weak;
+        }
+        if fits {
+            return Verdict::Good;
+        }
+        self.far = (self.far + 1).min(SURE);
+        if self.far < SURE { Verdict::Bad } else { Verdict::Weak }
+    }
+
+    /// The queue pair accepted a packet.
+    pub fn follow(&mut self, now: Instant, identification: u16) {
+        let near = self.is_near(now, identification);
+        self.far = 0;
+        // A small number may be of a message that the sender's kernel took apart, while it counts other packets.
+        if self.near == SURE && !near && is_small(identification) {
+            return;
+        }
+        self.near = if near || is_small(identification) { (self.near + 1).min(SURE) } else { 0 };
+        (self.last, self.seen) = (identification, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Verdict::{Bad, Good, Weak};
+    use super::*;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos((10_000 + ms) * 1_000_000)
+    }
+
+    /// Judges a packet that will be accepted if it is let in.
+    fn accept(trace: &mut Trace, ms: u64, id: u16) -> Verdict {
+        let verdict = trace.judge(at(ms), id);
+        if verdict != Bad {
+            trace.follow(at(ms), id);
+        }
+        verdict
+    }
+
+    #[test]
+    fn a_counter_is_followed_and_one_that_jumps_is_found_again() {
+        let mut trace = Trace::new(at(0));
+        for (ms, id, verdict) in [
+            (0, 5000, Weak),
+            (0, 5001, Weak),
+            (0, 5010, Weak),
+            (0, 5009, Good),
+            (0, 30000, Bad),
+            (0, 5011, Good),
+            (0, 63, Good),
+            (1, 5012, Good),
+            (1, 40_000, Bad),
+            (1, 40_001, Bad),
+            (1, 40_002, Weak),
+            (1, 40_003, Weak),
+            (1, 40_004, Weak),
+            (1, 40_005, Good),
+            (1001, 41_000, Good),
+            (1001, 65000, Bad),
+            (70_000, 65000, Good),
+            (70_001, 2, Good),
+        ] {
+            assert_eq!(accept(&mut trace, ms, id), verdict, "{ms} {id}");
+        }
+    }
+
+    // Goal: whatever comes that the queue pair does not accept, right packets are taken for right.
+    #[test]
+    fn what_is_not_accepted_moves_nothing() {
+        let mut trace = Trace::new(at(0));
+        for id in 5000..5004 {
+            accept(&mut trace, 0, id);
+        }
+        for id in 5004..6000 {
+            for forged in (0..50).map(|i| 30_000 + i).chain([id + 40, id + 64, 3]) {
+                trace.judge(at(1), forged);
+            }
+            assert_eq!(accept(&mut trace, 1, id), Good);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_counts_from_zero_for_each_message_is_right() {
+        let mut trace = Trace::new(at(0));
+        for _ in 0..50 {
+            for id in 0..SEGMENTS {
+                assert_ne!(accept(&mut trace, 0, id), Bad);
+            }
+        }
+    }
+
+    #[test]
+    fn a_peer_that_does_not_count_is_judged_by_the_packet() {
+        let (mut trace, mut id) = (Trace::new(at(0)), 1u16);
+        let mut bad = 0;
+        for _ in 0..10_000 {
+            id = id.wrapping_mul(28_629).wrapping_add(15_731);
+            bad += u32::from(accept(&mut trace, 0, id) == Bad);
+        }
+        assert!(bad < 10, "{bad} of 10000");
+    }
+}
