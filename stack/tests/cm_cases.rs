@@ -599,11 +599,119 @@ fn m21_the_ids_of_a_live_connection() {
     let mut w = world();
     let (_, b) = established(&mut w);
     let (tid, req) = first_req(&w);
+    w.restart(A, config(A));
     inject(&mut w, B, tid ^ 5, Req { local_qpn: Qpn::new(0x99), ..req });
     assert_eq!(count(&w, B, Counter::Stale), 1);
-    w.restart(A, config(A));
     w.run(Duration::from_secs(5));
     assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::Stale, .. }) if id == b));
+}
+
+// Goal: whoever can send from the peer's address can name the peer's queue pair or ids in a new REQ or REP. That ends nothing, as
+// often as it comes, while the peer has the connection.
+#[test]
+fn a_connection_stays_whose_peer_answers() {
+    let mut w = world();
+    let (a, b) = established(&mut w);
+    let (tid, req) = first_req(&w);
+    for i in 1..100 {
+        inject(&mut w, B, tid ^ i, Req { local_comm_id: req.local_comm_id ^ i as u32, ..req });
+        let (_, rej) = last_rej(&w, B);
+        assert_eq!(rej.reason, Reason::STALE_CONNECTION);
+        inject(&mut w, B, tid ^ i, Req { local_qpn: Qpn::new(0x4000 + i as u32), ..req });
+    }
+    let asked =
+        |w: &MadWorld, node| [Counter::PeersChecked, Counter::PeersAnswered].map(|c| count(w, node, c));
+    assert_eq!(asked(&w, B), [198, 198]);
+    // The other side: a server of the peer's host says that its queue pair is the one that is connected.
+    let now = w.now;
+    w.nodes[A].connect(now, &to_b(Qpn::new(0x12))).unwrap();
+    w.run(MOMENT);
+    let mad = sent(&w, A).last().unwrap().mad();
+    let Message::Req(req) = mad.message else { panic!() };
+    let rep = Rep {
+        local_comm_id: 77,
+        remote_comm_id: req.local_comm_id,
+        local_qpn: B_QPN,
+        local_ca_guid: config(B).ca_guid,
+        ..Rep::default()
+    };
+    inject(&mut w, A, mad.tid, rep);
+    assert!(matches!(w.event(A), Some(Event::Rejected { reason: Reason::STALE_CONNECTION, .. })));
+    assert_eq!(asked(&w, A), [1, 1]);
+    w.run(Duration::from_secs(60));
+    assert!([A, B].iter().all(|node| count(&w, *node, Counter::Disconnected) == 0));
+    let now = w.now;
+    w.nodes[A].disconnect(now, a, b"").unwrap();
+    w.run(MOMENT);
+    while let Some(event) = w.event(B) {
+        let how = matches!(event, Event::Disconnected { id, how: Disconnect::ByPeer, .. } if id == b);
+        assert!(how || matches!(event, Event::ConnectRequest { .. }), "{event:?}");
+    }
+}
+
+// Goal: a flood of such messages asks each peer once at a time, and of a host or of all no more than the limits say.
+#[test]
+fn peers_are_asked_once_at_a_time_and_within_the_limits() {
+    const EACH: usize = 4;
+    let mut w = MadWorld::new(1, 3, MadFaults::NONE, |node| {
+        let mut config = config(node);
+        (config.limits.checks_of_peer, config.limits.checks) = (2, 3);
+        config
+    });
+    w.nodes[B].listen(&Listen { service_id: SERVICE, address: None, backlog: 100 }).unwrap();
+    // Hosts 0 and 2 have connections to host 1.
+    let qpn = |host: usize, i: usize| Qpn::new((0x100 * (host + 1) + i) as u32);
+    let mut ids = Vec::new();
+    for (host, i) in [0, 2].into_iter().flat_map(|host| (0..EACH).map(move |i| (host, i))) {
+        let now = w.now;
+        let request =
+            Connect { ip: Some(ip()), ..Connect::new(SERVICE, MadWorld::path(host, B), qpn(host, i)) };
+        w.nodes[host].connect(now, &request).unwrap();
+        let (id, _) = self::request(&mut w);
+        let now = w.now;
+        w.nodes[B].accept(now, id, &Accept::new(qpn(B, host * EACH + i))).unwrap();
+        w.nodes[B].established(now, id).unwrap();
+        while w.event(B).is_some() {}
+        ids.push(id);
+    }
+    let now = w.now;
+    let flood = |node: &mut Machine| {
+        for host in [0, 2] {
+            for i in 0..EACH {
+                let mut req = Req {
+                    local_comm_id: 0x7700 + i as u32,
+                    local_qpn: qpn(host, i),
+                    local_ca_guid: config(host).ca_guid,
+                    ..forged(i as u32)
+                };
+                req.primary.local_gid = MadWorld::gid(host);
+                node.handle_mad(now, &MadWorld::path(B, host), &Mad::new(9, req).encode());
+            }
+        }
+        core::iter::from_fn(|| node.poll_event()).collect::<Vec<_>>()
+    };
+    let asked = |events: &[Event]| {
+        let id = |event: &Event| if let Event::CheckPeer { id, .. } = event { Some(*id) } else { None };
+        events.iter().filter_map(id).collect::<Vec<_>>()
+    };
+    let first = flood(&mut w.nodes[B]);
+    assert_eq!(asked(&first), [ids[0], ids[1], ids[EACH]], "two of the first host, one of the second");
+    for _ in 0..10 {
+        assert_eq!(flood(&mut w.nodes[B]), [], "those are being asked");
+    }
+    // One answers, one ends by itself, one does not answer.
+    w.nodes[B].peer_checked(now, ids[0], true);
+    w.nodes[B].disconnect(now, ids[1], b"").unwrap();
+    w.nodes[B].peer_checked(now, ids[1], true);
+    w.nodes[B].peer_checked(now, ids[EACH], false);
+    w.nodes[B].peer_checked(now, ids[EACH], false);
+    let again = flood(&mut w.nodes[B]);
+    assert_eq!(asked(&again), [ids[0], ids[2], ids[EACH + 1]], "there is room again");
+    for id in &ids {
+        w.nodes[B].peer_checked(now, *id, false);
+    }
+    let last = flood(&mut w.nodes[B]);
+    assert_eq!(asked(&last), [ids[3], ids[EACH + 2], ids[EACH + 3]], "what is over counts no more");
 }
 
 #[test]
@@ -1167,8 +1275,8 @@ fn a_guess_costs_an_entry() {
     // When there is room again, a peer that has come back is recognized.
     w.run(Limits::default().half_open_time);
     while w.event(B).is_some() {}
-    inject(&mut w, B, 1, right);
     w.restart(A, config(A));
+    inject(&mut w, B, 1, right);
     w.run(Duration::from_secs(5));
     assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::Stale, .. }) if id == b));
 }

@@ -321,6 +321,7 @@ impl Run {
                     self.report.unreachable += 1;
                     self.over(node, id, timewait);
                 }
+                Event::CheckPeer { .. } => unreachable!("the world answers for the peer"),
                 Event::Disconnected { id, how, .. } => {
                     let side = &self.sides[node][&id];
                     assert!(side.was_up, "{side:?} was never established");

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use crate::cm::{self, World, addrs};
 use allocation_counter::measure;
 use stack::cm::mad::Mad;
-use stack::cm::message::{Dreq, Message, Rep};
+use stack::cm::message::{Dreq, Message, Rej, Rep};
 use stack::cm::{
-    Config, Connect, IpHeader, MAD_LEN, Machine, Path, PortSpace, Reason, ServiceId, SidrRequest, SidrStatus,
-    Timing,
+    Config, Connect, Event, IpHeader, MAD_LEN, Machine, Path, PortSpace, QpParams, Reason, ServiceId,
+    SidrRequest, SidrStatus, Timing,
 };
 use stack::time::Instant;
 use verbs::rdma_cm::{CmEvent, CmEventType as E, CmId, ConnParam, EventChannel, IdState};
@@ -277,7 +277,9 @@ fn a_connection_that_its_peer_forgot_is_disconnected() {
     let (stranger, mut answers) = (Stranger::new(&w), Vec::new());
     let now = Instant::ZERO;
     let service = ServiceId::new(PortSpace::Tcp, PORT);
-    let connect = Connect { ip: Some(header()), ..Connect::new(service, path(), Qpn::new(0x99)) };
+    // Times that make silence short.
+    let timing = Timing { packet_lifetime: 8, ..Timing::default() };
+    let connect = Connect { ip: Some(header()), timing, ..Connect::new(service, path(), Qpn::new(0x99)) };
     // Each life of a peer whose queue pair numbers begin again.
     let mut lives = [1, 2].map(|seed| Machine::new(Config { ca_guid: 7, seed, ..Config::default() }));
     let [before, after] = &mut lives;
@@ -313,6 +315,65 @@ fn a_connection_that_its_peer_forgot_is_disconnected() {
     say(after);
     w.event(&cb, E::Disconnected).ack();
     assert_eq!(server.state(), IdState::Disconnected);
+}
+
+// Goal: whoever can send from the peer's address and knows its GUID and queue pair ends no connection by a new request: the peer's
+// queue pair is asked, and answers.
+#[test]
+fn a_connection_whose_peer_answers_is_not_ended_by_a_request() {
+    let w = World::new();
+    let cb = w.b.channel();
+    let _listener = w.b.listen(&cb, PORT);
+    let (stranger, mut answers) = (Stranger::new(&w), Vec::new());
+    let now = Instant::ZERO;
+    let qp = w.a.pd.create_qp(&QpInitAttr::rc(&w.a.cq, &w.a.cq)).unwrap();
+    let service = ServiceId::new(PortSpace::Tcp, PORT);
+    let connect = Connect { ip: Some(header()), ..Connect::new(service, path(), qp.qp_num()) };
+    let mut peer = Machine::new(Config { ca_guid: 7, seed: 1, ..Config::default() });
+    let mut answer = |attribute| {
+        w.until("an answer", || {
+            stranger.receive(&w, &mut answers);
+            let at = answers.iter().position(|mad| message(mad).attribute() == attribute)?;
+            Some(answers.swap_remove(at))
+        })
+    };
+    let conn = peer.connect(now, &connect).unwrap();
+    stranger.send(&w, &peer.poll_send().unwrap().mad, &mut Vec::new());
+    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    w.b.qp(&server);
+    server.accept(&ConnParam::default()).unwrap();
+    peer.handle_mad(now, &path(), &answer(Rep::ATTRIBUTE));
+    let Some(Event::ConnectResponse { response, .. }) = peer.poll_event() else { panic!("no response") };
+    let QpParams { dest_qpn: qpn, rq_psn: psn, .. } = response.params;
+    let options = verbs::RcOptions { sgid_index: 1, ..Default::default() };
+    qp.connect_rc(&verbs::RcEndpoint { gid: path().dgid, qpn, psn }, &options).unwrap();
+    peer.confirm(now, conn, b"").unwrap();
+    stranger.send(&w, &peer.poll_send().unwrap().mad, &mut Vec::new());
+    w.event(&cb, E::Established).ack();
+
+    for seed in 2..12 {
+        let mut forger = Machine::new(Config { ca_guid: 7, seed, ..Config::default() });
+        forger.connect(now, &connect).unwrap();
+        stranger.send(&w, &forger.poll_send().unwrap().mad, &mut Vec::new());
+        let Message::Rej(rej) = message(&answer(Rej::ATTRIBUTE)) else { panic!("no REJ") };
+        assert_eq!(rej.reason, Reason::STALE_CONNECTION);
+        w.until("the peer's answer", || {
+            let counters: HashMap<_, _> = cb.counters().into_iter().collect();
+            (counters["peers_answered"] == seed - 1).then_some(())
+        });
+    }
+    assert!(cb.try_get_event().is_none());
+    assert_eq!((server.state(), server.qp().unwrap().state().unwrap()), (IdState::Connected, QpState::Rts));
+    // Without its queue pair it does not answer.
+    drop(qp);
+    let mut forger = Machine::new(Config { ca_guid: 7, seed: 99, ..Config::default() });
+    forger.connect(now, &connect).unwrap();
+    stranger.send(&w, &forger.poll_send().unwrap().mad, &mut Vec::new());
+    let dreq = answer(Dreq::ATTRIBUTE);
+    forger.handle_mad(now, &path(), &dreq);
+    stranger.send(&w, &forger.poll_send().unwrap().mad, &mut Vec::new());
+    stranger.send(&w, &forger.poll_send().map_or([0; MAD_LEN], |send| send.mad), &mut Vec::new());
+    w.event(&cb, E::Disconnected).ack();
 }
 
 // Goal: messages to hosts whose Ethernet address is not found are lost, and delay none to others.

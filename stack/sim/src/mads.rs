@@ -7,7 +7,7 @@ use super::forger::{Forger, Lie};
 use super::rng::Rng;
 use stack::cm::mad::Mad;
 use stack::cm::{Config, Event, MAD_LEN, Machine, Path};
-use stack::id::Gid;
+use stack::id::{Gid, Qpn};
 use stack::port::fault::{Flight, Link, Plan};
 use stack::time::Instant;
 
@@ -137,9 +137,21 @@ impl MadWorld {
                 self.carry(from, send.path, send.mad);
             }
             while let Some(event) = self.nodes[from].poll_event() {
-                self.events[from].push_back(event);
+                match event {
+                    Event::CheckPeer { id, path, qpn, remote_qpn } => {
+                        let answered = self.answers(&path, qpn, remote_qpn);
+                        self.nodes[from].peer_checked(self.now, id, answered);
+                    }
+                    event => self.events[from].push_back(event),
+                }
             }
         }
+    }
+
+    /// Whether the peer at the other end of a path has a queue pair that answers ours.
+    fn answers(&self, path: &Path, qpn: Qpn, remote: Qpn) -> bool {
+        let peer = (0..self.nodes.len()).find(|node| Self::gid(*node) == path.dgid && !self.dead[*node]);
+        peer.is_some_and(|peer| self.nodes[peer].is_connected(remote, &path.sgid, qpn))
     }
 
     fn carry(&mut self, from: usize, path: Path, bytes: [u8; MAD_LEN]) {

@@ -179,6 +179,7 @@ impl Machine {
             timer: Instant::FAR,
             mad: None,
             ending: Disconnect::Agreed,
+            doubted: false,
         });
         self.local_qpns.insert(connect.qpn, id);
         self.send_request(now, id, &Mad::new(tid, req));

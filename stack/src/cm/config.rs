@@ -46,6 +46,11 @@ pub struct Limits {
     pub connections: usize,
     /// Connections that a REQ began and that are not established: a REQ above that is rejected (reason 3).
     pub half_open: usize,
+    /// Established connections whose peer is being asked whether it still has them ([`Event::CheckPeer`](super::Event::CheckPeer)),
+    /// of one peer's address: a message that says that it has not ends none above that.
+    pub checks_of_peer: usize,
+    /// Of all peers.
+    pub checks: usize,
     /// Listeners.
     pub listeners: usize,
     /// SIDR exchanges, in either direction.
@@ -67,6 +72,8 @@ impl Default for Limits {
         Self {
             connections: 1 << 17,
             half_open: 4096,
+            checks_of_peer: 64,
+            checks: 1024,
             listeners: 4096,
             sidr: 4096,
             events: 1 << 14,

@@ -98,6 +98,8 @@ pub(super) struct Conn {
     pub mad: Option<Box<[u8; MAD_LEN]>>,
     /// How `DreqSent` ends when the peer agrees.
     pub ending: Disconnect,
+    /// Somebody says that the peer does not have it any more, and the peer is being asked; in `Established`.
+    pub doubted: bool,
 }
 
 impl Conn {

@@ -55,8 +55,12 @@ counters! {
     /// REQs rejected: a limit of the machine is reached (reason 3).
     NoResources = "reject_no_resources";
     /// REQs and REPs rejected: the peer's ids or queue pair belong to a connection here (reason 10). An older one that was not
-    /// established yet ends with it.
+    /// established yet ends with it; one that is established, if its peer does not answer.
     Stale = "reject_stale";
+    /// Established connections whose peer was asked whether it still has them, because of such a REQ or REP.
+    PeersChecked = "peers_checked";
+    /// Of these, those whose peer answered: they stay.
+    PeersAnswered = "peers_answered";
     /// Ignored: not 256 bytes.
     BadLength = "ignored_length";
     /// Ignored: another base version than 1.

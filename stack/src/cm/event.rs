@@ -294,7 +294,7 @@ pub enum Disconnect {
     TimedOut,
     /// The peer's REJ ended it: it never learnt that we were connected.
     Rejected(Reason),
-    /// The peer's queue pair appeared in another request: the peer no longer has this connection.
+    /// The peer's queue pair appeared in another request, and did not answer: the peer no longer has this connection.
     Stale,
 }
 
@@ -355,6 +355,19 @@ pub enum Event {
         how: Disconnect,
         /// Private data of the peer's DREQ (220 bytes) or DREP (224); empty where there was none.
         private_data: Vec<u8>,
+    },
+    /// A message from the peer's address says that the peer does not have this established connection any more, which need not be
+    /// true. To be asked of the peer's queue pair; then [`peer_checked`](super::Machine::peer_checked). The connection goes on
+    /// meanwhile.
+    CheckPeer {
+        /// The connection.
+        id: ConnId,
+        /// The way to the peer.
+        path: Path,
+        /// Our queue pair.
+        qpn: Qpn,
+        /// The peer's.
+        remote_qpn: Qpn,
     },
     /// Packets of the connection have died out: its queue pair's number may be used again. Ends the id. Comes after `destroy`
     /// too, for callers that hold the number back.

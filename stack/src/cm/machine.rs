@@ -7,6 +7,7 @@ use super::code;
 use super::config::Config;
 use super::conn::{Conn, State};
 use super::counter::{Counter, Counters};
+use super::doubt::Doubts;
 use super::error::Error;
 use super::event::{ConnId, Disconnect, Event, Path, Send, SidrId};
 use super::listen::Listeners;
@@ -67,6 +68,7 @@ pub struct Machine {
     pub(super) local_qpns: BTreeMap<Qpn, ConnId>,
     /// Connections in a state with [`State::half_open`].
     pub(super) half_open: usize,
+    pub(super) doubts: Doubts,
     pub(super) sidrs: Sidrs,
     pub(super) timers: BTreeSet<(Instant, Timed)>,
     /// Waits and timers that began since [`Machine::left_by`].
@@ -92,6 +94,7 @@ impl Machine {
             remote_qpns: BTreeMap::new(),
             local_qpns: BTreeMap::new(),
             half_open: 0,
+            doubts: Doubts::default(),
             sidrs: Sidrs::default(),
             timers: BTreeSet::new(),
             begun: Vec::new(),
@@ -326,6 +329,9 @@ impl Machine {
     pub(super) fn enter(&mut self, id: ConnId, state: State) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let was = core::mem::replace(&mut conn.state, state);
+        if core::mem::take(&mut conn.doubted) {
+            self.doubts.end(&conn.mad_path.dgid); // it was established, and is over
+        }
         if let Some(listener) = conn.listener.take_if(|_| state != State::ReqRcvd) {
             self.listeners.decided(listener);
         }
@@ -338,6 +344,9 @@ impl Machine {
         let Some(conn) = self.conns.remove(&id) else { return };
         self.timers.remove(&(conn.timer, Timed::Conn(id)));
         self.half_open -= usize::from(conn.state.half_open());
+        if conn.doubted {
+            self.doubts.end(&conn.mad_path.dgid);
+        }
         if let Some(listener) = conn.listener {
             self.listeners.decided(listener);
         }

@@ -42,6 +42,7 @@ pub mod code;
 mod config;
 mod conn;
 mod counter;
+mod doubt;
 mod error;
 mod event;
 mod field;

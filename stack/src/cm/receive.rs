@@ -41,7 +41,7 @@ struct Refusal {
     counter: Counter,
     reason: Reason,
     info: Vec<u8>,
-    /// A connection that the peer no longer has.
+    /// A connection that the peer no longer has, by what it says.
     forgotten: Option<ConnId>,
 }
 
@@ -107,7 +107,7 @@ impl Machine {
         if let Err(refusal) = self.begin(now, path, tid, req) {
             self.refuse(path, tid, req.local_comm_id, refusal.reason, &refusal.info);
             if let Some(old) = refusal.forgotten {
-                self.forgotten(now, old);
+                self.doubt(now, old);
             }
             return Err(refusal.counter);
         }
@@ -221,6 +221,7 @@ impl Machine {
             timer: Instant::FAR,
             mad: None,
             ending: Disconnect::Agreed,
+            doubted: false,
         });
         self.remote_ids.insert((peer, req.local_comm_id), id);
         self.remote_qpns.insert((peer, req.local_qpn), id);
@@ -270,7 +271,7 @@ impl Machine {
     }
 
     /// The peer no longer has this connection.
-    fn forgotten(&mut self, now: Instant, id: ConnId) {
+    pub(super) fn forgotten(&mut self, now: Instant, id: ConnId) {
         match self.conns[&id].state {
             State::Established => self.send_dreq(now, id, Disconnect::Stale, &[]),
             State::ReqRcvd => self.rejected(now, id, Reason::STALE_CONNECTION, &[], &[], false),
@@ -386,7 +387,7 @@ impl Machine {
             conn.remote_id = rep.local_comm_id;
             let rej = conn.rej(REJ_REP, Reason::STALE_CONNECTION, &[], &[]);
             self.send_once(id, &rej);
-            self.forgotten(now, old);
+            self.doubt(now, old);
             self.rejected(now, id, Reason::STALE_CONNECTION, &[], &[], true);
             return Err(Counter::Stale);
         }

@@ -88,6 +88,11 @@ impl State {
                 };
                 self.ended(now, id, EventData { private_data, ..event }, false);
             }
+            Event::CheckPeer { id, qpn, .. } => match device.check_peer(qpn) {
+                Ok(check) => self.checks.push((id, check)),
+                // It cannot be asked, and does not end by anybody's word.
+                Err(_) => self.machine.peer_checked(now, id, true),
+            },
             Event::TimeWaitExit { id, .. } => {
                 if let Some(number) = self.conns.remove(&id) {
                     if let Some(record) = self.ids.get_mut(&number) {

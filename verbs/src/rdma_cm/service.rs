@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use stack::device::cm::{Config, ConnId, ListenId, Machine, SidrId};
-use stack::device::{self, Device, DeviceError, Instant, PeerPath, Qpn};
+use stack::device::{self, Device, DeviceError, Instant, PeerCheck, PeerPath, PeerState, Qpn};
 
 use super::event::{CmEventType, EventData};
 use super::gsi::{Gsi, sgid_index};
@@ -289,6 +289,8 @@ pub(super) struct State {
     pub resolving: BTreeSet<u64>,
     /// Identifiers with a queue pair that accepted: data may arrive before the peer's last message.
     pub accepting: HashSet<u64>,
+    /// Connections whose peers are being asked whether they still have them.
+    pub checks: Vec<(ConnId, PeerCheck)>,
     /// It has ended, and every identifier was informed.
     ended: bool,
 }
@@ -307,6 +309,7 @@ impl State {
             ports: Ports::default(),
             resolving: BTreeSet::new(),
             accepting: HashSet::new(),
+            checks: Vec::new(),
             ended: false,
         }
     }
@@ -344,6 +347,7 @@ impl State {
         self.machine.poll_timers(now);
         self.resolve(device, now);
         self.see_data(now);
+        self.see_checks(now);
         self.pump(device, now);
     }
 
@@ -357,7 +361,8 @@ impl State {
         let waiting = gsi.send(device, &mut self.machine);
         // This thread may have been interrupted since it read the clock.
         self.machine.left_by(now, device.now());
-        if waiting || !self.resolving.is_empty() || !self.accepting.is_empty() {
+        let looks = !self.resolving.is_empty() || !self.accepting.is_empty() || !self.checks.is_empty();
+        if waiting || looks {
             device.alarm().at_the_latest(now.after(CHECK_INTERVAL));
         }
         if let Some(at) = self.machine.next_timer() {
@@ -411,6 +416,13 @@ impl State {
         for conn in seen {
             // Fails if the connection has ended meanwhile, for which there is an event.
             let _ = self.machine.established(now, conn);
+        }
+    }
+
+    /// Tells the machine which peers have answered, and which have not.
+    fn see_checks(&mut self, now: Instant) {
+        for (conn, check) in self.checks.extract_if(.., |(_, check)| check.state() != PeerState::Asked) {
+            self.machine.peer_checked(now, conn, check.state() == PeerState::Alive);
         }
     }
 

@@ -279,6 +279,10 @@ impl Machines {
                     self.conns.push(id);
                 }
                 Event::SidrRequest { id, .. } => self.sidrs.push(id),
+                Event::CheckPeer { id, .. } => {
+                    assert!(self.strange.contains(&id), "{id:?} is doubted by a stranger");
+                    self.machine.peer_checked(self.now, id, true);
+                }
                 Event::Established { id, .. }
                 | Event::Rejected { id, .. }
                 | Event::Disconnected { id, .. } => {
@@ -399,6 +403,10 @@ impl Machines {
             match event {
                 Event::ConnectRequest { id, .. } => self.conns.push(id),
                 Event::SidrRequest { id, .. } => self.sidrs.push(id),
+                // Either answer.
+                Event::CheckPeer { id, .. } => {
+                    self.machine.peer_checked(self.now, id, self.sent.len().is_multiple_of(2));
+                }
                 _ => {}
             }
         }
