@@ -1,10 +1,13 @@
 //! Connections: refused, ended, given back.
 
+use std::time::Duration;
+
+use nvmf::Nqn;
 use nvmf::wire::Sgl;
 use nvmf::wire::cm::{RejectReason, RequestData};
 use nvmf_target::host::{Controller, Data, Host, HostError, HostQueue, Io, Options};
 use verbs::port::fault::rng::Rng;
-use verbs::{Access, Mr};
+use verbs::{Access, AttrMask, Mr, QpAttr, QpState};
 use zerocopy::little_endian::U16;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -169,6 +172,37 @@ fn a_host_that_takes_no_responses_is_disconnected() {
         view.until(&mut host, "the target disconnects", || deaf.is_disconnected().unwrap());
         drop((deaf, controller));
         view.until_nothing_is_left(&mut host);
+    });
+}
+
+// Goal: a host that is gone without a word is noticed on each of its connections, whatever these are for and whether they have a keep
+// alive, and its places are free; one that has nothing to say stays.
+#[test]
+fn a_host_that_is_gone_is_noticed_on_every_connection() {
+    let mut setup = Setup::default();
+    setup.config.silence = Duration::from_millis(20);
+    with_target(&setup, |view| {
+        let mut host = view.host(1);
+        let connect = |host: &mut Host<'_>| {
+            let options = Options { queues: 1, ..Options::default() };
+            let mut idle = Controller::connect(host, view.at, &nqn(SUBSYSTEM), options).unwrap();
+            let queue = idle.io_queue(host, 1, 16).unwrap();
+            (idle, queue)
+        };
+        let (_idle, mut stays) = connect(&mut host);
+        let (mut gone, mut queue) = connect(&mut host);
+        // One for the discovery log, and one on which nothing was ever said.
+        let name = nqn(Nqn::DISCOVERY);
+        let mut discovery = Controller::connect(&mut host, view.at, &name, Options::default()).unwrap();
+        let mut silent = HostQueue::connect(&mut host, view.at, 0, 32).unwrap();
+        assert_eq!(view.usage().connections, 6);
+        let reset = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
+        for queue in [gone.admin(), &mut queue, discovery.admin(), &mut silent] {
+            queue.qp().modify(&reset, AttrMask::STATE).unwrap();
+        }
+        view.until(&mut host, "the target notices", || view.usage().connections == 2);
+        assert_eq!(view.target.controllers().0, 1);
+        host.call(&mut stays, &Io::new(1, 0, 1).flush(), Data::Elsewhere).unwrap();
     });
 }
 

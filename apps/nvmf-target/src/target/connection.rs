@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use nvmf::wire::Cqe;
 use nvmf::{Accepted, InFlight, Queue, Remote, Response};
-use verbs::rdma_cm::CmId;
-use verbs::{PostError, PostErrorKind, Qp, SendQueue, SendWr, Sge};
+use verbs::rdma_cm::{CmId, IdState};
+use verbs::{PeerCheck, PeerState, PostError, PostErrorKind, Qp, SendQueue, SendWr, Sge};
 use zerocopy::IntoBytes;
 
 use super::meter::Gauge;
@@ -43,6 +43,8 @@ pub enum NotPosted {
 #[derive(Debug)]
 pub struct Connection {
     sq: SendQueue,
+    /// Requests that it holds.
+    depth: u32,
     pub qp: Arc<Qp>,
     pub id: CmId,
     /// The controller's side; none once the connection ends.
@@ -66,28 +68,29 @@ pub struct Connection {
     pub announced: bool,
     /// What its commands are counted by, where they are.
     pub gauge: Option<Gauge>,
-    /// Signalled requests that have not completed, and those that have.
-    signalled: u32,
-    completed: u64,
-    /// The last request was not signalled: nothing tells whether the host took it.
-    untold: bool,
+    /// Requests that were posted, ever.
+    posted: u64,
+    /// Whether the host takes what is under way, and whether it takes anything at all.
     watch: Watch,
+    quiet: Watch,
+    /// The host was silent for a while, and is being asked.
+    check: Option<PeerCheck>,
 }
 
-/// Notices that nothing completes.
+/// Notices that a number stays the same.
 #[derive(Debug, Default)]
 struct Watch {
-    /// How many had completed, and since when it is so many; none while nothing is under way.
+    /// The number, and since when it is that; none while nobody watches.
     seen: Option<(u64, u64)>,
 }
 
 impl Watch {
-    /// How long nothing has completed, of what is under way.
-    fn waited(&mut self, now: u64, under_way: bool, completed: u64) -> u64 {
+    /// How long the number has been this, while somebody watches.
+    fn waited(&mut self, now: u64, watched: bool, number: u64) -> u64 {
         match self.seen {
-            Some((seen, since)) if under_way && seen == completed => now.saturating_sub(since),
+            Some((seen, since)) if watched && seen == number => now.saturating_sub(since),
             _ => {
-                self.seen = under_way.then_some((completed, now));
+                self.seen = watched.then_some((number, now));
                 0
             }
         }
@@ -109,6 +112,7 @@ impl Connection {
         let Accepted { queue, receives, sends, .. } = accepted;
         Self {
             sq,
+            depth: qp.cap().max_send_wr,
             qp,
             id,
             queue: Some(queue),
@@ -123,10 +127,10 @@ impl Connection {
             ending: Ending::No,
             announced: false,
             gauge: None,
-            signalled: 0,
-            completed: 0,
-            untold: false,
+            posted: 0,
             watch: Watch::default(),
+            quiet: Watch::default(),
+            check: None,
         }
     }
 
@@ -146,7 +150,7 @@ impl Connection {
                 let sges = [to];
                 let read = SendWr::read(tag::FETCHED | command as u64, &sges, address, key).signaled();
                 self.sq.post_send([read]).map_err(|e| refused(e, outgoing))?;
-                self.signalled += 1;
+                self.posted += 1;
             }
             Outgoing::Answer { response, data, command } => {
                 if self.sends_max.is_some_and(|max| self.sends >= max) {
@@ -163,20 +167,23 @@ impl Connection {
                 let wanted = command.is_some() || self.sends_max.is_some();
                 let send = if wanted { send.signaled() } else { send };
                 match data {
-                    None => self.sq.post_send([send]).map_err(|e| refused(e, outgoing))?,
+                    None => {
+                        self.sq.post_send([send]).map_err(|e| refused(e, outgoing))?;
+                        self.posted += 1;
+                    }
                     Some((sge, Remote { address, key, .. })) => {
                         let sges = [sge];
                         let write = SendWr::write(tag::SENT, &sges, address, key);
                         self.sq.post_send([write, send]).map_err(|e| {
                             // The data have gone, the response has not.
+                            self.posted += e.bad_wr as u64;
                             let data = if e.bad_wr == 1 { None } else { data };
                             refused(e, Outgoing::Answer { response, data, command })
                         })?;
+                        self.posted += 2;
                     }
                 }
-                self.untold = !wanted;
                 if wanted {
-                    self.signalled += 1;
                     self.sends += u16::from(self.sends_max.is_some());
                 }
             }
@@ -186,24 +193,39 @@ impl Connection {
     /// A signalled request has completed.
     #[inline]
     pub fn completed(&mut self, kind: u64) {
-        self.signalled = self.signalled.saturating_sub(1);
-        self.completed += 1;
         if self.sends_max.is_some() && kind != tag::FETCHED {
             self.sends = self.sends.saturating_sub(1);
         }
     }
 
-    /// Whether nothing of what was posted has completed for `patience` nanoseconds: call it now and then.
+    /// Requests that the host has not taken yet.
+    fn under_way(&mut self) -> u64 {
+        u64::from(self.depth) - self.sq.free() as u64
+    }
+    /// Whether the host has taken nothing of what is to be sent to it for `patience` nanoseconds: call it now and then.
     pub fn is_stuck(&mut self, now: u64, patience: u64) -> bool {
-        // An RDMA WRITE of no bytes: it completes when the host has taken what was sent before.
-        if self.untold && self.signalled == 0 {
-            let probe = SendWr::write(tag::SENT, &[], 0, 0).signaled();
-            if self.sq.post_send([probe]).is_ok() {
-                (self.untold, self.signalled) = (false, 1);
+        let under_way = self.under_way();
+        let waits = under_way > 0 || !self.waiting.is_empty();
+        self.watch.waited(now, waits, self.posted - under_way) >= patience
+    }
+    /// Whether the host is gone: call it now and then. A host that has taken nothing for `silence` nanoseconds, which may be because
+    /// there was nothing, is asked whether it still has its end of the connection.
+    pub fn is_gone(&mut self, now: u64, silence: u64) -> bool {
+        let taken = self.posted - self.under_way();
+        let quiet = self.quiet.waited(now, true, taken);
+        match self.check.as_ref().map(PeerCheck::state) {
+            // Before it is established the connection has a limit of its own.
+            None if quiet >= silence && self.id.state() == IdState::Connected => {
+                self.check = self.qp.check_peer().ok(); // it fails where the device does
+                false
             }
+            None | Some(PeerState::Asked) => false,
+            Some(PeerState::Alive) => {
+                (self.check, self.quiet) = (None, Watch::default());
+                false
+            }
+            Some(_) => true,
         }
-        let under_way = self.signalled > 0 || !self.waiting.is_empty();
-        self.watch.waited(now, under_way, self.completed) >= patience
     }
 }
 

@@ -52,6 +52,8 @@ pub struct Config {
     pub connections: usize,
     /// How long a host may take nothing of what is sent to it.
     pub patience: Duration,
+    /// How long a host may be silent, for want of commands or because it is gone, until it is asked which.
+    pub silence: Duration,
     /// Use `io_uring` for files, where the system has it.
     pub io_uring: bool,
     /// Count by namespace and host here.
@@ -66,6 +68,7 @@ impl Default for Config {
             buffers: 64 << 20,
             connections: 1024,
             patience: Duration::from_secs(30),
+            silence: Duration::from_secs(10),
             io_uring: true,
             meters: None,
         }

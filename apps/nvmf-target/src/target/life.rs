@@ -158,6 +158,10 @@ impl Core<'_> {
             if self.is_open(c) && self.connection(c).is_stuck(now.as_nanos(), patience) {
                 self.close(c, &"the host takes no responses");
             }
+            let silence = self.config.silence.as_nanos() as u64;
+            if self.is_open(c) && self.connection(c).is_gone(now.as_nanos(), silence) {
+                self.close(c, &"the host does not answer");
+            }
         }
         let mut ending = std::mem::take(&mut self.ending);
         ending.retain(|&c| !self.end(c));
