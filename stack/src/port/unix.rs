@@ -14,9 +14,9 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_passcred;
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use rustix::net::{SendFlags, SocketAddrUnix, sendto};
-use std::io::IoSliceMut;
+use std::io::{self, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -35,9 +35,7 @@ pub(super) fn open(
         peers.take(user).map_err(fail)?;
     }
     let lock = socket_file::lock_and_clear(local).map_err(fail)?;
-    let socket = UnixDatagram::bind(local)
-        .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
-        .and_then(|socket| Ok(set_socket_passcred(&socket, true).map(|()| socket)?))
+    let (socket, unforked) = bind(local)
         .map_err(|error| fail(format!("the socket {} cannot be made: {error}", local.display())))?;
     drop(lock);
     let to = SocketAddrUnix::new(peer)
@@ -46,11 +44,10 @@ pub(super) fn open(
         .map_err(|error| fail(format!("the socket {} is gone again: {error}", local.display())))?;
     let info = PortInfo::of(spec, options);
     let no_descriptor = |error| fail(format!("no descriptor is left: {error}"));
-    let arrivals = socket.try_clone().map_err(no_descriptor)?;
-    let unforked =
-        [Unforked::new(&socket).map_err(no_descriptor)?, Unforked::new(&arrivals).map_err(no_descriptor)?];
+    let (arrivals, second) = Unforked::make(|| socket.try_clone()).map_err(no_descriptor)?;
+    let unforked = [unforked, second];
     let shared = Arc::new(Shared {
-        _unforked: unforked,
+        unforked,
         socket,
         arrivals: Arc::new(arrivals.into()),
         _file: file,
@@ -67,9 +64,19 @@ pub(super) fn open(
     Ok(Box::new(UnixPort { info, taken, shared }))
 }
 
+/// A socket at a path, as ports have it.
+fn bind(path: &Path) -> io::Result<(UnixDatagram, Unforked)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let make = || Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?);
+    let (socket, unforked) = Unforked::make(make)?;
+    set_socket_passcred(&socket, true)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok((socket.into(), unforked))
+}
+
 struct Shared {
     /// Dropped first.
-    _unforked: [Unforked; 2],
+    unforked: [Unforked; 2],
     socket: UnixDatagram,
     /// The socket, to wait for datagrams.
     arrivals: Arc<OwnedFd>,
@@ -85,6 +92,14 @@ struct Shared {
     pool: HeapPool,
     max_frame: usize,
     counters: Vec<Counters>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        for socket in &self.unforked {
+            socket.end();
+        }
+    }
 }
 
 /// What is at the path of the peer.

@@ -28,13 +28,19 @@ impl Process {
 
 #[cfg(not(miri))]
 fn count_forks() {
+    unsafe extern "C" fn before() {
+        super::unforked::forking();
+    }
+    unsafe extern "C" fn in_parent() {
+        super::unforked::forked();
+    }
     unsafe extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);
         super::unforked::let_go();
     }
-    // SAFETY: the handler adds to one atomic, and makes system calls, which is allowed between fork and return. It fails only
-    // without memory.
-    let ret = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    // SAFETY: the handlers change atomics, and make system calls, which is allowed between fork and return. It fails only without
+    // memory.
+    let ret = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     assert_eq!(ret, 0, "no memory to remember a fork handler");
 }
 

@@ -3,64 +3,156 @@
 //! A fork has every descriptor of its parent. A socket that the fork keeps open outlives the parent: the peer does not see that
 //! the parent ended, and a path where no process serves any more looks served. Linux can close descriptors on exec, but not on
 //! fork. So the fork handler (`process.rs`) calls `let_go` in the child, which replaces each socket that is listed here by an
-//! unconnected one. The child's objects keep the numbers of their descriptors, and close them as usual.
+//! unconnected one. The child's objects keep the numbers of their descriptors, and close them as usual. A socket is made
+//! and listed in one step, and ends and is taken off the list in one, which forks wait for: the kernel copies the descriptors of a
+//! process first and its memory afterwards. So no child keeps a port in use that its parent has closed, but for the moment until its
+//! handler runs.
 
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::cell::Cell;
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
-use std::os::unix::net::UnixDatagram;
+use std::os::fd::{AsFd, AsRawFd};
 
 /// Most sockets that are listed at the same time.
 const LISTED_MAX: usize = 1024;
 const NONE: i32 = -1;
 
 static LISTED: [AtomicI32; LISTED_MAX] = [const { AtomicI32::new(NONE) }; LISTED_MAX];
-/// The unconnected socket that replaces them.
-static NOTHING: AtomicI32 = AtomicI32::new(NONE);
+
+/// A thread changes the list, or the process forks.
+static CHANGING: AtomicBool = AtomicBool::new(false);
+
+std::thread_local! {
+    /// It is this thread: a signal handler that forks meanwhile must not wait for it.
+    static MINE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a few system calls that no fork comes between.
+fn change<T>(calls: impl FnOnce() -> T) -> T {
+    begin();
+    MINE.set(true);
+    let result = calls();
+    MINE.set(false);
+    CHANGING.store(false, Ordering::Release);
+    result
+}
+
+fn begin() {
+    while CHANGING.swap(true, Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+}
+
+/// Before a fork.
+#[cfg_attr(miri, allow(dead_code, reason = "Miri has no fork"))]
+pub(super) fn forking() {
+    if !MINE.get() {
+        begin();
+    }
+}
+
+/// After a fork, in the parent.
+#[cfg_attr(miri, allow(dead_code, reason = "Miri has no fork"))]
+pub(super) fn forked() {
+    if !MINE.get() {
+        CHANGING.store(false, Ordering::Release);
+    }
+}
 
 /// Keeps a descriptor from forks while this exists. Drop it before you close the descriptor.
 #[derive(Debug)]
-pub struct Unforked(&'static AtomicI32);
+pub struct Unforked {
+    slot: &'static AtomicI32,
+    fd: i32,
+}
 
 impl Unforked {
+    /// Makes a socket that forks do not get.
+    ///
+    /// # Errors
+    /// Those of `make`, which makes a few system calls and no more; as [`new`](Self::new).
+    pub fn make<S: AsFd>(make: impl FnOnce() -> io::Result<S>) -> io::Result<(S, Self)> {
+        change(|| {
+            let socket = make()?;
+            let unforked = Self::new(&socket)?;
+            Ok((socket, unforked))
+        })
+    }
+
     /// Forks from now on do not get this descriptor.
     ///
     /// # Errors
-    /// EMFILE: too many are listed, or the process has no descriptor left.
+    /// EMFILE: too many are listed.
     pub fn new(fd: impl AsFd) -> io::Result<Self> {
         super::process::Process::this();
-        if NOTHING.load(Ordering::Relaxed) == NONE {
-            let nothing = UnixDatagram::unbound()?;
-            nothing.set_nonblocking(true)?;
-            let fd = nothing.as_raw_fd();
-            if NOTHING.compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-                let _ = nothing.into_raw_fd();
-            }
-        }
         let fd = fd.as_fd().as_raw_fd();
         let free =
             |slot: &&AtomicI32| slot.compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         let slot = LISTED.iter().find(free);
-        slot.map(Self).ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))
+        slot.map(|slot| Self { slot, fd }).ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))
+    }
+
+    /// Ends what the descriptor refers to, which nobody uses any more; its number stays taken until the descriptor is closed. Where
+    /// no other one is left for a moment, nothing happens.
+    pub fn end(&self) {
+        change(|| {
+            if let Some(nothing) = nothing() {
+                put(nothing, self.fd);
+                self.forget();
+            }
+        });
+    }
+
+    /// Takes it off the list. In a fork it is not there any more, and another one may have its place.
+    fn forget(&self) {
+        let _ = self.slot.compare_exchange(self.fd, NONE, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
 impl Drop for Unforked {
     fn drop(&mut self) {
-        self.0.store(NONE, Ordering::Relaxed);
+        self.forget();
     }
 }
 
-/// Replaces the listed sockets in this process, a new fork, before `fork` returns in it. Makes only system calls.
+/// Replaces the listed sockets in this process, a new fork, before `fork` returns in it, and lists none of them any more: the program
+/// may close their numbers and use them for files. Makes only system calls.
 #[cfg_attr(miri, allow(dead_code, reason = "Miri has no fork"))]
 pub(super) fn let_go() {
-    let nothing = NOTHING.load(Ordering::Relaxed);
+    forked();
     for slot in &LISTED {
-        let fd = slot.load(Ordering::Relaxed);
-        if fd != NONE {
-            // SAFETY: takes numbers. The descriptor belongs to an object that was copied from the parent: it uses, and closes,
-            // whatever has that number.
-            unsafe { libc::dup3(nothing, fd, libc::O_CLOEXEC) };
+        let fd = slot.swap(NONE, Ordering::Relaxed);
+        if fd == NONE {
+            continue;
+        }
+        let nothing = nothing().or_else(|| {
+            // No descriptor is left. This process has one thread, which nobody can get the number from meanwhile.
+            // SAFETY: takes a number, of an object that was copied from the parent: it uses, and closes, whatever has that number.
+            unsafe { libc::close(fd) };
+            nothing()
+        });
+        if let Some(nothing) = nothing {
+            put(nothing, fd);
+        }
+    }
+}
+
+/// A socket that is joined with nothing.
+fn nothing() -> Option<i32> {
+    // SAFETY: takes numbers.
+    let fd = unsafe {
+        libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0)
+    };
+    (fd >= 0).then_some(fd)
+}
+
+/// Gives a descriptor another number, in place of what has it.
+fn put(fd: i32, number: i32) {
+    if fd != number {
+        // SAFETY: takes numbers; `fd` is this module's own, and the number is that of an object, which goes on using it.
+        unsafe {
+            libc::dup3(fd, number, libc::O_CLOEXEC);
+            libc::close(fd);
         }
     }
 }

@@ -33,10 +33,12 @@ use crate::claims::Claim;
 /// What a device is opened with.
 pub(crate) struct Config {
     pub device: DeviceConfig,
-    /// The process's own number among those that use a port of that name.
-    pub place: Option<Claim>,
+    /// Of the process's own number among those that use a port of that name.
+    pub claim: Option<Claim>,
     /// Nothing outside of the process is touched before the port starts.
     pub lazy: bool,
+    /// The port has no Ethernet address of its own: one is drawn.
+    pub draws_mac: bool,
 }
 
 /// Reads the environment.
@@ -53,6 +55,7 @@ pub(crate) fn read() -> Result<Config, String> {
         port,
         PortSpec::Memif { .. } | PortSpec::Loopback | PortSpec::Tap { .. } | PortSpec::Vhost { .. }
     );
+    let draws_mac = lazy || matches!(port, PortSpec::Unix { .. } | PortSpec::Udp { .. });
     let mut device = DeviceConfig { mac: value::<Mac>("ROCE_MAC")?, ..DeviceConfig::default() };
     device.addrs = list("ROCE_ADDR", address)?;
     for gateway in list("ROCE_GATEWAY", |text| text.parse::<IpAddr>().map_err(|e| e.to_string()))? {
@@ -79,7 +82,7 @@ pub(crate) fn read() -> Result<Config, String> {
     // The process may start before the peer that it meets there.
     device.assume_link = meets;
     device.port = port.into();
-    Ok(Config { device, place, lazy })
+    Ok(Config { device, claim: place, lazy, draws_mac })
 }
 
 /// What `ROCE_MEMORY` said when the device was opened.

@@ -26,9 +26,7 @@ use crate::{config, cq, mr, mw, pd, qp, srq, xrcd};
 pub(crate) struct Context {
     /// `cmd_fd`, for programs that pass it to another process: nothing is behind it.
     _cmd: File,
-    /// Events for it that were taken from the device.
-    pub waiting: Waiting,
-    /// Readable while there are some.
+    /// Readable while there are events for it that were taken from the device.
     own: OwnedFd,
     /// `async_fd`: readable while there are events for this context, and, as long as it is the only one, while the device has any.
     events: OwnedFd,
@@ -84,15 +82,15 @@ impl Context {
         unsafe { libc::read(self.own.as_raw_fd(), (&raw mut count).cast(), 8) };
     }
 
-    /// A forked child shares the descriptors with its parent: new ones take their numbers. What waits is the parent's.
+    /// A forked child shares the descriptors with its parent: new ones take their numbers. After a rest they are those of a device
+    /// that was closed.
     fn renew(&self, context: *mut ibv_context) -> Result<()> {
         let device = engine::current().device()?;
-        self.waiting.clear();
         renew(&self.own, event_fd()?)?;
         renew(&self.events, epoll()?)?;
         let mut contexts = engine::current().contexts();
         self.watch(&mut contexts, &device)?;
-        contexts.open.push(context as usize);
+        contexts.open.insert(context as usize, Waiting::default());
         Ok(())
     }
 
@@ -107,7 +105,7 @@ impl Context {
             return self.epoll_ctl(libc::EPOLL_CTL_ADD, events);
         }
         contexts.event_thread = Some(EventThread::start(device)?);
-        for other in &contexts.open {
+        for other in contexts.open.keys() {
             // SAFETY: a context on this list is open.
             unsafe { opened(*other as *mut ibv_context) }?
                 .private()
@@ -174,16 +172,10 @@ pub(crate) unsafe fn device_of(context: *mut ibv_context) -> Result<Arc<Verbs>> 
 
 /// Opens the device once more, for the program or for connection management.
 pub(crate) fn open() -> Result<*mut ibv_context> {
-    let process = engine::current();
-    // Counted as an object meanwhile: another thread may end the last one, which closes the device.
-    process.count();
-    let opened = open_counted(process);
-    process.discount();
-    opened
+    engine::current().briefly(create)
 }
 
-fn open_counted(process: &engine::Process) -> Result<*mut ibv_context> {
-    let device = process.device()?;
+fn create(device: &Arc<Verbs>) -> Result<*mut ibv_context> {
     let cmd = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     // SAFETY: numbers, pointers and functions that may be NULL, and a mutex whose first state is all zeros.
     let mut public: verbs_context = unsafe { abi::zeroed() };
@@ -218,13 +210,25 @@ fn open_counted(process: &engine::Process) -> Result<*mut ibv_context> {
     context.num_comp_vectors = device.num_comp_vectors() as c_int;
     // Tells programs that there is a `verbs_context` around this structure.
     context.abi_compat = core::ptr::without_provenance_mut(usize::MAX);
-    let state = Context { _cmd: cmd, waiting: Waiting::default(), own, events };
-    let mut contexts = process.contexts();
-    state.watch(&mut contexts, &device)?;
+    let state = Context { _cmd: cmd, own, events };
+    let mut contexts = engine::current().contexts();
+    state.watch(&mut contexts, device)?;
     let object = Object::<Context>::create(public, state);
     let context: *mut ibv_context = object.wrapping_byte_add(offset_of!(verbs_context, context)).cast();
-    contexts.open.push(context as usize);
+    contexts.open.insert(context as usize, Waiting::default());
     Ok(context)
+}
+
+/// A context that the program may use again, and need not: it holds nothing of the device until then.
+///
+/// # Safety
+/// As [`Object::of`].
+pub(crate) unsafe fn rest(context: *mut ibv_context) -> Result<()> {
+    // SAFETY: as the caller promises.
+    let object = unsafe { opened(context) }?;
+    engine::current().contexts().open.remove(&(context as usize));
+    object.rest();
+    Ok(())
 }
 
 #[unsafe(no_mangle)]
@@ -236,7 +240,7 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     number(|| {
         // From here on no event is handed out to this context.
-        engine::current().contexts().open.retain(|other| *other != context as usize);
+        engine::current().contexts().open.remove(&(context as usize));
         // What the program has not destroyed stays, as with every libibverbs: the device is closed with its last object.
         // SAFETY: as C promises.
         unsafe { Object::<Context>::destroy(outer(context), |_| Ok(())) }

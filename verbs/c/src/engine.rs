@@ -3,9 +3,9 @@
 //! Loading the library starts nothing. Opening the device opens no port where its addresses are known without one (memif, the
 //! default); the port starts with the first queue pair or connection. Threads of the device have all signals blocked.
 //!
-//! A forked child finds the device as follows. If the parent's port had not started, the child has a device of its own, as a process
-//! that was just started; what the parent had allocated is refused there. If the port had started, the child has no device: every
-//! call is `EIO`, and nothing of the parent is touched.
+//! A forked child is a program of its own, as one that was just started: it has a device of its own when it first needs one, whatever
+//! the parent did with its device before and does with it now. What the parent has made is refused there (`EIO`), except contexts,
+//! which name the child's device (see [`Object::adopt`](crate::object::Object::adopt)); nothing of the parent is touched.
 //!
 //! A process may exit without closing anything. After its destructors have run, the library tells its peers that their connections
 //! end, and sends what was posted, as a kernel and a NIC would.
@@ -19,9 +19,9 @@ use verbs::{Context, DeviceConfig, Mac};
 
 use crate::claims::{Claim, Claims};
 use crate::config::{self, Config};
-use crate::errno::{EIO, ENODEV, Result};
+use crate::errno::{ENODEV, Result};
 use crate::event::{Contexts, Names};
-use crate::guard::{say, settled};
+use crate::guard::{guarded, say, settled};
 use crate::object::Retired;
 
 /// What belongs to the process. A forked child has a new one: locks of the old one may be held by threads that it does not have.
@@ -34,7 +34,7 @@ pub(crate) struct Process {
     contexts: Mutex<Contexts>,
     /// Objects that the program has.
     objects: AtomicUsize,
-    /// Something outside of the process was touched.
+    /// The device's port has started.
     started: AtomicBool,
 }
 
@@ -42,18 +42,22 @@ pub(crate) struct Process {
 struct Engine {
     context: Option<Arc<Context>>,
     /// Kept when the device is closed, so that it is the same device when it is opened again.
-    identity: Option<Identity>,
+    identity: Identity,
 }
 
+#[derive(Default)]
 struct Identity {
     mac: Option<Mac>,
+    place: Option<Place>,
+}
+
+/// A number among the processes that use a port of that name, and the addresses that follow from it.
+struct Place {
     addrs: Vec<(std::net::IpAddr, u8)>,
-    _place: Option<Claim>,
+    _claim: Claim,
 }
 
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
-/// This process is a fork of one whose port had started.
-static DEAD: AtomicBool = AtomicBool::new(false);
 /// Forks between the process that loaded the library and this one.
 static DEPTH: AtomicU32 = AtomicU32::new(0);
 
@@ -62,18 +66,24 @@ pub(crate) fn current() -> &'static Process {
     static FIRST: Once = Once::new();
     FIRST.call_once(|| {
         CURRENT.store(Box::into_raw(Box::default()), Ordering::Release);
-        // SAFETY: a handler that may run in any forked child: it allocates and stores, and takes no lock of this library.
-        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+        // SAFETY: handlers that may run at any fork: they wait for no lock of this library, and that of the child allocates and
+        // stores.
+        unsafe { libc::pthread_atfork(Some(forking), None, Some(forked)) };
     });
     // SAFETY: set once and, in a forked child, once more; what it points to is never freed.
     unsafe { &*CURRENT.load(Ordering::Acquire) }
 }
 
+/// In a process that is about to fork.
+extern "C" fn forking() {
+    let _ = guarded(|| {
+        current().give_up_place();
+        Ok(())
+    });
+}
+
 /// In a forked child, before it goes on.
 extern "C" fn forked() {
-    if current().started.load(Ordering::Relaxed) {
-        DEAD.store(true, Ordering::Relaxed);
-    }
     DEPTH.fetch_add(1, Ordering::Relaxed);
     // The old one stays as it is: its device is the parent's.
     CURRENT.store(Box::into_raw(Box::default()), Ordering::Release);
@@ -94,12 +104,6 @@ extern "C" fn at_the_end() {
             Ok(())
         });
     }
-}
-
-/// Whether this process is a child that has no device.
-#[inline]
-pub(crate) fn is_dead() -> bool {
-    DEAD.load(Ordering::Relaxed)
 }
 
 /// Forks between the process that loaded the library and this one.
@@ -134,11 +138,8 @@ impl Process {
     /// The device; opens it if it is not open.
     ///
     /// # Errors
-    /// `EIO` in a forked child that has none; `EINVAL` and the like for a configuration that is wrong, with a line on stderr.
+    /// `EINVAL` and the like for a configuration that is wrong, with a line on stderr.
     pub(crate) fn device(&self) -> Result<Arc<Context>> {
-        if is_dead() {
-            return Err(EIO);
-        }
         let mut engine = lock(&self.engine);
         if let Some(context) = &engine.context {
             return Ok(context.clone());
@@ -148,25 +149,49 @@ impl Process {
         Ok(context)
     }
 
+    /// Uses the device for something that leaves no object: it is open afterwards only if it was before, or another thread has made
+    /// an object.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device), and those of `call`.
+    pub(crate) fn briefly<T>(&self, call: impl FnOnce(&Arc<Context>) -> Result<T>) -> Result<T> {
+        // Counted as an object meanwhile: another thread may end the last one, which closes the device.
+        self.count();
+        let result = self.device().and_then(|device| call(&device));
+        self.discount();
+        result
+    }
+
     fn open(&self, engine: &mut Engine) -> Result<Context> {
-        let Config { mut device, place, lazy } = config::read().map_err(|why| {
+        let Config { mut device, claim, lazy, draws_mac } = config::read().map_err(|why| {
             say(why);
             crate::errno::EINVAL
         })?;
-        if let Some(Identity { mac, addrs, .. }) = &engine.identity {
-            device.mac = device.mac.or(*mac);
-            device.addrs = addrs.clone();
+        device.mac = device.mac.or(engine.identity.mac);
+        if let Some(place) = &engine.identity.place {
+            device.addrs = place.addrs.clone();
         }
         let addrs = device.addrs.clone();
-        if !lazy {
-            self.started.store(true, Ordering::Relaxed);
-        }
         let context = without_signals(|| open(device))?;
-        if engine.identity.is_none() {
-            let mac = lazy.then(|| context.query_port(1).ok()).flatten().map(|port| port.mac);
-            engine.identity = Some(Identity { mac, addrs, _place: place });
+        self.started.store(!lazy, Ordering::Relaxed);
+        let identity = &mut engine.identity;
+        if identity.mac.is_none() && draws_mac {
+            identity.mac = context.query_port(1).ok().map(|port| port.mac);
+        }
+        if identity.place.is_none() {
+            identity.place = claim.map(|claim| Place { addrs, _claim: claim });
         }
         Ok(context)
+    }
+
+    /// A process that forks while its device is closed is two programs afterwards: whichever opens its device first, the child of
+    /// daemon(3) for instance, has the place. Locks that are taken may be those of a call that a signal handler of this thread
+    /// interrupted.
+    fn give_up_place(&self) {
+        let Ok(mut engine) = self.engine.try_lock() else { return };
+        if engine.context.is_none() && self.claims.try_lock().is_ok() {
+            engine.identity.place = None;
+        }
     }
 
     /// The device, with its port started: for objects that use the wire.
@@ -175,18 +200,18 @@ impl Process {
     /// As [`device`](Self::device); `ENODEV` where the port cannot be opened, with a line on stderr.
     pub(crate) fn wire(&self) -> Result<Arc<Context>> {
         let context = self.device()?;
-        self.started.store(true, Ordering::Relaxed);
         without_signals(|| context.start()).map_err(|error| {
             say(&error);
             crate::errno::Errno::from(error)
         })?;
+        self.started.store(true, Ordering::Relaxed);
         Ok(context)
     }
 
     /// The process ends. A lock may be held for good: by another thread, which still runs, or by a call of this thread that a
     /// signal handler interrupted.
     fn take_leave(&self) {
-        if is_dead() || !self.started.load(Ordering::Relaxed) {
+        if !self.started.load(Ordering::Relaxed) {
             return;
         }
         let context = self.engine.try_lock().ok().and_then(|engine| engine.context.clone());
@@ -199,6 +224,10 @@ impl Process {
     pub(crate) fn count(&self) {
         self.objects.fetch_add(1, Ordering::Relaxed);
     }
+    /// Whether the program has one object and no more.
+    pub(crate) fn has_one(&self) -> bool {
+        self.objects.load(Ordering::Relaxed) == 1
+    }
     /// The program has one object less; with the last one the device is closed.
     pub(crate) fn discount(&self) {
         if self.objects.fetch_sub(1, Ordering::Relaxed) > 1 {
@@ -209,6 +238,7 @@ impl Process {
             if self.objects.load(Ordering::Relaxed) > 0 {
                 return; // another thread has begun anew
             }
+            self.started.store(false, Ordering::Relaxed);
             (self.contexts().event_thread.take(), engine.context.take())
         };
         // Outside of the lock: their threads end.

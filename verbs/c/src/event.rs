@@ -9,7 +9,7 @@ use core::ffi::c_int;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use verbs::{AsyncEventGuard, Context as Verbs, EventElement};
@@ -26,21 +26,10 @@ use crate::srq::Srq;
 use crate::wait::{Found, until};
 
 /// Events that wait for their context, taken from the device.
-#[derive(Default)]
-pub(crate) struct Waiting(Mutex<VecDeque<Given>>);
-
-impl Waiting {
-    pub(crate) fn clear(&self) {
-        self.lock().clear();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Given>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+pub(crate) type Waiting = VecDeque<Given>;
 
 /// An event for a context.
-struct Given {
+pub(crate) struct Given {
     number: u32,
     element: EventElement,
     /// The object that it happened to, or the number of the port.
@@ -77,9 +66,7 @@ impl Names {
         }
         // SAFETY: the memory of an object is never freed.
         let context = unsafe { context_of(element, at) };
-        if let Some(context) = opened(&engine::current().contexts(), context) {
-            context.drop_of(at);
-        }
+        engine::current().contexts().drop_of(context, at);
     }
 }
 
@@ -99,10 +86,11 @@ unsafe fn context_of(element: EventElement, at: usize) -> *mut ibv_context {
     }
 }
 
-/// The contexts that are open, as addresses.
+/// The contexts that are open, as addresses, each with the events that wait for it. They stand here and not in the object: in a forked
+/// child a lock of the object may be held by a thread of the parent.
 #[derive(Default)]
 pub(crate) struct Contexts {
-    pub open: Vec<usize>,
+    pub open: HashMap<usize, Waiting>,
     /// Runs from the opening of a second context until the device is closed.
     pub event_thread: Option<EventThread>,
 }
@@ -139,41 +127,41 @@ impl Drop for EventThread {
     }
 }
 
-/// A context, if it is open: objects may outlive theirs.
-fn opened(contexts: &Contexts, context: *mut ibv_context) -> Option<&Context> {
-    if !contexts.open.contains(&(context as usize)) {
-        return None;
-    }
-    // SAFETY: it is taken off this list, which is locked, before it is closed.
-    unsafe { context::opened(context) }.ok().map(Object::private)
-}
-
-impl Context {
-    fn give(&self, event: Given) {
-        let mut waiting = self.waiting.lock();
-        waiting.push_back(event);
-        self.ring();
+impl Contexts {
+    /// A context and what waits for it, if it is open: objects may outlive theirs.
+    fn find(&mut self, context: *mut ibv_context) -> Option<(&Context, &mut Waiting)> {
+        let waiting = self.open.get_mut(&(context as usize))?;
+        // SAFETY: it is taken off this list, which is locked, before it is closed.
+        let context = unsafe { context::opened(context) }.ok()?;
+        Some((context.private(), waiting))
     }
 
-    /// The oldest event that waits; the program has it from here on.
-    fn take(&self) -> Option<Given> {
-        let mut waiting = self.waiting.lock();
+    fn give(&mut self, context: *mut ibv_context, event: Given) {
+        if let Some((context, waiting)) = self.find(context) {
+            waiting.push_back(event);
+            context.ring();
+        }
+    }
+
+    /// The oldest event that waits for a context; the program has it from here on.
+    fn take(&mut self, context: *mut ibv_context) -> Option<Given> {
+        let (context, waiting) = self.find(context)?;
         let event = waiting.pop_front()?;
         if !event.is_of_port() {
             // SAFETY: who ends the object takes its events away first, under this lock.
             unsafe { object::fetched(event.at) };
         }
         if waiting.is_empty() {
-            self.hush();
+            context.hush();
         }
         Some(event)
     }
 
-    fn drop_of(&self, at: usize) {
-        let mut waiting = self.waiting.lock();
+    fn drop_of(&mut self, context: *mut ibv_context, at: usize) {
+        let Some((context, waiting)) = self.find(context) else { return };
         waiting.retain(|event| event.at != at);
         if waiting.is_empty() {
-            self.hush();
+            context.hush();
         }
     }
 }
@@ -184,23 +172,20 @@ fn hand_out(device: &Verbs) -> bool {
     let names = engine::current().names();
     let Some(event) = device.try_get_async_event().map(AsyncEventGuard::ack) else { return false };
     let (number, element) = (event.event.number().into(), event.element);
-    let contexts = engine::current().contexts();
-    let give = |context, at| {
-        if let Some(context) = opened(&contexts, context) {
-            context.give(Given { number, element, at });
-        }
-    };
+    let mut contexts = engine::current().contexts();
+    let given = |at| Given { number, element, at };
     match element {
         EventElement::Qp(_) | EventElement::Cq(_) | EventElement::Srq(_) => {
             for at in names.get(element) {
                 // SAFETY: an object with a name.
-                give(unsafe { context_of(element, *at) }, *at);
+                contexts.give(unsafe { context_of(element, *at) }, given(*at));
             }
         }
         _ => {
             let port = usize::from(element == EventElement::Port);
-            for context in &contexts.open {
-                give(*context as *mut ibv_context, port);
+            let all: Vec<usize> = contexts.open.keys().copied().collect();
+            for context in all {
+                contexts.give(context as *mut ibv_context, given(port));
             }
         }
     }
@@ -215,7 +200,7 @@ fn look((context, to): Asked) -> Result<Found> {
         unsafe { (device_of(context)?, context::of(context)?, to.as_mut().ok_or(EINVAL)?) };
     let state = object.private();
     loop {
-        if let Some(Given { number, at, .. }) = state.take() {
+        if let Some(Given { number, at, .. }) = engine::current().contexts().take(context) {
             to.event_type = number;
             // Every event has one element, in one place.
             to.element.cq = at as *mut ibv_cq;

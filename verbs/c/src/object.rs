@@ -24,7 +24,7 @@ pub(crate) trait Kind: Sized + 'static {
     type Private;
     /// Distinguishes the kind; not 0.
     const TAG: u64;
-    /// A forked child that has a device of its own may go on using the object.
+    /// A forked child may go on using the object, with its own device.
     const SURVIVES: bool = false;
 }
 
@@ -40,11 +40,14 @@ pub(crate) struct Object<K: Kind> {
 #[repr(C, align(16))]
 struct Head {
     tag: AtomicU64,
-    /// [`engine::depth`] of the process that counts it: the one that made it, or adopted it.
+    /// [`engine::depth`] of the process that counts it: the one that made it, or adopted it; [`NOBODY`].
     depth: AtomicU32,
     /// Events of it that the program has fetched and not acknowledged.
     unacked: AtomicU32,
 }
+
+/// A depth that no process has.
+const NOBODY: u32 = u32::MAX;
 
 impl Head {
     /// Waits until the program has acknowledged what it fetched: another thread of it does that.
@@ -132,8 +135,7 @@ impl<K: Kind> Object<K> {
         }
         // SAFETY: it lives, and is of this kind.
         let object = unsafe { &*object };
-        let ours = if K::SURVIVES { !engine::is_dead() } else { object.is_counted() };
-        if ours { Ok(object) } else { Err(EIO) }
+        if K::SURVIVES || object.is_counted() { Ok(object) } else { Err(EIO) }
     }
 
     /// Whether this process counts it, and not its parent alone.
@@ -142,8 +144,8 @@ impl<K: Kind> Object<K> {
         self.head.depth.load(Ordering::Relaxed) == engine::depth()
     }
 
-    /// In a forked child, the first use of an object of its parent: the child counts it, and `renew` replaces what the two cannot
-    /// share.
+    /// In a forked child, the first use of an object of its parent, and anywhere the first after [`rest`](Self::rest): the process
+    /// counts it, and `renew` replaces what parent and child cannot share, or what ended meanwhile.
     ///
     /// # Errors
     /// Those of `renew`; the next use tries again.
@@ -160,6 +162,15 @@ impl<K: Kind> Object<K> {
             self.head.depth.store(depth, Ordering::Relaxed);
             engine::current().discount();
         })
+    }
+
+    /// The process does not count it any more, until it is used again and [adopted](Self::adopt).
+    pub(crate) fn rest(&self) {
+        let rests =
+            self.head.depth.compare_exchange(engine::depth(), NOBODY, Ordering::Relaxed, Ordering::Relaxed);
+        if rests.is_ok() {
+            engine::current().discount();
+        }
     }
 
     /// What it stands for.

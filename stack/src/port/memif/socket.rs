@@ -41,9 +41,9 @@ impl Listener {
     /// # Errors
     /// Those of bind(2): `AddrInUse` where there is a file.
     pub fn new(path: &Path) -> io::Result<Self> {
-        let fd = socket()?;
+        let (fd, unforked) = Unforked::make(socket)?;
         rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
-        Ok(Self { _unforked: Unforked::new(&fd)?, fd: Arc::new(fd) })
+        Ok(Self { _unforked: unforked, fd: Arc::new(fd) })
     }
 
     /// Readable when a client has connected.
@@ -61,8 +61,9 @@ impl Listener {
 
     /// The client that connected first, if there is one.
     pub fn accept(&self) -> Option<Socket> {
-        let fd = rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
-        Socket::new(fd).ok()
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (fd, unforked) = Unforked::make(|| Ok(rustix::net::accept_with(&self.fd, flags)?)).ok()?;
+        Socket::new(fd, unforked).ok()
     }
 }
 
@@ -90,9 +91,9 @@ pub enum Came {
 }
 
 impl Socket {
-    fn new(fd: OwnedFd) -> io::Result<Self> {
+    fn new(fd: OwnedFd, unforked: Unforked) -> io::Result<Self> {
         let uid = sockopt::socket_peercred(&fd)?.uid.as_raw();
-        Ok(Self { _unforked: Unforked::new(&fd)?, fd: PeerFd::new(fd, uid), uid })
+        Ok(Self { _unforked: unforked, fd: PeerFd::new(fd, uid), uid })
     }
 
     /// Connects to a server.
@@ -100,9 +101,9 @@ impl Socket {
     /// # Errors
     /// Those of connect(2): no process listens, or too many wait to be accepted.
     pub fn connect(path: &Path) -> io::Result<Self> {
-        let fd = socket()?;
+        let (fd, unforked) = Unforked::make(socket)?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
-        Self::new(fd)
+        Self::new(fd, unforked)
     }
 
     /// The user that the peer's process runs as.

@@ -92,7 +92,7 @@ pub(super) fn open(
 /// A socket on port 4791 of one address, or of all.
 struct Socket {
     /// Dropped first.
-    _unforked: Unforked,
+    unforked: Unforked,
     fd: OwnedFd,
     /// Its address; `None`: any.
     addr: Option<IpAddr>,
@@ -123,7 +123,8 @@ impl Socket {
     fn open(addr: Option<IpAddr>, v6: bool, buffer: u32) -> Result<Self, Error> {
         let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
+        let make = || Ok(rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?);
+        let (fd, unforked) = Unforked::make(make)?;
         let set = |level, option, value| sys::set(fd.as_fd(), level, option, value);
         if v6 {
             set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, addr.is_some().into())?;
@@ -164,7 +165,13 @@ impl Socket {
         // Twice what was asked for, or twice the system's limit (socket(7)).
         let accounted = sys::get(fd.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF)?.max(0) as usize;
         let overflows = AtomicU32::new(0);
-        Ok(Self { _unforked: Unforked::new(&fd)?, fd, addr, v6, accounted, overflows })
+        Ok(Self { unforked, fd, addr, v6, accounted, overflows })
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.unforked.end();
     }
 }
 

@@ -1,18 +1,21 @@
-//! The device as connection management shows it to programs: one context and one protection domain, which live as long as the
-//! process, so that `id->verbs` of two identifiers is the same.
+//! The device as connection management shows it to programs: one context and one protection domain, so that `id->verbs` of two
+//! identifiers is the same.
+//!
+//! They live as long as the process, since programs keep them after the last identifier, and what connections need at their end goes on
+//! without one. A program that has only looked at the list of devices holds nothing of the device: the context rests until it is used.
 
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use verbs::Context;
 
 use crate::abi::{ibv_context, ibv_pd};
 use crate::context;
 use crate::engine::{self, Process};
-use crate::errno::{EIO, Result};
-use crate::guard::pointer;
+use crate::errno::Result;
+use crate::guard::{pointer, settled};
 use crate::pd::ibv_alloc_pd;
 
 /// What programs get.
@@ -20,35 +23,32 @@ pub(super) struct Shown {
     /// Whose it is: a forked child opens its own.
     process: *const Process,
     pub context: *mut ibv_context,
-    pub pd: *mut ibv_pd,
+    /// NULL before the first identifier. Locked, too, while it is decided whether the context rests.
+    pd: Mutex<*mut ibv_pd>,
 }
 
 static SHOWN: AtomicPtr<Shown> = AtomicPtr::new(null_mut());
 
-/// The context and the protection domain of this process; opened when they are first asked for.
+/// What this process shows already.
+fn known() -> Option<&'static Shown> {
+    // SAFETY: NULL, or what `shown` made, which is never freed.
+    let known = unsafe { SHOWN.load(Ordering::Acquire).as_ref() };
+    known.filter(|shown| core::ptr::eq(shown.process, engine::current()))
+}
+
+/// The context of this process; opened when it is first asked for.
 ///
 /// # Errors
 /// Those of opening the device.
 pub(super) fn shown() -> Result<&'static Shown> {
-    if engine::is_dead() {
-        return Err(EIO);
-    }
-    let process: *const Process = engine::current();
-    let known = SHOWN.load(Ordering::Acquire);
-    // SAFETY: NULL, or what this function made, which is never freed.
-    if let Some(shown) = unsafe { known.as_ref() }
-        && shown.process == process
-    {
+    let before = SHOWN.load(Ordering::Acquire);
+    if let Some(shown) = known() {
         return Ok(shown);
     }
+    let process: *const Process = engine::current();
     let context = context::open()?;
-    // SAFETY: a context that was just opened.
-    let pd = unsafe { ibv_alloc_pd(context) };
-    if pd.is_null() {
-        return Err(std::io::Error::last_os_error().into());
-    }
-    let ours = Box::into_raw(Box::new(Shown { process, context, pd }));
-    match SHOWN.compare_exchange(known, ours, Ordering::AcqRel, Ordering::Acquire) {
+    let ours = Box::into_raw(Box::new(Shown { process, context, pd: Mutex::new(null_mut()) }));
+    match SHOWN.compare_exchange(before, ours, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: it was made here, and is never freed.
         Ok(_) => Ok(unsafe { &*ours }),
         // Another thread was faster; ours stays open, and unused.
@@ -57,12 +57,37 @@ pub(super) fn shown() -> Result<&'static Shown> {
     }
 }
 
+impl Shown {
+    /// The protection domain of identifiers.
+    ///
+    /// # Errors
+    /// Those of opening the device.
+    pub(super) fn pd(&self) -> Result<*mut ibv_pd> {
+        let mut pd = self.pd.lock().unwrap_or_else(PoisonError::into_inner);
+        if pd.is_null() {
+            // SAFETY: a context that was made here, and is never closed.
+            *pd = unsafe { ibv_alloc_pd(self.context) };
+        }
+        if pd.is_null() { Err(std::io::Error::last_os_error().into()) } else { Ok(*pd) }
+    }
+
+    /// Holds nothing of the device, unless the program does.
+    fn rest(&self) -> Result<()> {
+        let pd = self.pd.lock().unwrap_or_else(PoisonError::into_inner);
+        if pd.is_null() && engine::current().has_one() {
+            // SAFETY: as above.
+            unsafe { context::rest(self.context) }?;
+        }
+        Ok(())
+    }
+}
+
 /// The device with its port started: for identifiers.
 ///
 /// # Errors
 /// Those of opening the device and its port.
 pub(super) fn wire() -> Result<Arc<Context>> {
-    shown()?;
+    shown()?.pd()?;
     engine::current().wire()
 }
 
@@ -80,8 +105,11 @@ unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
-    if !list.is_null() {
-        // SAFETY: C promises that the list came from `rdma_get_devices`, which made it so.
-        drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_context; 2]>()) });
-    }
+    let _ = settled(|| {
+        if !list.is_null() {
+            // SAFETY: C promises that the list came from `rdma_get_devices`, which made it so.
+            drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_context; 2]>()) });
+        }
+        known().map_or(Ok(()), Shown::rest)
+    });
 }

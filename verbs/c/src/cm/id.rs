@@ -225,12 +225,12 @@ pub(super) fn refresh_addresses(id: &Object<Id>) {
         }
     }
     let Some(local) = local.filter(|local| !local.ip().is_unspecified()) else { return };
-    let Ok(shown) = device::shown() else { return };
+    let Ok((shown, pd)) = device::shown().and_then(|shown| Ok((shown, shown.pd()?))) else { return };
     // SAFETY: as above.
     unsafe {
         (*public).verbs = shown.context;
         if (*public).pd.is_null() {
-            (*public).pd = shown.pd;
+            (*public).pd = pd;
         }
         (*public).port_num = 1;
         let ib = &raw mut (*public).route.addr.addr.ibaddr;

@@ -1,11 +1,14 @@
 /* What a process may do with an open device: fork, exec, cancel a thread, end. One story for each argument. */
+#define _GNU_SOURCE
 #include <fcntl.h>
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <rdma/rdma_cma.h>
 #include <signal.h>
+#include <spawn.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "check.h"
@@ -96,7 +99,7 @@ static void fork_before(void)
 	IS(child_ended(child), 0);
 }
 
-/* While the port has not started, parent and child have a device each, under the same pointer. */
+/* An open device is two after a fork, under the same pointer. */
 static void fork_opened(void)
 {
 	one.context = open_first();
@@ -118,32 +121,275 @@ static void fork_opened(void)
 	close_end(&one);
 }
 
-/* Once the port has started the child has no device, and the parent does not notice the child. */
+/* The parent's objects are refused in a child, whatever it does meanwhile, and the parent does not notice that. */
 static void fork_started(void)
 {
 	use_it_all(&one);
 	pid_t child = fork();
 	if (child == 0) {
 		struct ibv_wc wc;
-		struct ibv_port_attr port;
 		struct ibv_recv_wr recv = { 0 }, *bad_recv;
 		struct ibv_send_wr send = { 0 }, *bad_send;
 		REFUSED(ibv_post_recv(one.qp, &recv, &bad_recv), EIO);
 		REFUSED(ibv_post_send(one.qp, &send, &bad_send), EIO);
 		IS(ibv_poll_cq(one.cq, 1, &wc), -EIO);
-		REFUSED(ibv_query_port(one.context, 1, &port), EIO);
-		NO_OBJECT(ibv_alloc_pd(one.context), EIO);
 		NO_OBJECT(ibv_reg_mr(one.pd, one.memory, 64, 0), EIO);
 		REFUSED(ibv_destroy_qp(one.qp), EIO);
-		REFUSED(ibv_close_device(one.context), EIO);
-		struct ibv_device **list = MUST(ibv_get_device_list(NULL));
-		NO_OBJECT(ibv_open_device(list[0]), EIO);
-		ibv_free_device_list(list);
+		OK(ibv_close_device(one.context));
 		exit(failures != 0); /* with the handlers that the parent has registered */
 	}
 	talk(&one);
 	IS(child_ended(child), 0);
 	talk(&one);
+	close_end(&one);
+}
+
+/* While the parent's device works a child has its own: under the parent's pointer, and opened anew. */
+static void fork_beside(void)
+{
+	use_it_all(&one);
+	union ibv_gid of_parent = own_gid(one.context);
+	pid_t child = fork();
+	if (child == 0) {
+		two.context = one.context;
+		use_it_all(&two);
+		union ibv_gid gid = own_gid(two.context);
+		IS(strncmp(getenv("ROCE_PORT"), "memif", 5) || memcmp(&gid, &of_parent, sizeof gid), 1);
+		close_end(&two);
+		use_it_all(&two);
+		close_end(&two);
+		exit(failures != 0);
+	}
+	while (waitpid(child, NULL, WNOHANG) == 0)
+		talk(&one);
+	talk(&one);
+	close_end(&one);
+}
+
+/* Uses the device as a program that was just started; in a child it ends with that. */
+static void use_and_close(pid_t child)
+{
+	use_it_all(&one);
+	close_end(&one);
+	if (child == 0)
+		exit(failures != 0);
+}
+
+/* Children use the device one after the other, and then the parent does. */
+static void each_in_turn(void)
+{
+	for (int i = 0; i < 3; i++) {
+		pid_t child = fork();
+		if (child == 0)
+			use_and_close(child);
+		IS(child_ended(child), 0);
+	}
+	use_and_close(1);
+}
+
+/* A process that has closed everything forks as if it had never had a device. Each child does so, too: grandchildren. */
+static void fork_closed(int generations)
+{
+	use_it_all(&one);
+	close_end(&one);
+	pid_t child = fork();
+	if (child == 0) {
+		use_it_all(&one);
+		close_end(&one);
+		if (generations > 1)
+			fork_closed(generations - 1);
+		exit(failures != 0);
+	}
+	IS(child_ended(child), 0);
+	use_it_all(&one);
+	close_end(&one);
+}
+
+/* Looking at the device's name and number leaves nothing. */
+static void fork_listed(void)
+{
+	struct ibv_device **list = MUST(ibv_get_device_list(NULL));
+	unsigned long long guid = ibv_get_device_guid(list[0]);
+	IS(guid != 0, 1);
+	each_in_turn();
+	IS(ibv_get_device_guid(list[0]) == guid, 1);
+	ibv_free_device_list(list);
+}
+
+/* rdma_cm's list of devices likewise: its contexts remain, and are the child's there. */
+static void fork_listed_by_cm(void)
+{
+	struct ibv_context **list = MUST(rdma_get_devices(NULL));
+	struct ibv_context *context = list[0];
+	struct ibv_device_attr attr;
+	OK(ibv_query_device(context, &attr));
+	rdma_free_devices(list);
+	pid_t child = fork();
+	if (child == 0) {
+		one.context = context;
+		use_it_all(&one);
+		exit(failures != 0);
+	}
+	IS(child_ended(child), 0);
+	one.context = context;
+	use_it_all(&one);
+}
+
+/* daemon(3) after a look at the device: the parent is gone, and so are all descriptors. */
+static void daemonized(void)
+{
+	int result[2];
+	char good = 0;
+	use_it_all(&one);
+	union ibv_gid before = own_gid(one.context), after;
+	close_end(&one);
+	OK(pipe(result));
+	pid_t child = fork();
+	if (child == 0) {
+		setsid();
+		if (fork())
+			_exit(0);
+		for (int fd = 3; fd < 1024; fd++)
+			if (fd != result[1])
+				close(fd);
+		use_it_all(&one);
+		after = own_gid(one.context);
+		IS(memcmp(&before, &after, sizeof before), 0);
+		close_end(&one);
+		each_in_turn();
+		good = failures == 0;
+		IS(write(result[1], &good, 1), 1);
+		exit(0);
+	}
+	IS(child_ended(child), 0);
+	close(result[1]);
+	IS(read(result[0], &good, 1), 1);
+	IS(good, 1);
+}
+
+/* A server that starts its workers after a look at the device: all of them have one at once. */
+static void prefork(void)
+{
+	enum { WORKERS = 4 };
+	pid_t workers[WORKERS];
+	int ready[2], go[2];
+	char byte = 0;
+	use_it_all(&one);
+	close_end(&one);
+	OK(pipe(ready) | pipe(go));
+	for (int i = 0; i < WORKERS; i++) {
+		workers[i] = fork();
+		if (workers[i] == 0) {
+			close(go[1]);
+			use_it_all(&one);
+			IS(write(ready[1], &byte, 1), 1);
+			IS(read(go[0], &byte, 1), 0);
+			talk(&one);
+			close_end(&one);
+			exit(failures != 0);
+		}
+	}
+	for (int i = 0; i < WORKERS; i++)
+		IS(read(ready[0], &byte, 1), 1);
+	close(go[1]);
+	for (int i = 0; i < WORKERS; i++)
+		IS(child_ended(workers[i]), 0);
+}
+
+static int enough;
+
+/* Opens the device, which a new child may have for the moment until it gives it back. */
+static struct ibv_context *open_at_last(void)
+{
+	struct ibv_device **list = MUST(ibv_get_device_list(NULL));
+	struct ibv_context *context;
+	while (!(context = ibv_open_device(list[0])))
+		usleep(1000);
+	ibv_free_device_list(list);
+	return context;
+}
+
+/* Opens, uses and closes the device. */
+static void *again_and_again(void *unused)
+{
+	(void)unused;
+	while (!__atomic_load_n(&enough, __ATOMIC_ACQUIRE)) {
+		one.context = open_at_last();
+		use_it_all(&one);
+		close_end(&one);
+	}
+	return NULL;
+}
+
+/* Forks at any moment of another thread's open and close. No child keeps the port from that thread for good. */
+static void fork_any_time(void)
+{
+	enum { FORKS = 100 };
+	pid_t children[FORKS];
+	pthread_t thread;
+	int go[2];
+	char byte;
+	OK(pipe(go));
+	OK(pthread_create(&thread, NULL, again_and_again, NULL));
+	for (int i = 0; i < FORKS; i++) {
+		usleep(500);
+		children[i] = fork();
+		if (children[i] == 0) {
+			close(go[1]);
+			_exit(read(go[0], &byte, 1) != 0);
+		}
+	}
+	__atomic_store_n(&enough, 1, __ATOMIC_RELEASE);
+	OK(pthread_join(thread, NULL));
+	/* With all of them there. */
+	one.context = open_at_last();
+	use_it_all(&one);
+	close_end(&one);
+	close(go[1]);
+	for (int i = 0; i < FORKS; i++)
+		IS(child_ended(children[i]), 0);
+}
+
+/* A child that closes everything may use the numbers of its parent's descriptors for files, and its own children have them. */
+static void fork_files(void)
+{
+	enum { FILES = 64 };
+	struct stat file;
+	use_it_all(&one);
+	pid_t child = fork();
+	if (child == 0) {
+		for (int fd = 3; fd < 1024; fd++)
+			close(fd);
+		for (int i = 0; i < FILES; i++)
+			IS(open("/dev/null", O_RDONLY | O_CLOEXEC), 3 + i);
+		pid_t grandchild = fork();
+		for (int i = 0; i < FILES; i++)
+			IS(fstat(3 + i, &file) == 0 && S_ISCHR(file.st_mode), 1);
+		if (grandchild)
+			IS(child_ended(grandchild), 0);
+		_exit(failures != 0);
+	}
+	IS(child_ended(child), 0);
+	talk(&one);
+	close_end(&one);
+}
+
+/* Programs that are started without fork(2) leave the device alone. */
+static void spawn(void)
+{
+	char *args[] = { "true", NULL };
+	pid_t child;
+	use_it_all(&one);
+	OK(posix_spawnp(&child, args[0], NULL, NULL, args, environ));
+	talk(&one);
+	IS(child_ended(child), 0);
+	child = vfork();
+	if (child == 0) {
+		execvp(args[0], args);
+		_exit(1);
+	}
+	talk(&one);
+	IS(child_ended(child), 0);
 	close_end(&one);
 }
 
@@ -562,6 +808,24 @@ int main(int argc, char **argv)
 		fork_opened();
 	else if (!strcmp(story, "fork-started"))
 		fork_started();
+	else if (!strcmp(story, "fork-beside"))
+		fork_beside();
+	else if (!strcmp(story, "fork-closed"))
+		fork_closed(3);
+	else if (!strcmp(story, "fork-listed"))
+		fork_listed();
+	else if (!strcmp(story, "fork-listed-by-cm"))
+		fork_listed_by_cm();
+	else if (!strcmp(story, "fork-any-time"))
+		fork_any_time();
+	else if (!strcmp(story, "fork-files"))
+		fork_files();
+	else if (!strcmp(story, "daemon"))
+		daemonized();
+	else if (!strcmp(story, "prefork"))
+		prefork();
+	else if (!strcmp(story, "spawn"))
+		spawn();
 	else if (!strcmp(story, "descriptors"))
 		descriptors(argc > 2 ? argv[2] : "");
 	else if (!strcmp(story, "exec"))

@@ -49,7 +49,6 @@ const CANNOT_PANIC: &[&str] = &[
     "$name",
     // Free what a call has made.
     "ibv_free_device_list",
-    "rdma_free_devices",
     "rdma_freeaddrinfo",
     // Runs in a forked child, before anything else: it allocates and stores.
     "forked",

@@ -11,6 +11,7 @@ mod symbols;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("verbs/c is in the workspace")
@@ -189,7 +190,32 @@ fn connection_management() {
 fn forks() {
     let dir = Dir::new("forks");
     for port in ["loopback", "memif:DIR/link"] {
-        run(&dir, "life.c", port, &["fork-before", "fork-opened", "fork-started"]);
+        run(
+            &dir,
+            "life.c",
+            port,
+            &["fork-before", "fork-opened", "fork-started", "fork-beside", "spawn", "prefork"],
+        );
+    }
+}
+
+/// `udp:` with addresses of this machine only, which no other test uses. The programs of C use the second one.
+fn udp() -> String {
+    static NEXT: AtomicU8 = AtomicU8::new(92);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let host = format!("{high}.{}", low.clamp(1, 254));
+    let net = NEXT.fetch_add(2, Ordering::Relaxed);
+    format!("udp:127.{net}.{host},127.{}.{host}", net + 1)
+}
+
+// Goal: a process that holds nothing of the device forks as if it had never had one, over every port.
+#[test]
+fn forks_of_processes_that_hold_nothing() {
+    let dir = Dir::new("forks-of-nothing");
+    for port in ["loopback", "memif:DIR/link", "unix:DIR/a,peer=DIR/b", &udp()] {
+        let stories =
+            ["fork-closed", "fork-listed", "fork-listed-by-cm", "daemon", "fork-any-time", "fork-files"];
+        run(&dir, "life.c", port, &stories);
     }
 }
 
@@ -213,11 +239,7 @@ fn threads_that_are_cancelled_and_processes_that_end() {
 #[test]
 fn threads_that_are_cancelled_while_they_poll() {
     let dir = Dir::new("cancelled");
-    // Addresses of this machine only, which no other test uses. The programs of C use the second one.
-    let [.., high, low] = std::process::id().to_be_bytes();
-    let host = format!("{high}.{}", low.clamp(1, 254));
-    let udp = format!("udp:127.92.{host},127.93.{host}");
-    for port in [&udp, "unix:DIR/a,peer=DIR/b", "loopback"] {
+    for port in [&udp(), "unix:DIR/a,peer=DIR/b", "loopback"] {
         let capture = dir.0.join("frames.pcap");
         run_with(&dir, "life.c", port, &[("ROCE_PCAP", capture.to_str().unwrap())], &["cancel"]);
     }
