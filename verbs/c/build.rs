@@ -11,9 +11,14 @@ use std::path::{Path, PathBuf};
 /// Private symbols that the crate defines itself: those that are more than a refusal.
 const OWN: &[&str] = &["ibv_query_gid_type", "ibv_wr_opcode_str", "verbs_allow_disassociate_destroy"];
 /// Private functions that return a pointer.
-const POINTERS: &[&str] = &["_verbs_init_and_alloc_context", "verbs_open_device"];
-/// Private functions that return a count, and -1 where they fail.
-const COUNTS: &[&str] = &["ibv_cmd_poll_cq", "ibv_read_ibdev_sysfs_file"];
+const POINTERS: &[&str] = &[
+    "_verbs_init_and_alloc_context",
+    "ibv_dmabuf_heap_alloc",
+    "ibv_dmabuf_heap_cc_shared_init",
+    "verbs_open_device",
+];
+/// Private functions that return a count or a descriptor, and -1 where they fail.
+const COUNTS: &[&str] = &["ibv_cmd_export_dmabuf_fd", "ibv_cmd_poll_cq", "ibv_read_ibdev_sysfs_file"];
 /// The number of the private node, unless the environment says otherwise.
 const PRIVATE: &str = "34";
 

@@ -424,6 +424,41 @@ unsafe extern "C" fn ibv_query_port(
     unsafe { query_port(context, port_num, attr.cast(), OLD_PORT_ATTR) }
 }
 
+/// The speed of a port in units of 100 Mb/s.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port_num: u32, to: *mut u64) -> c_int {
+    number(|| {
+        // SAFETY: as C promises.
+        let (device, to) = unsafe { (device_of(context)?, to.as_mut().ok_or(EINVAL)?) };
+        let port = device.query_port(u8::try_from(port_num).map_err(|_| EINVAL)?)?;
+        *to = speed(port.active_width, port.active_speed).ok_or(EOPNOTSUPP)?;
+        Ok(())
+    })
+}
+
+/// Lanes by width, and the speed of each lane in units of 100 Mb/s (IBA 14.2.5.6, PortInfo).
+fn speed(width: u8, speed: u8) -> Option<u64> {
+    let lanes = match width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => return None,
+    };
+    let lane = match speed {
+        1 => 25,
+        2 => 50,
+        4 | 8 => 100,
+        16 => 140,
+        32 => 250,
+        64 => 500,
+        128 => 1000,
+        _ => return None,
+    };
+    Some(lanes * lane)
+}
+
 unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     number(|| {
         // SAFETY: as C promises.

@@ -10,7 +10,7 @@
 //! | calls that wait, where a thread may be cancelled | `wait` |
 //! | objects: the public structure, and behind it what it stands for | `object` |
 //! | the one device of the process: when it opens, what a fork finds; its configuration; names that one process claims | `engine`, `config`, `claims` |
-//! | the calls, by object | `device`, `context`, `pd`, `mr`, `mw`, `cq`, `cq_ex`, `channel`, `qp`, `srq`, `ah`, `xrcd`, `event` |
+//! | the calls, by object | `device`, `context`, `pd`, `mr`, `buf`, `mw`, `cq`, `cq_ex`, `channel`, `qp`, `srq`, `ah`, `xrcd`, `event` |
 //! | attributes, requests and completions: lists walked in place | `attr`, `wr`, `wr_ex`, `wc` |
 //! | calls that refuse | `unsupported`, `private` |
 //! | connection management | `cm` |
@@ -28,6 +28,7 @@
 mod abi;
 mod ah;
 mod attr;
+mod buf;
 mod channel;
 mod claims;
 mod cm;

@@ -7,8 +7,9 @@ use verbs::{Access, Mr as Verbs, NullMr, Rereg};
 
 use crate::abi::{self, ibv_mr, ibv_pd};
 use crate::attr;
+use crate::buf::{self, Buf};
 use crate::config;
-use crate::errno::{EINVAL, Errno, Result};
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::guard::{number, pointer};
 use crate::object::{Kind, Object};
 use crate::pd;
@@ -115,6 +116,47 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     create(pd, addr, length, Some(iova), access)
+}
+
+/// `struct ibv_mr_init_attr` of releases later than the headers may be.
+#[repr(C)]
+pub(crate) struct MrInitAttr {
+    pub length: usize,
+    pub access: c_int,
+    pub comp_mask: u64,
+    pub iova: u64,
+    pub addr: *mut c_void,
+    pub fd: c_int,
+    pub fd_offset: u64,
+    pub dmah: *mut c_void,
+    pub buf: *mut Buf,
+}
+
+const IBV_REG_MR_MASK_IOVA: u64 = 1 << 0;
+pub(crate) const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
+pub(crate) const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
+
+/// Registers memory of the process, by its address or as part of a buffer; not what a descriptor or a handle of DMA names.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut MrInitAttr) -> *mut ibv_mr {
+    pointer(|| {
+        // SAFETY: as C promises.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let has = |mask| attr.comp_mask & mask != 0;
+        if attr.comp_mask & !(IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_BUF) != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        if !has(IBV_REG_MR_MASK_ADDR) {
+            return Err(EINVAL);
+        }
+        if has(IBV_REG_MR_MASK_BUF) {
+            // SAFETY: as C promises.
+            unsafe { buf::check(attr.buf, pd, attr.addr, attr.length) }?;
+        }
+        let iova = has(IBV_REG_MR_MASK_IOVA).then_some(attr.iova);
+        let mr = create(pd, attr.addr, attr.length, iova, attr.access as u32);
+        if mr.is_null() { Err(std::io::Error::last_os_error().into()) } else { Ok(mr) }
+    })
 }
 
 #[unsafe(no_mangle)]

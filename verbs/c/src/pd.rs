@@ -79,6 +79,9 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     })
 }
 
+/// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC` of releases later than the headers may be.
+const ALLOW_CC_UNPROTECTED_ALLOC: u32 = 1 << 2;
+
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
@@ -86,8 +89,11 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     pointer(|| {
         // SAFETY: as C promises.
         let (device, attr) = unsafe { (device_of(context)?, attr.as_ref().ok_or(EINVAL)?) };
-        // The program's allocators may be ignored (ibv_alloc_parent_domain(3)).
-        let known = abi::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | abi::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+        // The program's allocators may be ignored (ibv_alloc_parent_domain(3)), and so may its permission to use memory that a guest
+        // shares with its host: nothing here needs such memory.
+        let known = abi::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+            | abi::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
+            | ALLOW_CC_UNPROTECTED_ALLOC;
         if attr.comp_mask & !known != 0 {
             return Err(EINVAL);
         }

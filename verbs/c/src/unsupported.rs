@@ -18,13 +18,17 @@ macro_rules! refuse {
     };
 }
 
-// No device memory, no memory of other devices, nothing from another process.
+// No device memory, no memory of other devices, nothing from another process; no handles of DMA, no counters of completions.
 refuse! { *mut c_void, null_mut();
-    ibv_import_device ibv_import_dm ibv_import_mr ibv_import_pd ibv_reg_dmabuf_mr
+    ibv_alloc_dmah ibv_create_comp_cntr ibv_import_device ibv_import_dm ibv_import_mr ibv_import_pd ibv_reg_dmabuf_mr
 }
 
 // Structures of the kernel, and the way to a neighbour, are for drivers of hardware.
 refuse! { c_int, EOPNOTSUPP.0;
     ibv_copy_ah_attr_from_kern ibv_copy_path_rec_from_kern ibv_copy_path_rec_to_kern ibv_copy_qp_attr_from_kern
     ibv_resolve_eth_l2_from_gid ibv_unimport_dm ibv_unimport_mr ibv_unimport_pd
+    ibv_dealloc_dmah ibv_destroy_comp_cntr ibv_set_comp_cntr ibv_set_err_comp_cntr ibv_inc_comp_cntr ibv_inc_err_comp_cntr
+    ibv_read_comp_cntr ibv_read_err_comp_cntr ibv_qp_attach_comp_cntr _ibv_query_comp_cntr_caps
 }
+
+refuse! { c_int, -1; ibv_dm_export_dmabuf_fd }

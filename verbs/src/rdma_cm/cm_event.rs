@@ -79,6 +79,10 @@ impl CmEvent {
     pub fn refusal(&self) -> Option<Refusal> {
         self.data.refusal
     }
+    /// The number that the program gave with an event of its own ([`CmId::write_event`]).
+    pub fn arg(&self) -> u64 {
+        self.data.arg
+    }
     /// Acknowledges the event, as dropping it does.
     #[doc(alias = "rdma_ack_cm_event")]
     pub fn ack(self) {}

@@ -62,6 +62,15 @@ pub enum CmEventType {
     /// The ended connection has left TIMEWAIT: its queue pair may be used again.
     #[doc(alias = "RDMA_CM_EVENT_TIMEWAIT_EXIT")]
     TimewaitExit,
+    /// An address was looked up for the identifier. Raised by [`CmId::write_event`](super::CmId::write_event) alone.
+    #[doc(alias = "RDMA_CM_EVENT_ADDRINFO_RESOLVED")]
+    AddrinfoResolved,
+    /// No address was found for the identifier. Raised by [`CmId::write_event`](super::CmId::write_event) alone.
+    #[doc(alias = "RDMA_CM_EVENT_ADDRINFO_ERROR")]
+    AddrinfoError,
+    /// The program's own, by [`CmId::write_event`](super::CmId::write_event).
+    #[doc(alias = "RDMA_CM_EVENT_USER")]
+    User,
 }
 
 impl CmEventType {
@@ -85,6 +94,9 @@ impl CmEventType {
             Self::MulticastError => "RDMA_CM_EVENT_MULTICAST_ERROR",
             Self::AddrChange => "RDMA_CM_EVENT_ADDR_CHANGE",
             Self::TimewaitExit => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
+            Self::AddrinfoResolved => "RDMA_CM_EVENT_ADDRINFO_RESOLVED",
+            Self::AddrinfoError => "RDMA_CM_EVENT_ADDRINFO_ERROR",
+            Self::User => "RDMA_CM_EVENT_USER",
         }
     }
 }
@@ -120,11 +132,13 @@ pub(super) struct EventData {
     pub ud: Option<UdPeer>,
     pub refusal: Option<Refusal>,
     pub private_data: Vec<u8>,
+    /// What the program gave with its own event.
+    pub arg: u64,
 }
 
 impl EventData {
     pub(super) fn new(what: CmEventType) -> Self {
-        Self { what, status: 0, peer: None, ud: None, refusal: None, private_data: Vec::new() }
+        Self { what, status: 0, peer: None, ud: None, refusal: None, private_data: Vec::new(), arg: 0 }
     }
     pub(super) fn status(what: CmEventType, status: i32) -> Self {
         Self { status, ..Self::new(what) }

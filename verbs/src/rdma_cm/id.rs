@@ -192,6 +192,23 @@ impl CmId {
         self.service.call(|state, device, _| state.bind(device, self.number, addr))
     }
 
+    /// Puts an event of the program's own among those of the identifier, with a number that [`CmEvent::arg`](super::CmEvent::arg)
+    /// returns: one thread tells another what only the channel's reader should do. Events that are not fetched take memory.
+    ///
+    /// # Errors
+    /// `EINVAL` for an event that connection management raises itself.
+    #[doc(alias = "rdma_write_cm_event")]
+    pub fn write_event(&self, what: CmEventType, status: i32, arg: u64) -> Result<(), VerbsError> {
+        if !matches!(what, CmEventType::User | CmEventType::AddrinfoResolved | CmEventType::AddrinfoError) {
+            let why = "a program's own events are User, AddrinfoResolved and AddrinfoError";
+            return Err(CmError::Unsuitable { call: "write_event", why }.into());
+        }
+        self.service.call(|state, _, _| {
+            state.raise(self.number, EventData { arg, ..EventData::status(what, status) });
+            Ok(())
+        })
+    }
+
     /// Resolves the destination's Ethernet address, and binds the identifier to the local address from which it is reached,
     /// or to `src`. Ends in [`AddrResolved`](CmEventType::AddrResolved), or after `timeout` in
     /// [`AddrError`](CmEventType::AddrError); then it can be repeated, with another destination too.

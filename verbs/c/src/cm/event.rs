@@ -1,11 +1,12 @@
 //! Events, as C gets them: the structure, and behind it the event of [`verbs`] with the private data that it names.
 
-use core::ffi::{CStr, c_char};
+use core::ffi::{CStr, c_char, c_int};
 use core::ptr;
 
 use verbs::rdma_cm::{CmEvent, CmEventType};
 
 use super::id::{self, Id};
+use super::zero;
 use crate::abi::{
     self, RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED,
     RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
@@ -16,7 +17,7 @@ use crate::abi::{
     rdma_event_channel, rdma_ud_param,
 };
 use crate::attr::ah_attr_to;
-use crate::errno::Result;
+use crate::errno::{EINVAL, Result};
 use crate::object::{Kind, Object};
 
 /// `struct rdma_cm_event`. Acknowledged when it is dropped.
@@ -28,9 +29,14 @@ impl Kind for Event {
     const TAG: u64 = u64::from_be_bytes(*b"cmevent\0");
 }
 
+// Headers of earlier releases do not have these.
+const RDMA_CM_EVENT_ADDRINFO_RESOLVED: rdma_cm_event_type = 16;
+const RDMA_CM_EVENT_ADDRINFO_ERROR: rdma_cm_event_type = 17;
+const RDMA_CM_EVENT_USER: rdma_cm_event_type = 18;
+
 /// Each type, with its number and its name in C.
 #[rustfmt::skip]
-const TYPES: [(CmEventType, rdma_cm_event_type, &CStr); 16] = [
+const TYPES: [(CmEventType, rdma_cm_event_type, &CStr); 19] = [
     (CmEventType::AddrResolved,    RDMA_CM_EVENT_ADDR_RESOLVED,    c"RDMA_CM_EVENT_ADDR_RESOLVED"),
     (CmEventType::AddrError,       RDMA_CM_EVENT_ADDR_ERROR,       c"RDMA_CM_EVENT_ADDR_ERROR"),
     (CmEventType::RouteResolved,   RDMA_CM_EVENT_ROUTE_RESOLVED,   c"RDMA_CM_EVENT_ROUTE_RESOLVED"),
@@ -47,6 +53,9 @@ const TYPES: [(CmEventType, rdma_cm_event_type, &CStr); 16] = [
     (CmEventType::MulticastError,  RDMA_CM_EVENT_MULTICAST_ERROR,  c"RDMA_CM_EVENT_MULTICAST_ERROR"),
     (CmEventType::AddrChange,      RDMA_CM_EVENT_ADDR_CHANGE,      c"RDMA_CM_EVENT_ADDR_CHANGE"),
     (CmEventType::TimewaitExit,    RDMA_CM_EVENT_TIMEWAIT_EXIT,    c"RDMA_CM_EVENT_TIMEWAIT_EXIT"),
+    (CmEventType::AddrinfoResolved, RDMA_CM_EVENT_ADDRINFO_RESOLVED, c"RDMA_CM_EVENT_ADDRINFO_RESOLVED"),
+    (CmEventType::AddrinfoError,   RDMA_CM_EVENT_ADDRINFO_ERROR,   c"RDMA_CM_EVENT_ADDRINFO_ERROR"),
+    (CmEventType::User,            RDMA_CM_EVENT_USER,             c"RDMA_CM_EVENT_USER"),
 ];
 
 /// The number of a type in C; one that C has no number for cannot be reported.
@@ -102,7 +111,10 @@ pub(super) unsafe fn make(
         // No message has room for more.
         (data.as_ptr().cast(), data.len().min(255) as u8)
     };
-    if let Some(ud) = from.ud() {
+    if number == RDMA_CM_EVENT_USER {
+        // SAFETY: the union is larger, and aligned for a number; later headers have it there as `arg`.
+        unsafe { (&raw mut event.param).cast::<u64>().write(from.arg()) };
+    } else if let Some(ud) = from.ud() {
         let joined = number == RDMA_CM_EVENT_MULTICAST_JOIN;
         event.param.ud = rdma_ud_param {
             private_data: if joined { context } else { private_data },
@@ -144,6 +156,24 @@ pub(super) unsafe fn ack(event: *mut rdma_cm_event) -> Result<()> {
     };
     // SAFETY: as the caller promises.
     unsafe { Object::<Event>::destroy(event, end) }
+}
+
+/// The program's own event, for whoever reads the identifier's channel.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_write_cm_event(
+    id: *mut rdma_cm_id,
+    event: rdma_cm_event_type,
+    status: c_int,
+    arg: u64,
+) -> c_int {
+    zero(|| {
+        if event != RDMA_CM_EVENT_USER {
+            return Err(EINVAL);
+        }
+        // SAFETY: as C promises.
+        let id = unsafe { id::of(id) }?;
+        Ok(id.private().cm.write_event(CmEventType::User, status, arg)?)
+    })
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use verbs::rdma_cm::{CmEventType, CmId, CmOption, IdState, PortSpace, UdParam};
 use verbs::{Gid, QpType};
 
 use super::endpoint::Wanted;
+use super::info::Lookup;
 use super::zero;
 use super::{addr, channel, device, event, qp};
 use crate::abi::{
@@ -42,6 +43,8 @@ pub(super) struct Id {
     groups: Mutex<Vec<(IpAddr, usize)>>,
     /// The queue pairs that a listening endpoint makes for its requests.
     wanted: Mutex<Option<Wanted>>,
+    /// What was looked up for it, until the program takes it.
+    found: Mutex<Lookup>,
 }
 
 impl Kind for Id {
@@ -78,6 +81,9 @@ impl Id {
         let groups = lock(&self.groups);
         let found = groups.iter().find(|(known, _)| Some(*known) == group);
         found.map_or(null_mut(), |(_, context)| core::ptr::with_exposed_provenance_mut(*context))
+    }
+    pub(super) fn found(&self) -> MutexGuard<'_, Lookup> {
+        lock(&self.found)
     }
     pub(super) fn wanted(&self) -> MutexGuard<'_, Option<Wanted>> {
         lock(&self.wanted)
@@ -168,6 +174,7 @@ fn object(cm: CmId, channel: *mut rdma_event_channel, own: bool, context: *mut c
             path: UnsafeCell::new(path),
             groups: Mutex::default(),
             wanted: Mutex::default(),
+            found: Mutex::default(),
         },
     );
     // SAFETY: it was just made.

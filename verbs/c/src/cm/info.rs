@@ -1,4 +1,5 @@
-//! `rdma_getaddrinfo`: names and services as getaddrinfo(3) finds them, with what an identifier is created from.
+//! `rdma_getaddrinfo`: names and services as getaddrinfo(3) finds them, with what an identifier is created from. `rdma_resolve_addrinfo`
+//! is the same, with an event.
 
 use core::ffi::{c_char, c_int};
 use core::mem::size_of;
@@ -6,12 +7,14 @@ use core::ptr::null_mut;
 use std::ffi::{CStr, CString};
 use std::net::SocketAddr;
 
-use super::addr;
+use verbs::rdma_cm::CmEventType;
+
+use super::{addr, id, zero};
 use crate::abi::{
     IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, RDMA_PS_IB, RDMA_PS_IPOIB,
-    RDMA_PS_TCP, RDMA_PS_UDP, rdma_addrinfo, sockaddr, sockaddr_storage,
+    RDMA_PS_TCP, RDMA_PS_UDP, rdma_addrinfo, rdma_cm_id, sockaddr, sockaddr_storage,
 };
-use crate::errno::{self, EINVAL, ENOMEM, Errno, Result};
+use crate::errno::{self, EINVAL, ENOMEM, EOPNOTSUPP, Errno, Result};
 use crate::guard::settled;
 
 /// What a call asks for.
@@ -210,4 +213,89 @@ unsafe extern "C" fn rdma_freeaddrinfo(mut info: *mut rdma_addrinfo) {
             info = entry.ai_next;
         }
     }
+}
+
+/// What `rdma_resolve_addrinfo` has found for an identifier.
+#[derive(Default)]
+pub(super) enum Lookup {
+    /// It was not asked, or the program has the result.
+    #[default]
+    None,
+    /// Freed by `rdma_freeaddrinfo`.
+    Found(*mut rdma_addrinfo),
+}
+
+// SAFETY: memory that nobody else has.
+unsafe impl Send for Lookup {}
+
+impl Drop for Lookup {
+    fn drop(&mut self) {
+        if let Self::Found(info) = *self {
+            // SAFETY: made by `rdma_getaddrinfo`, and nobody else has it.
+            unsafe { rdma_freeaddrinfo(info) };
+        }
+    }
+}
+
+/// Flags of releases later than the headers may be.
+const RAI_SA: u32 = 0x10;
+
+/// Looks an address up, as `rdma_getaddrinfo` does, and raises its event.
+///
+/// # Safety
+/// As C promises for the two.
+unsafe fn look_up(
+    id: *mut rdma_cm_id,
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+) -> Result<()> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let private = id::of(id)?.private();
+        let flags = hints.as_ref().map_or(0, |hints| hints.ai_flags as u32);
+        if flags & RAI_SA != 0 {
+            // There is no subnet administrator to ask.
+            return Err(EOPNOTSUPP);
+        }
+        let mut found = private.found();
+        if matches!(*found, Lookup::Found(_)) {
+            return Err(Errno(libc::EBUSY));
+        }
+        let mut info = null_mut();
+        match rdma_getaddrinfo(node, service, hints, &raw mut info) {
+            0 => *found = Lookup::Found(info),
+            -1 => return Err(std::io::Error::last_os_error().into()),
+            // As the stock library does, which passes the number on.
+            error => return Err(Errno(error)),
+        }
+        Ok(private.cm.write_event(CmEventType::AddrinfoResolved, 0, 0)?)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn rdma_resolve_addrinfo(
+    id: *mut rdma_cm_id,
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+) -> c_int {
+    // SAFETY: as C promises.
+    let call = settled(|| unsafe { look_up(id, node, service, hints) });
+    // SAFETY: as C promises.
+    unsafe { id::complete(id, call) }
+}
+
+/// The result of `rdma_resolve_addrinfo`, once.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, to: *mut *mut rdma_addrinfo) -> c_int {
+    zero(|| {
+        // SAFETY: as C promises.
+        let (private, to) = unsafe { (id::of(id)?.private(), to.as_mut().ok_or(EINVAL)?) };
+        let mut found = private.found();
+        let Lookup::Found(info) = *found else { return Err(Errno(libc::ENOENT)) };
+        *to = info;
+        core::mem::forget(core::mem::take(&mut *found));
+        Ok(())
+    })
 }

@@ -1,7 +1,9 @@
 /* Calls that are not supported: they refuse, whatever they are given. docs/dropin.md has a line for each family. */
 #include <rdma/rdma_cma.h>
 #include <rdma/rsocket.h>
+#include <fcntl.h>
 #include <stdbool.h>
+#include <sys/epoll.h>
 #include <sys/uio.h>
 
 #include "check.h"
@@ -11,6 +13,24 @@ void ibv_copy_ah_attr_from_kern(struct ibv_ah_attr *to, void *from);
 void ibv_copy_path_rec_from_kern(struct ibv_sa_path_rec *to, void *from);
 void ibv_copy_path_rec_to_kern(void *to, struct ibv_sa_path_rec *from);
 void ibv_copy_qp_attr_from_kern(struct ibv_qp_attr *to, void *from);
+
+/* In later headers. */
+LATER(void *, ibv_alloc_dmah, struct ibv_context *context, void *attr);
+LATER(int, ibv_dealloc_dmah, void *dmah);
+LATER(int, ibv_dm_export_dmabuf_fd, struct ibv_dm *dm);
+LATER(int, _ibv_query_comp_cntr_caps, struct ibv_context *context, void *caps, size_t size);
+LATER(void *, ibv_create_comp_cntr, struct ibv_context *context, void *attr);
+LATER(int, ibv_destroy_comp_cntr, void *counter);
+LATER(int, ibv_set_comp_cntr, void *counter, uint64_t value);
+LATER(int, ibv_set_err_comp_cntr, void *counter, uint64_t value);
+LATER(int, ibv_inc_comp_cntr, void *counter, uint64_t amount);
+LATER(int, ibv_inc_err_comp_cntr, void *counter, uint64_t amount);
+LATER(int, ibv_read_comp_cntr, void *counter, uint64_t *value);
+LATER(int, ibv_read_err_comp_cntr, void *counter, uint64_t *value);
+LATER(int, ibv_qp_attach_comp_cntr, struct ibv_qp *qp, void *counter, void *attr);
+LATER(int, repoll_create, int flags);
+LATER(int, repoll_ctl, int epoll, int operation, int fd, struct epoll_event *event);
+LATER(int, repoll_wait, int epoll, struct epoll_event *events, int max, int timeout);
 
 /* The private node: the test writes the list of its functions, one REFUSES(name) a line. */
 #define REFUSES(name) extern int name(void);
@@ -68,6 +88,24 @@ static void work_queues(struct ibv_context *context)
 	REFUSED(ibv_destroy_rwq_ind_table(&table), EOPNOTSUPP);
 }
 
+/* Counters of completions, and handles of DMA. */
+static void later(struct ibv_context *context, struct ibv_qp *qp)
+{
+	uint64_t room[8] = { 0 };
+	NO_OBJECT(later_ibv_alloc_dmah(context, room), EOPNOTSUPP);
+	REFUSED(later_ibv_dealloc_dmah(room), EOPNOTSUPP);
+	REFUSED(later__ibv_query_comp_cntr_caps(context, room, sizeof room), EOPNOTSUPP);
+	NO_OBJECT(later_ibv_create_comp_cntr(context, room), EOPNOTSUPP);
+	REFUSED(later_ibv_set_comp_cntr(room, 1), EOPNOTSUPP);
+	REFUSED(later_ibv_set_err_comp_cntr(room, 1), EOPNOTSUPP);
+	REFUSED(later_ibv_inc_comp_cntr(room, 1), EOPNOTSUPP);
+	REFUSED(later_ibv_inc_err_comp_cntr(room, 1), EOPNOTSUPP);
+	REFUSED(later_ibv_read_comp_cntr(room, room), EOPNOTSUPP);
+	REFUSED(later_ibv_read_err_comp_cntr(room, room), EOPNOTSUPP);
+	REFUSED(later_ibv_qp_attach_comp_cntr(qp, room, room), EOPNOTSUPP);
+	REFUSED(later_ibv_destroy_comp_cntr(room), EOPNOTSUPP);
+}
+
 /* Memory of the device, of other devices, and of other processes. */
 static void memory(struct ibv_context *context, struct ibv_pd *pd)
 {
@@ -77,6 +115,7 @@ static void memory(struct ibv_context *context, struct ibv_pd *pd)
 	NO_OBJECT(ibv_reg_dm_mr(pd, &dm, 0, 64, IBV_ACCESS_LOCAL_WRITE), EOPNOTSUPP);
 	REFUSED(ibv_free_dm(&dm), EOPNOTSUPP);
 	NO_OBJECT(ibv_reg_dmabuf_mr(pd, 0, 64, 0, 0, IBV_ACCESS_LOCAL_WRITE), EOPNOTSUPP);
+	MINUS_ONE(later_ibv_dm_export_dmabuf_fd(&dm), EOPNOTSUPP);
 	NO_OBJECT(ibv_import_device(0), EOPNOTSUPP);
 	NO_OBJECT(ibv_import_pd(context, 0), EOPNOTSUPP);
 	NO_OBJECT(ibv_import_mr(pd, 0), EOPNOTSUPP);
@@ -196,7 +235,17 @@ static void sockets(void)
 	MINUS_ONE(riounmap(0, &byte, 1), ENOSYS);
 	MINUS_ONE((ssize_t)riowrite(0, &byte, 1, 0, 0), ENOSYS);
 	MINUS_ONE(rclose(0), ENOSYS);
-	/* This one works: programs call it with other descriptors. */
+	/* These work: programs call them with other descriptors. */
+	struct epoll_event wanted = { .events = EPOLLOUT, .data.u32 = 7 }, got;
+	int pipes[2], epoll = later_repoll_create(O_CLOEXEC);
+	OK(pipe(pipes));
+	REFUSED(later_repoll_ctl(epoll, EPOLL_CTL_MOD, pipes[1], &wanted), ENOENT);
+	OK(later_repoll_ctl(epoll, EPOLL_CTL_ADD, pipes[1], &wanted));
+	IS(later_repoll_wait(epoll, &got, 1, -1), 1);
+	IS(got.data.u32, 7);
+	close(epoll);
+	close(pipes[0]);
+	close(pipes[1]);
 	struct pollfd none = { .fd = -1 };
 	IS(rpoll(&none, 1, 0), 0);
 }
@@ -210,6 +259,7 @@ int main(void)
 	struct ibv_pd *pd = MUST(ibv_alloc_pd(context));
 	struct ibv_cq *cq = MUST(ibv_create_cq(context, 16, NULL, NULL, 0));
 	struct ibv_qp *qp = make_qp(pd, cq, IBV_QPT_RC);
+	later(context, qp);
 	flows(context, qp);
 	work_queues(context);
 	memory(context, pd);

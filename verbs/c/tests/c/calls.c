@@ -97,6 +97,13 @@ static void contexts(struct ibv_context *context)
 	IS(port.link_layer, IBV_LINK_LAYER_ETHERNET);
 	REFUSED(ibv_query_port(context, 0, &port), EINVAL);
 	REFUSED(ibv_query_port(context, 2, &port), EINVAL);
+	uint64_t speed = 0;
+	OK(later_ibv_query_port_speed(context, 1, &speed));
+	IS(speed, 1000); /* four lanes of 25 Gb/s */
+	REFUSED(later_ibv_query_port_speed(context, 2, &speed), EINVAL);
+	REFUSED(later_ibv_query_port_speed(context, 257, &speed), EINVAL);
+	REFUSED(later_ibv_query_port_speed(context, 1, NULL), EINVAL);
+	REFUSED(later_ibv_query_port_speed(NULL, 1, &speed), EINVAL);
 	memset(&port, 0xa5, sizeof port);
 	OK((ibv_query_port)(context, 1, (struct _compat_ibv_port_attr *)&port));
 	IS(((unsigned char *)&port)[48], 0xa5);
@@ -227,6 +234,47 @@ static void regions(struct ibv_context *context, struct ibv_pd *pd)
 	OK(ibv_dealloc_mw(mw));
 	NO_OBJECT(ibv_alloc_mw(pd, 7), EINVAL);
 	munmap(memory, 4096);
+}
+
+/* Registration by a structure, and buffers of the library's. */
+static void later_regions(struct ibv_context *context, struct ibv_pd *pd)
+{
+	static char memory[4096];
+	struct later_mr_attr attr = { .length = sizeof memory, .access = IBV_ACCESS_LOCAL_WRITE, .comp_mask = 1 << 1 | 1 << 0,
+				      .iova = 0x2000, .addr = memory };
+	struct ibv_mr *mr = MUST(later_ibv_reg_mr_ex(pd, &attr));
+	IS(mr->addr == memory && mr->length == sizeof memory && mr->context == context, 1);
+	OK(ibv_dereg_mr(mr));
+	attr.comp_mask = 1 << 0;
+	NO_OBJECT(later_ibv_reg_mr_ex(pd, &attr), EINVAL);
+	for (int bit = 2; bit < 64; bit++) {
+		if (bit == 5)
+			continue;
+		attr.comp_mask = 1 << 1 | 1ull << bit;
+		NO_OBJECT(later_ibv_reg_mr_ex(pd, &attr), EOPNOTSUPP);
+	}
+	NO_OBJECT(later_ibv_reg_mr_ex(pd, NULL), EINVAL);
+	NO_OBJECT(later_ibv_reg_mr_ex(NULL, &attr), EOPNOTSUPP);
+
+	void *buf = NULL;
+	char *at = MUST(later_ibv_alloc_buf(pd, 10000, &buf));
+	IS((uintptr_t)at % sysconf(_SC_PAGESIZE), 0);
+	mr = MUST(later_ibv_reg_buf_mr(pd, buf, at + 100, 9900, IBV_ACCESS_LOCAL_WRITE));
+	IS(mr->addr == at + 100, 1);
+	OK(ibv_dereg_mr(mr));
+	NO_OBJECT(later_ibv_reg_buf_mr(pd, buf, at + 100, 9901, 0), EINVAL);
+	NO_OBJECT(later_ibv_reg_buf_mr(pd, buf, at - 1, 10, 0), EINVAL);
+	NO_OBJECT(later_ibv_reg_buf_mr(pd, buf, at + 1, SIZE_MAX, 0), EINVAL);
+	struct ibv_pd *other = MUST(ibv_alloc_pd(context));
+	NO_OBJECT(later_ibv_reg_buf_mr(other, buf, at, 10, 0), EINVAL);
+	NO_OBJECT(later_ibv_reg_buf_mr(pd, NULL, at, 10, 0), EINVAL);
+	OK(ibv_dealloc_pd(other));
+	MINUS_ONE(later_ibv_export_buf_dmabuf_fd(buf), ENODATA);
+	later_ibv_free_buf(buf);
+	later_ibv_free_buf(NULL);
+	NO_OBJECT(later_ibv_alloc_buf(pd, SIZE_MAX / 2, &buf), ENOMEM);
+	NO_OBJECT(later_ibv_alloc_buf(NULL, 1, &buf), EINVAL);
+	NO_OBJECT(later_ibv_alloc_buf(pd, 1, NULL), EINVAL);
 }
 
 static void completion_queues(struct ibv_context *context)
@@ -548,6 +596,7 @@ int main(void)
 	static char memory[8192];
 	domains(context, pd);
 	regions(context, pd);
+	later_regions(context, pd);
 	completion_queues(context);
 	struct ibv_cq *cq = MUST(ibv_create_cq(context, 64, NULL, NULL, 0));
 	struct ibv_mr *mr = MUST(ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));

@@ -13,6 +13,23 @@ const char *ibv_get_sysfs_path(void);
 int ibv_read_sysfs_file(const char *dir, const char *file, char *buf, size_t size);
 int ibv_dontfork_range(void *base, size_t size);
 int ibv_dofork_range(void *base, size_t size);
+/* In later headers, some with structures that earlier ones do not have: under names of our own. */
+struct later_mr_attr {
+	size_t length;
+	int access;
+	uint64_t comp_mask, iova;
+	void *addr;
+	int fd;
+	uint64_t fd_offset;
+	void *dmah, *buf;
+};
+#define LATER(type, name, ...) type later_##name(__VA_ARGS__) __asm__(#name)
+LATER(struct ibv_mr *, ibv_reg_mr_ex, struct ibv_pd *pd, struct later_mr_attr *attr);
+LATER(int, ibv_query_port_speed, struct ibv_context *context, uint32_t port_num, uint64_t *speed);
+LATER(void *, ibv_alloc_buf, struct ibv_pd *pd, size_t size, void **buf);
+LATER(void, ibv_free_buf, void *buf);
+LATER(struct ibv_mr *, ibv_reg_buf_mr, struct ibv_pd *pd, void *buf, void *addr, size_t length, int access);
+LATER(int, ibv_export_buf_dmabuf_fd, void *buf);
 
 static int failures;
 

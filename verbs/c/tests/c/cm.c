@@ -152,6 +152,51 @@ static void names_of_programs(void) {
     free(i);
 }
 
+// In later headers.
+#define LATER(type, name, ...) type later_##name(__VA_ARGS__) __asm__(#name)
+LATER(int, rdma_resolve_addrinfo, struct rdma_cm_id *, const char *, const char *, const struct rdma_addrinfo *);
+LATER(int, rdma_query_addrinfo, struct rdma_cm_id *, struct rdma_addrinfo **);
+LATER(int, rdma_write_cm_event, struct rdma_cm_id *, enum rdma_cm_event_type, int, uint64_t);
+#define ADDRINFO_RESOLVED ((enum rdma_cm_event_type)16)
+#define USER ((enum rdma_cm_event_type)18)
+
+// Names that are looked up for an identifier, with an event; and events of the program's own.
+static void names_with_events(void) {
+    struct rdma_event_channel *c = rdma_create_event_channel();
+    struct rdma_cm_id *id, *synchronous;
+    struct rdma_addrinfo *i, hints = {.ai_flags = 0x10};
+    MUST(c && rdma_create_id(c, &id, NULL, RDMA_PS_TCP) == 0 && rdma_create_id(NULL, &synchronous, NULL, RDMA_PS_TCP) == 0);
+    REFUSED(later_rdma_query_addrinfo(id, &i), ENOENT);
+    REFUSED(later_rdma_resolve_addrinfo(id, NULL, "x", &hints), EOPNOTSUPP);
+    REFUSED(later_rdma_resolve_addrinfo(id, NULL, NULL, NULL), EINVAL);
+    REFUSED(later_rdma_resolve_addrinfo(NULL, SELF, "7001", NULL), EINVAL);
+    hints.ai_flags = RAI_NUMERICHOST;
+    HOLDS(later_rdma_resolve_addrinfo(id, "no.such.host.invalid", "1", &hints) == -1);
+    MUST(later_rdma_resolve_addrinfo(id, SELF, "7001", NULL) == 0);
+    REFUSED(later_rdma_resolve_addrinfo(id, SELF, "7001", NULL), EBUSY);
+    struct rdma_cm_event *e = next_event(c, ADDRINFO_RESOLVED);
+    HOLDS(e->id == id && e->status == 0);
+    MUST(rdma_ack_cm_event(e) == 0);
+    REFUSED(later_rdma_query_addrinfo(id, NULL), EINVAL);
+    MUST(later_rdma_query_addrinfo(id, &i) == 0);
+    HOLDS(i->ai_dst_len == sizeof(struct sockaddr_in) && ((struct sockaddr_in *)i->ai_dst_addr)->sin_port == htons(7001));
+    rdma_freeaddrinfo(i);
+    REFUSED(later_rdma_query_addrinfo(id, &i), ENOENT);
+    MUST(later_rdma_resolve_addrinfo(synchronous, SELF, "7001", NULL) == 0);
+    HOLDS(synchronous->event && synchronous->event->event == ADDRINFO_RESOLVED);
+
+    MUST(later_rdma_write_cm_event(id, USER, -7, 0x123456789abcdefull) == 0);
+    REFUSED(later_rdma_write_cm_event(id, RDMA_CM_EVENT_ESTABLISHED, 0, 0), EINVAL);
+    REFUSED(later_rdma_write_cm_event(NULL, USER, 0, 0), EINVAL);
+    MUST(rdma_get_cm_event(c, &e) == 0);
+    HOLDS(e->event == USER && e->id == id && e->status == -7 && *(uint64_t *)&e->param == 0x123456789abcdefull);
+    HOLDS(!strcmp(rdma_event_str(e->event), "RDMA_CM_EVENT_USER"));
+    MUST(rdma_ack_cm_event(e) == 0);
+    // With an event and a result that nobody takes.
+    MUST(later_rdma_write_cm_event(id, USER, 0, 1) == 0 && rdma_destroy_id(id) == 0 && rdma_destroy_id(synchronous) == 0);
+    rdma_destroy_event_channel(c);
+}
+
 static void devices(void) {
     int n = 0;
     struct ibv_context **list = rdma_get_devices(&n), **again = rdma_get_devices(NULL);
@@ -732,6 +777,7 @@ int main(void) {
     without_a_device();
     names();
     names_of_programs();
+    names_with_events();
     devices();
     refusals();
     handles();

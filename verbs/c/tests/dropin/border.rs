@@ -26,6 +26,7 @@ const GUARDS: &[&str] = &[
     "no_completion(",
     "build(",
     "port_of(",
+    "ibv_reg_mr_ex(",
 ];
 /// Functions without a guard: they return a constant, or look a number up in a table.
 const CANNOT_PANIC: &[&str] = &[
@@ -46,6 +47,9 @@ const CANNOT_PANIC: &[&str] = &[
     "ibv_query_qp_data_in_order",
     "rdma_event_str",
     "rpoll",
+    "repoll_create",
+    "repoll_ctl",
+    "repoll_wait",
     "$name",
     // Free what a call has made.
     "ibv_free_device_list",

@@ -1,0 +1,91 @@
+//! Buffers that the library allocates: `struct ibv_buf`, which later releases have. They are memory of the process like any other.
+
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+
+use crate::abi::{ibv_mr, ibv_pd};
+use crate::errno::{EINVAL, ENOMEM, Errno, Result};
+use crate::guard::{minus_one, pointer, settled};
+use crate::mr::{IBV_REG_MR_MASK_ADDR, IBV_REG_MR_MASK_BUF, MrInitAttr, ibv_reg_mr_ex};
+use crate::pd;
+
+/// `struct ibv_buf`, which programs only pass back.
+pub(crate) struct Buf {
+    addr: *mut c_void,
+    len: usize,
+    pd: *mut ibv_pd,
+}
+
+/// Whether a range lies in a buffer of this domain.
+///
+/// # Errors
+/// `EINVAL`: it does not.
+///
+/// # Safety
+/// NULL, or a buffer of this module's.
+pub(crate) unsafe fn check(buf: *const Buf, pd: *mut ibv_pd, addr: *mut c_void, len: usize) -> Result<()> {
+    // SAFETY: as the caller promises.
+    let buf = unsafe { buf.as_ref() }.ok_or(EINVAL)?;
+    let at = addr.addr().checked_sub(buf.addr.addr()).ok_or(EINVAL)?;
+    let fits = at.checked_add(len).is_some_and(|end| end <= buf.len);
+    if fits && buf.pd == pd { Ok(()) } else { Err(EINVAL) }
+}
+
+/// Memory at the beginning of a page.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, to: *mut *mut Buf) -> *mut c_void {
+    pointer(|| {
+        // SAFETY: as C promises.
+        let to = unsafe {
+            pd::of(pd)?;
+            to.as_mut().ok_or(EINVAL)?
+        };
+        let mut addr = null_mut();
+        // SAFETY: numbers, and a place for the result.
+        let error =
+            unsafe { libc::posix_memalign(&raw mut addr, libc::sysconf(libc::_SC_PAGESIZE) as usize, size) };
+        if error != 0 {
+            return Err(Errno(error));
+        }
+        if addr.is_null() {
+            return Err(ENOMEM);
+        }
+        *to = Box::into_raw(Box::new(Buf { addr, len: size, pd }));
+        Ok(addr)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_free_buf(buf: *mut Buf) {
+    let _ = settled(|| {
+        if !buf.is_null() {
+            // SAFETY: C promises that it came from `ibv_alloc_buf`, and that it has done with it.
+            unsafe {
+                let buf = Box::from_raw(buf);
+                libc::free(buf.addr);
+            }
+        }
+        Ok(())
+    });
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_buf_mr(
+    pd: *mut ibv_pd,
+    buf: *mut Buf,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    let comp_mask = IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_BUF;
+    let (fd, fd_offset, dmah) = (-1, 0, null_mut());
+    let mut attr = MrInitAttr { length, access, comp_mask, iova: 0, addr, fd, fd_offset, dmah, buf };
+    // SAFETY: as C promises, and attributes of ours.
+    unsafe { ibv_reg_mr_ex(pd, &raw mut attr) }
+}
+
+/// No buffer is one of DMA-buf.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_export_buf_dmabuf_fd(_buf: *mut Buf) -> c_int {
+    minus_one(|| Err(Errno(libc::ENODATA)))
+}
