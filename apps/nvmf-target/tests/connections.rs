@@ -270,6 +270,81 @@ fn a_slow_host_leaves_buffers_for_others() {
     });
 }
 
+// Goal: the party is the host. One that has many queues, and takes nothing of what it gets there, leaves buffers for a host with one.
+#[test]
+fn a_host_with_many_queues_has_no_more_buffers_than_one_with_a_single_queue() {
+    const LEN: usize = 1 << 20;
+    const QUEUES: u16 = 8;
+    let file = Scratch::new("many-queues");
+    let mut setup = Setup { file: Some(file.path()), ..Setup::default() };
+    // Eight of a mebibyte: as many as the host has queues.
+    setup.config.buffers = 32 << 20;
+    with_target(&setup, |view| {
+        let (mut host, mut other) = (view.host(1), view.host(2));
+        let large = |mr: &Mr| {
+            Io::new(1, 0, (LEN / BLOCK) as u32).read(Sgl::keyed(mr.iova(), LEN as u32, mr.rkey(), false))
+        };
+        let mr = host.pd().reg_mr(LEN, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let options = Options { queues: QUEUES, ..Options::default() };
+        let mut controller = Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), options).unwrap();
+        let mut queues: Vec<_> =
+            (1..=QUEUES).map(|qid| controller.io_queue(&mut host, qid, 16).unwrap()).collect();
+        for queue in &mut queues {
+            queue.stop_receiving();
+            // The receives that are posted already are used up by these.
+            for _ in 0..16 {
+                host.call(queue, &Io::new(1, 0, 1).flush(), Data::Elsewhere).unwrap();
+            }
+            for _ in 0..queue.depth() {
+                queue.submit(&large(&mr), Data::Elsewhere).unwrap().unwrap();
+            }
+        }
+        view.until(&mut host, "all its queues wait for buffers", || view.count("buffer_waits") > 100);
+        let mut quick =
+            Controller::connect(&mut other, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+        let mut queue = quick.io_queue(&mut other, 1, 16).unwrap();
+        let mr = other.pd().reg_mr(LEN, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        for _ in 0..8 {
+            other.call(&mut queue, &large(&mr), Data::Elsewhere).unwrap();
+        }
+        assert!(queues.iter().all(|queue| !queue.is_disconnected().unwrap()), "they were not waited for");
+    });
+}
+
+// Goal: zeros are written in turn, host by host: one that orders many does not make another wait until all of them are done.
+#[test]
+fn a_host_that_orders_many_zeros_leaves_every_second_turn_to_another() {
+    const ORDERS: usize = 60;
+    with_target(&Setup::default(), |view| {
+        let (mut host, mut other) = (view.host(1), view.host(2));
+        let connect = |host: &mut Host<'_>, entries: u16| {
+            let mut controller =
+                Controller::connect(host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+            let queue = controller.io_queue(host, 1, entries).unwrap();
+            (controller, queue)
+        };
+        let (_greedy, mut many) = connect(&mut host, ORDERS as u16 + 1);
+        let (_modest, mut one) = connect(&mut other, 2);
+        let all = Io::new(1, 0, (Setup::default().bytes / BLOCK) as u32).write_zeroes();
+        // All of them are sent together: nobody turns the device meanwhile.
+        for _ in 0..ORDERS {
+            many.submit(&all, Data::Elsewhere).unwrap().unwrap();
+        }
+        one.submit(&all, Data::Elsewhere).unwrap().unwrap();
+        let (mut done, mut modest) = (0, 0);
+        view.until(&mut other, "its zeros are written", || {
+            modest += one.poll(|cqe| assert_eq!(cqe.status.get(), 0)).unwrap();
+            done += many.poll(|cqe| assert_eq!(cqe.status.get(), 0)).unwrap();
+            modest == 1
+        });
+        assert!(done < ORDERS / 2, "{done} of the other host's were done before");
+        view.until(&mut host, "all are written", || {
+            done += many.poll(|cqe| assert_eq!(cqe.status.get(), 0)).unwrap();
+            done == ORDERS
+        });
+    });
+}
+
 // Goal: N18. One queue of several fails; the others go on, and the host connects it again.
 #[test]
 fn n18_a_queue_that_fails_is_connected_again() {

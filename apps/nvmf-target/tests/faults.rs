@@ -221,6 +221,71 @@ fn what_is_read_with_fua_is_stable() {
     });
 }
 
+/// A disk whose writes wait until it is let go.
+#[derive(Debug, Default)]
+struct Stuck(Mutex<(bool, Vec<(u64, u8)>)>, Condvar);
+
+impl Blocks for Stuck {
+    fn size(&self) -> std::io::Result<u64> {
+        Ok(BYTES as u64)
+    }
+    fn run(&self, work: &Work) -> Result<(), BackendError> {
+        let Work::Write { offset, from, .. } = work else { return Ok(()) };
+        let mut state = self.1.wait_while(self.0.lock().unwrap(), |state| !state.0).unwrap();
+        let bytes = from.mr.to_vec(from.at..from.at + from.len).map_err(|_| BackendError::Internal)?;
+        assert!(bytes.iter().all(|&b| b == bytes[0]));
+        state.1.push((*offset, bytes[0]));
+        Ok(())
+    }
+}
+
+// Goal: a host whose writes a disk does not take keeps no more than its share of the capsules; other hosts have theirs at once, and
+// no byte of what it has sent is lost.
+#[test]
+fn a_host_whose_disk_is_stuck_leaves_receives_for_others() {
+    const WRITES: usize = 120;
+    let disk = Arc::new(Stuck::default());
+    let mut setup = Setup { bytes: BYTES, blocks: Some(disk.clone()), ..Setup::default() };
+    // Fewer than the host's queue has entries.
+    setup.config.receives = 64;
+    with_target(&setup, |view| {
+        let (mut host, mut other) = (view.host(1), view.host(2));
+        let mut controller =
+            Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+        let mut queue = controller.io_queue(&mut host, 1, WRITES as u16 + 1).unwrap();
+        let mr = host.pd().reg_mr(WRITES * BLOCK, RIGHTS).unwrap();
+        let place = |n: usize| n % (BYTES / BLOCK);
+        for n in 0..WRITES {
+            mr.fill(n * BLOCK..(n + 1) * BLOCK, place(n) as u8 + 1).unwrap();
+            let data = Data::InCapsule(&mr, n * BLOCK..(n + 1) * BLOCK);
+            let write = Io::new(1, place(n) as u64, 1).write(Sgl::in_capsule(0, BLOCK as u32));
+            while queue.submit(&write, data.clone()).unwrap().is_none() {
+                host.turn();
+            }
+        }
+        view.until(&mut host, "all have come", || view.usage().commands == WRITES);
+        assert!(view.usage().capsules <= 32, "half of them: {:?}", view.usage());
+        let mut quick =
+            Controller::connect(&mut other, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+        let mut second = quick.io_queue(&mut other, 1, 16).unwrap();
+        for _ in 0..4 {
+            other.call(&mut second, &Io::new(2, 0, 1).verify(), Data::Elsewhere).unwrap_err();
+        }
+        disk.0.lock().unwrap().0 = true;
+        disk.1.notify_all();
+        let mut done = 0;
+        view.until(&mut host, "its writes are done", || {
+            done += queue.poll(|cqe| assert_eq!(cqe.status.get(), 0)).unwrap();
+            done == WRITES
+        });
+        let written = disk.0.lock().unwrap().1.clone();
+        assert_eq!(written.len(), WRITES);
+        assert!(written.iter().all(|&(offset, value)| value as u64 == offset / BLOCK as u64 + 1));
+        drop((queue, controller, second, quick));
+        view.until_nothing_is_left(&mut host);
+    });
+}
+
 // Goal: on a disk that is full and fails now and then, with many commands at a time, each block reads as it was last
 // acknowledged, or as a write that failed would have left it; after a Flush that succeeded it is stable.
 #[test]

@@ -3,7 +3,7 @@
 //! Handles of one target share it, and so do its queues: any of them may be on a thread of its own. Connecting, admin
 //! commands that concern the target, and changes lock it; commands on I/O queues do not.
 
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -128,11 +128,15 @@ pub(crate) struct Joined {
     pub life: Life,
 }
 
-/// Where a connection came in.
+/// Where a connection came in, and from where.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub struct Arrival {
+    /// The number of the port.
     pub port: u16,
+    /// Our address.
     pub local: SocketAddr,
+    /// The host's address.
+    pub peer: IpAddr,
 }
 
 /// Changes. Hosts that asked for it are told by asynchronous events.
@@ -323,7 +327,7 @@ impl Target {
     /// A controller for the admin queue of a host. None while commands of the host's earlier queues are not over.
     pub(crate) fn connect_admin(
         &self,
-        place: Place,
+        arrival: Arrival,
         data: &ConnectData,
     ) -> Result<Option<Arc<Association>>, Fault> {
         if data.cntlid.get() != ConnectData::ANY_CONTROLLER {
@@ -335,7 +339,7 @@ impl Target {
         let live = if subsystem.is_discovery() {
             None
         } else {
-            let served = state.served(&subsystem).ok().filter(|s| s.ports.has(place.port));
+            let served = state.served(&subsystem).ok().filter(|s| s.ports.has(arrival.port));
             let served = served.ok_or(ConnectField::Subsystem)?;
             if !served.hosts.allow(&host) {
                 return Err(Status::InvalidHost.into());

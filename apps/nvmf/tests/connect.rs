@@ -7,18 +7,17 @@ use nvmf::status::Status;
 use nvmf::wire::cm::RejectReason;
 use nvmf::wire::fabrics::{ConnectCommand, ConnectData, fctype};
 use nvmf::wire::{Sgl, Sqe, admin_opcode, io_opcode};
-use nvmf::{Connected, End, Instant, Nqn, Queue, Step, Target};
+use nvmf::{Arrival, Connected, End, Instant, Nqn, Queue, Step, Target};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::common::{
-    HOST, KEY, MEMORY, Program, SUBSYSTEM, blocks, command, connect_data, identify_controller, nqn, property,
-    property_get, property_set, request, set_feature,
+    HOST, KEY, MEMORY, Program, SUBSYSTEM, arrival, blocks, command, connect_data, identify_controller, nqn,
+    property, property_get, property_set, request, set_feature,
 };
 
 fn accept(program: &Program, private: &[u8]) -> Result<Queue, RejectReason> {
-    let local = "10.99.0.3:4420".parse().expect("an address");
-    Queue::accept(&program.target, program.now, 1, local, private).map(|accepted| accepted.queue)
+    Queue::accept(&program.target, program.now, arrival(), private).map(|accepted| accepted.queue)
 }
 
 // N03
@@ -143,8 +142,8 @@ fn a_subsystem_is_found_at_its_ports_only() {
     p.target.add_subsystem(elsewhere).unwrap();
     let subsystem = |d: &mut ConnectData| d.subsystem = nvmf::wire::zero_padded(name.as_str());
     assert_eq!(connect(&mut p, 0, |_| {}, subsystem), (Status::ConnectInvalid, 0x10100));
-    let local = "10.99.0.3:4420".parse().expect("an address");
-    let mut queue = Queue::accept(&p.target, p.now, 2, local, &request(0, 32)).unwrap().queue;
+    let arrival = Arrival { port: 2, ..arrival() };
+    let mut queue = Queue::accept(&p.target, p.now, arrival, &request(0, 32)).unwrap().queue;
     let cntlid = p.connect(&mut queue, 0xFFFF, name.as_str(), 0);
     let connected = Connected { cntlid, host: nqn(HOST), subsystem: Some(name) };
     assert_eq!(p.target.connected(), [connected]);

@@ -7,7 +7,7 @@ use nvmf::wire::{Cqe, Sqe, cm, discovery, fabrics, identify};
 use nvmf::{Instant, Queue, Source, Step, Target};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::common::{namespace, target};
+use crate::common::{arrival, namespace, target};
 
 /// A line of `testdata/linux.txt`.
 #[derive(Clone, Debug)]
@@ -93,9 +93,8 @@ impl Replay {
     }
 
     fn connection(&mut self, request: &Message, theirs: &Message) {
-        let local = "10.99.0.3:4420".parse().expect("an address");
         let accepted =
-            Queue::accept(&self.target, Instant::default(), 1, local, &request.bytes).expect("accepted");
+            Queue::accept(&self.target, Instant::default(), arrival(), &request.bytes).expect("accepted");
         let (theirs, _) = cm::ReplyData::ref_from_prefix(&theirs.bytes).expect("long enough");
         assert_eq!(theirs.format, accepted.reply.format);
         // As many receives as the other target at least; ours has some for event requests too.

@@ -1,11 +1,11 @@
 //! Threads that wait for files, so that cores do not.
 
-use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use nvmf::BackendError;
+use nvmf::fair::{Turns, Who};
 use verbs::Mr;
 
 use super::File;
@@ -98,18 +98,18 @@ impl Job {
 
 #[derive(Debug, Default)]
 struct Queue {
-    jobs: Mutex<(VecDeque<Job>, bool)>,
+    jobs: Mutex<(Turns<Job>, bool)>,
     wake: Condvar,
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, (VecDeque<Job>, bool)> {
+    fn lock(&self) -> MutexGuard<'_, (Turns<Job>, bool)> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn next(&self) -> Option<Job> {
         let mut jobs = self.lock();
         loop {
-            if let Some(job) = jobs.0.pop_front() {
+            if let Some((_, job)) = jobs.0.pop() {
                 return Some(job);
             }
             if jobs.1 {
@@ -150,13 +150,13 @@ impl Workers {
     pub fn by_hand() -> Self {
         Self { queue: Arc::default(), threads: Vec::new() }
     }
-    /// The oldest work that nobody has taken.
+    /// Work that nobody has taken, of the host whose turn it is.
     pub fn take(&self) -> Option<Job> {
-        self.queue.lock().0.pop_front()
+        self.queue.lock().0.pop().map(|(_, job)| job)
     }
-    /// Gives them work; the result goes to `to`.
-    pub fn give(&self, blocks: Arc<dyn Blocks>, work: Work, command: u32, to: Sender<Done>) {
-        self.queue.lock().0.push_back(Job { blocks, work, command, to });
+    /// Gives them work of a host; the result goes to `to`.
+    pub fn give(&self, who: Who, blocks: Arc<dyn Blocks>, work: Work, command: u32, to: Sender<Done>) {
+        self.queue.lock().0.push(who, Job { blocks, work, command, to });
         self.queue.wake.notify_one();
     }
 }

@@ -23,19 +23,8 @@ pub enum Stage {
         /// FUA: the bytes that are read must be on stable storage.
         fua: bool,
     },
-    /// A buffer, for bytes in the capsule that the storage cannot take from there.
-    Copy {
-        /// The namespace's storage.
-        backend: Backend,
-        /// Offset in it.
-        offset: u64,
-        /// Where they are in the region of capsules.
-        at: usize,
-        /// Bytes.
-        len: u32,
-        /// FUA: the command ends when they are on stable storage.
-        fua: bool,
-    },
+    /// A buffer, for so many bytes that came in the capsule and cannot go to the storage from there.
+    Copy(u32, Then),
     /// The bytes of the host: an RDMA READ is under way.
     Fetched(u32, Then),
     /// The file; the data of a Read go to the host then.
@@ -82,6 +71,17 @@ pub enum Then {
     },
 }
 
+/// Data that came in a capsule.
+#[derive(Debug)]
+pub enum Capsule {
+    /// They are in this buffer, until the end of the turn.
+    Now(u32),
+    /// They are in this buffer, and at this place of its region. It counts as the host's.
+    Kept(u32, usize),
+    /// They were taken out: the host keeps as many capsules as it may.
+    Copied(Box<[u8]>),
+}
+
 /// A command under way.
 #[derive(Debug)]
 pub struct Command {
@@ -94,7 +94,7 @@ pub struct Command {
     /// The buffer that it has.
     pub buffer: Option<Buffer>,
     /// The capsule that its data are in.
-    pub capsule: Option<u32>,
+    pub capsule: Option<Capsule>,
 }
 
 /// All commands under way of a core, by number.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use nvmf::fair::{Party, Who};
 use nvmf::wire::Cqe;
 use nvmf::{Accepted, InFlight, Queue, Remote, Response};
 use verbs::rdma_cm::{CmId, IdState};
@@ -10,6 +11,7 @@ use verbs::{PeerCheck, PeerState, PostError, PostErrorKind, Qp, SendQueue, SendW
 use zerocopy::IntoBytes;
 
 use super::meter::Gauge;
+use super::party::KINDS;
 use super::pool::CLASSES;
 use super::tag;
 
@@ -58,9 +60,13 @@ pub struct Connection {
     sends: u16,
     /// Commands under way that wait for something.
     pub commands: u32,
-    /// Those of them that wait for a buffer, and how many have one, by its class.
+    /// Those of them that wait for a buffer, by its class.
     pub want: [VecDeque<u32>; CLASSES],
-    pub have: [usize; CLASSES],
+    /// The host, and its place among those that share what the core has.
+    pub who: Who,
+    pub party: Party,
+    /// What this connection has of that.
+    pub has: [usize; KINDS],
     /// What waits to be posted.
     pub waiting: VecDeque<Outgoing>,
     pub ending: Ending,
@@ -108,8 +114,9 @@ pub enum Ending {
 }
 
 impl Connection {
-    pub fn new(accepted: Accepted, id: CmId, qp: Arc<Qp>, sq: SendQueue) -> Self {
+    pub fn new(accepted: Accepted, id: CmId, qp: Arc<Qp>, sq: SendQueue, party: Party) -> Self {
         let Accepted { queue, receives, sends, .. } = accepted;
+        let who = queue.who();
         Self {
             sq,
             depth: qp.cap().max_send_wr,
@@ -122,7 +129,9 @@ impl Connection {
             sends: 0,
             commands: 0,
             want: Default::default(),
-            have: [0; CLASSES],
+            who,
+            party,
+            has: [0; KINDS],
             waiting: VecDeque::new(),
             ending: Ending::No,
             announced: false,

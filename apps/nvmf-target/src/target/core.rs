@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use nvmf::fair::{Shares, Turns};
 use nvmf::limits::{DISCOVERY_MDTS, INPUT_MAX};
 use nvmf::wire::Sqe;
 use nvmf::{Instant, Queue, Remote, Response, Step, Target, Ticket};
@@ -19,6 +20,7 @@ use super::connection::{Connection, Ending, NotPosted, Outgoing};
 use super::counters::{Counters, Usage};
 use super::life::Admitted;
 use super::meter::Meters;
+use super::party::KINDS;
 use super::pool::{CLASSES, Pool};
 use super::qpns::ByQpn;
 use super::receives::Receives;
@@ -94,8 +96,10 @@ pub struct Core<'c> {
     pub(super) ending: Vec<u32>,
     pub(super) commands: Commands,
     /// Connections with commands that wait for a buffer, in turn.
-    pub(super) waiting: [VecDeque<u32>; CLASSES],
-    pub(super) zeroing: VecDeque<Zeroing>,
+    pub(super) waiting: [Turns<u32>; CLASSES],
+    pub(super) zeroing: Turns<Zeroing>,
+    /// What hosts have of what they share here.
+    pub(super) shares: Shares<KINDS>,
     /// What the turn does with namespaces in memory.
     pub(super) batch: Batch,
     /// Number of commands that wait for their storage, and the channel of the results.
@@ -172,7 +176,8 @@ impl<'c> Core<'c> {
             ending: Vec::new(),
             commands: Commands::default(),
             waiting: Default::default(),
-            zeroing: VecDeque::new(),
+            zeroing: Turns::default(),
+            shares: Shares::default(),
             batch: Batch::default(),
             at_work: 0,
             results: channel(),
@@ -386,7 +391,10 @@ impl<'c> Core<'c> {
         let Some(queue) = self.queue(c) else { return };
         match queue.handle_data(now, ticket, data) {
             Ok(Step::Wait) => self.counters.connect_waits.add(1),
-            Ok(step) => self.advance(c, step, None),
+            Ok(step) => {
+                self.note_who(c);
+                self.advance(c, step, None);
+            }
             Err(end) => self.close(c, &end),
         }
     }

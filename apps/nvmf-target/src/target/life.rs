@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use nvmf::wire::cm::RejectReason;
-use nvmf::{Accepted, Queue};
+use nvmf::{Accepted, Arrival, Queue};
 use tracing::{debug, info};
 use verbs::rdma_cm::{CmEvent, CmEventType, CmId, ConnParam};
 use verbs::{DrainKind, QpCap, QpInitAttr, VerbsError};
@@ -58,8 +58,10 @@ impl Core<'_> {
         }
     }
     fn judge(&self, id: &CmId, port: u16, private: &[u8], reads: bool) -> Result<Accepted, RejectReason> {
-        let local = id.local_addr().unwrap_or(SocketAddr::from(([0; 4], 0)));
-        let accepted = Queue::accept(&self.target, self.now, port, local, private)?;
+        let nowhere = SocketAddr::from(([0; 4], 0));
+        let local = id.local_addr().unwrap_or(nowhere);
+        let arrival = Arrival { port, local, peer: id.peer_addr().unwrap_or(nowhere).ip() };
+        let accepted = Queue::accept(&self.target, self.now, arrival, private)?;
         if !reads {
             return Err(RejectReason::Reads);
         }
@@ -125,12 +127,14 @@ impl Core<'_> {
         self.receives.add(receives);
         let ready = self.receives.refill();
         let reply = accepted.reply;
-        let mut connection = Connection::new(accepted, id, qp, sq);
+        let party = self.shares.join(accepted.queue.who());
+        let mut connection = Connection::new(accepted, id, qp, sq, party);
         let meters = self.config.meters.as_ref();
         connection.gauge = meters.map(|meters| Gauge::new(meters, self.config.shard, receives));
         let accept = || connection.id.accept(&ConnParam::with_data(reply.as_bytes()));
         if let Err(e) = ready.and_then(|()| accept()) {
             self.receives.remove(receives);
+            self.shares.leave(party);
             return Err(e);
         }
         self.cq_needed = needed;
@@ -152,6 +156,7 @@ impl Core<'_> {
             }
             self.announce(c);
             while let Some(response) = self.queue(c).and_then(|queue| queue.poll_response(now)) {
+                self.note_who(c);
                 self.answer(c, response, None, None);
             }
             let patience = self.config.patience.as_nanos() as u64;
@@ -244,6 +249,7 @@ impl Core<'_> {
                 self.cq_needed -= connection.qp.cap().max_send_wr;
                 self.receives.remove(connection.receives);
                 self.by_qpn.remove(&qpn);
+                self.shares.leave(connection.party);
                 self.connections[c as usize] = None;
                 true
             }

@@ -11,6 +11,7 @@ mod core;
 mod counters;
 mod life;
 mod meter;
+mod party;
 mod pool;
 mod qpns;
 mod receives;

@@ -60,6 +60,10 @@ impl Receives {
     pub fn in_use(&self) -> usize {
         self.elements.len() - self.free.len() - self.posted
     }
+    /// Buffers that are not in use.
+    pub fn left(&self) -> usize {
+        self.free.len() + self.posted
+    }
     /// Buffers that are posted.
     pub fn posted(&self) -> usize {
         self.posted

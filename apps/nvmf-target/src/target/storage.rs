@@ -6,7 +6,7 @@ use nvmf::config::Backend;
 use nvmf::{BackendError, Op, Remote, Request, Source, Ticket};
 use verbs::Sge;
 
-use super::commands::{Command, Stage, Then};
+use super::commands::{Capsule, Command, Stage, Then};
 use super::connection::Outgoing;
 use super::core::Core;
 use super::pool::Buffer;
@@ -73,8 +73,8 @@ impl Core<'_> {
             Op::Write { offset, from, fua: _ } => {
                 let (backend, at, len) = (request.backend, self.in_capsule(capsule, from), from.len());
                 let n = self.keep(c, ticket, Stage::Place { backend, offset, at, len });
-                if let Some(command) = self.commands.get_mut(n) {
-                    command.capsule = capsule;
+                if let Some(buffer) = capsule {
+                    self.set_capsule(n, Capsule::Now(buffer));
                 }
                 return self.batch.write(n);
             }
@@ -102,53 +102,73 @@ impl Core<'_> {
     /// As [`request`](Self::request), of a namespace elsewhere: others work, and the core goes on.
     fn file_request(&mut self, c: u32, ticket: Ticket, request: &Request<'_>, capsule: Option<u32>) {
         let backend = request.backend;
-        let place = |core: &Self, from: Source| Place {
-            mr: Arc::clone(core.receives.mr()),
-            at: core.in_capsule(capsule, from),
-            len: from.len() as usize,
-        };
-        let (work, keeps_capsule) = match request.op {
+        let work = match request.op {
             Op::Read { offset, to, fua } => {
                 self.drop_capsule(capsule);
                 return self.with_buffer(c, ticket, Stage::Load { backend, offset, to, fua }, to.len);
             }
-            // Past the page cache only memory that is aligned can go.
-            Op::Write { offset, from, fua } if self.is_direct(backend) => {
-                let (at, len) = (self.in_capsule(capsule, from), from.len());
-                let n = self.keep(c, ticket, Stage::Copy { backend, offset, at, len, fua });
-                if let Some(command) = self.commands.get_mut(n) {
-                    command.capsule = capsule;
-                }
-                return self.get_buffer(c, n, len);
+            Op::Write { offset, from, fua } => {
+                return self.from_capsule(c, ticket, from, Then::Write { backend, offset, fua }, capsule);
             }
-            Op::Write { offset, from, fua } => (Work::Write { offset, from: place(self, from), fua }, true),
             Op::Compare { offset, from, fua } => {
-                (Work::Compare { offset, with: place(self, from), fua }, true)
+                return self.from_capsule(c, ticket, from, Then::Compare { backend, offset, fua }, capsule);
             }
-            Op::Flush => (Work::Flush, false),
-            Op::Verify { offset, len, fua } => (Work::Verify { offset, len, fua }, false),
-            Op::WriteZeroes { offset, len, fua, deallocate } => {
-                (Work::Zero { offset, len, fua, deallocate }, false)
-            }
-            Op::Deallocate(ref ranges) => (Work::Deallocate(ranges.clone().collect()), false),
+            Op::Flush => Work::Flush,
+            Op::Verify { offset, len, fua } => Work::Verify { offset, len, fua },
+            Op::WriteZeroes { offset, len, fua, deallocate } => Work::Zero { offset, len, fua, deallocate },
+            Op::Deallocate(ref ranges) => Work::Deallocate(ranges.clone().collect()),
         };
+        self.drop_capsule(capsule);
         let n = self.keep(c, ticket, Stage::Storage(None));
-        if let (true, Some(command)) = (keeps_capsule, self.commands.get_mut(n)) {
-            command.capsule = capsule;
-        } else {
-            self.drop_capsule(capsule);
+        self.store(n, backend, work);
+    }
+    /// The data of a command came in its capsule: the storage takes them from there, or from a buffer.
+    fn from_capsule(&mut self, c: u32, ticket: Ticket, from: Source, then: Then, capsule: Option<u32>) {
+        let (at, len) = (self.in_capsule(capsule, from), from.len());
+        let Some(buffer) = capsule else { return };
+        let n = self.keep(c, ticket, Stage::Copy(len, then));
+        if !self.may_keep_capsule(c) {
+            let mut data = vec![0; len as usize];
+            let read = self.receives.mr().read(at, &mut data);
+            debug_assert!(read.is_ok(), "the controller has checked the capsule");
+            self.receives.give(buffer);
+            self.set_capsule(n, Capsule::Copied(data.into()));
+            return self.get_buffer(c, n, len);
+        }
+        self.keep_capsule(c);
+        self.set_capsule(n, Capsule::Kept(buffer, at));
+        let place = Place { mr: Arc::clone(self.receives.mr()), at, len: len as usize };
+        let (backend, work) = match then {
+            // Past the page cache only memory that is aligned can go.
+            Then::Write { backend, offset, fua } if !self.is_direct(backend) => {
+                (backend, Work::Write { offset, from: place, fua })
+            }
+            Then::Compare { backend, offset, fua } => (backend, Work::Compare { offset, with: place, fua }),
+            _ => return self.get_buffer(c, n, len),
+        };
+        if let Some(command) = self.commands.get_mut(n) {
+            command.stage = Stage::Storage(None);
         }
         self.store(n, backend, work);
+    }
+    fn set_capsule(&mut self, n: u32, capsule: Capsule) {
+        if let Some(command) = self.commands.get_mut(n) {
+            command.capsule = Some(capsule);
+        }
     }
     fn is_direct(&self, backend: Backend) -> bool {
         matches!(self.stores.get(backend), Some(Store::File(file, _)) if file.is_direct())
     }
     /// Gives threads work for a command.
     fn store(&mut self, n: u32, backend: Backend, work: Work) {
+        let Some(who) = self.commands.get_mut(n).map(|command| command.connection).map(|c| self.who(c))
+        else {
+            return;
+        };
         let (file, workers) = match self.stores.get(backend) {
             Some(Store::File(file, workers)) => (file, workers),
             Some(Store::Other(blocks, workers)) => {
-                workers.give(Arc::clone(blocks), work, n, self.results.0.clone());
+                workers.give(who, Arc::clone(blocks), work, n, self.results.0.clone());
                 self.at_work += 1;
                 return;
             }
@@ -165,7 +185,7 @@ impl Core<'_> {
                 Err(work) => work,
             },
         };
-        workers.give(Arc::clone(file) as Arc<dyn Blocks>, work, n, self.results.0.clone());
+        workers.give(who, Arc::clone(file) as Arc<dyn Blocks>, work, n, self.results.0.clone());
         self.at_work += 1;
     }
     /// The work for a command is done.
@@ -209,12 +229,12 @@ impl Core<'_> {
 
     fn zero(&mut self, c: u32, ticket: Ticket, memory: Arc<Memory>, ranges: Vec<(u64, u64)>) {
         let command = self.keep(c, ticket, Stage::Zeroing);
-        self.zeroing.push_back(Zeroing { command, memory, ranges });
+        self.zeroing.push(self.who(c), Zeroing { command, memory, ranges });
     }
-    /// Goes on with the oldest ranges that become zeros.
+    /// Goes on with ranges that become zeros, of the host whose turn it is.
     #[cold]
     pub(super) fn zero_a_piece(&mut self) {
-        let Some(mut job) = self.zeroing.pop_front() else { return };
+        let Some((who, mut job)) = self.zeroing.pop() else { return };
         let Some(&mut Command { connection: c, ticket, .. }) = self.commands.get_mut(job.command) else {
             return;
         };
@@ -229,7 +249,7 @@ impl Core<'_> {
                 job.ranges.push((offset, len - piece));
             }
             if done.is_ok() && !job.ranges.is_empty() {
-                return self.zeroing.push_back(job);
+                return self.zeroing.put_back(who, job);
             }
         }
         self.finish(job.command);
@@ -247,66 +267,8 @@ impl Core<'_> {
         let n = self.keep(c, ticket, stage);
         self.get_buffer(c, n, len);
     }
-    #[inline]
-    fn get_buffer(&mut self, c: u32, n: u32, len: u32) {
-        let class = self.pool.class_of(len as usize);
-        // Commands that wait already come first.
-        let buffer = if self.waiting[class].is_empty() { self.take_buffer(c, class) } else { None };
-        match buffer {
-            Some(buffer) => self.begin(c, n, buffer),
-            None => self.waits(c, class, n),
-        }
-    }
-    fn waits(&mut self, c: u32, class: usize, n: u32) {
-        self.counters.buffer_waits.add(1);
-        let want = &mut self.connection(c).want[class];
-        want.push_back(n);
-        if want.len() == 1 {
-            self.waiting[class].push_back(c);
-        }
-    }
-    /// A buffer for a connection, unless it has as many as are left: so a host that is slow to take its data leaves some for others,
-    /// however many commands it sends.
-    #[inline]
-    fn take_buffer(&mut self, c: u32, class: usize) -> Option<Buffer> {
-        let left = self.pool.left(class);
-        let have = &mut self.connection(c).have[class];
-        if *have >= left {
-            return None;
-        }
-        *have += 1;
-        self.pool.take(class)
-    }
-    #[inline]
-    fn give_buffer(&mut self, c: u32, buffer: Buffer) {
-        self.connection(c).have[buffer.class()] -= 1;
-        self.pool.give(buffer);
-    }
-    /// Gives free buffers to the connections that wait for them; returns whether any was given. A connection that gets one goes
-    /// to the end of the line; one that may have no more keeps its place.
-    #[inline]
-    pub(super) fn hand_out(&mut self, class: usize) -> bool {
-        let (mut at, mut given) = (0, false);
-        while self.pool.left(class) > 0
-            && let Some(&c) = self.waiting[class].get(at)
-        {
-            let Some(buffer) = self.take_buffer(c, class) else {
-                at += 1;
-                continue;
-            };
-            self.waiting[class].remove(at);
-            let want = &mut self.connection(c).want[class];
-            let n = want.pop_front().expect("who is in the line wants a buffer");
-            if !want.is_empty() {
-                self.waiting[class].push_back(c);
-            }
-            self.begin(c, n, buffer);
-            given = true;
-        }
-        given
-    }
     /// A command has its buffer.
-    fn begin(&mut self, c: u32, n: u32, buffer: Buffer) {
+    pub(super) fn begin(&mut self, c: u32, n: u32, buffer: Buffer) {
         let Some(command) = self.commands.get_mut(n) else { return self.give_buffer(c, buffer) };
         let ticket = command.ticket;
         match command.stage {
@@ -341,17 +303,21 @@ impl Core<'_> {
                 command.buffer = Some(buffer);
                 self.store(n, backend, Work::Read { offset, to: place, fua });
             }
-            Stage::Copy { backend, offset, at, len, fua } => {
+            Stage::Copy(len, then) => {
                 let to = buffer.offset();
-                let copied = self.pool.mr().copy_from(to, self.receives.mr(), at..at + len as usize);
-                debug_assert!(copied.is_ok(), "both are inside of their regions");
-                if let Some(capsule) = command.capsule.take() {
-                    self.receives.give(capsule);
-                }
-                let from = Place { mr: Arc::clone(self.pool.mr()), at: to, len: len as usize };
-                command.stage = Stage::Storage(None);
+                let capsule = command.capsule.take();
+                command.stage = Stage::Fetched(len, then);
                 command.buffer = Some(buffer);
-                self.store(n, backend, Work::Write { offset, from, fua });
+                let copied = match &capsule {
+                    Some(Capsule::Kept(_, at)) => {
+                        self.pool.mr().copy_from(to, self.receives.mr(), *at..at + len as usize)
+                    }
+                    Some(Capsule::Copied(data)) => self.pool.mr().write(to, data),
+                    _ => Ok(()),
+                };
+                debug_assert!(copied.is_ok(), "both are inside of their regions");
+                self.drop_data(c, capsule);
+                self.fetched(c, n);
             }
             Stage::Fetched(..)
             | Stage::Place { .. }
@@ -427,7 +393,7 @@ impl Core<'_> {
         if let Some(buffer) = command.buffer {
             self.give_buffer(command.connection, buffer);
         }
-        self.drop_capsule(command.capsule);
+        self.drop_data(command.connection, command.capsule);
         self.connection(command.connection).commands -= 1;
         Some(command.connection)
     }
@@ -435,6 +401,15 @@ impl Core<'_> {
     fn drop_capsule(&mut self, capsule: Option<u32>) {
         if let Some(buffer) = capsule {
             self.receives.give(buffer);
+        }
+    }
+    /// Gives back what data came in.
+    #[inline]
+    fn drop_data(&mut self, c: u32, capsule: Option<Capsule>) {
+        match capsule {
+            None | Some(Capsule::Copied(_)) => {}
+            Some(Capsule::Now(buffer)) => self.receives.give(buffer),
+            Some(Capsule::Kept(buffer, _)) => self.give_capsule(c, buffer),
         }
     }
     /// Where a capsule's data are in the region of receives.

@@ -9,7 +9,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::config::Port;
 use crate::limits;
 use crate::nqn::Nqn;
-use crate::target::{Place, State, Target};
+use crate::target::{Arrival, State, Target};
 use crate::window::Window;
 use crate::wire::discovery::{Header, RdmaAddress, Record};
 use crate::wire::zero_padded;
@@ -19,13 +19,13 @@ pub(crate) fn len(target: &Target, host: &Nqn) -> u64 {
     records(&target.lock(), host).count() as u64 * Record::LEN as u64 + size_of::<Header>() as u64
 }
 
-/// The log that `host` sees, which is connected at `place`.
-pub(crate) fn fill(target: &Target, host: &Nqn, place: Place, window: &mut Window<'_>) {
+/// The log that `host` sees, which came in as `arrival` says.
+pub(crate) fn fill(target: &Target, host: &Nqn, arrival: Arrival, window: &mut Window<'_>) {
     let state = target.lock();
     let mut at = size_of::<Header>() as u64;
     let mut count = 0;
     for (port, nqn) in records(&state, host) {
-        window.put(at, record(port, nqn, place).as_bytes());
+        window.put(at, record(port, nqn, arrival).as_bytes());
         at += Record::LEN as u64;
         count += 1;
     }
@@ -43,9 +43,9 @@ fn records<'a>(state: &'a State, host: &'a Nqn) -> impl Iterator<Item = (&'a Por
 }
 
 /// The record of a subsystem, or of the discovery subsystem.
-fn record(port: &Port, nqn: Option<&Nqn>, place: Place) -> Record {
+fn record(port: &Port, nqn: Option<&Nqn>, arrival: Arrival) -> Record {
     // A port that listens on any address is reached as the host has reached us.
-    let ip = if port.address.ip().is_unspecified() { place.local.ip() } else { port.address.ip() };
+    let ip = if port.address.ip().is_unspecified() { arrival.local.ip() } else { port.address.ip() };
     Record {
         transport: Record::RDMA,
         family: if ip.is_ipv4() { 1 } else { 2 },

@@ -13,7 +13,7 @@ use crate::association::Association;
 use crate::data::{Remote, to_host};
 use crate::limits;
 use crate::status::{Fault, Status};
-use crate::target::{Place, Target};
+use crate::target::{Arrival, Target};
 use crate::time::Instant;
 use crate::wire::fabrics::{self, PropertyCommand, fctype};
 use crate::wire::identify::{self, cns};
@@ -43,7 +43,7 @@ pub(crate) enum Verdict {
 pub(crate) struct Controller {
     target: Target,
     association: Arc<Association>,
-    place: Place,
+    arrival: Arrival,
     properties: Properties,
     features: Features,
     pub events: Events,
@@ -56,7 +56,7 @@ impl Controller {
         now: Instant,
         target: Target,
         association: Arc<Association>,
-        place: Place,
+        arrival: Arrival,
         kato_ms: u32,
     ) -> Self {
         let events = Events::new(&target, association.live.as_ref());
@@ -64,7 +64,7 @@ impl Controller {
         Self {
             target,
             association,
-            place,
+            arrival,
             properties: Properties::default(),
             features,
             events,
@@ -145,8 +145,8 @@ impl Controller {
     }
 
     fn sources(&mut self) -> Sources<'_> {
-        let Self { target, association, events, place, .. } = self;
-        Sources { target, association, events, place: *place }
+        let Self { target, association, events, arrival, .. } = self;
+        Sources { target, association, events, arrival: *arrival }
     }
 
     fn fabrics(&mut self, command: &PropertyCommand) -> Result<Verdict, Fault> {

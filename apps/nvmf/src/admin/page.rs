@@ -11,7 +11,7 @@ use crate::config::{Namespace, Settings};
 use crate::limits;
 use crate::live::Table;
 use crate::nqn::Nqn;
-use crate::target::{Place, Target};
+use crate::target::{Arrival, Target};
 use crate::window::Window;
 use crate::wire::identify::{self, DescriptorHead};
 use crate::wire::log::{self, Effects, lid};
@@ -46,7 +46,7 @@ pub(crate) struct Sources<'a> {
     pub target: &'a Target,
     pub association: &'a Association,
     pub events: &'a mut Events,
-    pub place: Place,
+    pub arrival: Arrival,
 }
 
 /// Log pages with a fixed length, and that length.
@@ -122,7 +122,7 @@ impl Sources<'_> {
             lid::EFFECTS => window.put(0, effects().as_bytes()),
             lid::DISCOVERY => {
                 let host = &self.association.host;
-                discovery::fill(self.target, host, self.place, window);
+                discovery::fill(self.target, host, self.arrival, window);
             }
             _ => {}
         }

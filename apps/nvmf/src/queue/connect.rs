@@ -1,7 +1,5 @@
 //! How a queue begins: the connection request, then Connect.
 
-use core::net::SocketAddr;
-
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, FromZeros};
 
@@ -9,7 +7,7 @@ use crate::admin::Controller;
 use crate::data::{Need, from_host};
 use crate::limits;
 use crate::status::{Fault, Status};
-use crate::target::{Joined, Place, Target};
+use crate::target::{Arrival, Joined, Target};
 use crate::time::Instant;
 use crate::wire::Sqe;
 use crate::wire::cm::{RejectReason, ReplyData, RequestData};
@@ -33,7 +31,7 @@ pub struct Accepted {
 }
 
 impl Queue {
-    /// Judges a connection request of a host that arrived at `port` of `target`, on address `local`, by its private data.
+    /// Judges a connection request of a host, by its private data.
     /// Anyone may connect: the program bounds how many connections there are.
     ///
     /// # Errors
@@ -41,8 +39,7 @@ impl Queue {
     pub fn accept(
         target: &Target,
         now: Instant,
-        port: u16,
-        local: SocketAddr,
+        arrival: Arrival,
         private: &[u8],
     ) -> Result<Accepted, RejectReason> {
         let (request, _) = RequestData::read_from_prefix(private).map_err(|_| RejectReason::Length)?;
@@ -70,7 +67,7 @@ impl Queue {
         let receives = if qid == 0 { entries + limits::EVENT_REQUESTS as u16 } else { entries };
         let queue = Self {
             target: target.clone(),
-            place: Place { port, local },
+            arrival,
             qid,
             entries,
             sq_head: 0,
@@ -163,10 +160,10 @@ impl Queue {
         data: &ConnectData,
     ) -> Result<Option<u64>, Fault> {
         let (role, cntlid) = if self.qid == 0 {
-            let Some(association) = self.target.connect_admin(self.place, data)? else { return Ok(None) };
+            let Some(association) = self.target.connect_admin(self.arrival, data)? else { return Ok(None) };
             let cntlid = association.cntlid;
             let target = self.target.clone();
-            let controller = Controller::new(now, target, association, self.place, command.kato_ms);
+            let controller = Controller::new(now, target, association, self.arrival, command.kato_ms);
             (Role::Admin(Box::new(controller)), cntlid)
         } else {
             let Some(joined) = self.target.connect_io(self.qid, data)? else { return Ok(None) };

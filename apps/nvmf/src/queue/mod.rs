@@ -15,12 +15,13 @@ use crate::admin::{Controller, Verdict};
 use crate::association::{Association, ErrorOf, Life};
 use crate::counters::QueueCounters;
 use crate::data::{Remote, Source};
+use crate::fair::Who;
 use crate::in_flight::{InFlight, Serving};
 use crate::io::{self, Action, BackendError, Kind, Request, Running};
 use crate::limits;
 use crate::live::{Live, Snapshot, Table};
 use crate::status::{Fault, Status};
-use crate::target::{Place, Target};
+use crate::target::{Arrival, Target};
 use crate::time::Instant;
 use crate::wire::fabrics::ConnectData;
 use crate::wire::fabrics::{self, ConnectCommand, fctype};
@@ -84,7 +85,7 @@ pub enum End {
 #[derive(Debug)]
 pub struct Queue {
     target: Target,
-    place: Place,
+    arrival: Arrival,
     qid: u16,
     /// Entries of the submission queue: what the connection request said, then what Connect said.
     entries: u16,
@@ -139,6 +140,14 @@ impl Queue {
     /// The controller that it belongs to, once Connect is done.
     pub fn cntlid(&self) -> Option<u16> {
         self.association().map(|a| a.cntlid)
+    }
+    /// Who the host is, as far as it has said.
+    pub fn who(&self) -> Who {
+        let address = self.arrival.peer;
+        match self.association() {
+            None => Who::at(address),
+            Some(association) => Who::named(address, &association.host, &association.host_id),
+        }
     }
     /// The host, once Connect is done.
     pub fn host(&self) -> Option<crate::Nqn> {

@@ -6,7 +6,8 @@ use nvmf::wire::fabrics::{ConnectCommand, ConnectData, PropertyCommand, fctype};
 use nvmf::wire::identify::cns;
 use nvmf::wire::{Sgl, Sqe, admin_opcode};
 use nvmf::{
-    BackendError, End, Instant, Nqn, Op, Queue, Remote, Request, Response, Source, Step, Target, Ticket,
+    Arrival, BackendError, End, Instant, Nqn, Op, Queue, Remote, Request, Response, Source, Step, Target,
+    Ticket,
 };
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
@@ -24,6 +25,12 @@ pub const HOST_ID: [u8; 16] =
 
 pub fn nqn(text: &str) -> Nqn {
     text.parse().expect("an NQN")
+}
+
+/// Where connections come in, at port 1 and from one host.
+pub fn arrival() -> Arrival {
+    let local = "10.99.0.3:4420".parse().expect("an address");
+    Arrival { port: 1, local, peer: "10.99.0.9".parse().expect("an address") }
 }
 
 pub fn namespace(nsid: u32, blocks: u64) -> Namespace {
@@ -94,8 +101,7 @@ impl Program {
     /// A connection, as the request says.
     pub fn connection(&self, qid: u16, entries: u16) -> Queue {
         let private = request(qid, entries);
-        let local = "10.99.0.3:4420".parse().expect("an address");
-        Queue::accept(&self.target, self.now, 1, local, &private).expect("a connection").queue
+        Queue::accept(&self.target, self.now, arrival(), &private).expect("a connection").queue
     }
     /// The admin queue of a new controller, which is enabled.
     pub fn admin(&mut self) -> (Queue, u16) {
