@@ -52,7 +52,8 @@ fn requests_that_are_wrong_are_refused_with_the_transports_status() {
 #[test]
 fn more_connections_than_there_may_be_are_refused() {
     let mut setup = Setup::default();
-    setup.config.connections = 2;
+    // A host has half of them at most.
+    setup.config.connections = 4;
     with_target(&setup, |view| {
         let mut host = view.host(1);
         let connect = |host: &mut Host<'_>| HostQueue::connect(host, view.at, 0, 32);
@@ -267,6 +268,58 @@ fn a_slow_host_leaves_buffers_for_others() {
             other.call(&mut queue, &large(&mr), Data::Elsewhere).unwrap();
         }
         assert!(!deaf.is_disconnected().unwrap(), "it was not waited for");
+    });
+}
+
+// Goal: a host that makes as many connections as it can, and says nothing on them, keeps nobody else out: neither a host at another
+// address nor, when others have the rest, one that a subsystem names; it is refused by the transport's status.
+#[test]
+fn connections_are_shared_by_host_and_there_is_room_for_those_that_are_named() {
+    let mut setup = Setup::default();
+    setup.config.connections = 16;
+    with_target(&setup, |view| {
+        let theirs = nqn("nqn.2024-01.test:theirs");
+        let subsystem = view.target.subsystems().remove(0);
+        let hosts = nvmf::config::Hosts::Listed(vec![crate::common::host_name(3)]);
+        let serial = "43".try_into().unwrap();
+        let subsystem = nvmf::config::Subsystem {
+            nqn: theirs.clone(),
+            serial,
+            hosts,
+            namespaces: Vec::new(),
+            ..subsystem
+        };
+        view.target.add_subsystem(subsystem).unwrap();
+        let as_many_as_it_can = |host: &mut Host<'_>| {
+            let mut queues = Vec::new();
+            loop {
+                match HostQueue::connect(host, view.at, 0, 8) {
+                    Ok(queue) => queues.push(queue),
+                    Err(HostError::Refused(status)) => {
+                        assert_eq!(status, RejectReason::Resources as u16);
+                        return queues;
+                    }
+                    Err(e) => panic!("{e}"),
+                }
+            }
+        };
+        let mut greedy = view.host(1);
+        let silent = as_many_as_it_can(&mut greedy);
+        assert_eq!(silent.len(), 6, "half of the twelve that are not kept");
+        // Another address is served, though those six stay.
+        let mut other = view.host(2);
+        other.connect_from(crate::common::OTHERS[0]);
+        let mut controller =
+            Controller::connect(&mut other, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+        controller.io_queue(&mut other, 1, 16).unwrap();
+        let more = as_many_as_it_can(&mut other);
+        assert!(view.usage().connections < 16, "{:?}", view.usage());
+        // And so is one that is named, at a third address.
+        let mut named = view.host(3);
+        named.connect_from(crate::common::OTHERS[1]);
+        let mut controller = Controller::connect(&mut named, view.at, &theirs, Options::default()).unwrap();
+        controller.io_queue(&mut named, 1, 16).unwrap();
+        assert!(!silent.is_empty() && !more.is_empty());
     });
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64};
 
+use crate::fair::Who;
 use crate::limits;
 use crate::live::Live;
 use crate::nqn::Nqn;
@@ -20,6 +21,10 @@ pub(crate) struct Association {
     pub cntlid: u16,
     pub host: Nqn,
     pub host_id: [u8; 16],
+    /// The party that this stands for.
+    pub who: Who,
+    /// The subsystem names the host in its list.
+    pub named: bool,
     /// None for a discovery controller.
     pub live: Option<Arc<Live>>,
     /// 0 when it is over, else a number that changes with each reset, which ends the I/O queues.
@@ -28,6 +33,16 @@ pub(crate) struct Association {
     traffic: AtomicBool,
     queues: Mutex<Queues>,
     errors: Mutex<ErrorLog>,
+}
+
+/// A host that wants a controller.
+#[derive(Debug)]
+pub(crate) struct Applicant {
+    pub host: Nqn,
+    pub host_id: [u8; 16],
+    pub who: Who,
+    /// The subsystem names it.
+    pub named: bool,
 }
 
 /// The I/O queues that were granted, and those that exist.
@@ -52,12 +67,15 @@ pub(crate) enum NoQueue {
 }
 
 impl Association {
-    pub fn new(cntlid: u16, host: Nqn, host_id: [u8; 16], live: Option<Arc<Live>>, io_queues: u16) -> Self {
+    pub fn new(cntlid: u16, host: Applicant, live: Option<Arc<Live>>, io_queues: u16) -> Self {
+        let Applicant { host, host_id, who, named } = host;
         let granted = if live.is_some() { io_queues } else { 0 };
         Self {
             cntlid,
             host,
             host_id,
+            who,
+            named,
             live,
             life: AtomicU32::new(1),
             traffic: AtomicBool::new(false),
@@ -206,7 +224,9 @@ mod tests {
 
     fn association() -> Association {
         let live = Live::new("nqn.2024-01.test:a".parse().unwrap(), Default::default(), Default::default());
-        Association::new(1, "nqn.2024-01.test:h".parse().unwrap(), [1; 16], Some(Arc::new(live)), 4)
+        let host: Nqn = "nqn.2024-01.test:h".parse().unwrap();
+        let who = Who::named([10, 0, 0, 1].into(), &host, &[1; 16]);
+        Association::new(1, Applicant { host, host_id: [1; 16], who, named: false }, Some(Arc::new(live)), 4)
     }
 
     #[test]

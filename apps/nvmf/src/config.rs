@@ -16,7 +16,8 @@ pub struct Settings {
     pub in_capsule: u32,
     /// The largest transfer is 2^n times 4 KiB (MDTS).
     pub mdts: u8,
-    /// Controllers of subsystems at a time.
+    /// Controllers of subsystems at a time. A host has its share of them ([`fair`](crate::fair)), and there is room for one of each
+    /// host that a subsystem names.
     pub controllers: u16,
     /// Discovery controllers at a time. Any stranger may have one.
     pub discovery_controllers: u16,
@@ -108,6 +109,13 @@ impl Hosts {
         match self {
             Self::Any => true,
             Self::Listed(list) => list.contains(host),
+        }
+    }
+    /// The hosts that are named.
+    pub(crate) fn named(&self) -> &[Nqn] {
+        match self {
+            Self::Any => &[],
+            Self::Listed(list) => list,
         }
     }
 }

@@ -25,6 +25,10 @@ pub struct Who {
 }
 
 impl Who {
+    /// Whether it has said who it is.
+    pub const fn is_named(&self) -> bool {
+        self.name != 0
+    }
     /// A host of which only the address is known.
     pub const fn at(address: IpAddr) -> Self {
         Self { address, name: 0 }
@@ -78,10 +82,18 @@ impl<const KINDS: usize> Shares<KINDS> {
         self.leave(party);
         new
     }
+    /// How many of a kind an address has.
+    pub fn of_address(&self, address: IpAddr, kind: usize) -> usize {
+        self.addresses.of_key(&address)[kind]
+    }
     /// Whether a host may have one more of a kind, of which `left` are left.
     #[inline]
     pub fn may_have(&self, party: Party, kind: usize, left: usize) -> bool {
         may_have(self.has(party, kind), self.addresses.of(party.address)[kind], left)
+    }
+    /// The same for a host that may have no connection yet.
+    pub fn may_come(&self, who: Who, kind: usize, left: usize) -> bool {
+        may_have(self.hosts.of_key(&who)[kind], self.addresses.of_key(&who.address)[kind], left)
     }
     /// How many of a kind a host has.
     #[inline]
@@ -148,6 +160,9 @@ impl<K: Copy + Eq + Hash, const KINDS: usize> Members<K, KINDS> {
             self.by_key.remove(&member.key);
             self.free.push(n);
         }
+    }
+    fn of_key(&self, key: &K) -> [usize; KINDS] {
+        self.by_key.get(key).map_or([0; KINDS], |&n| *self.of(n))
     }
     #[inline]
     fn of(&self, n: u32) -> &[usize; KINDS] {

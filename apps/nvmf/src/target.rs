@@ -4,12 +4,14 @@
 //! commands that concern the target, and changes lock it; commands on I/O queues do not.
 
 use core::net::{IpAddr, SocketAddr};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::association::{Association, Life, NoQueue};
+use crate::association::{Applicant, Association, Life, NoQueue};
 use crate::config::{ConfigError, Hosts, Namespace, Port, Ports, Settings, Subsystem, check_blocks};
 use crate::counters::Totals;
+use crate::fair::{Who, may_have};
 use crate::live::{Live, Table};
 use crate::nqn::Nqn;
 use crate::status::{Fault, Status};
@@ -109,6 +111,15 @@ impl Target {
         Ok(self.lock().served(subsystem)?.live.counters.totals())
     }
 
+    /// Whether a subsystem names its hosts.
+    pub fn names_hosts(&self) -> bool {
+        self.lock().subsystems.iter().any(|s| !s.hosts.named().is_empty())
+    }
+
+    /// Whether the controller of this number has a host at this address that the subsystem names.
+    pub(crate) fn is_of_named(&self, cntlid: u16, peer: IpAddr) -> bool {
+        self.lock().associations.iter().any(|a| a.cntlid == cntlid && a.named && a.who.address == peer)
+    }
     /// Whether there is a controller of this number.
     pub(crate) fn has_controller(&self, cntlid: u16) -> bool {
         self.lock().associations.iter().any(|a| a.cntlid == cntlid)
@@ -328,6 +339,7 @@ impl Target {
     pub(crate) fn connect_admin(
         &self,
         arrival: Arrival,
+        named_only: bool,
         data: &ConnectData,
     ) -> Result<Option<Arc<Association>>, Fault> {
         if data.cntlid.get() != ConnectData::ANY_CONTROLLER {
@@ -336,8 +348,8 @@ impl Target {
         let subsystem = Nqn::of_field(&data.subsystem).map_err(|_| ConnectField::Subsystem)?;
         let host = Nqn::of_field(&data.host).map_err(|_| ConnectField::Host)?;
         let mut state = self.lock();
-        let live = if subsystem.is_discovery() {
-            None
+        let (live, named) = if subsystem.is_discovery() {
+            (None, false)
         } else {
             let served = state.served(&subsystem).ok().filter(|s| s.ports.has(arrival.port));
             let served = served.ok_or(ConnectField::Subsystem)?;
@@ -347,22 +359,29 @@ impl Target {
             if served.live.unfinished.has(&host, &data.host_id) {
                 return Ok(None);
             }
-            Some(Arc::clone(&served.live))
+            (Some(Arc::clone(&served.live)), !served.hosts.named().is_empty())
         };
         let settings = self.settings();
+        let who = Who::named(arrival.peer, &host, &data.host_id);
+        let host = Applicant { host, host_id: data.host_id, who, named };
         let most = if live.is_some() { settings.controllers } else { settings.discovery_controllers };
-        if state.associations.iter().filter(|a| a.live.is_some() == live.is_some()).count() >= most as usize {
+        if named_only && !named || !state.has_room(live.is_none(), &host, most as usize) {
             return Err(Status::ControllerBusy.into());
         }
         let cntlid = state.free_cntlid().ok_or(Status::ControllerBusy)?;
-        let association = Association::new(cntlid, host, data.host_id, live, settings.io_queues);
+        let association = Association::new(cntlid, host, live, settings.io_queues);
         let association = Arc::new(association);
         state.associations.push(Arc::clone(&association));
         Ok(Some(association))
     }
 
     /// The controller that an I/O queue belongs to. None while commands of the host's earlier queues are not over.
-    pub(crate) fn connect_io(&self, qid: u16, data: &ConnectData) -> Result<Option<Joined>, Fault> {
+    pub(crate) fn connect_io(
+        &self,
+        qid: u16,
+        named_only: bool,
+        data: &ConnectData,
+    ) -> Result<Option<Joined>, Fault> {
         let subsystem = Nqn::of_field(&data.subsystem).map_err(|_| ConnectField::Subsystem)?;
         let host = Nqn::of_field(&data.host).map_err(|_| ConnectField::Host)?;
         let state = self.lock();
@@ -377,6 +396,9 @@ impl Target {
         }
         if association.host_id != data.host_id {
             return Err(ConnectField::HostId.into());
+        }
+        if named_only && !association.named {
+            return Err(Status::ControllerBusy.into());
         }
         let taken = association.take_queue(qid);
         // Checked after `take_queue`: a queue marks its end before it gives its number back.
@@ -403,6 +425,30 @@ impl Target {
 }
 
 impl State {
+    /// Whether a host may have one more controller of a kind, of which there may be `most`. Room is kept for one of each host that
+    /// a subsystem names, but of half of them at most.
+    fn has_room(&self, discovery: bool, host: &Applicant, most: usize) -> bool {
+        let (mut all, mut hosts, mut addresses) = (0, 0, 0);
+        for association in self.associations.iter().filter(|a| a.live.is_none() == discovery) {
+            all += 1;
+            hosts += usize::from(association.who == host.who);
+            addresses += usize::from(association.who.address == host.who.address);
+        }
+        let kept = if host.named || discovery { 0 } else { self.named_that_are_away().min(most / 2) };
+        may_have(hosts, addresses, most.saturating_sub(all + kept))
+    }
+    /// Hosts that subsystems name, and that have no controller there.
+    fn named_that_are_away(&self) -> usize {
+        let here: HashSet<_> = self
+            .associations
+            .iter()
+            .filter(|a| a.named)
+            .filter_map(|a| Some((&a.live.as_ref()?.nqn, &a.host)))
+            .collect();
+        let away =
+            |s: &Served| s.hosts.named().iter().filter(|&host| !here.contains(&(&s.live.nqn, host))).count();
+        self.subsystems.iter().map(away).sum()
+    }
     /// A number that no controller has; those that were used last come last.
     fn free_cntlid(&mut self) -> Option<u16> {
         for _ in 0..CNTLID_MAX {

@@ -389,7 +389,8 @@ fn a_connection_that_never_connects_and_a_discovery_that_stays_are_ended() {
 
 #[test]
 fn controllers_are_bounded_and_discovery_takes_none_of_the_others() {
-    let settings = Settings { controllers: 2, discovery_controllers: 1, ..Settings::default() };
+    // A host has half of them at most.
+    let settings = Settings { controllers: 4, discovery_controllers: 1, ..Settings::default() };
     let target = Target::new(settings).unwrap();
     target.add_subsystem(crate::common::subsystem(vec![])).unwrap();
     let mut p = Program::new(8);
@@ -411,6 +412,45 @@ fn controllers_are_bounded_and_discovery_takes_none_of_the_others() {
     assert_eq!(cntlid, 4);
     drop(second);
     p.discovery(HOST);
+}
+
+// Goal: whoever has many names at one address, or many addresses, keeps nobody out that a subsystem names, and an address keeps none
+// of the others out.
+#[test]
+fn controllers_are_shared_by_host_and_there_is_room_for_those_that_are_named() {
+    const NAMED: &str = "nqn.2024-01.test:named-host";
+    let target = Target::new(Settings { controllers: 12, ..Settings::default() }).unwrap();
+    target.add_subsystem(crate::common::subsystem(vec![])).unwrap();
+    let theirs = nqn("nqn.2024-01.test:theirs");
+    let hosts = Hosts::Listed(vec![nqn(NAMED)]);
+    target
+        .add_subsystem(Subsystem { nqn: theirs.clone(), hosts, ..crate::common::subsystem(vec![]) })
+        .unwrap();
+    let mut p = Program::new(8);
+    p.target = target;
+    let connect = |p: &mut Program, address: u8, host: &str, subsystem: &str| {
+        let arrival = Arrival { peer: [10, 99, 1, address].into(), ..arrival() };
+        let mut queue = Queue::accept(&p.target, p.now, arrival, &request(0, 32)).unwrap().queue;
+        let mut data = connect_data(0xFFFF, subsystem);
+        data.host = nvmf::wire::zero_padded(host);
+        let sqe = p.connect_sqe(0, 31, 0);
+        let status = p.send(&mut queue, &sqe, data.as_bytes()).cqe.status.get();
+        assert!(status == 0 || status == Status::ControllerBusy.field(), "{status:#x}");
+        (status == 0).then_some(queue)
+    };
+    let one: Vec<_> = (0..20).filter_map(|_| connect(&mut p, 1, HOST, SUBSYSTEM)).collect();
+    assert_eq!(one.len(), 6, "half of those that are not kept");
+    let name = |n: u8| format!("nqn.2024-01.test:name{n}");
+    let names: Vec<_> = (0..20).filter_map(|n| connect(&mut p, 1, &name(n), SUBSYSTEM)).collect();
+    assert_eq!(one.len() + names.len(), 8, "two thirds are the most that an address has");
+    let others: Vec<_> = (2..20).filter_map(|n| connect(&mut p, n, &name(n), SUBSYSTEM)).collect();
+    assert_eq!(others.len(), 3);
+    assert!(connect(&mut p, 99, HOST, SUBSYSTEM).is_none(), "the last one is kept");
+    let named = connect(&mut p, 99, NAMED, theirs.as_str()).expect("it is kept for this host");
+    assert!(named.is_named() && !others[0].is_named());
+    assert!(connect(&mut p, 98, NAMED, theirs.as_str()).is_none(), "there are twelve");
+    drop(one);
+    connect(&mut p, 99, HOST, SUBSYSTEM).expect("there is room again");
 }
 
 #[test]

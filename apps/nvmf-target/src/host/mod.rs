@@ -14,7 +14,7 @@ pub use error::HostError;
 pub(crate) use error::in_words;
 pub use queue::{Data, HostQueue};
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use nvmf::Nqn;
@@ -43,6 +43,8 @@ pub struct Host<'c> {
     name: Nqn,
     id: [u8; 16],
     events: EventChannel,
+    /// The address that it connects from, where it is not left open.
+    address: Option<SocketAddr>,
     beside: Option<Box<dyn FnMut() + 'c>>,
 }
 
@@ -55,11 +57,15 @@ impl<'c> Host<'c> {
         let shards = if *drive == Drive::Embedded { context.shards() } else { 0 };
         let reactors = (0..shards).map(|shard| context.reactor(shard)).collect::<Result<_, _>>()?;
         let (pd, events) = (context.alloc_pd()?, EventChannel::new()?);
-        Ok(Self { context, pd, reactors, name, id, events, beside: None })
+        Ok(Self { context, pd, reactors, name, id, events, address: None, beside: None })
     }
     /// From now on each turn of the host calls `what`, too.
     pub fn beside(&mut self, what: impl FnMut() + 'c) {
         self.beside = Some(Box::new(what));
+    }
+    /// From now on it connects from this address of its device.
+    pub fn connect_from(&mut self, address: IpAddr) {
+        self.address = Some(SocketAddr::new(address, 0));
     }
     /// Its device.
     pub fn context(&self) -> &'c Context {

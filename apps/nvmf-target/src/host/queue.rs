@@ -80,7 +80,7 @@ impl HostQueue {
     ) -> Result<Self, HostError> {
         let depth = entries as usize;
         let id = host.context.create_id(Some(&host.events), PortSpace::Tcp)?;
-        id.resolve_addr(None, to, RESOLVING)?;
+        id.resolve_addr(host.address, to, RESOLVING)?;
         drop(host.outcome(&id, to, CmEventType::AddrResolved)?);
         id.resolve_route(RESOLVING)?;
         drop(host.outcome(&id, to, CmEventType::RouteResolved)?);

@@ -65,6 +65,10 @@ pub struct Connection {
     /// The host, and its place among those that share what the core has.
     pub who: Who,
     pub party: Party,
+    /// The host is none that a subsystem names, as far as is known.
+    pub guest: bool,
+    /// Connections that the core had accepted before.
+    pub number: u64,
     /// What this connection has of that.
     pub has: [usize; KINDS],
     /// What waits to be posted.
@@ -115,7 +119,7 @@ pub enum Ending {
 
 impl Connection {
     pub fn new(accepted: Accepted, id: CmId, qp: Arc<Qp>, sq: SendQueue, party: Party) -> Self {
-        let Accepted { queue, receives, sends, .. } = accepted;
+        let Accepted { queue, receives, sends, named, .. } = accepted;
         let who = queue.who();
         Self {
             sq,
@@ -131,6 +135,8 @@ impl Connection {
             want: Default::default(),
             who,
             party,
+            guest: !named,
+            number: 0,
             has: [0; KINDS],
             waiting: VecDeque::new(),
             ending: Ending::No,

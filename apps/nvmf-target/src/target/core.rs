@@ -1,13 +1,14 @@
 //! A core: one thread's share of the target.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use nvmf::fair::{Shares, Turns};
 use nvmf::limits::{DISCOVERY_MDTS, INPUT_MAX};
+use nvmf::status::Status;
 use nvmf::wire::Sqe;
 use nvmf::{Instant, Queue, Remote, Response, Step, Target, Ticket};
 use tracing::{debug, warn};
@@ -36,6 +37,8 @@ const LOOK: u64 = 32;
 const TEND: Duration = Duration::from_millis(10);
 /// After so long a failure of storage is logged again.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// Different things that are logged in such a time, at most.
+const SAID_MAX: usize = 64;
 /// Turns without work after which the thread lets others run.
 const IDLE_TURNS: u64 = 256;
 /// Requests for connections that are handled at a time, and events.
@@ -132,21 +135,30 @@ pub struct Core<'c> {
     /// The last turn that left no completion.
     pub(super) emptied: u64,
     tended: Instant,
-    said: Said,
+    said: Said<nvmf::BackendError>,
+    /// Addresses of which a connection or a controller was refused.
+    pub(super) refused: Said<IpAddr>,
+    /// Connections of hosts that no subsystem names.
+    pub(super) guests: usize,
 }
 
-/// The failures of storage that were logged, each with its last time.
-#[derive(Default)]
-struct Said(Vec<(nvmf::BackendError, Instant)>);
+/// What was logged, each with its last time.
+pub(super) struct Said<T>(Vec<(T, Instant)>);
 
-impl Said {
-    /// Whether this is to be logged now: it was not for a while.
-    fn is_news(&mut self, error: nvmf::BackendError, now: Instant) -> bool {
-        if self.0.iter().any(|&(said, at)| said == error && now < at.after(SAY_AGAIN)) {
+impl<T> Default for Said<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: PartialEq> Said<T> {
+    /// Whether this is to be logged now: it was not for a while, and not too much else was.
+    pub(super) fn is_news(&mut self, what: T, now: Instant) -> bool {
+        self.0.retain(|&(_, at)| now < at.after(SAY_AGAIN));
+        if self.0.len() >= SAID_MAX || self.0.iter().any(|(said, _)| *said == what) {
             return false;
         }
-        self.0.retain(|&(said, _)| said != error);
-        self.0.push((error, now));
+        self.0.push((what, now));
         true
     }
 }
@@ -203,6 +215,8 @@ impl<'c> Core<'c> {
             emptied: 0,
             tended: Instant::default(),
             said: Said::default(),
+            refused: Said::default(),
+            guests: 0,
             counters: Arc::default(),
             context,
             config,
@@ -393,9 +407,23 @@ impl<'c> Core<'c> {
             Ok(Step::Wait) => self.counters.connect_waits.add(1),
             Ok(step) => {
                 self.note_who(c);
+                if matches!(&step, Step::Respond(response) if response.cqe.status.get() == Status::ControllerBusy.field())
+                {
+                    self.say_no_controller(c);
+                }
                 self.advance(c, step, None);
             }
             Err(end) => self.close(c, &end),
+        }
+    }
+    #[cold]
+    fn say_no_controller(&mut self, c: u32) {
+        let peer = self.who(c).address;
+        if self.refused.is_news(peer, self.now) {
+            warn!(
+                %peer,
+                "a host gets no controller: a host has no more than are left, and some are kept for hosts that a subsystem names"
+            );
         }
     }
     /// A command is done, or has failed.

@@ -13,6 +13,7 @@ use zerocopy::IntoBytes;
 use super::connection::{Connection, Ending, INLINE, Outgoing};
 use super::core::Core;
 use super::meter::Gauge;
+use super::party::{CONNECTIONS, Room};
 use super::pool::CLASSES;
 
 /// Room in a send queue besides that for the commands of the connection.
@@ -77,12 +78,19 @@ impl Core<'_> {
             Some(other) => drop(self.others[other].send(admitted)),
         }
     }
-    pub(super) fn admit(&mut self, Admitted { id, accepted }: Admitted) {
+    pub(super) fn admit(&mut self, Admitted { id, mut accepted }: Admitted) {
         let peer = id.peer_addr();
-        if self.by_qpn.len() >= self.config.connections {
-            self.counters.refused.add(1);
-            let _ = id.reject(RejectReason::Resources.data().as_bytes());
-            return;
+        let who = accepted.queue.who();
+        match self.room(who, accepted.named) {
+            Room::Free => {}
+            Room::Kept => accepted.queue.keep_for_named(),
+            Room::None => {
+                self.counters.refused.add(1);
+                self.say_refused(who);
+                self.make_room(who);
+                let _ = id.reject(RejectReason::Resources.data().as_bytes());
+                return;
+            }
         }
         match self.try_admit(id, accepted) {
             Ok(c) => {
@@ -139,7 +147,10 @@ impl Core<'_> {
         }
         self.cq_needed = needed;
         self.by_qpn.insert(connection.qp.qp_num().get(), c as u32);
+        connection.number = self.counters.accepted.get();
+        self.guests += usize::from(connection.guest);
         self.connections[c] = Some(Box::new(connection));
+        self.took(c as u32, CONNECTIONS);
         Ok(c as u32)
     }
 
@@ -249,7 +260,10 @@ impl Core<'_> {
                 self.cq_needed -= connection.qp.cap().max_send_wr;
                 self.receives.remove(connection.receives);
                 self.by_qpn.remove(&qpn);
-                self.shares.leave(connection.party);
+                self.guests -= usize::from(connection.guest);
+                let party = connection.party;
+                self.gave(c, CONNECTIONS);
+                self.shares.leave(party);
                 self.connections[c as usize] = None;
                 true
             }

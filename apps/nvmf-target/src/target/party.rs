@@ -1,15 +1,36 @@
 //! What the hosts of a core share: its buffers, the capsules that it keeps, and its connections. Who may have how much, and whose
 //! turn it is, says [`nvmf::fair`].
 
-use nvmf::fair::Who;
+use std::collections::HashMap;
+use std::net::IpAddr;
 
+use nvmf::Queue;
+use nvmf::fair::Who;
+use tracing::warn;
+
+use super::connection::Ending;
 use super::core::Core;
 use super::pool::{Buffer, CLASSES};
 
 /// Capsules with data that wait for the storage, behind the kinds of buffers.
 pub const CAPSULES: usize = CLASSES;
+/// Connections, behind the capsules.
+pub const CONNECTIONS: usize = CAPSULES + 1;
 /// What is shared.
-pub const KINDS: usize = CAPSULES + 1;
+pub const KINDS: usize = CONNECTIONS + 1;
+/// Where a subsystem names its hosts, one connection of so many is kept for those.
+const KEPT: usize = 4;
+
+/// Whether there is room for one more connection of a host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Room {
+    /// There is.
+    Free,
+    /// Only if a subsystem names the host, which it will say.
+    Kept,
+    /// There is none, or the host has its share.
+    None,
+}
 
 impl Core<'_> {
     /// Who the host of a connection is.
@@ -24,6 +45,10 @@ impl Core<'_> {
         if connection.who == who {
             return;
         }
+        if connection.guest && connection.queue.as_ref().is_some_and(Queue::is_named) {
+            connection.guest = false;
+            self.guests -= 1;
+        }
         connection.who = who;
         connection.party = self.shares.rename(connection.party, who, &connection.has);
         for (waiting, want) in self.waiting.iter_mut().zip(&connection.want) {
@@ -33,6 +58,59 @@ impl Core<'_> {
             }
         }
     }
+    /// Whether there is room for one more connection of a host; `named`: one that a subsystem names.
+    pub(super) fn room(&self, who: Who, named: bool) -> Room {
+        let most = self.config.connections;
+        let kept = if self.target.names_hosts() { most / KEPT } else { 0 };
+        let left = most.saturating_sub(self.by_qpn.len());
+        let free = if named { left } else { left.min((most - kept).saturating_sub(self.guests)) };
+        if self.shares.may_come(who, CONNECTIONS, free) {
+            Room::Free
+        } else if free < left && self.shares.may_come(who, CONNECTIONS, left - free) {
+            Room::Kept
+        } else {
+            Room::None
+        }
+    }
+    /// There is no room for a host. If others do not say who they are, the oldest connection of the address that has most of these
+    /// ends: so nobody keeps others out by connections that do nothing.
+    pub(super) fn make_room(&mut self, who: Who) {
+        let mut silent: HashMap<IpAddr, (usize, u64, u32)> = HashMap::new();
+        for (c, connection) in (0..).zip(&self.connections) {
+            let Some(connection) = connection.as_ref().filter(|connection| !connection.who.is_named()) else {
+                continue;
+            };
+            if connection.ending != Ending::No {
+                continue;
+            }
+            let (count, oldest, of) =
+                silent.entry(connection.who.address).or_insert((0, connection.number, c));
+            *count += 1;
+            if connection.number < *oldest {
+                (*oldest, *of) = (connection.number, c);
+            }
+        }
+        let ours = silent.get(&who.address).map_or(0, |&(count, ..)| count);
+        let most = silent.values().max_by_key(|&&(count, oldest, _)| (count, std::cmp::Reverse(oldest)));
+        if let Some(&(count, _, c)) = most
+            && count > ours + 1
+        {
+            self.close(c, &"the host does not say who it is, and others want its place");
+        }
+    }
+    /// A connection of a host is refused: says so, once a minute for each address.
+    pub(super) fn say_refused(&mut self, who: Who) {
+        if self.refused.is_news(who.address, self.now) {
+            let (has, most) = (self.shares.of_address(who.address, CONNECTIONS), self.config.connections);
+            let left = most.saturating_sub(self.by_qpn.len());
+            warn!(
+                peer = %who.address, has, left, most,
+                "a connection is refused: a host has no more than are left, and some are kept for hosts that a subsystem names; \
+                 --connections says how many a core has"
+            );
+        }
+    }
+
     /// Whether the host of a connection may have one more of a kind, of which `left` are left.
     #[inline]
     fn may_have(&self, c: u32, kind: usize, left: usize) -> bool {
@@ -40,13 +118,13 @@ impl Core<'_> {
         connection.is_some_and(|connection| self.shares.may_have(connection.party, kind, left))
     }
     #[inline]
-    fn took(&mut self, c: u32, kind: usize) {
+    pub(super) fn took(&mut self, c: u32, kind: usize) {
         let connection = self.connections[c as usize].as_mut().expect("who names a connection keeps it");
         connection.has[kind] += 1;
         self.shares.take(connection.party, kind, 1);
     }
     #[inline]
-    fn gave(&mut self, c: u32, kind: usize) {
+    pub(super) fn gave(&mut self, c: u32, kind: usize) {
         let connection = self.connections[c as usize].as_mut().expect("who names a connection keeps it");
         connection.has[kind] -= 1;
         self.shares.give(connection.party, kind, 1);

@@ -24,6 +24,10 @@ pub const BLOCK: usize = 512;
 /// Limit of every wait: far more than needed, for the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Further addresses of the device of hosts.
+pub const OTHERS: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(10, 77, 0, 3)), IpAddr::V4(Ipv4Addr::new(10, 77, 0, 4))];
+
 pub fn nqn(text: &str) -> Nqn {
     text.parse().expect("an NQN")
 }
@@ -132,7 +136,12 @@ impl Drop for Stop<'_> {
 pub fn device(port: Box<dyn port::Port>, last: u8, shards: usize) -> Context {
     let addr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, last));
     let drive = Drive::Embedded;
-    let config = DeviceConfig { addrs: vec![(addr, 24)], shards, drive, ..DeviceConfig::new(port) };
+    let mut addrs = vec![(addr, 24)];
+    if last == 2 {
+        // Hosts are here: some from other addresses.
+        addrs.extend(OTHERS.map(|other| (other, 24)));
+    }
+    let config = DeviceConfig { addrs, shards, drive, ..DeviceConfig::new(port) };
     Context::open(config).unwrap()
 }
 

@@ -28,6 +28,8 @@ pub struct Accepted {
     /// Responses that may be under way at a time: the host has this many receives posted, and posts one again when it has taken
     /// a response. If this is less than `receives`, responses wait for acknowledgements.
     pub sends: u16,
+    /// It names a controller that a host of this address has, which the subsystem names.
+    pub named: bool,
 }
 
 impl Queue {
@@ -71,13 +73,15 @@ impl Queue {
             qid,
             entries,
             sq_head: 0,
+            named_only: false,
             no_flow_control: false,
             slots: Slots::new(receives),
             role: Role::New { since: now, held: None },
             end: None,
         };
+        let named = qid != 0 && target.is_of_named(cntlid, arrival.peer);
         let reply = ReplyData { receives: U16::new(receives), ..ReplyData::new_zeroed() };
-        Ok(Accepted { queue, reply, receives, sends })
+        Ok(Accepted { queue, reply, receives, sends, named })
     }
 
     /// The first command, which must be Connect.
@@ -160,13 +164,17 @@ impl Queue {
         data: &ConnectData,
     ) -> Result<Option<u64>, Fault> {
         let (role, cntlid) = if self.qid == 0 {
-            let Some(association) = self.target.connect_admin(self.arrival, data)? else { return Ok(None) };
+            let Some(association) = self.target.connect_admin(self.arrival, self.named_only, data)? else {
+                return Ok(None);
+            };
             let cntlid = association.cntlid;
             let target = self.target.clone();
             let controller = Controller::new(now, target, association, self.arrival, command.kato_ms);
             (Role::Admin(Box::new(controller)), cntlid)
         } else {
-            let Some(joined) = self.target.connect_io(self.qid, data)? else { return Ok(None) };
+            let Some(joined) = self.target.connect_io(self.qid, self.named_only, data)? else {
+                return Ok(None);
+            };
             let Joined { association, live, life } = joined;
             let cntlid = association.cntlid;
             let (snapshot, counters) = (live.snapshot(), live.counters.join());

@@ -92,6 +92,8 @@ pub struct Queue {
     /// Commands that were answered, modulo the entries: a host counts an entry as free only when its command is not under way any
     /// more, so it never sends more than there are slots.
     sq_head: u16,
+    /// Only a host that a subsystem names may connect.
+    named_only: bool,
     /// The host asked for no SQ flow control.
     no_flow_control: bool,
     slots: Slots,
@@ -148,6 +150,15 @@ impl Queue {
             None => Who::at(address),
             Some(association) => Who::named(address, &association.host, &association.host_id),
         }
+    }
+    /// Whether Connect is done, and the subsystem names the host in its list.
+    pub fn is_named(&self) -> bool {
+        self.association().is_some_and(|association| association.named)
+    }
+    /// Only a host that a subsystem names in its list may connect from now on: the program has room left for these alone. Others are
+    /// told that the controller is busy.
+    pub fn keep_for_named(&mut self) {
+        self.named_only = true;
     }
     /// The host, once Connect is done.
     pub fn host(&self) -> Option<crate::Nqn> {
