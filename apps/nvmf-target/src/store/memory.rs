@@ -1,17 +1,35 @@
 //! A namespace in memory. It is registered, so reads leave from where the blocks are, without a copy.
 //!
 //! Writes come by way of a buffer: a host that dies in the middle of a transfer leaves no block half written.
+//!
+//! Of each piece it is known whether it is zeros, so that to order zeros again and again costs next to nothing. One core may write
+//! while another one makes zeros. Who makes zeros puts a number of its own into the piece's mark, writes them, and changes the mark
+//! to "zeros" if it is still that number. Who writes stores "written" behind its bytes: so whatever comes last, a piece that is
+//! marked as zeros is zeros.
+
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use nvmf::BackendError;
 use verbs::{Access, Mr, Pd, Sge, VerbsError};
 
 /// Bytes that are compared at a time.
 const PIECE: usize = 4096;
+/// Bytes of a piece with a mark.
+const MARKED: u64 = 64 << 10;
+/// What it costs to see that a piece is zeros already, as bytes that are written.
+const LOOK: u64 = 256;
+
+/// Marks: bytes were written since; zeros. Larger ones are numbers of those who make zeros.
+const WRITTEN: u32 = 0;
+const ZEROS: u32 = 1;
 
 /// A namespace's bytes.
 #[derive(Debug)]
 pub struct Memory {
     mr: Mr,
+    marks: Box<[AtomicU32]>,
+    /// The number that was given out last.
+    number: AtomicU32,
 }
 
 impl Memory {
@@ -21,7 +39,9 @@ impl Memory {
     /// If there is not so much memory.
     pub fn new(pd: &Pd, len: usize) -> Result<Self, VerbsError> {
         // No rights: hosts reach it through commands only.
-        Ok(Self { mr: pd.reg_mr(len, Access::LOCAL_WRITE)? })
+        let mr = pd.reg_mr(len, Access::LOCAL_WRITE)?;
+        let marks = (0..(len as u64).div_ceil(MARKED)).map(|_| AtomicU32::new(ZEROS)).collect();
+        Ok(Self { mr, marks, number: AtomicU32::new(ZEROS) })
     }
 
     /// Bytes.
@@ -55,7 +75,12 @@ impl Memory {
     #[inline]
     pub fn write(&self, offset: u64, from: &Mr, at: usize, len: u32) -> Result<(), BackendError> {
         let to = self.range(offset, len as u64)?;
-        self.mr.copy_from(to, from, at..at + len as usize).map_err(outside)
+        self.mr.copy_from(to, from, at..at + len as usize).map_err(outside)?;
+        for mark in self.marks_of(offset, len as u64) {
+            // Release: behind the bytes.
+            mark.store(WRITTEN, Ordering::Release);
+        }
+        Ok(())
     }
     /// Compares with `len` bytes that are at `at` of `with`.
     ///
@@ -79,8 +104,57 @@ impl Memory {
     /// # Errors
     /// If it is not within.
     pub fn zero(&self, offset: u64, len: u64) -> Result<(), BackendError> {
-        let at = self.range(offset, len)?;
-        self.mr.fill(at..at + len as usize, 0).map_err(outside)
+        self.zero_some(offset, len, u64::MAX).map(drop)
+    }
+    /// Makes zeros of a range, from its start on, until that has cost about as much as to write `most` bytes. Returns how far it came.
+    ///
+    /// # Errors
+    /// If the range is not within.
+    pub fn zero_some(&self, offset: u64, len: u64, most: u64) -> Result<u64, BackendError> {
+        self.range(offset, len)?;
+        let (mut at, end, mut cost) = (offset, offset + len, 0);
+        while at < end && cost < most {
+            let next = (at - at % MARKED + MARKED).min(end);
+            cost += self.zero_piece(at, next)?;
+            at = next;
+        }
+        Ok(at - offset)
+    }
+    /// Makes zeros of a piece, or of a part of it; returns what that cost.
+    fn zero_piece(&self, at: u64, end: u64) -> Result<u64, BackendError> {
+        let mark = &self.marks[(at / MARKED) as usize];
+        if mark.load(Ordering::Acquire) == ZEROS {
+            return Ok(LOOK);
+        }
+        let fill = || self.mr.fill(at as usize..end as usize, 0).map_err(outside);
+        let whole = at.is_multiple_of(MARKED) && (end.is_multiple_of(MARKED) || end == self.len());
+        if whole {
+            let number = self.next_number();
+            mark.swap(number, Ordering::AcqRel);
+            fill()?;
+            // Fails where somebody has written meanwhile, or makes zeros too.
+            let _ = mark.compare_exchange(number, ZEROS, Ordering::AcqRel, Ordering::Relaxed);
+        } else {
+            fill()?;
+        }
+        Ok(end - at)
+    }
+    /// A number for who makes zeros. They come round after four thousand millions.
+    fn next_number(&self) -> u32 {
+        loop {
+            let number = self.number.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            if number > ZEROS {
+                return number;
+            }
+        }
+    }
+    /// The marks of a range that is within.
+    #[inline]
+    fn marks_of(&self, offset: u64, len: u64) -> &[AtomicU32] {
+        match len {
+            0 => &[],
+            len => &self.marks[(offset / MARKED) as usize..=((offset + len - 1) / MARKED) as usize],
+        }
     }
 
     /// Where a range begins, if it is within. The controller has checked it, against a size that may have changed since.
@@ -94,4 +168,72 @@ impl Memory {
 
 fn outside(_: VerbsError) -> BackendError {
     BackendError::OutOfRange
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbs::port::fault::rng::Rng;
+    use verbs::{Context, DeviceConfig};
+
+    fn memory(len: usize) -> (Memory, Mr) {
+        let pd = Context::open(DeviceConfig::loopback()).unwrap().alloc_pd().unwrap();
+        (Memory::new(&pd, len).unwrap(), pd.reg_mr(len, Access::LOCAL_WRITE).unwrap())
+    }
+
+    // Goal: what is zeros already costs next to nothing, however often it is ordered: to make it cost again, a host has to write.
+    #[test]
+    fn zeros_that_are_there_already_are_not_written_again() {
+        const LEN: usize = 64 << 20;
+        let (memory, from) = memory(LEN);
+        from.fill(0..LEN, 0xa5).unwrap();
+        memory.write(0, &from, 0, LEN as u32).unwrap();
+        let all = LEN as u64;
+        assert_eq!(memory.zero_some(0, all, 1 << 20), Ok(1 << 20), "it is written, a MiB at a time");
+        memory.zero(0, all).unwrap();
+        assert_eq!(memory.zero_some(0, all, 1 << 20), Ok(all), "now a MiB's worth sees that all is zeros");
+        memory.write(5 * MARKED + 512, &from, 0, 512).unwrap();
+        assert_eq!(memory.zero_some(0, all, MARKED), Ok(6 * MARKED));
+        assert_eq!(memory.mr.to_vec(0..LEN).unwrap(), vec![0; LEN]);
+    }
+
+    // Goal: a mark that says zeros is right, whatever was written and made zeros before: against a vector.
+    #[test]
+    fn what_was_made_zeros_reads_as_zeros_and_nothing_else_does() {
+        const LEN: usize = 5 * MARKED as usize / 2;
+        let (memory, from) = memory(LEN);
+        let mut model = vec![0u8; LEN];
+        let mut random = Rng::new(9);
+        for step in 0..3000 {
+            let len = 1 + random.below(if step % 3 == 0 { LEN as u64 } else { 2048 });
+            let at = random.below(LEN as u64 - len + 1);
+            let range = at as usize..(at + len) as usize;
+            if random.below(2) == 0 {
+                let value = 1 + random.below(255) as u8;
+                from.fill(0..len as usize, value).unwrap();
+                memory.write(at, &from, 0, len as u32).unwrap();
+                model[range].fill(value);
+            } else {
+                memory.zero(at, len).unwrap();
+                model[range].fill(0);
+            }
+            assert!(memory.mr.to_vec(0..LEN).unwrap() == model, "step {step}");
+        }
+    }
+
+    // Goal: writes of one core and zeros of another, at the same piece: a write that came after all zeros is there, and zeros that came
+    // after all writes are.
+    #[test]
+    fn a_piece_that_is_written_while_it_becomes_zeros_is_not_taken_for_zeros() {
+        let (memory, from) = memory(MARKED as usize);
+        from.fill(0..512, 7).unwrap();
+        for _ in 0..200 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| memory.write(4096, &from, 0, 512).unwrap());
+                scope.spawn(|| memory.zero(0, MARKED).unwrap());
+            });
+            memory.zero(0, MARKED).unwrap();
+            assert_eq!(memory.mr.to_vec(4096..4608).unwrap(), [0; 512]);
+        }
+    }
 }

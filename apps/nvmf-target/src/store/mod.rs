@@ -4,12 +4,14 @@ mod aligned;
 mod file;
 mod memory;
 mod open;
+mod ranges;
 mod ring;
 mod workers;
 
 pub use file::File;
 pub use memory::Memory;
 pub use open::{Direct, FileError, Opening};
+pub use ranges::merged;
 pub use ring::{Request, Ring};
 pub use workers::{Blocks, Done, Job, Place, Work, Workers};
 

@@ -44,6 +44,46 @@ impl From<super::Request> for Work {
     }
 }
 
+/// Bytes that a thread makes zeros, verifies or gives back before work of another host has its turn.
+const PART: u64 = 8 << 20;
+
+impl Work {
+    /// Takes a part off the front of work that is long; this is what is left then, and makes stable all of it where that is wanted.
+    fn part(&mut self) -> Option<Self> {
+        // Up to a multiple, so that parts end where storage can be given back.
+        let end_of = |offset: u64| offset - offset % PART + PART;
+        match self {
+            Self::Verify { offset, len, .. } | Self::Zero { offset, len, .. } => {
+                let (at, part) = (*offset, end_of(*offset) - *offset);
+                if *len <= part {
+                    return None;
+                }
+                (*offset, *len) = (at + part, *len - part);
+                Some(match *self {
+                    Self::Zero { deallocate, .. } => {
+                        Self::Zero { offset: at, len: part, fua: false, deallocate }
+                    }
+                    _ => Self::Verify { offset: at, len: part, fua: false },
+                })
+            }
+            Self::Deallocate(ranges) => {
+                let (at, len) = *ranges.first()?;
+                let part = (end_of(at) - at).min(len);
+                if ranges.len() == 1 && part == len {
+                    return None;
+                }
+                if part == len {
+                    ranges.remove(0);
+                } else {
+                    ranges[0] = (at + part, len - part);
+                }
+                Some(Self::Deallocate(vec![(at, part)]))
+            }
+            Self::Read { .. } | Self::Write { .. } | Self::Compare { .. } | Self::Flush => None,
+        }
+    }
+}
+
 /// Storage that takes its time: [`Workers`] wait for it. A program may have kinds of its own.
 pub trait Blocks: std::fmt::Debug + Send + Sync {
     /// Bytes that it has now.
@@ -94,6 +134,20 @@ impl Job {
         // The core may have ended meanwhile.
         let _ = self.to.send((self.command, result));
     }
+    /// Does a part of it; returns what is left.
+    fn run_part(mut self) -> Option<Self> {
+        let Some(part) = self.work.part() else {
+            self.run();
+            return None;
+        };
+        match self.blocks.run(&part) {
+            Ok(()) => Some(self),
+            Err(e) => {
+                let _ = self.to.send((self.command, Err(e)));
+                None
+            }
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -106,11 +160,11 @@ impl Queue {
     fn lock(&self) -> MutexGuard<'_, (Turns<Job>, bool)> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    fn next(&self) -> Option<Job> {
+    fn next(&self) -> Option<(Who, Job)> {
         let mut jobs = self.lock();
         loop {
-            if let Some((_, job)) = jobs.0.pop() {
-                return Some(job);
+            if let Some(next) = jobs.0.pop() {
+                return Some(next);
             }
             if jobs.1 {
                 return None;
@@ -138,8 +192,12 @@ impl Workers {
         for n in 0..threads.max(1) {
             let queue = queue.clone();
             let work = move || {
-                while let Some(job) = queue.next() {
-                    job.run();
+                while let Some((who, job)) = queue.next() {
+                    if let Some(rest) = job.run_part() {
+                        queue.lock().0.put_back(who, rest);
+                        // Another thread may be free for it, or for what comes before it.
+                        queue.wake.notify_one();
+                    }
                 }
             };
             workers.threads.push(std::thread::Builder::new().name(format!("nvmf-io-{n}")).spawn(work)?);
@@ -168,5 +226,81 @@ impl Drop for Workers {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    fn host(last: u8) -> Who {
+        Who::at([10, 77, 0, last].into())
+    }
+
+    // Goal: a command is done in parts that other hosts' work can come between, and its parts are together what it was.
+    #[test]
+    fn long_work_is_done_in_parts_that_are_together_what_it_was() {
+        let range = |work: &Work| match *work {
+            Work::Zero { offset, len, .. } | Work::Verify { offset, len, .. } => vec![(offset, len)],
+            Work::Deallocate(ref ranges) => ranges.clone(),
+            _ => Vec::new(),
+        };
+        for (offset, len) in [(0, 1), (512, PART), (0, PART), (0, 5 * PART), (PART - 512, 3 * PART + 1024)] {
+            for mut work in [
+                Work::Zero { offset, len, fua: true, deallocate: true },
+                Work::Verify { offset, len, fua: true },
+                Work::Deallocate(vec![(offset, len), (offset + 2 * len, len), (offset + 4 * len, 512)]),
+            ] {
+                let whole = range(&work);
+                let mut done = Vec::new();
+                while let Some(part) = work.part() {
+                    assert!(!matches!(part, Work::Zero { fua: true, .. } | Work::Verify { fua: true, .. }));
+                    done.extend(range(&part));
+                }
+                assert!(!matches!(work, Work::Zero { fua: false, .. } | Work::Verify { fua: false, .. }));
+                done.extend(range(&work));
+                assert!(done.iter().all(|&(_, len)| 0 < len && len <= PART), "{done:?}");
+                assert_eq!(crate::store::merged(done.into_iter()), crate::store::merged(whole.into_iter()));
+            }
+        }
+    }
+
+    /// Notes whose work it does, once it may.
+    #[derive(Debug, Default)]
+    struct Noted(Mutex<(bool, Vec<u64>)>, Condvar);
+
+    impl Blocks for Noted {
+        fn size(&self) -> std::io::Result<u64> {
+            Ok(0)
+        }
+        fn run(&self, work: &Work) -> Result<(), BackendError> {
+            let mut state = self.1.wait_while(self.0.lock().unwrap(), |state| !state.0).unwrap();
+            if let Work::Zero { offset, .. } = work {
+                state.1.push(offset / PART);
+            }
+            Ok(())
+        }
+    }
+
+    // Goal: a host that orders a lot does not make another one wait until all of it is done.
+    #[test]
+    fn hosts_take_turns_at_the_threads_that_wait_for_storage() {
+        let blocks = Arc::new(Noted::default());
+        let workers = Workers::new(1).unwrap();
+        let (to, results) = channel();
+        let zero = |offset: u64, len: u64| Work::Zero { offset, len, fua: false, deallocate: false };
+        for n in 0..4 {
+            workers.give(host(1), blocks.clone(), zero(100 * n * PART, 10 * PART), n as u32, to.clone());
+        }
+        workers.give(host(2), blocks.clone(), zero(1000 * PART, PART), 9, to);
+        blocks.0.lock().unwrap().0 = true;
+        blocks.1.notify_all();
+        let order: Vec<_> =
+            results.iter().take(5).map(|(command, result)| (command, result.is_ok())).collect();
+        assert_eq!(order, [(9, true), (0, true), (1, true), (2, true), (3, true)]);
+        let parts = &blocks.0.lock().unwrap().1;
+        assert_eq!(parts.len(), 41);
+        assert!(parts.iter().position(|&part| part == 1000).unwrap() <= 2, "{parts:?}");
     }
 }

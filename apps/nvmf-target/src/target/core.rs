@@ -132,6 +132,8 @@ pub struct Core<'c> {
     pub(super) turns: u64,
     /// Turns without work.
     idle: u64,
+    /// The last turn with completions.
+    pub(super) completed: u64,
     /// The last turn that left no completion.
     pub(super) emptied: u64,
     tended: Instant,
@@ -212,6 +214,7 @@ impl<'c> Core<'c> {
             now: Instant::from_nanos(context.now()),
             turns: 0,
             idle: 0,
+            completed: 0,
             emptied: 0,
             tended: Instant::default(),
             said: Said::default(),
@@ -304,6 +307,9 @@ impl<'c> Core<'c> {
         self.finish_batch();
         if n < BATCH {
             self.emptied = self.turns;
+        }
+        if n > 0 {
+            self.completed = self.turns;
         }
         let worked = self.work() | (n > 0) | turned.is_some_and(|turn| !turn.idle());
         self.receives.refill()?;

@@ -10,10 +10,14 @@ use super::commands::{Capsule, Command, Stage, Then};
 use super::connection::Outgoing;
 use super::core::Core;
 use super::pool::Buffer;
-use crate::store::{Blocks, Memory, Place, Request as RingRequest, Store, Work};
+use crate::store::{Blocks, Memory, Place, Request as RingRequest, Store, Work, merged};
 
-/// Bytes that are made zeros in a turn: more would keep other hosts waiting.
+/// Bytes that are made zeros in a turn where nothing else is to be done.
 const ZERO_PIECE: u64 = 1 << 20;
+/// The same where hosts have other commands: these wait about as long as one of them takes.
+const ZERO_PIECE_BUSY: u64 = 64 << 10;
+/// Turns without completions after which nothing else is to be done.
+const QUIET: u64 = 1024;
 /// Up to this many bytes are made zeros at once.
 const ZERO_NOW: u64 = 64 << 10;
 
@@ -24,7 +28,7 @@ pub(super) const GONE: BackendError = BackendError::NotReady;
 pub struct Zeroing {
     command: u32,
     memory: Arc<Memory>,
-    /// Offset and length of what is left; the last one comes first.
+    /// Offset and length of what is left, without overlaps; the last one comes first.
     ranges: Vec<(u64, u64)>,
 }
 
@@ -92,7 +96,7 @@ impl Core<'_> {
             Op::Deallocate(ref ranges) => {
                 let memory = Arc::clone(memory);
                 self.drop_capsule(capsule);
-                return self.zero(c, ticket, memory, ranges.clone().collect());
+                return self.zero(c, ticket, memory, merged(ranges.clone()));
             }
         };
         self.drop_capsule(capsule);
@@ -116,7 +120,7 @@ impl Core<'_> {
             Op::Flush => Work::Flush,
             Op::Verify { offset, len, fua } => Work::Verify { offset, len, fua },
             Op::WriteZeroes { offset, len, fua, deallocate } => Work::Zero { offset, len, fua, deallocate },
-            Op::Deallocate(ref ranges) => Work::Deallocate(ranges.clone().collect()),
+            Op::Deallocate(ref ranges) => Work::Deallocate(merged(ranges.clone())),
         };
         self.drop_capsule(capsule);
         let n = self.keep(c, ticket, Stage::Storage(None));
@@ -242,12 +246,12 @@ impl Core<'_> {
         if self.is_open(c)
             && let Some((offset, len)) = job.ranges.pop()
         {
-            // From its end: what is left stays where it is.
-            let piece = len.min(ZERO_PIECE);
-            done = job.memory.zero(offset + (len - piece), piece);
-            if done.is_ok() && len > piece {
-                job.ranges.push((offset, len - piece));
-            }
+            let most = if self.turns - self.completed < QUIET { ZERO_PIECE_BUSY } else { ZERO_PIECE };
+            done = job.memory.zero_some(offset, len, most).map(|came| {
+                if came < len {
+                    job.ranges.push((offset + came, len - came));
+                }
+            });
             if done.is_ok() && !job.ranges.is_empty() {
                 return self.zeroing.put_back(who, job);
             }
