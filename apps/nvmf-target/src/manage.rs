@@ -259,5 +259,9 @@ pub fn list(args: &ListArgs) -> Result<()> {
             say!("  connected: {} (controller {:#x})", host.nqn, host.controller)?;
         }
     }
+    if !list.differs.is_empty() {
+        say!("until the target ends:")?;
+        list.differs.iter().try_for_each(|differs| say!("  {differs}"))?;
+    }
     Ok(())
 }

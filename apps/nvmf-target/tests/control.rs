@@ -24,7 +24,7 @@ use crate::common::{BLOCK, PATIENCE, Running, SUBSYSTEM, Scratch, Setup, View, h
 const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
 fn control(view: &View) -> Control {
-    Control::new(view.target.clone(), view.stores.clone(), Opener::new(&view.pd))
+    Control::new(view.target.clone(), view.stores.clone(), Opener::new(&view.pd), "disks.toml")
 }
 fn offered(id: u32, storage: Storage) -> OfferedNamespace {
     OfferedNamespace { nsid: id, storage, block: 512, uuid: None, read_only: false, span: 0..0 }
@@ -424,4 +424,50 @@ fn the_programs_change_a_target_that_runs() {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert!(target.0.wait().unwrap().success());
     assert!(!socket.exists(), "it removes its socket");
+}
+
+// Goal: changes are lost when the target ends, so it says which they are: in its answers, in the list, and in the log at the end. A
+// change that is taken back is none, and a file that has grown stays so.
+#[test]
+fn what_differs_from_the_configuration_is_said() {
+    let grown = Scratch::new("differs");
+    let listed = host_name(7).to_string();
+    with_target(&Setup { file: Some(grown.path()), ..Setup::default() }, |view| {
+        view.target.set_hosts(&nqn(SUBSYSTEM), Hosts::Listed(vec![host_name(1), host_name(2)])).unwrap();
+        let mut control = control(view);
+        let differs = |control: &mut Control| match control.handle(Request::List) {
+            Answer::List(list) => list.differs,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(differs(&mut control), [""; 0]);
+        let size = Setup::default().bytes as u64;
+        assert!(!done(control.handle(resize(1, Some(2 * size)))).contains("until"), "the file has grown");
+        assert_eq!(differs(&mut control), [""; 0]);
+        let answer = done(control.handle(add(2, Storage::Memory(4096))));
+        assert!(answer.contains("until the target ends, for disks.toml does not say so"), "{answer}");
+        done(control.handle(resize(1, Some(size))));
+        let allow = Request::AllowHost { nqn: SUBSYSTEM.into(), host: listed.clone() };
+        done(control.handle(allow));
+        done(control.handle(Request::DenyHost { nqn: SUBSYSTEM.into(), host: host_name(2).to_string() }));
+        let (now, again) = (size / BLOCK as u64, 2 * size / BLOCK as u64);
+        assert_eq!(
+            differs(&mut control),
+            [
+                format!("namespace 1 of {SUBSYSTEM} has {now} blocks, and will have {again} by disks.toml"),
+                format!("disks.toml does not have namespace 2 of {SUBSYSTEM}"),
+                format!("disks.toml does not allow {listed} to use {SUBSYSTEM}"),
+                format!("disks.toml allows {} to use {SUBSYSTEM}, which was denied", host_name(2)),
+            ]
+        );
+        done(control.handle(resize(1, Some(2 * size))));
+        done(control.handle(remove(2)));
+        done(control.handle(Request::DenyHost { nqn: SUBSYSTEM.into(), host: listed.clone() }));
+        done(control.handle(Request::AllowHost { nqn: SUBSYSTEM.into(), host: host_name(2).to_string() }));
+        assert_eq!(differs(&mut control), [""; 0]);
+        done(control.handle(remove(1)));
+        assert_eq!(
+            differs(&mut control),
+            [format!("disks.toml has namespace 1 of {SUBSYSTEM}, which was removed")]
+        );
+    });
 }

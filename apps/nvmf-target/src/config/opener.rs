@@ -10,7 +10,7 @@ use verbs::Pd;
 use super::{OfferedNamespace, Storage, identity};
 use crate::store::{File, FileError, Memory, Opening, Store, Workers};
 
-/// Threads that wait for files.
+/// Threads that wait for the file of a namespace, at most: each has its own, so that none waits for another one's disk.
 const WORKERS: usize = 8;
 
 /// What a namespace's storage says of itself.
@@ -54,14 +54,12 @@ pub(super) fn look(namespace: &OfferedNamespace) -> Result<Len, String> {
 #[derive(Debug)]
 pub struct Opener {
     pd: Arc<Pd>,
-    /// The threads that wait for files, once there is one.
-    workers: Option<Arc<Workers>>,
 }
 
 impl Opener {
     /// Memory is of this domain.
     pub fn new(pd: &Arc<Pd>) -> Self {
-        Self { pd: Arc::clone(pd), workers: None }
+        Self { pd: Arc::clone(pd) }
     }
     /// Opens that of a namespace.
     ///
@@ -77,16 +75,10 @@ impl Opener {
                 let (read_only, block) = (namespace.read_only, namespace.block);
                 let opening = Opening { size: *size, read_only, direct: *direct, block };
                 let file = File::open_with(path, &opening).map_err(|e| e.to_string())?;
-                Ok(Store::File(Arc::new(file), self.workers()?))
+                let workers = Workers::new(WORKERS).map_err(|e| format!("{}: {e}", path.display()))?;
+                Ok(Store::File(Arc::new(file), Arc::new(workers)))
             }
         }
-    }
-    fn workers(&mut self) -> Result<Arc<Workers>, String> {
-        if let Some(workers) = &self.workers {
-            return Ok(Arc::clone(workers));
-        }
-        let workers = Arc::new(Workers::new(WORKERS).map_err(|e| e.to_string())?);
-        Ok(Arc::clone(self.workers.insert(workers)))
     }
 }
 

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nvmf::config::{Hosts, Namespace};
+use nvmf::config::{Hosts, Namespace, Subsystem};
 use nvmf::{Nqn, Target};
 
+use super::differ::differences;
 use super::{Answer, List, ListedHost, ListedNamespace, ListedSubsystem, Request};
 use crate::config::{Len, OfferedNamespace, Opener, check_size, namespace_of, uuid_text};
 use crate::store::{Store, Stores};
@@ -22,16 +23,26 @@ pub struct Control {
     target: Target,
     stores: Arc<Stores>,
     opener: Opener,
-    /// Memory of removed namespaces, and since when. Responses refer to it until hosts have acknowledged them.
+    /// The name of the configuration, and what it gave.
+    file: String,
+    gave: Vec<Subsystem>,
+    /// Memory of removed namespaces, and since when: responses refer to it until hosts have acknowledged them. And storage that was
+    /// still at work.
     lingering: Vec<(Instant, Store)>,
     /// Set when the target ends: its cores release no storage any more, so nobody waits for that.
     stop: Arc<AtomicBool>,
 }
 
 impl Control {
-    /// For a target and its storage.
-    pub fn new(target: Target, stores: Arc<Stores>, opener: Opener) -> Self {
-        Self { target, stores, opener, lingering: Vec::new(), stop: Arc::default() }
+    /// For a target and its storage, as the configuration of that name gave them.
+    pub fn new(target: Target, stores: Arc<Stores>, opener: Opener, file: &str) -> Self {
+        let gave = target.subsystems();
+        let (file, lingering, stop) = (file.into(), Vec::new(), Arc::default());
+        Self { target, stores, opener, file, gave, lingering, stop }
+    }
+    /// What differs from the configuration by now.
+    fn differences(&self) -> Vec<String> {
+        differences(&self.file, &self.gave, &self.target.subsystems(), &self.stores.table())
     }
 
     /// Set when the target ends.
@@ -52,14 +63,20 @@ impl Control {
         match done {
             Ok(done) => {
                 tracing::info!("{done}");
-                Answer::Done(done)
+                Answer::Done(match self.differences().is_empty() {
+                    true => done,
+                    false => format!("{done}; until the target ends, for {} does not say so", self.file),
+                })
             }
             Err(why) => Answer::Refused(why),
         }
     }
     /// Frees the memory of removed namespaces when nobody uses it any more. Call it now and then while it returns true.
     pub fn tidy(&mut self) -> bool {
-        self.lingering.retain(|(since, store)| since.elapsed() < LINGER || !store.is_ours_alone());
+        self.lingering.retain(|(since, store)| {
+            let kept = matches!(store, Store::Memory(_)) && since.elapsed() < LINGER;
+            kept || !store.is_ours_alone()
+        });
         !self.lingering.is_empty()
     }
 
@@ -100,7 +117,8 @@ impl Control {
         while !matches!(store, Store::Memory(_)) && !store.is_ours_alone() && waits() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        if matches!(store, Store::Memory(_)) {
+        // One that is still at work would keep this thread waiting for the end of it.
+        if matches!(store, Store::Memory(_)) || !store.is_ours_alone() {
             self.lingering.push((Instant::now(), store));
         }
     }
@@ -184,10 +202,20 @@ impl Control {
             controller: connected.cntlid,
             subsystem: connected.subsystem.as_ref().map(name),
         });
-        List { pid: std::process::id(), subsystems: subsystems.collect(), hosts: hosts.collect() }
+        let (subsystems, hosts) = (subsystems.collect(), hosts.collect());
+        List { pid: std::process::id(), subsystems, hosts, differs: self.differences() }
     }
 }
 
 fn parse(nqn: &str) -> Result<Nqn, String> {
     nqn.parse().map_err(|e| format!("{nqn:?} is no name of a host or subsystem: {e}"))
+}
+
+impl Drop for Control {
+    /// The target ends, and what it had beside its configuration with it.
+    fn drop(&mut self) {
+        for differs in self.differences() {
+            tracing::warn!("a change ends with the target: {differs}");
+        }
+    }
 }

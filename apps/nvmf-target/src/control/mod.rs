@@ -2,16 +2,18 @@
 //!
 //! [`Control`] makes the changes; [`ControlSocket`] takes the requests of `roce-nvmf namespace`, `host` and `list` for them,
 //! from programs of the same user; [`ask`] sends one. What changes holds until the target ends: the configuration file is the
-//! administrator's.
+//! administrator's. The list, and the log at the end, say what the file has not ([`differences`]).
 //!
 //! A request is one line of JSON ([`Request`]), and so is the answer ([`Answer`]); then the connection ends.
 
 mod change;
 mod client;
+mod differ;
 mod socket;
 
 pub use change::Control;
 pub use client::{AskError, SERVICE, ask, find, socket_name};
+pub use differ::differences;
 pub use socket::{ControlSocket, SocketError};
 
 use std::path::PathBuf;
@@ -86,6 +88,9 @@ pub struct List {
     pub subsystems: Vec<ListedSubsystem>,
     /// The hosts that are connected, discovery controllers included.
     pub hosts: Vec<ListedHost>,
+    /// What differs from the configuration, and is lost when the target ends; a sentence each.
+    #[serde(default)]
+    pub differs: Vec<String>,
 }
 
 /// A subsystem.

@@ -152,78 +152,105 @@ impl Job {
 
 #[derive(Debug, Default)]
 struct Queue {
-    jobs: Mutex<(Turns<Job>, bool)>,
+    state: Mutex<State>,
     wake: Condvar,
 }
 
+#[derive(Debug, Default)]
+struct State {
+    jobs: Turns<Job>,
+    ended: bool,
+    /// Threads that there are, of which so many wait for work, and that there may be.
+    threads: Vec<JoinHandle<()>>,
+    free: usize,
+    most: usize,
+}
+
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, (Turns<Job>, bool)> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn next(&self) -> Option<(Who, Job)> {
-        let mut jobs = self.lock();
+        let mut state = self.lock();
         loop {
-            if let Some(next) = jobs.0.pop() {
+            if let Some(next) = state.jobs.pop() {
                 return Some(next);
             }
-            if jobs.1 {
+            if state.ended {
                 return None;
             }
-            jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+            state.free += 1;
+            state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.free -= 1;
+        }
+    }
+    /// What a thread does.
+    fn work(&self) {
+        while let Some((who, job)) = self.next() {
+            if let Some(rest) = job.run_part() {
+                self.lock().jobs.put_back(who, rest);
+                // Another thread may be free for it, or for what comes before it.
+                self.wake.notify_one();
+            }
         }
     }
 }
 
-/// The threads. Dropping them ends them, after the work that they have.
+/// Threads of one kind of storage, started as they are needed. Dropping them ends them, after the work that they have.
 #[derive(Debug)]
 pub struct Workers {
     queue: Arc<Queue>,
-    threads: Vec<JoinHandle<()>>,
 }
 
 impl Workers {
-    /// Starts this many threads.
+    /// Up to this many threads, one of them at once.
     ///
     /// # Errors
     /// If the system has no more.
-    pub fn new(threads: usize) -> std::io::Result<Self> {
-        let queue = Arc::<Queue>::default();
-        let mut workers = Self { queue: queue.clone(), threads: Vec::new() };
-        for n in 0..threads.max(1) {
-            let queue = queue.clone();
-            let work = move || {
-                while let Some((who, job)) = queue.next() {
-                    if let Some(rest) = job.run_part() {
-                        queue.lock().0.put_back(who, rest);
-                        // Another thread may be free for it, or for what comes before it.
-                        queue.wake.notify_one();
-                    }
-                }
-            };
-            workers.threads.push(std::thread::Builder::new().name(format!("nvmf-io-{n}")).spawn(work)?);
-        }
+    pub fn new(most: usize) -> std::io::Result<Self> {
+        let workers = Self::by_hand();
+        let mut state = workers.queue.lock();
+        state.most = most.max(1);
+        workers.start(&mut state)?;
+        drop(state);
         Ok(workers)
+    }
+    fn start(&self, state: &mut State) -> std::io::Result<()> {
+        let queue = Arc::clone(&self.queue);
+        let name = format!("nvmf-io-{}", state.threads.len());
+        state.threads.push(std::thread::Builder::new().name(name).spawn(move || queue.work())?);
+        Ok(())
     }
     /// No threads: the program [takes](Self::take) what there is to do, and runs it whenever it likes.
     pub fn by_hand() -> Self {
-        Self { queue: Arc::default(), threads: Vec::new() }
+        Self { queue: Arc::default() }
     }
     /// Work that nobody has taken, of the host whose turn it is.
     pub fn take(&self) -> Option<Job> {
-        self.queue.lock().0.pop().map(|(_, job)| job)
+        self.queue.lock().jobs.pop().map(|(_, job)| job)
     }
     /// Gives them work of a host; the result goes to `to`.
     pub fn give(&self, who: Who, blocks: Arc<dyn Blocks>, work: Work, command: u32, to: Sender<Done>) {
-        self.queue.lock().0.push(who, Job { blocks, work, command, to });
+        let mut state = self.queue.lock();
+        state.jobs.push(who, Job { blocks, work, command, to });
+        // Those that were woken already still count as free.
+        if state.jobs.len() > state.free && state.threads.len() < state.most && !state.threads.is_empty() {
+            // Where the system has no more threads, those that there are do the work.
+            let _ = self.start(&mut state);
+        }
+        drop(state);
         self.queue.wake.notify_one();
     }
 }
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.queue.lock().1 = true;
+        let mut state = self.queue.lock();
+        state.ended = true;
+        let threads = std::mem::take(&mut state.threads);
+        drop(state);
         self.queue.wake.notify_all();
-        for thread in self.threads.drain(..) {
+        for thread in threads {
             let _ = thread.join();
         }
     }
