@@ -32,6 +32,7 @@ pub mod protocol;
 pub mod report;
 pub mod rig;
 pub mod run;
+pub mod service;
 pub mod session;
 pub mod stat;
 pub mod stop;

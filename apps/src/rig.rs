@@ -5,15 +5,18 @@ use crate::counters::Counts;
 use crate::error::{AppError, Result};
 use crate::lend::LentPort;
 use crate::metrics::MetricsServer;
+use crate::out::note;
 use crate::{pin, stop};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use verbs::port::{self, MemifRole, Port, PortOptions, PortQueue, PortSpec, PortStats};
 use verbs::{Context, DeviceConfig, Drive, Gid, Mtu, PortSource, Reactor, VerbsError, stats};
 
 /// How long the peer's end of the link may take to come up.
 const LINK_PATIENCE: Duration = Duration::from_secs(30);
+/// After so long the user is told what is waited for.
+const LINK_SILENCE: Duration = Duration::from_secs(1);
 /// How long a closed device may take to return its queues.
 const RETURN_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -38,6 +41,49 @@ impl Side {
         match self {
             Self::Server => MemifRole::Server,
             Self::Client => MemifRole::Client,
+        }
+    }
+}
+
+/// Checks that the device of these options would have an address, and that what its port names is there, without opening it.
+///
+/// # Errors
+/// A sentence.
+pub fn check_address(args: &DeviceArgs, side: Side, address: SocketAddr) -> std::result::Result<(), String> {
+    let (addr, port) = (address.ip(), &args.port);
+    let among = |all: &[IpAddr]| {
+        let all: Vec<_> = all.iter().map(IpAddr::to_string).collect();
+        format!("port {port} has no address {addr}; it has {}", all.join(", "))
+    };
+    match port {
+        PortSpec::Udp { addrs, .. } => {
+            if !addrs.is_empty() && !addr.is_unspecified() && !addrs.contains(&addr) {
+                return Err(among(addrs));
+            }
+            let named = addrs.iter().map(|addr| SocketAddr::new(*addr, 0));
+            let mut own = address;
+            own.set_port(0);
+            // Any port number: only a host that has the address can use it.
+            for addr in named.chain([own]) {
+                UdpSocket::bind(addr).map_err(|e| format!("this host has no address {}: {e}", addr.ip()))?;
+            }
+            Ok(())
+        }
+        _ => {
+            if let PortSpec::AfPacket { iface, .. } = port
+                && !Path::new("/sys/class/net").join(iface).exists()
+            {
+                return Err(format!("port {port}: there is no interface {iface}"));
+            }
+            let has: Vec<_> = args.ip.iter().map(|(addr, _)| *addr).collect();
+            let has = if has.is_empty() { vec![side.addr().0] } else { has };
+            // A link-local address follows from the port's Ethernet address.
+            let open =
+                addr.is_unspecified() || matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local());
+            if open || has.contains(&addr) {
+                return Ok(());
+            }
+            Err(format!("{}; give the address by --ip", among(&has)))
         }
     }
 }
@@ -134,7 +180,12 @@ impl OpenDevice {
 /// A sentence when it does not come up; errors of `idle`.
 pub fn await_link(port: &LentPort, mut idle: impl FnMut() -> Result<()>) -> Result<()> {
     let since = Instant::now();
+    let mut said = false;
     while !port.link_up() {
+        if !said && since.elapsed() > LINK_SILENCE {
+            said = true;
+            note!("port {}: waiting for the other end; is it running?", port.info().name);
+        }
         if since.elapsed() > LINK_PATIENCE {
             return Err(AppError::Timeout(format!(
                 "port {}: the link is still down after {LINK_PATIENCE:?}; is the other end running, on the same \
@@ -370,6 +421,32 @@ impl Rig {
 mod tests {
     use super::*;
     use verbs::{Access, QpInitAttr, RcOptions, SendWr, Wc};
+
+    #[test]
+    fn an_address_that_the_port_would_not_have_is_said_before_it_is_opened() {
+        let of = |port: &str, ip: &[&str]| {
+            let words = ["test", "--port", port].into_iter().chain(ip.iter().flat_map(|ip| ["--ip", ip]));
+            #[derive(clap::Parser)]
+            struct Cli {
+                #[command(flatten)]
+                device: DeviceArgs,
+            }
+            <Cli as clap::Parser>::try_parse_from(words).unwrap().device
+        };
+        let check = |args: &DeviceArgs, at: &str| check_address(args, Side::Server, at.parse().unwrap());
+        assert_eq!(check(&of("memif", &[]), "10.77.0.1:4420"), Ok(()));
+        let wrong = check(&of("memif", &[]), "192.168.9.1:4420").unwrap_err();
+        assert!(wrong.contains("has no address 192.168.9.1; it has 10.77.0.1; give"), "{wrong}");
+        assert_eq!(check(&of("loopback", &["192.168.9.1/24"]), "192.168.9.1:4420"), Ok(()));
+        assert_eq!(check(&of("loopback", &["192.168.9.1/24"]), "[fe80::1]:4420"), Ok(()));
+        assert_eq!(check(&of("udp", &[]), "127.0.0.1:4420"), Ok(()));
+        assert_eq!(check(&of("udp:127.0.0.1", &[]), "0.0.0.0:4420"), Ok(()));
+        let wrong = check(&of("udp", &[]), "192.0.2.7:4420").unwrap_err();
+        assert!(wrong.contains("this host has no address 192.0.2.7"), "{wrong}");
+        let wrong = check(&of("udp:127.0.0.1", &[]), "127.0.0.2:4420").unwrap_err();
+        assert!(wrong.contains("it has 127.0.0.1"), "{wrong}");
+        assert!(check(&of("udp:192.0.2.7", &[]), "192.0.2.7:4420").is_err());
+    }
 
     // The work here is a message, which arrives only if the shard is driven.
     #[test]

@@ -1,19 +1,19 @@
 //! Prints what the stack and the programs report by `tracing`: programs print the warnings, services a log of a chosen level,
-//! as sentences or as one JSON object a line.
+//! as sentences with the time or as one JSON object a line.
 //!
 //! Warnings tell of a peer that refuses, of packets too long for their path, of an interface that is down.
 
 use crate::out::note;
 use serde_json::{Map, Value};
 use std::fmt::{Debug, Write};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// Prints warnings from now on.
 pub fn show() {
-    log(Log { level: LevelFilter::WARN, json: false });
+    log(Log { level: LevelFilter::WARN, time: false, json: false });
 }
 
 /// What to print.
@@ -21,6 +21,8 @@ pub fn show() {
 pub struct Log {
     /// The least severe level that is printed.
     pub level: LevelFilter,
+    /// Sentences begin with the time; objects always have it.
+    pub time: bool,
     /// One JSON object a line; else sentences.
     pub json: bool,
 }
@@ -44,11 +46,13 @@ impl Subscriber for Printer {
         let mut line = Line::default();
         event.record(&mut line);
         let metadata = event.metadata();
-        if self.0.json {
-            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            note!("{}", line.object(since.as_secs_f64(), metadata.level(), metadata.target()));
-        } else {
-            note!("{}", line.sentence(metadata.level()));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        match self.0 {
+            Log { json: true, .. } => {
+                note!("{}", line.object(now.as_secs_f64(), metadata.level(), metadata.target()));
+            }
+            Log { time: true, .. } => note!("{} {}", utc(now), line.sentence(metadata.level())),
+            Log { .. } => note!("{}", line.sentence(metadata.level())),
         }
     }
     // The stack has no spans.
@@ -59,6 +63,23 @@ impl Subscriber for Printer {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
     fn enter(&self, _: &span::Id) {}
     fn exit(&self, _: &span::Id) {}
+}
+
+/// A time since the epoch, in UTC (RFC 3339), to the millisecond.
+fn utc(since: Duration) -> String {
+    let (days, seconds) = (since.as_secs() / 86400, since.as_secs() % 86400);
+    // Years that begin in March, so that the leap day is the last one, in eras of 400 years (146097 days).
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = 400 * era + year + u64::from(month <= 2);
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let millis = since.subsec_millis();
+    format!("{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}.{millis:03}Z")
 }
 
 /// The parts of an event.
@@ -125,6 +146,21 @@ impl Visit for Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Goal: against date(1), around leap days and ends of years.
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        for (seconds, is) in [
+            (0, "1970-01-01T00:00:00.007Z"),
+            (951_782_399, "2000-02-28T23:59:59.007Z"),
+            (951_782_400, "2000-02-29T00:00:00.007Z"),
+            (951_868_800, "2000-03-01T00:00:00.007Z"),
+            (1_798_761_599, "2026-12-31T23:59:59.007Z"),
+            (4_107_542_400, "2100-03-01T00:00:00.007Z"),
+        ] {
+            assert_eq!(utc(Duration::new(seconds, 7_000_000)), is);
+        }
+    }
 
     #[test]
     fn an_event_is_a_sentence_or_an_object() {

@@ -23,7 +23,7 @@ Examples:
   roce-nvmf-perf run
 
   What a file says:
-  roce-nvmf check /etc/roce-nvmf.toml
+  roce-nvmf check /etc/roce-nvmf.toml --port tap:roce0 --ip 192.168.9.1/24
   roce-nvmf serve /etc/roce-nvmf.toml --port tap:roce0 --ip 192.168.9.1/24
 
   While it runs:
@@ -61,11 +61,8 @@ pub struct TargetCli {
 pub enum TargetCommand {
     /// Serve until a signal comes
     Serve(Box<ServeArgs>),
-    /// Check a configuration file, and change nothing
-    Check {
-        /// The file
-        file: PathBuf,
-    },
+    /// Check what serve would do with the same options: its file, storage, addresses and memory. Changes nothing
+    Check(Box<ServeArgs>),
     /// Add, remove or resize a namespace of a target that runs
     #[command(subcommand)]
     Namespace(NamespaceCommand),

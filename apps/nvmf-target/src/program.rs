@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use apps::error::{AppError, Result};
 use apps::json::{JsonFile, Row};
-use apps::rig::{Rig, Side};
-use apps::{report, stop};
+use apps::rig::{Rig, Side, check_address};
+use apps::{report, service, stop};
 use nvmf::Nqn;
 use nvmf::wire::discovery::Record;
 use verbs::Drive;
@@ -39,22 +39,63 @@ impl From<PerfError> for AppError {
     }
 }
 
-/// What a configuration file offers, its name and its text.
-fn load(file: &Path) -> Result<(Offer, String, String)> {
-    let name = file.display().to_string();
-    let text = std::fs::read_to_string(file).map_err(|e| AppError::Setup(format!("{name}: {e}")))?;
-    let offer = config::check(&text).map_err(|e| AppError::Setup(e.at(&name, &text)))?;
-    Ok((offer, name, text))
+/// What a target is to offer, and where that is written.
+struct Wanted {
+    offer: Offer,
+    name: String,
+    text: String,
 }
 
-/// `roce-nvmf check`.
+impl Wanted {
+    /// As the command line says, with all checks that look at the machine alone: its memory, and the addresses of the port.
+    fn of(args: &ServeArgs) -> Result<Self> {
+        let wanted = match (&args.file, args.memory) {
+            (Some(file), _) => Self::read(file)?,
+            (None, Some(bytes)) => {
+                Self { offer: memory(args, bytes)?, name: "--memory".into(), text: String::new() }
+            }
+            (None, None) => return Err(AppError::Usage("give a file, or --memory SIZE".into())),
+        };
+        let buffers = args.buffers.saturating_mul(args.device.shards.into());
+        config::fits(&wanted.offer, buffers).map_err(|e| wanted.mistake(&e))?;
+        for &address in &wanted.offer.ports {
+            check_address(&args.device, Side::Server, address)
+                .map_err(|e| AppError::Setup(format!("{}: {e}", wanted.name)))?;
+        }
+        Ok(wanted)
+    }
+    fn read(file: &Path) -> Result<Self> {
+        let name = file.display().to_string();
+        let text = std::fs::read_to_string(file).map_err(|e| AppError::Setup(format!("{name}: {e}")))?;
+        let offer = config::parse(&text).map_err(|e| AppError::Setup(e.at(&name, &text)))?;
+        Ok(Self { offer, name, text })
+    }
+    fn mistake(&self, e: &config::Mistake) -> AppError {
+        AppError::Setup(e.at(&self.name, &self.text))
+    }
+}
+
+/// `roce-nvmf check`: what `serve` does, as far as it changes nothing.
 ///
 /// # Errors
 /// The first mistake, with file and line.
-pub fn check(file: &Path) -> Result<()> {
-    let (offer, name, _) = load(file)?;
-    let namespaces: usize = offer.subsystems.iter().map(|subsystem| subsystem.namespaces.len()).sum();
-    say!("{name}: subsystems: {}, namespaces: {namespaces}", offer.subsystems.len())
+pub fn check(args: &ServeArgs) -> Result<()> {
+    let wanted = Wanted::of(args)?;
+    config::try_build(&wanted.offer, &served_now(args)).map_err(|e| wanted.mistake(&e))?;
+    let subsystems = &wanted.offer.subsystems;
+    let namespaces: usize = subsystems.iter().map(|subsystem| subsystem.namespaces.len()).sum();
+    say!("{}: subsystems: {}, namespaces: {namespaces}", wanted.name, subsystems.len())
+}
+
+/// The files of the target that runs, if one does and answers: the file of a target may be checked while it runs.
+fn served_now(args: &ServeArgs) -> Vec<PathBuf> {
+    let found = || control::find(&verbs::stats::runtime_dir().ok()?).ok();
+    let Some(socket) = args.control.clone().or_else(found) else { return Vec::new() };
+    let Ok(control::Answer::List(list)) = control::ask(&socket, &control::Request::List) else {
+        return Vec::new();
+    };
+    let namespaces = list.subsystems.into_iter().flat_map(|subsystem| subsystem.namespaces);
+    namespaces.filter_map(|namespace| std::fs::canonicalize(namespace.file?).ok()).collect()
 }
 
 /// One subsystem with a namespace of memory.
@@ -73,18 +114,14 @@ fn memory(args: &ServeArgs, bytes: u64) -> Result<Offer> {
 /// # Errors
 /// A mistake in the configuration, or what fails.
 pub fn serve(args: &ServeArgs) -> Result<()> {
-    let (offer, name, text) = match (&args.file, args.memory) {
-        (Some(file), _) => load(file)?,
-        (None, Some(bytes)) => (memory(args, bytes)?, "--memory".into(), String::new()),
-        (None, None) => return Err(AppError::Usage("give a file, or --memory SIZE".into())),
-    };
+    let wanted = Wanted::of(args)?;
     let mut rig = Rig::open(&args.device, Side::Server)?;
     let address = rig.addr();
     let device = rig.device()?;
     let metrics = device.metrics();
     let context = &device.context;
     let pd = Arc::new(context.alloc_pd()?);
-    let built = config::build(&offer, address, &pd).map_err(|e| AppError::Setup(e.at(&name, &text)))?;
+    let built = config::build(&wanted.offer, address, &pd).map_err(|e| wanted.mistake(&e))?;
     let shown = args.device.stats.is_some() || args.device.metrics.is_some();
     let meters = shown.then(Arc::<Meters>::default);
     if let Some(meters) = meters.clone() {
@@ -114,11 +151,13 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
     if let Some(at) = metrics {
         say!("metrics at http://{at}/metrics")?;
     }
-    for subsystem in &offer.subsystems {
+    for subsystem in &wanted.offer.subsystems {
         say!("{}: namespaces: {}", subsystem.nqn, subsystem.namespaces.len())?;
     }
-    run_all(&mut cores, stop::requested)?;
-    Ok(())
+    service::ready();
+    let ended = run_all(&mut cores, stop::requested);
+    service::stopping();
+    Ok(ended?)
 }
 
 /// Where the target takes changes.

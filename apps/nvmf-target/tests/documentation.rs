@@ -62,6 +62,8 @@ fn the_unit_starts_what_there_is() {
         assert!(line.starts_with(program), "{line}");
         TargetCli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
     }
+    // It is ready when it listens: tests/start.rs.
+    assert_eq!(value("Type="), "notify");
     // What roce-nvmf list looks for.
     assert!(value("ExecStart=").contains(&format!("--control {}", nvmf_target::control::SERVICE)));
     let scratch = Scratch::new("unit");

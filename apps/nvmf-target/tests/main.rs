@@ -11,4 +11,5 @@ mod load;
 mod meters;
 mod protocol;
 mod signals;
+mod start;
 mod world;

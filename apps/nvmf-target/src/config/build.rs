@@ -74,7 +74,7 @@ fn which(path: &Path) -> Which {
 }
 
 /// Checks that no two namespaces are in one file: each would overwrite the other's blocks.
-pub(super) fn apart(offer: &Offer) -> Result<(), Mistake> {
+fn apart(offer: &Offer) -> Result<(), Mistake> {
     let mut files = HashMap::new();
     for subsystem in &offer.subsystems {
         for namespace in &subsystem.namespaces {
@@ -88,14 +88,23 @@ pub(super) fn apart(offer: &Offer) -> Result<(), Mistake> {
     Ok(())
 }
 
-/// The sizes of the namespaces' storage, found without opening it.
-pub(super) fn look(offer: &Offer) -> Result<Vec<Len>, Mistake> {
+/// Makes every check that changes nothing: all storage is tried, and the controllers are built. Files that `serves` lists are those of the
+/// target that runs: that they are in use is no mistake.
+///
+/// # Errors
+/// The first mistake.
+pub fn try_build(offer: &Offer, serves: &[PathBuf]) -> Result<(), Mistake> {
+    apart(offer)?;
     let all = offer.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
-    all.map(|namespace| opener::look(namespace).map_err(|e| mistake(namespace, e))).collect()
+    let tried = all.map(|namespace| opener::try_open(namespace, serves).map_err(|e| mistake(namespace, e)));
+    // All are held until the last one was tried.
+    let tried = tried.collect::<Result<Vec<_>, _>>()?;
+    let lens: Vec<_> = tried.iter().map(|tried| tried.len).collect();
+    target_of(offer, &lens).map(drop)
 }
 
 /// The controllers of an offer. Namespaces are numbered as [`build`] opens them.
-pub(super) fn target_of(offer: &Offer, lens: &[Len]) -> Result<Target, Mistake> {
+fn target_of(offer: &Offer, lens: &[Len]) -> Result<Target, Mistake> {
     let whole = |e: nvmf::config::ConfigError| Mistake { what: e.to_string(), span: None };
     let target = Target::new(offer.settings.clone()).map_err(whole)?;
     for (id, &address) in (1..).zip(&offer.ports) {

@@ -115,8 +115,7 @@ pub fn parse(text: &str) -> Result<Offer, Mistake> {
 /// The first mistake.
 pub fn check(text: &str) -> Result<Offer, Mistake> {
     let offer = parse(text)?;
-    super::build::apart(&offer)?;
-    super::build::target_of(&offer, &super::build::look(&offer)?)?;
+    super::try_build(&offer, &[])?;
     Ok(offer)
 }
 

@@ -5,11 +5,13 @@
 mod build;
 mod file;
 mod identity;
+mod memory;
 mod opener;
 
-pub use build::{Built, build};
+pub use build::{Built, build, try_build};
 pub use file::{check, parse};
 pub use identity::{host_id, parse_uuid, uuid_text};
+pub use memory::fits;
 pub use opener::{Len, Opener, namespace_of};
 
 use std::net::SocketAddr;

@@ -1,14 +1,15 @@
-//! The storage of a namespace: opened, or only looked at.
+//! The storage of a namespace: opened, or only tried.
 
-use std::io::ErrorKind;
+use std::io::{Seek, SeekFrom};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use nvmf::Nqn;
 use nvmf::config::{Backend, Namespace};
 use verbs::Pd;
 
-use super::{OfferedNamespace, Storage, identity};
-use crate::store::{File, FileError, Memory, Opening, Store, Workers};
+use super::{OfferedNamespace, Storage, identity, memory};
+use crate::store::{Direct, File, FileError, Locked, Memory, Opening, Store, Workers};
 
 /// Threads that wait for the file of a namespace, at most: each has its own, so that none waits for another one's disk.
 const WORKERS: usize = 8;
@@ -36,18 +37,35 @@ impl Len {
     }
 }
 
-/// The storage of a namespace that is not opened for use.
-pub(super) fn look(namespace: &OfferedNamespace) -> Result<Len, String> {
-    let bytes = match &namespace.storage {
-        Storage::Memory(bytes) => *bytes,
-        Storage::File { path, size, .. } => match (File::look(path), size) {
-            (Ok(len), size) => len.max(size.unwrap_or(0)),
-            // It will be made.
-            (Err(FileError::Open { error, .. }), &Some(size)) if error.kind() == ErrorKind::NotFound => size,
-            (Err(e), _) => return Err(e.to_string()),
-        },
+/// Storage that was tried: what [`Opener::open`] would find, and what keeps others away from it until all of it was tried.
+pub(super) struct Tried {
+    pub len: Len,
+    _held: Option<Locked>,
+}
+
+/// Tries to open the storage of a namespace, and changes nothing. Files that are in use because the target that runs `serves` them are
+/// not in the way.
+pub(super) fn try_open(namespace: &OfferedNamespace, serves: &[PathBuf]) -> Result<Tried, String> {
+    let (bytes, held) = match &namespace.storage {
+        Storage::Memory(bytes) => (*bytes, None),
+        Storage::File { path, size, direct } => {
+            let serves = || std::fs::canonicalize(path).is_ok_and(|path| serves.contains(&path));
+            match File::try_open(path, &opening(namespace, *size, *direct)) {
+                Ok((len, held)) => (len, Some(held)),
+                Err(FileError::InUse(_)) if serves() => {
+                    let now = std::fs::File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0)));
+                    let now = now.map_err(|e| format!("{}: {e}", path.display()))?;
+                    (now.max(size.unwrap_or(0)), None)
+                }
+                Err(e) => return Err(e.to_string()),
+            }
+        }
     };
-    Ok(Len { bytes, zeros: true })
+    Ok(Tried { len: Len { bytes, zeros: true }, _held: held })
+}
+
+fn opening(namespace: &OfferedNamespace, size: Option<u64>, direct: Option<Direct>) -> Opening {
+    Opening { size, read_only: namespace.read_only, direct, block: namespace.block }
 }
 
 /// Opens the storage of namespaces.
@@ -68,12 +86,12 @@ impl Opener {
     pub fn open(&mut self, namespace: &OfferedNamespace) -> Result<Store, String> {
         match &namespace.storage {
             Storage::Memory(bytes) => {
+                memory::has(*bytes)?;
                 let len = usize::try_from(*bytes).map_err(|_| "there is not so much memory")?;
                 Ok(Store::Memory(Arc::new(Memory::new(&self.pd, len).map_err(|e| e.to_string())?)))
             }
             Storage::File { path, size, direct } => {
-                let (read_only, block) = (namespace.read_only, namespace.block);
-                let opening = Opening { size: *size, read_only, direct: *direct, block };
+                let opening = opening(namespace, *size, *direct);
                 let file = File::open_with(path, &opening).map_err(|e| e.to_string())?;
                 let workers = Workers::new(WORKERS).map_err(|e| format!("{}: {e}", path.display()))?;
                 Ok(Store::File(Arc::new(file), Arc::new(workers)))

@@ -25,6 +25,9 @@ use verbs::{Context, Drive, Pd, Reactor, VerbsError};
 /// How long a command of the admin queue may take, and a connection.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// After so long the user is told that the target does not answer.
+const SILENCE: Duration = Duration::from_secs(1);
+
 /// Fails when a signal asked the program to end; every waiting loop calls it.
 ///
 /// # Errors
@@ -112,7 +115,12 @@ impl<'c> Host<'c> {
     }
     /// Waits for the event that ends the last call of an identifier, which connects to `to`; an error unless it is `wanted`.
     fn outcome(&mut self, of: &CmId, to: SocketAddr, wanted: CmEventType) -> Result<CmEvent, HostError> {
+        let (since, mut said) = (self.now(), false);
         self.until(|host| {
+            if !said && host.now().saturating_sub(since) > SILENCE {
+                said = true;
+                tracing::warn!("{to} has not answered yet; does a target listen there?");
+            }
             while let Some(event) = host.events.try_get_event() {
                 // Events of other queues are not needed: their identifiers have the same state.
                 if event.is_of(of) {

@@ -50,12 +50,13 @@ impl File {
         let punches = grows && fallocate(&*file, hole, len, 4096).is_ok();
         Ok(Self { path: path.into(), file, grows, punches, direct })
     }
-    /// The length of a file that is not opened for use.
+    /// As [`open_with`](Self::open_with), but makes and grows nothing. Returns the length that the file would have, and what keeps
+    /// others away from it meanwhile.
     ///
     /// # Errors
-    /// If it is not there.
-    pub fn look(path: &Path) -> Result<u64, FileError> {
-        open::look(path)
+    /// As [`open_with`](Self::open_with).
+    pub fn try_open(path: &Path, how: &Opening) -> Result<(u64, Locked), FileError> {
+        open::try_open(path, how).map(|opened| (opened.len, opened.file))
     }
 
     /// The open file.
@@ -285,7 +286,7 @@ mod tests {
         let size = |file: File| file.size().unwrap();
         assert!(matches!(File::open(&path, None, false), Err(FileError::Open { .. })));
         let file = File::open(&path, Some(8192), false).unwrap();
-        assert_eq!((file.size().unwrap(), File::look(&path).unwrap()), (8192, 8192));
+        assert_eq!(file.size().unwrap(), 8192);
         assert!(matches!(File::open(&path, None, false), Err(FileError::InUse(_))));
         assert!(matches!(File::open(&path, None, true), Err(FileError::InUse(_))));
         assert_eq!((file.grow(4096).unwrap(), file.grow(16384).unwrap()), (8192, 16384));

@@ -10,7 +10,7 @@ mod workers;
 
 pub use file::File;
 pub use memory::Memory;
-pub use open::{Direct, FileError, Opening};
+pub use open::{Direct, FileError, Locked, Opening};
 pub use ranges::merged;
 pub use ring::{Request, Ring};
 pub use workers::{Blocks, Done, Job, Place, Work, Workers};

@@ -3,9 +3,10 @@
 use std::fs::{File as Handle, FileType, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Deref;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Access, AtFlags, CWD, MemfdFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -122,6 +123,38 @@ pub struct Opened {
 /// # Errors
 /// If it cannot be opened, or is in use.
 pub fn open(path: &Path, how: &Opening) -> Result<Opened, FileError> {
+    open_at(path, how, false)
+}
+/// As [`open`], but makes and grows nothing: in the place of a file that would be made, or grown, is one that has no name and goes when
+/// it is closed.
+///
+/// # Errors
+/// As [`open`].
+pub fn try_open(path: &Path, how: &Opening) -> Result<Opened, FileError> {
+    open_at(path, how, true)
+}
+
+/// A file without a name beside `path`, as large as that. Where the file system has no such files, one in memory, if a file could be
+/// made in the directory.
+fn nameless(path: &Path, size: u64, flags: i32) -> io::Result<Handle> {
+    let dir = match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    let mut options = OpenOptions::new();
+    let file = match options.read(true).write(true).custom_flags(libc::O_TMPFILE | flags).open(dir) {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
+            let (enter, effective) = (Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
+            rustix::fs::accessat(CWD, dir, enter, effective)?;
+            rustix::fs::memfd_create("roce-nvmf-check", MemfdFlags::CLOEXEC)?.into()
+        }
+        file => file?,
+    };
+    file.set_len(size)?;
+    Ok(file)
+}
+
+fn open_at(path: &Path, how: &Opening, dry: bool) -> Result<Opened, FileError> {
     let failed = |error| FileError::Open { path: path.into(), error };
     let make = how.size.is_some() && !how.read_only;
     // Looked at before it is opened: opening a pipe waits for its other end.
@@ -140,9 +173,14 @@ pub fn open(path: &Path, how: &Opening) -> Result<Opened, FileError> {
         // A device that is mounted, or that another program has this way, cannot be opened this way.
         let exclusive = if device { libc::O_EXCL } else { 0 };
         let past = if direct { libc::O_DIRECT } else { 0 };
-        let mut options = OpenOptions::new();
-        options.read(true).write(!how.read_only).create(make && !device).truncate(false);
-        options.custom_flags(exclusive | past).open(path).map_err(|e| match e.raw_os_error() {
+        let opened = if dry && kind.is_none() {
+            nameless(path, 0, past)
+        } else {
+            let mut options = OpenOptions::new();
+            options.read(true).write(!how.read_only).create(make && !device).truncate(false);
+            options.custom_flags(exclusive | past).open(path)
+        };
+        opened.map_err(|e| match e.raw_os_error() {
             Some(libc::EINVAL) if direct => FileError::NoDirect(path.into()),
             Some(libc::EBUSY) => FileError::InUse(path.into()),
             _ => failed(e),
@@ -173,10 +211,30 @@ pub fn open(path: &Path, how: &Opening) -> Result<Opened, FileError> {
     })?;
     let mut len = (&*file).seek(SeekFrom::End(0)).map_err(failed)?;
     if let Some(size) = how.size.filter(|&size| make && kind.is_file() && size > len) {
-        file.set_len(size).map_err(failed)?;
+        if dry {
+            drop(nameless(path, size, 0).map_err(failed)?);
+        } else {
+            file.set_len(size).map_err(failed)?;
+        }
         len = size;
     }
+    if make && kind.is_file() {
+        warn_if_short_of_space(path, &file, len);
+    }
     Ok(Opened { file, kind, len, direct })
+}
+
+/// Warns where a file may become larger than its file system has room for.
+fn warn_if_short_of_space(path: &Path, file: &Handle, len: u64) {
+    let (Ok(there), Ok(space)) = (file.metadata(), rustix::fs::fstatvfs(file)) else { return };
+    let needed = len.saturating_sub(there.blocks() * 512);
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    if needed > free {
+        tracing::warn!(
+            "{} may need {needed} more bytes, and its file system has {free} free: writes fail when it is full",
+            path.display()
+        );
+    }
 }
 
 /// Reads two blocks: the kernel refuses them where they are smaller than those of the device.
@@ -192,19 +250,6 @@ fn try_blocks(file: &Handle, block: u32) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// The length of a file that is not opened for use.
-///
-/// # Errors
-/// If it is not there, or is none.
-pub fn look(path: &Path) -> Result<u64, FileError> {
-    let failed = |error| FileError::Open { path: path.into(), error };
-    let kind = std::fs::metadata(path).map_err(failed)?.file_type();
-    if !kind.is_file() && !kind.is_block_device() {
-        return Err(FileError::Kind(path.into()));
-    }
-    Handle::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).map_err(failed)
 }
 
 #[cfg(test)]
@@ -224,6 +269,33 @@ mod tests {
         assert!(!open(path, &opening(None)).unwrap().direct);
     }
 
+    // Goal: what is only tried is refused as what is opened would be, and leaves nothing behind.
+    #[test]
+    fn an_attempt_fails_where_opening_would_and_changes_nothing() {
+        let dir = std::env::temp_dir().join(format!("roce-nvmf-try-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let of = |size| Opening { size, ..Opening::default() };
+        let disk = dir.join("disk");
+        assert_eq!(try_open(&disk, &of(Some(8192))).unwrap().len, 8192);
+        assert!(!disk.exists());
+        std::fs::write(&disk, [0; 512]).unwrap();
+        assert_eq!(try_open(&disk, &of(Some(8192))).unwrap().len, 8192);
+        assert_eq!(disk.metadata().unwrap().len(), 512);
+        let has = open(&disk, &of(None)).unwrap();
+        assert!(matches!(try_open(&disk, &of(None)), Err(FileError::InUse(_))));
+        drop(has);
+        let too_large = Some(i64::MAX as u64);
+        for (path, size) in
+            [(dir.join("none/disk"), Some(8192)), (dir.join("new"), too_large), (disk, too_large)]
+        {
+            let tried = try_open(&path, &of(size)).err().map(|e| e.to_string());
+            let opened = open(&path, &of(size)).err().map(|e| e.to_string());
+            // Some file systems have files of that size.
+            assert!(tried == opened && (tried.is_some() || size == too_large), "{tried:?} {opened:?}");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
     #[test]
     fn what_is_no_file_is_refused_before_it_is_opened() {
         let dir = std::env::temp_dir().join(format!("roce-nvmf-open-{}", std::process::id()));
@@ -234,7 +306,7 @@ mod tests {
         // Opening the pipe would wait for a writer for ever.
         for path in [pipe.as_path(), &dir, Path::new("/dev/null")] {
             assert!(matches!(open(path, &Opening::default()), Err(FileError::Kind(_))), "{path:?}");
-            assert!(matches!(look(path), Err(FileError::Kind(_))), "{path:?}");
+            assert!(matches!(try_open(path, &Opening::default()), Err(FileError::Kind(_))), "{path:?}");
         }
         std::fs::remove_dir_all(&dir).unwrap();
     }

@@ -284,6 +284,34 @@ impl Drop for LoopDevice {
     }
 }
 
+/// A small file system in memory.
+pub struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    /// None, and it is said, where this user may not mount.
+    pub fn new(at: &Path, options: &str) -> Option<Self> {
+        let run =
+            std::process::Command::new("mount").args(["-t", "tmpfs", "-o", options, "none"]).arg(at).output();
+        match run {
+            Ok(run) if run.status.success() => Some(Self(at.into())),
+            Ok(run) => {
+                skipped("a full file system", &String::from_utf8_lossy(&run.stderr).trim());
+                None
+            }
+            Err(e) => {
+                skipped("a full file system", &e);
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
 /// A program that runs, ended by its drop.
 pub struct Running(pub std::process::Child);
 
