@@ -35,6 +35,14 @@ pub enum NamespaceCommand {
         #[command(flatten)]
         which: WhichArgs,
     },
+    /// Serve a namespace again that has failed: you say that its data are as they should be
+    Online {
+        /// Its identifier
+        id: u32,
+        /// Which target.
+        #[command(flatten)]
+        which: WhichArgs,
+    },
     /// Give a namespace another size
     Resize {
         /// Its identifier
@@ -193,6 +201,9 @@ pub fn namespace(command: &NamespaceCommand) -> Result<()> {
         &NamespaceCommand::Remove { id, ref which } => {
             change(which, |nqn| Request::RemoveNamespace { nqn, id })
         }
+        &NamespaceCommand::Online { id, ref which } => {
+            change(which, |nqn| Request::OnlineNamespace { nqn, id })
+        }
         &NamespaceCommand::Resize { id, size, ref which } => {
             change(which, |nqn| Request::ResizeNamespace { nqn, id, size })
         }
@@ -249,6 +260,9 @@ pub fn list(args: &ListArgs) -> Result<()> {
                 namespace.id,
                 namespace.block
             )?;
+            if let Some(why) = &namespace.failed {
+                say!("    FAILED: {why}; see roce-nvmf namespace online --help")?;
+            }
         }
         match &subsystem.hosts {
             None => say!("  every host may use it")?,

@@ -81,14 +81,22 @@ impl<'v> Watch<'v> {
     }
     /// Waits for an event, which is about `log`; asks for the next one, and reads the log: its first words.
     fn told(&mut self, kind: u64, log: u8) -> [u32; 4] {
+        self.told_of(2 | kind << 8, log)
+    }
+    /// The same, of an event of any type.
+    fn told_of(&mut self, what: u64, log: u8) -> [u32; 4] {
         let controller = &mut self.controller;
         let mut result = None;
         self.view.until(&mut self.host, "an event", || {
             controller.admin().poll(|cqe| result = Some(cqe.result.get())).unwrap();
             result.is_some()
         });
-        assert_eq!(result, Some(2 | kind << 8 | (log as u64) << 16));
+        assert_eq!(result, Some(what | (log as u64) << 16));
         self.ask();
+        self.log(log)
+    }
+    /// The first words of a log.
+    fn log(&mut self, log: u8) -> [u32; 4] {
         let sgl = Sgl::keyed(self.page.iova(), 16, self.page.rkey(), false);
         let sqe = Sqe { cdw10: U32::new(log as u32 | 3 << 16), sgl, ..admin(0x02) };
         self.host.call(self.controller.admin(), &sqe, Data::Elsewhere).unwrap();
@@ -100,6 +108,66 @@ impl<'v> Watch<'v> {
 
 fn admin(opcode: u8) -> Sqe {
     Sqe { opcode, flags: Sqe::FLAGS_SGL, sgl: Sgl::keyed(0, 0, 0, false), ..Sqe::new_zeroed() }
+}
+
+// Goal: a file that somebody cuts while it is served has lost data. A write does not make it whole, and nobody reads zeros for what was
+// there: the namespace fails, the host is told, and the administrator decides.
+#[test]
+fn a_file_that_is_cut_fails_its_namespace_until_somebody_says_otherwise() {
+    let scratch = Scratch::new("cut");
+    let path = scratch.path();
+    let long = 64 * BLOCK as u64;
+    with_target(&Setup::default(), |view| {
+        let mut control = control(view);
+        done(control.handle(add(2, file(&path, long))));
+        let mut watch = Watch::new(view, SUBSYSTEM, 1 << 2);
+        let mut queue = watch.controller.io_queue(&mut watch.host, 1, 16).unwrap();
+        let mr = watch.host.pd().reg_mr(BLOCK, RIGHTS).unwrap();
+        let sgl = Sgl::keyed(mr.iova(), BLOCK as u32, mr.rkey(), false);
+        let mut code = |watch: &mut Watch<'_>, sqe: Sqe| {
+            let answer = watch.host.call(&mut queue, &sqe, Data::Elsewhere);
+            answer.map_or_else(|e| e.code().unwrap(), |_| 0)
+        };
+        let (read, write) = (Status::UnrecoveredReadError.code(), Status::WriteFault.code());
+        let set_len = |bytes| {
+            std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+        };
+        let online = || Request::OnlineNamespace { nqn: SUBSYSTEM.into(), id: 2 };
+        for lba in 0..64 {
+            assert_eq!(code(&mut watch, Io::new(2, lba, 1).write(sgl)), 0);
+        }
+        assert!(refused(control.handle(online())).contains("has not failed"));
+        // What notices it first: a read behind the new end, or a write that would make the file as long as it was.
+        for (first, expected) in [(Io::new(2, 40, 1).read(sgl), read), (Io::new(2, 63, 1).write(sgl), write)]
+        {
+            set_len(16 * BLOCK as u64);
+            assert_eq!(code(&mut watch, first), expected);
+            assert_eq!(watch.told_of(1, lid::SMART)[0] & 0xFF, 1 << 2, "reliability");
+            let has = || std::fs::metadata(&path).unwrap().len();
+            for lba in [0, 15, 16, 40, 63] {
+                assert_eq!(code(&mut watch, Io::new(2, lba, 1).write(sgl)), write, "block {lba}");
+                assert_eq!(code(&mut watch, Io::new(2, lba, 1).read(sgl)), read, "block {lba}");
+            }
+            assert_eq!(code(&mut watch, Io::new(2, 0, 1).flush()), write);
+            assert_eq!(has(), 16 * BLOCK as u64, "nothing made it longer");
+            let Answer::List(list) = control.handle(Request::List) else { panic!("no list") };
+            let why = list.subsystems[0].namespaces[1].failed.clone().expect("it has failed");
+            assert_eq!(why, format!("it was cut to {} of {long} bytes", 16 * BLOCK));
+            assert!(refused(control.handle(online())).contains("8192 of 32768 bytes"));
+            set_len(long);
+            assert_eq!(
+                code(&mut watch, Io::new(2, 0, 1).read(sgl)),
+                read,
+                "as long as before, and still failed"
+            );
+            assert!(done(control.handle(online())).contains("is served again"));
+            assert_eq!(code(&mut watch, Io::new(2, 63, 1).write(sgl)), 0);
+            assert_eq!(code(&mut watch, Io::new(2, 40, 1).read(sgl)), 0);
+            assert_eq!(watch.log(lid::SMART)[0] & 0xFF, 0);
+        }
+        // Other namespaces of the subsystem never noticed.
+        assert_eq!(code(&mut watch, Io::new(1, 0, 1).write(sgl)), 0);
+    });
 }
 
 // Goal: a host that is connected is told of namespaces that come, grow and go, and uses them at once.

@@ -11,20 +11,22 @@ use nvmf::BackendError;
 use nvmf::status::Status;
 use nvmf::wire::{Cqe, Sgl, Sqe};
 use nvmf_target::host::{Controller, Data, Host, HostQueue, Io, Options};
-use nvmf_target::store::{Blocks, Work};
+use nvmf_target::store::{Blocks, Direct, Health, Work};
 use nvmf_target::target::{Config, Core, run_all};
 use verbs::Access;
 use verbs::port::fault::rng::Rng;
 use verbs::port::{Frame, Port, PortInfo, PortOptions, PortQueue, PortSpec, PortStats, RxBurst, TxBurst};
 
-use crate::common::{BLOCK, PATIENCE, SUBSYSTEM, Setup, View, device, nqn, with_target};
+use crate::common::{
+    BLOCK, LoopDevice, PATIENCE, SUBSYSTEM, Scratch, Setup, Tmpfs, View, device, nqn, with_target,
+};
 
 const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 const BYTES: usize = 64 * BLOCK;
 
 /// A disk in memory, which fails when it is told to.
 #[derive(Debug)]
-struct Disk(Mutex<State>);
+struct Disk(Mutex<State>, Health);
 
 #[derive(Debug)]
 struct State {
@@ -50,7 +52,7 @@ impl Disk {
             room: usize::MAX,
             written: HashSet::new(),
         };
-        Arc::new(Self(Mutex::new(state)))
+        Arc::new(Self(Mutex::new(state), Health::default()))
     }
     fn set(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.0.lock().unwrap());
@@ -123,6 +125,9 @@ impl Blocks for Disk {
             Work::Deallocate(_) => Ok(()),
         }
     }
+    fn health(&self) -> &Health {
+        &self.1
+    }
 }
 
 /// A target with the disk, and a host with a queue of `entries` entries.
@@ -190,6 +195,76 @@ fn what_a_disk_refuses_has_its_status() {
         assert!(view.target.totals(&nqn(SUBSYSTEM)).unwrap().media_errors > 0);
         drop((queue, controller));
         view.until_nothing_is_left(&mut host);
+    });
+}
+
+/// Status and DNR of a Write, a Read and a Flush of block 3.
+fn outcomes(host: &mut Host<'_>, queue: &mut HostQueue) -> [Option<(u16, bool)>; 3] {
+    let mr = host.pd().reg_mr(BLOCK, RIGHTS).unwrap();
+    let keyed = Sgl::keyed(mr.iova(), BLOCK as u32, mr.rkey(), false);
+    let io = Io::new(1, 3, 1);
+    [io.write(keyed), io.read(keyed), io.flush()].map(|sqe| status(host.call(queue, &sqe, Data::Elsewhere)))
+}
+/// Those of a namespace that has failed: of the medium, so that no host tries them again, here or by another path.
+fn of_a_failed_namespace() -> [Option<(u16, bool)>; 3] {
+    let [write, read] = [Status::WriteFault, Status::UnrecoveredReadError].map(|s| Some((s.code(), true)));
+    [write, read, write]
+}
+
+// Goal: storage that says once that it has lost data is not asked again: its next flush would succeed.
+#[test]
+fn a_flush_that_lost_data_fails_the_namespace_until_somebody_says_otherwise() {
+    let disk = Disk::new();
+    with_disk(&disk, 16, |_, mut host, _controller, mut queue| {
+        assert_eq!(outcomes(&mut host, &mut queue), [None; 3]);
+        disk.set(|state| state.fails = Some(BackendError::Lost));
+        let flush = status(host.call(&mut queue, &Io::new(1, 0, 1).flush(), Data::Elsewhere));
+        assert_eq!(flush, of_a_failed_namespace()[2]);
+        disk.set(|state| state.fails = None);
+        for _ in 0..3 {
+            assert_eq!(outcomes(&mut host, &mut queue), of_a_failed_namespace(), "it would succeed now");
+        }
+        disk.health().restore();
+        assert_eq!(outcomes(&mut host, &mut queue), [None; 3]);
+    });
+}
+
+// Goal: the same of a real disk, whose kernel tells the error once: a device that finds no room for what was written to it.
+#[test]
+fn a_device_that_could_not_write_its_pages_fails_every_flush_after_the_first() {
+    let scratch = Scratch::new("writeback");
+    let folder = scratch.path().parent().unwrap().join("full");
+    std::fs::create_dir(&folder).unwrap();
+    let Some(_mounted) = Tmpfs::new(&folder, "size=1m") else { return };
+    let file = folder.join("disk");
+    let bytes = 8 << 20;
+    std::fs::File::create(&file).unwrap().set_len(bytes).unwrap();
+    let Some(device) = LoopDevice::new(&file) else { return };
+    let setup = Setup {
+        bytes: bytes as usize,
+        file: Some(device.path().into()),
+        direct: Some(Direct::No),
+        ..Setup::default()
+    };
+    with_target(&setup, |view| {
+        let mut host = view.host(1);
+        let mut controller =
+            Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+        let mut queue = controller.io_queue(&mut host, 1, 16).unwrap();
+        let len = 128 << 10;
+        let mr = host.pd().reg_mr(len, RIGHTS).unwrap();
+        mr.fill(0..len, 0x5a).unwrap();
+        let keyed = Sgl::keyed(mr.iova(), len as u32, mr.rkey(), false);
+        for lba in (0..bytes / BLOCK as u64).step_by(len / BLOCK) {
+            let write = Io::new(1, lba, (len / BLOCK) as u32).write(keyed);
+            // Where the kernel has written pages back meanwhile, nothing of that is said here.
+            assert_eq!(status(host.call(&mut queue, &write, Data::Elsewhere)), None, "into the page cache");
+        }
+        for _ in 0..3 {
+            let flush = status(host.call(&mut queue, &Io::new(1, 0, 1).flush(), Data::Elsewhere));
+            assert_eq!(flush, of_a_failed_namespace()[2]);
+        }
+        assert_eq!(outcomes(&mut host, &mut queue), of_a_failed_namespace());
     });
 }
 
@@ -469,6 +544,9 @@ impl Blocks for Slow {
         let result = self.disk.run(work);
         *state = Held::Done;
         result
+    }
+    fn health(&self) -> &Health {
+        self.disk.health()
     }
 }
 

@@ -125,6 +125,10 @@ pub enum BackendError {
     /// It is away, and may come back.
     #[error("the storage is not there now")]
     NotReady,
+    /// Data that were written may be gone. The namespace fails until [`Target::set_online`](crate::Target::set_online): its hosts are
+    /// told by the SMART log and an asynchronous event, and the storage fails every command with this.
+    #[error("data that were written may be lost")]
+    Lost,
     /// The bytes that were to be compared differ.
     #[error("the bytes differ")]
     Mismatch,
@@ -154,7 +158,8 @@ impl BackendError {
     /// The status of the command.
     pub(crate) const fn status(self, kind: Kind) -> Status {
         match self {
-            Self::Io => match kind {
+            // Of the medium, and not to be tried again: another path leads to the same blocks.
+            Self::Io | Self::Lost => match kind {
                 Kind::Read | Kind::Compare | Kind::Other { writes: false } => Status::UnrecoveredReadError,
                 Kind::Write | Kind::Other { writes: true } => Status::WriteFault,
             },

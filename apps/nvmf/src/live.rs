@@ -57,6 +57,10 @@ pub(crate) struct Live {
     pub unfinished: Unfinished,
     version: AtomicU64,
     table: Mutex<Arc<Table>>,
+    /// Namespaces that have lost data.
+    failed: Mutex<Vec<u32>>,
+    /// How often one was added to them.
+    failures: AtomicU64,
 }
 
 impl Live {
@@ -68,7 +72,31 @@ impl Live {
             unfinished: Unfinished::default(),
             version: AtomicU64::new(0),
             table: Mutex::new(Arc::new(table)),
+            failed: Mutex::default(),
+            failures: AtomicU64::new(0),
         }
+    }
+    /// A namespace has lost data.
+    #[cold]
+    pub fn fail(&self, nsid: u32) {
+        let mut failed = lock(&self.failed);
+        if !failed.contains(&nsid) {
+            failed.push(nsid);
+            self.failures.fetch_add(1, Ordering::Release);
+        }
+    }
+    /// Its data are as they should be, or it is gone.
+    pub fn restore(&self, nsid: u32) {
+        lock(&self.failed).retain(|failed| *failed != nsid);
+    }
+    /// Namespaces that have lost data.
+    pub fn failed(&self) -> Vec<u32> {
+        lock(&self.failed).clone()
+    }
+    /// How often a namespace has lost data.
+    #[inline]
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Acquire)
     }
     /// The current table.
     pub fn snapshot(&self) -> Snapshot {

@@ -281,6 +281,18 @@ impl Target {
         let live = &state.served(nqn)?.live;
         live.snapshot().table.get(nsid).ok_or(ConfigError::NoNamespace(nsid))?;
         live.change(|table| table.remove(nsid));
+        live.restore(nsid);
+        Ok(())
+    }
+    /// A namespace that has [lost data](crate::BackendError::Lost) is as it should be. Call it when its storage works again.
+    ///
+    /// # Errors
+    /// If there is none with the identifier.
+    pub fn set_online(&self, nqn: &Nqn, nsid: u32) -> Result<(), ConfigError> {
+        let state = self.lock();
+        let live = &state.served(nqn)?.live;
+        live.snapshot().table.get(nsid).ok_or(ConfigError::NoNamespace(nsid))?;
+        live.restore(nsid);
         Ok(())
     }
     /// Gives a namespace another size. If it shrinks, requests beyond its new end may still be under way.

@@ -232,6 +232,43 @@ fn errors_and_work_are_in_the_logs() {
     assert_eq!(entries[1].count.get(), 0);
 }
 
+// Goal: a host learns of lost data, which no command of its own need have shown, and that all is well again.
+#[test]
+fn a_namespace_that_has_lost_data_is_in_the_smart_log_and_is_told_once() {
+    let mut p = Program::new(8);
+    let subsystem = nqn(SUBSYSTEM);
+    let (mut queue, cntlid) = p.admin();
+    let mut io = p.io(cntlid, 1);
+    p.expect(&mut queue, &set_feature(0x0B, 1 << 2), &[], Status::Success);
+    request_event(&mut p, &mut queue, 31);
+    let warning = |p: &mut Program, queue: &mut Queue| {
+        let bytes = p.read(queue, &log_page(lid::SMART, 0, 512, false), 512);
+        Smart::ref_from_bytes(&bytes).unwrap().warning
+    };
+    assert_eq!(warning(&mut p, &mut queue), 0);
+    let lost = |p: &mut Program, io: &mut Queue, opcode, status| {
+        p.disk.fails = Some(nvmf::BackendError::Lost);
+        p.expect(io, &blocks(opcode, 0, 1), &[], status);
+    };
+    for _ in 0..2 {
+        lost(&mut p, &mut io, io_opcode::FLUSH, Status::WriteFault);
+        lost(&mut p, &mut io, io_opcode::READ, Status::UnrecoveredReadError);
+        let told = queue.poll_response(p.now).expect("an event");
+        assert_eq!((told.cqe.cid.get(), told.cqe.result.get()), (31, 0x02_0001), "SMART: reliability");
+        request_event(&mut p, &mut queue, 31);
+        lost(&mut p, &mut io, io_opcode::WRITE, Status::WriteFault);
+        assert_eq!(queue.poll_response(p.now), None, "once");
+        assert_eq!(warning(&mut p, &mut queue), Smart::RELIABILITY);
+        p.target.set_online(&subsystem, 1).unwrap();
+        assert_eq!(warning(&mut p, &mut queue), 0);
+    }
+    p.target.set_online(&subsystem, 99).unwrap_err();
+    // One that is removed takes its mark with it.
+    lost(&mut p, &mut io, io_opcode::READ, Status::UnrecoveredReadError);
+    p.target.remove_namespace(&subsystem, 1).unwrap();
+    assert_eq!(warning(&mut p, &mut queue), 0);
+}
+
 // N19
 #[test]
 fn n19_number_of_queues_is_granted_up_to_the_limit() {

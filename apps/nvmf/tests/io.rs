@@ -248,6 +248,7 @@ fn what_the_backend_says_becomes_the_status() {
         let media = if writes.contains(&opcode) { Status::WriteFault } else { Status::UnrecoveredReadError };
         for (error, status) in [
             (BackendError::Io, media),
+            (BackendError::Lost, media),
             (BackendError::NoSpace, Status::CapacityExceeded),
             (BackendError::ReadOnly, Status::WriteProtected),
             (BackendError::OutOfRange, Status::LbaOutOfRange),

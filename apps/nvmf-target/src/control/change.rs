@@ -10,7 +10,7 @@ use nvmf::{Nqn, Target};
 use super::differ::differences;
 use super::{Answer, List, ListedHost, ListedNamespace, ListedSubsystem, Request};
 use crate::config::{Len, OfferedNamespace, Opener, check_size, namespace_of, uuid_text};
-use crate::store::{Store, Stores};
+use crate::store::{Health, Store, Stores};
 
 /// How long the memory of a removed namespace is kept: responses that refer to it may be sent again until then.
 const LINGER: Duration = Duration::from_secs(60);
@@ -57,6 +57,7 @@ impl Control {
             Request::AddNamespace { nqn, namespace } => self.add_namespace(&nqn, namespace),
             Request::RemoveNamespace { nqn, id } => self.remove_namespace(&nqn, id),
             Request::ResizeNamespace { nqn, id, size } => self.resize_namespace(&nqn, id, size),
+            Request::OnlineNamespace { nqn, id } => self.online_namespace(&nqn, id),
             Request::AllowHost { nqn, host } => self.allow_host(&nqn, &host),
             Request::DenyHost { nqn, host } => self.deny_host(&nqn, &host),
         };
@@ -142,7 +143,32 @@ impl Control {
         check_size(size, block)?;
         let blocks = size / block as u64;
         self.target.resize_namespace(&nqn, id, blocks).map_err(|e| e.to_string())?;
+        if let Store::File(file, _) = store {
+            file.serve(size);
+        }
         Ok(format!("namespace {id} of {nqn} has {blocks} blocks of {block} bytes now"))
+    }
+    /// The administrator says that the data of a namespace that has failed are as they should be.
+    fn online_namespace(&self, nqn: &str, id: u32) -> Result<String, String> {
+        let nqn = parse(nqn)?;
+        let namespace = self.find(&nqn, id)?;
+        let table = self.stores.table();
+        let store = table.get(namespace.backend).ok_or("its storage is gone")?;
+        let Some(was) = store.health().and_then(Health::why) else {
+            return Err(format!("namespace {id} of {nqn} has not failed"));
+        };
+        let (has, needs) =
+            (store.size().map_err(|e| format!("{store}: {e}"))?, namespace.blocks << namespace.block_shift);
+        if has < needs {
+            return Err(format!(
+                "{store} has {has} of {needs} bytes: make it as long as it was, or the namespace as long as it is (namespace resize)"
+            ));
+        }
+        if let Some(health) = store.health() {
+            health.restore();
+        }
+        self.target.set_online(&nqn, id).map_err(|e| e.to_string())?;
+        Ok(format!("namespace {id} of {nqn} is served again; it had failed: {was}"))
     }
     fn allow_host(&self, nqn: &str, host: &str) -> Result<String, String> {
         let (nqn, host) = (parse(nqn)?, parse(host)?);
@@ -186,6 +212,7 @@ impl Control {
             block: 1 << namespace.block_shift,
             uuid: uuid_text(&namespace.uuid),
             read_only: namespace.read_only,
+            failed: table.get(namespace.backend).and_then(Store::health).and_then(Health::why),
         };
         let name = |nqn: &Nqn| nqn.to_string();
         let subsystems = self.target.subsystems().into_iter().map(|subsystem| ListedSubsystem {

@@ -51,6 +51,13 @@ pub enum Request {
         /// Its bytes; where absent, as many as the file or the device has now.
         size: Option<u64>,
     },
+    /// Serve a namespace again that has lost data.
+    OnlineNamespace {
+        /// Of this subsystem.
+        nqn: String,
+        /// Its identifier.
+        id: u32,
+    },
     /// Allow a host to use a subsystem.
     AllowHost {
         /// The subsystem.
@@ -121,6 +128,9 @@ pub struct ListedNamespace {
     pub uuid: String,
     /// Hosts may not write.
     pub read_only: bool,
+    /// Why every command fails: it has lost data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
 }
 
 /// A host that is connected.

@@ -1,11 +1,18 @@
 //! A namespace in a file or on a block device.
 //!
 //! Every call here waits for the file; [`Workers`](super::Workers) make them.
+//!
+//! The kernel tells a write-back that failed to one caller alone, and takes the pages for clean. So flushes of a file follow each
+//! other, and one that fails is the [end](Health) of the namespace. Others may cut the file, though it is locked: a lock binds only
+//! those who ask for it. The length is looked at before a command, and a write at the end of the file, which could make a file that
+//! was cut as long as it was, is sent only after that.
 
 use std::fs::File as Handle;
 use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use nvmf::BackendError;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -13,16 +20,29 @@ use rustix::io::Errno;
 use verbs::{Mr, VerbsError};
 
 use super::aligned::Aligned;
+use super::health::Health;
 use super::open::{self, FileError, Locked, Opened, Opening};
 
 /// Bytes that are compared, verified, or written as zeros at a time.
 const PIECE: usize = 256 << 10;
+/// How often the length of a file in use is looked at, in nanoseconds: a millisecond costs nothing that can be measured.
+const LOOK_NS: u64 = 1_000_000;
 
 /// The file.
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
     file: Locked,
+    health: Health,
+    /// Bytes that are served: a file that has fewer was cut.
+    served: AtomicU64,
+    /// When its length was looked at.
+    looked_ns: AtomicU64,
+    /// Flushes that were wanted so far, and how many of them are done.
+    flushes: AtomicU64,
+    flushed: Mutex<u64>,
+    /// No device: it may be cut.
+    is_file: bool,
     /// A file that can grow, and no device.
     grows: bool,
     /// Storage can be given back, and reads as zeros then.
@@ -48,7 +68,19 @@ impl File {
         // Behind the end: it changes nothing, and says whether the file system can.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let punches = grows && fallocate(&*file, hole, len, 4096).is_ok();
-        Ok(Self { path: path.into(), file, grows, punches, direct })
+        Ok(Self {
+            path: path.into(),
+            file,
+            health: Health::default(),
+            served: AtomicU64::new(len),
+            looked_ns: AtomicU64::new(0),
+            flushes: AtomicU64::new(0),
+            flushed: Mutex::default(),
+            is_file: kind.is_file(),
+            grows,
+            punches,
+            direct,
+        })
     }
     /// As [`open_with`](Self::open_with), but makes and grows nothing. Returns the length that the file would have, and what keeps
     /// others away from it meanwhile.
@@ -57,6 +89,48 @@ impl File {
     /// As [`open_with`](Self::open_with).
     pub fn try_open(path: &Path, how: &Opening) -> Result<(u64, Locked), FileError> {
         open::try_open(path, how).map(|opened| (opened.len, opened.file))
+    }
+
+    /// Its health.
+    pub fn health(&self) -> &Health {
+        &self.health
+    }
+    /// So many bytes are served from now on.
+    pub fn serve(&self, bytes: u64) {
+        self.served.store(bytes, Ordering::Relaxed);
+    }
+    /// Before a command at `now_ns`: fails if the file has failed, or was cut. A write that ends at `end` is told so.
+    ///
+    /// # Errors
+    /// [`BackendError::Lost`].
+    #[inline]
+    pub fn look_before(&self, now_ns: u64, end: Option<u64>) -> Result<(), BackendError> {
+        self.health.check()?;
+        let at_the_end = end.is_some_and(|end| end >= self.served.load(Ordering::Relaxed));
+        if !at_the_end && now_ns < self.looked_ns.load(Ordering::Relaxed).saturating_add(LOOK_NS) {
+            return Ok(());
+        }
+        self.looked_ns.store(now_ns, Ordering::Relaxed);
+        self.check_length()
+    }
+    /// Fails if the file was cut.
+    ///
+    /// # Errors
+    /// [`BackendError::Lost`]; others if it cannot be looked at.
+    pub fn check_length(&self) -> Result<(), BackendError> {
+        if !self.is_file {
+            return Ok(());
+        }
+        let has = rustix::fs::fstat(self.handle()).map_err(|e| of_errno(e.raw_os_error()))?.st_size as u64;
+        let served = self.served.load(Ordering::Relaxed);
+        if has >= served {
+            return Ok(());
+        }
+        Err(self.health.fail(self.path.display(), format_args!("it was cut to {has} of {served} bytes")))
+    }
+    /// A read found the end of the file within the namespace.
+    pub(super) fn ended(&self) -> BackendError {
+        self.check_length().err().unwrap_or(BackendError::OutOfRange)
     }
 
     /// The open file.
@@ -87,6 +161,8 @@ impl File {
             let what = format!("it has {now} bytes and cannot grow to {size}");
             return Err(io::Error::new(ErrorKind::InvalidInput, what));
         }
+        // What is behind the end of a file that was cut would be zeros.
+        self.check_length().map_err(|e| io::Error::other(e.to_string()))?;
         self.file.set_len(size)?;
         Ok(size)
     }
@@ -115,7 +191,7 @@ impl File {
         let mut range = at..at + len;
         while !range.is_empty() {
             match to.pread(self.handle(), offset, range.clone()).map_err(of_verbs)? {
-                0 => return Err(BackendError::OutOfRange),
+                0 => return Err(self.ended()),
                 n => {
                     range.start += n;
                     offset += n as u64;
@@ -186,7 +262,10 @@ impl File {
         let mut done = 0;
         while done < len {
             let n = (len - done).min(PIECE as u64) as usize;
-            self.file.read_exact_at(&mut piece[..n], offset + done).map_err(|e| of_io(&e))?;
+            self.file.read_exact_at(&mut piece[..n], offset + done).map_err(|e| match of_io(&e) {
+                BackendError::OutOfRange => self.ended(),
+                other => other,
+            })?;
             each(done, &piece[..n])?;
             done += n as u64;
         }
@@ -224,12 +303,31 @@ impl File {
     pub fn deallocate(&self, offset: u64, len: u64) -> Result<(), BackendError> {
         if self.punches { self.zero(offset, len, false, true) } else { Ok(()) }
     }
-    /// Makes stable what was written.
+    /// Makes stable what was written. One call of the system serves all that wait for it.
     ///
     /// # Errors
-    /// If the file fails.
+    /// If it fails, or one failed before.
     pub fn flush(&self) -> Result<(), BackendError> {
-        self.file.sync_data().map_err(|e| of_io(&e))
+        self.flush_by(|| self.file.sync_data())
+    }
+    fn flush_by(&self, sync: impl FnOnce() -> io::Result<()>) -> Result<(), BackendError> {
+        let mine = self.flushes.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut flushed = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
+        self.health.check()?;
+        if *flushed >= mine {
+            return Ok(());
+        }
+        // Those who have asked by now had been told before that their writes are done.
+        let all = self.flushes.load(Ordering::SeqCst);
+        match sync() {
+            Ok(()) => *flushed = all,
+            Err(e) => {
+                let why =
+                    format_args!("what was written to it could not be made stable ({e}), and may be lost");
+                return Err(self.health.fail(self.path.display(), why));
+            }
+        }
+        Ok(())
     }
     fn flush_if(&self, fua: bool) -> Result<(), BackendError> {
         if fua { self.flush() } else { Ok(()) }
@@ -298,6 +396,95 @@ mod tests {
         assert_eq!(reader.zero(0, 512, false, false), Err(BackendError::ReadOnly));
         assert!(reader.grow(1 << 20).unwrap_err().to_string().contains("16384"));
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    fn scratch(name: &str, bytes: u64) -> (PathBuf, File) {
+        let path = std::env::temp_dir().join(format!("roce-nvmf-{name}-{}", std::process::id()));
+        let file = File::open(&path, Some(bytes), false).unwrap();
+        (path, file)
+    }
+
+    // Goal: a file that somebody cuts has failed, whatever comes first, and a write does not make it whole.
+    #[test]
+    fn a_file_that_was_cut_has_failed_and_stays_so() {
+        let (path, file) = scratch("cut", 1 << 20);
+        let cut = || std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        assert_eq!(file.look_before(0, None), Ok(()));
+        cut();
+        assert_eq!(file.look_before(1, Some(8192)), Ok(()), "it was looked at a moment ago");
+        assert_eq!(file.look_before(1, Some(1 << 20)), Err(BackendError::Lost), "at its end it is always");
+        file.file.set_len(1 << 20).unwrap();
+        assert_eq!(file.look_before(LOOK_NS, None), Err(BackendError::Lost), "it is as long as before");
+        assert_eq!(file.flush(), Err(BackendError::Lost));
+        assert!(file.health.why().unwrap().contains("4096 of 1048576"), "{:?}", file.health.why());
+        file.health.restore();
+        assert_eq!(file.look_before(LOOK_NS, None), Ok(()));
+        cut();
+        assert_eq!(file.verify(8192, 512, false), Err(BackendError::Lost), "a read found it");
+        file.health.restore();
+        cut();
+        assert!(file.grow(2 << 20).is_err(), "that is no way to repair it");
+        assert_eq!(file.look_before(3 * LOOK_NS, None), Err(BackendError::Lost));
+        file.health.restore();
+        file.serve(4096);
+        assert_eq!(file.look_before(5 * LOOK_NS, None), Ok(()), "the rest is not served any more");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    // Goal: the kernel tells a failed write-back once. Flushes that run at the same time and all later ones fail, too.
+    #[test]
+    fn a_flush_that_failed_fails_all_that_wait_and_all_that_follow() {
+        let (path, file) = scratch("flush", 4096);
+        assert_eq!(file.flush(), Ok(()));
+        let begun = std::sync::Barrier::new(2);
+        let results: Vec<_> = std::thread::scope(|threads| {
+            let first = threads.spawn(|| {
+                file.flush_by(|| {
+                    begun.wait();
+                    // Two more have asked meanwhile.
+                    while file.flushes.load(Ordering::SeqCst) < 4 {
+                        std::thread::yield_now();
+                    }
+                    Err(io::Error::from_raw_os_error(Errno::IO.raw_os_error()))
+                })
+            });
+            begun.wait();
+            let others = [threads.spawn(|| file.flush()), threads.spawn(|| file.flush())];
+            std::iter::once(first).chain(others).map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(results, [Err(BackendError::Lost); 3]);
+        assert_eq!(file.flush(), Err(BackendError::Lost), "the kernel would say that all is well");
+        file.health.restore();
+        assert_eq!(file.flush(), Ok(()));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    // Goal: flushes that wait for one that runs need one more call of the system, not one each.
+    #[test]
+    fn flushes_that_wait_are_done_together() {
+        let (path, file) = scratch("together", 4096);
+        let (begun, calls) = (std::sync::Barrier::new(2), AtomicU64::new(0));
+        let counted = || {
+            calls.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                file.flush_by(|| {
+                    begun.wait();
+                    while file.flushes.load(Ordering::SeqCst) < 9 {
+                        std::thread::yield_now();
+                    }
+                    counted()
+                })
+            });
+            begun.wait();
+            for _ in 0..8 {
+                threads.spawn(|| file.flush_by(counted));
+            }
+        });
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
+        std::fs::remove_file(&path).unwrap();
     }
 
     // Goal: a file that is let go is free at once, also while a child that another thread started still has its descriptors.

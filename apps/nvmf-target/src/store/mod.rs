@@ -2,6 +2,7 @@
 
 mod aligned;
 mod file;
+mod health;
 mod memory;
 mod open;
 mod ranges;
@@ -9,6 +10,7 @@ mod ring;
 mod workers;
 
 pub use file::File;
+pub use health::Health;
 pub use memory::Memory;
 pub use open::{Direct, FileError, Locked, Opening};
 pub use ranges::merged;
@@ -43,6 +45,14 @@ impl Store {
             Self::Memory(memory) => Ok(memory.len()),
             Self::File(file, _) => file.size(),
             Self::Other(blocks, _) => blocks.size(),
+        }
+    }
+    /// Its health; memory has none to lose.
+    pub fn health(&self) -> Option<&Health> {
+        match self {
+            Self::Memory(_) => None,
+            Self::File(file, _) => Some(file.health()),
+            Self::Other(blocks, _) => Some(blocks.health()),
         }
     }
     /// Whether nobody else uses it: no core, and no command.

@@ -14,7 +14,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use io_uring::squeue::Entry;
-use io_uring::types::{Fd, FsyncFlags};
+use io_uring::types::Fd;
 use io_uring::{IoUring, opcode};
 use nvmf::BackendError;
 use rustix::io::Errno;
@@ -29,15 +29,14 @@ const ENTRIES: u32 = 256;
 /// The flag of a write that is through to stable storage when it is done.
 const RWF_DSYNC: i32 = 2;
 
-/// Bytes of a file to move, or a flush.
+/// Bytes of a file to move.
 #[derive(Clone, Debug)]
 pub enum Request {
     /// Read bytes from an offset on.
     Read(u64, Place),
-    /// Write bytes from an offset on; the flag is FUA: they are on stable storage when it is done.
+    /// Write bytes from an offset on; the flag is FUA: they are on stable storage when it is done. For files past the page cache alone:
+    /// elsewhere it is a flush, of which a failure must come before whatever follows ([`File`]).
     Write(u64, Place, bool),
-    /// Make stable what was written.
-    Flush,
 }
 
 /// A request under way, with what is left of it.
@@ -130,6 +129,7 @@ impl Ring {
                     }
                 }
                 Ok(None) => done((command, Ok(()))),
+                Err(BackendError::OutOfRange) => done((command, Err(file.ended()))),
                 Err(e) => done((command, Err(e))),
             }
         }
@@ -169,7 +169,6 @@ impl Ring {
     fn entry(&self, file: &Arc<File>, request: &Request, command: u32) -> Option<Entry> {
         let fd = Fd(file.handle().as_raw_fd());
         let entry = match request {
-            Request::Flush => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
             Request::Read(offset, place) => {
                 let (region, ptr, len) = self.place(place)?;
                 match self.registered {
@@ -212,7 +211,6 @@ fn after(request: Request, result: i32) -> Result<Option<Request>, BackendError>
         Request::Write(..) if n == 0 => Err(BackendError::Io),
         Request::Read(offset, place) => Ok(Some(Request::Read(offset + n as u64, rest(place)))),
         Request::Write(offset, place, fua) => Ok(Some(Request::Write(offset + n as u64, rest(place), fua))),
-        Request::Flush => Ok(None),
     }
 }
 

@@ -8,7 +8,7 @@ use nvmf::BackendError;
 use nvmf::fair::{Turns, Who};
 use verbs::Mr;
 
-use super::File;
+use super::{File, Health};
 
 /// Bytes of a region.
 #[derive(Clone, Debug)]
@@ -39,7 +39,6 @@ impl From<super::Request> for Work {
         match request {
             super::Request::Read(offset, to) => Self::Read { offset, to, fua: false },
             super::Request::Write(offset, from, fua) => Self::Write { offset, from, fua },
-            super::Request::Flush => Self::Flush,
         }
     }
 }
@@ -94,8 +93,11 @@ pub trait Blocks: std::fmt::Debug + Send + Sync {
     /// Does this work, and returns when it is done. Several threads call it.
     ///
     /// # Errors
-    /// Why the work failed; the host gets the NVMe status for it.
+    /// Why the work failed; the host gets the NVMe status for it. After [`BackendError::Lost`] nothing is run any more until the
+    /// storage's health is restored.
     fn run(&self, work: &Work) -> Result<(), BackendError>;
+    /// Its health.
+    fn health(&self) -> &Health;
 }
 
 impl Blocks for File {
@@ -112,6 +114,9 @@ impl Blocks for File {
             Work::Deallocate(ranges) => ranges.iter().try_for_each(|&(at, len)| self.deallocate(at, len)),
             Work::Flush => self.flush(),
         }
+    }
+    fn health(&self) -> &Health {
+        File::health(self)
     }
 }
 
@@ -130,7 +135,7 @@ pub struct Job {
 impl Job {
     /// Does it, and says so.
     pub fn run(self) {
-        let result = self.blocks.run(&self.work);
+        let result = self.run_if_healthy(&self.work);
         // The core may have ended meanwhile.
         let _ = self.to.send((self.command, result));
     }
@@ -140,13 +145,22 @@ impl Job {
             self.run();
             return None;
         };
-        match self.blocks.run(&part) {
+        match self.run_if_healthy(&part) {
             Ok(()) => Some(self),
             Err(e) => {
                 let _ = self.to.send((self.command, Err(e)));
                 None
             }
         }
+    }
+    fn run_if_healthy(&self, work: &Work) -> Result<(), BackendError> {
+        let health = self.blocks.health();
+        health.check()?;
+        self.blocks.run(work).map_err(|e| match e {
+            // A file has said why.
+            BackendError::Lost => health.fail("the storage of a namespace", "it has lost data"),
+            other => other,
+        })
     }
 }
 

@@ -454,7 +454,8 @@ impl<'c> Core<'c> {
         else {
             return;
         };
-        if self.said.is_news(error, self.now) {
+        // What is lost the storage itself has logged.
+        if error != nvmf::BackendError::Lost && self.said.is_news(error, self.now) {
             warn!(%error, %host, %subsystem, "a command failed; others that fail so are not logged for a minute");
         }
     }

@@ -178,10 +178,17 @@ impl Core<'_> {
             }
             _ => return self.stored(n, Err(GONE)),
         };
+        let end = match &work {
+            Work::Write { offset, from, .. } => Some(offset + from.len as u64),
+            _ => None,
+        };
+        if let Err(lost) = file.look_before(self.now.as_nanos(), end) {
+            return self.stored(n, Err(lost));
+        }
         // Threads do what the ring cannot, and what finds no room in it.
         let work = match &mut self.ring {
             None => work,
-            Some(ring) => match ring_request(work) {
+            Some(ring) => match ring_request(work, file.is_direct()) {
                 Ok(request) => match ring.give(file, request, n) {
                     Ok(()) => return,
                     Err(request) => request.into(),
@@ -424,12 +431,11 @@ impl Core<'_> {
     }
 }
 
-/// Work that a ring can do.
-fn ring_request(work: Work) -> Result<RingRequest, Work> {
+/// Work that a ring can do, on a file past the page cache or not.
+fn ring_request(work: Work, direct: bool) -> Result<RingRequest, Work> {
     Ok(match work {
         Work::Read { offset, to, fua: false } => RingRequest::Read(offset, to),
-        Work::Write { offset, from, fua } => RingRequest::Write(offset, from, fua),
-        Work::Flush => RingRequest::Flush,
+        Work::Write { offset, from, fua } if direct || !fua => RingRequest::Write(offset, from, fua),
         other => return Err(other),
     })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nvmf::BackendError;
-use nvmf_target::store::{Blocks, Job, Place, Work, Workers};
+use nvmf_target::store::{Blocks, Health, Job, Place, Work, Workers};
 use verbs::port::fault::rng::Rng;
 
 use crate::common::BLOCK;
@@ -91,7 +91,7 @@ impl Line {
 
 /// The disk, with its volatile cache.
 #[derive(Debug)]
-pub struct Disk(Mutex<State>);
+pub struct Disk(Mutex<State>, Health);
 
 #[derive(Debug)]
 struct State {
@@ -110,7 +110,8 @@ impl Disk {
     /// Zeros.
     pub fn new(bytes: usize, moods: Moods, rng: Rng) -> Self {
         let (cached, again, counts) = Default::default();
-        Self(Mutex::new(State { stable: vec![0; bytes], cached, again, moods, rng, counts }))
+        let state = State { stable: vec![0; bytes], cached, again, moods, rng, counts };
+        Self(Mutex::new(state), Health::default())
     }
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().expect("no command of the disk panics")
@@ -142,6 +143,9 @@ impl Blocks for Disk {
     }
     fn run(&self, work: &Work) -> Result<(), BackendError> {
         self.lock().run(work)
+    }
+    fn health(&self) -> &Health {
+        &self.1
     }
 }
 

@@ -12,38 +12,43 @@ use crate::status::Status;
 use crate::target::Target;
 use crate::wire::log::lid;
 
-use super::features::{EVENT_DISCOVERY, EVENT_NAMESPACES};
+use super::features::{EVENT_DISCOVERY, EVENT_NAMESPACES, EVENT_RELIABILITY};
 
-/// The two events that there are.
+/// The events that there are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Event {
     Namespaces,
     Discovery,
+    /// A namespace has lost data.
+    Reliability,
 }
 
 impl Event {
-    const ALL: [Self; 2] = [Self::Namespaces, Self::Discovery];
+    const ALL: [Self; 3] = [Self::Namespaces, Self::Discovery, Self::Reliability];
 
     /// Its bit in the Asynchronous Event Configuration feature.
     const fn wanted(self) -> u32 {
         match self {
             Self::Namespaces => EVENT_NAMESPACES,
             Self::Discovery => EVENT_DISCOVERY,
+            Self::Reliability => EVENT_RELIABILITY,
         }
     }
-    /// The result of the request: the type (2, notice), what it is about, the log page.
+    /// The result of the request: the type (1 SMART, 2 notice), what it is about, the log page.
     const fn result(self) -> u64 {
-        let (about, page) = match self {
-            Self::Namespaces => (0x00, lid::CHANGED_NAMESPACES),
-            Self::Discovery => (0xF0, lid::DISCOVERY),
+        let (kind, about, page) = match self {
+            Self::Namespaces => (2, 0x00, lid::CHANGED_NAMESPACES),
+            Self::Discovery => (2, 0xF0, lid::DISCOVERY),
+            Self::Reliability => (1, 0x00, lid::SMART),
         };
-        2 | about << 8 | (page as u64) << 16
+        kind | about << 8 | (page as u64) << 16
     }
     /// The event that a log page is about.
     pub const fn of_page(page: u8) -> Option<Self> {
         match page {
             lid::CHANGED_NAMESPACES => Some(Self::Namespaces),
             lid::DISCOVERY => Some(Self::Discovery),
+            lid::SMART => Some(Self::Reliability),
             _ => None,
         }
     }
@@ -64,7 +69,7 @@ pub(crate) struct Events {
     waiting: ArrayVec<u16, { limits::EVENT_REQUESTS }>,
     /// Slots of the event requests that end without an event.
     aborted: ArrayVec<u16, { limits::EVENT_REQUESTS }>,
-    states: [State; 2],
+    states: [State; 3],
     /// The state that changes are compared with: the last one that was looked at.
     seen: Seen,
     /// Namespaces that changed since the log was read.
@@ -73,14 +78,15 @@ pub(crate) struct Events {
 
 #[derive(Debug)]
 enum Seen {
-    Namespaces(Arc<Live>, Snapshot),
+    /// The namespaces, and how often one had lost data.
+    Namespaces(Arc<Live>, Snapshot, u64),
     Discovery(u64),
 }
 
 impl Events {
     pub fn new(target: &Target, live: Option<&Arc<Live>>) -> Self {
         let seen = match live {
-            Some(live) => Seen::Namespaces(Arc::clone(live), live.snapshot()),
+            Some(live) => Seen::Namespaces(Arc::clone(live), live.snapshot(), live.failures()),
             None => Seen::Discovery(target.generation()),
         };
         // Room for each namespace that there may be: noting a change does not allocate.
@@ -151,7 +157,12 @@ impl Events {
     #[inline]
     fn look(&mut self, target: &Target) {
         match &mut self.seen {
-            Seen::Namespaces(live, snapshot) => {
+            Seen::Namespaces(live, snapshot, failures) => {
+                let now = live.failures();
+                if now != *failures {
+                    *failures = now;
+                    self.states[Event::Reliability as usize].pending = true;
+                }
                 if let Some(newer) = snapshot.newer(live) {
                     self.states[Event::Namespaces as usize].pending |=
                         note(&mut self.changed, &snapshot.table, &newer.table);

@@ -32,8 +32,11 @@ pub(crate) struct Features {
 pub(crate) const EVENT_NAMESPACES: u32 = 1 << 8;
 /// Events: the discovery log has changed.
 pub(crate) const EVENT_DISCOVERY: u32 = 1 << 31;
-/// Events: SMART warnings. There are none, but each host may ask for them.
+/// Events: SMART warnings. A host may ask for any of them; there is one.
 const EVENT_SMART: u32 = 0xFF;
+/// Events: the SMART warning that a namespace has lost data.
+pub(crate) const EVENT_RELIABILITY: u32 = 1 << 2;
+const _: () = assert!(EVENT_SMART & EVENT_RELIABILITY != 0);
 
 /// The events that a controller has (OAES).
 pub(crate) const fn events_of(discovery: bool) -> u32 {

@@ -257,8 +257,11 @@ impl Queue {
             (Ok(()), other) => panic!("the command was not given to the backend but is at {other:?}"),
             (Err(error), Stage::Backend(Running { kind, nsid, lba, .. })) => {
                 let status = error.status(kind);
-                if let (BackendError::Io, Role::Io(io)) = (error, &self.role) {
+                if let (BackendError::Io | BackendError::Lost, Role::Io(io)) = (error, &self.role) {
                     io.counters.media_error();
+                    if error == BackendError::Lost {
+                        io.live.fail(nsid);
+                    }
                 }
                 self.note_error(ErrorOf { cid, nsid, lba }, status);
                 status

@@ -51,7 +51,7 @@ const _: () = assert!(size_of::<ErrorEntry>() == 64);
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Smart {
-    /// No bit is set.
+    /// Critical warnings: bit 2 alone, while a namespace has lost data.
     pub warning: u8,
     /// Composite temperature in Kelvin; 0 is not reported.
     pub temperature: U16,
@@ -87,6 +87,11 @@ pub struct Smart {
     pub rest: [u8; 320],
 }
 const _: () = assert!(size_of::<Smart>() == 512);
+
+impl Smart {
+    /// Critical warning: the reliability is degraded.
+    pub const RELIABILITY: u8 = 1 << 2;
+}
 
 /// Firmware slots: one, whose firmware is active.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -110,7 +110,14 @@ impl Open {
             BackendError::Internal,
         ];
         let response = match waiting {
-            _ if random.once_in(8) => self.queue.handle_done(ticket, Err(*random.pick(&errors)))?,
+            _ if random.once_in(8) => {
+                let error = match *random.pick(&errors) {
+                    // It has the status of the other: saved inputs mean what they meant.
+                    BackendError::Io if at % 2 == 1 => BackendError::Lost,
+                    error => error,
+                };
+                self.queue.handle_done(ticket, Err(error))?
+            }
             Waiting::Backend => self.queue.handle_done(ticket, Ok(()))?,
             Waiting::Page(len) => {
                 let mut data = vec![0xa5; len as usize];
