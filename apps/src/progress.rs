@@ -7,6 +7,9 @@ use std::time::Duration;
 /// Runs shorter than this show no bar.
 const WORTH_IT: Duration = Duration::from_secs(2);
 
+/// Steps of a bar over one piece of work.
+const PARTS: u64 = 1000;
+
 /// A bar over the measurements of a session; invisible without a terminal.
 ///
 /// The bar's own thread redraws it five times a second: the measuring thread touches it only between measurements.
@@ -24,6 +27,26 @@ impl Progress {
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.enable_steady_tick(Duration::from_millis(200));
         Self(Some(bar))
+    }
+
+    /// A bar over one piece of work.
+    pub fn of(what: &str) -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Self(None);
+        }
+        let bar = ProgressBar::new(PARTS);
+        let style = ProgressStyle::with_template("{spinner} {msg} [{bar:30}] {percent} % {elapsed}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_message(what.to_owned());
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self(Some(bar))
+    }
+
+    /// So much of it is done, from 0 to 1.
+    pub fn set(&self, part: f64) {
+        if let Some(bar) = &self.0 {
+            bar.set_position((part * PARTS as f64) as u64);
+        }
     }
 
     /// The next measurement starts.

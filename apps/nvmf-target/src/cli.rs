@@ -209,7 +209,7 @@ pub struct RunArgs {
     /// Use so much of the namespace, from its start [default: all]
     #[arg(long, value_name = "SIZE", value_parser = parse::memory)]
     pub span: Option<u64>,
-    /// Write everything first, and check every byte that is read
+    /// Write everything first, check every byte that is read, and read everything once more at the end
     #[arg(long)]
     pub verify: bool,
     /// Let the target fetch the data of every write, short ones too

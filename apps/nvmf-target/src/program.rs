@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use apps::error::{AppError, Result};
 use apps::json::{JsonFile, Row};
+use apps::progress::Progress;
 use apps::rig::{Rig, Side, check_address};
-use apps::{report, service, stop};
+use apps::{out, report, service, stop};
 use nvmf::Nqn;
 use nvmf::wire::discovery::Record;
 use verbs::Drive;
@@ -16,7 +17,7 @@ use crate::config::{self, Offer};
 use crate::control::{self, Control, ControlSocket};
 use crate::host::{Controller, Host, HostError, Options};
 use crate::overhead;
-use crate::perf::{self, Load, PerfError, Report};
+use crate::perf::{self, Load, PerfError, Phase, Report};
 use crate::target::{Config, Core, Meters, run_all};
 
 impl From<HostError> for AppError {
@@ -30,7 +31,7 @@ impl From<HostError> for AppError {
 impl From<PerfError> for AppError {
     fn from(e: PerfError) -> Self {
         match e {
-            PerfError::Wrong { .. } => Self::Verify(e.to_string()),
+            PerfError::Wrong(_) => Self::Verify(e.to_string()),
             PerfError::Load(what) => Self::Usage(what),
             PerfError::Stuck => Self::Timeout(e.to_string()),
             PerfError::Host(HostError::Interrupted) => Self::Interrupted,
@@ -259,7 +260,10 @@ pub fn run(args: &RunArgs) -> Result<()> {
         let wanted = |nsid: u32| args.namespace.is_none_or(|wanted| wanted == nsid);
         let namespace = namespaces.iter().find(|namespace| wanted(namespace.nsid));
         let namespace = namespace.ok_or_else(|| AppError::Usage("there is no such namespace".into()))?;
-        let report = perf::run(host, &mut controller, namespace, &load)?;
+        let mut shown = None;
+        let mut told = |phase, part| show(&mut shown, args, phase, part);
+        let report = perf::run(host, &mut controller, namespace, &load, &mut told)?;
+        drop(shown);
         let quantile = |q| report::time(report.latency.value_at_quantile(q));
         say!(
             "{} IOPS, {:.3} Gb/s; latency p50 {}, p99 {}, p99.9 {}, max {}",
@@ -278,6 +282,28 @@ pub fn run(args: &RunArgs) -> Result<()> {
         }
         Ok(controller.shutdown(host)?)
     })
+}
+
+/// Shows how far a run is: a remark when a phase begins, and a bar on a terminal.
+fn show(shown: &mut Option<(Phase, Progress)>, args: &RunArgs, phase: Phase, part: f64) {
+    match shown {
+        Some((is, bar)) if *is == phase => bar.set(part),
+        _ => {
+            *shown = None;
+            let what = match phase {
+                Phase::Fill => "writing everything once (--verify)".into(),
+                Phase::Check => "reading everything once more (--verify)".into(),
+                Phase::Load => {
+                    let RunArgs { queues, depth, size, read, time, .. } = args;
+                    format!(
+                        "{queues} queues, {depth} commands of {size} bytes on each, {read} % reads, for {time:?}"
+                    )
+                }
+            };
+            out::remark(format_args!("{what}"));
+            *shown = Some((phase, Progress::of("")));
+        }
+    }
 }
 
 /// `roce-nvmf-perf overhead`.

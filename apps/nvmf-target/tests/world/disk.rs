@@ -14,8 +14,19 @@ use crate::common::BLOCK;
 pub struct Moods {
     /// Of a million commands, so many fail.
     pub fails_ppm: u32,
-    /// What it does that no disk may do, one time in eight.
+    /// What it does that no disk may do.
     pub lie: Option<Lie>,
+    /// Of so many times one.
+    pub lies_one_in: u64,
+    /// So often at most.
+    pub lies_most: u32,
+    /// So many commands are done right before.
+    pub honest: u64,
+}
+
+impl Moods {
+    /// It does what it is told.
+    pub const GOOD: Self = Self { fails_ppm: 0, lie: None, lies_one_in: 8, lies_most: u32::MAX, honest: 0 };
 }
 
 /// What no disk may do.
@@ -27,6 +38,12 @@ pub enum Lie {
     MisplacesWrites,
     /// A Write comes once more, after others.
     RepeatsWrites,
+    /// Of a Write some blocks are there, the first ones.
+    CutsWrites,
+    /// Of a Write a part of one block is not there.
+    TearsBlocks,
+    /// A Read gives what a block was before it was written.
+    ServesOldBlocks,
     /// A bit of a Read is another.
     FlipsBits,
     /// What was flushed is not stable.
@@ -40,10 +57,13 @@ pub enum Lie {
 }
 
 impl Lie {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::LosesWrites,
         Self::MisplacesWrites,
         Self::RepeatsWrites,
+        Self::CutsWrites,
+        Self::TearsBlocks,
+        Self::ServesOldBlocks,
         Self::FlipsBits,
         Self::ForgetsFlushes,
         Self::ForgetsFua,
@@ -102,6 +122,8 @@ struct State {
     /// A Write that will come once more.
     again: Option<(u64, Vec<u8>)>,
     moods: Moods,
+    /// Commands so far.
+    commands: u64,
     rng: Rng,
     counts: BTreeMap<&'static str, u64>,
 }
@@ -110,8 +132,10 @@ impl Disk {
     /// Zeros.
     pub fn new(bytes: usize, moods: Moods, rng: Rng) -> Self {
         let (cached, again, counts) = Default::default();
-        let state = State { stable: vec![0; bytes], cached, again, moods, rng, counts };
-        Self(Mutex::new(state), Health::default())
+        Self(
+            Mutex::new(State { stable: vec![0; bytes], cached, again, moods, commands: 0, rng, counts }),
+            Health::default(),
+        )
     }
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().expect("no command of the disk panics")
@@ -155,10 +179,15 @@ impl State {
     }
     /// Whether it does so now.
     fn lies(&mut self, lie: Lie) -> bool {
-        self.moods.lie == Some(lie) && self.rng.one_in(8)
+        let moods = &mut self.moods;
+        let may = moods.lie == Some(lie) && moods.lies_most > 0 && self.commands > moods.honest;
+        let lies = may && self.rng.one_in(moods.lies_one_in);
+        moods.lies_most -= u32::from(lies);
+        lies
     }
     /// A command; where it fails, a part of it may be done.
     fn run(&mut self, work: &Work) -> Result<(), BackendError> {
+        self.commands += 1;
         let fails = self.rng.ppm(self.moods.fails_ppm).then(|| {
             let errors = [
                 (BackendError::Io, "EIO"),
@@ -174,6 +203,9 @@ impl State {
         match work {
             Work::Read { offset, to, .. } => {
                 let mut bytes = self.range(*offset, to.len);
+                if self.lies(Lie::ServesOldBlocks) {
+                    self.make_older(*offset, &mut bytes);
+                }
                 if self.lies(Lie::FlipsBits) {
                     let at = self.rng.below(bytes.len() as u64) as usize;
                     bytes[at] ^= 1;
@@ -182,7 +214,12 @@ impl State {
                 to.mr.write(to.at, &bytes[..len]).expect("a buffer of the pool");
             }
             Work::Write { offset, from, fua } => {
-                let bytes = of(from);
+                let mut bytes = of(from);
+                if self.lies(Lie::TearsBlocks) {
+                    let at = self.rng.below(bytes.len() as u64 / 8) as usize * 8;
+                    let end = (at + 1).next_multiple_of(BLOCK);
+                    bytes[at..end].copy_from_slice(&self.range(*offset, from.len)[at..end]);
+                }
                 let len = if whole { bytes.len() } else { self.part(bytes.len()) };
                 if let Some((offset, bytes)) = self.again.take_if(|_| self.rng.one_in(8)) {
                     self.write(offset, &bytes, false);
@@ -193,6 +230,7 @@ impl State {
                 if self.lies(Lie::LosesWrites) {
                     return Ok(());
                 }
+                let len = if self.lies(Lie::CutsWrites) { len - len.min(BLOCK) } else { len };
                 let mut offset = *offset;
                 if self.lies(Lie::MisplacesWrites) && offset as usize + len < self.stable.len() {
                     offset += BLOCK as u64;
@@ -242,6 +280,16 @@ impl State {
                 self.stable[block * BLOCK..][..BLOCK].copy_from_slice(content);
             } else {
                 self.cached.entry(block).or_default().push(content.to_vec());
+            }
+        }
+    }
+    /// Makes those of these blocks that were written since the last flush what they were before.
+    fn make_older(&self, offset: u64, bytes: &mut [u8]) {
+        for (block, content) in (offset as usize / BLOCK..).zip(bytes.chunks_exact_mut(BLOCK)) {
+            match self.cached.get(&block).map(Vec::as_slice) {
+                Some([.., before, _]) => content.copy_from_slice(before),
+                Some([_]) => content.copy_from_slice(&self.stable[block * BLOCK..][..BLOCK]),
+                _ => {}
             }
         }
     }

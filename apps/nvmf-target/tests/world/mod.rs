@@ -2,7 +2,7 @@
 //! slow, fails and loses power. A model checks every byte that is read. A seed decides everything; `SIM_SEED=N` runs that
 //! seed alone, `SIM_SEEDS=N` that many seeds.
 
-mod disk;
+pub mod disk;
 mod model;
 
 use std::cell::RefCell;
@@ -278,7 +278,7 @@ fn run(seed: u64, lie: Option<Lie>) -> Result<Report, String> {
         io_uring: false,
         ..Config::default()
     };
-    let disk = Arc::new(Disk::new(BLOCKS * BLOCK, Moods { fails_ppm, lie }, rng.fork(1)));
+    let disk = Arc::new(Disk::new(BLOCKS * BLOCK, Moods { fails_ppm, lie, ..Moods::GOOD }, rng.fork(1)));
     let machine = RefCell::new(Machine {
         context: &target,
         running: None,

@@ -1,12 +1,19 @@
 //! A load on a namespace, and what it measured.
+//!
+//! With `verify` each read is [judged](expected): first everything is written once, then comes the load, and at last everything is
+//! read once more, so that no write is the last one of its blocks and never looked at.
+
+mod content;
+mod expected;
 
 use std::time::{Duration, Instant};
 
-use apps::verify::Which;
 use hdrhistogram::Histogram;
 use nvmf::wire::Sgl;
 use verbs::port::fault::rng::Rng;
 use verbs::{Access, Context, Mr};
+
+use expected::{Expected, Wrong};
 
 use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, NamespaceInfo, go_on, in_words};
 
@@ -34,7 +41,7 @@ pub struct Load {
     pub time: Duration,
     /// Instead of a time: so many commands, all of them counted.
     pub count: Option<u64>,
-    /// Write all blocks first, and check what is read. Writes then write the same again.
+    /// Write all blocks first, check what is read, and read all blocks at the end. Each write has a content of its own.
     pub verify: bool,
     /// Bytes of the namespace to use, from its start; 0 for all.
     pub span: u64,
@@ -70,9 +77,23 @@ pub struct Report {
     pub size: usize,
     /// Their latencies, in nanoseconds.
     pub latency: Histogram<u64>,
-    /// Blocks that were checked.
+    /// Reads that were checked, with those at the end.
     pub checked: u64,
 }
+
+/// What a run does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Writes everything once, to check it.
+    Fill,
+    /// The load.
+    Load,
+    /// Reads everything once more.
+    Check,
+}
+
+/// What is told how far a run is, now and then: the phase, and the part of it that is done, from 0 to 1.
+pub type Told<'t> = &'t mut dyn FnMut(Phase, f64);
 
 impl Report {
     /// Commands a second.
@@ -96,13 +117,8 @@ pub enum PerfError {
     #[error("{0}")]
     Load(String),
     /// A read returned something else than was written.
-    #[error("block {lba}: byte {at} of a read is not what was written")]
-    Wrong {
-        /// The block.
-        lba: u64,
-        /// The byte.
-        at: usize,
-    },
+    #[error("{0}")]
+    Wrong(String),
     /// Nothing came for a long time.
     #[error("no command completed within {PATIENCE:?}")]
     Stuck,
@@ -121,8 +137,10 @@ impl From<verbs::VerbsError> for PerfError {
 #[derive(Clone, Copy, Default)]
 struct Sent {
     at_ns: u64,
-    lba: u64,
+    unit: u64,
     read: bool,
+    /// With `verify`: when the read began, or which write it is.
+    judged: u64,
 }
 
 /// A queue of the run, with its memory.
@@ -145,19 +163,23 @@ struct Run<'r, 'c> {
     units: u64,
     next: u64,
     rng: Rng,
+    /// With `verify`.
+    expected: Option<Expected>,
     checked: u64,
     scratch: Vec<u8>,
+    told: Told<'r>,
 }
 
 /// Puts a load on a namespace.
 ///
 /// # Errors
 /// If the load does not fit the namespace, a command fails, or data are wrong.
-pub fn run(
-    host: &mut Host<'_>,
-    controller: &mut Controller,
+pub fn run<'r>(
+    host: &'r mut Host<'_>,
+    controller: &'r mut Controller,
     namespace: &NamespaceInfo,
-    load: &Load,
+    load: &'r Load,
+    told: Told<'r>,
 ) -> Result<Report, PerfError> {
     let block = namespace.block as usize;
     let bytes = namespace.blocks * block as u64;
@@ -178,6 +200,11 @@ pub fn run(
         let (granted, asked) = (controller.queues(), load.queues);
         return Err(PerfError::Load(format!("the target grants {granted} queues, not {asked}")));
     }
+    let expected = load.verify.then(|| {
+        let run = getrandom::u64().map_err(|e| PerfError::Load(format!("no random number: {e}")))?;
+        Expected::new(run, units, load.size).map_err(PerfError::Load)
+    });
+    let expected = expected.transpose()?;
     let mut lanes = Vec::new();
     for qid in 1..=load.queues {
         let queue = controller.io_queue(host, qid, load.depth.saturating_add(1))?;
@@ -203,33 +230,44 @@ pub fn run(
         units,
         next: 0,
         rng: Rng::new(0),
+        expected,
         checked: 0,
         scratch: vec![0; load.size],
+        told,
     };
-    if load.verify {
-        run.fill()?;
+    if !load.verify {
+        return run.measure();
     }
-    run.measure()
+    run.sweep(Phase::Fill)?;
+    let report = run.measure()?;
+    run.sweep(Phase::Check)?;
+    Ok(Report { checked: run.checked, ..report })
 }
 
 impl Run<'_, '_> {
-    /// Writes every unit once.
-    fn fill(&mut self) -> Result<(), PerfError> {
+    /// Writes or reads every unit once.
+    fn sweep(&mut self, phase: Phase) -> Result<(), PerfError> {
         let (mut to_send, mut done) = (0, 0);
         let mut progress = Instant::now();
+        let (mut turns, mut seen) = (0u64, 0);
+        (self.told)(phase, 0.0);
         while done < self.units {
             self.host.turn();
-            let before = done;
             for lane in 0..self.lanes.len() {
                 done += self.poll(lane, |_| {})?;
                 while to_send < self.units && self.lanes[lane].queue.under_way() < self.load.depth as usize {
-                    if !self.submit(lane, to_send, false, 0)? {
+                    if !self.submit(lane, to_send, phase == Phase::Check, 0)? {
                         break;
                     }
                     to_send += 1;
                 }
             }
-            self.look(done > before, &mut progress)?;
+            turns += 1;
+            if turns.is_multiple_of(LOOK) {
+                self.look(done > seen, &mut progress)?;
+                (self.told)(phase, done as f64 / self.units as f64);
+                seen = done;
+            }
         }
         Ok(())
     }
@@ -243,6 +281,7 @@ impl Run<'_, '_> {
         let from = start + warm_up;
         let until = from + self.load.time.as_nanos() as u64;
         let mut progress = Instant::now();
+        (self.told)(Phase::Load, 0.0);
         let mut counted = false;
         let mut now = start;
         let (mut turns, mut seen) = (0u64, 0);
@@ -265,6 +304,11 @@ impl Run<'_, '_> {
             turns += 1;
             if turns.is_multiple_of(LOOK) {
                 self.look(commands != seen, &mut progress)?;
+                let done = match self.load.count {
+                    Some(count) => commands as f64 / count as f64,
+                    None => (now - start) as f64 / (until - start).max(1) as f64,
+                };
+                (self.told)(Phase::Load, done);
                 seen = commands;
             }
         }
@@ -315,11 +359,11 @@ impl Run<'_, '_> {
         let at = cid * size;
         let lba = unit * (size / self.block) as u64;
         let io = Io::new(self.nsid, lba, (size / self.block) as u32);
-        if self.load.verify {
+        if let Some(expected) = &self.expected {
             if read {
                 mr.fill(at..at + size, 0)?;
             } else {
-                content(lba).fill(&mut self.scratch, 0);
+                expected.next_content(unit).fill(&mut self.scratch);
                 mr.write(at, &self.scratch)?;
             }
         }
@@ -335,8 +379,16 @@ impl Run<'_, '_> {
             data = Data::Elsewhere;
             io.write(keyed)
         };
-        sent[cid] = Sent { at_ns: now, lba, read };
-        Ok(queue.submit(&sqe, data)?.is_some())
+        if queue.submit(&sqe, data)?.is_none() {
+            return Ok(false);
+        }
+        let judged = match &mut self.expected {
+            None => 0,
+            Some(expected) if read => expected.read_begins(unit),
+            Some(expected) => expected.write_begins(unit),
+        };
+        sent[cid] = Sent { at_ns: now, unit, read, judged };
+        Ok(true)
     }
 
     #[inline]
@@ -345,29 +397,39 @@ impl Run<'_, '_> {
         let mut wrong = None;
         let n = queue.poll(|cqe| {
             let cid = cqe.cid.get() as usize;
-            let Sent { at_ns, lba, read } = sent[cid];
+            let Sent { at_ns, unit, read, judged } = sent[cid];
             each(at_ns);
             let status = cqe.status.get() >> 1;
             if status != 0 {
                 wrong = Some(PerfError::Status(status & 0x7FF));
-            } else if read && self.load.verify {
-                let at = cid * self.load.size;
-                match check(mr, at, &mut self.scratch, lba) {
-                    Ok(()) => self.checked += 1,
-                    Err(e) => wrong = Some(e),
+                return;
+            }
+            let Some(expected) = &mut self.expected else { return };
+            if !read {
+                return expected.write_ends(unit, judged);
+            }
+            self.checked += 1;
+            let bytes = &mut self.scratch[..];
+            let judged = match mr.read(cid * bytes.len(), bytes) {
+                Ok(()) => {
+                    expected.read_ends(unit, judged, bytes).map_err(|e| in_blocks(unit, self.block, bytes, e))
                 }
+                Err(e) => Err(e.into()),
+            };
+            if let Err(e) = judged {
+                wrong = Some(e);
             }
         })?;
         wrong.map_or(Ok(n as u64), Err)
     }
 }
 
-/// What the blocks from `lba` on hold.
-fn content(lba: u64) -> Which {
-    Which { stream: 0, seq: lba }
-}
-fn check(mr: &Mr, at: usize, bytes: &mut [u8], lba: u64) -> Result<(), PerfError> {
-    mr.read(at, bytes)?;
-    let wrong = content(lba).first_wrong(bytes, 0);
-    wrong.map_or(Ok(()), |(at, ..)| Err(PerfError::Wrong { lba, at }))
+/// What is wrong with a read of a unit, in words.
+fn in_blocks(unit: u64, block: usize, bytes: &[u8], Wrong { at, found, wanted }: Wrong) -> PerfError {
+    let size = bytes.len();
+    let (lba, byte) = (unit * (size / block) as u64 + (at / block) as u64, at % block);
+    PerfError::Wrong(format!(
+        "block {lba} is wrong from byte {byte} on: a read of {size} bytes gave {found}, and the last write of these bytes was write \
+         {wanted}"
+    ))
 }

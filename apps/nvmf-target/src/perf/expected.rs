@@ -1,0 +1,359 @@
+//! What a read may give: the judge of a run with `--verify`.
+//!
+//! Each command covers one unit, and each write is a generation of its unit. A unit that nobody writes has one generation, and a read
+//! must give exactly that. While a write is under way, a read may give what was there, what is written, or a part of each. Of two
+//! writes that were under way together either may be the last, or a part of each; the first read after both decides, and those after
+//! it must give the same. A write that was sent when another had been answered replaces that one for good.
+//!
+//! Time is counted in calls: the target acts on a command between its posting and its response.
+
+use std::collections::HashMap;
+use std::collections::hash_map::{DefaultHasher, Entry};
+use std::hash::Hasher;
+
+use super::content::{Content, Found, Generation, SECTOR, Sector};
+
+/// A unit: bytes of one command, from that many times their length on.
+pub type Unit = u64;
+/// A moment of the run.
+pub type Moment = u64;
+
+/// A write of a unit of which something may be left.
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    generation: Generation,
+    began: Moment,
+    ended: Option<Moment>,
+    /// A later one is in its place, for sure.
+    replaced: Option<Moment>,
+}
+
+/// A unit that is in use, or of which more than one write may be left.
+#[derive(Debug, Default)]
+struct Open {
+    writes: Vec<Write>,
+    /// When the reads began that are under way.
+    reads: Vec<Moment>,
+    /// What a read gave when no write was under way: a mark of the bytes.
+    seen: Option<u64>,
+}
+
+/// What is wrong with a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wrong {
+    /// The first byte of the unit that is.
+    pub at: usize,
+    /// What its sector holds.
+    pub found: Found,
+    /// The latest write that it should hold, or a part of it.
+    pub wanted: Generation,
+}
+
+/// All units.
+#[derive(Debug)]
+pub struct Expected {
+    run: u64,
+    /// Bytes of a unit.
+    size: usize,
+    moment: Moment,
+    /// Writes so far.
+    generations: Generation,
+    /// The generation of each unit that is not open.
+    settled: Vec<Generation>,
+    open: HashMap<Unit, Open>,
+}
+
+impl Expected {
+    /// Units that nobody has written. `run` is a number that no other run has.
+    ///
+    /// # Errors
+    /// If there is no memory for them: eight bytes each.
+    pub fn new(run: u64, units: u64, size: usize) -> Result<Self, String> {
+        let mut settled = Vec::new();
+        let reserved = usize::try_from(units).ok().map(|units| settled.try_reserve_exact(units));
+        let Some(Ok(())) = reserved else {
+            return Err(format!(
+                "there is no memory to remember {units} blocks of {size} bytes; take fewer by --span"
+            ));
+        };
+        settled.resize(units as usize, 0);
+        Ok(Self { run, size, moment: 0, generations: 0, settled, open: HashMap::new() })
+    }
+    /// The bytes that the next write of a unit has.
+    pub fn next_content(&self, unit: Unit) -> Content {
+        self.content(unit, self.generations + 1)
+    }
+    fn content(&self, unit: Unit, generation: Generation) -> Content {
+        let at = unit * (self.size / SECTOR) as u64;
+        Content { first: Sector { run: self.run, at, generation } }
+    }
+    fn tick(&mut self) -> Moment {
+        self.moment += 1;
+        self.moment
+    }
+    fn open(&mut self, unit: Unit) -> &mut Open {
+        let generation = self.settled[unit as usize];
+        self.open.entry(unit).or_insert_with(|| Open {
+            writes: vec![Write { generation, began: 0, ended: Some(0), replaced: None }],
+            ..Open::default()
+        })
+    }
+
+    /// A write was sent, with the [next content](Self::next_content) of its unit.
+    pub fn write_begins(&mut self, unit: Unit) -> Generation {
+        let began = self.tick();
+        self.generations += 1;
+        let generation = self.generations;
+        let open = self.open(unit);
+        open.writes.push(Write { generation, began, ended: None, replaced: None });
+        open.seen = None;
+        generation
+    }
+    /// It was answered: it is there.
+    pub fn write_ends(&mut self, unit: Unit, generation: Generation) {
+        let now = self.tick();
+        let Some(open) = self.open.get_mut(&unit) else { return };
+        let Some(write) = open.writes.iter_mut().find(|write| write.generation == generation) else { return };
+        write.ended = Some(now);
+        let began = write.began;
+        for other in &mut open.writes {
+            if other.replaced.is_none() && other.ended.is_some_and(|ended| ended < began) {
+                other.replaced = Some(now);
+            }
+        }
+        self.settle(unit);
+    }
+    /// A read was sent.
+    pub fn read_begins(&mut self, unit: Unit) -> Moment {
+        let now = self.tick();
+        self.open(unit).reads.push(now);
+        now
+    }
+    /// It was answered, with these bytes.
+    ///
+    /// # Errors
+    /// What they may not be.
+    pub fn read_ends(&mut self, unit: Unit, began: Moment, bytes: &[u8]) -> Result<(), Wrong> {
+        self.tick();
+        let judged = self.judge(unit, began, bytes);
+        if let Some(open) = self.open.get_mut(&unit)
+            && let Some(at) = open.reads.iter().position(|read| *read == began)
+        {
+            open.reads.swap_remove(at);
+        }
+        self.settle(unit);
+        judged
+    }
+
+    fn judge(&mut self, unit: Unit, began: Moment, bytes: &[u8]) -> Result<(), Wrong> {
+        let Some(open) = self.open.get(&unit) else { return Ok(()) };
+        let may = |write: &&Write| write.replaced.is_none_or(|replaced| replaced > began);
+        let legal: Vec<Write> = open.writes.iter().filter(may).copied().collect();
+        // Whether no write was under way while it was: then the next such read gives the same.
+        let quiet = legal.iter().all(|write| write.ended.is_some_and(|ended| ended < began));
+        let wrong = self.first_wrong(unit, &legal, bytes);
+        let wanted = legal.iter().map(|write| write.generation).max().unwrap_or(0);
+        let Entry::Occupied(mut open) = self.open.entry(unit) else { return Ok(()) };
+        let open = open.get_mut();
+        let at = match wrong {
+            Err(at) => at,
+            Ok(whole) if quiet => {
+                let seen = mark(bytes);
+                if let Some(generation) = whole.filter(|_| open.seen.is_none()) {
+                    // It is the last one, wholly.
+                    open.writes.retain(|write| write.generation == generation || write.replaced.is_some());
+                    return Ok(());
+                }
+                if *open.seen.get_or_insert(seen) == seen {
+                    return Ok(());
+                }
+                0
+            }
+            Ok(_) => return Ok(()),
+        };
+        let sector = at / SECTOR;
+        let wanted_sector = Sector {
+            at: unit * (self.size / SECTOR) as u64 + sector as u64,
+            run: self.run,
+            generation: wanted,
+        };
+        let found = Found::of(&bytes[sector * SECTOR..][..SECTOR], wanted_sector);
+        Err(Wrong { at, found, wanted })
+    }
+    /// The write that all bytes are of, if there is one; else whether each byte is of one of them. The first byte that is of none
+    /// otherwise.
+    fn first_wrong(&self, unit: Unit, legal: &[Write], bytes: &[u8]) -> Result<Option<Generation>, usize> {
+        let mut first = 0;
+        for write in legal.iter().rev() {
+            match self.content(unit, write.generation).first_wrong(bytes) {
+                None if write.generation > 0 => return Ok(Some(write.generation)),
+                // Nobody wrote it yet: it may be anything.
+                _ if write.generation == 0 => return Ok(None),
+                at => first = first.max(at.unwrap_or(0)),
+            }
+        }
+        if legal.len() < 2 {
+            return Err(first);
+        }
+        let mut parts = vec![vec![0; bytes.len()]; legal.len()];
+        for (part, write) in parts.iter_mut().zip(legal) {
+            self.content(unit, write.generation).fill(part);
+        }
+        let of_one = |at: usize| parts.iter().any(|part| part[at] == bytes[at]);
+        (0..bytes.len()).find(|&at| !of_one(at)).map_or(Ok(None), Err)
+    }
+    /// Forgets what no read can give any more.
+    fn settle(&mut self, unit: Unit) {
+        let Entry::Occupied(mut entry) = self.open.entry(unit) else { return };
+        let open = entry.get_mut();
+        let oldest = open.reads.iter().copied().min().unwrap_or(Moment::MAX);
+        open.writes.retain(|write| write.replaced.is_none_or(|replaced| replaced > oldest));
+        if open.reads.is_empty()
+            && let [Write { generation, ended: Some(_), .. }] = open.writes[..]
+        {
+            self.settled[unit as usize] = generation;
+            entry.remove();
+        }
+    }
+}
+
+fn mark(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: usize = 4 * SECTOR;
+
+    /// A judge, and a disk of one unit that keeps what it is told.
+    struct Case {
+        expected: Expected,
+        contents: Vec<Vec<u8>>,
+    }
+
+    impl Case {
+        fn new() -> Self {
+            Self { expected: Expected::new(9, 8, SIZE).unwrap(), contents: vec![vec![0; SIZE]] }
+        }
+        fn begin(&mut self) -> Generation {
+            let mut bytes = vec![0; SIZE];
+            self.expected.next_content(3).fill(&mut bytes);
+            self.contents.push(bytes);
+            self.expected.write_begins(3)
+        }
+        fn end(&mut self, generation: Generation) {
+            self.expected.write_ends(3, generation);
+        }
+        fn write(&mut self) -> Generation {
+            let generation = self.begin();
+            self.end(generation);
+            generation
+        }
+        fn read(&mut self, bytes: &[u8]) -> Result<(), Wrong> {
+            let began = self.expected.read_begins(3);
+            self.expected.read_ends(3, began, bytes)
+        }
+        fn gives(&mut self, generation: Generation) -> Result<(), Wrong> {
+            self.read(&self.of(generation))
+        }
+        fn of(&self, generation: Generation) -> Vec<u8> {
+            self.contents[generation as usize].clone()
+        }
+        /// The first bytes of one, and then those of another.
+        fn mix(&self, one: Generation, bytes: usize, other: Generation) -> Vec<u8> {
+            [&self.of(one)[..bytes], &self.of(other)[bytes..]].concat()
+        }
+    }
+
+    #[test]
+    fn a_unit_that_nobody_writes_holds_exactly_the_last_write() {
+        let mut case = Case::new();
+        let (one, two) = (case.write(), case.write());
+        assert_eq!(case.gives(two), Ok(()));
+        let stale = Wrong { at: 16, found: Found::Write(one), wanted: two };
+        assert_eq!(case.gives(one), Err(stale), "a lost or a stale write");
+        let torn = case.mix(two, SECTOR + 100, one);
+        let wrong = Wrong { at: SECTOR + 100, found: Found::Torn(two, 100), wanted: two };
+        assert_eq!(case.read(&torn), Err(wrong), "a part of a block");
+        let torn = case.mix(two, 2 * SECTOR, one);
+        let wrong = Wrong { at: 2 * SECTOR + 16, found: Found::Write(one), wanted: two };
+        assert_eq!(case.read(&torn), Err(wrong), "a part of a command");
+        assert!(case.read(&[0; SIZE]).is_err());
+        assert!(case.expected.open.is_empty(), "nothing is kept");
+    }
+
+    #[test]
+    fn a_read_beside_a_write_gives_the_old_or_the_new() {
+        let mut case = Case::new();
+        let (stale, old) = (case.write(), case.write());
+        let new = case.begin();
+        for bytes in [case.of(old), case.of(new), case.mix(new, 700, old), case.mix(old, 700, new)] {
+            assert_eq!(case.read(&bytes), Ok(()));
+        }
+        assert!(case.gives(stale).is_err());
+        assert!(case.read(&case.mix(new, 700, stale)).is_err());
+        // A read that began before the write was answered.
+        let began = case.expected.read_begins(3);
+        case.end(new);
+        let later = case.write();
+        for bytes in [case.of(old), case.of(new), case.of(later)] {
+            let mut expected = Expected { open: HashMap::new(), ..copy(&case.expected) };
+            expected.open.extend(case.expected.open.iter().map(|(unit, open)| (*unit, copy_of(open))));
+            assert_eq!(expected.read_ends(3, began, &bytes), Ok(()));
+            assert!(expected.open.is_empty());
+        }
+        assert!(case.gives(new).is_err(), "one that began after it");
+        assert_eq!(case.gives(later), Ok(()));
+    }
+    fn copy(from: &Expected) -> Expected {
+        Expected { settled: from.settled.clone(), open: HashMap::new(), ..*from }
+    }
+    fn copy_of(open: &Open) -> Open {
+        Open { writes: open.writes.clone(), reads: open.reads.clone(), seen: open.seen }
+    }
+
+    #[test]
+    fn of_two_writes_together_either_may_be_the_last_and_a_read_decides() {
+        for (first, mixed) in [(false, false), (true, false), (false, true)] {
+            let mut case = Case::new();
+            let old = case.write();
+            let (one, two) = (case.begin(), case.begin());
+            case.end(two);
+            assert_eq!((case.gives(one), case.gives(two)), (Ok(()), Ok(())), "the first one is under way");
+            assert!(case.gives(old).is_err(), "the second one is answered");
+            case.end(one);
+            let is = match (first, mixed) {
+                (_, true) => case.mix(one, 1000, two),
+                (true, _) => case.of(one),
+                (false, _) => case.of(two),
+            };
+            assert_eq!(case.read(&is), Ok(()));
+            assert_eq!(case.read(&is), Ok(()), "and again");
+            let not = if first { two } else { one };
+            assert!(case.gives(not).is_err(), "it was decided: {first} {mixed}");
+            assert!(case.gives(old).is_err());
+            let last = case.write();
+            assert_eq!(case.gives(last), Ok(()));
+            assert!(case.read(&is).is_err());
+            assert!(case.expected.open.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_write_replaces_those_that_were_answered_before_it_was_sent() {
+        let mut case = Case::new();
+        let (one, two) = (case.begin(), case.begin());
+        case.end(one);
+        let three = case.begin();
+        case.end(three);
+        assert!(case.gives(one).is_err(), "three was sent when one was answered");
+        assert_eq!(case.gives(three), Ok(()));
+        case.end(two);
+        assert_eq!(case.gives(two), Ok(()), "two was under way all the time");
+        assert!(case.gives(three).is_err());
+    }
+}
