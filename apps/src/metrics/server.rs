@@ -1,8 +1,10 @@
 //! The server: one thread, asleep until a collector connects.
 //!
-//! Strangers may connect where the address lets them, so each costs little: one request at a time, of few bytes, within a
-//! second. No request changes anything.
+//! Strangers may connect where the address lets them, so each costs little: one request of few bytes, within a second. They keep
+//! nobody waiting: a collector is answered as soon as its request has come, whoever else is connected, and of too many clients the
+//! oldest goes. No request changes anything.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,8 +22,13 @@ use super::text;
 const REQUEST_MAX: usize = 8 << 10;
 /// How long a client may take for its request, and for the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Rest after each client, so that even those that connect all the time get little of this machine.
+/// Clients at a time; one more, and the oldest goes.
+const CLIENTS: usize = 64;
+/// Clients that are accepted at a time.
+const ACCEPTS: usize = 16;
+/// Rest after each turn, so that even those that connect all the time get little of this machine.
 const REST: Duration = Duration::from_millis(5);
+const _: () = assert!(ACCEPTS <= CLIENTS);
 /// Time between two checks whether the program ends.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
@@ -52,13 +59,20 @@ impl MetricsServer {
         address: SocketAddr,
         snapshot: impl Fn() -> Option<Snapshot> + Send + 'static,
     ) -> Result<Self, MetricsError> {
+        Self::open_with(address, PATIENCE, snapshot)
+    }
+    fn open_with(
+        address: SocketAddr,
+        patience: Duration,
+        snapshot: impl Fn() -> Option<Snapshot> + Send + 'static,
+    ) -> Result<Self, MetricsError> {
         let failed = |error| MetricsError { address, error };
         let listener = TcpListener::bind(address).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let stop = Arc::new(AtomicBool::new(false));
         let its_stop = Arc::clone(&stop);
-        let body = move || serve(&listener, &snapshot, &its_stop);
+        let body = move || serve(&listener, patience, &snapshot, &its_stop);
         let thread = std::thread::Builder::new().name("roce-metrics".into()).spawn(body).map_err(failed)?;
         Ok(Self { address, stop, thread: Some(thread) })
     }
@@ -77,43 +91,89 @@ impl Drop for MetricsServer {
     }
 }
 
-fn serve(listener: &TcpListener, snapshot: &impl Fn() -> Option<Snapshot>, stop: &AtomicBool) {
+/// A client that is connected.
+struct Client {
+    stream: TcpStream,
+    since: Instant,
+    request: Vec<u8>,
+    /// The answer, and how much of it is sent; none while the request is not complete.
+    answer: Option<(Vec<u8>, usize)>,
+}
+
+impl Client {
+    /// Goes on as far as that goes without waiting. Returns whether there is more to do.
+    fn turn(&mut self, answer: impl FnOnce(&[u8]) -> Vec<u8>) -> io::Result<bool> {
+        while self.answer.is_none() {
+            let mut part = [0; 1024];
+            let n = match self.stream.read(&mut part) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                n => n?,
+            };
+            self.request.extend_from_slice(&part[..n]);
+            if n == 0
+                || self.request.len() > REQUEST_MAX
+                || self.request.windows(4).any(|end| end == b"\r\n\r\n")
+            {
+                break;
+            }
+        }
+        let request = &self.request;
+        let (bytes, sent) = self.answer.get_or_insert_with(|| (answer(request), 0));
+        while *sent < bytes.len() {
+            match self.stream.write(&bytes[*sent..]) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                n => *sent += n?,
+            }
+        }
+        Ok(false)
+    }
+    fn waits_for(&self) -> PollFlags {
+        if self.answer.is_none() { PollFlags::IN } else { PollFlags::OUT }
+    }
+}
+
+fn serve(
+    listener: &TcpListener,
+    patience: Duration,
+    snapshot: &impl Fn() -> Option<Snapshot>,
+    stop: &AtomicBool,
+) {
+    // The oldest comes first.
+    let mut clients: VecDeque<Client> = VecDeque::new();
     while !stop.load(Ordering::Acquire) {
-        let mut fds = [PollFd::new(listener, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+        fds.extend(clients.iter().map(|client| PollFd::new(&client.stream, client.waits_for())));
         if !matches!(poll(&mut fds, Some(&LOOK)), Ok(n) if n > 0) {
+            clients.retain(|client| client.since.elapsed() < patience);
             continue;
         }
-        if let Ok((client, _)) = listener.accept() {
-            // A client that went away, or was too slow, has to connect again.
-            let _ = answer(client, snapshot, stop);
+        for _ in 0..ACCEPTS {
+            let Ok((stream, _)) = listener.accept() else { break };
+            if stream.set_nonblocking(true).is_ok() {
+                clients.push_back(Client {
+                    stream,
+                    since: Instant::now(),
+                    request: Vec::new(),
+                    answer: None,
+                });
+            }
+        }
+        // A client that went away, or was too slow, has to connect again.
+        clients.retain_mut(|client| {
+            client.since.elapsed() < patience
+                && client.turn(|request| answer(request, snapshot)).unwrap_or(false)
+        });
+        // Those that have said nothing by now make room for those that come.
+        while clients.len() > CLIENTS {
+            clients.pop_front();
         }
         std::thread::sleep(REST);
     }
 }
 
-fn answer(
-    mut client: TcpStream,
-    snapshot: &impl Fn() -> Option<Snapshot>,
-    stop: &AtomicBool,
-) -> io::Result<()> {
-    client.set_nonblocking(false)?;
-    let start = Instant::now();
-    let left = || match PATIENCE.checked_sub(start.elapsed()) {
-        Some(left) if !left.is_zero() && !stop.load(Ordering::Acquire) => Ok(left),
-        _ => Err(io::Error::from(io::ErrorKind::TimedOut)),
-    };
-    let mut request = Vec::new();
-    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
-        let mut part = [0; 1024];
-        client.set_read_timeout(Some(left()?))?;
-        match client.read(&mut part)? {
-            0 => break,
-            n => request.extend_from_slice(&part[..n]),
-        }
-        if request.len() > REQUEST_MAX {
-            break;
-        }
-    }
+/// The answer to a request.
+fn answer(request: &[u8], snapshot: &impl Fn() -> Option<Snapshot>) -> Vec<u8> {
     let line = request.split(|&byte| byte == b'\r').next().unwrap_or_default();
     let mut words = line.split(|&byte| byte == b' ');
     let (status, kind, body) = match (words.next(), words.next()) {
@@ -132,16 +192,7 @@ fn answer(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
-    for mut bytes in [head.as_bytes(), body.as_bytes()] {
-        while !bytes.is_empty() {
-            client.set_write_timeout(Some(left()?))?;
-            match client.write(bytes)? {
-                0 => return Err(io::ErrorKind::WriteZero.into()),
-                n => bytes = &bytes[n..],
-            }
-        }
-    }
-    Ok(())
+    [head, body].concat().into_bytes()
 }
 
 /// Content type of an answer without metrics.
@@ -188,6 +239,35 @@ mod tests {
         assert!(taken.to_string().starts_with(&format!("--metrics {at}: ")));
         drop(server);
         assert!(TcpStream::connect(at).is_err(), "it has ended");
+    }
+
+    // Goal: clients that say nothing cost a collector nothing, however many there are and however long they stay.
+    #[test]
+    fn silent_clients_keep_no_collector_waiting() {
+        let any = "127.0.0.1:0".parse().unwrap();
+        // Nobody runs out of time here.
+        let for_ever = Duration::from_secs(1 << 30);
+        let server = MetricsServer::open_with(any, for_ever, || Some(Snapshot::default())).unwrap();
+        let at = server.address();
+        let mut silent = Vec::new();
+        for n in [12, CLIENTS, 2 * CLIENTS] {
+            silent.extend((0..n).map(|_| TcpStream::connect(at).unwrap()));
+            assert!(ask(at, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
+        }
+        // The oldest have gone.
+        for stream in &mut silent[..12] {
+            let gone = stream.read(&mut [0]);
+            assert!(matches!(gone, Ok(0)) || gone.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionReset));
+        }
+        // One whose request comes in pieces is answered in the end.
+        let mut slow = TcpStream::connect(at).unwrap();
+        for part in [&b"GET /met"[..], b"rics HTTP/1.1\r\n", b"\r\n"] {
+            slow.write_all(part).unwrap();
+            assert!(ask(at, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
+        }
+        let mut text = String::new();
+        slow.read_to_string(&mut text).unwrap();
+        assert!(text.ends_with("# EOF\n"), "{text}");
     }
 
     #[test]
