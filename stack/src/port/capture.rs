@@ -1,13 +1,14 @@
 //! A port that writes every frame, both ways, to a pcap file.
 
 use super::{Armed, Frame, Host, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use crate::runtime;
 use crate::sync::process::Process;
 use core::time::Duration;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, TsResolution};
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Instant, SystemTime};
@@ -24,10 +25,8 @@ const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// When the file cannot be made.
 pub fn capture(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: port.info().name.clone(), reason };
-    // The file holds payloads and keys, so other users must not read it. An existing file keeps its mode.
-    let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path);
-    let file =
-        file.map_err(|error| fail(format!("the capture file {} cannot be made: {error}", path.display())))?;
+    let file = make(path)
+        .map_err(|why| fail(format!("the capture file {} cannot be made: {why}", path.display())))?;
     let file = Output(Arc::new(Mutex::new(BufWriter::with_capacity(1 << 16, Disk(file)))));
     let header = PcapHeader {
         datalink: DataLink::ETHERNET,
@@ -41,6 +40,43 @@ pub fn capture(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, PortEr
     let log = Log(Arc::new(Mutex::new(inner)));
     log.lock().flush();
     Ok(Box::new(CapturePort { port, log }))
+}
+
+/// Makes the file, or empties one that is there.
+///
+/// In a directory where others may put files, nobody leads us elsewhere: neither by a link nor by a file that is not ours, whose owner
+/// would read what is written.
+fn make(path: &Path) -> Result<File, String> {
+    let text = |error: std::io::Error| error.to_string();
+    let dir = match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    let dir = std::fs::metadata(runtime::without_foreign_links(dir)?).map_err(text)?;
+    let uid = rustix::process::geteuid().as_raw();
+    let shared = runtime::is_shared(&dir) || ![0, uid].contains(&dir.uid());
+    let no_link = if shared { libc::O_NOFOLLOW } else { 0 };
+    // The file holds payloads and keys, so other users must not read it. An existing file keeps its mode.
+    let mut options = File::options();
+    let file = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(no_link).open(path);
+    let file = file.map_err(|error| match error.raw_os_error() {
+        Some(libc::ELOOP) if shared => "it is a symbolic link, and others may put one there".into(),
+        _ => text(error),
+    })?;
+    let there = file.metadata().map_err(text)?;
+    if shared {
+        let ours = [uid, dir.uid()].contains(&there.uid()) && there.nlink() == 1;
+        if !there.is_file() || !ours {
+            return Err(format!(
+                "user {} has put something there, where others may put files; name another",
+                there.uid()
+            ));
+        }
+    }
+    if there.is_file() {
+        file.set_len(0).map_err(text)?;
+    }
+    Ok(file)
 }
 
 /// The file, shared by the writer and the threads that flush.
@@ -289,6 +325,46 @@ mod tests {
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o077, 0, "{mode:o}");
         std::fs::remove_file(&path).unwrap();
+    }
+
+    // Goal: in /tmp and the like nobody leads a capture, which may be root's, into a file of theirs, or of ours.
+    #[test]
+    fn a_capture_follows_no_link_and_takes_no_file_of_others_where_others_may_put_one() {
+        use std::os::unix::fs::{PermissionsExt, chown, symlink};
+        let dir = std::env::temp_dir().join(format!("roce-capture-links-{}", std::process::id()));
+        let (open, own) = (dir.join("open"), dir.join("own"));
+        for (dir, mode) in [(&open, 0o1777), (&own, 0o700)] {
+            std::fs::create_dir_all(dir).unwrap();
+            std::fs::set_permissions(dir, PermissionsExt::from_mode(mode)).unwrap();
+        }
+        let precious = dir.join("precious");
+        std::fs::write(&precious, "precious").unwrap();
+        let refused = |path: &Path| capture(pair(1).0, path).err().map(|error| error.to_string());
+        let link = open.join("link.pcap");
+        symlink(&precious, &link).unwrap();
+        let why = refused(&link).expect("a link");
+        assert!(why.contains("it is a symbolic link"), "{why}");
+        std::fs::hard_link(&precious, open.join("hard.pcap")).unwrap();
+        let why = refused(&open.join("hard.pcap")).expect("another name of a file");
+        assert!(why.contains("has put something there"), "{why}");
+        assert_eq!(std::fs::read(&precious).unwrap(), b"precious", "it was not emptied");
+        std::fs::remove_file(open.join("hard.pcap")).unwrap();
+        if rustix::process::geteuid().is_root() {
+            let theirs = open.join("theirs.pcap");
+            std::fs::write(&theirs, "").unwrap();
+            chown(&theirs, Some(54321), None).unwrap();
+            let why = refused(&theirs).expect("a file of another user");
+            assert!(why.contains("user 54321 has put something there"), "{why}");
+        } else {
+            eprintln!("SKIPPED files of other users: only root makes them");
+        }
+        // What is ours is emptied and written, and links in our own directories are our own business.
+        let again = open.join("again.pcap");
+        assert_eq!((refused(&again), refused(&again)), (None, None));
+        symlink(&precious, own.join("link.pcap")).unwrap();
+        assert_eq!(refused(&own.join("link.pcap")), None);
+        assert_ne!(std::fs::read(&precious).unwrap(), b"precious");
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
