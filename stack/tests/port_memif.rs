@@ -545,7 +545,7 @@ fn an_end_that_sleeps_is_woken() {
                         Armed::Event(event) => {
                             sleep.watch(0, Some(event)).unwrap();
                             slept += 1;
-                            sleep.wait(None, PATIENCE);
+                            sleep.wait(&[], PATIENCE);
                         }
                         Armed::Pending => {}
                         other => panic!("this port tells when frames arrive, and not {other:?}"),
@@ -601,7 +601,7 @@ fn an_end_without_a_peer_sleeps_until_one_comes() {
                 std::thread::yield_now();
             }
         });
-        sleep.wait(None, PATIENCE);
+        sleep.wait(&[], PATIENCE);
         assert!(start.elapsed() < PATIENCE, "nothing woke the server");
         woken.store(true, Ordering::Release);
         while !server.link_up() {

@@ -1,5 +1,6 @@
 //! Shards that the program polls itself.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,6 +59,14 @@ impl Reactor {
     /// thread is driving the shard.
     pub fn next_deadline(&self) -> Option<Duration> {
         self.device.next_deadline(self.shard)
+    }
+    /// Sleeps until the shard may have something to do: frames arrive, something is posted by another thread, a time is due; or until
+    /// one of `fds`, three at most, is readable, a signal handler ran, or `at_most` is over. At the latest after 10 ms, and after 1 ms
+    /// where the port cannot signal. Returns at once where there is something to do already.
+    ///
+    /// What the loop waits for besides has to be looked for after the descriptor for it was armed, and before this call.
+    pub fn sleep(&self, fds: &[BorrowedFd<'_>], at_most: Duration) {
+        self.device.sleep(self.shard, fds, at_most);
     }
     /// The shard that it polls.
     pub fn shard(&self) -> usize {

@@ -22,3 +22,4 @@ pub mod perf;
 pub mod program;
 pub mod store;
 pub mod target;
+pub mod wake;

@@ -6,6 +6,7 @@ use nvmf::Nqn;
 use nvmf::wire::Sgl;
 use nvmf::wire::cm::{RejectReason, RequestData};
 use nvmf_target::host::{Controller, Data, Host, HostError, HostQueue, Io, Options};
+use nvmf_target::target::Config;
 use verbs::port::fault::rng::Rng;
 use verbs::{Access, AttrMask, Mr, QpAttr, QpState};
 use zerocopy::little_endian::U16;
@@ -509,6 +510,41 @@ fn connections_are_spread_over_the_cores() {
         drop((queues, controller));
         view.until_nothing_is_left(&mut host);
     });
+}
+
+// Goal: a core that has nothing to do sleeps, and what it waits for wakes it: frames, its ring, threads that wait for files, other cores.
+#[test]
+fn cores_that_have_nothing_to_do_sleep_and_go_on_when_something_comes() {
+    let file = Scratch::new("asleep");
+    let sleeps = Setup { sleeps: true, ..Setup::default() };
+    let without_ring = Config { io_uring: false, ..sleeps.config.clone() };
+    for setup in [
+        Setup { cores: 3, ..sleeps.clone() },
+        Setup { file: Some(file.path()), ..sleeps.clone() },
+        Setup { file: Some(file.path()), config: without_ring, cores: 2, ..sleeps },
+    ] {
+        with_target(&setup, |view| {
+            let mut host = view.host(1);
+            let mr = host.pd().reg_mr(512, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE);
+            let mr = mr.unwrap();
+            let sgl = Sgl::keyed(mr.iova(), 512, mr.rkey(), false);
+            for round in 0..10 {
+                // Its connections go to one core after the other.
+                let mut controller =
+                    Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+                let mut queue = controller.io_queue(&mut host, 1, 8).unwrap();
+                let slept: Vec<_> = view.counters.iter().map(|counters| counters.sleeps.get()).collect();
+                view.until(&mut host, "all cores sleep", || {
+                    view.counters.iter().zip(&slept).all(|(counters, &slept)| counters.sleeps.get() > slept)
+                });
+                mr.fill(0..512, round).unwrap();
+                host.call(&mut queue, &Io::new(1, 3, 1).fua().write(sgl), Data::Elsewhere).unwrap();
+                host.call(&mut queue, &Io::new(1, 0, 1).verify(), Data::Elsewhere).unwrap();
+                host.call(&mut queue, &Io::new(1, 3, 1).read(sgl), Data::Elsewhere).unwrap();
+                assert_eq!(mr.to_vec(0..512).unwrap(), [round; 512]);
+            }
+        });
+    }
 }
 
 // Goal: 64 hosts at a time, each with a controller and a queue: all are served, and each gives back what it had.

@@ -11,9 +11,11 @@
 use core::cell::Cell as ThreadCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
+use rustix::event::{PollFd, PollFlags};
 
 use super::MAINTAIN_EVERY;
 use super::config::{Clock, Drive};
@@ -27,8 +29,9 @@ use crate::port::{Armed, Port, PortInfo};
 use crate::proto::status::AsyncEvent;
 use crate::shard::{EventElement, Shard, Shared, SharedConfig, Turn};
 use crate::sync::claim::{Claim, Refused};
-use crate::sync::eventfd::EventFd;
+use crate::sync::eventfd::{EventFd, wait_readable};
 use crate::sync::process::Process;
+use crate::sync::sleeper::{OTHERS, Sleep};
 use crate::time::Instant;
 
 thread_local! {
@@ -152,6 +155,19 @@ pub(super) struct Core {
     pub service: ServiceSlot,
     /// The process that opened the device: a fork has neither its threads nor a port that is its own.
     made_by: Process,
+}
+
+/// Sleeps until one of the descriptors is readable, or the time is over.
+fn nap(fds: &[BorrowedFd<'_>], time: Duration) {
+    match fds {
+        [] => std::thread::sleep(time),
+        [first, ..] => {
+            let mut fds: [_; OTHERS] = core::array::from_fn(|n| {
+                PollFd::from_borrowed_fd(*fds.get(n).unwrap_or(first), PollFlags::IN)
+            });
+            wait_readable(&mut fds, time);
+        }
+    }
 }
 
 /// The state that all shards of a new device share.
@@ -377,13 +393,30 @@ impl Core {
     /// Sleeps until one of these shards, as bits, may have work, `fd` is readable, or `at_most` is over. Ports that cannot signal
     /// are checked every `look`. Returns at once where there is work already.
     pub(super) fn sleep(&self, shards: u32, fd: Option<&EventFd>, at_most: Duration, look: Duration) {
-        let Some(mut sleep) = self.shared.sleeper.begin() else {
-            let nap = at_most.min(look);
-            return match fd {
-                Some(fd) => fd.wait(nap),
-                None => std::thread::sleep(nap),
-            };
-        };
+        match self.shared.sleeper.begin() {
+            Some(sleep) => self.sleep_here(sleep, shards, fd.map(AsFd::as_fd).as_slice(), at_most, look),
+            None => nap(fd.map(AsFd::as_fd).as_slice(), at_most.min(look)),
+        }
+    }
+    /// As [`Core::sleep`], for the thread that turns one shard, and with several descriptors. Threads that turn others may sleep at the
+    /// same time.
+    pub(super) fn sleep_for(&self, shard: usize, fds: &[BorrowedFd<'_>], at_most: Duration, look: Duration) {
+        if self.is_forked() || inside_turn() {
+            return;
+        }
+        match self.shared.sleeper.begin_for(1 + shard, 1 << shard) {
+            Some(sleep) => self.sleep_here(sleep, 1 << shard, fds, at_most, look),
+            None => nap(fds, at_most.min(look)),
+        }
+    }
+    fn sleep_here(
+        &self,
+        mut sleep: Sleep<'_>,
+        shards: u32,
+        fds: &[BorrowedFd<'_>],
+        at_most: Duration,
+        look: Duration,
+    ) {
         let mut at_most = if self.stopped() { Duration::ZERO } else { at_most };
         for index in (0..self.cells.len()).filter(|i| shards >> i & 1 != 0) {
             match self.arm(index) {
@@ -414,7 +447,7 @@ impl Core {
             at_most = at_most.min(wait);
         }
         if !at_most.is_zero() {
-            sleep.wait(fd, at_most);
+            sleep.wait(fds, at_most);
         }
     }
 

@@ -50,6 +50,7 @@ mod xrcd;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -60,7 +61,7 @@ use crate::shard::{GidRefused, McastTable, Shard};
 use crate::sync::doorbell::Doorbells;
 use crate::sync::words::Words;
 
-use crate::config::{CQ_MAX, PD_MAX};
+use crate::config::{CQ_MAX, HELPER_SLEEP, PD_MAX};
 use claim::Core;
 use limits::Quota;
 use numbers::Numbers;
@@ -368,6 +369,11 @@ impl Device {
     #[inline]
     pub fn turn(&self, shard: usize) -> Option<Turn> {
         self.core.turn(shard)
+    }
+    /// Sleeps, for the thread that turns this shard alone, until it may have work, one of `fds` ([`OTHERS`](crate::sync::sleeper::OTHERS)
+    /// at most) is readable, a signal handler ran, or `at_most` is over; 10 ms at most. Returns at once where there is work already.
+    pub fn sleep(&self, shard: usize, fds: &[BorrowedFd<'_>], at_most: Duration) {
+        self.core.sleep_for(shard, fds, at_most.min(SLEEP), HELPER_SLEEP);
     }
     /// Whether this thread may turn a shard at all.
     ///

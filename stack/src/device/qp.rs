@@ -252,7 +252,7 @@ impl Poster {
     #[inline]
     fn ring(&self) {
         self.doorbells().ring(self.slot());
-        self.device.core().shared.sleeper.wake();
+        self.device.core().shared.sleeper.wake_for(1 << self.shard);
     }
     #[inline]
     fn doorbells(&self) -> &Doorbells {

@@ -114,7 +114,7 @@ impl Env {
         if full {
             self.discard(Discard::InboxFull);
         }
-        self.shared.sleeper.wake();
+        self.shared.sleeper.wake_for(1 << shard);
     }
 
     /// Hands waiting frames to the port. Returns how many it took.

@@ -101,7 +101,7 @@ impl Shared {
             words: Words::new(c.shards * c.qps_per_shard),
             counters: (0..c.shards).map(|_| Arc::default()).collect(),
             events: EventQueue::default(),
-            sleeper: Sleeper::default(),
+            sleeper: Sleeper::new(1 + c.shards),
         }
     }
 

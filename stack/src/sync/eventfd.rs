@@ -51,7 +51,7 @@ impl EventFd {
 }
 
 /// Waits until one of the descriptors is readable, a signal handler ran, or `timeout` is over. Returns whether one is readable.
-pub(super) fn wait_readable(fds: &mut [PollFd<'_>], timeout: Duration) -> bool {
+pub(crate) fn wait_readable(fds: &mut [PollFd<'_>], timeout: Duration) -> bool {
     // A timeout that the system cannot express counts as none.
     poll(fds, Timespec::try_from(timeout).ok().as_ref()).is_ok_and(|ready| ready > 0)
 }

@@ -1,27 +1,48 @@
 //! Sleep until there may be work: a frame on a port that signals, a posted request, a call by another thread.
 //!
-//! One thread at a time sleeps here for a device. It sets a flag, then looks for work ([`Sleeper::begin`]); a thread that gives
-//! it work stores the work, then reads the flag ([`Sleeper::wake`]). A fence between the two steps on both sides makes sure that
-//! one thread sees the other's store ([`asymmetric`]).
+//! One thread at a time sleeps here for a shard. It sets the shard's flag, then looks for work ([`Sleeper::begin_for`]); a thread
+//! that gives it work stores the work, then reads the flag ([`Sleeper::wake_for`]). A fence between the two steps on both sides makes
+//! sure that one thread sees the other's store ([`asymmetric`]). Threads that sleep for different shards have places of their own, so
+//! that work for one does not wake the others.
 
 use super::asymmetric;
 use super::eventfd::{EventFd, wait_readable};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering, fence};
 use core::time::Duration;
 use crossbeam_utils::CachePadded;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
-/// Where a thread sleeps. Its descriptors are made when it is first used.
-#[derive(Debug, Default)]
+/// Descriptors of the caller that a sleep can wait for.
+pub const OTHERS: usize = 3;
+
+/// Where threads sleep.
+#[derive(Debug)]
 pub struct Sleeper {
-    asleep: CachePadded<AtomicBool>,
+    /// Shards that a thread sleeps for, as bits.
+    asleep: CachePadded<AtomicU32>,
+    /// Held while that changes.
+    changing: Mutex<()>,
+    places: Box<[Place]>,
+}
+
+/// Where one thread sleeps. Its descriptors are made when it is first used.
+#[derive(Debug, Default)]
+struct Place {
+    /// The shards that a thread sleeps for here, as bits.
+    shards: AtomicU32,
     /// Wakes the sleeping thread.
     event: OnceLock<EventFd>,
     watched: Mutex<Watched>,
+}
+
+impl Default for Sleeper {
+    fn default() -> Self {
+        Self::new(1)
+    }
 }
 
 /// The descriptors that wake the sleeping thread, beside `event`.
@@ -33,26 +54,59 @@ struct Watched {
 }
 
 impl Sleeper {
-    /// Wakes the sleeping thread, if there is one. It sees what the caller stored before.
+    /// With so many places, the first for whoever sleeps for all shards.
+    pub fn new(places: usize) -> Self {
+        Self {
+            asleep: CachePadded::default(),
+            changing: Mutex::default(),
+            places: (0..places).map(|_| Place::default()).collect(),
+        }
+    }
+
+    /// Wakes every sleeping thread. It sees what the caller stored before.
     #[inline]
     pub fn wake(&self) {
+        self.wake_for(u32::MAX);
+    }
+    /// Wakes the threads that sleep for these shards, as bits. They see what the caller stored before.
+    #[inline]
+    pub fn wake_for(&self, shards: u32) {
         asymmetric::light();
-        if self.asleep.load(Ordering::Relaxed) {
-            self.signal();
+        if self.asleep.load(Ordering::Relaxed) & shards != 0 {
+            self.signal(shards);
         }
     }
 
     #[cold]
-    fn signal(&self) {
-        if let Some(event) = self.event.get() {
-            event.signal();
+    fn signal(&self, shards: u32) {
+        // Who set a bit has set the shards of its place before.
+        fence(Ordering::Acquire);
+        for place in &self.places {
+            if place.shards.load(Ordering::Relaxed) & shards != 0
+                && let Some(event) = place.event.get()
+            {
+                event.signal();
+            }
         }
     }
 
-    /// Begins a sleep, which any [`wake`](Self::wake) from here on ends. The caller then looks for work once more: that finds all
-    /// work that was given without a wake-up. `None` while another thread sleeps, or where the process has no descriptor left.
+    fn change(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a sleep for all shards, at the first place.
     pub fn begin(&self) -> Option<Sleep<'_>> {
-        let mut watched = match self.watched.try_lock() {
+        self.begin_for(0, u32::MAX)
+    }
+    /// Begins a sleep for these shards, as bits, at a place. From here on any [`wake_for`](Self::wake_for) one of them ends it. The
+    /// caller then looks for work once more: that finds all work that was given without a wake-up. `None` while another thread sleeps
+    /// for one of them, or where the process has no descriptor left.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn begin_for(&self, place: usize, shards: u32) -> Option<Sleep<'_>> {
+        let here = &self.places[place];
+        let mut watched = match here.watched.try_lock() {
             Ok(watched) => watched,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
@@ -60,13 +114,20 @@ impl Sleeper {
         if watched.epoll.is_none() {
             let epoll = epoll::create(CreateFlags::CLOEXEC).ok()?;
             let event = EventFd::new().ok()?;
-            let _ = self.event.set(event);
+            let _ = here.event.set(event);
             watched.epoll = Some(epoll);
         }
-        let event = self.event.get()?;
-        self.asleep.store(true, Ordering::Relaxed);
+        let event = here.event.get()?;
+        let changing = self.change();
+        let asleep = self.asleep.load(Ordering::Relaxed);
+        if asleep & shards != 0 {
+            return None;
+        }
+        here.shards.store(shards, Ordering::Relaxed);
+        self.asleep.store(asleep | shards, Ordering::Release);
+        drop(changing);
         asymmetric::heavy();
-        Some(Sleep { sleeper: self, event, watched })
+        Some(Sleep { sleeper: self, place: here, shards, event, watched })
     }
 }
 
@@ -74,6 +135,8 @@ impl Sleeper {
 #[derive(Debug)]
 pub struct Sleep<'a> {
     sleeper: &'a Sleeper,
+    place: &'a Place,
+    shards: u32,
     event: &'a EventFd,
     watched: MutexGuard<'a, Watched>,
 }
@@ -108,13 +171,17 @@ impl Sleep<'_> {
         Ok(())
     }
 
-    /// Sleeps until a descriptor or `other` becomes readable, another thread wakes us, a signal handler ran, or `at_most` is
-    /// over.
-    pub fn wait(self, other: Option<&EventFd>, at_most: Duration) {
+    /// Sleeps until a descriptor or one of `others`, [`OTHERS`] at most, becomes readable, another thread wakes us, a signal handler
+    /// ran, or `at_most` is over.
+    pub fn wait(self, others: &[BorrowedFd<'_>], at_most: Duration) {
         let Some(epoll) = &self.watched.epoll else { return };
         let (event, epoll) = (self.event.as_fd(), epoll.as_fd());
-        let other = other.map_or(event, AsFd::as_fd);
-        let mut fds = [event, epoll, other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let mut fds: [_; 2 + OTHERS] = core::array::from_fn(|n| match n {
+            0 => event,
+            1 => epoll,
+            n => others.get(n - 2).copied().unwrap_or(event),
+        })
+        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         if wait_readable(&mut fds, at_most) && !fds[1].revents().is_empty() {
             // Consumes the edges, so that they do not wake the next sleeper again.
             let mut events = [const { core::mem::MaybeUninit::uninit() }; 16];
@@ -125,7 +192,12 @@ impl Sleep<'_> {
 
 impl Drop for Sleep<'_> {
     fn drop(&mut self) {
-        self.sleeper.asleep.store(false, Ordering::Relaxed);
+        let changing = self.sleeper.change();
+        self.place.shards.store(0, Ordering::Relaxed);
+        // Others' bits stay, so none of them misses a wake-up meanwhile.
+        let others = self.sleeper.asleep.load(Ordering::Relaxed) & !self.shards;
+        self.sleeper.asleep.store(others, Ordering::Release);
+        drop(changing);
         // Also where no signal was seen: a waker may have read the flag just before.
         self.event.clear();
     }
@@ -148,7 +220,7 @@ mod tests {
                     let sleep = sleeper.begin().unwrap();
                     let given = given.load(Ordering::Acquire);
                     if given == taken.load(Ordering::Relaxed) {
-                        sleep.wait(None, Duration::MAX);
+                        sleep.wait(&[], Duration::MAX);
                     } else {
                         taken.store(given, Ordering::Release);
                     }
@@ -158,6 +230,54 @@ mod tests {
                 given.store(item, Ordering::Release);
                 sleeper.wake();
                 while taken.load(Ordering::Acquire) < item {
+                    std::thread::yield_now();
+                }
+            }
+        });
+    }
+
+    // Goal: work for one shard wakes the thread that sleeps for it, and no other; one that sleeps for all is woken by any. And no
+    // wake-up is lost where several sleep: they have no time limit.
+    #[test]
+    fn work_for_a_shard_wakes_who_sleeps_for_it_alone() {
+        const SHARDS: usize = 3;
+        const ITEMS: u32 = 2000;
+        let sleeper = Sleeper::new(1 + SHARDS);
+        let all = sleeper.begin_for(0, u32::MAX).unwrap();
+        assert!(sleeper.begin_for(1, 1).is_none(), "somebody sleeps for it already");
+        drop(all);
+        let sleep = sleeper.begin_for(1, 1).unwrap();
+        let other = sleeper.begin_for(2, 2).unwrap();
+        assert!(sleeper.begin().is_none());
+        sleeper.wake_for(2);
+        other.wait(&[], Duration::MAX);
+        let start = std::time::Instant::now();
+        sleep.wait(&[], Duration::from_millis(2));
+        assert!(start.elapsed() >= Duration::from_millis(2), "it was not for this one");
+
+        let given: [AtomicU32; SHARDS] = Default::default();
+        let taken: [AtomicU32; SHARDS] = Default::default();
+        std::thread::scope(|scope| {
+            for shard in 0..SHARDS {
+                let (sleeper, given, taken) = (&sleeper, &given[shard], &taken[shard]);
+                scope.spawn(move || {
+                    while taken.load(Ordering::Acquire) < ITEMS {
+                        let sleep = sleeper.begin_for(1 + shard, 1 << shard).unwrap();
+                        let given = given.load(Ordering::Acquire);
+                        if given == taken.load(Ordering::Relaxed) {
+                            sleep.wait(&[], Duration::MAX);
+                        } else {
+                            taken.store(given, Ordering::Release);
+                        }
+                    }
+                });
+            }
+            for item in 1..=ITEMS {
+                for shard in 0..SHARDS {
+                    given[shard].store(item, Ordering::Release);
+                    sleeper.wake_for(1 << shard);
+                }
+                while taken.iter().any(|taken| taken.load(Ordering::Acquire) < item) {
                     std::thread::yield_now();
                 }
             }
@@ -176,11 +296,11 @@ mod tests {
         // The test never reads it, and yet it wakes again and again, once for each write.
         for _ in 0..3 {
             rustix::io::write(&*b, &1u64.to_ne_bytes()).unwrap();
-            sleeper.begin().unwrap().wait(None, Duration::MAX);
+            sleeper.begin().unwrap().wait(&[], Duration::MAX);
             let mut none = 0;
             let began = std::time::Instant::now();
             while began.elapsed() < Duration::from_millis(2) {
-                sleeper.begin().unwrap().wait(None, Duration::from_millis(2));
+                sleeper.begin().unwrap().wait(&[], Duration::from_millis(2));
                 none += 1;
             }
             assert_eq!(none, 1, "it woke without anything new");
@@ -188,7 +308,7 @@ mod tests {
         let mut sleep = sleeper.begin().unwrap();
         sleep.watch(1, None).unwrap();
         a.signal();
-        sleep.wait(Some(&a), Duration::MAX);
+        sleep.wait(&[a.as_fd()], Duration::MAX);
         let file = Arc::new(std::fs::File::open("/proc/self/exe").unwrap().into());
         assert!(sleeper.begin().unwrap().watch(0, Some(file)).is_err(), "nobody can wait for a file");
     }

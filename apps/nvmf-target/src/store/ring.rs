@@ -10,7 +10,7 @@
 #![allow(unsafe_code, reason = "the ring names memory by address")]
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use io_uring::squeue::Entry;
@@ -88,6 +88,10 @@ impl Ring {
         self.under_way
     }
 
+    /// Whether all that was given is submitted: its descriptor tells when something is done.
+    pub fn is_submitted(&self) -> bool {
+        self.unsubmitted == 0
+    }
     /// Gives the ring a request for a command. It is submitted by [`turn`](Self::turn).
     ///
     /// # Errors
@@ -195,6 +199,14 @@ impl Ring {
         let end = place.at.checked_add(place.len)?;
         let len = u32::try_from(place.len).ok().filter(|_| end <= self.pins[region].len())?;
         Some((region as u16, self.pins[region].as_ptr().wrapping_add(place.at), len))
+    }
+}
+
+impl AsFd for Ring {
+    /// Readable while there are completions.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring has the descriptor open as long as it exists, which the result borrows.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 }
 

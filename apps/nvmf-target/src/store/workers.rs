@@ -1,6 +1,5 @@
 //! Threads that wait for files, so that cores do not.
 
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -9,6 +8,7 @@ use nvmf::fair::{Turns, Who};
 use verbs::Mr;
 
 use super::{File, Health};
+use crate::wake::Sender;
 
 /// Bytes of a region.
 #[derive(Clone, Debug)]
@@ -136,8 +136,7 @@ impl Job {
     /// Does it, and says so.
     pub fn run(self) {
         let result = self.run_if_healthy(&self.work);
-        // The core may have ended meanwhile.
-        let _ = self.to.send((self.command, result));
+        self.to.send((self.command, result));
     }
     /// Does a part of it; returns what is left.
     fn run_part(mut self) -> Option<Self> {
@@ -148,7 +147,7 @@ impl Job {
         match self.run_if_healthy(&part) {
             Ok(()) => Some(self),
             Err(e) => {
-                let _ = self.to.send((self.command, Err(e)));
+                self.to.send((self.command, Err(e)));
                 None
             }
         }
@@ -273,7 +272,7 @@ impl Drop for Workers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::channel;
+    use crate::wake::{Waker, channel};
 
     fn host(last: u8) -> Who {
         Who::at([10, 77, 0, last].into())
@@ -329,7 +328,7 @@ mod tests {
     fn hosts_take_turns_at_the_threads_that_wait_for_storage() {
         let blocks = Arc::new(Noted::default());
         let workers = Workers::new(1).unwrap();
-        let (to, results) = channel();
+        let (to, results) = channel(&Waker::new().unwrap());
         let zero = |offset: u64, len: u64| Work::Zero { offset, len, fua: false, deallocate: false };
         for n in 0..4 {
             workers.give(host(1), blocks.clone(), zero(100 * n * PART, 10 * PART), n as u32, to.clone());

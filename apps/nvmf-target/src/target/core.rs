@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use nvmf::fair::{Shares, Turns};
@@ -13,7 +14,7 @@ use nvmf::wire::Sqe;
 use nvmf::{Instant, Queue, Remote, Response, Step, Target, Ticket};
 use tracing::{debug, warn};
 use verbs::rdma_cm::{CmId, EventChannel, PortSpace};
-use verbs::{Context, Cq, CqPoller, Pd, Reactor, Sge, VerbsError, Wc};
+use verbs::{Context, Cq, CqPoller, DeviceError, Pd, Reactor, Sge, VerbsError, Wc};
 
 use super::batch::Batch;
 use super::commands::Commands;
@@ -28,6 +29,7 @@ use super::receives::Receives;
 use super::storage::Zeroing;
 use super::tag;
 use crate::store::{Done, Ring, Stores, Table};
+use crate::wake::{Sender, Waker, channel};
 
 /// Completions that are taken at a time.
 const BATCH: usize = 64;
@@ -41,6 +43,8 @@ const SAY_AGAIN: Duration = Duration::from_secs(60);
 const SAID_MAX: usize = 64;
 /// Turns without work after which the thread lets others run.
 const IDLE_TURNS: u64 = 256;
+/// How long it finds no work before it sleeps. A wake-up costs more than a host needs from one command to the next.
+const AWAKE: Duration = Duration::from_micros(100);
 /// Requests for connections that are handled at a time, and events.
 const EVENTS: usize = 16;
 
@@ -132,6 +136,10 @@ pub struct Core<'c> {
     pub(super) turns: u64,
     /// Turns without work.
     idle: u64,
+    /// When the first of them were over.
+    idle_since: Instant,
+    /// Wakes the core when something is sent to it.
+    waker: Arc<Waker>,
     /// The last turn with completions.
     pub(super) completed: u64,
     /// The last turn that left no completion.
@@ -182,6 +190,7 @@ impl<'c> Core<'c> {
         let largest = settings.transfer_max().max(4096 << DISCOVERY_MDTS) as usize;
         let pool = Pool::new(&pd, config.buffers, largest)?;
         let cq = context.create_cq(config.receives)?;
+        let waker = Waker::new().map_err(|e| VerbsError::Device(DeviceError::Descriptor(e.kind())))?;
         let mut core = Self {
             reactor: context.reactor(config.shard)?,
             connections: Vec::new(),
@@ -194,13 +203,14 @@ impl<'c> Core<'c> {
             shares: Shares::default(),
             batch: Batch::default(),
             at_work: 0,
-            results: channel(),
+            results: channel(&waker),
             ring: None,
             no_ring: !config.io_uring,
             listeners: Vec::new(),
             others: Vec::new(),
             next: 0,
-            inbox: channel(),
+            inbox: channel(&waker),
+            waker,
             events: EventChannel::new()?,
             poller: cq.poller()?,
             cq,
@@ -214,6 +224,7 @@ impl<'c> Core<'c> {
             now: Instant::from_nanos(context.now()),
             turns: 0,
             idle: 0,
+            idle_since: Instant::default(),
             completed: 0,
             emptied: 0,
             tended: Instant::default(),
@@ -273,10 +284,40 @@ impl<'c> Core<'c> {
     pub fn run(&mut self, stop: impl Fn() -> bool) -> Result<(), VerbsError> {
         while !stop() {
             self.turn()?;
+            // By turns and time: a turn of some ports is a system call.
+            if self.idle > IDLE_TURNS || self.idle > 0 && self.idle.is_multiple_of(LOOK) {
+                self.rest()?;
+            }
+        }
+        Ok(())
+    }
+    /// Nothing was to be done for some turns: lets others run after many, and sleeps after a while.
+    fn rest(&mut self) -> Result<(), VerbsError> {
+        let now = Instant::from_nanos(self.context.now());
+        if self.idle == LOOK {
+            self.idle_since = now;
+        }
+        if now < self.idle_since.after(AWAKE) {
             if self.idle > IDLE_TURNS {
                 std::thread::yield_now();
             }
+            return Ok(());
         }
+        let sleep = self.waker.begin();
+        // Finds what was sent before that; what comes later wakes us.
+        self.turn()?;
+        self.look();
+        let ring = self.ring.as_ref().filter(|ring| ring.under_way() > 0);
+        if self.idle == 0 || ring.is_some_and(|ring| !ring.is_submitted()) {
+            return Ok(());
+        }
+        self.counters.sleeps.add(1);
+        // Where nothing has come it sleeps again at once.
+        self.idle = IDLE_TURNS;
+        let fds = [Some(sleep.as_fd()), ring.map(AsFd::as_fd)];
+        let n = fds.iter().flatten().count();
+        let [event, ring] = fds.map(|fd| fd.unwrap_or(sleep.as_fd()));
+        self.reactor.sleep(&[event, ring][..n], TEND);
         Ok(())
     }
 
@@ -570,6 +611,7 @@ impl<'c> Core<'c> {
         }
         for _ in 0..EVENTS {
             let Ok(admitted) = self.inbox.1.try_recv() else { break };
+            self.idle = 0;
             self.admit(admitted);
         }
         self.renew_stores();

@@ -32,6 +32,8 @@ counters! {
     connect_waits;
     /// Commands that waited for a buffer.
     buffer_waits;
+    /// Times that the core slept, for nothing was to be done.
+    sleeps;
     /// Work requests that waited for room in a send queue, or for the host to take responses.
     send_waits;
 }

@@ -75,7 +75,7 @@ impl Core<'_> {
         match to.checked_sub(1) {
             None => self.admit(admitted),
             // Where the core has ended, the request is refused as it is dropped.
-            Some(other) => drop(self.others[other].send(admitted)),
+            Some(other) => self.others[other].send(admitted),
         }
     }
     pub(super) fn admit(&mut self, Admitted { id, mut accepted }: Admitted) {

@@ -52,6 +52,8 @@ pub struct Setup {
     pub blocks: Option<Arc<dyn Blocks>>,
     /// What happens to frames, each way.
     pub faults: Plan,
+    /// Cores sleep while there is nothing to do, as in the program. What they use is not seen then.
+    pub sleeps: bool,
 }
 
 impl Default for Setup {
@@ -59,7 +61,19 @@ impl Default for Setup {
         let config = Config { receives: 512, buffers: 4 << 20, ..Config::default() };
         let settings = Settings::default();
         let (bytes, faults) = (8 << 20, Plan::CLEAN);
-        Self { settings, config, cores: 1, bytes, mtu: 4200, file: None, direct: None, blocks: None, faults }
+        let sleeps = false;
+        Self {
+            settings,
+            config,
+            cores: 1,
+            bytes,
+            mtu: 4200,
+            file: None,
+            direct: None,
+            blocks: None,
+            faults,
+            sleeps,
+        }
     }
 }
 
@@ -215,6 +229,9 @@ pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
         for (core, usage) in cores.iter_mut().zip(&view.usage) {
             let (stop, impatient) = (&view.stop, &view.impatient);
             scope.spawn(move || {
+                if setup.sleeps {
+                    return core.run(|| stop.load(Ordering::Relaxed)).unwrap();
+                }
                 while !stop.load(Ordering::Relaxed) {
                     if impatient.load(Ordering::Relaxed) {
                         core.set_patience(Duration::from_millis(1));
