@@ -151,6 +151,17 @@ impl Memory {
         // SAFETY: see above.
         unsafe { racy::fill(self.at(at, len), value, len) };
     }
+    /// Gives whole pages back to the system: they read as zeros, until they are written again. False where that cannot be: parts of
+    /// pages, memory of the program, a pin, a system that refuses.
+    pub(crate) fn discard(&self, at: usize, len: usize) -> bool {
+        let from = self.at(at, len);
+        // Who has pinned the bytes may have told the kernel which pages they are.
+        if self.buffer.is_none() || self.others() > 0 || !(from.addr() | len).is_multiple_of(PAGE) {
+            return false;
+        }
+        // SAFETY: see above; whole pages of a buffer of our own, which is private memory of the process, so this is a write of zeros.
+        unsafe { libc::madvise(from.cast(), len, libc::MADV_DONTNEED) == 0 }
+    }
     #[inline]
     pub(crate) fn load_u8(&self, at: usize) -> u8 {
         // SAFETY: see above.
@@ -220,6 +231,26 @@ fn populate(addr: u64, len: u64, write: bool) -> Result<(), VerbsError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_whole_pages_of_our_own_that_nobody_has_pinned_are_given_back() {
+        let memory = Memory::alloc(4 * PAGE).unwrap();
+        memory.fill(0, 4 * PAGE, 7);
+        assert!(!memory.discard(0, PAGE - 1) && !memory.discard(8, PAGE));
+        let pin = memory.clone();
+        assert!(!memory.discard(0, PAGE));
+        drop(pin);
+        assert!(memory.discard(PAGE, 2 * PAGE));
+        let mut bytes = [0; 4 * PAGE];
+        memory.read(0, &mut bytes);
+        let at = |page: usize| &bytes[page * PAGE..(page + 1) * PAGE];
+        assert!(at(0) == [7; PAGE] && at(1) == [0; PAGE] && at(2) == [0; PAGE] && at(3) == [7; PAGE]);
+        let mut theirs = vec![7u8; 3 * PAGE];
+        // SAFETY: the vector outlives the handle.
+        let program = unsafe { Memory::of_program(theirs.as_mut_ptr(), theirs.len(), Access::LOCAL_WRITE) }.unwrap();
+        let from = theirs.as_ptr().align_offset(PAGE);
+        assert!(!program.discard(from, PAGE));
+    }
 
     // Here, because this file may use `unsafe`.
     #[test]

@@ -411,6 +411,15 @@ impl Mr {
         }
     }
 
+    /// Gives the memory of whole pages of a region that it allocated ([`Pd::reg_mr`](crate::Pd::reg_mr)) back to the system; they read as
+    /// zeros, and come again when they are written. Returns whether it did: not for parts of pages, bytes outside of the region, memory
+    /// of the program, or while the region is pinned.
+    pub fn discard(&self, range: Range<usize>) -> bool {
+        self.contains(&range).is_ok()
+            && self.memory.is_writable()
+            && self.memory.discard(range.start, range.len())
+    }
+
     /// Sets a range of bytes to `value`.
     ///
     /// # Errors

@@ -260,6 +260,49 @@ fn a_block_device_is_ours_alone_and_has_what_was_written() {
     }
 }
 
+// Goal: what a host deallocates on a block device goes back to what is behind it, by either command, and reads as zeros.
+#[test]
+fn what_is_deallocated_on_a_block_device_is_given_back() {
+    let file = Scratch::new("trim");
+    let setup = Setup::default();
+    std::fs::write(file.path(), vec![0x5a; setup.bytes]).unwrap();
+    let Some(device) = LoopDevice::new(&file.path()) else { return };
+    let opened = File::open(device.path(), None, false).unwrap();
+    if opened.deallocates().is_none() {
+        return skipped("deallocation on a block device", &"this loop device gives nothing back");
+    }
+    drop(opened);
+    let stored = || {
+        use std::os::unix::fs::MetadataExt as _;
+        std::fs::metadata(file.path()).unwrap().blocks() * 512
+    };
+    for direct in [Direct::Yes, Direct::No] {
+        let setup = Setup { file: Some(device.path().into()), direct: Some(direct), ..setup.clone() };
+        with_target(&setup, |view| {
+            let mut disk = Disk::new(view, 8, 1 << 20);
+            let full = vec![0xa5; 1 << 20];
+            for at in 0..4 {
+                assert_eq!(disk.write(at * 2048, &full, false), 0);
+            }
+            assert_eq!(disk.call(&Io::new(1, 0, 1).flush()), 0);
+            let before = stored();
+            let range =
+                nvmf::wire::io::DsmRange { attributes: 0.into(), blocks: 2048.into(), slba: 2048.into() };
+            disk.mr.write(0, range.as_bytes()).unwrap();
+            let sgl = disk.sgl(16);
+            assert_eq!(disk.call(&Io::deallocate(1, 1, sgl)), 0);
+            assert_eq!(before - stored(), 1 << 20, "Dataset Management");
+            let mut zeroes = Io::new(1, 3 * 2048, 2048).write_zeroes();
+            zeroes.cdw12 = (zeroes.cdw12.get() | 1 << 25).into();
+            assert_eq!(disk.call(&zeroes), 0);
+            assert_eq!(before - stored(), 2 << 20, "Write Zeroes that may deallocate");
+            for (at, byte) in [(0, 0xa5), (1, 0), (2, 0xa5), (3, 0)] {
+                assert!(disk.read(at * 2048, 2048) == vec![byte; 1 << 20], "{at}");
+            }
+        });
+    }
+}
+
 #[test]
 fn commands_that_cannot_be_are_answered_with_their_status() {
     with_target(&Setup::default(), |view| {

@@ -157,8 +157,9 @@ pub struct Namespace {
     pub nguid: [u8; 16],
     /// Hosts may not write.
     pub read_only: bool,
-    /// Blocks that were deallocated read as zeros.
-    pub deallocated_reads_zero: bool,
+    /// Bytes that can be given back together, from a multiple of them on: such blocks read as zeros then, and others are made
+    /// zeros. `None`: nothing can be given back, and hosts are told so.
+    pub deallocates: Option<u32>,
 }
 
 impl Namespace {

@@ -77,8 +77,7 @@ pub enum Op<'a> {
         /// Their storage may be given back, if they read as zeros then.
         deallocate: bool,
     },
-    /// Give storage back. What the bytes read as afterwards, the namespace says
-    /// ([`deallocated_reads_zero`](Namespace::deallocated_reads_zero)).
+    /// Give storage back, where the namespace can ([`deallocates`](Namespace::deallocates)). The bytes read as zeros afterwards.
     Deallocate(Ranges<'a>),
     /// Make stable all that was written before.
     Flush,
@@ -262,6 +261,10 @@ impl Command<'_> {
             return Ok(Action::Done);
         }
         self.writable()?;
+        // To succeed and keep everything would be a lie; hosts then do without.
+        if self.namespace.deallocates.is_none() {
+            return Err(Status::InvalidField);
+        }
         let len = (count * size_of::<DsmRange>()) as u32;
         let from = self.source(Need::AtLeast(len))?;
         Ok(Action::Ranges(Deallocate { nsid: self.namespace.nsid, count }, from))

@@ -95,7 +95,7 @@ fn namespaces_are_listed_described_and_named() {
     let mut p = Program::new(8);
     let subsystem = nqn(SUBSYSTEM);
     let mut second = namespace(700, 1 << 40);
-    (second.block_shift, second.read_only, second.deallocated_reads_zero) = (12, true, false);
+    (second.block_shift, second.read_only, second.deallocates) = (12, true, None);
     p.target.add_namespace(&subsystem, second.clone()).unwrap();
     let (mut queue, _) = p.admin();
     let mut list = |above| {
@@ -579,4 +579,37 @@ fn targets_and_queues_may_be_on_any_thread() {
     fn moved<T: Send>() {}
     shared::<Target>();
     moved::<Queue>();
+}
+
+// Goal: what gives nothing back is not announced, and a host that asks all the same is not told that it was done.
+#[test]
+fn a_namespace_that_gives_nothing_back_says_so() {
+    let mut keeps = namespace(1, 64);
+    keeps.deallocates = None;
+    let mut p = Program::new(64);
+    p.target = crate::common::target(vec![keeps]);
+    let (mut admin, cntlid) = p.admin();
+    let mut io = p.io(cntlid, 1);
+    let page = controller_page(&mut p, &mut admin);
+    assert_eq!(page.oncs.get(), 0x89, "Compare, Write Zeroes, Verify");
+    let trim = |nsid: u32| Sqe {
+        nsid: U32::new(nsid),
+        cdw11: U32::new(nvmf::wire::io::DSM_DEALLOCATE),
+        sgl: Sgl::keyed(MEMORY, 16, KEY, true),
+        ..blocks(io_opcode::DATASET_MANAGEMENT, 0, 1)
+    };
+    let range = nvmf::wire::io::DsmRange { attributes: 0.into(), blocks: 8.into(), slba: 0.into() };
+    p.expect(&mut io, &trim(1), range.as_bytes(), Status::InvalidField);
+    // One that gives back 64 KiB at a time comes.
+    let mut gives = namespace(2, 1024);
+    gives.deallocates = Some(64 << 10);
+    p.target.add_namespace(&nqn(SUBSYSTEM), gives).unwrap();
+    assert_eq!(controller_page(&mut p, &mut admin).oncs.get(), 0x8D);
+    let bytes = p.read(&mut admin, &identify(cns::NAMESPACE, 2), identify::LEN);
+    let page = identify::Namespace::ref_from_bytes(&bytes).unwrap();
+    assert_eq!((page.nsfeat, page.dlfeat), (1 << 4, 9));
+    assert_eq!((page.npdg.get(), page.npda.get(), page.npwg.get(), page.nows.get()), (127, 127, 7, 7));
+    p.expect(&mut io, &trim(1), range.as_bytes(), Status::InvalidField);
+    p.disk.bytes.resize(1024 * 512, 0);
+    p.expect(&mut io, &trim(2), range.as_bytes(), Status::Success);
 }

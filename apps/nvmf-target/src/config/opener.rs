@@ -18,8 +18,8 @@ const WORKERS: usize = 8;
 #[derive(Clone, Copy, Debug)]
 pub struct Len {
     bytes: u64,
-    /// What was deallocated reads as zeros.
-    zeros: bool,
+    /// Bytes that can be given back together.
+    deallocates: Option<u32>,
 }
 
 impl Len {
@@ -28,12 +28,8 @@ impl Len {
     /// # Errors
     /// If a device is gone.
     pub fn of(store: &Store) -> Result<Self, String> {
-        let zeros = match store {
-            Store::Memory(_) => true,
-            Store::File(file, _) => file.deallocated_reads_zero(),
-            Store::Other(..) => false,
-        };
-        Ok(Self { bytes: store.size().map_err(|e| e.to_string())?, zeros })
+        let bytes = store.size().map_err(|e| e.to_string())?;
+        Ok(Self { bytes, deallocates: store.deallocates() })
     }
 }
 
@@ -61,7 +57,7 @@ pub(super) fn try_open(namespace: &OfferedNamespace, serves: &[PathBuf]) -> Resu
             }
         }
     };
-    Ok(Tried { len: Len { bytes, zeros: true }, _held: held })
+    Ok(Tried { len: Len { bytes, deallocates: None }, _held: held })
 }
 
 fn opening(namespace: &OfferedNamespace, size: Option<u64>, direct: Option<Direct>) -> Opening {
@@ -110,7 +106,7 @@ pub fn namespace_of(
     backend: Backend,
     len: Len,
 ) -> Result<Namespace, String> {
-    let (Len { bytes, zeros }, block) = (len, offered.block);
+    let (Len { bytes, deallocates }, block) = (len, offered.block);
     if !bytes.is_multiple_of(block.into()) {
         return Err(format!("{bytes} bytes are no multiple of a block of {block}"));
     }
@@ -123,6 +119,6 @@ pub fn namespace_of(
         uuid,
         nguid: identity::nguid(&uuid),
         read_only: offered.read_only,
-        deallocated_reads_zero: zeros,
+        deallocates,
     })
 }

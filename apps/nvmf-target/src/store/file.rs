@@ -9,7 +9,7 @@
 
 use std::fs::File as Handle;
 use std::io::{self, ErrorKind, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use verbs::{Mr, VerbsError};
 
 use super::aligned::Aligned;
+use super::device;
 use super::health::Health;
 use super::open::{self, FileError, Locked, Opened, Opening};
 
@@ -45,8 +46,8 @@ pub struct File {
     is_file: bool,
     /// A file that can grow, and no device.
     grows: bool,
-    /// Storage can be given back, and reads as zeros then.
-    punches: bool,
+    /// Bytes of storage that can be given back together, and read as zeros then.
+    deallocates: Option<u32>,
     direct: bool,
 }
 
@@ -65,9 +66,16 @@ impl File {
     pub fn open_with(path: &Path, how: &Opening) -> Result<Self, FileError> {
         let Opened { file, kind, len, direct } = open::open(path, how)?;
         let grows = kind.is_file() && !how.read_only;
-        // Behind the end: it changes nothing, and says whether the file system can.
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let punches = grows && fallocate(&*file, hole, len, 4096).is_ok();
+        let deallocates = match (how.read_only, grows) {
+            (true, _) => None,
+            (false, true) => {
+                // Behind the end: it changes nothing, and says whether the file system can.
+                let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let block = file.metadata().map_or(4096, |file| file.blksize());
+                fallocate(&*file, hole, len, 4096).ok().and(u32::try_from(block).ok())
+            }
+            (false, false) => device::deallocates(&file),
+        };
         Ok(Self {
             path: path.into(),
             file,
@@ -78,7 +86,7 @@ impl File {
             flushed: Mutex::default(),
             is_file: kind.is_file(),
             grows,
-            punches,
+            deallocates,
             direct,
         })
     }
@@ -171,9 +179,9 @@ impl File {
     pub fn is_direct(&self) -> bool {
         self.direct
     }
-    /// Whether what was deallocated reads as zeros.
-    pub fn deallocated_reads_zero(&self) -> bool {
-        self.punches
+    /// Bytes of storage that can be given back together, and read as zeros then; `None` where nothing can be.
+    pub fn deallocates(&self) -> Option<u32> {
+        self.deallocates
     }
 
     /// Reads into a region; with `fua` what was read is on stable storage then.
@@ -276,8 +284,11 @@ impl File {
     /// # Errors
     /// If the file fails.
     pub fn zero(&self, offset: u64, len: u64, fua: bool, deallocate: bool) -> Result<(), BackendError> {
-        let how =
-            if deallocate && self.punches { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
+        let how = if deallocate && self.deallocates.is_some() {
+            FallocateFlags::PUNCH_HOLE
+        } else {
+            FallocateFlags::ZERO_RANGE
+        };
         match fallocate(self.handle(), how | FallocateFlags::KEEP_SIZE, offset, len) {
             Ok(()) => {}
             // The file system or the device has no such operation.
@@ -296,12 +307,12 @@ impl File {
         }
         Ok(())
     }
-    /// Gives storage back, where that is possible. It is a hint: where not, nothing happens.
+    /// Gives storage back. Where nothing can be given back, hosts have been told, and nothing happens.
     ///
     /// # Errors
     /// If the file fails.
     pub fn deallocate(&self, offset: u64, len: u64) -> Result<(), BackendError> {
-        if self.punches { self.zero(offset, len, false, true) } else { Ok(()) }
+        if self.deallocates.is_some() { self.zero(offset, len, false, true) } else { Ok(()) }
     }
     /// Makes stable what was written. One call of the system serves all that wait for it.
     ///

@@ -5,7 +5,8 @@
 //! Of each piece it is known whether it is zeros, so that to order zeros again and again costs next to nothing. One core may write
 //! while another one makes zeros. Who makes zeros puts a number of its own into the piece's mark, writes them, and changes the mark
 //! to "zeros" if it is still that number. Who writes stores "written" behind its bytes: so whatever comes last, a piece that is
-//! marked as zeros is zeros.
+//! marked as zeros is zeros. Memory that hosts deallocate goes back to the system, a huge page at a time, and comes again when it is
+//! written.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -19,9 +20,22 @@ const MARKED: u64 = 64 << 10;
 /// What it costs to see that a piece is zeros already, as bytes that are written.
 const LOOK: u64 = 256;
 
-/// Marks: bytes were written since; zeros. Larger ones are numbers of those who make zeros.
+/// Bytes that are given back to the system together.
+const GIVEN_BACK: u64 = 2 << 20;
+
+/// Marks: bytes were written since; zeros; zeros without memory behind them. Larger ones are numbers of those who make zeros.
 const WRITTEN: u32 = 0;
 const ZEROS: u32 = 1;
+const NOTHING: u32 = 2;
+
+/// How far the making of zeros has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Zeroed {
+    /// Bytes.
+    pub bytes: u64,
+    /// What that cost, as bytes that are written.
+    pub cost: u64,
+}
 
 /// A namespace's bytes.
 #[derive(Debug)]
@@ -41,7 +55,7 @@ impl Memory {
         // No rights: hosts reach it through commands only.
         let mr = pd.reg_mr(len, Access::LOCAL_WRITE)?;
         let marks = (0..(len as u64).div_ceil(MARKED)).map(|_| AtomicU32::new(ZEROS)).collect();
-        Ok(Self { mr, marks, number: AtomicU32::new(ZEROS) })
+        Ok(Self { mr, marks, number: AtomicU32::new(NOTHING) })
     }
 
     /// Bytes.
@@ -104,26 +118,64 @@ impl Memory {
     /// # Errors
     /// If it is not within.
     pub fn zero(&self, offset: u64, len: u64) -> Result<(), BackendError> {
-        self.zero_some(offset, len, u64::MAX).map(drop)
+        self.zero_some(offset, len, u64::MAX, false).map(drop)
     }
-    /// Makes zeros of a range, from its start on, until that has cost about as much as to write `most` bytes. Returns how far it came.
+    /// Bytes that are given back together; `None` if it is smaller than that.
+    pub fn deallocates(&self) -> Option<u32> {
+        (self.len() >= GIVEN_BACK).then_some(GIVEN_BACK as u32)
+    }
+    /// Makes zeros of a range, from its start on, until that has cost about as much as to write `most` bytes; with `give_back` whole huge
+    /// pages go back to the system. That counts as if they were written: they will be cleared when they come again.
     ///
     /// # Errors
     /// If the range is not within.
-    pub fn zero_some(&self, offset: u64, len: u64, most: u64) -> Result<u64, BackendError> {
+    pub fn zero_some(
+        &self,
+        offset: u64,
+        len: u64,
+        most: u64,
+        give_back: bool,
+    ) -> Result<Zeroed, BackendError> {
         self.range(offset, len)?;
         let (mut at, end, mut cost) = (offset, offset + len, 0);
         while at < end && cost < most {
-            let next = (at - at % MARKED + MARKED).min(end);
-            cost += self.zero_piece(at, next)?;
+            let next = if give_back && at.is_multiple_of(GIVEN_BACK) && end - at >= GIVEN_BACK {
+                cost += self.give_back(at)?;
+                at + GIVEN_BACK
+            } else {
+                let next = (at - at % MARKED + MARKED).min(end);
+                cost += self.zero_piece(at, next)?;
+                next
+            };
             at = next;
         }
-        Ok(at - offset)
+        Ok(Zeroed { bytes: at - offset, cost })
+    }
+    /// Gives a huge page back; returns what that cost.
+    fn give_back(&self, at: u64) -> Result<u64, BackendError> {
+        let marks = self.marks_of(at, GIVEN_BACK);
+        if marks.iter().all(|mark| mark.load(Ordering::Acquire) == NOTHING) {
+            return Ok(LOOK);
+        }
+        let number = self.next_number();
+        marks.iter().for_each(|mark| drop(mark.swap(number, Ordering::AcqRel)));
+        let range = at as usize..(at + GIVEN_BACK) as usize;
+        let now = if self.mr.discard(range.clone()) {
+            NOTHING
+        } else {
+            self.mr.fill(range, 0).map_err(outside)?;
+            ZEROS
+        };
+        for mark in marks {
+            // Fails where somebody has written meanwhile, or makes zeros too.
+            let _ = mark.compare_exchange(number, now, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        Ok(GIVEN_BACK)
     }
     /// Makes zeros of a piece, or of a part of it; returns what that cost.
     fn zero_piece(&self, at: u64, end: u64) -> Result<u64, BackendError> {
         let mark = &self.marks[(at / MARKED) as usize];
-        if mark.load(Ordering::Acquire) == ZEROS {
+        if let ZEROS | NOTHING = mark.load(Ordering::Acquire) {
             return Ok(LOOK);
         }
         let fill = || self.mr.fill(at as usize..end as usize, 0).map_err(outside);
@@ -143,7 +195,7 @@ impl Memory {
     fn next_number(&self) -> u32 {
         loop {
             let number = self.number.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-            if number > ZEROS {
+            if number > NOTHING {
                 return number;
             }
         }
@@ -189,23 +241,29 @@ mod tests {
         from.fill(0..LEN, 0xa5).unwrap();
         memory.write(0, &from, 0, LEN as u32).unwrap();
         let all = LEN as u64;
-        assert_eq!(memory.zero_some(0, all, 1 << 20), Ok(1 << 20), "it is written, a MiB at a time");
+        let came = |most: u64| memory.zero_some(0, all, most, false).unwrap().bytes;
+        assert_eq!(came(1 << 20), 1 << 20, "it is written, a MiB at a time");
         memory.zero(0, all).unwrap();
-        assert_eq!(memory.zero_some(0, all, 1 << 20), Ok(all), "now a MiB's worth sees that all is zeros");
+        assert_eq!(came(1 << 20), all, "now a MiB's worth sees that all is zeros");
         memory.write(5 * MARKED + 512, &from, 0, 512).unwrap();
-        assert_eq!(memory.zero_some(0, all, MARKED), Ok(6 * MARKED));
+        assert_eq!(came(MARKED), 6 * MARKED);
         assert_eq!(memory.mr.to_vec(0..LEN).unwrap(), vec![0; LEN]);
     }
 
     // Goal: a mark that says zeros is right, whatever was written and made zeros before: against a vector.
     #[test]
     fn what_was_made_zeros_reads_as_zeros_and_nothing_else_does() {
-        const LEN: usize = 5 * MARKED as usize / 2;
+        // With a huge page that can go, and an end that is no whole piece.
+        const LEN: usize = (GIVEN_BACK + 5 * MARKED / 2) as usize;
         let (memory, from) = memory(LEN);
         let mut model = vec![0u8; LEN];
         let mut random = Rng::new(9);
-        for step in 0..3000 {
-            let len = 1 + random.below(if step % 3 == 0 { LEN as u64 } else { 2048 });
+        for step in 0..1500 {
+            let len = if step % 5 == 0 {
+                LEN as u64
+            } else {
+                1 + random.below(if step % 3 == 0 { LEN as u64 } else { 2048 })
+            };
             let at = random.below(LEN as u64 - len + 1);
             let range = at as usize..(at + len) as usize;
             if random.below(2) == 0 {
@@ -214,7 +272,7 @@ mod tests {
                 memory.write(at, &from, 0, len as u32).unwrap();
                 model[range].fill(value);
             } else {
-                memory.zero(at, len).unwrap();
+                memory.zero_some(at, len, u64::MAX, random.below(2) == 0).unwrap();
                 model[range].fill(0);
             }
             assert!(memory.mr.to_vec(0..LEN).unwrap() == model, "step {step}");
@@ -235,5 +293,40 @@ mod tests {
             memory.zero(0, MARKED).unwrap();
             assert_eq!(memory.mr.to_vec(4096..4608).unwrap(), [0; 512]);
         }
+    }
+
+    /// Whether a page of the region has memory behind it.
+    fn is_there(mr: &Mr, at: usize) -> bool {
+        use std::os::unix::fs::FileExt as _;
+        let mut entry = [0; 8];
+        let page = (mr.as_ptr().addr() + at) / 4096;
+        let pages = std::fs::File::open("/proc/self/pagemap").unwrap();
+        pages.read_exact_at(&mut entry, page as u64 * 8).unwrap();
+        u64::from_le_bytes(entry) >> 62 != 0
+    }
+
+    // Goal: what is deallocated goes back to the system, once, and comes again when it is written.
+    #[test]
+    fn memory_that_is_deallocated_goes_back_to_the_system() {
+        const LEN: usize = 4 * GIVEN_BACK as usize;
+        let (memory, from) = memory(LEN);
+        let there = || (0..LEN).step_by(4096).filter(|&at| is_there(&memory.mr, at)).count();
+        from.fill(0..LEN, 0xa5).unwrap();
+        memory.write(0, &from, 0, LEN as u32).unwrap();
+        assert_eq!(there(), LEN / 4096);
+        let (second, end) = (GIVEN_BACK, 3 * GIVEN_BACK + 512);
+        let zeroed = memory.zero_some(second, end - second, u64::MAX, true).unwrap();
+        assert_eq!(zeroed, Zeroed { bytes: end - second, cost: end - second });
+        assert_eq!(there(), LEN / 4096 / 2);
+        let bytes = memory.mr.to_vec(0..LEN).unwrap();
+        assert!(bytes[second as usize..end as usize].iter().all(|&b| b == 0));
+        assert!(bytes[..second as usize].iter().chain(&bytes[end as usize..]).all(|&b| b == 0xa5));
+        assert_eq!(memory.zero_some(second, 2 * GIVEN_BACK, u64::MAX, true).unwrap().cost, 2 * LOOK);
+        memory.write(2 * GIVEN_BACK, &from, 0, 512).unwrap();
+        assert_eq!(
+            memory.mr.to_vec(2 * GIVEN_BACK as usize..2 * GIVEN_BACK as usize + 512).unwrap(),
+            [0xa5; 512]
+        );
+        assert_eq!(memory.zero_some(second, 2 * GIVEN_BACK, u64::MAX, true).unwrap().cost, LOOK + GIVEN_BACK);
     }
 }

@@ -1,6 +1,7 @@
 //! Where the blocks of namespaces are.
 
 mod aligned;
+mod device;
 mod file;
 mod health;
 mod memory;
@@ -11,7 +12,7 @@ mod workers;
 
 pub use file::File;
 pub use health::Health;
-pub use memory::Memory;
+pub use memory::{Memory, Zeroed};
 pub use open::{Direct, FileError, Locked, Opening};
 pub use ranges::merged;
 pub use ring::{Request, Ring};
@@ -53,6 +54,14 @@ impl Store {
             Self::Memory(_) => None,
             Self::File(file, _) => Some(file.health()),
             Self::Other(blocks, _) => Some(blocks.health()),
+        }
+    }
+    /// Bytes that it gives back together, of which it says then that they are zeros; `None` if it gives nothing back.
+    pub fn deallocates(&self) -> Option<u32> {
+        match self {
+            Self::Memory(memory) => memory.deallocates(),
+            Self::File(file, _) => file.deallocates(),
+            Self::Other(blocks, _) => blocks.deallocates(),
         }
     }
     /// Whether nobody else uses it: no core, and no command.

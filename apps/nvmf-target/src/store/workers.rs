@@ -90,6 +90,10 @@ pub trait Blocks: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// If it is gone.
     fn size(&self) -> std::io::Result<u64>;
+    /// Bytes that it gives back together, which read as zeros then; `None` if it gives nothing back.
+    fn deallocates(&self) -> Option<u32> {
+        None
+    }
     /// Does this work, and returns when it is done. Several threads call it.
     ///
     /// # Errors
@@ -103,6 +107,9 @@ pub trait Blocks: std::fmt::Debug + Send + Sync {
 impl Blocks for File {
     fn size(&self) -> std::io::Result<u64> {
         File::size(self)
+    }
+    fn deallocates(&self) -> Option<u32> {
+        File::deallocates(self)
     }
     fn run(&self, work: &Work) -> Result<(), BackendError> {
         match work {

@@ -10,7 +10,7 @@ use super::commands::{Capsule, Command, Stage, Then};
 use super::connection::Outgoing;
 use super::core::Core;
 use super::pool::Buffer;
-use crate::store::{Blocks, Memory, Place, Request as RingRequest, Store, Work, merged};
+use crate::store::{Blocks, Memory, Place, Request as RingRequest, Store, Work, Zeroed, merged};
 
 /// Bytes that are made zeros in a turn where nothing else is to be done.
 const ZERO_PIECE: u64 = 1 << 20;
@@ -30,6 +30,10 @@ pub struct Zeroing {
     memory: Arc<Memory>,
     /// Offset and length of what is left, without overlaps; the last one comes first.
     ranges: Vec<(u64, u64)>,
+    /// Memory goes back to the system.
+    give_back: bool,
+    /// What the last piece cost beyond its turn, in bytes.
+    debt: u64,
 }
 
 impl Core<'_> {
@@ -88,15 +92,15 @@ impl Core<'_> {
             // Memory is as stable as it gets, and can always be read.
             Op::Flush | Op::Verify { .. } => Ok(()),
             Op::WriteZeroes { offset, len, .. } if len <= ZERO_NOW => memory.zero(offset, len),
-            Op::WriteZeroes { offset, len, .. } => {
+            Op::WriteZeroes { offset, len, deallocate, .. } => {
                 let memory = Arc::clone(memory);
                 self.drop_capsule(capsule);
-                return self.zero(c, ticket, memory, vec![(offset, len)]);
+                return self.zero(c, ticket, memory, vec![(offset, len)], deallocate);
             }
             Op::Deallocate(ref ranges) => {
                 let memory = Arc::clone(memory);
                 self.drop_capsule(capsule);
-                return self.zero(c, ticket, memory, merged(ranges.clone()));
+                return self.zero(c, ticket, memory, merged(ranges.clone()), true);
             }
         };
         self.drop_capsule(capsule);
@@ -238,9 +242,16 @@ impl Core<'_> {
         }
     }
 
-    fn zero(&mut self, c: u32, ticket: Ticket, memory: Arc<Memory>, ranges: Vec<(u64, u64)>) {
+    fn zero(
+        &mut self,
+        c: u32,
+        ticket: Ticket,
+        memory: Arc<Memory>,
+        ranges: Vec<(u64, u64)>,
+        give_back: bool,
+    ) {
         let command = self.keep(c, ticket, Stage::Zeroing);
-        self.zeroing.push(self.who(c), Zeroing { command, memory, ranges });
+        self.zeroing.push(self.who(c), Zeroing { command, memory, ranges, give_back, debt: 0 });
     }
     /// Goes on with ranges that become zeros, of the host whose turn it is.
     #[cold]
@@ -249,14 +260,19 @@ impl Core<'_> {
         let Some(&mut Command { connection: c, ticket, .. }) = self.commands.get_mut(job.command) else {
             return;
         };
+        let most = if self.turns - self.completed < QUIET { ZERO_PIECE_BUSY } else { ZERO_PIECE };
+        if job.debt > most && self.is_open(c) {
+            job.debt -= most;
+            return self.zeroing.put_back(who, job);
+        }
         let mut done = Ok(());
         if self.is_open(c)
             && let Some((offset, len)) = job.ranges.pop()
         {
-            let most = if self.turns - self.completed < QUIET { ZERO_PIECE_BUSY } else { ZERO_PIECE };
-            done = job.memory.zero_some(offset, len, most).map(|came| {
-                if came < len {
-                    job.ranges.push((offset + came, len - came));
+            done = job.memory.zero_some(offset, len, most, job.give_back).map(|Zeroed { bytes, cost }| {
+                job.debt = cost.saturating_sub(most);
+                if bytes < len {
+                    job.ranges.push((offset + bytes, len - bytes));
                 }
             });
             if done.is_ok() && !job.ranges.is_empty() {

@@ -196,7 +196,7 @@ pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
         uuid: [1; 16],
         nguid: [2; 16],
         read_only: false,
-        deallocated_reads_zero: true,
+        deallocates: Some(512),
     };
     let (nqn, serial) = (nqn(SUBSYSTEM), "42".try_into().unwrap());
     let subsystem =

@@ -191,7 +191,7 @@ impl Machine<'_> {
             uuid: [1; 16],
             nguid: [2; 16],
             read_only: false,
-            deallocated_reads_zero: true,
+            deallocates: Some(512),
         };
         let (nqn, serial) = (nqn(SUBSYSTEM), "42".try_into().expect("short"));
         let subsystem =

@@ -166,7 +166,7 @@ impl Sources<'_> {
             cqes: 0x44,
             nn: U32::new(limits::NAMESPACES_MAX),
             mnan: U32::new(limits::NAMESPACES_MAX),
-            oncs: U16::new(identify::Controller::ONCS),
+            oncs: U16::new(self.oncs()),
             vwc: identify::Controller::CACHE,
             sgls: U32::new(sgls(settings)),
             subnqn: zero_padded(live.nqn.as_str()),
@@ -175,6 +175,18 @@ impl Sources<'_> {
             msdbd: 1,
             ..both
         }
+    }
+
+    /// Dataset Management is there if a namespace can give something back, or may come that can.
+    fn oncs(&self) -> u16 {
+        let table = self.table();
+        let gives_back = table.iter().any(|namespace| namespace.deallocates.is_some());
+        let dataset_management = if gives_back || table.iter().next().is_none() {
+            identify::Controller::ONCS_DATASET_MANAGEMENT
+        } else {
+            0
+        };
+        identify::Controller::ONCS | dataset_management
     }
 
     fn smart(&self) -> log::Smart {
@@ -196,6 +208,8 @@ impl Sources<'_> {
     }
 }
 
+/// Bytes of a page.
+const PAGE: u32 = 4096;
 /// LPA: the effects log.
 const LPA_EFFECTS: u8 = 1 << 1;
 /// LPA: log pages can be read from an offset on.
@@ -222,8 +236,19 @@ fn identify_namespace(namespace: &Namespace) -> identify::Namespace {
         nguid: namespace.nguid,
         ..FromZeros::new_zeroed()
     };
-    if namespace.deallocated_reads_zero {
+    if let Some(bytes) = namespace.deallocates {
         page.dlfeat = 1 | 1 << 3;
+        let less_one = |bytes: u32| {
+            let blocks = (bytes >> namespace.block_shift).saturating_sub(1);
+            U16::new(blocks.try_into().unwrap_or(u16::MAX))
+        };
+        if bytes >> namespace.block_shift > 1 {
+            page.nsfeat = identify::Namespace::GRANULARITIES;
+            (page.npdg, page.npda) = (less_one(bytes), less_one(bytes));
+            // What is written is not given back, so that has a granularity of its own: a page.
+            let written = less_one(bytes.min(PAGE));
+            (page.npwg, page.npwa, page.nows) = (written, written, written);
+        }
     }
     page.lbaf[0].lbads = namespace.block_shift;
     page

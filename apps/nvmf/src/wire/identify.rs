@@ -119,8 +119,10 @@ impl Controller {
     pub const HOST_ID_128: u32 = 1;
     /// `ctratt`: every command keeps the association alive.
     pub const TRAFFIC_KEEP_ALIVE: u32 = 1 << 6;
-    /// `oncs`: Compare, Dataset Management, Write Zeroes, Verify.
-    pub const ONCS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 7;
+    /// `oncs`: Compare, Write Zeroes, Verify.
+    pub const ONCS: u16 = 1 | 1 << 3 | 1 << 7;
+    /// `oncs`: Dataset Management.
+    pub const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
     /// `sgls`: supported, any alignment; keyed.
     pub const SGLS: u32 = 1 | 1 << 2;
     /// `sgls`: offsets, that is in-capsule data.
@@ -155,8 +157,20 @@ pub struct Namespace {
     pub reserved2: [u8; 2],
     /// Bits 2:0: 1: deallocated blocks read as zeros; bit 3: Write Zeroes may deallocate.
     pub dlfeat: u8,
-    /// Atomicity beyond one block, boundaries, granularities.
-    pub reserved3: [u8; 65],
+    /// Atomicity beyond one block, boundaries.
+    pub reserved3: [u8; 30],
+    /// Blocks that are best written together, and from which multiples of blocks on; less one, as all of these.
+    pub npwg: U16,
+    /// See above.
+    pub npwa: U16,
+    /// Blocks that can be deallocated together, and from which multiples on.
+    pub npdg: U16,
+    /// See above.
+    pub npda: U16,
+    /// Blocks that are best written by a command.
+    pub nows: U16,
+    /// Limits of copies, groups.
+    pub reserved6: [u8; 25],
     /// Bit 0: write protected.
     pub nsattr: u8,
     /// Groups.
@@ -171,6 +185,11 @@ pub struct Namespace {
     pub reserved5: [u8; 3904],
 }
 const _: () = assert!(size_of::<Namespace>() == LEN);
+
+impl Namespace {
+    /// `nsfeat`: `npwg` to `nows` mean something.
+    pub const GRANULARITIES: u8 = 1 << 4;
+}
 
 /// A format of blocks.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -249,6 +268,9 @@ mod tests {
             (offset_of!(Namespace, flbas), 26),
             (offset_of!(Namespace, nmic), 30),
             (offset_of!(Namespace, dlfeat), 33),
+            (offset_of!(Namespace, npwg), 64),
+            (offset_of!(Namespace, npdg), 68),
+            (offset_of!(Namespace, nows), 72),
             (offset_of!(Namespace, nsattr), 99),
             (offset_of!(Namespace, nguid), 104),
             (offset_of!(Namespace, eui64), 120),

@@ -48,7 +48,7 @@ pub fn namespace(nsid: u32, blocks: u64) -> Namespace {
         uuid: id(1),
         nguid: id(2),
         read_only: false,
-        deallocated_reads_zero: true,
+        deallocates: Some(512),
     }
 }
 
