@@ -421,9 +421,14 @@ impl SendQueue {
     pub fn prefetch_each(queues: &[Self], at: impl Iterator<Item = usize> + Clone, n: u32) {
         prefetch_each(at.map(|q| &queues[q]), |queue| queue.prefetch(n));
     }
-    /// Requests that can be posted now.
+    /// Requests that can be posted now, at least: what has just become free may not be seen yet while there are others.
     pub fn free(&mut self) -> usize {
         self.ring.as_mut().map_or(0, |ring| ring.free() as usize)
+    }
+    /// Requests that were posted and are not complete, as of now. It tells of those without a completion, too: the peer has taken all
+    /// but these.
+    pub fn in_use(&self) -> usize {
+        self.ring.as_ref().map_or(0, |ring| ring.in_use() as usize)
     }
     /// The queue pair's number.
     pub fn qp_num(&self) -> Qpn {

@@ -45,8 +45,6 @@ pub enum NotPosted {
 #[derive(Debug)]
 pub struct Connection {
     sq: SendQueue,
-    /// Requests that it holds.
-    depth: u32,
     pub qp: Arc<Qp>,
     pub id: CmId,
     /// The controller's side; none once the connection ends.
@@ -123,7 +121,6 @@ impl Connection {
         let who = queue.who();
         Self {
             sq,
-            depth: qp.cap().max_send_wr,
             qp,
             id,
             queue: Some(queue),
@@ -214,8 +211,8 @@ impl Connection {
     }
 
     /// Requests that the host has not taken yet.
-    fn under_way(&mut self) -> u64 {
-        u64::from(self.depth) - self.sq.free() as u64
+    fn under_way(&self) -> u64 {
+        self.sq.in_use() as u64
     }
     /// Whether the host has taken nothing of what is to be sent to it for `patience` nanoseconds: call it now and then.
     pub fn is_stuck(&mut self, now: u64, patience: u64) -> bool {
