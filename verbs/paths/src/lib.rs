@@ -3,9 +3,11 @@
 //! So programs that look there before they use libibverbs (UCX, libfabric, the tests of pyverbs) find the device.
 //!
 //! Each function here has the name of one of the C library. It looks at the path, and calls the C library's function with the
-//! same arguments but for that. All other paths go there as they are, and nothing is changed where `ROCE_PATHS` is not set.
+//! same arguments but for that. All other paths go there as they are, and nothing is changed where `ROCE_PATHS` is not set, nor for
+//! another libibverbs that a program has beside `roce-run`'s (`caller`).
 //! Of its own no function here allocates, takes a lock or starts a thread; the first call of each asks the loader where the C library
-//! has it, which may do the first two. `errno` is the C library's.
+//! has it, and the first unwinding of the stack prepares that, which may do the first two. `errno` is the C library's.
 
+mod caller;
 mod calls;
 mod redirect;

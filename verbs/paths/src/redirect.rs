@@ -3,6 +3,8 @@
 use core::ffi::{CStr, c_char};
 use core::mem::MaybeUninit;
 
+use crate::caller;
+
 /// What the tree has; each with all that is below it.
 const PREFIXES: [&[u8]; 3] = [b"/sys/class/infiniband", b"/sys/class/infiniband_verbs", b"/dev/infiniband"];
 /// The variable with the directory of the tree.
@@ -26,15 +28,9 @@ pub(crate) unsafe fn redirect(path: *const c_char, place: &mut Place) -> *const 
     if !is_ours(name) {
         return path;
     }
-    // SAFETY: reads the environment, as the caller's C library does; the program keeps to its rules for changing it.
-    let tree = unsafe { libc::getenv(TREE.as_ptr()) };
-    if tree.is_null() {
-        return path;
-    }
-    // SAFETY: the value of a variable is a string.
-    let tree = unsafe { CStr::from_ptr(tree) }.to_bytes();
+    let tree = tree();
     let len = tree.len() + name.len();
-    if tree.is_empty() || len >= PATH_MAX {
+    if tree.is_empty() || len >= PATH_MAX || caller::is_foreign() {
         return path;
     }
     let bytes = place.as_mut_ptr().cast::<u8>();
@@ -45,6 +41,21 @@ pub(crate) unsafe fn redirect(path: *const c_char, place: &mut Place) -> *const 
         bytes.add(len).write(0);
     }
     bytes.cast_const().cast()
+}
+
+/// The directory of the tree; empty where there is none.
+fn tree<'a>() -> &'a [u8] {
+    // SAFETY: reads the environment, as the caller's C library does; the program keeps to its rules for changing it. The value of a
+    // variable is a string.
+    unsafe {
+        let tree = libc::getenv(TREE.as_ptr());
+        if tree.is_null() { &[] } else { CStr::from_ptr(tree).to_bytes() }
+    }
+}
+
+/// Whether there is a tree to show.
+pub(crate) fn has_tree() -> bool {
+    !tree().is_empty()
 }
 
 /// Whether a path is one of those, or below one. Repeated slashes count as one.

@@ -7,8 +7,36 @@
 
 #define LOAD(library, name, version) (MUST((__typeof__(name) *)dlvsym(library, #name, version)))
 
-int main(void)
+/* The distribution's library beside this one: it finds no device, and both live. Symbols of the first one are those of both. */
+static int beside(void)
 {
+	const char *places[] = { "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib" };
+	void *ours = MUST(dlopen("libibverbs.so.1", RTLD_NOW | RTLD_GLOBAL)), *other = NULL;
+	for (int i = 0; i < 4 && !other; i++) {
+		char path[256];
+		snprintf(path, sizeof path, "%s/libibverbs.so.1", places[i]);
+		other = dlopen(path, RTLD_NOW);
+	}
+	if (!other) {
+		printf("SKIPPED the distribution's library beside ours: it is not installed\n");
+		return 0;
+	}
+	void *libraries[] = { other, ours, other };
+	for (int i = 0; i < 3; i++) {
+		int count = -1;
+		struct ibv_device **list = LOAD(libraries[i], ibv_get_device_list, "IBVERBS_1.1")(&count);
+		if (libraries[i] == ours)
+			IS(count, 1);
+		if (list)
+			LOAD(libraries[i], ibv_free_device_list, "IBVERBS_1.1")(list);
+	}
+	return failures != 0;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1 && !strcmp(argv[1], "beside"))
+		return beside();
 	for (int i = 0; i < 3; i++) {
 		void *library = dlopen("libibverbs.so.1", RTLD_NOW);
 		if (!library) {
@@ -29,6 +57,13 @@ int main(void)
 		struct ibv_qp *qp = MUST(LOAD(library, ibv_create_qp, "IBVERBS_1.1")(pd, &init));
 		IS(qp->state, IBV_QPS_RESET);
 		IS(dlvsym(library, "ibv_alloc_pd", "IBVERBS_9.9") == NULL, 1);
+		/* By the names without a version it is the same library. */
+		const char *names[] = { "libibverbs.so", "librdmacm.so" };
+		for (int n = 0; n < 2; n++) {
+			void *same = dlopen(names[n], RTLD_NOW);
+			IS(same && dlsym(same, "ibv_alloc_pd") == dlsym(library, "ibv_alloc_pd"), 1);
+			dlclose(same);
+		}
 		void *cm = dlopen("librdmacm.so.1", RTLD_NOW);
 		IS(cm != NULL && dlvsym(cm, "rdma_create_id", "RDMACM_1.0") != NULL, 1);
 		dlclose(cm);

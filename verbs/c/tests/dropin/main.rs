@@ -262,5 +262,5 @@ fn a_program_that_does_nothing_is_left_alone() {
 
 #[test]
 fn programs_that_load_and_unload_the_library() {
-    run(&Dir::new("load"), "load.c", "memif:DIR/link", &[""]);
+    run(&Dir::new("load"), "load.c", "memif:DIR/link", &["", "beside"]);
 }
