@@ -155,6 +155,26 @@ PATH=$PATH:$dir/bin
 mpi_test f self,ud_verbs,rc_verbs
 mpi_test f self,ud_verbs
 
+say "Sanitizers"
+# sanitized FLAGS COMPILER OPTIONS: a program that is built with a sanitizer, and ends without a fault.
+sanitized() {
+    local program missing=''
+    program=sanitized-$2$(tr -d ' =' <<<"${3//-fsanitize/}")
+    ! asked_for "$1" "$program" || compiled "$program" "$2" "$3" >"$dir/cc" 2>&1 || missing="$2 does not build it: $(tail -n 1 "$dir/cc")"
+    solo "$1" "$2" '^arrived' "$program"
+}
+# compiled PROGRAM COMPILER OPTIONS
+compiled() {
+    local packages=("$2" libibverbs-dev)
+    [ "$2" != clang ] || packages+=(libclang-rt-dev)
+    # shellcheck disable=SC2086 # the words of an option
+    (install_packages "${packages[@]}") && mkdir -p "$dir/bin" &&
+        "$2" -g -O1 -Wall -Wextra $3 -o "$dir/bin/$1" scripts/programs/sanitized.c -libverbs -lpthread
+}
+for sanitizer in address thread undefined; do sanitized f gcc "-fsanitize=$sanitizer"; done
+sanitized f gcc '-fsanitize=address -static-libasan'
+for sanitizer in address thread; do sanitized f clang "-fsanitize=$sanitizer"; done
+
 say "Rust crates"
 # crate_programs CRATE VERSION: the crate's examples, built as whoever uses the crate would; $missing says why that does not work.
 # Either crate brings the headers of rdma-core along. ibverbs links with the library, sideway loads it.

@@ -1,13 +1,16 @@
 //! Where the library is, and how the loader of a program finds it.
 
 use crate::error::{AppError, Result};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// The library, by the name that programs are linked with. It contains librdmacm, too.
 const LIBRARY: &str = "libibverbs.so.1";
 /// Shows programs the device's files below /sys and /dev.
 const PATHS: &str = "libroce-paths.so";
+/// What ThreadSanitizer is told of the library, which it does not see into.
+const SUPPRESSIONS: &str = "tsan.supp";
 
 /// The directory with the library: the one that is given, or where an installation or a build has it.
 ///
@@ -47,25 +50,45 @@ fn beside_us() -> Vec<PathBuf> {
     vec![above.join("lib/roce"), above.join("dropin")]
 }
 
-/// The loader's variables: LD_LIBRARY_PATH for what is opened later by name, LD_PRELOAD for programs that carry paths of
-/// their own (RPATH), which come first otherwise.
+/// The loader's variables: LD_LIBRARY_PATH for what is opened later by name, LD_PRELOAD for programs that carry paths of their own
+/// (RPATH), which come first otherwise. What the user preloads stays before ours, but for the libraries of another `roce-run`.
 pub fn loader(dir: &Path, old: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, OsString)> {
     let paths = dir.join(PATHS);
-    let preload = [Some(dir.join(LIBRARY)), paths.is_file().then_some(paths)];
-    let first = |name: &'static str, ours: Vec<OsString>| {
-        let mut value = OsString::new();
-        for element in ours.into_iter().chain(old(name).filter(|rest| !rest.is_empty())) {
-            if !value.is_empty() {
-                value.push(":");
-            }
-            value.push(element);
-        }
-        (name, value)
-    };
+    let ours = [Some(dir.join(LIBRARY)), paths.is_file().then_some(paths)];
+    let old_path = old("LD_LIBRARY_PATH").unwrap_or_default();
+    let old_preload = old("LD_PRELOAD").unwrap_or_default();
+    let theirs = old_preload.as_bytes().split(|byte| b": ".contains(byte)).filter(|path| {
+        let name = Path::new(OsStr::from_bytes(path)).file_name();
+        !path.is_empty() && name != Some(OsStr::new(LIBRARY)) && name != Some(OsStr::new(PATHS))
+    });
+    let ours = ours.iter().flatten().map(|path| path.as_os_str());
     vec![
-        first("LD_LIBRARY_PATH", vec![dir.into()]),
-        first("LD_PRELOAD", preload.into_iter().flatten().map(PathBuf::into_os_string).collect()),
+        ("LD_LIBRARY_PATH", joined([dir.as_os_str(), &old_path])),
+        ("LD_PRELOAD", joined(theirs.map(OsStr::from_bytes).chain(ours))),
     ]
+}
+
+/// Options of sanitizers, whose runtimes want to be the first library of a process, and do not know what this one does with a
+/// program's memory. Options that the user has set come later, and count.
+pub fn sanitizers(dir: &Path, old: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, OsString)> {
+    let mut all = Vec::new();
+    let mut set = |name: &'static str, option: OsString| {
+        all.push((name, joined([option.as_os_str(), &old(name).unwrap_or_default()])));
+    };
+    set("ASAN_OPTIONS", "verify_asan_link_order=0".into());
+    let known = dir.join(SUPPRESSIONS);
+    if known.is_file() {
+        let mut option = OsString::from("suppressions=");
+        option.push(known);
+        set("TSAN_OPTIONS", option);
+    }
+    all
+}
+
+/// The parts that are not empty, with colons between.
+fn joined<'a>(parts: impl IntoIterator<Item = &'a OsStr>) -> OsString {
+    let parts: Vec<&OsStr> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    parts.join(OsStr::new(":"))
 }
 
 #[cfg(test)]
@@ -73,10 +96,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_set_comes_after_ours() {
-        let old = |name: &str| (name == "LD_PRELOAD").then(|| OsString::from("/b.so"));
+    fn what_the_user_preloads_stays_first_and_directories_come_after_ours() {
+        let old = |name: &str| match name {
+            "LD_PRELOAD" => {
+                Some(OsString::from("libasan.so.8 /b.so:/old/libibverbs.so.1:/old/libroce-paths.so"))
+            }
+            "LD_LIBRARY_PATH" => Some("/c:/d".into()),
+            _ => None,
+        };
         let [path, preload] = &loader(Path::new("/a"), old)[..] else { panic!("two variables") };
-        assert_eq!(*path, ("LD_LIBRARY_PATH", "/a".into()));
-        assert_eq!(*preload, ("LD_PRELOAD", "/a/libibverbs.so.1:/b.so".into()));
+        assert_eq!(*path, ("LD_LIBRARY_PATH", "/a:/c:/d".into()));
+        assert_eq!(*preload, ("LD_PRELOAD", "libasan.so.8:/b.so:/a/libibverbs.so.1".into()));
+        let [path, preload] = &loader(Path::new("/a"), |_| None)[..] else { panic!("two variables") };
+        assert_eq!((&path.1, &preload.1), (&"/a".into(), &"/a/libibverbs.so.1".into()));
+    }
+
+    #[test]
+    fn options_of_sanitizers_that_the_user_has_set_come_later() {
+        let old = |name: &str| (name == "ASAN_OPTIONS").then(|| OsString::from("detect_leaks=0"));
+        let set = sanitizers(Path::new("/a"), old);
+        assert_eq!(set, [("ASAN_OPTIONS", "verify_asan_link_order=0:detect_leaks=0".into())]);
     }
 }

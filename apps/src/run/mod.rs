@@ -43,7 +43,9 @@ pub fn run(cli: &RunCli) -> Result<()> {
 
 /// The variables of the loader, and those that the library reads.
 fn variables(cli: &RunCli, library: &Path) -> Result<Vec<(&'static str, OsString)>> {
-    let mut all = library::loader(library, |name| std::env::var_os(name));
+    let old = |name: &str| std::env::var_os(name);
+    let mut all = library::loader(library, old);
+    all.extend(library::sanitizers(library, old));
     let mut set = |name, value: Option<OsString>| all.extend(value.map(|value| (name, value)));
     set("ROCE_PATHS", Some(tree::make()?.into_os_string()));
     set("ROCE_PORT", cli.port.as_ref().map(OsString::from));
