@@ -147,6 +147,45 @@ fn what_cannot_be_run_is_refused_with_a_sentence() {
     refused(&other, "is setuid");
 }
 
+// Such a program runs, and finds no device.
+#[test]
+fn a_program_with_libibverbs_linked_into_it_is_told_of() {
+    let place = Place::new("own-libibverbs");
+    let compiled = |name: &str, text: &str| {
+        let (source, program) = (place.0.join(format!("{name}.c")), place.0.join(name));
+        std::fs::write(
+            &source,
+            format!("#include <stdio.h>\nint main(void) {{ return puts({text}) < 0; }}\n"),
+        )
+        .unwrap();
+        let cc = Command::new("cc").arg("-o").args([&program, &source]).output();
+        cc.is_ok_and(|cc| cc.status.success()).then(|| program.display().to_string())
+    };
+    let Some(own) = compiled("own", "\"RDMAV_HUGEPAGES_SAFE\"") else {
+        let _ =
+            writeln!(std::io::stderr(), "SKIPPED a program with libibverbs.a: there is no C compiler, cc");
+        return;
+    };
+    let none = compiled("none", "\"text\"").unwrap();
+    // Beyond the first blocks of the file that are looked at, and across the edge of two.
+    let far = |len: usize| {
+        let mut bytes = std::fs::read(&none).unwrap();
+        bytes.resize(len, 0);
+        bytes.extend_from_slice(b"RDMAV_HUGEPAGES_SAFE\0");
+        place.program(&format!("far-{len}"), &bytes, 0o755)
+    };
+    for own in [own, far(3 << 20), far((1 << 20) - 7)] {
+        let ran = place.run(&[], &[&own]).good();
+        assert!(ran.stderr.contains("has a libibverbs of its own linked into it"), "{}", ran.all());
+    }
+    // One that loads the shared library may mention the variable, and others are as they are.
+    let loads = compiled("loads", "\"RDMAV_HUGEPAGES_SAFE\" \"libibverbs.so.1\"").unwrap();
+    for other in [loads, none] {
+        let ran = place.run(&[], &[&other]).good();
+        assert!(!ran.stderr.contains("libibverbs of its own"), "{}", ran.all());
+    }
+}
+
 /// A setuid program of another user.
 fn setuid_of_another(place: &Place) -> Option<String> {
     let program = place.program("setuid", b"#!/bin/sh\n", 0o755);

@@ -1,5 +1,7 @@
 //! Error numbers of Linux (errno(3)), as far as this crate returns them, and the one table that says which error has which.
 
+use std::io::ErrorKind;
+
 use stack::device::{DeviceError, MemError, ModifyError, OpenError, cm};
 
 use crate::error::{BindError, PostError, PostErrorKind, VerbsError};
@@ -25,6 +27,8 @@ pub const ENODEV: i32 = 19;
 pub const EINVAL: i32 = 22;
 /// Would wait for itself.
 pub const EDEADLK: i32 = 35;
+/// No such system call.
+pub const ENOSYS: i32 = 38;
 /// Too many open files.
 pub const EMFILE: i32 = 24;
 /// Not supported.
@@ -142,6 +146,8 @@ fn device_errno(error: &DeviceError) -> i32 {
         | DeviceError::CqOverrun
         | DeviceError::ShardDied { .. }
         | DeviceError::ServiceDied => EIO,
+        DeviceError::Descriptor(ErrorKind::PermissionDenied) => EPERM,
+        DeviceError::Descriptor(ErrorKind::Unsupported) => ENOSYS,
         DeviceError::Descriptor(_) => EMFILE,
         DeviceError::Modify(e) => modify_errno(e),
         DeviceError::Memory(e) => memory_errno(e),

@@ -18,6 +18,10 @@ const SCRIPT_LINE: u64 = 256;
 /// Program headers that are looked at: more than linkers make.
 const HEADERS_MAX: u64 = 1024;
 
+/// Bytes of a program that are searched, and how many at once.
+const SCANNED_MAX: u64 = 64 << 20;
+const BLOCK: usize = 1 << 20;
+
 const PT_INTERP: u32 = 3;
 /// Set user and set group.
 const SETUID: u32 = 0o4000;
@@ -47,20 +51,23 @@ pub fn search(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf> {
     })
 }
 
-/// Checks that the loader takes the library into the program.
+/// Checks that the loader takes the library into the program; what the user should know of one that may run without it all the same.
 ///
 /// # Errors
 /// It does not; the sentence says why.
-pub fn check(program: &Path) -> Result<()> {
+pub fn check(program: &Path) -> Result<Option<String>> {
     let mut program = program.to_path_buf();
     for _ in 0..SCRIPTS_MAX {
         if let Some(why) = privileged(&program) {
             return Err(refused(&program, why));
         }
-        let kind = File::open(&program).and_then(|file| kind(&file));
-        match kind {
+        let Ok(file) = File::open(&program) else { return Ok(None) };
+        match kind(&file) {
             Ok(Kind::Script(interpreter)) => program = interpreter.into(),
-            Ok(Kind::Dynamic) => return Ok(()),
+            Ok(Kind::Dynamic) => {
+                let own = carries_its_own(&file);
+                return Ok(own.then(|| format!("{} {OWN}", program.display())));
+            }
             Ok(Kind::Static) => {
                 return Err(refused(
                     &program,
@@ -71,11 +78,50 @@ pub fn check(program: &Path) -> Result<()> {
                 return Err(refused(&program, "is for another machine or another libc than the library"));
             }
             // A program that may be executed but not read, or that the kernel runs in a way of its own (binfmt_misc).
-            Ok(Kind::Unknown) | Err(_) => return Ok(()),
+            Ok(Kind::Unknown) | Err(_) => return Ok(None),
         }
     }
-    Ok(())
+    Ok(None)
 }
+
+/// Whether a program contains libibverbs, and names no shared one: neither for the loader nor for dlopen(3).
+fn carries_its_own(file: &File) -> bool {
+    let has = |[inside, shared]: [bool; 2]| inside && !shared;
+    contains(file, [b"RDMAV_HUGEPAGES_SAFE\0", b"libibverbs.so"]).is_ok_and(has)
+}
+
+/// Which of these texts stand in the first part of a file.
+fn contains<const N: usize>(file: &File, texts: [&[u8]; N]) -> std::io::Result<[bool; N]> {
+    let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
+    let (mut found, mut block) = ([false; N], vec![0; BLOCK]);
+    for at in (0..SCANNED_MAX).step_by(BLOCK - longest) {
+        let len = file.read_at(&mut block, at)?;
+        for (found, text) in found.iter_mut().zip(texts) {
+            *found = *found || memmem(&block[..len], text);
+        }
+        if len < BLOCK {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a text stands in these bytes.
+fn memmem(bytes: &[u8], text: &[u8]) -> bool {
+    let Some((first, rest)) = text.split_first() else { return true };
+    let mut at = 0;
+    while let Some(next) = bytes[at..].iter().position(|byte| byte == first) {
+        at += next + 1;
+        if bytes[at..].starts_with(rest) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Of a program that [`carries_its_own`].
+const OWN: &str = "has a libibverbs of its own linked into it (libibverbs.a), which is for hardware and will find no RDMA device; \
+                   link the program with the shared library";
 
 fn refused(program: &Path, why: &str) -> AppError {
     AppError::Usage(format!("{} {why}: it cannot be run on this stack", program.display()))

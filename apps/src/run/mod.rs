@@ -9,7 +9,7 @@ mod tree;
 
 use crate::cli::run::{RunCli, RunDrive};
 use crate::error::{AppError, Result};
-use crate::out::say;
+use crate::out::{note, say};
 use clap::ValueEnum;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -36,7 +36,9 @@ pub fn run(cli: &RunCli) -> Result<()> {
     }
     let (name, args) = cli.command.split_first().ok_or_else(|| AppError::Usage("name a program".into()))?;
     let program = image::search(name, std::env::var_os("PATH").as_deref())?;
-    image::check(&program)?;
+    if let Some(why) = image::check(&program)? {
+        note!("roce-run: {why}");
+    }
     let error = Command::new(&program).arg0(name).args(args).envs(variables(cli, &library)?).exec();
     Err(AppError::Setup(format!("{} cannot be run: {error}", program.display())))
 }

@@ -6,7 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use verbs::{AtomicCap, Context as Verbs, GidType, PortAttr, VerbsError};
+use verbs::{AtomicCap, Context as Verbs, DeviceError, GidType, PortAttr, VerbsError};
 
 use crate::abi::{
     self, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry,
@@ -133,7 +133,8 @@ pub(crate) fn signal(fd: &OwnedFd) {
 
 fn own(fd: c_int) -> Result<OwnedFd> {
     if fd < 0 {
-        return Err(std::io::Error::last_os_error().into());
+        let why = DeviceError::Descriptor(std::io::Error::last_os_error().kind());
+        return Err(VerbsError::from(why).into());
     }
     // SAFETY: the caller has just made it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

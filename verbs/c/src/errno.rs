@@ -1,8 +1,11 @@
 //! Error numbers, as calls return them.
 
 use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use verbs::{DeviceError, PostError, VerbsError};
+
+use crate::guard::say;
 
 /// An error number of Linux.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,6 +24,14 @@ impl From<VerbsError> for Errno {
         match error {
             // In a forked child the device is gone, whoever asks.
             VerbsError::Device(DeviceError::Forked) => EIO,
+            VerbsError::Device(DeviceError::Descriptor(_)) => {
+                // Said once: a program may try again and again.
+                static SAID: AtomicBool = AtomicBool::new(false);
+                if !SAID.swap(true, Ordering::Relaxed) {
+                    say(&error);
+                }
+                Self(error.errno())
+            }
             error => Self(error.errno()),
         }
     }

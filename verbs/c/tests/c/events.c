@@ -2,7 +2,13 @@
  * has failed. */
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <rdma/rdma_cma.h>
+#include <stddef.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "check.h"
@@ -320,6 +326,53 @@ static void no_descriptors(void)
 	ibv_free_device_list(list);
 }
 
+/* Lines in a file that begin with this library's name. */
+static int lines_of_ours(int fd)
+{
+	char text[4096];
+	int count = 0;
+	ssize_t len = pread(fd, text, sizeof text - 1, 0);
+	text[len < 0 ? 0 : len] = 0;
+	for (char *at = text; (at = strstr(at, "roce: ")); at++)
+		count++;
+	IS(count == 0 || strstr(text, "filter of system calls") != NULL, 1);
+	return count;
+}
+
+/* A filter of system calls that refuses eventfd2: the error number is the system's, and a line says why, once. */
+static void refused_events(int number)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_eventfd2, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned int)number),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { .len = sizeof filter / sizeof *filter, .filter = filter };
+	int said = fileno(MUST(tmpfile()));
+	OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+	int before = dup(2);
+	struct ibv_device **list = MUST(ibv_get_device_list(NULL));
+	dup2(said, 2);
+	struct rdma_event_channel *channel = NULL;
+	struct ibv_context *context = NULL;
+	int first = 0, second = 0;
+	if (!(channel = rdma_create_event_channel()))
+		first = errno;
+	int lines = lines_of_ours(said);
+	if (!(context = ibv_open_device(list[0])))
+		second = errno;
+	int all = lines_of_ours(said);
+	dup2(before, 2);
+	IS(channel || context, 0);
+	IS(first, number);
+	IS(second, number);
+	IS(lines, 1);
+	IS(all, 1);
+	ibv_free_device_list(list);
+}
+
 int main(int argc, char **argv)
 {
 	const char *story = argc > 1 ? argv[1] : "";
@@ -339,6 +392,10 @@ int main(int argc, char **argv)
 		forked(0);
 	else if (!strcmp(story, "forked-closed"))
 		forked(1);
+	else if (!strcmp(story, "refused-events"))
+		refused_events(EPERM);
+	else if (!strcmp(story, "unknown-events"))
+		refused_events(ENOSYS);
 	else if (!strcmp(story, "no-descriptors"))
 		no_descriptors();
 	else
