@@ -99,6 +99,21 @@ impl Context {
     pub fn init_ah_from_wc(&self, wc: &Wc, grh: &[u8; GRH_LEN]) -> Result<AhAttr, VerbsError> {
         attr_from_wc(&self.gid_table(), wc, grh)
     }
+
+    /// The address vector to a group from an address of the group's IP version: the same, or where `sgid_index` names an address of
+    /// the other version, with the index of the first one of the group's. Programs that address groups by MGIDs of their own choice
+    /// name any local address; NICs do not compare the versions. Vectors to unicast addresses stay as they are, and so does one to a
+    /// group of whose version the port has no address.
+    #[must_use]
+    pub fn ah_attr_to_group(&self, attr: AhAttr) -> AhAttr {
+        let Some(grh) = attr.grh.filter(|grh| grh.dgid.is_multicast()) else { return attr };
+        let gids = self.gid_table();
+        let of_version = |gid: &Gid| !gid.is_zero() && gid.same_family(&grh.dgid);
+        let other = gids.get(usize::from(grh.sgid_index)).is_some_and(|gid| !of_version(gid));
+        let index = gids.iter().position(of_version).filter(|_| other).and_then(|i| u8::try_from(i).ok());
+        let sgid_index = index.unwrap_or(grh.sgid_index);
+        AhAttr { grh: Some(GlobalRoute { sgid_index, ..grh }), ..attr }
+    }
 }
 
 pub(crate) fn attr_from_wc(gids: &[Gid], wc: &Wc, grh: &[u8; GRH_LEN]) -> Result<AhAttr, VerbsError> {

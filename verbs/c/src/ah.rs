@@ -1,14 +1,15 @@
 //! Address handles, and multicast.
 
 use core::ffi::c_int;
+use std::sync::Once;
 
-use verbs::{Ah as Verbs, GRH_LEN, Gid};
+use verbs::{Ah as Verbs, AvError, DeviceError, GRH_LEN, Gid, VerbsError};
 
 use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv_qp, ibv_wc};
 use crate::attr::{ah_attr, ah_attr_to};
 use crate::context::device_of;
 use crate::errno::{EINVAL, Result};
-use crate::guard::{minus_one, number, pointer};
+use crate::guard::{minus_one, number, pointer, say};
 use crate::object::{Kind, Object};
 use crate::{pd, qp, wc};
 
@@ -35,9 +36,17 @@ pub(crate) unsafe fn of<'a>(ah: *mut ibv_ah) -> Result<&'a Verbs> {
 /// As [`Object::of`].
 unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     // SAFETY: as the caller promises.
-    let (ah, context) = unsafe { (pd::of(pd)?.create_ah(&ah_attr(attr))?, (*pd).context) };
+    let (domain, context, device) = unsafe { (pd::of(pd)?, (*pd).context, device_of((*pd).context)?) };
+    let ah = domain.create_ah(&device.ah_attr_to_group(ah_attr(attr))).inspect_err(|error| {
+        if let VerbsError::Device(DeviceError::Ah(AvError::Family { .. })) = error {
+            FAMILY.call_once(|| say(error));
+        }
+    })?;
     Ok(Object::<Ah>::create(ibv_ah { context, pd, handle: 0 }, Ah(ah)))
 }
+
+/// A program that mixes IP versions is told so once: EINVAL alone says nothing.
+static FAMILY: Once = Once::new();
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {

@@ -15,9 +15,10 @@ pub(crate) fn access(bits: u32) -> Access {
     Access::from_bits_retain(bits & !(OPTIONAL & !Access::all().bits()))
 }
 
-/// Flags of a send request; those that only raw packets have are no flags here.
-pub(crate) fn send_flags(bits: u32) -> Result<SendFlags> {
-    SendFlags::from_bits(bits).filter(|flags| !flags.contains(SendFlags::IP_CSUM)).ok_or(EINVAL)
+/// Flags of a send request. As with other devices, unknown ones and those that only raw packets have mean nothing.
+#[inline]
+pub(crate) fn send_flags(bits: u32) -> SendFlags {
+    SendFlags::from_bits_truncate(bits).difference(SendFlags::IP_CSUM)
 }
 
 pub(crate) fn qp_type(from: u32) -> Result<QpType> {
@@ -63,11 +64,12 @@ pub(crate) fn cap_to(from: &QpCap) -> ibv_qp_cap {
     }
 }
 
+/// A path. The kernel and NICs take as many bits of a number as a header has room for (UCX sets all of a flow label's), and with RoCE
+/// they read neither the LID nor its bits.
 pub(crate) fn ah_attr(from: &ibv_ah_attr) -> AhAttr {
     let route = || GlobalRoute {
         // SAFETY: every view of a GID is 16 bytes.
         dgid: Gid(unsafe { from.grh.dgid.raw }),
-        // The kernel takes the 20 bits that a header has room for, and UCX sets all 32.
         flow_label: from.grh.flow_label & 0xf_ffff,
         sgid_index: from.grh.sgid_index,
         hop_limit: from.grh.hop_limit,
@@ -76,7 +78,7 @@ pub(crate) fn ah_attr(from: &ibv_ah_attr) -> AhAttr {
     AhAttr {
         grh: (from.is_global != 0).then(route),
         dlid: from.dlid,
-        sl: from.sl,
+        sl: from.sl & 7,
         src_path_bits: from.src_path_bits,
         static_rate: from.static_rate,
         port_num: from.port_num,
@@ -100,6 +102,11 @@ pub(crate) fn ah_attr_to(from: &AhAttr) -> ibv_ah_attr {
     to.static_rate = from.static_rate;
     to.port_num = from.port_num;
     to
+}
+
+/// The number of a queue pair: the 24 bits that a header has room for, as the kernel takes it.
+pub(crate) fn qp_num(from: u32) -> u32 {
+    from & 0xff_ffff
 }
 
 pub(crate) fn state(from: u32) -> Result<QpState> {
@@ -139,7 +146,7 @@ pub(crate) fn qp_attr(from: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
     to.qkey = from.qkey;
     to.rq_psn = from.rq_psn;
     to.sq_psn = from.sq_psn;
-    to.dest_qp_num = from.dest_qp_num;
+    to.dest_qp_num = qp_num(from.dest_qp_num);
     to.qp_access_flags = access(from.qp_access_flags).bits();
     to.cap = cap(&from.cap);
     to.pkey_index = from.pkey_index;

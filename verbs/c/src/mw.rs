@@ -60,8 +60,11 @@ pub(crate) unsafe fn with_bind<T>(
     with: impl FnOnce(&MwBindInfo<'_>) -> T,
 ) -> Result<T> {
     let (addr, length) = (from.addr, from.length);
-    // A window is for peers. Programs pass LOCAL_WRITE too, which other devices ignore.
-    let access = access(from.mw_access_flags).difference(Access::LOCAL_WRITE);
+    // A window is for peers. Programs pass LOCAL_WRITE too, which other devices ignore. Of no bytes nothing is granted.
+    let access = match length {
+        0 => Access::empty(),
+        _ => access(from.mw_access_flags).difference(Access::LOCAL_WRITE),
+    };
     if from.mr.is_null() {
         return Ok(with(&MwBindInfo { mr: None, addr, length, access }));
     }
@@ -74,7 +77,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
         // SAFETY: as C promises.
         unsafe {
             let (qp, window, bind) = (qp::of(qp)?, of(mw)?, bind.as_ref().ok_or(EINVAL)?);
-            let send_flags = send_flags(bind.send_flags)?;
+            let send_flags = send_flags(bind.send_flags);
             let bound = with_bind(&bind.bind_info, |info| {
                 qp.bind_mw(window, &MwBind { wr_id: bind.wr_id, send_flags, bind_info: *info })
             });

@@ -132,9 +132,12 @@ pub(crate) unsafe fn create_with(
     // SAFETY: as the caller promises.
     let (domain, send_cq, recv_cq, srq) = unsafe {
         let send_cq = cq::of(attr.send_cq)?;
-        // An initiator receives nothing.
-        let recv_cq = if qp_type == QpType::XrcIni { send_cq } else { cq::of(attr.recv_cq)? };
-        let srq = if attr.srq.is_null() { None } else { Some(srq::of(attr.srq)?) };
+        let (recv_cq, srq) = match qp_type {
+            // It receives nothing: what it would receive by is not read.
+            QpType::XrcIni => (send_cq, None),
+            _ if attr.srq.is_null() => (cq::of(attr.recv_cq)?, None),
+            _ => (cq::of(attr.recv_cq)?, Some(srq::of(attr.srq)?)),
+        };
         (pd::of(attr.pd)?, send_cq, recv_cq, srq)
     };
     let init = QpInitAttr {

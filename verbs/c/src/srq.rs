@@ -34,9 +34,9 @@ pub(crate) unsafe fn of<'a>(srq: *mut ibv_srq) -> Result<&'a Verbs> {
     Ok(unsafe { &Object::<Srq>::of(srq)?.private().verbs })
 }
 
+/// Sizes of a new queue. Its limit is not read: a new queue has none (ibv_create_srq(3)).
 fn init_attr(from: &ibv_srq_attr) -> SrqInitAttr {
-    let ibv_srq_attr { max_wr, max_sge, srq_limit } = *from;
-    SrqInitAttr { attr: SrqAttr { max_wr, max_sge, srq_limit } }
+    SrqInitAttr { attr: SrqAttr { max_wr: from.max_wr, max_sge: from.max_sge, srq_limit: 0 } }
 }
 
 /// Gives C a queue.
@@ -125,7 +125,9 @@ unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, 
     number(|| {
         // SAFETY: as C promises.
         let (srq, attr) = unsafe { (of(srq)?, attr.as_ref().ok_or(EINVAL)?) };
-        Ok(srq.modify(&init_attr(attr).attr, SrqAttrMask::from_bits_retain(mask as u32))?)
+        let ibv_srq_attr { max_wr, max_sge, srq_limit } = *attr;
+        let mask = SrqAttrMask::from_bits_retain(mask as u32);
+        Ok(srq.modify(&SrqAttr { max_wr, max_sge, srq_limit }, mask)?)
     })
 }
 

@@ -205,13 +205,16 @@ impl Request for ibv_send_wr {
 
     #[inline(always)]
     unsafe fn turn<'a>(&self, qp_type: QpType) -> Result<SendWr<'a>> {
-        let flags = send_flags(self.send_flags)?;
+        let flags = send_flags(self.send_flags);
+        // Operations on local keys have no data: neither their lists are read, nor whether these are inline.
+        let has_data = !is_local(self.opcode);
+        let inline = has_data && flags.contains(SendFlags::INLINE);
         // SAFETY: which view of a union C has filled in follows from the operation and the queue pair's type; all are numbers and
         // pointers.
         unsafe {
-            let list = elements(self.sg_list, self.num_sge)?;
-            let mut posted = self.operation(if flags.contains(SendFlags::INLINE) { &[] } else { list })?;
-            if flags.contains(SendFlags::INLINE) {
+            let list = if has_data { elements(self.sg_list, self.num_sge)? } else { &[] };
+            let mut posted = self.operation(if inline { &[] } else { list })?;
+            if inline {
                 // C promises that the bytes are there until the post returns.
                 posted = posted.inline_local(LocalBytes::new(list));
             }
@@ -229,16 +232,15 @@ impl Request for ibv_send_wr {
                     let to = &self.wr.ud;
                     Ok(posted.to(ah::of(to.ah)?, Qpn::new(to.remote_qpn), to.remote_qkey))
                 }
-                QpType::XrcIni if !is_local(self.opcode) => {
-                    Ok(posted.remote_srqn(self.qp_type.xrc.remote_srqn))
-                }
+                QpType::XrcIni if has_data => Ok(posted.remote_srqn(self.qp_type.xrc.remote_srqn)),
                 _ => Ok(posted),
             }
         }
     }
 }
 
-/// Whether an operation is on local keys, and names no peer.
+/// Whether an operation is on local keys, has no data and names no peer.
+#[inline]
 fn is_local(opcode: u32) -> bool {
     opcode == WrOpcode::LocalInv as u32 || opcode == WrOpcode::BindMw as u32
 }

@@ -6,6 +6,7 @@ use std::io::IoSlice;
 use verbs::{FlushLevel, FlushPlacement, Qpn, SendFlags, SendOpsFlags, Sge, WrPost};
 
 use crate::abi::{QpEx, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
+use crate::attr::send_flags;
 use crate::errno::{EINVAL, Errno, Result};
 use crate::guard::{guarded, number};
 use crate::object::Object;
@@ -71,7 +72,7 @@ unsafe fn build(qp: *mut ibv_qp_ex, build: impl FnOnce(&mut WrPost<'static>) -> 
             let Building { list, fault } = place(qp)?.as_mut().ok_or(EINVAL)?;
             list.wr_id = (*qp).wr_id;
             // The setter decides whether data is inline.
-            list.wr_flags = SendFlags::from_bits_retain((*qp).wr_flags).difference(SendFlags::INLINE);
+            list.wr_flags = send_flags((*qp).wr_flags).difference(SendFlags::INLINE);
             if let Err(error) = build(list) {
                 fault.get_or_insert(error);
             }

@@ -54,18 +54,21 @@ fn check(call: &'static str, id: &Id, param: &ConnParam<'_>, data_max: usize) ->
     at_most("the length of private_data", param.private_data.len(), data_max)?;
     at_most("retry_count", param.retry_count.into(), 7)?;
     at_most("rnr_retry_count", param.rnr_retry_count.into(), 7)?;
-    let qpn = id.qpn(param.qp_num);
-    if !(2..0xff_ffff).contains(&qpn.get()) || param.qp_num > 0xff_ffff {
-        let why = "make a queue pair with create_qp, or give the number of one in qp_num";
-        return Err(CmError::Unsuitable { call, why });
-    }
-    // An unreliable connection has neither READ nor atomics.
-    let reads = u8::from(id.qp_type == QpType::Rc);
+    let qpn = match &id.qp {
+        Some(qp) => qp.qp_num(),
+        None if (2..0xff_ffff).contains(&param.qp_num) => Qpn::new(param.qp_num),
+        None => {
+            let why = "make a queue pair with create_qp, or give the number of one in qp_num";
+            return Err(CmError::Unsuitable { call, why });
+        }
+    };
+    // Datagrams and unreliable connections have neither READ nor atomics.
+    let reads = |what, given| if id.qp_type == QpType::Rc { depth(what, given) } else { Ok(0) };
     Ok(Checked {
         qpn,
         srq: id.qp.as_ref().map_or(param.srq, |qp| qp.core().srq().is_some()),
-        responder_resources: depth("responder_resources", param.responder_resources)? * reads,
-        initiator_depth: depth("initiator_depth", param.initiator_depth)? * reads,
+        responder_resources: reads("responder_resources", param.responder_resources)?,
+        initiator_depth: reads("initiator_depth", param.initiator_depth)?,
     })
 }
 

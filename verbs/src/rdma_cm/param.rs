@@ -86,7 +86,7 @@ pub struct ConnParam<'a> {
     /// [`PortSpace::accept_data_max`] with `accept`.
     pub private_data: &'a [u8],
     /// READ and atomic requests that the peer may have outstanding; [`MAX_RESP_RES`]: as many as the device can take.
-    /// `accept` lowers it to what the peer requests.
+    /// `accept` lowers it to what the peer requests. Ignored where the queue pair is not RC, as the next field.
     pub responder_resources: u8,
     /// READ and atomic requests that this side may have outstanding; [`MAX_INIT_DEPTH`]: as many as the device can issue.
     /// `accept` lowers it to what the peer can take.

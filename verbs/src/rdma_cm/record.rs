@@ -171,11 +171,6 @@ impl Id {
         QpParams { timeout: self.options.ack_timeout.unwrap_or(params.timeout), ..params }
     }
 
-    /// The number of its own queue pair, or of the program's.
-    pub(super) fn qpn(&self, given: u32) -> Qpn {
-        self.qp.as_ref().map_or(Qpn::new(given), |qp| qp.qp_num())
-    }
-
     /// Whether the peer may take it for connected.
     pub(super) fn had_connection(&self) -> bool {
         use IdState::{Accepting, Connected, Connecting, Disconnecting, Responded};

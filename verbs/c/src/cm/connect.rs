@@ -10,56 +10,50 @@ use super::id::{self, complete};
 use super::zero;
 use crate::abi::{self, ibv_event_type, ibv_qp_attr, rdma_cm_id, rdma_conn_param};
 use crate::attr;
-use crate::errno::{EINVAL, Errno, Result};
+use crate::errno::{EINVAL, Errno};
 use crate::guard::settled;
 
 /// The largest retry count that a message has room for; larger ones are lowered to it.
 const RETRIES_MAX: u8 = 7;
 
-/// Private data.
-///
-/// # Errors
-/// `EINVAL` for NULL that is not empty.
+/// Private data; none where a pointer or a length is missing.
 ///
 /// # Safety
 /// NULL, or so many bytes.
-unsafe fn data<'a>(data: *const c_void, len: u8) -> Result<&'a [u8]> {
-    match len {
-        0 => Ok(&[]),
-        _ if data.is_null() => Err(EINVAL),
-        // SAFETY: as the caller promises.
-        _ => Ok(unsafe { slice::from_raw_parts(data.cast(), len.into()) }),
+unsafe fn data<'a>(data: *const c_void, len: u8) -> &'a [u8] {
+    if data.is_null() || len == 0 {
+        return &[];
     }
+    // SAFETY: as the caller promises.
+    unsafe { slice::from_raw_parts(data.cast(), len.into()) }
 }
 
-/// The parameters of a call; the default for NULL.
-///
-/// # Errors
-/// As [`data`].
+/// The parameters of a call; the default for NULL. What an identifier with a queue pair, a service type or a call does not use is
+/// whatever the program left there: `verbs` does not look at it.
 ///
 /// # Safety
 /// NULL, or parameters whose private data live.
-unsafe fn param<'a>(given: *const rdma_conn_param) -> Result<ConnParam<'a>> {
+unsafe fn param<'a>(given: *const rdma_conn_param) -> ConnParam<'a> {
     // SAFETY: as the caller promises.
-    let Some(given) = (unsafe { given.as_ref() }) else { return Ok(ConnParam::default()) };
-    Ok(ConnParam {
+    let Some(given) = (unsafe { given.as_ref() }) else { return ConnParam::default() };
+    ConnParam {
         // SAFETY: as the caller promises.
-        private_data: unsafe { data(given.private_data, given.private_data_len) }?,
+        private_data: unsafe { data(given.private_data, given.private_data_len) },
         responder_resources: given.responder_resources,
         initiator_depth: given.initiator_depth,
         flow_control: given.flow_control != 0,
         retry_count: given.retry_count.min(RETRIES_MAX),
         rnr_retry_count: given.rnr_retry_count.min(RETRIES_MAX),
         srq: given.srq != 0,
-        qp_num: given.qp_num,
-    })
+        qp_num: attr::qp_num(given.qp_num),
+    }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     let call = settled(|| {
         // SAFETY: as C promises.
-        let (id, param) = unsafe { (id::of(id)?, param(conn_param)?) };
+        let (id, param) = unsafe { (id::of(id)?, param(conn_param)) };
         Ok(id.private().cm.connect(&param)?)
     });
     // SAFETY: as C promises.
@@ -70,7 +64,7 @@ unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut r
 unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     let call = settled(|| {
         // SAFETY: as C promises.
-        let (id, param) = unsafe { (id::of(id)?, param(conn_param)?) };
+        let (id, param) = unsafe { (id::of(id)?, param(conn_param)) };
         let cm = &id.private().cm;
         cm.accept(&param)?;
         Ok(cm.qp_type() == verbs::QpType::Ud)
@@ -87,7 +81,7 @@ unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rd
 unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     zero(|| {
         // SAFETY: as C promises.
-        let (id, data) = unsafe { (id::of(id)?, data(private_data, len)?) };
+        let (id, data) = unsafe { (id::of(id)?, data(private_data, len)) };
         Ok(id.private().cm.reject(data)?)
     })
 }
@@ -162,7 +156,7 @@ unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv
 unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     zero(|| {
         // SAFETY: as C promises.
-        let (id, data) = unsafe { (id::of(id)?, data(private_data, len)?) };
+        let (id, data) = unsafe { (id::of(id)?, data(private_data, len)) };
         Ok(id.private().cm.reject_ece(data)?)
     })
 }

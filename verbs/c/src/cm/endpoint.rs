@@ -8,7 +8,7 @@ use core::ptr::null_mut;
 use verbs::rdma_cm::IdState;
 
 use super::id::{self, complete};
-use super::{addr, channel, event, qp};
+use super::{addr, channel, event, info, qp};
 use crate::abi::{
     RAI_PASSIVE, RDMA_CM_EVENT_CONNECT_REQUEST, ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event,
     rdma_cm_id,
@@ -55,12 +55,12 @@ unsafe fn begin(
                 (*id).pd = pd;
             }
             if info.ai_flags as u32 & RAI_PASSIVE == 0 {
-                let src = addr::read_optional(info.ai_src_addr)?;
+                let src = info::address(info.ai_src_addr, info.ai_src_len)?;
                 let dst = addr::read(info.ai_dst_addr)?;
                 let patience = core::time::Duration::from_millis(RESOLVE_MS as u64);
                 return Ok(private.cm.resolve_addr(src, dst, patience)?);
             }
-            if let Some(src) = addr::read_optional(info.ai_src_addr)? {
+            if let Some(src) = info::address(info.ai_src_addr, info.ai_src_len)? {
                 private.cm.bind_addr(src)?;
             }
             id::refresh_addresses(object);

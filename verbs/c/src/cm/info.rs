@@ -41,17 +41,33 @@ fn space_and_type(port_space: u32, qp_type: u32) -> (u32, u32) {
     }
 }
 
+/// An address with its length, as `struct rdma_addrinfo` has it; without a length there is none.
+///
+/// # Safety
+/// As [`addr::read_optional`], unless the length is 0.
+pub(super) unsafe fn address(addr: *const sockaddr, len: u32) -> Result<Option<SocketAddr>> {
+    if len == 0 {
+        return Ok(None);
+    }
+    // SAFETY: as the caller promises.
+    unsafe { addr::read_optional(addr) }
+}
+
+/// A destination is read only where no node and no service names one.
+///
 /// # Safety
 /// NULL, or hints as C promises.
-unsafe fn read(hints: *const rdma_addrinfo) -> Result<Hints> {
+unsafe fn read(hints: *const rdma_addrinfo, reads_dst: bool) -> Result<Hints> {
     // SAFETY: as the caller promises.
     unsafe {
         let (mut flags, mut family, mut space, mut qp_type, mut src, mut dst) = (0, 0, 0, 0, None, None);
         if let Some(given) = hints.as_ref() {
             (flags, family) = (given.ai_flags as u32, given.ai_family);
             (space, qp_type) = (given.ai_port_space as u32, given.ai_qp_type as u32);
-            src = addr::read_optional(given.ai_src_addr)?;
-            dst = addr::read_optional(given.ai_dst_addr)?;
+            src = address(given.ai_src_addr, given.ai_src_len)?;
+            if reads_dst {
+                dst = address(given.ai_dst_addr, given.ai_dst_len)?;
+            }
         }
         let (port_space, qp_type) = space_and_type(space, qp_type);
         Ok(Hints { flags, family, port_space, qp_type, src, dst })
@@ -173,7 +189,7 @@ unsafe extern "C" fn rdma_getaddrinfo(
             return Err(EINVAL);
         }
         // SAFETY: as C promises.
-        let hints = unsafe { read(hints) }?;
+        let hints = unsafe { read(hints, node.is_null() && service.is_null()) }?;
         let (mut src, mut dst, mut name) = (hints.src, hints.dst, None);
         if !(node.is_null() && service.is_null()) {
             // SAFETY: as C promises.

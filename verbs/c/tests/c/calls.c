@@ -530,8 +530,6 @@ static void queue_pairs(struct ibv_context *context, struct ibv_pd *pd, struct i
 	send.sg_list = NULL;
 	REFUSED(ibv_post_send(a, &send, &bad_send), EINVAL);
 	send.sg_list = &sge;
-	send.send_flags = 1 << 20;
-	REFUSED(ibv_post_send(a, &send, &bad_send), EINVAL);
 	send.send_flags = IBV_SEND_INLINE;
 	struct ibv_sge wide = { .addr = sge.addr, .length = 4096, .lkey = 0 };
 	send.sg_list = &wide;

@@ -76,6 +76,7 @@ const PROGRAMS: &[&str] = &[
     "memory.c",
     "services.c",
     "traffic.c",
+    "unread.c",
 ];
 
 fn sources() -> PathBuf {
@@ -146,8 +147,13 @@ fn calls_for_what_there_is_not() {
 }
 
 #[test]
-fn memory_that_is_unmapped_and_regions_without_memory() {
-    run(&Dir::new("memory"), "memory.c", "loopback", &["", "every-region"]);
+fn memory_that_may_not_be_accessed_and_regions_without_memory() {
+    run(&Dir::new("memory"), "memory.c", "loopback", &["", "old-kernel", "every-region"]);
+}
+
+#[test]
+fn fields_that_the_stock_libraries_do_not_read_are_not_read() {
+    run(&Dir::new("unread"), "unread.c", "loopback", &[""]);
 }
 
 #[test]
