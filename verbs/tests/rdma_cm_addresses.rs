@@ -76,6 +76,23 @@ fn mapped_addresses_connect_over_ipv4() {
 }
 
 #[test]
+fn a_loopback_address_that_the_port_has_not_is_any_address() {
+    let w = World::new();
+    let [_, theirs] = addrs(false);
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    for (n, addr) in ["127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1"].into_iter().enumerate() {
+        let port = PORT + n as u16;
+        let listener = w.b.id(&cb);
+        listener.bind_addr(SocketAddr::new(addr.parse().unwrap(), port)).unwrap();
+        assert!(listener.local_addr().unwrap().ip().is_unspecified());
+        listener.listen(0).unwrap();
+        let (client, _server) = connect(&w, &ca, &cb, plain(theirs, port));
+        drop(client);
+        w.event(&cb, E::Disconnected).ack();
+    }
+}
+
+#[test]
 fn a_mapped_address_is_bound_once() {
     let w = World::new();
     let ca = w.a.channel();

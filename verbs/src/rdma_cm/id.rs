@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stack::device::cm::{self, Listen, Path, ServiceId};
-use stack::device::{DeviceError, Gid, Mtu, QpType};
+use stack::device::{Device, DeviceError, Gid, Mtu, QpType};
 
 use super::channel::EventChannel;
 use super::error::CmError;
@@ -89,6 +89,17 @@ impl Context {
 /// address; the scope is dropped, since a device has one port.
 fn canonical(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
+}
+
+/// Where an identifier is bound: a loopback address that the port has not means all addresses, as on Linux. libfabric binds to one
+/// where its program names no address.
+fn binding(device: &Device, addr: SocketAddr) -> SocketAddr {
+    let any: IpAddr = match addr.ip() {
+        ip if !ip.is_loopback() || device.gids().contains(&Gid::from_ip(ip)) => ip,
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    SocketAddr::new(any, addr.port())
 }
 
 /// The address, or `None` for the wildcard.
@@ -182,14 +193,15 @@ impl CmId {
     }
 
     /// Binds the identifier to a local address, or to all of them with the wildcard, and to a port, any free one with 0. An
-    /// IPv4-mapped IPv6 address is its IPv4 address, here and in the other calls.
+    /// IPv4-mapped IPv6 address is its IPv4 address, here and in the other calls. A loopback address that the port has not is the
+    /// wildcard.
     ///
     /// # Errors
     /// `EADDRINUSE`, `EADDRNOTAVAIL` for an address that is not local or with all ports in use; `EINVAL` in another state.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_addr(&self, addr: impl Into<SocketAddr>) -> Result<(), VerbsError> {
         let addr = canonical(addr.into());
-        self.service.call(|state, device, _| state.bind(device, self.number, addr))
+        self.service.call(|state, device, _| state.bind(device, self.number, binding(device, addr)))
     }
 
     /// Puts an event of the program's own among those of the identifier, with a number that [`CmEvent::arg`](super::CmEvent::arg)
