@@ -124,8 +124,14 @@ ucx_test '' rc_verbs,ud_verbs 'tag_lat -n 500'
 ucx_test f rc_verbs,ud_verbs 'tag_bw -s 65536 -n 500'
 ucx_test f rc_verbs,ud_verbs 'ucp_put_bw -s 65536 -n 500'
 ucx_test f rc_verbs,ud_verbs 'ucp_get -n 500'
-ucx_test f rc_verbs,ud_verbs 'ucp_add -n 500'
 ucx_test f ud_verbs 'tag_bw -s 65536 -n 500'
+# Atomics of the device: above this layer UCX makes them out of messages where a device has none.
+uct_atomic() {
+    local both="ucx_perftest -p @P -d roce0:1 -x rc_verbs -t $2 -n 500"
+    pair "t$1" ucx-utils 'Final' "$both" "$both @H"
+}
+uct_atomic '' fadd
+for test in add_lat add_mr cswap; do uct_atomic f $test; done
 
 say "libfabric"
 solo '' libfabric-bin 'provider: verbs' "fi_info -p verbs"

@@ -20,7 +20,7 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::event::{Contexts, EventThread, Waiting};
 use crate::guard::{minus_one, number, pointer};
 use crate::object::{Kind, Object};
-use crate::{config, cq, mr, mw, pd, qp, srq, xrcd};
+use crate::{cq, mr, mw, pd, qp, srq, xrcd};
 
 /// `struct ibv_context`, inside of `struct verbs_context`.
 pub(crate) struct Context {
@@ -287,10 +287,8 @@ fn device_attr(device: &Verbs) -> ibv_device_attr {
     to.max_qp_init_rd_atom = attr.max_qp_init_rd_atom.into();
     to.atomic_cap = match attr.atomic_cap {
         AtomicCap::None => abi::IBV_ATOMIC_NONE,
-        // Atomics on memory on demand are atomic with respect to each other only.
-        AtomicCap::Glob if config::memory_on_demand() => abi::IBV_ATOMIC_HCA,
-        AtomicCap::Hca => abi::IBV_ATOMIC_HCA,
-        AtomicCap::Glob => abi::IBV_ATOMIC_GLOB,
+        // What NICs announce. More is true (docs/dropin.md), but on memory on demand; and UCX uses atomics of such devices alone.
+        AtomicCap::Hca | AtomicCap::Glob => abi::IBV_ATOMIC_HCA,
     };
     to.max_mw = at_most(attr.max_mw);
     to.max_mcast_grp = at_most(attr.max_mcast_grp);
