@@ -67,6 +67,7 @@ const UNSAFE: &[&str] = &[
     // Registration of memory, and bytes of the program that a post copies.
     "verbs/src/local_bytes.rs",
     "verbs/src/memory.rs",
+    "verbs/src/populate.rs",
     "verbs/src/mr.rs",
     // Buffers that belong to an io_uring.
     "apps/nvmf-target/src/store/ring.rs",

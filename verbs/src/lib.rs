@@ -80,6 +80,7 @@ mod mw;
 mod parent_domain;
 mod pd;
 mod peer_check;
+mod populate;
 mod post;
 mod qp;
 pub mod rdma_cm;

@@ -8,9 +8,11 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
+use stack::device::racy::kernel::NotMapped;
 use stack::device::{Access, UserMemory, prefetch_bytes, racy};
 
 use crate::error::VerbsError;
+use crate::populate::populate;
 
 /// Buffers start on a page, so that a region's offset and its address agree in their low bits.
 pub(crate) const PAGE: usize = 4096;
@@ -83,9 +85,25 @@ impl Memory {
         let Some(base) = NonNull::new(addr) else { return Err(bad) };
         let writable = access.contains(Access::LOCAL_WRITE);
         if !access.contains(Access::ON_DEMAND) {
-            populate(addr as u64, len as u64, writable)?;
+            populate(addr as u64, len as u64, writable).map_err(|NotMapped| bad)?;
         }
         Ok(Self { base, len, writable, buffer: Arc::new(None) })
+    }
+
+    /// Faults it in for writing.
+    ///
+    /// # Errors
+    /// [`VerbsError::BadAddress`] where it is not mapped with that right.
+    pub(crate) fn check_writes(&self) -> Result<(), VerbsError> {
+        let (addr, len) = (self.base.as_ptr() as u64, self.len as u64);
+        populate(addr, len, true).map_err(|NotMapped| VerbsError::BadAddress { addr, len })
+    }
+    /// Lets the region write to it.
+    ///
+    /// # Safety
+    /// From now on it is valid for writes, as [`of_program`](Self::of_program) demands with [`Access::LOCAL_WRITE`].
+    pub(crate) unsafe fn allow_writes(&mut self) {
+        self.writable = true;
     }
 
     #[inline]
@@ -202,30 +220,6 @@ impl Drop for Buffer {
         // region gives its own up, the key was revoked, and every shard has passed a turn boundary since.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
-}
-
-/// Checks that the memory is mapped with the requested rights, and faults it in.
-fn populate(addr: u64, len: u64, write: bool) -> Result<(), VerbsError> {
-    if len == 0 {
-        return Ok(());
-    }
-    let bad = || VerbsError::BadAddress { addr, len };
-    let end = addr.checked_add(len).ok_or_else(bad)?;
-    let start = addr & !(PAGE as u64 - 1);
-    let advise = |advice| {
-        // SAFETY: populating faults pages in as an access would and changes no content; the kernel refuses a range that is
-        // not mapped, or not with the right.
-        let result = unsafe { libc::madvise(start as *mut _, (end - start) as usize, advice) };
-        if result == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
-    };
-    match advise(libc::MADV_POPULATE_READ) {
-        0 => {}
-        // The advice is newer than the kernel (Linux 5.14), or the mapping is a special one: unknown.
-        libc::EINVAL => return Ok(()),
-        _ => return Err(bad()),
-    }
-    // The range is readable and no special mapping, so a failure here means that it cannot be written.
-    if write && advise(libc::MADV_POPULATE_WRITE) != 0 { Err(bad()) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -279,6 +279,29 @@ impl Mr {
         self.change(change, Some(memory))
     }
 
+    /// As [`rereg`](Self::rereg), where the region keeps its memory, which belongs to the caller: it may get
+    /// [`Access::LOCAL_WRITE`] though it was registered without. The range is then faulted in for writing. `change.len` is ignored.
+    ///
+    /// # Safety
+    /// As for [`Pd::reg_mr_raw`], with the rights that the region has from now on.
+    ///
+    /// # Errors
+    /// As [`rereg`](Self::rereg), and `EFAULT` where the memory is not mapped with the right to write.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub unsafe fn rereg_in_place_raw(&mut self, change: &Rereg<'_>) -> Result<(), VerbsError> {
+        let access = change.access.unwrap_or(self.core.access());
+        let is_new = access.contains(Access::LOCAL_WRITE) && !self.memory.is_writable();
+        if is_new && !self.core.access().contains(Access::ON_DEMAND) {
+            self.memory.check_writes()?;
+        }
+        self.change(change, None)?;
+        if is_new {
+            // SAFETY: as the caller promises.
+            unsafe { self.memory.allow_writes() };
+        }
+        Ok(())
+    }
+
     fn change(&mut self, change: &Rereg<'_>, memory: Option<Memory>) -> Result<(), VerbsError> {
         self.not_pinned()?;
         // New memory has its own address.
@@ -674,6 +697,21 @@ mod tests {
         // SAFETY: refused, so it is never accessed.
         let e = unsafe { mr.rereg_raw(0x1000 as *mut u8, 1, &write) }.unwrap_err();
         assert_eq!((e.errno(), mr.to_vec(0..4).unwrap()), (EFAULT, b"only".to_vec()));
+        // SAFETY: refused, so it is never written.
+        let e = unsafe { mr.rereg_in_place_raw(&write) }.unwrap_err();
+        assert_eq!((e.errno(), mr.access()), (EFAULT, Access::empty()));
+        // The same memory, with the right to write, under the address that requests name it by.
+        // SAFETY: as below.
+        let mut read =
+            unsafe { pd.reg_mr_iova_raw(memory.as_mut_ptr(), memory.len(), 0x7000, Access::REMOTE_READ) }
+                .unwrap();
+        assert!(matches!(read.write(0, b"x"), Err(VerbsError::ReadOnly)));
+        // SAFETY: as below.
+        unsafe { read.rereg_in_place_raw(&write) }.unwrap();
+        read.write(0, b"x").unwrap();
+        assert_eq!((read.iova(), read.access(), memory[0]), (0x7000, RIGHTS, b'x'));
+        read.dereg().unwrap();
+        memory[0] = 7;
         // SAFETY: the vector outlives the region and is only touched through it meanwhile.
         unsafe { mr.rereg_raw(memory.as_mut_ptr(), memory.len(), &write) }.unwrap();
         assert_eq!((mr.rkey(), mr.len(), mr.access()), (key, 8192, RIGHTS));

@@ -207,7 +207,7 @@ unsafe extern "C" fn ibv_rereg_mr(
             if moved {
                 region.rereg_raw(addr.cast(), length, &change)?;
             } else {
-                region.rereg(&change)?;
+                region.rereg_in_place_raw(&change)?;
             }
             let public = &mut *object.public();
             (public.lkey, public.rkey) = (region.lkey(), region.rkey());

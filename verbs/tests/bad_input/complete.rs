@@ -52,6 +52,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("VerbsError::ReadOnly", "verbs/src/mr.rs", "raw_memory_must_exist_with_its_rights"),
     ("Pd::reg_mr_raw", "verbs/src/mr.rs", "raw_memory_must_exist_with_its_rights"),
     ("Mr::rereg_raw", "verbs/src/mr.rs", "raw_memory_is_registered_again"),
+    ("Mr::rereg_in_place_raw", "verbs/src/mr.rs", "raw_memory_is_registered_again"),
     ("Pd::reg_mr_iova_raw", "verbs/src/mr.rs", "raw_memory_is_checked_and_used"),
     // A child process.
     ("DeviceError::Forked", "verbs/tests/fork.rs", "calls_in_a_fork_fail_with_an_error"),

@@ -1,5 +1,15 @@
-/* Memory that the program unmaps while it is registered, and regions without memory. Argument: which regions. */
+/*
+ * Memory that may not be accessed, memory that the program unmaps while it is registered, and regions without memory. Argument: which
+ * regions, or a kernel.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
 #include "check.h"
 
@@ -65,6 +75,125 @@ static void unmapped(int access)
 		munmap(memory, PAGES * PAGE);
 		OK(ibv_dereg_mr(mr));
 	}
+}
+
+/* From here on the kernel knows no advice that is newer than Linux 5.13. */
+static void with_an_old_kernel(void)
+{
+	struct sock_filter rules[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+		BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 22, 0, 1), /* MADV_POPULATE_READ */
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog filter = { .len = sizeof rules / sizeof *rules, .filter = rules };
+	OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter));
+	errno = 0;
+	IS(madvise(local, sizeof local, 22), -1);
+	IS(errno, EINVAL);
+}
+
+static char *map(int protection, int flags, int fd)
+{
+	char *memory = mmap(NULL, PAGES * PAGE, protection, flags, fd, 0);
+	IS(memory != MAP_FAILED, 1);
+	return memory;
+}
+
+/* The kernel's clock data: readable, and no memory. */
+static char *device(void)
+{
+	char line[256];
+	unsigned long at = 0;
+	FILE *maps = MUST(fopen("/proc/self/maps", "r"));
+	while (!at && fgets(line, sizeof line, maps))
+		if (strstr(line, "[vvar"))
+			at = strtoul(line, NULL, 16);
+	fclose(maps);
+	if (!at)
+		fprintf(stderr, "SKIPPED the mapping of a device: this kernel shows none\n");
+	return (char *)at;
+}
+
+/* Every call that registers memory refuses what is not mapped with the right, and registers the same memory as far as it is. */
+static void rights(void)
+{
+	const int write = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, both = PROT_READ | PROT_WRITE;
+	char name[] = "/tmp/roce-memory-XXXXXX";
+	int fd = mkstemp(name), to_read = open(name, O_RDONLY);
+	unlink(name);
+	OK(ftruncate(fd, PAGE + 1));
+	char *guarded = map(both, MAP_PRIVATE | MAP_ANONYMOUS, -1), *parts = map(both, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+	OK(mprotect(guarded + 2 * PAGE, PAGE, PROT_NONE));
+	OK(mprotect(parts + 2 * PAGE, PAGE, PROT_READ));
+	const struct {
+		char *at;
+		size_t readable, writable; /* bytes */
+	} mappings[] = {
+		{ guarded, 2 * PAGE, 2 * PAGE },
+		{ parts, PAGES * PAGE, 2 * PAGE },
+		{ map(PROT_READ, MAP_SHARED, to_read), 2 * PAGE, 0 },
+		{ map(both, MAP_SHARED, fd), 2 * PAGE, 2 * PAGE },
+		{ device(), 0, 0 },
+	};
+	for (int i = 0; i < 5; i++) {
+		char *at = mappings[i].at;
+		for (int writes = 0; at && writes < 2; writes++) {
+			const int access = writes ? write : IBV_ACCESS_REMOTE_READ;
+			const size_t good = writes ? mappings[i].writable : mappings[i].readable, bad = good + 1;
+			struct ibv_mr *mr;
+			/* The page where the right ends belongs to the region with its first byte. */
+			if (good < PAGES * PAGE) {
+				NO_OBJECT(ibv_reg_mr(pd, at, bad, access), EFAULT);
+				NO_OBJECT(ibv_reg_mr_iova(pd, at, bad, 0x1000, access), EFAULT);
+				NO_OBJECT(ibv_reg_mr_iova2(pd, at, bad, 0x1000, access | IBV_ACCESS_RELAXED_ORDERING), EFAULT);
+				mr = MUST(ibv_reg_mr(pd, local, sizeof local, access));
+				IS(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, at, bad, 0), IBV_REREG_MR_ERR_INPUT);
+				IS(errno, EFAULT);
+				IS(mr->addr == local && mr->length == sizeof local, 1);
+				OK(ibv_dereg_mr(mr));
+			}
+			if (good > 0) {
+				OK(ibv_dereg_mr(MUST(ibv_reg_mr(pd, at, good, access))));
+				OK(ibv_dereg_mr(MUST(ibv_reg_mr_iova(pd, at, good, 0x1000, access))));
+				mr = MUST(ibv_reg_mr(pd, local, sizeof local, access));
+				OK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, at, good, 0));
+				OK(ibv_dereg_mr(mr));
+			}
+		}
+		/* A region that was registered to be read is to be written too, under the address that it has for requests. */
+		if (mappings[i].readable > 0) {
+			struct ibv_mr *mr = MUST(ibv_reg_mr_iova(pd, at, mappings[i].readable, 0x7000, IBV_ACCESS_REMOTE_READ));
+			const int may = mappings[i].writable == mappings[i].readable;
+			IS(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, write | IBV_ACCESS_REMOTE_READ), may ? 0 : IBV_REREG_MR_ERR_INPUT);
+			IS(errno, may ? errno : EFAULT);
+			struct ibv_qp *qp = connected();
+			IS(access_it(qp, IBV_WR_RDMA_WRITE, (char *)0x7000, 8, mr), may ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR);
+			destroyed(qp);
+			OK(ibv_dereg_mr(mr));
+		}
+	}
+	for (int i = 0; i < 4; i++)
+		munmap(mappings[i].at, PAGES * PAGE);
+	/* Memory on demand need not be there; what is missing is an error of the request. */
+	struct ibv_device_attr_ex attr;
+	OK(ibv_query_device_ex(context, NULL, &attr));
+	if (attr.odp_caps.general_caps & IBV_ODP_SUPPORT) {
+		char *none = map(PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+		struct ibv_mr *mr = MUST(ibv_reg_mr(pd, none, PAGE, write | IBV_ACCESS_ON_DEMAND));
+		OK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, write | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_ON_DEMAND));
+		OK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, none, 2 * PAGE, 0));
+		struct ibv_qp *qp = connected();
+		IS(access_it(qp, IBV_WR_RDMA_READ, none, 8, mr), IBV_WC_REM_ACCESS_ERR);
+		destroyed(qp);
+		OK(ibv_dereg_mr(mr));
+		munmap(none, PAGES * PAGE);
+	}
+	close(fd);
+	close(to_read);
 }
 
 static void on_demand(void)
@@ -146,6 +275,8 @@ int main(int argc, char **argv)
 	int every_region = argc > 1 && !strcmp(argv[1], "every-region");
 	if (every_region)
 		setenv("ROCE_MEMORY", "on-demand", 1);
+	if (argc > 1 && !strcmp(argv[1], "old-kernel"))
+		with_an_old_kernel();
 	context = open_first();
 	pd = MUST(ibv_alloc_pd(context));
 	const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
@@ -158,10 +289,12 @@ int main(int argc, char **argv)
 	}
 	IS(basic->atomic_cap, IBV_ATOMIC_HCA);
 	local_mr = MUST(ibv_reg_mr(pd, local, sizeof local, all));
-	if (every_region)
+	if (every_region) {
 		unmapped(all);
-	else
+	} else {
 		on_demand();
+		rights();
+	}
 	null_regions();
 	OK(ibv_dereg_mr(local_mr));
 	OK(ibv_dealloc_pd(pd));
