@@ -141,7 +141,7 @@ fi_test() {
     pair "tf" libfabric-bin 'bytes' "fi_pingpong -p verbs -e $1 -B @P" "fi_pingpong -p verbs -e $1 -P @P 127.0.0.2"
 }
 fi_test dgram
-# Its endpoints of messages are not on the interface lo: they take two hosts.
+# Its endpoints of messages are not on the interface lo: they are below, between two network namespaces.
 
 say "Open MPI over UCX"
 # mpi_test FLAGS TRANSPORTS: two ranks, neither of which has another way to the other one.
@@ -222,17 +222,83 @@ if [ "$full" = no ] && [ -z "$only" ]; then
     :
 elif [ "$(id -u)" -ne 0 ]; then
     missing='network namespaces need root'
-elif [ ! -e "$library-dpdk/libibverbs.so.1" ]; then
-    missing='the library with DPDK is not built'
 elif ! make_namespaces 2>"$dir/namespaces"; then
     missing="no network namespaces: $(tail -n 1 "$dir/namespaces")"
 fi
+namespaces_missing=$missing
+[ -n "$missing" ] || [ -e "$library-dpdk/libibverbs.so.1" ] || missing='the library with DPDK is not built'
 for program in ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong ibv_srq_pingpong; do between_namespaces pingpong f $program ''; done
 for op in send write read; do
     between_namespaces perf f ib_${op}_bw '-n 500'
     between_namespaces perf f ib_${op}_lat '-n 500'
 done
 missing=''
+
+say "programs that Debian does not have, or not as new, from their repositories"
+# built NAME REF REPOSITORY FOLDER PACKAGE ...: programs of a repository of github.com, built in a folder of it and called NAME-PROGRAM;
+# $missing says why that does not work. Once built they stay. git's url.<base>.insteadOf takes repositories from elsewhere.
+built() {
+    local name=$1 ref=$2 repository=$3 folder=$4 at program
+    at=$(realpath -m "$target/git/$name-${ref:-newest}")
+    shift 4
+    [ -e "$at/installed/done" ] || (install_packages git gcc make autoconf automake libtool pkg-config "$@" && rm -rf "$at" &&
+        timeout 300 git clone -q --depth 1 ${ref:+--branch "$ref"} "https://github.com/$repository" "$at" && cd "$at/$folder" &&
+        ./autogen.sh && ./configure --prefix="$at/installed" && make && make install && touch "$at/installed/done") >"$dir/git" 2>&1 ||
+        { missing="$repository cannot be built: $(grep -m 1 -Ei 'fatal|error' "$dir/git" || tail -n 1 "$dir/git")"; return; }
+    mkdir -p "$dir/bin"
+    for program in "$at/installed/bin"/*; do ln -sf "$program" "$dir/bin/$name-${program##*/}"; done
+}
+# built_once NAME ...: as built, for the first of its rows that is run; no other tries again.
+built_once() {
+    [ -z "${tried[$1]+tried}" ] || { missing=${tried[$1]}; return; }
+    [ -n "$missing" ] || built "$@"
+    tried[$1]=$missing
+}
+declare -A tried=()
+
+# fabtest COMMAND: tests of libfabric, as new as Debian's libfabric, over UDP sockets: as with fi_pingpong, names are those of TCP. With
+# -b=@P the two begin together, by TCP, and with -E=@P they tell each other addresses by it; fi_rdm_tagged_bw loses count with -b over
+# every transport.
+fabtest() {
+    local server_in="ip netns exec $namespace-a" client_in="ip netns exec $namespace-b" address=10.78.0.1 missing=$namespaces_missing
+    local server_options='--port udp:10.78.0.1' client_options='--port udp:10.78.0.2' version
+    local note=' (fabtests of libfabric, UDP sockets, two network namespaces)' both="fabtests-$1"
+    if asked_for f "$both -s 10.78.0.2 @A$note"; then
+        known libfabric-bin fi_info || true
+        version=$(dpkg-query -W -f '${Version}' libfabric1 2>/dev/null | sed 's/-.*//')
+        built_once fabtests "v$version" ofiwg/libfabric fabtests libfabric-dev
+    fi
+    pair tf fabtests 'MB/sec|_lat ' "$both -s @A" "$both -s 10.78.0.2 @A"
+}
+fabtest 'fi_msg_pingpong -b=@P -p verbs -I 100'
+fabtest 'fi_rma_bw -b=@P -p verbs -e msg -o write -I 100'
+fabtest 'fi_rma_bw -b=@P -p verbs -e msg -o read -I 100'
+fabtest 'fi_rdm_pingpong -b=@P -p verbs;ofi_rxm -I 100 -v'
+fabtest 'fi_rdm_tagged_bw -E=@P -p verbs;ofi_rxm -I 100 -v'
+fabtest 'fi_rma_bw -b=@P -p verbs;ofi_rxm -e rdm -o writedata -I 100'
+fabtest 'fi_rdm_atomic -b=@P -p verbs;ofi_rxm -o all -I 20'
+
+# newest FLAGS PROGRAM OPTIONS: the perftest of this day, with options that Debian's does not have or that are rare.
+newest() {
+    local missing='' note=' (perftest of its repository)' both="newest-$2 -d roce0 -F -p @P $3"
+    ! asked_for "$1" "$both @H$note" ||
+        built_once newest '' linux-rdma/perftest . libibverbs-dev librdmacm-dev libibumad-dev libpci-dev
+    pair "t$1" perftest 'BW average|t_avg|#bytes' "$both" "$both @H"
+}
+newest f ib_send_bw '--send_with_imm -n 500'
+newest f ib_send_bw '-l 16 --recv_post_list=8 -n 512'
+newest f ib_send_bw '-b --report-both -q 4 -n 500'
+newest f ib_send_bw '--reversed --perform_warm_up -n 500'
+newest f ib_send_bw '--use-srq -q 8 -c XRC -n 500'
+newest f ib_send_bw '--odp -n 500'
+newest f ib_send_lat '-c UD -g -n 200'
+newest f ib_write_bw '--data_validation -n 500'
+newest f ib_write_bw '--write_with_imm -c UC -n 500'
+newest f ib_write_bw '--mr_per_qp -q 16 -s 1024 -n 500'
+newest f ib_write_lat '--write_with_imm -n 500'
+newest f ib_read_bw '--data_validation -o 8 -n 500'
+newest f ib_read_lat '-e -n 500'
+newest f ib_atomic_bw '-c XRC -o 16 -n 500'
 
 say "pyverbs"
 # pyverbs FLAGS MODULE: the tests of rdma-core in Python; of the interpreter that the package is for. What passes on Linux' soft-RoCE
