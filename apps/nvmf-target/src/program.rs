@@ -140,7 +140,7 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
         Core::new(context, pd.clone(), built.target.clone(), built.stores.clone(), config)
     });
     let mut cores = cores.collect::<std::result::Result<Vec<_>, _>>()?;
-    let control = Control::new(built.target.clone(), built.stores.clone(), built.opener, &name);
+    let control = Control::new(built.target.clone(), built.stores.clone(), built.opener, &wanted.name);
     let _control = ControlSocket::open(&control_path(args)?, control)
         .map_err(|e| AppError::Setup(format!("--control: {e}")))?;
     let (first, others) = cores.split_first_mut().expect("a device has a shard");

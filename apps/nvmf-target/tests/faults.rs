@@ -298,7 +298,7 @@ fn what_is_read_with_fua_is_stable() {
 
 /// A disk whose writes wait until it is let go.
 #[derive(Debug, Default)]
-struct Stuck(Mutex<(bool, Vec<(u64, u8)>)>, Condvar);
+struct Stuck(Mutex<(bool, Vec<(u64, u8)>)>, Condvar, Health);
 
 impl Blocks for Stuck {
     fn size(&self) -> std::io::Result<u64> {
@@ -311,6 +311,9 @@ impl Blocks for Stuck {
         assert!(bytes.iter().all(|&b| b == bytes[0]));
         state.1.push((*offset, bytes[0]));
         Ok(())
+    }
+    fn health(&self) -> &Health {
+        &self.2
     }
 }
 

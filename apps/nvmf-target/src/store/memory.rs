@@ -158,7 +158,9 @@ impl Memory {
             return Ok(LOOK);
         }
         let number = self.next_number();
-        marks.iter().for_each(|mark| drop(mark.swap(number, Ordering::AcqRel)));
+        for mark in marks {
+            mark.swap(number, Ordering::AcqRel);
+        }
         let range = at as usize..(at + GIVEN_BACK) as usize;
         let now = if self.mr.discard(range.clone()) {
             NOTHING

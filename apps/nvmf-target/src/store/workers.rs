@@ -315,7 +315,7 @@ mod tests {
 
     /// Notes whose work it does, once it may.
     #[derive(Debug, Default)]
-    struct Noted(Mutex<(bool, Vec<u64>)>, Condvar);
+    struct Noted(Mutex<(bool, Vec<u64>)>, Condvar, Health);
 
     impl Blocks for Noted {
         fn size(&self) -> std::io::Result<u64> {
@@ -327,6 +327,9 @@ mod tests {
                 state.1.push(offset / PART);
             }
             Ok(())
+        }
+        fn health(&self) -> &Health {
+            &self.2
         }
     }
 
