@@ -57,6 +57,32 @@ fn the_client_may_start_first_and_the_server_again() {
 }
 
 #[test]
+fn ends_that_found_a_server_which_was_about_to_end_meet_each_other() {
+    // Goal: two programs that start while the server of the pair before them ends are not both clients, for good.
+    let path = socket("ending");
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let family = rustix::net::AddressFamily::UNIX;
+    let server = rustix::net::socket_with(family, rustix::net::SocketType::SEQPACKET, flags, None).unwrap();
+    rustix::net::bind(&server, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&server, 8).unwrap();
+    let ends: [_; 2] = core::array::from_fn(|_| {
+        let spec = format!("memif:{}", path.display());
+        std::thread::spawn(move || open(&spec, 1))
+    });
+    // Both have found it.
+    let greeted = [rustix::net::accept(&server).unwrap(), rustix::net::accept(&server).unwrap()];
+    drop((greeted, server));
+    let ports = ends.map(|end| end.join().unwrap());
+    let start = Instant::now();
+    // Each is asked: that is how it takes its steps.
+    while ports.iter().filter(|port| port.link_up()).count() < 2 {
+        assert!(start.elapsed() < PATIENCE, "no link");
+    }
+    drop(ports);
+    let _ = std::fs::remove_file(&path);
+}
+
+#[test]
 fn the_end_of_a_process_is_seen_while_a_fork_of_it_lives_on() {
     // Goal: a fork keeps no socket of its parent's port, so the peer sees the end, and the path is free for another server.
     for (ours, theirs) in [("client", "server"), ("server", "client")] {

@@ -59,30 +59,54 @@ pub(super) fn open(
     let plan = plan(path, role, more, options).map_err(fail)?;
     // For a peer that sleeps: see `Rx::arm`.
     asymmetric::join();
-    let end = end(&plan).map_err(fail)?;
+    for _ in 1..TRIES {
+        let (port, found_server) = make(spec, &plan, options).map_err(fail)?;
+        if !found_server || meet(&port, &plan.path) {
+            return Ok(Box::new(port));
+        }
+    }
+    make(spec, &plan, options).map(|(port, _)| Box::new(port) as _).map_err(fail)
+}
+
+/// A port, and whether it is the client because it has found a server.
+fn make(spec: &PortSpec, plan: &Plan, options: &PortOptions) -> Result<(port::MemifPort, bool), String> {
+    let end = end(plan)?;
     let found_server = plan.role.is_none() && matches!(end, End::Client { .. });
     let info = PortInfo::of(spec, options);
     // Frames are copied in whole blocks, past their end.
     let pool = HeapPool::new(options.queues * (options.frames + stock::STOCK), room(info.max_frame()));
-    let state = State::new(info.name.clone(), plan.terms, plan.peers, end);
+    let state = State::new(info.name.clone(), plan.terms.clone(), plan.peers.clone(), end);
     let shared = port::Shared::new(state, pool, &info);
-    let port = port::MemifPort::new(info, shared);
-    if found_server {
-        meet(&port);
-    }
-    Ok(Box::new(port))
+    Ok((port::MemifPort::new(info, shared), found_server))
 }
 
+/// How often an end without a role decides which end it is.
+const TRIES: u32 = 4;
 /// How long an end waits for the server that it found.
 const MEETING: Duration = Duration::from_secs(1);
+/// How often it looks meanwhile whether the server is still there.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Waits until the link is up, for at most [`MEETING`], so that the first frames of the program that starts second, among them
-/// datagrams that nobody repeats, are not lost.
-fn meet(port: &port::MemifPort) {
+/// datagrams that nobody repeats, are not lost. `false`: nobody listens there any more. The server that was found was about to end,
+/// as one of a pair of programs before this one; and as two ends may have found it, neither may stay the client.
+fn meet(port: &port::MemifPort, path: &Path) -> bool {
     let start = Instant::now();
-    while !port.link_up() && start.elapsed() < MEETING {
+    let mut look_at = start + LOOK_EVERY;
+    while !port.link_up() {
+        let now = Instant::now();
+        if now >= look_at {
+            if socket_file::look(path) != Ok(socket_file::Look::Alive) {
+                return false;
+            }
+            look_at = now + LOOK_EVERY;
+        }
+        if now.saturating_duration_since(start) >= MEETING {
+            break;
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
+    true
 }
 
 /// As [`open`], but which end is the server is decided only at the start of the port: a port that is only queried must not listen.
