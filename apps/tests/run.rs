@@ -22,7 +22,7 @@ impl Place {
 
     fn run(&self, options: &[&str], command: &[&str]) -> Finished {
         let mut run = Command::new(RUN);
-        for name in ["LD_PRELOAD", "LD_LIBRARY_PATH", "ROCE_PORT", "ROCE_STATS"] {
+        for name in ["LD_PRELOAD", "LD_LIBRARY_PATH", "ROCE_PORT", "ROCE_STATS", "ROCE_ADDR", "ROCE_MAC"] {
             run.env_remove(name);
         }
         run.env("XDG_RUNTIME_DIR", self.0.join("runtime")).current_dir(&self.0);
@@ -74,7 +74,7 @@ fn a_program_gets_the_paths_and_the_options() {
         ("ROCE_ADDR", "10.0.0.1/24,fd00::1/64"),
         ("ROCE_MTU", "1500"),
         ("ROCE_DRIVE", "dedicated:1,2"),
-        ("UCX_UD_ETH_DGID_CHECK", "n"),
+        ("ROCE_DEFAULT_UCX_UD_ETH_DGID_CHECK", "n"),
         ("ROCE_PCAP", here.join("a.pcap").to_str().unwrap()),
         ("ROCE_STATS", here.join("st").to_str().unwrap()),
     ] {
@@ -92,8 +92,40 @@ fn a_program_gets_the_paths_and_the_options() {
     let plain = place.run(&[], &["env"]).good();
     assert_eq!(value(&plain.stdout, "ROCE_PORT"), None);
     assert_eq!(value(&plain.stdout, "ROCE_STATS"), None);
-    assert_eq!(value(&plain.stdout, "ROCE_PATHS"), tree.to_str());
-    assert_eq!(std::fs::read_dir(place.0.join("runtime/roce")).unwrap().count(), 1);
+    let paths = |ran: &Finished| value(&ran.stdout, "ROCE_PATHS").map(str::to_owned);
+    assert_eq!(paths(&plain), paths(&place.run(&["--pcap", "b.pcap"], &["env"]).good()));
+    assert_eq!(std::fs::read_dir(place.0.join("runtime/roce")).unwrap().count(), 2);
+}
+
+#[test]
+fn the_files_below_sys_are_those_of_the_device_and_do_not_pile_up() {
+    let place = Place::new("sysfs");
+    let tree = |options: &[&str]| {
+        let ran = place.run(options, &["env"]).good();
+        let reachability =
+            value(&ran.stdout, "ROCE_DEFAULT_UCX_IB_ROCE_REACHABILITY_MODE").map(str::to_owned);
+        (
+            PathBuf::from(value(&ran.stdout, "ROCE_PATHS").unwrap()).join("sys/class/infiniband/roce0"),
+            reachability,
+        )
+    };
+    let read =
+        |path: PathBuf| std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let (device, reachability) = tree(&["--port", "udp:127.0.0.1"]);
+    assert_eq!(read(device.join("ports/1/gids/0")), "0000:0000:0000:0000:0000:ffff:7f00:0001\n");
+    assert_eq!(read(device.join("ports/1/gid_attrs/ndevs/0")), "lo\n");
+    assert_eq!(read(device.join("device/net/lo/ifindex")), read("/sys/class/net/lo/ifindex".into()));
+    assert_eq!(reachability, None, "the kernel has the routes");
+    let (device, reachability) = tree(&["--ip", "10.77.0.5"]);
+    assert_eq!(read(device.join("ports/1/gids/1")), "0000:0000:0000:0000:0000:ffff:0a4d:0005\n");
+    assert!(!device.join("device/net").exists() && !device.join("ports/1/gid_attrs/ndevs").exists());
+    assert_eq!(reachability.as_deref(), Some("all"));
+    // What a program writes there changes no other file.
+    std::fs::write(device.join("node_desc"), "other\n").unwrap();
+    assert_eq!(read(device.join("../../infiniband_verbs/uverbs0/ibdev")), "roce0\n");
+    let last = (10..60).map(|n| tree(&["--ip", &format!("10.77.0.{n}")]).0).last().unwrap();
+    assert!(last.join("node_type").exists());
+    assert_eq!(std::fs::read_dir(place.0.join("runtime/roce")).unwrap().count(), 32);
 }
 
 #[test]

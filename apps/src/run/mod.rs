@@ -5,8 +5,10 @@
 
 mod image;
 mod library;
+mod sysfs;
 mod tree;
 
+use crate::cli::parse;
 use crate::cli::run::{RunCli, RunDrive};
 use crate::error::{AppError, Result};
 use crate::out::{note, say};
@@ -15,9 +17,13 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use sysfs::Facts;
+use verbs::port::PortSpec;
 
-/// Whether UCX checks to which address a datagram was sent.
-const UCX_CHECK: &str = "UCX_UD_ETH_DGID_CHECK";
+/// What precedes the name of a variable of UCX for which the program gets a value where the user has set none: `libroce-paths.so`
+/// answers for it. In the environment itself a release of UCX that does not know it would warn of it.
+const UCX_CHECK: &str = "ROCE_DEFAULT_UCX_UD_ETH_DGID_CHECK";
+const UCX_REACHABILITY: &str = "ROCE_DEFAULT_UCX_IB_ROCE_REACHABILITY_MODE";
 
 /// Runs the program in place of this process; returns only if that fails, or to print.
 ///
@@ -49,7 +55,12 @@ fn variables(cli: &RunCli, library: &Path) -> Result<Vec<(&'static str, OsString
     let mut all = library::loader(library, old);
     all.extend(library::sanitizers(library, old));
     let mut set = |name, value: Option<OsString>| all.extend(value.map(|value| (name, value)));
-    set("ROCE_PATHS", Some(tree::make()?.into_os_string()));
+    let facts = facts(cli);
+    set("ROCE_PATHS", Some(tree::make(&facts)?.into_os_string()));
+    // UCX 1.13 takes the IP version of a datagram from a field that devices of one vendor fill in so, and drops those of others.
+    set(UCX_CHECK, Some("n".into()));
+    // UCX 1.19 and later asks the kernel for a route to each peer. Where no interface of the kernel is below, it has none.
+    set(UCX_REACHABILITY, (!facts.has_interfaces()).then(|| "all".into()));
     set("ROCE_PORT", cli.port.as_ref().map(OsString::from));
     set("ROCE_ADDR", list(cli.ip.iter().map(|(addr, prefix)| format!("{addr}/{prefix}"))));
     set("ROCE_MTU", cli.link_mtu.map(|mtu| mtu.to_string().into()));
@@ -65,11 +76,24 @@ fn variables(cli: &RunCli, library: &Path) -> Result<Vec<(&'static str, OsString
         None => None,
     };
     set("ROCE_STATS", stats.map(PathBuf::into_os_string));
-    // UCX 1.13 takes the IP version of a datagram from a field that devices of one vendor fill in so, and drops those of others.
-    let ucx = std::env::var_os(UCX_CHECK).is_none();
-    set(UCX_CHECK, ucx.then(|| "n".into()));
     set("ROCE_PCAP", cli.pcap.as_deref().map(absolute).transpose()?.map(PathBuf::into_os_string));
     Ok(all)
+}
+
+/// What is known of the device before the library opens it: from the options, or else from the variables. What the library will
+/// refuse is left out here.
+fn facts(cli: &RunCli) -> Facts {
+    let set = |name: &str| std::env::var(name).ok();
+    let port = cli.port.clone().or_else(|| set("ROCE_PORT")).unwrap_or_else(|| "memif".into()).parse();
+    let port = port.ok();
+    let host = port.as_ref().and_then(|port: &PortSpec| port.host_addresses().ok()).unwrap_or_default();
+    let given = match &cli.ip[..] {
+        [] => set("ROCE_ADDR").unwrap_or_default(),
+        given => given.iter().map(|(addr, prefix)| format!("{addr}/{prefix},")).collect(),
+    };
+    let addrs =
+        given.split(',').filter_map(|addr| parse::ip_prefix(addr).ok()).map(|(addr, _)| addr).collect();
+    Facts { port, addrs, mac: set("ROCE_MAC").and_then(|mac| mac.parse().ok()), host }
 }
 
 impl RunDrive {

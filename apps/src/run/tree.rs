@@ -1,60 +1,64 @@
 //! The files that a kernel would show of the device, below /sys and /dev: a tree of our own in the user's runtime directory,
 //! which `libroce-paths.so` shows to the program in their place.
 //!
-//! It contains what programs look for there, and only what is the same for every process. Its name has a checksum of its
-//! contents: all processes of a release share it, and those of another release have their own.
+//! Its name has a checksum of its contents: processes of a release whose device is the same share it, others have their own.
 
+use super::sysfs::{Entry, Facts, UVERBS};
 use crate::error::{AppError, Result};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-/// Entries of a GID table: more than a device has addresses.
-const GIDS: usize = 256;
-/// The device, and its character device.
-const DEVICE: &str = "roce0";
-const UVERBS: &str = "uverbs0";
+/// How the names of trees begin.
+const NAME: &str = "paths-";
+/// Trees that are kept: the one that was not asked for longest goes first.
+const TREES_MAX: usize = 32;
 
 /// Makes the tree unless it exists; returns its path.
 ///
 /// # Errors
 /// The runtime directory cannot be made, belongs to somebody else, or is full.
-pub fn make() -> Result<PathBuf> {
+pub fn make(facts: &Facts) -> Result<PathBuf> {
     let dir = verbs::stats::runtime_dir().map_err(|e| AppError::Setup(e.to_string()))?;
-    let files = files();
+    let files = facts.files();
     let mut hash = crc32fast::Hasher::new();
-    for (path, text) in &files {
+    for (path, entry) in &files {
         hash.update(path.as_bytes());
-        hash.update(text.as_bytes());
+        match entry {
+            Entry::File(text) => hash.update(text.as_bytes()),
+            Entry::Link(to) => hash.update(to.as_os_str().as_encoded_bytes()),
+        }
     }
-    let tree = dir.join(format!("paths-{:08x}", hash.finalize()));
+    let tree = dir.join(format!("{NAME}{:08x}", hash.finalize()));
+    let failed = |e: io::Error| AppError::Setup(format!("{}: {e}", tree.display()));
     if !tree.is_dir() {
-        write(&dir, &tree, &files).map_err(|e| AppError::Setup(format!("{}: {e}", tree.display())))?;
+        write(&dir, &tree, &files).map_err(failed)?;
+        forget(&dir, &tree);
     }
+    // Asked for now. Not if the directory belongs to a reader of it only.
+    let _ = std::fs::File::open(&tree).and_then(|tree| tree.set_modified(SystemTime::now()));
     Ok(tree)
 }
 
-/// Regular files, by path and contents.
-fn files() -> Vec<(String, String)> {
-    let device = format!("sys/class/infiniband/{DEVICE}");
-    let uverbs = format!("sys/class/infiniband_verbs/{UVERBS}");
-    let mut all = vec![
-        (format!("{device}/node_type"), "1: CA\n".to_owned()),
-        (format!("{device}/ports/1/link_layer"), "Ethernet\n".into()),
-        (format!("{device}/ports/1/pkeys/0"), "0xffff\n".into()),
-        // No NUMA node is nearer than another.
-        (format!("{device}/device/numa_node"), "-1\n".into()),
-        ("sys/class/infiniband_verbs/abi_version".into(), "6\n".into()),
-        (format!("{uverbs}/ibdev"), format!("{DEVICE}\n")),
-        (format!("{uverbs}/abi_version"), "1\n".into()),
-    ];
-    // Every GID of the stack is one of RoCE v2.
-    all.extend((0..GIDS).map(|n| (format!("{device}/ports/1/gid_attrs/types/{n}"), "RoCE v2\n".into())));
-    all
+/// Removes the trees beyond [`TREES_MAX`], but not `ours`.
+fn forget(dir: &Path, ours: &Path) {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let trees = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(NAME));
+    let asked_for = |path: &Path| path.metadata().and_then(|m| m.modified()).ok();
+    let mut trees: Vec<_> =
+        trees.map(|entry| entry.path()).filter_map(|path| Some((asked_for(&path)?, path))).collect();
+    trees.sort();
+    let too_many = trees.len().saturating_sub(TREES_MAX);
+    for (_, tree) in trees.iter().filter(|(_, tree)| tree != ours).take(too_many) {
+        // Another process may be at it, too.
+        let _ = std::fs::remove_dir_all(tree);
+    }
 }
 
 /// Writes the tree beside its place, then moves it there: nobody sees half of it.
-fn write(dir: &Path, tree: &Path, files: &[(String, String)]) -> io::Result<()> {
+fn write(dir: &Path, tree: &Path, files: &[(String, Entry)]) -> io::Result<()> {
     let draft = dir.join(format!("paths.{}", std::process::id()));
     // Left by a process of the same number that was killed.
     let _ = std::fs::remove_dir_all(&draft);
@@ -68,11 +72,24 @@ fn write(dir: &Path, tree: &Path, files: &[(String, String)]) -> io::Result<()> 
     moved
 }
 
-fn fill(draft: &Path, files: &[(String, String)]) -> io::Result<()> {
-    for (path, text) in files {
+fn fill(draft: &Path, files: &[(String, Entry)]) -> io::Result<()> {
+    // Files of a directory with the same text are one file of several names: there are hundreds in the GID table.
+    let mut made: BTreeMap<(PathBuf, &str), PathBuf> = BTreeMap::new();
+    for (path, entry) in files {
         let path = draft.join(path);
-        std::fs::create_dir_all(path.parent().unwrap_or(draft))?;
-        std::fs::write(path, text)?;
+        let parent = path.parent().unwrap_or(draft).to_path_buf();
+        std::fs::create_dir_all(&parent)?;
+        match entry {
+            Entry::Link(to) => symlink(to, path)?,
+            Entry::File(text) => match made.get(&(parent.clone(), text.as_str())) {
+                // Unless the file system has no such links, or no more of this file.
+                Some(other) if std::fs::hard_link(other, &path).is_ok() => {}
+                _ => {
+                    std::fs::write(&path, text)?;
+                    made.insert((parent, text), path);
+                }
+            },
+        }
     }
     // Programs look whether these are character devices. Nothing goes through them.
     let nodes = draft.join("dev/infiniband");

@@ -35,7 +35,7 @@ pub use capture::capture;
 pub use fault::fault;
 pub use frame::{Frame, HeapPool};
 pub use pair::{Steering, pair, pair_with};
-pub use spec::{MemifRole, PortSpec};
+pub use spec::{HostAddress, MemifRole, PortSpec};
 
 /// Frames that a queue received in one burst.
 pub type RxBurst = arrayvec::ArrayVec<Frame, { config::RX_BURST }>;

@@ -127,6 +127,40 @@ impl PortSpec {
     }
 }
 
+/// An address of the host, as a device over the port has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostAddress {
+    /// The address.
+    pub addr: IpAddr,
+    /// Name of its network interface; empty where it has none now.
+    pub iface: String,
+    /// The interface is up and has a carrier.
+    pub up: bool,
+}
+
+impl PortSpec {
+    /// Name of the system's network interface that the port is, if it is one.
+    pub fn iface(&self) -> Option<&str> {
+        match self {
+            Self::Tap { iface, .. } | Self::AfPacket { iface, .. } => Some(iface),
+            _ => None,
+        }
+    }
+
+    /// The addresses that a device over the port has from the host at this moment, in the order of its GID table. There are none
+    /// where the device has addresses of its own.
+    ///
+    /// # Errors
+    /// The kernel does not say what addresses there are.
+    pub fn host_addresses(&self) -> std::io::Result<Vec<HostAddress>> {
+        match self {
+            Self::Udp { addrs, .. } => super::udp::addresses(addrs),
+            _ => Ok(Vec::new()),
+        }
+    }
+}
+
 /// The forms, for messages.
 const FORMS: &str = "loopback, unix:LOCAL,peer=REMOTE, memif, memif:PATH, udp, udp:ADDR, tap:IFACE, af_packet:IFACE, vhost:PATH, dpdk:DEVARGS";
 

@@ -115,4 +115,8 @@ calls! {
     __realpath_chk         ()                           path (resolved: *mut c_char, room: usize)            -> *mut c_char, core::ptr::null_mut();
     canonicalize_file_name ()                           path ()                                              -> *mut c_char, core::ptr::null_mut();
     chdir                  ()                           path ()                                              -> c_int, -1;
+    getxattr               ()                           path (name: *const c_char, value: Any, size: usize)  -> isize, -1;
+    lgetxattr              ()                           path (name: *const c_char, value: Any, size: usize)  -> isize, -1;
+    listxattr              ()                           path (list: *mut c_char, size: usize)                -> isize, -1;
+    llistxattr             ()                           path (list: *mut c_char, size: usize)                -> isize, -1;
 }

@@ -6,7 +6,12 @@ use core::mem::MaybeUninit;
 use crate::caller;
 
 /// What the tree has; each with all that is below it.
-const PREFIXES: [&[u8]; 3] = [b"/sys/class/infiniband", b"/sys/class/infiniband_verbs", b"/dev/infiniband"];
+const PREFIXES: [&[u8]; 4] = [
+    b"/sys/class/infiniband",
+    b"/sys/class/infiniband_verbs",
+    b"/sys/class/infiniband_mad",
+    b"/dev/infiniband",
+];
 /// The variable with the directory of the tree.
 const TREE: &CStr = c"ROCE_PATHS";
 /// Longest path that the kernel takes, with its end.

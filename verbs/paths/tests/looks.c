@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 static int wrong;
@@ -53,6 +54,11 @@ static void file(const char *path, int there) {
     expect(there, realpath(path, buffer) != NULL, "realpath", path);
     expect(there, (name = canonicalize_file_name(path)) != NULL, "canonicalize_file_name", path);
     free(name);
+    // `ls -l` asks for these: a file that has none is there all the same.
+    expect(there, getxattr(path, "user.none", buffer, sizeof buffer) >= 0 || errno != ENOENT, "getxattr", path);
+    expect(there, lgetxattr(path, "user.none", buffer, sizeof buffer) >= 0 || errno != ENOENT, "lgetxattr", path);
+    expect(there, listxattr(path, buffer, sizeof buffer) >= 0 || errno != ENOENT, "listxattr", path);
+    expect(there, llistxattr(path, buffer, sizeof buffer) >= 0 || errno != ENOENT, "llistxattr", path);
 }
 
 static void directory(const char *path, int there) {
@@ -83,6 +89,9 @@ int main(int argc, char **argv) {
     file("/sys/class/infiniband/roce0/node_type", there);
     file("//sys//class/infiniband/roce0/ports/1/gid_attrs/types/0", there);
     file("/sys/class/infiniband_verbs/uverbs0/ibdev", there);
+    file("/sys/class/infiniband_mad/abi_version", there);
+    // A link of the tree to a directory of the machine.
+    directory("/sys/class/infiniband/roce0/device/net/lo", there);
     directory("/sys/class/infiniband", there);
     directory("/sys/class/infiniband_verbs/", there);
     link_to_a_device("/dev/infiniband/uverbs0", there);
@@ -91,6 +100,20 @@ int main(int argc, char **argv) {
     file("/sys/class/infiniband/roce1/node_type", 0);
     file("/etc/passwd", 1);
     directory("/dev", 1);
+    // What a user sets is what a program gets; what it sets for others is nothing.
+    char *value;
+    setenv("ROCE_DEFAULT_UCX_A", "default", 1);
+    setenv("ROCE_DEFAULT_UCX_B", "default", 1);
+    setenv("ROCE_DEFAULT_OTHER", "default", 1);
+    setenv("UCX_B", "own", 1);
+    // Whether there is a tree or not.
+    int preloaded = getenv("LD_PRELOAD") != NULL;
+    expect(preloaded, (value = getenv("UCX_A")) && !strcmp(value, "default"), "getenv", "UCX_A");
+    expect(1, (value = getenv("UCX_B")) && !strcmp(value, "own"), "getenv", "UCX_B");
+    expect(0, getenv("OTHER") || getenv("UCX_C") || getenv("UCX_"), "getenv", "OTHER, UCX_C, UCX_");
+    char longest[300] = "UCX_";
+    memset(longest + 4, 'x', sizeof longest - 5);
+    expect(0, getenv(longest) != NULL, "getenv", "a long name");
     // A mode reaches the C library's function.
     const char *volatile nowhere = NULL;
     char made[] = "/tmp/roce-paths-XXXXXX";

@@ -37,6 +37,10 @@ fn a_program_sees_the_tree_below_its_prefixes_and_nowhere_else() {
     write(&tree, "sys/class/infiniband/roce0/node_type", "1: CA\n");
     write(&tree, "sys/class/infiniband/roce0/ports/1/gid_attrs/types/0", "RoCE v2\n");
     write(&tree, "sys/class/infiniband_verbs/uverbs0/ibdev", "roce0\n");
+    write(&tree, "sys/class/infiniband_mad/abi_version", "5\n");
+    write(&tree, "sys/class/infiniband/roce0/device/net/other", "");
+    let net = tree.join("sys/class/infiniband/roce0/device/net");
+    std::os::unix::fs::symlink("/sys/class/net/lo", net.join("lo")).unwrap();
     write(&tree, "dev/infiniband/other", "");
     write(&tree, "etc/passwd", "");
     std::os::unix::fs::symlink("/dev/null", tree.join("dev/infiniband/uverbs0")).unwrap();

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use super::control::is_link_local;
 use super::route::Router;
 use super::sys::{self, Local};
-use crate::port::netdevice;
+use crate::port::{HostAddress, netdevice};
 use crate::wire::UDP_PORT;
 
 /// Groups of messages about interfaces, their addresses, and routes of IPv4 (rtnetlink(7)): `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
@@ -83,6 +83,23 @@ impl Table {
             self.0.iter().any(|entry| Some(entry.local.index) == index && entry.segments)
         }
     }
+}
+
+/// The addresses that a port with these names would have now, in the order of a device's GID table, each with its interface.
+///
+/// # Errors
+/// The kernel does not say what addresses there are.
+pub fn addresses(named: &[IpAddr]) -> std::io::Result<Vec<HostAddress>> {
+    let host = Host::new(named);
+    host.look()?;
+    let table = host.table();
+    let own = crate::port::Host::addresses(&host);
+    let with_iface = |addr| {
+        let local = table.of(addr).map(|entry| &entry.local);
+        let iface = local.map_or_else(String::new, |local| local.iface.clone());
+        HostAddress { addr, iface, up: local.is_some_and(|local| local.up) }
+    };
+    Ok(own.into_iter().map(with_iface).collect())
 }
 
 /// The host of a port.

@@ -18,6 +18,8 @@ mod rx;
 mod sys;
 mod tx;
 
+pub use host::addresses;
+
 #[cfg(all(test, not(miri)))]
 mod tests;
 
