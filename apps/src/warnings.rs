@@ -5,11 +5,8 @@
 
 use crate::out::note;
 use serde_json::{Map, Value};
-use std::fmt::{Debug, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tracing::field::{Field, Visit};
-use tracing::level_filters::LevelFilter;
-use tracing::{Event, Level, Metadata, Subscriber, span};
+use verbs::log::{Level, LevelFilter, Parts, Report};
 
 /// Prints warnings from now on.
 pub fn show() {
@@ -30,39 +27,17 @@ pub struct Log {
 /// Prints what is reported from now on. The first call in a process decides.
 pub fn log(log: Log) {
     // A program that calls this twice prints already, as the first call said.
-    let _ = tracing::subscriber::set_global_default(Printer(log));
+    let _ = verbs::log::report_to(log.level, move |report| print(log, report));
 }
 
-struct Printer(Log);
-
-impl Subscriber for Printer {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= self.0.level
+fn print(log: Log, report: &Report<'_>) {
+    let (parts, level) = (report.parts(), report.level());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    match log {
+        Log { json: true, .. } => note!("{}", object(parts, now.as_secs_f64(), level, report.target())),
+        Log { time: true, .. } => note!("{} {}", utc(now), parts.sentence(level)),
+        Log { .. } => note!("{}", parts.sentence(level)),
     }
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(self.0.level)
-    }
-    fn event(&self, event: &Event<'_>) {
-        let mut line = Line::default();
-        event.record(&mut line);
-        let metadata = event.metadata();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        match self.0 {
-            Log { json: true, .. } => {
-                note!("{}", line.object(now.as_secs_f64(), metadata.level(), metadata.target()));
-            }
-            Log { time: true, .. } => note!("{} {}", utc(now), line.sentence(metadata.level())),
-            Log { .. } => note!("{}", line.sentence(metadata.level())),
-        }
-    }
-    // The stack has no spans.
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
 }
 
 /// A time since the epoch, in UTC (RFC 3339), to the millisecond.
@@ -82,70 +57,29 @@ fn utc(since: Duration) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}.{millis:03}Z")
 }
 
-/// The parts of an event.
-#[derive(Default)]
-struct Line {
-    message: String,
-    fields: Vec<(&'static str, Value)>,
+fn object(parts: Parts, seconds: f64, level: Level, target: &str) -> String {
+    let mut object = Map::new();
+    object.insert("time".into(), seconds.into());
+    object.insert("level".into(), level.as_str().to_lowercase().into());
+    object.insert("target".into(), target.into());
+    object.insert("message".into(), parts.message.into());
+    object.extend(parts.fields.into_iter().map(|(name, field)| (name.to_string(), value(field))));
+    Value::Object(object).to_string()
 }
 
-impl Line {
-    fn sentence(&self, level: &Level) -> String {
-        let kind = match *level {
-            Level::WARN => "warning",
-            Level::ERROR => "error",
-            Level::INFO => "info",
-            Level::DEBUG => "debug",
-            _ => "trace",
-        };
-        let mut text = format!("{kind}: {}", self.message);
-        for (name, value) in &self.fields {
-            // Writing to a string does not fail.
-            let _ = match value {
-                Value::String(value) => write!(text, " ({name}: {value})"),
-                value => write!(text, " ({name}: {value})"),
-            };
-        }
-        text
-    }
-    fn object(self, seconds: f64, level: &Level, target: &str) -> String {
-        let mut object = Map::new();
-        object.insert("time".into(), seconds.into());
-        object.insert("level".into(), level.as_str().to_lowercase().into());
-        object.insert("target".into(), target.into());
-        object.insert("message".into(), self.message.into());
-        object.extend(self.fields.into_iter().map(|(name, value)| (name.to_string(), value)));
-        Value::Object(object).to_string()
-    }
-}
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        match field.name() {
-            "message" => self.message = format!("{value:?}"),
-            name => self.fields.push((name, format!("{value:?}").into())),
-        }
-    }
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        self.fields.push((field.name(), value.into()));
-    }
-    fn record_i64(&mut self, field: &Field, value: i64) {
-        self.fields.push((field.name(), value.into()));
-    }
-    fn record_bool(&mut self, field: &Field, value: bool) {
-        self.fields.push((field.name(), value.into()));
-    }
-    fn record_str(&mut self, field: &Field, value: &str) {
-        match field.name() {
-            "message" => self.message = value.into(),
-            name => self.fields.push((name, value.into())),
-        }
+fn value(field: verbs::log::Value) -> Value {
+    match field {
+        verbs::log::Value::Unsigned(value) => value.into(),
+        verbs::log::Value::Signed(value) => value.into(),
+        verbs::log::Value::Bool(value) => value.into(),
+        other => other.to_string().into(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use verbs::log::Value::{Text, Unsigned};
 
     // Goal: against date(1), around leap days and ends of years.
     #[test]
@@ -163,16 +97,11 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_a_sentence_or_an_object() {
-        let line = || Line {
-            message: "a host has connected".into(),
-            fields: vec![("host", "nqn \"x\"\n".into()), ("controller", 7.into())],
-        };
-        assert_eq!(
-            line().sentence(&Level::INFO),
-            "info: a host has connected (host: nqn \"x\"\n) (controller: 7)"
-        );
-        let text = line().object(1.5, &Level::WARN, "nvmf");
+    fn an_event_is_an_object_on_one_line() {
+        let mut parts = Parts::default();
+        parts.message = "a host has connected".into();
+        parts.fields = vec![("host", Text("nqn \"x\"\n".into())), ("controller", Unsigned(7))];
+        let text = object(parts, 1.5, Level::WARN, "nvmf");
         assert!(!text.contains('\n'), "{text}");
         let object: Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&object["host"], &object["controller"]), (&"nqn \"x\"\n".into(), &7.into()));

@@ -72,6 +72,7 @@ mod error;
 mod flags;
 mod hint;
 mod local_bytes;
+pub mod log;
 mod mcast;
 mod memory;
 mod mr;

@@ -9,7 +9,8 @@ use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv
 use crate::attr::{ah_attr, ah_attr_to};
 use crate::context::device_of;
 use crate::errno::{EINVAL, Result};
-use crate::guard::{minus_one, number, pointer, say};
+use crate::guard::{minus_one, number, pointer};
+use crate::log::say;
 use crate::object::{Kind, Object};
 use crate::{pd, qp, wc};
 

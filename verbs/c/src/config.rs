@@ -13,6 +13,7 @@
 //! | `ROCE_STATS` | a socket, or a directory for it, on which `roce-stat` finds the counters | none |
 //! | `ROCE_PCAP` | a file that every frame is written to | none |
 //! | `ROCE_MEMORY` | `on-demand`: regions are registered on demand, so that memory that is unmapped too early is an error of the request | `mapped` |
+//! | `ROCE_LOG` | what is said on standard error: `off`, `error`, `warn`, `info`, `debug` | `warn` |
 //! | `ROCE_XRCD` | `process`: processes that open an XRC domain by the same file have one each, as on hosts of their own | the second is refused |
 //!
 //! Without an address the first process of a user that uses a port of that name has 10.77.0.1, and whoever comes next the lowest
@@ -29,6 +30,7 @@ use verbs::port::PortSpec;
 use verbs::{DeviceConfig, Drive, Mac};
 
 use crate::claims::Claim;
+use crate::log::Log;
 
 /// What a device is opened with.
 pub(crate) struct Config {
@@ -83,6 +85,14 @@ pub(crate) fn read() -> Result<Config, String> {
     device.assume_link = meets;
     device.port = port.into();
     Ok(Config { device, claim: place, lazy, draws_mac })
+}
+
+/// How much is said.
+///
+/// # Errors
+/// A sentence that names the variable and says what to do.
+pub(crate) fn log() -> Result<Log, String> {
+    Ok(value("ROCE_LOG")?.unwrap_or_default())
 }
 
 /// What `ROCE_MEMORY` said when the device was opened.

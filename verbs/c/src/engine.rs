@@ -21,7 +21,8 @@ use crate::claims::{Claim, Claims};
 use crate::config::{self, Config};
 use crate::errno::{ENODEV, Result};
 use crate::event::{Contexts, Names};
-use crate::guard::{guarded, say, settled};
+use crate::guard::{guarded, settled};
+use crate::log::{self, say};
 use crate::object::Retired;
 
 /// What belongs to the process. A forked child has a new one: locks of the old one may be held by threads that it does not have.
@@ -163,10 +164,12 @@ impl Process {
     }
 
     fn open(&self, engine: &mut Engine) -> Result<Context> {
-        let Config { mut device, claim, lazy, draws_mac } = config::read().map_err(|why| {
+        let refused = |why| {
             say(why);
             crate::errno::EINVAL
-        })?;
+        };
+        log::begin(config::log().map_err(refused)?);
+        let Config { mut device, claim, lazy, draws_mac } = config::read().map_err(refused)?;
         device.mac = device.mac.or(engine.identity.mac);
         if let Some(place) = &engine.identity.place {
             device.addrs = place.addrs.clone();

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use verbs::{DeviceError, PostError, VerbsError};
 
-use crate::guard::say;
+use crate::log::say;
 
 /// An error number of Linux.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,11 +5,10 @@
 //! (`settled`). Posts and polls are only guarded: a turn reaches none on any port that needs no DPDK.
 
 use core::ffi::c_int;
-use core::fmt::Display;
-use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::errno::{self, EIO, Errno, Result};
+use crate::log::say;
 
 /// Runs a call of C; a panic is `EIO`.
 #[inline]
@@ -23,11 +22,6 @@ fn panicked() -> Errno {
     // The panic's own message was printed by its hook.
     say("a call of libibverbs panicked, which is a bug of this library; it returns EIO");
     EIO
-}
-
-/// Writes a line to stderr. Failures are ignored; `eprintln` would panic.
-pub(crate) fn say(why: impl Display) {
-    let _ = writeln!(std::io::stderr(), "roce: {why}");
 }
 
 /// As [`guarded`], for calls that may open, close or start threads: the thread is not cancelled before the call is over.

@@ -7,6 +7,7 @@
 //! | what | where |
 //! |---|---|
 //! | types of the headers; errors; the border that no panic crosses | `abi`, `errno`, `guard` |
+//! | lines on standard error: why a call failed, what the stack warns of | `log` |
 //! | calls that wait, where a thread may be cancelled | `wait` |
 //! | objects: the public structure, and behind it what it stands for | `object` |
 //! | the one device of the process: when it opens, what a fork finds; its configuration; names that one process claims | `engine`, `config`, `claims` |
@@ -41,6 +42,7 @@ mod engine;
 mod errno;
 mod event;
 mod guard;
+mod log;
 mod mr;
 mod mw;
 mod object;

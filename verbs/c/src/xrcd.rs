@@ -12,7 +12,8 @@ use crate::abi::{self, ibv_context, ibv_qp, ibv_qp_open_attr, ibv_xrcd, ibv_xrcd
 use crate::claims::Claim;
 use crate::context::{self, device_of};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::guard::{number, pointer, say};
+use crate::guard::{number, pointer};
+use crate::log::say;
 use crate::object::{Kind, Object};
 use crate::{config, qp};
 

@@ -417,7 +417,14 @@ impl Link {
             if peer_fd::is_full() {
                 break;
             }
-            let Some(socket) = listener.accept() else { break };
+            let socket = match listener.accept() {
+                Ok(Some(socket)) => socket,
+                Ok(None) => break,
+                Err(error) => {
+                    self.who.log(format!("a client waits to be accepted: {}", exhausted(&error)));
+                    break;
+                }
+            };
             let mut channel = Channel::new(socket);
             if let Err(why) = self.who.admit(&channel.socket) {
                 refused.push((channel, why));
@@ -471,7 +478,15 @@ impl Link {
             if peer_fd::is_full() {
                 return;
             }
-            let Ok(socket) = Socket::connect(path) else { return };
+            let socket = match Socket::connect(path) {
+                Ok(socket) => socket,
+                Err(error) => {
+                    if !is_absent(&error) {
+                        self.who.log(format!("no link to {}: {}", path.display(), exhausted(&error)));
+                    }
+                    return;
+                }
+            };
             let handshake = Client::new(&self.who.terms);
             *found =
                 Some(Box::new(Found { channel: Channel::new(socket), handshake, since: now, memory: None }));
@@ -519,9 +534,24 @@ impl Link {
 }
 
 const GONE: &str = "the peer is gone";
-const TOO_MANY: &str = "a message brings more descriptors than this end takes";
+const TOO_MANY: &str =
+    "a message brings more descriptors than this end takes, or than its limit leaves room for (ulimit -n)";
 /// Doublings of [`RETRY`] for a server that refuses.
 const REFUSALS_MAX: u32 = 5;
+
+/// Whether a client has only to wait: no server listens yet, or many clients came at once.
+fn is_absent(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, Interrupted, NotFound, WouldBlock};
+    matches!(error.kind(), NotFound | ConnectionRefused | WouldBlock | Interrupted)
+}
+
+/// The error, and what to do about it.
+fn exhausted(error: &std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => format!("{error}; raise the limit of this process (ulimit -n)"),
+        _ => error.to_string(),
+    }
+}
 
 impl Greeted {
     /// Takes the client's messages; returns its offer, once that is complete.
@@ -584,11 +614,16 @@ impl Found {
     /// # Errors
     /// The memory could not be made.
     fn offer(&mut self, layout: Layout) -> Result<(), String> {
-        let no_memory = |error| {
-            format!(
+        let no_memory = |error: std::io::Error| match error.raw_os_error() {
+            Some(libc::EMFILE) => format!("no memory for rings: {}", exhausted(&error)),
+            Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => format!(
+                "no memory for rings ({error}): something forbids this process memfd_create(2), as a seccomp profile does; \
+                 permit it, or use a port that needs no shared memory, as unix or udp"
+            ),
+            _ => format!(
                 "no memory for rings, {} MiB ({error}): use a smaller rsize or bsize",
                 layout.size() >> 20
-            )
+            ),
         };
         let (memory, fd) = Memory::make(layout).map_err(no_memory)?;
         let fd = Arc::new(fd);
@@ -656,7 +691,7 @@ mod tests {
         let state = State::new("test".into(), TERMS, Peers::default(), end);
         let serve = || state.link.lock().unwrap().serve(&state, Instant::now());
         serve();
-        let server = listener.accept().unwrap();
+        let server = listener.accept().unwrap().unwrap();
         assert!(server.send(&Server::<OwnedFd>::new(&TERMS).hello().encode(), None).unwrap());
         serve();
         assert!(matches!(server.receive(), Came::Message(..)));

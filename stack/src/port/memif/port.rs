@@ -16,19 +16,38 @@ pub struct Shared {
     pub(super) counters: Vec<Counters>,
     /// Bytes of the longest frame.
     pub(super) max_frame: usize,
-    warned: Once,
+    /// What was warned of: it is not repeated.
+    unwakeable: Once,
+    too_long: Once,
 }
 
 impl Shared {
     pub(super) fn new(state: State, pool: HeapPool, info: &PortInfo) -> Self {
         let counters = (0..info.queues).map(|_| Counters::default()).collect();
-        Self { state, pool, counters, max_frame: info.max_frame(), warned: Once::new() }
+        let max_frame = info.max_frame();
+        Self { state, pool, counters, max_frame, unwakeable: Once::new(), too_long: Once::new() }
+    }
+
+    /// Frames were dropped, of ours (`sent`) or of the peer.
+    #[cold]
+    pub(super) fn note_dropped(&self, sent: bool) {
+        self.too_long.call_once(|| {
+            let which = match sent {
+                true => "frames are longer than the peer's buffers".to_owned(),
+                false => {
+                    format!("frames of the peer are longer than this end takes ({} bytes)", self.max_frame)
+                }
+            };
+            tracing::warn!(
+                "memif: {which} and are dropped; give both ends the same MTU (--link-mtu, ROCE_MTU)"
+            );
+        });
     }
 
     /// The system does not let us wake peers.
     #[cold]
     pub(super) fn cannot_wake(&self, error: &io::Error) {
-        self.warned.call_once(|| {
+        self.unwakeable.call_once(|| {
             tracing::warn!(
                 "a memif peer waits for events, which cannot be sent without io_setup(2): {error}; let it poll, or permit that"
             );

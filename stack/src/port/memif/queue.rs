@@ -225,6 +225,7 @@ impl PortQueue for MemifQueue {
         counters.rx(got.frames, got.bytes);
         if got.dropped > 0 {
             counters.rx_dropped.add(got.dropped as u64);
+            self.shared.note_dropped(false);
         }
         got.frames
     }
@@ -248,6 +249,7 @@ impl PortQueue for MemifQueue {
         counters.tx(done.taken - done.dropped, done.bytes);
         if done.dropped > 0 {
             counters.tx_dropped.add(done.dropped as u64);
+            self.shared.note_dropped(true);
         }
         self.notify();
         for frame in frames.drain(..done.taken) {

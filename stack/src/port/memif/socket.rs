@@ -60,11 +60,24 @@ impl Listener {
     }
 
     /// The client that connected first, if there is one.
-    pub fn accept(&self) -> Option<Socket> {
+    ///
+    /// # Errors
+    /// This process has no descriptor left, or the system none and no memory: the client waits.
+    pub fn accept(&self) -> io::Result<Option<Socket>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (fd, unforked) = Unforked::make(|| Ok(rustix::net::accept_with(&self.fd, flags)?)).ok()?;
-        Socket::new(fd, unforked).ok()
+        match Unforked::make(|| Ok(rustix::net::accept_with(&self.fd, flags)?)) {
+            Ok((fd, unforked)) => Ok(Socket::new(fd, unforked).ok()),
+            Err(error) if is_exhausted(&error) => Err(error),
+            // Nobody, or a client that has left already.
+            Err(_) => Ok(None),
+        }
     }
+}
+
+/// Whether there are no descriptors or no memory.
+fn is_exhausted(error: &io::Error) -> bool {
+    let no_more = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|number| no_more.contains(&number))
 }
 
 /// A connected socket.
@@ -179,9 +192,9 @@ mod tests {
         let listener = Listener::new(&path).unwrap();
         assert!(Socket::connect(&path).is_err(), "nobody listens yet");
         listener.listen().unwrap();
-        assert!(listener.accept().is_none());
+        assert!(listener.accept().unwrap().is_none());
         let client = Socket::connect(&path).unwrap();
-        let server = listener.accept().unwrap();
+        let server = listener.accept().unwrap().unwrap();
         assert_eq!(Listener::new(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         std::fs::remove_file(&path).unwrap();
         (client, server)

@@ -7,6 +7,7 @@
 mod abi;
 mod border;
 mod symbols;
+mod words;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -77,6 +78,7 @@ const PROGRAMS: &[&str] = &[
     "services.c",
     "traffic.c",
     "unread.c",
+    "words.c",
 ];
 
 fn sources() -> PathBuf {
