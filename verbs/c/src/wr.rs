@@ -5,9 +5,10 @@ use core::ffi::c_int;
 use core::mem::offset_of;
 use std::sync::Arc;
 
+use verbs::limits::SGE_MAX;
 use verbs::{LocalBytes, PostError, Qp, QpType, Qpn, RecvWr, SendFlags, SendWr, Sge, Srq, WrOpcode};
 
-use crate::abi::{ibv_recv_wr, ibv_send_wr, ibv_sge};
+use crate::abi::{ibv_recv_wr, ibv_send_wr, ibv_sge, zeroed};
 use crate::attr::send_flags;
 use crate::errno::{self, EINVAL, Errno, Result};
 use crate::guard::guarded;
@@ -21,6 +22,10 @@ const _: () = assert!(
         && offset_of!(ibv_sge, lkey) == offset_of!(Sge, lkey)
 );
 
+/// A request or its elements lie where their types do not allow it, as members of packed structures do: they are posted from a copy
+/// ([`unaligned`]). No error number of the system's.
+const UNALIGNED: Errno = Errno(-1);
+
 /// The elements of a request.
 ///
 /// # Safety
@@ -29,6 +34,7 @@ const _: () = assert!(
 unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge]> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
+        Ok(_) if !list.is_aligned() => Err(UNALIGNED),
         Ok(count) if !list.is_null() => {
             // SAFETY: as the caller promises; the layouts are the same.
             Ok(unsafe { core::slice::from_raw_parts(list.cast(), count) })
@@ -38,11 +44,13 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge]> 
 }
 
 /// A request of C.
-trait Request: Sized {
+trait Request: Copy {
     /// What `verbs` posts.
     type Posted<'a>;
     /// The request behind it; NULL for none.
     fn next(&self) -> *mut Self;
+    /// The members that lead elsewhere: to the request behind it, and to the elements, with their number.
+    fn links(&mut self) -> (&mut *mut Self, &mut *mut ibv_sge, c_int);
     /// # Safety
     /// The request is as C promises.
     unsafe fn turn<'a>(&self, qp_type: QpType) -> Result<Self::Posted<'a>>;
@@ -65,6 +73,10 @@ impl<'l, R: Request> Iterator for List<'l, R> {
     // As a call it would return each request through memory.
     #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
+        if !self.next.is_aligned() {
+            self.fault.set(Some((UNALIGNED, self.next)));
+            return None;
+        }
         // SAFETY: NULL or a request, as C promises.
         let request = unsafe { self.next.as_ref() }?;
         // SAFETY: as C promises.
@@ -89,15 +101,17 @@ impl<'l, R: Request> Iterator for List<'l, R> {
 unsafe fn posted<R: Request>(
     first: *mut R,
     bad: *mut *mut R,
-    post: impl FnOnce(&Fault<R>) -> Result<core::result::Result<(), PostError>>,
+    post: impl Fn(*mut R, &Fault<R>) -> Result<core::result::Result<(), PostError>>,
 ) -> c_int {
     // The outcome passes the guard as a number: as a structure it would be copied at each level.
     let outcome = guarded(|| {
         let fault = Cell::new(None);
-        match post(&fault) {
-            Ok(Ok(())) if fault.get().is_none() => Ok(0),
+        match (post(first, &fault), fault.get()) {
+            (Ok(Ok(())), None) => Ok(0),
+            // SAFETY: as the caller promises; those before it were posted.
+            (Ok(Ok(())), Some((UNALIGNED, at))) => Ok(unsafe { unaligned(at, bad, &post) }),
             // SAFETY: as the caller promises.
-            other => Ok(unsafe { refused(first, bad, other, fault.get()) }),
+            (other, fault) => Ok(unsafe { refused(first, bad, other, fault) }),
         }
     });
     match outcome {
@@ -134,19 +148,62 @@ unsafe fn refused<R: Request>(
     error.0
 }
 
+/// Posts a list from its first request that is not aligned on, each request by itself from a copy.
+///
+/// # Safety
+/// As [`posted`].
+#[cold]
+unsafe fn unaligned<R: Request>(
+    first: *mut R,
+    bad: *mut *mut R,
+    post: &impl Fn(*mut R, &Fault<R>) -> Result<core::result::Result<(), PostError>>,
+) -> c_int {
+    let mut at = first;
+    while !at.is_null() {
+        // SAFETY: a request, wherever it lies.
+        let mut request = unsafe { at.read_unaligned() };
+        // SAFETY: numbers.
+        let mut copies: [ibv_sge; SGE_MAX] = unsafe { zeroed() };
+        let (next, list, count) = request.links();
+        let next = core::mem::replace(next, core::ptr::null_mut());
+        // More elements than a queue pair takes, and a negative number, are refused without a look at them.
+        let count = usize::try_from(count).unwrap_or(0);
+        if count <= SGE_MAX && !list.is_null() {
+            for (index, copy) in copies.iter_mut().enumerate().take(count) {
+                // SAFETY: the request has so many elements.
+                *copy = unsafe { list.add(index).read_unaligned() };
+            }
+        }
+        if !list.is_null() {
+            *list = copies.as_mut_ptr();
+        }
+        let fault = Cell::new(None);
+        let outcome = if count > SGE_MAX { Err(EINVAL) } else { post(&raw mut request, &fault) };
+        if let (Ok(Ok(())), None) = (&outcome, fault.get()) {
+            at = next;
+            continue;
+        }
+        // The request in question is where C has it, not its copy.
+        let fault = fault.get().map(|(error, _)| (error, at));
+        // SAFETY: as the caller promises.
+        return unsafe { refused(at, bad, outcome, fault) };
+    }
+    0
+}
+
 /// # Safety
 /// The list and `bad` are as C promises.
 #[inline]
 pub(crate) unsafe fn post_send<'q>(
     first: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
-    qp: impl FnOnce() -> Result<&'q Arc<Qp>>,
+    qp: impl Fn() -> Result<&'q Arc<Qp>>,
 ) -> c_int {
     // SAFETY: as the caller promises.
     unsafe {
-        posted(first, bad, |fault| {
+        posted(first, bad, |next, fault| {
             let qp = qp()?;
-            Ok(qp.post_send(List { next: first, qp_type: qp.qp_type(), fault }))
+            Ok(qp.post_send(List { next, qp_type: qp.qp_type(), fault }))
         })
     }
 }
@@ -157,12 +214,12 @@ pub(crate) unsafe fn post_send<'q>(
 pub(crate) unsafe fn post_recv(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
-    qp: impl FnOnce() -> Result<&'static Arc<Qp>>,
+    qp: impl Fn() -> Result<&'static Arc<Qp>>,
 ) -> c_int {
     // A request to receive is the same on every type.
     // SAFETY: as the caller promises.
     unsafe {
-        posted(first, bad, |fault| Ok(qp()?.post_recv(List { next: first, qp_type: QpType::Rc, fault })))
+        posted(first, bad, |next, fault| Ok(qp()?.post_recv(List { next, qp_type: QpType::Rc, fault })))
     }
 }
 
@@ -172,11 +229,11 @@ pub(crate) unsafe fn post_recv(
 pub(crate) unsafe fn post_srq_recv(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
-    srq: impl FnOnce() -> Result<&'static Srq>,
+    srq: impl Fn() -> Result<&'static Srq>,
 ) -> c_int {
     // SAFETY: as the caller promises.
     unsafe {
-        posted(first, bad, |fault| Ok(srq()?.post_recv(List { next: first, qp_type: QpType::Rc, fault })))
+        posted(first, bad, |next, fault| Ok(srq()?.post_recv(List { next, qp_type: QpType::Rc, fault })))
     }
 }
 
@@ -186,6 +243,9 @@ impl Request for ibv_recv_wr {
     #[inline]
     fn next(&self) -> *mut Self {
         self.next
+    }
+    fn links(&mut self) -> (&mut *mut Self, &mut *mut ibv_sge, c_int) {
+        (&mut self.next, &mut self.sg_list, self.num_sge)
     }
 
     #[inline(always)]
@@ -201,6 +261,9 @@ impl Request for ibv_send_wr {
     #[inline]
     fn next(&self) -> *mut Self {
         self.next
+    }
+    fn links(&mut self) -> (&mut *mut Self, &mut *mut ibv_sge, c_int) {
+        (&mut self.next, &mut self.sg_list, self.num_sge)
     }
 
     #[inline(always)]

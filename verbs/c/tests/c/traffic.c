@@ -1,5 +1,6 @@
 /* Data by every way to post and to poll, memory windows, and events: one device that talks to itself. */
 #include <fcntl.h>
+#include <stddef.h>
 
 #include "check.h"
 
@@ -65,6 +66,55 @@ static void lists(void)
 	OK(ibv_destroy_qp(qp));
 	OK(ibv_destroy_cq(cq));
 	OK(ibv_destroy_cq(recv_cq));
+}
+
+/* Requests and elements that are members of packed structures, as libiscsi has them: not where their types may be. */
+static void packed(void)
+{
+	static struct __attribute__((packed)) packed {
+		char odd;
+		struct ibv_recv_wr recv[2];
+		struct ibv_send_wr send[3];
+		char more;
+		struct ibv_sge sge[6];
+	} at;
+#define AT(member) ((void *)((char *)&at + offsetof(struct packed, member)))
+	struct ibv_cq *cq = MUST(ibv_create_cq(context, 16, NULL, NULL, 0));
+	struct ibv_qp *qp = make_qp(pd, cq, IBV_QPT_RC);
+	connect_rc(qp, qp->qp_num, gid);
+	strcpy(memory, "packed");
+	for (int i = 0; i < 2; i++) {
+		at.sge[i] = sge(1024 * (i + 1), 64);
+		struct ibv_recv_wr recv = { .wr_id = 10 + i, .sg_list = AT(sge[i]), .num_sge = 1 };
+		recv.next = i ? NULL : AT(recv[1]);
+		at.recv[i] = recv;
+	}
+	struct ibv_recv_wr *bad_recv;
+	OK(ibv_post_recv(qp, AT(recv), &bad_recv));
+	/* Two parts of one message; a message without any; an operation that does not exist. */
+	at.sge[2] = sge(0, 3);
+	at.sge[3] = sge(3, 4);
+	at.send[0] = (struct ibv_send_wr){ .wr_id = 1, .next = AT(send[1]), .sg_list = AT(sge[2]), .num_sge = 2,
+					   .opcode = IBV_WR_SEND };
+	at.send[1] = (struct ibv_send_wr){ .wr_id = 2, .next = AT(send[2]), .opcode = IBV_WR_SEND,
+					   .send_flags = IBV_SEND_SIGNALED };
+	at.send[2] = (struct ibv_send_wr){ .wr_id = 3, .opcode = 77 };
+	struct ibv_send_wr *bad = NULL;
+	REFUSED(ibv_post_send(qp, AT(send), &bad), EINVAL);
+	IS(bad == AT(send[2]), 1);
+	for (int left = 3; left > 0; left--) {
+		struct ibv_wc wc = completion(cq);
+		IS(wc.status, IBV_WC_SUCCESS);
+		IS(wc.wr_id == 2 || (wc.wr_id == 10 && wc.byte_len == 7) || (wc.wr_id == 11 && wc.byte_len == 0), 1);
+	}
+	IS(strcmp(memory + 1024, "packed"), 0);
+	/* A list that is aligned up to one of its requests; more elements than there can be. */
+	struct ibv_send_wr first = { .wr_id = 4, .next = AT(send[0]), .opcode = IBV_WR_SEND };
+	at.send[0].num_sge = 1 << 20;
+	REFUSED(ibv_post_send(qp, &first, &bad), EINVAL);
+	IS(bad == AT(send[0]), 1);
+	OK(ibv_destroy_qp(qp));
+	OK(ibv_destroy_cq(cq));
 }
 
 static void next_of(struct ibv_cq_ex *cq, int first)
@@ -304,6 +354,7 @@ int main(void)
 	mr = MUST(ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC));
 	gid = own_gid(context);
 	lists();
+	packed();
 	extended();
 	windows();
 	events();
