@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""rdma_tests.py RESULTS DEVICE GID MODULE...: runs these modules of rdma-core's tests, which are in the directory tests here.
+"""rdma_tests.py [--hosts SERVER,CLIENT] RESULTS DEVICE GID MODULE...: runs these modules of rdma-core's tests, which are in the directory
+tests here.
+
+With --hosts the two processes of a test of rdma_cm are two hosts, of which each has an address of its own: so it is over a link between
+two processes. On a NIC they share the address of its network interface.
 
 Writes a line for each test: its name, its result (ok, skipped, failed) and why, with tabs between. Ends with 1 if one failed.
 
@@ -8,10 +12,15 @@ A child of a test that crashes is a failure. The tests themselves take it for a 
 
 import importlib
 import multiprocessing
+import os
 import signal
 import sys
 import unittest
 
+hosts = None
+if sys.argv[1] == "--hosts":
+    hosts = sys.argv[2].split(",")
+    del sys.argv[1:3]
 results, device, gid, *modules = sys.argv[1:]
 # The tests read their options from here.
 sys.argv[1:] = ["--dev", device, "--gid", gid]
@@ -19,11 +28,32 @@ sys.path.insert(0, "tests")
 importlib.import_module("args_parser").parser.parse_args()
 sys.path.insert(0, ".")
 
+
+def two_hosts(server):
+    """Gives a process the address that its environment names, where a test names that of the server as its own."""
+    base = importlib.import_module("tests.base")
+    # They ask for the address of a network interface.
+    base.RDMATestCase._get_ip_mac = lambda test, *of: test.args.append([*of, server, "00:00:00:00:00:00"])
+    for module in importlib.import_module("tests.base_rdmacm"), importlib.import_module("tests.rdmacm_utils"):
+        make = module.AddrInfo
+
+        def addr_info(src=None, make=make, **more):
+            return make(src=os.environ["ROCE_ADDR"] if src == server else src, **more)
+
+        module.AddrInfo = addr_info
+
+
+if hosts:
+    two_hosts(hosts[0])
+
 children = []
 start = multiprocessing.process.BaseProcess.start
 
 
 def start_and_remember(child):
+    if hosts:
+        # The library reads it when the child opens the device.
+        os.environ["ROCE_ADDR"] = hosts[0 if child._kwargs["passive"] else 1]
     start(child)
     children.append(child)
 
@@ -33,6 +63,9 @@ multiprocessing.process.BaseProcess.start = start_and_remember
 
 def crashed():
     """The signals that ended children, but for the one with which a test ends them itself."""
+    # A test does not wait for those that it ends: the next one would meet them at their socket.
+    for child in children:
+        child.join()
     codes = [child.exitcode for child in children]
     children.clear()
     return [signal.Signals(-code).name for code in codes if code is not None and code < 0 and code != -signal.SIGTERM]

@@ -28,6 +28,8 @@ fio_test() {
 say "devices"
 solo '' ibverbs-utils 'roce0' "ibv_devices"
 solo '' ibverbs-utils 'GID.*10.77.0.1' "ibv_devinfo -v"
+solo '' infiniband-diags 'State: Active' "ibstat"
+solo '' infiniband-diags 'state:.*4: ACTIVE' "ibstatus"
 
 say "pingpongs"
 pingpong '' ibv_rc_pingpong ''
@@ -208,6 +210,30 @@ done
 # Without an address to bind to: the crate passes rdma_resolve_addr a pointer to one that is gone.
 sideway pair fn sideway 'Disconnect  *[|]' "sideway-cmtime -p 7404" "sideway-cmtime -p 7404 -s @A"
 
+say "Python wheels"
+# wheel_program NAME PACKAGE...: a program of ours that uses packages of Python, as pip has them, in an environment of its own; $missing
+# says why that does not work. Without what they depend on, which would be gigabytes for GPUs: the program names what it needs.
+wheel_program() {
+    local name=$1 root=$target/wheels/$1
+    shift
+    (install_packages python3-venv libnuma1 libcurl4 && { [ -x "$root/bin/python" ] || python3 -m venv "$root"; } &&
+        "$root/bin/python" -m pip install -q --disable-pip-version-check --no-deps "$@") >"$dir/pip" 2>&1 ||
+        { missing="pip installs no $*: $(grep -m 1 -i error "$dir/pip" || tail -n 1 "$dir/pip")"; return; }
+    mkdir -p "$dir/bin"
+    printf '#!/bin/sh\nexec %s %s "$@"\n' "$(realpath -s "$root/bin/python")" "$PWD/scripts/programs/$name.py" >"$dir/bin/$name"
+    chmod +x "$dir/bin/$name"
+}
+# wheel_row NAME PREFIX PACKAGE...: both ends of the program; PREFIX is env(1) with variables, or nothing. Each byte is compared.
+wheel_row() {
+    local name=$1 prefix=$2 missing='' note
+    shift 2
+    note=" (packages of Python: ${*//==/ })"
+    ! asked_for f "$prefix$name client @P$note" || wheel_program "$name" "$@"
+    pair tf pip '^written: .*, 0 wrong' "$prefix$name server @P" "$prefix$name client @P"
+}
+wheel_row nixl_transfer 'env UCX_TLS=rc_verbs,ud_verbs UCX_NET_DEVICES=roce0:1 ' nixl==1.5.2 nixl-cu12==1.5.1 numpy==2.4.6
+wheel_row mooncake_transfer '' mooncake-transfer-engine-non-cuda==0.3.13.post1
+
 say "two network namespaces, over af_packet"
 # between_namespaces FUNCTION ARG...: rows whose two ends are in network namespaces of their own. The ends of a veth are the stack's
 # ports; the kernel has other addresses on them, for the programs' TCP.
@@ -304,14 +330,16 @@ say "pyverbs"
 # pyverbs FLAGS MODULE: the tests of rdma-core in Python; of the interpreter that the package is for. What passes on Linux' soft-RoCE
 # has to pass here: pyverbs.soft-roce is what scripts/interop/pyverbs saw in its guest.
 pyverbs() {
-    local tests=/usr/share/doc/rdma-core/tests name="pyverbs $2" result ran lost
+    local tests=/usr/share/doc/rdma-core/tests name="pyverbs $2" hosts='' result ran lost
     wanted "$1" "$name" || return 0
     [ -d "$tests" ] || (install_packages python3-pyverbs) >/dev/null 2>&1 || true
     [ -d "$tests" ] || { report "$name" SKIPPED 0 "package python3-pyverbs is missing"; return 0; }
     prepare
     cp -r "$tests" "$row/tests"
     find "$row/tests" -name '*.gz' -exec gunzip {} +
-    start "$row/out" "/usr/bin/python3 -X faulthandler $PWD/scripts/programs/rdma_tests.py $row/results roce0 0 $2"
+    # The tests of rdma_cm connect two processes, which are two hosts over the default link.
+    [ "$2" != test_rdmacm ] || hosts='--hosts 10.77.0.1,10.77.0.2'
+    start "$row/out" "/usr/bin/python3 -X faulthandler $PWD/scripts/programs/rdma_tests.py $hosts $row/results roce0 0 $2"
     wait "$started" && result=0 || result=$?
     touch "$row/results"
     ran="$(grep -c '	ok	' "$row/results" || true) ok, $(grep -c '	skipped	' "$row/results" || true) skipped"
