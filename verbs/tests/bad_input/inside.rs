@@ -119,6 +119,7 @@ pub const CASES: &[Case] = &[
         err(b.a.modify(&attr, mask))
     }),
     case("Qp::query", |b| err(b.a.query().map(drop))),
+    case("Qp::check_peer", |b| err(b.a.check_peer().map(drop))),
     case("Qp::init_rc", |b| err(b.a.init_rc(&options()))),
     case("Qp::drain_qp", |b| err(b.a.drain_qp(PATIENCE))),
     case("Qp::drain_sq", |b| err(b.a.drain_sq(PATIENCE))),
