@@ -121,7 +121,7 @@ const DETAILS: [&str; 24] = [
     "qp_errors",
     "port_restarts",
     "port_refused",
-    "port_icrc_weak",
+    "icrc_weak",
     "timeouts",
     "next_hop_unreachable",
     "naks_sent_sequence",

@@ -407,7 +407,6 @@ impl Rig {
             ("port_tx_dropped", stats.tx_dropped),
             ("port_restarts", stats.restarts),
             ("port_refused", stats.refused),
-            ("port_icrc_weak", stats.icrc_weak),
         ];
         let port = Counts::new(port);
         match &self.device {

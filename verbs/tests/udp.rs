@@ -1,9 +1,14 @@
 //! Devices over UDP sockets, on addresses of the loopback interface that no other test uses.
 
 use crate::common::{PATIENCE, all_rights, options, pump};
+use stack::wire::{Flow, HEADERS_MAX, Header, Template};
+use std::net::UdpSocket;
 use std::time::Instant;
 use verbs::port::PortSpec;
-use verbs::{Context, Cq, DeviceConfig, Drive, Mr, Qp, QpInitAttr, RcOptions, SendWr, Wc, WcStatus};
+use verbs::{
+    Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mr, Psn, Qp, QpInitAttr, Qpn, RcEndpoint,
+    RcOptions, RecvWr, SendWr, Wc, WcStatus,
+};
 
 const QUEUE_PAIRS: usize = 8;
 const LEN: usize = 64 << 10;
@@ -80,4 +85,82 @@ fn what_is_in_flight_fits_a_socket_whose_owner_does_not_run() {
         let port = end.context.port_stats();
         assert_eq!((port.rx_dropped, port.tx_dropped), (0, 0), "{port:?}");
     }
+}
+
+/// A program on the peer's host.
+struct Sender {
+    socket: UdpSocket,
+    template: Template,
+}
+
+/// Bytes of the headers that the kernel makes.
+const HEADERS: usize = 14 + 20 + 8;
+
+impl Sender {
+    fn new(from: &str, to: &str, qpn: Qpn) -> Self {
+        let socket = UdpSocket::bind((from, 0)).unwrap();
+        socket.connect((to, 4791)).unwrap();
+        let gid = |addr: &str| Gid::from_ip(addr.parse().unwrap());
+        let src_port = socket.local_addr().unwrap().port();
+        let flow = Flow { src: gid(from), dst: gid(to), src_port, dqpn: qpn, ..Flow::default() };
+        Self { socket, template: Template::new(&flow) }
+    }
+    /// Sends an empty SEND, sealed as by a host that counts its packets and has come to this identification.
+    fn send(&self, psn: u32, ip_id: u16) {
+        let header = Header { psn: Psn::new(psn), ip_id, ..Header::default() };
+        let mut frame = [0; HEADERS_MAX + 8];
+        let at = self.template.begin(&mut frame, &header);
+        let len = self.template.seal(&mut frame, at, 0);
+        self.socket.send(&frame[HEADERS..len]).unwrap();
+    }
+}
+
+// Goal: another program on the peer's host, which knows the queue pair's number alone, sends what it likes; the peer's own packets,
+// whose identifications count on as those of a NIC, are right all the same. What is far from these is not.
+#[test]
+fn only_accepted_packets_decide_which_are_right() {
+    const FIRST: u32 = 500;
+    let (ours, theirs) = ("127.47.94.1", "127.47.94.2");
+    let spec: PortSpec = format!("udp:{ours}").parse().unwrap();
+    let context = Context::open(DeviceConfig::new(spec).drive(Drive::Embedded)).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
+    let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
+    let gid = Gid::from_ip(theirs.parse().unwrap());
+    let peer = RcEndpoint { gid, qpn: Qpn::new(0x77), psn: Psn::new(FIRST) };
+    qp.connect_rc(&peer, &RcOptions { sgid_index: 0, ..options() }).unwrap();
+    qp.post_recv((0..100).map(|n| RecvWr::new(n, &[]))).unwrap();
+    let (peer, stranger) = (Sender::new(theirs, ours, qp.qp_num()), Sender::new(theirs, ours, qp.qp_num()));
+    let received = || context.counters().get(Counter::RxFrames);
+    let pump_until = |frames: u64| {
+        let began = Instant::now();
+        while received() < frames {
+            assert!(began.elapsed() < PATIENCE, "{} of {frames} frames", received());
+            pump(&context);
+        }
+        pump(&context);
+    };
+    let accepted = || qp.counters().get(Counter::RecvMessages);
+    let mut frames = 0;
+    for n in 0..40 {
+        peer.send(FIRST + n, 5000 + n as u16);
+        frames += 1;
+        pump_until(frames);
+        assert_eq!(accepted(), u64::from(n) + 1, "the peer's packet is right");
+        // Duplicates, and what is far ahead; counted on from somewhere else, and creeping away from the peer's.
+        for i in 0..20u16 {
+            let psn = if i % 2 == 0 { FIRST.wrapping_sub(10) } else { FIRST + 1000 };
+            stranger.send(psn, 30_000 + i);
+            stranger.send(psn, 5000 + n as u16 + 3 * i);
+            frames += 2;
+        }
+        pump_until(frames);
+        assert_eq!(accepted(), u64::from(n) + 1);
+    }
+    // A packet that would be accepted, but for its identification: damaged, as far as anybody can tell.
+    let wrong = qp.counters().discarded(Discard::BadIcrc);
+    peer.send(FIRST + 40, 5040);
+    pump_until(frames + 1);
+    stranger.send(FIRST + 41, 44_000);
+    pump_until(frames + 2);
+    assert_eq!((accepted(), qp.counters().discarded(Discard::BadIcrc)), (41, wrong + 1));
 }

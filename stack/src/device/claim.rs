@@ -184,7 +184,10 @@ pub(super) fn shared(
     let gids = net.gids().iter().collect();
     let mtu = Mtu::of_link(port.mtu)
         .ok_or_else(|| OpenError::PortMtu { port: port.name.clone(), mtu: port.mtu })?;
-    Ok(Shared::new(SharedConfig { net, gids, mac: port.mac, vlan: config.vlan, mtu, shards, qps_per_shard }))
+    // Everybody is behind one next hop where the port's frames are those of UDP sockets.
+    let computed_ids = config.next_hop.is_some();
+    let (mac, vlan) = (port.mac, config.vlan);
+    Ok(Shared::new(SharedConfig { net, gids, mac, vlan, mtu, shards, qps_per_shard, computed_ids }))
 }
 
 impl Core {

@@ -300,7 +300,6 @@ impl Snapshot {
                     ("tx_dropped", port.tx_dropped),
                     ("restarts", port.restarts),
                     ("refused", port.refused),
-                    ("icrc_weak", port.icrc_weak),
                 ]
                 .into_iter(),
             ),

@@ -52,6 +52,5 @@ pub(super) fn sum(queues: &[Counters]) -> PortStats {
         tx_dropped: sum.tx_dropped + queue.tx_dropped.get(),
         restarts: 0,
         refused: 0,
-        icrc_weak: 0,
     })
 }

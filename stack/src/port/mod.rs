@@ -173,8 +173,6 @@ pub struct PortStats {
     /// Peers that were refused, or violated the protocol of the link (memif); datagrams from or to other users (unix); packets of
     /// ours that came back (UDP).
     pub refused: u64,
-    /// Packets whose ICRC could be checked only in part, as the port had seen too few packets of the peer (UDP).
-    pub icrc_weak: u64,
 }
 
 /// The host below a port, which owns the port's addresses: its kernel finds routes and neighbours, and answers ARP and ND.

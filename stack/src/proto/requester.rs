@@ -212,6 +212,11 @@ impl Requester {
         distance(self.in_flight.una, self.in_flight.cursor)
     }
 
+    /// The oldest sequence number that is not acknowledged.
+    pub fn oldest(&self) -> Psn {
+        self.in_flight.una
+    }
+
     /// Path MTU.
     #[inline]
     pub fn mtu(&self) -> Mtu {

@@ -110,6 +110,9 @@ counters! {
     QpErrors "qp_errors",
 
     // What only a shard counts.
+    /// Packets whose ICRC could be checked only in part, as the port does not see all that it covers, and nothing before tells what that
+    /// should be (UDP over IPv4).
+    IcrcWeak "icrc_weak",
     /// Frames that belong to the IP host: ARP, neighbour discovery, ICMP.
     NetFrames "net_frames",
     /// Frames handed to another shard.

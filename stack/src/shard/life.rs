@@ -111,7 +111,7 @@ impl Env {
             qp.recv_lane = LaneId::NONE; // that of the queue that it took from
         }
         qp.draining = false;
-        qp.comm_est = false;
+        (qp.comm_est, qp.careful, qp.trace) = (false, true, None);
         qp.counters.set_peer(None);
         qp.deferred = None;
         qp.overran = false;

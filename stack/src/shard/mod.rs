@@ -33,6 +33,7 @@ mod events;
 mod gids;
 mod hops;
 mod host;
+mod identification;
 mod keys;
 mod life;
 mod local;

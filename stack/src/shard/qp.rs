@@ -18,6 +18,7 @@ use crate::wire::{Discard, Flow, Packet, Template, Transport, udp_source_port};
 
 use super::counters::QpCounters;
 use super::deferred::DeferredReceives;
+use super::identification::Trace;
 #[cfg(not(loom))]
 use super::lookahead::Part;
 use super::peer_check::Check;
@@ -107,7 +108,8 @@ pub(super) struct Qp {
     pub in_answered: bool,
     /// Looked at every turn: its posters do not ring.
     pub watched: bool,
-    pub comm_est: bool,
+    /// Each packet is looked at before it is handled: the first one, and over some ports all: [`Trace`].
+    pub careful: bool,
     /// The peer is being checked: `check` says how far that is.
     pub checks_peer: bool,
     pub draining: bool,
@@ -163,6 +165,8 @@ pub(super) struct Qp {
     pub leaving: u32,
     /// The index of the GID table that it holds.
     pub held_gid: Option<u8>,
+    /// A packet of the peer was received.
+    pub comm_est: bool,
     /// No user has a handle: a receive-only queue pair that belongs to an XRC domain. Its events are logged.
     pub ownerless: bool,
     /// QP_FATAL was raised because a completion queue overran.
@@ -173,6 +177,8 @@ pub(super) struct Qp {
     pub retried: Option<RetryCause>,
     /// The check of the peer, while `checks_peer`.
     pub check: Option<Box<Check>>,
+    /// The identifications of the peer's packets, over a port that does not see them.
+    pub trace: Option<Box<Trace>>,
 }
 
 // Under loom each atomic carries its history.
@@ -226,7 +232,7 @@ impl Qp {
             receives_finished: false,
             in_answered: false,
             watched: false,
-            comm_est: false,
+            careful: true,
             checks_peer: false,
             draining: false,
             slot: spec.slot,
@@ -255,11 +261,13 @@ impl Qp {
             counters: Arc::new(QpCounters::default()),
             deferred: None,
             long_answers: false,
+            comm_est: false,
             ownerless,
             overran: false,
             fault: None,
             retried: None,
             check: None,
+            trace: None,
             held_gid: None,
             attr: Box::new(attr),
         }

@@ -14,6 +14,7 @@ mod unreliable;
 use super::Qps;
 use super::counters::Counter;
 use super::env::Env;
+use super::identification::{Trace, Verdict, is_small};
 use super::qp::Qp;
 use crate::config::{LONG_PACKET, PLACE_AHEAD};
 use crate::id::{QpState, QpType, Qpn};
@@ -149,13 +150,54 @@ impl Env {
         qp.check_addresses(&pkt)?;
         self.check_vlan_and_pkey(&layout, &pkt)?;
         self.note_received(qp, &pkt, frame.len());
+        if qp.careful {
+            return self.receive_carefully(qp, pkt);
+        }
+        self.handle_packet(qp, pkt)
+    }
+
+    /// A packet that its connection lets in.
+    #[inline(always)]
+    fn handle_packet(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
+        if pkt.row.request && pkt.row.transport == Transport::Xrc {
+            return self.handle_xrc_request(qp, pkt);
+        }
+        if pkt.row.request { self.handle_request(qp, pkt) } else { self.handle_response(qp, pkt) }
+    }
+
+    /// The first packet of a connection; or, over a port that computes identifications, any of IPv4: it is judged by those of the
+    /// packets before that were accepted, and is one of them if it moves the queue pair on.
+    #[cold]
+    #[inline(never)]
+    fn receive_carefully(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
         if !qp.comm_est {
             self.establish(qp);
         }
-        if layout.row.request && layout.row.transport == Transport::Xrc {
-            return self.handle_xrc_request(qp, pkt);
+        let identification = pkt.identification().filter(|_| self.shared.computed_ids);
+        qp.careful = identification.is_some();
+        let Some(identification) = identification else { return self.handle_packet(qp, pkt) };
+        let trace = qp.trace.get_or_insert_with(|| Box::new(Trace::new(self.now)));
+        match trace.judge(self.now, identification) {
+            Verdict::Good => {}
+            Verdict::Weak => self.count(Counter::IcrcWeak),
+            Verdict::Bad => return Err(Discard::BadIcrc),
         }
-        if layout.row.request { self.handle_request(qp, pkt) } else { self.handle_response(qp, pkt) }
+        let at = |qp: &Qp| (qp.responder.rq_psn(), qp.requester.oldest());
+        let before = at(qp);
+        let handled = self.handle_packet(qp, pkt);
+        if at(qp) != before
+            && let Some(trace) = &mut qp.trace
+        {
+            trace.follow(self.now, identification);
+        }
+        handled
+    }
+
+    /// Counts a packet of no connection whose ICRC could be checked in part only: there is nothing to compare it with.
+    pub(super) fn note_weak(&self, pkt: &Packet<'_>) {
+        if self.shared.computed_ids && pkt.identification().is_some_and(|id| !is_small(id)) {
+            self.count(Counter::IcrcWeak);
+        }
     }
 
     /// Counts a packet that its queue pair's state, addresses and keys let in.

@@ -38,7 +38,16 @@ pub(super) fn shared(shards: usize, qps_per_shard: usize) -> Arc<Shared> {
     let mac = Mac([2, 0, 0, 0, 0, 1]);
     let net = Net::new(&NetConfig { addrs: vec![(IP.into(), 24)], ..NetConfig::new(mac) });
     let gids: Vec<Gid> = net.gids().iter().collect();
-    let config = SharedConfig { net, gids, mac, vlan: None, mtu: Mtu::Mtu4096, shards, qps_per_shard };
+    let config = SharedConfig {
+        net,
+        gids,
+        mac,
+        vlan: None,
+        mtu: Mtu::Mtu4096,
+        shards,
+        qps_per_shard,
+        computed_ids: false,
+    };
     Arc::new(Shared::new(config))
 }
 

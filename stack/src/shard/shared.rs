@@ -45,6 +45,8 @@ pub struct Shared {
     mtu: AtomicU8,
     /// Queue pairs a shard can hold: the index of a queue pair is `shard * qps_per_shard + slot`.
     pub qps_per_shard: usize,
+    /// The port computes the IPv4 identifications of received packets, as it does not see them.
+    pub computed_ids: bool,
     /// One bitmap a shard; a bit is a queue pair's slot.
     pub doorbells: Box<[Doorbells]>,
     /// Frames for a shard from the others, and from itself.
@@ -78,6 +80,8 @@ pub struct SharedConfig {
     pub shards: usize,
     /// Queue pairs each can hold.
     pub qps_per_shard: usize,
+    /// The port computes the IPv4 identifications of received packets, as it does not see them.
+    pub computed_ids: bool,
 }
 
 impl Shared {
@@ -95,6 +99,7 @@ impl Shared {
             vlan: c.vlan,
             mtu: AtomicU8::new(c.mtu as u8),
             qps_per_shard: c.qps_per_shard,
+            computed_ids: c.computed_ids,
             doorbells: (0..c.shards).map(|_| Doorbells::new(c.qps_per_shard as u32)).collect(),
             inboxes: (0..c.shards).map(|_| ArrayQueue::new(INBOX_DEPTH)).collect(),
             turning: (0..c.shards).map(|_| CachePadded::default()).collect(),

@@ -54,6 +54,10 @@ impl<'a> Packet<'a> {
     fn ipv6(&self) -> bool {
         self.ip_header.len() != IPV4_LEN
     }
+    /// The IPv4 identification.
+    pub fn identification(&self) -> Option<u16> {
+        (!self.ipv6()).then(|| be16(self.ip_header, 4))
+    }
     /// Source address.
     #[inline]
     pub fn src(&self) -> Gid {

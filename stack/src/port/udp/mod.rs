@@ -4,18 +4,18 @@
 //! The kernel routes, resolves neighbours and answers ARP; its addresses are the port's GIDs. Of a frame only the datagram in it is
 //! sent, and a received datagram is put into a frame whose headers are made anew. The ICRC covers fields that the kernel writes and
 //! does not show. What it will write is put into the ICRC of packets to send ([`tx`]); what it has removed is computed for received
-//! packets ([`rx`], [`history`]).
+//! packets ([`rx`]); by queue pair a shard judges whether the result makes sense.
 //!
 //! All datagrams arrive on queue 0: with a socket for each queue the packets of a queue pair would get out of order, because the
 //! kernel joins datagrams of several queue pairs. Every queue sends by itself.
 
 mod control;
-mod history;
 mod host;
 mod packet;
 mod route;
 mod rx;
 mod sys;
+mod translation;
 mod tx;
 
 pub use host::addresses;
@@ -84,7 +84,6 @@ pub(super) fn open(
         sockets,
         host,
         gso,
-        weak: AtomicU64::new(0),
         refused: AtomicU64::new(0),
         complaint: Mutex::new(None),
     });
@@ -247,8 +246,6 @@ struct Shared {
     host: Arc<Host>,
     /// Whether messages of several datagrams are sent; `None`: where the host allows it.
     gso: Option<bool>,
-    /// Packets whose ICRC could be checked in part only.
-    weak: AtomicU64,
     /// Errors that came back.
     refused: AtomicU64,
     /// When something was last complained about.
@@ -259,10 +256,6 @@ impl Shared {
     /// The socket by which packets from an address leave.
     fn socket_of(&self, src: IpAddr) -> Option<&Socket> {
         self.sockets.iter().find(|socket| socket.serves(src))
-    }
-
-    fn note_weak(&self) {
-        self.weak.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Logs a warning, unless it did so within [`QUIET`].
@@ -276,7 +269,7 @@ impl Shared {
     }
 
     #[cold]
-    fn note_all_bad(&self, fields: &IpFields) {
+    fn note_translation(&self, fields: &IpFields) {
         self.complain(|| {
             format!(
                 "every packet from {} has a wrong ICRC, which covers the addresses: is there address translation (NAT) between \
@@ -385,11 +378,7 @@ impl Port for UdpPort {
     }
 
     fn stats(&self) -> PortStats {
-        PortStats {
-            refused: self.shared.refused.load(Ordering::Relaxed),
-            icrc_weak: self.shared.weak.load(Ordering::Relaxed),
-            ..sum(&self.shared.counters)
-        }
+        PortStats { refused: self.shared.refused.load(Ordering::Relaxed), ..sum(&self.shared.counters) }
     }
 }
 

@@ -1,13 +1,11 @@
 //! Datagrams in: from the sockets into frames, with the headers that the stack checks.
 
-use core::time::Duration;
 use std::io::ErrorKind;
-use std::time::Instant;
 
 use super::Shared;
-use super::history::{History, Verdict};
 use super::packet::{DF, IDENTIFICATION, IpFields, build, headers_len};
 use super::sys::{MESSAGE, RECEIVES, Received, receive};
+use super::translation::Senders;
 use crate::config::{LONG_PACKET, RX_BURST_BYTES};
 use crate::crc::{self, Sum};
 use crate::port::{Frame, RxBurst};
@@ -37,9 +35,7 @@ pub(super) struct Receiver {
     spare: Option<Frame>,
     /// The socket that is asked first.
     socket: usize,
-    history: History,
-    began: Instant,
-    now: Duration,
+    senders: Senders,
 }
 
 impl Receiver {
@@ -52,9 +48,7 @@ impl Receiver {
             open: None,
             spare: None,
             socket: 0,
-            history: History::default(),
-            began: Instant::now(),
-            now: Duration::ZERO,
+            senders: Senders::default(),
         }
     }
 
@@ -97,7 +91,6 @@ impl Receiver {
             match receive(socket.fd(), &mut self.buffers, &mut self.received) {
                 Ok(count) => {
                     self.count = count;
-                    self.now = self.began.elapsed();
                     return true;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -163,13 +156,14 @@ impl Receiver {
         let sum = if frame.len() >= LONG_PACKET { crc::of(frame.data()) } else { None };
         let fitting = icrc::fitting(frame.data_mut(), &layout, IDENTIFICATION, sum);
         let Some((word, change)) = fitting else { return };
-        match self.history.judge(self.now, fields.src, layout.dqpn, word) {
-            Verdict::Good => {}
-            Verdict::Weak => shared.note_weak(),
-            Verdict::Bad => return,
-            Verdict::AllBad => return shared.note_all_bad(fields),
+        // Flags that are never set tell that the ICRC is wrong.
+        let may_be_right = word[2..] == DF || word[2..] == [0, 0];
+        if self.senders.note(fields.src, may_be_right) {
+            shared.note_translation(fields);
         }
-        debug_assert!(word[2..] == DF || word[2..] == [0, 0]);
+        if !may_be_right {
+            return;
+        }
         frame.data_mut()[IDENTIFICATION..IDENTIFICATION + 4].copy_from_slice(&word);
         frame.set_sum(sum.and_then(|sum| Sum::new(sum.register() ^ change)));
     }

@@ -88,7 +88,6 @@ fn exchange(src: &str, dst: &str, (a, b): (&dyn Port, &dyn Port)) {
     let (sent, got) = (a.stats(), b.stats());
     assert_eq!((sent.tx_frames, got.rx_frames), (lens.len() as u64, lens.len() as u64));
     assert_eq!((sent.tx_dropped, got.rx_dropped, got.refused), (0, 0, 0));
-    assert!(got.icrc_weak <= 3, "then the peer is known");
 }
 
 #[test]

@@ -42,6 +42,7 @@ impl Env {
         }
         self.check_vlan_and_pkey(layout, &pkt)?;
         self.note_received(qp, &pkt, frame.len());
+        self.note_weak(&pkt);
         if !qp.is_datagram() {
             return self.receive_message(qp, &pkt);
         }
