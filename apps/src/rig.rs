@@ -278,10 +278,11 @@ impl Rig {
 
     /// Index of the local GID: `asked`, if given. Else, on a port that uses the host's addresses, that of the source address
     /// towards `peer`, or 0. Else 1: at index 0 the stack's own host has its link-local address.
-    pub fn gid_index(&self, asked: Option<u8>, peer: Option<IpAddr>) -> u8 {
+    pub fn gid_index(&self, asked: Option<u8>, peer: Option<SocketAddr>) -> u8 {
         let of_host = || {
             let Some(host) = self.port.host() else { return 1 };
-            let source = peer.and_then(|peer| host.source_to(peer));
+            let scope = |peer| if let SocketAddr::V6(peer) = peer { peer.scope_id() } else { 0 };
+            let source = peer.and_then(|peer| host.source_to(peer.ip(), scope(peer)));
             let at = host.addresses().iter().position(|addr| Some(*addr) == source);
             at.and_then(|at| u8::try_from(at).ok()).unwrap_or(0)
         };

@@ -69,6 +69,22 @@ impl Lab {
         Some(lab)
     }
 
+    /// From now on all that goes to the second host comes from the router's address. `false`, with a printed reason, where that cannot
+    /// be.
+    fn masquerades(&self) -> bool {
+        let rules = [
+            "add table ip roce",
+            "add chain ip roce out { type nat hook postrouting priority 100 ; }",
+            "add rule ip roce out oifname down1 masquerade",
+        ];
+        let done = rules.iter().all(|rule| run(&format!("ip netns exec {} nft {rule}", self.router)));
+        if !done {
+            let _ =
+                writeln!(std::io::stderr(), "SKIPPED apps/tests/udp.rs: address translation needs nftables");
+        }
+        done
+    }
+
     fn start(&self, host: usize, program: &str, args: &[&str]) -> Running {
         Running::start("ip", &[&["netns", "exec", &self.hosts[host], program][..], args].concat())
     }
@@ -132,14 +148,7 @@ fn ipv6_alone_through_a_router() {
 fn address_translation_in_between_is_told_and_counted() {
     let bench = Bench::new(Link::Udp);
     let Some(lab) = Lab::new('n', &V4) else { return };
-    // Everything that goes to the server comes from the router's address.
-    let rules = [
-        "add table ip roce",
-        "add chain ip roce out { type nat hook postrouting priority 100 ; }",
-        "add rule ip roce out oifname down1 masquerade",
-    ];
-    if !rules.iter().all(|rule| run(&format!("ip netns exec {} nft {rule}", lab.router))) {
-        let _ = writeln!(std::io::stderr(), "SKIPPED apps/tests/udp.rs: address translation needs nftables");
+    if !lab.masquerades() {
         return;
     }
     let (there, stats) = (V4[1].host, bench.path("stats"));
@@ -163,6 +172,45 @@ fn address_translation_in_between_is_told_and_counted() {
         [&*format!("every packet from {} has a wrong ICRC", V4[1].router), "address translation (NAT)"]
     {
         assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+}
+
+// Goal: a request for a connection, which comes but a few times, is enough to tell.
+#[test]
+fn address_translation_is_told_from_requests_alone() {
+    let _bench = Bench::new(Link::Udp);
+    let Some(lab) = Lab::new('q', &V4) else { return };
+    if !lab.masquerades() {
+        return;
+    }
+    let mut server = lab.start(1, PERF, &["server", "-R", "--port", "udp"]);
+    let args = ["client", "-R", "--port", "udp", V4[1].host, "-n", "10", "--wait", "10s"];
+    lab.start(0, PERF, &args).finish().bad("no session");
+    server.kill();
+    let said = server.finish().all();
+    assert!(said.contains(&format!("every packet from {} has a wrong ICRC", V4[1].router)), "{said}");
+}
+
+// Goal: the zone of a link-local address says behind which interface the peer is: here two hosts have the same one.
+#[test]
+fn a_link_local_peer_is_where_its_zone_says() {
+    let _bench = Bench::new(Link::Udp);
+    let Some(lab) = Lab::new('l', &V4) else { return };
+    for (i, host) in lab.hosts.iter().enumerate() {
+        for command in [
+            format!("-n {host} addr add fe80::91:2/64 dev up0 nodad"),
+            format!("-n {} addr add fe80::91:1{i}/64 dev down{i} nodad", lab.router),
+        ] {
+            assert!(run(&format!("ip {command}")), "{command}");
+        }
+    }
+    for i in [0, 1] {
+        let server = lab.start(i, PERF, &["server", "-R", "--once", "--port", "udp"]);
+        let there = format!("fe80::91:2%down{i}");
+        let client =
+            ["netns", "exec", &lab.router, PERF, "client", "-R", "--port", "udp", &there, "-n", "10"];
+        Running::start("ip", &[&client[..], &PATIENCE].concat()).finish().good();
+        server.finish().good();
     }
 }
 

@@ -134,7 +134,7 @@ impl RcOptions {
 /// version.
 fn index_towards(device: &Device, peer: &Gid) -> u8 {
     let gids = device.gids();
-    let source = device.source_to(peer).and_then(|source| gids.iter().position(|gid| *gid == source));
+    let source = device.source_to(peer, 0).and_then(|source| gids.iter().position(|gid| *gid == source));
     let of_its_version = || gids.iter().position(|gid| !gid.is_zero() && gid.same_family(peer));
     source.or_else(of_its_version).and_then(|index| u8::try_from(index).ok()).unwrap_or(0)
 }

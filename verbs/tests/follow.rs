@@ -231,3 +231,31 @@ fn a_tap_reports_its_interface_too() {
     assert!(ip(&format!("link del {name}")));
     until("PORT_ERR of one that is gone", &[&device], || event(&device) == Some(AsyncEvent::PortErr));
 }
+
+// Goal: over the host's sockets the active MTU is what routes carry, not what the interface that holds the address could.
+#[test]
+fn a_virtual_address_has_the_mtu_of_the_links() {
+    const VIRTUAL: &str = "10.94.9.9";
+    let Some(veth) = Veth::new('v') else { return };
+    let active = |spec: &str| {
+        let config = DeviceConfig::new(format!("udp:{spec}").parse::<PortSpec>().unwrap());
+        let device = Context::open(config.drive(Drive::Embedded)).unwrap();
+        device.query_port(1).unwrap().active_mtu
+    };
+    assert!(ip(&format!("addr add 10.94.1.1/24 dev {}", veth.0)));
+    assert_eq!(active("10.94.1.1"), Mtu::Mtu4096, "the link carries 4200 bytes");
+    assert!(ip(&format!("link set {} mtu 1500", veth.0)));
+    let dummy = format!("rofod{}", std::process::id() % 100_000);
+    for (iface, made) in [("lo", true), (&dummy, ip(&format!("link add {dummy} type dummy")))] {
+        if !made {
+            let _ =
+                writeln!(std::io::stderr(), "SKIPPED verbs/tests/follow.rs: there are no dummy interfaces");
+            continue;
+        }
+        assert!(ip(&format!("link set {iface} up")) && ip(&format!("addr add {VIRTUAL}/32 dev {iface}")));
+        let mtu = active(VIRTUAL);
+        assert!(ip(&format!("addr del {VIRTUAL}/32 dev {iface}")));
+        assert_eq!(mtu, Mtu::Mtu1024, "on {iface}");
+    }
+    ip(&format!("link del {dummy}"));
+}

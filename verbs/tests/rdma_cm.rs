@@ -614,7 +614,7 @@ impl verbs::port::Host for Routed {
     fn generation(&self) -> u64 {
         0
     }
-    fn source_to(&self, peer: IpAddr) -> Option<IpAddr> {
+    fn source_to(&self, peer: IpAddr, _scope: u32) -> Option<IpAddr> {
         (peer == self.peer).then_some(self.addr)
     }
     fn mtu_to(&self, peer: IpAddr) -> Option<usize> {

@@ -1,7 +1,7 @@
 //! Values of options: sizes, times, addresses.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::time::Duration;
 use verbs::port::PortSpec;
 use verbs::{Mac, Mtu};
@@ -75,6 +75,17 @@ pub fn ip(text: &str) -> Result<IpAddr, String> {
         None => text.parse().ok(),
     };
     addr.ok_or_else(|| format!("{text:?} is not an address; write 10.77.0.1 or fd00::1"))
+}
+
+/// The address of a host, where its name is one; a link-local one with its zone, as in `fe80::1%eth0`: then the interface is in it.
+pub fn peer(name: &str, port: u16) -> Option<SocketAddr> {
+    if let Ok(ip) = ip(name) {
+        return Some(SocketAddr::new(ip, port));
+    }
+    let (addr, _) = name.split_once('%')?;
+    addr.parse::<Ipv6Addr>().ok()?;
+    // The system knows the interfaces.
+    (name, port).to_socket_addrs().ok()?.next()
 }
 
 /// An IPv4 address.

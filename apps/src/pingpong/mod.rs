@@ -5,7 +5,7 @@
 
 pub mod exchange;
 
-use crate::cli::parse::Host;
+use crate::cli::parse::{self, Host};
 use crate::cli::pingpong::{PingpongCli, Service};
 use crate::completion;
 use crate::counters::Counts;
@@ -71,7 +71,8 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     }
     let peer_ip = cli.device.peer_ip;
     let link = rig.port().clone();
-    let gid_idx = rig.gid_index(cli.gid_idx, cli.host.as_ref().and_then(|host| host.name.parse().ok()));
+    let peer = cli.host.as_ref().and_then(|host| parse::peer(&host.name, 0));
+    let gid_idx = rig.gid_index(cli.gid_idx, peer);
     let device = rig.device()?;
     let gid = device.gid(gid_idx)?;
     let OpenDevice { context, driver, .. } = device;

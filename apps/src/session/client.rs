@@ -58,7 +58,8 @@ pub fn run_client(args: &ClientArgs) -> Result<()> {
     let mut rows = Rows::new(&rig);
     let result = client.run(&mut rig, raw, &specs, &mut rows, |client, rig, rows, progress| {
         client.channel.send(&Message::Open)?;
-        let gid_index = rig.gid_index(measure.gid_index, args.reach.host.name.parse().ok());
+        let peer = parse::peer(&args.reach.host.name, args.reach.port());
+        let gid_index = rig.gid_index(measure.gid_index, peer);
         rig.device()?.gid(gid_index)?;
         rig.wait_for_link()?;
         client.get(rig, Wanted::Opened)?;
@@ -129,15 +130,15 @@ impl Client {
 
     /// The same with `rdma_cm`.
     fn connect_rdma_cm(reach: &ReachArgs, rig: &mut Rig) -> Result<Self> {
-        let ip = parse::ip(&reach.host.name).map_err(|_| {
+        let to = parse::peer(&reach.host.name, reach.port()).ok_or_else(|| {
             let host = &reach.host;
             AppError::Usage(format!(
-                "with -R the host is the server's RDMA address, as 10.77.0.1 or [fd00::1], not {host}"
+                "with -R the host is the server's RDMA address, as 10.77.0.1, [fd00::1] or [fe80::1%eth0] with an interface of this \
+                 host, not {host}"
             ))
         })?;
         rig.device()?;
         rig.wait_for_link()?;
-        let to = SocketAddr::new(ip, reach.port());
         let exchange = Exchange::connect(rig.device()?, to, reach.wait)?;
         Self::greet(Channel::over(exchange), rig, reach, Some(to))
     }

@@ -166,7 +166,7 @@ fn connect(
 ) -> Result<Link> {
     let peer = peer_override(rig.args());
     let theirs = peer.or_else(|| parse_gid(&end.gid)).map(Gid::to_ip);
-    let gid_index = rig.gid_index(None, theirs);
+    let gid_index = rig.gid_index(None, theirs.map(|ip| SocketAddr::new(ip, 0)));
     let by_cm = matches!(acceptor, Acceptor::RdmaCm(_));
     let mut link = Link::new(rig.device()?, spec, Side::Server, gid_index, mtu, by_cm)?;
     match acceptor {

@@ -199,13 +199,14 @@ impl Device {
     }
 
     /// Our address from which a peer is reached: that address itself where it is ours, else one on its subnet, else
-    /// any of its family; or the one that the host below the port chooses. `None`: there is no route to it.
-    pub fn source_to(&self, peer: &Gid) -> Option<Gid> {
+    /// any of its family; or the one that the host below the port chooses. `None`: there is no route to it. `scope` is the number
+    /// of the host's interface behind which a link-local peer is, or 0.
+    pub fn source_to(&self, peer: &Gid, scope: u32) -> Option<Gid> {
         if self.core().shared.gids.contains(peer) {
             return Some(*peer);
         }
         if let Some(host) = self.port().host() {
-            return host.source_to(peer.to_ip()).map(Gid::from_ip);
+            return host.source_to(peer.to_ip(), scope).map(Gid::from_ip);
         }
         self.core().shared.with_net(|net| net.source_to(peer))
     }

@@ -183,8 +183,9 @@ pub trait Host {
     /// Changes whenever the addresses may have changed.
     fn generation(&self) -> u64;
 
-    /// The address of the port from which a peer is reached. `None`: there is no route to the peer.
-    fn source_to(&self, peer: IpAddr) -> Option<IpAddr>;
+    /// The address of the port from which a peer is reached. `None`: there is no route to the peer. `scope` is the number of the
+    /// interface behind which a link-local peer is; 0 where nobody says, which is enough if there is one.
+    fn source_to(&self, peer: IpAddr, scope: u32) -> Option<IpAddr>;
 
     /// Largest L3 packet, in bytes, that the path to a peer carries as far as the host knows: by the MTU of the route or of the
     /// interface, or by what routers reported. `None`: there is no route to the peer.

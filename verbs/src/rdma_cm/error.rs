@@ -8,6 +8,17 @@ use super::param::PortSpace;
 use super::refusal::Refusal;
 use super::state::IdState;
 
+/// What to do where no route leads to an address.
+fn way_to(addr: IpAddr) -> &'static str {
+    match addr {
+        IpAddr::V6(addr) if addr.is_unicast_link_local() => {
+            "it is link-local: say by which interface (the scope of its address, as in fe80::1%eth0), one that has a link-local \
+             address that no other one has"
+        }
+        _ => "add an address on its subnet, or a gateway, to the device",
+    }
+}
+
 /// Why a call of [`rdma_cm`](crate::rdma_cm) failed. Nothing has changed then, except where a synchronous call waited for a
 /// peer that refused or did not answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,7 +96,7 @@ pub enum CmError {
         dst: IpAddr,
     },
     /// No route leads to the destination.
-    #[error("no route leads to {dst}; add an address on its subnet, or a gateway, to the device")]
+    #[error("no route leads to {dst}; {}", way_to(dst.ip()))]
     NoRoute {
         /// The destination.
         dst: SocketAddr,

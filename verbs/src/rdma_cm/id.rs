@@ -107,6 +107,11 @@ fn own(addr: IpAddr) -> Option<IpAddr> {
     (!addr.is_unspecified()).then_some(addr)
 }
 
+/// The interface that an address names, 0 for none: that of a link-local one.
+fn scope_of(addr: SocketAddr) -> u32 {
+    if let SocketAddr::V6(addr) = addr { addr.scope_id() } else { 0 }
+}
+
 /// Whether a source address agrees with the address that an identifier is bound to; the wildcard agrees with any, port 0 too.
 fn leaves_open(src: SocketAddr, bound: SocketAddr) -> bool {
     let same_addr = own(src.ip()).is_none() || own(bound.ip()).is_none() || src.ip() == bound.ip();
@@ -239,7 +244,8 @@ impl CmId {
         dst: impl Into<SocketAddr>,
         timeout: Duration,
     ) -> Result<(), VerbsError> {
-        let (src, dst) = (src.map(canonical), canonical(dst.into()));
+        let dst = dst.into();
+        let (scope, src, dst) = (scope_of(dst), src.map(canonical), canonical(dst));
         self.service.call(|state, device, now| {
             let id = state.id(self.number);
             let wanted = "an address is resolved once, before the identifier listens or connects";
@@ -263,7 +269,7 @@ impl CmId {
             }
             let dgid = Gid::from_ip(dst.ip());
             let any = if dst.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-            let from = if group { sgid_for(device, any, dst.ip()) } else { device.source_to(&dgid) };
+            let from = if group { sgid_for(device, any, dst.ip()) } else { device.source_to(&dgid, scope) };
             let from = from.ok_or(CmError::NoRoute { dst })?;
             let named = src.into_iter().chain(bound).find_map(|s| own(s.ip()));
             let sgid = named.map_or(from, Gid::from_ip);

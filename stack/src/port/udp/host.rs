@@ -11,14 +11,14 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
 use super::control::is_link_local;
-use super::route::Router;
-use super::sys::{self, Local};
+use super::route::{self, Router, Way};
+use super::sys::{self, Interface, Local};
 use crate::port::{HostAddress, netdevice};
 use crate::wire::UDP_PORT;
 
-/// Groups of messages about interfaces, their addresses, and routes of IPv4 (rtnetlink(7)): `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
-/// `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV4_RULE`.
-const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x80;
+/// Groups of messages about interfaces, their addresses, and routes (rtnetlink(7)): `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
+/// `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV4_RULE`, `RTMGRP_IPV6_ROUTE`.
+const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x80 | 0x400;
 /// Least time between two looks at the host: where the kernel reports changes, and where it does not.
 const LOOK_GAP: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ const MESSAGES: usize = 64;
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Entry {
     local: Local,
-    /// Largest IP packet of its interface.
+    /// Largest IP packet that routes carry from it.
     mtu: usize,
     /// The kernel itself takes apart messages that leave by this interface, and numbers their datagrams from 0.
     segments: bool,
@@ -49,15 +49,31 @@ impl Table {
             let segments = netdevice::has_feature(socket, iface, "tx-udp-segmentation") == Some(false);
             Some((mtu, segments))
         };
-        Ok(Self::new(sys::addresses()?, about))
+        let (addresses, interfaces) = sys::interfaces()?;
+        Ok(Self::new(addresses, &interfaces, &route::ways(), about))
     }
 
     /// A table of these addresses, without those whose interface cannot be asked any more: it has gone since.
-    fn new(addresses: Vec<Local>, about: impl Fn(&str) -> Option<(usize, bool)>) -> Self {
-        let mut ifaces = BTreeMap::new();
+    fn new(
+        addresses: Vec<Local>,
+        interfaces: &[Interface],
+        ways: &[Way],
+        about: impl Fn(&str) -> Option<(usize, bool)>,
+    ) -> Self {
+        let mut known = BTreeMap::new();
+        let mut about = |iface: &str| match known.get(iface) {
+            Some(said) => *said,
+            None => *known.entry(iface.to_owned()).or_insert(about(iface)),
+        };
+        let out = ways.iter().filter_map(|way| {
+            let iface = interfaces.iter().find(|iface| iface.index == way.index && iface.leads_out)?;
+            let (mtu, _) = about(&iface.name)?;
+            Some(Way { mtu: Some(way.mtu.unwrap_or(mtu).min(mtu)), ..*way })
+        });
+        let out: Vec<_> = out.collect();
         let entries = addresses.into_iter().filter_map(|local| {
-            let said = *ifaces.entry(local.iface.clone()).or_insert_with_key(|iface| about(iface));
-            said.map(|(mtu, segments)| Entry { local, mtu, segments })
+            let (mtu, segments) = about(&local.iface)?;
+            Some(Entry { mtu: carried(&local, mtu, &out), local, segments })
         });
         Self(entries.collect())
     }
@@ -72,6 +88,26 @@ impl Table {
     /// The interface of a link-local address of ours, 0 for any other address.
     pub fn scope(&self, addr: IpAddr) -> u32 {
         if is_link_local(addr) { self.of(addr).map_or(0, |entry| entry.local.index) } else { 0 }
+    }
+
+    /// The link-local address of ours from which a peer on this interface is reached; 0: on the only one that has any. `None` also
+    /// where the interface's own addresses are another one's as well, as only that one sends from them.
+    fn link_local(&self, scope: u32, is_ours: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
+        let of = |entry: &&Entry| is_link_local(entry.local.addr) && is_ours(entry.local.addr);
+        let here = |entry: &&Entry| scope == 0 || entry.local.index == scope;
+        let sends = |entry: &&Entry| self.scope(entry.local.addr) == entry.local.index;
+        let found = self.0.iter().find(|entry| of(entry) && here(entry) && sends(entry))?;
+        let only = self.0.iter().filter(of).all(|entry| entry.local.index == found.local.index);
+        (scope != 0 || only).then_some(found.local.addr)
+    }
+
+    /// Link-local addresses that several interfaces have: the address, the interface that sends from it, another one.
+    fn equal(&self) -> impl Iterator<Item = (IpAddr, &str, &str)> {
+        self.0.iter().filter(|entry| is_link_local(entry.local.addr)).filter_map(|entry| {
+            let first = self.of(entry.local.addr)?;
+            let other = first.local.index != entry.local.index;
+            other.then_some((entry.local.addr, first.local.iface.as_str(), entry.local.iface.as_str()))
+        })
     }
 
     /// Whether datagrams between these addresses may leave in one message, to be taken apart on their way: only where their IPv4
@@ -100,6 +136,20 @@ pub fn addresses(named: &[IpAddr]) -> std::io::Result<Vec<HostAddress>> {
         HostAddress { addr, iface, up: local.is_some_and(|local| local.up) }
     };
     Ok(own.into_iter().map(with_iface).collect())
+}
+
+/// Largest IP packet that routes carry from an address of an interface with this MTU. Where routes leave by the interface, peers
+/// are there; else (the loopback interface, a dummy) they are where routes lead at all, by whichever interface. A route to some peers
+/// that carries less than others by its interface is a matter of these peers: [`mtu_to`](crate::port::Host::mtu_to).
+fn carried(local: &Local, mtu: usize, out: &[Way]) -> usize {
+    if is_link_local(local.addr) || local.addr.is_loopback() {
+        return mtu;
+    }
+    let by = |index| {
+        let ways = out.iter().filter(move |way| way.v6 == local.addr.is_ipv6() && way.index == index);
+        ways.filter_map(|way| way.mtu).max()
+    };
+    by(local.index).or_else(|| out.iter().filter_map(|way| by(way.index)).min()).unwrap_or(mtu)
 }
 
 /// The host of a port.
@@ -169,6 +219,12 @@ impl Host {
         }
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         if *table != now {
+            for (addr, first, other) in now.equal().filter(|_| self.named.is_empty()) {
+                tracing::warn!(
+                    "{addr} is an address of {first} and of {other}: packets from it leave by {first} alone; give {other} another \
+                     link-local address to have RoCE there"
+                );
+            }
             *table = now;
             self.generation.fetch_add(1, Ordering::Release);
         }
@@ -225,7 +281,7 @@ impl Host {
         with(&mut table.0.iter().filter(|entry| !(beyond && entry.local.loopback)))
     }
 
-    /// Largest packet that every interface of the port carries. `None`: it has none that is up.
+    /// Largest packet that routes carry from every address of the port. `None`: it has none whose interface is up.
     pub fn mtu(&self) -> Option<usize> {
         self.used(|entries| entries.filter(|entry| entry.local.up).map(|entry| entry.mtu).min())
     }
@@ -248,10 +304,10 @@ impl crate::port::Host for Host {
         self.generation.load(Ordering::Acquire)
     }
 
-    fn source_to(&self, peer: IpAddr) -> Option<IpAddr> {
+    fn source_to(&self, peer: IpAddr, scope: u32) -> Option<IpAddr> {
         let own = self.addresses();
         if is_link_local(peer) {
-            return own.into_iter().find(|addr| is_link_local(*addr));
+            return self.table().link_local(scope, |addr| own.contains(&addr));
         }
         let source = towards(peer)?.local_addr().ok()?.ip();
         let same_family = |addr: &&IpAddr| addr.is_ipv6() == peer.is_ipv6();
@@ -324,7 +380,7 @@ mod tests {
             Local { addr, iface, index: 1, up: true, loopback: false }
         };
         let locals = vec![local("10.0.0.1", "stays"), local("10.0.1.1", "goes"), local("10.0.0.2", "stays")];
-        let table = Table::new(locals, |iface| (iface == "stays").then_some((1500, true)));
+        let table = Table::new(locals, &[], &[], |iface| (iface == "stays").then_some((1500, true)));
         let host = Host::new(&[]);
         *host.table.write().unwrap() = Arc::new(table);
         assert_eq!(
@@ -332,6 +388,77 @@ mod tests {
             ["10.0.0.1", "10.0.0.2"].map(|addr| addr.parse::<IpAddr>().unwrap())
         );
         assert_eq!(host.mtu(), Some(1500));
+    }
+
+    fn local(addr: &str, iface: &str, index: u32) -> Local {
+        let loopback = iface == "lo";
+        Local { addr: addr.parse().unwrap(), iface: iface.into(), index, up: true, loopback }
+    }
+
+    // Goal: an address is announced with what its packets may have on their way, whatever interface it is on.
+    #[test]
+    fn the_routes_decide_what_an_address_carries() {
+        let names = ["lo", "eth", "jumbo", "dummy", "tunnel"];
+        let mtus = [65_536, 1500, 9000, 8000, 1420];
+        let interface = |(name, index): (&&str, u32)| {
+            let leads_out = !matches!(*name, "lo" | "dummy");
+            Interface { name: (*name).into(), index, leads_out }
+        };
+        let interfaces: Vec<_> = names.iter().zip(1..).map(interface).collect();
+        let index = |name: &str| interfaces.iter().find(|iface| iface.name == name).unwrap().index;
+        let about = |iface: &str| Some((mtus[names.iter().position(|name| *name == iface)?], false));
+        let way = |name: &str, v6, mtu| Way { index: index(name), v6, mtu };
+        let carried = |addr: &str, iface: &str, ways: &[Way]| {
+            let table = Table::new(vec![local(addr, iface, index(iface))], &interfaces, ways, about);
+            table.0[0].mtu
+        };
+        let ways = [way("eth", false, None), way("jumbo", false, None), way("tunnel", true, None)];
+        // On the interface by which its own subnet is reached.
+        assert_eq!(carried("10.0.0.1", "eth", &ways), 1500);
+        assert_eq!(carried("10.0.1.1", "jumbo", &ways), 9000);
+        // A virtual address, wherever it is kept.
+        for iface in ["lo", "dummy"] {
+            assert_eq!(carried("10.9.9.9", iface, &ways), 1500);
+            assert_eq!(carried("fd00::9", iface, &ways), 1420);
+        }
+        // A dummy with a subnet still leads nowhere.
+        let subnet = [way("dummy", false, None), way("jumbo", false, None)];
+        assert_eq!(carried("10.9.9.9", "dummy", &subnet), 9000);
+        // Routes that leave elsewhere, and that name less themselves.
+        assert_eq!(carried("10.0.1.1", "jumbo", &[way("eth", false, None)]), 1500);
+        assert_eq!(carried("10.0.1.1", "jumbo", &[way("jumbo", false, Some(4000))]), 4000);
+        assert_eq!(
+            carried("10.0.1.1", "jumbo", &[way("jumbo", false, Some(700)), way("jumbo", false, None)]),
+            9000
+        );
+        // Without any route the host is alone.
+        assert_eq!(carried("10.9.9.9", "lo", &[]), 65_536);
+        assert_eq!(carried("127.0.0.1", "lo", &ways), 65_536);
+        assert_eq!(carried("fe80::1", "jumbo", &ways), 9000);
+    }
+
+    // Goal: the scope of a link-local peer chooses the interface, and without one there is no guess.
+    #[test]
+    fn a_link_local_peer_is_reached_from_its_interface() {
+        let about = |_: &str| Some((1500, false));
+        let table = |addrs: &[(&str, &str, u32)]| {
+            let locals = addrs.iter().map(|(addr, iface, index)| local(addr, iface, *index)).collect();
+            Table::new(locals, &[], &[], about)
+        };
+        let source = |table: &Table, scope| table.link_local(scope, |_| true).map(|addr| addr.to_string());
+        let two = table(&[("fe80::1", "a", 1), ("fd00::1", "b", 2), ("fe80::2", "b", 2)]);
+        assert_eq!(source(&two, 1).as_deref(), Some("fe80::1"));
+        assert_eq!(source(&two, 2).as_deref(), Some("fe80::2"));
+        assert_eq!((source(&two, 3), source(&two, 0)), (None, None));
+        let one = table(&[("fe80::1", "a", 1), ("10.0.0.1", "b", 2)]);
+        assert_eq!(source(&one, 0).as_deref(), Some("fe80::1"));
+        // Equal addresses: the first interface sends from them; the other one needs one of its own.
+        let equal = table(&[("fe80::1", "a", 1), ("fe80::1", "b", 2)]);
+        assert_eq!(source(&equal, 1).as_deref(), Some("fe80::1"));
+        assert_eq!(source(&equal, 2), None);
+        assert_eq!(equal.equal().collect::<Vec<_>>(), [("fe80::1".parse().unwrap(), "a", "b")]);
+        let more = table(&[("fe80::1", "a", 1), ("fe80::1", "b", 2), ("fe80::3", "b", 2)]);
+        assert_eq!(source(&more, 2).as_deref(), Some("fe80::3"));
     }
 
     #[test]

@@ -157,9 +157,7 @@ impl Socket {
         let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
         let any: IpAddr = if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
         let scope = match addr {
-            Some(addr) if control::is_link_local(addr) => {
-                sys::addresses()?.iter().find(|local| local.addr == addr).map_or(0, |local| local.index)
-            }
+            Some(addr) if control::is_link_local(addr) => only_interface(addr)?,
             _ => 0,
         };
         sys::bind(fd.as_fd(), &Name::new(v6, addr.unwrap_or(any), UDP_PORT, scope))?;
@@ -197,6 +195,42 @@ fn sockets(addrs: &[IpAddr], buffer: u32) -> Result<Vec<Socket>, String> {
         .collect()
 }
 
+/// The number of the interface that has a link-local address, 0 if none has it.
+fn only_interface(addr: IpAddr) -> Result<u32, Error> {
+    let all = sys::addresses()?;
+    let mut of = all.iter().filter(|local| local.addr == addr);
+    match (of.next(), of.next()) {
+        (Some(one), Some(other)) => Err(Error::other(format!(
+            "{} and {} have it both; give one of them another link-local address, and name the one that is left",
+            one.iface, other.iface
+        ))),
+        (one, _) => Ok(one.map_or(0, |local| local.index)),
+    }
+}
+
+/// What the kernel has found out about an IPv6 address that it does not let us use yet, or at all: it asks on the link whether somebody
+/// else has it (RFC 4862 5.4).
+fn unusable(addr: IpAddr) -> Option<&'static str> {
+    let IpAddr::V6(addr) = addr else { return None };
+    unusable_in(addr, &std::fs::read_to_string("/proc/net/if_inet6").ok()?)
+}
+
+/// As [`unusable`], by the kernel's list: address, interface, prefix, scope and flags in hexadecimal, name.
+fn unusable_in(addr: Ipv6Addr, list: &str) -> Option<&'static str> {
+    let wanted = format!("{:032x}", addr.to_bits());
+    let line = list.lines().find(|line| line.starts_with(&wanted))?;
+    let flags = u32::from_str_radix(line.split_whitespace().nth(4)?, 16).ok()?;
+    match flags {
+        flags if flags & libc::IFA_F_DADFAILED != 0 => {
+            Some("is tentative for good: another host on the link has it; give this host another one")
+        }
+        flags if flags & libc::IFA_F_TENTATIVE != 0 => Some(
+            "is still tentative: the kernel asks on the link whether another host has it; try again in some seconds",
+        ),
+        _ => None,
+    }
+}
+
 /// Why a socket cannot be had, and what to do.
 fn why(addr: Option<IpAddr>, error: &Error) -> String {
     let of = addr.map_or_else(String::new, |addr| format!(" of {addr}"));
@@ -212,12 +246,13 @@ fn why(addr: Option<IpAddr>, error: &Error) -> String {
                  each program an address of its own (udp:ADDR)"
             )
         }
-        ErrorKind::AddrNotAvailable => {
-            format!(
+        ErrorKind::AddrNotAvailable => match addr.and_then(|addr| Some((addr, unusable(addr)?))) {
+            Some((addr, how)) => format!("the address {addr} {how}"),
+            None => format!(
                 "no interface of this host has the address{of}: ip address lists those that there are",
                 of = of.replacen(" of", "", 1)
-            )
-        }
+            ),
+        },
         _ => format!("a UDP socket on port {UDP_PORT}{of} cannot be had: {error}"),
     }
 }

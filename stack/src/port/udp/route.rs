@@ -1,6 +1,6 @@
-//! By which interface the kernel sends: its answer to a request for one route (rtnetlink(7)).
+//! By which interface the kernel sends: its answers to requests for one route, and for all (rtnetlink(7)).
 
-use core::net::Ipv4Addr;
+use core::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::netlink::SocketAddrNetlink;
@@ -9,16 +9,33 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 /// `RTM_NEWROUTE` and `RTM_GETROUTE` of `<linux/rtnetlink.h>`.
 const NEWROUTE: u16 = 24;
 const GETROUTE: u16 = 26;
-/// `NLM_F_REQUEST` of `<linux/netlink.h>`.
+/// `NLMSG_ERROR` and `NLMSG_DONE`, `NLM_F_REQUEST` and `NLM_F_DUMP` of `<linux/netlink.h>`.
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
 const REQUEST: u16 = 1;
-/// Kinds of attributes of a route: `RTA_DST`, `RTA_SRC`, `RTA_OIF`.
+const DUMP: u16 = 0x300;
+/// Kinds of attributes of a route: `RTA_DST`, `RTA_SRC`, `RTA_OIF`, `RTA_METRICS`, `RTA_MULTIPATH`.
 const DST: u16 = 1;
 const SRC: u16 = 2;
 const OIF: u16 = 4;
+const METRICS: u16 = 8;
+const MULTIPATH: u16 = 9;
+/// The kind of metric that is an MTU: `RTAX_MTU`.
+const MTU: u16 = 2;
+/// `RTN_UNICAST`, and the table of what stays on the host, `RT_TABLE_LOCAL`.
+const UNICAST: u8 = 1;
+const LOCAL: u8 = 255;
+/// A copy of a route for one destination: `RTM_F_CLONED`.
+const CLONED: u32 = 0x200;
 /// Bytes of `struct nlmsghdr`, `struct rtmsg`, and of an attribute's header.
 const HEADER: usize = 16;
 const ROUTE: usize = 12;
 const ATTRIBUTE: usize = 4;
+/// Bytes of `struct rtnexthop`.
+const NEXTHOP: usize = 8;
+/// Bytes that are asked for at a time, and how often at most: some 200 000 routes. Those behind are not looked at.
+const ANSWER: usize = 1 << 15;
+const ANSWERS: usize = 1 << 10;
 /// Bytes of a request.
 const LEN: usize = HEADER + ROUTE + 2 * (ATTRIBUTE + 4);
 
@@ -46,6 +63,112 @@ impl Router {
     }
 }
 
+/// A way out of the host.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Way {
+    /// The interface.
+    pub index: u32,
+    /// Whether it is one of IPv6.
+    pub v6: bool,
+    /// The MTU that the route names, if it does.
+    pub mtu: Option<usize>,
+}
+
+/// By which interfaces routes lead to other hosts, those to link-local addresses aside: each once. None where the system does not say.
+pub(super) fn ways() -> Vec<Way> {
+    let mut ways = Vec::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let Some(router) = Router::open() else { continue };
+        let mut ask = [0; HEADER + ROUTE];
+        ask[..4].copy_from_slice(&((HEADER + ROUTE) as u32).to_ne_bytes());
+        ask[4..6].copy_from_slice(&GETROUTE.to_ne_bytes());
+        ask[6..8].copy_from_slice(&(REQUEST | DUMP).to_ne_bytes());
+        ask[HEADER] = family as u8;
+        if rustix::net::send(&router.0, &ask, SendFlags::empty()).is_err() {
+            continue;
+        }
+        let mut answer = vec![0; ANSWER];
+        for _ in 0..ANSWERS {
+            // The kernel answers within the call.
+            let Ok((_, len)) = rustix::net::recv(&router.0, &mut *answer, RecvFlags::DONTWAIT) else { break };
+            if !each_message(&answer[..len.min(ANSWER)], |message| note_ways(message, &mut ways)) {
+                break;
+            }
+            ways.sort_unstable();
+            ways.dedup();
+        }
+    }
+    ways
+}
+
+/// Passes the messages of an answer on. Returns whether more answers follow.
+fn each_message(mut rest: &[u8], mut each: impl FnMut(&[u8])) -> bool {
+    while let Some(head) = rest.first_chunk::<HEADER>() {
+        let len = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
+        let kind = u16::from_ne_bytes([head[4], head[5]]);
+        let Some(message) = rest.get(..len).filter(|_| len >= HEADER) else { return false };
+        if matches!(kind, ERROR | DONE) {
+            return false;
+        }
+        each(message);
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    true
+}
+
+/// The attributes in some bytes: kinds and values. Ends at one that is cut.
+fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    core::iter::from_fn(move || {
+        let head = rest.first_chunk::<ATTRIBUTE>()?;
+        let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));
+        let value = rest.get(ATTRIBUTE..len)?;
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((u16::from_ne_bytes([head[2], head[3]]), value))
+    })
+}
+
+fn number(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+}
+
+/// Adds the ways of one route.
+fn note_ways(message: &[u8], ways: &mut Vec<Way>) {
+    let kind = message.get(4..6).and_then(|kind| kind.first_chunk()).map(|kind| u16::from_ne_bytes(*kind));
+    let Some(route) = message.get(HEADER..).and_then(|rest| rest.first_chunk::<ROUTE>()) else { return };
+    let flags = u32::from_ne_bytes([route[8], route[9], route[10], route[11]]);
+    let leads_out = route[7] == UNICAST && route[4] != LOCAL && flags & CLONED == 0;
+    if kind != Some(NEWROUTE) || !leads_out {
+        return;
+    }
+    let v6 = i32::from(route[0]) == libc::AF_INET6;
+    let (mut mtu, mut by) = (None, Vec::new());
+    for (kind, value) in attributes(&message[HEADER + ROUTE..]) {
+        match kind {
+            DST if v6 => {
+                let to = value.first_chunk::<16>().map(|to| Ipv6Addr::from(*to));
+                if to.is_some_and(|to| to.is_unicast_link_local() || to.is_multicast()) {
+                    return;
+                }
+            }
+            OIF => by.extend(number(value)),
+            METRICS => {
+                mtu = attributes(value).find(|(kind, _)| *kind == MTU).and_then(|(_, mtu)| number(mtu))
+            }
+            MULTIPATH => {
+                let mut rest = value;
+                while let Some(hop) = rest.first_chunk::<NEXTHOP>() {
+                    by.extend(number(&hop[4..]));
+                    let len = usize::from(u16::from_ne_bytes([hop[0], hop[1]])).max(NEXTHOP);
+                    rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+                }
+            }
+            _ => {}
+        }
+    }
+    let mtu = mtu.filter(|mtu| *mtu > 0).map(|mtu| mtu as usize);
+    ways.extend(by.into_iter().map(|index| Way { index, v6, mtu }));
+}
+
 fn request(src: Ipv4Addr, dst: Ipv4Addr) -> [u8; LEN] {
     let mut out = [0; LEN];
     out[..4].copy_from_slice(&(LEN as u32).to_ne_bytes());
@@ -66,16 +189,8 @@ fn request(src: Ipv4Addr, dst: Ipv4Addr) -> [u8; LEN] {
 /// The interface in an answer.
 fn interface(answer: &[u8]) -> Option<u32> {
     let kind = u16::from_ne_bytes(*answer.get(4..)?.first_chunk()?);
-    let mut rest = answer.get(HEADER + ROUTE..).filter(|_| kind == NEWROUTE)?;
-    while let Some((head, _)) = rest.split_first_chunk::<ATTRIBUTE>() {
-        let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));
-        let value = rest.get(ATTRIBUTE..len)?;
-        if u16::from_ne_bytes([head[2], head[3]]) == OIF {
-            return value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
-        }
-        rest = rest.get(len.next_multiple_of(4)..)?;
-    }
-    None
+    let rest = answer.get(HEADER + ROUTE..).filter(|_| kind == NEWROUTE)?;
+    attributes(rest).find(|(kind, _)| *kind == OIF).and_then(|(_, value)| number(value))
 }
 
 #[cfg(test)]
@@ -92,6 +207,61 @@ mod tests {
             assert_eq!(router.egress(a, b), Some(lo));
             // From an address that this host does not have.
             assert_eq!(router.egress(Ipv4Addr::new(192, 0, 2, 7), b), None);
+        }
+    }
+
+    /// A message about a route with these attributes.
+    fn route(family: i32, kind: u8, table: u8, with: &[(u16, &[u8])]) -> Vec<u8> {
+        let mut out = vec![0; HEADER + ROUTE];
+        out[4..6].copy_from_slice(&NEWROUTE.to_ne_bytes());
+        (out[HEADER], out[HEADER + 4], out[HEADER + 7]) = (family as u8, table, kind);
+        for (kind, value) in with {
+            out.extend(((ATTRIBUTE + value.len()) as u16).to_ne_bytes());
+            out.extend(kind.to_ne_bytes());
+            out.extend(*value);
+            out.resize(out.len().next_multiple_of(4), 0);
+        }
+        let len = out.len() as u32;
+        out[..4].copy_from_slice(&len.to_ne_bytes());
+        out
+    }
+
+    #[test]
+    fn the_ways_of_a_route_are_found() {
+        const MAIN: u8 = 254;
+        let ways = |message: &[u8]| {
+            let mut ways = Vec::new();
+            note_ways(message, &mut ways);
+            ways.iter().map(|way: &Way| (way.index, way.v6, way.mtu)).collect::<Vec<_>>()
+        };
+        let [three, five] = [3u32, 5].map(u32::to_ne_bytes);
+        let metric = [&8u16.to_ne_bytes()[..], &MTU.to_ne_bytes(), &1400u32.to_ne_bytes()].concat();
+        let hop = |index: [u8; 4]| [&8u16.to_ne_bytes()[..], &[0, 0], &index].concat();
+        let hops = [hop(three), hop(five)].concat();
+        let [v4, v6] = [libc::AF_INET, libc::AF_INET6];
+        assert_eq!(ways(&route(v4, UNICAST, MAIN, &[(OIF, &three)])), [(3, false, None)]);
+        let limited = route(v6, UNICAST, 10, &[(OIF, &five), (METRICS, &metric)]);
+        assert_eq!(ways(&limited), [(5, true, Some(1400))]);
+        let several = route(v4, UNICAST, MAIN, &[(METRICS, &metric), (MULTIPATH, &hops)]);
+        assert_eq!(ways(&several), [(3, false, Some(1400)), (5, false, Some(1400))]);
+        // What stays here, blackholes, the link alone.
+        assert_eq!(ways(&route(v4, UNICAST, LOCAL, &[(OIF, &three)])), []);
+        assert_eq!(ways(&route(v4, 6, MAIN, &[(OIF, &three)])), []);
+        let link = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0).octets();
+        assert_eq!(ways(&route(v6, UNICAST, MAIN, &[(DST, &link), (OIF, &three)])), []);
+        // Cut anywhere it says less, and nothing else.
+        for len in 0..several.len() {
+            assert!(ways(&several[..len]).iter().all(|way| ways(&several).contains(way) || way.2.is_none()));
+        }
+        let both = [several, limited].concat();
+        let mut seen = 0;
+        assert!(each_message(&both, |_| seen += 1));
+        assert_eq!(seen, 2);
+        assert!(!each_message(&both[..both.len() - 1], |_| ()), "the last one is cut");
+        for len in [0u32, 7, u32::MAX] {
+            let mut wrong = both.clone();
+            wrong[..4].copy_from_slice(&len.to_ne_bytes());
+            assert!(!each_message(&wrong, |_| panic!("it has no such length")));
         }
     }
 

@@ -192,18 +192,41 @@ pub(super) struct Local {
     pub loopback: bool,
 }
 
+/// An interface of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub index: u32,
+    /// Whether what is sent by it may reach another host: it is neither a loopback interface nor one that only holds addresses (dummy,
+    /// VRF).
+    pub leads_out: bool,
+}
+
 /// The addresses of the host's interfaces.
 ///
 /// # Errors
 /// Those of getifaddrs(3).
 pub(super) fn addresses() -> Result<Vec<Local>> {
+    Ok(interfaces()?.0)
+}
+
+/// The addresses of the host's interfaces, and these.
+///
+/// # Errors
+/// Those of getifaddrs(3).
+pub(super) fn interfaces() -> Result<(Vec<Local>, Vec<Interface>)> {
     let mut list = ptr::null_mut();
     // SAFETY: there is room for a pointer.
     check(unsafe { libc::getifaddrs(&raw mut list) })?;
-    let (mut found, mut next) = (Vec::new(), list);
+    let (mut found, mut all, mut next) = (Vec::new(), Vec::new(), list);
     // SAFETY: the elements of the list stay until it is freed below, and each pointer in one is null or valid.
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
+        // SAFETY: as above; the name is terminated.
+        let (name, index) = unsafe { (CStr::from_ptr(entry.ifa_name), libc::if_nametoindex(entry.ifa_name)) };
+        let is = |flag: c_int| entry.ifa_flags & flag as u32 != 0;
         // SAFETY: as above; the kind of a socket address says how long it is.
         let addr = unsafe {
             match entry.ifa_addr.as_ref().map(|addr| c_int::from(addr.sa_family)) {
@@ -215,12 +238,17 @@ pub(super) fn addresses() -> Result<Vec<Local>> {
                     let addr = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
                     IpAddr::V6(Ipv6Addr::from(addr.sin6_addr.s6_addr))
                 }
+                // Each interface has an entry of its own.
+                Some(libc::AF_PACKET) => {
+                    let holds = is(libc::IFF_NOARP) && !is(libc::IFF_POINTOPOINT);
+                    let leads_out = !is(libc::IFF_LOOPBACK) && !holds;
+                    let name = name.to_string_lossy().into_owned();
+                    all.push(Interface { name, index, leads_out });
+                    continue;
+                }
                 _ => continue,
             }
         };
-        // SAFETY: as above; the name is terminated.
-        let (name, index) = unsafe { (CStr::from_ptr(entry.ifa_name), libc::if_nametoindex(entry.ifa_name)) };
-        let is = |flag: c_int| entry.ifa_flags & flag as u32 != 0;
         found.push(Local {
             addr,
             // An address may have a label, which is no interface (`eth0:1`).
@@ -232,5 +260,5 @@ pub(super) fn addresses() -> Result<Vec<Local>> {
     }
     // SAFETY: the list came from getifaddrs, and nothing refers to it any more.
     unsafe { libc::freeifaddrs(list) };
-    Ok(found)
+    Ok((found, all))
 }

@@ -122,6 +122,17 @@ fn a_port_that_is_taken_says_so() {
 }
 
 #[test]
+fn an_address_that_is_tentative_is_called_so() {
+    let list = "fe80000000000000a0b0c0fffe0d0e0f 02 40 20 40     eth0\n\
+                00000000000000000000000000000001 01 80 10 80       lo\n\
+                fd000000000000000000000000000009 02 40 00 c8     eth0\n";
+    let said = |addr: &str| unusable_in(addr.parse().unwrap(), list).unwrap_or_default();
+    assert!(said("fe80::a0b0:c0ff:fe0d:e0f").contains("is still tentative"));
+    assert!(said("fd00::9").contains("another host on the link has it"));
+    assert_eq!((said("::1"), said("fd00::1")), ("", ""));
+}
+
+#[test]
 fn any_datagram_is_a_frame_or_counted() {
     // Goal: strangers' bytes arrive as they are, never as a packet that was not sent; what is too long is counted.
     let port = port("127.47.91.4", "");
