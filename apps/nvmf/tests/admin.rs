@@ -263,6 +263,13 @@ fn a_namespace_that_has_lost_data_is_in_the_smart_log_and_is_told_once() {
         assert_eq!(warning(&mut p, &mut queue), 0);
     }
     p.target.set_online(&subsystem, 99).unwrap_err();
+    // A host that comes later is told, too, and the first one again.
+    lost(&mut p, &mut io, io_opcode::FLUSH, Status::WriteFault);
+    assert!(queue.poll_response(p.now).is_some());
+    let (mut other, _) = p.admin();
+    p.expect(&mut other, &set_feature(0x0B, 1 << 2), &[], Status::Success);
+    request_event(&mut p, &mut other, 31);
+    assert!(other.poll_response(p.now).is_some());
     // One that is removed takes its mark with it.
     lost(&mut p, &mut io, io_opcode::READ, Status::UnrecoveredReadError);
     p.target.remove_namespace(&subsystem, 1).unwrap();

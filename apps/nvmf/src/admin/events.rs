@@ -91,7 +91,15 @@ impl Events {
         };
         // Room for each namespace that there may be: noting a change does not allocate.
         let changed = Vec::with_capacity(if live.is_some() { limits::CHANGED_NAMESPACES } else { 0 });
-        Self { waiting: ArrayVec::new(), aborted: ArrayVec::new(), states: Default::default(), seen, changed }
+        let mut events = Self {
+            waiting: ArrayVec::new(),
+            aborted: ArrayVec::new(),
+            states: Default::default(),
+            seen,
+            changed,
+        };
+        events.forget();
+        events
     }
 
     /// Adds the slot of an event request.
@@ -113,7 +121,14 @@ impl Events {
     /// Ends all requests, and forgets what is due.
     pub fn reset(&mut self) {
         self.aborted.extend(self.waiting.drain(..));
+        self.forget();
+    }
+    /// Nothing was told yet. What has failed before is due: the host does not know it.
+    fn forget(&mut self) {
         self.states = Default::default();
+        if let Seen::Namespaces(live, ..) = &self.seen {
+            self.states[Event::Reliability as usize].pending = !live.failed().is_empty();
+        }
     }
 
     /// The slot of an event request to answer now, with its status and result.
