@@ -1,8 +1,10 @@
 //! The border to C: results become what C expects, and a panic becomes an error number and a line on stderr.
 //!
 //! pthread_cancel(3) unwinds the thread; a guard would stop that, which aborts the process. So calls that block stand outside of
-//! guarded functions (`wait`), and where a guarded function may reach a cancellation point of libc, cancellation is disabled
-//! (`settled`). Posts and polls are only guarded: a turn reaches none on any port that needs no DPDK.
+//! guarded functions (`wait`), and no guarded function reaches a cancellation point of libc while its thread may be cancelled:
+//! whatever the library calls of libc is wrapped (`uncancelled.c`), on every port, at no cost where nothing is called. Calls that
+//! may call much of libc, some of which waits inside where no wrapper is (getaddrinfo(3)), disable cancellation as a whole
+//! (`settled`); posts and polls do not.
 
 use core::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -9,7 +9,33 @@ use crate::errno::{self, Errno, Result};
 use crate::guard::settled;
 
 unsafe extern "C-unwind" {
-    fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout_ms: c_int) -> c_int;
+    /// The one cancellation point of the library: see `uncancelled.c`.
+    fn ppoll(
+        fds: *mut libc::pollfd,
+        count: libc::nfds_t,
+        timeout: *const libc::timespec,
+        mask: *const libc::sigset_t,
+    ) -> c_int;
+}
+
+/// As poll(2), and the thread may be cancelled meanwhile.
+///
+/// # Safety
+/// As poll(2).
+#[allow(
+    improper_ctypes_definitions,
+    reason = "the name of the ABI says that it may be unwound; C does not call it"
+)]
+pub(crate) unsafe extern "C-unwind" fn poll(
+    fds: *mut libc::pollfd,
+    count: libc::nfds_t,
+    timeout_ms: c_int,
+) -> c_int {
+    let ms = i64::from(timeout_ms);
+    let time = libc::timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 };
+    let timeout = if ms < 0 { core::ptr::null() } else { &raw const time };
+    // SAFETY: as the caller promises; the time is only read, and no mask is given.
+    unsafe { ppoll(fds, count, timeout, core::ptr::null()) }
 }
 
 /// What a call that may wait found.

@@ -3,10 +3,17 @@
 use core::ffi::c_int;
 
 use crate::errno::{self, Errno};
+use crate::wait::poll;
 
 unsafe extern "C-unwind" {
-    fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
-    fn epoll_wait(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int) -> c_int;
+    // epoll_wait(2) would not be cancelled here (`uncancelled.c`).
+    fn epoll_pwait(
+        epoll: c_int,
+        events: *mut libc::epoll_event,
+        max: c_int,
+        timeout: c_int,
+        mask: *const libc::sigset_t,
+    ) -> c_int;
 }
 
 /// As poll(2): no descriptor is that of a socket over RDMA.
@@ -47,7 +54,7 @@ unsafe extern "C-unwind" fn repoll_wait(
     timeout: c_int,
 ) -> c_int {
     // SAFETY: what C promises for epoll_wait.
-    unsafe { epoll_wait(epoll, events, max, timeout) }
+    unsafe { epoll_pwait(epoll, events, max, timeout, core::ptr::null()) }
 }
 
 /// Functions that refuse, whatever they are given.

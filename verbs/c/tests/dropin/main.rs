@@ -69,6 +69,7 @@ impl Drop for Dir {
 const PROGRAMS: &[&str] = &[
     "absent.c",
     "calls.c",
+    "cancel.c",
     "cm.c",
     "events.c",
     "handles.c",
@@ -109,19 +110,18 @@ fn compile(dir: &Dir, library: &Path, source: &str) -> PathBuf {
 
 /// Compiles a program of `tests/c` and runs it for each list of arguments, over this port.
 fn run(dir: &Dir, source: &str, port: &str, stories: &[&str]) {
-    run_with(dir, source, port, &[], stories);
+    let stories: Vec<_> = stories.iter().map(core::slice::from_ref).collect();
+    run_with(dir, source, port, &[], &stories);
 }
 
-fn run_with(dir: &Dir, source: &str, port: &str, settings: &[(&str, &str)], stories: &[&str]) {
+fn run_with(dir: &Dir, source: &str, port: &str, settings: &[(&str, &str)], stories: &[&[&str]]) {
     let Some(library) = library() else { return };
     let program = compile(dir, library, source);
     for story in stories {
         // A hang is a failure; nothing else depends on time.
         let mut command = Command::new("timeout");
         command.args(["-k", "5", "100"]).arg(&program);
-        if !story.is_empty() {
-            command.arg(story);
-        }
+        command.args(story.iter().filter(|word| !word.is_empty()));
         command.current_dir(&dir.0).env("LD_LIBRARY_PATH", library);
         // What a process leaves at its end is no leak. A thread that is cancelled leaves marks on its stack, which its end on a
         // signal stack of the sanitizer's would run into. More memory than there is may be asked for.
@@ -129,7 +129,7 @@ fn run_with(dir: &Dir, source: &str, port: &str, settings: &[(&str, &str)], stor
         command.env("XDG_RUNTIME_DIR", &dir.0).env("ROCE_PORT", port.replace("DIR", dir.0.to_str().unwrap()));
         command.envs(settings.iter().copied());
         let output = command.output().expect("timeout(1) is there");
-        assert!(output.status.success(), "{source} {story} over {port}: {}", text(&output));
+        assert!(output.status.success(), "{source} {story:?} over {port}: {}", text(&output));
     }
 }
 
@@ -254,8 +254,52 @@ fn threads_that_are_cancelled_while_they_poll() {
     let dir = Dir::new("cancelled");
     for port in [&udp(), "unix:DIR/a,peer=DIR/b", "loopback"] {
         let capture = dir.0.join("frames.pcap");
-        run_with(&dir, "life.c", port, &[("ROCE_PCAP", capture.to_str().unwrap())], &["cancel"]);
+        run_with(&dir, "life.c", port, &[("ROCE_PCAP", capture.to_str().unwrap())], &[&["cancel"]]);
     }
+}
+
+/// Ports, each with that of its visitors; none over `loopback`.
+fn visited_ports(dir: &Dir) -> Vec<(String, String)> {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let (at, low) = (dir.0.display(), low.clamp(1, 254));
+    let udp = |net: u8| format!("udp:127.{net}.{high}.{low},127.{}.{high}.{low}", net + 1);
+    vec![
+        (format!("memif:{at}/s,role=server"), format!("memif:{at}/s,role=client")),
+        (format!("memif:{at}/c,role=client"), format!("memif:{at}/c,role=server")),
+        // Addresses of this machine only, which no other test uses. The programs of C use the second one.
+        (udp(94), udp(96)),
+        (format!("unix:{at}/a,peer={at}/b"), format!("unix:{at}/b,peer={at}/a")),
+        ("loopback".into(), String::new()),
+    ]
+}
+
+/// Runs `cancel.c`: so many peers come and go.
+fn visits(dir: &Dir, story: &str, visits: u32, more: &[(&str, &str)]) {
+    let capture = dir.0.join("visits.pcap");
+    for (port, visitor) in visited_ports(dir) {
+        let visits = if visitor.is_empty() { 0 } else { visits };
+        let settings =
+            [&[("ROCE_PCAP", capture.to_str().unwrap()), ("ROCE_VISITOR", &*visitor)], more].concat();
+        run_with(dir, "cancel.c", &port, &settings, &[&[story, &visits.to_string()]]);
+    }
+}
+
+// Goal: no call of libc that is a cancellation point is reached in a post or a poll while the thread may be cancelled, whatever port
+// it is and though peers come and go: a cancelled thread would be unwound there, and end the process.
+#[test]
+fn posts_and_polls_reach_no_cancellation_point() {
+    let dir = Dir::new("points");
+    let points = dir.0.join("points.so");
+    let mut cc = Command::new("cc");
+    cc.args(["-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o"]).arg(&points);
+    let Ok(compiled) = cc.arg(sources().join("points.c")).arg("-ldl").output() else { return };
+    assert!(compiled.status.success(), "{}", text(&compiled));
+    visits(&dir, "count", 6, &[("LD_PRELOAD", points.to_str().unwrap())]);
+}
+
+#[test]
+fn threads_that_poll_are_cancelled_while_peers_come_and_go() {
+    visits(&Dir::new("storm"), "storm", 12, &[]);
 }
 
 #[test]

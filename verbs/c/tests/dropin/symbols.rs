@@ -73,6 +73,28 @@ fn every_symbol_has_its_version_and_there_are_no_others() {
     assert!(beyond.is_empty() && missing.is_empty(), "not in the list: {beyond:?}; not there: {missing:?}");
 }
 
+// Goal: whatever cancellation point of libc the library comes to call, it is wrapped: also where no test gets to.
+#[test]
+fn every_cancellation_point_that_is_called_is_wrapped() {
+    let Some(library) = library() else { return };
+    let called: BTreeSet<String> = table(&library.join("libibverbs.so.1"))
+        .into_iter()
+        .filter(|(_, section, _)| section == "UND")
+        .map(|(_, _, name)| name.split('@').next().unwrap_or_default().to_string())
+        .collect();
+    let points = std::fs::read_to_string(sources().join("points.c")).unwrap();
+    let points: BTreeSet<_> =
+        points.split("POINT(").skip(2).filter_map(|rest| rest.split(')').next()).collect();
+    assert!(points.len() > 70 && points.contains("close"));
+    let wrapped = Path::new(env!("CARGO_MANIFEST_DIR")).join("abi/cancellation-points");
+    let wrapped = std::fs::read_to_string(wrapped).unwrap();
+    let wrapped: BTreeSet<_> = wrapped.lines().collect();
+    let bare: Vec<_> =
+        points.iter().filter(|name| called.contains(**name) && !wrapped.contains(**name)).collect();
+    // Calls that wait may be cancelled there.
+    assert_eq!(bare, [&"epoll_pwait", &"ppoll"]);
+}
+
 #[test]
 fn the_installed_libraries_have_no_symbol_that_is_not_here() {
     let Some(library) = library() else { return };
