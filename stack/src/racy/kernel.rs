@@ -14,10 +14,14 @@ pub struct NotMapped;
 ///
 /// # Errors
 /// [`NotMapped`].
-pub fn read(from: u64, to: &mut [u8]) -> Result<(), NotMapped> {
+///
+/// # Safety
+/// The program permits that these bytes are read while others write them, whatever it has mapped there.
+pub unsafe fn read(from: u64, to: &mut [u8]) -> Result<(), NotMapped> {
     let local = [libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() }];
     let remote = [libc::iovec { iov_base: from as *mut _, iov_len: to.len() }];
-    // SAFETY: the kernel writes to the bytes of `to`, which nobody else has, and checks whatever the other range says.
+    // SAFETY: the kernel writes to the bytes of `to`, which nobody else has, and checks the other range; the caller permits that it
+    // is read.
     let copied = unsafe { libc::process_vm_readv(libc::getpid(), local.as_ptr(), 1, remote.as_ptr(), 1, 0) };
     whole(copied, to.len())
 }
@@ -52,7 +56,8 @@ pub unsafe fn update(at: u64, new: impl FnOnce(u64) -> u64) -> Result<u64, NotMa
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut bytes = [0; 8];
-    read(at, &mut bytes)?;
+    // SAFETY: as the caller guarantees.
+    unsafe { read(at, &mut bytes) }?;
     let before = u64::from_ne_bytes(bytes);
     // SAFETY: as the caller guarantees.
     unsafe { write(at, &new(before).to_ne_bytes(), false) }?;
@@ -64,11 +69,9 @@ pub fn works() -> bool {
     static WORKS: OnceLock<bool> = OnceLock::new();
     *WORKS.get_or_init(|| {
         let (here, mut there) = ([0x5a; 9], [0; 9]);
-        // The first page of an address space is never mapped.
-        !cfg!(miri)
-            && read(here.as_ptr() as u64, &mut there).is_ok()
-            && there == here
-            && read(8, &mut there).is_err()
+        // SAFETY: bytes of ours, and the first page of the address space, which is never mapped.
+        let mut read = |from| unsafe { read(from, &mut there) };
+        !cfg!(miri) && read(here.as_ptr() as u64).is_ok() && read(8).is_err() && there == here
     })
 }
 
@@ -118,17 +121,19 @@ mod tests {
             let at = pages.at(PAGE - 20);
             // SAFETY: memory of this test.
             assert_eq!(unsafe { write(at, &text, last) }, Ok(()));
-            assert_eq!((read(at, &mut back), back), (Ok(()), text));
+            // SAFETY: as above.
+            assert_eq!((unsafe { read(at, &mut back) }, back), (Ok(()), text));
             // SAFETY: memory of this test, as far as it is mapped.
             assert_eq!(unsafe { write(at + 1, &text, last) }, Err(NotMapped));
             // SAFETY: nothing is mapped there.
             assert_eq!(unsafe { write(pages.at(PAGE), &text[..1], last) }, Err(NotMapped));
         }
-        assert_eq!(read(pages.at(PAGE - 19), &mut back), Err(NotMapped));
-        assert_eq!(read(u64::MAX - 3, &mut back), Err(NotMapped));
-        let mut nothing = [];
-        // SAFETY: no byte.
-        assert_eq!((read(0, &mut nothing), unsafe { write(0, &nothing, true) }), (Ok(()), Ok(())));
+        // SAFETY: memory of this test, as far as it is mapped, nothing, and no byte.
+        unsafe {
+            assert_eq!(read(pages.at(PAGE - 19), &mut back), Err(NotMapped));
+            assert_eq!(read(u64::MAX - 3, &mut back), Err(NotMapped));
+            assert_eq!((read(0, &mut []), write(0, &[], true)), (Ok(()), Ok(())));
+        }
 
         let word = pages.at(64);
         // SAFETY: memory of this test, and none.
@@ -147,6 +152,7 @@ mod tests {
         let mut byte = [1];
         // SAFETY: it may not be written, so nothing changes.
         assert_eq!(unsafe { write(pages.at(0), &byte, false) }, Err(NotMapped));
-        assert_eq!((read(pages.at(0), &mut byte), byte), (Ok(()), [0]));
+        // SAFETY: memory of this test.
+        assert_eq!((unsafe { read(pages.at(0), &mut byte) }, byte), (Ok(()), [0]));
     }
 }

@@ -207,7 +207,8 @@ pub fn read(place: Place, to: &mut [u8]) -> Result<(), LocalProtection> {
 #[inline(never)]
 fn read_indirect(place: Place, to: &mut [u8]) -> Result<(), LocalProtection> {
     match place.indirect() {
-        Indirect::ByKernel(from) => Ok(kernel::read(from, to)?),
+        // SAFETY: the place was looked up for reading: the program has registered whatever it has mapped there.
+        Indirect::ByKernel(from) => Ok(unsafe { kernel::read(from, to) }?),
         Indirect::Nowhere => {
             to.fill(0);
             Ok(())

@@ -26,18 +26,25 @@ const _: () = assert!(
 /// ([`unaligned`]). No error number of the system's.
 const UNALIGNED: Errno = Errno(-1);
 
+/// More elements, or pieces of inline data, than any queue pair takes. A number beyond that is no length of anything that C has
+/// there.
+pub(crate) const ELEMENTS: usize = 64;
+
 /// The elements of a request.
 ///
 /// # Safety
-/// There are as many as the number says, unless it is negative.
+/// There are as many as the number says, unless it is negative or above [`ELEMENTS`], and nobody changes them during the call.
 #[inline]
 unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge]> {
-    match usize::try_from(count) {
-        Ok(0) => Ok(&[]),
-        Ok(_) if !list.is_aligned() => Err(UNALIGNED),
-        Ok(count) if !list.is_null() => {
+    // A negative number is a large one.
+    match count as u32 {
+        0 => Ok(&[]),
+        count if !list.is_null() && count <= ELEMENTS as u32 => {
+            if !list.is_aligned() {
+                return Err(UNALIGNED);
+            }
             // SAFETY: as the caller promises; the layouts are the same.
-            Ok(unsafe { core::slice::from_raw_parts(list.cast(), count) })
+            Ok(unsafe { core::slice::from_raw_parts(list.cast(), count as usize) })
         }
         _ => Err(EINVAL),
     }

@@ -11,6 +11,7 @@ use crate::errno::{EINVAL, Errno, Result};
 use crate::guard::{guarded, number};
 use crate::object::Object;
 use crate::qp::{Handle, Qp};
+use crate::wr::ELEMENTS;
 use crate::{ah, mw};
 
 /// The operations that the structure has a function for.
@@ -167,32 +168,33 @@ builders! {
     wr_set_sge(lkey: u32, addr: u64, length: u32) = |list| list.set_sge(lkey, addr, length);
     wr_set_sge_list(count: usize, from: *const ibv_sge) = |list| {
         // The layouts are the same (`wr`).
-        list.set_sge_list(slice(from.cast::<Sge>(), count)?);
+        list.set_sge_list(slice(from.cast::<Sge>(), count, ELEMENTS)?);
     };
     wr_set_inline_data(addr: *mut c_void, length: usize) = |list| {
-        list.set_inline_data(slice(addr.cast::<u8>(), length)?);
+        list.set_inline_data(slice(addr.cast::<u8>(), length, BYTES)?);
     };
     wr_set_inline_data_list(count: usize, from: *const ibv_data_buf) = |list| {
-        // No more than a request can have.
-        let mut pieces = [IoSlice::new(&[]); PIECES];
-        let from = slice(from, count)?;
-        let pieces = pieces.get_mut(..count).ok_or(EINVAL)?;
+        let mut pieces = [IoSlice::new(&[]); ELEMENTS];
+        let from = slice(from, count, ELEMENTS)?;
         for (piece, from) in pieces.iter_mut().zip(from) {
-            *piece = IoSlice::new(slice(from.addr.cast::<u8>(), from.length)?);
+            *piece = IoSlice::new(slice(from.addr.cast::<u8>(), from.length, BYTES)?);
         }
-        list.set_inline_data_list(pieces);
+        list.set_inline_data_list(&pieces[..count]);
     };
 }
 
-/// Pieces of inline data: more than any queue pair has elements.
-const PIECES: usize = 64;
+/// More bytes of inline data than any queue pair takes (see [`ELEMENTS`]).
+const BYTES: usize = 4096;
 
+/// As many values as C says there are, which is refused if it is more than `most`.
+///
 /// # Safety
-/// There are `count` values.
-unsafe fn slice<'a, T>(from: *const T, count: usize) -> Result<&'a [T]> {
+/// Unless `count` is more than `most`, or `from` is NULL, there are so many values, which nobody changes before the list is
+/// complete.
+unsafe fn slice<'a, T>(from: *const T, count: usize, most: usize) -> Result<&'a [T]> {
     match count {
         0 => Ok(&[]),
-        _ if from.is_null() => Err(EINVAL),
+        _ if from.is_null() || count > most => Err(EINVAL),
         // SAFETY: as the caller promises.
         _ => Ok(unsafe { core::slice::from_raw_parts(from, count) }),
     }

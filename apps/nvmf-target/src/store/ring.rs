@@ -95,17 +95,17 @@ impl Ring {
     /// Gives the ring a request for a command. It is submitted by [`turn`](Self::turn).
     ///
     /// # Errors
-    /// If there is no room: the request comes back.
+    /// If there is no room, or the command has one already: the request comes back.
     pub fn give(&mut self, file: &Arc<File>, request: Request, command: u32) -> Result<(), Request> {
-        // The completion queue has room for all.
-        if self.under_way >= 16 * ENTRIES as usize {
+        // The completion queue has room for all. What is under way for a command stays until the kernel has done with it.
+        let at = command as usize;
+        if self.under_way >= 16 * ENTRIES as usize || self.requests.get(at).is_some_and(Option::is_some) {
             return Err(request);
         }
         let Some(entry) = self.entry(file, &request, command) else { return Err(request) };
         if !self.push(&entry) {
             return Err(request);
         }
-        let at = command as usize;
         if self.requests.len() <= at {
             self.requests.resize_with(at + 1, || None);
         }
