@@ -241,7 +241,8 @@ mod tests {
         assert!(at(0) == [7; PAGE] && at(1) == [0; PAGE] && at(2) == [0; PAGE] && at(3) == [7; PAGE]);
         let mut theirs = vec![7u8; 3 * PAGE];
         // SAFETY: the vector outlives the handle.
-        let program = unsafe { Memory::of_program(theirs.as_mut_ptr(), theirs.len(), Access::LOCAL_WRITE) }.unwrap();
+        let program =
+            unsafe { Memory::of_program(theirs.as_mut_ptr(), theirs.len(), Access::LOCAL_WRITE) }.unwrap();
         let from = theirs.as_ptr().align_offset(PAGE);
         assert!(!program.discard(from, PAGE));
     }
