@@ -44,7 +44,7 @@ const SAID_MAX: usize = 64;
 /// Turns without work after which the thread lets others run.
 const IDLE_TURNS: u64 = 256;
 /// How long it finds no work before it sleeps. A wake-up costs more than a host needs from one command to the next.
-const AWAKE: Duration = Duration::from_micros(100);
+const AWAKE: Duration = Duration::from_micros(50);
 /// Requests for connections that are handled at a time, and events.
 const EVENTS: usize = 16;
 

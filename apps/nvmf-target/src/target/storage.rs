@@ -16,6 +16,9 @@ use crate::store::{Blocks, Memory, Place, Request as RingRequest, Store, Work, Z
 const ZERO_PIECE: u64 = 1 << 20;
 /// The same where hosts have other commands: these wait about as long as one of them takes.
 const ZERO_PIECE_BUSY: u64 = 64 << 10;
+/// What a range costs to be merged with others and looked at, as bytes that are made zeros: so a host that orders what is zeros already
+/// has its turn no more often than one that orders others.
+const RANGE: u64 = 4096;
 /// Turns without completions after which nothing else is to be done.
 const QUIET: u64 = 1024;
 /// Up to this many bytes are made zeros at once.
@@ -32,7 +35,7 @@ pub struct Zeroing {
     ranges: Vec<(u64, u64)>,
     /// Memory goes back to the system.
     give_back: bool,
-    /// What the last piece cost beyond its turn, in bytes.
+    /// What the order, or its last piece, cost beyond its turn, in bytes.
     debt: u64,
 }
 
@@ -95,12 +98,13 @@ impl Core<'_> {
             Op::WriteZeroes { offset, len, deallocate, .. } => {
                 let memory = Arc::clone(memory);
                 self.drop_capsule(capsule);
-                return self.zero(c, ticket, memory, vec![(offset, len)], deallocate);
+                return self.zero(c, ticket, memory, vec![(offset, len)], deallocate, RANGE);
             }
             Op::Deallocate(ref ranges) => {
                 let memory = Arc::clone(memory);
                 self.drop_capsule(capsule);
-                return self.zero(c, ticket, memory, merged(ranges.clone()), true);
+                let cost = ranges.clone().count() as u64 * RANGE;
+                return self.zero(c, ticket, memory, merged(ranges.clone()), true, cost);
             }
         };
         self.drop_capsule(capsule);
@@ -249,9 +253,10 @@ impl Core<'_> {
         memory: Arc<Memory>,
         ranges: Vec<(u64, u64)>,
         give_back: bool,
+        debt: u64,
     ) {
         let command = self.keep(c, ticket, Stage::Zeroing);
-        self.zeroing.push(self.who(c), Zeroing { command, memory, ranges, give_back, debt: 0 });
+        self.zeroing.push(self.who(c), Zeroing { command, memory, ranges, give_back, debt });
     }
     /// Goes on with ranges that become zeros, of the host whose turn it is.
     #[cold]
