@@ -175,6 +175,30 @@ fn parameters_of_connections() {
     drop(server);
 }
 
+// A program's own events stand in their order among those of connection management, whose events it cannot raise.
+#[test]
+fn events_of_the_program() {
+    let w = World::new();
+    let channel = w.a.channel();
+    let id = w.a.id(&channel);
+    for what in [E::Established, E::Disconnected, E::ConnectRequest, E::DeviceRemoval] {
+        refused(id.write_event(what, 0, 0), EINVAL, "Unsuitable");
+    }
+    assert!(channel.try_get_event().is_none());
+    id.write_event(E::User, -5, u64::MAX).unwrap();
+    id.write_event(E::AddrinfoResolved, 0, 7).unwrap();
+    for (what, status, arg) in [(E::User, -5, u64::MAX), (E::AddrinfoResolved, 0, 7)] {
+        let event = channel.try_get_event().unwrap();
+        assert_eq!((event.event(), event.status(), event.arg()), (what, status, arg));
+        assert!(event.is_of(&id));
+        event.ack();
+    }
+    // They end with their identifier.
+    id.write_event(E::AddrinfoError, -1, 0).unwrap();
+    id.destroy().unwrap();
+    assert!(channel.try_get_event().is_none());
+}
+
 #[test]
 fn queue_pairs_and_options() {
     let w = World::new();

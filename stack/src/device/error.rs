@@ -151,7 +151,7 @@ pub enum DeviceError {
     )]
     CqOverrun,
     /// The operating system gave no file descriptor.
-    #[error("no file descriptor for events ({0}); {advice}", advice = descriptor_advice(*.0))]
+    #[error("no file descriptor for events: {why}", why = no_descriptor(*.0))]
     Descriptor(std::io::ErrorKind),
     /// A number is out of its range.
     #[error("{what} is {given}; this device allows {min} to {max}")]
@@ -324,13 +324,13 @@ pub enum DeviceError {
     Memory(#[from] MemError),
 }
 
-/// What to do where eventfd(2) and its like fail.
-fn descriptor_advice(kind: std::io::ErrorKind) -> &'static str {
+/// Why eventfd(2) and its like fail, and what to do.
+fn no_descriptor(kind: std::io::ErrorKind) -> &'static str {
     use std::io::ErrorKind::{PermissionDenied, Unsupported};
     match kind {
         PermissionDenied | Unsupported => {
-            "a filter of system calls, as containers and sandboxes have, refuses eventfd(2) or epoll_create(2): allow them"
+            "a filter of system calls, as containers and sandboxes have, refuses eventfd(2) or epoll_create(2); allow them"
         }
-        _ => "close some, or allow the process more (ulimit -n)",
+        _ => "none is left; close some, or allow the process more (ulimit -n)",
     }
 }
