@@ -3,6 +3,7 @@
 use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 use std::time::Instant as SystemInstant;
 
@@ -30,8 +31,18 @@ pub(super) fn start(core: &Arc<Core>, drive: &Drive) -> Result<Vec<JoinHandle<()
     started
 }
 
+/// Starts a thread, and returns when it runs: what the C library does at its beginning is over by then. libfabric overwrites code of
+/// munmap(2), right behind the call that has opened the device, which a thread that is just starting may be in.
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, OpenError> {
-    thread::Builder::new().name(name.clone()).spawn(body).map_err(|source| OpenError::Thread { name, source })
+    let (beginning, over) = channel::<()>();
+    let body = move || {
+        drop(beginning);
+        body();
+    };
+    let thread = thread::Builder::new().name(name.clone()).spawn(body);
+    let thread = thread.map_err(|source| OpenError::Thread { name, source })?;
+    let _ = over.recv(); // its end: nothing is sent
+    Ok(thread)
 }
 
 fn dedicated(core: &Arc<Core>, cores: &[usize]) -> Result<Vec<JoinHandle<()>>, OpenError> {
@@ -118,6 +129,34 @@ fn help(core: &Core) {
                 core.sleep(helped, None, longest.min(at_most), look);
                 longest = (longest * 2).min(IDLE_SLEEP);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A thread gives itself its name, before it runs what it was started for.
+    #[test]
+    #[cfg_attr(miri, ignore = "/proc")]
+    fn a_thread_runs_when_the_call_that_starts_it_returns() {
+        let named = |name: &str| {
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+            let names =
+                tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
+            names.filter(|found| found.trim_end() == name).count()
+        };
+        let mut running = Vec::new();
+        for started in 1..=100 {
+            let (end, waiting) = channel::<()>();
+            let thread = spawn("roce-begun".into(), move || waiting.recv().unwrap_or(())).unwrap();
+            assert_eq!(named("roce-begun"), started);
+            running.push((end, thread));
+        }
+        for (end, thread) in running {
+            drop(end);
+            thread.join().unwrap();
         }
     }
 }

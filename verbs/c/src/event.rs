@@ -10,6 +10,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use verbs::{AsyncEventGuard, Context as Verbs, EventElement};
@@ -106,7 +107,10 @@ impl EventThread {
         let stop = event_fd()?;
         let fds = [device.async_fd()?.as_raw_fd(), stop.as_raw_fd()];
         let device = device.clone();
+        // As with every thread of the device, what the C library does at the beginning is over when this returns.
+        let (beginning, over) = channel::<()>();
         let body = move || {
+            drop(beginning);
             let mut wanted = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
             while wanted[1].revents == 0 {
                 while hand_out(&device) {}
@@ -116,6 +120,7 @@ impl EventThread {
         };
         let named = std::thread::Builder::new().name("roce-events".into());
         let thread = Some(engine::without_signals(|| named.spawn(body))?);
+        let _ = over.recv(); // its end: nothing is sent
         Ok(Self { stop, thread })
     }
 }
