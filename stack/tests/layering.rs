@@ -42,9 +42,13 @@ const UNSAFE: &[&str] = &[
     "stack/src/sync/eventfd.rs",
     "stack/src/sync/huge.rs",
     "stack/src/sync/prefetch.rs",
+    // Threads that handle no signal.
+    "stack/src/sync/apart.rs",
     // Handlers of forks.
     "stack/src/sync/process.rs",
     "stack/src/sync/unforked.rs",
+    // Who the peer of a socket is.
+    "stack/src/port/share.rs",
     // Frames; a memif's shared memory, and the wake-up of its peer; requests about network interfaces; system calls of UDP sockets.
     "stack/src/port/frame.rs",
     "stack/src/port/memif/ring.rs",

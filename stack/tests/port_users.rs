@@ -3,8 +3,9 @@
 
 use process::{PATIENCE, Ticker, become_user, echo, exchange, open};
 use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use sim::memif_peer::{Peer, init};
-use stack::port::{RxBurst, TxBurst};
+use stack::port::{Port, RxBurst, TxBurst};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -187,36 +188,152 @@ fn frames_do_not_go_to_a_socket_of_another_user() {
     }
 }
 
-#[test]
-fn what_another_user_sends_along_blocks_no_caller() {
-    // Goal: close(2) of the last descriptor of a TCP socket that lingers waits until its data are sent. The other user sends the
-    // last descriptor of a socket whose data are never read, to a port that refuses the user, and to one that refuses the message.
-    let Some(dir) = Dir::new("linger") else { return };
-    for (n, option) in ["", ",peer-uid=any"].into_iter().enumerate() {
-        let path = dir.path(&format!("server{n}"));
-        let port = open(&format!("memif:{path},role=server{option}"), 1);
-        open_to_all(Path::new(&path));
-        // Nobody reads there: the data stay.
-        let deaf = TcpListener::bind("127.0.0.1:0").unwrap();
-        let lingering = TcpStream::connect(deaf.local_addr().unwrap()).unwrap();
-        lingering.set_nonblocking(true).unwrap();
-        while (&lingering).write(&[0; 65536]).is_ok() {}
-        set_socket_linger(&lingering, Some(Duration::from_secs(3600))).unwrap();
-        let _peer = std::thread::scope(|scope| {
-            let connect = || {
-                become_user(NOBODY);
-                let peer = Peer::new(Path::new(&path));
-                peer.send(&init(), &[lingering.as_fd()]);
-                peer
-            };
-            scope.spawn(connect).join().unwrap()
+/// A TCP socket whose close(2) waits for its data to be sent, which they never are: nobody reads them. The other end is returned,
+/// too; once it is closed, the first one can be.
+fn lingering() -> (TcpStream, TcpListener) {
+    let deaf = TcpListener::bind("127.0.0.1:0").unwrap();
+    let lingering = TcpStream::connect(deaf.local_addr().unwrap()).unwrap();
+    lingering.set_nonblocking(true).unwrap();
+    while (&lingering).write(&[0; 65536]).is_ok() {}
+    set_socket_linger(&lingering, Some(Duration::from_secs(3600))).unwrap();
+    (lingering, deaf)
+}
+
+/// Runs `call` as another user, or as ourselves.
+fn as_user<R: Send>(user: Option<u32>, call: impl FnOnce() -> R + Send) -> R {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            user.into_iter().for_each(become_user);
+            call()
         });
-        drop(lingering);
-        let mut clock = Ticker::new();
-        let start = Instant::now();
-        while port.stats().refused == 0 {
-            assert!(start.elapsed() < PATIENCE, "nobody is refused");
-            clock.maintain(&*port);
+        thread.join().unwrap()
+    })
+}
+
+#[test]
+fn what_a_peer_sends_along_blocks_no_caller() {
+    // Goal: close(2) of the last descriptor of a TCP socket that lingers waits until its data are sent. A peer, of another user or of
+    // our own, sends the last descriptor of one whose data are never read, to a port that refuses the user, and to one that refuses
+    // the message; and once it is connected.
+    let Some(dir) = Dir::new("linger") else { return };
+    let cases = [(Some(NOBODY), ""), (Some(NOBODY), ",peer-uid=any"), (None, "")];
+    for (n, (user, option)) in cases.into_iter().enumerate() {
+        for connected in [false, true] {
+            let path = dir.path(&format!("server{n}{connected}"));
+            let port = open(&format!("memif:{path},role=server{option}"), 1);
+            open_to_all(Path::new(&path));
+            let (lingering, _deaf) = lingering();
+            let refused = || port.stats().refused;
+            let peer = as_user(user, || Peer::new(Path::new(&path)));
+            let welcome = user.is_none() || !option.is_empty();
+            let peer = if connected && welcome { peer.connected(&*port) } else { peer };
+            peer.send(&init(), &[lingering.as_fd()]);
+            drop(lingering);
+            let mut clock = Ticker::new();
+            let start = Instant::now();
+            while refused() == 0 {
+                assert!(start.elapsed() < PATIENCE, "nobody is refused");
+                clock.maintain(&*port);
+            }
+            // Also what was never received, and is closed with the port.
+            drop(port);
         }
     }
+}
+
+#[test]
+fn what_comes_with_a_datagram_blocks_no_caller() {
+    let Some(dir) = Dir::new("datagrams") else { return };
+    let path = dir.path("ours");
+    let port = open(&format!("unix:{path},peer={}", dir.path("theirs")), 1);
+    let mut queue = port.take_queue(0).unwrap();
+    let theirs = UnixDatagram::bind(dir.path("theirs")).unwrap();
+    theirs.connect(&path).unwrap();
+    let mut got = RxBurst::new();
+    for round in 0..4u8 {
+        let (lingering, _deaf) = lingering();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [lingering.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let text = [std::io::IoSlice::new(b"with a descriptor")];
+        rustix::net::sendmsg(&theirs, &text, &mut control, SendFlags::empty()).unwrap();
+        drop(lingering);
+        theirs.send(&[round; 60]).unwrap();
+        let start = Instant::now();
+        while queue.rx_burst(&mut got) == 0 {
+            assert!(start.elapsed() < PATIENCE, "the datagram behind it does not arrive");
+        }
+        assert_eq!((got.len(), got[0].data()), (1, &[round; 60][..]));
+        queue.recycle(&mut got);
+    }
+    assert_eq!((port.stats().refused, port.stats().rx_dropped), (4, 4));
+}
+
+// Goal: closes that wait hold up the party that sent the descriptors, and nobody else: not another user's process at the same port,
+// nor any at another port; and once they end, that party is welcome again.
+#[test]
+fn descriptors_that_wait_to_be_closed_keep_no_other_peer_out() {
+    let Some(dir) = Dir::new("waiting") else { return };
+    let ports = ["a", "b"].map(|name| {
+        let path = dir.path(name);
+        let port = open(&format!("memif:{path},role=server,peer-uid=any"), 1);
+        open_to_all(Path::new(&path));
+        (PathBuf::from(path), port)
+    });
+    let (path, port) = &ports[0];
+    let mut waiting = Vec::new();
+    // More than a process may have at a time.
+    for _ in 0..12 {
+        let (lingering, deaf) = lingering();
+        let peer = as_user(Some(NOBODY), || Peer::new(path));
+        peer.send(&init(), &[lingering.as_fd(); 60]);
+        // Before the port takes it: this must not be the last one.
+        drop(lingering);
+        waiting.push((peer, deaf));
+        port.maintain();
+    }
+    let links = |path: &Path, port: &dyn Port, user| {
+        let start = Instant::now();
+        loop {
+            let peer = as_user(user, || Peer::new(path));
+            peer.play(peer.script());
+            match peer.outcome(port) {
+                Ok(()) => break drop(peer),
+                Err(why) => assert!(start.elapsed() < PATIENCE, "no link: {why}"),
+            }
+        }
+        while port.link_up() {
+            assert!(start.elapsed() < PATIENCE);
+        }
+    };
+    for _ in 0..3 {
+        for (path, port) in &ports {
+            links(path, &**port, None);
+        }
+        links(&ports[1].0, &*ports[1].1, Some(NOBODY));
+    }
+    // The sockets are reset, and the closes end.
+    drop(waiting);
+    links(path, &**port, Some(NOBODY));
+}
+
+// Goal: a process of another PID namespace, which has no number here, is a peer like any other: containers of one user meet.
+#[test]
+fn a_peer_in_another_pid_namespace_links() {
+    let Some(dir) = Dir::new("namespace") else { return };
+    for (ours, theirs) in [("client", "server"), ("server", "client")] {
+        let path = dir.path(ours);
+        let spec = |role: &str| format!("memif:{path},role={role}");
+        let server = (ours == "server").then(|| open(&spec(ours), 1));
+        let Some(_peer) = process::Peer::start_in_a_pid_namespace(&spec(theirs)) else { return };
+        let port = server.unwrap_or_else(|| open(&spec(ours), 1));
+        let mut queue = port.take_queue(0).unwrap();
+        exchange(&*port, &mut *queue, theirs);
+    }
+}
+
+#[test]
+fn child() {
+    process::child();
 }

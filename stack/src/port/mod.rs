@@ -23,6 +23,7 @@ mod memif;
 mod netdevice;
 mod pair;
 mod peers;
+mod share;
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
 pub mod socket_file;
 mod spec;

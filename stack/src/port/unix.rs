@@ -2,20 +2,28 @@
 //!
 //! The sockets are not connected, so either side may start first, end and start again. A frame for a peer that
 //! is not there is lost, as on a cable; a peer whose socket is full pushes back.
+//!
+//! A datagram can bring descriptors, whoever sends it, and whoever closes them may have to wait for the sender
+//! ([`apart`](crate::sync::apart)). So each datagram is looked at first, and one that brings any is taken, and they are closed, by a
+//! thread that is there for that.
 
 use super::counters::{Counters, sum};
 use super::peers::Peers;
+use super::share::{self, Party, Share};
 use super::socket_file::{self, SocketFile};
 use super::taken::Taken;
 use super::{Armed, Frame, HeapPool, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats};
 use super::{RxBurst, TxBurst};
+use crate::sync::apart::{self, Apart};
+use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_passcred;
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, UCred, shutdown};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use rustix::net::{SendFlags, SocketAddrUnix, sendto};
 use std::io::{self, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
@@ -45,11 +53,12 @@ pub(super) fn open(
     let info = PortInfo::of(spec, options);
     let no_descriptor = |error| fail(format!("no descriptor is left: {error}"));
     let (arrivals, second) = Unforked::make(|| socket.try_clone()).map_err(no_descriptor)?;
-    let unforked = [unforked, second];
+    let (unforked, arrivals) = ([unforked, second], Arc::new(arrivals.into()));
     let shared = Arc::new(Shared {
-        unforked,
-        socket,
-        arrivals: Arc::new(arrivals.into()),
+        ends: Apart::new(Ends { unforked, socket, arrivals, made_by: Process::this() }),
+        taking: AtomicBool::new(false),
+        held: AtomicBool::new(false),
+        number: share::port_number(),
         _file: file,
         peer: peer.into(),
         to,
@@ -74,12 +83,42 @@ fn bind(path: &Path) -> io::Result<(UnixDatagram, Unforked)> {
     Ok((socket.into(), unforked))
 }
 
-struct Shared {
+/// Most descriptors that a message can bring (`SCM_MAX_FD` of Linux).
+const DESCRIPTORS: usize = 253;
+
+/// The socket, and its copy.
+struct Ends {
     /// Dropped first.
     unforked: [Unforked; 2],
     socket: UnixDatagram,
-    /// The socket, to wait for datagrams.
+    /// To wait for datagrams.
     arrivals: Arc<OwnedFd>,
+    made_by: Process,
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        // A fork has let go of them.
+        if !self.made_by.is_this() {
+            return;
+        }
+        // Others may have the copy, too: so that it is not they who close what came along, nothing is left for them to close.
+        let _ = shutdown(&self.socket, Shutdown::Read);
+        while matches!(take(&self.socket), Err(Errno::INTR) | Ok(Whole { is_datagram: true, .. })) {}
+        for socket in &self.unforked {
+            socket.end();
+        }
+    }
+}
+
+struct Shared {
+    ends: Apart<Ends>,
+    /// Whether a thread takes a datagram that brings descriptors: nothing is received meanwhile.
+    taking: AtomicBool,
+    /// Whether such a datagram waits until its sender's share is not in use.
+    held: AtomicBool,
+    /// The port's, for shares.
+    number: u64,
     /// Removed with the port.
     _file: SocketFile,
     peer: PathBuf,
@@ -92,14 +131,6 @@ struct Shared {
     pool: HeapPool,
     max_frame: usize,
     counters: Vec<Counters>,
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        for socket in &self.unforked {
-            socket.end();
-        }
-    }
 }
 
 /// What is at the path of the peer.
@@ -151,17 +182,86 @@ impl Port for UnixPort {
     }
 }
 
-/// Receives a datagram: its bytes, and the user who sent it.
-fn receive(socket: &UnixDatagram, buffer: &mut [u8]) -> rustix::io::Result<(usize, Option<u32>)> {
+/// A datagram that was received.
+struct Received {
+    bytes: usize,
+    /// Who sent it.
+    sender: Option<UCred>,
+    /// Whether it brought descriptors, which the kernel has closed.
+    has_descriptors: bool,
+}
+
+/// Receives a datagram, or looks at it.
+fn receive(socket: &UnixDatagram, buffer: &mut [u8], flags: RecvFlags) -> rustix::io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    // Descriptors that came along are closed.
-    let user = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmCredentials(sender) => Some(sender.uid.as_raw()),
+    let got = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
+    let sender = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmCredentials(sender) => Some(sender),
         _ => None,
     });
-    Ok((got.bytes, user))
+    Ok(Received { bytes: got.bytes, sender, has_descriptors: got.flags.contains(ReturnFlags::CTRUNC) })
+}
+
+/// A datagram that was taken, with its descriptors.
+struct Whole {
+    /// Every one names its sender; the end of a socket that was shut down does not.
+    is_datagram: bool,
+    _descriptors: Vec<OwnedFd>,
+}
+
+/// Takes the next datagram, with its descriptors. May wait for whoever serves one of those for which this process has no room.
+fn take(socket: &UnixDatagram) -> rustix::io::Result<Whole> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1), ScmRights(DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
+    let (mut is_datagram, mut descriptors) = (false, Vec::new());
+    for message in control.drain() {
+        is_datagram = true;
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    Ok(Whole { is_datagram, _descriptors: descriptors })
+}
+
+impl Shared {
+    /// Receives a datagram: its bytes, and the user who sent it; `AGAIN` if there is none, or while one with descriptors is taken.
+    fn receive(self: &Arc<Self>, buffer: &mut [u8]) -> rustix::io::Result<(usize, Option<u32>)> {
+        if self.taking.load(Ordering::Acquire) {
+            return Err(Errno::AGAIN);
+        }
+        let socket = &self.ends.socket;
+        let looked = receive(socket, &mut [0], RecvFlags::PEEK)?;
+        if looked.has_descriptors {
+            self.take_apart(looked.sender);
+            return Err(Errno::AGAIN);
+        }
+        let got = receive(socket, buffer, RecvFlags::empty())?;
+        Ok((got.bytes, got.sender.map(|sender| sender.uid.as_raw())))
+    }
+
+    /// Takes the next datagram, which brings descriptors, on another thread, if that is within its sender's share.
+    #[cold]
+    fn take_apart(self: &Arc<Self>, sender: Option<UCred>) {
+        let uid = sender.map_or(u32::MAX, |sender| sender.uid.as_raw());
+        let pid = sender.and_then(|sender| sender.pid.as_raw_pid().try_into().ok()).unwrap_or(0);
+        let is_short = apart::retry();
+        let share = Share::take(Party { port: self.number, uid, pid });
+        self.held.store(is_short || share.is_none(), Ordering::Relaxed);
+        let Some(share) = share.filter(|_| !is_short) else { return };
+        self.taking.store(true, Ordering::Release);
+        let shared = Arc::clone(self);
+        apart::run(move || {
+            let taken = take(&shared.ends.socket);
+            shared.refused.fetch_add(1, Ordering::Relaxed);
+            shared.counters[0].rx_dropped.add(1);
+            shared.taking.store(false, Ordering::Release);
+            drop((taken, share));
+        });
+    }
 }
 
 struct UnixQueue {
@@ -182,7 +282,7 @@ impl PortQueue for UnixQueue {
         // Frames that are dropped count too, so that a flood of them does not keep the caller here.
         for _ in 0..out.remaining_capacity() {
             let Some(mut frame) = self.spare.take().or_else(|| self.shared.pool.alloc()) else { break };
-            match receive(&self.shared.socket, frame.buffer_mut()) {
+            match self.shared.receive(frame.buffer_mut()) {
                 Ok((_, user)) if !user.is_some_and(|user| self.shared.peers.has(user)) => {
                     self.shared.refused.fetch_add(1, Ordering::Relaxed);
                     counters.rx_dropped.add(1);
@@ -222,7 +322,7 @@ impl PortQueue for UnixQueue {
             if frame.len() > self.shared.max_frame {
                 counters.tx_dropped.add(1);
             } else {
-                match sendto(&self.shared.socket, frame.data(), SendFlags::NOSIGNAL, &self.shared.to) {
+                match sendto(&self.shared.ends.socket, frame.data(), SendFlags::NOSIGNAL, &self.shared.to) {
                     Ok(n) => counters.tx(1, n),
                     // NOBUFS: the system's buffers are full, which passes.
                     Err(Errno::WOULDBLOCK | Errno::NOBUFS) => break,
@@ -241,7 +341,11 @@ impl PortQueue for UnixQueue {
 
     /// Each datagram is an edge of the descriptor; those that wait already make one when the descriptor is first waited for.
     fn arm(&mut self) -> Armed {
-        Armed::Event(Arc::clone(&self.shared.arrivals))
+        // Those behind one that is taken apart make no edge any more.
+        if self.shared.taking.load(Ordering::Acquire) || self.shared.held.load(Ordering::Relaxed) {
+            return Armed::Unable;
+        }
+        Armed::Event(Arc::clone(&self.shared.ends.arrivals))
     }
 }
 
@@ -324,7 +428,8 @@ mod tests {
             set_socket_passcred(&socket, true).unwrap();
             let sender = UnixDatagram::unbound().unwrap();
             sender.send_to(b"frame", dir.join("a")).unwrap();
-            let (n, user) = receive(&socket, &mut [0; 64]).unwrap();
+            let got = receive(&socket, &mut [0; 64], RecvFlags::empty()).unwrap();
+            let (n, user) = (got.bytes, got.sender.map(|sender| sender.uid.as_raw()));
             assert_eq!((n, user), (5, Some(me)));
             assert_eq!(i32::from(peers.has(me)), taken);
             std::fs::remove_file(dir.join("a")).unwrap();

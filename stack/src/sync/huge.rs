@@ -24,11 +24,25 @@ pub fn collapse(from: usize, to: usize) -> bool {
     unsafe { libc::madvise(at, end - first, MADV_COLLAPSE) == 0 }
 }
 
+/// Puts pages under all of the memory between two addresses, huge ones where they fit and the kernel can. Missing pages cannot
+/// become a huge one, so they are filled first; where the kernel cannot do that (Linux before 5.14), the first access does.
+#[cfg(not(any(miri, loom)))]
+pub fn fill(from: usize, to: usize) {
+    // SAFETY: the advice changes neither what memory contains nor who may touch it, whatever is mapped there; where nothing is it
+    // fails.
+    unsafe { libc::madvise(core::ptr::without_provenance_mut(from), to - from, libc::MADV_POPULATE_WRITE) };
+    collapse(from, to);
+}
+
 /// [`collapse`] of a slice.
 pub fn collapse_slice<T>(of: &[T]) -> bool {
     let range = of.as_ptr_range();
     collapse(range.start.addr(), range.end.addr())
 }
+
+/// Does nothing where Miri or loom manages memory.
+#[cfg(any(miri, loom))]
+pub fn fill(_from: usize, _to: usize) {}
 
 /// Does nothing where Miri or loom manages memory.
 #[cfg(any(miri, loom))]

@@ -4,10 +4,11 @@
 //! never block, and allocate only when they are made or resized; claims, exclusive ends and sleepers wait. Nothing here reads a
 //! clock or knows of packets or verbs. Called by posters and pollers on one side and by the shard that owns the other end.
 //!
-//! `unsafe` is in [`spsc`], [`claim`], [`asymmetric`], [`eventfd`], [`huge`], [`prefetch`], [`process`] and [`unforked`]; [`lanes`]
-//! is built on rings, [`doorbell`] and [`srq`] on atomics alone.
+//! `unsafe` is in [`apart`], [`spsc`], [`claim`], [`asymmetric`], [`eventfd`], [`huge`], [`prefetch`], [`process`] and [`unforked`];
+//! [`lanes`] is built on rings, [`doorbell`] and [`srq`] on atomics alone.
 
 pub mod alarm;
+pub mod apart;
 pub mod asymmetric;
 pub mod claim;
 pub mod doorbell;

@@ -19,6 +19,11 @@ impl Process {
         Self(FORKS.load(Ordering::Relaxed))
     }
 
+    /// How many forks it is away from the first process that called [`Process::this`].
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
     /// Whether the caller runs in that process, and not in a fork of it. One load.
     #[inline]
     pub fn is_this(self) -> bool {

@@ -121,13 +121,33 @@ impl Peer {
         (peer, Fork(fork.and_then(Pid::from_raw).unwrap()))
     }
 
+    /// One that has a PID namespace of its own, in which we have no number; as root only. `None` where unshare(1) is missing.
+    pub fn start_in_a_pid_namespace(spec: &str) -> Option<Self> {
+        let unshare = || Command::new("unshare");
+        if !unshare().args(["--pid", "--fork", "true"]).status().is_ok_and(|status| status.success()) {
+            println!("SKIPPED: unshare(1) is missing, or makes no PID namespace");
+            return None;
+        }
+        let mut command = unshare();
+        command.args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().unwrap());
+        Some(Self::spawned(command, spec, 1, |command| command).0)
+    }
+
     /// The other process, and what it said before it was ready.
     fn spawn(
         spec: &str,
         queues: usize,
         more: impl FnOnce(&mut Command) -> &mut Command,
     ) -> (Self, Vec<String>) {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        Self::spawned(Command::new(std::env::current_exe().unwrap()), spec, queues, more)
+    }
+
+    fn spawned(
+        mut command: Command,
+        spec: &str,
+        queues: usize,
+        more: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> (Self, Vec<String>) {
         command
             .args(["child", "--exact", "--nocapture"])
             .env(CHILD, format!("{queues}|{spec}"))

@@ -216,7 +216,8 @@ impl<Fd> Server<Fd> {
     }
 }
 
-const TAKEN: &str = "another client is connected already";
+/// Why a client is refused while there is another one.
+pub const TAKEN: &str = "another client is connected already";
 
 fn queues(theirs: usize, ours: usize) -> String {
     format!("the peer has {theirs} queues, this end {ours}: use as many at both ends")

@@ -1,57 +1,63 @@
-//! The life of a memif's link: peers connect, agree or are refused, and leave.
+//! The life of a memif's link: peers are found, meet and leave.
 //!
-//! No thread is dedicated to this: threads that call [`Port::maintain`](crate::port::Port::maintain), and queues that have no
-//! link, take a few steps. Nothing here blocks; what could block is left to another thread ([`theirs`]). Each call takes a bounded
-//! number of messages from a bounded number of peers. A queue in the middle of a burst keeps the connection that it uses
+//! Threads that call [`Port::maintain`](crate::port::Port::maintain), and queues that have no link, take a few steps: they look
+//! whether somebody came, connect, and look whether the peer left. They wait for nobody. What takes long, or what a peer can make
+//! wait, is done on threads of its own, while there is any ([`meeting`](super::meeting), [`apart`](crate::sync::apart)); how many
+//! each peer may keep busy is bounded ([`share`](crate::port::share)). A queue in the middle of a burst keeps the connection that it uses
 //! ([`Connection`]) until it checks for the next one.
 
-use super::handshake::{self, Along, Client, ClientStep, Offer, RingOffer, Server, ServerStep, Terms};
-use super::message::Message;
-use super::peer_fd::{self, PeerFd};
-use super::region::{self, Layout};
-use super::ring::Ring;
+use super::handshake;
+use super::meeting::{self, CLOSED, Common, Meeting, Outcome, Role};
+use super::region::Layout;
+use super::ring::{Lent, Ring};
 use super::shm::Region;
 use super::slots::Buffers;
-use super::socket::{Came, Listener, Socket};
-use super::wake;
-use crate::port::peers::Peers;
+use super::socket::{Listener, Socket, Stranger};
+use crate::port::share::{Party, Share};
 use crate::port::socket_file::SocketFile;
-use crate::sync::eventfd::EventFd;
+use crate::sync::apart::{self, Apart};
 use crate::sync::process::Process;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Instant;
 
-/// Time until the next attempt of a client where no server listened, or one refused.
+/// Time until the next attempt of a client where no server listened.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long the other end of a handshake may be silent before it is given up: perhaps no process serves its socket any more.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Most clients in a handshake at the same time; another one replaces the oldest.
-const GREETED: usize = 4;
-/// Most messages that one call takes from a peer.
-const MESSAGES: usize = 64;
+/// Doublings of [`RETRY`] for a server with which no link lasts: each attempt makes new memory.
+const FAILURES_MAX: u32 = 5;
+/// A link that lasted less counts as a failed attempt.
+const LASTED: Duration = Duration::from_millis(200);
+/// Most clients that are accepted at a time, and most that wait because their share is in use.
+const ACCEPTED: usize = 8;
 
 /// A connection, as queues use it.
 pub struct Connection {
-    region: Arc<Region>,
+    /// Its memory.
+    pub region: Arc<Region>,
     /// A client's layout; `None` for a server, which reads it from the descriptors.
-    layout: Option<Layout>,
-    /// Rings on which this end receives (`rx`) and sends (`tx`).
-    rx: Vec<Place>,
-    tx: Vec<Place>,
-    /// This connection's number.
+    pub layout: Option<Layout>,
+    /// Rings on which this end receives.
+    pub rx: Vec<Place>,
+    /// Rings on which it sends.
+    pub tx: Vec<Place>,
+    /// Where these lend buffers: each until its ring is taken.
+    pub lent: Vec<Mutex<Option<Lent>>>,
+    /// This connection's number, once it is in use.
     pub number: u64,
 }
 
 /// Where a ring is, and the event that wakes its receiver.
-struct Place {
-    offset: u32,
-    log2: u8,
-    event: Arc<OwnedFd>,
+pub struct Place {
+    /// Where it begins.
+    pub offset: u32,
+    /// Base-2 logarithm of its slots.
+    pub log2: u8,
+    /// Wakes the receiver.
+    pub event: Arc<OwnedFd>,
 }
 
 /// What a queue needs of a connection.
@@ -75,9 +81,13 @@ impl Connection {
             None => Buffers::Theirs,
         };
         let (rx, tx) = (&self.rx[queue], &self.tx[queue]);
+        let mut to_peer = ring(tx)?;
+        if let Some(lent) = self.lent[queue].lock().unwrap_or_else(PoisonError::into_inner).take() {
+            to_peer.lend(lent);
+        }
         Ok(Rings {
             rx: (ring(rx)?, buffers(false)),
-            tx: (ring(tx)?, buffers(true)),
+            tx: (to_peer, buffers(true)),
             event: Arc::clone(&tx.event),
             our_event: Arc::clone(&rx.event),
         })
@@ -93,22 +103,22 @@ pub struct State {
     broken: AtomicU64,
     /// Links that were lost.
     pub restarts: AtomicU64,
-    /// Peers that were refused, and connections that were ended because the peer violated the protocol.
-    pub refused: AtomicU64,
+    common: Arc<Common>,
     link: Mutex<Link>,
     made_by: Process,
 }
 
 impl State {
     /// A link that is down.
-    pub fn new(name: String, terms: Terms, peers: Peers, end: End) -> Self {
-        let link = Link { who: Who { name, terms, peers, last_logged: None }, end, up: None, last_number: 0 };
+    pub fn new(common: Common, end: End) -> Self {
+        let common = Arc::new(common);
+        let link = Link { common: Arc::clone(&common), end, up: None, last_meeting: 0, last_number: 0 };
         Self {
             number: AtomicU64::new(0),
             current: Mutex::new(None),
             broken: AtomicU64::new(0),
             restarts: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
+            common,
             link: Mutex::new(link),
             made_by: Process::this(),
         }
@@ -117,6 +127,11 @@ impl State {
     /// The current connection.
     pub fn current(&self) -> Option<Arc<Connection>> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Peers that were refused, and connections that were ended because the peer violated the protocol.
+    pub fn refused(&self) -> u64 {
+        self.common.refused.load(Ordering::Relaxed)
     }
 
     /// Notes that a queue found the peer of this connection to violate the protocol.
@@ -166,73 +181,26 @@ impl Drop for State {
 pub enum Wait {
     /// A peer, which makes this readable.
     Peer(Arc<OwnedFd>),
+    /// A meeting, which makes this readable when it is over.
+    Meeting(Arc<OwnedFd>),
     /// The time of the next attempt.
     Until(Instant),
     /// A step that is under way.
     Soon,
 }
 
-/// A socket, and the messages to be sent on it, each with a descriptor or without.
-struct Channel {
-    socket: Socket,
-    outbox: VecDeque<(Message, Option<Arc<OwnedFd>>)>,
-}
-
-impl Channel {
-    fn new(socket: Socket) -> Self {
-        Self { socket, outbox: VecDeque::new() }
-    }
-
-    /// Sends what there is room for; `false`: the peer is gone.
-    fn flush(&mut self) -> bool {
-        while let Some((message, fd)) = self.outbox.front() {
-            match self.socket.send(&message.encode(), fd.as_ref().map(|fd| fd.as_fd())) {
-                Ok(true) => drop(self.outbox.pop_front()),
-                Ok(false) => return true,
-                Err(_) => return false,
-            }
-        }
-        true
-    }
-
-    /// Sends what there is room for, and takes the next message. A peer may say why it leaves and close its end: that is read even
-    /// if nothing can be sent any more.
-    fn receive(&mut self) -> Came {
-        let there = self.flush();
-        match self.socket.receive() {
-            Came::Nothing if !there => Came::End,
-            came => came,
-        }
-    }
-
-    fn send(&mut self, message: Message) -> bool {
-        self.outbox.push_back((message, None));
-        self.flush()
-    }
-
-    /// Sends the peer the reason and closes the socket. Messages that the peer sent meanwhile are read first: closing a socket
-    /// with unread data resets it, and the peer would not receive the reason.
-    fn part(self, why: &str) {
-        for _ in 0..MESSAGES {
-            if matches!(self.socket.receive(), Came::Nothing | Came::End | Came::TooMany) {
-                break;
-            }
-        }
-        let goodbye = Message::Disconnect { why: why.into() };
-        let _ = self.socket.send(&goodbye.encode(), None);
-    }
-}
-
 /// Which end of the link a port is.
 pub enum End {
     /// Waits for clients.
     Server {
-        /// Where they connect.
-        listener: Listener,
+        /// Where they connect. Closed with it are clients that were not accepted.
+        listener: Apart<Listener>,
         /// Removed with the port.
         _file: SocketFile,
-        /// Clients that are not connected yet.
-        greeted: VecDeque<Greeted>,
+        /// Clients that are met now, the first one first.
+        meetings: Vec<(Meeting, Party)>,
+        /// Clients that wait until their share is not in use.
+        held: VecDeque<(Apart<Stranger>, Party)>,
     },
     /// Looks for a server.
     Client {
@@ -242,116 +210,41 @@ pub enum End {
         buffer: u32,
         /// When to try again.
         try_at: Option<Instant>,
-        /// Refusals in a row.
-        refusals: u32,
-        /// The server that was found.
-        found: Option<Box<Found>>,
+        /// Attempts in a row of which no link came that lasted.
+        failures: u32,
+        /// The server that is met now.
+        meeting: Option<Meeting>,
+        /// One that waits until its share is not in use.
+        held: Option<(Apart<Stranger>, Party)>,
     },
 }
 
-/// A client that is not connected yet.
-pub struct Greeted {
-    channel: Channel,
-    handshake: Server<PeerFd>,
-    /// When it last sent something.
-    since: Instant,
-}
-
-/// A server that we are not connected to yet.
-pub struct Found {
-    channel: Channel,
-    handshake: Client,
-    /// When it last sent something.
-    since: Instant,
-    memory: Option<Memory>,
-}
-
-/// What a client offers.
-struct Memory {
-    layout: Layout,
-    region: Arc<Region>,
-    /// Events of the rings to the server, and back.
-    events: [Vec<Arc<OwnedFd>>; 2],
-}
-
-impl Memory {
-    fn make(layout: Layout) -> std::io::Result<(Self, OwnedFd)> {
-        let (fd, region) = layout.make()?;
-        let event = || -> std::io::Result<Arc<OwnedFd>> { Ok(Arc::new(EventFd::new()?.into())) };
-        let events = || (0..layout.queues).map(|_| event()).collect::<std::io::Result<Vec<_>>>();
-        Ok((Self { layout, region, events: [events()?, events()?] }, fd))
+impl End {
+    /// A server's.
+    pub fn server(listener: Listener, file: SocketFile) -> Self {
+        let listener = Apart::new(listener);
+        Self::Server { listener, _file: file, meetings: Vec::new(), held: VecDeque::new() }
     }
 
-    fn connection(self, number: u64) -> Connection {
-        let Self { layout, region, events: [to_server, to_client] } = self;
-        let places = |to_server: bool, events: Vec<Arc<OwnedFd>>| {
-            let place =
-                |(index, event)| Place { offset: layout.ring(to_server, index), log2: layout.log2, event };
-            events.into_iter().enumerate().map(place).collect()
-        };
-        let (tx, rx) = (places(true, to_server), places(false, to_client));
-        Connection { region, layout: Some(layout), rx, tx, number }
-    }
-}
-
-/// Turns a client's offer into a connection, or refuses it.
-fn accept(offer: Offer<PeerFd>, number: u64) -> Result<Connection, String> {
-    let region = region::take(offer.region.as_fd(), offer.size)?;
-    let places = |rings: Vec<RingOffer<PeerFd>>| {
-        let place = |RingOffer { offset, log2, event }: RingOffer<PeerFd>| {
-            if !Ring::new(&region, offset, log2)?.is_marked() {
-                return Err(format!("there is no ring at {offset}: its cookie is another one"));
-            }
-            let event = event.checked(wake::is_event).map(Arc::new).ok_or_else(|| {
-                format!("the event of the ring at {offset} is no eventfd, or /proc/self/fd cannot be read")
-            })?;
-            Ok(Place { offset, log2, event })
-        };
-        rings.into_iter().map(place).collect::<Result<Vec<_>, String>>()
-    };
-    let (rx, tx) = (places(offer.to_server)?, places(offer.to_client)?);
-    Ok(Connection { region, layout: None, rx, tx, number })
-}
-
-/// This end's name, terms and accepted peers.
-struct Who {
-    /// The port's name, for messages.
-    name: String,
-    terms: Terms,
-    peers: Peers,
-    /// The last text that was logged: it is not repeated.
-    last_logged: Option<String>,
-}
-
-impl Who {
-    /// Logs what happened to the link.
-    fn log(&mut self, text: String) {
-        if self.last_logged.as_ref() != Some(&text) {
-            tracing::warn!("{}: {text}", self.name);
-            self.last_logged = Some(text);
-        }
-    }
-
-    /// Whether this port accepts the peer's user.
-    fn admit(&self, socket: &Socket) -> Result<(), String> {
-        let uid = socket.peer_uid();
-        match self.peers.has(uid) {
-            true => Ok(()),
-            false => Err(format!("processes of user {uid} are not welcome: see the option peer-uid")),
-        }
+    /// A client's, whose buffers have so many bytes.
+    pub fn client(path: PathBuf, buffer: u32) -> Self {
+        Self::Client { path, buffer, try_at: None, failures: 0, meeting: None, held: None }
     }
 }
 
 /// A connected peer.
 struct Up {
-    channel: Channel,
+    socket: Apart<Socket>,
     number: u64,
+    since: Instant,
 }
 
 struct Link {
-    who: Who,
+    common: Arc<Common>,
     end: End,
     up: Option<Up>,
+    /// Numbers of the last meeting and of the last connection.
+    last_meeting: u64,
     last_number: u64,
 }
 
@@ -359,294 +252,209 @@ impl Link {
     fn wait(&self) -> Wait {
         match &self.end {
             _ if self.up.is_some() => Wait::Soon,
-            End::Server { listener, greeted, .. } if greeted.is_empty() => Wait::Peer(listener.fd()),
-            End::Client { try_at: Some(at), found: None, .. } => Wait::Until(*at),
-            End::Server { .. } | End::Client { .. } => Wait::Soon,
+            End::Server { listener, meetings, held, .. } if meetings.is_empty() && held.is_empty() => {
+                Wait::Peer(listener.fd())
+            }
+            End::Client { try_at: Some(at), meeting: None, .. } => Wait::Until(*at),
+            End::Client { meeting: None, .. } => Wait::Soon,
+            End::Server { .. } | End::Client { .. } => Wait::Meeting(Arc::clone(&self.common.event)),
         }
     }
 
     fn serve(&mut self, state: &State, now: Instant) {
+        let is_short = apart::retry();
         self.look_after_peer(state, now);
+        self.take_outcomes(state, now);
         match self.end {
-            End::Server { .. } => self.serve_clients(state, now),
-            End::Client { .. } if self.up.is_none() => self.look_for_server(state, now),
+            _ if is_short => self.common.log("peers are not met: this process gets no more threads".into()),
+            End::Server { .. } => self.look_for_clients(),
+            End::Client { .. } if self.up.is_none() => self.look_for_server(now),
             End::Client { .. } => {}
         }
     }
 
     /// Ends the connection if the peer has left or violated the protocol.
     fn look_after_peer(&mut self, state: &State, now: Instant) {
-        let Some(up) = &mut self.up else { return };
-        let number = up.number;
-        let (why, rules) = if state.broken.load(Ordering::Relaxed) == number {
-            ("an index of a ring is where it cannot be".to_owned(), false)
-        } else {
-            match up.channel.receive() {
-                Came::Nothing => return,
-                Came::End => (GONE.to_owned(), true),
-                Came::TooMany => (TOO_MANY.to_owned(), false),
-                Came::Message(bytes, _) => handshake::after_handshake(&bytes),
-            }
-        };
-        let Some(up) = self.up.take() else { return };
+        let Some(up) = &self.up else { return };
+        let broken = state.broken.load(Ordering::Relaxed) == up.number;
+        if !broken && !up.socket.has_news() {
+            return;
+        }
+        let Some(Up { mut socket, since, .. }) = self.up.take() else { return };
         state.publish(None);
         state.restarts.fetch_add(1, Ordering::Relaxed);
-        if !rules {
-            state.refused.fetch_add(1, Ordering::Relaxed);
+        self.common.taken.store(false, Ordering::Release);
+        match &mut self.end {
+            End::Client { failures, .. } if now.saturating_duration_since(since) >= LASTED => *failures = 0,
+            _ => {}
         }
-        up.channel.part(&why);
-        self.who.log(format!("the link is down: {why}"));
-        if let End::Client { try_at, .. } = &mut self.end {
-            *try_at = Some(now + RETRY);
+        self.failed(now);
+        socket.share.resume();
+        let common = Arc::clone(&self.common);
+        apart::run(move || meeting::end(&common, &socket.into_inner(), broken));
+    }
+
+    /// A client tries again after a while.
+    fn failed(&mut self, now: Instant) {
+        if let End::Client { try_at, failures, .. } = &mut self.end {
+            *try_at = Some(now + RETRY * (1 << *failures));
+            *failures = (*failures + 1).min(FAILURES_MAX);
         }
     }
 
-    /// Connects: `channel` leads to a peer that has the same rings.
-    fn connect(&mut self, state: &State, channel: Channel, connection: Connection) {
-        let number = connection.number;
-        self.up = Some(Up { channel, number });
-        self.who.last_logged = None;
+    /// Takes what came of meetings.
+    fn take_outcomes(&mut self, state: &State, now: Instant) {
+        for Outcome { number, met } in self.common.outcomes() {
+            match &mut self.end {
+                End::Server { meetings, .. } => meetings.retain(|(meeting, _)| meeting.number != number),
+                End::Client { meeting, .. } => *meeting = None,
+            }
+            match met {
+                Some((socket, connection)) => self.connect(state, socket, connection, now),
+                None => self.failed(now),
+            }
+        }
+    }
+
+    /// Connects: the peer has the same rings.
+    fn connect(
+        &mut self,
+        state: &State,
+        mut socket: Apart<Socket>,
+        mut connection: Connection,
+        now: Instant,
+    ) {
+        if matches!(self.end, End::Server { .. })
+            && !socket.send(&handshake::connected().encode(), None).unwrap_or(false)
+        {
+            // It has left, or does not read what it is sent.
+            self.common.taken.store(false, Ordering::Release);
+            return;
+        }
+        self.last_number += 1;
+        let number = self.last_number;
+        connection.number = number;
+        socket.share.rest();
+        self.up = Some(Up { socket, number, since: now });
         state.publish(Some(Arc::new(connection)));
-        tracing::info!("{}: the link is up", self.who.name);
+        self.common.log_up();
     }
 
-    fn serve_clients(&mut self, state: &State, now: Instant) {
-        let End::Server { listener, greeted, .. } = &mut self.end else { return };
-        let mut refused = Vec::new();
-        for _ in 0..GREETED {
-            if peer_fd::is_full() {
+    /// Meets a peer of this party if that is within its share.
+    ///
+    /// # Errors
+    /// The peer, where it is not.
+    fn meet(
+        &mut self,
+        stranger: Apart<Stranger>,
+        party: Party,
+        role: Role,
+    ) -> Result<Option<Meeting>, Apart<Stranger>> {
+        let Some(share) = Share::take(party) else { return Err(stranger) };
+        self.last_meeting += 1;
+        // Where no descriptor is left the peer finds its socket closed.
+        Ok(Meeting::begin(&self.common, self.last_meeting, stranger, share, role).ok())
+    }
+
+    fn look_for_clients(&mut self) {
+        let port = self.common.port;
+        for _ in 0..ACCEPTED {
+            let End::Server { listener, held, .. } = &mut self.end else { return };
+            if held.len() >= ACCEPTED {
                 break;
             }
-            let socket = match listener.accept() {
-                Ok(Some(socket)) => socket,
+            let stranger = match listener.accept(port) {
+                Ok(Some(stranger)) => stranger,
                 Ok(None) => break,
                 Err(error) => {
-                    self.who.log(format!("a client waits to be accepted: {}", exhausted(&error)));
+                    self.common.log(format!("a client waits to be accepted: {}", exhausted(&error)));
                     break;
                 }
             };
-            let mut channel = Channel::new(socket);
-            if let Err(why) = self.who.admit(&channel.socket) {
-                refused.push((channel, why));
-                continue;
-            }
-            if greeted.len() == GREETED
-                && let Some(first) = greeted.pop_front()
-            {
-                refused.push((first.channel, "others came before this was done".into()));
-            }
-            let handshake = Server::new(&self.who.terms);
-            if channel.send(handshake.hello()) {
-                greeted.push_back(Greeted { channel, handshake, since: now });
+            if let Ok(party) = stranger.party() {
+                held.push_back((stranger, party));
             }
         }
-        let mut waiting = core::mem::take(greeted);
-        let mut stay = VecDeque::new();
-        for mut client in waiting.drain(..) {
-            match client.serve(self.up.is_some(), now) {
-                Ok(None) => stay.push_back(client),
-                Ok(Some(offer)) => match accept(offer, self.last_number + 1) {
-                    Ok(connection) => {
-                        if client.channel.send(handshake::connected()) {
-                            self.last_number += 1;
-                            self.connect(state, client.channel, connection);
-                        }
+        for _ in 0..ACCEPTED {
+            let End::Server { held, .. } = &mut self.end else { return };
+            let Some((stranger, party)) = held.pop_front() else { return };
+            let met = self.meet(stranger, party, Role::Server);
+            let End::Server { held, meetings, .. } = &mut self.end else { return };
+            match met {
+                Ok(meeting) => meetings.extend(meeting.map(|meeting| (meeting, party))),
+                Err(stranger) => {
+                    // The oldest one of the same party makes room.
+                    let oldest = meetings.iter().find(|(meeting, of)| *of == party && !meeting.is_stopped());
+                    if let Some((meeting, _)) = oldest {
+                        meeting.stop("others came before this was done");
                     }
-                    Err(why) => refused.push((client.channel, why)),
-                },
-                Err(Some(why)) => refused.push((client.channel, why)),
-                Err(None) => {}
+                    held.push_back((stranger, party));
+                }
             }
-        }
-        if let End::Server { greeted, .. } = &mut self.end {
-            *greeted = stay;
-        }
-        for (channel, why) in refused {
-            state.refused.fetch_add(1, Ordering::Relaxed);
-            channel.part(&why);
-            self.who.log(format!("a client was refused: {why}"));
         }
     }
 
-    fn look_for_server(&mut self, state: &State, now: Instant) {
-        let End::Client { path, buffer, try_at, refusals, found } = &mut self.end else { return };
-        if found.is_none() {
-            if try_at.is_some_and(|at| now < at) {
-                return;
-            }
-            *try_at = Some(now + RETRY);
-            if peer_fd::is_full() {
-                return;
-            }
-            let socket = match Socket::connect(path) {
-                Ok(socket) => socket,
-                Err(error) => {
-                    if !is_absent(&error) {
-                        self.who.log(format!("no link to {}: {}", path.display(), exhausted(&error)));
-                    }
-                    return;
-                }
-            };
-            let handshake = Client::new(&self.who.terms);
-            *found =
-                Some(Box::new(Found { channel: Channel::new(socket), handshake, since: now, memory: None }));
+    fn look_for_server(&mut self, now: Instant) {
+        let End::Client { path, buffer, try_at, meeting: None, held, .. } = &mut self.end else { return };
+        if try_at.is_some_and(|at| now < at) {
+            return;
         }
-        let Some(mut server) = found.take() else { return };
-        let admitted = self.who.admit(&server.channel.socket);
-        match admitted.map_err(Some).and_then(|()| server.serve(*buffer, &self.who.terms, now)) {
-            Ok(false) => *found = Some(server),
-            Ok(true) => {
-                *refusals = 0;
-                self.last_number += 1;
-                let Found { channel, memory, .. } = *server;
-                if let Some(memory) = memory {
-                    self.connect(state, channel, memory.connection(self.last_number));
+        *try_at = Some(now + RETRY);
+        let role = Role::Client(*buffer);
+        let found = held.take().or_else(|| {
+            let connected = Stranger::connect(path, self.common.port).inspect_err(|error| {
+                if !is_absent(error) {
+                    self.common.log(format!("no link to {}: {}", path.display(), exhausted(error)));
                 }
-            }
-            Err(why) => {
-                // Backs off from a server that refuses: each attempt makes new memory.
-                *try_at = Some(now + RETRY * (1 << *refusals));
-                *refusals = (*refusals + u32::from(why.is_some())).min(REFUSALS_MAX);
-                if let Some(why) = why {
-                    state.refused.fetch_add(1, Ordering::Relaxed);
-                    server.channel.part(&why);
-                    self.who.log(format!("no link: {why}"));
-                }
+            });
+            let stranger = connected.ok()?;
+            let party = stranger.party().ok()?;
+            Some((stranger, party))
+        });
+        let Some((stranger, party)) = found else { return };
+        let met = self.meet(stranger, party, role);
+        if let End::Client { meeting, held, .. } = &mut self.end {
+            match met {
+                Ok(met) => *meeting = met,
+                Err(stranger) => *held = Some((stranger, party)),
             }
         }
     }
 
     /// Sends a disconnect to every peer.
     fn close(&mut self) {
-        const CLOSED: &str = "the port is closed";
-        if let Some(up) = self.up.take() {
-            up.channel.part(CLOSED);
+        for Outcome { met, .. } in self.common.close() {
+            if let Some((socket, _)) = met {
+                meeting::goodbye(&socket, CLOSED);
+            }
+        }
+        if let Some(mut up) = self.up.take() {
+            meeting::goodbye(&up.socket, CLOSED);
+            up.socket.share.resume();
         }
         match &mut self.end {
-            End::Server { greeted, .. } => greeted.drain(..).for_each(|client| client.channel.part(CLOSED)),
-            End::Client { found, .. } => {
-                if let Some(found) = found.take() {
-                    found.channel.part(CLOSED);
-                }
+            End::Server { meetings, held, .. } => {
+                meetings.iter().for_each(|(meeting, _)| meeting.stop(CLOSED));
+                held.drain(..)
+                    .for_each(|(stranger, party)| meeting::turn_away(stranger, Share::beyond(party)));
+            }
+            End::Client { meeting, held, .. } => {
+                meeting.iter().for_each(|meeting| meeting.stop(CLOSED));
+                held.take()
+                    .into_iter()
+                    .for_each(|(stranger, party)| meeting::turn_away(stranger, Share::beyond(party)));
             }
         }
-    }
-}
-
-const GONE: &str = "the peer is gone";
-const TOO_MANY: &str =
-    "a message brings more descriptors than this end takes, or than its limit leaves room for (ulimit -n)";
-/// Doublings of [`RETRY`] for a server that refuses.
-const REFUSALS_MAX: u32 = 5;
-
-/// Whether a client has only to wait: no server listens yet, or many clients came at once.
-fn is_absent(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{ConnectionRefused, Interrupted, NotFound, WouldBlock};
-    matches!(error.kind(), NotFound | ConnectionRefused | WouldBlock | Interrupted)
-}
-
-/// The error, and what to do about it.
-fn exhausted(error: &std::io::Error) -> String {
-    match error.raw_os_error() {
-        Some(libc::EMFILE) => format!("{error}; raise the limit of this process (ulimit -n)"),
-        _ => error.to_string(),
-    }
-}
-
-impl Greeted {
-    /// Takes the client's messages; returns its offer, once that is complete.
-    ///
-    /// # Errors
-    /// Why the client is refused; `None` where it has left.
-    fn serve(&mut self, taken: bool, now: Instant) -> Result<Option<Offer<PeerFd>>, Option<String>> {
-        for _ in 0..MESSAGES {
-            match self.channel.receive() {
-                Came::Nothing => break,
-                Came::End => return Err(None),
-                Came::TooMany => return Err(Some(TOO_MANY.into())),
-                Came::Message(bytes, fds) => {
-                    self.since = now;
-                    match self.handshake.handle(&bytes, fds, taken).map_err(Some)? {
-                        ServerStep::Answer(answer) => self.channel.outbox.push_back((answer, None)),
-                        ServerStep::Connect(offer) => return Ok(Some(offer)),
-                    }
-                }
-            }
-        }
-        match now.saturating_duration_since(self.since) {
-            silence if silence > PATIENCE => Err(Some("the client does not go on".into())),
-            _ if self.channel.flush() => Ok(None),
-            _ => Err(None),
-        }
-    }
-}
-
-impl Found {
-    /// Takes the server's messages; whether we are connected.
-    ///
-    /// # Errors
-    /// Why the server is refused; `None` where it has left.
-    fn serve(&mut self, buffer: u32, terms: &Terms, now: Instant) -> Result<bool, Option<String>> {
-        for _ in 0..MESSAGES {
-            let (bytes, fds) = match self.channel.receive() {
-                Came::Nothing => break,
-                Came::End => return Err(None),
-                Came::TooMany => return Err(Some(TOO_MANY.into())),
-                Came::Message(bytes, fds) => (bytes, fds.len()),
-            };
-            self.since = now;
-            match self.handshake.handle(&bytes, fds).map_err(Some)? {
-                ClientStep::Wait => {}
-                ClientStep::Connected => return Ok(true),
-                ClientStep::Offer(log2) => {
-                    self.offer(Layout { queues: terms.queues, log2, buffer }).map_err(Some)?;
-                }
-            }
-        }
-        match now.saturating_duration_since(self.since) {
-            silence if silence > PATIENCE => Err(Some("the server does not answer".into())),
-            _ => Ok(false),
-        }
-    }
-
-    /// Offers memory; the messages go out with the next [`Channel::receive`].
-    ///
-    /// # Errors
-    /// The memory could not be made.
-    fn offer(&mut self, layout: Layout) -> Result<(), String> {
-        let no_memory = |error: std::io::Error| match error.raw_os_error() {
-            Some(libc::EMFILE) => format!("no memory for rings: {}", exhausted(&error)),
-            Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => format!(
-                "no memory for rings ({error}): something forbids this process memfd_create(2), as a seccomp profile does; \
-                 permit it, or use a port that needs no shared memory, as unix or udp"
-            ),
-            _ => format!(
-                "no memory for rings, {} MiB ({error}): use a smaller rsize or bsize",
-                layout.size() >> 20
-            ),
-        };
-        let (memory, fd) = Memory::make(layout).map_err(no_memory)?;
-        let fd = Arc::new(fd);
-        let offset = |to_server, index| layout.ring(to_server, index);
-        for (message, along) in self.handshake.offer(layout.size(), layout.log2, offset) {
-            let fd = match along {
-                Along::Nothing => None,
-                Along::Region => Some(Arc::clone(&fd)),
-                Along::Event(to_server, index) => {
-                    Some(Arc::clone(&memory.events[usize::from(!to_server)][index]))
-                }
-            };
-            self.channel.outbox.push_back((message, fd));
-        }
-        self.memory = Some(memory);
-        Ok(())
     }
 }
 
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
-    use crate::port::memif::message::SECRET;
+    use crate::port::memif::handshake::{Server, Terms};
+    use crate::port::memif::message::{Message, SECRET};
+    use crate::port::memif::socket::Came;
+    use crate::port::peers::Peers;
     use crate::port::socket_file;
 
     const TERMS: Terms = Terms { queues: 1, log2: 4, id: 0, secret: [0; SECRET] };
@@ -660,44 +468,117 @@ mod tests {
         (listener, path, file)
     }
 
-    #[test]
-    fn a_client_that_says_nothing_is_given_up() {
-        let (listener, path, file) = listen("silent");
-        let end = End::Server { listener, _file: file, greeted: VecDeque::new() };
-        let state = State::new("test".into(), TERMS, Peers::default(), end);
-        let silent = Socket::connect(&path).unwrap();
-        let serve = |now| {
-            state.link.lock().unwrap().serve(&state, now);
-            (matches!(state.wait(), Wait::Peer(_)), state.refused.load(Ordering::Relaxed))
-        };
-        let start = Instant::now();
-        assert_eq!(serve(start), (false, 0));
-        assert_eq!(serve(start + PATIENCE), (false, 0), "the handshake is under way");
-        assert_eq!(
-            serve(start + PATIENCE + RETRY),
-            (true, 1),
-            "it is over, and the next client is waited for"
-        );
-        assert!(matches!(silent.receive(), Came::Message(..)), "the greeting");
-        assert!(matches!(silent.receive(), Came::Message(..)), "the reason");
-        assert!(matches!(silent.receive(), Came::End));
+    fn state(end: End) -> State {
+        State::new(Common::new("test".into(), TERMS, Peers::default()).unwrap(), end)
+    }
+
+    fn serve(state: &State, now: Instant) {
+        state.link.lock().unwrap().serve(state, now);
+    }
+
+    fn known(stranger: Apart<Stranger>) -> Socket {
+        let share = Share::take(stranger.party().unwrap()).unwrap();
+        Socket::new(stranger.into_inner(), share)
+    }
+
+    /// The next message.
+    fn message(socket: &Socket) -> Message {
+        loop {
+            match socket.receive() {
+                Came::Nothing => std::thread::yield_now(),
+                Came::Message(bytes, _) => return Message::decode(&bytes).unwrap(),
+                came => panic!("{came:?}"),
+            }
+        }
     }
 
     // Goal: a server that reads one message of the offer, says why it refuses, and closes is counted, and not taken for one that left.
     #[test]
     fn the_reason_of_a_server_that_does_not_read_on_arrives() {
         let (listener, path, _file) = listen("refuses");
-        let end = End::Client { path, buffer: 4288, try_at: None, refusals: 0, found: None };
-        let state = State::new("test".into(), TERMS, Peers::default(), end);
-        let serve = || state.link.lock().unwrap().serve(&state, Instant::now());
-        serve();
-        let server = listener.accept().unwrap().unwrap();
+        let state = state(End::client(path, 4288));
+        serve(&state, Instant::now());
+        let server = known(listener.accept(1 << 33).unwrap().unwrap());
         assert!(server.send(&Server::<OwnedFd>::new(&TERMS).hello().encode(), None).unwrap());
-        serve();
-        assert!(matches!(server.receive(), Came::Message(..)));
+        assert!(matches!(message(&server), Message::Init(_)));
         assert!(server.send(&Message::Disconnect { why: "no".into() }.encode(), None).unwrap());
         drop(server);
-        serve();
-        assert_eq!(state.refused.load(Ordering::Relaxed), 1);
+        while state.refused() == 0 {
+            serve(&state, Instant::now());
+        }
+    }
+
+    // Goal: a server with which no link lasts is tried again after longer and longer pauses, up to a bound: each attempt makes memory.
+    #[test]
+    fn a_client_backs_off_from_a_server_with_which_no_link_lasts() {
+        let (listener, path, _file) = listen("drops");
+        let state = state(End::client(path, 4288));
+        let start = Instant::now();
+        let (mut now, mut attempts) = (start, Vec::new());
+        while attempts.len() < 10 {
+            serve(&state, now);
+            if let Some(server) = listener.accept(1 << 33).unwrap() {
+                attempts.push(now);
+                // Of some it accepts the offer, and leaves then.
+                let server = known(server);
+                if attempts.len() % 2 == 0 {
+                    server.send(&Server::<OwnedFd>::new(&TERMS).hello().encode(), None).unwrap();
+                    while !matches!(message(&server), Message::Connect { .. }) {
+                        server.send(&Message::Ack.encode(), None).unwrap();
+                    }
+                    server.send(&handshake::connected().encode(), None).unwrap();
+                    while state.current().is_none() {
+                        serve(&state, now);
+                    }
+                }
+                drop(server);
+                // The link notices at the same moment.
+                while !matches!(state.wait(), Wait::Until(at) if at > now) {
+                    serve(&state, now);
+                }
+            }
+            now += Duration::from_millis(10);
+        }
+        let pauses: Vec<_> = attempts.windows(2).map(|pair| (pair[1] - pair[0]).as_millis()).collect();
+        assert_eq!(pauses, [50, 100, 200, 400, 800, 1600, 1600, 1600, 1600]);
+    }
+
+    // Goal: memory is made, mapped, filled and unmapped by another thread than the one that maintains the port, however much it is.
+    #[test]
+    fn the_memory_of_a_link_costs_the_caller_nothing() {
+        let faults = || {
+            let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+            let after_name = stat.rsplit_once(") ").unwrap().1;
+            after_name.split(' ').nth(7).unwrap().parse::<u64>().unwrap()
+        };
+        let (listener, path, file) = listen("large");
+        let terms = Terms { log2: 13, ..TERMS };
+        let new =
+            |end| State::new(Common::new("large".into(), terms.clone(), Peers::default()).unwrap(), end);
+        let (server, client) = (new(End::server(listener, file)), new(End::client(path, 4288)));
+        let before = faults();
+        while server.current().is_none() || client.current().is_none() {
+            serve(&server, Instant::now());
+            serve(&client, Instant::now());
+        }
+        assert!(client.current().unwrap().region.len() > 64 << 20);
+        assert!(faults() - before < 1000, "{} page faults for a region of 16384 pages", faults() - before);
+    }
+
+    // Goal: a client that says nothing is told so and given up, and the next one is waited for.
+    #[test]
+    fn a_client_that_says_nothing_is_given_up() {
+        let (listener, path, file) = listen("silent");
+        let mut common = Common::new("test".into(), TERMS, Peers::default()).unwrap();
+        common.patience = Duration::from_millis(1);
+        let state = State::new(common, End::server(listener, file));
+        let silent = known(Stranger::connect(&path, 1 << 33).unwrap());
+        serve(&state, Instant::now());
+        assert!(matches!(message(&silent), Message::Hello(_)));
+        let Message::Disconnect { why } = message(&silent) else { panic!("no reason") };
+        assert_eq!((&*why, state.refused()), ("the client does not go on", 1));
+        while !matches!(state.wait(), Wait::Peer(_)) {
+            serve(&state, Instant::now());
+        }
     }
 }

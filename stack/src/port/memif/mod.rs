@@ -1,8 +1,8 @@
 //! Ethernet frames through memory that two processes share, by the memif protocol 2.0: without DPDK or privileges, and without a
-//! thread, except while descriptors of another user are closed ([`theirs`]).
+//! thread, except while a link comes or goes ([`meeting`]).
 //!
 //! Two ends meet at a unix socket, at which one of them, the server, listens. The client makes the memory, rings and buffers, and
-//! hands it over ([`handshake`], [`region`]); from then on frames pass only through that memory ([`rx`], [`tx`]). The peer is
+//! hands it over ([`link`], [`handshake`], [`region`]); from then on frames pass only through that memory ([`rx`], [`tx`]). The peer is
 //! another process and not trusted: it can spoil its own frames and the link, and nothing else. What it sends is copied before it
 //! is examined.
 
@@ -12,15 +12,14 @@ use super::{HeapPool, MemifRole, Port, PortError, PortInfo, PortOptions, PortSpe
 use crate::runtime::{self, Unusable};
 use crate::sync::asymmetric;
 use link::{End, State};
-use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 mod handshake;
 mod link;
+mod meeting;
 mod message;
-mod peer_fd;
 mod port;
 mod queue;
 mod region;
@@ -75,7 +74,9 @@ fn make(spec: &PortSpec, plan: &Plan, options: &PortOptions) -> Result<(port::Me
     let info = PortInfo::of(spec, options);
     // Frames are copied in whole blocks, past their end.
     let pool = HeapPool::new(options.queues * (options.frames + stock::STOCK), room(info.max_frame()));
-    let state = State::new(info.name.clone(), plan.terms.clone(), plan.peers.clone(), end);
+    let common = meeting::Common::new(info.name.clone(), plan.terms.clone(), plan.peers.clone())
+        .map_err(|error| format!("no descriptor is left: {error}"))?;
+    let state = State::new(common, end);
     let shared = port::Shared::new(state, pool, &info);
     Ok((port::MemifPort::new(info, shared), found_server))
 }
@@ -138,8 +139,7 @@ fn end(plan: &Plan) -> Result<End, String> {
             Err(reason) => return Err(reason),
         }
     }
-    let (path, buffer) = (plan.path.clone(), plan.buffer);
-    Ok(End::Client { path, buffer, try_at: None, refusals: 0, found: None })
+    Ok(End::client(plan.path.clone(), plan.buffer))
 }
 
 fn listen(plan: &Plan) -> Result<End, String> {
@@ -162,7 +162,7 @@ fn listen(plan: &Plan) -> Result<End, String> {
             .map_err(|error| format!("the socket {shown} cannot be given to another owner: {error}"))?;
     }
     listener.listen().map_err(|error| format!("nobody can connect to the socket {shown}: {error}"))?;
-    Ok(End::Server { listener, _file: file, greeted: VecDeque::new() })
+    Ok(End::server(listener, file))
 }
 
 /// Options that there are.

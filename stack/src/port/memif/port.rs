@@ -92,7 +92,7 @@ impl Port for MemifPort {
         let state = &self.shared.state;
         PortStats {
             restarts: state.restarts.load(Ordering::Relaxed),
-            refused: state.refused.load(Ordering::Relaxed),
+            refused: state.refused(),
             ..sum(&self.shared.counters)
         }
     }

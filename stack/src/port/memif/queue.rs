@@ -19,6 +19,8 @@ use std::time::Instant;
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// The longest sleep of a queue without a link, for that of another queue.
 const LOOK_AT_MOST: Duration = Duration::from_secs(1);
+/// The longest sleep of a queue while a peer is met: another one may come.
+const LOOK_WHILE_MEETING: Duration = Duration::from_millis(10);
 /// Polls without frames until the peer's flag is read again: by then the peer has seen what was sent, or its flag says that it
 /// sleeps.
 const LOOK_AGAIN: u32 = 64;
@@ -149,6 +151,7 @@ impl MemifQueue {
         match state.wait() {
             // The sleeper needs the descriptor once, so only the first queue gives it.
             Wait::Peer(fd) => Armed::Down(LOOK_AT_MOST, (self.index == 0).then_some(fd)),
+            Wait::Meeting(fd) => Armed::Down(LOOK_WHILE_MEETING, (self.index == 0).then_some(fd)),
             Wait::Until(at) => Armed::Down(at.saturating_duration_since(Instant::now()), None),
             Wait::Soon => Armed::Unable,
         }

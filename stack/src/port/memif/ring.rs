@@ -5,7 +5,8 @@
 //! wrap at 2^16. A field is loaded once into a value that the other process cannot change, and that value is checked.
 //!
 //! The pointers here are sound because [`Ring::new`] checks that all of the ring is within its region, and the number of a slot
-//! is masked to the ring's size where it becomes an address.
+//! is masked to the ring's size where it becomes an address. References to the buffers of a ring are lent only in a part of the
+//! region that belongs to this ring alone ([`Lent`]), whatever the peer says of them later.
 
 use super::shm::{Part, Region};
 use crate::sync::prefetch;
@@ -79,6 +80,49 @@ pub struct Slot {
     pub length: u32,
 }
 
+/// A part of a region in which one ring lends buffers, and no other one of this process.
+#[derive(Debug)]
+pub struct Lent {
+    region: Arc<Region>,
+    first: u32,
+    bytes: u32,
+}
+
+/// Divides a region among rings: each gets the part that it wants, given as its first byte and its length, if that is in the region
+/// and overlaps no other one that is wanted; else it gets nothing. A region is divided once; later rings get nothing.
+pub fn divide(region: &Arc<Region>, wanted: &[(u32, u32)]) -> Vec<Lent> {
+    let first_time = region.divide();
+    let own = divided(wanted, region.len() as u64);
+    let lent = |((first, bytes), own): (&(u32, u32), bool)| Lent {
+        region: Arc::clone(region),
+        first: *first,
+        bytes: if own && first_time { *bytes } else { 0 },
+    };
+    wanted.iter().zip(own).map(lent).collect()
+}
+
+/// Which of the parts of `size` bytes are in them, and overlap no other one.
+fn divided(wanted: &[(u32, u32)], size: u64) -> Vec<bool> {
+    let end = |(first, bytes): (u32, u32)| u64::from(first) + u64::from(bytes);
+    let mut all: Vec<_> = wanted.iter().copied().enumerate().collect();
+    all.sort_unstable_by_key(|(_, part)| *part);
+    let mut own = vec![true; wanted.len()];
+    // The one that ends last: what begins before its end overlaps it.
+    let mut farthest: Option<(usize, (u32, u32))> = None;
+    for (i, part) in all {
+        own[i] &= end(part) <= size;
+        if let Some((j, before)) = farthest
+            && u64::from(part.0) < end(before)
+        {
+            (own[i], own[j]) = (false, false);
+        }
+        if farthest.is_none_or(|(_, before)| end(before) < end(part)) {
+            farthest = Some((i, part));
+        }
+    }
+    own
+}
+
 /// A ring. One queue of this process uses it, at one end.
 #[derive(Debug)]
 pub struct Ring {
@@ -87,7 +131,9 @@ pub struct Ring {
     /// Copies of the region's, to save a load.
     base: NonNull<u8>,
     size: usize,
-    _region: Arc<Region>,
+    /// Where it lends buffers: first byte and length.
+    lent: (u32, u32),
+    region: Arc<Region>,
 }
 
 // SAFETY: the pointers are into the region, which may be used on any thread and lives as long as this.
@@ -103,7 +149,34 @@ impl Ring {
         // SAFETY: the region has the whole ring from there on.
         let at = unsafe { region.base().add(offset as usize) };
         let mask = (1u16 << log2) - 1;
-        Ok(Self { at, mask, base: region.base(), size: region.len(), _region: Arc::clone(region) })
+        Ok(Self {
+            at,
+            mask,
+            base: region.base(),
+            size: region.len(),
+            lent: (0, 0),
+            region: Arc::clone(region),
+        })
+    }
+
+    /// Lends buffers in this part of its region.
+    pub fn lend(&mut self, lent: Lent) {
+        if Arc::ptr_eq(&lent.region, &self.region) {
+            self.lent = (lent.first, lent.bytes);
+        }
+    }
+
+    /// The part of the region that its descriptors describe now: first byte and length. `None`: one of them is not in the region.
+    pub fn described(&self) -> Option<(u32, u32)> {
+        let (mut first, mut end) = (u32::MAX, 0);
+        for slot in 0..self.slots() {
+            let (Slot { region, length, .. }, offset) = (self.slot(slot), self.offset(slot));
+            if region != 0 {
+                return None;
+            }
+            (first, end) = (first.min(offset), end.max(offset.checked_add(length)?));
+        }
+        Some((first, end - first))
     }
 
     /// Slots that it has.
@@ -246,12 +319,72 @@ impl Ring {
         self.base.as_ptr().wrapping_add(offset as usize)
     }
 
-    /// As [`part`](Self::part), to build a frame in.
+    /// Whether the bytes `offset..offset + len` are where it lends buffers.
+    #[inline(always)]
+    pub fn lends(&self, offset: u32, len: u32) -> bool {
+        let (first, bytes) = self.lent;
+        // Before the first byte this wraps to a number beyond every region.
+        offset.wrapping_sub(first) as usize + len as usize <= bytes as usize
+    }
+
+    /// The bytes `offset..offset + len` of the region, to build a frame in, if it lends them.
     #[inline(always)]
     pub fn buffer(&mut self, offset: u32, len: u32) -> Option<&mut [u8]> {
-        // SAFETY: valid for so many bytes, and the ring is borrowed for as long. Where the peer keeps to the protocol each ring has
-        // buffers of its own, and no other reference leads there. A peer that describes them otherwise has two shards write to one
-        // place, as it may itself at any moment: frames to itself are spoiled, and nothing is decided by what is read there.
-        self.part(offset, len).map(|part| unsafe { part.into_buffer() })
+        // SAFETY: `divide` gave these bytes, which are in the region, to this ring alone, and the ring is borrowed as long as the
+        // buffer. The other process may write there at any moment, and another ring copy from or to there where the peer describes
+        // its buffers so: the builder only writes, and what is read back means nothing.
+        self.lends(offset, len).then(|| unsafe { Part::lent(self.base, offset, len).into_buffer() })
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::port::memif::region::Layout;
+
+    // Goal: no byte is lent by two rings, whatever the parts that are wanted: all small cases, each byte looked at.
+    #[test]
+    fn no_byte_is_lent_twice() {
+        let parts: Vec<(u32, u32)> =
+            (0..5).flat_map(|first| (0..4).map(move |bytes| (first, bytes))).collect();
+        let covers = |part: (u32, u32), byte| (part.0..part.0 + part.1).contains(&byte);
+        for a in &parts {
+            for b in &parts {
+                for c in &parts {
+                    let wanted = [*a, *b, *c];
+                    let own = divided(&wanted, 7);
+                    for (i, part) in wanted.into_iter().enumerate() {
+                        let shares =
+                            |j: usize| (0..8).any(|byte| covers(part, byte) && covers(wanted[j], byte));
+                        let alone = (0..3).all(|j| j == i || !shares(j)) && part.0 + part.1 <= 7;
+                        // An empty part that lies in another one counts as overlapping it.
+                        let empty = wanted.iter().any(|part| part.1 == 0);
+                        assert!(own[i] == alone || !own[i] && empty, "{wanted:?}: {own:?}");
+                    }
+                }
+            }
+        }
+        assert_eq!(divided(&[(0, u32::MAX), (u32::MAX, u32::MAX)], u64::from(u32::MAX)), [true, false]);
+    }
+
+    // Goal: a ring lends what it was given, to the byte, and what a peer describes elsewhere it does not; and a region is divided once.
+    #[test]
+    fn a_ring_lends_its_own_part_alone() {
+        let layout = Layout { queues: 2, log2: 4, buffer: 64 };
+        let (_fd, region) = layout.make().unwrap();
+        let rings = [0, 1].map(|queue| Ring::new(&region, layout.ring(true, queue), 4).unwrap());
+        let wanted: Vec<_> = rings.iter().map(|ring| ring.described().unwrap()).collect();
+        assert_eq!(wanted, [0, 1].map(|queue| (layout.buffers(true, queue), 64 << 4)));
+        for (mut ring, lent) in rings.into_iter().zip(divide(&region, &wanted)) {
+            let (first, bytes) = (lent.first, lent.bytes);
+            assert!(ring.buffer(first, 1).is_none(), "nothing yet");
+            ring.lend(lent);
+            assert_eq!(ring.buffer(first, bytes).unwrap().len(), bytes as usize);
+            let outside = [(first - 1, 2), (first + bytes, 1), (first + 1, bytes), (0, 64), (u32::MAX, 1)];
+            for (offset, len) in outside.into_iter().chain([(first, u32::MAX)]) {
+                assert!(ring.buffer(offset, len).is_none(), "{offset} {len}");
+            }
+        }
+        assert_eq!(divide(&region, &wanted)[0].bytes, 0);
     }
 }

@@ -12,10 +12,13 @@
 
 use crate::crc::{CopyFn, Sum};
 use crate::racy;
+use crate::sync::apart::Apart;
 use crate::sync::huge::{self, HUGE_PAGE};
 use crate::sync::prefetch;
+use core::ffi::c_void;
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicBool, Ordering};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -23,20 +26,25 @@ use std::os::fd::BorrowedFd;
 /// Bytes that short copies are made of: whole blocks, one behind the other.
 pub const BLOCK: usize = racy::BLOCK;
 
-/// Bytes of the largest mapping that is populated at once, for huge pages: bounded, as the peer may choose the size.
+/// Bytes of the largest mapping that is filled, for huge pages: bounded, as the peer may choose the size.
 const FILLED_MAX: usize = 256 << 20;
 
-/// A mapping of shared memory.
+/// A mapping of shared memory. Dropped, it is unmapped by another thread: to free a large one takes longer than a turn may.
 #[derive(Debug)]
-pub struct Region {
+pub struct Region(Apart<Mapping>);
+
+#[derive(Debug)]
+struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// Whether it was divided among rings (`ring::divide`).
+    divided: AtomicBool,
 }
 
 // SAFETY: a mapping may be used and unmapped on any thread; all accesses to it are as the head of the file says.
-unsafe impl Send for Region {}
+unsafe impl Send for Mapping {}
 // SAFETY: as above.
-unsafe impl Sync for Region {}
+unsafe impl Sync for Mapping {}
 
 impl Region {
     /// Maps the first `len` bytes of a file, which cannot shrink below that, on huge pages where the kernel can: the buffers of a
@@ -49,7 +57,7 @@ impl Region {
         if !(HUGE_PAGE..=FILLED_MAX).contains(&len) {
             // SAFETY: a new mapping, wherever there is room.
             let base = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
-            return Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len });
+            return Self::new(base, len);
         }
         // A huge page has to be aligned in the file and in memory: first reserves address space, then maps the file at an aligned
         // address in it.
@@ -60,10 +68,8 @@ impl Region {
         let start = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), nothing)? };
         let before = start.addr().next_multiple_of(HUGE_PAGE) - start.addr();
         let at = start.wrapping_byte_add(before);
-        // Populated: missing pages cannot become a huge one.
-        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
         // SAFETY: what is replaced is the room that was made above, which nothing else uses.
-        let mapped = unsafe { mmap(at, len, access, flags, fd, 0) };
+        let mapped = unsafe { mmap(at, len, access, MapFlags::SHARED | MapFlags::FIXED, fd, 0) };
         let (behind, rest) = match mapped {
             Ok(_) => (at.wrapping_byte_add(whole), HUGE_PAGE - before),
             Err(_) => (at, room - before),
@@ -76,23 +82,36 @@ impl Region {
             let _ = munmap(behind, rest);
         }
         mapped?;
-        // If it fails, only speed differs.
-        huge::collapse(at.addr(), at.addr() + whole);
-        Ok(Self { base: NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len })
+        let region = Self::new(at, len)?;
+        // Page by page: other threads of the process need its page tables meanwhile.
+        for from in (at.addr()..at.addr() + whole).step_by(HUGE_PAGE) {
+            huge::fill(from, (from + HUGE_PAGE).min(at.addr() + whole));
+        }
+        Ok(region)
+    }
+
+    fn new(base: *mut c_void, len: usize) -> io::Result<Self> {
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self(Apart::new(Mapping { base, len, divided: AtomicBool::new(false) })))
     }
 
     /// Where it begins.
     pub(super) fn base(&self) -> NonNull<u8> {
-        self.base
+        self.0.base
     }
 
     /// Bytes of it.
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len
+    }
+
+    /// Marks it as divided among rings; returns whether it was not.
+    pub(super) fn divide(&self) -> bool {
+        !self.0.divided.swap(true, Ordering::AcqRel)
     }
 }
 
-impl Drop for Region {
+impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped by `map`, and nothing that refers to it outlives the region.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
@@ -121,6 +140,16 @@ impl<'a> Part<'a> {
         }
         // SAFETY: it lies within the region, as was just seen.
         Some(Self { at: unsafe { base.add(offset) }, len, region: PhantomData })
+    }
+
+    /// The bytes `offset..offset + len` of a region at `base`.
+    ///
+    /// # Safety
+    /// `base` is that of a [`Region`] that lives as long as `'a` and has these bytes.
+    #[inline(always)]
+    pub(super) unsafe fn lent(base: NonNull<u8>, offset: u32, len: u32) -> Self {
+        // SAFETY: as the caller promises.
+        Self { at: unsafe { base.add(offset as usize) }, len: len as usize, region: PhantomData }
     }
 
     /// Prefetches all of it.

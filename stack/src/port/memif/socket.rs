@@ -1,13 +1,20 @@
-//! The control socket: messages with descriptors; no call blocks.
+//! The control socket: messages with descriptors; no call waits for a message.
+//!
+//! What a peer sends along may be anything, and so the kernel may let whoever closes it wait: a received descriptor, one of which
+//! too many came, one that lies in a socket that is closed. So only threads that are there for this one peer receive from a socket
+//! and close it ([`apart`](crate::sync::apart)); other threads have an [`Apart`](crate::sync::apart::Apart) of it, and look
+//! ([`Socket::has_news`]).
 
 use super::message::MESSAGE;
-use super::peer_fd::PeerFd;
+use crate::port::share::{Party, Share};
+use crate::sync::apart::Apart;
+use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
 use core::mem::MaybeUninit;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,21 +25,20 @@ use std::sync::Arc;
 const BACKLOG: i32 = 8;
 /// Most descriptors that are taken with a message.
 const DESCRIPTORS: usize = 4;
-/// Most descriptors that a message can bring (`SCM_MAX_FD` of Linux). The buffer has room for all of them, because the kernel would
-/// close the rest on our thread, which may block. It still does so if this process has no descriptor left.
-const DESCRIPTORS_SENT: usize = 253;
 
 fn socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// A socket on which clients are accepted.
+/// A socket on which clients are accepted. Others may have its descriptor, too, to wait for clients: so that it is not they who
+/// close what clients sent, its end closes it to clients, and takes those that wait.
 #[derive(Debug)]
 pub struct Listener {
     /// Dropped first.
     _unforked: Unforked,
     fd: Arc<OwnedFd>,
+    made_by: Process,
 }
 
 impl Listener {
@@ -43,7 +49,7 @@ impl Listener {
     pub fn new(path: &Path) -> io::Result<Self> {
         let (fd, unforked) = Unforked::make(socket)?;
         rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
-        Ok(Self { _unforked: unforked, fd: Arc::new(fd) })
+        Ok(Self { _unforked: unforked, fd: Arc::new(fd), made_by: Process::this() })
     }
 
     /// Readable when a client has connected.
@@ -59,18 +65,57 @@ impl Listener {
         Ok(rustix::net::listen(&self.fd, BACKLOG)?)
     }
 
-    /// The client that connected first, if there is one.
+    /// The client of `port` that connected first, if there is one.
     ///
     /// # Errors
     /// This process has no descriptor left, or the system none and no memory: the client waits.
-    pub fn accept(&self) -> io::Result<Option<Socket>> {
+    pub fn accept(&self, port: u64) -> io::Result<Option<Apart<Stranger>>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        match Unforked::make(|| Ok(rustix::net::accept_with(&self.fd, flags)?)) {
-            Ok((fd, unforked)) => Ok(Socket::new(fd, unforked).ok()),
+        match Unforked::make(|| Ok(Apart::new(rustix::net::accept_with(&self.fd, flags)?))) {
+            Ok((fd, unforked)) => Ok(Some(Apart::new(Stranger { unforked, fd: fd.into_inner(), port }))),
             Err(error) if is_exhausted(&error) => Err(error),
             // Nobody, or a client that has left already.
             Err(_) => Ok(None),
         }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // A fork has let go of it.
+        if self.made_by.is_this() {
+            let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+            while rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC).is_ok() {}
+        }
+    }
+}
+
+/// A socket with a peer that is not looked at yet.
+#[derive(Debug)]
+pub struct Stranger {
+    /// Dropped first.
+    unforked: Unforked,
+    fd: OwnedFd,
+    port: u64,
+}
+
+impl Stranger {
+    /// Connects `port` to a server.
+    ///
+    /// # Errors
+    /// Those of connect(2): no process listens, or too many wait to be accepted.
+    pub fn connect(path: &Path, port: u64) -> io::Result<Apart<Self>> {
+        let (fd, unforked) = Unforked::make(socket)?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+        Ok(Apart::new(Self { unforked, fd, port }))
+    }
+
+    /// Who the peer is.
+    ///
+    /// # Errors
+    /// As [`Party::of_peer`].
+    pub fn party(&self) -> io::Result<Party> {
+        Party::of_peer(&self.fd, self.port)
     }
 }
 
@@ -85,9 +130,9 @@ fn is_exhausted(error: &io::Error) -> bool {
 pub struct Socket {
     /// Dropped first.
     _unforked: Unforked,
-    fd: PeerFd,
-    /// The user that the peer's process runs as.
-    uid: u32,
+    fd: OwnedFd,
+    /// Dropped last: the threads of the peer are in use until its descriptors are closed.
+    pub share: Share,
 }
 
 /// The result of a receive.
@@ -98,30 +143,16 @@ pub enum Came {
     /// The peer is gone.
     End,
     /// A message, of any length, and its descriptors.
-    Message(Vec<u8>, Vec<PeerFd>),
+    Message(Vec<u8>, Vec<OwnedFd>),
     /// A message with more descriptors than the protocol has, or than this process has room for.
     TooMany,
 }
 
 impl Socket {
-    fn new(fd: OwnedFd, unforked: Unforked) -> io::Result<Self> {
-        let uid = sockopt::socket_peercred(&fd)?.uid.as_raw();
-        Ok(Self { _unforked: unforked, fd: PeerFd::new(fd, uid), uid })
-    }
-
-    /// Connects to a server.
-    ///
-    /// # Errors
-    /// Those of connect(2): no process listens, or too many wait to be accepted.
-    pub fn connect(path: &Path) -> io::Result<Self> {
-        let (fd, unforked) = Unforked::make(socket)?;
-        rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
-        Self::new(fd, unforked)
-    }
-
-    /// The user that the peer's process runs as.
-    pub fn peer_uid(&self) -> u32 {
-        self.uid
+    /// The socket of a peer whose share this is.
+    pub fn new(peer: Stranger, share: Share) -> Self {
+        let Stranger { unforked, fd, .. } = peer;
+        Self { _unforked: unforked, fd, share }
     }
 
     /// Sends a message, with a descriptor; `false`: there is no room for it yet.
@@ -143,9 +174,16 @@ impl Socket {
         }
     }
 
-    /// Takes the next message.
+    /// Whether there is something to receive, be it the peer's end. Takes nothing: what came along is neither opened nor closed.
+    pub fn has_news(&self) -> bool {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        !matches!(rustix::net::recv(&self.fd, &mut [0u8; 1], flags), Err(Errno::AGAIN | Errno::INTR))
+    }
+
+    /// Takes the next message. May wait for whoever serves a descriptor that is not taken.
     pub fn receive(&self) -> Came {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_SENT))];
+        // Descriptors for which there is no room here are closed by the kernel.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         // One byte more than a message, so that one that is too long shows.
         let mut bytes = vec![0; MESSAGE + 1];
@@ -160,11 +198,11 @@ impl Socket {
         let mut fds = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights.map(|fd| PeerFd::new(fd, self.uid)));
+                fds.extend(rights);
             }
         }
         match got {
-            Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > DESCRIPTORS => Came::TooMany,
+            Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) => Came::TooMany,
             Ok(got) if got.bytes == 0 => Came::End,
             Ok(got) => {
                 bytes.truncate(got.bytes);
@@ -186,15 +224,25 @@ impl AsFd for Socket {
 mod tests {
     use super::*;
 
+    /// No port of another test has this number.
+    const PORT: u64 = 1 << 32;
+
+    fn known(stranger: Apart<Stranger>) -> Socket {
+        let party = stranger.party().unwrap();
+        assert_eq!(party.uid, rustix::process::geteuid().as_raw());
+        assert_eq!(party.pid, std::process::id());
+        Socket::new(stranger.into_inner(), Share::take(party).unwrap())
+    }
+
     fn pair(name: &str) -> (Socket, Socket) {
         let path = std::env::temp_dir().join(format!("roce-memif-{name}-{}.sock", std::process::id()));
         let _ = std::fs::remove_file(&path);
         let listener = Listener::new(&path).unwrap();
-        assert!(Socket::connect(&path).is_err(), "nobody listens yet");
+        assert!(Stranger::connect(&path, PORT).is_err(), "nobody listens yet");
         listener.listen().unwrap();
-        assert!(listener.accept().unwrap().is_none());
-        let client = Socket::connect(&path).unwrap();
-        let server = listener.accept().unwrap().unwrap();
+        assert!(listener.accept(PORT).unwrap().is_none());
+        let client = known(Stranger::connect(&path, PORT).unwrap());
+        let server = known(listener.accept(PORT).unwrap().unwrap());
         assert_eq!(Listener::new(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         std::fs::remove_file(&path).unwrap();
         (client, server)
@@ -207,12 +255,12 @@ mod tests {
     #[test]
     fn messages_pass_with_their_descriptors() {
         let (client, server) = pair("messages");
-        assert_eq!(server.peer_uid(), rustix::process::geteuid().as_raw());
-        assert!(matches!(server.receive(), Came::Nothing));
+        assert!(!server.has_news() && matches!(server.receive(), Came::Nothing));
         let (mut read, write) = std::io::pipe().unwrap();
         assert!(client.send(&[7; MESSAGE], Some(write.as_fd())).unwrap());
         drop(write);
         assert!(client.send(&[8; MESSAGE], None).unwrap());
+        assert!(server.has_news() && server.has_news(), "looking takes nothing");
         let Came::Message(bytes, fds) = server.receive() else { panic!() };
         assert_eq!((bytes, fds.len()), (vec![7; MESSAGE], 1));
         let flags = rustix::io::fcntl_getfd(&fds[0]).unwrap();
@@ -225,7 +273,9 @@ mod tests {
         assert!(
             matches!(server.receive(), Came::Message(bytes, fds) if bytes == [8; MESSAGE] && fds.is_empty())
         );
+        assert!(!server.has_news());
         drop(client);
+        assert!(server.has_news());
         assert!(matches!(server.receive(), Came::End));
         assert!(server.send(&[9; MESSAGE], None).is_err(), "and no signal");
     }

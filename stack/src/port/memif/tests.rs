@@ -66,9 +66,9 @@ fn other_users_are_not_welcome() {
     let state = |role, peers: Peers| {
         let plan = plan(role, peers);
         let end = end(&plan).unwrap();
-        State::new("test".into(), plan.terms, plan.peers, end)
+        State::new(meeting::Common::new("test".into(), plan.terms, plan.peers).unwrap(), end)
     };
-    let refused = |state: &State| state.refused.load(core::sync::atomic::Ordering::Relaxed);
+    let refused = State::refused;
     let (nobody, all) = (Peers::Users(vec![u32::MAX - 1]), Peers::Any);
     for (server, client) in [(nobody.clone(), all.clone()), (all.clone(), nobody)] {
         let server_refuses = server != all;

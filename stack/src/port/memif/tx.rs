@@ -196,7 +196,7 @@ impl Tx {
     }
 
     /// Has `builder` build up to `most` frames in the slots themselves; returns their lengths in order. `None` if the next slot is
-    /// too small for the longest frame.
+    /// too small for the longest frame, or where the ring lends no buffers (see [`Lent`](super::ring::Lent)).
     ///
     /// # Errors
     /// As [`burst`](Self::burst).
@@ -214,7 +214,7 @@ impl Tx {
             let offset = self.buffers.offset(&self.ring, slot);
             let holds = self.buffers.room(desc) >= self.max_frame
                 && (desc.region == 0 || self.buffers.are_ours())
-                && self.ring.part(offset, self.max_frame).is_some();
+                && self.ring.lends(offset, self.max_frame);
             if !holds {
                 if i == 0 {
                     return Ok(None);

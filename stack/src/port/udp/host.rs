@@ -14,6 +14,7 @@ use super::control::is_link_local;
 use super::route::{self, Router, Way};
 use super::sys::{self, Interface, Local};
 use crate::port::{HostAddress, netdevice};
+use crate::sync::apart;
 use crate::wire::UDP_PORT;
 
 /// Groups of messages about interfaces, their addresses, and routes (rtnetlink(7)): `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
@@ -246,8 +247,7 @@ impl Host {
         self.looking.store(true, Ordering::Relaxed);
         // Where no thread can be had, this one looks.
         let host = Arc::clone(self);
-        let thread = std::thread::Builder::new().name("roce-host".into()).spawn(move || host.look_again());
-        if thread.is_err() {
+        if apart::spawn("roce-host", move || host.look_again()).is_err() {
             self.look_again();
         }
     }

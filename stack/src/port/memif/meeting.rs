@@ -1,0 +1,500 @@
+//! A meeting: the handshake with a peer that was found, on a thread of its own, which ends with it.
+//!
+//! The peer can let this thread wait (see [`socket`](super::socket)), the memory takes its time to be made, mapped and filled, and
+//! nobody waits for either: the link takes the outcome when it looks the next time.
+
+use super::handshake::{
+    Along, Client, ClientStep, Offer, RingOffer, Server, ServerStep, TAKEN, Terms, after_handshake,
+};
+use super::link::{Connection, Place, exhausted};
+use super::message::Message;
+use super::region::{self, Layout};
+use super::ring::{self, Lent, Ring};
+use super::shm::Region;
+use super::socket::{Came, Socket, Stranger};
+use super::wake;
+use crate::port::peers::Peers;
+use crate::port::share::{self, Share};
+use crate::sync::apart::{self, Apart};
+use crate::sync::eventfd::EventFd;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::time::Duration;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+/// How long the other end of a handshake may be silent before it is given up: perhaps no process serves its socket any more.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Most messages that are read before a socket is closed.
+const MESSAGES: usize = 64;
+const GONE: &str = "the peer is gone";
+const TOO_MANY: &str =
+    "a message brings more descriptors than this end takes, or than its limit leaves room for (ulimit -n)";
+/// Why a link ends with its port.
+pub const CLOSED: &str = "the port is closed";
+
+/// What a link shares with its meetings.
+pub struct Common {
+    /// The port's name, for messages.
+    pub name: String,
+    /// The port's number, for shares.
+    pub port: u64,
+    /// What this end requires.
+    pub terms: Terms,
+    /// Who may be the peer.
+    pub peers: Peers,
+    /// [`PATIENCE`], except in tests.
+    pub patience: Duration,
+    /// Peers that were refused, and connections that were ended because the peer violated the protocol.
+    pub refused: AtomicU64,
+    /// Whether a server has a client, or is about to.
+    pub taken: AtomicBool,
+    /// Readable when a meeting is over.
+    pub event: Arc<OwnedFd>,
+    over: Mutex<Over>,
+    /// The last text that was logged: it is not repeated.
+    last_logged: Mutex<Option<String>>,
+}
+
+/// Meetings that are over, and were not looked at yet.
+#[derive(Default)]
+struct Over {
+    /// The link ends: nobody looks any more.
+    closed: bool,
+    outcomes: Vec<Outcome>,
+}
+
+/// How a meeting ended.
+pub struct Outcome {
+    /// Its number.
+    pub number: u64,
+    /// The peer, and the memory that connects us; `None`: it did not come to that.
+    pub met: Option<(Apart<Socket>, Connection)>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Common {
+    /// Of a port.
+    ///
+    /// # Errors
+    /// Those of eventfd(2).
+    pub fn new(name: String, terms: Terms, peers: Peers) -> std::io::Result<Self> {
+        Ok(Self {
+            name,
+            port: share::port_number(),
+            terms,
+            peers,
+            patience: PATIENCE,
+            refused: AtomicU64::new(0),
+            taken: AtomicBool::new(false),
+            event: Arc::new(EventFd::new()?.into()),
+            over: Mutex::default(),
+            last_logged: Mutex::default(),
+        })
+    }
+
+    /// Logs what happened to the link.
+    pub fn log(&self, text: String) {
+        let mut last = lock(&self.last_logged);
+        if last.as_ref() != Some(&text) {
+            tracing::warn!("{}: {text}", self.name);
+            *last = Some(text);
+        }
+    }
+
+    /// The link is up: what is logged next is news.
+    pub fn log_up(&self) {
+        *lock(&self.last_logged) = None;
+        tracing::info!("{}: the link is up", self.name);
+    }
+
+    /// Takes the meetings that are over.
+    pub fn outcomes(&self) -> Vec<Outcome> {
+        // Fails where nothing is over.
+        match rustix::io::read(&self.event, &mut [0u8; 8]) {
+            Ok(_) => core::mem::take(&mut lock(&self.over).outcomes),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// The link ends; returns what nobody looked at.
+    pub fn close(&self) -> Vec<Outcome> {
+        let mut over = lock(&self.over);
+        over.closed = true;
+        core::mem::take(&mut over.outcomes)
+    }
+
+    /// Tells the link how a meeting ended; gives it back where the link has ended itself.
+    fn tell(&self, outcome: Outcome) -> Option<Outcome> {
+        let mut over = lock(&self.over);
+        if over.closed {
+            return Some(outcome);
+        }
+        over.outcomes.push(outcome);
+        drop(over);
+        // Fails only where the descriptor is readable already.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        None
+    }
+
+    /// Whether this port accepts the peer's user.
+    fn admit(&self, socket: &Socket) -> Result<(), String> {
+        let uid = socket.share.party().uid;
+        match self.peers.has(uid) {
+            true => Ok(()),
+            false => Err(format!("processes of user {uid} are not welcome: see the option peer-uid")),
+        }
+    }
+
+    /// Refuses a peer. Counts it before the peer can know.
+    fn refuse(&self, socket: &Socket, why: &str) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        part(socket, why);
+    }
+}
+
+/// Which end we are.
+#[derive(Clone, Copy)]
+pub enum Role {
+    /// The peer is a client.
+    Server,
+    /// The peer is a server, to which we offer buffers of so many bytes.
+    Client(u32),
+}
+
+/// A meeting under way; dropped, it ends.
+pub struct Meeting {
+    /// Its number.
+    pub number: u64,
+    stop: Arc<Stop>,
+}
+
+/// Ends a meeting.
+struct Stop {
+    event: EventFd,
+    why: OnceLock<&'static str>,
+}
+
+impl Meeting {
+    /// Begins.
+    ///
+    /// # Errors
+    /// Those of eventfd(2).
+    pub fn begin(
+        common: &Arc<Common>,
+        number: u64,
+        peer: Apart<Stranger>,
+        share: Share,
+        role: Role,
+    ) -> std::io::Result<Self> {
+        let event = match EventFd::new() {
+            Ok(event) => event,
+            Err(error) => {
+                turn_away(peer, share);
+                return Err(error);
+            }
+        };
+        let stop = Arc::new(Stop { event, why: OnceLock::new() });
+        let (common, stops) = (Arc::clone(common), Arc::clone(&stop));
+        apart::run(move || hold(&common, number, Socket::new(peer.into_inner(), share), &stops, role));
+        Ok(Self { number, stop })
+    }
+
+    /// Ends it, with this reason.
+    pub fn stop(&self, why: &'static str) {
+        if self.stop.why.set(why).is_ok() {
+            self.stop.event.signal();
+        }
+    }
+
+    /// Whether it was stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.stop.why.get().is_some()
+    }
+}
+
+/// Tells the link that a meeting is over, also where it panics.
+struct Tells {
+    common: Arc<Common>,
+    number: u64,
+}
+
+impl Drop for Tells {
+    fn drop(&mut self) {
+        let _ = self.common.tell(Outcome { number: self.number, met: None });
+    }
+}
+
+/// Holds a meeting, and closes what the peer sent if nothing comes of it.
+fn hold(common: &Arc<Common>, number: u64, socket: Socket, stop: &Stop, role: Role) {
+    let tells = Tells { common: Arc::clone(common), number };
+    let (outbox, received) = (VecDeque::new(), Vec::new());
+    let (patience, since) = (common.patience, Instant::now());
+    let mut talk = Talk { socket: &socket, stop, outbox, received, patience, since };
+    let result = common.admit(&socket).map_err(Some).and_then(|()| match role {
+        Role::Server => talk.with_client(common),
+        Role::Client(buffer) => talk.with_server(common, buffer),
+    });
+    match result {
+        Ok(connection) => {
+            core::mem::forget(tells);
+            let met = Some((Apart::new(socket), connection));
+            if let Some(Outcome { met: Some((socket, _)), .. }) = common.tell(Outcome { number, met }) {
+                part(&socket, CLOSED);
+            }
+        }
+        Err(why) => {
+            if lock(&common.over).closed {
+                part(&socket, CLOSED);
+            } else if let Some(why) = why {
+                common.refuse(&socket, &why);
+                common.log(match role {
+                    Role::Server => format!("a client was refused: {why}"),
+                    Role::Client(_) => format!("no link: {why}"),
+                });
+            }
+            // Before what was received and the socket are closed, which may take long.
+            drop(tells);
+        }
+    }
+}
+
+/// Ends a connection: the peer has left or violated the protocol, or a queue found that it did (`broken`).
+pub fn end(common: &Common, socket: &Socket, broken: bool) {
+    // What came along is closed at last.
+    let came = if broken { Came::Nothing } else { socket.receive() };
+    let (why, rules) = match &came {
+        _ if broken => ("an index of a ring is where it cannot be".to_owned(), false),
+        Came::Nothing | Came::End => (GONE.to_owned(), true),
+        Came::TooMany => (TOO_MANY.to_owned(), false),
+        Came::Message(bytes, _) => after_handshake(bytes),
+    };
+    common.log(format!("the link is down: {why}"));
+    if rules {
+        part(socket, &why);
+    } else {
+        common.refuse(socket, &why);
+    }
+}
+
+/// Closes the socket of a peer that is not met.
+pub fn turn_away(peer: Apart<Stranger>, share: Share) {
+    apart::run(move || drop(Socket::new(peer.into_inner(), share)));
+}
+
+/// Sends the peer the reason why its socket is closed next. Messages that the peer sent meanwhile are read first: closing a socket
+/// with unread data resets it, and the peer would not receive the reason.
+fn part(socket: &Socket, why: &str) {
+    for _ in 0..MESSAGES {
+        if matches!(socket.receive(), Came::Nothing | Came::End | Came::TooMany) {
+            break;
+        }
+    }
+    goodbye(socket, why);
+}
+
+/// Sends the peer a reason, and reads nothing.
+pub fn goodbye(socket: &Socket, why: &str) {
+    let _ = socket.send(&Message::Disconnect { why: why.into() }.encode(), None);
+}
+
+/// A handshake, as the thread of a meeting makes it. Errors are reasons to refuse the peer; `None`: it has left.
+struct Talk<'a> {
+    socket: &'a Socket,
+    stop: &'a Stop,
+    /// Messages to be sent, each with a descriptor or without.
+    outbox: VecDeque<(Message, Option<Arc<OwnedFd>>)>,
+    /// All descriptors that came: who refuses one, or has done with it, does not close it.
+    received: Vec<Arc<OwnedFd>>,
+    /// How long the peer may be silent.
+    patience: Duration,
+    /// When it last sent something.
+    since: Instant,
+}
+
+impl Talk<'_> {
+    /// As a server.
+    fn with_client(&mut self, common: &Common) -> Result<Connection, Option<String>> {
+        let mut handshake = Server::new(&common.terms);
+        self.outbox.push_back((handshake.hello(), None));
+        loop {
+            let (bytes, fds) = self.receive("the client does not go on")?;
+            let taken = common.taken.load(Ordering::Relaxed);
+            match handshake.handle(&bytes, fds, taken).map_err(Some)? {
+                ServerStep::Answer(answer) => self.outbox.push_back((answer, None)),
+                ServerStep::Connect(_) if common.taken.swap(true, Ordering::AcqRel) => {
+                    return Err(Some(TAKEN.into()));
+                }
+                ServerStep::Connect(offer) => {
+                    // One at a time maps memory.
+                    return accept(offer).map_err(|why| {
+                        common.taken.store(false, Ordering::Release);
+                        Some(why)
+                    });
+                }
+            }
+        }
+    }
+
+    /// As a client.
+    fn with_server(&mut self, common: &Common, buffer: u32) -> Result<Connection, Option<String>> {
+        let (terms, mut memory) = (&common.terms, None);
+        let mut handshake = Client::new(terms);
+        loop {
+            let (bytes, fds) = self.receive("the server does not answer")?;
+            match handshake.handle(&bytes, fds.len()).map_err(Some)? {
+                ClientStep::Wait => {}
+                ClientStep::Connected => {
+                    return memory.map(Memory::connection).ok_or_else(|| Some("nothing was offered".into()));
+                }
+                ClientStep::Offer(log2) => {
+                    let layout = Layout { queues: terms.queues, log2, buffer };
+                    memory = Some(self.offer(&mut handshake, layout).map_err(Some)?);
+                }
+            }
+        }
+    }
+
+    /// Offers memory.
+    ///
+    /// # Errors
+    /// The memory could not be made.
+    fn offer(&mut self, handshake: &mut Client, layout: Layout) -> Result<Memory, String> {
+        let no_memory = |error: std::io::Error| match error.raw_os_error() {
+            Some(libc::EMFILE) => format!("no memory for rings: {}", exhausted(&error)),
+            Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => format!(
+                "no memory for rings ({error}): something forbids this process memfd_create(2), as a seccomp profile does; \
+                 permit it, or use a port that needs no shared memory, as unix or udp"
+            ),
+            _ => format!(
+                "no memory for rings, {} MiB ({error}): use a smaller rsize or bsize",
+                layout.size() >> 20
+            ),
+        };
+        let (memory, fd) = Memory::make(layout).map_err(no_memory)?;
+        let fd = Arc::new(fd);
+        let offset = |to_server, index| layout.ring(to_server, index);
+        for (message, along) in handshake.offer(layout.size(), layout.log2, offset) {
+            let fd = match along {
+                Along::Nothing => None,
+                Along::Region => Some(Arc::clone(&fd)),
+                Along::Event(to_server, index) => {
+                    Some(Arc::clone(&memory.events[usize::from(!to_server)][index]))
+                }
+            };
+            self.outbox.push_back((message, fd));
+        }
+        Ok(memory)
+    }
+
+    /// Sends what there is room for; `false`: the peer is gone.
+    fn flush(&mut self) -> bool {
+        while let Some((message, fd)) = self.outbox.front() {
+            match self.socket.send(&message.encode(), fd.as_ref().map(|fd| fd.as_fd())) {
+                Ok(true) => drop(self.outbox.pop_front()),
+                Ok(false) => return true,
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// Sends what is to be sent, and waits for the next message. A peer may say why it leaves and close its end: that is read even
+    /// if nothing can be sent any more. `silence`: what is wrong with a peer that sends nothing.
+    fn receive(&mut self, silence: &str) -> Result<(Vec<u8>, Vec<Arc<OwnedFd>>), Option<String>> {
+        loop {
+            let there = self.flush();
+            match self.socket.receive() {
+                Came::Nothing if !there => return Err(None),
+                Came::Nothing => self.wait(silence)?,
+                Came::End => return Err(None),
+                Came::TooMany => return Err(Some(TOO_MANY.into())),
+                Came::Message(bytes, fds) => {
+                    self.since = Instant::now();
+                    let fds: Vec<_> = fds.into_iter().map(Arc::new).collect();
+                    self.received.extend(fds.iter().cloned());
+                    return Ok((bytes, fds));
+                }
+            }
+        }
+    }
+
+    /// Waits until something can be received, or sent if there is something to send.
+    fn wait(&self, silence: &str) -> Result<(), Option<String>> {
+        if let Some(why) = self.stop.why.get() {
+            return Err(Some((*why).into()));
+        }
+        let left = self.patience.checked_sub(self.since.elapsed()).ok_or_else(|| Some(silence.to_owned()))?;
+        let wanted = if self.outbox.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
+        let mut fds = [PollFd::new(self.socket, wanted), PollFd::new(&self.stop.event, PollFlags::IN)];
+        // Whatever it returns, the caller looks again.
+        let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+        Ok(())
+    }
+}
+
+/// What a client offers.
+struct Memory {
+    layout: Layout,
+    region: Arc<Region>,
+    /// Events of the rings to the server, and back.
+    events: [Vec<Arc<OwnedFd>>; 2],
+}
+
+impl Memory {
+    fn make(layout: Layout) -> std::io::Result<(Self, OwnedFd)> {
+        let (fd, region) = layout.make()?;
+        let event = || -> std::io::Result<Arc<OwnedFd>> { Ok(Arc::new(EventFd::new()?.into())) };
+        let events = || (0..layout.queues).map(|_| event()).collect::<std::io::Result<Vec<_>>>();
+        Ok((Self { layout, region, events: [events()?, events()?] }, fd))
+    }
+
+    fn connection(self) -> Connection {
+        let Self { layout, region, events: [to_server, to_client] } = self;
+        let places = |to_server: bool, events: Vec<Arc<OwnedFd>>| {
+            let place =
+                |(index, event)| Place { offset: layout.ring(to_server, index), log2: layout.log2, event };
+            events.into_iter().enumerate().map(place).collect()
+        };
+        let (tx, rx) = (places(true, to_server), places(false, to_client));
+        let buffers = |index| (layout.buffers(true, index), layout.buffer << layout.log2);
+        let wanted: Vec<_> = (0..layout.queues).map(buffers).collect();
+        let lent = lent(&region, &wanted);
+        Connection { region, layout: Some(layout), rx, tx, lent, number: 0 }
+    }
+}
+
+/// Turns a client's offer into a connection, or refuses it.
+fn accept(offer: Offer<Arc<OwnedFd>>) -> Result<Connection, String> {
+    let region = region::take(offer.region.as_fd(), offer.size)?;
+    let places = |rings: Vec<RingOffer<Arc<OwnedFd>>>| {
+        let place = |RingOffer { offset, log2, event }: RingOffer<Arc<OwnedFd>>| {
+            if !Ring::new(&region, offset, log2)?.is_marked() {
+                return Err(format!("there is no ring at {offset}: its cookie is another one"));
+            }
+            // From here on its close waits for nobody.
+            if !wake::is_event(&event) {
+                return Err(format!(
+                    "the event of the ring at {offset} is no eventfd, or /proc/self/fd cannot be read"
+                ));
+            }
+            Ok(Place { offset, log2, event })
+        };
+        rings.into_iter().map(place).collect::<Result<Vec<_>, String>>()
+    };
+    let (rx, tx) = (places(offer.to_server)?, places(offer.to_client)?);
+    // Frames are built in buffers that are where they are described now; others are copied to.
+    let described = |place: &Place| Ring::new(&region, place.offset, place.log2).ok()?.described();
+    let wanted: Vec<_> = tx.iter().map(|place| described(place).unwrap_or((0, 0))).collect();
+    let lent = lent(&region, &wanted);
+    Ok(Connection { region, layout: None, rx, tx, lent, number: 0 })
+}
+
+fn lent(region: &Arc<Region>, wanted: &[(u32, u32)]) -> Vec<Mutex<Option<Lent>>> {
+    ring::divide(region, wanted).into_iter().map(|lent| Mutex::new(Some(lent))).collect()
+}
