@@ -65,6 +65,7 @@ struct Report {
     qp_waited: u32,
     lies: u32,
     unmasked: u32,
+    pushed_out: u32,
 }
 
 struct Run {
@@ -126,6 +127,8 @@ impl Run {
         base.limits.half_open_time = ms(rng.range(300, 2000));
         base.limits.half_open = rng.pick(&[8, 64]);
         base.limits.sends = rng.pick(&[4, 1024]);
+        base.limits.under_way = rng.pick(&[1, 4, 128]);
+        base.limits.under_way_time = ms(rng.range(1, 200));
         let nodes = rng.range(2, 4) as usize;
         // In half of the runs the network keeps the promise that TIMEWAIT relies on.
         let rest = code::time(code::ack_timeout(timing.packet_lifetime, base.ack_delay));
@@ -349,7 +352,7 @@ impl Run {
                     match self.rng.below(4) {
                         // It forgets to answer; the exchange ends by itself.
                         0 => assert!(self.sidrs[node].insert(id), "an id comes once"),
-                        1 => self.w.nodes[node].sidr_destroy(id).unwrap(),
+                        1 => self.w.nodes[node].sidr_destroy(now, id).unwrap(),
                         _ => self.w.nodes[node].sidr_reply(now, id, &reply).unwrap(),
                     }
                 }
@@ -603,6 +606,8 @@ impl Run {
         self.report.lies = self.w.forger.lies as u32;
         let unmasked = |node: &Machine| node.counters().get(Counter::NotThePeer) as u32;
         self.report.unmasked = self.w.nodes.iter().map(unmasked).sum();
+        let pushed_out = |node: &Machine| node.counters().get(Counter::PushedOut) as u32;
+        self.report.pushed_out = self.w.nodes.iter().map(pushed_out).sum();
         self.report
     }
 }
@@ -634,6 +639,7 @@ fn m27_swarm_of_connections() {
             (&mut sum.qp_waited, report.qp_waited),
             (&mut sum.lies, report.lies),
             (&mut sum.unmasked, report.unmasked),
+            (&mut sum.pushed_out, report.pushed_out),
         ] {
             *to += from;
         }
@@ -643,6 +649,7 @@ fn m27_swarm_of_connections() {
     let all = [sum.connects, sum.established, sum.rejected, sum.unreachable, sum.given_up, sum.disconnected];
     assert!(all.iter().all(|n| *n > 100), "{sum:?}");
     assert!(sum.by_data > 0 && sum.deaths > 10 && sum.sidr_answered > 100 && sum.qp_waited > 100, "{sum:?}");
+    assert!(sum.pushed_out > 10, "{sum:?}");
     assert!(sum.lies > 10_000 && sum.unmasked > 1000, "{sum:?}");
 }
 

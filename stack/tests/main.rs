@@ -1,9 +1,11 @@
 //! Tests of the stack through its public modules, as one binary. They share a process: none changes its environment, counts
 //! its threads or descriptors, or ends it. Those that do are binaries of their own, listed in `Cargo.toml` with the reason.
 
+mod cm_burst;
 mod cm_bytes;
 mod cm_cases;
 mod cm_golden;
+mod cm_shares;
 mod cm_stacks;
 mod cm_swarm;
 mod conformance;

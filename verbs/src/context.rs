@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use stack::device::{
     CounterSnapshot, DEFAULT_PKEY, Device, DeviceAttr, DeviceConfig, Gid, GidEntry, PortAttr, port, stats,
@@ -10,8 +10,8 @@ use stack::device::{
 
 use crate::error::VerbsError;
 
-/// State that a layer above the verbs objects attaches to a context; the users of that layer keep it alive.
-type Above = Option<Weak<dyn Any + Send + Sync>>;
+/// State that a layer above the verbs objects attaches to a context, for as long as the context is open.
+type Above = Option<Arc<dyn Any + Send + Sync>>;
 
 /// An open device (`struct ibv_context`).
 ///
@@ -231,7 +231,11 @@ impl Context {
     /// context comes back with the error.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (VerbsError, Self)> {
-        Device::close(self.device).map_err(|(e, device)| (e.into(), Self { device, cm: self.cm }))
+        let Self { device, cm } = self;
+        // Connection management that nobody uses ends first.
+        let used = |above: &Arc<_>| Arc::strong_count(above) > 1;
+        let above = cm.into_inner().unwrap_or_else(PoisonError::into_inner).filter(used);
+        Device::close(device).map_err(|(e, device)| (e.into(), Self { device, cm: Mutex::new(above) }))
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {

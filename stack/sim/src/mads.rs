@@ -29,6 +29,22 @@ impl MadFaults {
         Self { path: Plan { delay: Duration::from_micros(10), ..Plan::CLEAN }, lie_ppm: 0 };
 }
 
+/// What the queue pair 1 of a node takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Receives {
+    /// Its receives.
+    pub depth: usize,
+    /// How long the node takes for a MAD, whose receive is free afterwards.
+    pub each: Duration,
+}
+
+/// MADs in receives of a node, and when it takes the next one.
+#[derive(Clone, Default)]
+struct Inbox {
+    mads: VecDeque<(Path, Vec<u8>)>,
+    next: Instant,
+}
+
 /// A MAD that a machine sent.
 #[derive(Clone, Debug)]
 pub struct SentMad {
@@ -74,6 +90,11 @@ pub struct MadWorld {
     pub forger: Forger,
     /// It forges from the address of the node that it imitates. No node can withstand that: for the test of a checker.
     pub lies_as_peer: bool,
+    /// What a node's queue pair 1 takes. `None`: everything, at once.
+    pub receives: Option<Receives>,
+    /// MADs that a node lost because no receive was free.
+    pub no_receive: u64,
+    inboxes: Vec<Inbox>,
     link: Link,
     wire: BTreeMap<(Instant, u64), (usize, Path, Vec<u8>)>,
     sent: u64,
@@ -94,6 +115,9 @@ impl MadWorld {
             events: vec![VecDeque::new(); nodes],
             forger: Forger::new(seed),
             lies_as_peer: false,
+            receives: None,
+            no_receive: 0,
+            inboxes: vec![Inbox::default(); nodes],
             link: Link::new(rng.fork(0)),
             wire: BTreeMap::new(),
             sent: 0,
@@ -122,6 +146,7 @@ impl MadWorld {
         self.nodes[node] = Machine::new(config);
         self.nodes[node].set_gids(&[Self::gid(node)]);
         self.events[node].clear();
+        self.inboxes[node].mads.clear();
     }
 
     /// Puts a MAD on the link that no machine sent.
@@ -201,7 +226,8 @@ impl MadWorld {
     pub fn next(&self) -> Option<Instant> {
         let timers = self.nodes.iter().zip(&self.dead).filter(|(_, dead)| !**dead);
         let timers = timers.filter_map(|(n, _)| n.next_timer());
-        self.wire.keys().next().map(|(at, _)| *at).into_iter().chain(timers).min()
+        let taken = self.inboxes.iter().filter(|inbox| !inbox.mads.is_empty()).map(|inbox| inbox.next);
+        self.wire.keys().next().map(|(at, _)| *at).into_iter().chain(timers).chain(taken).min()
     }
 
     /// Goes to the time of the next event, if that is not after `end`, and processes it.
@@ -212,9 +238,10 @@ impl MadWorld {
         while let Some(entry) = self.wire.first_entry().filter(|e| e.key().0 <= self.now) {
             let (to, path, bytes) = entry.remove();
             if !self.dead[to] {
-                self.nodes[to].handle_mad(self.now, &path, &bytes);
+                self.arrive(to, path, bytes);
             }
         }
+        self.take();
         for (node, dead) in self.nodes.iter_mut().zip(&self.dead) {
             if !dead {
                 node.poll_timers(self.now);
@@ -222,6 +249,34 @@ impl MadWorld {
         }
         self.pump();
         true
+    }
+
+    fn arrive(&mut self, to: usize, path: Path, bytes: Vec<u8>) {
+        let Some(Receives { depth, each }) = self.receives else {
+            return self.nodes[to].handle_mad(self.now, &path, &bytes);
+        };
+        let Inbox { mads, next } = &mut self.inboxes[to];
+        if mads.len() >= depth {
+            self.no_receive += 1;
+            return;
+        }
+        if mads.is_empty() {
+            *next = self.now.after(each);
+        }
+        mads.push_back((path, bytes));
+    }
+
+    /// Nodes take what is in their receives.
+    fn take(&mut self) {
+        let Some(Receives { each, .. }) = self.receives else { return };
+        for (node, Inbox { mads, next }) in self.inboxes.iter_mut().enumerate() {
+            if *next <= self.now
+                && let Some((path, bytes)) = mads.pop_front()
+            {
+                *next = self.now.after(each);
+                self.nodes[node].handle_mad(self.now, &path, &bytes);
+            }
+        }
     }
 
     /// Processes all events within `time` from now.

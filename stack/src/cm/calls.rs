@@ -96,9 +96,7 @@ impl Machine {
         }
         let private_data = with_header(connect.service_id, connect.ip.as_ref(), &connect.private_data)?;
         self.check_qpn(connect.qpn)?;
-        if self.conns.len() >= self.config.limits.connections {
-            return Err(Error::Limit("connections"));
-        }
+        self.make_room(now, connect.path.sgid).map_err(|_| Error::Limit("connections"))?;
 
         let local_id = self.random.id(|id| self.local_ids.contains_key(&id));
         let tid = self.random.next();
@@ -178,6 +176,9 @@ impl Machine {
             deadline: Instant::FAR,
             timer: Instant::FAR,
             mad: None,
+            queued: false,
+            sent: false,
+            hurries: false,
             ending: Disconnect::Agreed,
             doubted: false,
         });
@@ -242,7 +243,7 @@ impl Machine {
     #[doc(alias = "rdma_accept")]
     pub fn accept(&mut self, now: Instant, id: ConnId, accept: &Accept) -> Result<QpParams, Error> {
         let params = self.plan_accept(id, accept)?;
-        self.enter(id, State::RepSent);
+        self.enter(now, id, State::RepSent);
         self.local_qpns.insert(accept.qpn, id);
         let conn = &self.conns[&id];
         let interval = accept.response_timeout.map_or(conn.interval, code::time);
@@ -296,7 +297,7 @@ impl Machine {
             _ => Counter::RejectedByUs,
         });
         if message == REJ_REQ {
-            self.remove(id)
+            self.remove(now, id)
         } else {
             self.time_wait(now, id)
         }
@@ -309,19 +310,15 @@ impl Machine {
     /// # Errors
     /// [`Error::PrivateData`], [`Error::State`], [`Error::NoConnection`].
     #[doc(alias = "rdma_establish")]
-    pub fn confirm(&mut self, _now: Instant, id: ConnId, private_data: &[u8]) -> Result<(), Error> {
+    pub fn confirm(&mut self, now: Instant, id: ConnId, private_data: &[u8]) -> Result<(), Error> {
         let conn = self.conn(id)?;
         fits(private_data, 224)?;
         if conn.state != State::RepRcvd {
             return Err(Error::State { operation: "confirm", state: conn.state.name() });
         }
-        let rtu = conn.rtu(private_data).encode();
-        let path = conn.mad_path;
-        self.establish(id);
-        self.send(path, rtu);
-        if let Some(conn) = self.conns.get_mut(&id) {
-            conn.mad = Some(Box::new(rtu));
-        }
+        let rtu = conn.rtu(private_data);
+        self.establish(now, id);
+        self.keep_and_send(id, &rtu);
         Ok(())
     }
 
@@ -331,10 +328,10 @@ impl Machine {
     /// # Errors
     /// [`Error::State`] before accept and after the end, [`Error::NoConnection`].
     #[doc(alias = "rdma_notify")]
-    pub fn established(&mut self, _now: Instant, id: ConnId) -> Result<(), Error> {
+    pub fn established(&mut self, now: Instant, id: ConnId) -> Result<(), Error> {
         match self.conn(id)?.state {
             State::RepSent => {
-                self.accepted(id, Vec::new());
+                self.accepted(now, id, Vec::new());
                 Ok(())
             }
             State::Established => Ok(()),
@@ -377,11 +374,11 @@ impl Machine {
         match state {
             State::ReqSent => {
                 rej(REJ_OTHER, Reason::TIMEOUT, &guid);
-                self.remove(id);
+                self.remove(now, id);
             }
             State::ReqRcvd => {
                 rej(REJ_REQ, Reason::CONSUMER_DEFINED, &[]);
-                self.remove(id);
+                self.remove(now, id);
             }
             State::RepRcvd => {
                 rej(REJ_REP, Reason::CONSUMER_DEFINED, &[]);
@@ -398,8 +395,8 @@ impl Machine {
     }
 
     /// The peer knows that we accepted.
-    pub(super) fn accepted(&mut self, id: ConnId, private_data: Vec<u8>) {
-        self.establish(id);
+    pub(super) fn accepted(&mut self, now: Instant, id: ConnId, private_data: Vec<u8>) {
+        self.establish(now, id);
         if let Some(conn) = self.conns.get_mut(&id) {
             conn.mad = None;
         }

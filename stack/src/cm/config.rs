@@ -42,9 +42,11 @@ impl Default for Config {
 /// Bounds of a machine: on entries that strangers could fill, and on times that they could stretch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Connections in any state, those in TIMEWAIT too. More: connect fails, a REQ is rejected (reason 3).
+    /// Connections in any state, those in TIMEWAIT too. One above that ends the oldest TIMEWAIT of the host with most of them;
+    /// where no other host has more, connect fails, and a REQ is rejected (reason 3).
     pub connections: usize,
-    /// Connections that a REQ began and that are not established: a REQ above that is rejected (reason 3).
+    /// Connections that a REQ began and that are not established. A REQ above that ends the oldest one of the host with most of
+    /// them; where no other host has more than its own, it is rejected (reason 3).
     pub half_open: usize,
     /// Established connections whose peer is being asked whether it still has them ([`Event::CheckPeer`](super::Event::CheckPeer)),
     /// of one peer's address: a message that says that it has not ends none above that.
@@ -53,13 +55,20 @@ pub struct Limits {
     pub checks: usize,
     /// Listeners.
     pub listeners: usize,
-    /// SIDR exchanges, in either direction.
+    /// SIDR exchanges, in either direction. One above that ends the oldest answered one; where there is none, the oldest request
+    /// of the host with most of them that wait for the program.
     pub sidr: usize,
     /// Events that wait for [`poll_event`](super::Machine::poll_event); a REQ above that is rejected (reason 3),
     /// a SIDR_REQ dropped.
     pub events: usize,
-    /// MADs that wait for [`poll_send`](super::Machine::poll_send); one above that is dropped, as if lost.
+    /// MADs that wait for [`poll_send`](super::Machine::poll_send) and are sent once: so many of connections, and as many answers to
+    /// strangers. One above that is dropped, as if lost, at the cost of the host for which most wait. Others have room with
+    /// their connection.
     pub sends: usize,
+    /// Requests that may wait for the answers of one host's connection management. Others are sent as these are answered.
+    pub under_way: usize,
+    /// After this time a request counts among `under_way` no more: its answer may be up to a program.
+    pub under_way_time: Duration,
     /// How long a connection that a REQ began may take to be established, and its DREQ to be answered, whatever times the
     /// REQ and MRAs name.
     pub half_open_time: Duration,
@@ -78,6 +87,8 @@ impl Default for Limits {
             sidr: 4096,
             events: 1 << 14,
             sends: 1024,
+            under_way: 128,
+            under_way_time: Duration::from_millis(200),
             half_open_time: Duration::from_secs(120),
             peer_time: Duration::from_secs(70),
         }

@@ -94,8 +94,14 @@ pub(super) struct Conn {
     pub deadline: Instant,
     /// When its timer fires; `FAR`: never.
     pub timer: Instant,
-    /// The MAD that the timer repeats; in `Established` on the active side, the RTU.
+    /// The MAD that is kept: the timer repeats it, or a duplicate of what it answers does (the RTU, the DREP).
     pub mad: Option<Box<[u8; MAD_LEN]>>,
+    /// It waits to be sent.
+    pub queued: bool,
+    /// It was sent once.
+    pub sent: bool,
+    /// Our process ends: the interval begins short, and grows.
+    pub hurries: bool,
     /// How `DreqSent` ends when the peer agrees.
     pub ending: Disconnect,
     /// Somebody says that the peer does not have it any more, and the peer is being asked; in `Established`.

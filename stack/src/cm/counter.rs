@@ -24,7 +24,7 @@ counters! {
     Received = "mad_received";
     /// MADs returned to be sent.
     Sent = "mad_sent";
-    /// MADs sent or queued that repeat an earlier one.
+    /// MADs sent that repeat an earlier one.
     Retransmitted = "mad_retransmitted";
     /// Connections established.
     Established = "established";
@@ -103,8 +103,12 @@ counters! {
     DreqMirrored = "dreq_mirrored";
     /// Ignored SIDR_REQs: a limit of the machine is reached.
     SidrNoResources = "ignored_sidr_no_resources";
-    /// MADs not sent: the queue to the port was full.
+    /// MADs not sent: the queue to the port was full, most of all with those to this host.
     SendQueueFull = "send_queue_full";
+    /// Connections and SIDR exchanges that a peer began, given up for those of hosts with fewer of them.
+    PushedOut = "pushed_out";
+    /// Connections whose queue pair rested for a shorter time than it should: the table of connections was full.
+    RestCut = "rest_cut_short";
 }
 
 /// A count for each name.

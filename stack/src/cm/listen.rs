@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use super::error::Error;
-use super::event::{Listen, ListenId};
+use super::event::{ConnId, Listen, ListenId};
 use super::machine::Machine;
 use super::service::ServiceId;
+use super::share::{Full, Shares};
 use crate::id::Gid;
 
 struct Listener {
     listen: Listen,
-    /// Requests that wait for a decision.
-    waiting: u32,
+    /// Requests that wait for a decision, by peer.
+    waiting: Shares<ConnId>,
 }
 
 /// All listeners of a device.
@@ -27,17 +28,21 @@ impl Listeners {
         let key = |address| self.by_service.get(&(service_id, address)).copied();
         key(Some(address)).or_else(|| key(None))
     }
-    /// Adds a waiting request, if there is room; whether there was.
-    pub fn wait(&mut self, id: ListenId) -> bool {
-        let Some(listener) = self.by_id.get_mut(&id) else { return false };
-        let room = listener.waiting < listener.listen.backlog.max(1);
-        listener.waiting += u32::from(room);
-        room
+    /// Whether one more request of a host may wait, and which one has to go for it.
+    pub fn room(&self, id: ListenId, host: Gid) -> Result<Option<ConnId>, Full> {
+        let listener = self.by_id.get(&id).ok_or(Full)?;
+        listener.waiting.room(listener.listen.backlog.max(1) as usize, host)
+    }
+    /// A request waits.
+    pub fn wait(&mut self, id: ListenId, host: Gid, request: ConnId) {
+        if let Some(listener) = self.by_id.get_mut(&id) {
+            listener.waiting.insert(host, request);
+        }
     }
     /// A request was decided.
-    pub fn decided(&mut self, id: ListenId) {
+    pub fn decided(&mut self, id: ListenId, host: Gid, request: ConnId) {
         if let Some(listener) = self.by_id.get_mut(&id) {
-            listener.waiting -= 1;
+            listener.waiting.remove(host, request);
         }
     }
 }
@@ -61,7 +66,7 @@ impl Machine {
         }
         let id = ListenId(self.new_id());
         self.listeners.by_service.insert(key, id);
-        self.listeners.by_id.insert(id, Listener { listen: *listen, waiting: 0 });
+        self.listeners.by_id.insert(id, Listener { listen: *listen, waiting: Shares::default() });
         Ok(id)
     }
 

@@ -9,14 +9,17 @@ use super::conn::{Conn, State};
 use super::counter::{Counter, Counters};
 use super::doubt::Doubts;
 use super::error::Error;
-use super::event::{ConnId, Disconnect, Event, Path, Send, SidrId};
+use super::event::{ConnId, Disconnect, Event, Path, SidrId};
+use super::leave;
 use super::listen::Listeners;
 use super::mad::Mad;
+use super::message;
 use super::message::{Dreq, padded};
 use super::random::Random;
 use super::reason::Reason;
+use super::send::Sends;
+use super::share::{Full, Shares};
 use super::sidr::Sidrs;
-use super::{MAD_LEN, message};
 use crate::id::{Gid, Mtu, Qpn};
 use crate::time::Instant;
 
@@ -66,14 +69,18 @@ pub struct Machine {
     pub(super) remote_qpns: BTreeMap<(Peer, Qpn), ConnId>,
     /// By our queue pair.
     pub(super) local_qpns: BTreeMap<Qpn, ConnId>,
-    /// Connections in a state with [`State::half_open`].
-    pub(super) half_open: usize,
+    /// Connections in a state with [`State::half_open`], by peer.
+    pub(super) half_open: Shares<ConnId>,
+    /// Connections whose DREQ is not answered.
+    pub(super) dreqs: usize,
+    /// Connections in TIMEWAIT, by peer.
+    pub(super) resting: Shares<ConnId>,
     pub(super) doubts: Doubts,
     pub(super) sidrs: Sidrs,
     pub(super) timers: BTreeSet<(Instant, Timed)>,
     /// Waits and timers that began since [`Machine::left_by`].
     begun: Vec<Begun>,
-    sends: VecDeque<Send>,
+    pub(super) sends: Sends,
     events: VecDeque<Event>,
 }
 
@@ -93,12 +100,14 @@ impl Machine {
             remote_ids: BTreeMap::new(),
             remote_qpns: BTreeMap::new(),
             local_qpns: BTreeMap::new(),
-            half_open: 0,
+            half_open: Shares::default(),
+            dreqs: 0,
+            resting: Shares::default(),
             doubts: Doubts::default(),
             sidrs: Sidrs::default(),
             timers: BTreeSet::new(),
             begun: Vec::new(),
-            sends: VecDeque::new(),
+            sends: Sends::default(),
             events: VecDeque::new(),
         }
     }
@@ -130,12 +139,7 @@ impl Machine {
 
     /// Connections that a REQ began and that are not established.
     pub const fn half_open(&self) -> usize {
-        self.half_open
-    }
-
-    /// Whether a DREQ was sent that the peer has not answered.
-    pub fn awaits_drep(&self) -> bool {
-        self.conns.values().any(|conn| conn.state == State::DreqSent)
+        self.half_open.len()
     }
 
     /// SIDR exchanges, including those whose answer is kept for a repeated request.
@@ -150,7 +154,8 @@ impl Machine {
 
     /// When to call [`Machine::poll_timers`] next.
     pub fn next_timer(&self) -> Option<Instant> {
-        self.timers.first().map(|(at, _)| *at)
+        let timer = self.timers.first().map(|(at, _)| *at);
+        timer.into_iter().chain(self.sends.pace.next()).min()
     }
 
     /// Does the work that is due at `now`, a bounded part of it: [`Machine::next_timer`] shows whether more is.
@@ -161,16 +166,12 @@ impl Machine {
                     Timed::Conn(id) => self.conn_timer(now, id),
                     Timed::Sidr(id) => self.sidr_timer(now, id),
                 },
-                _ => return,
+                _ => break,
             }
         }
-    }
-
-    /// The next MAD to send. If it cannot be sent it may be dropped: timers send it again.
-    pub fn poll_send(&mut self) -> Option<Send> {
-        let send = self.sends.pop_front()?;
-        self.counters.count(Counter::Sent);
-        Some(send)
+        while let Some(host) = self.sends.pace.poll_taken(now) {
+            self.admit(now, host);
+        }
     }
 
     /// For callers that can be preempted: the calls since the last `left_by` were given `now`, but their events were handled and
@@ -229,55 +230,6 @@ impl Machine {
         }
     }
 
-    /// Queues a MAD.
-    pub(super) fn send(&mut self, path: Path, mad: [u8; MAD_LEN]) {
-        self.enqueue(path, mad, self.config.limits.sends);
-    }
-
-    /// Queues a MAD that was sent before.
-    pub(super) fn send_again(&mut self, path: Path, mad: [u8; MAD_LEN]) {
-        if self.enqueue(path, mad, self.config.limits.sends) {
-            self.counters.count(Counter::Retransmitted);
-        }
-    }
-
-    /// Queues an answer to a stranger. Such answers take at most half of the queue, so that connections have the rest.
-    pub(super) fn answer(&mut self, path: Path, mad: &Mad) {
-        self.enqueue(path, mad.encode(), self.config.limits.sends / 2);
-    }
-
-    /// Returns whether there was room.
-    fn enqueue(&mut self, path: Path, mad: [u8; MAD_LEN], limit: usize) -> bool {
-        let room = self.sends.len() < limit;
-        if room {
-            self.sends.push_back(Send { mad, path });
-        } else {
-            self.counters.count(Counter::SendQueueFull);
-        }
-        room
-    }
-
-    /// Queues a MAD of a connection, not to be repeated.
-    pub(super) fn send_once(&mut self, id: ConnId, mad: &Mad) {
-        let path = self.conns[&id].mad_path;
-        self.send(path, mad.encode());
-    }
-
-    /// Queues a request of a connection, and repeats it until there is an answer.
-    pub(super) fn send_request(&mut self, now: Instant, id: ConnId, mad: &Mad) {
-        let Some(conn) = self.conns.get_mut(&id) else { return };
-        let bytes = mad.encode();
-        conn.mad = Some(Box::new(bytes));
-        conn.left = conn.retries;
-        conn.mra = false;
-        let end = now.after(conn.max_wait);
-        conn.deadline = if conn.state.half_open() { end.min(conn.deadline) } else { end };
-        let (path, at) = (conn.mad_path, now.after(conn.interval));
-        self.send(path, bytes);
-        self.arm(id, at);
-        self.began(Begun::Wait(id));
-    }
-
     /// Remembers a wait or timer that begins, for `left_by`; a bounded number, as a caller need not call that.
     pub(super) fn began(&mut self, begun: Begun) {
         if self.begun.len() < self.config.limits.sends {
@@ -289,15 +241,6 @@ impl Machine {
     /// REQ or `Accept`, within the limit.
     pub(super) fn max_wait(&self, interval: Duration, retries: u8) -> Duration {
         (interval * (u32::from(retries) + 1)).min(self.config.limits.half_open_time)
-    }
-
-    /// Repeats the last MAD.
-    pub(super) fn resend(&mut self, id: ConnId) {
-        let conn = &self.conns[&id];
-        if let Some(mad) = conn.mad.as_deref() {
-            let (path, mad) = (conn.mad_path, *mad);
-            self.send_again(path, mad);
-        }
     }
 
     /// Sets a connection's timer.
@@ -319,46 +262,63 @@ impl Machine {
     /// A new connection.
     pub(super) fn insert(&mut self, conn: Conn) -> ConnId {
         let id = ConnId(self.new_id());
-        self.half_open += usize::from(conn.state.half_open());
         self.local_ids.insert(conn.local_id, id);
+        if conn.state.half_open() {
+            self.half_open.insert(conn.mad_path.dgid, id);
+        }
+        if let Some(listener) = conn.listener {
+            self.listeners.wait(listener, conn.mad_path.dgid, id);
+        }
         self.conns.insert(id, conn);
         id
     }
 
     /// Moves a connection on.
-    pub(super) fn enter(&mut self, id: ConnId, state: State) {
+    pub(super) fn enter(&mut self, now: Instant, id: ConnId, state: State) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let was = core::mem::replace(&mut conn.state, state);
+        let host = conn.mad_path.dgid;
         if core::mem::take(&mut conn.doubted) {
-            self.doubts.end(&conn.mad_path.dgid); // it was established, and is over
+            self.doubts.end(&host); // it was established, and is over
         }
         if let Some(listener) = conn.listener.take_if(|_| state != State::ReqRcvd) {
-            self.listeners.decided(listener);
+            self.listeners.decided(listener, host, id);
         }
-        self.half_open += usize::from(state.half_open());
-        self.half_open -= usize::from(was.half_open());
+        if was.half_open() && !state.half_open() {
+            self.half_open.remove(host, id);
+        }
+        if state == State::TimeWait {
+            self.resting.insert(host, id);
+        }
+        self.dreqs += usize::from(state == State::DreqSent);
+        self.dreqs -= usize::from(was == State::DreqSent);
+        self.answered(now, Timed::Conn(id));
     }
 
     /// Ends a connection whose queue pair need not rest.
-    pub(super) fn remove(&mut self, id: ConnId) {
+    pub(super) fn remove(&mut self, now: Instant, id: ConnId) {
         let Some(conn) = self.conns.remove(&id) else { return };
+        let host = conn.mad_path.dgid;
         self.timers.remove(&(conn.timer, Timed::Conn(id)));
-        self.half_open -= usize::from(conn.state.half_open());
+        self.half_open.remove(host, id);
+        self.resting.remove(host, id);
+        self.dreqs -= usize::from(conn.state == State::DreqSent);
         if conn.doubted {
-            self.doubts.end(&conn.mad_path.dgid);
+            self.doubts.end(&host);
         }
         if let Some(listener) = conn.listener {
-            self.listeners.decided(listener);
+            self.listeners.decided(listener, host, id);
         }
         self.local_ids.remove(&conn.local_id);
         remove_if(&mut self.remote_ids, &(conn.peer(), conn.remote_id), id);
         remove_if(&mut self.remote_qpns, &(conn.peer(), conn.params.dest_qpn), id);
         remove_if(&mut self.local_qpns, &conn.params.qpn, id);
+        self.answered(now, Timed::Conn(id));
     }
 
     /// Ends a connection whose packets may be under way: its ids and its queue pair rest until they have died out.
     pub(super) fn time_wait(&mut self, now: Instant, id: ConnId) {
-        self.enter(id, State::TimeWait);
+        self.enter(now, id, State::TimeWait);
         let Some(conn) = self.conns.get_mut(&id) else { return };
         conn.mad = None;
         let rest = code::time(conn.params.timeout).min(self.config.limits.peer_time);
@@ -373,9 +333,9 @@ impl Machine {
     }
 
     /// A connection is established.
-    pub(super) fn establish(&mut self, id: ConnId) {
+    pub(super) fn establish(&mut self, now: Instant, id: ConnId) {
         self.counters.count(Counter::Established);
-        self.enter(id, State::Established);
+        self.enter(now, id, State::Established);
         self.arm(id, Instant::FAR);
     }
 
@@ -388,13 +348,13 @@ impl Machine {
         let ours = matches!(message, REJ_REQ | REJ_REP);
         self.counters.count(if ours { Counter::Undecided } else { Counter::Unreachable });
         self.event(id, Event::Unreachable { id, timewait });
-        if timewait { self.time_wait(now, id) } else { self.remove(id) }
+        if timewait { self.time_wait(now, id) } else { self.remove(now, id) }
     }
 
     /// Sends a DREQ, and repeats it.
     pub(super) fn send_dreq(&mut self, now: Instant, id: ConnId, ending: Disconnect, private_data: &[u8]) {
         let tid = self.random.next();
-        self.enter(id, State::DreqSent);
+        self.enter(now, id, State::DreqSent);
         let Some(conn) = self.conns.get_mut(&id) else { return };
         conn.ending = ending;
         conn.tid = tid;
@@ -415,9 +375,10 @@ impl Machine {
         if repeats && conn.left > 0 && now < conn.deadline {
             conn.left -= 1;
             conn.mra = false;
-            let at = now.after(conn.interval);
-            self.resend(id);
-            return self.arm(id, at);
+            if conn.hurries {
+                conn.interval = (conn.interval * 2).min(leave::LONGEST);
+            }
+            return self.request(now, Timed::Conn(id));
         }
         match conn.state {
             State::ReqSent => self.unreachable(now, id, REJ_OTHER, false),
@@ -428,12 +389,39 @@ impl Machine {
                 let how = if conn.ending == Disconnect::Agreed { Disconnect::TimedOut } else { conn.ending };
                 self.disconnected(now, id, how, Vec::new());
             }
-            State::TimeWait => {
-                let qpn = conn.params.qpn;
-                self.remove(id);
-                self.push_event(Event::TimeWaitExit { id, qpn });
-            }
+            State::TimeWait => self.rested(now, id),
             State::Established => self.arm(id, Instant::FAR),
+        }
+    }
+
+    /// The rest of a connection is over.
+    fn rested(&mut self, now: Instant, id: ConnId) {
+        let qpn = self.conns[&id].params.qpn;
+        self.remove(now, id);
+        self.push_event(Event::TimeWaitExit { id, qpn });
+    }
+
+    /// Makes room for one more connection in any state.
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub(super) fn make_room(&mut self, now: Instant, host: Gid) -> Result<(), Full> {
+        if self.conns.len() < self.config.limits.connections {
+            return Ok(());
+        }
+        // What rests is over: the oldest of the host with most of it rests less.
+        let oldest = self.resting.room(0, host)?.ok_or(Full)?;
+        self.counters.count(Counter::RestCut);
+        self.rested(now, oldest);
+        Ok(())
+    }
+
+    /// Gives up a connection that another host's has to have room for: as if its time were over.
+    pub(super) fn push_out(&mut self, now: Instant, id: ConnId) {
+        self.counters.count(Counter::PushedOut);
+        match self.conns[&id].state {
+            State::ReqRcvd => self.unreachable(now, id, REJ_REQ, false),
+            _ => self.unreachable(now, id, REJ_OTHER, true),
         }
     }
 
@@ -455,7 +443,7 @@ impl Machine {
             private_data: [0; 148],
         };
         let path = self.reply_path(path);
-        self.answer(path, &Mad::new(tid, rej));
+        self.answer(path, Mad::new(tid, rej).encode());
     }
 }
 

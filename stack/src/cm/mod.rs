@@ -5,8 +5,8 @@
 //! [`QpParams`]. It is control plane and may allocate; [`Limits`] bound what strangers can make it hold. Called by the `rdma_cm`
 //! layer of `verbs`, by the simulator and by tests.
 //!
-//! The state of a connection is in `conn`, the program's calls are in `calls`, received MADs in `receive`, timers in `machine`;
-//! [`message`] has the bytes.
+//! The state of a connection is in `conn`, the program's calls are in `calls`, received MADs in `receive`, timers in `machine`,
+//! MADs on their way out in `send`; [`message`] has the bytes.
 //!
 //! ```
 //! use stack::cm::{Accept, Config, Connect, Event, Listen, Machine, Path, ServiceId};
@@ -45,15 +45,20 @@ mod counter;
 mod doubt;
 mod error;
 mod event;
+mod fair;
 mod field;
+mod leave;
 mod listen;
 mod machine;
 pub mod mad;
 pub mod message;
+mod pace;
 mod random;
 mod reason;
 mod receive;
+mod send;
 mod service;
+mod share;
 mod sidr;
 
 pub use config::{Config, Limits, Timing};
@@ -63,9 +68,11 @@ pub use event::{
     Accept, ConnId, Connect, Disconnect, Event, Listen, ListenId, Path, QpParams, Reject, Request, Response,
     Send, SidrId, SidrReply, SidrRequest, Transport,
 };
+pub use fair::Fair;
 pub use machine::Machine;
 pub use reason::{Reason, SidrStatus};
 pub use service::{IpHeader, IpHeaderError, PortSpace, ServiceId};
+pub use share::{Full, Shares};
 
 /// Bytes of a MAD (IBA 13.4.2).
 pub const MAD_LEN: usize = 256;

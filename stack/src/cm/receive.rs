@@ -5,7 +5,7 @@ use super::config::Timing;
 use super::conn::{Conn, Depths, State};
 use super::counter::Counter;
 use super::event::{ConnId, Disconnect, Event, Path, QpParams, Request, Response, Transport};
-use super::machine::{Machine, REJ_REP, from_peer, is_host};
+use super::machine::{Machine, REJ_REP, Timed, from_peer, is_host};
 use super::mad::Mad;
 use super::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu};
 use super::reason::Reason;
@@ -72,11 +72,11 @@ impl Machine {
             Message::Mra(mra) => self.handle_mra(now, path, tid, &mra),
             Message::Rej(rej) => self.handle_rej(now, path, tid, &rej),
             Message::Rep(rep) => self.handle_rep(now, path, tid, &rep),
-            Message::Rtu(rtu) => self.handle_rtu(path, &rtu),
+            Message::Rtu(rtu) => self.handle_rtu(now, path, &rtu),
             Message::Dreq(dreq) => self.handle_dreq(now, path, tid, &dreq),
             Message::Drep(drep) => self.handle_drep(now, path, &drep),
             Message::SidrReq(req) => self.handle_sidr_req(now, path, tid, &req),
-            Message::SidrRep(rep) => self.handle_sidr_rep(path, tid, &rep),
+            Message::SidrRep(rep) => self.handle_sidr_rep(now, path, tid, &rep),
         }
     }
 
@@ -146,7 +146,8 @@ impl Machine {
         };
         let limits = &self.config.limits;
         let no_room = || Refusal::new(Counter::NoResources, Reason::NO_RESOURCES);
-        if self.half_open >= limits.half_open || self.events_full() {
+        let pushed_out = self.half_open.room(limits.half_open, path.dgid).map_err(|_| no_room())?;
+        if self.events_full() {
             return Err(no_room());
         }
         // The id or queue pair belongs to another connection of this peer: the peer no longer has that connection, or did not let
@@ -158,11 +159,12 @@ impl Machine {
             let refusal = Refusal::new(Counter::Stale, Reason::STALE_CONNECTION);
             return Err(Refusal { forgotten: Some(old), ..refusal });
         }
-        if self.conns.len() >= limits.connections {
-            return Err(no_room());
-        }
-        if !self.listeners.wait(listener) {
-            return Err(Refusal::new(Counter::BacklogFull, Reason::NO_RESOURCES));
+        let backlog = self.listeners.room(listener, path.dgid);
+        let backlog = backlog.map_err(|_| Refusal::new(Counter::BacklogFull, Reason::NO_RESOURCES))?;
+        self.make_room(now, path.dgid).map_err(|_| no_room())?;
+        // One that leaves the backlog leaves the half-open ones too.
+        if let Some(id) = backlog.or(pushed_out) {
+            self.push_out(now, id);
         }
 
         let local_id = self.random.id(|id| self.local_ids.contains_key(&id));
@@ -220,6 +222,9 @@ impl Machine {
             deadline,
             timer: Instant::FAR,
             mad: None,
+            queued: false,
+            sent: false,
+            hurries: false,
             ending: Disconnect::Agreed,
             doubted: false,
         });
@@ -295,7 +300,7 @@ impl Machine {
     ) {
         let (info, private_data) = (info.to_vec(), private_data.to_vec());
         self.event(id, Event::Rejected { id, reason, info, private_data, timewait });
-        if timewait { self.time_wait(now, id) } else { self.remove(id) }
+        if timewait { self.time_wait(now, id) } else { self.remove(now, id) }
     }
 
     fn handle_mra(&mut self, now: Instant, path: &Path, tid: u64, mra: &Mra) -> Result<(), Counter> {
@@ -320,6 +325,7 @@ impl Machine {
         conn.mra = true;
         let wait = code::time(mra.service_timeout).min(limit) + code::time(conn.packet_lifetime);
         let at = now.after(wait).max(conn.timer);
+        self.answered(now, Timed::Conn(id));
         self.arm(id, at);
         Ok(())
     }
@@ -409,7 +415,7 @@ impl Machine {
         let params = conn.params;
         conn.mra = false;
         self.remote_qpns.insert(far_end, id);
-        self.enter(id, State::RepRcvd);
+        self.enter(now, id, State::RepRcvd);
         self.arm(id, now.after(self.config.limits.half_open_time));
         let response = Response {
             params,
@@ -432,17 +438,17 @@ impl Machine {
         match conn.state {
             State::RepRcvd => self.send_mra(id, MRA_REP),
             // The RTU was lost: sends it again. The passive side has none.
-            State::Established => self.resend(id),
+            State::Established => self.send_kept(Timed::Conn(id)),
             _ => return Err(Counter::WrongState),
         }
         Err(Counter::DuplicateRep)
     }
 
-    fn handle_rtu(&mut self, path: &Path, rtu: &Rtu) -> Result<(), Counter> {
+    fn handle_rtu(&mut self, now: Instant, path: &Path, rtu: &Rtu) -> Result<(), Counter> {
         let id = self.find_both(path, rtu.remote_comm_id, rtu.local_comm_id)?;
         match self.conns[&id].state {
             State::RepSent => {
-                self.accepted(id, rtu.private_data.to_vec());
+                self.accepted(now, id, rtu.private_data.to_vec());
                 Ok(())
             }
             State::Established => Err(Counter::DuplicateRtu),
@@ -459,7 +465,7 @@ impl Machine {
         let answer = Mad::new(tid, answer);
         let Ok(id) = self.find_both(path, dreq.remote_comm_id, dreq.local_comm_id) else {
             // The sender must be able to end its connection, whether or not we have ours; the answer does not reveal which.
-            self.answer(self.reply_path(path), &answer);
+            self.answer(self.reply_path(path), answer.encode());
             return Err(Counter::DreqMirrored);
         };
         let conn = &self.conns[&id];
@@ -469,17 +475,17 @@ impl Machine {
         match conn.state {
             State::RepSent => {
                 // Only an established side disconnects: the RTU was lost.
-                self.accepted(id, Vec::new());
+                self.accepted(now, id, Vec::new());
             }
             State::Established | State::DreqSent => {}
             State::TimeWait => {
-                self.send_once(id, &answer);
+                self.keep_and_send(id, &answer);
                 return Err(Counter::DuplicateDreq);
             }
             State::ReqSent | State::RepRcvd | State::ReqRcvd => return Err(Counter::WrongState),
         }
-        self.send_once(id, &answer);
         self.disconnected(now, id, Disconnect::ByPeer, dreq.private_data.to_vec());
+        self.keep_and_send(id, &answer);
         Ok(())
     }
 

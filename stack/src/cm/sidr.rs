@@ -8,13 +8,14 @@ use super::calls::{PKEY, check_path, check_timing, fits, fits_info, with_header}
 use super::code;
 use super::counter::Counter;
 use super::error::Error;
-use super::event::{Event, Path, SidrId, SidrReply, SidrRequest};
+use super::event::{Event, Path, Send, SidrId, SidrReply, SidrRequest};
 use super::machine::{Begun, Machine, Timed, from_peer};
 use super::mad::Mad;
 use super::message::{SidrRep, SidrReq, padded};
 use super::reason::SidrStatus;
 use super::receive::split_header;
 use super::service::ServiceId;
+use super::share::{Full, Shares};
 use crate::id::{Gid, Qpn};
 use crate::time::Instant;
 
@@ -23,7 +24,7 @@ const ANSWER_HOLD: Duration = Duration::from_secs(5);
 
 enum Side {
     /// Our request.
-    Asked { request: Box<[u8; MAD_LEN]>, left: u8, interval: Duration },
+    Asked { request: Box<[u8; MAD_LEN]>, left: u8, interval: Duration, deadline: Instant },
     /// A peer's request; the program decides.
     Pending { service_id: ServiceId },
     /// A peer's request, answered.
@@ -36,6 +37,16 @@ struct Sidr {
     tid: u64,
     request_id: u32,
     timer: Instant,
+    /// Its request or answer waits to be sent.
+    queued: bool,
+    /// It was sent once.
+    sent: bool,
+}
+
+impl Sidr {
+    fn new(side: Side, path: Path, tid: u64, request_id: u32) -> Self {
+        Self { side, path, tid, request_id, timer: Instant::FAR, queued: false, sent: false }
+    }
 }
 
 /// All exchanges of a device.
@@ -46,6 +57,8 @@ pub(super) struct Sidrs {
     asked: BTreeMap<u32, SidrId>,
     /// Those of peers, by their address and request id.
     received: BTreeMap<(Gid, u32), SidrId>,
+    /// Those of peers that wait for the program, by peer.
+    pending: Shares<SidrId>,
     /// Answered ones, by the end of their time.
     answered: BTreeSet<(Instant, SidrId)>,
 }
@@ -53,6 +66,33 @@ pub(super) struct Sidrs {
 impl Sidrs {
     pub fn len(&self) -> usize {
         self.by_id.len()
+    }
+    /// Whether what it keeps waits to be sent.
+    pub fn queued(&mut self, id: SidrId) -> Option<&mut bool> {
+        self.by_id.get_mut(&id).map(|sidr| &mut sidr.queued)
+    }
+    /// What waited to be sent, and whether it was sent before.
+    pub fn take_queued(&mut self, id: SidrId) -> Option<(Send, bool)> {
+        let sidr = self.by_id.get_mut(&id)?;
+        sidr.queued = false;
+        match &sidr.side {
+            Side::Asked { request: mad, .. } | Side::Answered { reply: mad, .. } => {
+                let again = core::mem::replace(&mut sidr.sent, true);
+                Some((Send { mad: **mad, path: sidr.path }, again))
+            }
+            Side::Pending { .. } => None,
+        }
+    }
+    /// The host at the other end.
+    pub fn host(&self, id: SidrId) -> Option<Gid> {
+        self.by_id.get(&id).map(|sidr| sidr.path.dgid)
+    }
+    /// Between two requests of ours.
+    pub fn interval(&self, id: SidrId) -> Option<Duration> {
+        match self.by_id.get(&id)?.side {
+            Side::Asked { interval, .. } => Some(interval),
+            _ => None,
+        }
     }
 }
 
@@ -66,20 +106,19 @@ impl Machine {
         check_path(&request.path)?;
         check_timing(&request.timing)?;
         let private_data = with_header(request.service_id, request.ip.as_ref(), &request.private_data)?;
-        if !self.sidr_room() {
-            return Err(Error::Limit("SIDR exchanges"));
-        }
+        self.sidr_room(now, request.path.sgid).map_err(|_| Error::Limit("SIDR exchanges"))?;
         let request_id = self.random.id(|id| self.sidrs.asked.contains_key(&id));
         let tid = self.random.next();
         let mad =
             Mad::new(tid, SidrReq { request_id, pkey: PKEY, service_id: request.service_id, private_data })
                 .encode();
         let interval = code::time(request.timing.remote_response);
-        let side = Side::Asked { request: Box::new(mad), left: request.timing.max_cm_retries, interval };
-        let id = self.sidr_insert(Sidr { side, path: request.path, tid, request_id, timer: Instant::FAR });
+        let left = request.timing.max_cm_retries;
+        let deadline = now.after(interval * (u32::from(left) + 1));
+        let side = Side::Asked { request: Box::new(mad), left, interval, deadline };
+        let id = self.sidr_insert(Sidr::new(side, request.path, tid, request_id));
         self.sidrs.asked.insert(request_id, id);
-        self.sidr_arm(id, now.after(interval));
-        self.send(request.path, mad);
+        self.request(now, Timed::Sidr(id));
         Ok(id)
     }
 
@@ -106,11 +145,11 @@ impl Machine {
         };
         let mad = Mad::new(sidr.tid, mad).encode();
         sidr.side = Side::Answered { service_id, reply: Box::new(mad) };
-        let path = sidr.path;
+        self.sidrs.pending.remove(sidr.path.dgid, id);
         let end = now.after(ANSWER_HOLD);
         self.sidr_arm(id, end);
         self.sidrs.answered.insert((end, id));
-        self.send(path, mad);
+        self.send_kept(Timed::Sidr(id));
         Ok(())
     }
 
@@ -118,7 +157,7 @@ impl Machine {
     ///
     /// # Errors
     /// [`Error::NoSidr`].
-    pub fn sidr_destroy(&mut self, id: SidrId) -> Result<(), Error> {
+    pub fn sidr_destroy(&mut self, now: Instant, id: SidrId) -> Result<(), Error> {
         let sidr = self.sidrs.by_id.get(&id).ok_or(Error::NoSidr(id))?;
         match sidr.side {
             Side::Asked { .. } => {}
@@ -128,7 +167,7 @@ impl Machine {
             }
             Side::Answered { .. } => return Err(Error::NoSidr(id)),
         }
-        self.sidr_remove(id);
+        self.sidr_remove(now, id);
         Ok(())
     }
 
@@ -146,9 +185,8 @@ impl Machine {
             match &sidr.side {
                 _ if sidr.tid != tid => {}
                 Side::Pending { service_id: s } if *s == service_id => return Err(Counter::DuplicateSidr),
-                Side::Answered { service_id: s, reply } if *s == service_id => {
-                    let reply = **reply;
-                    self.send_again(path, reply);
+                Side::Answered { service_id: s, .. } if *s == service_id => {
+                    self.send_kept(Timed::Sidr(id));
                     return Err(Counter::DuplicateSidr);
                 }
                 _ => {}
@@ -156,7 +194,7 @@ impl Machine {
             if matches!(sidr.side, Side::Pending { .. }) {
                 return Err(Counter::WrongTransaction);
             }
-            self.sidr_remove(id); // the peer uses the number again
+            self.sidr_remove(now, id); // the peer uses the number again
         }
         let (ip, private_data) = split_header(service_id, &req.private_data).inspect_err(|_| {
             self.sidr_refuse(path, tid, req.request_id, service_id, SidrStatus::REJECT);
@@ -166,19 +204,27 @@ impl Machine {
             self.sidr_refuse(path, tid, req.request_id, service_id, SidrStatus::UNSUPPORTED);
             return Err(Counter::NoListener);
         };
-        if self.events_full() || !self.sidr_room() {
+        if self.events_full() {
             return Err(Counter::SidrNoResources);
         }
+        self.sidr_room(now, path.dgid).map_err(|_| Counter::SidrNoResources)?;
         let private_data = private_data.to_vec();
         let side = Side::Pending { service_id };
-        let id = self.sidr_insert(Sidr { side, path, tid, request_id: req.request_id, timer: Instant::FAR });
+        let id = self.sidr_insert(Sidr::new(side, path, tid, req.request_id));
+        self.sidrs.pending.insert(path.dgid, id);
         self.sidrs.received.insert((path.dgid, req.request_id), id);
         self.sidr_arm(id, now.after(self.config.limits.half_open_time));
         self.push_event(Event::SidrRequest { listener, id, service_id, path, ip, private_data });
         Ok(())
     }
 
-    pub(super) fn handle_sidr_rep(&mut self, path: &Path, tid: u64, rep: &SidrRep) -> Result<(), Counter> {
+    pub(super) fn handle_sidr_rep(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        tid: u64,
+        rep: &SidrRep,
+    ) -> Result<(), Counter> {
         let info = rep.info.get(..usize::from(rep.info_length)).ok_or(Counter::BadField)?;
         let id = *self.sidrs.asked.get(&rep.request_id).ok_or(Counter::UnknownId)?;
         let sidr = &self.sidrs.by_id[&id];
@@ -195,7 +241,7 @@ impl Machine {
             info: info.to_vec(),
             private_data: rep.private_data.to_vec(),
         };
-        self.sidr_remove(id);
+        self.sidr_remove(now, id);
         self.push_event(reply);
         Ok(())
     }
@@ -203,24 +249,20 @@ impl Machine {
     pub(super) fn sidr_timer(&mut self, now: Instant, id: SidrId) {
         let Some(sidr) = self.sidrs.by_id.get_mut(&id) else { return };
         match &mut sidr.side {
-            Side::Asked { request, left, interval } if *left > 0 => {
+            Side::Asked { left, deadline, .. } if *left > 0 && now < *deadline => {
                 *left -= 1;
-                let (path, request, at) = (sidr.path, **request, now.after(*interval));
-                self.send_again(path, request);
-                self.sidr_arm(id, at);
+                self.request(now, Timed::Sidr(id));
             }
-            Side::Asked { .. } => {
-                self.sidr_remove(id);
-                self.counters.count(Counter::Unreachable);
-                self.push_event(Event::SidrUnreachable { id });
-            }
-            Side::Pending { .. } => {
-                self.sidr_remove(id);
-                self.counters.count(Counter::Undecided);
-                self.push_event(Event::SidrUnreachable { id });
-            }
-            Side::Answered { .. } => self.sidr_remove(id),
+            Side::Asked { .. } => self.sidr_unreachable(now, id, Counter::Unreachable),
+            Side::Pending { .. } => self.sidr_unreachable(now, id, Counter::Undecided),
+            Side::Answered { .. } => self.sidr_remove(now, id),
         }
+    }
+
+    fn sidr_unreachable(&mut self, now: Instant, id: SidrId, why: Counter) {
+        self.sidr_remove(now, id);
+        self.counters.count(why);
+        self.push_event(Event::SidrUnreachable { id });
     }
 
     /// Answers a request without the program's decision.
@@ -233,18 +275,21 @@ impl Machine {
         status: SidrStatus,
     ) {
         let rep = SidrRep { request_id, status, service_id, ..SidrRep::default() };
-        self.answer(path, &Mad::new(tid, rep));
+        self.answer(path, Mad::new(tid, rep).encode());
     }
 
-    /// Whether one more exchange has room; evicts the oldest answers.
-    fn sidr_room(&mut self) -> bool {
+    /// Makes room for one more exchange: the oldest answers go, then the oldest request of the greediest host.
+    fn sidr_room(&mut self, now: Instant, host: Gid) -> Result<(), Full> {
         while self.sidrs.len() >= self.config.limits.sidr {
             match self.sidrs.answered.first() {
-                Some(&(_, id)) => self.sidr_remove(id),
-                None => return false,
+                Some(&(_, id)) => self.sidr_remove(now, id),
+                None => {
+                    let id = self.sidrs.pending.room(0, host)?.ok_or(Full)?;
+                    self.sidr_unreachable(now, id, Counter::PushedOut);
+                }
             }
         }
-        true
+        Ok(())
     }
 
     fn sidr_insert(&mut self, sidr: Sidr) -> SidrId {
@@ -253,8 +298,9 @@ impl Machine {
         id
     }
 
-    fn sidr_arm(&mut self, id: SidrId, at: Instant) {
+    pub(super) fn sidr_arm(&mut self, id: SidrId, at: Instant) {
         let Some(sidr) = self.sidrs.by_id.get_mut(&id) else { return };
+        let at = if let Side::Asked { deadline, .. } = sidr.side { at.min(deadline) } else { at };
         self.timers.remove(&(sidr.timer, Timed::Sidr(id)));
         sidr.timer = at;
         self.timers.insert((at, Timed::Sidr(id)));
@@ -263,19 +309,23 @@ impl Machine {
 
     /// Our request was sent later than its timer assumed: extends the timer.
     pub(super) fn sidr_left_late(&mut self, id: SidrId, late_ns: u64) {
-        let asked = self.sidrs.by_id.get(&id).filter(|sidr| matches!(sidr.side, Side::Asked { .. }));
-        if let Some(at) = asked.map(|sidr| sidr.timer.after_nanos(late_ns)) {
+        let Some(sidr) = self.sidrs.by_id.get_mut(&id) else { return };
+        if let Side::Asked { deadline, .. } = &mut sidr.side {
+            *deadline = deadline.after_nanos(late_ns);
+            let at = sidr.timer.after_nanos(late_ns);
             self.sidr_arm(id, at);
         }
     }
 
-    fn sidr_remove(&mut self, id: SidrId) {
+    fn sidr_remove(&mut self, now: Instant, id: SidrId) {
         let Some(sidr) = self.sidrs.by_id.remove(&id) else { return };
         self.timers.remove(&(sidr.timer, Timed::Sidr(id)));
         match sidr.side {
             Side::Asked { .. } => self.sidrs.asked.remove(&sidr.request_id),
             _ => self.sidrs.received.remove(&(sidr.path.dgid, sidr.request_id)),
         };
+        self.sidrs.pending.remove(sidr.path.dgid, id);
         self.sidrs.answered.remove(&(sidr.timer, id));
+        self.answered(now, Timed::Sidr(id));
     }
 }

@@ -363,6 +363,11 @@ impl Device {
         }
     }
 
+    /// Whether the port has a link: what is sent can reach somebody.
+    pub fn link_up(&self) -> bool {
+        self.core().link_up()
+    }
+
     /// State and limits of the port.
     pub fn port_attr(&self) -> PortAttr {
         let (info, mtu) = (self.port().info(), self.core().note_mtu());

@@ -5,10 +5,10 @@
 
 use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, PoisonError, RwLock, TryLockError};
 
 use super::Device;
-use super::claim::{inside_turn, lock, not_inside_turn};
+use super::claim::{inside_turn, not_inside_turn};
 use super::error::DeviceError;
 use crate::id::{Gid, Mtu, Qpn};
 use crate::net::{Net, Resolution};
@@ -17,8 +17,8 @@ use crate::time::Instant;
 
 /// A service that runs between turns.
 pub trait Service: Send + Sync {
-    /// Does the work that is due, in bounded time. May make control calls; must not uninstall the service. Called by one thread at
-    /// a time.
+    /// Does the work that is due, in bounded time. May make control calls; must not uninstall the service. Several threads may
+    /// call it at once: one that cannot go on must not keep the others from what cannot wait.
     fn step(&self);
 
     /// Whether it still uses a queue pair number, perhaps of a destroyed queue pair: such a number is not given out. Called while
@@ -34,8 +34,8 @@ pub trait Service: Send + Sync {
 #[derive(Default)]
 pub(super) struct ServiceSlot {
     alarm: Arc<Alarm>,
-    /// Locked while it runs.
-    service: Mutex<Option<Arc<dyn Service>>>,
+    /// Locked for reading while it runs.
+    service: RwLock<Option<Arc<dyn Service>>>,
 }
 
 impl ServiceSlot {
@@ -48,7 +48,7 @@ impl ServiceSlot {
     /// Whether the service, if there is one, holds a queue pair number.
     fn holds(&self, qpn: Qpn) -> bool {
         // Called outside of the lock, under which it runs.
-        let service = lock(&self.service).clone();
+        let service = self.service.read().unwrap_or_else(PoisonError::into_inner).clone();
         service.is_some_and(|service| service.holds(qpn))
     }
 
@@ -60,10 +60,10 @@ impl ServiceSlot {
     /// Runs it, even if it panicked before: then it reports that to its users.
     #[cold]
     pub(super) fn run(&self) {
-        let service = match self.service.try_lock() {
+        let service = match self.service.try_read() {
             Ok(service) => service,
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            // It is running: nothing to do.
+            // It comes or goes.
             Err(TryLockError::WouldBlock) => return,
         };
         match &*service {
@@ -85,7 +85,7 @@ impl ServiceSlot {
     /// A shard died, on this thread.
     pub(super) fn device_died(&self) {
         // Whoever has the lock runs the service, perhaps on this thread, or installs one: either checks whether the device lives.
-        if let Ok(service) = self.service.try_lock()
+        if let Ok(service) = self.service.try_read()
             && let Some(service) = &*service
         {
             service.device_died();
@@ -120,7 +120,7 @@ impl Device {
     /// # Errors
     /// [`DeviceError::Exists`] while there is another one.
     pub fn install(&self, service: Arc<dyn Service>) -> Result<(), DeviceError> {
-        let mut place = lock(&self.core().service.service);
+        let mut place = self.core().service.service.write().unwrap_or_else(PoisonError::into_inner);
         if place.is_some() {
             return Err(DeviceError::Exists { what: "service" });
         }
@@ -132,7 +132,11 @@ impl Device {
     pub fn uninstall(&self) {
         let place = &self.core().service.service;
         // Inside a turn it may be this thread that runs it; then it stays, and finds nothing to do.
-        let service = if inside_turn() { place.try_lock().ok() } else { Some(lock(place)) };
+        let service = if inside_turn() {
+            place.try_write().ok()
+        } else {
+            Some(place.write().unwrap_or_else(PoisonError::into_inner))
+        };
         let service = service.and_then(|mut place| place.take());
         drop(service);
     }

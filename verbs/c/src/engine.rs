@@ -8,7 +8,9 @@
 //! which name the child's device (see [`Object::adopt`](crate::object::Object::adopt)); nothing of the parent is touched.
 //!
 //! A process may exit without closing anything. After its destructors have run, the library tells its peers that their connections
-//! end, and sends what was posted, as a kernel and a NIC would.
+//! end, and sends what was posted, as a kernel and a NIC would. Peers that do not answer are asked again meanwhile: the process
+//! takes so long to end, says so, and any signal ends it. A process that closes everything and lives on does not wait: its device
+//! closes when its peers have answered.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -90,8 +92,12 @@ extern "C" fn forked() {
     CURRENT.store(Box::into_raw(Box::default()), Ordering::Release);
 }
 
-/// The longest that the end of a process may take for what is left to send.
-const LEAVE: Duration = Duration::from_millis(100);
+/// How long a process that closes its last object waits for its peers.
+const CLOSE: Duration = Duration::from_millis(200);
+/// How long the end of a process waits for its peers before it says so.
+const SILENT: Duration = Duration::from_secs(1);
+/// How long it waits afterwards, at most: longer than connection management asks them again.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// The linker's list of what runs at the end of the process, after the destructors of everything that uses this library.
 #[used]
@@ -218,8 +224,15 @@ impl Process {
             return;
         }
         let context = self.engine.try_lock().ok().and_then(|engine| engine.context.clone());
-        if let Some(context) = context {
-            context.take_leave(LEAVE);
+        let Some(context) = context else { return };
+        let silent = context.take_leave(SILENT);
+        if silent > 0 {
+            say(format_args!(
+                "the process ends, and the peers of {silent} of its connections have not answered that they know: they are asked \
+                 again, for about ten seconds (a signal ends this)"
+            ));
+            end_by_signals();
+            context.take_leave(PATIENCE);
         }
     }
 
@@ -236,6 +249,17 @@ impl Process {
         if self.objects.fetch_sub(1, Ordering::Relaxed) > 1 {
             return;
         }
+        let context = lock(&self.engine).context.clone();
+        if let Some(context) = context {
+            if context.await_peers(CLOSE) > 0 {
+                return close_later(context);
+            }
+        }
+        self.close();
+    }
+
+    /// Closes the device, unless the program has objects again.
+    fn close(&self) {
         let (event_thread, context) = {
             let mut engine = lock(&self.engine);
             if self.objects.load(Ordering::Relaxed) > 0 {
@@ -247,6 +271,35 @@ impl Process {
         // Outside of the lock: their threads end.
         drop(event_thread);
         drop(context);
+    }
+}
+
+/// Closes the device when its peers have answered, or do not answer any more. Where no thread can be had, the device stays open.
+fn close_later(context: Arc<Context>) {
+    let close = move || {
+        while context.silent_peers() > 0 && current().objects.load(Ordering::Relaxed) == 0 {
+            std::thread::sleep(CLOSE);
+        }
+        drop(context);
+        current().close();
+    };
+    let _ = without_signals(|| std::thread::Builder::new().name("roce-close".into()).spawn(close));
+}
+
+/// Makes SIGINT and SIGTERM end the process, unless it ignores them: nothing of the program runs any more that could handle them.
+fn end_by_signals() {
+    // SAFETY: sets of signals and their dispositions, and calls that read and write them.
+    unsafe {
+        let (mut both, mut action): (libc::sigset_t, libc::sigaction) = core::mem::zeroed();
+        libc::sigemptyset(&raw mut both);
+        for signal in [libc::SIGINT, libc::SIGTERM] {
+            libc::sigaction(signal, ptr::null(), &raw mut action);
+            if action.sa_sigaction != libc::SIG_IGN {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            libc::sigaddset(&raw mut both, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const both, ptr::null_mut());
     }
 }
 

@@ -65,7 +65,7 @@ impl EventChannel {
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut sum: Vec<(&'static str, u64)> = Vec::new();
         for service in self.services().iter() {
-            for (name, n) in service.lock().counters() {
+            for (name, n) in service.counters() {
                 match sum.iter_mut().find(|(known, _)| *known == name) {
                     Some((_, so_far)) => *so_far += n,
                     None => sum.push((name, n)),

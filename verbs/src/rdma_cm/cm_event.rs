@@ -194,6 +194,9 @@ impl Service {
     pub(super) fn fetch(service: &Arc<Self>, queue: u64) -> Option<CmEvent> {
         let mut state = service.enter()?;
         let queued = state.queues.pop(queue)?;
+        if let Some(new) = queued.new {
+            state.fetched(new);
+        }
         Some(Self::event(service, &mut state, queued))
     }
 

@@ -271,7 +271,7 @@ impl CmId {
                 state.machine.sidr_reply(now, sidr, &reply).map_err(CmError::from)?;
                 state.sidrs.remove(&sidr);
                 state.id(self.number).sidr = None;
-                state.decided(self.number, IdState::Connected);
+                state.id(self.number).state = IdState::Connected;
                 return Ok(());
             }
             let accept = Accept {
@@ -330,7 +330,7 @@ impl CmId {
                     state.id(self.number).conn = None;
                 }
             }
-            state.decided(self.number, IdState::Disconnected);
+            state.id(self.number).state = IdState::Disconnected;
             state.id(self.number).qp_to_err();
             Ok(())
         })

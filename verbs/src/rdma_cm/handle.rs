@@ -3,10 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 
 use stack::device::cm::{
-    Accept, ConnId, Disconnect, Event, IpHeader, ListenId, Path, Reason, Reject, Request, Response, SidrId,
-    SidrReply, SidrStatus, Transport,
+    Accept, ConnId, Disconnect, Event, Full, IpHeader, ListenId, Path, Reason, Reject, Request, Response,
+    SidrId, SidrReply, SidrStatus, Transport,
 };
-use stack::device::{Device, Instant, QpType};
+use stack::device::{Device, Gid, Instant, QpType};
 
 use super::error::CmError;
 use super::event::{CmEventType, EventData, UdPeer};
@@ -158,27 +158,41 @@ impl State {
             drop(self.remove(now, number));
             return;
         }
-        self.decided(number, state);
+        if let Some(id) = self.ids.get_mut(&number) {
+            id.state = state;
+        }
         self.raise(number, event);
     }
 
-    /// The listening identifier for a request.
+    /// The listening identifier for a request of a host. Where its backlog is full, the oldest request of another host that has more
+    /// there is refused instead.
     ///
     /// # Errors
     /// The reason to refuse it.
-    fn listener_for(&self, listen: ListenId, dst: IpAddr, qp_type: QpType) -> Result<u64, Reason> {
+    fn listener_for(
+        &mut self,
+        now: Instant,
+        listen: ListenId,
+        host: Gid,
+        dst: IpAddr,
+        qp_type: QpType,
+    ) -> Result<u64, Reason> {
         let key = self.listens.get(&listen).ok_or(Reason::INVALID_SERVICE_ID)?;
         let ids = self.listeners.get(key).map_or(&[][..], |(_, ids)| ids);
         let fit = |n: &&u64| self.ids.get(n).map_or(0, |id| id.serves(dst));
         let best = ids.iter().max_by_key(fit).filter(|n| fit(n) > 0).ok_or(Reason::INVALID_SERVICE_ID)?;
-        let id = &self.ids[best];
+        let (best, id) = (*best, &self.ids[best]);
         if id.qp_type != qp_type {
             return Err(Reason::INVALID_TRANSPORT);
         }
-        if id.undecided >= id.backlog || !self.queues.is_open(id.queue) {
+        if !self.queues.is_open(id.queue) {
             return Err(Reason::NO_RESOURCES);
         }
-        Ok(*best)
+        let room = id.unfetched.room(id.backlog as usize, host).map_err(|Full| Reason::NO_RESOURCES)?;
+        if let Some(oldest) = room {
+            self.push_out(now, oldest);
+        }
+        Ok(best)
     }
 
     /// Creates an identifier for a request, with the event that passes it to the program.
@@ -205,7 +219,7 @@ impl State {
         fill(&mut id);
         let queue = id.queue;
         self.ids.insert(number, id);
-        self.id(listener).undecided += 1;
+        self.id(listener).unfetched.insert(path.dgid, number);
         self.queues.push(queue, Queued { id: listener, new: Some(number), data });
         number
     }
@@ -217,7 +231,7 @@ impl State {
             Transport::Uc => QpType::Uc,
         };
         let listener = self
-            .listener_for(listen, dst, qp_type)
+            .listener_for(now, listen, request.path.dgid, dst, qp_type)
             .map_err(|reason| Reject { reason, info: Vec::new(), private_data: Vec::new() })
             .and_then(|listener| fits_way_back(device, &request).map(|()| listener));
         match listener {
@@ -251,7 +265,7 @@ impl State {
         private_data: Vec<u8>,
     ) {
         let dst = ip.map_or(path.sgid.to_ip(), |ip| ip.dst);
-        match self.listener_for(listen, dst, QpType::Ud) {
+        match self.listener_for(now, listen, path.dgid, dst, QpType::Ud) {
             Ok(listener) => {
                 let data = EventData { private_data, ..EventData::new(CmEventType::ConnectRequest) };
                 let number = self.announce(listener, path, ip, data, |id| id.sidr = Some(sidr));
@@ -316,8 +330,8 @@ impl State {
         let frames = id.qp.as_ref().map_or(0, |qp| frames_taken(&qp.counters()));
         self.machine.accept(now, conn, accept).map_err(CmError::from)?;
         let has_qp = id.qp.is_some();
-        self.decided(number, IdState::Accepting);
         let id = self.id(number);
+        id.state = IdState::Accepting;
         id.params = Some(params);
         id.frames = frames;
         if has_qp {

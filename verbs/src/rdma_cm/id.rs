@@ -33,7 +33,7 @@ const HOP_LIMIT: u8 = 64;
 ///
 /// Dropping it ends its connection, and destroys its queue pair unless the program holds another reference to that. It does
 /// not wait, except that dropping the last identifier or channel of a device lets its last messages leave, and the peers of
-/// connections answer, for at most 200 ms each.
+/// connections answer, for at most 200 ms each. A peer that has not answered by then is asked again while the context is open.
 #[derive(Debug)]
 #[doc(alias = "rdma_cm_id")]
 pub struct CmId {
@@ -44,7 +44,7 @@ pub struct CmId {
 impl Context {
     /// Creates an identifier of this device, for queue pairs of the port space's default type. Its events go to
     /// `channel`; without one it is synchronous. The first identifier starts connection management, which owns queue pair 1
-    /// and ends with the last one and the last channel that was used with the device.
+    /// and ends with the last one and the last channel that was used with the device, if the peers of connections have answered.
     ///
     /// # Errors
     /// `ENODEV` for [`PortSpace::IpoIb`], and where this starts the port and its device cannot be opened; `EINVAL` where the
@@ -310,10 +310,11 @@ impl CmId {
     }
 
     /// Accepts incoming requests for the port that the identifier is bound to, or for a free one. Each is a
-    /// [`ConnectRequest`](CmEventType::ConnectRequest). Up to `backlog` of them may wait for the program to accept or to
-    /// refuse them, fetched or not; at most 1024, which is also the value of 0. More are refused with reason 3 (no
-    /// resources), in the counter `reject_backlog_full`. A request that its peer gives up, or that has waited for 120 s, is
-    /// dropped from the backlog; if it was not fetched by then, its event is dropped too.
+    /// [`ConnectRequest`](CmEventType::ConnectRequest). Up to `backlog` of them may wait for the program to fetch them; at most
+    /// 1024, which is also the value of 0. Of more, the oldest one of the host with most of them is refused, or the new one
+    /// where no other host has more, with reason 3 (no resources), in the counter `reject_backlog_full`. A request that its
+    /// peer gives up, or that has waited for 120 s, is dropped from the backlog with its event. Up to 4096 requests of a device
+    /// may wait for the program to accept or to refuse them, shared among hosts in the same way.
     ///
     /// # Errors
     /// `EADDRINUSE` where another identifier is bound to the same, with [`CmOption::ReuseAddr`] or without; `EINVAL` in
@@ -367,6 +368,7 @@ impl CmId {
         let mut state = self.service.lock();
         let request = state.queues.pop_request(self.number)?;
         let number = request.new?;
+        state.fetched(number);
         state.queues.open(number, None);
         for event in state.queues.take(self.number, number) {
             state.queues.push(number, event);

@@ -89,9 +89,8 @@
 //! - A queue pair from [`CmId::create_qp`] has a number that no ended connection still reserves; one of the program's own,
 //!   from [`Pd::create_qp`](crate::Pd::create_qp), may have drawn such a number, and is then refused by `connect` and
 //!   `accept` with `EBUSY`: create another one.
-//! - A listener's backlog counts requests that the program has neither accepted nor refused, where Linux counts those that it
-//!   has not fetched; further ones are refused, where Linux ignores them. A request whose peer gave up before it was fetched
-//!   is not fetched any more.
+//! - Requests beyond a listener's backlog are refused, where Linux ignores them. A request whose peer gave up before it was
+//!   fetched is not fetched any more.
 //! - No call waits longer than the program's own timeouts ([`CmOption::CmResponseTimeout`], [`CmOption::MaxCmRetries`]; by
 //!   default 74 s), even if the peer sends an MRA; this side sends none.
 //! - RNR NAKs ask for 0.64 ms, as everywhere in this crate, where Linux asks for 655 ms.
@@ -100,8 +99,12 @@
 //!
 //! Connection management has no thread. It runs after the turns of the shards, on the thread that made the turn
 //! ([`Drive`](crate::Drive)), and takes no lock that a data path takes. It owns the device's queue pair 1, starts with the
-//! first identifier, and ends when the last identifier and the last channel that was used with the device are gone. Before it
-//! ends it waits for the answers of peers that it disconnects, and until its last messages have left, at most 200 ms for each.
+//! first identifier, and ends when the last identifier and the last channel that was used with the device are gone, and the
+//! peers that it disconnects have answered: it asks them again as long as the context is open. Before the context is closed it
+//! waits for answers, and until its last messages have left, at most 200 ms for each; a process that ends may give peers more
+//! time: [`take_leave`](crate::Context::take_leave).
+//!
+//! No more than 128 requests wait for the answers of one host at a time, so that a burst of connections finds room there.
 
 mod channel;
 mod cm_event;
@@ -111,6 +114,7 @@ mod event;
 mod gsi;
 mod handle;
 mod id;
+mod inbox;
 mod leave;
 mod param;
 mod path_mtu;

@@ -136,9 +136,16 @@ impl Queues {
     /// Takes the events of an identifier out of a queue.
     pub(super) fn take(&mut self, number: u64, id: u64) -> Vec<Queued> {
         let Some(queue) = self.0.get_mut(&number) else { return Vec::new() };
-        let (taken, kept): (Vec<_>, Vec<_>) =
-            queue.events.drain(..).partition(|e| e.id == id || e.new == Some(id));
-        queue.events = kept.into();
+        let mut taken = Vec::new();
+        let mut at = 0;
+        // Most queues hold few of the identifier, and the oldest ones are asked for most often: others stay where they are.
+        while let Some(event) = queue.events.get(at) {
+            if event.id == id || event.new == Some(id) {
+                taken.extend(queue.events.remove(at));
+            } else {
+                at += 1;
+            }
+        }
         queue.removed(taken.len());
         taken
     }

@@ -3,7 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use stack::device::cm::{ConnId, Connect, Path, QpParams, Request, SidrId, SidrReply, SidrStatus, Timing};
+use stack::device::cm::{
+    ConnId, Connect, Path, QpParams, Request, Shares, SidrId, SidrReply, SidrStatus, Timing,
+};
 use stack::device::{AttrMask, Device, Gid, Instant, Mtu, QpAttr, QpState, QpType, Qpn, cm_rtr, cm_rts};
 
 use super::error::CmError;
@@ -46,10 +48,10 @@ pub(super) struct Id {
     pub frames: u64,
     /// Multicast groups that it joined, and whether its queue pair is attached.
     pub groups: Vec<(Gid, bool)>,
-    /// Limit on requests that wait to be accepted or refused, and their number.
+    /// Limit on requests that wait to be fetched, and these, by peer.
     pub backlog: u32,
-    pub undecided: u32,
-    /// The listener whose backlog it counts in, while it is a request that waits.
+    pub unfetched: Shares<u64>,
+    /// The listener whose backlog it counts in, while it is a request that waits to be fetched.
     pub listener: Option<u64>,
     /// Events that were fetched and not acknowledged.
     pub unacked: u32,
@@ -80,7 +82,7 @@ impl Id {
             frames: 0,
             groups: Vec::new(),
             backlog: 0,
-            undecided: 0,
+            unfetched: Shares::default(),
             listener: None,
             unacked: 0,
             last: None,

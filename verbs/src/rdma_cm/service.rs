@@ -1,22 +1,24 @@
 //! The connection manager of a device: identifiers, their events, and the protocol machine ([`Machine`]).
 //!
 //! It runs between turns (`stack::device::Service`), on the thread that made the last turn, and inside the calls of programs;
-//! one lock guards all of it, and no data path takes that lock. It owns queue pair 1, and ends with the last identifier and
-//! event channel.
+//! one lock guards all of it, and no data path takes that lock. It owns queue pair 1. It ends with the last identifier and event
+//! channel, unless peers have not answered a DREQ by then: these are asked again as long as the context is open.
 //!
 //! After a shard of the device has died, or a panic in connection management itself, it has ended: each identifier
 //! gets DEVICE_REMOVAL, and calls return the error.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
-use stack::device::cm::{Config, ConnId, ListenId, Machine, SidrId};
+use stack::device::cm::{Config, ConnId, ListenId, Machine, Reason, Reject, SidrId, SidrReply, SidrStatus};
 use stack::device::{self, Device, DeviceError, Instant, PeerCheck, PeerPath, PeerState, Qpn};
 
 use super::event::{CmEventType, EventData};
-use super::gsi::{Gsi, sgid_index};
+use super::gsi::{Gsi, Outbox, sgid_index};
+use super::inbox::Inbox;
 use super::param::PortSpace;
 use super::ports::Ports;
 use super::queue::{Queued, Queues};
@@ -29,22 +31,51 @@ use stack::device::{Counter, CounterSnapshot, Discard};
 
 /// How often it checks whether a peer was resolved, or data arrived before the last message of a connection.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
-/// How long the end of the service waits for the answers to its last messages, and for these to leave, if the port is full.
+/// How long the end of the service waits for the answers to its last messages, and for these to leave, if the port is full. A process
+/// that ends may have waited longer before: see [`Context::take_leave`].
 const END_TIMEOUT: Duration = Duration::from_millis(200);
 /// How long a new service waits for the end of the previous one.
 const HANDOVER: Duration = Duration::from_secs(5);
+/// Accepted requests at which one call looks for data: a stranger may have many of them.
+const LOOKS: usize = 64;
+/// Messages handled in one call.
+const MADS_MAX: usize = 256;
 /// Events of the machine handled in one call.
 const EVENTS_MAX: usize = 4096;
 
-/// Keeps connection management running; identifiers and channels share it.
+/// The users' hold on connection management: identifiers and channels share it.
 #[derive(Debug)]
 pub(crate) struct Service {
+    running: Arc<Running>,
+    kept: Arc<Kept>,
+}
+
+/// Connection management of a context.
+#[derive(Debug, Default)]
+struct Kept(Mutex<Place>);
+
+#[derive(Debug, Default)]
+struct Place {
+    users: Weak<Service>,
+    running: Option<Arc<Running>>,
+}
+
+impl Kept {
+    fn lock(&self) -> MutexGuard<'_, Place> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Connection management, with users or without.
+#[derive(Debug)]
+pub(super) struct Running {
     shared: Arc<Shared>,
 }
 
 /// The part that the device runs between turns.
 struct Shared {
     device: Arc<Device>,
+    inbox: Inbox,
     state: Mutex<State>,
 }
 
@@ -94,11 +125,12 @@ impl Shared {
 
 impl device::Service for Shared {
     fn step(&self) {
-        // If another thread has the lock, it is in a call of the program, and checks the alarm afterwards.
+        self.inbox.collect(&self.device);
+        // If another thread has the lock, it is in a call of the program, and the alarm goes on ringing.
         if let Some(mut state) = self.try_lock() {
             self.device.alarm().begin();
             if self.alive().is_ok() {
-                state.work(&self.device);
+                state.work(&self.device, &self.inbox);
             }
         }
         self.report_end();
@@ -113,19 +145,7 @@ impl device::Service for Shared {
     }
 }
 
-impl Service {
-    /// Connection management of a context, started if need be.
-    pub(super) fn of(context: &Context) -> Result<Arc<Self>, VerbsError> {
-        let mut place = context.cm();
-        if let Some(service) = place.as_ref().and_then(Weak::upgrade).and_then(|s| s.downcast().ok()) {
-            return Ok(service);
-        }
-        let service = Arc::new(Self::start(context.device().clone())?);
-        let weak: Weak<Self> = Arc::downgrade(&service);
-        *place = Some(weak);
-        Ok(service)
-    }
-
+impl Running {
     fn start(device: Arc<Device>) -> Result<Self, VerbsError> {
         let attr = device.attr();
         let seed = u64::from(device.random()?) << 32 | u64::from(device.random()?);
@@ -136,7 +156,11 @@ impl Service {
             ack_delay: attr.local_ca_ack_delay,
             ..Config::default()
         });
-        let shared = Arc::new(Shared { device: device.clone(), state: Mutex::new(State::new(machine)) });
+        let shared = Arc::new(Shared {
+            device: device.clone(),
+            inbox: Inbox::default(),
+            state: Mutex::new(State::new(machine)),
+        });
         let start = std::time::Instant::now();
         while let Err(e) = device.install(shared.clone()) {
             // The previous service is ending, on another thread.
@@ -145,32 +169,127 @@ impl Service {
             }
             std::thread::yield_now();
         }
-        let service = Self { shared };
-        let gsi = Gsi::open(&device)?;
-        let mut state = service.lock();
+        let running = Self { shared };
+        let gsi = Arc::new(Gsi::open(&device)?);
+        let mut state = running.lock();
         state.machine.set_gids(&device.gids());
-        state.gsi = Some(gsi);
+        state.outbox = Some(Outbox::new(gsi.clone()));
         drop(state);
-        Ok(service)
+        running.shared.inbox.open(gsi);
+        Ok(running)
     }
 
-    /// Connection management of a context, if it has any.
-    pub(super) fn there_is(context: &Context) -> Option<Arc<Self>> {
-        context.try_cm()?.as_ref().and_then(Weak::upgrade)?.downcast().ok()
+    /// Connection management of a context, if it has any; `None` while a thread begins or ends it.
+    pub(super) fn there_is(context: &Context) -> Option<Option<Arc<Self>>> {
+        let above = context.try_cm()?.clone();
+        let Some(kept) = above.and_then(|above| above.downcast::<Kept>().ok()) else { return Some(None) };
+        match kept.0.try_lock() {
+            Ok(place) => Some(place.running.clone()),
+            Err(TryLockError::Poisoned(place)) => Some(place.into_inner().running.clone()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
-    pub(super) fn device(&self) -> &Arc<Device> {
+    fn device(&self) -> &Arc<Device> {
         &self.shared.device
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the peers of all connections and pending requests that they end: the process exits without dropping its identifiers.
+    ///
+    /// Returns how many connections' peers have not answered; `None` while a thread is in a call: that may be this thread,
+    /// interrupted by a signal.
+    pub(super) fn take_leave(&self) -> Option<usize> {
+        // The turn may hold the IP host.
+        self.device().check_outside_turn().ok()?;
+        let mut state = self.shared.try_lock()?;
+        if self.shared.alive().is_err() {
+            return Some(0);
+        }
+        let now = self.device().now();
+        state.take_leave(now);
+        state.pump(self.device(), now);
+        Some(state.machine.dreqs())
+    }
+
+    /// Asks peers again whose connections have ended here, and that have not answered: as `take_leave`.
+    pub(super) fn hurry(&self) -> Option<usize> {
+        self.device().check_outside_turn().ok()?;
+        let mut state = self.shared.try_lock()?;
+        if self.shared.alive().is_err() {
+            return Some(0);
+        }
+        let now = self.device().now();
+        state.machine.hurry(now);
+        state.pump(self.device(), now);
+        Some(state.machine.dreqs())
+    }
+    /// DREQs that are not answered.
+    pub(super) fn dreqs(&self) -> usize {
+        self.lock().machine.dreqs()
+    }
+
+    /// Waits for the answers of peers, and until the last messages have left, if that takes no longer than these times.
+    fn wait_for_the_end(&self) {
+        // The DREP of a peer whose link goes down with this port (a guest behind vhost): soft-RoCE's queue pair 1 fails for good if
+        // the link goes down while it sends one.
+        let answered = || (self.hurry() == Some(0)).then_some(());
+        let flushed = || self.lock().outbox.as_mut().is_none_or(Outbox::is_flushed).then_some(());
+        // They fail only from inside a turn, where programs drop no handle.
+        let _ = self.device().wait(END_TIMEOUT, None, answered);
+        let _ = self.device().wait(END_TIMEOUT, None, flushed);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.device().is_forked() {
+            return;
+        }
+        self.wait_for_the_end();
+        let outbox = self.lock().outbox.take();
+        self.shared.inbox.close();
+        drop(outbox);
+        self.device().uninstall();
+    }
+}
+
+impl Service {
+    /// Connection management of a context, started if need be.
+    pub(super) fn of(context: &Context) -> Result<Arc<Self>, VerbsError> {
+        let mut above = context.cm();
+        let kept = above.clone().and_then(|above| above.downcast::<Kept>().ok()).unwrap_or_default();
+        *above = Some(kept.clone());
+        let mut place = kept.lock();
+        if let Some(service) = place.users.upgrade() {
+            return Ok(service);
+        }
+        let running = match place.running.take().filter(|running| running.shared.alive().is_ok()) {
+            Some(running) => running,
+            None => Arc::new(Running::start(context.device().clone())?),
+        };
+        place.running = Some(running.clone());
+        let service = Arc::new(Self { running, kept: kept.clone() });
+        place.users = Arc::downgrade(&service);
+        drop(place);
+        Ok(service)
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        self.running.device()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.running.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The lock, for a call that may come from inside a turn; reports the end first, if it has come. Not in a forked child.
     pub(super) fn enter(&self) -> Option<MutexGuard<'_, State>> {
-        self.shared.report_end();
-        self.shared.enter()
+        self.running.shared.report_end();
+        self.running.shared.enter()
     }
 
     /// Runs a call of the program, and sends the messages that it gave the machine.
@@ -181,47 +300,36 @@ impl Service {
         let device = self.device();
         device.check_outside_turn()?;
         let mut state = self.lock();
-        self.shared.alive()?;
+        self.running.shared.alive()?;
         let now = device.now();
         let result = f(&mut state, device, now);
         state.pump(device, now);
         drop(state);
-        self.shared.report_end();
+        self.running.shared.report_end();
         device.wake();
         result
     }
 
-    /// Tells the peers of all connections and pending requests that they end: the process exits without dropping its identifiers.
-    /// Does nothing while a thread is in a call: that may be this thread, interrupted by a signal.
-    ///
-    /// Returns whether it is done.
-    pub(super) fn take_leave(&self) -> bool {
-        // The turn may hold the IP host.
-        if self.device().check_outside_turn().is_err() {
-            return false;
-        }
-        let Some(mut state) = self.shared.try_lock() else { return false };
-        if self.shared.alive().is_ok() {
-            let now = self.device().now();
-            state.take_leave(now);
-            state.pump(self.device(), now);
-        }
-        true
+    /// Counters of messages and connections, by name.
+    pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
+        let state = self.lock();
+        let sent = state.outbox.iter().flat_map(Outbox::lost);
+        state.machine.counters().iter().chain(sent).chain(self.running.shared.inbox.lost()).collect()
     }
 
     /// Counts an event as acknowledged.
     pub(super) fn ack_event(&self, number: u64) {
-        if let Some(id) = self.shared.enter().as_mut().and_then(|state| state.ids.get_mut(&number)) {
+        if let Some(id) = self.running.shared.enter().as_mut().and_then(|state| state.ids.get_mut(&number)) {
             id.unacked = id.unacked.saturating_sub(1);
         }
     }
 
     /// Removes the queue of a channel; its requests that were not fetched are refused.
     pub(super) fn close_channel(&self, number: u64) {
-        let Some(mut state) = self.shared.enter() else { return };
+        let Some(mut state) = self.running.shared.enter() else { return };
         let now = self.device().now();
         let events = state.queues.close(number);
-        let gone = if self.shared.alive().is_ok() {
+        let gone = if self.running.shared.alive().is_ok() {
             let gone = state.drop_requests(now, events);
             state.pump(self.device(), now);
             gone
@@ -234,9 +342,9 @@ impl Service {
 
     /// Removes an identifier with everything that it owns, and informs the peer.
     pub(super) fn remove(&self, number: u64) {
-        let Some(mut state) = self.shared.enter() else { return };
+        let Some(mut state) = self.running.shared.enter() else { return };
         let now = self.device().now();
-        let gone = if self.shared.alive().is_ok() {
+        let gone = if self.running.shared.alive().is_ok() {
             let gone = state.remove(now, number);
             state.pump(self.device(), now);
             gone
@@ -245,7 +353,7 @@ impl Service {
             state.ids.remove(&number).into_iter().collect()
         };
         drop(state);
-        self.shared.report_end();
+        self.running.shared.report_end();
         // Queue pairs are destroyed outside the lock.
         drop(gone);
         self.device().wake();
@@ -254,28 +362,24 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        let device = &self.shared.device;
-        if device.is_forked() {
+        if self.device().is_forked() {
             return;
         }
-        // Waits for the DREP of a peer whose link goes down with this port (a guest behind vhost): soft-RoCE's queue pair 1 fails
-        // for good if the link goes down while it sends one.
-        let answered = || (!self.lock().machine.awaits_drep()).then_some(());
-        // The last messages (a DREQ, a REJ) leave first, if that takes no longer than this.
-        let flushed = || self.lock().gsi.as_mut().is_none_or(Gsi::is_flushed).then_some(());
-        // They fail only from inside a turn, where programs drop no handle.
-        let _ = device.wait(END_TIMEOUT, None, answered);
-        let _ = device.wait(END_TIMEOUT, None, flushed);
-        let gsi = self.lock().gsi.take();
-        drop(gsi);
-        device.uninstall();
+        self.running.wait_for_the_end();
+        let mut place = self.kept.lock();
+        // Somebody may use it again: then it has one more reference than this one and the context's.
+        let used = Arc::strong_count(&self.running) > 2;
+        let over = self.running.dreqs() == 0 || self.running.shared.alive().is_err();
+        let last = if over && !used { place.running.take() } else { None };
+        drop(place);
+        drop(last);
     }
 }
 
 /// The data behind the lock.
 pub(super) struct State {
     pub machine: Machine,
-    gsi: Option<Gsi>,
+    outbox: Option<Outbox>,
     pub ids: HashMap<u64, Id>,
     pub queues: Queues,
     /// Identifiers of the machine's connections, exchanges and listeners.
@@ -288,7 +392,9 @@ pub(super) struct State {
     /// Identifiers that resolve an address.
     pub resolving: BTreeSet<u64>,
     /// Identifiers with a queue pair that accepted: data may arrive before the peer's last message.
-    pub accepting: HashSet<u64>,
+    pub accepting: BTreeSet<u64>,
+    /// The last of them that was looked at.
+    looked_at: u64,
     /// Connections whose peers are being asked whether they still have them.
     pub checks: Vec<(ConnId, PeerCheck)>,
     /// It has ended, and every identifier was informed.
@@ -299,7 +405,7 @@ impl State {
     pub(super) fn new(machine: Machine) -> Self {
         Self {
             machine,
-            gsi: None,
+            outbox: None,
             ids: HashMap::new(),
             queues: Queues::default(),
             conns: HashMap::new(),
@@ -308,16 +414,11 @@ impl State {
             listeners: HashMap::new(),
             ports: Ports::default(),
             resolving: BTreeSet::new(),
-            accepting: HashSet::new(),
+            accepting: BTreeSet::new(),
+            looked_at: 0,
             checks: Vec::new(),
             ended: false,
         }
-    }
-
-    /// Counters of messages and connections, by name.
-    pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
-        let lost = self.gsi.iter().flat_map(|gsi| gsi.lost.iter());
-        self.machine.counters().iter().chain(lost).collect()
     }
 
     /// Identifiers whose events go to a channel.
@@ -337,12 +438,11 @@ impl State {
     }
 
     /// The work between turns: received MADs, timers, address resolution.
-    fn work(&mut self, device: &Arc<Device>) {
+    fn work(&mut self, device: &Arc<Device>, inbox: &Inbox) {
         let now = device.now();
-        if let Some(gsi) = &mut self.gsi
-            && gsi.receive(device, now, &mut self.machine)
-        {
-            device.alarm().ring();
+        self.receive(device, now, inbox);
+        if let Some(outbox) = &mut self.outbox {
+            outbox.send_resolved(device);
         }
         self.machine.poll_timers(now);
         self.resolve(device, now);
@@ -351,14 +451,32 @@ impl State {
         self.pump(device, now);
     }
 
+    /// Handles messages that have arrived, a bounded number.
+    fn receive(&mut self, device: &Device, now: Instant, inbox: &Inbox) {
+        // What arrived before the alarm was reset.
+        inbox.collect(device);
+        let Some(mut next) = inbox.pop() else { return };
+        self.machine.set_gids(&device.gids());
+        self.machine.set_mtu(device.active_mtu());
+        for _ in 0..MADS_MAX {
+            self.machine.handle_mad(now, &next.path, &next.mad[..next.len]);
+            match inbox.pop() {
+                Some(mad) => next = mad,
+                None => return,
+            }
+        }
+        self.machine.handle_mad(now, &next.path, &next.mad[..next.len]);
+        device.alarm().ring();
+    }
+
     /// Handles the machine's events, sends its messages, and sets the alarm.
     pub(super) fn pump(&mut self, device: &Arc<Device>, now: Instant) {
         for _ in 0..EVENTS_MAX {
             let Some(event) = self.machine.poll_event() else { break };
             self.handle_event(device, now, event);
         }
-        let Some(gsi) = &mut self.gsi else { return };
-        let waiting = gsi.send(device, &mut self.machine);
+        let Some(outbox) = &mut self.outbox else { return };
+        let waiting = outbox.send(device, &mut self.machine);
         // This thread may have been interrupted since it read the clock.
         self.machine.left_by(now, device.now());
         let looks = !self.resolving.is_empty() || !self.accepting.is_empty() || !self.checks.is_empty();
@@ -405,7 +523,11 @@ impl State {
     /// Received data establishes a connection as the peer's RTU does (IBA 12.9.7.2).
     fn see_data(&mut self, now: Instant) {
         let mut seen = Vec::new();
-        for number in &self.accepting {
+        let (before, after) = (..=self.looked_at, (Bound::Excluded(self.looked_at), Bound::Unbounded));
+        let looks: Vec<u64> =
+            self.accepting.range(after).chain(self.accepting.range(before)).take(LOOKS).copied().collect();
+        for number in &looks {
+            self.looked_at = *number;
             let Some(Id { qp: Some(qp), conn: Some(conn), frames, .. }) = self.ids.get(number) else {
                 continue;
             };
@@ -438,26 +560,39 @@ impl State {
         events.into_iter().filter_map(|e| e.new).flat_map(|new| self.remove(now, new)).collect()
     }
 
-    /// A request was accepted or refused, or its peer gave up: its listener has room for another one.
-    pub(super) fn decided(&mut self, number: u64, state: IdState) {
+    /// The program has fetched a request: its listener has room for another one.
+    pub(super) fn fetched(&mut self, number: u64) {
         let Some(id) = self.ids.get_mut(&number) else { return };
-        id.state = state;
-        let listener = id.listener.take();
-        self.make_room(listener);
+        let (host, listener) = (id.path.dgid, id.listener.take());
+        // The listener may be gone.
+        if let Some(listener) = listener.and_then(|number| self.ids.get_mut(&number)) {
+            listener.unfetched.remove(host, number);
+        }
     }
 
-    fn make_room(&mut self, listener: Option<u64>) {
-        // The listener may be gone while requests of it that were fetched still exist.
-        if let Some(listener) = listener.and_then(|number| self.ids.get_mut(&number)) {
-            listener.undecided -= 1;
+    /// Refuses a request that was not fetched: another host's has to have room.
+    pub(super) fn push_out(&mut self, now: Instant, number: u64) {
+        let Some(id) = self.ids.get_mut(&number) else { return };
+        let (conn, sidr) = (id.conn.take(), id.sidr.take());
+        // They fail only if the request has ended by itself.
+        if let Some(conn) = conn {
+            self.conns.remove(&conn);
+            let full = Reject { reason: Reason::NO_RESOURCES, ..Reject::consumer([]) };
+            let _ = self.machine.reject(now, conn, &full);
         }
+        if let Some(sidr) = sidr {
+            self.sidrs.remove(&sidr);
+            let full = SidrReply { status: SidrStatus::NO_QP, ..super::record::refusal(Vec::new()) };
+            let _ = self.machine.sidr_reply(now, sidr, &full);
+        }
+        drop(self.remove(now, number));
     }
 
     /// Removes an identifier, with its requests that were not fetched.
     pub(super) fn remove(&mut self, now: Instant, number: u64) -> Vec<Id> {
         self.end_exchange(now, number);
+        self.fetched(number);
         let Some(mut id) = self.ids.remove(&number) else { return Vec::new() };
-        self.make_room(id.listener.take());
         let mut events = self.queues.take(id.queue, number);
         if id.queue == number {
             events.extend(self.queues.close(number));
@@ -477,18 +612,16 @@ impl State {
         gone
     }
 
-    /// Disconnects connected identifiers, and gives up requests of either side.
+    /// Disconnects connected identifiers, and gives up requests of either side. Asks again where peers have not answered.
     fn take_leave(&mut self, now: Instant) {
         use IdState::{Accepting, Connected, Connecting, Requested, Responded};
+        // The machine tells the peers: of those that it has accepted and whose last message may be lost, too.
+        self.machine.leave(now);
         for number in self.ids.keys().copied().collect::<Vec<_>>() {
             let Some(id) = self.ids.get_mut(&number) else { continue };
-            match (id.state, id.conn) {
-                (Connected, Some(conn)) => {
-                    // Fails if the connection has ended by itself.
-                    let _ = self.machine.disconnect(now, conn, &[]);
-                    id.state = IdState::Disconnecting;
-                }
-                (Requested | Connecting | Responded | Accepting, _) => {
+            match id.state {
+                Connected if id.conn.is_some() => id.state = IdState::Disconnecting,
+                Requested | Connecting | Responded | Accepting => {
                     self.end_exchange(now, number);
                     // A thread may wait for the peer's answer.
                     let event = EventData::new(CmEventType::Disconnected);
@@ -512,7 +645,7 @@ impl State {
             self.sidrs.remove(&sidr);
             let _ = match id.state {
                 IdState::Requested => self.machine.sidr_reply(now, sidr, &super::record::refusal(Vec::new())),
-                _ => self.machine.sidr_destroy(sidr),
+                _ => self.machine.sidr_destroy(now, sidr),
             };
         }
     }
@@ -575,7 +708,7 @@ mod tests {
             let broken = quiet(|| {
                 if between_turns {
                     // As if the machine had an event for an unknown connection.
-                    let _state = service.shared.state.lock().unwrap();
+                    let _state = service.running.shared.state.lock().unwrap();
                     panic!("between two turns");
                 }
                 service.call(|_, _, _| -> Result<(), VerbsError> { panic!("in a call") })
@@ -659,22 +792,22 @@ mod tests {
         client.resolve_route(SOON).unwrap();
         next(CmEventType::RouteResolved).ack();
         let qpn = client.create_qp(&pd, &init).unwrap().qp_num();
-        assert!(!service.shared.holds(qpn), "no connection has it yet");
+        assert!(!service.running.shared.holds(qpn), "no connection has it yet");
         client.connect(&ConnParam::default()).unwrap();
         let server = next(CmEventType::ConnectRequest).take_id().unwrap();
         server.create_qp(&pd, &init).unwrap();
         server.accept(&ConnParam::default()).unwrap();
         next(CmEventType::Established).ack();
         next(CmEventType::Established).ack();
-        assert!(service.shared.holds(qpn));
+        assert!(service.running.shared.holds(qpn));
         client.disconnect().unwrap();
         next(CmEventType::Disconnected).ack();
         next(CmEventType::Disconnected).ack();
         client.destroy_qp().unwrap();
         client.destroy().unwrap();
-        assert!(service.shared.holds(qpn), "it rests");
+        assert!(service.running.shared.holds(qpn), "it rests");
         clock.fetch_add(Duration::from_secs(1000).as_nanos() as u64, Ordering::AcqRel);
         assert!(next(CmEventType::TimewaitExit).is_of(&server));
-        assert!(!service.shared.holds(qpn));
+        assert!(!service.running.shared.holds(qpn));
     }
 }

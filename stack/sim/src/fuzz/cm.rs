@@ -7,8 +7,8 @@ use super::Input;
 use stack::cm::mad::Mad;
 use stack::cm::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 use stack::cm::{
-    Accept, Config, ConnId, Connect, Event, IpHeader, Listen, ListenId, MAD_LEN, Machine, Path, PortSpace,
-    Reason, Reject, ServiceId, SidrId, SidrReply, SidrRequest, SidrStatus, Timing,
+    Accept, Config, ConnId, Connect, Counter, Event, IpHeader, Listen, ListenId, MAD_LEN, Machine, Path,
+    PortSpace, Reason, Reject, ServiceId, SidrId, SidrReply, SidrRequest, SidrStatus, Timing,
 };
 use stack::id::{Gid, Mtu, Psn, Qpn};
 use stack::time::Instant;
@@ -263,12 +263,25 @@ impl Machines {
         self.machine.handle_mad(self.now, &path, bytes);
     }
 
-    /// A message of a stranger: it affects only what the stranger began itself, and only the stranger gets an answer.
+    /// A message of a stranger: it affects only what the stranger began itself, and only the stranger gets an answer. But where a
+    /// table is full, its request may push out one of a host that has more, or cut a rest short.
     fn receive_strange(&mut self, bytes: &[u8]) {
         self.look();
+        let gone = |machine: &Machine| {
+            [Counter::PushedOut, Counter::RestCut].map(|counter| machine.counters().get(counter))
+        };
+        let before = gone(&self.machine);
         self.machine.handle_mad(self.now, &Path { sgid: HERE, dgid: STRANGER, ..Path::default() }, bytes);
+        let after = gone(&self.machine);
+        let [mut pushed_out, mut rests] = [after[0] - before[0], after[1] - before[1]];
+        let mut farewells = pushed_out;
         while let Some(send) = self.machine.poll_send() {
-            assert_eq!(send.path.dgid, STRANGER, "{:?}", Mad::decode(&send.mad));
+            let mad = Mad::decode(&send.mad);
+            if send.path.dgid != STRANGER {
+                let told = matches!(&mad, Ok(Mad { message: Message::Rej(rej), .. }) if rej.reason == Reason::TIMEOUT);
+                assert!(told && farewells > 0, "{mad:?}");
+                farewells -= 1;
+            }
             self.sent.push_front(Mad::decode(&send.mad).expect("a MAD of connection management"));
         }
         self.sent.truncate(12);
@@ -288,6 +301,10 @@ impl Machines {
                 | Event::Disconnected { id, .. } => {
                     assert!(self.strange.contains(&id), "{id:?} is moved by a stranger: {event:?}");
                 }
+                Event::Unreachable { .. } | Event::SidrUnreachable { .. } if pushed_out > 0 => {
+                    pushed_out -= 1
+                }
+                Event::TimeWaitExit { .. } if rests > 0 => rests -= 1,
                 other => panic!("a stranger brings about {other:?}"),
             }
         }
@@ -381,7 +398,7 @@ impl Machines {
                 if input.bool() {
                     let _ = self.machine.sidr_reply(now, id, &reply);
                 } else {
-                    let _ = self.machine.sidr_destroy(id);
+                    let _ = self.machine.sidr_destroy(self.now, id);
                 }
             }
             _ => {}
@@ -397,7 +414,8 @@ impl Machines {
             assert_eq!(mad.encode(), send.mad, "nothing reserved is set");
             self.sent.push_front(mad);
         }
-        assert!(sends <= SENDS, "{sends} MADs wait");
+        // Of connections and exchanges one each, and what is sent once: of connections, and to strangers.
+        assert!(sends <= CONNECTIONS + SIDRS + 2 * SENDS, "{sends} MADs wait");
         self.sent.truncate(12);
         while let Some(event) = self.machine.poll_event() {
             match event {

@@ -762,6 +762,99 @@ static void last_words(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* Whether all threads of a process are stopped. */
+static int is_stopped(pid_t pid)
+{
+	char path[64], state;
+	struct dirent *thread;
+	int running = 0;
+	snprintf(path, sizeof path, "/proc/%d/task", pid);
+	DIR *threads = MUST(opendir(path));
+	while ((thread = readdir(threads))) {
+		snprintf(path, sizeof path, "/proc/%d/task/%s/stat", pid, thread->d_name);
+		FILE *stat = fopen(path, "r");
+		if (thread->d_name[0] != '.' && stat)
+			running += fscanf(stat, "%*d (%*[^)]) %c", &state) != 1 || state != 'T';
+		if (stat)
+			fclose(stat);
+	}
+	closedir(threads);
+	return !running;
+}
+
+/* A process whose peer does not answer for a while: it goes on telling, says so, and the peer is told of each connection. */
+static void patient_words(void)
+{
+	enum { CONNECTIONS = 50 };
+	int sockets[2];
+	char words[4096] = "", go;
+	FILE *said = MUST(tmpfile());
+	pid_t parent = getpid();
+	OK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets));
+	/* It makes the parent go on, once the child has said that it waits. */
+	pid_t wakes = fork();
+	if (wakes == 0) {
+		struct stat file;
+		do {
+			usleep(1000);
+			OK(fstat(fileno(said), &file));
+		} while (file.st_size == 0);
+		kill(parent, SIGCONT);
+		_exit(0);
+	}
+	pid_t child = fork();
+	int socket = sockets[child == 0];
+	struct rdma_event_channel *channel = MUST(rdma_create_event_channel());
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(7471) };
+	struct rdma_conn_param param = { .retry_count = 7 };
+	struct rdma_cm_id *ids[CONNECTIONS], *listener, *accepted;
+	union ibv_gid gid;
+	if (child == 0) {
+		OK(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP));
+		OK(rdma_bind_addr(listener, (struct sockaddr *)&address));
+		OK(rdma_listen(listener, 1));
+		gid = own_gid(open_first());
+		IS(write(socket, &gid, sizeof gid), sizeof gid);
+		for (int i = 0; i < CONNECTIONS; i++) {
+			await_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST, &accepted);
+			with_a_queue_pair(accepted);
+			OK(rdma_accept(accepted, &param));
+			await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
+		}
+		IS(read(socket, &go, 1), 1);
+		IS(dup2(fileno(said), 2), 2);
+		OK(kill(parent, SIGSTOP));
+		while (!is_stopped(parent))
+			usleep(1000);
+		exit(failures != 0);
+	}
+	IS(read(socket, &gid, sizeof gid), sizeof gid);
+	memcpy(&address.sin_addr, gid.raw + 12, 4);
+	for (int i = 0; i < CONNECTIONS; i++) {
+		OK(rdma_create_id(channel, &ids[i], NULL, RDMA_PS_TCP));
+		OK(rdma_resolve_addr(ids[i], NULL, (struct sockaddr *)&address, 60000));
+		await_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
+		OK(rdma_resolve_route(ids[i], 60000));
+		await_event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
+		with_a_queue_pair(ids[i]);
+		OK(rdma_connect(ids[i], &param));
+		await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
+	}
+	IS(write(socket, "g", 1), 1);
+	for (int i = 0; i < CONNECTIONS; i++)
+		await_event(channel, RDMA_CM_EVENT_DISCONNECTED, NULL);
+	IS(child_ended(child), 0);
+	IS(child_ended(wakes), 0);
+	rewind(said);
+	IS(fread(words, 1, sizeof words - 1, said) > 0, 1);
+	IS(strstr(words, "have not answered") != NULL, 1);
+	for (int i = 0; i < CONNECTIONS; i++) {
+		rdma_destroy_qp(ids[i]);
+		OK(rdma_destroy_id(ids[i]));
+	}
+	rdma_destroy_event_channel(channel);
+}
+
 /* A line about an error that cannot be written is lost, and no more. */
 static void mute(void)
 {
@@ -848,6 +941,8 @@ int main(int argc, char **argv)
 		mute();
 	else if (!strcmp(story, "last-words"))
 		last_words();
+	else if (!strcmp(story, "patient-words"))
+		patient_words();
 	else
 		return 3;
 	return failures != 0;

@@ -248,6 +248,12 @@ fn threads_that_are_cancelled_and_processes_that_end() {
     run(&dir, "life.c", "memif:DIR/link", &["last-datagram", "last-post", "last-words"]);
 }
 
+// Goal: a process ends while its peer does not run: it waits for it, says so, and every connection's end is told.
+#[test]
+fn a_process_that_ends_waits_for_a_peer_that_is_stopped() {
+    run(&Dir::new("patient"), "life.c", "memif:DIR/link", &["patient-words"]);
+}
+
 // Goal: a thread is cancelled while its poll sends, receives or writes the capture, and the process lives.
 #[test]
 fn threads_that_are_cancelled_while_they_poll() {

@@ -1,0 +1,59 @@
+//! The end of a process: its connections end with it, and their peers are told.
+//!
+//! Nothing but the peer's connection management has to answer a DREQ, and it does so at once: so a process that ends repeats its
+//! DREQs after a short time, then less and less often, as often as connection management repeats anything.
+
+use core::time::Duration;
+
+use super::conn::State;
+use super::event::{ConnId, Disconnect};
+use super::machine::{Machine, Timed};
+use crate::time::Instant;
+
+/// Between the first two DREQs.
+const FIRST: Duration = Duration::from_millis(20);
+/// Between two DREQs, at most.
+pub(super) const LONGEST: Duration = Duration::from_secs(1);
+/// How often a DREQ is repeated: the most that a REQ can name.
+const RETRIES: u8 = 15;
+
+impl Machine {
+    /// For a process that ends: disconnects what is established or may be so at the peer, and [hurries](Self::hurry).
+    pub fn leave(&mut self, now: Instant) {
+        for id in self.in_state(|state| matches!(state, State::Established | State::RepSent)) {
+            if let Some(conn) = self.conns.get_mut(&id) {
+                conn.hurries = true;
+                (conn.interval, conn.retries, conn.max_wait) = (FIRST, RETRIES, longest_wait());
+            }
+            self.send_dreq(now, id, Disconnect::Agreed, &[]);
+        }
+        self.hurry(now);
+    }
+
+    /// Sends DREQs that are not answered again, more often than their programs chose: [`Machine::dreqs`] is 0 when every peer has
+    /// answered, or was silent for about eleven seconds.
+    pub fn hurry(&mut self, now: Instant) {
+        for id in self.in_state(|state| state == State::DreqSent) {
+            let Some(conn) = self.conns.get_mut(&id).filter(|conn| !conn.hurries) else { continue };
+            conn.hurries = true;
+            (conn.interval, conn.left) = (FIRST, RETRIES);
+            conn.deadline = now.after(longest_wait());
+            self.request(now, Timed::Conn(id));
+        }
+    }
+
+    fn in_state(&self, wanted: impl Fn(State) -> bool) -> Vec<ConnId> {
+        self.conns.iter().filter(|(_, conn)| wanted(conn.state)).map(|(id, _)| *id).collect()
+    }
+
+    /// DREQs that were sent and are not answered.
+    pub const fn dreqs(&self) -> usize {
+        self.dreqs
+    }
+}
+
+/// How long a DREQ of a process that ends waits for its answer, with all its repetitions.
+fn longest_wait() -> Duration {
+    let intervals = (0..=u32::from(RETRIES)).map(|n| (FIRST * (1 << n)).min(LONGEST));
+    intervals.sum()
+}
