@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use stack::device::{
     CounterSnapshot, DEFAULT_PKEY, Device, DeviceAttr, DeviceConfig, Gid, GidEntry, PortAttr, port, stats,
@@ -24,7 +24,12 @@ pub struct Context {
     device: Arc<Device>,
     /// The state of connection management.
     cm: Mutex<Above>,
+    /// Its address, and that of the other process: see [`Context::meet`].
+    meeting: OnceLock<Meeting>,
 }
+
+/// The addresses of two processes that meet on a link: ours, and the other one's.
+pub(crate) type Meeting = (IpAddr, IpAddr);
 
 impl Context {
     /// Opens a device: its port, its shards and, as [`Drive`](crate::Drive) says, its threads.
@@ -37,7 +42,7 @@ impl Context {
     /// [`VerbsError::Open`].
     #[doc(alias = "ibv_open_device")]
     pub fn open(config: DeviceConfig) -> Result<Self, VerbsError> {
-        Ok(Self { device: Device::open(config)?, cm: Mutex::default() })
+        Ok(Self { device: Device::open(config)?, cm: Mutex::default(), meeting: OnceLock::new() })
     }
 
     /// Starts the port unless it has started: for programs that want to know at once whether its device can be used, or that
@@ -231,11 +236,12 @@ impl Context {
     /// context comes back with the error.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (VerbsError, Self)> {
-        let Self { device, cm } = self;
+        let Self { device, cm, meeting } = self;
         // Connection management that nobody uses ends first.
         let used = |above: &Arc<_>| Arc::strong_count(above) > 1;
         let above = cm.into_inner().unwrap_or_else(PoisonError::into_inner).filter(used);
-        Device::close(device).map_err(|(e, device)| (e.into(), Self { device, cm: Mutex::new(above) }))
+        Device::close(device)
+            .map_err(|(e, device)| (e.into(), Self { device, cm: Mutex::new(above), meeting }))
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -249,6 +255,18 @@ impl Context {
             Err(TryLockError::Poisoned(above)) => Some(above.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+
+    /// For two processes that meet on a link and have not chosen their addresses: which of them has which is chance, and a program
+    /// that connects to one of the two means the process that listens. So an identifier of this process that resolves `own`,
+    /// where no identifier of this process listens there, resolves `other`; and one that is bound to `other` is bound to `own`.
+    /// Only the first call counts, before connection management starts.
+    pub fn meet(&self, own: IpAddr, other: IpAddr) {
+        let _ = self.meeting.set((own, other));
+    }
+
+    pub(crate) fn meeting(&self) -> Option<Meeting> {
+        self.meeting.get().copied()
     }
 
     pub(crate) fn cm(&self) -> MutexGuard<'_, Above> {

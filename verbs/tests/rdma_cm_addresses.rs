@@ -408,3 +408,42 @@ fn a_waiting_call_says_that_its_address_is_gone() {
         refused(waiting.join().unwrap(), EADDRNOTAVAIL, "AddrNotAvail", "192.0.2.1 is none");
     });
 }
+
+// Goal: of two processes that meet without having chosen their addresses, a client reaches the other one by either address, whichever
+// of the two it has itself and whether or not the server has bound itself to the other's; a process that listens itself means itself,
+// and where there is nobody else, it is refused at once.
+#[test]
+fn each_of_two_processes_that_meet_reaches_the_other_by_either_address() {
+    let [own, other] = addrs(false);
+    for bound in [any(PORT), plain(own, PORT), plain(other, PORT)] {
+        let w = World::new();
+        w.a.context.meet(own, other);
+        w.b.context.meet(other, own);
+        let (ca, cb) = (w.a.channel(), w.b.channel());
+        let listener = w.b.id(&cb);
+        listener.bind_addr(bound).unwrap();
+        listener.listen(0).unwrap();
+        for dst in [own, other] {
+            let (client, server) = connect(&w, &ca, &cb, plain(dst, PORT));
+            assert_eq!(client.peer_addr(), Some(plain(other, PORT)));
+            assert_eq!(server.local_addr(), Some(plain(other, PORT)));
+        }
+        // Another port, where this process listens.
+        let here = w.a.listen(&ca, PORT + 1);
+        let client = w.resolved(&ca, plain(own, PORT + 1));
+        assert_eq!(client.peer_addr(), Some(plain(own, PORT + 1)));
+        drop(here);
+    }
+    let w = World::new();
+    w.a.context.meet(own, other);
+    w.a_sends_nothing.store(true, std::sync::atomic::Ordering::Release);
+    let ca = w.a.channel();
+    let client = w.a.id(&ca);
+    client.resolve_addr(None, plain(own, PORT), Duration::from_millis(20)).unwrap();
+    w.event(&ca, E::AddrResolved).ack();
+    client.resolve_route(SOON).unwrap();
+    w.event(&ca, E::RouteResolved).ack();
+    w.a.qp(&client);
+    client.connect(&ConnParam::default()).unwrap();
+    assert_eq!(w.event(&ca, E::Rejected).status(), 8);
+}

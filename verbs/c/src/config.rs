@@ -17,7 +17,8 @@
 //! | `ROCE_XRCD` | `process`: processes that open an XRC domain by the same file have one each, as on hosts of their own | the second is refused |
 //!
 //! Without an address the first process of a user that uses a port of that name has 10.77.0.1, and whoever comes next the lowest
-//! that is free: 10.77.0.2 for the second.
+//! that is free: 10.77.0.2 for the second. Which of two processes is the first one is chance: so each of them connects to the other
+//! one by either address, unless it listens itself (`Context::meet`).
 
 use std::env;
 use std::fmt::Display;
@@ -37,6 +38,8 @@ pub(crate) struct Config {
     pub device: DeviceConfig,
     /// Of the process's own number among those that use a port of that name.
     pub claim: Option<Claim>,
+    /// Its address and that of the other process, where two meet that have not chosen theirs.
+    pub meeting: Option<(IpAddr, IpAddr)>,
     /// Nothing outside of the process is touched before the port starts.
     pub lazy: bool,
     /// The port has no Ethernet address of its own: one is drawn.
@@ -66,11 +69,15 @@ pub(crate) fn read() -> Result<Config, String> {
             IpAddr::V6(gateway) => device.gateway6 = Some(gateway),
         }
     }
-    let mut place = None;
+    let (mut place, mut meeting) = (None, None);
     if meets && device.addrs.is_empty() {
         // Without a directory for sockets nothing can be claimed: the process takes the first address.
         let (number, claim) = Claim::lowest_of(&port.to_string()).unzip();
-        device.addrs = vec![(IpAddr::V4(Ipv4Addr::new(10, 77, 0, number.unwrap_or(0) + 1)), 24)];
+        let addr = |number| IpAddr::V4(Ipv4Addr::new(10, 77, 0, number + 1));
+        let number = number.unwrap_or(0);
+        device.addrs = vec![(addr(number), 24)];
+        let meets = number < 2 && !matches!(port, PortSpec::Loopback);
+        meeting = meets.then(|| (addr(number), addr(1 - number)));
         place = claim;
     }
     device.vlan = value("ROCE_VLAN")?;
@@ -84,7 +91,7 @@ pub(crate) fn read() -> Result<Config, String> {
     // The process may start before the peer that it meets there.
     device.assume_link = meets;
     device.port = port.into();
-    Ok(Config { device, claim: place, lazy, draws_mac })
+    Ok(Config { device, claim: place, meeting, lazy, draws_mac })
 }
 
 /// How much is said.

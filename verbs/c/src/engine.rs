@@ -57,6 +57,7 @@ struct Identity {
 /// A number among the processes that use a port of that name, and the addresses that follow from it.
 struct Place {
     addrs: Vec<(std::net::IpAddr, u8)>,
+    meeting: Option<(std::net::IpAddr, std::net::IpAddr)>,
     _claim: Claim,
 }
 
@@ -175,10 +176,11 @@ impl Process {
             crate::errno::EINVAL
         };
         log::begin(config::log().map_err(refused)?);
-        let Config { mut device, claim, lazy, draws_mac } = config::read().map_err(refused)?;
+        let Config { mut device, claim, mut meeting, lazy, draws_mac } = config::read().map_err(refused)?;
         device.mac = device.mac.or(engine.identity.mac);
         if let Some(place) = &engine.identity.place {
             device.addrs = place.addrs.clone();
+            meeting = place.meeting;
         }
         let addrs = device.addrs.clone();
         let context = without_signals(|| open(device))?;
@@ -187,8 +189,11 @@ impl Process {
         if identity.mac.is_none() && draws_mac {
             identity.mac = context.query_port(1).ok().map(|port| port.mac);
         }
+        if let Some((own, other)) = meeting {
+            context.meet(own, other);
+        }
         if identity.place.is_none() {
-            identity.place = claim.map(|claim| Place { addrs, _claim: claim });
+            identity.place = claim.map(|claim| Place { addrs, meeting, _claim: claim });
         }
         Ok(context)
     }

@@ -199,14 +199,20 @@ impl CmId {
 
     /// Binds the identifier to a local address, or to all of them with the wildcard, and to a port, any free one with 0. An
     /// IPv4-mapped IPv6 address is its IPv4 address, here and in the other calls. A loopback address that the port has not is the
-    /// wildcard.
+    /// wildcard. Where [`Context::meet`] was called, the other process's address is this one's.
     ///
     /// # Errors
     /// `EADDRINUSE`, `EADDRNOTAVAIL` for an address that is not local or with all ports in use; `EINVAL` in another state.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_addr(&self, addr: impl Into<SocketAddr>) -> Result<(), VerbsError> {
         let addr = canonical(addr.into());
-        self.service.call(|state, device, _| state.bind(device, self.number, binding(device, addr)))
+        self.service.call(|state, device, _| {
+            let ip = match state.meeting {
+                Some((own, other)) if addr.ip() == other => own,
+                _ => addr.ip(),
+            };
+            state.bind(device, self.number, binding(device, SocketAddr::new(ip, addr.port())))
+        })
     }
 
     /// Puts an event of the program's own among those of the identifier, with a number that [`CmEvent::arg`](super::CmEvent::arg)
@@ -229,6 +235,9 @@ impl CmId {
     /// Resolves the destination's Ethernet address, and binds the identifier to the local address from which it is reached,
     /// or to `src`. Ends in [`AddrResolved`](CmEventType::AddrResolved), or after `timeout` in
     /// [`AddrError`](CmEventType::AddrError); then it can be repeated, with another destination too.
+    ///
+    /// Where [`Context::meet`] was called, the own address means the other process unless somebody listens here, and that process
+    /// may still come within `timeout`.
     ///
     /// A bound identifier stays bound: `src` may leave address and port open, by the wildcard and 0, and may name an address
     /// where the identifier is bound to all.

@@ -8,13 +8,13 @@
 //! gets DEVICE_REMOVAL, and calls return the error.
 
 use std::collections::{BTreeSet, HashMap};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use stack::device::cm::{Config, ConnId, ListenId, Machine, Reason, Reject, SidrId, SidrReply, SidrStatus};
-use stack::device::{self, Device, DeviceError, Instant, PeerCheck, PeerPath, PeerState, Qpn};
+use stack::device::{self, Device, DeviceError, Gid, Instant, PeerCheck, PeerPath, PeerState, Qpn};
 
 use super::event::{CmEventType, EventData};
 use super::gsi::{Gsi, Outbox, sgid_index};
@@ -24,7 +24,7 @@ use super::ports::Ports;
 use super::queue::{Queued, Queues};
 use super::record::Id;
 use super::state::IdState;
-use crate::context::Context;
+use crate::context::{Context, Meeting};
 use crate::errno::{EADDRNOTAVAIL, ETIMEDOUT};
 use crate::error::VerbsError;
 use stack::device::{Counter, CounterSnapshot, Discard};
@@ -146,7 +146,7 @@ impl device::Service for Shared {
 }
 
 impl Running {
-    fn start(device: Arc<Device>) -> Result<Self, VerbsError> {
+    fn start(device: Arc<Device>, meeting: Option<Meeting>) -> Result<Self, VerbsError> {
         let attr = device.attr();
         let seed = u64::from(device.random()?) << 32 | u64::from(device.random()?);
         let machine = Machine::new(Config {
@@ -159,7 +159,7 @@ impl Running {
         let shared = Arc::new(Shared {
             device: device.clone(),
             inbox: Inbox::default(),
-            state: Mutex::new(State::new(machine)),
+            state: Mutex::new(State { meeting, ..State::new(machine) }),
         });
         let start = std::time::Instant::now();
         while let Err(e) = device.install(shared.clone()) {
@@ -269,7 +269,7 @@ impl Service {
         }
         let running = match place.running.take().filter(|running| running.shared.alive().is_ok()) {
             Some(running) => running,
-            None => Arc::new(Running::start(context.device().clone())?),
+            None => Arc::new(Running::start(context.device().clone(), context.meeting())?),
         };
         place.running = Some(running.clone());
         let service = Arc::new(Self { running, kept: kept.clone() });
@@ -397,6 +397,8 @@ pub(super) struct State {
     looked_at: u64,
     /// Connections whose peers are being asked whether they still have them.
     pub checks: Vec<(ConnId, PeerCheck)>,
+    /// Where it meets another process: see [`Context::meet`].
+    pub meeting: Option<Meeting>,
     /// It has ended, and every identifier was informed.
     ended: bool,
 }
@@ -417,6 +419,7 @@ impl State {
             accepting: BTreeSet::new(),
             looked_at: 0,
             checks: Vec::new(),
+            meeting: None,
             ended: false,
         }
     }
@@ -495,15 +498,22 @@ impl State {
         }
         let mut known = HashMap::new();
         for number in self.resolving.clone() {
+            let Some(meant) = self.ids.get(&number).map(|id| self.meant(id)) else { continue };
             let Some(id) = self.ids.get_mut(&number) else { continue };
-            let path = *known.entry(id.path.dgid).or_insert_with(|| device.path_to(&id.path.dgid));
+            let path = *known.entry(meant).or_insert_with(|| device.path_to(&meant));
+            let here = meant != id.path.dgid && now >= id.deadline;
             let event = match path {
                 // The local address may have been removed during the resolution.
                 _ if sgid_index(device, &id.path.sgid).is_err() => {
                     id.state = IdState::Bound;
                     EventData::status(CmEventType::AddrError, -EADDRNOTAVAIL)
                 }
-                PeerPath::Known => {
+                // There is no other process: as it was asked for, it is this one, where nobody listens.
+                _ if path == PeerPath::Known || here => {
+                    if path == PeerPath::Known && meant != id.path.dgid {
+                        id.path.dgid = meant;
+                        id.peer = id.peer.map(|peer| SocketAddr::new(meant.to_ip(), peer.port()));
+                    }
                     let port = id.local.map_or(0, |local| local.port());
                     id.local = Some(SocketAddr::new(id.path.sgid.to_ip(), port));
                     id.state = IdState::AddrResolved;
@@ -517,6 +527,19 @@ impl State {
             };
             self.resolving.remove(&number);
             self.raise(number, event);
+        }
+    }
+
+    /// The address that an identifier's destination stands for.
+    fn meant(&self, id: &Id) -> Gid {
+        let (dst, port) = (id.path.dgid, id.peer.map_or(0, |peer| peer.port()));
+        let here = |own: IpAddr| {
+            let listeners = self.listeners.get(&(id.space, port)).map_or(&[][..], |(_, ids)| ids);
+            listeners.iter().any(|n| self.ids.get(n).is_some_and(|listener| listener.serves(own) > 0))
+        };
+        match self.meeting {
+            Some((own, other)) if dst == Gid::from_ip(own) && !here(own) => Gid::from_ip(other),
+            _ => dst,
         }
     }
 

@@ -855,6 +855,54 @@ static void patient_words(void)
 	rdma_destroy_event_channel(channel);
 }
 
+/* A client opens the device before its server does, and has the first address: by that one it reaches the server all the same, and so
+ * does a server that is bound to it. */
+static void first_client(int bound)
+{
+	int sockets[2];
+	char go;
+	OK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets));
+	pid_t child = fork();
+	int socket = sockets[child == 0];
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(7471) };
+	struct rdma_conn_param param = { .retry_count = 7 };
+	struct rdma_cm_id *id, *accepted;
+	if (child == 0)
+		IS(read(socket, &go, 1), 1);
+	struct rdma_event_channel *channel = MUST(rdma_create_event_channel());
+	OK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	IS(own_gid(open_first()).raw[15], child ? 1 : 2);
+	if (child == 0) {
+		if (bound)
+			address.sin_addr.s_addr = inet_addr("10.77.0.1");
+		OK(rdma_bind_addr(id, (struct sockaddr *)&address));
+		OK(rdma_listen(id, 1));
+		IS(write(socket, "l", 1), 1);
+		await_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST, &accepted);
+		with_a_queue_pair(accepted);
+		OK(rdma_accept(accepted, &param));
+		await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
+		await_event(channel, RDMA_CM_EVENT_DISCONNECTED, NULL);
+		exit(failures != 0);
+	}
+	address.sin_addr.s_addr = inet_addr("10.77.0.1");
+	OK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 60000));
+	IS(write(socket, "g", 1), 1);
+	await_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
+	OK(rdma_resolve_route(id, 60000));
+	await_event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
+	IS(read(socket, &go, 1), 1);
+	with_a_queue_pair(id);
+	OK(rdma_connect(id, &param));
+	await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
+	OK(rdma_disconnect(id));
+	await_event(channel, RDMA_CM_EVENT_DISCONNECTED, NULL);
+	IS(child_ended(child), 0);
+	rdma_destroy_qp(id);
+	OK(rdma_destroy_id(id));
+	rdma_destroy_event_channel(channel);
+}
+
 /* A line about an error that cannot be written is lost, and no more. */
 static void mute(void)
 {
@@ -941,6 +989,10 @@ int main(int argc, char **argv)
 		mute();
 	else if (!strcmp(story, "last-words"))
 		last_words();
+	else if (!strcmp(story, "first-client"))
+		first_client(0);
+	else if (!strcmp(story, "first-client-bound"))
+		first_client(1);
 	else if (!strcmp(story, "patient-words"))
 		patient_words();
 	else

@@ -248,6 +248,12 @@ fn threads_that_are_cancelled_and_processes_that_end() {
     run(&dir, "life.c", "memif:DIR/link", &["last-datagram", "last-post", "last-words"]);
 }
 
+// Goal: a client that comes before its server, and so has the address that the server is expected at, reaches it.
+#[test]
+fn a_client_that_comes_before_its_server_reaches_it() {
+    run(&Dir::new("first"), "life.c", "memif:DIR/link", &["first-client", "first-client-bound"]);
+}
+
 // Goal: a process ends while its peer does not run: it waits for it, says so, and every connection's end is told.
 #[test]
 fn a_process_that_ends_waits_for_a_peer_that_is_stopped() {
