@@ -120,10 +120,22 @@ impl Core<'_> {
                 return self.with_buffer(c, ticket, Stage::Load { backend, offset, to, fua }, to.len);
             }
             Op::Write { offset, from, fua } => {
-                return self.from_capsule(c, ticket, from, Then::Write { backend, offset, fua }, capsule);
+                return self.take_capsule_data(
+                    c,
+                    ticket,
+                    from,
+                    Then::Write { backend, offset, fua },
+                    capsule,
+                );
             }
             Op::Compare { offset, from, fua } => {
-                return self.from_capsule(c, ticket, from, Then::Compare { backend, offset, fua }, capsule);
+                return self.take_capsule_data(
+                    c,
+                    ticket,
+                    from,
+                    Then::Compare { backend, offset, fua },
+                    capsule,
+                );
             }
             Op::Flush => Work::Flush,
             Op::Verify { offset, len, fua } => Work::Verify { offset, len, fua },
@@ -135,7 +147,7 @@ impl Core<'_> {
         self.store(n, backend, work);
     }
     /// The data of a command came in its capsule: the storage takes them from there, or from a buffer.
-    fn from_capsule(&mut self, c: u32, ticket: Ticket, from: Source, then: Then, capsule: Option<u32>) {
+    fn take_capsule_data(&mut self, c: u32, ticket: Ticket, from: Source, then: Then, capsule: Option<u32>) {
         let (at, len) = (self.in_capsule(capsule, from), from.len());
         let Some(buffer) = capsule else { return };
         let n = self.keep(c, ticket, Stage::Copy(len, then));
