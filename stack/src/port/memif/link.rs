@@ -7,7 +7,7 @@
 //! ([`Connection`]) until it checks for the next one.
 
 use super::handshake;
-use super::meeting::{self, CLOSED, Common, Meeting, Outcome, Role};
+use super::meeting::{self, CLOSED, Common, Meeting, Outcome, Role, exhausted};
 use super::region::Layout;
 use super::ring::{Lent, Ring};
 use super::shm::Region;
@@ -446,6 +446,12 @@ impl Link {
             }
         }
     }
+}
+
+/// Whether a client has only to wait: no server listens yet, or many clients came at once.
+fn is_absent(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, Interrupted, NotFound, WouldBlock};
+    matches!(error.kind(), NotFound | ConnectionRefused | WouldBlock | Interrupted)
 }
 
 #[cfg(all(test, not(miri)))]

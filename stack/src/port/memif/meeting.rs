@@ -6,7 +6,7 @@
 use super::handshake::{
     Along, Client, ClientStep, Offer, RingOffer, Server, ServerStep, TAKEN, Terms, after_handshake,
 };
-use super::link::{Connection, Place, exhausted};
+use super::link::{Connection, Place};
 use super::message::Message;
 use super::region::{self, Layout};
 use super::ring::{self, Lent, Ring};
@@ -282,6 +282,14 @@ pub fn end(common: &Common, socket: &Socket, broken: bool) {
     }
 }
 
+/// The error, and what to do about it.
+pub fn exhausted(error: &std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => format!("{error}; raise the limit of this process (ulimit -n)"),
+        _ => error.to_string(),
+    }
+}
+
 /// Closes the socket of a peer that is not met.
 pub fn turn_away(peer: Apart<Stranger>, share: Share) {
     apart::run(move || drop(Socket::new(peer.into_inner(), share)));
@@ -302,6 +310,9 @@ fn part(socket: &Socket, why: &str) {
 pub fn goodbye(socket: &Socket, why: &str) {
     let _ = socket.send(&Message::Disconnect { why: why.into() }.encode(), None);
 }
+
+/// A message, and the descriptors that came with it.
+type Received = (Vec<u8>, Vec<Arc<OwnedFd>>);
 
 /// A handshake, as the thread of a meeting makes it. Errors are reasons to refuse the peer; `None`: it has left.
 struct Talk<'a> {
@@ -406,7 +417,7 @@ impl Talk<'_> {
 
     /// Sends what is to be sent, and waits for the next message. A peer may say why it leaves and close its end: that is read even
     /// if nothing can be sent any more. `silence`: what is wrong with a peer that sends nothing.
-    fn receive(&mut self, silence: &str) -> Result<(Vec<u8>, Vec<Arc<OwnedFd>>), Option<String>> {
+    fn receive(&mut self, silence: &str) -> Result<Received, Option<String>> {
         loop {
             let there = self.flush();
             match self.socket.receive() {
