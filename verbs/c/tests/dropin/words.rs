@@ -111,5 +111,5 @@ fn the_variable_says_how_much_is_said() {
 fn a_program_does_not_wait_for_whoever_reads_its_errors() {
     let dir = Dir::new("deaf");
     // Where the capture cannot be written there is something to say.
-    run_with(&dir, "words.c", "loopback", &[("ROCE_PCAP", "/dev/full")], &["full-pipe", "closed-pipe"]);
+    run_with(&dir, "words.c", "loopback", &[("ROCE_PCAP", "/dev/full")], &[&["full-pipe"], &["closed-pipe"]]);
 }
