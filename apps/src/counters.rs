@@ -107,8 +107,9 @@ const TRAFFIC: [&str; 17] = [
 ];
 
 /// Counters with details of events that are counted elsewhere, or that are informative though nothing is wrong.
-const DETAILS: [&str; 24] = [
+const DETAILS: [&str; 25] = [
     "ack_probes",
+    "peer_checks",
     "requests_refused",
     "handed_over",
     "naks_received",

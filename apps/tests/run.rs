@@ -123,7 +123,8 @@ fn the_files_below_sys_are_those_of_the_device_and_do_not_pile_up() {
     // What a program writes there changes no other file.
     std::fs::write(device.join("node_desc"), "other\n").unwrap();
     assert_eq!(read(device.join("../../infiniband_verbs/uverbs0/ibdev")), "roce0\n");
-    let last = (10..60).map(|n| tree(&["--ip", &format!("10.77.0.{n}")]).0).last().unwrap();
+    let devices: Vec<_> = (10..60).map(|n| tree(&["--ip", &format!("10.77.0.{n}")]).0).collect();
+    let last = devices.last().unwrap();
     assert!(last.join("node_type").exists());
     assert_eq!(std::fs::read_dir(place.0.join("runtime/roce")).unwrap().count(), 32);
 }

@@ -25,7 +25,7 @@ pub struct Context {
     /// The state of connection management.
     cm: Mutex<Above>,
     /// Its address, and that of the other process: see [`Context::meet`].
-    meeting: OnceLock<Meeting>,
+    meeting: OnceLock<Box<Meeting>>,
 }
 
 /// The addresses of two processes that meet on a link: ours, and the other one's.
@@ -262,11 +262,11 @@ impl Context {
     /// where no identifier of this process listens there, resolves `other`; and one that is bound to `other` is bound to `own`.
     /// Only the first call counts, before connection management starts.
     pub fn meet(&self, own: IpAddr, other: IpAddr) {
-        let _ = self.meeting.set((own, other));
+        let _ = self.meeting.set(Box::new((own, other)));
     }
 
     pub(crate) fn meeting(&self) -> Option<Meeting> {
-        self.meeting.get().copied()
+        self.meeting.get().map(|meeting| **meeting)
     }
 
     pub(crate) fn cm(&self) -> MutexGuard<'_, Above> {

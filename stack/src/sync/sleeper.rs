@@ -273,8 +273,8 @@ mod tests {
                 });
             }
             for item in 1..=ITEMS {
-                for shard in 0..SHARDS {
-                    given[shard].store(item, Ordering::Release);
+                for (shard, given) in given.iter().enumerate() {
+                    given.store(item, Ordering::Release);
                     sleeper.wake_for(1 << shard);
                 }
                 while taken.iter().any(|taken| taken.load(Ordering::Acquire) < item) {

@@ -255,10 +255,10 @@ impl Process {
             return;
         }
         let context = lock(&self.engine).context.clone();
-        if let Some(context) = context {
-            if context.await_peers(CLOSE) > 0 {
-                return close_later(context);
-            }
+        if let Some(context) = context
+            && context.await_peers(CLOSE) > 0
+        {
+            return close_later(context);
         }
         self.close();
     }

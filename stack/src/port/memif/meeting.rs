@@ -27,6 +27,10 @@ use std::time::Instant;
 
 /// How long the other end of a handshake may be silent before it is given up: perhaps no process serves its socket any more.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a client waits where another one has the link: that one may have left, and the link looks for it only now and then.
+const NOTICE: Duration = Duration::from_millis(500);
+/// Time between two looks whether it has.
+const NOTICE_STEP: Duration = Duration::from_millis(2);
 /// Most messages that are read before a socket is closed.
 const MESSAGES: usize = 64;
 const GONE: &str = "the peer is gone";
@@ -335,13 +339,15 @@ impl Talk<'_> {
         self.outbox.push_back((handshake.hello(), None));
         loop {
             let (bytes, fds) = self.receive("the client does not go on")?;
-            let taken = common.taken.load(Ordering::Relaxed);
+            let taken = self.is_taken(common)?;
             match handshake.handle(&bytes, fds, taken).map_err(Some)? {
                 ServerStep::Answer(answer) => self.outbox.push_back((answer, None)),
-                ServerStep::Connect(_) if common.taken.swap(true, Ordering::AcqRel) => {
-                    return Err(Some(TAKEN.into()));
-                }
                 ServerStep::Connect(offer) => {
+                    while common.taken.swap(true, Ordering::AcqRel) {
+                        if self.is_taken(common)? {
+                            return Err(Some(TAKEN.into()));
+                        }
+                    }
                     // One at a time maps memory.
                     return accept(offer).map_err(|why| {
                         common.taken.store(false, Ordering::Release);
@@ -350,6 +356,18 @@ impl Talk<'_> {
                 }
             }
         }
+    }
+
+    /// Whether another client has the link, and keeps it.
+    fn is_taken(&self, common: &Common) -> Result<bool, Option<String>> {
+        let begun = Instant::now();
+        while common.taken.load(Ordering::Acquire) {
+            if begun.elapsed() > NOTICE {
+                return Ok(true);
+            }
+            self.rest(NOTICE_STEP, &[])?;
+        }
+        Ok(false)
     }
 
     /// As a client.
@@ -437,14 +455,20 @@ impl Talk<'_> {
 
     /// Waits until something can be received, or sent if there is something to send.
     fn wait(&self, silence: &str) -> Result<(), Option<String>> {
+        let left = self.patience.checked_sub(self.since.elapsed()).ok_or_else(|| Some(silence.to_owned()))?;
+        let wanted = if self.outbox.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
+        self.rest(left, &[PollFd::new(self.socket, wanted)])
+    }
+
+    /// Waits for one of these, for so long at most, unless the meeting is stopped.
+    fn rest(&self, at_most: Duration, wanted: &[PollFd<'_>]) -> Result<(), Option<String>> {
         if let Some(why) = self.stop.why.get() {
             return Err(Some((*why).into()));
         }
-        let left = self.patience.checked_sub(self.since.elapsed()).ok_or_else(|| Some(silence.to_owned()))?;
-        let wanted = if self.outbox.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
-        let mut fds = [PollFd::new(self.socket, wanted), PollFd::new(&self.stop.event, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&self.stop.event, PollFlags::IN)];
+        fds.extend_from_slice(wanted);
         // Whatever it returns, the caller looks again.
-        let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+        let _ = poll(&mut fds, Timespec::try_from(at_most).ok().as_ref());
         Ok(())
     }
 }

@@ -765,7 +765,7 @@ static void last_words(void)
 /* Whether all threads of a process are stopped. */
 static int is_stopped(pid_t pid)
 {
-	char path[64], state;
+	char path[320], state;
 	struct dirent *thread;
 	int running = 0;
 	snprintf(path, sizeof path, "/proc/%d/task", pid);

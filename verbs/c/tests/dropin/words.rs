@@ -52,7 +52,7 @@ fn said(dir: &Dir, story: &str, settings: &[(&str, &str)]) -> Option<String> {
 fn first(dir: &Dir) -> Option<Running> {
     let mut server = Running::start(dir, library()?, "hold", &[("ROCE_LOG", "info")]);
     // It listens when its socket is there.
-    while !std::fs::read_dir(&dir.0.join("roce"))
+    while !std::fs::read_dir(dir.0.join("roce"))
         .is_ok_and(|mut files| files.any(|file| is_socket(&file.unwrap().path())))
     {
         assert!(server.0.try_wait().unwrap().is_none(), "{}", server.end());
