@@ -1,6 +1,6 @@
 //! A load on a namespace, and what it measured.
 //!
-//! With `verify` each read is [judged](expected): first everything is written once, then comes the load, and at last everything is
+//! With `verify` each read is judged (`expected.rs`): first everything is written once, then comes the load, and at last everything is
 //! read once more, so that no write is the last one of its blocks and never looked at.
 
 mod content;
