@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::common::hooked::{Burst, Hooked};
 use crate::common::{self, PATIENCE, Pair, all_rights, embedded, enter, nothing, options, pump, take};
 use verbs::errno;
-use verbs::port::PortSpec;
+use verbs::port::{PortSpec, pair};
 use verbs::{
     Access, AsyncEvent, CompChannel, Context, Cq, CqEvent, CqInitAttr, CqWcFlags, DeviceConfig, DeviceError,
     Drive, EventElement, Gid, Mr, Pd, Qp, QpCap, QpInitAttr, QpState, Qpn, RcOptions, RecvWr, SendWr,
@@ -883,4 +883,50 @@ fn state_cycles_without_a_turn_do_not_overrun_the_queue() {
     common::enter(&qp, QpState::Err);
     qp.post_send(&[SendWr::send(7, &[])]).unwrap();
     assert_eq!(common::take(&context, &cq, 1)[0].wr_id, 7);
+}
+
+// A server answers, and its client sends the next request when it has the answer: servers take a request that they see before the
+// end of their answer for one that breaks the protocol (tgt does).
+#[test]
+fn a_send_completes_before_the_message_that_came_behind_its_acknowledgement() {
+    let (a, b) = pair(1);
+    let open = |port, last| {
+        let config = DeviceConfig::new(port).addr([192, 0, 2, last], 24).drive(Drive::Embedded);
+        Context::open(config).unwrap()
+    };
+    let (a, b) = (open(a, 1), open(b, 2));
+    let (cq_a, cq_b) = (a.create_cq(16).unwrap(), b.create_cq(16).unwrap());
+    let (pd_a, pd_b) = (a.alloc_pd().unwrap(), b.alloc_pd().unwrap());
+    let server = pd_a.create_qp(&QpInitAttr::rc(&cq_a, &cq_a)).unwrap();
+    let client = pd_b.create_qp(&QpInitAttr::rc(&cq_b, &cq_b)).unwrap();
+    server.connect_rc(&client.endpoint(1).unwrap(), &options()).unwrap();
+    client.connect_rc(&server.endpoint(1).unwrap(), &options()).unwrap();
+    let mut wc = [Wc::default(); 4];
+    // In the first round the two find each other's Ethernet address.
+    for round in 0..3 {
+        server.post_recv(&[RecvWr::new(10, &[])]).unwrap();
+        client.post_recv(&[RecvWr::new(20, &[])]).unwrap();
+        server.post_send(&[SendWr::send(1, &[]).signaled()]).unwrap();
+        let start = Instant::now();
+        pump(&a);
+        while cq_b.poll(&mut wc).unwrap() == 0 {
+            assert!(start.elapsed() < PATIENCE, "the answer of round {round}");
+            pump(&b);
+            if round == 0 {
+                pump(&a);
+            }
+        }
+        client.post_send(&[SendWr::send(2, &[])]).unwrap();
+        // The acknowledgement and the request wait for the server's turn.
+        (0..4).for_each(|_| pump(&b));
+        let mut done = Vec::new();
+        while done.len() < 2 {
+            assert!(start.elapsed() < PATIENCE, "{done:?} of round {round}");
+            pump(&a);
+            let n = cq_a.poll(&mut wc).unwrap();
+            done.extend(wc[..n].iter().map(|wc| (wc.wr_id, wc.status)));
+            pump(&b);
+        }
+        assert_eq!(done, [(1, WcStatus::Success), (10, WcStatus::Success)], "round {round}");
+    }
 }

@@ -156,6 +156,9 @@ impl Env {
 
     #[inline(always)]
     fn finish_receive(&mut self, qp: &mut Qp, cqe: Cqe) {
+        if qp.in_answered {
+            self.complete_acknowledged(qp);
+        }
         let bytes = u64::from(cqe.byte_len);
         self.count(Counter::RecvMessages);
         self.counters.add(Counter::RecvBytes, bytes);
@@ -164,6 +167,17 @@ impl Env {
         self.completions.mark_received(qp);
         if !taken {
             self.end_by_overrun(qp);
+        }
+    }
+
+    /// Completes the send requests that were acknowledged before this message came, in this burst: programs answer, and take the next
+    /// message of their peer for an answer to that. A completion queue that overruns ends its queue pairs at the end of the turn.
+    #[inline(never)]
+    fn complete_acknowledged(&mut self, qp: &mut Qp) {
+        if qp.sq_done != qp.requester.head() {
+            self.stage_successes(qp);
+            self.completions.mark_sent(qp);
+            self.check_drained(qp);
         }
     }
 
