@@ -278,6 +278,7 @@ impl Link {
         let Some(up) = &self.up else { return };
         let broken = state.broken.load(Ordering::Relaxed) == up.number;
         if !broken && !up.socket.has_news() {
+            self.common.found.fetch_add(1, Ordering::Release);
             return;
         }
         let Some(Up { mut socket, since, .. }) = self.up.take() else { return };

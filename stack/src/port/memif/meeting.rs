@@ -27,10 +27,8 @@ use std::time::Instant;
 
 /// How long the other end of a handshake may be silent before it is given up: perhaps no process serves its socket any more.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a client waits where another one has the link: that one may have left, and the link looks for it only now and then.
-const NOTICE: Duration = Duration::from_millis(500);
-/// Time between two looks whether it has.
-const NOTICE_STEP: Duration = Duration::from_millis(2);
+/// Time between two looks of a client that waits whether the one before it is still there.
+const TAKEN_STEP: Duration = Duration::from_millis(2);
 /// Most messages that are read before a socket is closed.
 const MESSAGES: usize = 64;
 const GONE: &str = "the peer is gone";
@@ -55,6 +53,8 @@ pub struct Common {
     pub refused: AtomicU64,
     /// Whether a server has a client, or is about to.
     pub taken: AtomicBool,
+    /// How often the link has found its peer to be there.
+    pub found: AtomicU64,
     /// Readable when a meeting is over.
     pub event: Arc<OwnedFd>,
     over: Mutex<Over>,
@@ -96,6 +96,7 @@ impl Common {
             patience: PATIENCE,
             refused: AtomicU64::new(0),
             taken: AtomicBool::new(false),
+            found: AtomicU64::new(0),
             event: Arc::new(EventFd::new()?.into()),
             over: Mutex::default(),
             last_logged: Mutex::default(),
@@ -358,14 +359,16 @@ impl Talk<'_> {
         }
     }
 
-    /// Whether another client has the link, and keeps it.
+    /// Whether another client has the link. That one may have left, or leave while it is met, so this waits until the link has looked
+    /// whether it is there: by two looks, of which the second began after this.
     fn is_taken(&self, common: &Common) -> Result<bool, Option<String>> {
-        let begun = Instant::now();
+        let (begun, before) = (Instant::now(), common.found.load(Ordering::Acquire));
         while common.taken.load(Ordering::Acquire) {
-            if begun.elapsed() > NOTICE {
+            let looks = common.found.load(Ordering::Acquire).wrapping_sub(before);
+            if looks >= 2 || begun.elapsed() > self.patience {
                 return Ok(true);
             }
-            self.rest(NOTICE_STEP, &[])?;
+            self.rest(TAKEN_STEP, &[])?;
         }
         Ok(false)
     }
