@@ -4,17 +4,17 @@ compared. UCX_TLS says by which transport."""
 
 import sys
 import time
+from functools import partial
 
 from nixl._api import nixl_agent, nixl_agent_config
 
-from two_ends import SIZE, Memory, connect, hear, tell
+from two_ends import SIZE, Memory, exchange
 
 side, port = sys.argv[1], int(sys.argv[2])
 agent = nixl_agent(side, nixl_agent_config(backends=["UCX"]))
 memory = [Memory(), Memory()]
 regions = [(block.address, SIZE, 0, "") for block in memory]
 agent.register_memory(regions, "DRAM")
-peer = connect(side, port)
 
 
 def transfer(operation, local, remote):
@@ -30,20 +30,9 @@ def transfer(operation, local, remote):
     agent.release_xfer_handle(handle)
 
 
-if side == "server":
-    memory[1].fill(2)
-    tell(peer, [agent.get_agent_metadata().hex(), [block.address for block in memory]])
-    hear(peer)
-    memory[0].check(1, "written")
-    tell(peer, "checked")
-    hear(peer)
-else:
-    metadata, remote = hear(peer)
+def attach(metadata):
     agent.add_remote_agent(bytes.fromhex(metadata))
-    memory[0].fill(1)
-    transfer("WRITE", memory[0].address, remote[0])
-    tell(peer, "written")
-    hear(peer)
-    transfer("READ", memory[1].address, remote[1])
-    memory[1].check(2, "read")
-    tell(peer, "done")
+    return partial(transfer, "WRITE"), partial(transfer, "READ")
+
+
+exchange(side, port, agent.get_agent_metadata().hex(), memory, attach)

@@ -49,3 +49,27 @@ class Memory:
         if wrong:
             sys.exit(f"{what}: {wrong} of {SIZE} bytes are wrong")
         print(f"{what}: {SIZE} bytes, 0 wrong", flush=True)
+
+
+def exchange(side, port, name, memory, attach):
+    """The client writes to the first memory of the server's, and reads from the second: each byte is compared. `name` is what a library
+    needs to know of the server; with that `attach` gives the client its functions to write and to read: from or to an address here, at
+    an address there."""
+    peer = connect(side, port)
+    if side == "server":
+        memory[1].fill(2)
+        tell(peer, [name, [block.address for block in memory]])
+        hear(peer)
+        memory[0].check(1, "written")
+        tell(peer, "checked")
+        hear(peer)
+        return
+    name, remote = hear(peer)
+    write, read = attach(name)
+    memory[0].fill(1)
+    write(memory[0].address, remote[0])
+    tell(peer, "written")
+    hear(peer)
+    read(memory[1].address, remote[1])
+    memory[1].check(2, "read")
+    tell(peer, "done")

@@ -100,6 +100,24 @@ fn sent(w: &MadWorld, from: usize) -> Vec<SentMad> {
     w.log.as_ref().unwrap().iter().filter(|s| s.from == from).cloned().collect()
 }
 
+/// A asks for another connection, and B's host accepts with the queue pair that is connected already.
+fn accept_with_connected_qp(w: &mut MadWorld) {
+    let now = w.now;
+    w.nodes[A].connect(now, &to_b(Qpn::new(0x12))).unwrap();
+    w.run(MOMENT);
+    let mad = sent(w, A).last().unwrap().mad();
+    let Message::Req(req) = mad.message else { panic!() };
+    let rep = Rep {
+        local_comm_id: 77,
+        remote_comm_id: req.local_comm_id,
+        local_qpn: B_QPN,
+        local_ca_guid: config(B).ca_guid,
+        ..Rep::default()
+    };
+    inject(w, A, mad.tid, rep);
+    assert!(matches!(w.event(A), Some(Event::Rejected { reason: Reason::STALE_CONNECTION, .. })));
+}
+
 fn attributes(w: &MadWorld, from: usize) -> Vec<u16> {
     sent(w, from).iter().map(|s| s.mad().message.attribute()).collect()
 }
@@ -623,20 +641,7 @@ fn a_connection_stays_whose_peer_answers() {
         |w: &MadWorld, node| [Counter::PeersChecked, Counter::PeersAnswered].map(|c| count(w, node, c));
     assert_eq!(asked(&w, B), [198, 198]);
     // The other side: a server of the peer's host says that its queue pair is the one that is connected.
-    let now = w.now;
-    w.nodes[A].connect(now, &to_b(Qpn::new(0x12))).unwrap();
-    w.run(MOMENT);
-    let mad = sent(&w, A).last().unwrap().mad();
-    let Message::Req(req) = mad.message else { panic!() };
-    let rep = Rep {
-        local_comm_id: 77,
-        remote_comm_id: req.local_comm_id,
-        local_qpn: B_QPN,
-        local_ca_guid: config(B).ca_guid,
-        ..Rep::default()
-    };
-    inject(&mut w, A, mad.tid, rep);
-    assert!(matches!(w.event(A), Some(Event::Rejected { reason: Reason::STALE_CONNECTION, .. })));
+    accept_with_connected_qp(&mut w);
     assert_eq!(asked(&w, A), [1, 1]);
     w.run(Duration::from_secs(60));
     assert!([A, B].iter().all(|node| count(&w, *node, Counter::Disconnected) == 0));
@@ -1627,20 +1632,7 @@ fn counters_blame_nobody_else() {
     // It accepts with a queue pair that is connected.
     let mut w = world();
     established(&mut w);
-    let now = w.now;
-    w.nodes[A].connect(now, &to_b(Qpn::new(0x12))).unwrap();
-    w.run(MOMENT);
-    let mad = sent(&w, A).last().unwrap().mad();
-    let Message::Req(req) = mad.message else { panic!() };
-    let rep = Rep {
-        local_comm_id: 77,
-        remote_comm_id: req.local_comm_id,
-        local_qpn: B_QPN,
-        local_ca_guid: config(B).ca_guid,
-        ..Rep::default()
-    };
-    inject(&mut w, A, mad.tid, rep);
-    assert!(matches!(w.event(A), Some(Event::Rejected { reason: Reason::STALE_CONNECTION, .. })));
+    accept_with_connected_qp(&mut w);
     assert_eq!(counts(&w, A, [Counter::RejectedByPeer, Counter::Stale]), [0, 1]);
     // What waits for the port is not sent again; what is sent once has no room in a queue that is full.
     let limits = Limits { sends: 1, ..Limits::default() };

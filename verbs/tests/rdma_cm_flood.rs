@@ -20,15 +20,21 @@ use verbs::{
 
 const PORT: u16 = 7471;
 
+/// A listener of B with this backlog, and its channel.
+fn listening(w: &World, addr: SocketAddr, backlog: u32) -> (EventChannel, CmId) {
+    let channel = w.b.channel();
+    let listener = w.b.id(&channel);
+    listener.bind_addr(addr).unwrap();
+    listener.listen(backlog).unwrap();
+    (channel, listener)
+}
+
 // A's program owns queue pair 1, and sends B arbitrary messages.
 #[test]
 fn a_flood_of_requests_leaves_connections_alone() {
     let w = World::new();
     // An existing connection, made without connection management at A.
-    let cb = w.b.channel();
-    let listener = w.b.id(&cb);
-    listener.bind_addr(cm::any(PORT)).unwrap();
-    listener.listen(4).unwrap();
+    let (cb, _listener) = listening(&w, cm::any(PORT), 4);
     let qps = [&w.a, &w.b].map(|h| h.pd.create_qp(&QpInitAttr::rc(&h.cq, &h.cq)).unwrap());
     let options = verbs::RcOptions { sgid_index: 1, ..Default::default() };
     qps[0].connect_rc(&qps[1].endpoint(1).unwrap(), &options).unwrap();
@@ -196,10 +202,7 @@ fn fetch(channel: &EventChannel, kept: &mut Vec<(CmEvent, CmId)>) {
 #[test]
 fn a_listener_whose_program_never_fetches_takes_its_backlog() {
     let w = World::new();
-    let cb = w.b.channel();
-    let listener = w.b.id(&cb);
-    listener.bind_addr(cm::any(PORT)).unwrap();
-    listener.listen(16).unwrap();
+    let (cb, _listener) = listening(&w, cm::any(PORT), 16);
     let stranger = Stranger::new(&w);
     let (mut answers, mut kept) = (Vec::with_capacity(4096), Vec::with_capacity(64));
     let mut flood = |guids: std::ops::Range<u64>| {
@@ -230,10 +233,7 @@ fn a_listener_whose_program_never_fetches_takes_its_backlog() {
 #[test]
 fn a_program_that_fetches_requests_makes_room_at_once() {
     let w = World::new();
-    let cb = w.b.channel();
-    let listener = w.b.id(&cb);
-    listener.bind_addr(cm::any(PORT)).unwrap();
-    listener.listen(16).unwrap();
+    let (cb, _listener) = listening(&w, cm::any(PORT), 16);
     let stranger = Stranger::new(&w);
     let (mut answers, mut kept) = (Vec::new(), Vec::new());
     for guid in 1..=300 {
@@ -250,10 +250,7 @@ fn a_program_that_fetches_requests_makes_room_at_once() {
 #[test]
 fn requests_of_one_host_in_a_backlog_keep_no_other_host_out() {
     let w = World::new();
-    let cb = w.b.channel();
-    let listener = w.b.id(&cb);
-    listener.bind_addr(cm::wildcard(PORT)).unwrap();
-    listener.listen(16).unwrap();
+    let (cb, _listener) = listening(&w, cm::wildcard(PORT), 16);
     let stranger = Stranger::new(&w);
     let (mut answers, mut kept) = (Vec::new(), Vec::new());
     for guid in 1..=50 {

@@ -209,6 +209,19 @@ mod tests {
     use super::*;
     use core::sync::atomic::AtomicU32;
 
+    /// Takes items until there were so many, and sleeps without a time limit where none is given.
+    fn take<'s>(given: &AtomicU32, taken: &AtomicU32, items: u32, begin: impl Fn() -> Sleep<'s>) {
+        while taken.load(Ordering::Acquire) < items {
+            let sleep = begin();
+            let given = given.load(Ordering::Acquire);
+            if given == taken.load(Ordering::Relaxed) {
+                sleep.wait(&[], Duration::MAX);
+            } else {
+                taken.store(given, Ordering::Release);
+            }
+        }
+    }
+
     #[test]
     fn no_wake_up_is_lost() {
         // Goal: no wake-up is lost: the sleeper has no time limit, and each item is given once it has taken the one before.
@@ -216,15 +229,7 @@ mod tests {
         const ITEMS: u32 = 10_000;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while taken.load(Ordering::Acquire) < ITEMS {
-                    let sleep = sleeper.begin().unwrap();
-                    let given = given.load(Ordering::Acquire);
-                    if given == taken.load(Ordering::Relaxed) {
-                        sleep.wait(&[], Duration::MAX);
-                    } else {
-                        taken.store(given, Ordering::Release);
-                    }
-                }
+                take(&given, &taken, ITEMS, || sleeper.begin().unwrap());
             });
             for item in 1..=ITEMS {
                 given.store(item, Ordering::Release);
@@ -261,15 +266,7 @@ mod tests {
             for shard in 0..SHARDS {
                 let (sleeper, given, taken) = (&sleeper, &given[shard], &taken[shard]);
                 scope.spawn(move || {
-                    while taken.load(Ordering::Acquire) < ITEMS {
-                        let sleep = sleeper.begin_for(1 + shard, 1 << shard).unwrap();
-                        let given = given.load(Ordering::Acquire);
-                        if given == taken.load(Ordering::Relaxed) {
-                            sleep.wait(&[], Duration::MAX);
-                        } else {
-                            taken.store(given, Ordering::Release);
-                        }
-                    }
+                    take(given, taken, ITEMS, || sleeper.begin_for(1 + shard, 1 << shard).unwrap());
                 });
             }
             for item in 1..=ITEMS {
