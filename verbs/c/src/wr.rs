@@ -26,20 +26,16 @@ const _: () = assert!(
 /// ([`unaligned`]). No error number of the system's.
 const UNALIGNED: Errno = Errno(-1);
 
-/// More elements, or pieces of inline data, than any queue pair takes. A number beyond that is no length of anything that C has
-/// there.
-pub(crate) const ELEMENTS: usize = 64;
-
 /// The elements of a request.
 ///
 /// # Safety
-/// There are as many as the number says, unless it is negative or above [`ELEMENTS`], and nobody changes them during the call.
+/// There are as many as the number says, unless it is negative or above [`SGE_MAX`], and nobody changes them during the call.
 #[inline]
 unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge]> {
     // A negative number is a large one.
     match count as u32 {
         0 => Ok(&[]),
-        count if !list.is_null() && count <= ELEMENTS as u32 => {
+        count if !list.is_null() && count <= SGE_MAX as u32 => {
             if !list.is_aligned() {
                 return Err(UNALIGNED);
             }
@@ -56,7 +52,7 @@ trait Request: Copy {
     type Posted<'a>;
     /// The request behind it; NULL for none.
     fn next(&self) -> *mut Self;
-    /// The members that lead elsewhere: to the request behind it, and to the elements, with their number.
+    /// The members that lead elsewhere: to the request behind it, and to the elements, with the number of those that are read.
     fn links(&mut self) -> (&mut *mut Self, &mut *mut ibv_sge, c_int);
     /// # Safety
     /// The request is as C promises.
@@ -173,19 +169,17 @@ unsafe fn unaligned<R: Request>(
         let mut copies: [ibv_sge; SGE_MAX] = unsafe { zeroed() };
         let (next, list, count) = request.links();
         let next = core::mem::replace(next, core::ptr::null_mut());
-        // More elements than a queue pair takes, and a negative number, are refused without a look at them.
-        let count = usize::try_from(count).unwrap_or(0);
-        if count <= SGE_MAX && !list.is_null() {
+        // `elements` refuses any other number.
+        let count = usize::try_from(count).ok().filter(|count| *count <= SGE_MAX).unwrap_or(0);
+        if !list.is_null() {
             for (index, copy) in copies.iter_mut().enumerate().take(count) {
                 // SAFETY: the request has so many elements.
                 *copy = unsafe { list.add(index).read_unaligned() };
             }
-        }
-        if !list.is_null() {
             *list = copies.as_mut_ptr();
         }
         let fault = Cell::new(None);
-        let outcome = if count > SGE_MAX { Err(EINVAL) } else { post(&raw mut request, &fault) };
+        let outcome = post(&raw mut request, &fault);
         if let (Ok(Ok(())), None) = (&outcome, fault.get()) {
             at = next;
             continue;
@@ -270,7 +264,8 @@ impl Request for ibv_send_wr {
         self.next
     }
     fn links(&mut self) -> (&mut *mut Self, &mut *mut ibv_sge, c_int) {
-        (&mut self.next, &mut self.sg_list, self.num_sge)
+        let count = if is_local(self.opcode) { 0 } else { self.num_sge };
+        (&mut self.next, &mut self.sg_list, count)
     }
 
     #[inline(always)]

@@ -3,6 +3,7 @@
 use core::ffi::{c_int, c_void};
 use std::io::IoSlice;
 
+use verbs::limits::SGE_MAX;
 use verbs::{FlushLevel, FlushPlacement, Qpn, SendFlags, SendOpsFlags, Sge, WrPost};
 
 use crate::abi::{QpEx, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
@@ -11,7 +12,6 @@ use crate::errno::{EINVAL, Errno, Result};
 use crate::guard::{guarded, number};
 use crate::object::Object;
 use crate::qp::{Handle, Qp};
-use crate::wr::ELEMENTS;
 use crate::{ah, mw};
 
 /// The operations that the structure has a function for.
@@ -168,14 +168,14 @@ builders! {
     wr_set_sge(lkey: u32, addr: u64, length: u32) = |list| list.set_sge(lkey, addr, length);
     wr_set_sge_list(count: usize, from: *const ibv_sge) = |list| {
         // The layouts are the same (`wr`).
-        list.set_sge_list(slice(from.cast::<Sge>(), count, ELEMENTS)?);
+        list.set_sge_list(slice(from.cast::<Sge>(), count, SGE_MAX)?);
     };
     wr_set_inline_data(addr: *mut c_void, length: usize) = |list| {
         list.set_inline_data(slice(addr.cast::<u8>(), length, BYTES)?);
     };
     wr_set_inline_data_list(count: usize, from: *const ibv_data_buf) = |list| {
-        let mut pieces = [IoSlice::new(&[]); ELEMENTS];
-        let from = slice(from, count, ELEMENTS)?;
+        let mut pieces = [IoSlice::new(&[]); PIECES];
+        let from = slice(from, count, PIECES)?;
         for (piece, from) in pieces.iter_mut().zip(from) {
             *piece = IoSlice::new(slice(from.addr.cast::<u8>(), from.length, BYTES)?);
         }
@@ -183,7 +183,9 @@ builders! {
     };
 }
 
-/// More bytes of inline data than any queue pair takes (see [`ELEMENTS`]).
+/// Most pieces of inline data. A number beyond that is no length of anything that C has there.
+const PIECES: usize = 64;
+/// More bytes of inline data than any queue pair takes; likewise.
 const BYTES: usize = 4096;
 
 /// As many values as C says there are, which is refused if it is more than `most`.

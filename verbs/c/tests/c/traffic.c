@@ -108,9 +108,22 @@ static void packed(void)
 		IS(wc.wr_id == 2 || (wc.wr_id == 10 && wc.byte_len == 7) || (wc.wr_id == 11 && wc.byte_len == 0), 1);
 	}
 	IS(strcmp(memory + 1024, "packed"), 0);
+	/* An operation on a local key has no elements: neither how many there are is read, nor where. */
+	struct ibv_mr *bindable = MUST(ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND));
+	struct ibv_mw *mw = MUST(ibv_alloc_mw(pd, IBV_MW_TYPE_2));
+	at.send[0] = (struct ibv_send_wr){ .wr_id = 5, .opcode = IBV_WR_BIND_MW, .sg_list = (void *)8, .num_sge = 99,
+					   .send_flags = IBV_SEND_SIGNALED };
+	at.send[0].bind_mw.mw = mw;
+	at.send[0].bind_mw.rkey = ibv_inc_rkey(mw->rkey);
+	at.send[0].bind_mw.bind_info = (struct ibv_mw_bind_info){ .mr = bindable, .addr = (uintptr_t)memory, .length = 64,
+								  .mw_access_flags = IBV_ACCESS_REMOTE_WRITE };
+	OK(ibv_post_send(qp, AT(send[0]), &bad));
+	IS(completion(cq).wr_id, 5);
+	OK(ibv_dealloc_mw(mw));
+	OK(ibv_dereg_mr(bindable));
 	/* A list that is aligned up to one of its requests; more elements than there can be. */
 	struct ibv_send_wr first = { .wr_id = 4, .next = AT(send[0]), .opcode = IBV_WR_SEND };
-	at.send[0].num_sge = 1 << 20;
+	at.send[0] = (struct ibv_send_wr){ .wr_id = 1, .sg_list = AT(sge[2]), .num_sge = 1 << 20, .opcode = IBV_WR_SEND };
 	REFUSED(ibv_post_send(qp, &first, &bad), EINVAL);
 	IS(bad == AT(send[0]), 1);
 	OK(ibv_destroy_qp(qp));
