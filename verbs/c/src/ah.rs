@@ -1,7 +1,7 @@
 //! Address handles, and multicast.
 
 use core::ffi::c_int;
-use std::sync::Once;
+use core::sync::atomic::AtomicBool;
 
 use verbs::{Ah as Verbs, AvError, DeviceError, GRH_LEN, Gid, VerbsError};
 
@@ -10,7 +10,7 @@ use crate::attr::{ah_attr, ah_attr_to};
 use crate::context::device_of;
 use crate::errno::{EINVAL, Result};
 use crate::guard::{minus_one, number, pointer};
-use crate::log::say;
+use crate::log::say_once;
 use crate::object::{Kind, Object};
 use crate::{pd, qp, wc};
 
@@ -40,14 +40,14 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     let (domain, context, device) = unsafe { (pd::of(pd)?, (*pd).context, device_of((*pd).context)?) };
     let ah = domain.create_ah(&device.ah_attr_to_group(ah_attr(attr))).inspect_err(|error| {
         if let VerbsError::Device(DeviceError::Ah(AvError::Family { .. })) = error {
-            FAMILY.call_once(|| say(error));
+            say_once(&FAMILY, error);
         }
     })?;
     Ok(Object::<Ah>::create(ibv_ah { context, pd, handle: 0 }, Ah(ah)))
 }
 
 /// A program that mixes IP versions is told so once: EINVAL alone says nothing.
-static FAMILY: Once = Once::new();
+static FAMILY: AtomicBool = AtomicBool::new(false);
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {

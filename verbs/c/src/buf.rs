@@ -6,7 +6,7 @@ use core::ptr::null_mut;
 use crate::abi::{ibv_mr, ibv_pd};
 use crate::errno::{EINVAL, ENOMEM, Errno, Result};
 use crate::guard::{minus_one, pointer, settled};
-use crate::mr::{IBV_REG_MR_MASK_ADDR, IBV_REG_MR_MASK_BUF, MrInitAttr, ibv_reg_mr_ex};
+use crate::mr::register;
 use crate::pd;
 
 /// `struct ibv_buf`, which programs only pass back.
@@ -77,11 +77,11 @@ unsafe extern "C" fn ibv_reg_buf_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    let comp_mask = IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_BUF;
-    let (fd, fd_offset, dmah) = (-1, 0, null_mut());
-    let mut attr = MrInitAttr { length, access, comp_mask, iova: 0, addr, fd, fd_offset, dmah, buf };
-    // SAFETY: as C promises, and attributes of ours.
-    unsafe { ibv_reg_mr_ex(pd, &raw mut attr) }
+    // SAFETY: as C promises.
+    pointer(|| unsafe {
+        check(buf, pd, addr, length)?;
+        register(pd, addr, length, None, access as u32)
+    })
 }
 
 /// No buffer is one of DMA-buf.

@@ -69,16 +69,17 @@ pub(crate) fn read() -> Result<Config, String> {
             IpAddr::V6(gateway) => device.gateway6 = Some(gateway),
         }
     }
-    let (mut place, mut meeting) = (None, None);
+    let (mut claim, mut meeting) = (None, None);
     if meets && device.addrs.is_empty() {
         // Without a directory for sockets nothing can be claimed: the process takes the first address.
-        let (number, claim) = Claim::lowest_of(&port.to_string()).unzip();
+        let (number, claimed) = Claim::lowest_of(&port.to_string()).unzip();
         let addr = |number| IpAddr::V4(Ipv4Addr::new(10, 77, 0, number + 1));
         let number = number.unwrap_or(0);
         device.addrs = vec![(addr(number), 24)];
-        let meets = number < 2 && !matches!(port, PortSpec::Loopback);
-        meeting = meets.then(|| (addr(number), addr(1 - number)));
-        place = claim;
+        if number < 2 && !matches!(port, PortSpec::Loopback) {
+            meeting = Some((addr(number), addr(1 - number)));
+        }
+        claim = claimed;
     }
     device.vlan = value("ROCE_VLAN")?;
     device.mtu = value("ROCE_MTU")?.unwrap_or(device.mtu);
@@ -91,7 +92,7 @@ pub(crate) fn read() -> Result<Config, String> {
     // The process may start before the peer that it meets there.
     device.assume_link = meets;
     device.port = port.into();
-    Ok(Config { device, claim: place, meeting, lazy, draws_mac })
+    Ok(Config { device, claim, meeting, lazy, draws_mac })
 }
 
 /// How much is said.

@@ -9,8 +9,8 @@
 //!
 //! A process may exit without closing anything. After its destructors have run, the library tells its peers that their connections
 //! end, and sends what was posted, as a kernel and a NIC would. Peers that do not answer are asked again meanwhile: the process
-//! takes so long to end, says so, and any signal ends it. A process that closes everything and lives on does not wait: its device
-//! closes when its peers have answered.
+//! takes so long to end; it says so after a second, and SIGINT or SIGTERM ends it from then on. A process that closes everything and
+//! lives on does not wait: its device closes when its peers have answered.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -234,7 +234,7 @@ impl Process {
         if silent > 0 {
             say(format_args!(
                 "the process ends, and the peers of {silent} of its connections have not answered that they know: they are asked \
-                 again, for about ten seconds (a signal ends this)"
+                 again, for about ten seconds (SIGINT or SIGTERM ends this)"
             ));
             end_by_signals();
             context.take_leave(PATIENCE);

@@ -1,11 +1,11 @@
 //! Error numbers, as calls return them.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::AtomicBool;
 
 use verbs::{DeviceError, PostError, VerbsError};
 
-use crate::log::say;
+use crate::log::say_once;
 
 /// An error number of Linux.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,11 +25,8 @@ impl From<VerbsError> for Errno {
             // In a forked child the device is gone, whoever asks.
             VerbsError::Device(DeviceError::Forked) => EIO,
             VerbsError::Device(DeviceError::Descriptor(_)) => {
-                // Said once: a program may try again and again.
                 static SAID: AtomicBool = AtomicBool::new(false);
-                if !SAID.swap(true, Ordering::Relaxed) {
-                    say(&error);
-                }
+                say_once(&SAID, &error);
                 Self(error.errno())
             }
             error => Self(error.errno()),

@@ -61,6 +61,13 @@ pub(crate) fn say(why: impl Display) {
     line(Level::ERROR, || why.to_string());
 }
 
+/// Says it the first time: a program may try again and again.
+pub(crate) fn say_once(said: &AtomicBool, why: impl Display) {
+    if !said.swap(true, Ordering::Relaxed) {
+        say(why);
+    }
+}
+
 fn line(level: Level, text: impl FnOnce() -> String) {
     let rate = &RATES[CHOSEN.load(Ordering::Relaxed)];
     if level > rate.level {

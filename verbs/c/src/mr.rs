@@ -57,22 +57,38 @@ pub(crate) unsafe fn with<T>(mr: *mut ibv_mr, with: impl FnOnce(&Verbs) -> T) ->
     Ok(with(&mr.private().region()?.read().unwrap_or_else(PoisonError::into_inner)))
 }
 
-fn create(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: Option<u64>, bits: u32) -> *mut ibv_mr {
-    pointer(|| {
-        let access = access(bits);
-        // SAFETY: as C promises; by registering it, C also promises that the memory stays mapped until it is deregistered, unless it
-        // is registered on demand.
-        let (mr, context) = unsafe {
-            let domain = pd::of(pd)?;
-            let mr = match iova {
-                None => domain.reg_mr_raw(addr.cast(), length, access),
-                Some(iova) => domain.reg_mr_iova_raw(addr.cast(), length, iova, access),
-            };
-            (mr?, (*pd).context)
+/// Registers memory.
+///
+/// # Errors
+/// Those of `verbs`.
+///
+/// # Safety
+/// As C promises of the domain; by registering it, C also promises that the memory stays mapped until it is deregistered, unless it is
+/// registered on demand.
+pub(crate) unsafe fn register(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: Option<u64>,
+    bits: u32,
+) -> Result<*mut ibv_mr> {
+    let access = access(bits);
+    // SAFETY: as the caller promises.
+    let (mr, context) = unsafe {
+        let domain = pd::of(pd)?;
+        let mr = match iova {
+            None => domain.reg_mr_raw(addr.cast(), length, access),
+            Some(iova) => domain.reg_mr_iova_raw(addr.cast(), length, iova, access),
         };
-        let public = ibv_mr { context, pd, addr, length, handle: 0, lkey: mr.lkey(), rkey: mr.rkey() };
-        Ok(Object::<Mr>::create(public, Mr::Region(RwLock::new(mr))))
-    })
+        (mr?, (*pd).context)
+    };
+    let public = ibv_mr { context, pd, addr, length, handle: 0, lkey: mr.lkey(), rkey: mr.rkey() };
+    Ok(Object::<Mr>::create(public, Mr::Region(RwLock::new(mr))))
+}
+
+fn create(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: Option<u64>, bits: u32) -> *mut ibv_mr {
+    // SAFETY: as C promises.
+    pointer(|| unsafe { register(pd, addr, length, iova, bits) })
 }
 
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
@@ -120,25 +136,25 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
 
 /// `struct ibv_mr_init_attr` of releases later than the headers may be.
 #[repr(C)]
-pub(crate) struct MrInitAttr {
-    pub length: usize,
-    pub access: c_int,
-    pub comp_mask: u64,
-    pub iova: u64,
-    pub addr: *mut c_void,
-    pub fd: c_int,
-    pub fd_offset: u64,
-    pub dmah: *mut c_void,
-    pub buf: *mut Buf,
+struct MrInitAttr {
+    length: usize,
+    access: c_int,
+    comp_mask: u64,
+    iova: u64,
+    addr: *mut c_void,
+    fd: c_int,
+    fd_offset: u64,
+    dmah: *mut c_void,
+    buf: *mut Buf,
 }
 
 const IBV_REG_MR_MASK_IOVA: u64 = 1 << 0;
-pub(crate) const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
-pub(crate) const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
+const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
+const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
 
 /// Registers memory of the process, by its address or as part of a buffer; not what a descriptor or a handle of DMA names.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut MrInitAttr) -> *mut ibv_mr {
+unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut MrInitAttr) -> *mut ibv_mr {
     pointer(|| {
         // SAFETY: as C promises.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
@@ -154,8 +170,8 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut MrInit
             unsafe { buf::check(attr.buf, pd, attr.addr, attr.length) }?;
         }
         let iova = has(IBV_REG_MR_MASK_IOVA).then_some(attr.iova);
-        let mr = create(pd, attr.addr, attr.length, iova, attr.access as u32);
-        if mr.is_null() { Err(std::io::Error::last_os_error().into()) } else { Ok(mr) }
+        // SAFETY: as C promises.
+        unsafe { register(pd, attr.addr, attr.length, iova, attr.access as u32) }
     })
 }
 

@@ -26,7 +26,6 @@ const GUARDS: &[&str] = &[
     "no_completion(",
     "build(",
     "port_of(",
-    "ibv_reg_mr_ex(",
 ];
 /// Functions without a guard: they return a constant, look a number up in a table, or are a call of libc (`poll` of `wait.rs`).
 const CANNOT_PANIC: &[&str] = &[
