@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "check.h"
+#include "ends.h"
 
 #define QKEY 0x1234
 
@@ -26,16 +27,6 @@ __attribute__((weak)) int points_reached(void);
 		r_;                       \
 	})
 
-struct end {
-	struct ibv_context *context;
-	struct ibv_pd *pd;
-	struct ibv_comp_channel *channel;
-	struct ibv_cq *cq;
-	struct ibv_qp *qp;
-	struct ibv_mr *mr;
-	char memory[256];
-};
-
 struct address {
 	union ibv_gid gid;
 	unsigned int qp_num;
@@ -43,16 +34,6 @@ struct address {
 
 static struct end visited, own, lost;
 static volatile int datagrams, done;
-
-static void open_end(struct end *end, struct ibv_context *context, enum ibv_qp_type type)
-{
-	end->context = context;
-	end->pd = MUST(ibv_alloc_pd(context));
-	end->channel = MUST(ibv_create_comp_channel(context));
-	end->cq = MUST(ibv_create_cq(context, 64, NULL, end->channel, 0));
-	end->qp = make_qp(end->pd, end->cq, type);
-	end->mr = MUST(ibv_reg_mr(end->pd, end->memory, sizeof end->memory, IBV_ACCESS_LOCAL_WRITE));
-}
 
 static void ud_to_rts(struct ibv_qp *qp)
 {
@@ -62,21 +43,6 @@ static void ud_to_rts(struct ibv_qp *qp)
 	OK(ibv_modify_qp(qp, &attr, IBV_QP_STATE));
 	attr.qp_state = IBV_QPS_RTS;
 	OK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
-}
-
-static int post_recv(struct end *end)
-{
-	struct ibv_sge sge = { .addr = (uintptr_t)end->memory, .length = 128, .lkey = end->mr->lkey };
-	struct ibv_recv_wr wr = { .wr_id = 1, .sg_list = &sge, .num_sge = 1 }, *bad;
-	return WITHIN(ibv_post_recv(end->qp, &wr, &bad));
-}
-
-static int post_send(struct end *end)
-{
-	struct ibv_sge sge = { .addr = (uintptr_t)end->memory + 128, .length = 64, .lkey = end->mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
-				  .send_flags = IBV_SEND_SIGNALED }, *bad;
-	return WITHIN(ibv_post_send(end->qp, &wr, &bad));
 }
 
 /* Sends datagrams until it is killed, or, if it `ends`, until it hears that one arrived. */
@@ -89,7 +55,7 @@ static void visit(int told, int ends)
 		setenv("ROCE_ADDR", "10.77.0.2/24", 1);
 	unsetenv("ROCE_PCAP");
 	IS(read(told, &to, sizeof to), sizeof to);
-	open_end(&own, open_first(), IBV_QPT_UD);
+	open_end(&own, IBV_QPT_UD);
 	ud_to_rts(own.qp);
 	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1,
 				    .grh = { .dgid = to.gid, .sgid_index = 1, .hop_limit = 4 } };
@@ -144,12 +110,12 @@ static void turn(void)
 	for (int i = 0; i < n; i++)
 		datagrams++;
 	for (int i = 0; i < n; i++)
-		post_recv(&visited);
+		WITHIN(receive_at(&visited));
 	WITHIN(ibv_req_notify_cq(own.cq, 0));
-	if (post_recv(&own) == 0)
-		post_send(&own);
+	if (WITHIN(receive_at(&own)) == 0)
+		WITHIN(send_from(&own));
 	WITHIN(ibv_poll_cq(own.cq, 8, wc));
-	post_send(&lost);
+	WITHIN(send_from(&lost));
 	WITHIN(ibv_poll_cq(lost.cq, 8, wc));
 }
 
@@ -195,12 +161,13 @@ int main(int argc, char **argv)
 	close(pair[1]);
 
 	struct ibv_context *context = open_first();
-	open_end(&visited, context, IBV_QPT_UD);
-	open_end(&own, context, IBV_QPT_RC);
-	open_end(&lost, context, IBV_QPT_RC);
+	visited.context = own.context = lost.context = context;
+	open_end(&visited, IBV_QPT_UD);
+	open_end(&own, IBV_QPT_RC);
+	open_end(&lost, IBV_QPT_RC);
 	ud_to_rts(visited.qp);
 	for (int i = 0; i < 16; i++)
-		OK(post_recv(&visited));
+		OK(WITHIN(receive_at(&visited)));
 	struct address address = { own_gid(context), visited.qp->qp_num };
 	connect_rc(own.qp, own.qp->qp_num, address.gid);
 	union ibv_gid nobody = address.gid;

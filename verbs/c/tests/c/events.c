@@ -2,16 +2,12 @@
  * has failed. */
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <rdma/rdma_cma.h>
-#include <stddef.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "check.h"
+#include "filter.h"
 
 /* What has events: a queue pair on a shared receive queue, and a completion queue with its channel. */
 struct source {
@@ -342,16 +338,8 @@ static int lines_of_ours(int fd)
 /* A filter of system calls that refuses eventfd2: the error number is the system's, and a line says why, once. */
 static void refused_events(int number)
 {
-	struct sock_filter filter[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_eventfd2, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned int)number),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = { .len = sizeof filter / sizeof *filter, .filter = filter };
 	int said = fileno(MUST(tmpfile()));
-	OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-	OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+	refuse_call(SYS_eventfd2, (unsigned int)number);
 	int before = dup(2);
 	struct ibv_device **list = MUST(ibv_get_device_list(NULL));
 	dup2(said, 2);

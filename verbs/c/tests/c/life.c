@@ -12,29 +12,9 @@
 #include <sys/wait.h>
 
 #include "check.h"
-
-struct end {
-	struct ibv_context *context;
-	struct ibv_pd *pd;
-	struct ibv_comp_channel *channel;
-	struct ibv_cq *cq;
-	struct ibv_qp *qp;
-	struct ibv_mr *mr;
-	char memory[256];
-};
+#include "ends.h"
 
 static struct end one, two;
-
-static void open_end(struct end *end, enum ibv_qp_type type)
-{
-	if (!end->context)
-		end->context = open_first();
-	end->pd = MUST(ibv_alloc_pd(end->context));
-	end->channel = MUST(ibv_create_comp_channel(end->context));
-	end->cq = MUST(ibv_create_cq(end->context, 16, NULL, end->channel, 0));
-	end->qp = make_qp(end->pd, end->cq, type);
-	end->mr = MUST(ibv_reg_mr(end->pd, end->memory, sizeof end->memory, IBV_ACCESS_LOCAL_WRITE));
-}
 
 static void close_end(struct end *end)
 {
@@ -47,26 +27,11 @@ static void close_end(struct end *end)
 	end->context = NULL;
 }
 
-static void post_recv(struct end *end)
-{
-	struct ibv_sge sge = { .addr = (uintptr_t)end->memory, .length = 128, .lkey = end->mr->lkey };
-	struct ibv_recv_wr wr = { .wr_id = 1, .sg_list = &sge, .num_sge = 1 }, *bad;
-	OK(ibv_post_recv(end->qp, &wr, &bad));
-}
-
-static void post_send(struct end *end)
-{
-	struct ibv_sge sge = { .addr = (uintptr_t)end->memory + 128, .length = 64, .lkey = end->mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
-				  .send_flags = IBV_SEND_SIGNALED }, *bad;
-	OK(ibv_post_send(end->qp, &wr, &bad));
-}
-
 /* A message to itself. */
 static void talk(struct end *end)
 {
-	post_recv(end);
-	post_send(end);
+	OK(receive_at(end));
+	OK(send_from(end));
 	IS(completion(end->cq).status, IBV_WC_SUCCESS);
 	IS(completion(end->cq).status, IBV_WC_SUCCESS);
 }
@@ -545,7 +510,7 @@ static void *send_to_nobody(void *unused)
 {
 	(void)unused;
 	OK(pthread_cancel(pthread_self()));
-	post_send(&two);
+	OK(send_from(&two));
 	IS(completion(two.cq).status, IBV_WC_RETRY_EXC_ERR);
 	pthread_testcancel();
 	return NULL; /* never */
@@ -573,8 +538,8 @@ static void cancel(void)
 	talk(&one);
 	/* An event still reaches who waits for it. */
 	OK(ibv_req_notify_cq(one.cq, 0));
-	post_recv(&one);
-	post_send(&one);
+	OK(receive_at(&one));
+	OK(send_from(&one));
 	struct ibv_cq *cq = NULL;
 	void *context;
 	OK(ibv_get_cq_event(one.channel, &cq, &context));
@@ -646,13 +611,13 @@ static void last_completion(void)
 	struct address peer = meet(socket, &one);
 	connect_rc(one.qp, peer.qp_num, peer.gid);
 	if (child == 0) {
-		post_recv(&one);
+		OK(receive_at(&one));
 		IS(write(socket, "g", 1), 1);
 		IS(completion(one.cq).status, IBV_WC_SUCCESS);
 		exit(failures != 0);
 	}
 	IS(read(socket, &go, 1), 1);
-	post_send(&one);
+	OK(send_from(&one));
 	IS(completion(one.cq).status, IBV_WC_SUCCESS);
 	IS(child_ended(child), 0);
 	close_end(&one);
@@ -673,8 +638,8 @@ static void last_datagram(int awaited)
 	OK(ibv_modify_qp(one.qp, &attr, IBV_QP_STATE));
 	attr.qp_state = IBV_QPS_RTS;
 	OK(ibv_modify_qp(one.qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
-	post_recv(&one);
-	post_recv(&one);
+	OK(receive_at(&one));
+	OK(receive_at(&one));
 	struct address peer = meet(socket, &one);
 	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1,
 				  .grh = { .dgid = peer.gid, .sgid_index = 1, .hop_limit = 4 } };

@@ -4,14 +4,10 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 
 #include "check.h"
+#include "filter.h"
 
 #define PAGES 4
 #define PAGE 4096
@@ -81,16 +77,14 @@ static void unmapped(int access)
 static void with_an_old_kernel(void)
 {
 	struct sock_filter rules[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		LOAD(nr),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+		LOAD(args[2]),
 		BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 22, 0, 1), /* MADV_POPULATE_READ */
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
-	struct sock_fprog filter = { .len = sizeof rules / sizeof *rules, .filter = rules };
-	OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-	OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter));
+	filter_calls(rules, sizeof rules / sizeof *rules);
 	errno = 0;
 	IS(madvise(local, sizeof local, 22), -1);
 	IS(errno, EINVAL);

@@ -1,14 +1,10 @@
 /* What the library says on standard error of what the stack warns about: the test that runs this reads it. */
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <signal.h>
-#include <stddef.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 
 #include "check.h"
+#include "filter.h"
 
 static struct ibv_context *context;
 static struct ibv_cq *cq;
@@ -40,20 +36,6 @@ static void hold(void)
 	struct ibv_wc wc;
 	while (poll(&in, 1, 10) == 0)
 		ibv_poll_cq(cq, 1, &wc);
-}
-
-/* As seccomp profiles of containers do. */
-static void forbid_memfd_create(void)
-{
-	struct sock_filter code[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog filter = { sizeof code / sizeof *code, code };
-	OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-	OK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter));
 }
 
 /* This process gets no further descriptor. */
@@ -92,7 +74,7 @@ int main(int argc, char **argv)
 		open_all();
 		send_to_the_first();
 	} else if (!strcmp(story, "no-memfd")) {
-		forbid_memfd_create();
+		refuse_call(SYS_memfd_create, EPERM);
 		open_all();
 		send_to_the_first();
 	} else if (!strcmp(story, "no-descriptors")) {

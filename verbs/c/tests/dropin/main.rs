@@ -82,6 +82,9 @@ const PROGRAMS: &[&str] = &[
     "words.c",
 ];
 
+/// What they have in common.
+const HELPERS: &[&str] = &["check.h", "ends.h", "filter.h"];
+
 fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c")
 }
@@ -118,19 +121,24 @@ fn run_with(dir: &Dir, source: &str, port: &str, settings: &[(&str, &str)], stor
     let Some(library) = library() else { return };
     let program = compile(dir, library, source);
     for story in stories {
-        // A hang is a failure; nothing else depends on time.
-        let mut command = Command::new("timeout");
-        command.args(["-k", "5", "100"]).arg(&program);
+        let mut command = program_on(library, dir, &program);
         command.args(story.iter().filter(|word| !word.is_empty()));
-        command.current_dir(&dir.0).env("LD_LIBRARY_PATH", library);
-        // What a process leaves at its end is no leak. A thread that is cancelled leaves marks on its stack, which its end on a
-        // signal stack of the sanitizer's would run into. More memory than there is may be asked for.
-        command.env("ASAN_OPTIONS", "detect_leaks=0:use_sigaltstack=0:allocator_may_return_null=1");
-        command.env("XDG_RUNTIME_DIR", &dir.0).env("ROCE_PORT", port.replace("DIR", dir.0.to_str().unwrap()));
-        command.envs(settings.iter().copied());
+        command.env("ROCE_PORT", port.replace("DIR", dir.0.to_str().unwrap())).envs(settings.iter().copied());
         let output = command.output().expect("timeout(1) is there");
         assert!(output.status.success(), "{source} {story:?} over {port}: {}", text(&output));
     }
+}
+
+/// The command of a program on the library.
+fn program_on(library: &Path, dir: &Dir, program: &Path) -> Command {
+    // A hang is a failure; nothing else depends on time.
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", "100"]).arg(program).current_dir(&dir.0);
+    // What a process leaves at its end is no leak. A thread that is cancelled leaves marks on its stack, which its end on a
+    // signal stack of the sanitizer's would run into. More memory than there is may be asked for.
+    command.env("ASAN_OPTIONS", "detect_leaks=0:use_sigaltstack=0:allocator_may_return_null=1");
+    command.env("LD_LIBRARY_PATH", library).env("XDG_RUNTIME_DIR", &dir.0);
+    command
 }
 
 #[test]
@@ -272,14 +280,11 @@ fn threads_that_are_cancelled_while_they_poll() {
 
 /// Ports, each with that of its visitors; none over `loopback`.
 fn visited_ports(dir: &Dir) -> Vec<(String, String)> {
-    let [.., high, low] = std::process::id().to_be_bytes();
-    let (at, low) = (dir.0.display(), low.clamp(1, 254));
-    let udp = |net: u8| format!("udp:127.{net}.{high}.{low},127.{}.{high}.{low}", net + 1);
+    let at = dir.0.display();
     vec![
         (format!("memif:{at}/s,role=server"), format!("memif:{at}/s,role=client")),
         (format!("memif:{at}/c,role=client"), format!("memif:{at}/c,role=server")),
-        // Addresses of this machine only, which no other test uses. The programs of C use the second one.
-        (udp(94), udp(96)),
+        (udp(), udp()),
         (format!("unix:{at}/a,peer={at}/b"), format!("unix:{at}/b,peer={at}/a")),
         ("loopback".into(), String::new()),
     ]

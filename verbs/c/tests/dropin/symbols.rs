@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
-use crate::{Dir, PROGRAMS, compile, library, sources};
+use crate::{Dir, HELPERS, PROGRAMS, compile, library, sources};
 
 /// Rows of a file's table of dynamic symbols: type, section, and name with version.
 fn table(file: &Path) -> Vec<(String, String, String)> {
@@ -173,8 +173,9 @@ fn every_function_of_the_headers_is_called_by_a_program() {
     assert!(functions.len() > 200, "only {} functions were found", functions.len());
     let programs: String =
         PROGRAMS.iter().map(|source| std::fs::read_to_string(sources().join(source)).unwrap()).collect();
-    let helper = std::fs::read_to_string(sources().join("check.h")).unwrap();
-    let called: BTreeSet<_> = called_names(&programs).chain(called_names(&helper)).collect();
+    let helpers: String =
+        HELPERS.iter().map(|header| std::fs::read_to_string(sources().join(header)).unwrap()).collect();
+    let called: BTreeSet<_> = called_names(&programs).chain(called_names(&helpers)).collect();
     let untried: Vec<_> = functions
         .iter()
         .filter(|name| !called.contains(name.as_str()) && !NEVER_CALLED.contains(&name.as_str()))

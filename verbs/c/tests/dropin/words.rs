@@ -3,19 +3,17 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, ChildStderr, Stdio};
 
-use crate::{Dir, compile, library, run_with};
+use crate::{Dir, compile, library, program_on, run_with};
 
 /// A program of `words.c` that runs; it is ended with this.
 struct Running(Child);
 
 impl Running {
     fn start(dir: &Dir, library: &Path, story: &str, settings: &[(&str, &str)]) -> Self {
-        let mut command = Command::new("timeout");
-        command.args(["-k", "5", "100"]).arg(compile(dir, library, "words.c")).arg(story);
-        command.env("LD_LIBRARY_PATH", library).env("XDG_RUNTIME_DIR", &dir.0).env_remove("ROCE_PORT");
-        command.envs(settings.iter().copied());
+        let mut command = program_on(library, dir, &compile(dir, library, "words.c"));
+        command.arg(story).env_remove("ROCE_PORT").envs(settings.iter().copied());
         command.stdin(Stdio::piped()).stderr(Stdio::piped());
         Self(command.spawn().expect("timeout(1) is there"))
     }
