@@ -687,6 +687,28 @@ static void with_a_queue_pair(struct rdma_cm_id *id)
 	OK(rdma_create_qp(id, NULL, &init));
 }
 
+/* A server takes the next request. */
+static void accept_one(struct rdma_event_channel *channel)
+{
+	struct rdma_conn_param param = { .retry_count = 7 };
+	struct rdma_cm_id *accepted;
+	await_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST, &accepted);
+	with_a_queue_pair(accepted);
+	OK(rdma_accept(accepted, &param));
+	await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
+}
+
+/* A client connects, once the server's address is resolved. */
+static void connect_resolved(struct rdma_event_channel *channel, struct rdma_cm_id *id)
+{
+	struct rdma_conn_param param = { .retry_count = 7 };
+	OK(rdma_resolve_route(id, 60000));
+	await_event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
+	with_a_queue_pair(id);
+	OK(rdma_connect(id, &param));
+	await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
+}
+
 /* One of two connected processes ends without a word: the other one is told. */
 static void last_words(void)
 {
@@ -696,8 +718,7 @@ static void last_words(void)
 	int socket = sockets[child == 0];
 	struct rdma_event_channel *channel = MUST(rdma_create_event_channel());
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(7471) };
-	struct rdma_conn_param param = { .retry_count = 7 };
-	struct rdma_cm_id *id, *accepted;
+	struct rdma_cm_id *id;
 	union ibv_gid gid;
 	OK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
 	if (child == 0) {
@@ -705,21 +726,14 @@ static void last_words(void)
 		OK(rdma_listen(id, 1));
 		gid = own_gid(open_first());
 		IS(write(socket, &gid, sizeof gid), sizeof gid);
-		await_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST, &accepted);
-		with_a_queue_pair(accepted);
-		OK(rdma_accept(accepted, &param));
-		await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
+		accept_one(channel);
 		exit(failures != 0);
 	}
 	IS(read(socket, &gid, sizeof gid), sizeof gid);
 	memcpy(&address.sin_addr, gid.raw + 12, 4);
 	OK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 60000));
 	await_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
-	OK(rdma_resolve_route(id, 60000));
-	await_event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
-	with_a_queue_pair(id);
-	OK(rdma_connect(id, &param));
-	await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
+	connect_resolved(channel, id);
 	await_event(channel, RDMA_CM_EVENT_DISCONNECTED, NULL);
 	IS(child_ended(child), 0);
 	rdma_destroy_qp(id);
@@ -771,8 +785,7 @@ static void patient_words(void)
 	int socket = sockets[child == 0];
 	struct rdma_event_channel *channel = MUST(rdma_create_event_channel());
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(7471) };
-	struct rdma_conn_param param = { .retry_count = 7 };
-	struct rdma_cm_id *ids[CONNECTIONS], *listener, *accepted;
+	struct rdma_cm_id *ids[CONNECTIONS], *listener;
 	union ibv_gid gid;
 	if (child == 0) {
 		OK(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP));
@@ -780,12 +793,8 @@ static void patient_words(void)
 		OK(rdma_listen(listener, 1));
 		gid = own_gid(open_first());
 		IS(write(socket, &gid, sizeof gid), sizeof gid);
-		for (int i = 0; i < CONNECTIONS; i++) {
-			await_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST, &accepted);
-			with_a_queue_pair(accepted);
-			OK(rdma_accept(accepted, &param));
-			await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
-		}
+		for (int i = 0; i < CONNECTIONS; i++)
+			accept_one(channel);
 		IS(read(socket, &go, 1), 1);
 		IS(dup2(fileno(said), 2), 2);
 		OK(kill(parent, SIGSTOP));
@@ -799,11 +808,7 @@ static void patient_words(void)
 		OK(rdma_create_id(channel, &ids[i], NULL, RDMA_PS_TCP));
 		OK(rdma_resolve_addr(ids[i], NULL, (struct sockaddr *)&address, 60000));
 		await_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
-		OK(rdma_resolve_route(ids[i], 60000));
-		await_event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
-		with_a_queue_pair(ids[i]);
-		OK(rdma_connect(ids[i], &param));
-		await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
+		connect_resolved(channel, ids[i]);
 	}
 	IS(write(socket, "g", 1), 1);
 	for (int i = 0; i < CONNECTIONS; i++)
@@ -830,8 +835,7 @@ static void first_client(int bound)
 	pid_t child = fork();
 	int socket = sockets[child == 0];
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(7471) };
-	struct rdma_conn_param param = { .retry_count = 7 };
-	struct rdma_cm_id *id, *accepted;
+	struct rdma_cm_id *id;
 	if (child == 0)
 		IS(read(socket, &go, 1), 1);
 	struct rdma_event_channel *channel = MUST(rdma_create_event_channel());
@@ -843,10 +847,7 @@ static void first_client(int bound)
 		OK(rdma_bind_addr(id, (struct sockaddr *)&address));
 		OK(rdma_listen(id, 1));
 		IS(write(socket, "l", 1), 1);
-		await_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST, &accepted);
-		with_a_queue_pair(accepted);
-		OK(rdma_accept(accepted, &param));
-		await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
+		accept_one(channel);
 		await_event(channel, RDMA_CM_EVENT_DISCONNECTED, NULL);
 		exit(failures != 0);
 	}
@@ -854,12 +855,8 @@ static void first_client(int bound)
 	OK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 60000));
 	IS(write(socket, "g", 1), 1);
 	await_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
-	OK(rdma_resolve_route(id, 60000));
-	await_event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
 	IS(read(socket, &go, 1), 1);
-	with_a_queue_pair(id);
-	OK(rdma_connect(id, &param));
-	await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
+	connect_resolved(channel, id);
 	OK(rdma_disconnect(id));
 	await_event(channel, RDMA_CM_EVENT_DISCONNECTED, NULL);
 	IS(child_ended(child), 0);
