@@ -141,6 +141,7 @@ pub enum BackendError {
 pub(crate) struct Running {
     pub kind: Kind,
     pub nsid: u32,
+    pub backend: Backend,
     pub lba: u64,
     pub len: u64,
 }
@@ -272,7 +273,10 @@ impl Command<'_> {
 
     fn run(&self, kind: Kind, offset: u64, len: u64, op: Op<'static>) -> Action<'static> {
         let Namespace { nsid, backend, block_shift, .. } = *self.namespace;
-        Action::Run(Running { kind, nsid, lba: offset >> block_shift, len }, Request { nsid, backend, op })
+        Action::Run(
+            Running { kind, nsid, backend, lba: offset >> block_shift, len },
+            Request { nsid, backend, op },
+        )
     }
     fn fua(&self) -> bool {
         Control::of(self.sqe).fua()
@@ -324,8 +328,9 @@ pub(crate) fn ranges<'a>(
         bytes(namespace, range.slba.get(), range.blocks.get())?;
     }
     let ranges = Ranges { ranges, block_shift: namespace.block_shift };
-    let running = Running { kind: Kind::Other { writes: true }, nsid: of.nsid, lba: 0, len: 0 };
-    Ok((running, Request { nsid: of.nsid, backend: namespace.backend, op: Op::Deallocate(ranges) }))
+    let backend = namespace.backend;
+    let running = Running { kind: Kind::Other { writes: true }, nsid: of.nsid, backend, lba: 0, len: 0 };
+    Ok((running, Request { nsid: of.nsid, backend, op: Op::Deallocate(ranges) }))
 }
 
 const _: () = assert!(limits::DSM_RANGES == 1 << 8);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use arrayvec::ArrayString;
 
-use crate::config::Namespace;
+use crate::config::{Backend, Namespace};
 use crate::counters::Counters;
 use crate::in_flight::Unfinished;
 use crate::nqn::Nqn;
@@ -76,9 +76,14 @@ impl Live {
             failures: AtomicU64::new(0),
         }
     }
-    /// A namespace has lost data.
+    /// A namespace has lost data, if it still has this backend.
     #[cold]
-    pub fn fail(&self, nsid: u32) {
+    pub fn fail(&self, nsid: u32, backend: Backend) {
+        // Held until it is marked: who removes the namespace takes the mark away after it is out of the table.
+        let table = lock(&self.table);
+        if table.get(nsid).is_none_or(|namespace| namespace.backend != backend) {
+            return;
+        }
         let mut failed = lock(&self.failed);
         if !failed.contains(&nsid) {
             failed.push(nsid);
@@ -89,9 +94,9 @@ impl Live {
     pub fn restore(&self, nsid: u32) {
         lock(&self.failed).retain(|failed| *failed != nsid);
     }
-    /// Namespaces that have lost data.
-    pub fn failed(&self) -> Vec<u32> {
-        lock(&self.failed).clone()
+    /// Whether there are namespaces that have lost data.
+    pub fn has_failed(&self) -> bool {
+        !lock(&self.failed).is_empty()
     }
     /// How often a namespace has lost data.
     #[inline]

@@ -1,11 +1,11 @@
 //! Admin commands: Identify, log pages, features, events, discovery.
 
-use nvmf::config::{ConfigError, Hosts, Port, Ports, Settings, Subsystem};
+use nvmf::config::{Backend, ConfigError, Hosts, Namespace, Port, Ports, Settings, Subsystem};
 use nvmf::status::Status;
 use nvmf::wire::identify::{self, DescriptorHead, cns};
 use nvmf::wire::log::{Effects, ErrorEntry, Smart, lid};
 use nvmf::wire::{Sgl, Sqe, admin_opcode, discovery, io_opcode};
-use nvmf::{End, Nqn, Queue, Target};
+use nvmf::{End, Nqn, Queue, Step, Target};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -274,6 +274,32 @@ fn a_namespace_that_has_lost_data_is_in_the_smart_log_and_is_told_once() {
     lost(&mut p, &mut io, io_opcode::READ, Status::UnrecoveredReadError);
     p.target.remove_namespace(&subsystem, 1).unwrap();
     assert_eq!(warning(&mut p, &mut queue), 0);
+}
+
+// Goal: what a removed namespace has lost is nobody's, also where another one has its identifier by now.
+#[test]
+fn a_command_that_ends_after_its_namespace_was_removed_leaves_no_mark() {
+    let mut p = Program::new(8);
+    let subsystem = nqn(SUBSYSTEM);
+    let (mut queue, cntlid) = p.admin();
+    let mut io = p.io(cntlid, 1);
+    let mut begin = |p: &Program| match io.handle_capsule(p.now, blocks(io_opcode::READ, 0, 1).as_bytes(), 64)
+    {
+        Ok(Step::Run(ticket, _)) => ticket,
+        other => panic!("{other:?}"),
+    };
+    let [first, second] = [begin(&p), begin(&p)];
+    let mut ends = |p: &mut Program, ticket| {
+        let response = io.handle_done(ticket, Err(nvmf::BackendError::Lost)).unwrap();
+        assert_eq!(response.cqe.status.get(), Status::UnrecoveredReadError.field());
+        let bytes = p.read(&mut queue, &log_page(lid::SMART, 0, 512, false), 512);
+        Smart::ref_from_bytes(&bytes).unwrap().warning
+    };
+    p.target.remove_namespace(&subsystem, 1).unwrap();
+    assert_eq!(ends(&mut p, first), 0);
+    let other = Namespace { backend: Backend(7), ..namespace(1, 8) };
+    p.target.add_namespace(&subsystem, other).unwrap();
+    assert_eq!(ends(&mut p, second), 0);
 }
 
 // N19

@@ -127,7 +127,7 @@ impl Events {
     fn forget(&mut self) {
         self.states = Default::default();
         if let Seen::Namespaces(live, ..) = &self.seen {
-            self.states[Event::Reliability as usize].pending = !live.failed().is_empty();
+            self.states[Event::Reliability as usize].pending = live.has_failed();
         }
     }
 

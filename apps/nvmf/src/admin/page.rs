@@ -193,7 +193,7 @@ impl Sources<'_> {
         let totals = self.association.live.as_ref().map(|live| live.counters.totals()).unwrap_or_default();
         // In thousands of 512 bytes, rounded up.
         let units = |bytes: u64| U128::new(bytes.div_ceil(512_000) as u128);
-        let lost = self.association.live.as_ref().is_some_and(|live| !live.failed().is_empty());
+        let lost = self.association.live.as_ref().is_some_and(|live| live.has_failed());
         log::Smart {
             warning: if lost { log::Smart::RELIABILITY } else { 0 },
             spare: 100,

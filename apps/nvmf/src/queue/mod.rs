@@ -255,12 +255,12 @@ impl Queue {
                 Status::Success
             }
             (Ok(()), other) => panic!("the command was not given to the backend but is at {other:?}"),
-            (Err(error), Stage::Backend(Running { kind, nsid, lba, .. })) => {
+            (Err(error), Stage::Backend(Running { kind, nsid, backend, lba, .. })) => {
                 let status = error.status(kind);
                 if let (BackendError::Io | BackendError::Lost, Role::Io(io)) = (error, &self.role) {
                     io.counters.media_error();
                     if error == BackendError::Lost {
-                        io.live.fail(nsid);
+                        io.live.fail(nsid, backend);
                     }
                 }
                 self.note_error(ErrorOf { cid, nsid, lba }, status);
