@@ -80,6 +80,31 @@ fn check_refuses_what_serve_refuses_and_in_its_words() {
     }
 }
 
+// Goal: a start that fails for what is written leaves no files behind, and none of another length.
+#[test]
+fn a_mistake_is_found_before_any_file_is_made_or_grown() {
+    let folder = Folder::new("before");
+    let [disk, small, odd] = ["disk", "small", "odd"].map(|name| folder.path(name));
+    std::fs::write(&small, [0; 512]).unwrap();
+    std::fs::write(&odd, [0; 1000]).unwrap();
+    let both = format!("{}{}", file(&disk, "1m"), file(&small, "1m"));
+    let memory = |more: &str| format!("[[subsystem.namespace]]\nmemory = \"1m\"\n{more}\n");
+    let uuid = memory("uuid = \"11111111-2222-3333-4444-555555555555\"");
+    for (last, words) in [
+        (memory("id = 1"), "a namespace 1 already"),
+        (memory("id = 0"), "not 0"),
+        (format!("{uuid}{uuid}"), "namespace 4"),
+        (format!("[[subsystem.namespace]]\nfile = \"{}\"\n", odd.display()), "no multiple of a block"),
+        ("[[subsystem]]\nnqn = \"nqn.2024-01.org.example:disks\"\n".into(), "nqn.2024-01.org.example:disks"),
+        ("[target]\nin_capsule = \"1g\"\n".into(), "at most 1048576"),
+    ] {
+        let run = folder.command("serve", HERE, &format!("{both}{last}")).output().unwrap();
+        assert!(run.status.code() == Some(1) && said(&run).contains(words), "{words:?}: {run:?}");
+        assert!(!disk.exists(), "{words:?}");
+        assert_eq!(std::fs::metadata(&small).unwrap().len(), 512, "{words:?}");
+    }
+}
+
 #[test]
 fn check_makes_nothing_and_does_not_mind_the_target_that_runs() {
     let folder = Folder::new("check-runs");

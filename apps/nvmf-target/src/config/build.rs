@@ -37,7 +37,8 @@ pub fn build(offer: &Offer, address: IpAddr, pd: &Arc<Pd>) -> Result<Built, Mist
     if offer.ports.is_empty() {
         offer.ports.push(SocketAddr::new(address, PORT));
     }
-    apart(&offer)?;
+    // A mistake is found before a file is made.
+    try_build(&offer, &[])?;
     let stores = Stores::default();
     let mut lens = Vec::new();
     let mut opener = Opener::new(pd);
