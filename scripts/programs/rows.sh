@@ -261,26 +261,36 @@ done
 missing=''
 
 say "programs that Debian does not have, or not as new, from their repositories"
-# built NAME REF REPOSITORY FOLDER PACKAGE ...: programs of a repository of github.com, built in a folder of it and called NAME-PROGRAM;
-# $missing says why that does not work. Once built they stay. git's url.<base>.insteadOf takes repositories from elsewhere.
+# once KEY COMMAND ...: for the first row that needs it; $missing says why that does not work, for the others too.
+once() {
+    local key=$1
+    shift
+    [ -z "${tried[$key]+tried}" ] || { missing=${tried[$key]}; return; }
+    [ -n "$missing" ] || "$@"
+    tried[$key]=$missing
+}
+declare -A tried=()
+# from_git FOLDER REF REPOSITORY BUILD PACKAGE ...: a repository of github.com in a folder, where BUILD FOLDER builds it; $missing says why that
+# does not work. Once built it stays. git's url.<base>.insteadOf takes repositories from elsewhere.
+from_git() {
+    local at=$1 ref=$2 repository=$3 build=$4
+    shift 4
+    [ -e "$at/done" ] || (install_packages git gcc pkg-config "$@" && rm -rf "$at" &&
+        timeout 300 git clone -q --depth 1 ${ref:+--branch "$ref"} "https://github.com/$repository" "$at" &&
+        "$build" "$at" && touch "$at/done") >"$dir/git" 2>&1 ||
+        missing="$repository cannot be built: $(grep -m 1 -Ei 'fatal|error' "$dir/git" || tail -n 1 "$dir/git")"
+}
+# built NAME REF REPOSITORY FOLDER PACKAGE ...: programs of a repository, built in a folder of it and called NAME-PROGRAM.
 built() {
     local name=$1 ref=$2 repository=$3 folder=$4 at program
     at=$(realpath -m "$target/git/$name-${ref:-newest}")
     shift 4
-    [ -e "$at/installed/done" ] || (install_packages git gcc make autoconf automake libtool pkg-config "$@" && rm -rf "$at" &&
-        timeout 300 git clone -q --depth 1 ${ref:+--branch "$ref"} "https://github.com/$repository" "$at" && cd "$at/$folder" &&
-        ./autogen.sh && ./configure --prefix="$at/installed" && make && make install && touch "$at/installed/done") >"$dir/git" 2>&1 ||
-        { missing="$repository cannot be built: $(grep -m 1 -Ei 'fatal|error' "$dir/git" || tail -n 1 "$dir/git")"; return; }
+    from_git "$at" "$ref" "$repository" autotools make autoconf automake libtool "$@"
+    [ -z "$missing" ] || return 0
     mkdir -p "$dir/bin"
     for program in "$at/installed/bin"/*; do ln -sf "$program" "$dir/bin/$name-${program##*/}"; done
 }
-# built_once NAME ...: as built, for the first of its rows that is run; no other tries again.
-built_once() {
-    [ -z "${tried[$1]+tried}" ] || { missing=${tried[$1]}; return; }
-    [ -n "$missing" ] || built "$@"
-    tried[$1]=$missing
-}
-declare -A tried=()
+autotools() { cd "$1/$folder" && ./autogen.sh && ./configure --prefix="$1/installed" && make && make install; }
 
 # fabtest COMMAND: tests of libfabric, as new as Debian's libfabric, over UDP sockets: as with fi_pingpong, names are those of TCP. With
 # -b=@P the two begin together, by TCP, and with -E=@P they tell each other addresses by it; fi_rdm_tagged_bw loses count with -b over
@@ -292,7 +302,7 @@ fabtest() {
     if asked_for f "$both -s 10.78.0.2 @A$note"; then
         known libfabric-bin fi_info || true
         version=$(dpkg-query -W -f '${Version}' libfabric1 2>/dev/null | sed 's/-.*//')
-        built_once fabtests "v$version" ofiwg/libfabric fabtests libfabric-dev
+        once fabtests built fabtests "v$version" ofiwg/libfabric fabtests libfabric-dev
     fi
     pair tf fabtests 'MB/sec|_lat ' "$both -s @A" "$both -s 10.78.0.2 @A"
 }
@@ -308,7 +318,7 @@ fabtest 'fi_rdm_atomic -b=@P -p verbs;ofi_rxm -o all -I 20'
 newest() {
     local missing='' note=' (perftest of its repository)' both="newest-$2 -d roce0 -F -p @P $3"
     ! asked_for "$1" "$both @H$note" ||
-        built_once newest '' linux-rdma/perftest . libibverbs-dev librdmacm-dev libibumad-dev libpci-dev
+        once newest built newest '' linux-rdma/perftest . libibverbs-dev librdmacm-dev libibumad-dev libpci-dev
     pair "t$1" perftest 'BW average|t_avg|#bytes' "$both" "$both @H"
 }
 newest f ib_send_bw '--send_with_imm -n 500'
@@ -364,9 +374,11 @@ run_pyverbs() {
         grep '	failed	' "$row/results" | cut -c 1-200 | sed 's/^/    /' || tail -n 10 "$row/out"
     fi
 }
-for module in test_device test_pd test_addr test_cq test_cq_events test_qp test_fork; do pyverbs '' "$module"; done
-for module in test_cqex test_qpex test_mr test_atomic test_parent_domain test_relaxed_ordering test_rdmacm test_odp test_shared_pd \
-    test_tag_matching test_flow test_rss_traffic; do pyverbs f "$module"; done
+quick_modules=(test_device test_pd test_addr test_cq test_cq_events test_qp test_fork)
+more_modules=(test_cqex test_qpex test_mr test_atomic test_parent_domain test_relaxed_ordering test_rdmacm test_odp test_shared_pd
+    test_tag_matching test_flow test_rss_traffic)
+for module in "${quick_modules[@]}"; do pyverbs '' "$module"; done
+for module in "${more_modules[@]}"; do pyverbs f "$module"; done
 
 # newest_pyverbs MODULE: the same of rdma-core's repository. Its tests ask rdma(8) for network interfaces, and fail where the kernel has no
 # RDMA; here it says that there are none.
@@ -374,21 +386,14 @@ newest_pyverbs() {
     local at missing='' name="pyverbs $1 (of its repository)"
     at=$(realpath -m "$target/git/rdma-core")
     wanted f "$name" || return 0
-    newest_rdma_core "$at"
+    once rdma-core from_git "$at" '' linux-rdma/rdma-core cmake_pyverbs cmake ninja-build cython3 python3-dev libnl-3-dev \
+        libnl-route-3-dev libudev-dev
     [ -z "$missing" ] || { report "$name" SKIPPED 0 "$missing"; return 0; }
     mkdir -p "$dir/rdma" && printf '#!/bin/sh\necho "[]"\n' >"$dir/rdma/rdma" && chmod +x "$dir/rdma/rdma"
     PATH=$dir/rdma:$PATH PYTHONPATH=$at/build/python run_pyverbs "$name" "$1" "$at/tests"
 }
-# newest_rdma_core FOLDER: builds it there, once; $missing says why that does not work.
-newest_rdma_core() {
-    [ -z "${tried[rdma-core]+tried}" ] || { missing=${tried[rdma-core]}; return; }
-    [ -e "$1/build/done" ] || (install_packages git gcc cmake ninja-build cython3 python3-dev pkg-config libnl-3-dev libnl-route-3-dev libudev-dev &&
-        rm -rf "$1" && timeout 300 git clone -q --depth 1 https://github.com/linux-rdma/rdma-core "$1" &&
-        cmake -S "$1" -B "$1/build" -GNinja -DNO_MAN_PAGES=1 -DPYTHON_EXECUTABLE=/usr/bin/python3 -DCYTHON_EXECUTABLE=/usr/bin/cython3 &&
-        ninja -C "$1/build" && touch "$1/build/done") >"$dir/git" 2>&1 ||
-        missing="linux-rdma/rdma-core cannot be built: $(grep -m 1 -Ei 'fatal|error' "$dir/git" || tail -n 1 "$dir/git")"
-    tried[rdma-core]=$missing
+cmake_pyverbs() {
+    cmake -S "$1" -B "$1/build" -GNinja -DNO_MAN_PAGES=1 -DPYTHON_EXECUTABLE=/usr/bin/python3 -DCYTHON_EXECUTABLE=/usr/bin/cython3 &&
+        ninja -C "$1/build"
 }
-for module in test_device test_pd test_addr test_cq test_cq_events test_qp test_fork test_cqex test_qpex test_mr test_atomic \
-    test_parent_domain test_relaxed_ordering test_rdmacm test_odp test_shared_pd test_tag_matching test_flow test_rss_traffic test_buf \
-    test_dmah; do newest_pyverbs "$module"; done
+for module in "${quick_modules[@]}" "${more_modules[@]}" test_buf test_dmah; do newest_pyverbs "$module"; done
