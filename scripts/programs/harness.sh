@@ -121,7 +121,7 @@ until_there() {
 prepare() {
     row=$(mktemp -d "$dir/row.XXXXXX")
     mkdir -m 700 "$row/run" "$row/files"
-    port=$(free_port)
+    port=${own_port:-$(free_port)}
     began=$EPOCHREALTIME
 }
 

@@ -145,6 +145,16 @@ fi_test() {
 fi_test dgram
 # Its endpoints of messages are not on the interface lo: they are below, between two network namespaces.
 
+say "uDAPL"
+# dapl_test FLAGS PROGRAM: its names are those of TCP, as with qperf, and its TCP port is its own; a file says which address is whose.
+dapl_test() {
+    local server_options='--port udp:127.0.0.2' client_options='--port udp:127.0.0.3' own_port=15828 n
+    for n in 2 3; do printf 'roce u2.0 nonthreadsafe default libdaplofa.so.2 dapl.2.0 "127.0.0.%d 0" ""\n' "$n" >"$dir/dat.$n"; done
+    pair "t$1" dapl2-utils PASSED "env DAT_OVERRIDE=../dat.2 $2 -P roce" "env DAT_OVERRIDE=../dat.3 $2 -P roce -h 127.0.0.2"
+}
+dapl_test f dtest
+dapl_test f dtestx
+
 say "Open MPI over UCX"
 # mpi_test FLAGS TRANSPORTS: two ranks, neither of which has another way to the other one.
 mpi_test() {

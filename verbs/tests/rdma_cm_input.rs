@@ -1,6 +1,7 @@
 //! Errors that a program can make with identifiers: each has its error and its number, and changes nothing.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -225,6 +226,14 @@ fn queue_pairs_and_options() {
     let udp = w.a.context.create_id(Some(&ca), PortSpace::Udp).unwrap();
     refused(udp.set_option(CmOption::AckTimeout(14)), EINVAL, "Option");
     refused(udp.create_qp(&w.a.pd, &QpInitAttr::rc(&w.a.cq, &w.a.cq)), EINVAL, "Unsuitable");
+    // A queue pair that it did not make: it has to be of its type and its device.
+    refused(udp.set_qp(Some(qp.clone())), EINVAL, "Unsuitable");
+    let foreign = Arc::new(w.b.pd.create_qp(&QpInitAttr::rc(&w.b.cq, &w.b.cq)).unwrap());
+    refused(id.set_qp(Some(foreign)), EINVAL, "Foreign");
+    assert!(udp.qp().is_none() && Arc::ptr_eq(&id.qp().unwrap(), &qp));
+    id.set_qp(None).unwrap();
+    assert!(id.qp().is_none() && qp.state().unwrap() == QpState::Init);
+    id.set_qp(Some(qp.clone())).unwrap();
     refused(id.init_qp_attr(QpState::Sqd), EINVAL, "State");
     refused(id.join_multicast([239, 1, 1, 1].into()), EINVAL, "Unsuitable");
     refused(id.join_multicast_to_send([239, 1, 1, 1].into()), EINVAL, "Unsuitable");

@@ -3,6 +3,7 @@
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
+use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ pub(crate) struct Qp {
     sq_sig_all: bool,
     /// It was made for the calls of `struct ibv_qp_ex`.
     extended: bool,
-    /// The identifier of connection management that it was made for, which has a reference to it too.
+    /// The identifier of connection management that has it, and a reference to it too.
     owner: AtomicPtr<rdma_cm_id>,
     /// The list that one thread builds between `wr_start` and `wr_complete`. It borrows from `handle`, which does not move, and is
     /// dropped before it.
@@ -96,7 +97,7 @@ fn wanted(attr: &ibv_qp_init_attr_ex) -> Result<Wanted> {
         None
     };
     Ok(Wanted {
-        xrcd: if has(abi::IBV_QP_INIT_ATTR_XRCD) { attr.xrcd } else { core::ptr::null_mut() },
+        xrcd: if has(abi::IBV_QP_INIT_ATTR_XRCD) { attr.xrcd } else { null_mut() },
         block_self_mcast_lb: flags & abi::IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0,
         send_ops,
     })
@@ -200,15 +201,14 @@ fn give(context: *mut ibv_context, mut public: QpEx, state: Qp) -> *mut ibv_qp {
     qp
 }
 
-/// Says for which identifier a queue pair was made.
+/// Says whose a queue pair is from now on. Returns the identifier whose it was; NULL for none.
 ///
 /// # Safety
 /// As [`Object::of`].
-pub(crate) unsafe fn own(qp: *mut ibv_qp, owner: *mut rdma_cm_id) {
+pub(crate) unsafe fn own(qp: *mut ibv_qp, owner: *mut rdma_cm_id) -> *mut rdma_cm_id {
     // SAFETY: as the caller promises.
-    if let Ok(object) = unsafe { Object::<Qp>::of(qp.cast()) } {
-        object.private().owner.store(owner, Ordering::Relaxed);
-    }
+    let object = unsafe { Object::<Qp>::of(qp.cast()) };
+    object.map_or(null_mut(), |object| object.private().owner.swap(owner, Ordering::Relaxed))
 }
 
 #[unsafe(no_mangle)]

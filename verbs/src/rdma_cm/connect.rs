@@ -108,6 +108,36 @@ impl CmId {
         Ok(qp)
     }
 
+    /// Gives the identifier a queue pair that it did not make, in place of the one that it has; or takes that away. What is done with
+    /// connections from now on is done with this one, in whatever state it is. Multicast groups are left. Programs of C do so by
+    /// writing `rdma_cm_id.qp`, to move a queue pair to the identifier of a request, for example.
+    ///
+    /// # Errors
+    /// `EINVAL` for one of another type or device; the identifier then has the one that it had.
+    pub fn set_qp(&self, qp: Option<Arc<Qp>>) -> Result<(), VerbsError> {
+        if qp.as_ref().is_some_and(|qp| !Arc::ptr_eq(qp.core().device(), self.service.device())) {
+            return Err(DeviceError::Foreign { what: "queue pair" }.into());
+        }
+        // One that has no other reference is destroyed outside of the lock.
+        let before = self.with(|id| {
+            let is_same = match (&id.qp, &qp) {
+                (Some(has), Some(given)) => Arc::ptr_eq(has, given),
+                (has, given) => has.is_none() && given.is_none(),
+            };
+            if is_same {
+                return Ok(qp);
+            }
+            if qp.as_ref().is_some_and(|qp| qp.qp_type() != id.qp_type) {
+                let why = "the queue pair is of another type than the identifier's connections need";
+                return Err(CmError::Unsuitable { call: "set_qp", why });
+            }
+            id.leave_groups();
+            Ok(core::mem::replace(&mut id.qp, qp))
+        })?;
+        drop(before);
+        Ok(())
+    }
+
     /// The identifier's queue pair.
     pub fn qp(&self) -> Option<Arc<Qp>> {
         self.with(|id| id.qp.clone())

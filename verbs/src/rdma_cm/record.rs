@@ -6,7 +6,9 @@ use std::sync::Arc;
 use stack::device::cm::{
     ConnId, Connect, Path, QpParams, Request, Shares, SidrId, SidrReply, SidrStatus, Timing,
 };
-use stack::device::{AttrMask, Device, Gid, Instant, Mtu, QpAttr, QpState, QpType, Qpn, cm_rtr, cm_rts};
+use stack::device::{
+    AttrMask, Device, Gid, Instant, Mtu, QpAttr, QpState, QpType, Qpn, cm_init, cm_rtr, cm_rts,
+};
 
 use super::error::CmError;
 use super::event::EventData;
@@ -190,9 +192,13 @@ impl Id {
         }
     }
 
-    /// Moves the queue pair from INIT to RTS.
+    /// Moves the queue pair from INIT to RTS; from RESET where it was not made by the identifier.
     pub(super) fn qp_to_rts(&self, device: &Device, params: &QpParams) -> Result<(), VerbsError> {
         let Some(qp) = &self.qp else { return Ok(()) };
+        if qp.state()? == QpState::Reset {
+            let (init, mask) = cm_init();
+            qp.modify(&init, mask)?;
+        }
         let (rtr, mask) = self.rtr(device, params)?;
         qp.modify(&rtr, mask)?;
         if let Some(grh) = rtr.ah_attr.grh {

@@ -7,7 +7,7 @@ use verbs::AsyncEvent;
 use verbs::rdma_cm::{ConnParam, IdState};
 
 use super::id::{self, complete};
-use super::zero;
+use super::{qp, zero};
 use crate::abi::{self, ibv_event_type, ibv_qp_attr, rdma_cm_id, rdma_conn_param};
 use crate::attr;
 use crate::errno::{EINVAL, Errno};
@@ -53,7 +53,7 @@ unsafe fn param<'a>(given: *const rdma_conn_param) -> ConnParam<'a> {
 unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     let call = settled(|| {
         // SAFETY: as C promises.
-        let (id, param) = unsafe { (id::of(id)?, param(conn_param)) };
+        let (id, param) = unsafe { (qp::follow(id)?, param(conn_param)) };
         Ok(id.private().cm.connect(&param)?)
     });
     // SAFETY: as C promises.
@@ -64,7 +64,7 @@ unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut r
 unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     let call = settled(|| {
         // SAFETY: as C promises.
-        let (id, param) = unsafe { (id::of(id)?, param(conn_param)) };
+        let (id, param) = unsafe { (qp::follow(id)?, param(conn_param)) };
         let cm = &id.private().cm;
         cm.accept(&param)?;
         Ok(cm.qp_type() == verbs::QpType::Ud)
@@ -89,7 +89,7 @@ unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_voi
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: as C promises.
-    let call = settled(|| Ok(unsafe { id::of(id) }?.private().cm.disconnect()?));
+    let call = settled(|| Ok(unsafe { qp::follow(id) }?.private().cm.disconnect()?));
     // SAFETY: as C promises.
     unsafe { complete(id, call) }
 }
@@ -97,7 +97,7 @@ unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: as C promises.
-    zero(|| Ok(unsafe { id::of(id) }?.private().cm.establish()?))
+    zero(|| Ok(unsafe { qp::follow(id) }?.private().cm.establish()?))
 }
 
 #[unsafe(no_mangle)]

@@ -298,7 +298,8 @@ pub(super) unsafe fn destroy(id: *mut rdma_cm_id) -> Result<()> {
     };
     // SAFETY: as the caller promises.
     unsafe {
-        of(id)?;
+        // One that the program moved away stays as it is.
+        qp::follow(id)?;
         forget_event(id);
         Object::<Id>::destroy(id, end)
     }

@@ -3,8 +3,8 @@
 use core::ffi::{c_int, c_void};
 
 use super::addr;
-use super::id::{self, complete};
-use super::zero;
+use super::id::complete;
+use super::{qp, zero};
 use crate::abi::{
     RDMA_CM_JOIN_MC_ATTR_ADDRESS, RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS, RDMA_MC_JOIN_FLAG_FULLMEMBER,
     RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, rdma_cm_id, rdma_cm_join_mc_attr_ex, sockaddr,
@@ -23,7 +23,7 @@ unsafe fn join(
     receive: bool,
 ) -> Result<()> {
     // SAFETY: as the caller promises.
-    let (id, group) = unsafe { (id::of(id)?, addr::read(group)?.ip().to_canonical()) };
+    let (id, group) = unsafe { (qp::follow(id)?, addr::read(group)?.ip().to_canonical()) };
     let private = id.private();
     // Before: the event may be fetched before the call returns.
     private.join(group, context);
@@ -79,7 +79,7 @@ unsafe extern "C-unwind" fn rdma_join_multicast_ex(
 unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     zero(|| {
         // SAFETY: as C promises.
-        let (id, group) = unsafe { (id::of(id)?, addr::read(addr)?.ip().to_canonical()) };
+        let (id, group) = unsafe { (qp::follow(id)?, addr::read(addr)?.ip().to_canonical()) };
         id.private().cm.leave_multicast(group)?;
         id.private().leave(group);
         Ok(())

@@ -74,7 +74,7 @@ unsafe fn make_cq(
 pub(super) unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
     // SAFETY: as the caller promises; fields of an identifier that lives.
     unsafe {
-        let object = id::of(id)?;
+        let object = follow(id)?;
         if !(*id).qp.is_null() {
             return Err(EINVAL);
         }
@@ -187,6 +187,36 @@ pub(crate) unsafe fn forget(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
             // Fails where the identifier has no queue pair any more.
             let _ = object.private().cm.release_qp();
         }
+    }
+}
+
+/// The queue pair of an identifier is the one that `id->qp` names, as in librdmacm: programs move one to another identifier by writing
+/// `qp` of both. Connection management is told before a call that concerns the queue pair.
+///
+/// # Errors
+/// As [`Object::of`]; `EINVAL` for a queue pair of another type or device.
+///
+/// # Safety
+/// As [`Object::of`], for the identifier and its queue pair.
+pub(super) unsafe fn follow<'a>(id: *mut rdma_cm_id) -> Result<&'a Object<Id>> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let object = id::of(id)?;
+        let (cm, shown) = (&object.private().cm, (*id).qp);
+        if shown.is_null() {
+            cm.set_qp(None)?;
+        } else if let Ok(qp) = qp::of(shown) {
+            cm.set_qp(Some(qp.clone()))?;
+            let before = qp::own(shown, id);
+            // It may be gone, and may show it too.
+            if before != id
+                && let Ok(before) = id::of(before)
+                && (*before.public()).qp != shown
+            {
+                let _ = before.private().cm.set_qp(None);
+            }
+        }
+        Ok(object)
     }
 }
 

@@ -605,6 +605,76 @@ static void own_queue_pairs(void) {
     rdma_destroy_event_channel(other);
 }
 
+// A queue pair is of the identifier that names it: uDAPL makes it with one identifier, and moves it to that of a request. The old
+// identifier ends before the new one accepts, or after; in the third round a plain queue pair, still in RESET, is put in.
+static void moved_queue_pairs(void) {
+    struct rdma_event_channel *c = rdma_create_event_channel();
+    struct rdma_cm_id *listen = listener(c, RDMA_PS_TCP, NULL), *old, *server;
+    for (int round = 0; round < 3; round++) {
+        struct rdma_cm_id *client = resolved(c, RDMA_PS_TCP, rdma_get_src_port(listen));
+        struct ibv_qp_init_attr init = sizes();
+        MUST(rdma_create_qp(client, NULL, &init) == 0);
+        MUST(rdma_create_id(c, &old, NULL, RDMA_PS_TCP) == 0 && rdma_bind_addr(old, ADDR(SELF, 0)) == 0);
+        struct ibv_cq *cq = ibv_create_cq(old->verbs, 16, NULL, NULL, 0);
+        MUST(cq);
+        init = sizes();
+        init.send_cq = init.recv_cq = cq;
+        struct ibv_qp *qp = NULL;
+        if (round == 2)
+            MUST(qp = ibv_create_qp(old->pd, &init));
+        else
+            MUST(rdma_create_qp(old, NULL, &init) == 0 && (qp = old->qp));
+        MUST(rdma_connect(client, NULL) == 0);
+        struct rdma_cm_event *e = next_event(c, RDMA_CM_EVENT_CONNECT_REQUEST);
+        server = e->id;
+        rdma_ack_cm_event(e);
+        server->qp = qp;
+        old->qp = NULL;
+        if (round == 0)
+            MUST(rdma_destroy_id(old) == 0);
+        REFUSED(rdma_create_qp(server, NULL, &init), EINVAL);
+        MUST(rdma_accept(server, NULL) == 0);
+        if (round != 0)
+            MUST(rdma_destroy_id(old) == 0);
+        e = next_event(c, RDMA_CM_EVENT_ESTABLISHED);
+        HOLDS(e->id == client && e->param.conn.qp_num == qp->qp_num);
+        rdma_ack_cm_event(e);
+        event(c, RDMA_CM_EVENT_ESTABLISHED);
+        HOLDS(qp->state == IBV_QPS_RTS && client->qp->state == IBV_QPS_RTS);
+        struct ibv_wc wc;
+        server->recv_cq = server->send_cq = cq;
+        char buffer[16] = "";
+        struct ibv_mr *mr = rdma_reg_msgs(server, buffer, sizeof buffer);
+        MUST(mr && rdma_post_recv(server, NULL, buffer, sizeof buffer, mr) == 0);
+        MUST(rdma_post_send(client, NULL, "moved", 6, NULL, IBV_SEND_INLINE) == 0);
+        while (ibv_poll_cq(cq, 1, &wc) == 0)
+            ;
+        HOLDS(wc.status == IBV_WC_SUCCESS && !strcmp(buffer, "moved"));
+        MUST(rdma_disconnect(server) == 0);
+        event(c, RDMA_CM_EVENT_DISCONNECTED);
+        event(c, RDMA_CM_EVENT_DISCONNECTED);
+        HOLDS(qp->state == IBV_QPS_ERR);
+        // Taken away, it outlives the identifier.
+        server->qp = NULL;
+        server->recv_cq = server->send_cq = NULL;
+        MUST(rdma_dereg_mr(mr) == 0 && rdma_destroy_id(server) == 0);
+        MUST(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+        rdma_destroy_ep(client);
+    }
+    // A datagram identifier has no use for one of connections.
+    struct rdma_cm_id *client = resolved(c, RDMA_PS_TCP, rdma_get_src_port(listen)), *other;
+    struct ibv_qp_init_attr init = sizes();
+    MUST(rdma_create_qp(client, NULL, &init) == 0);
+    other = resolved(c, RDMA_PS_UDP, rdma_get_src_port(listen));
+    other->qp = client->qp;
+    REFUSED(rdma_connect(other, NULL), EINVAL);
+    other->qp = NULL;
+    MUST(rdma_destroy_id(other) == 0);
+    rdma_destroy_ep(client);
+    MUST(rdma_destroy_id(listen) == 0);
+    rdma_destroy_event_channel(c);
+}
+
 static void datagrams(void) {
     struct rdma_event_channel *c = rdma_create_event_channel();
     struct rdma_cm_id *listen = listener(c, RDMA_PS_UDP, NULL), *server;
@@ -784,6 +854,7 @@ int main(void) {
     shared_receive_queues();
     connections();
     own_queue_pairs();
+    moved_queue_pairs();
     datagrams();
     endpoints();
     cancellation();
