@@ -12,7 +12,7 @@ use stack::device::racy::kernel::NotMapped;
 use stack::device::{Access, UserMemory, prefetch_bytes, racy};
 
 use crate::error::VerbsError;
-use crate::populate::populate;
+use crate::populate::{page_size, populate};
 
 /// Buffers start on a page, so that a region's offset and its address agree in their low bits.
 pub(crate) const PAGE: usize = 4096;
@@ -174,7 +174,10 @@ impl Memory {
     pub(crate) fn discard(&self, at: usize, len: usize) -> bool {
         let from = self.at(at, len);
         // Who has pinned the bytes may have told the kernel which pages they are.
-        if self.buffer.is_none() || self.others() > 0 || !(from.addr() | len).is_multiple_of(PAGE) {
+        if self.buffer.is_none()
+            || self.others() > 0
+            || !(from.addr() | len).is_multiple_of(page_size() as usize)
+        {
             return false;
         }
         // SAFETY: see above; whole pages of a buffer of our own, which is private memory of the process, so this is a write of zeros.
@@ -228,23 +231,25 @@ mod tests {
 
     #[test]
     fn only_whole_pages_of_our_own_that_nobody_has_pinned_are_given_back() {
-        let memory = Memory::alloc(4 * PAGE).unwrap();
-        memory.fill(0, 4 * PAGE, 7);
-        assert!(!memory.discard(0, PAGE - 1) && !memory.discard(8, PAGE));
+        // Of whatever size: a buffer of this one starts on a page all the same.
+        let page = page_size() as usize;
+        let memory = Memory::alloc(HUGE_PAGE).unwrap();
+        memory.fill(0, 4 * page, 7);
+        assert!(!memory.discard(0, page - 1) && !memory.discard(8, page));
         let pin = memory.clone();
-        assert!(!memory.discard(0, PAGE));
+        assert!(!memory.discard(0, page));
         drop(pin);
-        assert!(memory.discard(PAGE, 2 * PAGE));
-        let mut bytes = [0; 4 * PAGE];
+        assert!(memory.discard(page, 2 * page));
+        let mut bytes = vec![0; 4 * page];
         memory.read(0, &mut bytes);
-        let at = |page: usize| &bytes[page * PAGE..(page + 1) * PAGE];
-        assert!(at(0) == [7; PAGE] && at(1) == [0; PAGE] && at(2) == [0; PAGE] && at(3) == [7; PAGE]);
-        let mut theirs = vec![7u8; 3 * PAGE];
+        let expected = [7, 0, 0, 7].map(|byte| vec![byte; page]).concat();
+        assert!(bytes == expected);
+        let mut theirs = vec![7u8; 3 * page];
         // SAFETY: the vector outlives the handle.
         let program =
             unsafe { Memory::of_program(theirs.as_mut_ptr(), theirs.len(), Access::LOCAL_WRITE) }.unwrap();
-        let from = theirs.as_ptr().align_offset(PAGE);
-        assert!(!program.discard(from, PAGE));
+        let from = theirs.as_ptr().align_offset(page);
+        assert!(!program.discard(from, page));
     }
 
     // Here, because this file may use `unsafe`.

@@ -26,7 +26,8 @@ pub(crate) fn populate(addr: u64, len: u64, write: bool) -> Result<(), NotMapped
     })
 }
 
-fn page_size() -> u64 {
+/// Of the system: 4096 bytes, or more.
+pub(crate) fn page_size() -> u64 {
     static PAGE_SIZE: OnceLock<u64> = OnceLock::new();
     // SAFETY: a number.
     *PAGE_SIZE.get_or_init(|| unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64)
