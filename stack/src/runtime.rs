@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::Metadata;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
 /// Symbolic links that a path may go through, as in the kernel.
@@ -50,7 +50,7 @@ fn check(dir: &Path, uid: u32) -> Result<(), String> {
         Ok(m) if m.uid() != uid => {
             Err(format!("belongs to user {}, not to us; name a path yourself", m.uid()))
         }
-        Ok(m) if m.permissions().mode() & 0o022 != 0 => {
+        Ok(m) if is_shared(&m) => {
             Err("may be written by others; make it yours (chmod 700), or name a path yourself".into())
         }
         Ok(_) => Ok(()),
@@ -94,6 +94,11 @@ pub(crate) fn without_foreign_links(path: &Path) -> Result<PathBuf, String> {
         )),
         _ => Ok(()),
     })
+}
+
+/// The directory that a file is in: the current one where its path names none.
+pub(crate) fn dir_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Whether somebody else than its owner may put files into a directory.
@@ -190,7 +195,7 @@ fn walk(path: &Path, mut each: impl FnMut(Step<'_>) -> Result<(), String>) -> Re
 mod tests {
     use super::*;
     use std::fs::{create_dir_all, set_permissions};
-    use std::os::unix::fs::{chown, symlink};
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     /// A folder with these rights, gone at the end.
     struct Scratch(PathBuf);

@@ -117,6 +117,11 @@ impl Conn {
     pub fn began_with(&self, tid: u64, req: &Req) -> bool {
         self.tid == tid && self.params.dest_qpn == req.local_qpn && self.state != State::TimeWait
     }
+    /// Keeps a MAD, in place of the one before.
+    pub fn keep(&mut self, mad: &Mad) {
+        self.mad = Some(Box::new(mad.encode()));
+        self.sent = false;
+    }
     /// A REJ of this side's.
     pub fn rej(&self, message: u8, reason: Reason, info: &[u8], private_data: &[u8]) -> Mad {
         let rej = Rej {

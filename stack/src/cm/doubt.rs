@@ -77,7 +77,8 @@ impl Machine {
         }
     }
 
-    /// Whether our queue pair `qpn` is in an established connection with this queue pair of that peer.
+    /// Whether our queue pair `qpn` is in an established connection with this queue pair of that peer. For worlds without queue pairs,
+    /// as simulations are: what the queue pair itself would answer to [`Event::CheckPeer`].
     pub fn is_connected(&self, qpn: Qpn, peer: &Gid, remote: Qpn) -> bool {
         let conn = self.local_qpns.get(&qpn).and_then(|id| self.conns.get(id));
         conn.is_some_and(|conn| {

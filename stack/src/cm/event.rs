@@ -362,11 +362,11 @@ pub enum Event {
     CheckPeer {
         /// The connection.
         id: ConnId,
-        /// The way to the peer.
+        /// The way to the peer, for worlds without queue pairs, as simulations are. A queue pair knows it.
         path: Path,
-        /// Our queue pair.
+        /// Our queue pair, which asks.
         qpn: Qpn,
-        /// The peer's.
+        /// The peer's, as `path`.
         remote_qpn: Qpn,
     },
     /// Packets of the connection have died out: its queue pair's number may be used again. Ends the id. Comes after `destroy`

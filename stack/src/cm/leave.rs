@@ -5,7 +5,7 @@
 
 use core::time::Duration;
 
-use super::conn::State;
+use super::conn::{Conn, State};
 use super::event::{ConnId, Disconnect};
 use super::machine::{Machine, Timed};
 use crate::time::Instant;
@@ -20,7 +20,10 @@ const RETRIES: u8 = 15;
 impl Machine {
     /// For a process that ends: disconnects what is established or may be so at the peer, and [hurries](Self::hurry).
     pub fn leave(&mut self, now: Instant) {
-        for id in self.in_state(|state| matches!(state, State::Established | State::RepSent)) {
+        let ends = |conn: &Conn| matches!(conn.state, State::Established | State::RepSent);
+        let ending: Vec<ConnId> =
+            self.conns.iter().filter(|(_, conn)| ends(conn)).map(|(id, _)| *id).collect();
+        for id in ending {
             if let Some(conn) = self.conns.get_mut(&id) {
                 conn.hurries = true;
                 (conn.interval, conn.retries, conn.max_wait) = (FIRST, RETRIES, longest_wait());
@@ -33,8 +36,10 @@ impl Machine {
     /// Sends DREQs that are not answered again, more often than their programs chose: [`Machine::dreqs`] is 0 when every peer has
     /// answered, or was silent for about eleven seconds.
     pub fn hurry(&mut self, now: Instant) {
-        for id in self.in_state(|state| state == State::DreqSent) {
-            let Some(conn) = self.conns.get_mut(&id).filter(|conn| !conn.hurries) else { continue };
+        let slow = |id: &&ConnId| self.conns.get(id).is_some_and(|conn| !conn.hurries);
+        let slow: Vec<ConnId> = self.dreqs.iter().filter(slow).copied().collect();
+        for id in slow {
+            let Some(conn) = self.conns.get_mut(&id) else { continue };
             conn.hurries = true;
             (conn.interval, conn.left) = (FIRST, RETRIES);
             conn.deadline = now.after(longest_wait());
@@ -42,13 +47,9 @@ impl Machine {
         }
     }
 
-    fn in_state(&self, wanted: impl Fn(State) -> bool) -> Vec<ConnId> {
-        self.conns.iter().filter(|(_, conn)| wanted(conn.state)).map(|(id, _)| *id).collect()
-    }
-
     /// DREQs that were sent and are not answered.
-    pub const fn dreqs(&self) -> usize {
-        self.dreqs
+    pub fn dreqs(&self) -> usize {
+        self.dreqs.len()
     }
 }
 

@@ -23,7 +23,7 @@ use super::sidr::Sidrs;
 use crate::id::{Gid, Mtu, Qpn};
 use crate::time::Instant;
 
-/// Timers served by one call of [`Machine::poll_timers`].
+/// Timers served by one call of [`Machine::poll_timers`], and hosts for which requests waited.
 const TIMER_BUDGET: usize = 256;
 
 /// The message that a REJ is about.
@@ -72,7 +72,7 @@ pub struct Machine {
     /// Connections in a state with [`State::half_open`], by peer.
     pub(super) half_open: Shares<ConnId>,
     /// Connections whose DREQ is not answered.
-    pub(super) dreqs: usize,
+    pub(super) dreqs: BTreeSet<ConnId>,
     /// Connections in TIMEWAIT, by peer.
     pub(super) resting: Shares<ConnId>,
     pub(super) doubts: Doubts,
@@ -101,7 +101,7 @@ impl Machine {
             remote_qpns: BTreeMap::new(),
             local_qpns: BTreeMap::new(),
             half_open: Shares::default(),
-            dreqs: 0,
+            dreqs: BTreeSet::new(),
             resting: Shares::default(),
             doubts: Doubts::default(),
             sidrs: Sidrs::default(),
@@ -169,7 +169,8 @@ impl Machine {
                 _ => break,
             }
         }
-        while let Some(host) = self.sends.pace.poll_taken(now) {
+        for _ in 0..TIMER_BUDGET {
+            let Some(host) = self.sends.pace.poll_taken(now) else { break };
             self.admit(now, host);
         }
     }
@@ -290,8 +291,11 @@ impl Machine {
         if state == State::TimeWait {
             self.resting.insert(host, id);
         }
-        self.dreqs += usize::from(state == State::DreqSent);
-        self.dreqs -= usize::from(was == State::DreqSent);
+        if state == State::DreqSent {
+            self.dreqs.insert(id);
+        } else {
+            self.dreqs.remove(&id);
+        }
         self.answered(now, Timed::Conn(id));
     }
 
@@ -302,7 +306,7 @@ impl Machine {
         self.timers.remove(&(conn.timer, Timed::Conn(id)));
         self.half_open.remove(host, id);
         self.resting.remove(host, id);
-        self.dreqs -= usize::from(conn.state == State::DreqSent);
+        self.dreqs.remove(&id);
         if conn.doubted {
             self.doubts.end(&host);
         }
@@ -443,7 +447,7 @@ impl Machine {
             private_data: [0; 148],
         };
         let path = self.reply_path(path);
-        self.answer(path, Mad::new(tid, rej).encode());
+        self.answer(path, &Mad::new(tid, rej));
     }
 }
 

@@ -45,7 +45,7 @@ impl Pace {
     /// A request is to be sent, for the first time or again: returns whether it may be sent now. Else it waits until
     /// [`Pace::admit`] returns it, and the place that it may have had is free.
     pub fn begin(&mut self, now: Instant, host: Gid, request: Timed, limits: &Limits) -> bool {
-        self.remove(request);
+        self.end(request);
         self.change(host, |lane, places, turns| {
             lane.forget_taken(now, places);
             if lane.waiting.is_empty() && lane.under_way.len() < limits.under_way {
@@ -61,7 +61,16 @@ impl Pace {
 
     /// A request is answered, or given up. Returns the host to which another one may be sent now.
     pub fn end(&mut self, request: Timed) -> Option<Gid> {
-        self.remove(request)
+        let (host, place) = self.places.remove(&request)?;
+        self.change(host, |lane, _, _| match place {
+            Place::UnderWay(until) => {
+                lane.under_way.remove(&(until, request));
+            }
+            Place::Waiting(turn) => {
+                lane.waiting.remove(&turn);
+            }
+        });
+        Some(host)
     }
 
     /// The next request that waited for a host and may be sent now.
@@ -81,19 +90,6 @@ impl Pace {
     pub fn poll_taken(&mut self, now: Instant) -> Option<Gid> {
         let &(_, host) = self.blocked.first().filter(|(at, _)| *at <= now)?;
         self.change(host, |lane, places, _| lane.forget_taken(now, places));
-        Some(host)
-    }
-
-    fn remove(&mut self, request: Timed) -> Option<Gid> {
-        let (host, place) = self.places.remove(&request)?;
-        self.change(host, |lane, _, _| match place {
-            Place::UnderWay(until) => {
-                lane.under_way.remove(&(until, request));
-            }
-            Place::Waiting(turn) => {
-                lane.waiting.remove(&turn);
-            }
-        });
         Some(host)
     }
 

@@ -465,7 +465,7 @@ impl Machine {
         let answer = Mad::new(tid, answer);
         let Ok(id) = self.find_both(path, dreq.remote_comm_id, dreq.local_comm_id) else {
             // The sender must be able to end its connection, whether or not we have ours; the answer does not reveal which.
-            self.answer(self.reply_path(path), answer.encode());
+            self.answer(self.reply_path(path), &answer);
             return Err(Counter::DreqMirrored);
         };
         let conn = &self.conns[&id];

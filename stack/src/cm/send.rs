@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 
-use super::MAD_LEN;
 use super::counter::Counter;
 use super::event::{ConnId, Path, Send};
 use super::fair::Fair;
@@ -79,8 +78,7 @@ impl Machine {
     /// Keeps a MAD of a connection, and queues it.
     pub(super) fn keep_and_send(&mut self, id: ConnId, mad: &Mad) {
         if let Some(conn) = self.conns.get_mut(&id) {
-            conn.mad = Some(Box::new(mad.encode()));
-            conn.sent = false;
+            conn.keep(mad);
             self.send_kept(Timed::Conn(id));
         }
     }
@@ -94,8 +92,9 @@ impl Machine {
     }
 
     /// Queues an answer to a stranger.
-    pub(super) fn answer(&mut self, path: Path, mad: [u8; MAD_LEN]) {
-        let refused = self.sends.answers.push(self.config.limits.sends, path.dgid, Send { mad, path });
+    pub(super) fn answer(&mut self, path: Path, mad: &Mad) {
+        let send = Send { mad: mad.encode(), path };
+        let refused = self.sends.answers.push(self.config.limits.sends, path.dgid, send);
         self.no_room(refused.is_some());
     }
 
@@ -108,8 +107,7 @@ impl Machine {
     /// Sends a request of a connection, and repeats it until there is an answer.
     pub(super) fn send_request(&mut self, now: Instant, id: ConnId, mad: &Mad) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
-        conn.mad = Some(Box::new(mad.encode()));
-        conn.sent = false;
+        conn.keep(mad);
         conn.left = conn.retries;
         conn.mra = false;
         let end = now.after(conn.max_wait);

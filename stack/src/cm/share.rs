@@ -35,16 +35,15 @@ impl<T: Copy + Ord> Shares<T> {
     }
     /// Adds an entry.
     pub fn insert(&mut self, host: Gid, entry: T) {
-        self.change(host, |entries| entries.insert(entry));
+        self.change(host, |entries| {
+            entries.insert(entry);
+        });
     }
     /// Removes an entry, if it is there.
     pub fn remove(&mut self, host: Gid, entry: T) {
-        self.change(host, |entries| entries.remove(&entry));
-    }
-
-    /// The oldest entry of the greediest host.
-    pub fn oldest_of_greediest(&self) -> Option<T> {
-        self.sizes.last().map(|(_, oldest, _)| oldest.0)
+        self.change(host, |entries| {
+            entries.remove(&entry);
+        });
     }
 
     /// Whether one more entry of `host` fits into a table of `max`, and which entry has to go for it.
@@ -60,7 +59,7 @@ impl<T: Copy + Ord> Shares<T> {
         greediest.map(|(_, oldest, _)| Some(oldest.0)).ok_or(Full)
     }
 
-    fn change(&mut self, host: Gid, change: impl FnOnce(&mut BTreeSet<T>) -> bool) {
+    fn change(&mut self, host: Gid, change: impl FnOnce(&mut BTreeSet<T>)) {
         let entries = self.of.entry(host).or_default();
         let before = entries.len();
         if let Some(oldest) = entries.first() {

@@ -275,7 +275,7 @@ impl Machine {
         status: SidrStatus,
     ) {
         let rep = SidrRep { request_id, status, service_id, ..SidrRep::default() };
-        self.answer(path, Mad::new(tid, rep).encode());
+        self.answer(path, &Mad::new(tid, rep));
     }
 
     /// Makes room for one more exchange: the oldest answers go, then the oldest request of the greediest host.

@@ -15,7 +15,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
-use rustix::event::{PollFd, PollFlags};
 
 use super::MAINTAIN_EVERY;
 use super::config::{Clock, Drive};
@@ -29,7 +28,7 @@ use crate::port::{Armed, Port, PortInfo};
 use crate::proto::status::AsyncEvent;
 use crate::shard::{EventElement, Shard, Shared, SharedConfig, Turn};
 use crate::sync::claim::{Claim, Refused};
-use crate::sync::eventfd::{EventFd, wait_readable};
+use crate::sync::eventfd::{EventFd, to_wait_for, wait_readable};
 use crate::sync::process::Process;
 use crate::sync::sleeper::{OTHERS, Sleep};
 use crate::time::Instant;
@@ -161,11 +160,8 @@ pub(super) struct Core {
 fn nap(fds: &[BorrowedFd<'_>], time: Duration) {
     match fds {
         [] => std::thread::sleep(time),
-        [first, ..] => {
-            let mut fds: [_; OTHERS] = core::array::from_fn(|n| {
-                PollFd::from_borrowed_fd(*fds.get(n).unwrap_or(first), PollFlags::IN)
-            });
-            wait_readable(&mut fds, time);
+        fds => {
+            wait_readable(&mut to_wait_for::<OTHERS>(fds.iter().copied()), time);
         }
     }
 }

@@ -84,7 +84,8 @@ impl ServiceSlot {
 
     /// A shard died, on this thread.
     pub(super) fn device_died(&self) {
-        // Whoever has the lock runs the service, perhaps on this thread, or installs one: either checks whether the device lives.
+        // Not while somebody installs or removes one. It may be running, perhaps on this thread: that takes the lock for reading, too. What
+        // does not learn of it here finds out when the alarm has it run.
         if let Ok(service) = self.service.try_read()
             && let Some(service) = &*service
         {

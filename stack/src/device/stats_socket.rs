@@ -51,16 +51,16 @@ impl StatsSocket {
         } else {
             path.to_owned()
         };
-        let (listener, file) =
-            socket_file::listen(&path).map_err(|reason| OpenError::Stats { path: path.clone(), reason })?;
+        let ((listener, its_unforked), file) =
+            socket_file::listen_by(&path, |path| Unforked::make(|| UnixListener::bind(path)))
+                .map_err(|reason| OpenError::Stats { path: path.clone(), reason })?;
         let system =
             |error: std::io::Error| OpenError::Stats { path: path.clone(), reason: error.to_string() };
         // Shutting a listening socket down ends its `accept`; the type that can do that is the stream's.
-        let waker = UnixStream::from(OwnedFd::from(listener.try_clone().map_err(system)?));
-        let unforked = Unforked::new(&waker).map_err(system)?;
+        let again = || Ok(UnixStream::from(OwnedFd::from(listener.try_clone()?)));
+        let (waker, unforked) = Unforked::make(again).map_err(system)?;
         let stop = Arc::new(AtomicBool::new(false));
         let thread = {
-            let its_unforked = Unforked::new(&listener).map_err(system)?;
             let (core, stop) = (core.clone(), stop.clone());
             let body = move || {
                 serve(&listener, &core, &stop);

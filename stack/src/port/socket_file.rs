@@ -3,6 +3,7 @@
 
 #[cfg(feature = "dpdk")]
 use super::peers::Peers;
+use crate::runtime::dir_of;
 use crate::sync::process::Process;
 use core::time::Duration;
 use std::fs::{File, TryLockError};
@@ -59,10 +60,18 @@ impl Drop for SocketFile {
 /// # Errors
 /// A sentence: another process listens at the path, it is no socket's, or no socket can be made there.
 pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), String> {
+    listen_by(path, |path| UnixListener::bind(path))
+}
+
+/// As [`listen`], with a socket that `bind` makes.
+pub(crate) fn listen_by<S>(
+    path: &Path,
+    bind: impl FnOnce(&Path) -> std::io::Result<S>,
+) -> Result<(S, SocketFile), String> {
     let failed = |error: std::io::Error| format!("it cannot be made ({error})");
     // Checked here: moving the file could give it a path that is too long to connect to.
     SocketAddr::from_pathname(path).map_err(failed)?;
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = dir_of(path);
     if !dir.is_dir() {
         return Err(format!("there is no directory {}; make it, or name another path", dir.display()));
     }
@@ -73,8 +82,8 @@ pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), String> {
     let private_dir = dir.join(format!(".roce{}-{n}", std::process::id()));
     let private_path = private_dir.join("s");
     std::fs::DirBuilder::new().mode(0o700).create(&private_dir).map_err(failed)?;
-    let made = || -> std::io::Result<(UnixListener, SocketFile)> {
-        let listener = UnixListener::bind(&private_path)?;
+    let made = || -> std::io::Result<(S, SocketFile)> {
+        let listener = bind(&private_path)?;
         let mut file = SocketFile::new(&private_path)?;
         std::fs::set_permissions(&private_path, std::fs::Permissions::from_mode(0o600))?;
         file.move_to(path)?;
@@ -161,8 +170,7 @@ impl Drop for DirLock {
 /// # Errors
 /// A sentence: a process uses the path, it is no socket, or it cannot be removed.
 pub(crate) fn lock_and_clear(path: &Path) -> Result<DirLock, String> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let lock = lock(dir)?;
+    let lock = lock(dir_of(path))?;
     match look(path)? {
         Look::Missing => Ok(lock),
         Look::Other => Err(format!("{} exists and is no socket: choose another path", path.display())),

@@ -84,19 +84,14 @@ impl Agenda {
     #[inline]
     pub fn arm(&mut self, qp: &mut Qp) {
         let deadline = qp.requester.deadline();
-        if deadline < qp.wakes_at {
-            qp.wakes_at = deadline;
-            self.wheel.schedule(qp.slot, deadline);
-        } else if self.cancels_timers
-            && deadline == Instant::FAR
-            && qp.wakes_at != Instant::FAR
-            && !qp.checks_peer
-        {
+        self.wake_at(qp, deadline);
+        if self.cancels_timers && deadline == Instant::FAR && qp.wakes_at != Instant::FAR && !qp.checks_peer {
             self.disarm(qp);
         }
     }
 
     /// Wakes the queue pair at this time, unless it wakes before.
+    #[inline]
     pub fn wake_at(&mut self, qp: &mut Qp, at: Instant) {
         if at < qp.wakes_at {
             qp.wakes_at = at;

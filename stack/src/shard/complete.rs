@@ -77,12 +77,18 @@ impl Env {
         if qp.sq_done == qp.requester.head() {
             return;
         }
-        let taken = self.stage_successes(qp);
-        self.completions.mark_sent(qp);
-        if !taken {
+        if !self.stage_sends(qp) {
             self.end_by_overrun(qp);
         }
         self.check_drained(qp);
+    }
+
+    /// As [`stage_successes`](Self::stage_successes), and the requests are complete.
+    #[inline(always)]
+    fn stage_sends(&mut self, qp: &mut Qp) -> bool {
+        let taken = self.stage_successes(qp);
+        self.completions.mark_sent(qp);
+        taken
     }
 
     /// Stages the completions of requests that succeeded. `false`: some were lost.
@@ -175,8 +181,7 @@ impl Env {
     #[inline(never)]
     fn complete_acknowledged(&mut self, qp: &mut Qp) {
         if qp.sq_done != qp.requester.head() {
-            self.stage_successes(qp);
-            self.completions.mark_sent(qp);
+            self.stage_sends(qp);
             self.check_drained(qp);
         }
     }

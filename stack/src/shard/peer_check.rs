@@ -71,6 +71,7 @@ impl Drop for Check {
 
 impl Qp {
     /// The check of the peer, if there is one, ends.
+    #[cold]
     pub fn end_check(&mut self, state: PeerState) {
         self.checks_peer = false;
         if let Some(check) = self.check.take() {
@@ -102,7 +103,7 @@ impl Env {
     pub(super) fn go_on_checking(&mut self, qp: &mut Qp) {
         let Some(check) = &mut qp.check else { return };
         match qp.requester.poll_check(self.now, &mut check.check) {
-            CheckStep::Answered => return self.peer_answered(qp),
+            CheckStep::Answered => return qp.end_check(PeerState::Alive),
             CheckStep::Silent => {
                 self.recheck_next_hop(qp.slot);
                 return qp.end_check(PeerState::Silent);
@@ -142,11 +143,5 @@ impl Env {
         if qp.route == Route::Inside {
             self.send_inside(Traffic::Requests, 1, qp.peer_shard.into());
         }
-    }
-
-    /// The peer said something while it is checked.
-    #[cold]
-    pub(super) fn peer_answered(&mut self, qp: &mut Qp) {
-        qp.end_check(PeerState::Alive);
     }
 }

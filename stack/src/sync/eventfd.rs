@@ -5,6 +5,8 @@
 //! waiting both work. Programs wait on the descriptor; they must not read or write it.
 
 use core::time::Duration;
+
+use arrayvec::ArrayVec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -48,6 +50,13 @@ impl EventFd {
     pub fn wait(&self, timeout: Duration) {
         wait_readable(&mut [PollFd::new(self, PollFlags::IN)], timeout);
     }
+}
+
+/// These descriptors, the first `N` of them, for [`wait_readable`].
+pub(crate) fn to_wait_for<'a, const N: usize>(
+    fds: impl IntoIterator<Item = BorrowedFd<'a>>,
+) -> ArrayVec<PollFd<'a>, N> {
+    fds.into_iter().take(N).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect()
 }
 
 /// Waits until one of the descriptors is readable, a signal handler ran, or `timeout` is over. Returns whether one is readable.

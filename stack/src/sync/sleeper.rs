@@ -6,12 +6,12 @@
 //! that work for one does not wake the others.
 
 use super::asymmetric;
-use super::eventfd::{EventFd, wait_readable};
+use super::eventfd::{EventFd, to_wait_for, wait_readable};
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 use core::time::Duration;
 use crossbeam_utils::CachePadded;
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -175,13 +175,8 @@ impl Sleep<'_> {
     /// ran, or `at_most` is over.
     pub fn wait(self, others: &[BorrowedFd<'_>], at_most: Duration) {
         let Some(epoll) = &self.watched.epoll else { return };
-        let (event, epoll) = (self.event.as_fd(), epoll.as_fd());
-        let mut fds: [_; 2 + OTHERS] = core::array::from_fn(|n| match n {
-            0 => event,
-            1 => epoll,
-            n => others.get(n - 2).copied().unwrap_or(event),
-        })
-        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let ours = [self.event.as_fd(), epoll.as_fd()];
+        let mut fds = to_wait_for::<{ 2 + OTHERS }>(ours.into_iter().chain(others.iter().copied()));
         if wait_readable(&mut fds, at_most) && !fds[1].revents().is_empty() {
             // Consumes the edges, so that they do not wake the next sleeper again.
             let mut events = [const { core::mem::MaybeUninit::uninit() }; 16];

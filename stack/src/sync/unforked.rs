@@ -70,7 +70,7 @@ impl Unforked {
     /// Makes a socket that forks do not get.
     ///
     /// # Errors
-    /// Those of `make`, which makes a few system calls and no more; as [`new`](Self::new).
+    /// Those of `make`, which makes a few system calls and no more; or EMFILE: too many are listed.
     pub fn make<S: AsFd>(make: impl FnOnce() -> io::Result<S>) -> io::Result<(S, Self)> {
         change(|| {
             let socket = make()?;
@@ -79,11 +79,7 @@ impl Unforked {
         })
     }
 
-    /// Forks from now on do not get this descriptor.
-    ///
-    /// # Errors
-    /// EMFILE: too many are listed.
-    pub fn new(fd: impl AsFd) -> io::Result<Self> {
+    fn new(fd: impl AsFd) -> io::Result<Self> {
         super::process::Process::this();
         let fd = fd.as_fd().as_raw_fd();
         let free =

@@ -92,6 +92,10 @@ impl Shared {
         if self.state.is_poisoned() { Err(DeviceError::ServiceDied) } else { Ok(()) }
     }
 
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The lock, if it is free.
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
         match self.state.try_lock() {
@@ -107,7 +111,7 @@ impl Shared {
             return None;
         }
         match self.device.check_outside_turn() {
-            Ok(()) => Some(self.state.lock().unwrap_or_else(PoisonError::into_inner)),
+            Ok(()) => Some(self.lock()),
             Err(_) => self.try_lock(),
         }
     }
@@ -125,19 +129,21 @@ impl Shared {
 
 impl device::Service for Shared {
     fn step(&self) {
-        self.inbox.collect(&self.device);
-        // If another thread has the lock, it is in a call of the program, and the alarm goes on ringing.
-        if let Some(mut state) = self.try_lock() {
-            self.device.alarm().begin();
-            if self.alive().is_ok() {
-                state.work(&self.device, &self.inbox);
+        match self.try_lock() {
+            Some(mut state) => {
+                self.device.alarm().begin();
+                if self.alive().is_ok() {
+                    state.work(&self.device, &self.inbox);
+                }
             }
+            // Another thread has the lock. The alarm goes on ringing, for what that one does not see any more.
+            None => self.inbox.collect(&self.device),
         }
         self.report_end();
     }
 
     fn holds(&self, qpn: Qpn) -> bool {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).machine.qp_busy(qpn)
+        self.lock().machine.qp_busy(qpn)
     }
 
     fn device_died(&self) {
@@ -195,14 +201,14 @@ impl Running {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock()
     }
 
-    /// Tells the peers of all connections and pending requests that they end: the process exits without dropping its identifiers.
+    /// Tells peers of the end of their connections: [`State::take_leave`] or [`State::hurry`].
     ///
     /// Returns how many connections' peers have not answered; `None` while a thread is in a call: that may be this thread,
     /// interrupted by a signal.
-    pub(super) fn take_leave(&self) -> Option<usize> {
+    pub(super) fn ask(&self, tell: fn(&mut State, Instant)) -> Option<usize> {
         // The turn may hold the IP host.
         self.device().check_outside_turn().ok()?;
         let mut state = self.shared.try_lock()?;
@@ -210,23 +216,11 @@ impl Running {
             return Some(0);
         }
         let now = self.device().now();
-        state.take_leave(now);
+        tell(&mut state, now);
         state.pump(self.device(), now);
         Some(state.machine.dreqs())
     }
 
-    /// Asks peers again whose connections have ended here, and that have not answered: as `take_leave`.
-    pub(super) fn hurry(&self) -> Option<usize> {
-        self.device().check_outside_turn().ok()?;
-        let mut state = self.shared.try_lock()?;
-        if self.shared.alive().is_err() {
-            return Some(0);
-        }
-        let now = self.device().now();
-        state.machine.hurry(now);
-        state.pump(self.device(), now);
-        Some(state.machine.dreqs())
-    }
     /// DREQs that are not answered.
     pub(super) fn dreqs(&self) -> usize {
         self.lock().machine.dreqs()
@@ -236,7 +230,7 @@ impl Running {
     fn wait_for_the_end(&self) {
         // The DREP of a peer whose link goes down with this port (a guest behind vhost): soft-RoCE's queue pair 1 fails for good if
         // the link goes down while it sends one.
-        let answered = || (self.hurry() == Some(0)).then_some(());
+        let answered = || (self.ask(State::hurry) == Some(0)).then_some(());
         let flushed = || self.lock().outbox.as_mut().is_none_or(Outbox::is_flushed).then_some(());
         // They fail only from inside a turn, where programs drop no handle.
         let _ = self.device().wait(END_TIMEOUT, None, answered);
@@ -283,7 +277,7 @@ impl Service {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.running.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.lock()
     }
 
     /// The lock, for a call that may come from inside a turn; reports the end first, if it has come. Not in a forked child.
@@ -458,17 +452,14 @@ impl State {
     fn receive(&mut self, device: &Device, now: Instant, inbox: &Inbox) {
         // What arrived before the alarm was reset.
         inbox.collect(device);
-        let Some(mut next) = inbox.pop() else { return };
-        self.machine.set_gids(&device.gids());
-        self.machine.set_mtu(device.active_mtu());
-        for _ in 0..MADS_MAX {
-            self.machine.handle_mad(now, &next.path, &next.mad[..next.len]);
-            match inbox.pop() {
-                Some(mad) => next = mad,
-                None => return,
+        for n in 0..MADS_MAX {
+            let Some(arrived) = inbox.pop() else { return };
+            if n == 0 {
+                self.machine.set_gids(&device.gids());
+                self.machine.set_mtu(device.active_mtu());
             }
+            self.machine.handle_mad(now, &arrived.path, &arrived.mad[..arrived.len]);
         }
-        self.machine.handle_mad(now, &next.path, &next.mad[..next.len]);
         device.alarm().ring();
     }
 
@@ -635,8 +626,9 @@ impl State {
         gone
     }
 
-    /// Disconnects connected identifiers, and gives up requests of either side. Asks again where peers have not answered.
-    fn take_leave(&mut self, now: Instant) {
+    /// For a process that exits without dropping its identifiers: disconnects those that are connected, and gives up requests of either
+    /// side. Asks again where peers have not answered.
+    pub(super) fn take_leave(&mut self, now: Instant) {
         use IdState::{Accepting, Connected, Connecting, Requested, Responded};
         // The machine tells the peers: of those that it has accepted and whose last message may be lost, too.
         self.machine.leave(now);
@@ -653,6 +645,11 @@ impl State {
                 _ => {}
             }
         }
+    }
+
+    /// Asks peers again whose connections have ended here, and that have not answered.
+    pub(super) fn hurry(&mut self, now: Instant) {
+        self.machine.hurry(now);
     }
 
     /// Ends the identifier's exchanges in the machine.

@@ -8,6 +8,7 @@ use crate::proto::wqe::SendWqe;
 use crate::shard::Qps;
 use crate::shard::counters::Counter;
 use crate::shard::env::Env;
+use crate::shard::peer_check::PeerState;
 use crate::shard::qp::{Cause, Qp};
 use crate::wire::{Discard, Kind, Packet};
 
@@ -42,7 +43,7 @@ impl Env {
         match response {
             Response::Failed(_) | Response::Retry(_) | Response::Wait => {
                 if qp.checks_peer {
-                    self.peer_answered(qp);
+                    qp.end_check(PeerState::Alive);
                 }
                 self.after_requester(qp, response);
             }
@@ -57,7 +58,7 @@ impl Env {
         if !qp.checks_peer {
             return Err(reason);
         }
-        self.peer_answered(qp);
+        qp.end_check(PeerState::Alive);
         Ok(())
     }
 
