@@ -19,25 +19,24 @@ pub struct Progress(Option<ProgressBar>);
 impl Progress {
     /// A bar over `steps` measurements that are expected to take `expected` together (`None`: not known).
     pub fn new(steps: usize, expected: Option<Duration>) -> Self {
-        if expected.is_some_and(|t| t < WORTH_IT) || !std::io::stderr().is_terminal() {
+        if expected.is_some_and(|t| t < WORTH_IT) {
             return Self(None);
         }
-        let bar = ProgressBar::new(steps as u64);
-        let style = ProgressStyle::with_template("{spinner} [{bar:30}] {pos}/{len} {elapsed} {msg}");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.enable_steady_tick(Duration::from_millis(200));
-        Self(Some(bar))
+        Self::shown(steps as u64, "{spinner} [{bar:30}] {pos}/{len} {elapsed} {msg}")
     }
 
     /// A bar over one piece of work.
-    pub fn of(what: &str) -> Self {
+    pub fn of_parts() -> Self {
+        Self::shown(PARTS, "{spinner} [{bar:30}] {percent} % {elapsed}")
+    }
+
+    fn shown(len: u64, template: &str) -> Self {
         if !std::io::stderr().is_terminal() {
             return Self(None);
         }
-        let bar = ProgressBar::new(PARTS);
-        let style = ProgressStyle::with_template("{spinner} {msg} [{bar:30}] {percent} % {elapsed}");
+        let bar = ProgressBar::new(len);
+        let style = ProgressStyle::with_template(template);
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.set_message(what.to_owned());
         bar.enable_steady_tick(Duration::from_millis(200));
         Self(Some(bar))
     }

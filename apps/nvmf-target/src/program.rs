@@ -301,7 +301,7 @@ fn show(shown: &mut Option<(Phase, Progress)>, args: &RunArgs, phase: Phase, par
                 }
             };
             out::remark(format_args!("{what}"));
-            *shown = Some((phase, Progress::of("")));
+            *shown = Some((phase, Progress::of_parts()));
         }
     }
 }

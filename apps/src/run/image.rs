@@ -21,6 +21,10 @@ const HEADERS_MAX: u64 = 1024;
 /// Bytes of a program that are searched, and how many at once.
 const SCANNED_MAX: u64 = 64 << 20;
 const BLOCK: usize = 1 << 20;
+/// A text that is in libibverbs, and the beginning of the shared library's name. Blocks overlap by the longer one.
+const INSIDE: &[u8] = b"RDMAV_HUGEPAGES_SAFE\0";
+const SHARED: &[u8] = b"libibverbs.so";
+const _: () = assert!(SHARED.len() <= INSIDE.len());
 
 const PT_INTERP: u32 = 3;
 /// Set user and set group.
@@ -84,26 +88,20 @@ pub fn check(program: &Path) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Whether a program contains libibverbs, and names no shared one: neither for the loader nor for dlopen(3).
+/// Whether a program contains libibverbs, and names no shared one: neither for the loader nor for dlopen(3). Looks at its first part.
 fn carries_its_own(file: &File) -> bool {
-    let has = |[inside, shared]: [bool; 2]| inside && !shared;
-    contains(file, [b"RDMAV_HUGEPAGES_SAFE\0", b"libibverbs.so"]).is_ok_and(has)
-}
-
-/// Which of these texts stand in the first part of a file.
-fn contains<const N: usize>(file: &File, texts: [&[u8]; N]) -> std::io::Result<[bool; N]> {
-    let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
-    let (mut found, mut block) = ([false; N], vec![0; BLOCK]);
-    for at in (0..SCANNED_MAX).step_by(BLOCK - longest) {
-        let len = file.read_at(&mut block, at)?;
-        for (found, text) in found.iter_mut().zip(texts) {
-            *found = *found || memmem(&block[..len], text);
+    let (mut inside, mut block) = (false, vec![0; BLOCK]);
+    for at in (0..SCANNED_MAX).step_by(BLOCK - INSIDE.len()) {
+        let Ok(len) = file.read_at(&mut block, at) else { return false };
+        if memmem(&block[..len], SHARED) {
+            return false;
         }
+        inside = inside || memmem(&block[..len], INSIDE);
         if len < BLOCK {
             break;
         }
     }
-    Ok(found)
+    inside
 }
 
 /// Whether a text stands in these bytes.

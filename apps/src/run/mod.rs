@@ -84,15 +84,15 @@ fn variables(cli: &RunCli, library: &Path) -> Result<Vec<(&'static str, OsString
 /// refuse is left out here.
 fn facts(cli: &RunCli) -> Facts {
     let set = |name: &str| std::env::var(name).ok();
-    let port = cli.port.clone().or_else(|| set("ROCE_PORT")).unwrap_or_else(|| "memif".into()).parse();
-    let port = port.ok();
+    let port = cli.port.clone().or_else(|| set("ROCE_PORT")).unwrap_or_else(|| "memif".into()).parse().ok();
     let host = port.as_ref().and_then(|port: &PortSpec| port.host_addresses().ok()).unwrap_or_default();
-    let given = match &cli.ip[..] {
-        [] => set("ROCE_ADDR").unwrap_or_default(),
-        given => given.iter().map(|(addr, prefix)| format!("{addr}/{prefix},")).collect(),
+    let addrs = match &cli.ip[..] {
+        [] => {
+            let set = set("ROCE_ADDR").unwrap_or_default();
+            set.split(',').flat_map(parse::ip_prefix).map(|(addr, _)| addr).collect()
+        }
+        given => given.iter().map(|(addr, _)| *addr).collect(),
     };
-    let addrs =
-        given.split(',').filter_map(|addr| parse::ip_prefix(addr).ok()).map(|(addr, _)| addr).collect();
     Facts { port, addrs, mac: set("ROCE_MAC").and_then(|mac| mac.parse().ok()), host }
 }
 

@@ -48,11 +48,8 @@ pub fn capture(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, PortEr
 /// would read what is written.
 fn make(path: &Path) -> Result<File, String> {
     let text = |error: std::io::Error| error.to_string();
-    let dir = match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
-    let dir = std::fs::metadata(runtime::without_foreign_links(dir)?).map_err(text)?;
+    let dir = runtime::without_foreign_links(runtime::dir_of(path))?;
+    let dir = std::fs::metadata(dir).map_err(text)?;
     let uid = rustix::process::geteuid().as_raw();
     let shared = runtime::is_shared(&dir) || ![0, uid].contains(&dir.uid());
     let no_link = if shared { libc::O_NOFOLLOW } else { 0 };

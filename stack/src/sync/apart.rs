@@ -48,7 +48,8 @@ fn start(work: Work) {
 
 /// Tries again what had no thread. Returns whether something still has none: then begin nothing new.
 pub fn retry() -> bool {
-    if IS_SHORT.swap(false, Ordering::Relaxed) {
+    // Nearly always it is false: then nothing is written.
+    if IS_SHORT.load(Ordering::Relaxed) && IS_SHORT.swap(false, Ordering::Relaxed) {
         let left = core::mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner));
         left.into_iter().for_each(start);
     }

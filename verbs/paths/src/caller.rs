@@ -75,21 +75,30 @@ pub(crate) fn is_foreign() -> bool {
     let mut caller: Option<&CStr> = None;
     // SAFETY: a function that keeps to the unwinder's rules, and a place that lives until it returns.
     unsafe { _Unwind_Backtrace(frame, (&raw mut caller).cast()) };
-    let Some(caller) = caller.filter(|caller| is_another(caller.to_bytes())) else { return false };
+    let is_one = |path| (is_library(path) || is_driver(path)) && is_elsewhere(path);
+    let Some(caller) = caller.filter(|caller| is_one(caller.to_bytes())) else { return false };
     say(caller);
     true
 }
 
-/// Whether an object is a libibverbs or librdmacm, or a driver of one, and not `roce-run`'s, which is beside this library.
-fn is_another(path: &[u8]) -> bool {
-    let (dir, name) = split(path);
+/// Whether an object is a libibverbs or librdmacm.
+fn is_library(path: &[u8]) -> bool {
     let is_one = |prefix: &[u8]| {
         // `libibverbs.so.1`, and copies like `libibverbs-1a2b3c4d.so.1.14.44.0` in packages of Python.
-        name.strip_prefix(prefix).is_some_and(|rest| matches!(rest.first(), Some(b'.' | b'-')))
+        let rest = split(path).1.strip_prefix(prefix);
+        rest.is_some_and(|rest| matches!(rest.first(), Some(b'.' | b'-')))
     };
-    let is_driver = name.windows(6).any(|part| part == b"-rdmav");
-    (is_one(b"libibverbs") || is_one(b"librdmacm") || is_driver)
-        && this().is_none_or(|this| split(this.to_bytes()).0 != dir)
+    is_one(b"libibverbs") || is_one(b"librdmacm")
+}
+
+/// Whether it is a driver of a libibverbs.
+fn is_driver(path: &[u8]) -> bool {
+    split(path).1.windows(6).any(|part| part == b"-rdmav")
+}
+
+/// Whether it is not `roce-run`'s, which is beside this library.
+fn is_elsewhere(path: &[u8]) -> bool {
+    this().is_none_or(|this| split(this.to_bytes()).0 != split(path).0)
 }
 
 /// The directory and the name of a file.
@@ -132,7 +141,8 @@ extern "C" fn at_the_end() {
         }
         // SAFETY: as above.
         let name = unsafe { CStr::from_ptr(name) };
-        if !is_another(name.to_bytes()) || split(name.to_bytes()).1.windows(6).any(|part| part == b"-rdmav") {
+        let path = name.to_bytes();
+        if !(is_library(path) && !is_driver(path) && is_elsewhere(path)) {
             return 0;
         }
         say(name);

@@ -12,6 +12,7 @@ use arrayvec::ArrayString;
 use nvmf::Nqn;
 
 use super::Storage;
+use crate::store::dir_of;
 
 /// FNV-1a of 128 bits.
 fn hash(parts: &[&[u8]]) -> u128 {
@@ -61,7 +62,7 @@ fn lasting_name(path: &Path) -> PathBuf {
 /// The path of a file with all links resolved; the file itself need not exist.
 pub(super) fn canonical(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| {
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let dir = dir_of(path);
         let dir = dir.canonicalize().unwrap_or_else(|_| dir.into());
         path.file_name().map_or(dir.clone(), |name| dir.join(name))
     })

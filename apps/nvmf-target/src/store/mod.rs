@@ -13,6 +13,7 @@ mod workers;
 pub use file::File;
 pub use health::Health;
 pub use memory::{Memory, Zeroed};
+pub(crate) use open::dir_of;
 pub use open::{Direct, FileError, Locked, Opening};
 pub use ranges::merged;
 pub use ring::{Request, Ring};

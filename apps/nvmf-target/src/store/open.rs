@@ -134,13 +134,15 @@ pub fn try_open(path: &Path, how: &Opening) -> Result<Opened, FileError> {
     open_at(path, how, true)
 }
 
+/// The directory that a file is in: the current one where its path names none.
+pub(crate) fn dir_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// A file without a name beside `path`, as large as that. Where the file system has no such files, one in memory, if a file could be
 /// made in the directory.
 fn nameless(path: &Path, size: u64, flags: i32) -> io::Result<Handle> {
-    let dir = match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
+    let dir = dir_of(path);
     let mut options = OpenOptions::new();
     let file = match options.read(true).write(true).custom_flags(libc::O_TMPFILE | flags).open(dir) {
         Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {

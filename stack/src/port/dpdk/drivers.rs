@@ -1,7 +1,6 @@
 //! Why DPDK did not add a device: above all, whether it has a driver for it.
 
 use super::eal::{Eal, errno_text, last_log};
-use core::fmt::Write;
 use dpdk_sys as sys;
 use std::ffi::CString;
 use std::fs;
@@ -70,11 +69,11 @@ fn not_built_in(driver: &str) -> String {
             "DPDK has loaded its drivers from the distribution's libraries, and {driver} is not among them"
         );
     }
-    let mut says = format!("{driver} is not built in (");
-    for (n, name) in sys::BUILT_IN.split(',').enumerate() {
-        let _ = write!(says, "{}{name}", if n == 0 { "" } else { ", " });
-    }
-    says + " are); build with DPDK_SYS_DRIVERS=NAME to add one that is installed, or with DPDK_SYS_LINK=shared to use all that are"
+    format!(
+        "{driver} is not built in ({} are); build with DPDK_SYS_DRIVERS=NAME to add one that is installed, or with \
+         DPDK_SYS_LINK=shared to use all that are",
+        sys::BUILT_IN.replace(',', ", ")
+    )
 }
 
 /// A device as the kernel's sysfs has it.

@@ -433,17 +433,15 @@ impl Link {
             meeting::goodbye(&up.socket, CLOSED);
             up.socket.share.resume();
         }
+        let turn_away = |(stranger, party)| meeting::turn_away(stranger, Share::beyond(party));
         match &mut self.end {
             End::Server { meetings, held, .. } => {
                 meetings.iter().for_each(|(meeting, _)| meeting.stop(CLOSED));
-                held.drain(..)
-                    .for_each(|(stranger, party)| meeting::turn_away(stranger, Share::beyond(party)));
+                held.drain(..).for_each(turn_away);
             }
             End::Client { meeting, held, .. } => {
                 meeting.iter().for_each(|meeting| meeting.stop(CLOSED));
-                held.take()
-                    .into_iter()
-                    .for_each(|(stranger, party)| meeting::turn_away(stranger, Share::beyond(party)));
+                held.take().into_iter().for_each(turn_away);
             }
         }
     }

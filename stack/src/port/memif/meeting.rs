@@ -16,10 +16,10 @@ use super::wake;
 use crate::port::peers::Peers;
 use crate::port::share::{self, Share};
 use crate::sync::apart::{self, Apart};
-use crate::sync::eventfd::EventFd;
+use crate::sync::eventfd::{self, EventFd};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -120,11 +120,11 @@ impl Common {
 
     /// Takes the meetings that are over.
     pub fn outcomes(&self) -> Vec<Outcome> {
-        // Fails where nothing is over.
-        match rustix::io::read(&self.event, &mut [0u8; 8]) {
-            Ok(_) => core::mem::take(&mut lock(&self.over).outcomes),
-            Err(_) => Vec::new(),
+        let mut over = lock(&self.over);
+        if !over.outcomes.is_empty() {
+            let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
         }
+        core::mem::take(&mut over.outcomes)
     }
 
     /// The link ends; returns what nobody looked at.
@@ -141,8 +141,7 @@ impl Common {
             return Some(outcome);
         }
         over.outcomes.push(outcome);
-        drop(over);
-        // Fails only where the descriptor is readable already.
+        // Under the lock, so that the descriptor is readable exactly while there are outcomes. Fails only where it is readable already.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         None
     }
@@ -471,7 +470,7 @@ impl Talk<'_> {
         let mut fds = vec![PollFd::new(&self.stop.event, PollFlags::IN)];
         fds.extend_from_slice(wanted);
         // Whatever it returns, the caller looks again.
-        let _ = poll(&mut fds, Timespec::try_from(at_most).ok().as_ref());
+        eventfd::wait_readable(&mut fds, at_most);
         Ok(())
     }
 }

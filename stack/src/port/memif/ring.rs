@@ -9,6 +9,7 @@
 //! region that belongs to this ring alone ([`Lent`]), whatever the peer says of them later.
 
 use super::shm::{Part, Region};
+use crate::config::SHARDS_MAX;
 use crate::sync::prefetch;
 use core::mem::offset_of;
 use core::ptr::NonNull;
@@ -90,7 +91,10 @@ pub struct Lent {
 
 /// Divides a region among rings: each gets the part that it wants, given as its first byte and its length, if that is in the region
 /// and overlaps no other one that is wanted; else it gets nothing. A region is divided once; later rings get nothing.
+///
+/// Each part is compared with each: there is one a queue, so [`SHARDS_MAX`] at most, whatever a peer offers.
 pub fn divide(region: &Arc<Region>, wanted: &[(u32, u32)]) -> Vec<Lent> {
+    debug_assert!(wanted.len() <= SHARDS_MAX);
     let first_time = region.divide();
     let own = divided(wanted, region.len() as u64);
     let lent = |((first, bytes), own): (&(u32, u32), bool)| Lent {
@@ -104,23 +108,12 @@ pub fn divide(region: &Arc<Region>, wanted: &[(u32, u32)]) -> Vec<Lent> {
 /// Which of the parts of `size` bytes are in them, and overlap no other one.
 fn divided(wanted: &[(u32, u32)], size: u64) -> Vec<bool> {
     let end = |(first, bytes): (u32, u32)| u64::from(first) + u64::from(bytes);
-    let mut all: Vec<_> = wanted.iter().copied().enumerate().collect();
-    all.sort_unstable_by_key(|(_, part)| *part);
-    let mut own = vec![true; wanted.len()];
-    // The one that ends last: what begins before its end overlaps it.
-    let mut farthest: Option<(usize, (u32, u32))> = None;
-    for (i, part) in all {
-        own[i] &= end(part) <= size;
-        if let Some((j, before)) = farthest
-            && u64::from(part.0) < end(before)
-        {
-            (own[i], own[j]) = (false, false);
-        }
-        if farthest.is_none_or(|(_, before)| end(before) < end(part)) {
-            farthest = Some((i, part));
-        }
-    }
-    own
+    let overlap = |a: (u32, u32), b: (u32, u32)| u64::from(a.0) < end(b) && u64::from(b.0) < end(a);
+    let own = |(i, part): (usize, &(u32, u32))| {
+        let mut others = wanted.iter().enumerate().filter(|(j, _)| *j != i);
+        end(*part) <= size && !others.any(|(_, other)| overlap(*part, *other))
+    };
+    wanted.iter().enumerate().map(own).collect()
 }
 
 /// A ring. One queue of this process uses it, at one end.

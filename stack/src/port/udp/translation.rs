@@ -10,7 +10,7 @@ const SLOTS: usize = 4096;
 /// If the first so many packets of an address are wrong, something on the path changes them: damage is rare, and seldom passes the
 /// checks of link and UDP. A request for a connection and its repetition are enough, or the first packet of a test and its retry.
 const ALL_WRONG: u8 = 2;
-/// One was right, or all is said.
+/// One was right, or all is said long ago: counting ends here.
 const DONE: u8 = u8::MAX;
 
 #[derive(Clone, Copy, Default)]
@@ -42,18 +42,8 @@ impl Senders {
         if sender.key != key {
             *sender = Sender { key, wrong: 0 };
         }
-        if may_be_right {
-            sender.wrong = DONE;
-        }
-        if sender.wrong == DONE {
-            return false;
-        }
-        sender.wrong += 1;
-        let named = sender.wrong == ALL_WRONG;
-        if named {
-            sender.wrong = DONE;
-        }
-        named
+        sender.wrong = if may_be_right { DONE } else { sender.wrong.saturating_add(1) };
+        sender.wrong == ALL_WRONG
     }
 }
 
