@@ -23,11 +23,17 @@ rows_table=() rows_json=()
 
 # asked_for FLAGS NAME: whether the row is to be run.
 asked_for() {
+    [ "$list" = no ] || return 1
     if [ -n "$only" ]; then grep -Eq -- "$only" <<<"$2"; else [ "$full" = yes ] || [[ $1 != *f* ]]; fi
 }
 
 # wanted FLAGS NAME: likewise; else the table keeps what it says of it. For whoever writes the row.
-wanted() { asked_for "$@" || { keep "$2"; return 1; }; }
+wanted() {
+    asked_for "$@" && return 0
+    [ "$list" = no ] || printf '%s\n' "$2"
+    keep "$2"
+    return 1
+}
 
 # known PACKAGE PROGRAM: whether the program is there; the package is installed where that is possible.
 known() {

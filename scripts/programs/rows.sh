@@ -254,7 +254,7 @@ between_namespaces() {
     "$@"
 }
 namespace=roce-$$
-if [ "$full" = no ] && [ -z "$only" ]; then
+if [ "$full$only" = no ] || [ "$list" = yes ]; then
     :
 elif [ "$(id -u)" -ne 0 ]; then
     missing='network namespaces need root'

@@ -4,7 +4,7 @@
 //! is not there is lost, as on a cable; a peer whose socket is full pushes back.
 //!
 //! A datagram can bring descriptors, whoever sends it, and whoever closes them may have to wait for the sender
-//! ([`apart`](crate::sync::apart)). So each datagram is looked at first, and one that brings any is taken, and they are closed, by a
+//! ([`apart`]). So each datagram is looked at first, and one that brings any is taken, and they are closed, by a
 //! thread that is there for that.
 
 use super::counters::{Counters, sum};

@@ -84,7 +84,7 @@ pub(super) enum Route {
     Pending,
 }
 
-/// A queue pair. Laid out by who needs what: see [`Part`](super::lookahead::Part).
+/// A queue pair. Laid out by who needs what: see [`Part`].
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Qp {

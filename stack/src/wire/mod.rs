@@ -4,7 +4,7 @@
 //! is *acceptable*. Called by `shard` (both directions), `proto` (opcodes and header fields), `port` (`udp`, and the faults of
 //! links) and tests.
 //!
-//! Receive: [`locate`] makes every check that needs nothing but the bytes, [`icrc::check`] verifies the ICRC, and
+//! Receive: [`locate()`] makes every check that needs nothing but the bytes, [`icrc::check`] verifies the ICRC, and
 //! [`Layout::packet`] returns the fields. Transmit: [`Template::begin`] writes the headers, the caller copies the payload to the
 //! offset it returns, [`Template::seal`] pads, computes the ICRC and finishes. Long packets are written whole by an
 //! [`icrc::OnePass`] instead.

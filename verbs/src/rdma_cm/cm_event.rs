@@ -17,7 +17,7 @@ use super::refusal::Refusal;
 use super::service::{Service, State};
 use crate::error::VerbsError;
 
-/// An event (`struct rdma_cm_event`), from [`EventChannel`](super::EventChannel).
+/// An event (`struct rdma_cm_event`), from [`EventChannel`].
 ///
 /// Dropping it acknowledges it; until then its identifier cannot be destroyed.
 #[must_use = "dropping the event acknowledges it"]

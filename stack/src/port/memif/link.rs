@@ -2,9 +2,9 @@
 //!
 //! Threads that call [`Port::maintain`](crate::port::Port::maintain), and queues that have no link, take a few steps: they look
 //! whether somebody came, connect, and look whether the peer left. They wait for nobody. What takes long, or what a peer can make
-//! wait, is done on threads of its own, while there is any ([`meeting`](super::meeting), [`apart`](crate::sync::apart)); how many
-//! each peer may keep busy is bounded ([`share`](crate::port::share)). A queue in the middle of a burst keeps the connection that it uses
-//! ([`Connection`]) until it checks for the next one.
+//! wait, is done on threads of its own, while there is any ([`meeting`], [`apart`]); how many each peer may keep busy is bounded
+//! ([`share`](crate::port::share)). A queue in the middle of a burst keeps the connection that it uses ([`Connection`]) until it
+//! checks for the next one.
 
 use super::handshake;
 use super::meeting::{self, CLOSED, Common, Meeting, Outcome, Role, exhausted};

@@ -4,7 +4,7 @@
 //! The other process may write any of it at any moment. So no decision depends on what a reference into it
 //! reads: a reference is lent only to build a frame in ([`Part::into_buffer`]). All else is read and written by accesses that
 //! the compiler may neither repeat nor split: words are atomics (`ring`), bytes are copied by the functions of
-//! [`racy`](crate::racy) and of [`crc`](crate::crc). A copy is some mix of what was there meanwhile, and decisions are made on
+//! [`racy`] and of [`crc`](crate::crc). A copy is some mix of what was there meanwhile, and decisions are made on
 //! the copy.
 //!
 //! An access beyond the end of the file would end the process by SIGBUS. So `region` maps only files that are sealed against

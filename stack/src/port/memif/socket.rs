@@ -2,7 +2,7 @@
 //!
 //! What a peer sends along may be anything, and so the kernel may let whoever closes it wait: a received descriptor, one of which
 //! too many came, one that lies in a socket that is closed. So only threads that are there for this one peer receive from a socket
-//! and close it ([`apart`](crate::sync::apart)); other threads have an [`Apart`](crate::sync::apart::Apart) of it, and look
+//! and close it ([`apart`](crate::sync::apart)); other threads have an [`Apart`] of it, and look
 //! ([`Socket::has_news`]).
 
 use super::message::MESSAGE;

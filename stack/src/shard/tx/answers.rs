@@ -1,5 +1,5 @@
 //! Answers of a queue pair: the acknowledgements and responses of its responder, as a source of the
-//! [`writer`](super::writer), and what follows when no more can be built.
+//! [`writer`], and what follows when no more can be built.
 
 use super::Stop;
 use super::writer::{self, Built, Draft, Payload, Source};

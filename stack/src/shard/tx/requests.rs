@@ -1,4 +1,4 @@
-//! Request packets of a queue pair: what its requester sends next, as a source of the [`writer`](super::writer), and what
+//! Request packets of a queue pair: what its requester sends next, as a source of the [`writer`], and what
 //! follows when no more can be built.
 
 use super::Stop;
