@@ -223,6 +223,14 @@ fn a_program_with_the_option_is_found() {
     let once = ["--once", "--json", "--interval", "10ms"];
     let nothing = stat_in(&runtime, &once).bad("no running stack found in");
     assert!(nothing.stderr.contains(text(&runtime.join("roce"))), "{}", nothing.stderr);
+    // A report is of use there, too.
+    let report = ["--report", "--interval", "10ms"];
+    let idle = stat_in(&runtime, &report).good();
+    assert!(
+        idle.stdout.contains("- kernel: Linux") && idle.stdout.contains("no running stack found"),
+        "{}",
+        idle.stdout
+    );
     let (port, tcp) = (bench.server_port(), bench.tcp.to_string());
     let mut server = std::process::Command::new(PINGPONG)
         .args(["--port", &port, "-p", &tcp, "--bind", "127.0.0.1", "--drive", "caller", "--stats"])
@@ -240,6 +248,8 @@ fn a_program_with_the_option_is_found() {
     };
     let stack = &line["stacks"][0];
     let pid = server.id();
+    let running = stat_in(&runtime, &report).good();
+    assert!(running.stdout.contains("\n```json\n{\"version\":1,\"stacks\":[{"), "{}", running.stdout);
     // It dies without a cleanup; the next search removes its socket.
     server.kill().unwrap();
     server.wait().unwrap();

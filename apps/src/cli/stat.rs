@@ -13,6 +13,7 @@ Examples:
   roce-stat --json --interval 5s      one JSON object every 5 seconds
   roce-stat --once --json | jq '.stacks[].qps[].qpn'
   roce-stat /run/my/storage.sock      a stack with its own path
+  roce-stat --report                  text for a bug report, also if nothing runs
 
 A program serves its counters when its device has DeviceConfig::stats, or it is started with --stats. Without a path
 the socket is in $XDG_RUNTIME_DIR/roce, or in /tmp/roce-UID where that is not set, and found there.
@@ -37,6 +38,11 @@ pub struct StatCli {
     /// Print a JSON object for each interval, one a line; with --once one object
     #[arg(long)]
     pub json: bool,
+    /// Print what a bug report needs: the machine, its settings and network, and what runs, as --once and --json say it
+    ///
+    /// Look it through before you publish it: it has the addresses of queue pairs and their peers, and variables ROCE_*.
+    #[arg(long, conflicts_with_all = ["once", "json"])]
+    pub report: bool,
     /// Time that rates are measured over
     #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     pub interval: Duration,

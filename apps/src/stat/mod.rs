@@ -1,11 +1,13 @@
 //! `roce-stat`: shows running stacks from outside.
 //!
 //! `find` fetches snapshots from sockets, `rates` and `programs` turn two of them into rows, and `table`, `json` and `view` show those.
+//! `system` adds what is known of the machine, for bug reports.
 
 pub mod find;
 pub mod json;
 pub mod programs;
 pub mod rates;
+mod system;
 pub mod table;
 pub mod view;
 
@@ -16,6 +18,7 @@ use crate::stop;
 use find::Found;
 use rates::{Query, StackRates};
 use std::io::IsTerminal;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long a wait continues without a check for signals.
@@ -26,6 +29,9 @@ const SLICE: Duration = Duration::from_millis(50);
 /// # Errors
 /// When no stack runs, or the output cannot be written.
 pub fn run(cli: &StatCli) -> Result<()> {
+    if cli.report {
+        return report(cli);
+    }
     let first = find::look(&cli.paths)?;
     first.print_notes();
     if !cli.once && !cli.json {
@@ -49,6 +55,23 @@ pub fn run(cli: &StatCli) -> Result<()> {
         before = now;
     }
     Ok(())
+}
+
+/// The machine, and what runs on it: for whoever looks into a fault.
+fn report(cli: &StatCli) -> Result<()> {
+    let variables =
+        std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+    say!("{}\n## Stacks\n", system::machine(Path::new("/"), variables))?;
+    let found = match find::look(&cli.paths) {
+        Err(AppError::Interrupted) => return Err(AppError::Interrupted),
+        Err(none) => return say!("{none}"),
+        Ok(found) => found,
+    };
+    sleep(cli.interval)?;
+    let query = Query { order: cli.sort, reverse: cli.reverse, filter: cli.filter.clone() };
+    let stacks = compare(&found, &find::look(&cli.paths)?, &query);
+    found.notes.iter().try_for_each(|note| say!("{note}"))?;
+    say!("{}\n\n```json\n{}\n```", table::render(&stacks).trim_end(), json::line(&stacks))
 }
 
 /// Each running stack, with its activity since `before`.
