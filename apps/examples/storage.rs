@@ -23,6 +23,7 @@
 //! never pass through a receive queue, and the client's program takes no part in moving them.
 
 use apps::cli::parse::{self, Host};
+use apps::error::OobError;
 use apps::oob;
 use apps::pending::{Pending, PendingConn};
 use clap::{Parser, Subcommand};
@@ -349,10 +350,10 @@ impl PendingConn for ClientConn {
         let mut byte = [0];
         while self.line.len() < LINE_MAX && !self.line.contains(&b'\n') {
             match self.tcp.read(&mut byte) {
-                Ok(0) => return Err(oob::OobError::Closed.into()),
+                Ok(0) => return Err(OobError::Closed.into()),
                 Ok(_) => self.line.push(byte[0]),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(e) => return Err(oob::OobError::Io(e).into()),
+                Err(e) => return Err(OobError::Io(e).into()),
             }
         }
         let text = std::str::from_utf8(&self.line).ok().and_then(|line| line.trim_end().parse().ok());

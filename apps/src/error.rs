@@ -1,7 +1,7 @@
 //! Why a program ends: one sentence for a person, and an exit code for a script.
 
-use crate::out::note;
-use std::process::ExitCode;
+use std::io::ErrorKind;
+use std::time::Duration;
 
 /// The result of everything in this crate that can end a program.
 pub type Result<T> = std::result::Result<T, AppError>;
@@ -17,7 +17,7 @@ pub enum AppError {
     Setup(String),
     /// The TCP connection to the other end failed.
     #[error(transparent)]
-    Oob(crate::oob::OobError),
+    Oob(OobError),
     /// The other end sent a message that is out of order, or impossible.
     #[error("the other end does not keep to the protocol: {0}")]
     Misfit(String),
@@ -41,10 +41,10 @@ pub enum AppError {
     Interrupted,
 }
 
-impl From<crate::oob::OobError> for AppError {
-    fn from(e: crate::oob::OobError) -> Self {
+impl From<OobError> for AppError {
+    fn from(e: OobError) -> Self {
         match e {
-            crate::oob::OobError::Interrupted => Self::Interrupted,
+            OobError::Interrupted => Self::Interrupted,
             e => Self::Oob(e),
         }
     }
@@ -65,15 +65,66 @@ impl AppError {
     }
 }
 
-/// Ends a program: prints the error, if any, in one line and returns the exit code.
-pub fn finish(program: &str, result: Result<()>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        // The reader of the pipe has closed it: no error.
-        Err(AppError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(error) => {
-            note!("{program}: {error}");
-            ExitCode::from(error.code())
-        }
+/// Why the out-of-band channel ([`oob`](crate::oob)) cannot be used, or not any more.
+#[derive(Debug, thiserror::Error)]
+pub enum OobError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {addr} ({error}); {}", listen_remedy(error))]
+    Listen {
+        /// The address.
+        addr: String,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// No answer.
+    #[error("no server answers at {addr} ({error}); start the server first, or check host and port")]
+    Connect {
+        /// The address.
+        addr: String,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// The host has no address.
+    #[error("the host {host:?} cannot be found ({error})")]
+    Resolve {
+        /// The host's name.
+        host: String,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// The other end closed the connection.
+    #[error("the other end closed the connection before the session was over")]
+    Closed,
+    /// The connection broke.
+    #[error("the connection to the other end broke: {0}")]
+    Io(std::io::Error),
+    /// A line is longer than a message may be at this point.
+    #[error("the other end sent a line of more than {0} bytes; is it roce-perf?")]
+    TooLong(usize),
+    /// Another program is at the other end.
+    #[error("the other end sent {0}; this end speaks with roce-perf alone")]
+    Stranger(String),
+    /// A line is not a message.
+    #[error("the other end sent a line that is not a message of this program: {0}")]
+    Malformed(String),
+    /// No message within the time limit.
+    #[error("the other end said nothing for {0:?} while {1} was expected")]
+    Silent(Duration, &'static str),
+    /// The session exceeds its time limit.
+    #[error(
+        "the session has lasted for the {0:?} that this end gives one; ask for less, or let the server give more (--max-session)"
+    )]
+    Overtime(Duration),
+    /// SIGINT, SIGTERM or SIGHUP came while the other end did not read.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// What to do when a TCP port cannot be listened on.
+pub fn listen_remedy(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::PermissionDenied => "choose a TCP port from 1024 on, or run as root",
+        ErrorKind::AddrNotAvailable => "the address to listen on must be one of this machine's",
+        _ => "choose another TCP port, or end the program that uses it",
     }
 }

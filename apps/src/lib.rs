@@ -1,22 +1,19 @@
-//! The library of the programs `roce-perf`, `roce-bench`, `roce-pingpong`, `roce-stat`, `roce-run` and `roce-interop`.
+//! The library of the programs `roce-perf`, `roce-pingpong`, `roce-stat` and `roce-run`.
 //!
 //! All of it uses the public API of the `verbs` crate, as any other program would. `cli` defines the command lines, `plan`
 //! and `protocol` what the two ends of `roce-perf` agree on, `session` runs it, `measure` contains the timed loops, `report`
-//! and `json` show the result. `stat` shows running stacks, `metrics` serves their counters. `bench` runs `roce-perf` through
-//! the table of marks, and other programs beside it. `run` starts programs for RDMA hardware on the stack, `interop` runs it
-//! against Linux soft-RoCE.
+//! and `json` show the result. `stat` shows running stacks, `metrics` serves their counters. `run` starts programs for RDMA
+//! hardware on the stack.
 
 // These macros panic when the output cannot be written; `out` has replacements.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-pub mod bench;
 pub mod cli;
 pub mod cm;
 pub mod completion;
 pub mod counters;
 pub mod error;
 pub mod fuzz;
-pub mod interop;
 pub mod json;
 pub mod lend;
 pub mod measure;

@@ -4,6 +4,7 @@
 //! embedded drive the waiting thread is the one that drives the shard. Input of the other end is bounded: a line in bytes,
 //! the session in time; an invalid message ends the channel with an error.
 
+use crate::error::OobError;
 use crate::protocol::Message;
 use crate::stop;
 use rustix::net::sockopt;
@@ -27,61 +28,6 @@ const KEEPALIVE_TRIES: u32 = 3;
 /// Bytes that are read from a refused peer: closing with unread bytes would discard the reason that was sent to it.
 const DRAIN_MAX: usize = 256 << 10;
 
-/// Why the channel cannot be used, or not any more.
-#[derive(Debug, thiserror::Error)]
-pub enum OobError {
-    /// The address cannot be listened on.
-    #[error("cannot listen on {addr} ({error}); {}", listen_remedy(error))]
-    Listen {
-        /// The address.
-        addr: String,
-        /// The system's error.
-        error: std::io::Error,
-    },
-    /// No answer.
-    #[error("no server answers at {addr} ({error}); start the server first, or check host and port")]
-    Connect {
-        /// The address.
-        addr: String,
-        /// The system's error.
-        error: std::io::Error,
-    },
-    /// The host has no address.
-    #[error("the host {host:?} cannot be found ({error})")]
-    Resolve {
-        /// The host's name.
-        host: String,
-        /// The system's error.
-        error: std::io::Error,
-    },
-    /// The other end closed the connection.
-    #[error("the other end closed the connection before the session was over")]
-    Closed,
-    /// The connection broke.
-    #[error("the connection to the other end broke: {0}")]
-    Io(std::io::Error),
-    /// A line is longer than a message may be at this point.
-    #[error("the other end sent a line of more than {0} bytes; is it roce-perf?")]
-    TooLong(usize),
-    /// Another program is at the other end.
-    #[error("the other end sent {0}; this end speaks with roce-perf alone")]
-    Stranger(String),
-    /// A line is not a message.
-    #[error("the other end sent a line that is not a message of this program: {0}")]
-    Malformed(String),
-    /// No message within the time limit.
-    #[error("the other end said nothing for {0:?} while {1} was expected")]
-    Silent(Duration, &'static str),
-    /// The session exceeds its time limit.
-    #[error(
-        "the session has lasted for the {0:?} that this end gives one; ask for less, or let the server give more (--max-session)"
-    )]
-    Overtime(Duration),
-    /// SIGINT, SIGTERM or SIGHUP came while the other end did not read.
-    #[error("interrupted")]
-    Interrupted,
-}
-
 /// A description of the first bytes of a peer that is not `roce-perf`: the bytes, and the program that it seems to be.
 pub fn strange(bytes: &[u8]) -> String {
     let shown: String = String::from_utf8_lossy(bytes).chars().take(60).collect();
@@ -98,15 +44,6 @@ pub fn strange(bytes: &[u8]) -> String {
         _ => "",
     };
     format!("{shown:?}{hint}")
-}
-
-/// What to do when a TCP port cannot be listened on.
-pub fn listen_remedy(error: &std::io::Error) -> &'static str {
-    match error.kind() {
-        ErrorKind::PermissionDenied => "choose a TCP port from 1024 on, or run as root",
-        ErrorKind::AddrNotAvailable => "the address to listen on must be one of this machine's",
-        _ => "choose another TCP port, or end the program that uses it",
-    }
 }
 
 /// A non-blocking connection.

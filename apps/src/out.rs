@@ -7,6 +7,7 @@
 use crate::error::{AppError, Result};
 use std::fmt::Arguments;
 use std::io::{self, Write};
+use std::process::ExitCode;
 
 /// Writes a line of the result.
 ///
@@ -28,13 +29,28 @@ fn write(to: &mut impl Write, line: Arguments<'_>) -> io::Result<()> {
 }
 
 /// [`println!`] without the panic when the output cannot be written: evaluates to a [`Result`].
+#[macro_export]
 macro_rules! say {
     ($($arg:tt)*) => { $crate::out::result(::core::format_args!($($arg)*)) };
 }
 
 /// [`eprintln!`] without the panic when the output cannot be written.
+#[macro_export]
 macro_rules! note {
     ($($arg:tt)*) => { $crate::out::remark(::core::format_args!($($arg)*)) };
 }
 
-pub(crate) use {note, say};
+pub use {note, say};
+
+/// Ends a program: prints the error, if any, in one line and returns the exit code.
+pub fn finish(program: &str, result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader of the pipe has closed it: no error.
+        Err(AppError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            note!("{program}: {error}");
+            ExitCode::from(error.code())
+        }
+    }
+}

@@ -89,6 +89,18 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
+/// The median of some numbers: of an even number of them, the mean of the two in the middle.
+pub fn median(mut all: Vec<f64>) -> Option<f64> {
+    all.retain(|n| n.is_finite());
+    all.sort_by(f64::total_cmp);
+    let mid = all.len() / 2;
+    match all.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(all[mid]),
+        _ => Some((all[mid - 1] + all[mid]) / 2.0),
+    }
+}
+
 fn three(n: f64) -> String {
     if n >= 100.0 {
         format!("{n:.0}")

@@ -1,16 +1,17 @@
 //! The command lines: what is accepted, what is refused and with which sentence.
 
-use apps::cli::interop::InteropCli;
 use apps::cli::perf::{PerfCli, PerfCommand};
 use apps::cli::pingpong::PingpongCli;
 use apps::cli::run::RunCli;
-use apps::plan::{self, Mode, Op, Pattern, Spec};
+use apps::cli::specs::specs_of;
+use apps::plan::{Mode, Op, Pattern, Spec};
 use clap::{CommandFactory, Parser};
+use tools::interop::cli::InteropCli;
 
 fn client(args: &[&str]) -> Result<Vec<Spec>, String> {
     let line = ["roce-perf", "client", "host"].iter().chain(args);
     match PerfCli::try_parse_from(line).map_err(|e| e.to_string())?.command {
-        PerfCommand::Client(args) => plan::from_args(&args.measure).map_err(|e| e.to_string()),
+        PerfCommand::Client(args) => specs_of(&args.measure).map_err(|e| e.to_string()),
         other => panic!("{other:?}"),
     }
 }

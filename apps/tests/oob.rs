@@ -1,7 +1,7 @@
 //! The out-of-band channels, with input that other programs may send.
 
-use apps::error::AppError;
-use apps::oob::{self, Channel, GREETING_MAX, LINE_MAX, OobError};
+use apps::error::{AppError, OobError};
+use apps::oob::{self, Channel, GREETING_MAX, LINE_MAX};
 use apps::pingpong::exchange::{self, Destination, Stream};
 use apps::protocol::{Hello, Message, VERSION};
 use std::cell::RefCell;

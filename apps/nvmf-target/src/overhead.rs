@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use apps::bench::row::median;
+use apps::report::median;
 use nvmf::Nqn;
 use nvmf::wire::{Cqe, Sgl, Sqe};
 use verbs::port::{self, Port, fault::rng::Rng};

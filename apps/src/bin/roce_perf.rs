@@ -1,7 +1,7 @@
 //! `roce-perf`: measures RDMA, and the port below it.
 
 use apps::cli::perf::{PerfCli, PerfCommand, RawCommand};
-use apps::{error, session, stop, warnings};
+use apps::{out, session, stop, warnings};
 use clap::Parser;
 use std::process::ExitCode;
 
@@ -15,5 +15,5 @@ fn main() -> ExitCode {
         PerfCommand::Client(args) => session::client::run_client(args),
         PerfCommand::Raw { command: RawCommand::Client(args) } => session::client::run_raw(args),
     });
-    error::finish("roce-perf", result)
+    out::finish("roce-perf", result)
 }

@@ -3,13 +3,12 @@
 //! Turns text into typed values and refuses invalid ones, with a sentence that says what is valid. Opens nothing and starts
 //! nothing.
 
-pub mod bench;
 pub mod device;
-pub mod interop;
 pub mod parse;
 pub mod perf;
 pub mod pingpong;
 pub mod run;
+pub mod specs;
 pub mod stat;
 
 pub use device::DeviceArgs;

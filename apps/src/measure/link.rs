@@ -156,6 +156,40 @@ pub struct Link {
     pub rx: Buffers,
 }
 
+/// Lengths of the completion queues of sends and of receives.
+fn cq_lens(spec: &Spec, receives: bool, embedded: bool) -> (u32, u32) {
+    let sends = match spec.pattern {
+        Pattern::All => spec.qps * spec.tx_depth,
+        Pattern::Random => spec.in_flight * spec.visit,
+    };
+    let receives = match spec.pattern {
+        _ if !receives => 1,
+        _ if spec.srq => spec.rx_slots() as u32,
+        Pattern::All => spec.qps * spec.rx_depth,
+        // A thread that drives the shards polls after each turn, which brings one burst or a few. Otherwise every posted
+        // receive may complete before the next poll.
+        Pattern::Random if embedded => (spec.qps * spec.rx_depth).min(RECV_CQ_EMBEDDED),
+        Pattern::Random => (spec.qps * spec.rx_depth).min(verbs::limits::CQE_MAX),
+    };
+    (sends, receives)
+}
+
+/// Attributes of the connections.
+fn options(spec: &Spec, sgid_index: u8, mtu: Mtu) -> RcOptions {
+    RcOptions {
+        sgid_index,
+        path_mtu: Some(mtu),
+        traffic_class: spec.tclass,
+        timeout: spec.timeout,
+        retry_cnt: spec.retry,
+        rnr_retry: spec.rnr_retry,
+        min_rnr_timer: 1,
+        max_rd_atomic: spec.outs,
+        max_dest_rd_atomic: spec.outs,
+        ..RcOptions::default()
+    }
+}
+
 impl Link {
     /// Creates everything that does not depend on the other end. With `rdma_cm` the queue pairs are created later, with their
     /// identifiers.
@@ -179,19 +213,7 @@ impl Link {
             (spec.stride() as usize, spec.tx_slots() as usize, spec.rx_slots() as usize);
         let receives = spec.op == Op::Send && role.serves;
 
-        let send_cq_len = match spec.pattern {
-            Pattern::All => spec.qps * spec.tx_depth,
-            Pattern::Random => spec.in_flight * spec.visit,
-        };
-        let recv_cq_len = match spec.pattern {
-            _ if !receives => 1,
-            _ if spec.srq => spec.rx_slots() as u32,
-            Pattern::All => spec.qps * spec.rx_depth,
-            // A thread that drives the shards polls after each turn, which brings one burst or a few. Otherwise every posted
-            // receive may complete before the next poll.
-            Pattern::Random if driver.is_mine() => (spec.qps * spec.rx_depth).min(RECV_CQ_EMBEDDED),
-            Pattern::Random => (spec.qps * spec.rx_depth).min(verbs::limits::CQE_MAX),
-        };
+        let (send_cq_len, recv_cq_len) = cq_lens(spec, receives, driver.is_mine());
         let send_cq = context.create_cq(send_cq_len)?;
         let recv_cq = context.create_cq(recv_cq_len)?;
         // Registering gigabytes takes a while, and a client's `rdma_cm` exchange runs on the same device.
@@ -221,18 +243,7 @@ impl Link {
         let now = if rdma_cm { 0 } else { qps };
         let made =
             (0..now).map(|_| pd.create_qp(&init).map(Arc::new)).collect::<std::result::Result<_, _>>()?;
-        let options = RcOptions {
-            sgid_index: gid_index,
-            path_mtu: Some(mtu),
-            traffic_class: spec.tclass,
-            timeout: spec.timeout,
-            retry_cnt: spec.retry,
-            rnr_retry: spec.rnr_retry,
-            min_rnr_timer: 1,
-            max_rd_atomic: spec.outs,
-            max_dest_rd_atomic: spec.outs,
-            ..RcOptions::default()
-        };
+        let options = options(spec, gid_index, mtu);
         let size = spec.size as usize;
         let (tx, rx) = (
             Buffers::new(local.as_ref(), size, tx_slots, stride)?,

@@ -4,6 +4,7 @@ pub mod exchange;
 pub mod flow;
 pub mod lat;
 pub mod link;
+mod meter;
 pub mod raw;
 mod shared;
 pub mod visit;

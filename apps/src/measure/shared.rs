@@ -2,8 +2,8 @@
 //! the number of outstanding messages and not with that of the peers.
 
 use super::exchange::Receiving;
-use super::flow::Meter;
 use super::link::{Link, wr_id};
+use super::meter::Meter;
 use crate::error::Result;
 use crate::plan::Spec;
 use crate::protocol::Flow;

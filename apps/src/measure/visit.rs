@@ -6,8 +6,9 @@
 //! possible, so that the stack's own state is measured: each queue pair has a bit, and the requests are built for each visit.
 
 use super::exchange::{self, Outcome, Receiving, Sending};
-use super::flow::{Meter, request};
+use super::flow::request;
 use super::link::{Link, of_wr_id, wr_id};
+use super::meter::Meter;
 use super::shared;
 use super::watch::Watch;
 use crate::error::Result;

@@ -1,7 +1,7 @@
 //! The duties of a measuring loop that are rarely due: signals, the peer's life, the clock.
 
-use crate::error::{AppError, Result};
-use crate::oob::{Channel, OobError};
+use crate::error::{AppError, OobError, Result};
+use crate::oob::Channel;
 use crate::protocol::Message;
 use crate::stop;
 use std::time::{Duration, Instant};

@@ -3,8 +3,8 @@
 //! Each end sends one text `LID:QPN:PSN:GID` of 51 characters and a NUL, the client first; then the client sends
 //! `done` and a NUL, and the server may start. All numbers are hexadecimal, the GID is 32 digits.
 
-use crate::error::{AppError, Result};
-use crate::oob::{self, OobError};
+use crate::error::{AppError, OobError, Result};
+use crate::oob;
 use crate::pending::{self, Pending, PendingConn};
 use crate::protocol::{Message, gid_hex, parse_gid, sentence};
 use std::fmt;

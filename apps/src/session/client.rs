@@ -4,15 +4,16 @@ use super::order::{Answer, Wanted};
 use super::{ANSWER, Measured, await_message, counted_at_receiver, path_mtu, peer_override, run, send_end};
 use crate::cli::parse;
 use crate::cli::perf::{ClientArgs, RawClientArgs, ReachArgs};
+use crate::cli::specs::{raw_specs_of, specs_of};
 use crate::cm::Exchange;
 use crate::counters::Counts;
-use crate::error::{AppError, Result};
+use crate::error::{AppError, OobError, Result};
 use crate::json::{JsonFile, Row};
 use crate::measure::link::Link;
 use crate::measure::raw::Raw;
 use crate::measure::watch::Watch;
 use crate::measure::{Latency, QUANTILES};
-use crate::oob::{self, Channel, OobError};
+use crate::oob::{self, Channel};
 use crate::out::say;
 use crate::plan::{self, Mode, Pattern, RawSpec, Spec};
 use crate::progress::Progress;
@@ -31,7 +32,7 @@ use verbs::port::{Port as _, PortSpec};
 /// Any error that ends the session early.
 pub fn run_client(args: &ClientArgs) -> Result<()> {
     let measure = &args.measure;
-    let specs = plan::from_args(measure)?;
+    let specs = specs_of(measure)?;
     let json = measure.json.as_deref().map(JsonFile::create).transpose()?;
     let mut rig = Rig::open(&args.device, Side::Client)?;
     if measure.limit {
@@ -81,7 +82,7 @@ pub fn run_client(args: &ClientArgs) -> Result<()> {
 /// # Errors
 /// Any error that ends the session early.
 pub fn run_raw(args: &RawClientArgs) -> Result<()> {
-    let specs = plan::raw_from_args(args);
+    let specs = raw_specs_of(args);
     let json = args.json.as_deref().map(JsonFile::create).transpose()?;
     let mut rig = Rig::open(&args.device, Side::Client)?;
     carries_raw_frames(&rig, &args.device.port)?;

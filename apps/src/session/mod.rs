@@ -5,11 +5,11 @@ pub mod order;
 pub mod server;
 
 use crate::cli::device::DeviceArgs;
-use crate::error::{AppError, Result};
+use crate::error::{AppError, OobError, Result};
 use crate::measure::link::Link;
 use crate::measure::watch::Watch;
 use crate::measure::{Latency, flow, lat, visit};
-use crate::oob::{Channel, OobError};
+use crate::oob::Channel;
 use crate::plan::{Mode, Op, Pattern, Spec};
 use crate::protocol::{End, Flow, Message, QPS_A_LINE};
 use crate::rig::{Driver, Rig, Side};

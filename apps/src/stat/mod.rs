@@ -4,6 +4,7 @@
 //! `system` adds what is known of the machine, for bug reports.
 
 pub mod find;
+mod increments;
 pub mod json;
 pub mod programs;
 pub mod rates;

@@ -1,6 +1,6 @@
 //! What programs count themselves, beside their devices: rows of labels, rates and latencies.
 
-use super::rates::since;
+use super::increments::since;
 use crate::report::{per_second, time};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};

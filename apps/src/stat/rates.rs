@@ -1,5 +1,6 @@
 //! Turns two snapshots of a stack into rows: totals, rates, and errors in between.
 
+use super::increments::{get, since};
 use super::programs::{self, TableRates};
 use crate::cli::stat::Order;
 use serde::Serialize;
@@ -155,15 +156,6 @@ impl Trouble {
             drops: drops(counters).values().sum(),
         }
     }
-}
-
-fn get(counters: &Counts, name: &str) -> u64 {
-    counters.get(name).copied().unwrap_or(0)
-}
-
-/// The increment of a counter; 0 if it decreased, because it belongs to a new object.
-pub(super) fn since(before: &Counts, now: &Counts, name: &str) -> u64 {
-    get(now, name).saturating_sub(get(before, name))
 }
 
 fn difference(before: &Counts, now: &Counts) -> Counts {

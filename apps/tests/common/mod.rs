@@ -142,7 +142,7 @@ pub const RUN: &str = env!("CARGO_BIN_EXE_roce-run");
 
 /// A TCP port that was free a moment ago.
 pub fn free_port() -> u16 {
-    apps::bench::child::free_port().unwrap()
+    tools::bench::child::free_port().unwrap()
 }
 
 /// Waits for a result that must come; how soon depends on the load of the cores.

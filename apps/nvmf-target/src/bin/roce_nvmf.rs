@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use apps::warnings::Log;
-use apps::{error, stop, warnings};
+use apps::{out, stop, warnings};
 use clap::Parser;
 use nvmf_target::cli::{TargetCli, TargetCommand};
 use nvmf_target::{manage, program};
@@ -21,5 +21,5 @@ fn main() -> ExitCode {
         TargetCommand::Host(command) => manage::host(command),
         TargetCommand::List(args) => manage::list(args),
     };
-    error::finish("roce-nvmf", result)
+    out::finish("roce-nvmf", result)
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use apps::{error, stop, warnings};
+use apps::{out, stop, warnings};
 use clap::Parser;
 use nvmf_target::cli::{PerfCli, PerfCommand};
 use nvmf_target::program;
@@ -16,5 +16,5 @@ fn main() -> ExitCode {
         PerfCommand::Run(args) => program::run(args),
         PerfCommand::Overhead(args) => program::overhead(args),
     });
-    error::finish("roce-nvmf-perf", result)
+    out::finish("roce-nvmf-perf", result)
 }

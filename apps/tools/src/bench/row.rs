@@ -1,5 +1,6 @@
 //! A row as `roce-perf --json` writes it, with the fields that a suite adds: its part, the machine's state, and the run.
 
+use apps::report::median;
 use serde_json::{Map, Value, json};
 
 /// One row.
@@ -69,18 +70,6 @@ pub fn compare(rows: &mut [Row]) {
         if let (1.., Some((rate, first))) = (n, row.num("msgs_per_s").zip(first)) {
             row.set("of_first", rate / first);
         }
-    }
-}
-
-/// The median of some numbers: of an even number of them, the mean of the two in the middle.
-pub fn median(mut all: Vec<f64>) -> Option<f64> {
-    all.retain(|n| n.is_finite());
-    all.sort_by(f64::total_cmp);
-    let mid = all.len() / 2;
-    match all.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(all[mid]),
-        _ => Some((all[mid - 1] + all[mid]) / 2.0),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::Suite;
 use super::marks::{Line, Unit};
 use super::row::Row;
-use crate::report;
+use apps::report;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 /// An empty cell.

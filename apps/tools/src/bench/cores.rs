@@ -1,7 +1,7 @@
 //! How much of the two cores is available: a virtual machine's core may be half of a real one, whose other half is in use by
 //! others at one moment and idle at the next.
 
-use crate::pin;
+use apps::pin;
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;

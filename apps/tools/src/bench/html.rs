@@ -6,7 +6,7 @@ use super::plan::{RAW_SIZES, SIZES};
 use super::row::Row;
 use super::svg::{self, Axis, Bar, Scale, Series, escape};
 use super::table::{self, cells};
-use crate::report;
+use apps::report;
 use std::fmt::Write as _;
 
 /// The operations in the order of their colours; colour 0 is the bare port.

@@ -110,7 +110,7 @@ impl Pair {
 mod tests {
     use super::super::marks;
     use super::*;
-    use crate::cli::perf::PerfCli;
+    use apps::cli::perf::PerfCli;
     use clap::Parser;
 
     #[test]

@@ -1,26 +1,24 @@
 //! `roce-interop`: this stack against Linux soft-RoCE in a guest, cell by cell, every byte compared.
 
 mod case;
-mod cell;
+pub mod cell;
 mod check;
+pub mod cli;
 mod cm;
 mod remote;
 mod report;
-mod results;
+pub mod results;
 mod rnr;
 mod run;
 mod unreliable;
 
-pub use cell::Network;
-pub use results::{Row, Verdict};
-
-use crate::cli::interop::{CheckArgs, InteropCli, InteropCommand, LinkArgs, NoteArgs, ReportArgs, RunArgs};
-use crate::error::{AppError, Result};
-use crate::out::say;
+use apps::error::{AppError, Result};
+use apps::out::say;
 use case::{CASES, Case};
-use cell::{Cell, Requester};
+use cell::{Cell, Network, Requester};
+use cli::{CheckArgs, InteropCli, InteropCommand, LinkArgs, NoteArgs, ReportArgs, RunArgs};
 use remote::Remote;
-use results::Results;
+use results::{Results, Row, Verdict};
 use rnr::{LATE, Late};
 use run::Bench;
 use std::time::Instant;

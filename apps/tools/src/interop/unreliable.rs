@@ -3,9 +3,9 @@
 
 use super::cell::{Cell, Op, Requester};
 use super::run::{Bench, HALF, Pair, Target, all_done, slot_of};
-use crate::completion;
-use crate::error::{AppError, Result};
-use crate::out::say;
+use apps::completion;
+use apps::error::{AppError, Result};
+use apps::out::say;
 use std::time::{Duration, Instant};
 use verbs::{Wc, WcStatus};
 

@@ -2,7 +2,7 @@
 
 use super::row::Row;
 use super::state::Kind;
-use crate::report;
+use apps::report;
 
 /// The unit of a figure, and which direction is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,12 @@
 //! `roce-interop`: this stack against Linux soft-RoCE in a guest; see `scripts/interop/run`.
 
-use apps::cli::interop::InteropCli;
-use apps::{error, interop, stop};
+use apps::{out, stop};
 use clap::Parser;
 use std::process::ExitCode;
+use tools::interop;
+use tools::interop::cli::InteropCli;
 
 fn main() -> ExitCode {
     let cli = InteropCli::parse();
-    error::finish("roce-interop", stop::install().and_then(|()| interop::main(&cli)))
+    out::finish("roce-interop", stop::install().and_then(|()| interop::main(&cli)))
 }

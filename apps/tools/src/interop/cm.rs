@@ -1,11 +1,12 @@
 //! This stack's side of the programs that come with librdmacm, `rping`, `ucmatose` and `udaddy`: the same messages in the
 //! same order, so that a stock one can be the peer.
 
-use super::{Network, open_port};
-use crate::cli::interop::{CmArgs, CmRole, CmTool};
-use crate::completion;
-use crate::error::{AppError, Result};
-use crate::out::say;
+use super::cell::Network;
+use super::cli::{CmArgs, CmRole, CmTool};
+use super::open_port;
+use apps::completion;
+use apps::error::{AppError, Result};
+use apps::out::say;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -140,7 +141,7 @@ impl Host {
             if since.elapsed() > PATIENCE {
                 return Err(AppError::Timeout(format!("{what}: nothing for {PATIENCE:?}")));
             }
-            crate::stop::check()?;
+            apps::stop::check()?;
         }
         Ok(wc[0])
     }
@@ -268,7 +269,7 @@ impl Host {
                 return Err(AppError::Timeout("no DREQ of the connection before this process".into()));
             }
             let _ = self.channel.get_event(Duration::from_millis(20))?;
-            crate::stop::check()?;
+            apps::stop::check()?;
         }
         say!("a DREQ of a connection that is not ours was answered")?;
         Ok(())
@@ -376,7 +377,7 @@ impl Host {
                     args.connections
                 )));
             }
-            crate::stop::check()?;
+            apps::stop::check()?;
             if let Some(event) = channel.try_get_event() {
                 let Some(id) = ids.get(&event.id()) else { continue };
                 match event.event() {

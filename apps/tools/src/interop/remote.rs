@@ -1,6 +1,6 @@
 //! The program in the guest, over TCP: one line per request, one line per answer.
 
-use crate::error::{AppError, Result};
+use apps::error::{AppError, Result};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -1,7 +1,7 @@
 //! A checker of captures that shares no code with the stack: it parses the bytes in order, as the specification defines them,
 //! and computes each packet's ICRC (IBA A17.3.3) over its own pseudo packet.
 
-use crate::error::{AppError, Result};
+use apps::error::{AppError, Result};
 use pcap_file::pcap::PcapReader;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn what_we_say_to_linux_is_right() {
         for name in ["ipv6-rping-client", "ipv6-rping-server", "ipv6-ucmatose", "ipv6-udaddy", "vlan-rping"] {
-            let path = format!("{}/testdata/ours-{name}.pcap", env!("CARGO_MANIFEST_DIR"));
+            let path = format!("{}/../testdata/ours-{name}.pcap", env!("CARGO_MANIFEST_DIR"));
             let found = file(Path::new(&path), OURS).unwrap();
             assert_eq!(found.wrong_frames, 0, "{name}: {:?}", found.wrong);
             assert!(found.right.iter().all(|n| *n >= 4), "{name}: {:?}", found.right);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     fn golden(name: &str) -> Findings {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../stack/testdata/pcap/");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../stack/testdata/pcap/");
         file(&Path::new(path).join(name), OURS).unwrap()
     }
 

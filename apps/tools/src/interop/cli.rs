@@ -1,7 +1,8 @@
 //! The command line of `roce-interop`.
 
-use super::parse;
-use crate::interop::{Network, Row};
+use super::cell::Network;
+use super::results::Row;
+use apps::cli::parse;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;

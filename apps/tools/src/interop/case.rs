@@ -2,7 +2,7 @@
 
 use super::cell::{Cell, Network, Op, Requester, Service};
 use super::run::{Bench, Pair, Target, Terms};
-use crate::error::{AppError, Result};
+use apps::error::{AppError, Result};
 use verbs::{Access, Mtu, WcStatus};
 
 /// One case.

@@ -5,8 +5,8 @@
 
 use super::cell::{Cell, Op, Requester, Service, UNREPEATED_PACKETS};
 use super::remote::{Remote, Reply};
-use crate::completion;
-use crate::error::{AppError, Result};
+use apps::completion;
+use apps::error::{AppError, Result};
 use std::time::{Duration, Instant};
 use verbs::{
     Access, Ah, Context, Cq, GRH_LEN, Gid, Mr, Pd, Psn, Qp, QpCap, QpInitAttr, QpType, Qpn, RcEndpoint,
@@ -258,7 +258,7 @@ impl Bench {
             if Instant::now() > until {
                 return Err(AppError::Timeout(format!("no completion for {} s", PATIENCE.as_secs())));
             }
-            crate::stop::check()?;
+            apps::stop::check()?;
         }
     }
 

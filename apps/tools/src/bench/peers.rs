@@ -2,7 +2,7 @@
 
 use super::child::{self, Guard};
 use super::row::Row;
-use crate::error::{AppError, Result};
+use apps::error::{AppError, Result};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -155,7 +155,7 @@ impl Peer {
 
     /// Its title in progress messages.
     pub fn title(&self) -> String {
-        format!("{}, {} {}", self.name, self.mode, crate::report::bytes(self.size))
+        format!("{}, {} {}", self.name, self.mode, apps::report::bytes(self.size))
     }
 
     /// Measures it, with `share` of the usual number of messages or seconds.

@@ -2,8 +2,8 @@
 
 use super::cell::{Cell, Network, Op, Requester, Service};
 use super::run::{Bench, HALF, PATIENCE, Pair, Target, Terms, all_done, slot_of};
-use crate::completion;
-use crate::error::{AppError, Result};
+use apps::completion;
+use apps::error::{AppError, Result};
 use std::time::{Duration, Instant};
 use verbs::{Counter, Mtu, WcStatus};
 
@@ -152,7 +152,7 @@ impl Bench {
             if since.elapsed() > PATIENCE {
                 return Err(AppError::Timeout("there was no RNR NAK".into()));
             }
-            crate::stop::check()?;
+            apps::stop::check()?;
         }
         Ok(())
     }

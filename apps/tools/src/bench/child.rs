@@ -1,7 +1,7 @@
 //! Child processes: started, waited for, and never left running, also where this process is killed.
 
-use crate::error::{AppError, Result};
-use crate::stop;
+use apps::error::{AppError, Result};
+use apps::stop;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddrV4};

@@ -5,6 +5,7 @@
 //! the rows that programs write.
 
 pub mod child;
+pub mod cli;
 pub mod cores;
 pub mod html;
 pub mod machine;
@@ -18,11 +19,11 @@ pub mod state;
 pub mod svg;
 pub mod table;
 
-use crate::cli::bench::BenchCli;
-use crate::error::{AppError, Result};
-use crate::out::{note, say};
-use crate::report;
-use crate::stop;
+use apps::error::{AppError, Result};
+use apps::out::{note, say};
+use apps::report;
+use apps::stop;
+use cli::BenchCli;
 use machine::Machine;
 use marks::Line;
 use pairs::{By, PAIRS, Pair};

@@ -1,6 +1,6 @@
 //! The command line of `roce-bench`.
 
-use super::parse;
+use apps::cli::parse;
 use clap::Parser;
 use std::path::PathBuf;
 use std::time::Duration;

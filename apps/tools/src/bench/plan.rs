@@ -157,7 +157,7 @@ pub fn run(time: Duration, scale: bool) -> Vec<Vec<Part>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::perf::PerfCli;
+    use apps::cli::perf::PerfCli;
     use clap::Parser;
 
     #[test]

@@ -1,6 +1,6 @@
 //! The results of a run, one row per line, so that several programs can append to one file and a report can be made of it.
 
-use crate::error::{AppError, Result};
+use apps::error::{AppError, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};

@@ -1,0 +1,10 @@
+//! The library of the tools of development: `roce-bench` and `roce-interop`.
+//!
+//! `bench` runs `roce-perf` through the table of marks, and other programs beside it. `interop` runs the stack against Linux
+//! soft-RoCE, and examines captures.
+
+// These macros panic when the output cannot be written; `apps::out` has replacements.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+pub mod bench;
+pub mod interop;
