@@ -9,8 +9,8 @@ use verbs::{CompChannel as Verbs, EventElement};
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex};
 use crate::context::device_of;
 use crate::cq;
-use crate::engine;
 use crate::errno::{EINVAL, EIO, Errno, Result};
+use crate::event;
 use crate::guard::{number, pointer, settled};
 use crate::object::{Kind, Object};
 use crate::wait::{Found, let_block, until};
@@ -63,7 +63,7 @@ fn look((channel, to, context): Asked) -> Result<Found> {
     let (channel, to, context) =
         unsafe { (of(channel)?, to.as_mut().ok_or(EINVAL)?, context.as_mut().ok_or(EINVAL)?) };
     // Locked before the event is taken: its queue cannot be destroyed before the event is counted.
-    let names = engine::current().names();
+    let names = event::names();
     let Some(event) = channel.try_get_cq_event() else { return Ok(Found::Nothing(channel.as_raw_fd())) };
     let cq = *names.get(EventElement::Cq(event.cq)).first().ok_or(EIO)? as *mut ibv_cq;
     // SAFETY: a queue with a name lives.

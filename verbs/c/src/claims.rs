@@ -5,11 +5,11 @@
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use verbs::stats;
 
-use crate::engine;
+use crate::process::OfProcess;
 
 /// A name that this process has claimed, until the last copy is dropped.
 pub(crate) struct Claim {
@@ -23,7 +23,7 @@ struct Byte {
 
 impl Drop for Byte {
     fn drop(&mut self) {
-        let mut claims = engine::current().claims();
+        let mut claims = CLAIMS.lock();
         // Another thread may have claimed the name anew, with the same lock, before this one got here.
         if claims.bytes.get(&self.at).is_some_and(|byte| core::ptr::eq(byte.as_ptr(), self)) {
             claims.bytes.remove(&self.at);
@@ -32,9 +32,10 @@ impl Drop for Byte {
     }
 }
 
-/// The claims of a process.
+static CLAIMS: OfProcess<Mutex<Claims>> = OfProcess::new();
+
 #[derive(Default)]
-pub(crate) struct Claims {
+struct Claims {
     /// Opened once, for all claims: closing any descriptor of the file ends every lock that the process has on it (fcntl(2)).
     file: Option<Arc<File>>,
     bytes: HashMap<i64, Weak<Byte>>,
@@ -56,7 +57,7 @@ impl Claim {
     }
 
     fn at(at: i64, shared: bool) -> Option<Self> {
-        let mut claims = engine::current().claims();
+        let mut claims = CLAIMS.lock();
         if let Some(byte) = claims.bytes.get(&at).and_then(Weak::upgrade) {
             drop(claims); // before `byte`: dropping that, if it is the last copy, takes this lock
             return shared.then_some(Self { _byte: byte });
@@ -76,6 +77,11 @@ impl Claim {
         claims.bytes.insert(at, Arc::downgrade(&byte));
         Some(Self { _byte: byte })
     }
+}
+
+/// Whether a claim could be dropped now, without waiting for another call.
+pub(crate) fn can_be_dropped() -> bool {
+    CLAIMS.get().try_lock().is_ok()
 }
 
 /// The offset of a name's first byte. Names whose hashes collide only keep each other out.

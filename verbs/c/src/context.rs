@@ -17,7 +17,7 @@ use crate::abi::{
 use crate::device::the_device;
 use crate::engine;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::event::{Contexts, EventThread, Waiting};
+use crate::event::{self, Contexts, EventThread, Waiting};
 use crate::guard::{minus_one, number, pointer};
 use crate::object::{Kind, Object};
 use crate::{cq, mr, mw, pd, qp, srq, xrcd};
@@ -85,10 +85,10 @@ impl Context {
     /// A forked child shares the descriptors with its parent: new ones take their numbers. After a rest they are those of a device
     /// that was closed.
     fn renew(&self, context: *mut ibv_context) -> Result<()> {
-        let device = engine::current().device()?;
+        let device = engine::device()?;
         renew(&self.own, event_fd()?)?;
         renew(&self.events, epoll()?)?;
-        let mut contexts = engine::current().contexts();
+        let mut contexts = event::contexts();
         self.watch(&mut contexts, &device)?;
         contexts.open.insert(context as usize, Waiting::default());
         Ok(())
@@ -168,12 +168,12 @@ fn renew(old: &OwnedFd, new: OwnedFd) -> Result<()> {
 pub(crate) unsafe fn device_of(context: *mut ibv_context) -> Result<Arc<Verbs>> {
     // SAFETY: as the caller promises.
     unsafe { of(context) }?;
-    engine::current().device()
+    engine::device()
 }
 
 /// Opens the device once more, for the program or for connection management.
 pub(crate) fn open() -> Result<*mut ibv_context> {
-    engine::current().briefly(create)
+    engine::briefly(create)
 }
 
 fn create(device: &Arc<Verbs>) -> Result<*mut ibv_context> {
@@ -212,7 +212,7 @@ fn create(device: &Arc<Verbs>) -> Result<*mut ibv_context> {
     // Tells programs that there is a `verbs_context` around this structure.
     context.abi_compat = core::ptr::without_provenance_mut(usize::MAX);
     let state = Context { _cmd: cmd, own, events };
-    let mut contexts = engine::current().contexts();
+    let mut contexts = event::contexts();
     state.watch(&mut contexts, device)?;
     let object = Object::<Context>::create(public, state);
     let context: *mut ibv_context = object.wrapping_byte_add(offset_of!(verbs_context, context)).cast();
@@ -227,7 +227,7 @@ fn create(device: &Arc<Verbs>) -> Result<*mut ibv_context> {
 pub(crate) unsafe fn rest(context: *mut ibv_context) -> Result<()> {
     // SAFETY: as the caller promises.
     let object = unsafe { opened(context) }?;
-    engine::current().contexts().open.remove(&(context as usize));
+    event::contexts().open.remove(&(context as usize));
     object.rest();
     Ok(())
 }
@@ -241,7 +241,7 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     number(|| {
         // From here on no event is handed out to this context.
-        engine::current().contexts().open.remove(&(context as usize));
+        event::contexts().open.remove(&(context as usize));
         // What the program has not destroyed stays, as with every libibverbs: the device is closed with its last object.
         // SAFETY: as C promises.
         unsafe { Object::<Context>::destroy(outer(context), |_| Ok(())) }

@@ -83,7 +83,7 @@ extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
 extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     let guid = settled(|| {
         check(device)?;
-        engine::current().briefly(|device| Ok(device.device_guid()))
+        engine::briefly(|device| Ok(device.device_guid()))
     });
     u64::from_ne_bytes(guid.unwrap_or_default())
 }

@@ -9,8 +9,8 @@ use core::ffi::c_int;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use verbs::{AsyncEventGuard, Context as Verbs, EventElement};
@@ -18,13 +18,27 @@ use verbs::{AsyncEventGuard, Context as Verbs, EventElement};
 use crate::abi::{self, ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
 use crate::context::{self, Context, device_of, event_fd, signal};
 use crate::cq::Cq;
-use crate::engine;
 use crate::errno::{EINVAL, Result};
 use crate::guard::settled;
 use crate::object::{self, Object};
+use crate::process::OfProcess;
 use crate::qp::Qp;
+use crate::signals::without_signals;
 use crate::srq::Srq;
 use crate::wait::{Found, until};
+
+/// The objects that events can name. While it is locked, none of them is destroyed and no event is on its way from the device to the
+/// program.
+pub(crate) fn names() -> MutexGuard<'static, Names> {
+    static NAMES: OfProcess<Mutex<Names>> = OfProcess::new();
+    NAMES.lock()
+}
+
+/// The contexts that the program has open. While this is locked, none is closed.
+pub(crate) fn contexts() -> MutexGuard<'static, Contexts> {
+    static CONTEXTS: OfProcess<Mutex<Contexts>> = OfProcess::new();
+    CONTEXTS.lock()
+}
 
 /// Events that wait for their context, taken from the device.
 pub(crate) type Waiting = VecDeque<Given>;
@@ -67,7 +81,7 @@ impl Names {
         }
         // SAFETY: the memory of an object is never freed.
         let context = unsafe { context_of(element, at) };
-        engine::current().contexts().drop_of(context, at);
+        contexts().drop_of(context, at);
     }
 }
 
@@ -119,7 +133,7 @@ impl EventThread {
             }
         };
         let named = std::thread::Builder::new().name("roce-events".into());
-        let thread = Some(engine::without_signals(|| named.spawn(body))?);
+        let thread = Some(without_signals(|| named.spawn(body))?);
         let _ = over.recv(); // its end: nothing is sent
         Ok(Self { stop, thread })
     }
@@ -174,10 +188,10 @@ impl Contexts {
 /// Hands the device's oldest event to the contexts that it is for, and acknowledges it to the device: it is the object that waits
 /// for the program's acknowledgement. Returns whether there was one.
 fn hand_out(device: &Verbs) -> bool {
-    let names = engine::current().names();
+    let names = names();
     let Some(event) = device.try_get_async_event().map(AsyncEventGuard::ack) else { return false };
     let (number, element) = (event.event.number().into(), event.element);
-    let mut contexts = engine::current().contexts();
+    let mut contexts = contexts();
     let given = |at| Given { number, element, at };
     match element {
         EventElement::Qp(_) | EventElement::Cq(_) | EventElement::Srq(_) => {
@@ -205,7 +219,7 @@ fn look((context, to): Asked) -> Result<Found> {
         unsafe { (device_of(context)?, context::of(context)?, to.as_mut().ok_or(EINVAL)?) };
     let state = object.private();
     loop {
-        if let Some(Given { number, at, .. }) = engine::current().contexts().take(context) {
+        if let Some(Given { number, at, .. }) = contexts().take(context) {
             to.event_type = number;
             // Every event has one element, in one place.
             to.element.cq = at as *mut ibv_cq;

@@ -8,6 +8,7 @@
 
 use core::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::errno::{self, EIO, Errno, Result};
 use crate::log::say;
@@ -36,6 +37,11 @@ pub(crate) fn settled<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     // SAFETY: as above.
     unsafe { pthread_setcancelstate(before, core::ptr::null_mut()) };
     result
+}
+
+/// Locks, also after a panic of whoever held it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 unsafe extern "C" {

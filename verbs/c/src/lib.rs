@@ -10,6 +10,7 @@
 //! | lines on standard error: why a call failed, what the stack warns of | `log` |
 //! | calls that wait, where a thread may be cancelled | `wait` |
 //! | objects: the public structure, and behind it what it stands for | `object` |
+//! | what each process has of its own; signals | `process`, `signals` |
 //! | the one device of the process: when it opens, what a fork finds; its configuration; names that one process claims | `engine`, `config`, `claims` |
 //! | the calls, by object | `device`, `context`, `pd`, `mr`, `buf`, `mw`, `cq`, `cq_ex`, `channel`, `qp`, `srq`, `ah`, `xrcd`, `event` |
 //! | attributes, requests and completions: lists walked in place | `attr`, `wr`, `wr_ex`, `wc` |
@@ -48,7 +49,9 @@ mod mw;
 mod object;
 mod pd;
 mod private;
+mod process;
 mod qp;
+mod signals;
 mod srq;
 mod text;
 mod unsupported;

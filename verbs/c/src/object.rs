@@ -12,9 +12,11 @@ use core::mem::{MaybeUninit, offset_of};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
+use std::sync::Mutex;
 
 use crate::engine;
 use crate::errno::{EINVAL, EIO, Errno, Result};
+use crate::process::{OfProcess, depth};
 
 /// A kind of object.
 pub(crate) trait Kind: Sized + 'static {
@@ -40,7 +42,7 @@ pub(crate) struct Object<K: Kind> {
 #[repr(C, align(16))]
 struct Head {
     tag: AtomicU64,
-    /// [`engine::depth`] of the process that counts it: the one that made it, or adopted it; [`NOBODY`].
+    /// [`depth`] of the process that counts it: the one that made it, or adopted it; [`NOBODY`].
     depth: AtomicU32,
     /// Events of it that the program has fetched and not acknowledged.
     unacked: AtomicU32,
@@ -71,7 +73,7 @@ pub(crate) unsafe fn fetched(object: usize) {
 }
 
 /// Memory of destroyed objects, by kind, as addresses.
-pub(crate) type Retired = HashMap<u64, VecDeque<usize>>;
+static RETIRED: OfProcess<Mutex<HashMap<u64, VecDeque<usize>>>> = OfProcess::new();
 /// Objects of a kind that are kept before the first of them is used again.
 const REST: usize = 32;
 
@@ -92,8 +94,8 @@ impl<K: Kind> Object<K> {
 
     /// Makes an object; C gets the pointer.
     pub(crate) fn create(public: K::Public, private: K::Private) -> *mut K::Public {
-        let again = engine::current()
-            .retired()
+        let again = RETIRED
+            .lock()
             .get_mut(&K::TAG)
             .and_then(|old| if old.len() > REST { old.pop_front() } else { None });
         let object = match again {
@@ -108,9 +110,9 @@ impl<K: Kind> Object<K> {
                 (&raw mut (*object).head.tag).write(AtomicU64::new(0));
                 (&raw mut (*object).head.unacked).write(AtomicU32::new(0));
             }
-            (&raw mut (*object).head.depth).write(AtomicU32::new(engine::depth()));
+            (&raw mut (*object).head.depth).write(AtomicU32::new(depth()));
             (*object).head.tag.store(K::TAG, Ordering::Release);
-            engine::current().count();
+            engine::count();
             (*object).public.get()
         }
     }
@@ -141,7 +143,7 @@ impl<K: Kind> Object<K> {
     /// Whether this process counts it, and not its parent alone.
     #[inline]
     fn is_counted(&self) -> bool {
-        self.head.depth.load(Ordering::Relaxed) == engine::depth()
+        self.head.depth.load(Ordering::Relaxed) == depth()
     }
 
     /// In a forked child, the first use of an object of its parent, and anywhere the first after [`rest`](Self::rest): the process
@@ -153,23 +155,22 @@ impl<K: Kind> Object<K> {
         if self.is_counted() {
             return Ok(());
         }
-        let depth = self.head.depth.swap(engine::depth(), Ordering::Relaxed);
-        if depth == engine::depth() {
+        let before = self.head.depth.swap(depth(), Ordering::Relaxed);
+        if before == depth() {
             return Ok(()); // another thread is first
         }
-        engine::current().count();
+        engine::count();
         renew().inspect_err(|_| {
-            self.head.depth.store(depth, Ordering::Relaxed);
-            engine::current().discount();
+            self.head.depth.store(before, Ordering::Relaxed);
+            engine::discount();
         })
     }
 
     /// The process does not count it any more, until it is used again and [adopted](Self::adopt).
     pub(crate) fn rest(&self) {
-        let rests =
-            self.head.depth.compare_exchange(engine::depth(), NOBODY, Ordering::Relaxed, Ordering::Relaxed);
+        let rests = self.head.depth.compare_exchange(depth(), NOBODY, Ordering::Relaxed, Ordering::Relaxed);
         if rests.is_ok() {
-            engine::current().discount();
+            engine::discount();
         }
     }
 
@@ -234,13 +235,9 @@ impl<K: Kind> Object<K> {
             Ok(()) => {
                 object.head.await_acks();
                 object.head.tag.store(0, Ordering::Release);
-                engine::current()
-                    .retired()
-                    .entry(K::TAG)
-                    .or_default()
-                    .push_back(Self::around(pointer) as usize);
+                RETIRED.lock().entry(K::TAG).or_default().push_back(Self::around(pointer) as usize);
                 if object.is_counted() {
-                    engine::current().discount();
+                    engine::discount();
                 }
                 Ok(())
             }

@@ -20,7 +20,7 @@ use crate::context::{self, put_sized};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::guard::{number, pointer};
 use crate::object::{Kind, Object};
-use crate::{cm, cq, engine, pd, srq, wr, wr_ex, xrcd};
+use crate::{cm, cq, engine, event, pd, srq, wr, wr_ex, xrcd};
 
 /// `struct ibv_qp`, with what `struct ibv_qp_ex` adds behind it.
 pub(crate) struct Qp {
@@ -116,7 +116,7 @@ pub(crate) unsafe fn create_with(
     unsafe { context::of(context) }?;
     let wanted = wanted(attr)?;
     let qp_type = attr::qp_type(attr.qp_type)?;
-    engine::current().wire()?;
+    engine::wire()?;
     if qp_type == QpType::XrcTgt {
         if wanted.send_ops.is_some() || wanted.block_self_mcast_lb {
             return Err(EINVAL);
@@ -197,7 +197,7 @@ fn give(context: *mut ibv_context, mut public: QpEx, state: Qp) -> *mut ibv_qp {
     public.ex.qp_base.handle = public.ex.qp_base.qp_num;
     let element = EventElement::Qp(verbs::Qpn::new(public.ex.qp_base.qp_num));
     let qp = Object::<Qp>::create(public, state).cast::<ibv_qp>();
-    engine::current().names().add(element, qp as usize);
+    event::names().add(element, qp as usize);
     qp
 }
 
@@ -265,7 +265,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
             cm::forget_qp(object.private().owner.load(Ordering::Relaxed), qp);
             EventElement::Qp(verbs::Qpn::new((*qp).qp_num))
         };
-        let mut names = engine::current().names();
+        let mut names = event::names();
         #[allow(clippy::result_large_err, reason = "the object comes back with the error")]
         let end = move |mut state: Qp| {
             *state.list.get_mut() = None;

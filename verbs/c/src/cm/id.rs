@@ -6,7 +6,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use verbs::rdma_cm::{CmEventType, CmId, CmOption, IdState, PortSpace, UdParam};
 use verbs::{Gid, QpType};
@@ -22,7 +22,7 @@ use crate::abi::{
 };
 use crate::attr;
 use crate::errno::{self, EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::guard::settled;
+use crate::guard::{lock, settled};
 use crate::object::{Kind, Object};
 
 /// The default partition, in network byte order.
@@ -51,10 +51,6 @@ impl Kind for Id {
     type Public = rdma_cm_id;
     type Private = Self;
     const TAG: u64 = u64::from_be_bytes(*b"cm id\0\0\0");
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Id {
@@ -232,10 +228,10 @@ pub(super) fn refresh_addresses(id: &Object<Id>) {
         }
     }
     let Some(local) = local.filter(|local| !local.ip().is_unspecified()) else { return };
-    let Ok((shown, pd)) = device::shown().and_then(|shown| Ok((shown, shown.pd()?))) else { return };
+    let Ok((context, pd)) = device::shown() else { return };
     // SAFETY: as above.
     unsafe {
-        (*public).verbs = shown.context;
+        (*public).verbs = context;
         if (*public).pd.is_null() {
             (*public).pd = pd;
         }

@@ -54,7 +54,7 @@ const CANNOT_PANIC: &[&str] = &[
     // Free what a call has made.
     "ibv_free_device_list",
     "rdma_freeaddrinfo",
-    // Runs in a forked child, before anything else: it allocates and stores.
+    // Runs in a forked child, before anything else: it adds to a number.
     "forked",
     // Looks whether the library was used; the rest of it is guarded.
     "at_the_end",
