@@ -1,4 +1,4 @@
-//! Attributes of queue pairs and paths: structures of C and those of `verbs`.
+//! Attributes of queue pairs and paths: structures of C and those of `verbs`; structures that grow from release to release.
 
 use core::ffi::c_int;
 
@@ -8,6 +8,19 @@ use verbs::{
 
 use crate::abi::{self, ibv_ah_attr, ibv_qp_attr, ibv_qp_cap};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result};
+
+/// Gives C as much of an answer as it has room for, and zeros behind it: the structure may be an older or a newer one.
+///
+/// # Safety
+/// `to` has `size` bytes.
+pub(crate) unsafe fn put_sized<T>(from: &T, to: *mut T, size: usize) {
+    let len = size.min(size_of::<T>());
+    // SAFETY: both have `len` bytes, and `to` has `size`.
+    unsafe {
+        to.cast::<u8>().write_bytes(0, size);
+        (from as *const T).cast::<u8>().copy_to_nonoverlapping(to.cast(), len);
+    }
+}
 
 /// Rights as C gives them. A device ignores the optional ones (bits 20 to 29) that it does not know.
 pub(crate) fn access(bits: u32) -> Access {

@@ -12,7 +12,7 @@ use crate::context::device_of;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::guard::{guarded, number, pointer};
 use crate::object::{self, Kind, Object};
-use crate::{channel, cq_ex, event, pd, wc};
+use crate::{channel, cq_ex, delivery, pd, wc};
 
 /// `struct ibv_cq`, with what `struct ibv_cq_ex` adds behind it.
 pub(crate) struct Cq {
@@ -94,7 +94,7 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> Result<*mut ibv_
     let element = EventElement::Cq(verbs.number());
     let state = Cq { verbs, poll: UnsafeCell::new(None) };
     let cq = Object::<Cq>::create(public, state);
-    event::names().add(element, cq as usize);
+    delivery::names().add(element, cq as usize);
     if !wanted.channel.is_null() {
         // SAFETY: it lives, and only these calls change the number.
         unsafe { (*wanted.channel).refcnt += 1 };
@@ -164,7 +164,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
             let element = EventElement::Cq(of(cq)?.number());
             ((*cq).channel, element)
         };
-        let mut names = event::names();
+        let mut names = delivery::names();
         #[allow(clippy::result_large_err, reason = "the object comes back with the error")]
         let end = move |mut state: Cq| {
             *state.poll.get_mut() = None;

@@ -15,14 +15,14 @@
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex, MutexGuard, Once};
 
 use verbs::{Context, DeviceConfig, Mac, OpenError, VerbsError};
 
 use crate::claims::{self, Claim};
 use crate::config::{self, Config};
 use crate::errno::{EINVAL, ENODEV, Errno, Result};
-use crate::event;
+use crate::event_thread::EventThread;
 use crate::guard::{guarded, lock, settled};
 use crate::log::{self, say};
 use crate::process::OfProcess;
@@ -33,6 +33,8 @@ static ENGINE: OfProcess<Engine> = OfProcess::new();
 #[derive(Default)]
 struct Engine {
     device: Mutex<Device>,
+    /// Ends with the device.
+    event_thread: Mutex<Option<EventThread>>,
     /// Objects that the program has.
     objects: AtomicUsize,
     /// The device's port has started.
@@ -106,6 +108,11 @@ pub(crate) fn wire() -> Result<Arc<Context>> {
     })?;
     ENGINE.get().started.store(true, Ordering::Relaxed);
     Ok(context)
+}
+
+/// The thread that hands out the device's events, if one is needed: it ends when the device is closed.
+pub(crate) fn event_thread() -> MutexGuard<'static, Option<EventThread>> {
+    lock(&ENGINE.get().event_thread)
 }
 
 /// The program has one object more.
@@ -183,7 +190,7 @@ impl Engine {
                 return; // another thread has begun anew
             }
             self.started.store(false, Ordering::Relaxed);
-            (event::contexts().event_thread.take(), device.context.take())
+            (lock(&self.event_thread).take(), device.context.take())
         };
         // Outside of the lock: their threads end.
         drop(event_thread);

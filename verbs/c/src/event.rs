@@ -1,242 +1,87 @@
-//! Asynchronous events.
-//!
-//! The device has one queue of events for the process. A program that has it open several times gets an object's events on the
-//! context that the object was made on, and events of the device and its port on every context. A single context watches the
-//! device's queue, and takes from it when it is asked. Once there is a second one, a thread hands out events as they are raised, so
-//! that each context's descriptor reports its own.
+//! Events that a program fetches and acknowledges: of completion queues, on their channel, and asynchronous ones, on a context.
 
-use core::ffi::c_int;
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::JoinHandle;
+use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::os::fd::AsRawFd;
 
-use verbs::{AsyncEventGuard, Context as Verbs, EventElement};
+use verbs::EventElement;
 
-use crate::abi::{self, ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
-use crate::context::{self, Context, device_of, event_fd, signal};
-use crate::cq::Cq;
-use crate::errno::{EINVAL, Result};
+use crate::abi::{self, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex};
+use crate::context::device_of;
+use crate::cq::{self, Cq};
+use crate::errno::{EINVAL, EIO, Result};
 use crate::guard::settled;
-use crate::object::{self, Object};
-use crate::process::OfProcess;
+use crate::object::Object;
 use crate::qp::Qp;
-use crate::signals::without_signals;
 use crate::srq::Srq;
 use crate::wait::{Found, until};
+use crate::{channel, context, delivery};
 
-/// The objects that events can name. While it is locked, none of them is destroyed and no event is on its way from the device to the
-/// program.
-pub(crate) fn names() -> MutexGuard<'static, Names> {
-    static NAMES: OfProcess<Mutex<Names>> = OfProcess::new();
-    NAMES.lock()
+type CqAsked = (*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void);
+
+/// Takes an event, if there is one.
+fn look_cq((channel, to, context): CqAsked) -> Result<Found> {
+    // SAFETY: as C promises.
+    let (channel, to, context) =
+        unsafe { (channel::of(channel)?, to.as_mut().ok_or(EINVAL)?, context.as_mut().ok_or(EINVAL)?) };
+    // Locked before the event is taken: its queue cannot be destroyed before the event is counted.
+    let names = delivery::names();
+    let Some(event) = channel.try_get_cq_event() else { return Ok(Found::Nothing(channel.as_raw_fd())) };
+    let cq = *names.get(EventElement::Cq(event.cq)).first().ok_or(EIO)? as *mut ibv_cq;
+    // SAFETY: a queue with a name lives.
+    *context = unsafe { cq::fetched(cq) }?;
+    *to = cq;
+    Ok(Found::Done)
 }
 
-/// The contexts that the program has open. While this is locked, none is closed.
-pub(crate) fn contexts() -> MutexGuard<'static, Contexts> {
-    static CONTEXTS: OfProcess<Mutex<Contexts>> = OfProcess::new();
-    CONTEXTS.lock()
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    until(look_cq, (channel, cq, cq_context))
 }
 
-/// Events that wait for their context, taken from the device.
-pub(crate) type Waiting = VecDeque<Given>;
-
-/// An event for a context.
-pub(crate) struct Given {
-    number: u32,
-    element: EventElement,
-    /// The object that it happened to, or the number of the port.
-    at: usize,
+/// A count above the number of fetched events acknowledges all of them: programs do that.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+    let _ = settled(|| {
+        let cq = cq.cast::<ibv_cq_ex>();
+        // SAFETY: as C promises.
+        let acked = unsafe { Object::<Cq>::acked(cq, count) }?;
+        // SAFETY: the structure of an object, whose memory is never freed; programs only read the number.
+        unsafe { AtomicU32::from_ptr(&raw mut (*cq).comp_events_completed) }
+            .fetch_add(acked, Ordering::Relaxed);
+        Ok(())
+    });
 }
 
-impl Given {
-    fn is_of_port(&self) -> bool {
-        matches!(self.element, EventElement::Port | EventElement::Device)
-    }
-}
+type AsyncAsked = (*mut ibv_context, *mut ibv_async_event);
 
-/// The objects that events can name, as addresses. An XRC target has one for each handle.
-#[derive(Default)]
-pub(crate) struct Names(HashMap<EventElement, Vec<usize>>);
-
-impl Names {
-    pub(crate) fn add(&mut self, element: EventElement, at: usize) {
-        self.0.entry(element).or_default().push(at);
-    }
-
-    /// The objects that an event is reported for.
-    pub(crate) fn get(&self, element: EventElement) -> &[usize] {
-        self.0.get(&element).map_or(&[], Vec::as_slice)
-    }
-
-    /// An object was destroyed: its events that the program did not fetch are dropped.
-    pub(crate) fn remove(&mut self, element: EventElement, at: usize) {
-        if let Entry::Occupied(mut all) = self.0.entry(element) {
-            all.get_mut().retain(|other| *other != at);
-            if all.get().is_empty() {
-                all.remove();
-            }
-        }
-        // SAFETY: the memory of an object is never freed.
-        let context = unsafe { context_of(element, at) };
-        contexts().drop_of(context, at);
-    }
-}
-
-/// The context of an object.
-///
-/// # Safety
-/// It is an object of the element's kind.
-unsafe fn context_of(element: EventElement, at: usize) -> *mut ibv_context {
-    // SAFETY: as the caller promises.
-    unsafe {
-        match element {
-            EventElement::Qp(_) => (*(at as *mut ibv_qp)).context,
-            EventElement::Cq(_) => (*(at as *mut ibv_cq)).context,
-            EventElement::Srq(_) => (*(at as *mut ibv_srq)).context,
-            _ => core::ptr::null_mut(),
-        }
-    }
-}
-
-/// The contexts that are open, as addresses, each with the events that wait for it. They stand here and not in the object: in a forked
-/// child a lock of the object may be held by a thread of the parent.
-#[derive(Default)]
-pub(crate) struct Contexts {
-    pub open: HashMap<usize, Waiting>,
-    /// Runs from the opening of a second context until the device is closed.
-    pub event_thread: Option<EventThread>,
-}
-
-/// The thread that hands out events; dropped, it ends.
-pub(crate) struct EventThread {
-    stop: OwnedFd,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl EventThread {
-    pub(crate) fn start(device: &Arc<Verbs>) -> Result<Self> {
-        let stop = event_fd()?;
-        let fds = [device.async_fd()?.as_raw_fd(), stop.as_raw_fd()];
-        let device = device.clone();
-        // As with every thread of the device, what the C library does at the beginning is over when this returns.
-        let (beginning, over) = channel::<()>();
-        let body = move || {
-            drop(beginning);
-            let mut wanted = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-            while wanted[1].revents == 0 {
-                while hand_out(&device) {}
-                // SAFETY: structures of ours; the descriptors are closed after this thread.
-                unsafe { libc::poll(wanted.as_mut_ptr(), 2, -1) };
-            }
-        };
-        let named = std::thread::Builder::new().name("roce-events".into());
-        let thread = Some(without_signals(|| named.spawn(body))?);
-        let _ = over.recv(); // its end: nothing is sent
-        Ok(Self { stop, thread })
-    }
-}
-
-impl Drop for EventThread {
-    fn drop(&mut self) {
-        signal(&self.stop);
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-impl Contexts {
-    /// A context and what waits for it, if it is open: objects may outlive theirs.
-    fn find(&mut self, context: *mut ibv_context) -> Option<(&Context, &mut Waiting)> {
-        let waiting = self.open.get_mut(&(context as usize))?;
-        // SAFETY: it is taken off this list, which is locked, before it is closed.
-        let context = unsafe { context::opened(context) }.ok()?;
-        Some((context.private(), waiting))
-    }
-
-    fn give(&mut self, context: *mut ibv_context, event: Given) {
-        if let Some((context, waiting)) = self.find(context) {
-            waiting.push_back(event);
-            context.ring();
-        }
-    }
-
-    /// The oldest event that waits for a context; the program has it from here on.
-    fn take(&mut self, context: *mut ibv_context) -> Option<Given> {
-        let (context, waiting) = self.find(context)?;
-        let event = waiting.pop_front()?;
-        if !event.is_of_port() {
-            // SAFETY: who ends the object takes its events away first, under this lock.
-            unsafe { object::fetched(event.at) };
-        }
-        if waiting.is_empty() {
-            context.hush();
-        }
-        Some(event)
-    }
-
-    fn drop_of(&mut self, context: *mut ibv_context, at: usize) {
-        let Some((context, waiting)) = self.find(context) else { return };
-        waiting.retain(|event| event.at != at);
-        if waiting.is_empty() {
-            context.hush();
-        }
-    }
-}
-
-/// Hands the device's oldest event to the contexts that it is for, and acknowledges it to the device: it is the object that waits
-/// for the program's acknowledgement. Returns whether there was one.
-fn hand_out(device: &Verbs) -> bool {
-    let names = names();
-    let Some(event) = device.try_get_async_event().map(AsyncEventGuard::ack) else { return false };
-    let (number, element) = (event.event.number().into(), event.element);
-    let mut contexts = contexts();
-    let given = |at| Given { number, element, at };
-    match element {
-        EventElement::Qp(_) | EventElement::Cq(_) | EventElement::Srq(_) => {
-            for at in names.get(element) {
-                // SAFETY: an object with a name.
-                contexts.give(unsafe { context_of(element, *at) }, given(*at));
-            }
-        }
-        _ => {
-            let port = usize::from(element == EventElement::Port);
-            let all: Vec<usize> = contexts.open.keys().copied().collect();
-            for context in all {
-                contexts.give(context as *mut ibv_context, given(port));
-            }
-        }
-    }
-    true
-}
-
-type Asked = (*mut ibv_context, *mut ibv_async_event);
-
-fn look((context, to): Asked) -> Result<Found> {
+fn look_async((context, to): AsyncAsked) -> Result<Found> {
     // SAFETY: as C promises.
     let (device, object, to) =
         unsafe { (device_of(context)?, context::of(context)?, to.as_mut().ok_or(EINVAL)?) };
-    let state = object.private();
     loop {
-        if let Some(Given { number, at, .. }) = contexts().take(context) {
-            to.event_type = number;
+        if let Some(event) = delivery::contexts().take(context) {
+            to.event_type = event.number;
             // Every event has one element, in one place.
-            to.element.cq = at as *mut ibv_cq;
+            to.element.cq = event.at as *mut ibv_cq;
             if matches!(
-                number,
+                event.number,
                 abi::IBV_EVENT_PORT_ACTIVE
                     | abi::IBV_EVENT_PORT_ERR
                     | abi::IBV_EVENT_GID_CHANGE
                     | abi::IBV_EVENT_LID_CHANGE
                     | abi::IBV_EVENT_PKEY_CHANGE
             ) {
-                to.element.port_num = at as c_int;
+                to.element.port_num = event.at as c_int;
             }
             return Ok(Found::Done);
         }
-        if !hand_out(&device) {
-            return Ok(Found::Nothing(state.async_fd().as_raw_fd()));
+        if !delivery::hand_out(&device) {
+            return Ok(Found::Nothing(object.private().async_fd()));
         }
     }
 }
@@ -246,7 +91,7 @@ unsafe extern "C-unwind" fn ibv_get_async_event(
     context: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
-    until(look, (context, event))
+    until(look_async, (context, event))
 }
 
 /// Does nothing for an event that the program does not have.

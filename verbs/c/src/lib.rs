@@ -10,9 +10,11 @@
 //! | lines on standard error: why a call failed, what the stack warns of | `log` |
 //! | calls that wait, where a thread may be cancelled | `wait` |
 //! | objects: the public structure, and behind it what it stands for | `object` |
-//! | what each process has of its own; signals | `process`, `signals` |
-//! | the one device of the process: when it opens, what a fork finds; its configuration; names that one process claims | `engine`, `config`, `claims` |
-//! | the calls, by object | `device`, `context`, `pd`, `mr`, `buf`, `mw`, `cq`, `cq_ex`, `channel`, `qp`, `srq`, `ah`, `xrcd`, `event` |
+//! | what each process has of its own; signals and descriptors | `process`, `signals`, `fd` |
+//! | the one device of the process: when it opens, what a fork finds; its configuration; names that one process claims | `engine`, `event_thread`, `config`, `claims` |
+//! | who gets which event | `delivery` |
+//! | the calls, by object | `device`, `context`, `pd`, `mr`, `buf`, `mw`, `cq`, `cq_ex`, `channel`, `qp`, `srq`, `ah`, `xrcd` |
+//! | events; queries; opening the device, with the calls that a context carries | `event`, `query`, `ops` |
 //! | attributes, requests and completions: lists walked in place | `attr`, `wr`, `wr_ex`, `wc` |
 //! | calls that refuse | `unsupported`, `private` |
 //! | connection management | `cm` |
@@ -38,19 +40,24 @@ mod config;
 mod context;
 mod cq;
 mod cq_ex;
+mod delivery;
 mod device;
 mod engine;
 mod errno;
 mod event;
+mod event_thread;
+mod fd;
 mod guard;
 mod log;
 mod mr;
 mod mw;
 mod object;
+mod ops;
 mod pd;
 mod private;
 mod process;
 mod qp;
+mod query;
 mod signals;
 mod srq;
 mod text;

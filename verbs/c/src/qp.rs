@@ -15,12 +15,12 @@ use crate::abi::{
     self, QpEx, ibv_context, ibv_ece, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr,
 };
 use crate::abi::{ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, rdma_cm_id};
-use crate::attr::{self, attr_mask};
-use crate::context::{self, put_sized};
+use crate::attr::{self, attr_mask, put_sized};
+use crate::context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::guard::{number, pointer};
 use crate::object::{Kind, Object};
-use crate::{cm, cq, engine, event, pd, srq, wr, wr_ex, xrcd};
+use crate::{cm, cq, delivery, engine, pd, srq, wr, wr_ex, xrcd};
 
 /// `struct ibv_qp`, with what `struct ibv_qp_ex` adds behind it.
 pub(crate) struct Qp {
@@ -197,7 +197,7 @@ fn give(context: *mut ibv_context, mut public: QpEx, state: Qp) -> *mut ibv_qp {
     public.ex.qp_base.handle = public.ex.qp_base.qp_num;
     let element = EventElement::Qp(verbs::Qpn::new(public.ex.qp_base.qp_num));
     let qp = Object::<Qp>::create(public, state).cast::<ibv_qp>();
-    event::names().add(element, qp as usize);
+    delivery::names().add(element, qp as usize);
     qp
 }
 
@@ -265,7 +265,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
             cm::forget_qp(object.private().owner.load(Ordering::Relaxed), qp);
             EventElement::Qp(verbs::Qpn::new((*qp).qp_num))
         };
-        let mut names = event::names();
+        let mut names = delivery::names();
         #[allow(clippy::result_large_err, reason = "the object comes back with the error")]
         let end = move |mut state: Qp| {
             *state.list.get_mut() = None;

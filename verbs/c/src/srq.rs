@@ -10,7 +10,7 @@ use crate::context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::guard::{number, pointer};
 use crate::object::{Kind, Object};
-use crate::{cq, event, pd, wr, xrcd};
+use crate::{cq, delivery, pd, wr, xrcd};
 
 /// `struct ibv_srq`.
 pub(crate) struct Srq {
@@ -52,7 +52,7 @@ unsafe fn create(pd: *mut ibv_pd, srq_context: *mut c_void, verbs: Verbs, xrc: b
     public.handle = verbs.srq_num();
     let element = EventElement::Srq(verbs.srq_num());
     let srq = Object::<Srq>::create(public, Srq { verbs, xrc });
-    event::names().add(element, srq as usize);
+    delivery::names().add(element, srq as usize);
     Ok(srq)
 }
 
@@ -158,7 +158,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     number(|| {
         // SAFETY: as C promises.
         let element = EventElement::Srq(unsafe { of(srq) }?.srq_num());
-        let mut names = event::names();
+        let mut names = delivery::names();
         let end = move |Srq { verbs, xrc }| {
             let destroyed = verbs.destroy().map(|()| names.remove(element, srq as usize));
             destroyed.map_err(|(error, verbs)| (Errno::from(error), Srq { verbs, xrc }))

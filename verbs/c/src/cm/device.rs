@@ -15,7 +15,7 @@ use crate::errno::Result;
 use crate::guard::{pointer, settled};
 use crate::pd::ibv_alloc_pd;
 use crate::process::OfProcess;
-use crate::{context, engine};
+use crate::{context, engine, ops};
 
 /// What programs get: a forked child opens its own.
 static SHOWN: OfProcess<Mutex<Shown>> = OfProcess::new();
@@ -39,7 +39,7 @@ unsafe impl Send for Shown {}
 impl Shown {
     fn context(&mut self) -> Result<*mut ibv_context> {
         if self.context.is_null() {
-            self.context = context::open()?;
+            self.context = ops::open()?;
         }
         Ok(self.context)
     }

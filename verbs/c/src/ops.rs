@@ -1,0 +1,54 @@
+//! Opening the device: the tables of calls that a context carries, for the functions that are inline in the headers.
+
+use core::mem::size_of;
+
+use crate::abi::{self, ibv_context, ibv_context_ops, ibv_device, verbs_context};
+use crate::device::the_device;
+use crate::errno::{EINVAL, Result};
+use crate::guard::pointer;
+use crate::{context, cq, engine, mr, mw, pd, qp, query, srq, xrcd};
+
+/// Opens the device once more, for the program or for connection management.
+pub(crate) fn open() -> Result<*mut ibv_context> {
+    engine::briefly(|device| context::create(device, calls()))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    pointer(|| if device == the_device() { open() } else { Err(EINVAL) })
+}
+
+fn calls() -> verbs_context {
+    // SAFETY: numbers, pointers and functions that may be NULL, and a mutex whose first state is all zeros.
+    let mut to: verbs_context = unsafe { abi::zeroed() };
+    to.sz = size_of::<verbs_context>();
+    to.query_port = Some(query::query_port);
+    to.query_device_ex = Some(query::query_device_ex);
+    to.query_rt_values = Some(query::query_rt_values);
+    to.create_cq_ex = Some(cq::create_cq_ex);
+    to.create_qp_ex = Some(qp::create_qp_ex);
+    to.open_qp = Some(xrcd::open_qp);
+    to.create_srq_ex = Some(srq::create_srq_ex);
+    to.get_srq_num = Some(srq::get_srq_num);
+    to.open_xrcd = Some(xrcd::open_xrcd);
+    to.close_xrcd = Some(xrcd::close_xrcd);
+    to.alloc_td = Some(pd::alloc_td);
+    to.dealloc_td = Some(pd::dealloc_td);
+    to.alloc_parent_domain = Some(pd::alloc_parent_domain);
+    to.alloc_null_mr = Some(mr::alloc_null_mr);
+    to.context.device = the_device();
+    to.context.ops = ibv_context_ops {
+        alloc_mw: Some(mw::alloc_mw),
+        bind_mw: Some(mw::bind_mw),
+        dealloc_mw: Some(mw::dealloc_mw),
+        poll_cq: Some(cq::poll_cq),
+        req_notify_cq: Some(cq::req_notify_cq),
+        post_srq_recv: Some(srq::post_srq_recv),
+        post_send: Some(qp::post_send),
+        post_recv: Some(qp::post_recv),
+        ..to.context.ops
+    };
+    // Tells programs that there is a `verbs_context` around this structure.
+    to.context.abi_compat = core::ptr::without_provenance_mut(usize::MAX);
+    to
+}
