@@ -1,18 +1,18 @@
-//! Address handles, and multicast.
+//! Address handles.
 
 use core::ffi::c_int;
 use core::sync::atomic::AtomicBool;
 
-use verbs::{Ah as Verbs, AvError, DeviceError, GRH_LEN, Gid, VerbsError};
+use verbs::{Ah as Verbs, AvError, DeviceError, GRH_LEN, VerbsError};
 
-use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv_qp, ibv_wc};
+use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_grh, ibv_pd, ibv_wc};
 use crate::attr::{ah_attr, ah_attr_to};
 use crate::context::device_of;
 use crate::errno::{EINVAL, Result};
 use crate::guard::{minus_one, number, pointer};
 use crate::log::say_once;
 use crate::object::{Kind, Object};
-use crate::{pd, qp, wc};
+use crate::{pd, wc};
 
 /// `struct ibv_ah`.
 pub(crate) struct Ah(Verbs);
@@ -113,23 +113,5 @@ unsafe extern "C" fn ibv_create_ah_from_wc(
             pd::of(pd)?;
             create(pd, &init_from_wc((*pd).context, port_num, wc, grh)?)
         }
-    })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
-    number(|| {
-        // SAFETY: as C promises; every view of a GID is 16 bytes.
-        unsafe { qp::of(qp)?.attach_mcast(Gid(gid.as_ref().ok_or(EINVAL)?.raw), lid) }?;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
-    number(|| {
-        // SAFETY: as C promises; every view of a GID is 16 bytes.
-        unsafe { qp::of(qp)?.detach_mcast(Gid(gid.as_ref().ok_or(EINVAL)?.raw), lid) }?;
-        Ok(())
     })
 }

@@ -3,10 +3,9 @@
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 
-use crate::abi::{ibv_mr, ibv_pd};
+use crate::abi::ibv_pd;
 use crate::errno::{EINVAL, ENOMEM, Errno, Result};
 use crate::guard::{minus_one, pointer, settled};
-use crate::mr::register;
 use crate::pd;
 
 /// `struct ibv_buf`, which programs only pass back.
@@ -67,21 +66,6 @@ unsafe extern "C" fn ibv_free_buf(buf: *mut Buf) {
         }
         Ok(())
     });
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_reg_buf_mr(
-    pd: *mut ibv_pd,
-    buf: *mut Buf,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> *mut ibv_mr {
-    // SAFETY: as C promises.
-    pointer(|| unsafe {
-        check(buf, pd, addr, length)?;
-        register(pd, addr, length, None, access as u32)
-    })
 }
 
 /// No buffer is one of DMA-buf.

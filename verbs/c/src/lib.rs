@@ -13,7 +13,7 @@
 //! | what each process has of its own; signals and descriptors | `process`, `signals`, `fd` |
 //! | the one device of the process: when it opens, what a fork finds; its configuration; names that one process claims | `engine`, `event_thread`, `config`, `claims` |
 //! | who gets which event | `delivery` |
-//! | the calls, by object | `device`, `context`, `pd`, `mr`, `buf`, `mw`, `cq`, `cq_ex`, `channel`, `qp`, `srq`, `ah`, `xrcd` |
+//! | the calls, by object | `device`, `context`, `pd`, `mr`, `buf`, `mw`, `cq`, `create_cq`, `cq_ex`, `channel`, `qp`, `create_qp`, `srq`, `ah`, `xrcd` |
 //! | events; queries; opening the device, with the calls that a context carries | `event`, `query`, `ops` |
 //! | attributes, requests and completions: lists walked in place | `attr`, `wr`, `wr_ex`, `wc` |
 //! | calls that refuse | `unsupported`, `private` |
@@ -40,6 +40,8 @@ mod config;
 mod context;
 mod cq;
 mod cq_ex;
+mod create_cq;
+mod create_qp;
 mod delivery;
 mod device;
 mod engine;

@@ -176,6 +176,21 @@ unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut MrInitAttr) -> *m
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_buf_mr(
+    pd: *mut ibv_pd,
+    buf: *mut Buf,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: as C promises.
+    pointer(|| unsafe {
+        buf::check(buf, pd, addr, length)?;
+        register(pd, addr, length, None, access as u32)
+    })
+}
+
+#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     number(|| {
         #[allow(clippy::result_large_err, reason = "the object comes back with the error")]

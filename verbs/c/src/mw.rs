@@ -2,14 +2,14 @@
 
 use core::ffi::c_int;
 
-use verbs::{Access, Mw as Verbs, MwBind, MwBindInfo, MwType};
+use verbs::{Access, Mw as Verbs, MwBindInfo, MwType};
 
-use crate::abi::{self, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_mw_type, ibv_pd, ibv_qp};
-use crate::attr::{access, send_flags};
+use crate::abi::{self, ibv_mw, ibv_mw_bind_info, ibv_mw_type, ibv_pd};
+use crate::attr::access;
 use crate::errno::{EINVAL, Errno, Result};
 use crate::guard::{number, pointer};
 use crate::object::{Kind, Object};
-use crate::{mr, pd, qp};
+use crate::{mr, pd};
 
 /// `struct ibv_mw`.
 pub(crate) struct Mw(Verbs);
@@ -70,19 +70,4 @@ pub(crate) unsafe fn with_bind<T>(
     }
     // SAFETY: as the caller promises.
     unsafe { mr::with(from.mr, |mr| with(&MwBindInfo { mr: Some(mr), addr, length, access })) }
-}
-
-pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
-    number(|| {
-        // SAFETY: as C promises.
-        unsafe {
-            let (qp, window, bind) = (qp::of(qp)?, of(mw)?, bind.as_ref().ok_or(EINVAL)?);
-            let send_flags = send_flags(bind.send_flags);
-            let bound = with_bind(&bind.bind_info, |info| {
-                qp.bind_mw(window, &MwBind { wr_id: bind.wr_id, send_flags, bind_info: *info })
-            });
-            (*mw).rkey = bound??;
-        }
-        Ok(())
-    })
 }

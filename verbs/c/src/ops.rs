@@ -6,7 +6,7 @@ use crate::abi::{self, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::device::the_device;
 use crate::errno::{EINVAL, Result};
 use crate::guard::pointer;
-use crate::{context, cq, engine, mr, mw, pd, qp, query, srq, xrcd};
+use crate::{context, cq, create_cq, create_qp, engine, mr, mw, pd, qp, query, srq, xrcd};
 
 /// Opens the device once more, for the program or for connection management.
 pub(crate) fn open() -> Result<*mut ibv_context> {
@@ -25,9 +25,9 @@ fn calls() -> verbs_context {
     to.query_port = Some(query::query_port);
     to.query_device_ex = Some(query::query_device_ex);
     to.query_rt_values = Some(query::query_rt_values);
-    to.create_cq_ex = Some(cq::create_cq_ex);
-    to.create_qp_ex = Some(qp::create_qp_ex);
-    to.open_qp = Some(xrcd::open_qp);
+    to.create_cq_ex = Some(create_cq::create_cq_ex);
+    to.create_qp_ex = Some(create_qp::create_qp_ex);
+    to.open_qp = Some(create_qp::open_qp);
     to.create_srq_ex = Some(srq::create_srq_ex);
     to.get_srq_num = Some(srq::get_srq_num);
     to.open_xrcd = Some(xrcd::open_xrcd);
@@ -39,7 +39,7 @@ fn calls() -> verbs_context {
     to.context.device = the_device();
     to.context.ops = ibv_context_ops {
         alloc_mw: Some(mw::alloc_mw),
-        bind_mw: Some(mw::bind_mw),
+        bind_mw: Some(qp::bind_mw),
         dealloc_mw: Some(mw::dealloc_mw),
         poll_cq: Some(cq::poll_cq),
         req_notify_cq: Some(cq::req_notify_cq),

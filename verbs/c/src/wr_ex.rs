@@ -8,10 +8,10 @@ use verbs::{FlushLevel, FlushPlacement, Qpn, SendFlags, SendOpsFlags, Sge, WrPos
 
 use crate::abi::{QpEx, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
 use crate::attr::send_flags;
-use crate::errno::{EINVAL, Errno, Result};
+use crate::errno::{EINVAL, Result};
 use crate::guard::{guarded, number};
 use crate::object::Object;
-use crate::qp::{Handle, Qp};
+use crate::qp::{Building, Handle, Qp};
 use crate::{ah, mw};
 
 /// The operations that the structure has a function for.
@@ -41,13 +41,6 @@ pub(crate) fn put_calls(to: &mut QpEx) {
     to.wr_set_sge_list = Some(wr_set_sge_list);
     to.wr_set_inline_data = Some(wr_set_inline_data);
     to.wr_set_inline_data_list = Some(wr_set_inline_data_list);
-}
-
-/// A list that is being built.
-pub(crate) struct Building {
-    list: WrPost<'static>,
-    /// What was wrong with a call before `verbs` saw it.
-    fault: Option<Errno>,
 }
 
 /// Where the list that `wr_start` has begun is.

@@ -6,16 +6,16 @@ use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
 use std::os::unix::fs::MetadataExt;
 
-use verbs::{Qpn, Xrcd as Verbs, XrcdInitAttr};
+use verbs::{Xrcd as Verbs, XrcdInitAttr};
 
-use crate::abi::{self, ibv_context, ibv_qp, ibv_qp_open_attr, ibv_xrcd, ibv_xrcd_init_attr};
+use crate::abi::{self, ibv_context, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::claims::Claim;
-use crate::context::{self, device_of};
+use crate::config;
+use crate::context::device_of;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::guard::{number, pointer};
 use crate::log::say;
 use crate::object::{Kind, Object};
-use crate::{config, qp};
 
 /// `struct ibv_xrcd`.
 pub(crate) struct Xrcd {
@@ -84,33 +84,5 @@ pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
         };
         // SAFETY: as C promises.
         unsafe { Object::<Xrcd>::destroy(xrcd, end) }
-    })
-}
-
-pub(crate) unsafe extern "C" fn open_qp(
-    context: *mut ibv_context,
-    attr: *mut ibv_qp_open_attr,
-) -> *mut ibv_qp {
-    pointer(|| {
-        // SAFETY: as C promises.
-        let attr = unsafe {
-            context::of(context)?;
-            attr.as_ref().ok_or(EINVAL)?
-        };
-        let has = |mask| attr.comp_mask & mask == mask;
-        let needed = abi::IBV_QP_OPEN_ATTR_NUM | abi::IBV_QP_OPEN_ATTR_XRCD | abi::IBV_QP_OPEN_ATTR_TYPE;
-        if !has(needed)
-            || attr.comp_mask & !(needed | abi::IBV_QP_OPEN_ATTR_CONTEXT) != 0
-            || attr.qp_type != abi::IBV_QPT_XRC_RECV
-        {
-            return Err(EINVAL);
-        }
-        let qp_context =
-            if has(abi::IBV_QP_OPEN_ATTR_CONTEXT) { attr.qp_context } else { core::ptr::null_mut() };
-        // SAFETY: as C promises.
-        unsafe {
-            let target = of(attr.xrcd)?.open_qp(Qpn::new(attr.qp_num))?;
-            Ok(qp::create_target(context, qp_context, target))
-        }
     })
 }

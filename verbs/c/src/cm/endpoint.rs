@@ -14,6 +14,7 @@ use crate::abi::{
     rdma_cm_id,
 };
 use crate::attr;
+use crate::create_qp::extended;
 use crate::errno::{self, EINVAL, Result};
 use crate::guard::settled;
 
@@ -122,7 +123,7 @@ unsafe fn make_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_init_a
     // SAFETY: as the caller promises.
     unsafe {
         init.qp_type = (*id).qp_type;
-        let mut attr = qp::extended(init, pd);
+        let mut attr = extended(init, pd);
         qp::create(id, &mut attr)?;
         (init.cap, init.send_cq, init.recv_cq, init.srq) = (attr.cap, attr.send_cq, attr.recv_cq, attr.srq);
     }

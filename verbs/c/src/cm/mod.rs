@@ -33,8 +33,6 @@ use core::ffi::c_int;
 use crate::errno::Result;
 use crate::guard::minus_one;
 
-pub(crate) use qp::forget as forget_qp;
-
 /// For calls that return 0, or -1 and set `errno`: all of librdmacm's.
 fn zero(call: impl FnOnce() -> Result<()>) -> c_int {
     minus_one(|| call().map(|()| 0))

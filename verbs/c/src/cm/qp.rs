@@ -10,12 +10,14 @@ use crate::abi::{
     ibv_sge, ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
 };
 use crate::channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
-use crate::cq::{ibv_create_cq, ibv_destroy_cq};
+use crate::cq::ibv_destroy_cq;
+use crate::create_cq::ibv_create_cq;
+use crate::create_qp::{create_with, extended};
 use crate::errno::{EINVAL, Errno, Result};
 use crate::guard::settled;
 use crate::object::Object;
 use crate::pd;
-use crate::qp::{self, ibv_destroy_qp};
+use crate::qp::{self, Owner, ibv_destroy_qp};
 use crate::srq::{create_srq_ex, ibv_create_srq, ibv_destroy_srq};
 
 /// The most inline data that a queue pair gets unasked.
@@ -89,12 +91,11 @@ pub(super) unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex)
         // (rdma_xclient) rely on it.
         let pieces = attr.cap.max_send_sge.saturating_mul(size_of::<ibv_sge>() as u32);
         attr.cap.max_inline_data = attr.cap.max_inline_data.max(pieces.min(INLINE_FREE));
-        let made = cqs(id, context, attr).and_then(|()| {
-            qp::create_with(context, attr, |pd, init| object.private().cm.create_qp(pd, init))
-        });
+        let made = cqs(id, context, attr)
+            .and_then(|()| create_with(context, attr, |pd, init| object.private().cm.create_qp(pd, init)));
         match made {
             Ok(qp) => {
-                qp::own(qp, id);
+                qp::own(qp, owner(id));
                 (*id).qp = qp;
                 (*id).pd = attr.pd;
                 Ok(())
@@ -173,11 +174,15 @@ pub(super) unsafe fn destroy(id: *mut rdma_cm_id) -> Result<()> {
     Ok(())
 }
 
+fn owner(id: *mut rdma_cm_id) -> Owner {
+    Owner { id, give_up: forget }
+}
+
 /// A program destroys a queue pair: its identifier, if it has one, gives up its reference, whatever its connection does.
 ///
 /// # Safety
 /// As [`Object::of`], for the identifier.
-pub(crate) unsafe fn forget(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
+unsafe fn forget(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
     // SAFETY: as the caller promises.
     unsafe {
         if let Ok(object) = id::of(id)
@@ -207,7 +212,7 @@ pub(super) unsafe fn follow<'a>(id: *mut rdma_cm_id) -> Result<&'a Object<Id>> {
             cm.set_qp(None)?;
         } else if let Ok(qp) = qp::of(shown) {
             cm.set_qp(Some(qp.clone()))?;
-            let before = qp::own(shown, id);
+            let before = qp::own(shown, owner(id));
             // It may be gone, and may show it too.
             if before != id
                 && let Ok(before) = id::of(before)
@@ -256,17 +261,6 @@ pub(super) unsafe fn destroy_srq(id: *mut rdma_cm_id) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The attributes of the extended call that say the same.
-pub(super) fn extended(from: &ibv_qp_init_attr, pd: *mut ibv_pd) -> ibv_qp_init_attr_ex {
-    // SAFETY: numbers and pointers that may be NULL.
-    let mut to: ibv_qp_init_attr_ex = unsafe { abi::zeroed() };
-    to.qp_context = from.qp_context;
-    (to.send_cq, to.recv_cq, to.srq) = (from.send_cq, from.recv_cq, from.srq);
-    (to.cap, to.qp_type, to.sq_sig_all) = (from.cap, from.qp_type, from.sq_sig_all);
-    (to.comp_mask, to.pd) = (abi::IBV_QP_INIT_ATTR_PD, pd);
-    to
 }
 
 #[unsafe(no_mangle)]
