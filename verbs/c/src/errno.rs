@@ -51,3 +51,10 @@ pub(crate) fn set(Errno(number): Errno) {
     // SAFETY: the address of the calling thread's own variable.
     unsafe { *libc::__errno_location() = number };
 }
+
+/// For calls that return -1 and set `errno`: makes one fail.
+#[cold]
+pub(crate) fn fail(error: Errno) -> c_int {
+    set(error);
+    -1
+}

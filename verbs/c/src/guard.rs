@@ -61,10 +61,12 @@ pub(crate) fn number(call: impl FnOnce() -> Result<()>) -> c_int {
 
 /// For calls that return -1 and set `errno`.
 pub(crate) fn minus_one(call: impl FnOnce() -> Result<c_int>) -> c_int {
-    settled(call).unwrap_or_else(|error| {
-        errno::set(error);
-        -1
-    })
+    settled(call).unwrap_or_else(errno::fail)
+}
+
+/// For calls that return 0, or -1 and set `errno`: all of librdmacm's.
+pub(crate) fn zero(call: impl FnOnce() -> Result<()>) -> c_int {
+    minus_one(|| call().map(|()| 0))
 }
 
 /// For calls that return NULL and set `errno`.

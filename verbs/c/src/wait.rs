@@ -5,7 +5,7 @@
 
 use core::ffi::c_int;
 
-use crate::errno::{self, Errno, Result};
+use crate::errno::{self, Errno, Result, fail};
 use crate::guard::settled;
 
 unsafe extern "C-unwind" {
@@ -90,12 +90,6 @@ fn interrupts() -> bool {
         errno::set(Errno(libc::EINTR));
         true
     }
-}
-
-#[cold]
-fn fail(error: Errno) -> c_int {
-    errno::set(error);
-    -1
 }
 
 fn does_not_block(fd: c_int) -> bool {

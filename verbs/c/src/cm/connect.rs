@@ -6,12 +6,12 @@ use core::slice;
 use verbs::AsyncEvent;
 use verbs::rdma_cm::{ConnParam, IdState};
 
-use super::id::{self, complete};
-use super::{qp, zero};
+use super::sync::complete;
+use super::{id, qp};
 use crate::abi::{self, ibv_event_type, ibv_qp_attr, rdma_cm_id, rdma_conn_param};
 use crate::attr;
 use crate::errno::{EINVAL, Errno};
-use crate::guard::settled;
+use crate::guard::{settled, zero};
 
 /// The largest retry count that a message has room for; larger ones are lowered to it.
 const RETRIES_MAX: u8 = 7;

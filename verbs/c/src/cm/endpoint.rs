@@ -4,34 +4,24 @@
 
 use core::ffi::c_int;
 use core::ptr::null_mut;
+use core::time::Duration;
 
 use verbs::rdma_cm::IdState;
 
-use super::id::{self, complete};
-use super::{addr, channel, event, info, qp};
+use super::id::{self, Wanted};
+use super::sync::complete;
+use super::{addr, create, event, info, qp};
 use crate::abi::{
     RAI_PASSIVE, RDMA_CM_EVENT_CONNECT_REQUEST, ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event,
     rdma_cm_id,
 };
 use crate::attr;
 use crate::create_qp::extended;
-use crate::errno::{self, EINVAL, Result};
-use crate::guard::settled;
+use crate::errno::{EINVAL, Errno, Result, fail};
+use crate::guard::{settled, zero};
 
 /// How long an endpoint waits for its peer's address and path.
 const RESOLVE_MS: c_int = 2000;
-
-/// The queue pairs that a listening endpoint makes for its requests.
-#[derive(Clone, Copy)]
-pub(super) struct Wanted {
-    pd: *mut ibv_pd,
-    attr: ibv_qp_init_attr,
-}
-
-fn fail(error: errno::Errno) -> c_int {
-    errno::set(error);
-    -1
-}
 
 /// Creates the identifier and binds it, or begins to resolve its peer.
 ///
@@ -49,7 +39,7 @@ unsafe fn begin(
             0 => None,
             qp_type => Some(attr::qp_type(qp_type as u32)?),
         };
-        let id = id::create(null_mut(), null_mut(), info.ai_port_space as u32, qp_type)?;
+        let id = create::create(null_mut(), null_mut(), info.ai_port_space as u32, qp_type)?;
         let prepared = id::of(id).and_then(|object| {
             let private = object.private();
             if !pd.is_null() {
@@ -58,7 +48,7 @@ unsafe fn begin(
             if info.ai_flags as u32 & RAI_PASSIVE == 0 {
                 let src = info::address(info.ai_src_addr, info.ai_src_len)?;
                 let dst = addr::read(info.ai_dst_addr)?;
-                let patience = core::time::Duration::from_millis(RESOLVE_MS as u64);
+                let patience = Duration::from_millis(RESOLVE_MS as u64);
                 return Ok(private.cm.resolve_addr(src, dst, patience)?);
             }
             if let Some(src) = info::address(info.ai_src_addr, info.ai_src_len)? {
@@ -71,7 +61,7 @@ unsafe fn begin(
         match prepared {
             Ok(()) => Ok(id),
             Err(error) => {
-                let _ = id::destroy(id);
+                let _ = create::destroy(id);
                 Err(error)
             }
         }
@@ -97,16 +87,15 @@ unsafe extern "C-unwind" fn rdma_create_ep(
         if (*info).ai_flags as u32 & RAI_PASSIVE == 0 {
             let mut result = complete(id, Ok(()));
             if result == 0 {
-                let route =
-                    settled(|| Ok(id::of(id)?.private().cm.resolve_route(core::time::Duration::ZERO)?));
+                let route = settled(|| Ok(id::of(id)?.private().cm.resolve_route(Duration::ZERO)?));
                 result = complete(id, route);
             }
             if result == 0 && !init.is_null() {
-                result = super::zero(|| make_qp(id, pd, &mut *init));
+                result = zero(|| make_qp(id, pd, &mut *init));
             }
             if result != 0 {
-                let error: errno::Errno = std::io::Error::last_os_error().into();
-                let _ = settled(|| id::destroy(id));
+                let error: Errno = std::io::Error::last_os_error().into();
+                let _ = settled(|| create::destroy(id));
                 return fail(error);
             }
         }
@@ -138,7 +127,7 @@ unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
         // What an identifier does not have is not destroyed.
         let _ = qp::destroy(id);
         let _ = qp::destroy_srq(id);
-        id::destroy(id)
+        create::destroy(id)
     });
 }
 
@@ -160,8 +149,8 @@ unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, to: *mut *
             Err(error) => return fail(error),
         };
         let mut request = null_mut();
-        match channel::next(events, &raw mut request) {
-            0 => super::zero(|| {
+        match event::next(events, &raw mut request) {
+            0 => zero(|| {
                 *to = incoming(listen, request)?;
                 Ok(())
             }),
@@ -183,13 +172,13 @@ unsafe fn incoming(listen: *mut rdma_cm_id, request: *mut rdma_cm_event) -> Resu
         }
         let id = (*request).id;
         let wanted = *id::of(listen)?.private().wanted();
-        let made = id::migrate(id, null_mut()).and_then(|()| match wanted {
+        let made = create::migrate(id, null_mut()).and_then(|()| match wanted {
             Some(Wanted { pd, mut attr }) => make_qp(id, pd, &mut attr),
             None => Ok(()),
         });
         if let Err(error) = made {
             let _ = event::ack(request);
-            let _ = id::destroy(id);
+            let _ = create::destroy(id);
             return Err(error);
         }
         (*id).event = request;

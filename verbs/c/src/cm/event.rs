@@ -1,4 +1,5 @@
-//! Events, as C gets them: the structure, and behind it the event of [`verbs`] with the private data that it names.
+//! Events: the structure that C gets, and behind it the event of [`verbs`] with the private data that it names; fetching the next one
+//! of a channel, and acknowledging it.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr;
@@ -6,7 +7,7 @@ use core::ptr;
 use verbs::rdma_cm::{CmEvent, CmEventType};
 
 use super::id::{self, Id};
-use super::zero;
+use super::{channel, qp};
 use crate::abi::{
     self, RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED,
     RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
@@ -18,7 +19,9 @@ use crate::abi::{
 };
 use crate::attr::ah_attr_to;
 use crate::errno::{EINVAL, Result};
+use crate::guard::zero;
 use crate::object::{Kind, Object};
+use crate::wait::{Found, until};
 
 /// `struct rdma_cm_event`. Acknowledged when it is dropped.
 pub(super) struct Event(#[expect(dead_code, reason = "it owns the private data")] CmEvent);
@@ -77,10 +80,7 @@ extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
 ///
 /// # Safety
 /// The contexts of identifiers of this channel are the identifiers' addresses.
-pub(super) unsafe fn make(
-    channel: *mut rdma_event_channel,
-    mut from: CmEvent,
-) -> Result<Option<*mut rdma_cm_event>> {
+unsafe fn make(channel: *mut rdma_event_channel, mut from: CmEvent) -> Result<Option<*mut rdma_cm_event>> {
     let number = number(from.event());
     let named: *mut rdma_cm_id = ptr::with_exposed_provenance_mut(from.context() as usize);
     // SAFETY: as the caller promises.
@@ -101,7 +101,7 @@ pub(super) unsafe fn make(
         event.id = unsafe { id::incoming(channel, cm, named) }?;
         event.listen_id = named;
     } else {
-        id::refresh(object, from.event());
+        refresh(object, from.event());
         context = from.ud().map_or(context, |ud| object.private().joined(ud));
     }
     let data = from.private_data();
@@ -141,6 +141,15 @@ pub(super) unsafe fn make(
     Ok(Some(Object::<Event>::create(event, Event(from))))
 }
 
+/// Brings the public fields up to date before the program sees an event.
+fn refresh(object: &Object<Id>, event: CmEventType) {
+    match event {
+        CmEventType::AddrResolved => id::refresh_addresses(object),
+        CmEventType::RouteResolved => id::refresh_route(object),
+        _ => qp::refresh(object),
+    }
+}
+
 /// Acknowledges an event, which ends it.
 ///
 /// # Errors
@@ -156,6 +165,76 @@ pub(super) unsafe fn ack(event: *mut rdma_cm_event) -> Result<()> {
     };
     // SAFETY: as the caller promises.
     unsafe { Object::<Event>::destroy(event, end) }
+}
+
+/// Fetches an event if there is one.
+///
+/// # Errors
+/// As [`channel::of`].
+///
+/// # Safety
+/// As [`channel::of`].
+pub(super) unsafe fn try_next(channel: *mut rdma_event_channel) -> Result<Option<*mut rdma_cm_event>> {
+    // SAFETY: as the caller promises.
+    let events = unsafe { channel::of(channel) }?;
+    while let Some(found) = events.try_get_event() {
+        // SAFETY: identifiers that events name were made here.
+        if let Some(event) = unsafe { make(channel, found) }? {
+            return Ok(Some(event));
+        }
+    }
+    Ok(None)
+}
+
+/// A channel, and where its next event goes.
+type Place = (*mut rdma_event_channel, *mut *mut rdma_cm_event);
+
+fn look((channel, to): Place) -> Result<Found> {
+    if to.is_null() {
+        return Err(EINVAL);
+    }
+    // SAFETY: as the caller of `next` promises; the channel was seen to live, as far as can be known.
+    unsafe {
+        Ok(match try_next(channel)? {
+            Some(event) => {
+                *to = event;
+                Found::Done
+            }
+            None => Found::Nothing((*channel).fd),
+        })
+    }
+}
+
+/// Waits for the next event; 0, or -1 with `errno`. Nothing in the caller needs to be dropped while it waits, and the channel may be
+/// destroyed meanwhile.
+///
+/// # Safety
+/// As [`channel::of`], and there is a place for the event.
+#[inline(always)]
+#[allow(
+    improper_ctypes_definitions,
+    reason = "the name of the ABI says that it may be unwound; C does not call it"
+)]
+pub(super) unsafe extern "C-unwind" fn next(
+    channel: *mut rdma_event_channel,
+    to: *mut *mut rdma_cm_event,
+) -> c_int {
+    until(look, (channel, to))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    to: *mut *mut rdma_cm_event,
+) -> c_int {
+    // SAFETY: as C promises.
+    unsafe { next(channel, to) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    // SAFETY: as C promises.
+    zero(|| unsafe { ack(event) })
 }
 
 /// The program's own event, for whoever reads the identifier's channel.
@@ -178,6 +257,12 @@ unsafe extern "C" fn rdma_write_cm_event(
 
 #[cfg(test)]
 mod tests {
+    use core::time::Duration;
+
+    use verbs::rdma_cm::{CmId, ConnParam, EventChannel, PortSpace};
+    use verbs::{Context, DeviceConfig, Drive, QpInitAttr};
+
+    use super::super::create;
     use super::*;
 
     #[test]
@@ -187,5 +272,41 @@ mod tests {
         }
         // SAFETY: a text.
         assert_eq!(unsafe { CStr::from_ptr(rdma_event_str(99)) }, c"UNKNOWN EVENT");
+    }
+
+    // Goal: an event of a new identifier that C does not have yet is dropped, and not reported for its listener, whose context it
+    // still carries.
+    #[test]
+    fn an_event_of_an_identifier_that_c_does_not_have_names_no_other() {
+        const SOON: Duration = Duration::from_secs(30);
+        let device = Context::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
+        let [events, of_client] = [(); 2].map(|()| EventChannel::new().unwrap());
+        let next = |channel: &EventChannel, what| {
+            let event = channel.get_event(SOON).unwrap().expect("an event in time");
+            assert_eq!(event.event(), what);
+            event
+        };
+        let cm = device.create_id(Some(&events), PortSpace::Tcp).unwrap();
+        cm.listen(1).unwrap();
+        let port = cm.src_port();
+        let listener = id::make(cm, ptr::null_mut(), false, ptr::null_mut());
+        let client = device.create_id(Some(&of_client), PortSpace::Tcp).unwrap();
+        client.resolve_addr(None, ([192, 0, 2, 1], port), SOON).unwrap();
+        next(&of_client, CmEventType::AddrResolved).ack();
+        client.resolve_route(SOON).unwrap();
+        next(&of_client, CmEventType::RouteResolved).ack();
+        let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(16).unwrap());
+        client.create_qp(&pd, &QpInitAttr::rc(&cq, &cq)).unwrap();
+        client.connect(&ConnParam::default()).unwrap();
+        let mut request = next(&events, CmEventType::ConnectRequest);
+        let new = request.take_id();
+        client.destroy().map_err(|(e, _)| e).unwrap();
+        let gone = next(&events, CmEventType::Rejected);
+        assert_eq!(new.as_ref().map(CmId::number), Some(gone.id()));
+        // SAFETY: the context of the listener is its address.
+        assert!(unsafe { make(ptr::null_mut(), gone) }.unwrap().is_none());
+        drop((request, new));
+        // SAFETY: it was made here.
+        unsafe { create::destroy(listener) }.unwrap();
     }
 }

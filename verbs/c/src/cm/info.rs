@@ -1,5 +1,4 @@
-//! `rdma_getaddrinfo`: names and services as getaddrinfo(3) finds them, with what an identifier is created from. `rdma_resolve_addrinfo`
-//! is the same, with an event.
+//! `rdma_getaddrinfo`: names and services as getaddrinfo(3) finds them, with what an identifier is created from.
 
 use core::ffi::{c_char, c_int};
 use core::mem::size_of;
@@ -7,14 +6,12 @@ use core::ptr::null_mut;
 use std::ffi::{CStr, CString};
 use std::net::SocketAddr;
 
-use verbs::rdma_cm::CmEventType;
-
-use super::{addr, id, zero};
+use super::addr;
 use crate::abi::{
     IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, RDMA_PS_IB, RDMA_PS_IPOIB,
-    RDMA_PS_TCP, RDMA_PS_UDP, rdma_addrinfo, rdma_cm_id, sockaddr, sockaddr_storage,
+    RDMA_PS_TCP, RDMA_PS_UDP, rdma_addrinfo, sockaddr, sockaddr_storage,
 };
-use crate::errno::{self, EINVAL, ENOMEM, EOPNOTSUPP, Errno, Result};
+use crate::errno::{self, EINVAL, ENOMEM, Result};
 use crate::guard::settled;
 
 /// What a call asks for.
@@ -178,7 +175,7 @@ fn info(
 
 /// 0, an error of getaddrinfo(3), or -1 with `errno`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_getaddrinfo(
+pub(super) unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
     service: *const c_char,
     hints: *const rdma_addrinfo,
@@ -206,10 +203,7 @@ unsafe extern "C" fn rdma_getaddrinfo(
         unsafe { *to = info(&hints, src, dst, name.as_deref())? };
         Ok(0)
     });
-    result.unwrap_or_else(|error: Errno| {
-        errno::set(error);
-        -1
-    })
+    result.unwrap_or_else(errno::fail)
 }
 
 /// Frees a list, and with each entry its parts. Programs may have made any of them: libfabric does.
@@ -251,67 +245,4 @@ impl Drop for Lookup {
             unsafe { rdma_freeaddrinfo(info) };
         }
     }
-}
-
-/// Flags of releases later than the headers may be.
-const RAI_SA: u32 = 0x10;
-
-/// Looks an address up, as `rdma_getaddrinfo` does, and raises its event.
-///
-/// # Safety
-/// As C promises for the two.
-unsafe fn look_up(
-    id: *mut rdma_cm_id,
-    node: *const c_char,
-    service: *const c_char,
-    hints: *const rdma_addrinfo,
-) -> Result<()> {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let private = id::of(id)?.private();
-        let flags = hints.as_ref().map_or(0, |hints| hints.ai_flags as u32);
-        if flags & RAI_SA != 0 {
-            // There is no subnet administrator to ask.
-            return Err(EOPNOTSUPP);
-        }
-        let mut found = private.found();
-        if matches!(*found, Lookup::Found(_)) {
-            return Err(Errno(libc::EBUSY));
-        }
-        let mut info = null_mut();
-        match rdma_getaddrinfo(node, service, hints, &raw mut info) {
-            0 => *found = Lookup::Found(info),
-            -1 => return Err(std::io::Error::last_os_error().into()),
-            // As the stock library does, which passes the number on.
-            error => return Err(Errno(error)),
-        }
-        Ok(private.cm.write_event(CmEventType::AddrinfoResolved, 0, 0)?)
-    }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn rdma_resolve_addrinfo(
-    id: *mut rdma_cm_id,
-    node: *const c_char,
-    service: *const c_char,
-    hints: *const rdma_addrinfo,
-) -> c_int {
-    // SAFETY: as C promises.
-    let call = settled(|| unsafe { look_up(id, node, service, hints) });
-    // SAFETY: as C promises.
-    unsafe { id::complete(id, call) }
-}
-
-/// The result of `rdma_resolve_addrinfo`, once.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, to: *mut *mut rdma_addrinfo) -> c_int {
-    zero(|| {
-        // SAFETY: as C promises.
-        let (private, to) = unsafe { (id::of(id)?.private(), to.as_mut().ok_or(EINVAL)?) };
-        let mut found = private.found();
-        let Lookup::Found(info) = *found else { return Err(Errno(libc::ENOENT)) };
-        *to = info;
-        core::mem::forget(core::mem::take(&mut *found));
-        Ok(())
-    })
 }

@@ -1,13 +1,16 @@
 //! Connection management, as librdmacm has it: `rdma_*` over [`verbs::rdma_cm`].
 //!
+//! A file uses those of its own row and of the rows above it:
+//!
 //! | what | where |
 //! |---|---|
 //! | addresses of sockets; names | `addr`, `info` |
-//! | event channels and waiting; events | `channel`, `event` |
-//! | identifiers: creating, binding, resolving, listening, options | `id` |
-//! | queue pairs of identifiers, connections, groups | `qp`, `connect`, `multicast` |
+//! | the context that `id->verbs` names; event channels | `device`, `channel` |
+//! | identifiers and their public fields | `id` |
+//! | queue pairs of identifiers | `qp` |
+//! | events, and calls that wait for them | `event`, `sync` |
+//! | making and ending identifiers; addresses, options, connections, groups | `create`, `resolve`, `option`, `connect`, `multicast` |
 //! | endpoints: identifiers with everything | `endpoint` |
-//! | the context that `id->verbs` names | `device` |
 //! | sockets over RDMA, which are not supported | `rsocket` |
 //!
 //! In [`verbs`] every identifier here has an event channel. One that C made without a channel is *synchronous*: it has a channel of
@@ -19,21 +22,15 @@
 mod addr;
 mod channel;
 mod connect;
+mod create;
 mod device;
 mod endpoint;
 mod event;
 mod id;
 mod info;
 mod multicast;
+mod option;
 mod qp;
+mod resolve;
 mod rsocket;
-
-use core::ffi::c_int;
-
-use crate::errno::Result;
-use crate::guard::minus_one;
-
-/// For calls that return 0, or -1 and set `errno`: all of librdmacm's.
-fn zero(call: impl FnOnce() -> Result<()>) -> c_int {
-    minus_one(|| call().map(|()| 0))
-}
+mod sync;

@@ -2,15 +2,14 @@
 
 use core::ffi::{c_int, c_void};
 
-use super::addr;
-use super::id::complete;
-use super::{qp, zero};
+use super::sync::complete;
+use super::{addr, qp};
 use crate::abi::{
     RDMA_CM_JOIN_MC_ATTR_ADDRESS, RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS, RDMA_MC_JOIN_FLAG_FULLMEMBER,
     RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, rdma_cm_id, rdma_cm_join_mc_attr_ex, sockaddr,
 };
 use crate::errno::{EINVAL, EOPNOTSUPP, Result};
-use crate::guard::settled;
+use crate::guard::{settled, zero};
 
 /// Joins a group, to send to it alone or to receive from it too.
 ///

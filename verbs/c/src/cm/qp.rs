@@ -4,7 +4,6 @@ use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 
 use super::id::{self, Id};
-use super::zero;
 use crate::abi::{
     self, ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex,
     ibv_sge, ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
@@ -14,7 +13,7 @@ use crate::cq::ibv_destroy_cq;
 use crate::create_cq::ibv_create_cq;
 use crate::create_qp::{create_with, extended};
 use crate::errno::{EINVAL, Errno, Result};
-use crate::guard::settled;
+use crate::guard::{settled, zero};
 use crate::object::Object;
 use crate::pd;
 use crate::qp::{self, Owner, ibv_destroy_qp};
