@@ -137,23 +137,38 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// Names that `crate::{a, b::c}` and `crate::a::b` import on one line of code.
-fn imported(line: &str) -> Vec<String> {
-    let mut names = Vec::new();
-    for (at, _) in line.match_indices("crate::") {
-        let rest = &line[at + "crate::".len()..];
-        let items = match rest.strip_prefix('{') {
-            Some(list) => list.split([',', '}']).map(str::trim).collect(),
-            None => vec![rest],
-        };
-        for item in items {
-            let name: String = item.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-            if !name.is_empty() {
-                names.push(name);
-            }
+/// The items of a list, behind the brace that begins it.
+fn items(list: &str) -> Vec<&str> {
+    let (mut items, mut from, mut depth) = (Vec::new(), 0, 0);
+    for (at, c) in list.char_indices() {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        if depth < 0 || (depth == 0 && c == ',') {
+            items.push(list[from..at].trim());
+            from = at + 1;
+        }
+        if depth < 0 {
+            break;
         }
     }
-    names
+    items
+}
+
+/// The paths that a text begins with: `a::{b, c::D};` are `a::b` and `a::c::D`.
+fn paths(text: &str) -> Vec<String> {
+    if let Some(list) = text.strip_prefix('{') {
+        return items(list).into_iter().filter(|item| !item.is_empty()).flat_map(paths).collect();
+    }
+    let name: String = text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+    match text[name.len()..].strip_prefix("::") {
+        Some(rest) => paths(rest).into_iter().map(|path| format!("{name}::{path}")).collect(),
+        None => vec![name],
+    }
+}
+
+/// Modules that `crate::{a, b::c}` and `crate::a::b` import from on one line of code.
+fn imported(line: &str) -> Vec<String> {
+    let all = line.match_indices("crate::").flat_map(|(at, start)| paths(&line[at + start.len()..]));
+    all.filter_map(|path| path.split("::").next().map(str::to_string)).collect()
 }
 
 #[test]
@@ -188,65 +203,145 @@ fn imports_point_down() {
     assert!(wrong.is_empty(), "imports that point up:\n{}", wrong.join("\n"));
 }
 
-/// Files below `src` that a file imports from by `crate::a::b`, `super::b` and `pub use a::b`, its tests aside. Fails if it imports
-/// an item through a module that only re-exports it: that would hide the file that the item comes from.
+/// The file of an item, by a path that begins in a folder.
+fn file_of(folder: &Path, path: &str) -> PathBuf {
+    let mut place = folder.to_path_buf();
+    let mut found = folder.join("mod.rs");
+    for part in path.split("::") {
+        if part == "super" {
+            place.pop();
+            found = place.join("mod.rs");
+            continue;
+        }
+        place.push(part);
+        let files = [place.with_extension("rs"), place.join("mod.rs")];
+        let Some(file) = files.into_iter().find(|file| file.is_file()) else { break };
+        found = file;
+    }
+    found
+}
+
+/// Files below `src` that a file imports from, its tests aside: by `crate::a::b` and `super::b`, and those that it is the parent of
+/// by `b::`. Fails if it imports an item through the `lib.rs` that re-exports it: that would hide the file that the item comes from.
 fn files_named(src: &Path, file: &Path) -> Vec<PathBuf> {
     let text: String = code(file).into_iter().map(|(_, line)| line + "\n").collect();
     let text = text.split("#[cfg(test)]").next().unwrap_or_default();
-    for (at, start) in text.match_indices("crate::").chain(text.match_indices("super::")) {
-        let name = &text[at + start.len()..];
-        assert!(
-            !name.starts_with(|c: char| c.is_uppercase() || c == '{' || c == '*'),
-            "{}: {start}{}: import it from the file that has it",
-            file.display(),
-            name.lines().next().unwrap_or_default()
-        );
-    }
     let dir = file.parent().expect("a folder");
+    // Where its children are, and its siblings.
+    let (own, above) = match file.ends_with("mod.rs") {
+        true => (dir.to_path_buf(), dir.parent().expect("it is below `src`")),
+        false => (file.with_extension(""), dir),
+    };
     let mut named = Vec::new();
-    for (start, base) in [("crate::", src), ("super::", dir), ("pub use ", dir)] {
-        for (at, _) in text.match_indices(start) {
-            let mut place = base.to_path_buf();
-            for part in text[at + start.len()..].split("::") {
-                let name: String = part.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-                if name.is_empty() || name.starts_with(char::is_uppercase) {
-                    break;
-                }
-                place.push(name);
-                let file = place.with_extension("rs");
-                if file.is_file() {
-                    named.push(file);
-                    break;
-                }
-            }
-            if place.join("mod.rs").is_file() && place != base {
-                named.push(place.join("mod.rs"));
+    for (start, base) in [("crate::", src), ("super::", above)] {
+        // Not the second one of `super::super::`.
+        for (at, _) in text.match_indices(start).filter(|(at, _)| !text[..*at].ends_with("::")) {
+            for path in paths(&text[at + start.len()..]) {
+                let other = file_of(base, &path);
+                assert!(
+                    other.is_file() || path.starts_with(char::is_lowercase),
+                    "{}: {start}{path}: import it from the file that has it",
+                    file.display()
+                );
+                named.push(other);
             }
         }
     }
-    named.retain(|other| other != file && !other.ends_with("lib.rs"));
+    for child in text.lines().filter_map(|line| Some(line.strip_suffix(';')?.rsplit_once("mod ")?.1)) {
+        let uses = text.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
+        let uses = uses.filter(|path| path.split_once("::").is_some_and(|(first, _)| first == child));
+        named.extend(uses.map(|path| file_of(&own, path)));
+    }
+    named.retain(|other| other != file && other.is_file());
     named
 }
 
-// An object's constructors stand in its own file, and parents do not name their children.
-#[test]
-fn files_of_verbs_import_each_other_in_no_circle() {
-    let src = root().join("verbs/src");
+/// The files of a folder, each with those that it imports from.
+fn imports_of(src: &Path) -> Vec<(PathBuf, Vec<PathBuf>)> {
     let mut files = Vec::new();
-    sources(&src, &mut files);
-    let mut left: Vec<(PathBuf, Vec<PathBuf>)> =
-        files.into_iter().map(|file| (file.clone(), files_named(&src, &file))).collect();
-    assert!(left.iter().map(|(_, named)| named.len()).sum::<usize>() > 100, "it sees the imports");
-    loop {
-        let before = left.len();
-        let names: Vec<PathBuf> = left.iter().map(|(file, _)| file.clone()).collect();
-        left.retain(|(_, named)| named.iter().any(|other| names.contains(other)));
-        if left.len() == before {
-            break;
+    sources(src, &mut files);
+    files.retain(|file| *file != src.join("lib.rs"));
+    files.into_iter().map(|file| (file.clone(), files_named(src, &file))).collect()
+}
+
+/// Folders whose files import each other in no circle.
+const NO_CIRCLE: &[&str] = &[
+    // An object's constructors stand in its own file, and parents do not name their children.
+    "verbs/src",
+    // What a C program calls stands above the objects that it is about; see its layers below.
+    "verbs/c/src",
+];
+
+#[test]
+fn files_import_each_other_in_no_circle() {
+    for folder in NO_CIRCLE {
+        let src = root().join(folder);
+        let mut left = imports_of(&src);
+        assert!(left.iter().map(|(_, named)| named.len()).sum::<usize>() > 100, "it sees the imports");
+        loop {
+            let before = left.len();
+            let files: Vec<PathBuf> = left.iter().map(|(file, _)| file.clone()).collect();
+            left.retain(|(_, named)| named.iter().any(|other| files.contains(other)));
+            let named: Vec<PathBuf> = left.iter().flat_map(|(_, named)| named.clone()).collect();
+            left.retain(|(file, _)| named.contains(file));
+            if left.len() == before {
+                break;
+            }
         }
+        let circle: Vec<_> = left.iter().map(|(file, _)| file.strip_prefix(&src).expect("below")).collect();
+        assert!(circle.is_empty(), "files of {folder} that import each other in a circle: {circle:?}");
     }
-    let circle: Vec<_> = left.iter().map(|(file, _)| file.strip_prefix(&src).expect("below")).collect();
-    assert!(circle.is_empty(), "files that import each other in a circle, or such a circle: {circle:?}");
+}
+
+/// The modules of a folder in the rows of the table in its `lib.rs` or `mod.rs`, which are its layers, from the bottom to the top.
+fn layers(dir: &Path) -> Vec<(String, usize)> {
+    let file = ["lib.rs", "mod.rs"].into_iter().map(|name| dir.join(name)).find(|file| file.is_file());
+    let text = fs::read_to_string(file.expect("a folder has its own file")).expect("a source file is UTF-8");
+    let rows = text.lines().filter_map(|line| line.strip_prefix("//! |")?.rsplit('|').nth(1));
+    let modules = |(layer, row): (usize, &str)| {
+        let names: Vec<_> = row.split('`').skip(1).step_by(2).map(str::to_string).collect();
+        names.into_iter().map(move |name| (name, layer))
+    };
+    rows.enumerate().flat_map(modules).collect()
+}
+
+/// The module of a folder that a file belongs to; that of the folder itself belongs to none.
+fn module_in(dir: &Path, file: &Path) -> Option<String> {
+    let first = file.strip_prefix(dir).ok()?.components().next()?;
+    let module = Path::new(first.as_os_str()).with_extension("").display().to_string();
+    (module != "lib" && module != "mod").then_some(module)
+}
+
+// The tables tell a reader what stands on what: no file may import from a row above its own, nor be missing.
+#[test]
+fn files_of_the_c_face_import_from_their_own_layer_and_those_below() {
+    let src = root().join("verbs/c/src");
+    let mut wrong = Vec::new();
+    for dir in [src.clone(), src.join("cm")] {
+        let layers = layers(&dir);
+        let layer_of = |module: &str| layers.iter().find(|(name, _)| name == module).map(|(_, layer)| *layer);
+        let mut seen = Vec::new();
+        for (file, named) in imports_of(&src) {
+            let Some(module) = module_in(&dir, &file) else { continue };
+            let Some(layer) = layer_of(&module) else {
+                wrong.push(format!("{module} is in no row"));
+                continue;
+            };
+            for other in named.iter().filter_map(|other| module_in(&dir, other)) {
+                if layer_of(&other) > Some(layer) {
+                    wrong.push(format!("{module} may not use {other}, which is above it"));
+                }
+            }
+            seen.push(module);
+        }
+        wrong.extend(
+            layers
+                .iter()
+                .filter(|(name, _)| !seen.contains(name))
+                .map(|(name, _)| format!("{name} is no module")),
+        );
+    }
+    assert!(wrong.is_empty(), "the layers of the C face:\n{}", wrong.join("\n"));
 }
 
 /// What sources call the crate of a folder.
@@ -376,6 +471,7 @@ fn every_reason_is_given_somewhere() {
 fn the_test_sees_what_it_should() {
     assert_eq!(imported("use crate::{id, wire::Psn};"), ["id", "wire"]);
     assert_eq!(imported("let x = crate::shard::Turn::default();"), ["shard"]);
+    assert_eq!(paths("a::{b, c::{self, D}, e::*}; f::{g}"), ["a::b", "a::c::self", "a::c::D", "a::e::"]);
     assert!(has_word("unsafe { x }", "unsafe") && !has_word("unsafely()", "unsafe"));
     let names = ["Discard::BadIcrc", "Discard::BadIcr"].map(String::from);
     assert_eq!(not_given("wire/discard.rs", "", names.into()), ["Discard::BadIcr"]);

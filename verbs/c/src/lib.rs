@@ -4,19 +4,21 @@
 //! results back into error numbers and C structures. It has no rule of its own: what a call means is decided in `verbs` or below.
 //! The structures are those of the installed headers, by bindgen.
 //!
+//! A file uses those of its own row and of the rows above it:
+//!
 //! | what | where |
 //! |---|---|
-//! | types of the headers; errors; the border that no panic crosses | `abi`, `errno`, `guard` |
-//! | lines on standard error: why a call failed, what the stack warns of | `log` |
-//! | calls that wait, where a thread may be cancelled | `wait` |
-//! | objects: the public structure, and behind it what it stands for | `object` |
+//! | types of the headers | `abi` |
+//! | lines on standard error; errors; the border that no panic crosses; calls that wait, where a thread may be cancelled | `log`, `errno`, `guard`, `wait` |
 //! | what each process has of its own; signals and descriptors | `process`, `signals`, `fd` |
-//! | the one device of the process: when it opens, what a fork finds; its configuration; names that one process claims | `engine`, `event_thread`, `config`, `claims` |
-//! | who gets which event | `delivery` |
-//! | the calls, by object | `device`, `context`, `pd`, `mr`, `buf`, `mw`, `cq`, `create_cq`, `cq_ex`, `channel`, `qp`, `create_qp`, `srq`, `ah`, `xrcd` |
-//! | events; queries; opening the device, with the calls that a context carries | `event`, `query`, `ops` |
-//! | attributes, requests and completions: lists walked in place | `attr`, `wr`, `wr_ex`, `wc` |
-//! | calls that refuse | `unsupported`, `private` |
+//! | the one device of the process: names that it claims, its configuration, when it opens, what a fork finds | `claims`, `config`, `event_thread`, `engine` |
+//! | objects: the public structure, and behind it what it stands for; who gets which event | `object`, `delivery` |
+//! | the device as a program has opened it | `context` |
+//! | attributes and completions, from and to C | `attr`, `wc` |
+//! | the objects, each with the calls on it; lists of requests, walked in place | `pd`, `buf`, `mr`, `mw`, `ah`, `xrcd`, `channel`, `cq`, `wr`, `srq`, `qp` |
+//! | calls that the structures of completion queues and queue pairs carry, and making those | `cq_ex`, `wr_ex`, `create_cq`, `create_qp` |
+//! | events; queries; the list of devices; opening one, with the calls that a context carries | `event`, `query`, `device`, `ops` |
+//! | names and numbers that belong to no object; calls that refuse | `text`, `unsupported`, `private` |
 //! | connection management | `cm` |
 //!
 //! # Safety
