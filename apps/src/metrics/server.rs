@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbs::stats::Snapshot;
 
-use super::text;
+use super::families::text;
 
 /// Bytes of a request, at most.
 const REQUEST_MAX: usize = 8 << 10;

@@ -1,6 +1,5 @@
 //! The running stacks: snapshots from the named sockets, or from all in a directory.
 
-use super::SLICE;
 use crate::error::{AppError, Result};
 use crate::out::note;
 use crate::stop;
@@ -10,6 +9,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 use verbs::port::socket_file;
 use verbs::stats::{self, Snapshot, StatsError};
+
+/// How long a wait continues without a check for signals.
+pub(super) const SLICE: Duration = Duration::from_millis(50);
 
 /// The stacks that answered.
 #[derive(Clone, Debug, Default)]

@@ -16,14 +16,11 @@ use crate::cli::stat::StatCli;
 use crate::error::{AppError, Result};
 use crate::out::say;
 use crate::stop;
-use find::Found;
-use rates::{Query, StackRates};
+use find::SLICE;
+use rates::{Query, compare};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
-
-/// How long a wait continues without a check for signals.
-const SLICE: Duration = Duration::from_millis(50);
 
 /// Runs the program.
 ///
@@ -73,17 +70,6 @@ fn report(cli: &StatCli) -> Result<()> {
     let stacks = compare(&found, &find::look(&cli.paths)?, &query);
     found.notes.iter().try_for_each(|note| say!("{note}"))?;
     say!("{}\n\n```json\n{}\n```", table::render(&stacks).trim_end(), json::line(&stacks))
-}
-
-/// Each running stack, with its activity since `before`.
-pub fn compare(before: &Found, now: &Found, query: &Query) -> Vec<StackRates> {
-    now.stacks
-        .iter()
-        .map(|(path, snapshot)| {
-            let old = before.stacks.iter().find(|(p, s)| p == path && s.pid == snapshot.pid);
-            StackRates::new(old.map(|(_, s)| s), snapshot, query)
-        })
-        .collect()
 }
 
 fn sleep(time: Duration) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Turns two snapshots of a stack into rows: totals, rates, and errors in between.
 
+use super::find::Found;
 use super::increments::{get, since};
 use super::programs::{self, TableRates};
 use crate::cli::stat::Order;
@@ -156,6 +157,17 @@ impl Trouble {
             drops: drops(counters).values().sum(),
         }
     }
+}
+
+/// Each running stack, with its activity since `before`.
+pub fn compare(before: &Found, now: &Found, query: &Query) -> Vec<StackRates> {
+    now.stacks
+        .iter()
+        .map(|(path, snapshot)| {
+            let old = before.stacks.iter().find(|(p, s)| p == path && s.pid == snapshot.pid);
+            StackRates::new(old.map(|(_, s)| s), snapshot, query)
+        })
+        .collect()
 }
 
 fn difference(before: &Counts, now: &Counts) -> Counts {

@@ -1,9 +1,7 @@
 //! The live view: one stack at a time, in the terminal.
 
-use super::SLICE;
-use super::compare;
-use super::find::{Found, Looking};
-use super::rates::{Query, StackRates};
+use super::find::{Found, Looking, SLICE};
+use super::rates::{Query, StackRates, compare};
 use super::table::{QP_TITLES, SHARD_TITLES, qp_cells, reasons, shard_cells};
 use crate::cli::stat::StatCli;
 use crate::error::{AppError, Result};

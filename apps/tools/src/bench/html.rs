@@ -1,9 +1,9 @@
 //! The page: tables and charts in one file that needs nothing else.
 
-use super::Suite;
 use super::marks::Unit;
 use super::plan::{RAW_SIZES, SIZES};
 use super::row::Row;
+use super::suite::Suite;
 use super::svg::{self, Axis, Bar, Scale, Series, escape};
 use super::table::{self, cells};
 use apps::report;
@@ -249,7 +249,7 @@ details{margin-top:2.5em}summary{cursor:pointer;font-weight:600;margin-bottom:.6
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::suite;
+    use super::super::suite::tests::suite;
     use super::*;
 
     #[test]

@@ -1,8 +1,8 @@
 //! The table, for a terminal and as Markdown.
 
-use super::Suite;
 use super::marks::{Line, Unit};
 use super::row::Row;
+use super::suite::Suite;
 use apps::report;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
@@ -154,4 +154,32 @@ pub fn details(row: &Row) -> [String; 7] {
         time("p50_ns"),
         time("p999_ns"),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::suite::tests::suite;
+    use super::*;
+
+    #[test]
+    fn the_tables_have_medians_ratios_and_verdicts() {
+        let text = terminal(&suite());
+        for part in [
+            "520 ns",
+            "500 ns (1)",
+            "11.5 M/s",
+            "23 %",
+            "≥ 10.0 M/s ✓",
+            "≥ 8.00 M/s ✗",
+            "200 k/s",
+            "not installed",
+        ] {
+            assert!(text.contains(part), "{part} is missing:\n{text}");
+        }
+        let markdown = markdown(&suite());
+        let bars = |l: &str| l.matches('|').count();
+        let lines: Vec<_> = markdown.lines().filter(|l| l.starts_with('|')).collect();
+        assert!(lines.iter().all(|l| bars(l) == bars(lines[0]) || bars(l) == 5), "{markdown}");
+        assert!(markdown.contains("| added a packet a side | 190 ns |"), "{markdown}");
+    }
 }

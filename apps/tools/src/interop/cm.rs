@@ -3,7 +3,7 @@
 
 use super::cell::Network;
 use super::cli::{CmArgs, CmRole, CmTool};
-use super::open_port;
+use super::link::open_port;
 use apps::completion;
 use apps::error::{AppError, Result};
 use apps::out::say;

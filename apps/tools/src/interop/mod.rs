@@ -5,6 +5,7 @@ pub mod cell;
 mod check;
 pub mod cli;
 mod cm;
+mod link;
 mod remote;
 mod report;
 pub mod results;
@@ -16,15 +17,15 @@ use apps::error::{AppError, Result};
 use apps::out::say;
 use case::{CASES, Case};
 use cell::{Cell, Network, Requester};
-use cli::{CheckArgs, InteropCli, InteropCommand, LinkArgs, NoteArgs, ReportArgs, RunArgs};
+use cli::{CheckArgs, InteropCli, InteropCommand, NoteArgs, ReportArgs, RunArgs};
+use link::open_port;
 use remote::Remote;
 use results::{Results, Row, Verdict};
 use rnr::{LATE, Late};
 use run::Bench;
 use std::time::Instant;
 use verbs::port::fault::{Fault, Plan};
-use verbs::port::{self, PortOptions};
-use verbs::{Context, DeviceConfig, Drive, Gid, Mtu, PortSource};
+use verbs::{Context, Gid, Mtu};
 
 /// Titles of the tables.
 const MATRIX: &str = "Matrix";
@@ -236,30 +237,6 @@ fn open(args: &RunArgs) -> Result<Context> {
         (plan, args.seed)
     });
     open_port(&args.link, faults, None)
-}
-
-fn open_port(link: &LinkArgs, faults: Option<(Plan, u64)>, seed: Option<u64>) -> Result<Context> {
-    let options =
-        PortOptions { mtu: usize::from(link.link_mtu), mac: Some(link.mac), ..PortOptions::default() };
-    let mut port = link.port.open(&options).map_err(|e| AppError::Setup(e.to_string()))?;
-    if let Some(path) = &link.pcap {
-        port = port::capture(port, path).map_err(|e| AppError::Setup(format!("--pcap: {e}")))?;
-    }
-    if let Some((plan, seed)) = faults {
-        port = port::fault(port, plan, plan, seed);
-    }
-    let (ours, _, vlan) = link.net.addresses();
-    let config = DeviceConfig {
-        port: PortSource::Opened(port),
-        addrs: vec![ours],
-        vlan,
-        drive: Drive::Caller,
-        seed,
-        ..DeviceConfig::default()
-    };
-    let context = Context::open(config)?;
-    context.start()?;
-    Ok(context)
 }
 
 fn check(args: &CheckArgs) -> Result<()> {
