@@ -164,6 +164,21 @@ impl Qp {
     /// Returns as soon as the queue pair is ready; the peer's Ethernet address is resolved meanwhile, and posted requests
     /// wait for it.
     ///
+    /// ```
+    /// # use verbs::{Context, DeviceConfig, QpInitAttr, QpState, RcEndpoint, RcOptions};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// // Endpoints are exchanged as text, over TCP for example; here the peer is the queue pair itself.
+    /// let ours = qp.endpoint(1)?.to_string();
+    /// let theirs: RcEndpoint = ours.parse()?;
+    /// qp.connect_rc(&theirs, &RcOptions { timeout: 14, ..RcOptions::default() })?;
+    /// assert_eq!(qp.state()?, QpState::Rts);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`VerbsError::WrongState`] from another state, or as [`Qp::modify`].
     pub fn connect_rc(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<(), VerbsError> {

@@ -38,6 +38,22 @@ impl Context {
     /// port starts with the first queue pair or by [`start`](Self::start), and its link is down until then. See
     /// [`PortSpec::open_lazy`](port::PortSpec::open_lazy).
     ///
+    /// ```
+    /// use verbs::{Context, DeviceConfig, Drive};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // Threads that poll a completion queue drive the device: programs in the style of libibverbs.
+    /// let device = Context::open(DeviceConfig::loopback().drive(Drive::Caller))?;
+    /// // A thread of its own that never sleeps, not pinned here.
+    /// let device = Context::open(DeviceConfig::loopback().drive(Drive::Dedicated { cores: vec![] }))?;
+    /// // The program's own loop.
+    /// let device = Context::open(DeviceConfig::loopback().drive(Drive::Embedded))?;
+    /// let mut reactor = device.reactor(0)?;
+    /// reactor.poll_once();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`VerbsError::Open`].
     #[doc(alias = "ibv_open_device")]
@@ -94,6 +110,17 @@ impl Context {
     }
 
     /// All addresses of all ports, each with its index, type and network interface.
+    ///
+    /// ```
+    /// # use verbs::{Context, DeviceConfig};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// for entry in context.query_gid_table() {
+    ///     println!("{}: {}", entry.gid_index, entry.gid);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[doc(alias = "ibv_query_gid_table")]
     pub fn query_gid_table(&self) -> Vec<GidEntry<'_>> {
         (0..).map_while(|index| self.device.gid_entry(index)).filter(|e| !e.gid.is_zero()).collect()

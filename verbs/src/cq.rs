@@ -58,6 +58,31 @@ impl Cq {
     ///
     /// If `each` panics, the panic passes through; the next poll returns up to 16 completions again that `each` has had already.
     ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// # let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    /// # let mr = pd.reg_mr(4096, access)?;
+    /// # let next = || -> Result<Wc, verbs::VerbsError> {
+    /// #     let mut wc = [Wc::default()];
+    /// #     while cq.poll(&mut wc)? == 0 {}
+    /// #     assert!(wc[0].is_ok(), "{}", wc[0].status);
+    /// #     Ok(wc[0])
+    /// # };
+    /// # qp.post_send(&[SendWr::send(7, &[]).inline(b"to nobody yet").signaled()])?;
+    /// # qp.post_recv(&[RecvWr::new(8, &[mr.sge(0..64)?])])?;
+    /// let mut bytes = 0;
+    /// while bytes == 0 {
+    ///     cq.poll_with(16, |wc| bytes += wc.byte_len)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`poll`](Self::poll); `EDEADLK` where `each` polls this queue.
     #[doc(alias = "ibv_poll_cq")]
@@ -105,6 +130,20 @@ impl Cq {
     }
 
     /// Splits off the lock-free handle. Dropping it gives the queue back to [`poll`](Self::poll).
+    ///
+    /// ```
+    /// # use verbs::{Context, DeviceConfig, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// let cq = context.create_cq(16)?;
+    /// // For one thread, without a lock; `cq` itself cannot be polled meanwhile.
+    /// let mut poller = cq.poller()?;
+    /// let mut wc = [Wc::default(); 16];
+    /// assert_eq!(poller.poll(&mut wc)?, 0);
+    /// assert!(cq.poll(&mut wc).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`VerbsError::Split`] while another one exists.

@@ -48,6 +48,18 @@ impl Pd {
     /// Registers a new, zeroed buffer of `len` bytes, which the region owns. It starts on a page (from 2 MiB on, on a
     /// huge page).
     ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// let pd = context.alloc_pd()?;
+    /// let mr = pd.reg_mr(4096, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    /// mr.write(0, b"for whoever has the key")?;
+    /// println!("read it at {:#x} with key {:#x}", mr.addr(), mr.rkey());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `EINVAL` for rights that do not go together (remote write or atomic without local write, ibv_reg_mr(3)),
     /// `EOPNOTSUPP` for those that this device does not have ([`Access::UNSUPPORTED`]), `ENOMEM` without memory or keys.

@@ -65,6 +65,36 @@ impl Pd {
     /// Allocates a memory window, which grants nothing until it is bound: one of type 1 by
     /// [`Qp::bind_mw`](crate::Qp::bind_mw), one of type 2 by a [`SendWr::bind_mw`](crate::SendWr::bind_mw) request.
     ///
+    /// ```
+    /// # use verbs::{Access, Context, MwBindInfo, MwType, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// # let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    /// # let mr = pd.reg_mr(4096, access)?;
+    /// # let next = || -> Result<Wc, verbs::VerbsError> {
+    /// #     let mut wc = [Wc::default()];
+    /// #     while cq.poll(&mut wc)? == 0 {}
+    /// #     assert!(wc[0].is_ok(), "{}", wc[0].status);
+    /// #     Ok(wc[0])
+    /// # };
+    /// // A key for the peer that grants 64 bytes, and can be taken away without deregistering.
+    /// # let bound = pd.reg_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
+    /// let mw = pd.alloc_mw(MwType::Two)?;
+    /// let rkey = verbs::inc_rkey(mw.rkey());
+    /// let info = MwBindInfo::new(&bound, 0..64, Access::REMOTE_WRITE)?;
+    /// qp.post_send(&[SendWr::bind_mw(1, &mw, rkey, &info)?.signaled()])?;
+    /// next()?;
+    /// qp.post_send(&[SendWr::write(2, &[mr.sge(0..8)?], bound.addr(), rkey).signaled()])?;
+    /// next()?;
+    /// qp.post_send(&[SendWr::local_inv(3, rkey).signaled()])?;
+    /// next()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `ENOMEM` when no key is left.
     #[doc(alias = "ibv_alloc_mw")]

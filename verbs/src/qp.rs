@@ -222,6 +222,28 @@ impl Qp {
     ///
     /// Entering RESET discards all requests and completions of the queue pair; entering ERR flushes them.
     ///
+    /// ```
+    /// # use verbs::{Access, AttrMask, Context, DeviceConfig, QpAttr, QpInitAttr, QpState};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// let attr = QpAttr {
+    ///     qp_state: QpState::Init,
+    ///     port_num: 1,
+    ///     qp_access_flags: Access::REMOTE_WRITE.bits(),
+    ///     ..QpAttr::default()
+    /// };
+    /// qp.modify(&attr, AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS)?;
+    /// assert_eq!(qp.state()?, QpState::Init);
+    /// // An attribute that a transition needs and the mask lacks is an error, and nothing changes.
+    /// let rtr = QpAttr { qp_state: QpState::Rtr, ..QpAttr::default() };
+    /// assert!(qp.modify(&rtr, AttrMask::STATE).is_err());
+    /// assert_eq!(qp.state()?, QpState::Init);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`DeviceError::Modify`](crate::DeviceError::Modify): `EINVAL`, for a Q_Key of the privileged half `EPERM`, for
     /// mask bits that name no attribute `EOPNOTSUPP`. `EDEADLK` from inside a turn.

@@ -45,6 +45,25 @@ pub struct Srq {
 impl Pd {
     /// Creates a shared receive queue. Its `max_wr` is exactly the one requested.
     ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, SrqInitAttr, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let mr = pd.reg_mr(4096, Access::LOCAL_WRITE)?;
+    /// // Receives for any number of queue pairs.
+    /// let srq = pd.create_srq(&SrqInitAttr::new(64, 1))?;
+    /// let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).srq(&srq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// srq.post_recv(&[RecvWr::new(1, &[mr.sge(0..64)?])])?;
+    /// qp.post_send(&[SendWr::send(2, &[]).inline(b"hello")])?;
+    /// let mut wc = [Wc::default()];
+    /// while cq.poll(&mut wc)? == 0 {}
+    /// assert_eq!((wc[0].wr_id, wc[0].qp_num), (1, qp.qp_num()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `EINVAL` for sizes of 0 or above the device's limits ([`DeviceAttr`](crate::DeviceAttr)) and for a limit above
     /// the size; `ENOMEM` when the device has no more queues.

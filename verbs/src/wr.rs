@@ -95,12 +95,57 @@ impl<'a> SendWr<'a> {
     }
 
     /// SEND: the message goes into the peer's next receive request.
+    ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// # let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    /// # let mr = pd.reg_mr(4096, access)?;
+    /// # let next = || -> Result<Wc, verbs::VerbsError> {
+    /// #     let mut wc = [Wc::default()];
+    /// #     while cq.poll(&mut wc)? == 0 {}
+    /// #     assert!(wc[0].is_ok(), "{}", wc[0].status);
+    /// #     Ok(wc[0])
+    /// # };
+    /// qp.post_recv(&[RecvWr::new(1, &[mr.sge(1024..2048)?])])?;
+    /// qp.post_send(&[SendWr::send(2, &[mr.sge(0..5)?])])?;
+    /// let received = next()?;
+    /// assert_eq!((received.wr_id, received.byte_len), (1, 5));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub const fn send(wr_id: u64, sges: &'a [Sge]) -> Self {
         Self::new(SendWqe::send(wr_id), sges)
     }
     /// SEND with 4 bytes of immediate data that the peer finds in its completion. `imm` is a number; it travels in
     /// network byte order.
+    ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// # let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    /// # let mr = pd.reg_mr(4096, access)?;
+    /// # let next = || -> Result<Wc, verbs::VerbsError> {
+    /// #     let mut wc = [Wc::default()];
+    /// #     while cq.poll(&mut wc)? == 0 {}
+    /// #     assert!(wc[0].is_ok(), "{}", wc[0].status);
+    /// #     Ok(wc[0])
+    /// # };
+    /// qp.post_recv(&[RecvWr::new(1, &[])])?;
+    /// qp.post_send(&[SendWr::send_with_imm(2, &[], 0xcafe)])?;
+    /// assert_eq!(next()?.imm_data(), Some(0xcafe));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub const fn send_with_imm(wr_id: u64, sges: &'a [Sge], imm: u32) -> Self {
         Self::new(SendWqe::send_with_imm(wr_id, imm), sges)
@@ -111,23 +156,117 @@ impl<'a> SendWr<'a> {
         Self::new(SendWqe::send_with_inv(wr_id, invalidate_rkey), sges)
     }
     /// RDMA WRITE into the peer's memory at `remote_addr`, under its key `rkey`.
+    ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// # let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    /// # let mr = pd.reg_mr(4096, access)?;
+    /// # let next = || -> Result<Wc, verbs::VerbsError> {
+    /// #     let mut wc = [Wc::default()];
+    /// #     while cq.poll(&mut wc)? == 0 {}
+    /// #     assert!(wc[0].is_ok(), "{}", wc[0].status);
+    /// #     Ok(wc[0])
+    /// # };
+    /// mr.write(0, b"hello")?;
+    /// qp.post_send(&[SendWr::write(1, &[mr.sge(0..5)?], mr.addr() + 1024, mr.rkey()).signaled()])?;
+    /// next()?;
+    /// assert_eq!(mr.to_vec(1024..1029)?, b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub const fn write(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
         Self::new(SendWqe::write(wr_id, remote_addr, rkey), sges)
     }
     /// RDMA WRITE that also completes a receive request of the peer, with immediate data (see
     /// [`send_with_imm`](Self::send_with_imm)).
+    ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// # let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    /// # let mr = pd.reg_mr(4096, access)?;
+    /// # let next = || -> Result<Wc, verbs::VerbsError> {
+    /// #     let mut wc = [Wc::default()];
+    /// #     while cq.poll(&mut wc)? == 0 {}
+    /// #     assert!(wc[0].is_ok(), "{}", wc[0].status);
+    /// #     Ok(wc[0])
+    /// # };
+    /// // The peer learns that the bytes are there.
+    /// qp.post_recv(&[RecvWr::new(1, &[])])?;
+    /// qp.post_send(&[SendWr::write_with_imm(2, &[mr.sge(0..8)?], mr.addr() + 1024, mr.rkey(), 7)])?;
+    /// let told = next()?;
+    /// assert_eq!((told.byte_len, told.imm_data()), (8, Some(7)));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub const fn write_with_imm(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32, imm: u32) -> Self {
         Self::new(SendWqe::write_with_imm(wr_id, remote_addr, rkey, imm), sges)
     }
     /// RDMA READ from the peer's memory at `remote_addr` into the local buffers.
+    ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// # let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    /// # let mr = pd.reg_mr(4096, access)?;
+    /// # let next = || -> Result<Wc, verbs::VerbsError> {
+    /// #     let mut wc = [Wc::default()];
+    /// #     while cq.poll(&mut wc)? == 0 {}
+    /// #     assert!(wc[0].is_ok(), "{}", wc[0].status);
+    /// #     Ok(wc[0])
+    /// # };
+    /// mr.write(1024, b"there")?;
+    /// qp.post_send(&[SendWr::read(1, &[mr.sge(0..5)?], mr.addr() + 1024, mr.rkey()).signaled()])?;
+    /// next()?;
+    /// assert_eq!(mr.to_vec(0..5)?, b"there");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub const fn read(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
         Self::new(SendWqe::read(wr_id, remote_addr, rkey), sges)
     }
     /// COMPARE & SWAP of the 8 bytes at `remote_addr`, a multiple of 8: if they equal `compare`, they become `swap`. The
     /// previous 8 bytes are returned into the local buffers.
+    ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// # let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    /// # let mr = pd.reg_mr(4096, access)?;
+    /// # let next = || -> Result<Wc, verbs::VerbsError> {
+    /// #     let mut wc = [Wc::default()];
+    /// #     while cq.poll(&mut wc)? == 0 {}
+    /// #     assert!(wc[0].is_ok(), "{}", wc[0].status);
+    /// #     Ok(wc[0])
+    /// # };
+    /// mr.write_u64(1024, 5)?;
+    /// let previous = [mr.sge(0..8)?];
+    /// qp.post_send(&[SendWr::cmp_and_swp(1, &previous, mr.addr() + 1024, mr.rkey(), 5, 9).signaled()])?;
+    /// next()?;
+    /// assert_eq!((mr.read_u64(0)?, mr.read_u64(1024)?), (5, 9));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub const fn cmp_and_swp(
         wr_id: u64,
@@ -141,6 +280,30 @@ impl<'a> SendWr<'a> {
     }
     /// FETCH & ADD on the 8 bytes at `remote_addr`, a multiple of 8. The previous 8 bytes are returned into the local
     /// buffers.
+    ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// # let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    /// # let mr = pd.reg_mr(4096, access)?;
+    /// # let next = || -> Result<Wc, verbs::VerbsError> {
+    /// #     let mut wc = [Wc::default()];
+    /// #     while cq.poll(&mut wc)? == 0 {}
+    /// #     assert!(wc[0].is_ok(), "{}", wc[0].status);
+    /// #     Ok(wc[0])
+    /// # };
+    /// mr.write_u64(1024, 5)?;
+    /// let previous = [mr.sge(0..8)?];
+    /// qp.post_send(&[SendWr::fetch_and_add(1, &previous, mr.addr() + 1024, mr.rkey(), 3).signaled()])?;
+    /// next()?;
+    /// assert_eq!((mr.read_u64(0)?, mr.read_u64(1024)?), (5, 8));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub const fn fetch_and_add(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32, add: u64) -> Self {
         Self::new(SendWqe::fetch_and_add(wr_id, remote_addr, rkey, add), sges)
@@ -149,6 +312,29 @@ impl<'a> SendWr<'a> {
     /// ATOMIC WRITE (IBA A19): writes 8 bytes atomically into the peer's memory at `remote_addr`, a multiple of 8, after
     /// everything that this queue pair wrote before. The data is a list of 8 bytes, or [`inline`](Self::inline), where 8
     /// bytes are allowed whatever the queue's `max_inline_data` is.
+    ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// # let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    /// # let mr = pd.reg_mr(4096, access)?;
+    /// # let next = || -> Result<Wc, verbs::VerbsError> {
+    /// #     let mut wc = [Wc::default()];
+    /// #     while cq.poll(&mut wc)? == 0 {}
+    /// #     assert!(wc[0].is_ok(), "{}", wc[0].status);
+    /// #     Ok(wc[0])
+    /// # };
+    /// let eight = 7u64.to_le_bytes();
+    /// qp.post_send(&[SendWr::atomic_write(1, &[], mr.addr() + 1024, mr.rkey()).inline(&eight).signaled()])?;
+    /// next()?;
+    /// assert_eq!(mr.to_vec(1024..1032)?, eight);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     #[doc(alias = "ibv_wr_atomic_write")]
     pub const fn atomic_write(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
@@ -248,12 +434,67 @@ impl<'a> SendWr<'a> {
         self.flag(SendFlags::SOLICITED)
     }
     /// Starts only when every earlier READ and atomic of the queue pair has completed (IBA 10.8.3.3).
+    ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// # let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    /// # let mr = pd.reg_mr(4096, access)?;
+    /// # let next = || -> Result<Wc, verbs::VerbsError> {
+    /// #     let mut wc = [Wc::default()];
+    /// #     while cq.poll(&mut wc)? == 0 {}
+    /// #     assert!(wc[0].is_ok(), "{}", wc[0].status);
+    /// #     Ok(wc[0])
+    /// # };
+    /// // The second request sends what the first one fetches.
+    /// qp.post_recv(&[RecvWr::new(1, &[mr.sge(2048..2056)?])])?;
+    /// let fetched = [mr.sge(0..8)?];
+    /// mr.write(1024, b"fetched!")?;
+    /// qp.post_send(&[
+    ///     SendWr::read(2, &fetched, mr.addr() + 1024, mr.rkey()),
+    ///     SendWr::send(3, &fetched).fenced(),
+    /// ])?;
+    /// next()?;
+    /// assert_eq!(mr.to_vec(2048..2056)?, b"fetched!");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub const fn fenced(self) -> Self {
         self.flag(SendFlags::FENCE)
     }
     /// Sends `data` instead of the scatter/gather list. It is copied when the request is posted, needs no key and
     /// may be reused at once. Sends and writes only, up to the queue's `max_inline_data`.
+    ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// # let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    /// # let mr = pd.reg_mr(4096, access)?;
+    /// # let next = || -> Result<Wc, verbs::VerbsError> {
+    /// #     let mut wc = [Wc::default()];
+    /// #     while cq.poll(&mut wc)? == 0 {}
+    /// #     assert!(wc[0].is_ok(), "{}", wc[0].status);
+    /// #     Ok(wc[0])
+    /// # };
+    /// // No region, and the bytes may be used again at once.
+    /// let answer = String::from("hello");
+    /// qp.post_recv(&[RecvWr::new(1, &[mr.sge(0..64)?])])?;
+    /// qp.post_send(&[SendWr::send(2, &[]).inline(answer.as_bytes())])?;
+    /// drop(answer);
+    /// next()?;
+    /// assert_eq!(mr.to_vec(0..5)?, b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[inline]
     pub const fn inline(self, data: &'a [u8]) -> Self {
         self.with_inline(InlineData::Whole(data))

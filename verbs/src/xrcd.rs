@@ -36,6 +36,29 @@ pub struct Xrcd {
 impl Context {
     /// Opens an XRC domain. See [`Xrcd`].
     ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, QpType, RcOptions, RecvWr, SendWr, SrqInitAttr, Wc};
+    /// # use verbs::XrcdInitAttr;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let mr = pd.reg_mr(4096, Access::LOCAL_WRITE)?;
+    /// let xrcd = context.open_xrcd(&XrcdInitAttr::anonymous())?;
+    /// let srq = pd.create_xrc_srq(&SrqInitAttr::new(16, 1), &xrcd, &cq)?;
+    /// let target = xrcd.create_qp(None)?;
+    /// let initiator = pd.create_qp(&QpInitAttr::new(QpType::XrcIni, &cq, &cq))?;
+    /// target.connect(&initiator.endpoint(1)?, &RcOptions::default())?;
+    /// initiator.connect_rc(&target.endpoint(1)?, &RcOptions::default())?;
+    /// // Each message names the queue that takes it.
+    /// srq.post_recv(&[RecvWr::new(1, &[mr.sge(0..64)?])])?;
+    /// initiator.post_send(&[SendWr::send(2, &[]).inline(b"hello").remote_srqn(srq.srq_num())])?;
+    /// let mut wc = [Wc::default()];
+    /// while cq.poll(&mut wc)? == 0 {}
+    /// assert_eq!((wc[0].wr_id, wc[0].byte_len), (1, 5));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `ENOENT` where no domain of that name exists and `create` is not set (nor without a name), `EEXIST` where one exists
     /// and `exclusive` is set.
