@@ -208,7 +208,7 @@ pair() {
         [ "$pairs" -gt 0 ] || break
         # The client of such a pair connects twice, or is told a port before its server listens there. With datagrams that is an answer
         # to its SIDR REQ, of status 1.
-        [[ $flags != *r* ]] || ! grep -Eqs 'REJECTED|CM event .* 8$|Event rejected|UNREACHABLE; error: 1\.' "$row/client" || continue
+        [[ $flags != *r* ]] || ! grep -Eqs 'REJECTED|CM event .* 8$|Event rejected|REJ, reason=8|UNREACHABLE; error: 1\.' "$row/client" || continue
         [[ $flags != *n* ]] || ! grep -Eqs "$waits_for_ever" "$row/client" || continue
         break
     done

@@ -150,7 +150,7 @@ say "uDAPL"
 dapl_test() {
     local server_options='--port udp:127.0.0.2' client_options='--port udp:127.0.0.3' own_port=15828 n
     for n in 2 3; do printf 'roce u2.0 nonthreadsafe default libdaplofa.so.2 dapl.2.0 "127.0.0.%d 0" ""\n' "$n" >"$dir/dat.$n"; done
-    pair "t$1" dapl2-utils PASSED "env DAT_OVERRIDE=../dat.2 $2 -P roce" "env DAT_OVERRIDE=../dat.3 $2 -P roce -h 127.0.0.2"
+    pair "tr$1" dapl2-utils PASSED "env DAT_OVERRIDE=../dat.2 $2 -P roce" "env DAT_OVERRIDE=../dat.3 $2 -P roce -h 127.0.0.2"
 }
 dapl_test f dtest
 dapl_test f dtestx
