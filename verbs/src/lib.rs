@@ -128,8 +128,13 @@ pub use stack::device::{
     SrqAttrMask, Turn, VendorErr, WcFlags, WcOpcode, WcStatus, WrOpcode, inc_rkey, state_name, type_name,
 };
 
-/// Limits of the stack.
-pub use stack::device::limit as limits;
+/// Limits of the stack that programs may rely on; [`Context::query_device`] has those of a device.
+pub mod limits {
+    pub use stack::device::limit::{
+        CQ_MAX, CQE_MAX, INLINE_MAX, MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX, MESSAGE_MAX, MR_MAX, MR_SIZE_MAX,
+        PD_MAX, QPS_PER_SHARD_MAX, QUEUE_DEPTH_MAX, RD_ATOMIC_MAX, SGE_MAX, SHARDS_MAX, SRQ_MAX,
+    };
+}
 /// Ports, which receive and send frames. For programs that name a port ([`PortSpec`](port::PortSpec)) or use one without the
 /// stack.
 pub use stack::device::port;
