@@ -10,6 +10,30 @@ say() { printf '\033[1m%s\033[0m\n' "== $*" >&2; }
 path() { (cd "$here" && realpath -m "$1"); }
 die() { printf '%s\n' "$*" >&2; exit 1; }
 
+# patiently WHAT COMMAND ...: says what a command does that says nothing itself, and every now and then that it goes on.
+patiently() {
+    local what=$1 began=$SECONDS every=30 ticker status=0
+    shift
+    say "$what"
+    [ ! -t 2 ] || every=10
+    (while sleep $every >/dev/null 2>&1; do say "$what: $((SECONDS - began)) s"; done) &
+    ticker=$!
+    "$@" || status=$?
+    kill $ticker
+    wait $ticker 2>/dev/null || true
+    return $status
+}
+
+# compile ARGUMENT ...: cargo build. On a terminal cargo itself shows how far it is.
+compile() {
+    if [ -t 2 ]; then
+        say "building"
+        cargo build "$@"
+    else
+        patiently building cargo build -q "$@"
+    fi
+}
+
 # install_packages PACKAGE ...: installs what is missing, with apt-get.
 # It asks first where that needs root and a person is there to answer.
 install_packages() {
@@ -32,8 +56,9 @@ install_packages() {
     fi
     local try
     for try in 1 2 3; do
-        if "${sudo[@]}" apt-get update -q >/dev/null &&
-            "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}" >/dev/null; then
+        if patiently "asking for packages" "${sudo[@]}" apt-get update -q >/dev/null &&
+            patiently "installing packages" "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+                apt-get install -qy --no-install-recommends "${missing[@]}" >/dev/null; then
             return 0
         fi
         say "apt-get failed (try $try of 3)"
