@@ -39,6 +39,11 @@ impl Who {
         (nqn.as_str(), id).hash(&mut hasher);
         Self { address, name: hasher.finish().max(1) }
     }
+    /// The same host at another address.
+    #[must_use]
+    pub(crate) const fn moved_to(self, address: IpAddr) -> Self {
+        Self { address, ..self }
+    }
 }
 
 /// The rule: whether a host that has `host` may have one more, where its address has `address` (the host's included), and `left`
@@ -177,18 +182,15 @@ impl<K: Copy + Eq + Hash, const KINDS: usize> Members<K, KINDS> {
 /// What waits for its turn: addresses take turns, then the hosts of an address; what one host has waiting stays in order.
 #[derive(Debug)]
 pub struct Turns<T> {
-    addresses: VecDeque<Line<IpAddr, VecDeque<OfHost<T>>>>,
+    addresses: VecDeque<Line<IpAddr, Line<Who, T>>>,
     len: usize,
 }
 
-/// What waits of a host.
-type OfHost<T> = Line<Who, VecDeque<T>>;
-
-/// What waits of one of them.
+/// What waits of an address: its hosts; or of a host.
 #[derive(Debug)]
-struct Line<K, T> {
+struct Line<K, W> {
     key: K,
-    waits: T,
+    waits: VecDeque<W>,
 }
 
 impl<T> Default for Turns<T> {
@@ -217,7 +219,7 @@ impl<T> Turns<T> {
     }
     fn line(&mut self, who: Who) -> &mut VecDeque<T> {
         self.len += 1;
-        find_or_add(find_or_add(&mut self.addresses, who.address), who)
+        waits_of(waits_of(&mut self.addresses, who.address), who)
     }
     /// Takes what is next.
     pub fn pop(&mut self) -> Option<(Who, T)> {
@@ -225,17 +227,16 @@ impl<T> Turns<T> {
     }
     /// Takes the next whose turn it may be, as `may` says of its host's first one. A host that may not keeps its place.
     pub fn pop_if(&mut self, mut may: impl FnMut(Who, &T) -> bool) -> Option<(Who, T)> {
-        let may_one = |line: &OfHost<T>, may: &mut dyn FnMut(Who, &T) -> bool| {
-            line.waits.front().is_some_and(|item| may(line.key, item))
-        };
         for at in 0..self.addresses.len() {
             let hosts = &mut self.addresses[at].waits;
-            let Some(host) = hosts.iter().position(|line| may_one(line, &mut may)) else { continue };
+            let may_one = |host: &Line<Who, T>| host.waits.front().is_some_and(|item| may(host.key, item));
+            let Some(host) = hosts.iter().position(may_one) else { continue };
             let who = hosts[host].key;
-            let item = take_turn(hosts, host, |line| line.pop_front(), VecDeque::is_empty);
-            rotate(&mut self.addresses, at, VecDeque::is_empty);
+            let item = hosts[host].waits.pop_front()?;
+            rotate(hosts, host);
+            rotate(&mut self.addresses, at);
             self.len -= 1;
-            return item.map(|item| (who, item));
+            return Some((who, item));
         }
         None
     }
@@ -253,28 +254,18 @@ impl<T> Turns<T> {
     }
 }
 
-fn find_or_add<K: PartialEq, T: Default>(lines: &mut VecDeque<Line<K, T>>, key: K) -> &mut T {
+/// What waits of one of them; it is added where nothing does.
+fn waits_of<K: PartialEq, W>(lines: &mut VecDeque<Line<K, W>>, key: K) -> &mut VecDeque<W> {
     let at = lines.iter().position(|line| line.key == key).unwrap_or_else(|| {
-        lines.push_back(Line { key, waits: T::default() });
+        lines.push_back(Line { key, waits: VecDeque::new() });
         lines.len() - 1
     });
     &mut lines[at].waits
 }
-/// The line at `at` has its turn, and goes to the end.
-fn take_turn<K, T, R>(
-    lines: &mut VecDeque<Line<K, T>>,
-    at: usize,
-    turn: impl FnOnce(&mut T) -> R,
-    is_empty: impl Fn(&T) -> bool,
-) -> R {
-    let result = turn(&mut lines[at].waits);
-    rotate(lines, at, is_empty);
-    result
-}
-/// The line at `at` goes to the end, or away if nothing of it waits.
-fn rotate<K, T>(lines: &mut VecDeque<Line<K, T>>, at: usize, is_empty: impl Fn(&T) -> bool) {
+/// The line at `at` had its turn: it goes to the end, or away if nothing of it waits.
+fn rotate<K, W>(lines: &mut VecDeque<Line<K, W>>, at: usize) {
     if let Some(line) = lines.remove(at)
-        && !is_empty(&line.waits)
+        && !line.waits.is_empty()
     {
         lines.push_back(line);
     }

@@ -148,7 +148,7 @@ impl Queue {
         let address = self.arrival.peer;
         match self.association() {
             None => Who::at(address),
-            Some(association) => Who::named(address, &association.host, &association.host_id),
+            Some(association) => association.who.moved_to(address),
         }
     }
     /// Whether Connect is done, and the subsystem names the host in its list.
