@@ -2,9 +2,15 @@
 
 use std::path::Path;
 
-use nvmf_target::config::{Storage, check};
+use nvmf_target::config::{Mistake, Offer, Storage, parse, try_build};
 
 use crate::common::Scratch;
+
+/// Reads a file's text, and makes every check that changes nothing.
+fn check(text: &str) -> Result<Offer, Mistake> {
+    let offer = parse(text)?;
+    try_build(&offer, &[]).map(|()| offer)
+}
 
 const RIGHT: &str = r#"
 [target]

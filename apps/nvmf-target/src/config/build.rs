@@ -11,8 +11,9 @@ use nvmf::Target;
 use nvmf::config::{Backend, Hosts, Port, Ports, Subsystem};
 use verbs::Pd;
 
+use super::identity;
+use super::offer::{Mistake, Offer, OfferedNamespace, OfferedSubsystem, PORT, Storage};
 use super::opener::{self, Len, Opener, namespace_of};
-use super::{Mistake, Offer, OfferedNamespace, OfferedSubsystem, PORT, Storage, identity};
 use crate::store::Stores;
 
 /// What a target is built of.
@@ -41,7 +42,7 @@ pub fn build(offer: &Offer, address: IpAddr, pd: &Arc<Pd>) -> Result<Built, Mist
     try_build(&offer, &[])?;
     let stores = Stores::default();
     let mut lens = Vec::new();
-    let mut opener = Opener::new(pd);
+    let opener = Opener::new(pd);
     for namespace in offer.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces) {
         let at = |e: String| mistake(namespace, e);
         let store = opener.open(namespace).map_err(at)?;

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::identity::parse_uuid;
-use super::{Mistake, Offer, OfferedNamespace, OfferedSubsystem, Storage, check_block, check_size};
+use super::offer::{Mistake, Offer, OfferedNamespace, OfferedSubsystem, Storage, check_block, check_size};
 use crate::store::Direct;
 
 #[derive(Deserialize)]
@@ -107,16 +107,6 @@ pub fn parse(text: &str) -> Result<Offer, Mistake> {
     let ports = file.port.iter().map(|port| value(&port.address, address)).collect::<Result<_, _>>()?;
     let subsystems = file.subsystem.into_iter().map(subsystem).collect::<Result<_, _>>()?;
     Ok(Offer { settings, ports, subsystems })
-}
-
-/// Reads a file's text, and makes every check that changes nothing.
-///
-/// # Errors
-/// The first mistake.
-pub fn check(text: &str) -> Result<Offer, Mistake> {
-    let offer = parse(text)?;
-    super::try_build(&offer, &[])?;
-    Ok(offer)
 }
 
 fn settings(table: Option<TargetTable>) -> Result<Settings, Mistake> {

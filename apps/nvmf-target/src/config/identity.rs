@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use arrayvec::ArrayString;
 use nvmf::Nqn;
 
-use super::Storage;
+use super::offer::Storage;
 use crate::store::dir_of;
 
 /// FNV-1a of 128 bits.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Mistake, Offer, Storage};
+use super::offer::{Mistake, Offer, Storage};
 
 /// Checks that the namespaces in memory, and `also` so many bytes, find room.
 ///
@@ -43,7 +43,8 @@ fn check(needed: u64, there: u64) -> Result<(), String> {
     Err(format!("{} MiB of memory are needed so far, and there are {}", mib(needed), mib(there)))
 }
 
-/// Bytes that this process can take: what the system has, and what its control groups leave.
+/// Bytes that this process can take at most: what the system has left, and no more than its control groups may have in all. What
+/// these have already is not taken off: much of that is page cache, which makes room.
 fn available() -> u64 {
     let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
     let of_system = of_meminfo(&read(Path::new("/proc/meminfo"))).unwrap_or(u64::MAX);
@@ -72,7 +73,7 @@ mod tests {
         let nqn = "nqn.2024-01.org.example:disks".parse().unwrap();
         let mut offer = Offer::of_memory(&nqn, 3 << 20, 512);
         let second = offer.subsystems[0].namespaces[0].clone();
-        offer.subsystems[0].namespaces.push(super::super::OfferedNamespace { nsid: 2, ..second });
+        offer.subsystems[0].namespaces.push(super::super::offer::OfferedNamespace { nsid: 2, ..second });
         assert_eq!(fits_into(&offer, 0, 6 << 20), Ok(()));
         let of = |also, there| fits_into(&offer, also, there).unwrap_err().what;
         assert_eq!(of(1, 6 << 20), "namespace 2: 7 MiB of memory are needed so far, and there are 6");

@@ -8,7 +8,9 @@ use nvmf::Nqn;
 use nvmf::config::{Backend, Namespace};
 use verbs::Pd;
 
-use super::{OfferedNamespace, Storage, identity, memory};
+use super::identity;
+use super::memory;
+use super::offer::{OfferedNamespace, Storage};
 use crate::store::{Direct, File, FileError, Locked, Memory, Opening, Store, Workers};
 
 /// Threads that wait for the file of a namespace, at most: each has its own, so that none waits for another one's disk.
@@ -79,7 +81,7 @@ impl Opener {
     ///
     /// # Errors
     /// Why it cannot be: a sentence.
-    pub fn open(&mut self, namespace: &OfferedNamespace) -> Result<Store, String> {
+    pub fn open(&self, namespace: &OfferedNamespace) -> Result<Store, String> {
         match &namespace.storage {
             Storage::Memory(bytes) => {
                 memory::has(*bytes)?;

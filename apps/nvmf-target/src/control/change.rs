@@ -8,7 +8,7 @@ use nvmf::config::{Hosts, Namespace, Subsystem};
 use nvmf::{Nqn, Target};
 
 use super::differ::differences;
-use super::{Answer, List, ListedHost, ListedNamespace, ListedSubsystem, Request};
+use super::message::{Answer, List, ListedHost, ListedNamespace, ListedSubsystem, Request};
 use crate::config::{Len, OfferedNamespace, Opener, check_size, namespace_of, uuid_text};
 use crate::store::{Health, Store, Stores};
 
@@ -154,7 +154,8 @@ impl Control {
         let namespace = self.find(&nqn, id)?;
         let table = self.stores.table();
         let store = table.get(namespace.backend).ok_or("its storage is gone")?;
-        let Some(was) = store.health().and_then(Health::why) else {
+        let failed = store.health().and_then(|health| Some((health, health.why()?)));
+        let Some((health, was)) = failed else {
             return Err(format!("namespace {id} of {nqn} has not failed"));
         };
         let (has, needs) =
@@ -164,9 +165,7 @@ impl Control {
                 "{store} has {has} of {needs} bytes: make it as long as it was, or the namespace as long as it is (namespace resize)"
             ));
         }
-        if let Some(health) = store.health() {
-            health.restore();
-        }
+        health.restore();
         self.target.set_online(&nqn, id).map_err(|e| e.to_string())?;
         Ok(format!("namespace {id} of {nqn} is served again; it had failed: {was}"))
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use verbs::port::socket_file;
 
-use super::{Answer, Request};
+use super::message::{Answer, Request};
 
 /// How long the target may take: the removal of a namespace waits for what is under way.
 const PATIENCE: Duration = Duration::from_secs(30);

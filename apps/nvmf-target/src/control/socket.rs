@@ -19,7 +19,8 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use verbs::port::socket_file::{self, SocketFile};
 
-use super::{Answer, Control};
+use super::change::Control;
+use super::message::Answer;
 
 /// Bytes of a request, at most.
 const REQUEST_MAX: usize = 64 << 10;

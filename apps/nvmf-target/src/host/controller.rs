@@ -12,10 +12,10 @@ use verbs::{Access, Mr};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::command::{self, nothing};
+use super::command;
+use super::device::{Host, PATIENCE};
 use super::error::HostError;
 use super::queue::{Data, HostQueue};
-use super::{Host, PATIENCE};
 
 /// Offsets of properties.
 const CAP: u32 = 0x00;
@@ -290,13 +290,6 @@ impl Controller {
         let mut value = T::new_zeroed();
         self.page.read(0, value.as_mut_bytes())?;
         Ok(value)
-    }
-    /// An admin command without data.
-    ///
-    /// # Errors
-    /// If the connection or the command fails.
-    pub fn admin_command(&mut self, host: &mut Host<'_>, opcode: u8) -> Result<nvmf::wire::Cqe, HostError> {
-        self.call(host, &command::sqe(opcode, 0, nothing()))
     }
 }
 

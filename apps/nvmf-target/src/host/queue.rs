@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nvmf::wire::cm::{ReplyData, RequestData};
 use nvmf::wire::{Cqe, Sqe};
-use verbs::rdma_cm::{CmEventType, CmId, ConnParam, MAX_RESP_RES, PortSpace};
+use verbs::rdma_cm::{CmEventType, CmId, ConnParam, IdState, MAX_RESP_RES, PortSpace};
 use verbs::{
     Access, CqPoller, Mr, PostError, PostErrorKind, Qp, QpCap, QpInitAttr, RecvQueue, RecvWr, SendQueue,
     SendWr, Sge, Wc, WcOpcode,
@@ -15,7 +15,7 @@ use verbs::{
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::Host;
+use super::device::Host;
 use super::error::HostError;
 
 /// How long address and route may take, as at a Linux host.
@@ -233,13 +233,31 @@ impl HostQueue {
         Ok(responses)
     }
 
-    /// Ends the connection; the target is told, and nothing is waited for.
-    pub fn disconnect(self) {}
     /// Whether the connection is gone: an event says so.
+    pub fn is_disconnected(&self) -> bool {
+        self.id.state() == IdState::Disconnected
+    }
+}
+
+impl Host<'_> {
+    /// Sends a command, and waits for its response.
     ///
     /// # Errors
-    /// If the device fails.
-    pub fn is_disconnected(&self) -> Result<bool, HostError> {
-        Ok(self.id.state() == verbs::rdma_cm::IdState::Disconnected)
+    /// If the connection fails, no response comes, or the response says that the command failed.
+    pub fn call(&mut self, queue: &mut HostQueue, sqe: &Sqe, data: Data<'_>) -> Result<Cqe, HostError> {
+        let cid = queue.submit(sqe, data)?.ok_or(HostError::QueueFull)?;
+        let cqe = self.until(|_| {
+            let mut answer = None;
+            queue.poll(|cqe| {
+                if cqe.cid.get() == cid {
+                    answer = Some(*cqe);
+                }
+            })?;
+            Ok(answer)
+        })?;
+        match cqe.status.get() >> 1 {
+            0 => Ok(cqe),
+            status => Err(HostError::Status { status, result: cqe.result.get() }),
+        }
     }
 }

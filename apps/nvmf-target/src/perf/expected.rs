@@ -49,12 +49,19 @@ pub struct Wrong {
     pub wanted: Generation,
 }
 
-/// All units.
-#[derive(Debug)]
-pub struct Expected {
+/// What writes of the run have in them.
+#[derive(Clone, Copy, Debug)]
+struct Contents {
+    /// A number that no other run has.
     run: u64,
     /// Bytes of a unit.
     size: usize,
+}
+
+/// All units.
+#[derive(Debug)]
+pub struct Expected {
+    contents: Contents,
     moment: Moment,
     /// Writes so far.
     generations: Generation,
@@ -77,15 +84,12 @@ impl Expected {
             ));
         };
         settled.resize(units as usize, 0);
-        Ok(Self { run, size, moment: 0, generations: 0, settled, open: HashMap::new() })
+        let contents = Contents { run, size };
+        Ok(Self { contents, moment: 0, generations: 0, settled, open: HashMap::new() })
     }
     /// The bytes that the next write of a unit has.
     pub fn next_content(&self, unit: Unit) -> Content {
-        self.content(unit, self.generations + 1)
-    }
-    fn content(&self, unit: Unit, generation: Generation) -> Content {
-        let at = unit * (self.size / SECTOR) as u64;
-        Content { first: Sector { run: self.run, at, generation } }
+        self.contents.of(unit, self.generations + 1)
     }
     fn tick(&mut self) -> Moment {
         self.moment += 1;
@@ -135,72 +139,13 @@ impl Expected {
     /// What they may not be.
     pub fn read_ends(&mut self, unit: Unit, began: Moment, bytes: &[u8]) -> Result<(), Wrong> {
         self.tick();
-        let judged = self.judge(unit, began, bytes);
-        if let Some(open) = self.open.get_mut(&unit)
-            && let Some(at) = open.reads.iter().position(|read| *read == began)
-        {
+        let Some(open) = self.open.get_mut(&unit) else { return Ok(()) };
+        let judged = open.judge(self.contents, unit, began, bytes);
+        if let Some(at) = open.reads.iter().position(|read| *read == began) {
             open.reads.swap_remove(at);
         }
         self.settle(unit);
         judged
-    }
-
-    fn judge(&mut self, unit: Unit, began: Moment, bytes: &[u8]) -> Result<(), Wrong> {
-        let Some(open) = self.open.get(&unit) else { return Ok(()) };
-        let may = |write: &&Write| write.replaced.is_none_or(|replaced| replaced > began);
-        let legal: Vec<Write> = open.writes.iter().filter(may).copied().collect();
-        // Whether no write was under way while it was: then the next such read gives the same.
-        let quiet = legal.iter().all(|write| write.ended.is_some_and(|ended| ended < began));
-        let wrong = self.first_wrong(unit, &legal, bytes);
-        let wanted = legal.iter().map(|write| write.generation).max().unwrap_or(0);
-        let Entry::Occupied(mut open) = self.open.entry(unit) else { return Ok(()) };
-        let open = open.get_mut();
-        let at = match wrong {
-            Err(at) => at,
-            Ok(whole) if quiet => {
-                let seen = mark(bytes);
-                if let Some(generation) = whole.filter(|_| open.seen.is_none()) {
-                    // It is the last one, wholly.
-                    open.writes.retain(|write| write.generation == generation || write.replaced.is_some());
-                    return Ok(());
-                }
-                if *open.seen.get_or_insert(seen) == seen {
-                    return Ok(());
-                }
-                0
-            }
-            Ok(_) => return Ok(()),
-        };
-        let sector = at / SECTOR;
-        let wanted_sector = Sector {
-            at: unit * (self.size / SECTOR) as u64 + sector as u64,
-            run: self.run,
-            generation: wanted,
-        };
-        let found = Found::of(&bytes[sector * SECTOR..][..SECTOR], wanted_sector);
-        Err(Wrong { at, found, wanted })
-    }
-    /// The write that all bytes are of, if there is one; else whether each byte is of one of them. The first byte that is of none
-    /// otherwise.
-    fn first_wrong(&self, unit: Unit, legal: &[Write], bytes: &[u8]) -> Result<Option<Generation>, usize> {
-        let mut first = 0;
-        for write in legal.iter().rev() {
-            match self.content(unit, write.generation).first_wrong(bytes) {
-                None if write.generation > 0 => return Ok(Some(write.generation)),
-                // Nobody wrote it yet: it may be anything.
-                _ if write.generation == 0 => return Ok(None),
-                at => first = first.max(at.unwrap_or(0)),
-            }
-        }
-        if legal.len() < 2 {
-            return Err(first);
-        }
-        let mut parts = vec![vec![0; bytes.len()]; legal.len()];
-        for (part, write) in parts.iter_mut().zip(legal) {
-            self.content(unit, write.generation).fill(part);
-        }
-        let of_one = |at: usize| parts.iter().any(|part| part[at] == bytes[at]);
-        (0..bytes.len()).find(|&at| !of_one(at)).map_or(Ok(None), Err)
     }
     /// Forgets what no read can give any more.
     fn settle(&mut self, unit: Unit) {
@@ -214,6 +159,67 @@ impl Expected {
             self.settled[unit as usize] = generation;
             entry.remove();
         }
+    }
+}
+
+impl Open {
+    /// Judges a read that began then.
+    fn judge(&mut self, contents: Contents, unit: Unit, began: Moment, bytes: &[u8]) -> Result<(), Wrong> {
+        let may = |write: &&Write| write.replaced.is_none_or(|replaced| replaced > began);
+        let legal: Vec<Write> = self.writes.iter().filter(may).copied().collect();
+        // Whether no write was under way while it was: then the next such read gives the same.
+        let quiet = legal.iter().all(|write| write.ended.is_some_and(|ended| ended < began));
+        let at = match contents.first_wrong(unit, &legal, bytes) {
+            Err(at) => at,
+            Ok(whole) if quiet => {
+                let seen = mark(bytes);
+                if let Some(generation) = whole.filter(|_| self.seen.is_none()) {
+                    // It is the last one, wholly.
+                    self.writes.retain(|write| write.generation == generation || write.replaced.is_some());
+                    return Ok(());
+                }
+                if *self.seen.get_or_insert(seen) == seen {
+                    return Ok(());
+                }
+                0
+            }
+            Ok(_) => return Ok(()),
+        };
+        let wanted = legal.iter().map(|write| write.generation).max().unwrap_or(0);
+        let sector = at / SECTOR;
+        let first = contents.of(unit, wanted).first;
+        let found =
+            Found::of(&bytes[sector * SECTOR..][..SECTOR], Sector { at: first.at + sector as u64, ..first });
+        Err(Wrong { at, found, wanted })
+    }
+}
+
+impl Contents {
+    fn of(self, unit: Unit, generation: Generation) -> Content {
+        let at = unit * (self.size / SECTOR) as u64;
+        Content { first: Sector { run: self.run, at, generation } }
+    }
+    /// The write that all bytes are of, if there is one; else whether each byte is of one of them. The first byte that is of none
+    /// otherwise.
+    fn first_wrong(self, unit: Unit, legal: &[Write], bytes: &[u8]) -> Result<Option<Generation>, usize> {
+        let mut first = 0;
+        for write in legal.iter().rev() {
+            match self.of(unit, write.generation).first_wrong(bytes) {
+                None if write.generation > 0 => return Ok(Some(write.generation)),
+                // Nobody wrote it yet: it may be anything.
+                _ if write.generation == 0 => return Ok(None),
+                at => first = first.max(at.unwrap_or(0)),
+            }
+        }
+        if legal.len() < 2 {
+            return Err(first);
+        }
+        let mut parts = vec![vec![0; bytes.len()]; legal.len()];
+        for (part, write) in parts.iter_mut().zip(legal) {
+            self.of(unit, write.generation).fill(part);
+        }
+        let of_one = |at: usize| parts.iter().any(|part| part[at] == bytes[at]);
+        (0..bytes.len()).find(|&at| !of_one(at)).map_or(Ok(None), Err)
     }
 }
 

@@ -157,21 +157,14 @@ impl Memory {
         if marks.iter().all(|mark| mark.load(Ordering::Acquire) == NOTHING) {
             return Ok(LOOK);
         }
-        let number = self.next_number();
-        for mark in marks {
-            mark.swap(number, Ordering::AcqRel);
-        }
         let range = at as usize..(at + GIVEN_BACK) as usize;
-        let now = if self.mr.discard(range.clone()) {
-            NOTHING
-        } else {
+        self.zero_marked(marks, || {
+            if self.mr.discard(range.clone()) {
+                return Ok(NOTHING);
+            }
             self.mr.fill(range, 0).map_err(outside)?;
-            ZEROS
-        };
-        for mark in marks {
-            // Fails where somebody has written meanwhile, or makes zeros too.
-            let _ = mark.compare_exchange(number, now, Ordering::AcqRel, Ordering::Relaxed);
-        }
+            Ok(ZEROS)
+        })?;
         Ok(GIVEN_BACK)
     }
     /// Makes zeros of a piece, or of a part of it; returns what that cost.
@@ -183,15 +176,28 @@ impl Memory {
         let fill = || self.mr.fill(at as usize..end as usize, 0).map_err(outside);
         let whole = at.is_multiple_of(MARKED) && (end.is_multiple_of(MARKED) || end == self.len());
         if whole {
-            let number = self.next_number();
-            mark.swap(number, Ordering::AcqRel);
-            fill()?;
-            // Fails where somebody has written meanwhile, or makes zeros too.
-            let _ = mark.compare_exchange(number, ZEROS, Ordering::AcqRel, Ordering::Relaxed);
+            self.zero_marked(std::slice::from_ref(mark), || fill().map(|()| ZEROS))?;
         } else {
             fill()?;
         }
         Ok(end - at)
+    }
+    /// Makes zeros of whole pieces by `zero`, which returns their mark.
+    fn zero_marked(
+        &self,
+        marks: &[AtomicU32],
+        zero: impl FnOnce() -> Result<u32, BackendError>,
+    ) -> Result<(), BackendError> {
+        let number = self.next_number();
+        for mark in marks {
+            mark.swap(number, Ordering::AcqRel);
+        }
+        let now = zero()?;
+        for mark in marks {
+            // Fails where somebody has written meanwhile, or makes zeros too.
+            let _ = mark.compare_exchange(number, now, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        Ok(())
     }
     /// A number for who makes zeros. They come round after four thousand millions.
     fn next_number(&self) -> u32 {

@@ -1,0 +1,129 @@
+//! Requests to a target that runs, and its answers.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::OfferedNamespace;
+
+/// What a target is asked.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// What is there?
+    List,
+    /// Add a namespace. Where its identifier is 0 the next free one is taken.
+    AddNamespace {
+        /// Of this subsystem.
+        nqn: String,
+        /// The namespace.
+        namespace: OfferedNamespace,
+    },
+    /// Remove a namespace.
+    RemoveNamespace {
+        /// Of this subsystem.
+        nqn: String,
+        /// Its identifier.
+        id: u32,
+    },
+    /// Give a namespace another size.
+    ResizeNamespace {
+        /// Of this subsystem.
+        nqn: String,
+        /// Its identifier.
+        id: u32,
+        /// Its bytes; where absent, as many as the file or the device has now.
+        size: Option<u64>,
+    },
+    /// Serve a namespace again that has lost data.
+    OnlineNamespace {
+        /// Of this subsystem.
+        nqn: String,
+        /// Its identifier.
+        id: u32,
+    },
+    /// Allow a host to use a subsystem.
+    AllowHost {
+        /// The subsystem.
+        nqn: String,
+        /// The host.
+        host: String,
+    },
+    /// Deny a host a subsystem. Its controllers there end.
+    DenyHost {
+        /// The subsystem.
+        nqn: String,
+        /// The host.
+        host: String,
+    },
+}
+
+/// What it answers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// It is done: a sentence.
+    Done(String),
+    /// It cannot be: a sentence.
+    Refused(String),
+    /// What is there.
+    List(List),
+}
+
+/// What a target has.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct List {
+    /// The process.
+    pub pid: u32,
+    /// Its subsystems.
+    pub subsystems: Vec<ListedSubsystem>,
+    /// The hosts that are connected, discovery controllers included.
+    pub hosts: Vec<ListedHost>,
+    /// What differs from the configuration, and is lost when the target ends; a sentence each.
+    #[serde(default)]
+    pub differs: Vec<String>,
+}
+
+/// A subsystem.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ListedSubsystem {
+    /// Its name.
+    pub nqn: String,
+    /// Its serial number.
+    pub serial: String,
+    /// Hosts that may use it; absent: every one.
+    pub hosts: Option<Vec<String>>,
+    /// Its namespaces.
+    pub namespaces: Vec<ListedNamespace>,
+}
+
+/// A namespace.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ListedNamespace {
+    /// Its identifier.
+    pub id: u32,
+    /// Its file; absent: it is in memory.
+    pub file: Option<PathBuf>,
+    /// Its bytes.
+    pub size: u64,
+    /// Bytes of a block.
+    pub block: u32,
+    /// Its UUID.
+    pub uuid: String,
+    /// Hosts may not write.
+    pub read_only: bool,
+    /// Why every command fails: it has lost data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+/// A host that is connected.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ListedHost {
+    /// Its name.
+    pub nqn: String,
+    /// Its controller.
+    pub controller: u16,
+    /// The subsystem; absent: discovery.
+    pub subsystem: Option<String>,
+}
