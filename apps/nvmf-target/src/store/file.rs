@@ -23,6 +23,7 @@ use super::aligned::Aligned;
 use super::device;
 use super::health::Health;
 use super::open::{self, FileError, Locked, Opened, Opening};
+use super::work::{Blocks, Work};
 
 /// Bytes that are compared, verified, or written as zeros at a time.
 const PIECE: usize = 256 << 10;
@@ -342,6 +343,29 @@ impl File {
     }
     fn flush_if(&self, fua: bool) -> Result<(), BackendError> {
         if fua { self.flush() } else { Ok(()) }
+    }
+}
+
+impl Blocks for File {
+    fn size(&self) -> std::io::Result<u64> {
+        File::size(self)
+    }
+    fn deallocates(&self) -> Option<u32> {
+        File::deallocates(self)
+    }
+    fn run(&self, work: &Work) -> Result<(), BackendError> {
+        match work {
+            Work::Read { offset, to, fua } => self.read(*offset, &to.mr, to.at, to.len, *fua),
+            Work::Write { offset, from, fua } => self.write(*offset, &from.mr, from.at, from.len, *fua),
+            Work::Compare { offset, with, fua } => self.compare(*offset, &with.mr, with.at, with.len, *fua),
+            Work::Verify { offset, len, fua } => self.verify(*offset, *len, *fua),
+            Work::Zero { offset, len, fua, deallocate } => self.zero(*offset, *len, *fua, *deallocate),
+            Work::Deallocate(ranges) => ranges.iter().try_for_each(|&(at, len)| self.deallocate(at, len)),
+            Work::Flush => self.flush(),
+        }
+    }
+    fn health(&self) -> &Health {
+        File::health(self)
     }
 }
 

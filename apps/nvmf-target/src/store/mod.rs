@@ -8,6 +8,7 @@ mod memory;
 mod open;
 mod ranges;
 mod ring;
+mod work;
 mod workers;
 
 pub use file::File;
@@ -17,7 +18,8 @@ pub(crate) use open::dir_of;
 pub use open::{Direct, FileError, Locked, Opening};
 pub use ranges::merged;
 pub use ring::{Request, Ring};
-pub use workers::{Blocks, Done, Job, Place, Work, Workers};
+pub use work::{Blocks, CommandId, Done, Place, Work};
+pub use workers::{Job, Workers};
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

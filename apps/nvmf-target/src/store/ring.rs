@@ -20,9 +20,8 @@ use nvmf::BackendError;
 use rustix::io::Errno;
 use verbs::{Mr, MrPin, VerbsError};
 
-use super::File;
-use super::file::of_errno;
-use super::workers::{Done, Place};
+use super::file::{File, of_errno};
+use super::work::{CommandId, Done, Place, Work};
 
 /// Entries of the submission ring. Up to 16 times as many requests may be under way.
 const ENTRIES: u32 = 256;
@@ -37,6 +36,15 @@ pub enum Request {
     /// Write bytes from an offset on; the flag is FUA: they are on stable storage when it is done. For files past the page cache alone:
     /// elsewhere it is a flush, of which a failure must come before whatever follows ([`File`]).
     Write(u64, Place, bool),
+}
+
+impl From<Request> for Work {
+    fn from(request: Request) -> Self {
+        match request {
+            Request::Read(offset, to) => Self::Read { offset, to, fua: false },
+            Request::Write(offset, from, fua) => Self::Write { offset, from, fua },
+        }
+    }
 }
 
 /// A request under way, with what is left of it.
@@ -96,14 +104,14 @@ impl Ring {
     ///
     /// # Errors
     /// If there is no room, or the command has one already: the request comes back.
-    pub fn give(&mut self, file: &Arc<File>, request: Request, command: u32) -> Result<(), Request> {
+    pub fn give(&mut self, file: &Arc<File>, request: Request, command: CommandId) -> Result<(), Request> {
         // The completion queue has room for all. What is under way for a command stays until the kernel has done with it.
-        let at = command as usize;
+        let at = command.0 as usize;
         if self.under_way >= 16 * ENTRIES as usize || self.requests.get(at).is_some_and(Option::is_some) {
             return Err(request);
         }
-        let Some(entry) = self.entry(file, &request, command) else { return Err(request) };
-        if !self.push(&entry) {
+        let Some(entry) = self.entry(file, &request) else { return Err(request) };
+        if !self.push(&entry.user_data(command.0.into())) {
             return Err(request);
         }
         if self.requests.len() <= at {
@@ -122,20 +130,20 @@ impl Ring {
         self.submit()?;
         loop {
             let Some(completion) = self.ring.completion().next() else { return Ok(()) };
-            let (command, result) = (completion.user_data() as u32, completion.result());
-            let Some(UnderWay { file, request }) = self.requests[command as usize].take() else { continue };
+            let (command, result) = (CommandId(completion.user_data() as u32), completion.result());
+            let Some(UnderWay { file, request }) = self.requests[command.0 as usize].take() else { continue };
             self.under_way -= 1;
-            match after(request, result) {
-                Ok(Some(rest)) => {
-                    // There is room: a completion has just made some.
-                    if self.give(&file, rest, command).is_err() {
-                        done((command, Err(BackendError::Internal)));
-                    }
-                }
-                Ok(None) => done((command, Ok(()))),
-                Err(BackendError::OutOfRange) => done((command, Err(file.ended()))),
-                Err(e) => done((command, Err(e))),
-            }
+            let result = match after(request, result) {
+                // There is room: a completion has just made some.
+                Ok(Some(rest)) => match self.give(&file, rest, command) {
+                    Ok(()) => continue,
+                    Err(_) => Err(BackendError::Internal),
+                },
+                Ok(None) => Ok(()),
+                Err(BackendError::OutOfRange) => Err(file.ended()),
+                Err(e) => Err(e),
+            };
+            done(Done { command, result });
         }
     }
     fn submit(&mut self) -> io::Result<()> {
@@ -170,9 +178,9 @@ impl Ring {
         true
     }
     /// The submission entry of a request; `None` where its bytes are in none of the regions.
-    fn entry(&self, file: &Arc<File>, request: &Request, command: u32) -> Option<Entry> {
+    fn entry(&self, file: &Arc<File>, request: &Request) -> Option<Entry> {
         let fd = Fd(file.handle().as_raw_fd());
-        let entry = match request {
+        Some(match request {
             Request::Read(offset, place) => {
                 let (region, ptr, len) = self.place(place)?;
                 match self.registered {
@@ -190,8 +198,7 @@ impl Ring {
                     false => opcode::Write::new(fd, ptr, len).offset(*offset).rw_flags(flags).build(),
                 }
             }
-        };
-        Some(entry.user_data(command as u64))
+        })
     }
     /// The region of a place, its address and its length: within the region.
     fn place(&self, place: &Place) -> Option<(u16, *mut u8, u32)> {

@@ -5,13 +5,16 @@
 //! of all commands of a turn are prefetched in a row, and their misses and page walks overlap. Then the blocks are copied, each
 //! while the place of the next one is prefetched, and several Writes are answered together.
 
+use std::collections::VecDeque;
+
 use nvmf::config::Backend;
 use nvmf::{BackendError, Ticket};
 
-use super::commands::Stage;
-use super::core::Core;
-use super::storage::GONE;
-use crate::store::Store;
+use super::commands::{Commands, Stage};
+use super::disks::{Disks, GONE};
+use super::ids::ConnId;
+use super::shared::Shared;
+use crate::store::{CommandId, Store};
 
 /// Bytes of each place that are prefetched at first: no more would arrive in time.
 const FIRST: usize = 256;
@@ -23,87 +26,91 @@ const TOGETHER: usize = 256 << 10;
 /// Commands of the turn.
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// Where Reads begin.
-    reads: Vec<(Backend, u64)>,
-    /// Writes whose data are here, by number.
-    writes: Vec<u32>,
-    /// Writes that are done but not answered: command, connection, ticket, result.
-    written: Vec<(u32, u32, Ticket, Result<(), BackendError>)>,
+    reads: Vec<Read>,
+    /// Writes whose data are here.
+    writes: VecDeque<CommandId>,
+    /// Writes that are done but not answered.
+    written: VecDeque<Written>,
+}
+
+/// Where a Read begins.
+#[derive(Debug)]
+struct Read {
+    backend: Backend,
+    offset: u64,
+}
+
+/// A Write that is done.
+#[derive(Debug)]
+pub struct Written {
+    pub command: CommandId,
+    pub connection: ConnId,
+    pub ticket: Ticket,
+    pub result: Result<(), BackendError>,
 }
 
 impl Batch {
     /// A Read from this place is posted: its first bytes are prefetched at the end of the turn.
     #[inline]
     pub fn read(&mut self, backend: Backend, offset: u64) {
-        self.reads.push((backend, offset));
+        self.reads.push(Read { backend, offset });
     }
     /// The data of a command are here, and go to their [place](Stage::Place) at the end of the turn.
     #[inline]
-    pub fn write(&mut self, command: u32) {
-        self.writes.push(command);
+    pub fn write(&mut self, command: CommandId) {
+        self.writes.push_back(command);
     }
-}
 
-impl Core<'_> {
-    /// The end of the turn.
+    /// The end of the turn: prefetches the places of all commands. Returns whether there are Writes.
     #[inline]
-    pub(super) fn finish_batch(&mut self) {
-        for (backend, offset) in self.batch.reads.drain(..) {
-            if let Some(Store::Memory(memory)) = self.stores.get(backend) {
+    pub fn prefetch(&mut self, disks: &Disks, commands: &mut Commands) -> bool {
+        for Read { backend, offset } in self.reads.drain(..) {
+            if let Some(Store::Memory(memory)) = disks.get(backend) {
                 memory.prefetch(offset, FIRST);
             }
         }
-        if !self.batch.writes.is_empty() {
-            self.write_blocks();
+        for &command in &self.writes {
+            prefetch_place(disks, commands, command, FIRST);
         }
+        !self.writes.is_empty()
     }
-
-    fn write_blocks(&mut self) {
-        let writes = std::mem::take(&mut self.batch.writes);
+    /// Copies data of Writes to their places, of as many as are answered together: posting waits for all earlier stores, once for all
+    /// the responses. Returns whether there were any.
+    pub fn copy_some(&mut self, disks: &Disks, commands: &mut Commands, shared: &Shared) -> bool {
         let mut bytes = 0;
-        for &n in &writes {
-            self.prefetch_place(n, FIRST);
-        }
-        for (i, &n) in writes.iter().enumerate() {
-            if let Some(&next) = writes.get(i + 1) {
-                self.prefetch_place(next, NEXT);
+        while bytes < TOGETHER {
+            let Some(id) = self.writes.pop_front() else { break };
+            if let Some(&next) = self.writes.front() {
+                prefetch_place(disks, commands, next, NEXT);
             }
-            let Some(command) = self.commands.get_mut(n) else { continue };
+            let Some(command) = commands.get_mut(id) else { continue };
             let Stage::Place { backend, offset, at, len } = command.stage else { continue };
-            let from = if command.capsule.is_some() { self.receives.mr() } else { self.pool.mr() };
-            let done = match self.stores.get(backend) {
+            let from = if command.capsule.is_some() { shared.receives.mr() } else { shared.pool.mr() };
+            let result = match disks.get(backend) {
                 Some(Store::Memory(memory)) => memory.write(offset, from, at, len),
                 _ => Err(GONE),
             };
-            self.batch.written.push((n, command.connection, command.ticket, done));
+            let (connection, ticket) = (command.connection, command.ticket);
+            self.written.push_back(Written { command: id, connection, ticket, result });
             bytes += len as usize;
-            if bytes >= TOGETHER {
-                bytes = 0;
-                self.answer_written();
-            }
         }
-        self.answer_written();
-        self.batch.writes = writes;
-        self.batch.writes.clear();
+        !self.written.is_empty()
     }
-    /// Answers the Writes that are done, together: posting waits for all earlier stores, once for all the responses.
-    fn answer_written(&mut self) {
-        let mut written = std::mem::take(&mut self.batch.written);
-        for (n, c, ticket, done) in written.drain(..) {
-            self.finish(n);
-            self.respond(c, ticket, done);
-        }
-        self.batch.written = written;
-    }
+    /// A Write that is done, to be answered.
     #[inline]
-    fn prefetch_place(&mut self, n: u32, most: usize) {
-        let Some(Stage::Place { backend, offset, len, .. }) =
-            self.commands.get_mut(n).map(|command| command.stage)
-        else {
-            return;
-        };
-        if let Some(Store::Memory(memory)) = self.stores.get(backend) {
-            memory.prefetch(offset, most.min(len as usize));
-        }
+    pub fn next_written(&mut self) -> Option<Written> {
+        self.written.pop_front()
+    }
+}
+
+#[inline]
+fn prefetch_place(disks: &Disks, commands: &mut Commands, command: CommandId, most: usize) {
+    let Some(Stage::Place { backend, offset, len, .. }) =
+        commands.get_mut(command).map(|command| command.stage)
+    else {
+        return;
+    };
+    if let Some(Store::Memory(memory)) = disks.get(backend) {
+        memory.prefetch(offset, most.min(len as usize));
     }
 }

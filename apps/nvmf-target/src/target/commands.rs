@@ -3,13 +3,15 @@
 use nvmf::config::Backend;
 use nvmf::{Remote, Ticket};
 
+use super::ids::{CapsuleId, ConnId};
 use super::pool::Buffer;
+use crate::store::{CommandId, Place, Work};
 
 /// What a command waits for, and what happens then.
 #[derive(Clone, Copy, Debug)]
 pub enum Stage {
     /// A buffer, to fetch bytes of the host.
-    Fetch(Remote, Then),
+    Fetch(Remote, Purpose),
     /// A buffer, to give bytes to the host.
     Give(Remote),
     /// A buffer, to read bytes of a file, which are then given to the host.
@@ -24,9 +26,9 @@ pub enum Stage {
         fua: bool,
     },
     /// A buffer, for so many bytes that came in the capsule and cannot go to the storage from there.
-    Copy(u32, Then),
+    Copy(u32, Transfer),
     /// The bytes of the host: an RDMA READ is under way.
-    Fetched(u32, Then),
+    Fetched(u32, Purpose),
     /// The file; the data of a Read go to the host then.
     Storage(Option<Remote>),
     /// The end of the turn, where its data go into a namespace in memory.
@@ -48,36 +50,44 @@ pub enum Stage {
 
 /// What bytes of the host are for.
 #[derive(Clone, Copy, Debug)]
-pub enum Then {
+pub enum Purpose {
     /// The controller itself.
-    Data,
-    /// A Write.
-    Write {
-        /// The namespace's storage.
-        backend: Backend,
-        /// Offset in it.
-        offset: u64,
-        /// FUA: the command ends when the bytes are on stable storage.
-        fua: bool,
-    },
-    /// A Compare.
-    Compare {
-        /// The namespace's storage.
-        backend: Backend,
-        /// Offset in it.
-        offset: u64,
-        /// FUA: the bytes that are compared must be on stable storage.
-        fua: bool,
-    },
+    Controller,
+    /// A namespace's storage.
+    Storage(Transfer),
+}
+
+/// What the storage does with bytes of the host.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer {
+    /// The namespace's storage.
+    pub backend: Backend,
+    /// Offset in it.
+    pub offset: u64,
+    /// FUA: the command ends when the bytes are on stable storage.
+    pub fua: bool,
+    /// They are compared with those that are there, and not written.
+    pub compare: bool,
+}
+
+impl Transfer {
+    /// The work, where the bytes are at a place.
+    pub fn work(self, place: Place) -> Work {
+        let Self { offset, fua, compare, .. } = self;
+        match compare {
+            false => Work::Write { offset, from: place, fua },
+            true => Work::Compare { offset, with: place, fua },
+        }
+    }
 }
 
 /// Data that came in a capsule.
 #[derive(Debug)]
 pub enum Capsule {
     /// They are in this buffer, until the end of the turn.
-    Now(u32),
+    Now(CapsuleId),
     /// They are in this buffer, and at this place of its region. It counts as the host's.
-    Kept(u32, usize),
+    Kept(CapsuleId, usize),
     /// They were taken out: the host keeps as many capsules as it may.
     Copied(Box<[u8]>),
 }
@@ -86,7 +96,7 @@ pub enum Capsule {
 #[derive(Debug)]
 pub struct Command {
     /// Its connection.
-    pub connection: u32,
+    pub connection: ConnId,
     /// The controller's name for it.
     pub ticket: Ticket,
     /// What it waits for.
@@ -101,30 +111,37 @@ pub struct Command {
 #[derive(Debug, Default)]
 pub struct Commands {
     entries: Vec<Option<Command>>,
-    free: Vec<u32>,
+    free: Vec<CommandId>,
 }
 
 impl Commands {
     /// Keeps a command; returns its number. Allocates only if more are under way than ever before.
     #[inline]
-    pub fn insert(&mut self, command: Command) -> u32 {
-        if let Some(n) = self.free.pop() {
-            self.entries[n as usize] = Some(command);
-            return n;
+    pub fn insert(&mut self, command: Command) -> CommandId {
+        if let Some(id) = self.free.pop() {
+            self.entries[id.0 as usize] = Some(command);
+            return id;
         }
         self.entries.push(Some(command));
-        (self.entries.len() - 1) as u32
+        CommandId((self.entries.len() - 1) as u32)
     }
     /// The command of a number.
     #[inline]
-    pub fn get_mut(&mut self, n: u32) -> Option<&mut Command> {
-        self.entries.get_mut(n as usize)?.as_mut()
+    pub fn get_mut(&mut self, id: CommandId) -> Option<&mut Command> {
+        self.entries.get_mut(id.0 as usize)?.as_mut()
+    }
+    /// A command's data are in a capsule.
+    #[inline]
+    pub fn set_capsule(&mut self, id: CommandId, capsule: Option<Capsule>) {
+        if let Some(command) = self.get_mut(id) {
+            command.capsule = capsule;
+        }
     }
     /// Takes a command out.
     #[inline]
-    pub fn remove(&mut self, n: u32) -> Option<Command> {
-        let command = self.entries.get_mut(n as usize)?.take()?;
-        self.free.push(n);
+    pub fn remove(&mut self, id: CommandId) -> Option<Command> {
+        let command = self.entries.get_mut(id.0 as usize)?.take()?;
+        self.free.push(id);
         Some(command)
     }
     /// How many there are.

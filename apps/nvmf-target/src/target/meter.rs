@@ -155,7 +155,7 @@ impl Meters {
             all.push((who, Vec::new()));
             all.len() - 1
         });
-        let meters = &mut all[at].1;
+        let (_, meters) = &mut all[at];
         if let Some((_, meter)) = meters.iter().find(|(of, _)| *of == core) {
             return Arc::clone(meter);
         }

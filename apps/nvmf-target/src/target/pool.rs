@@ -1,7 +1,6 @@
 //! Buffers that data pass through on their way between a host and a namespace: registered memory, allocated once.
 //!
-//! There are few sizes, with a free list each. A command that finds none free waits; the core keeps the order of those that
-//! wait, and the number of buffers of each connection.
+//! There are few sizes, with a free list each. Who may have one, and who waits, says [`Shared`](super::shared::Shared).
 
 use std::sync::Arc;
 
@@ -14,11 +13,26 @@ const SMALL: usize = 4096;
 /// Bytes of the middle ones: the size up to which hosts merge requests.
 const MIDDLE: usize = 128 << 10;
 
+/// A size of buffers: the smallest is the first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Class(u8);
+
+impl Class {
+    /// All of them.
+    pub const ALL: [Self; CLASSES] = [Self(0), Self(1), Self(2)];
+
+    /// Its place among them.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// A buffer that is in use.
 #[derive(Debug)]
 #[must_use = "a buffer is given back, or it is lost"]
 pub struct Buffer {
-    class: u8,
+    class: Class,
     offset: usize,
 }
 
@@ -27,9 +41,9 @@ impl Buffer {
     pub const fn offset(&self) -> usize {
         self.offset
     }
-    /// Its size, as a number less than [`CLASSES`].
-    pub const fn class(&self) -> usize {
-        self.class as usize
+    /// Its size.
+    pub const fn class(&self) -> Class {
+        self.class
     }
 }
 
@@ -64,28 +78,26 @@ impl Pool {
     }
 
     /// The class of buffers for `len` bytes.
-    pub fn class_of(&self, len: usize) -> usize {
-        self.lens
-            .iter()
-            .position(|&room| len <= room)
-            .expect("a transfer is no longer than the largest buffer")
+    pub fn class_of(&self, len: usize) -> Class {
+        let fits = |class: &Class| len <= self.lens[class.index()];
+        Class::ALL.into_iter().find(fits).expect("a transfer is no longer than the largest buffer")
     }
     /// Buffers of a class that are free.
-    pub fn left(&self, class: usize) -> usize {
-        self.free[class].len()
+    pub fn left(&self, class: Class) -> usize {
+        self.free[class.index()].len()
     }
     /// A buffer of a class, if one is free.
-    pub fn take(&mut self, class: usize) -> Option<Buffer> {
-        let offset = self.free[class].pop()?;
-        Some(Buffer { class: class as u8, offset })
+    pub fn take(&mut self, class: Class) -> Option<Buffer> {
+        let offset = self.free[class.index()].pop()?;
+        Some(Buffer { class, offset })
     }
     /// Gives a buffer back.
     pub fn give(&mut self, buffer: Buffer) {
-        self.free[buffer.class()].push(buffer.offset);
+        self.free[buffer.class.index()].push(buffer.offset);
     }
     /// The first `len` bytes of a buffer, for a work request.
     pub fn sge(&self, buffer: &Buffer, len: u32) -> Sge {
-        debug_assert!(len as usize <= self.lens[buffer.class()]);
+        debug_assert!(len as usize <= self.lens[buffer.class.index()]);
         Sge { addr: self.mr.iova() + buffer.offset as u64, length: len, lkey: self.mr.lkey() }
     }
     /// The region that all of them are in.
@@ -110,20 +122,23 @@ mod tests {
         for (memory, largest) in [(0, 8192), (4 << 20, 128 << 10), (8 << 20, 1 << 20), (1, 4096)] {
             let mut pool = Pool::new(&pd, memory, largest).unwrap();
             let mut taken = Vec::new();
-            for class in 0..CLASSES {
+            for class in Class::ALL {
                 while let Some(buffer) = pool.take(class) {
                     taken.push(buffer);
                 }
             }
             assert!(taken.len() >= CLASSES && pool.in_use() == taken.len());
             let mut ranges: Vec<_> =
-                taken.iter().map(|b| (b.offset, b.offset + pool.lens[b.class()])).collect();
-            ranges.sort_unstable();
-            assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0));
-            assert!(ranges.last().unwrap().1 <= pool.mr.len());
+                taken.iter().map(|b| b.offset..b.offset + pool.lens[b.class.index()]).collect();
+            ranges.sort_unstable_by_key(|range| range.start);
+            assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
+            assert!(ranges.last().unwrap().end <= pool.mr.len());
             let at = pool.mr.pin(0..pool.mr.len()).unwrap().as_ptr().addr();
-            assert!(ranges.iter().all(|range| (at + range.0).is_multiple_of(4096)), "as O_DIRECT wants them");
-            assert!(pool.class_of(largest) < CLASSES && pool.class_of(1) == 0);
+            assert!(
+                ranges.iter().all(|range| (at + range.start).is_multiple_of(4096)),
+                "as O_DIRECT wants them"
+            );
+            assert!(pool.lens[pool.class_of(largest).index()] >= largest && pool.class_of(1) == Class(0));
             taken.into_iter().for_each(|buffer| pool.give(buffer));
             assert_eq!(pool.in_use(), 0);
         }

@@ -9,7 +9,8 @@ use verbs::{Access, Mr, Pd, RecvWr, Sge, Srq, SrqInitAttr, VerbsError};
 
 use nvmf::wire::Sqe;
 
-use super::tag;
+use super::ids::CapsuleId;
+use super::tag::Tag;
 
 /// The receives of a core.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ pub struct Receives {
     stride: usize,
     elements: Vec<[Sge; 1]>,
     /// Buffers that are neither posted nor in use. The one that was used last is posted first.
-    free: Vec<u32>,
+    free: Vec<CapsuleId>,
     posted: usize,
     /// Commands that hosts may send at a time.
     wanted: usize,
@@ -41,7 +42,15 @@ impl Receives {
             Ok([mr.sge(at..at + len)?])
         };
         let elements = (0..count).map(element).collect::<Result<_, VerbsError>>()?;
-        Ok(Self { srq, mr, stride, elements, free: (0..count).rev().collect(), posted: 0, wanted: 0 })
+        Ok(Self {
+            srq,
+            mr,
+            stride,
+            elements,
+            free: (0..count).rev().map(CapsuleId).collect(),
+            posted: 0,
+            wanted: 0,
+        })
     }
 
     /// The queue, for queue pairs.
@@ -53,8 +62,8 @@ impl Receives {
         &self.mr
     }
     /// Where a buffer is in it.
-    pub fn offset(&self, buffer: u32) -> usize {
-        buffer as usize * self.stride
+    pub fn offset(&self, capsule: CapsuleId) -> usize {
+        capsule.index() * self.stride
     }
     /// Buffers in use: commands whose data are in their capsules.
     pub fn in_use(&self) -> usize {
@@ -82,8 +91,8 @@ impl Receives {
         self.posted -= 1;
     }
     /// A buffer is not in use any more.
-    pub fn give(&mut self, buffer: u32) {
-        self.free.push(buffer);
+    pub fn give(&mut self, capsule: CapsuleId) {
+        self.free.push(capsule);
     }
     /// Posts as many as are missing.
     ///
@@ -97,8 +106,10 @@ impl Receives {
         }
         let elements = &self.elements;
         let from = self.free.len() - missing;
-        let buffers = self.free.drain(from..).rev();
-        self.srq.post_recv(buffers.map(|n| RecvWr::new(tag::RECEIVED | n as u64, &elements[n as usize])))?;
+        let capsules = self.free.drain(from..).rev();
+        let recv =
+            |capsule: CapsuleId| RecvWr::new(Tag::Received(capsule).to_raw(), &elements[capsule.index()]);
+        self.srq.post_recv(capsules.map(recv))?;
         self.posted += missing;
         Ok(())
     }

@@ -1,15 +1,44 @@
-//! The identifiers of work requests: the kind of the request, and the number of its command or buffer.
+//! What the identifier of a work request says: what it does, and for which command or buffer.
 
-/// A capsule has come; with the number of its buffer.
-pub const RECEIVED: u64 = 1 << 32;
-/// An RDMA READ of a command's data.
-pub const FETCHED: u64 = 2 << 32;
-/// A response, and the data before it; with the number of its command, whose buffer they are in.
-pub const ANSWERED: u64 = 3 << 32;
-/// A request that no command waits for: a response, the data before one, or a probe.
-pub const SENT: u64 = 4 << 32;
+use super::ids::CapsuleId;
+use crate::store::CommandId;
 
-/// Kind, and number.
-pub const fn split(wr_id: u64) -> (u64, u32) {
-    (wr_id & !0xFFFF_FFFF, wr_id as u32)
+/// A work request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tag {
+    /// A receive; a capsule comes into its buffer.
+    Received(CapsuleId),
+    /// An RDMA READ of a command's data.
+    Fetched(CommandId),
+    /// A response, and the data before it, which are in the buffer of its command.
+    Answered(CommandId),
+    /// A request that no command waits for: a response, or the data before one.
+    Sent,
+}
+
+const RECEIVED: u64 = 1 << 32;
+const FETCHED: u64 = 2 << 32;
+const ANSWERED: u64 = 3 << 32;
+const SENT: u64 = 4 << 32;
+
+impl Tag {
+    /// As an identifier.
+    pub const fn to_raw(self) -> u64 {
+        match self {
+            Self::Received(capsule) => RECEIVED | capsule.0 as u64,
+            Self::Fetched(command) => FETCHED | command.0 as u64,
+            Self::Answered(command) => ANSWERED | command.0 as u64,
+            Self::Sent => SENT,
+        }
+    }
+    /// From [`to_raw`](Self::to_raw).
+    pub const fn from_raw(wr_id: u64) -> Self {
+        let number = wr_id as u32;
+        match wr_id & !0xFFFF_FFFF {
+            RECEIVED => Self::Received(CapsuleId(number)),
+            FETCHED => Self::Fetched(CommandId(number)),
+            ANSWERED => Self::Answered(CommandId(number)),
+            _ => Self::Sent,
+        }
+    }
 }

@@ -1,0 +1,141 @@
+//! Work for storage that takes its time, and who does such work.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use nvmf::BackendError;
+use verbs::Mr;
+
+use super::health::Health;
+
+/// The number of a command of a core.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct CommandId(pub u32);
+
+/// A command whose work is done.
+#[derive(Debug)]
+pub struct Done {
+    /// Which one.
+    pub command: CommandId,
+    /// How it ended.
+    pub result: Result<(), BackendError>,
+}
+
+/// Bytes of a region.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The region, which lives as long as any work refers to it.
+    pub mr: Arc<Mr>,
+    /// The first byte.
+    pub at: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// What to do with a file.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "as in nvmf::Op")]
+pub enum Work {
+    Read { offset: u64, to: Place, fua: bool },
+    Write { offset: u64, from: Place, fua: bool },
+    Compare { offset: u64, with: Place, fua: bool },
+    Verify { offset: u64, len: u64, fua: bool },
+    Zero { offset: u64, len: u64, fua: bool, deallocate: bool },
+    Deallocate(Vec<(u64, u64)>),
+    Flush,
+}
+
+/// Bytes that a thread makes zeros, verifies or gives back before work of another host has its turn.
+pub(super) const PART: u64 = 8 << 20;
+
+impl Work {
+    /// Takes a part off the front of work that is long; this is what is left then, and makes stable all of it where that is wanted.
+    pub(super) fn part(&mut self) -> Option<Self> {
+        // Up to a multiple, so that parts end where storage can be given back.
+        let end_of = |offset: u64| offset - offset % PART + PART;
+        match self {
+            Self::Verify { offset, len, .. } | Self::Zero { offset, len, .. } => {
+                let (at, part) = (*offset, end_of(*offset) - *offset);
+                if *len <= part {
+                    return None;
+                }
+                (*offset, *len) = (at + part, *len - part);
+                Some(match *self {
+                    Self::Zero { deallocate, .. } => {
+                        Self::Zero { offset: at, len: part, fua: false, deallocate }
+                    }
+                    _ => Self::Verify { offset: at, len: part, fua: false },
+                })
+            }
+            Self::Deallocate(ranges) => {
+                let (at, len) = *ranges.first()?;
+                let part = (end_of(at) - at).min(len);
+                if ranges.len() == 1 && part == len {
+                    return None;
+                }
+                if part == len {
+                    ranges.remove(0);
+                } else {
+                    ranges[0] = (at + part, len - part);
+                }
+                Some(Self::Deallocate(vec![(at, part)]))
+            }
+            Self::Read { .. } | Self::Write { .. } | Self::Compare { .. } | Self::Flush => None,
+        }
+    }
+}
+
+/// Storage that takes its time: [`Workers`](super::Workers) wait for it. A program may have kinds of its own.
+pub trait Blocks: Debug + Send + Sync {
+    /// Bytes that it has now.
+    ///
+    /// # Errors
+    /// If it is gone.
+    fn size(&self) -> std::io::Result<u64>;
+    /// Bytes that it gives back together, which read as zeros then; `None` if it gives nothing back.
+    fn deallocates(&self) -> Option<u32> {
+        None
+    }
+    /// Does this work, and returns when it is done. Several threads call it.
+    ///
+    /// # Errors
+    /// Why the work failed; the host gets the NVMe status for it. After [`BackendError::Lost`] nothing is run any more until the
+    /// storage's health is restored.
+    fn run(&self, work: &Work) -> Result<(), BackendError>;
+    /// Its health.
+    fn health(&self) -> &Health;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ranges::merged;
+    use super::*;
+
+    // Goal: a command is done in parts that other hosts' work can come between, and its parts are together what it was.
+    #[test]
+    fn long_work_is_done_in_parts_that_are_together_what_it_was() {
+        let range = |work: &Work| match *work {
+            Work::Zero { offset, len, .. } | Work::Verify { offset, len, .. } => vec![(offset, len)],
+            Work::Deallocate(ref ranges) => ranges.clone(),
+            _ => Vec::new(),
+        };
+        for (offset, len) in [(0, 1), (512, PART), (0, PART), (0, 5 * PART), (PART - 512, 3 * PART + 1024)] {
+            for mut work in [
+                Work::Zero { offset, len, fua: true, deallocate: true },
+                Work::Verify { offset, len, fua: true },
+                Work::Deallocate(vec![(offset, len), (offset + 2 * len, len), (offset + 4 * len, 512)]),
+            ] {
+                let whole = range(&work);
+                let mut done = Vec::new();
+                while let Some(part) = work.part() {
+                    assert!(!matches!(part, Work::Zero { fua: true, .. } | Work::Verify { fua: true, .. }));
+                    done.extend(range(&part));
+                }
+                assert!(!matches!(work, Work::Zero { fua: false, .. } | Work::Verify { fua: false, .. }));
+                done.extend(range(&work));
+                assert!(done.iter().all(|&(_, len)| 0 < len && len <= PART), "{done:?}");
+                assert_eq!(merged(done.into_iter()), merged(whole.into_iter()));
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The storage of namespaces, as a core sees it: which there is, and the work that others do there while the core goes on.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use nvmf::config::Backend;
+use nvmf::fair::Who;
+use nvmf::{BackendError, Instant};
+use tracing::{debug, warn};
+use verbs::Mr;
+
+use crate::store::{Blocks, CommandId, Done, Request as RingRequest, Ring, Store, Stores, Table, Work};
+use crate::wake::{Sender, Waker, channel};
+
+/// The namespace was removed. A host that tries again learns that it has none.
+pub const GONE: BackendError = BackendError::NotReady;
+
+/// The storage.
+pub struct Disks {
+    all: Arc<Stores>,
+    /// The table when this core last looked.
+    table: Arc<Table>,
+    /// Where the results of threads come in, and how many are to come.
+    to_results: Sender<Done>,
+    results: Receiver<Done>,
+    at_threads: usize,
+    /// The `io_uring` for files, where the system has it and one is wanted.
+    ring: Option<Ring>,
+    wants_ring: bool,
+    /// The regions of all buffers.
+    regions: [Arc<Mr>; 2],
+}
+
+impl Disks {
+    /// Those of `all`. Data are in `regions`; results wake the core.
+    pub fn new(all: Arc<Stores>, regions: [Arc<Mr>; 2], waker: &Arc<Waker>, io_uring: bool) -> Self {
+        let (to_results, results) = channel(waker);
+        let table = Arc::default();
+        let mut disks = Self {
+            all,
+            table,
+            to_results,
+            results,
+            at_threads: 0,
+            ring: None,
+            wants_ring: io_uring,
+            regions,
+        };
+        disks.renew();
+        disks
+    }
+    /// The one of a number.
+    #[inline]
+    pub fn get(&self, backend: Backend) -> Option<&Store> {
+        self.table.get(backend)
+    }
+    /// Takes the newest table; returns whether there was a newer one. The removal of storage waits until all cores have done so.
+    pub fn renew(&mut self) -> bool {
+        let Some(newer) = self.all.newer(&self.table) else { return false };
+        if self.ring.is_none() && self.wants_ring && newer.has_files() {
+            self.ring = new_ring(&self.regions);
+            self.wants_ring = self.ring.is_some();
+        }
+        self.table = newer;
+        true
+    }
+    /// Whether memory that is read to and written from must be aligned.
+    pub fn is_direct(&self, backend: Backend) -> bool {
+        matches!(self.get(backend), Some(Store::File(file, _)) if file.is_direct())
+    }
+
+    /// Gives work for a command of a host to the ring or to threads; [`collect`](Self::collect) returns the result.
+    ///
+    /// # Errors
+    /// Why it is not done.
+    pub fn give(
+        &mut self,
+        now: Instant,
+        who: Who,
+        backend: Backend,
+        work: Work,
+        command: CommandId,
+    ) -> Result<(), BackendError> {
+        let (blocks, workers, work) = match self.table.get(backend) {
+            Some(Store::Other(blocks, workers)) => (Arc::clone(blocks), workers, work),
+            Some(Store::File(file, workers)) => {
+                let end = match &work {
+                    Work::Write { offset, from, .. } => Some(offset + from.len as u64),
+                    _ => None,
+                };
+                file.look_before(now.as_nanos(), end)?;
+                // Threads do what the ring cannot, and what finds no room in it.
+                let work = match &mut self.ring {
+                    None => work,
+                    Some(ring) => match ring_request(work, file.is_direct()) {
+                        Ok(request) => match ring.give(file, request, command) {
+                            Ok(()) => return Ok(()),
+                            Err(request) => request.into(),
+                        },
+                        Err(work) => work,
+                    },
+                };
+                (Arc::clone(file) as Arc<dyn Blocks>, workers, work)
+            }
+            _ => return Err(GONE),
+        };
+        workers.give(who, blocks, work, command, self.to_results.clone());
+        self.at_threads += 1;
+        Ok(())
+    }
+    /// Submits what was given to the ring, and adds what is done to `done`.
+    #[inline]
+    pub fn collect(&mut self, done: &mut Vec<Done>) {
+        while self.at_threads > 0
+            && let Ok(result) = self.results.try_recv()
+        {
+            self.at_threads -= 1;
+            done.push(result);
+        }
+        if let Some(ring) = &mut self.ring
+            && ring.under_way() > 0
+            && let Err(e) = ring.turn(|result| done.push(result))
+        {
+            // The requests stay in the ring, and are submitted again in the next turn.
+            debug!(error = %e, "the ring was not submitted");
+        }
+    }
+    /// Whether the core may sleep: all that the ring was given is submitted.
+    pub fn may_sleep(&self) -> bool {
+        self.ring.as_ref().is_none_or(Ring::is_submitted)
+    }
+    /// What is readable when the ring has done something, while it is at work.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.ring.as_ref().filter(|ring| ring.under_way() > 0).map(AsFd::as_fd)
+    }
+}
+
+/// Work that a ring can do, on a file past the page cache or not.
+fn ring_request(work: Work, direct: bool) -> Result<RingRequest, Work> {
+    Ok(match work {
+        Work::Read { offset, to, fua: false } => RingRequest::Read(offset, to),
+        Work::Write { offset, from, fua } if direct || !fua => RingRequest::Write(offset, from, fua),
+        other => return Err(other),
+    })
+}
+
+/// A ring for the buffers; `None`, after a warning, where io_uring cannot be used.
+fn new_ring(regions: &[Arc<Mr>]) -> Option<Ring> {
+    match Ring::new(regions.to_vec()) {
+        Ok(ring) => {
+            if !ring.is_registered() {
+                warn!(
+                    "the buffers could not be registered with io_uring, which makes files slower: a core may have up to 1 GiB of \
+                     them (--buffers), and as much as the limit of locked memory allows (ulimit -l)"
+                );
+            }
+            Some(ring)
+        }
+        Err(e) => {
+            warn!(error = %e, "io_uring cannot be used here; threads read and write the files instead");
+            None
+        }
+    }
+}

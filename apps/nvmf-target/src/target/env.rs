@@ -1,0 +1,144 @@
+//! The parts of a core that its connections work with, and what each command needs of several of them: its response, its end.
+//!
+//! Who calls has looked up the connection. It is the one of the command.
+
+use std::collections::VecDeque;
+
+use nvmf::{BackendError, Instant, Remote, Response, Target, Ticket};
+use verbs::{Context, Sge};
+
+use super::batch::Batch;
+use super::commands::{Capsule, Command, Commands, Stage};
+use super::connection::Connection;
+use super::disks::Disks;
+use super::ids::{CapsuleId, ConnId};
+use super::outbox::{NotPosted, Outgoing};
+use super::shared::Shared;
+use super::statistics::Statistics;
+use super::zeroing::Zeroing;
+use crate::store::CommandId;
+
+/// The parts.
+pub struct Env<'c> {
+    /// The clock.
+    pub context: &'c Context,
+    pub target: Target,
+    pub shared: Shared,
+    pub commands: Commands,
+    pub disks: Disks,
+    pub zeroing: Zeroing,
+    pub batch: Batch,
+    pub statistics: Statistics,
+    /// Connections with something to post that found no room, in turn.
+    pub stalled: VecDeque<ConnId>,
+    /// Bytes that the controller reads.
+    pub scratch: Vec<u8>,
+    /// The time when the core last looked.
+    pub now: Instant,
+}
+
+impl Env<'_> {
+    /// Looks at the clock.
+    pub fn look_at_clock(&mut self) {
+        self.now = Instant::from_nanos(self.context.now());
+    }
+
+    /// Keeps a command that waits for something.
+    #[inline]
+    pub fn keep(&mut self, connection: &mut Connection, ticket: Ticket, stage: Stage) -> CommandId {
+        connection.commands += 1;
+        let connection = connection.id;
+        self.commands.insert(Command { connection, ticket, stage, buffer: None, capsule: None })
+    }
+    /// A command waits for nothing any more: gives back its buffer.
+    #[inline]
+    pub fn finish(&mut self, connection: &mut Connection, command: CommandId) {
+        let Some(command) = self.commands.remove(command) else { return };
+        debug_assert!(command.connection == connection.id, "the connection is the command's");
+        if let Some(buffer) = command.buffer {
+            self.shared.give_buffer(&mut connection.share, buffer);
+        }
+        self.drop_data(connection, command.capsule);
+        connection.commands -= 1;
+    }
+    /// Gives back what data came in.
+    #[inline]
+    pub fn drop_data(&mut self, connection: &mut Connection, capsule: Option<Capsule>) {
+        match capsule {
+            None | Some(Capsule::Copied(_)) => {}
+            Some(Capsule::Now(capsule)) => self.shared.receives.give(capsule),
+            Some(Capsule::Kept(capsule, _)) => self.shared.give_capsule(&mut connection.share, capsule),
+        }
+    }
+    /// A capsule is not needed any more.
+    #[inline]
+    pub fn drop_capsule(&mut self, capsule: Option<CapsuleId>) {
+        if let Some(capsule) = capsule {
+            self.shared.receives.give(capsule);
+        }
+    }
+
+    /// A command is done, or has failed.
+    #[inline]
+    pub fn respond(&mut self, connection: &mut Connection, ticket: Ticket, done: Result<(), BackendError>) {
+        connection.meter_end(|| self.context.now(), ticket, done.is_ok());
+        let Some(queue) = &mut connection.queue else { return };
+        if let Err(error) = done
+            && error != BackendError::Mismatch
+        {
+            self.statistics.storage_failed(self.now, queue, error);
+        }
+        match queue.handle_done(ticket, done) {
+            Ok(response) => self.answer(connection, response, None, None),
+            Err(end) => self.close(connection, &end),
+        }
+    }
+    /// A command has succeeded, and its data go before its response; with the command whose buffer they are in.
+    #[inline]
+    pub fn respond_with(
+        &mut self,
+        connection: &mut Connection,
+        ticket: Ticket,
+        data: (Sge, Remote),
+        command: Option<CommandId>,
+    ) {
+        connection.meter_end(|| self.context.now(), ticket, true);
+        let end = match connection.queue.as_mut().map(|queue| queue.handle_done(ticket, Ok(()))) {
+            Some(Ok(response)) => return self.answer(connection, response, Some(data), command),
+            Some(Err(end)) => Some(end),
+            None => None,
+        };
+        if let Some(command) = command {
+            self.finish(connection, command);
+        }
+        if let Some(end) = end {
+            self.close(connection, &end);
+        }
+    }
+    /// Sends a response, after data.
+    #[inline]
+    pub fn answer(
+        &mut self,
+        connection: &mut Connection,
+        response: Response,
+        data: Option<(Sge, Remote)>,
+        command: Option<CommandId>,
+    ) {
+        self.statistics.counters.responses.add(1);
+        self.post(connection, Outgoing::Answer { response, data, command });
+    }
+    #[inline]
+    pub fn post(&mut self, connection: &mut Connection, outgoing: Outgoing) {
+        match connection.outbox.post(outgoing) {
+            Ok(()) => {}
+            Err(NotPosted::Later) => {
+                self.statistics.counters.send_waits.add(1);
+                if !self.stalled.contains(&connection.id) {
+                    self.stalled.push_back(connection.id);
+                }
+            }
+            // Its command and buffer are freed with the connection.
+            Err(NotPosted::Dead(e)) => self.close(connection, &e),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! A bound of what is logged of failures that hosts can cause as often as they like.
+
+use std::time::Duration;
+
+use nvmf::Instant;
+
+/// After so long a thing is logged again.
+const AGAIN: Duration = Duration::from_secs(60);
+/// Different things that are logged in such a time, at most.
+const MOST: usize = 64;
+
+/// What was logged.
+#[derive(Debug)]
+pub struct LogLimit<T>(Vec<Logged<T>>);
+
+#[derive(Debug)]
+struct Logged<T> {
+    what: T,
+    at: Instant,
+}
+
+impl<T> Default for LogLimit<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: PartialEq> LogLimit<T> {
+    /// Whether this is to be logged now: it was not for a while, and not too much else was.
+    pub fn is_news(&mut self, what: T, now: Instant) -> bool {
+        self.0.retain(|logged| now < logged.at.after(AGAIN));
+        if self.0.len() >= MOST || self.0.iter().any(|logged| logged.what == what) {
+            return false;
+        }
+        self.0.push(Logged { what, at: now });
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvmf::BackendError::{Io, NoSpace};
+
+    // Goal: a disk that fails in several ways at once is logged once a minute for each of them, not for each command.
+    #[test]
+    fn each_kind_of_failure_is_logged_once_a_minute() {
+        let mut logged = LogLimit::default();
+        let second = |n: u64| Instant::from_nanos(n * 1_000_000_000);
+        let failures = (0..120).flat_map(|n| [(n, Io), (n, NoSpace)]);
+        let news = failures.filter(|&(n, error)| logged.is_news(error, second(n)));
+        assert_eq!(news.collect::<Vec<_>>(), [(0, Io), (0, NoSpace), (60, Io), (60, NoSpace)]);
+    }
+}

@@ -1,0 +1,147 @@
+//! The network of a core: its shard, its completion queue, and the identifiers by which hosts connect.
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use verbs::rdma_cm::{CmEvent, CmId, EventChannel, PortSpace};
+use verbs::{
+    Context, Cq, CqPoller, Drain, DrainKind, Pd, Qp, QpCap, QpInitAttr, Reactor, SendQueue, Srq, Turn,
+    VerbsError, Wc,
+};
+
+use super::outbox::INLINE;
+
+/// Room in a send queue besides that for the commands of the connection.
+const SPARE: u32 = 16;
+
+/// The network.
+pub struct Network {
+    reactor: Reactor,
+    shard: usize,
+    pd: Arc<Pd>,
+    listeners: Vec<Listener>,
+    events: EventChannel,
+    poller: CqPoller,
+    cq: Cq,
+    /// Entries of the completion queue that may be needed.
+    cq_needed: u32,
+}
+
+/// Where hosts connect.
+struct Listener {
+    cm_id: CmId,
+    /// The number of the port of the target.
+    port: u16,
+}
+
+impl Network {
+    /// On a shard of a device, with a completion queue for `receives` receives.
+    ///
+    /// # Errors
+    /// If there is no memory, or no such shard.
+    pub fn new(context: &Context, shard: usize, pd: Arc<Pd>, receives: u32) -> Result<Self, VerbsError> {
+        let cq = context.create_cq(receives)?;
+        Ok(Self {
+            reactor: context.reactor(shard)?,
+            shard,
+            pd,
+            events: EventChannel::new()?,
+            listeners: Vec::new(),
+            poller: cq.poller()?,
+            cq,
+            cq_needed: receives,
+        })
+    }
+    /// Accepts connections at an address, as port number `port` of the target. Returns where it listens.
+    ///
+    /// # Errors
+    /// If the address is in use, or is not one of the device.
+    pub fn listen(
+        &mut self,
+        context: &Context,
+        port: u16,
+        address: SocketAddr,
+    ) -> Result<SocketAddr, VerbsError> {
+        let cm_id = context.create_id(Some(&self.events), PortSpace::Tcp)?;
+        cm_id.bind_addr(address)?;
+        cm_id.listen(0)?;
+        let at = cm_id.local_addr().unwrap_or(address);
+        self.listeners.push(Listener { cm_id, port });
+        Ok(at)
+    }
+    /// The port that a request for a connection came to.
+    pub fn port_of(&self, event: &CmEvent) -> Option<u16> {
+        let listener = self.listeners.iter().find(|listener| event.is_of(&listener.cm_id))?;
+        Some(listener.port)
+    }
+    /// Something that happened to a connection.
+    pub fn next_event(&self) -> Option<CmEvent> {
+        self.events.try_get_event()
+    }
+
+    /// A turn of the shard.
+    #[inline]
+    pub fn turn(&mut self) -> Option<Turn> {
+        self.reactor.poll_once()
+    }
+    /// Takes completions; returns their number.
+    ///
+    /// # Errors
+    /// If the device fails.
+    #[inline]
+    pub fn poll(&mut self, done: &mut [Wc]) -> Result<usize, VerbsError> {
+        self.poller.poll(done)
+    }
+    /// Sleeps until something comes, or one of `fds` is readable; so long at most.
+    pub fn sleep(&mut self, fds: &[BorrowedFd<'_>], most: Duration) {
+        self.reactor.sleep(fds, most);
+    }
+
+    /// A queue pair for a connection of a host that may send so many commands at a time. Its events come here.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub fn create_qp(
+        &mut self,
+        cm_id: &CmId,
+        commands: u16,
+        srq: &Srq,
+    ) -> Result<(Arc<Qp>, SendQueue), VerbsError> {
+        cm_id.migrate_id(Some(&self.events))?;
+        let cap = QpCap {
+            // A command takes two requests, and its slots are free when the host has acknowledged them: maybe after the
+            // command that follows it.
+            max_send_wr: 4 * commands as u32 + SPARE,
+            max_recv_wr: 0,
+            max_send_sge: 1,
+            max_recv_sge: 0,
+            max_inline_data: INLINE,
+        };
+        let init = QpInitAttr::rc(&self.cq, &self.cq).cap(cap).srq(srq);
+        let qp = cm_id.create_qp(&self.pd, &init.on_shard(self.shard))?;
+        // Every request of a queue pair that fails has a completion.
+        let needed = self.cq_needed + qp.cap().max_send_wr;
+        if needed > self.cq.cqe() {
+            self.poller.resize(needed.next_power_of_two())?;
+        }
+        let (sq, _) = qp.split()?;
+        self.cq_needed = needed;
+        Ok((qp, sq))
+    }
+    /// A queue pair completes nothing any more.
+    pub fn forget(&mut self, qp: &Qp) {
+        self.cq_needed -= qp.cap().max_send_wr;
+    }
+    /// Whether all completions of a queue pair in ERR are in the queue: call it again where they are not.
+    pub fn is_flushed(&mut self, qp: &Qp) -> bool {
+        // A drain marks where the queues end now, and the next turn takes it there.
+        let drained = qp.begin_drain(DrainKind::Qp).and_then(|mut drain: Drain| {
+            self.turn();
+            drain.try_finish()
+        });
+        // An error: the shard is dead, and completes nothing any more.
+        drained.unwrap_or(true)
+    }
+}

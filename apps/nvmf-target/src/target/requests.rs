@@ -1,0 +1,255 @@
+//! Commands: from the capsule to what the controller requests of a namespace, and what the core does then.
+
+use std::sync::Arc;
+
+use nvmf::status::Status;
+use nvmf::wire::Sqe;
+use nvmf::{Op, Request, Source, Step, Ticket};
+
+use super::commands::{Capsule, Purpose, Stage, Transfer};
+use super::connection::Connection;
+use super::disks::GONE;
+use super::env::Env;
+use super::ids::CapsuleId;
+use super::zeroing::Order;
+use crate::store::{Memory, Place, Store, Work, merged};
+
+/// Up to this many bytes are made zeros at once.
+const ZERO_NOW: u64 = 64 << 10;
+
+impl Env<'_> {
+    /// A capsule of `len` bytes is in a buffer.
+    pub fn handle_capsule(&mut self, connection: &mut Connection, capsule: CapsuleId, len: usize) {
+        self.statistics.counters.capsules.add(1);
+        let mut sqe = [0; Sqe::LEN];
+        let first = len.min(Sqe::LEN);
+        let receives = &mut self.shared.receives;
+        let read = receives.mr().read(receives.offset(capsule), &mut sqe[..first]);
+        debug_assert!(read.is_ok(), "the buffer is inside of the region");
+        let Some(queue) = &mut connection.queue else { return receives.give(capsule) };
+        match queue.handle_capsule(self.now, &sqe[..first], len) {
+            Ok(step) => self.advance(connection, step, Some(capsule)),
+            Err(end) => {
+                receives.give(capsule);
+                self.close(connection, &end);
+            }
+        }
+    }
+
+    /// Does what a command needs next. Its capsule is in the buffer.
+    fn advance(&mut self, connection: &mut Connection, step: Step<'_>, capsule: Option<CapsuleId>) {
+        match step {
+            Step::Run(ticket, request) => return self.request(connection, ticket, &request, capsule),
+            Step::Fetch(ticket, Source::Capsule { offset, len }) => {
+                let Some(capsule) = capsule else { return };
+                let receives = &mut self.shared.receives;
+                let at = receives.offset(capsule) + offset as usize;
+                let mut scratch = std::mem::take(&mut self.scratch);
+                let read = receives.mr().read(at, &mut scratch[..len as usize]);
+                debug_assert!(read.is_ok(), "the controller has checked the capsule");
+                receives.give(capsule);
+                self.handle_data(connection, ticket, &scratch[..len as usize]);
+                self.scratch = scratch;
+                return;
+            }
+            _ => {}
+        }
+        self.drop_capsule(capsule);
+        match step {
+            Step::Respond(response) => self.answer(connection, response, None, None),
+            Step::Fetch(ticket, Source::Remote(from)) => {
+                self.fetch(connection, ticket, from, Purpose::Controller);
+            }
+            Step::Give(ticket, to) => self.with_buffer(connection, ticket, Stage::Give(to), to.len),
+            Step::Wait | Step::Run(..) | Step::Fetch(..) => {}
+        }
+    }
+    /// The bytes that the controller asked for have come.
+    pub fn handle_data(&mut self, connection: &mut Connection, ticket: Ticket, data: &[u8]) {
+        let Some(queue) = &mut connection.queue else { return };
+        match queue.handle_data(self.now, ticket, data) {
+            Ok(Step::Wait) => self.statistics.counters.connect_waits.add(1),
+            Ok(step) => {
+                self.note_who(connection);
+                if matches!(&step, Step::Respond(response) if response.cqe.status.get() == Status::ControllerBusy.field())
+                {
+                    self.statistics.no_controller(self.now, connection.share.who().address);
+                }
+                self.advance(connection, step, None);
+            }
+            Err(end) => self.close(connection, &end),
+        }
+    }
+
+    /// The controller wants something of a namespace.
+    #[inline]
+    fn request(
+        &mut self,
+        connection: &mut Connection,
+        ticket: Ticket,
+        request: &Request<'_>,
+        capsule: Option<CapsuleId>,
+    ) {
+        connection.meter_begin(self.now.as_nanos(), ticket, request);
+        let backend = request.backend;
+        // Data that the host has come first, wherever the blocks are.
+        if let Some((Source::Remote(from), transfer)) = transfer_of(request) {
+            self.drop_capsule(capsule);
+            return self.fetch(connection, ticket, from, Purpose::Storage(transfer));
+        }
+        match self.disks.get(backend) {
+            Some(Store::Memory(_)) => self.memory_request(connection, ticket, request, capsule),
+            Some(Store::File(..) | Store::Other(..)) => {
+                self.file_request(connection, ticket, request, capsule);
+            }
+            // It was added after this core has looked, or was removed after the controller has.
+            None => {
+                if self.disks.renew() {
+                    return self.request(connection, ticket, request, capsule);
+                }
+                self.drop_capsule(capsule);
+                self.respond(connection, ticket, Err(GONE));
+            }
+        }
+    }
+
+    /// As [`request`](Self::request), of a namespace in memory: done at once, but for many zeros.
+    #[inline]
+    fn memory_request(
+        &mut self,
+        connection: &mut Connection,
+        ticket: Ticket,
+        request: &Request<'_>,
+        capsule: Option<CapsuleId>,
+    ) {
+        let backend = request.backend;
+        let Some(Store::Memory(memory)) = self.disks.get(backend) else { return };
+        let done = match request.op {
+            Op::Read { offset, to, fua: _ } => {
+                let sge = memory.sge(offset, to.len);
+                self.batch.read(backend, offset);
+                self.drop_capsule(capsule);
+                // The data are where they will be sent from: nothing is copied, and nothing waits for the host to have them.
+                return match sge {
+                    Ok(sge) => self.respond_with(connection, ticket, (sge, to), None),
+                    Err(e) => self.respond(connection, ticket, Err(e)),
+                };
+            }
+            Op::Write { offset, from, fua: _ } => {
+                let (at, len) = (self.in_capsule(capsule, from), from.len());
+                let n = self.keep(connection, ticket, Stage::Place { backend, offset, at, len });
+                self.commands.set_capsule(n, capsule.map(Capsule::Now));
+                return self.batch.write(n);
+            }
+            Op::Compare { offset, from, fua: _ } => {
+                let at = self.in_capsule(capsule, from);
+                memory.compare(offset, self.shared.receives.mr(), at, from.len())
+            }
+            // Memory is as stable as it gets, and can always be read.
+            Op::Flush | Op::Verify { .. } => Ok(()),
+            Op::WriteZeroes { offset, len, .. } if len <= ZERO_NOW => memory.zero(offset, len),
+            Op::WriteZeroes { offset, len, deallocate, .. } => {
+                let memory = Arc::clone(memory);
+                self.drop_capsule(capsule);
+                return self.zero(connection, ticket, memory, vec![(offset, len)], deallocate, 1);
+            }
+            Op::Deallocate(ref ranges) => {
+                let memory = Arc::clone(memory);
+                self.drop_capsule(capsule);
+                let named = ranges.clone().count() as u64;
+                return self.zero(connection, ticket, memory, merged(ranges.clone()), true, named);
+            }
+        };
+        self.drop_capsule(capsule);
+        self.respond(connection, ticket, done);
+    }
+    /// Orders zeros, which come a piece a turn.
+    fn zero(
+        &mut self,
+        connection: &mut Connection,
+        ticket: Ticket,
+        memory: Arc<Memory>,
+        ranges: Vec<(u64, u64)>,
+        give_back: bool,
+        named: u64,
+    ) {
+        let command = self.keep(connection, ticket, Stage::Zeroing);
+        let order = Order::new(command, memory, ranges, give_back, named);
+        self.zeroing.push(connection.share.who(), order);
+    }
+
+    /// As [`request`](Self::request), of a namespace elsewhere: others work, and the core goes on.
+    fn file_request(
+        &mut self,
+        connection: &mut Connection,
+        ticket: Ticket,
+        request: &Request<'_>,
+        capsule: Option<CapsuleId>,
+    ) {
+        let backend = request.backend;
+        if let (Some((from, transfer)), Some(capsule)) = (transfer_of(request), capsule) {
+            return self.take_capsule_data(connection, ticket, from, transfer, capsule);
+        }
+        self.drop_capsule(capsule);
+        let work = match request.op {
+            Op::Read { offset, to, fua } => {
+                let stage = Stage::Load { backend, offset, to, fua };
+                return self.with_buffer(connection, ticket, stage, to.len);
+            }
+            Op::Write { .. } | Op::Compare { .. } => unreachable!("data in the capsule come with it"),
+            Op::Flush => Work::Flush,
+            Op::Verify { offset, len, fua } => Work::Verify { offset, len, fua },
+            Op::WriteZeroes { offset, len, fua, deallocate } => Work::Zero { offset, len, fua, deallocate },
+            Op::Deallocate(ref ranges) => Work::Deallocate(merged(ranges.clone())),
+        };
+        let n = self.keep(connection, ticket, Stage::Storage(None));
+        self.store(connection, n, backend, work);
+    }
+    /// The data of a command came in its capsule: the storage takes them from there, or from a buffer.
+    fn take_capsule_data(
+        &mut self,
+        connection: &mut Connection,
+        ticket: Ticket,
+        from: Source,
+        transfer: Transfer,
+        capsule: CapsuleId,
+    ) {
+        let (at, len) = (self.in_capsule(Some(capsule), from), from.len());
+        if !self.shared.keep_capsule(&mut connection.share) {
+            let mut data = vec![0; len as usize];
+            let read = self.shared.receives.mr().read(at, &mut data);
+            debug_assert!(read.is_ok(), "the controller has checked the capsule");
+            self.shared.receives.give(capsule);
+            let n = self.keep(connection, ticket, Stage::Copy(len, transfer));
+            self.commands.set_capsule(n, Some(Capsule::Copied(data.into())));
+            return self.get_buffer(connection, n, len);
+        }
+        // Past the page cache only memory that is aligned can go.
+        let aligned = !transfer.compare && self.disks.is_direct(transfer.backend);
+        let stage = if aligned { Stage::Copy(len, transfer) } else { Stage::Storage(None) };
+        let n = self.keep(connection, ticket, stage);
+        self.commands.set_capsule(n, Some(Capsule::Kept(capsule, at)));
+        if aligned {
+            return self.get_buffer(connection, n, len);
+        }
+        let place = Place { mr: Arc::clone(self.shared.receives.mr()), at, len: len as usize };
+        self.store(connection, n, transfer.backend, transfer.work(place));
+    }
+    /// Where a capsule's data are in the region of receives.
+    #[inline]
+    fn in_capsule(&self, capsule: Option<CapsuleId>, from: Source) -> usize {
+        let Source::Capsule { offset, .. } = from else { unreachable!("data of the host are fetched first") };
+        self.shared.receives.offset(capsule.expect("data in the capsule come with it")) + offset as usize
+    }
+}
+
+/// The bytes of the host that a request needs, and what for.
+#[inline]
+fn transfer_of(request: &Request<'_>) -> Option<(Source, Transfer)> {
+    let backend = request.backend;
+    match request.op {
+        Op::Write { offset, from, fua } => Some((from, Transfer { backend, offset, fua, compare: false })),
+        Op::Compare { offset, from, fua } => Some((from, Transfer { backend, offset, fua, compare: true })),
+        _ => None,
+    }
+}

@@ -1,0 +1,163 @@
+//! Data of commands on their way: a command gets a buffer, then bytes of the host or of the storage, then gives them on.
+
+use std::sync::Arc;
+
+use nvmf::config::Backend;
+use nvmf::{BackendError, Remote, Ticket};
+
+use super::commands::{Capsule, Purpose, Stage};
+use super::connection::Connection;
+use super::disks::GONE;
+use super::env::Env;
+use super::outbox::Outgoing;
+use super::pool::Buffer;
+use crate::store::{CommandId, Place, Store, Work};
+
+impl Env<'_> {
+    /// Gets bytes of the host.
+    #[inline]
+    pub fn fetch(&mut self, connection: &mut Connection, ticket: Ticket, from: Remote, purpose: Purpose) {
+        self.with_buffer(connection, ticket, Stage::Fetch(from, purpose), from.len);
+    }
+    /// Goes on with a command when it has a buffer.
+    #[inline]
+    pub fn with_buffer(&mut self, connection: &mut Connection, ticket: Ticket, stage: Stage, len: u32) {
+        let n = self.keep(connection, ticket, stage);
+        self.get_buffer(connection, n, len);
+    }
+    /// Goes on with a command when it has a buffer for `len` bytes.
+    #[inline]
+    pub fn get_buffer(&mut self, connection: &mut Connection, n: CommandId, len: u32) {
+        match self.shared.get_buffer(&mut connection.share, n, len) {
+            Some(buffer) => self.begin(connection, n, buffer),
+            None => self.statistics.counters.buffer_waits.add(1),
+        }
+    }
+    /// A command has its buffer.
+    pub fn begin(&mut self, connection: &mut Connection, n: CommandId, buffer: Buffer) {
+        let Some(command) = self.commands.get_mut(n) else {
+            return self.shared.give_buffer(&mut connection.share, buffer);
+        };
+        let (at, ticket) = (buffer.offset(), command.ticket);
+        match command.stage {
+            Stage::Fetch(from, purpose) => {
+                let sge = self.shared.pool.sge(&buffer, from.len);
+                command.stage = Stage::Fetched(from.len, purpose);
+                command.buffer = Some(buffer);
+                self.post(connection, Outgoing::Fetch(n, sge, from));
+            }
+            Stage::Give(to) => {
+                let sge = self.shared.pool.sge(&buffer, to.len);
+                command.stage = Stage::Answered;
+                command.buffer = Some(buffer);
+                let mut page = vec![0; to.len as usize];
+                let Some(queue) = &mut connection.queue else { return };
+                match queue.poll_data(ticket, &mut page) {
+                    Ok(response) => {
+                        let written = self.shared.pool.mr().write(at, &page);
+                        debug_assert!(written.is_ok(), "the buffer is inside of the region");
+                        self.answer(connection, response, Some((sge, to)), Some(n));
+                    }
+                    Err(end) => {
+                        self.finish(connection, n);
+                        self.close(connection, &end);
+                    }
+                }
+            }
+            Stage::Load { backend, offset, to, fua } => {
+                command.stage = Stage::Storage(Some(to));
+                command.buffer = Some(buffer);
+                let place = self.in_pool(at, to.len);
+                self.store(connection, n, backend, Work::Read { offset, to: place, fua });
+            }
+            Stage::Copy(len, transfer) => {
+                let capsule = command.capsule.take();
+                command.stage = Stage::Fetched(len, Purpose::Storage(transfer));
+                command.buffer = Some(buffer);
+                let (pool, receives) = (self.shared.pool.mr(), self.shared.receives.mr());
+                let copied = match &capsule {
+                    Some(Capsule::Kept(_, from)) => pool.copy_from(at, receives, *from..from + len as usize),
+                    Some(Capsule::Copied(data)) => pool.write(at, data),
+                    _ => Ok(()),
+                };
+                debug_assert!(copied.is_ok(), "both are inside of their regions");
+                self.drop_data(connection, capsule);
+                self.fetched(connection, n);
+            }
+            Stage::Fetched(..)
+            | Stage::Place { .. }
+            | Stage::Storage(_)
+            | Stage::Zeroing
+            | Stage::Answered => {
+                unreachable!("only commands that wait for a buffer get one")
+            }
+        }
+    }
+    /// The bytes of the host are in the command's buffer.
+    #[inline]
+    pub fn fetched(&mut self, connection: &mut Connection, n: CommandId) {
+        let Some(command) = self.commands.get_mut(n) else { return };
+        let (Stage::Fetched(len, purpose), Some(buffer)) = (command.stage, &command.buffer) else { return };
+        let (ticket, at) = (command.ticket, buffer.offset());
+        let transfer = match purpose {
+            Purpose::Storage(transfer) => transfer,
+            Purpose::Controller => {
+                let mut scratch = std::mem::take(&mut self.scratch);
+                let read = self.shared.pool.mr().read(at, &mut scratch[..len as usize]);
+                debug_assert!(read.is_ok(), "the buffer is inside of the region");
+                self.finish(connection, n);
+                self.handle_data(connection, ticket, &scratch[..len as usize]);
+                self.scratch = scratch;
+                return;
+            }
+        };
+        let (backend, offset) = (transfer.backend, transfer.offset);
+        let done = match self.disks.get(backend) {
+            Some(Store::Memory(memory)) if transfer.compare => {
+                memory.compare(offset, self.shared.pool.mr(), at, len)
+            }
+            Some(Store::Memory(_)) => {
+                command.stage = Stage::Place { backend, offset, at, len };
+                return self.batch.write(n);
+            }
+            Some(Store::File(..) | Store::Other(..)) => {
+                command.stage = Stage::Storage(None);
+                let place = self.in_pool(at, len);
+                return self.store(connection, n, backend, transfer.work(place));
+            }
+            None => {
+                if self.disks.renew() {
+                    return self.fetched(connection, n);
+                }
+                Err(GONE)
+            }
+        };
+        self.finish(connection, n);
+        self.respond(connection, ticket, done);
+    }
+
+    /// Gives the storage work for a command.
+    pub fn store(&mut self, connection: &mut Connection, n: CommandId, backend: Backend, work: Work) {
+        if let Err(e) = self.disks.give(self.now, connection.share.who(), backend, work, n) {
+            self.stored(connection, n, Err(e));
+        }
+    }
+    /// The work for a command is done.
+    pub fn stored(&mut self, connection: &mut Connection, n: CommandId, result: Result<(), BackendError>) {
+        let Some(command) = self.commands.get_mut(n) else { return };
+        let ticket = command.ticket;
+        if let (Stage::Storage(Some(to)), Some(buffer), true) =
+            (command.stage, &command.buffer, result.is_ok())
+        {
+            let sge = self.shared.pool.sge(buffer, to.len);
+            command.stage = Stage::Answered;
+            return self.respond_with(connection, ticket, (sge, to), Some(n));
+        }
+        self.finish(connection, n);
+        self.respond(connection, ticket, result);
+    }
+    /// Bytes of a buffer.
+    fn in_pool(&self, at: usize, len: u32) -> Place {
+        Place { mr: Arc::clone(self.shared.pool.mr()), at, len: len as usize }
+    }
+}
