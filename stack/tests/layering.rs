@@ -272,6 +272,8 @@ const NO_CIRCLE: &[&str] = &[
     "verbs/c/src",
     "apps/src",
     "apps/tools/src",
+    // Parts of a core name neither the core nor what works with several of them.
+    "apps/nvmf-target/src",
 ];
 
 #[test]
