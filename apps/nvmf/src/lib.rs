@@ -69,7 +69,7 @@ mod live;
 mod nqn;
 mod queue;
 pub mod status;
-mod sync;
+pub mod sync;
 mod target;
 mod time;
 mod window;

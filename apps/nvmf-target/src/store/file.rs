@@ -11,10 +11,11 @@ use std::fs::File as Handle;
 use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use nvmf::BackendError;
+use nvmf::sync::lock;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use verbs::{Mr, VerbsError};
@@ -324,7 +325,7 @@ impl File {
     }
     fn flush_by(&self, sync: impl FnOnce() -> io::Result<()>) -> Result<(), BackendError> {
         let mine = self.flushes.fetch_add(1, Ordering::SeqCst) + 1;
-        let mut flushed = self.flushed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flushed = lock(&self.flushed);
         self.health.check()?;
         if *flushed >= mine {
             return Ok(());

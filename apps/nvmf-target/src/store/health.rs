@@ -5,10 +5,11 @@
 //! every command with it, until an administrator says that its data are as they should be.
 
 use std::fmt::Display;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use nvmf::BackendError;
+use nvmf::sync::lock;
 
 /// The health of one storage. It is good at first.
 #[derive(Debug, Default)]
@@ -29,7 +30,7 @@ impl Health {
     /// From now on the storage `name` has failed; returns the error of the command that showed it. Logs it, the first time.
     #[cold]
     pub fn fail(&self, name: impl Display, why: impl Display) -> BackendError {
-        let mut known = self.why.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.why);
         if known.is_none() {
             tracing::error!(
                 "{name}: {why}. Its namespace fails from now on, until roce-nvmf namespace online says that its data are as they should \
@@ -42,11 +43,11 @@ impl Health {
     }
     /// Why it has failed, if it has.
     pub fn why(&self) -> Option<String> {
-        self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.why).clone()
     }
     /// Its data are as they should be: it serves again.
     pub fn restore(&self) {
-        let mut why = self.why.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut why = lock(&self.why);
         *why = None;
         self.failed.store(false, Ordering::Release);
     }

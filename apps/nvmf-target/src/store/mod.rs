@@ -23,9 +23,10 @@ pub use workers::{Job, Workers};
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nvmf::config::Backend;
+use nvmf::sync::lock;
 
 /// The storage of a namespace. Shared by all cores.
 #[derive(Clone, Debug)]
@@ -127,7 +128,7 @@ impl Stores {
     }
     /// The current table.
     pub fn table(&self) -> Arc<Table> {
-        Arc::clone(&self.lock())
+        Arc::clone(&lock(&self.table))
     }
     /// A newer table than that one, if there is one.
     #[inline]
@@ -136,15 +137,12 @@ impl Stores {
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Vec<Option<Store>>) -> T) -> T {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         let next = Arc::make_mut(&mut table);
         let result = change(&mut next.stores);
         next.version += 1;
         // Release: a core that sees this version then locks the table, and finds at least this one.
         self.version.store(next.version, Ordering::Release);
         result
-    }
-    fn lock(&self) -> MutexGuard<'_, Arc<Table>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,10 +1,11 @@
 //! Threads that wait for files, so that cores do not.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use nvmf::BackendError;
 use nvmf::fair::{Turns, Who};
+use nvmf::sync::lock;
 
 use super::work::{Blocks, CommandId, Done, Work};
 use crate::wake::Sender;
@@ -67,11 +68,8 @@ struct State {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
     fn next(&self) -> Option<(Who, Job)> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             if let Some(next) = state.jobs.pop() {
                 return Some(next);
@@ -88,7 +86,7 @@ impl Queue {
     fn work(&self) {
         while let Some((who, job)) = self.next() {
             if let Some(rest) = job.run_part() {
-                self.lock().jobs.put_back(who, rest);
+                lock(&self.state).jobs.put_back(who, rest);
                 // Another thread may be free for it, or for what comes before it.
                 self.wake.notify_one();
             }
@@ -110,7 +108,7 @@ impl Workers {
     /// If the system has no more.
     pub fn new(most: usize) -> std::io::Result<Self> {
         let workers = Self::by_hand();
-        let mut state = workers.queue.lock();
+        let mut state = lock(&workers.queue.state);
         state.most = most.max(1);
         workers.start(&mut state)?;
         drop(state);
@@ -128,11 +126,11 @@ impl Workers {
     }
     /// Work that nobody has taken, of the host whose turn it is.
     pub fn take(&self) -> Option<Job> {
-        self.queue.lock().jobs.pop().map(|(_, job)| job)
+        lock(&self.queue.state).jobs.pop().map(|(_, job)| job)
     }
     /// Gives them work of a host; the result goes to `to`.
     pub fn give(&self, who: Who, blocks: Arc<dyn Blocks>, work: Work, command: CommandId, to: Sender<Done>) {
-        let mut state = self.queue.lock();
+        let mut state = lock(&self.queue.state);
         state.jobs.push(who, Job { blocks, work, command, to });
         // Those that were woken already still count as free.
         if state.jobs.len() > state.free && state.threads.len() < state.most {
@@ -146,7 +144,7 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        let mut state = self.queue.lock();
+        let mut state = lock(&self.queue.state);
         state.ended = true;
         let threads = std::mem::take(&mut state.threads);
         drop(state);

@@ -3,8 +3,9 @@
 //! They are counted only if [`Config::meters`](super::Config::meters) is set. Each core counts for itself; a reader adds up.
 //! Hosts choose their names, so only a limited number of names has counters of its own; all further hosts are counted together.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use nvmf::sync::lock;
 use nvmf::{Nqn, Op, Request, Ticket};
 use verbs::stats::{Latency, Row, Table};
 
@@ -146,7 +147,7 @@ pub struct Meters(Mutex<Vec<(Who, OfCores)>>);
 impl Meters {
     /// The counters of a core for a host and a namespace.
     fn of(&self, core: usize, subsystem: &Nqn, namespace: u32, host: &Nqn) -> Arc<Meter> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0);
         let mut who = Who { subsystem: subsystem.to_string(), namespace, host: host.to_string() };
         if all.len() >= NAMED_MAX && all.iter().all(|(known, _)| *known != who) {
             who.host = OTHERS.into();
@@ -165,7 +166,7 @@ impl Meters {
     }
     /// A row for each namespace and host.
     pub fn table(&self) -> Table {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = lock(&self.0);
         let row = |(who, meters): &(Who, OfCores)| {
             let label = |name: &str, value: String| (name.to_string(), value);
             let labels = [
