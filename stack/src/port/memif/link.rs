@@ -567,7 +567,14 @@ mod tests {
             serve(&client, Instant::now());
         }
         assert!(client.current().unwrap().region.len() > 64 << 20);
-        assert!(faults() - before < 1000, "{} page faults for a region of 16384 pages", faults() - before);
+        // Some for what else it allocates and waits for; a quarter of the region would be too many.
+        assert!(faults() - before < 4096, "{} page faults for a region of 16384 pages", faults() - before);
+        // Goal: when both ports are gone nothing keeps what they shared, and with it a descriptor.
+        let ends = [&server, &client].map(|state| Arc::downgrade(&state.common));
+        drop((server, client));
+        while ends.iter().any(|common| common.strong_count() > 0) {
+            std::thread::yield_now();
+        }
     }
 
     // Goal: a client that says nothing is told so and given up, and the next one is waited for.

@@ -223,12 +223,12 @@ impl Meeting {
 }
 
 /// Tells the link that a meeting is over, also where it panics.
-struct Tells {
-    common: Arc<Common>,
+struct Tells<'a> {
+    common: &'a Common,
     number: u64,
 }
 
-impl Drop for Tells {
+impl Drop for Tells<'_> {
     fn drop(&mut self) {
         let _ = self.common.tell(Outcome { number: self.number, met: None });
     }
@@ -236,7 +236,7 @@ impl Drop for Tells {
 
 /// Holds a meeting, and closes what the peer sent if nothing comes of it.
 fn hold(common: &Arc<Common>, number: u64, socket: Socket, stop: &Stop, role: Role) {
-    let tells = Tells { common: Arc::clone(common), number };
+    let tells = Tells { common, number };
     let (outbox, received) = (VecDeque::new(), Vec::new());
     let (patience, since) = (common.patience, Instant::now());
     let mut talk = Talk { socket: &socket, stop, outbox, received, patience, since };
