@@ -15,8 +15,18 @@ pub struct AhCore {
     address: UdAddress,
 }
 
+impl PdCore {
+    /// Makes an address handle.
+    ///
+    /// # Errors
+    /// [`DeviceError::Ah`].
+    pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<AhCore, DeviceError> {
+        AhCore::new(self.clone(), attr)
+    }
+}
+
 impl AhCore {
-    pub(super) fn new(pd: Arc<PdCore>, attr: &AhAttr) -> Result<Self, DeviceError> {
+    fn new(pd: Arc<PdCore>, attr: &AhAttr) -> Result<Self, DeviceError> {
         let address = {
             let shared = &pd.device().core().shared;
             // Held before the check, so that the address cannot change after it.

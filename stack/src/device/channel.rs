@@ -5,8 +5,8 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::Device;
 use super::error::DeviceError;
+use super::handle::Device;
 use crate::shard::{CqState, EventChannel};
 
 /// A completion channel. Its completion queues hold it.
@@ -15,12 +15,18 @@ pub struct ChannelCore {
     queue: Arc<EventChannel>,
 }
 
-impl ChannelCore {
-    pub(super) fn new(device: Arc<Device>) -> Result<Arc<Self>, DeviceError> {
+impl Device {
+    /// Makes a completion channel.
+    ///
+    /// # Errors
+    /// [`DeviceError::Descriptor`].
+    pub fn create_channel(self: &Arc<Self>) -> Result<Arc<ChannelCore>, DeviceError> {
         let queue = EventChannel::new().map_err(|e| DeviceError::Descriptor(e.kind()))?;
-        Ok(Arc::new(Self { device, queue: Arc::new(queue) }))
+        Ok(Arc::new(ChannelCore { device: self.clone(), queue: Arc::new(queue) }))
     }
+}
 
+impl ChannelCore {
     /// A channel for the device's own service: an event rings the device's alarm.
     ///
     /// # Errors

@@ -8,35 +8,27 @@
 //! waiting calls return [`DeviceError::ShardDied`]; and the program gets DEVICE_FATAL. Completions that were published before can
 //! be polled. The other shards go on.
 
-use core::cell::Cell as ThreadCell;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::time::Duration;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
-use super::MAINTAIN_EVERY;
-use super::config::{Clock, Drive};
-use super::error::{DeviceError, OpenError};
+use super::clock::ClockSource;
+use super::config::Drive;
+use super::error::DeviceError;
+use super::inside_turn::{inside_turn, not_inside_turn, set_inside_turn};
 use super::service::ServiceSlot;
-use super::stats::{QpList, Tables};
-use crate::id::{Gid, Mtu};
+use super::stats::list::QpList;
+use super::stats::tables::Tables;
+use super::upkeep::Upkeep;
 use crate::mem::TurnsPassed;
-use crate::net::{Net, NetConfig};
-use crate::port::{Armed, Port, PortInfo};
+use crate::port::{Armed, Port};
 use crate::proto::status::AsyncEvent;
-use crate::shard::{EventElement, Shard, Shared, SharedConfig, Turn};
+use crate::shard::{EventElement, Shard, Shared, Turn};
 use crate::sync::claim::{Claim, Refused};
-use crate::sync::eventfd::{EventFd, to_wait_for, wait_readable};
 use crate::sync::process::Process;
-use crate::sync::sleeper::{OTHERS, Sleep};
 use crate::time::Instant;
-
-thread_local! {
-    /// Whether this thread is inside a turn or a control call of some shard.
-    static HOLDS_SHARD: ThreadCell<bool> = const { ThreadCell::new(false) };
-}
 
 /// Marks the thread as holding a shard, until [`Holding::end`]. If a panic drops it instead, it reports the shard's death, before
 /// the claim is dropped.
@@ -48,67 +40,20 @@ struct Holding<'a> {
 impl<'a> Holding<'a> {
     #[inline]
     fn begin(core: &'a Core, index: usize) -> Self {
-        HOLDS_SHARD.set(true);
+        set_inside_turn(true);
         Self { core, index }
     }
     #[inline]
     fn end(self) {
-        HOLDS_SHARD.set(false);
+        set_inside_turn(false);
         core::mem::forget(self);
     }
 }
 impl Drop for Holding<'_> {
     #[cold]
     fn drop(&mut self) {
-        HOLDS_SHARD.set(false);
+        set_inside_turn(false);
         self.core.shard_died(self.index);
-    }
-}
-
-/// Whether this thread is inside a turn or a control call of some shard, of whichever device.
-#[inline]
-pub(super) fn inside_turn() -> bool {
-    HOLDS_SHARD.get()
-}
-
-/// Refuses a call that would wait for a shard that this thread itself holds, or turn a shard inside of a turn.
-///
-/// # Errors
-/// [`DeviceError::InsideTurn`].
-#[inline]
-pub fn not_inside_turn() -> Result<(), DeviceError> {
-    if inside_turn() { Err(DeviceError::InsideTurn) } else { Ok(()) }
-}
-
-/// Locks a mutex whose data stays usable when a holder panicked: each change under it is complete in itself.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The device's clock.
-pub(super) enum ClockSource {
-    /// The CPU's counter if its rate is constant, else the system's clock; and its reading at the origin.
-    Monotonic(quanta::Clock, u64),
-    Manual(Arc<AtomicU64>),
-}
-
-impl ClockSource {
-    pub(super) fn new(clock: &Clock) -> Self {
-        match clock {
-            Clock::Monotonic => {
-                let clock = quanta::Clock::new();
-                let origin = clock.raw();
-                Self::Monotonic(clock, origin)
-            }
-            Clock::Manual(ns) => Self::Manual(ns.clone()),
-        }
-    }
-    #[inline]
-    pub(super) fn now(&self) -> Instant {
-        Instant::from_nanos(match self {
-            Self::Monotonic(clock, origin) => clock.delta_as_nanos(*origin, clock.raw()),
-            Self::Manual(ns) => ns.load(Ordering::Acquire),
-        })
     }
 }
 
@@ -143,47 +88,12 @@ pub(super) struct Core {
     stop: AtomicBool,
     /// Dead shards, as bits.
     dead: AtomicU32,
-    /// When the port is maintained next, in nanoseconds; written under shard 0's claim.
-    maintain_at: AtomicU64,
-    link_up: AtomicBool,
-    /// Whether the program is told that the link is up, whatever it is.
-    pub assume_link: bool,
-    /// [`Host::generation`](crate::port::Host::generation) of the addresses that were taken over.
-    host_seen: AtomicU64,
+    /// What is done for the port now and then.
+    pub upkeep: Upkeep,
     /// The service that runs between turns, if there is one.
     pub service: ServiceSlot,
     /// The process that opened the device: a fork has neither its threads nor a port that is its own.
     made_by: Process,
-}
-
-/// Sleeps until one of the descriptors is readable, or the time is over.
-fn nap(fds: &[BorrowedFd<'_>], time: Duration) {
-    match fds {
-        [] => std::thread::sleep(time),
-        fds => {
-            wait_readable(&mut to_wait_for::<OTHERS>(fds.iter().copied()), time);
-        }
-    }
-}
-
-/// The state that all shards of a new device share.
-///
-/// # Errors
-/// [`OpenError::PortMtu`].
-pub(super) fn shared(
-    config: &NetConfig,
-    port: &PortInfo,
-    shards: usize,
-    qps_per_shard: usize,
-) -> Result<Shared, OpenError> {
-    let net = Net::new(config);
-    let gids = net.gids().iter().collect();
-    let mtu = Mtu::of_link(port.mtu)
-        .ok_or_else(|| OpenError::PortMtu { port: port.name.clone(), mtu: port.mtu })?;
-    // Everybody is behind one next hop where the port's frames are those of UDP sockets.
-    let computed_ids = config.next_hop.is_some();
-    let (mac, vlan) = (port.mac, config.vlan);
-    Ok(Shared::new(SharedConfig { net, gids, mac, vlan, mtu, shards, qps_per_shard, computed_ids }))
 }
 
 impl Core {
@@ -199,9 +109,7 @@ impl Core {
             .into_iter()
             .map(|shard| CachePadded::new(Cell { shard: Claim::new(shard), turns: AtomicU32::new(0) }))
             .collect();
-        let link_up = AtomicBool::new(port.link_up());
-        // The shared state may have older addresses than the host has now: `u64::MAX` makes the first maintenance read them again.
-        let host_seen = port.host().map_or(0, |_| u64::MAX);
+        let upkeep = Upkeep::new(&*port, assume_link);
         Self {
             shared,
             cells,
@@ -213,10 +121,7 @@ impl Core {
             clock,
             stop: AtomicBool::new(false),
             dead: AtomicU32::new(0),
-            maintain_at: AtomicU64::new(0),
-            link_up,
-            assume_link,
-            host_seen: AtomicU64::new(host_seen),
+            upkeep,
             service: ServiceSlot::default(),
             made_by: Process::this(),
         }
@@ -389,69 +294,8 @@ impl Core {
         self.shared.sleeper.wake();
     }
 
-    /// Sleeps until one of these shards, as bits, may have work, `fd` is readable, or `at_most` is over. Ports that cannot signal
-    /// are checked every `look`. Returns at once where there is work already.
-    pub(super) fn sleep(&self, shards: u32, fd: Option<&EventFd>, at_most: Duration, look: Duration) {
-        match self.shared.sleeper.begin() {
-            Some(sleep) => self.sleep_here(sleep, shards, fd.map(AsFd::as_fd).as_slice(), at_most, look),
-            None => nap(fd.map(AsFd::as_fd).as_slice(), at_most.min(look)),
-        }
-    }
-    /// As [`Core::sleep`], for the thread that turns one shard, and with several descriptors. Threads that turn others may sleep at the
-    /// same time.
-    pub(super) fn sleep_for(&self, shard: usize, fds: &[BorrowedFd<'_>], at_most: Duration, look: Duration) {
-        if self.is_forked() || inside_turn() {
-            return;
-        }
-        match self.shared.sleeper.begin_for(1 + shard, 1 << shard) {
-            Some(sleep) => self.sleep_here(sleep, 1 << shard, fds, at_most, look),
-            None => nap(fds, at_most.min(look)),
-        }
-    }
-    fn sleep_here(
-        &self,
-        mut sleep: Sleep<'_>,
-        shards: u32,
-        fds: &[BorrowedFd<'_>],
-        at_most: Duration,
-        look: Duration,
-    ) {
-        let mut at_most = if self.stopped() { Duration::ZERO } else { at_most };
-        for index in (0..self.cells.len()).filter(|i| shards >> i & 1 != 0) {
-            match self.arm(index) {
-                Some((Armed::Down(again, event), due)) => {
-                    at_most = at_most.min(due).min(again);
-                    if sleep.watch(index, event).is_err() {
-                        at_most = at_most.min(look);
-                    }
-                }
-                Some((Armed::Event(event), due)) => {
-                    at_most = at_most.min(due);
-                    if sleep.watch(index, Some(event)).is_err() {
-                        at_most = at_most.min(look);
-                    }
-                }
-                Some((Armed::Unable, due)) => {
-                    at_most = at_most.min(due).min(look);
-                    // Removing a descriptor does not fail.
-                    let _ = sleep.watch(index, None);
-                }
-                Some((Armed::Pending, _)) => at_most = Duration::ZERO,
-                // Another thread turns it.
-                None if !self.cells[index].is_dead() => at_most = at_most.min(look),
-                None => {}
-            }
-        }
-        if let Some(wait) = self.service.wait(self.now()) {
-            at_most = at_most.min(wait);
-        }
-        if !at_most.is_zero() {
-            sleep.wait(fds, at_most);
-        }
-    }
-
     /// Prepares a free shard for a sleep. Returns how its port is armed, and the time until something is due.
-    fn arm(&self, index: usize) -> Option<(Armed, Duration)> {
+    pub(super) fn arm(&self, index: usize) -> Option<(Armed, Duration)> {
         let mut shard = self.cells[index].shard.try_take()?;
         let holding = Holding::begin(self, index);
         let armed = shard.arm();
@@ -482,63 +326,12 @@ impl Core {
         self.dead().trailing_ones() as usize == index
     }
 
-    /// Maintains the port when it is due and this shard is the first; called by a shard's holder.
+    /// Does the port's upkeep when it is due and this shard is the first; called by a shard's holder.
     #[inline]
     fn maintain(&self, now: Instant, index: usize) {
-        if now.as_nanos() >= self.maintain_at.load(Ordering::Relaxed) && self.is_first(index) {
-            self.maintain_now(now);
+        if self.upkeep.is_due(now) && self.is_first(index) {
+            self.upkeep.run(now, &*self.port, &self.shared);
         }
-    }
-    #[cold]
-    fn maintain_now(&self, now: Instant) {
-        self.maintain_at.store(now.after(MAINTAIN_EVERY).as_nanos(), Ordering::Relaxed);
-        self.port.maintain();
-        self.note_mtu();
-        self.note_addresses();
-        let up = self.link_up();
-        if self.link_up.swap(up, Ordering::Relaxed) != up {
-            let event = if up { AsyncEvent::PortActive } else { AsyncEvent::PortErr };
-            if !self.assume_link {
-                self.shared.events.raise(event, EventElement::Port);
-            }
-            if up {
-                self.shared.with_net(|net| net.report_groups(now));
-            }
-        }
-    }
-
-    /// Reads the MTU that the port carries now, in bytes, and limits queue pairs to it.
-    pub(super) fn note_mtu(&self) -> usize {
-        let mtu = self.port.mtu();
-        self.shared.set_mtu(Mtu::of_link(mtu).unwrap_or(Mtu::Mtu256));
-        mtu
-    }
-
-    /// Takes over the addresses of the host below the port, if there is one, as they are now.
-    fn note_addresses(&self) {
-        let Some(host) = self.port.host() else { return };
-        let generation = host.generation();
-        if self.host_seen.swap(generation, Ordering::Relaxed) == generation {
-            return;
-        }
-        let (addrs, gids) = (host.addresses(), &self.shared.gids);
-        let gone = gids.snapshot().into_iter().filter(|gid| !gid.is_zero() && !addrs.contains(&gid.to_ip()));
-        let gone = gone.filter(|gid| gids.remove(gid).is_some()).map(Gid::to_ip).collect::<Vec<_>>();
-        let new =
-            addrs.into_iter().filter(|addr| gids.insert(Gid::from_ip(*addr)).is_ok()).collect::<Vec<_>>();
-        if gone.is_empty() && new.is_empty() {
-            return;
-        }
-        self.shared.with_net(|net| {
-            gone.iter().for_each(|addr| net.remove_address(*addr));
-            new.iter().for_each(|addr| net.add_address(*addr, 0));
-        });
-        self.shared.events.raise(AsyncEvent::GidChange, EventElement::Port);
-    }
-
-    /// Whether packets pass: the link is up, and what it carries is enough for the smallest path MTU.
-    pub(super) fn link_up(&self) -> bool {
-        self.port.link_up() && Mtu::of_link(self.port.mtu()).is_some()
     }
 
     /// Makes the device's threads end.

@@ -2,10 +2,9 @@
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use core::sync::atomic::AtomicU64;
 use std::path::PathBuf;
-use std::sync::Arc;
 
+use super::clock::Clock;
 use super::error::OpenError;
 use crate::config::{QPS_PER_SHARD_MAX, SHARDS_MAX};
 use crate::id::Mac;
@@ -27,16 +26,6 @@ pub enum Drive {
     /// Threads that poll a completion queue; a background thread takes over while none does, and sleeps when there is nothing to
     /// do (if the port cannot signal, at most 1 ms while a queue pair is connected).
     Caller,
-}
-
-/// The source of the device's time.
-#[derive(Clone, Debug, Default)]
-pub enum Clock {
-    /// The system's monotonic clock, from the opening of the device on.
-    #[default]
-    Monotonic,
-    /// Nanoseconds that the program sets: a simulation.
-    Manual(Arc<AtomicU64>),
 }
 
 /// The port: named, or already open.

@@ -5,17 +5,18 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 use std::sync::{Arc, Mutex};
 
-use super::Device;
 use super::channel::ChannelCore;
-use super::claim::{lock, not_inside_turn};
 use super::error::DeviceError;
-use super::limits::Share;
+use super::handle::Device;
+use super::inside_turn::not_inside_turn;
 use super::pd::PdCore;
+use super::quota::Share;
 use crate::config::CQE_MAX;
 use crate::proto::wqe::Cqe;
 use crate::shard::{CqState, EventElement, LaneId};
 use crate::sync::exclusive::Exclusive;
 use crate::sync::lanes::{self, Arm, Armer, CqLane, CqReader};
+use crate::sync::lock::lock;
 
 /// The reading end of a completion queue: its holder may poll.
 pub struct CqTap(CqReader<Cqe>);
@@ -72,8 +73,19 @@ fn check_cqe(cqe: u32, min: u32) -> Result<(), DeviceError> {
     Err(DeviceError::Range { what: "cqe", given, min: min.max(1).into(), max })
 }
 
+impl Device {
+    /// Makes a completion queue.
+    ///
+    /// # Errors
+    /// [`DeviceError::Range`], [`DeviceError::Exhausted`], [`DeviceError::Foreign`] for a channel or parent domain of
+    /// another device, [`DeviceError::WrongKind`] for a protection domain that is no parent domain.
+    pub fn create_cq(self: &Arc<Self>, init: &CqInit<'_>) -> Result<Arc<CqCore>, DeviceError> {
+        CqCore::new(self.clone(), init)
+    }
+}
+
 impl CqCore {
-    pub(super) fn new(device: Arc<Device>, init: &CqInit<'_>) -> Result<Arc<Self>, DeviceError> {
+    fn new(device: Arc<Device>, init: &CqInit<'_>) -> Result<Arc<Self>, DeviceError> {
         check_cqe(init.cqe, 1)?;
         if init.channel.is_some_and(|c| !Arc::ptr_eq(c.device(), &device)) {
             return Err(DeviceError::Foreign { what: "completion channel" });

@@ -11,8 +11,12 @@ use super::claim::Core;
 use super::config::Drive;
 use super::error::OpenError;
 use super::pace::{Callers, Next, Pace};
-use super::{IDLE_SLEEP, SLEEP, scheduling};
+use super::scheduling::wake_at_once;
+use super::sleep::SLEEP;
 use crate::config::{HELPER_HOT, HELPER_SLEEP};
+
+/// The longest sleep of the helper, reached while nothing happens.
+const IDLE_SLEEP: Duration = Duration::from_millis(200);
 
 const _: () = assert!(HELPER_HOT.as_nanos() < HELPER_SLEEP.as_nanos());
 const _: () = assert!(HELPER_SLEEP.as_nanos() <= SLEEP.as_nanos());
@@ -90,7 +94,7 @@ fn helper(core: &Arc<Core>) -> Result<JoinHandle<()>, OpenError> {
 /// Turns every shard that no caller turned since the last check; hot while there is work and a core to spare, asleep when there
 /// is none.
 fn help(core: &Core) {
-    scheduling::wake_at_once();
+    wake_at_once();
     let now = SystemInstant::now();
     let mut callers: Vec<Callers> =
         (0..core.cells.len()).map(|index| Callers::new(now, core.turns_of_callers(index))).collect();

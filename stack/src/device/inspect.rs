@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use super::Device;
+use super::handle::Device;
 use crate::shard::{Shard, Shared};
 
 #[doc(hidden)]
 impl Device {
     /// The state that its shards share.
     pub fn shared(&self) -> &Arc<Shared> {
-        &self.core.shared
+        &self.core().shared
     }
     /// Works on a shard between two turns; `None` if it has died.
     pub fn with_shard<R>(&self, shard: usize, work: impl FnOnce(&mut Shard) -> R) -> Option<R> {
-        self.core.control(shard, |shard, _| work(shard)).ok()
+        self.core().control(shard, |shard, _| work(shard)).ok()
     }
 }

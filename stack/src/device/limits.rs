@@ -1,10 +1,7 @@
 //! Capabilities of the device, as in `ibv_query_device(3)` and `ibv_query_port(3)`.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::Arc;
-
-use super::Device;
-use super::error::DeviceError;
+use super::handle::Device;
+use super::upkeep::{link_up, note_mtu};
 use crate::config::{
     CQ_MAX, CQE_MAX, INLINE_MAX, MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX, MESSAGE_MAX, MR_MAX, MR_SIZE_MAX,
     PD_MAX, QUEUE_DEPTH_MAX, RD_ATOMIC_MAX, SGE_MAX, SRQ_MAX,
@@ -82,8 +79,9 @@ pub enum AtomicCap {
 
 /// Limits of a device (`struct ibv_device_attr`, and of `ibv_device_attr_ex` what there is).
 ///
-/// As much as is announced works; one more is refused with [`DeviceError::Range`] or [`DeviceError::Exhausted`]. Fields of the C
-/// structures about end-to-end contexts, raw datagrams and FMRs are left out: all of them are 0.
+/// As much as is announced works; one more is refused with [`Range`](super::DeviceError::Range) or
+/// [`Exhausted`](super::DeviceError::Exhausted). Fields of the C structures about end-to-end contexts, raw datagrams and FMRs are
+/// left out: all of them are 0.
 #[doc(alias = "ibv_device_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceAttr {
@@ -272,39 +270,6 @@ pub struct GidEntry<'a> {
     pub ndev: &'a str,
 }
 
-/// How many objects of a kind a device may have at once.
-#[derive(Debug)]
-pub(super) struct Quota {
-    what: &'static str,
-    limit: usize,
-    live: Arc<AtomicUsize>,
-}
-
-/// One use of a quota, until dropped.
-#[derive(Debug)]
-pub(super) struct Share(Arc<AtomicUsize>);
-
-impl Quota {
-    pub(super) fn new(what: &'static str, limit: usize) -> Self {
-        Self { what, limit, live: Arc::default() }
-    }
-    /// # Errors
-    /// [`DeviceError::Exhausted`].
-    pub(super) fn take(&self) -> Result<Share, DeviceError> {
-        let one_more = |live| (live < self.limit).then_some(live + 1);
-        match self.live.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more) {
-            Ok(_) => Ok(Share(self.live.clone())),
-            Err(_) => Err(DeviceError::Exhausted { what: self.what, limit: self.limit }),
-        }
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Device {
     /// What the device can do.
     pub fn attr(&self) -> DeviceAttr {
@@ -365,19 +330,20 @@ impl Device {
 
     /// Whether the port has a link: what is sent can reach somebody.
     pub fn link_up(&self) -> bool {
-        self.core().link_up()
+        link_up(self.port())
     }
 
     /// State and limits of the port.
     pub fn port_attr(&self) -> PortAttr {
-        let (info, mtu) = (self.port().info(), self.core().note_mtu());
-        let up = self.core().assume_link || self.core().link_up();
+        let (core, info) = (self.core(), self.port().info());
+        let mtu = note_mtu(self.port(), &core.shared);
+        let up = core.upkeep.tells_up(self.port());
         let counters = self.counters();
         PortAttr {
             state: if up { PortState::Active } else { PortState::Down },
             phys_state: if up { PortPhysState::LinkUp } else { PortPhysState::Disabled },
             max_mtu: Mtu::Mtu4096,
-            active_mtu: self.core().shared.mtu(),
+            active_mtu: core.shared.mtu(),
             link_mtu: mtu,
             mac: info.mac,
             gid_tbl_len: self.gids().len(),

@@ -3,9 +3,10 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 
-use super::claim::not_inside_turn;
 use super::error::DeviceError;
+use super::inside_turn::not_inside_turn;
 use super::pd::PdCore;
+use crate::config::MR_SIZE_MAX;
 use crate::mem::{Access, MemError, UserMemory};
 use crate::racy::kernel;
 
@@ -13,7 +14,7 @@ use crate::racy::kernel;
 ///
 /// # Errors
 /// [`DeviceError::Access`], with their names.
-pub(super) fn supported(access: Access) -> Result<(), DeviceError> {
+fn supported(access: Access) -> Result<(), DeviceError> {
     let unsupported =
         if kernel::works() { Access::UNSUPPORTED } else { Access::UNSUPPORTED | Access::ON_DEMAND };
     let refused = access & unsupported;
@@ -37,21 +38,57 @@ pub struct MrCore {
     live: AtomicBool,
 }
 
+impl PdCore {
+    /// Registers memory.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`], [`DeviceError::Range`] for more than
+    /// [`DeviceAttr::max_mr_size`](super::DeviceAttr::max_mr_size) bytes, [`DeviceError::Random`].
+    pub fn reg_mr(self: &Arc<Self>, memory: UserMemory, access: Access) -> Result<MrCore, DeviceError> {
+        let len = memory.len();
+        if len > MR_SIZE_MAX {
+            return Err(DeviceError::Range {
+                what: "length of the region",
+                given: len,
+                min: 0,
+                max: MR_SIZE_MAX,
+            });
+        }
+        MrCore::new(self.clone(), memory, access)
+    }
+
+    /// Allocates a null region: for local access it covers every address, and has no memory. It must not be re-registered.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`], [`DeviceError::Random`].
+    pub fn alloc_null_mr(self: &Arc<Self>) -> Result<MrCore, DeviceError> {
+        MrCore::null(self.clone())
+    }
+
+    /// Allocates a region for fast registration of this memory; nothing of it is registered yet.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`], [`DeviceError::Random`].
+    pub fn alloc_mr(self: &Arc<Self>, memory: UserMemory) -> Result<MrCore, DeviceError> {
+        MrCore::alloc(self.clone(), memory)
+    }
+}
+
 impl MrCore {
-    pub(super) fn new(pd: Arc<PdCore>, memory: UserMemory, access: Access) -> Result<Self, DeviceError> {
+    fn new(pd: Arc<PdCore>, memory: UserMemory, access: Access) -> Result<Self, DeviceError> {
         supported(access)?;
         let device = pd.device();
         let key = device.core().shared.mrs.register(pd.id(), memory, access, device.random.wide()?)?;
         Ok(Self::of(pd, key, access, false))
     }
 
-    pub(super) fn alloc(pd: Arc<PdCore>, memory: UserMemory) -> Result<Self, DeviceError> {
+    fn alloc(pd: Arc<PdCore>, memory: UserMemory) -> Result<Self, DeviceError> {
         let device = pd.device();
         let key = device.core().shared.mrs.alloc_fast(pd.id(), memory, device.random.wide()?)?;
         Ok(Self::of(pd, key, Access::empty(), true))
     }
 
-    pub(super) fn null(pd: Arc<PdCore>) -> Result<Self, DeviceError> {
+    fn null(pd: Arc<PdCore>) -> Result<Self, DeviceError> {
         let device = pd.device();
         let key = device.core().shared.mrs.register_null(pd.id(), device.random.wide()?)?;
         Ok(Self::of(pd, key, Access::LOCAL_WRITE, false))

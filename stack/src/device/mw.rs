@@ -3,10 +3,11 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::claim::{lock, not_inside_turn};
 use super::error::DeviceError;
+use super::inside_turn::not_inside_turn;
 use super::pd::PdCore;
 use crate::mem::{MwType, inc_rkey};
+use crate::sync::lock::lock;
 
 /// A memory window. Dropping it deallocates it.
 #[derive(Debug)]
@@ -20,8 +21,18 @@ pub struct MwCore {
     live: AtomicBool,
 }
 
+impl PdCore {
+    /// Allocates a memory window.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`], [`DeviceError::Random`].
+    pub fn alloc_mw(self: &Arc<Self>, mw_type: MwType) -> Result<MwCore, DeviceError> {
+        MwCore::new(self.clone(), mw_type)
+    }
+}
+
 impl MwCore {
-    pub(super) fn new(pd: Arc<PdCore>, mw_type: MwType) -> Result<Self, DeviceError> {
+    fn new(pd: Arc<PdCore>, mw_type: MwType) -> Result<Self, DeviceError> {
         let device = pd.device();
         let key = device.core().shared.mrs.alloc_window(pd.id(), mw_type, device.random.wide()?)?;
         Ok(Self { pd, mw_type, key, current: Mutex::new(key), live: AtomicBool::new(true) })

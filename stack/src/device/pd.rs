@@ -1,20 +1,13 @@
 //! Protection domains.
 
+use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use super::Device;
-use super::ah::AhCore;
 use super::error::DeviceError;
-use super::limits::Share;
-use super::mr::MrCore;
-use super::mw::MwCore;
-use super::qp::{QpCore, QpInit};
-use super::srq::{SrqAttr, SrqCore, XrcSrqInit};
+use super::handle::Device;
+use super::quota::Share;
 use super::td::TdCore;
-use crate::config::MR_SIZE_MAX;
 use crate::id::PdId;
-use crate::mem::{Access, MwType, UserMemory};
-use crate::proto::attr::AhAttr;
 
 /// A protection domain, or a parent domain: one with a thread domain beside it. Objects that are made in it hold it.
 #[derive(Debug)]
@@ -30,11 +23,24 @@ enum Kind {
     Parent { of: Arc<PdCore>, td: Option<Arc<TdCore>> },
 }
 
-impl PdCore {
-    pub(super) fn new(device: Arc<Device>, id: PdId, share: Share) -> Arc<Self> {
-        Arc::new(Self { device, id, kind: Kind::Domain { _share: share } })
+impl Device {
+    /// Allocates a protection domain.
+    ///
+    /// # Errors
+    /// [`DeviceError::Exhausted`].
+    pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<PdCore>, DeviceError> {
+        let share = self.pds.take()?;
+        // Numbers do not wrap: one that came again would open the memory of one domain to the queue pairs of another.
+        let next = |n: u32| n.checked_add(1);
+        let number = self.next_pd.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        let exhausted =
+            |_| DeviceError::Exhausted { what: "protection domain number", limit: u32::MAX as usize };
+        let id = PdId(number.map_err(exhausted)?);
+        Ok(Arc::new(PdCore { device: self.clone(), id, kind: Kind::Domain { _share: share } }))
     }
+}
 
+impl PdCore {
     /// Makes a parent domain of a thread domain and a protection domain: `self`, or that of `self` if it is a parent domain itself.
     /// The keys of the protection domain are valid in it.
     ///
@@ -82,77 +88,6 @@ impl PdCore {
             Kind::Domain { .. } => None,
             Kind::Parent { td, .. } => td.as_ref(),
         }
-    }
-
-    /// Registers memory.
-    ///
-    /// # Errors
-    /// [`DeviceError::Memory`], [`DeviceError::Range`] for more than
-    /// [`DeviceAttr::max_mr_size`](super::DeviceAttr::max_mr_size) bytes, [`DeviceError::Random`].
-    pub fn reg_mr(self: &Arc<Self>, memory: UserMemory, access: Access) -> Result<MrCore, DeviceError> {
-        let len = memory.len();
-        if len > MR_SIZE_MAX {
-            return Err(DeviceError::Range {
-                what: "length of the region",
-                given: len,
-                min: 0,
-                max: MR_SIZE_MAX,
-            });
-        }
-        MrCore::new(self.clone(), memory, access)
-    }
-
-    /// Allocates a null region: for local access it covers every address, and has no memory. It must not be re-registered.
-    ///
-    /// # Errors
-    /// [`DeviceError::Memory`], [`DeviceError::Random`].
-    pub fn alloc_null_mr(self: &Arc<Self>) -> Result<MrCore, DeviceError> {
-        MrCore::null(self.clone())
-    }
-
-    /// Makes an address handle.
-    ///
-    /// # Errors
-    /// [`DeviceError::Ah`].
-    pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<AhCore, DeviceError> {
-        AhCore::new(self.clone(), attr)
-    }
-
-    /// Makes a shared receive queue of exactly `max_wr` requests.
-    ///
-    /// # Errors
-    /// [`DeviceError::Range`], [`DeviceError::Exhausted`]; for one of XRC also [`DeviceError::Foreign`] and
-    /// [`DeviceError::InsideTurn`].
-    pub fn create_srq(
-        self: &Arc<Self>,
-        attr: &SrqAttr,
-        xrc: Option<XrcSrqInit<'_>>,
-    ) -> Result<Arc<SrqCore>, DeviceError> {
-        SrqCore::new(self.clone(), attr, xrc)
-    }
-
-    /// Allocates a region for fast registration of this memory; nothing of it is registered yet.
-    ///
-    /// # Errors
-    /// [`DeviceError::Memory`], [`DeviceError::Random`].
-    pub fn alloc_mr(self: &Arc<Self>, memory: UserMemory) -> Result<MrCore, DeviceError> {
-        MrCore::alloc(self.clone(), memory)
-    }
-
-    /// Allocates a memory window.
-    ///
-    /// # Errors
-    /// [`DeviceError::Memory`], [`DeviceError::Random`].
-    pub fn alloc_mw(self: &Arc<Self>, mw_type: MwType) -> Result<MwCore, DeviceError> {
-        MwCore::new(self.clone(), mw_type)
-    }
-
-    /// Makes a queue pair, in RESET.
-    ///
-    /// # Errors
-    /// [`DeviceError`].
-    pub fn create_qp(self: &Arc<Self>, init: &QpInit<'_>) -> Result<Arc<QpCore>, DeviceError> {
-        QpCore::new(self.device.clone(), Some(self.clone()), init, None)
     }
 
     /// Frees the domain.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::Device;
 use super::error::DeviceError;
+use super::handle::Device;
 use crate::id::Qpn;
 use crate::shard::{CheckOutcome, PeerState};
 

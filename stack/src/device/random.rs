@@ -2,8 +2,8 @@
 
 use std::sync::Mutex;
 
-use super::claim::lock;
 use super::error::{DeviceError, OpenError};
+use crate::sync::lock::lock;
 
 pub(super) struct Random {
     /// State of the generator; `None`: use the operating system.

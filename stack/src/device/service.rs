@@ -7,11 +7,9 @@ use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError, RwLock, TryLockError};
 
-use super::Device;
-use super::claim::{inside_turn, not_inside_turn};
 use super::error::DeviceError;
-use crate::id::{Gid, Mtu, Qpn};
-use crate::net::{Net, Resolution};
+use super::inside_turn::inside_turn;
+use crate::id::Qpn;
 use crate::sync::alarm::Alarm;
 use crate::time::Instant;
 
@@ -45,8 +43,36 @@ impl ServiceSlot {
         self.alarm.due().is_some_and(|due| due <= now())
     }
 
+    /// Its alarm clock.
+    pub(super) fn alarm(&self) -> &Arc<Alarm> {
+        &self.alarm
+    }
+
+    /// # Errors
+    /// [`DeviceError::Exists`] while there is another one.
+    pub(super) fn install(&self, service: Arc<dyn Service>) -> Result<(), DeviceError> {
+        let mut place = self.service.write().unwrap_or_else(PoisonError::into_inner);
+        if place.is_some() {
+            return Err(DeviceError::Exists { what: "service" });
+        }
+        *place = Some(service);
+        Ok(())
+    }
+
+    /// When this returns, no thread runs it any more.
+    pub(super) fn uninstall(&self) {
+        // Inside a turn it may be this thread that runs it; then it stays, and finds nothing to do.
+        let service = if inside_turn() {
+            self.service.try_write().ok()
+        } else {
+            Some(self.service.write().unwrap_or_else(PoisonError::into_inner))
+        };
+        let service = service.and_then(|mut place| place.take());
+        drop(service);
+    }
+
     /// Whether the service, if there is one, holds a queue pair number.
-    fn holds(&self, qpn: Qpn) -> bool {
+    pub(super) fn holds(&self, qpn: Qpn) -> bool {
         // Called outside of the lock, under which it runs.
         let service = self.service.read().unwrap_or_else(PoisonError::into_inner).clone();
         service.is_some_and(|service| service.holds(qpn))
@@ -101,134 +127,5 @@ struct RingOnPanic<'a>(&'a Alarm);
 impl Drop for RingOnPanic<'_> {
     fn drop(&mut self) {
         self.0.ring();
-    }
-}
-
-/// The path to a peer, for a connection to it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PeerPath {
-    /// Its Ethernet address is known, or it is one of our own addresses.
-    Known,
-    /// It is being resolved.
-    Pending,
-    /// There is no answer.
-    Unreachable,
-}
-
-impl Device {
-    /// Installs the service; there is one at a time. It stays until [`uninstall`](Self::uninstall).
-    ///
-    /// # Errors
-    /// [`DeviceError::Exists`] while there is another one.
-    pub fn install(&self, service: Arc<dyn Service>) -> Result<(), DeviceError> {
-        let mut place = self.core().service.service.write().unwrap_or_else(PoisonError::into_inner);
-        if place.is_some() {
-            return Err(DeviceError::Exists { what: "service" });
-        }
-        *place = Some(service);
-        Ok(())
-    }
-
-    /// Removes the service: when this returns, no thread runs it any more.
-    pub fn uninstall(&self) {
-        let place = &self.core().service.service;
-        // Inside a turn it may be this thread that runs it; then it stays, and finds nothing to do.
-        let service = if inside_turn() {
-            place.try_write().ok()
-        } else {
-            Some(place.write().unwrap_or_else(PoisonError::into_inner))
-        };
-        let service = service.and_then(|mut place| place.take());
-        drop(service);
-    }
-
-    /// Fails if a shard has died. The device goes on with the others, but should be closed.
-    ///
-    /// # Errors
-    /// [`DeviceError::ShardDied`].
-    pub fn check_alive(&self) -> Result<(), DeviceError> {
-        self.core().alive(u32::MAX)
-    }
-
-    /// Fails if the calling thread may not wait for shards and turn them.
-    ///
-    /// # Errors
-    /// [`DeviceError::InsideTurn`], [`DeviceError::Forked`].
-    pub fn check_outside_turn(&self) -> Result<(), DeviceError> {
-        not_inside_turn()?;
-        self.core().not_forked()
-    }
-
-    /// Whether the service holds a queue pair number.
-    pub(super) fn service_holds(&self, qpn: Qpn) -> bool {
-        self.core().service.holds(qpn)
-    }
-
-    /// The service's alarm clock.
-    pub fn alarm(&self) -> &Arc<Alarm> {
-        &self.core().service.alarm
-    }
-
-    /// Makes a thread check the alarm soon.
-    pub fn wake(&self) {
-        self.core().wake_helper();
-    }
-
-    /// Whether a peer can be reached. If its Ethernet address is not known, sends requests on the link; call again for the answer.
-    pub fn path_to(&self, peer: &Gid) -> PeerPath {
-        if self.core().shared.gids.contains(peer) {
-            return PeerPath::Known;
-        }
-        self.path_by(|net, now| net.resolve(now, peer))
-    }
-
-    /// Whether an answer can go to a peer, which may be a stranger. A stranger evicts no neighbour that the program resolved: if
-    /// the table does not have the stranger, the answer goes to the Ethernet address from which its message came.
-    pub fn path_of_answer(&self, peer: &Gid) -> PeerPath {
-        if self.core().shared.gids.contains(peer) {
-            return PeerPath::Known;
-        }
-        self.path_by(|net, now| net.resolve_answer(now, peer))
-    }
-
-    fn path_by(&self, resolve: impl FnOnce(&mut Net, Instant) -> Resolution) -> PeerPath {
-        let now = self.now();
-        match self.core().shared.with_net(|net| resolve(net, now)) {
-            Resolution::Known(_) => PeerPath::Known,
-            Resolution::Pending => {
-                self.wake();
-                PeerPath::Pending
-            }
-            Resolution::Failed => PeerPath::Unreachable,
-        }
-    }
-
-    /// Our address from which a peer is reached: that address itself where it is ours, else one on its subnet, else
-    /// any of its family; or the one that the host below the port chooses. `None`: there is no route to it. `scope` is the number
-    /// of the host's interface behind which a link-local peer is, or 0.
-    pub fn source_to(&self, peer: &Gid, scope: u32) -> Option<Gid> {
-        if self.core().shared.gids.contains(peer) {
-            return Some(*peer);
-        }
-        if let Some(host) = self.port().host() {
-            return host.source_to(peer.to_ip(), scope).map(Gid::from_ip);
-        }
-        self.core().shared.with_net(|net| net.source_to(peer))
-    }
-
-    /// Largest path MTU to a peer: the active one, or less where the host below the port knows of a smaller MTU on the path.
-    pub fn path_mtu_to(&self, peer: &Gid) -> Mtu {
-        let active = self.core().shared.mtu();
-        let known = self.port().host().and_then(|host| host.mtu_to(peer.to_ip()));
-        // Where the path carries less than the smallest path MTU, that is used all the same: its packets may pass in fragments.
-        known.map_or(active, |mtu| Mtu::of_link(mtu).unwrap_or(Mtu::Mtu256).min(active))
-    }
-
-    /// A random number, from the source of keys.
-    ///
-    /// # Errors
-    /// [`DeviceError::Random`].
-    pub fn random(&self) -> Result<u32, DeviceError> {
-        self.random.next()
     }
 }

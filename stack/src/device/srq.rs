@@ -2,21 +2,21 @@
 
 use core::fmt;
 use core::time::Duration;
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::Device;
-use super::claim::{lock, not_inside_turn};
 use super::cq::CqCore;
 use super::error::DeviceError;
+use super::handle::Device;
+use super::inside_turn::not_inside_turn;
 use super::pd::PdCore;
 use super::xrcd::XrcdCore;
-use crate::config::{QUEUE_DEPTH_MAX, SGE_MAX, SRQ_MAX};
+use crate::config::{QUEUE_DEPTH_MAX, SGE_MAX};
 use crate::proto::wqe::{Granule, recv_stride};
 use crate::shard::{EventElement, SrqEnd, XrcSrq, srq_words};
 use crate::sync::exclusive::{Exclusive, Locked};
+use crate::sync::lock::lock;
 use crate::sync::srq::{self, Poster};
 
 /// Attributes of a shared receive queue (`struct ibv_srq_attr`).
@@ -40,29 +40,6 @@ bitflags::bitflags! {
         const MAX_WR = 1;
         /// `srq_limit`: arm the limit event, or disarm it.
         const LIMIT = 1 << 1;
-    }
-}
-
-/// Which numbers of shared receive queues are in use.
-#[derive(Debug, Default)]
-pub(super) struct SrqNumbers {
-    live: HashSet<u32>,
-    last: u32,
-}
-
-impl SrqNumbers {
-    /// The next number, 24 bits and not 0: a number comes back only after all others did.
-    fn take(&mut self) -> Result<u32, DeviceError> {
-        if self.live.len() >= SRQ_MAX {
-            return Err(DeviceError::Exhausted { what: "shared receive queue", limit: SRQ_MAX });
-        }
-        // At most as many steps as numbers are in use.
-        loop {
-            self.last = if self.last >= 0xff_ffff { 1 } else { self.last + 1 };
-            if self.live.insert(self.last) {
-                return Ok(self.last);
-            }
-        }
     }
 }
 
@@ -135,6 +112,21 @@ fn within(what: &'static str, given: u32, min: u32, max: u32) -> Result<(), Devi
         return Ok(());
     }
     Err(DeviceError::Range { what, given: given.into(), min: min.into(), max: max.into() })
+}
+
+impl PdCore {
+    /// Makes a shared receive queue of exactly `max_wr` requests.
+    ///
+    /// # Errors
+    /// [`DeviceError::Range`], [`DeviceError::Exhausted`]; for one of XRC also [`DeviceError::Foreign`] and
+    /// [`DeviceError::InsideTurn`].
+    pub fn create_srq(
+        self: &Arc<Self>,
+        attr: &SrqAttr,
+        xrc: Option<XrcSrqInit<'_>>,
+    ) -> Result<Arc<SrqCore>, DeviceError> {
+        SrqCore::new(self.clone(), attr, xrc)
+    }
 }
 
 impl SrqCore {
@@ -321,28 +313,12 @@ impl Drop for SrqCore {
         let events = &self.device().core().shared.events;
         events.purge(self.element());
         events.forget(self.element());
-        lock(&self.device().srqs).live.remove(&self.number);
+        lock(&self.device().srqs).put_back(self.number);
     }
 }
 
 impl fmt::Debug for SrqCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SrqCore").field("number", &self.number).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_come_back_last_and_are_never_zero() {
-        let mut numbers = SrqNumbers { last: 0xff_fffe, ..SrqNumbers::default() };
-        assert_eq!(numbers.take(), Ok(0xff_ffff));
-        assert_eq!(numbers.take(), Ok(1));
-        numbers.live.remove(&1);
-        assert_eq!(numbers.take(), Ok(2));
-        numbers.last = 0;
-        assert_eq!((numbers.take(), numbers.take()), (Ok(1), Ok(3)));
     }
 }

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::Device;
 use super::error::DeviceError;
+use super::handle::Device;
 
 /// A thread domain. Parent domains hold it.
 #[derive(Debug)]
@@ -13,10 +13,14 @@ pub struct TdCore {
     shard: OnceLock<usize>,
 }
 
-impl TdCore {
-    pub(super) fn new(device: Arc<Device>) -> Arc<Self> {
-        Arc::new(Self { device, shard: OnceLock::new() })
+impl Device {
+    /// Allocates a thread domain.
+    pub fn alloc_td(self: &Arc<Self>) -> Arc<TdCore> {
+        Arc::new(TdCore { device: self.clone(), shard: OnceLock::new() })
     }
+}
+
+impl TdCore {
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device

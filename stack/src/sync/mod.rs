@@ -16,6 +16,7 @@ pub mod eventfd;
 pub mod exclusive;
 pub mod huge;
 pub mod lanes;
+pub mod lock;
 pub mod prefetch;
 pub(crate) mod primitive;
 pub mod process;

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::claim::Core;
-use super::error::OpenError;
-use super::stats::Snapshot;
+use super::data::Snapshot;
+use crate::device::claim::Core;
+use crate::device::error::OpenError;
 use crate::port::socket_file::{self, SocketFile};
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
@@ -30,7 +30,7 @@ const PIECE: usize = 32 << 10;
 
 /// The socket and its thread, until dropped.
 #[derive(Debug)]
-pub(super) struct StatsSocket {
+pub(in crate::device) struct StatsSocket {
     file: SocketFile,
     /// Dropped before the descriptor that it keeps.
     _unforked: Unforked,
@@ -43,7 +43,7 @@ pub(super) struct StatsSocket {
 
 impl StatsSocket {
     /// Listens at `path`, or in the directory `path` under a name of this process's own.
-    pub(super) fn open(path: &Path, core: &Arc<Core>) -> Result<Self, OpenError> {
+    pub(in crate::device) fn open(path: &Path, core: &Arc<Core>) -> Result<Self, OpenError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let path = if path.is_dir() {
             let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -75,7 +75,7 @@ impl StatsSocket {
         Ok(Self { file, _unforked: unforked, waker, stop, thread: Some(thread), made_by: Process::this() })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::device) fn path(&self) -> &Path {
         self.file.path()
     }
 }

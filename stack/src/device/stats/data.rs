@@ -1,31 +1,15 @@
-//! Counters and state of a running stack, for observers: its shards and its queue pairs.
-//!
-//! Taking a [`Snapshot`] reads counters and published words; it never takes a shard's claim, so nothing waits for it. A device
-//! that is configured to ([`DeviceConfig::stats`](super::DeviceConfig::stats)) serves snapshots on a unix socket, and
-//! [`Snapshot::fetch`] takes one from there.
-//!
-//! # Protocol
-//!
-//! A client gets one snapshot, a JSON object, and the end of the stream; what it sends is never read. `version` is [`VERSION`].
-//! New fields and counters do not change the version, so a reader skips names that it does not know, and takes missing counters
-//! for 0 (counters that are 0 are left out). `nc -U SOCKET` shows a snapshot.
+//! A snapshot of counters and state, and how it is fetched.
 
-use core::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::claim::{Core, lock};
-use crate::id::{QpState, QpType, Qpn};
 use crate::port::socket_file::{self, Look};
-use crate::proto::state::{state_name, type_name};
 use crate::runtime::{self, Unusable};
-use crate::shard::counters::{CounterSnapshot, QpCounters};
 
 /// Version of the protocol.
 pub const VERSION: u32 = 1;
@@ -110,59 +94,6 @@ pub struct Latency {
     /// Operations by upper bound of their duration, in nanoseconds; each bucket begins above the previous bound. Empty ones are
     /// left out.
     pub buckets: BTreeMap<u64, u64>,
-}
-
-/// Fills in a table of a snapshot. It is code of the program, and may call back.
-type Source = Arc<dyn Fn() -> Table + Send + Sync>;
-
-thread_local! {
-    /// Whether this thread is in a source.
-    static IN_SOURCE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// The tables of a device's program.
-#[derive(Default)]
-pub(super) struct Tables(Mutex<Vec<Source>>);
-
-impl core::fmt::Debug for Tables {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("Tables")
-    }
-}
-
-impl Tables {
-    pub(super) fn add(&self, source: Source) {
-        lock(&self.0).push(source);
-    }
-    /// The tables; none inside a source, which would call itself for ever otherwise.
-    fn list(&self) -> Vec<Table> {
-        struct Leave;
-        impl Drop for Leave {
-            fn drop(&mut self) {
-                IN_SOURCE.set(false);
-            }
-        }
-        if IN_SOURCE.replace(true) {
-            return Vec::new();
-        }
-        let _leave = Leave;
-        let sources = lock(&self.0).clone();
-        sources.iter().map(|source| source()).collect()
-    }
-}
-
-/// Takes snapshots of a device from anywhere, as long as it exists.
-#[derive(Clone, Debug)]
-pub struct Reader(Weak<Core>);
-
-impl Reader {
-    pub(super) fn new(core: &Arc<Core>) -> Self {
-        Self(Arc::downgrade(core))
-    }
-    /// A snapshot, while there is a device.
-    pub fn snapshot(&self) -> Option<Snapshot> {
-        self.0.upgrade().map(|core| Snapshot::of(&core))
-    }
 }
 
 /// A shard at one moment.
@@ -259,81 +190,7 @@ pub enum StatsError {
     },
 }
 
-fn counts<'a>(values: impl Iterator<Item = (&'a str, u64)>) -> Counts {
-    values.filter(|(_, value)| *value != 0).map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
-impl From<&CounterSnapshot> for Counts {
-    fn from(values: &CounterSnapshot) -> Self {
-        counts(values.iter())
-    }
-}
-
 impl Snapshot {
-    pub(super) fn of(core: &Core) -> Self {
-        let shared = &core.shared;
-        let port = core.port.stats();
-        let info = core.port.info();
-        let (entries, total, per_shard) = core.qps.list(core.cells.len());
-        Self {
-            version: VERSION,
-            pid: std::process::id(),
-            program: program(),
-            port: info.name.clone(),
-            mac: info.mac.to_string(),
-            link_up: core.port.link_up(),
-            gids: shared
-                .gids
-                .snapshot()
-                .iter()
-                .filter(|gid| !gid.is_zero())
-                .map(ToString::to_string)
-                .collect(),
-            at_ns: core.now().as_nanos(),
-            port_counters: counts(
-                [
-                    ("rx_frames", port.rx_frames),
-                    ("rx_bytes", port.rx_bytes),
-                    ("tx_frames", port.tx_frames),
-                    ("tx_bytes", port.tx_bytes),
-                    ("rx_dropped", port.rx_dropped),
-                    ("tx_dropped", port.tx_dropped),
-                    ("restarts", port.restarts),
-                    ("refused", port.refused),
-                ]
-                .into_iter(),
-            ),
-            shards: shared
-                .counters
-                .iter()
-                .enumerate()
-                .map(|(id, counters)| ShardStats {
-                    id,
-                    qps: per_shard[id],
-                    dead: core.cells[id].is_dead(),
-                    counters: (&counters.snapshot()).into(),
-                })
-                .collect(),
-            qps_total: total,
-            qps: entries
-                .into_iter()
-                .map(|(qpn, entry)| QpStats {
-                    qpn,
-                    qp_type: type_name(entry.qp_type).to_owned(),
-                    state: QpState::from_enum(shared.words.load(entry.index).state())
-                        .map_or(String::new(), |state| state_name(state).to_owned()),
-                    shard: entry.shard,
-                    peer: entry
-                        .counters
-                        .peer()
-                        .map(|(gid, qpn)| PeerStats { gid: gid.to_string(), qpn: qpn.get() }),
-                    counters: (&entry.counters.snapshot()).into(),
-                })
-                .collect(),
-            tables: core.tables.list(),
-        }
-    }
-
     /// The snapshot as it goes over the socket.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("names of counters are strings, and nothing else can fail")
@@ -381,12 +238,6 @@ impl Snapshot {
     }
 }
 
-fn program() -> String {
-    let exe = std::env::current_exe().ok();
-    let name = exe.as_deref().and_then(Path::file_name);
-    name.map_or(String::new(), |name| name.to_string_lossy().into_owned())
-}
-
 /// The directory where stacks put their sockets by default and `roce-stat` searches for them: `$XDG_RUNTIME_DIR/roce`, or
 /// `/tmp/roce-UID` where that is not set. It is made if it does not exist, for this user alone.
 ///
@@ -394,37 +245,6 @@ fn program() -> String {
 /// [`StatsError::Dir`]: it cannot be made, or another user could put a socket into it.
 pub fn runtime_dir() -> Result<PathBuf, StatsError> {
     runtime::dir().map_err(|Unusable { path, reason }| StatsError::Dir { path, reason })
-}
-
-/// What a snapshot needs of a queue pair.
-#[derive(Clone, Debug)]
-pub(super) struct QpEntry {
-    pub qp_type: QpType,
-    pub shard: usize,
-    /// Index of its word.
-    pub index: u32,
-    pub counters: Arc<QpCounters>,
-}
-
-/// The queue pairs that exist, by number. Creating and destroying them takes the lock for a moment; shards never do.
-#[derive(Debug, Default)]
-pub(super) struct QpList(Mutex<BTreeMap<u32, QpEntry>>);
-
-impl QpList {
-    pub(super) fn insert(&self, qpn: Qpn, entry: QpEntry) {
-        lock(&self.0).insert(qpn.get(), entry);
-    }
-    pub(super) fn remove(&self, qpn: Qpn) {
-        lock(&self.0).remove(&qpn.get());
-    }
-    /// The first of them, how many there are, and how many on each shard.
-    fn list(&self, shards: usize) -> (Vec<(u32, QpEntry)>, usize, Vec<usize>) {
-        let qps = lock(&self.0);
-        let mut per_shard = vec![0; shards];
-        qps.values().for_each(|entry| per_shard[entry.shard] += 1);
-        let listed = qps.iter().take(QPS_LISTED).map(|(qpn, entry)| (*qpn, entry.clone())).collect();
-        (listed, qps.len(), per_shard)
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,59 @@
+//! What a device counts, and who looks at it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::handle::Device;
+use super::inside_turn::inside_turn;
+use super::stats::data::{Snapshot, Table};
+use super::stats::reader::Reader;
+use super::stats::socket::StatsSocket;
+use crate::port::PortStats;
+use crate::shard::counters::CounterSnapshot;
+
+impl Device {
+    /// Counters of all shards, added up.
+    pub fn counters(&self) -> CounterSnapshot {
+        let mut sum = CounterSnapshot::default();
+        for counters in &self.core().shared.counters {
+            sum += counters.snapshot();
+        }
+        sum
+    }
+    /// Counters of one shard.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    pub fn shard_counters(&self, shard: usize) -> CounterSnapshot {
+        self.core().shared.counters[shard].snapshot()
+    }
+    /// Outcomes of the frames of the IP host (ARP, neighbour discovery, ICMP and others), by name. Takes the host's lock for a
+    /// moment, as each of those frames does; inside a turn, which may hold it, the list is empty.
+    pub fn net_counters(&self) -> Vec<(&'static str, u64)> {
+        if inside_turn() {
+            return Vec::new();
+        }
+        self.core().shared.with_net(|net| net.counters().map(|(counter, n)| (counter.name(), n)).collect())
+    }
+    /// Counters and state of the device, its shards and its queue pairs, as `roce-stat` gets them. Never stops a shard.
+    pub fn stats(&self) -> Snapshot {
+        Snapshot::of(self.core())
+    }
+    /// Takes [`stats`](Self::stats) from other threads, as long as the device exists.
+    pub fn stats_reader(&self) -> Reader {
+        Reader::new(self.core())
+    }
+    /// Shows what the program itself counts in [`stats`](Self::stats): `source` is called for each snapshot, on the thread that
+    /// takes it.
+    pub fn add_stats(&self, source: impl Fn() -> Table + Send + Sync + 'static) {
+        self.core().tables.add(Arc::new(source));
+    }
+    /// The socket that serves [`stats`](Self::stats), if there is one.
+    pub fn stats_path(&self) -> Option<&Path> {
+        self.stats.as_ref().map(StatsSocket::path)
+    }
+    /// The port's own counters.
+    pub fn port_stats(&self) -> PortStats {
+        self.core().port.stats()
+    }
+}

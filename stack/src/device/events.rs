@@ -1,0 +1,47 @@
+//! Asynchronous events of a device.
+
+use core::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use super::error::DeviceError;
+use super::handle::Device;
+use crate::shard::Event;
+
+impl Device {
+    /// The oldest asynchronous event, if there is one. Acknowledge it by [`ack_event`](Self::ack_event).
+    pub fn try_event(&self) -> Option<Event> {
+        // A fork has a copy of the queue, and shares the parent's descriptor, which may be readable.
+        self.core().not_forked().ok()?;
+        self.core().shared.events.try_get()
+    }
+
+    /// Waits for an asynchronous event; `None` after `timeout`. Turns shards that no other thread turns meanwhile.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
+        self.wait(timeout, self.core().shared.events.made_fd(), || self.try_event())
+    }
+
+    /// Acknowledges an asynchronous event.
+    pub fn ack_event(&self, event: &Event) {
+        if self.is_forked() {
+            return;
+        }
+        self.core().shared.events.ack(event.element);
+    }
+
+    /// Asynchronous events that were lost because earlier ones were not fetched.
+    pub fn events_lost(&self) -> u64 {
+        self.core().shared.events.lost()
+    }
+
+    /// A descriptor that is readable while an asynchronous event waits.
+    ///
+    /// # Errors
+    /// [`DeviceError::Descriptor`].
+    pub fn event_fd(&self) -> Result<BorrowedFd<'_>, DeviceError> {
+        let fd = self.core().shared.events.fd();
+        fd.map(|fd| fd.as_fd()).map_err(|e| DeviceError::Descriptor(e.kind()))
+    }
+}

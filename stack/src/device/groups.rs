@@ -1,0 +1,66 @@
+//! The multicast groups of a device: the table, of which every shard has a copy.
+
+use std::sync::{Arc, Mutex};
+
+use super::claim::Core;
+use super::error::DeviceError;
+use crate::config::{MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX};
+use crate::id::{Gid, Qpn};
+use crate::shard::{AttachError, McastTable, Member};
+use crate::sync::lock::lock;
+
+#[derive(Default)]
+pub(super) struct Groups(Mutex<Arc<McastTable>>);
+
+impl Groups {
+    /// The first queue pair of a group makes this host its member.
+    ///
+    /// # Errors
+    /// [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`].
+    pub(super) fn attach(&self, core: &Core, group: &Gid, member: Member) -> Result<(), DeviceError> {
+        let mut current = lock(&self.0);
+        let mut table = McastTable::clone(&current);
+        let first = table.attach(*group, member).map_err(|error| match error {
+            AttachError::Groups => DeviceError::Exhausted { what: "multicast group", limit: MCAST_GRP_MAX },
+            AttachError::Members => DeviceError::Exhausted {
+                what: "place for a queue pair in the multicast group",
+                limit: MCAST_QP_ATTACH_MAX,
+            },
+        })?;
+        if first {
+            // Cannot be full: the IP host has as many entries as the table, and evicts leave messages that are not sent yet.
+            let joined = core.shared.with_net(|net| net.join(core.now(), group));
+            joined.map_err(|_| DeviceError::Exhausted { what: "multicast group", limit: MCAST_GRP_MAX })?;
+        }
+        *current = Arc::new(table);
+        hand_out(core, &current)
+    }
+
+    /// When this returns, no copy for the queue pair is on its way.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotAttached`], [`DeviceError::InsideTurn`].
+    pub(super) fn detach(&self, core: &Core, group: &Gid, qpn: Qpn) -> Result<(), DeviceError> {
+        let mut current = lock(&self.0);
+        let mut table = McastTable::clone(&current);
+        let last = table.detach(group, qpn).ok_or(DeviceError::NotAttached { group: *group })?;
+        *current = Arc::new(table);
+        if last {
+            core.shared.with_net(|net| net.leave(core.now(), group));
+        }
+        hand_out(core, &current)
+    }
+
+    /// Groups that a queue pair is attached to.
+    pub(super) fn of(&self, qpn: Qpn) -> Vec<Gid> {
+        lock(&self.0).groups_of(qpn).collect()
+    }
+}
+
+/// Gives each shard the table.
+fn hand_out(core: &Core, table: &Arc<McastTable>) -> Result<(), DeviceError> {
+    for shard in 0..core.cells.len() {
+        core.control_living(shard, |s, _| s.set_mcast(table.clone()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,30 @@
+//! Whether a thread is inside a turn or a control call of some shard, of whichever device: it then may not wait for one.
+
+use core::cell::Cell;
+
+use super::error::DeviceError;
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The thread takes a shard, or gives it back.
+#[inline]
+pub(super) fn set_inside_turn(inside: bool) {
+    INSIDE.set(inside);
+}
+
+/// Whether this thread is inside a turn or a control call.
+#[inline]
+pub(super) fn inside_turn() -> bool {
+    INSIDE.get()
+}
+
+/// Refuses a call that would wait for a shard that this thread itself holds, or turn a shard inside of a turn.
+///
+/// # Errors
+/// [`DeviceError::InsideTurn`].
+#[inline]
+pub fn not_inside_turn() -> Result<(), DeviceError> {
+    if inside_turn() { Err(DeviceError::InsideTurn) } else { Ok(()) }
+}

@@ -1,0 +1,106 @@
+//! The slot and the number of a queue pair, while it is made and after its end.
+
+use core::mem;
+use core::time::Duration;
+use std::sync::Arc;
+
+use super::error::DeviceError;
+use super::handle::Device;
+use super::qp_init::QpInit;
+use super::td::TdCore;
+use crate::id::{QpType, Qpn};
+use crate::proto::attr::QpAttr;
+use crate::proto::tables::ack_timeout;
+
+/// The shortest rest of a queue pair's number, for peers with longer timeouts than ours.
+const REST_MIN: Duration = Duration::from_secs(1);
+/// The longest rest: a peer's REQ chooses timeout and retries, and so the rest. CM waits for a peer no longer than this either.
+const REST_MAX: Duration = Duration::from_secs(70);
+
+/// Draws of a number for a queue pair before creation fails. A drawn number may still belong to a connection in TIMEWAIT; the
+/// chance is the share of such numbers in the block, a half at most.
+const NUMBER_TRIES: usize = 64;
+
+/// A slot of a shard and a number, for a queue pair that is being made. They are given back unless they are kept.
+pub(super) struct QpNumber<'a> {
+    device: &'a Device,
+    pub shard: usize,
+    pub slot: u32,
+    pub qpn: Qpn,
+}
+
+impl<'a> QpNumber<'a> {
+    pub(super) fn take(
+        device: &'a Device,
+        td: Option<&Arc<TdCore>>,
+        init: &QpInit<'_>,
+    ) -> Result<Self, DeviceError> {
+        let (shard, (slot, qpn)) = match init.qp_type {
+            QpType::Gsi => (0, device.numbers().take_gsi()?),
+            _ => draw(device, td, init.shard, init.number)?,
+        };
+        Ok(Self { device, shard, slot, qpn })
+    }
+
+    /// The queue pair exists.
+    pub(super) fn keep(self) {
+        mem::forget(self);
+    }
+}
+
+impl Drop for QpNumber<'_> {
+    fn drop(&mut self) {
+        self.device.numbers().put_back(self.shard, self.slot, self.qpn, self.device.now());
+    }
+}
+
+/// Takes a slot and a number that no connection holds: a connection in TIMEWAIT may rest longer than the queue pair that it had,
+/// and peers would refuse a new connection with the same number (IBA 12.9.8).
+fn draw(
+    device: &Device,
+    td: Option<&Arc<TdCore>>,
+    shard: Option<usize>,
+    mut wish: Option<Qpn>,
+) -> Result<(usize, (u32, Qpn)), DeviceError> {
+    for _ in 0..NUMBER_TRIES {
+        let (shard, (slot, qpn)) = {
+            let mut numbers = device.numbers();
+            let at = shard.or(td.and_then(|td| td.shard()));
+            let at = at.unwrap_or_else(|| numbers.least_loaded(|shard| device.core().cells[shard].is_dead()));
+            let blocks = &device.core().shared.blocks;
+            let taken = numbers.take(device.now(), at, wish.take(), blocks, || device.random.next())?;
+            // Under the lock, so that two threads that make the first one choose the same shard.
+            if let (Some(td), None) = (td, shard) {
+                td.set_shard(at);
+            }
+            (at, taken)
+        };
+        if !device.core().service.holds(qpn) {
+            return Ok((shard, (slot, qpn)));
+        }
+        device.numbers().put_back(shard, slot, qpn, device.now().after(REST_MIN));
+    }
+    let what = "queue pair number of those drawn";
+    Err(DeviceError::Exhausted { what, limit: NUMBER_TRIES })
+}
+
+/// How long the number of a queue pair with these attributes rests. Packets of its connection may arrive as long as the peer
+/// retries: each retry comes after up to four times the timeout (IBA 9.7.6.1.3).
+pub(super) fn rest(attr: &QpAttr) -> Duration {
+    let retries =
+        ack_timeout(attr.timeout).map_or(Duration::ZERO, |t| t * 4 * (u32::from(attr.retry_cnt) + 1));
+    retries.clamp(REST_MIN, REST_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_rests_for_every_retry_and_no_longer_than_a_minute_or_so() {
+        let rest = |timeout, retry_cnt| rest(&QpAttr { timeout, retry_cnt, ..QpAttr::default() });
+        assert_eq!(rest(0, 7), REST_MIN);
+        assert_eq!(rest(14, 7), Duration::from_nanos(4096 << 14) * 32);
+        assert_eq!(rest(31, 7), REST_MAX);
+    }
+}

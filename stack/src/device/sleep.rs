@@ -1,0 +1,87 @@
+//! How a thread that turns shards sleeps until there may be work.
+
+use core::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use super::claim::Core;
+use super::inside_turn::inside_turn;
+use crate::port::Armed;
+use crate::sync::eventfd::{EventFd, to_wait_for, wait_readable};
+use crate::sync::sleeper::{OTHERS, Sleep};
+
+/// The longest sleep, after there was work, of a thread that turns shards: the port has to be maintained, and a peer may lose a
+/// wake-up.
+pub(super) const SLEEP: Duration = Duration::from_millis(10);
+
+/// Sleeps until one of the descriptors is readable, or the time is over.
+fn nap(fds: &[BorrowedFd<'_>], time: Duration) {
+    match fds {
+        [] => std::thread::sleep(time),
+        fds => {
+            wait_readable(&mut to_wait_for::<OTHERS>(fds.iter().copied()), time);
+        }
+    }
+}
+
+impl Core {
+    /// Sleeps until one of these shards, as bits, may have work, `fd` is readable, or `at_most` is over. Ports that cannot signal
+    /// are checked every `look`. Returns at once where there is work already.
+    pub(super) fn sleep(&self, shards: u32, fd: Option<&EventFd>, at_most: Duration, look: Duration) {
+        match self.shared.sleeper.begin() {
+            Some(sleep) => self.sleep_here(sleep, shards, fd.map(AsFd::as_fd).as_slice(), at_most, look),
+            None => nap(fd.map(AsFd::as_fd).as_slice(), at_most.min(look)),
+        }
+    }
+    /// As [`Core::sleep`], for the thread that turns one shard, and with several descriptors. Threads that turn others may sleep at the
+    /// same time.
+    pub(super) fn sleep_for(&self, shard: usize, fds: &[BorrowedFd<'_>], at_most: Duration, look: Duration) {
+        if self.is_forked() || inside_turn() {
+            return;
+        }
+        match self.shared.sleeper.begin_for(1 + shard, 1 << shard) {
+            Some(sleep) => self.sleep_here(sleep, 1 << shard, fds, at_most, look),
+            None => nap(fds, at_most.min(look)),
+        }
+    }
+    fn sleep_here(
+        &self,
+        mut sleep: Sleep<'_>,
+        shards: u32,
+        fds: &[BorrowedFd<'_>],
+        at_most: Duration,
+        look: Duration,
+    ) {
+        let mut at_most = if self.stopped() { Duration::ZERO } else { at_most };
+        for index in (0..self.cells.len()).filter(|i| shards >> i & 1 != 0) {
+            match self.arm(index) {
+                Some((Armed::Down(again, event), due)) => {
+                    at_most = at_most.min(due).min(again);
+                    if sleep.watch(index, event).is_err() {
+                        at_most = at_most.min(look);
+                    }
+                }
+                Some((Armed::Event(event), due)) => {
+                    at_most = at_most.min(due);
+                    if sleep.watch(index, Some(event)).is_err() {
+                        at_most = at_most.min(look);
+                    }
+                }
+                Some((Armed::Unable, due)) => {
+                    at_most = at_most.min(due).min(look);
+                    // Removing a descriptor does not fail.
+                    let _ = sleep.watch(index, None);
+                }
+                Some((Armed::Pending, _)) => at_most = Duration::ZERO,
+                // Another thread turns it.
+                None if !self.cells[index].is_dead() => at_most = at_most.min(look),
+                None => {}
+            }
+        }
+        if let Some(wait) = self.service.wait(self.now()) {
+            at_most = at_most.min(wait);
+        }
+        if !at_most.is_zero() {
+            sleep.wait(fds, at_most);
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The queue pairs of a device, for its snapshots.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use super::data::QPS_LISTED;
+use crate::id::{QpType, Qpn};
+use crate::shard::counters::QpCounters;
+use crate::sync::lock::lock;
+
+/// What a snapshot needs of a queue pair.
+#[derive(Clone, Debug)]
+pub(in crate::device) struct QpEntry {
+    pub qp_type: QpType,
+    pub shard: usize,
+    /// Index of its word.
+    pub index: u32,
+    pub counters: Arc<QpCounters>,
+}
+
+/// The queue pairs that exist, by number. Creating and destroying them takes the lock for a moment; shards never do.
+#[derive(Debug, Default)]
+pub(in crate::device) struct QpList(Mutex<BTreeMap<u32, QpEntry>>);
+
+impl QpList {
+    pub(in crate::device) fn insert(&self, qpn: Qpn, entry: QpEntry) {
+        lock(&self.0).insert(qpn.get(), entry);
+    }
+    pub(in crate::device) fn remove(&self, qpn: Qpn) {
+        lock(&self.0).remove(&qpn.get());
+    }
+    /// The first of them, how many there are, and how many on each shard.
+    pub(super) fn list(&self, shards: usize) -> (Vec<(u32, QpEntry)>, usize, Vec<usize>) {
+        let qps = lock(&self.0);
+        let mut per_shard = vec![0; shards];
+        qps.values().for_each(|entry| per_shard[entry.shard] += 1);
+        let listed = qps.iter().take(QPS_LISTED).map(|(qpn, entry)| (*qpn, entry.clone())).collect();
+        (listed, qps.len(), per_shard)
+    }
+}

@@ -1,0 +1,23 @@
+//! Counters and state of a running stack, for observers: its shards and its queue pairs.
+//!
+//! Taking a [`Snapshot`] reads counters and published words; it never takes a shard's claim, so nothing waits for it. A device
+//! that is configured to ([`DeviceConfig::stats`](super::DeviceConfig::stats)) serves snapshots on a unix socket, and
+//! [`Snapshot::fetch`] takes one from there.
+//!
+//! # Protocol
+//!
+//! A client gets one snapshot, a JSON object, and the end of the stream; what it sends is never read. `version` is [`VERSION`].
+//! New fields and counters do not change the version, so a reader skips names that it does not know, and takes missing counters
+//! for 0 (counters that are 0 are left out). `nc -U SOCKET` shows a snapshot.
+
+pub(super) mod data;
+pub(super) mod list;
+pub(super) mod reader;
+pub(super) mod socket;
+pub(super) mod tables;
+
+pub use data::{
+    Counts, Latency, PeerStats, QPS_LISTED, QpStats, Row, ShardStats, Snapshot, StatsError, Table, VERSION,
+    runtime_dir,
+};
+pub use reader::Reader;
