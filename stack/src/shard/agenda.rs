@@ -7,7 +7,9 @@ use std::collections::VecDeque;
 
 use arrayvec::ArrayVec;
 
+use super::Qps;
 use super::corrections::Corrections;
+use super::due::Due;
 use super::qp::Qp;
 use super::wheel::Wheel;
 use crate::config::WATCHED_MAX;
@@ -47,6 +49,18 @@ impl Agenda {
     #[inline]
     pub fn any_to_send(&self) -> bool {
         !self.ready.is_empty() || !self.answering.is_empty()
+    }
+
+    /// Whether a turn left work here.
+    #[inline(always)]
+    pub fn has_more(&self) -> bool {
+        !self.corrections.waits.is_empty() || self.any_to_send()
+    }
+
+    /// When there is work here.
+    pub fn due(&self, qps: &Qps) -> Due {
+        Due::now_if(self.has_more() || self.corrections.any() || self.watched_posts(qps))
+            .min(Due::at(self.wheel.next_deadline()))
     }
 
     /// Marks a queue pair as having requests to send.

@@ -124,7 +124,7 @@ impl Env {
         if qp.draining && qp.requester.drained() {
             qp.draining = false;
             if qp.attr.en_sqd_async_notify {
-                self.raise(qp, AsyncEvent::SqDrained);
+                qp.raise(&self.shared.events, AsyncEvent::SqDrained);
             }
         }
     }

@@ -3,10 +3,10 @@
 //! Knows the shard's lanes, which of them have something staged, and which queue pairs have ring slots to give back then.
 //! When a turn may publish is not decided here.
 
-use super::LaneId;
 use super::cq::Lane;
 use super::deferred::DeferredReceives;
 use super::qp::Qp;
+use super::{LaneId, Shared};
 use crate::proto::wqe::Cqe;
 use crate::sync::lanes::CqLane;
 
@@ -105,6 +105,12 @@ impl Completions {
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.finished.is_empty() && self.staged.is_empty()
+    }
+
+    /// Whether completion queues overran since the last look at the lanes.
+    #[inline]
+    pub fn missed_overrun(&self, shared: &Shared) -> bool {
+        shared.overruns() != self.overruns_seen
     }
 
     /// Makes what is staged visible.

@@ -21,16 +21,14 @@ impl Shard {
         let slot = spec.slot;
         self.env.agenda.wheel.reserve(slot + 1);
         self.env.peers.hops.reserve(slot + 1);
-        if let Some(window) = &mut self.env.window {
-            window.reserve(slot);
-        }
+        self.env.in_flight.reserve(slot);
         let index = (self.env.id * self.env.shared.qps_per_shard) as u32 + slot;
         let epoch = self.env.shared.words.load(index).epoch();
         self.qps.table.insert(spec.qpn, spec.slot);
         self.count_qps();
         let rings = [Some(spec.sq.memory()), spec.rq.memory()];
         let qp = self.qps.slots.insert(slot, Qp::new(spec, index, epoch, &self.env.shared));
-        self.env.publish_word(qp);
+        qp.publish_word(&self.env.shared.words);
         let counters = qp.counters.clone();
         self.qps.around.add((&raw const *counters).addr(), size_of::<QpCounters>());
         for ring in rings.into_iter().flatten() {
@@ -173,10 +171,8 @@ impl Shard {
         let Some(mut qp) = self.qps.remove(slot) else { return };
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
         self.env.agenda.wheel.cancel(slot);
-        self.env.release_next_hop(slot);
-        if let Some(window) = &mut self.env.window {
-            window.hold(slot, 0);
-        }
+        self.env.peers.release(&self.env.shared, slot);
+        self.env.in_flight.release(slot);
         self.count_qps();
         self.env.shared.mrs.forget_qp(qp.qpn);
         qp.release_gid(&self.env.shared);

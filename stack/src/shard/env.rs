@@ -13,7 +13,7 @@ use super::outbox::Outbox;
 use super::peers::Peers;
 use super::qp::Qp;
 use super::rq::XrcSrq;
-use super::window::Window;
+use super::window::InFlight;
 use super::{McastTable, Shared};
 use crate::id::PdId;
 use crate::mem::Sge;
@@ -33,8 +33,8 @@ pub(super) struct Env {
     pub completions: Completions,
     pub keys: Keys,
     pub peers: Peers,
-    /// What reliable queue pairs may have in flight together, where the port bounds it.
-    pub window: Option<Box<Window>>,
+    /// What reliable queue pairs may have in flight together.
+    pub in_flight: InFlight,
     /// Multicast groups with their queue pairs, of the whole device.
     pub mcast: Arc<McastTable>,
     /// XRC shared receive queues, by number.
@@ -57,7 +57,7 @@ impl Env {
             completions: Completions::default(),
             keys: Keys::new(),
             peers: Peers::default(),
-            window: None,
+            in_flight: InFlight::default(),
             mcast: Arc::default(),
             xrc_srqs: Vec::new(),
             connected: 0,

@@ -4,7 +4,7 @@ use super::counters::Counter;
 use super::env::Env;
 use super::peer_check::PeerState;
 use super::qp::{Cause, Qp};
-use super::{EventElement, LaneId};
+use super::{EventElement, EventQueue, LaneId};
 use crate::id::{QpState, QpType};
 use crate::proto::attr::QpAttr;
 use crate::proto::responder::Responder;
@@ -12,20 +12,29 @@ use crate::proto::state::{Event, Gates, internal};
 use crate::proto::status::{AsyncEvent, WcOpcode, WcStatus};
 use crate::proto::wqe::{RecvWqe, SendWqe};
 use crate::sync::asymmetric::heavy;
-use crate::sync::words::Word;
+use crate::sync::words::{Word, Words};
 
-impl Env {
-    /// An asynchronous event of a queue pair.
-    #[cold]
-    pub fn raise(&self, qp: &Qp, event: AsyncEvent) {
-        if qp.ownerless {
-            // Nobody has a handle of a receive-only queue pair of an XRC domain that could be told.
-            tracing::warn!(qpn = qp.qpn.get(), ?event, "asynchronous event of an XRC receive queue pair");
-        } else {
-            self.shared.events.raise(event, EventElement::Qp(qp.qpn));
-        }
+impl Qp {
+    /// Makes epoch, state and gates known to posters and pollers.
+    pub fn publish_word(&mut self, words: &Words) {
+        self.gates = Gates::of(self.state, self.ty);
+        let word = Word::new(self.epoch, self.state as u8, self.gates.bits()).watched(self.watched);
+        words.store(self.index, word);
     }
 
+    /// An asynchronous event of the queue pair.
+    #[cold]
+    pub fn raise(&self, events: &EventQueue, event: AsyncEvent) {
+        if self.ownerless {
+            // Nobody has a handle of a receive-only queue pair of an XRC domain that could be told.
+            tracing::warn!(qpn = self.qpn.get(), ?event, "asynchronous event of an XRC receive queue pair");
+        } else {
+            events.raise(event, EventElement::Qp(self.qpn));
+        }
+    }
+}
+
+impl Env {
     /// A completion queue of the queue pair is unusable, and so is the queue pair.
     #[cold]
     pub fn end_by_overrun(&mut self, qp: &mut Qp) {
@@ -57,14 +66,14 @@ impl Env {
         if to == QpState::Reset {
             qp.epoch = qp.epoch.wrapping_add(1);
         }
-        self.publish_word(qp);
+        qp.publish_word(&self.shared.words);
         if matches!(to, QpState::Reset | QpState::Err) {
             qp.end_check(PeerState::NotConnected);
         }
         match to {
             QpState::Reset => {
                 self.clear(qp);
-                self.release_next_hop(qp.slot);
+                self.peers.release(&self.shared, qp.slot);
             }
             QpState::Sqd => {
                 qp.draining = true;
@@ -73,13 +82,13 @@ impl Env {
             }
             QpState::Err => {
                 qp.draining = false;
-                self.release_next_hop(qp.slot);
+                self.peers.release(&self.shared, qp.slot);
                 // A poster publishes its request, then looks at the word: it sees ERR and rings, or we see it.
                 heavy();
                 self.flush_queues(qp, cause);
                 if qp.rq.is_shared() && qp.ty != QpType::XrcIni {
                     // It holds no entry of the shared receive queue now, and takes none any more (IBA 10.3.1).
-                    self.raise(qp, AsyncEvent::QpLastWqeReached);
+                    qp.raise(&self.shared.events, AsyncEvent::QpLastWqeReached);
                 }
             }
             QpState::Sqe => {
@@ -89,14 +98,7 @@ impl Env {
             QpState::Rtr | QpState::Rts => self.agenda.mark_ready(qp),
             QpState::Init => {}
         }
-        self.note_in_flight(qp);
-    }
-
-    /// Makes epoch, state and gates known to posters and pollers.
-    pub fn publish_word(&self, qp: &mut Qp) {
-        qp.gates = Gates::of(qp.state, qp.ty);
-        let word = Word::new(qp.epoch, qp.state as u8, qp.gates.bits()).watched(qp.watched);
-        self.shared.words.store(qp.index, word);
+        self.in_flight.note(qp);
     }
 
     /// RESET: every request is gone, without a completion; poll skips completions of the old epoch.

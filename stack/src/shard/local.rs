@@ -1,17 +1,16 @@
 //! Local operations: work requests that change keys and send nothing.
 
-use super::env::Env;
+use super::keys::Keys;
 use super::qp::Qp;
-use crate::mem::Bind;
+use crate::mem::{Bind, MrTable};
 use crate::proto::status::{WcStatus, WrOpcode};
 use crate::proto::wqe::SendWqe;
 
-impl Env {
+impl Keys {
     /// Carries out the local operation that the requester has reached.
     #[cold]
-    pub(super) fn carry_out(&mut self, qp: &mut Qp, seq: u32) {
+    pub fn carry_out(&mut self, mrs: &MrTable, qp: &mut Qp, seq: u32) {
         let wqe = *SendWqe::of(qp.sq.0.slot(seq));
-        let mrs = &self.shared.mrs;
         let (key, access) = wqe.key_and_access();
         let (result, status) = match wqe.opcode() {
             WrOpcode::LocalInv => (mrs.invalidate(wqe.rkey, qp.pd, None), WcStatus::LocQpOpErr),
@@ -34,7 +33,7 @@ impl Env {
         };
         match result {
             Ok(()) => {
-                self.keys.note_revoked();
+                self.note_revoked();
                 qp.requester.local_done(seq);
             }
             Err(_) => qp.requester.fail_local(seq, status),

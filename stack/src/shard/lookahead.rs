@@ -7,7 +7,6 @@
 //!
 //! Every message pays for it, so it is as few instructions as can be.
 
-use super::env::Env;
 use super::qp::Qp;
 use super::{Qps, Shard};
 use crate::config::{PREFETCH_FROM, QP_TX_BUDGET, RX_BURST, RX_BURSTS};
@@ -17,6 +16,7 @@ use crate::port::{Frame, PortQueue, RxBurst};
 use crate::proto::wqe::{Granule, RecvWqe, SendWqe};
 use crate::sync::prefetch;
 use crate::sync::spsc::Consumer;
+use crate::sync::words::Words;
 use crate::wire::{Glance, peek};
 use arrayvec::ArrayVec;
 
@@ -201,6 +201,12 @@ impl Lookahead {
         self.next == self.end
     }
 
+    /// Whether a burst waits.
+    #[inline(always)]
+    pub fn has_more(&self) -> bool {
+        !self.is_empty()
+    }
+
     /// Receives up to so many bursts, while none waits: as long as they are full and bring packets of few messages. Prefetches
     /// their queue pairs' entries in the table.
     #[inline(never)]
@@ -245,9 +251,9 @@ impl Lookahead {
 
     /// Takes the oldest burst, after the steps that are left. `into` is empty.
     #[inline]
-    pub fn take(&mut self, into: &mut Box<RxBurst>, qps: &Qps, env: &Env) {
+    pub fn take(&mut self, into: &mut Box<RxBurst>, qps: &Qps, words: &Words) {
         while !self.runs.is_empty() {
-            self.step(qps, env);
+            self.step(qps, words);
         }
         core::mem::swap(into, &mut self.bursts[self.next]);
         self.next += 1;
@@ -255,15 +261,15 @@ impl Lookahead {
 
     /// The next step, if there is one.
     #[inline(always)]
-    pub fn step_if_any(&mut self, qps: &Qps, env: &Env) {
+    pub fn step_if_any(&mut self, qps: &Qps, words: &Words) {
         if !self.runs.is_empty() {
-            self.step(qps, env);
+            self.step(qps, words);
         }
     }
 
     /// The next step.
     #[inline(never)]
-    fn step(&mut self, qps: &Qps, env: &Env) {
+    fn step(&mut self, qps: &Qps, words: &Words) {
         match self.step {
             0 => self.runs.retain(|run| {
                 let slot = qps.table.get(Qpn::new(run.of));
@@ -274,7 +280,7 @@ impl Lookahead {
             1 => {
                 self.each(qps, |_, qp| {
                     qp.prefetch_behind_requests();
-                    env.shared.words.prefetch(qp.index); // whoever polls the completion looks at it
+                    words.prefetch(qp.index); // whoever polls the completion looks at it
                 });
                 self.each(qps, |run, qp| qp.prefetch_taken(run.packets));
             }

@@ -9,9 +9,8 @@
 
 use std::sync::Arc;
 
-use crate::config::TX_STALL;
 use crate::id::QpType;
-use crate::port::{Armed, PortQueue, RxBurst};
+use crate::port::{PortQueue, RxBurst};
 use crate::proto::wqe::Cqe;
 use crate::sync::lanes::CqLane;
 use crate::time::Instant;
@@ -28,12 +27,14 @@ pub mod counters;
 mod cq;
 mod deferred;
 mod drain;
+mod due;
 mod env;
 mod events;
 mod gids;
 mod hops;
 mod host;
 mod identification;
+mod idle;
 mod keys;
 mod life;
 mod local;
@@ -72,7 +73,6 @@ use cq::Lane;
 use env::Env;
 use lookahead::Lookahead;
 use qps::Qps;
-use window::Window;
 
 /// A completion lane of a shard: one for each completion queue that the shard feeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,56 +136,17 @@ impl Shard {
     /// their READs. Each may have one packet in flight all the same. To be called before there are queue pairs.
     pub fn bound(&mut self, window: usize) {
         assert!(self.qps() == 0, "nothing is in flight");
-        self.env.window = Some(Box::new(Window::new(window)));
+        self.env.in_flight.bound(window);
     }
 
     /// Bytes that its reliable queue pairs have in flight, where [`bound`](Self::bound).
     pub fn bytes_in_flight(&self) -> u64 {
-        self.env.window.as_ref().map_or(0, |window| window.used())
-    }
-
-    /// When the next turn has something to do if no frame and no doorbell comes; `None` for never.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        if self.env.outbox.backlog() > 0 { Some(self.env.now) } else { self.next_deadline_without_link() }
-    }
-
-    /// As [`next_deadline`](Self::next_deadline), while the port has no link: waiting frames are due when they are given up.
-    pub fn next_deadline_without_link(&self) -> Option<Instant> {
-        let env = &self.env;
-        let busy = env.agenda.any_to_send()
-            || !self.lookahead.is_empty()
-            || env.keys.settling()
-            || env.shared.doorbells[env.id].any()
-            || !env.shared.inboxes[env.id].is_empty()
-            || !env.peers.are_current(&env.shared)
-            || env.peers.hops.any_due()
-            || env.agenda.corrections.any()
-            || env.completions.overruns_seen != env.shared.overruns()
-            || self.watched_posts();
-        if busy {
-            return Some(env.now);
-        }
-        let net = env.shared.net_deadline();
-        let net = (net != Instant::FAR).then_some(net);
-        let given_up = (env.outbox.backlog() > 0).then(|| env.now.after(TX_STALL));
-        [env.agenda.wheel.next_deadline(), net, given_up].into_iter().flatten().min()
-    }
-
-    /// Prepares for a sleep of the thread that turns this shard: from here on posters ring, and a port that can signals frames.
-    /// What is due at once is in [`next_deadline`](Self::next_deadline) after this.
-    pub fn arm(&mut self) -> Armed {
-        self.unwatch_all();
-        self.env.outbox.queue.arm()
+        self.env.in_flight.used()
     }
 
     /// Frames that wait for the port.
     pub fn tx_backlog(&self) -> usize {
         self.env.outbox.backlog()
-    }
-
-    /// Whether nothing is left to send: no frame, no answer, no request that could go now.
-    pub fn quiet(&self) -> bool {
-        self.env.outbox.backlog() == 0 && !self.env.agenda.any_to_send()
     }
 
     /// Queue pairs in RTR or above.

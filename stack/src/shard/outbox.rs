@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use super::counters::{Counter, Counters};
+use super::due::Due;
 use super::qp::Qp;
 use super::tx::{Built, InPlace, Source, write_frames};
 use crate::config::{TX_BURST, TX_STALL};
@@ -94,6 +95,21 @@ impl Outbox {
     #[inline]
     pub fn backlog(&self) -> usize {
         self.answers.frames.len() + self.requests.frames.len()
+    }
+
+    /// Whether frames wait for the port.
+    #[inline]
+    pub fn has_more(&self) -> bool {
+        self.backlog() > 0
+    }
+
+    /// When they can go; without a link, when they are given up.
+    pub fn due(&self, now: Instant, has_link: bool) -> Due {
+        match (self.has_more(), has_link) {
+            (false, _) => Due::Never,
+            (true, true) => Due::Now,
+            (true, false) => Due::At(now.after(TX_STALL)),
+        }
     }
 
     /// An empty frame to build a packet in.

@@ -105,7 +105,7 @@ impl Env {
         match qp.requester.poll_check(self.now, &mut check.check) {
             CheckStep::Answered => return qp.end_check(PeerState::Alive),
             CheckStep::Silent => {
-                self.recheck_next_hop(qp.slot);
+                self.peers.recheck(&self.shared, self.now, qp.slot);
                 return qp.end_check(PeerState::Silent);
             }
             CheckStep::Wait => {}

@@ -3,6 +3,7 @@
 //! The IP host is the device's and behind a lock. Here is what a shard remembers of it, until the host says that something
 //! changed: then datagrams look their ways up again, and connections to a neighbour that moved are visited, some a turn.
 
+use super::due::Due;
 use super::env::Env;
 use super::hops::Hops;
 use super::paths::{Path, Paths};
@@ -31,6 +32,17 @@ impl Peers {
         shared.net_generation() == self.seen
     }
 
+    /// Whether queue pairs are left to visit.
+    #[inline]
+    pub fn has_more(&self) -> bool {
+        self.hops.any_due()
+    }
+
+    /// When there is work here.
+    pub fn due(&self, shared: &Shared) -> Due {
+        Due::now_if(self.has_more() || !self.are_current(shared))
+    }
+
     /// Neighbours or addresses changed: ways are looked up again, and the queue pairs that it concerns are to be visited.
     #[cold]
     fn note_changes(&mut self, shared: &Shared) {
@@ -39,6 +51,22 @@ impl Peers {
             net.changes(self.seen, |hop| self.hops.changed(hop));
             self.seen = net.generation();
         });
+    }
+
+    /// The queue pair in this slot sends to no neighbour any more.
+    pub fn release(&mut self, shared: &Shared, slot: u32) {
+        if let Some(hop) = self.hops.of(slot) {
+            self.hops.set(slot, None);
+            shared.with_net(|net| net.release(hop));
+        }
+    }
+
+    /// The queue pair's peer did not answer: checks whether the next hop is still at its Ethernet address.
+    #[cold]
+    pub fn recheck(&self, shared: &Shared, now: Instant, slot: u32) {
+        if let Some(hop) = self.hops.of(slot) {
+            shared.with_net(|net| net.recheck(now, hop));
+        }
     }
 }
 
@@ -60,7 +88,7 @@ impl Shard {
             let Some(qp) = self.qps.get(slot) else { continue };
             let env = &mut self.env;
             if qp.is_datagram() {
-                env.release_next_hop(slot);
+                env.peers.release(&env.shared, slot);
                 env.agenda.mark_ready(qp);
                 continue;
             }
@@ -82,7 +110,7 @@ impl Env {
     /// that has an address keeps it until there is another one: that nobody answers for it does not make it wrong.
     pub fn resolve(&mut self, qp: &mut Qp) -> bool {
         if qp.route == Route::Inside {
-            self.release_next_hop(qp.slot);
+            self.peers.release(&self.shared, qp.slot);
             return false;
         }
         match self.hold_next_hop(qp.slot, &qp.template.dst()) {
@@ -103,22 +131,6 @@ impl Env {
         let (hop, found) = self.ask_host(|net, now| net.hold(now, dst, before));
         self.peers.hops.set(slot, hop);
         found
-    }
-
-    /// The queue pair in this slot sends to no neighbour any more.
-    pub fn release_next_hop(&mut self, slot: u32) {
-        if let Some(hop) = self.peers.hops.of(slot) {
-            self.peers.hops.set(slot, None);
-            self.shared.with_net(|net| net.release(hop));
-        }
-    }
-
-    /// The queue pair's peer did not answer: checks whether the next hop is still at its Ethernet address.
-    #[cold]
-    pub fn recheck_next_hop(&mut self, slot: u32) {
-        if let Some(hop) = self.peers.hops.of(slot) {
-            self.shared.with_net(|net| net.recheck(self.now, hop));
-        }
     }
 
     /// The way from an address of ours to another; asks the link for it if need be.
@@ -238,7 +250,7 @@ mod tests {
         for (slot, to) in [(0, PEER), (1, OTHER), (2, PEER), (3, PEER)] {
             assert_eq!(env.hold_next_hop(slot, &Gid::v4(to)), Resolution::Pending);
         }
-        env.release_next_hop(3);
+        env.peers.release(&env.shared, 3);
         assert_eq!(env.peers.hops.of(3), None);
         let visited = |env: &mut Env| {
             env.peers.note_changes(&env.shared);

@@ -33,7 +33,9 @@ impl Shard {
         // Received for the next turn: a program that turns the shard itself does something else before, and prefetches run
         // meanwhile.
         self.receive_early();
-        Turn::new(rx, tx + self.env.outbox.take_sent_early(), self.has_more())
+        let more = self.has_more();
+        debug_assert!(!more || self.next_deadline() == Some(now), "what a turn leaves is due");
+        Turn::new(rx, tx + self.env.outbox.take_sent_early(), more)
     }
 
     /// With few queue pairs: what was posted since the last turn goes first. Nothing that arrives could make it go sooner.
@@ -89,18 +91,6 @@ impl Shard {
         sent
     }
 
-    /// Whether there is work that did not fit into this turn.
-    #[inline(always)]
-    fn has_more(&self) -> bool {
-        let env = &self.env;
-        env.keys.settling()
-            || env.peers.hops.any_due()
-            || !env.agenda.corrections.waits.is_empty()
-            || !self.lookahead.is_empty()
-            || env.agenda.any_to_send()
-            || env.outbox.backlog() > 0
-    }
-
     #[inline]
     fn run_timers(&mut self) {
         if !self.env.agenda.wheel.pass(self.env.now) {
@@ -128,7 +118,7 @@ impl Shard {
                     response
                 {
                     env.count_of(qp, Counter::Timeouts);
-                    env.recheck_next_hop(slot);
+                    env.peers.recheck(&env.shared, env.now, slot);
                 }
                 env.after_requester(qp, response);
             } else {
@@ -145,7 +135,7 @@ impl Shard {
     fn run_net(&mut self) {
         self.env.run_host();
         self.update_peers();
-        if self.env.peers.hops.any_due() {
+        if self.env.peers.has_more() {
             self.visit_moved();
         }
     }
@@ -155,7 +145,7 @@ impl Shard {
     pub(super) fn publish_if_due(&mut self) {
         let env = &mut self.env;
         let nothing = env.completions.is_empty()
-            && env.shared.overruns() == env.completions.overruns_seen
+            && !env.completions.missed_overrun(&env.shared)
             && !env.keys.settling();
         if !nothing
             && env.outbox.answers.frames.is_empty()

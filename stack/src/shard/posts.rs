@@ -3,12 +3,13 @@
 
 use arrayvec::ArrayVec;
 
-use super::Shard;
-use super::env::Env;
+use super::agenda::Agenda;
 use super::qp::Qp;
+use super::{Qps, Shard};
 use crate::config::{READY_BUDGET, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
 use crate::proto::requester::SendRing;
 use crate::sync::asymmetric::heavy;
+use crate::sync::words::Words;
 
 /// Queue pairs whose doorbells were rung.
 pub(super) type Posted = ArrayVec<u32, READY_BUDGET>;
@@ -59,7 +60,7 @@ impl Shard {
                 qp.watched = true;
                 qp.sq_seen = qp.sq.published();
                 self.env.agenda.watched.push(slot);
-                self.env.publish_word(qp);
+                qp.publish_word(&self.env.shared.words);
             }
         }
     }
@@ -79,40 +80,40 @@ impl Shard {
                 qp.posted_at = self.env.now;
                 self.env.agenda.mark_ready(qp);
             } else if self.env.now.nanos_since(qp.posted_at) > WATCH_IDLE.as_nanos() as u64 {
-                self.env.unwatch(qp);
+                self.env.agenda.unwatch(qp, &self.env.shared.words);
                 continue; // the next look takes it off the list
             }
             i += 1;
         }
     }
 
-    /// Whether something was posted to a watched queue pair since the last look.
-    pub(super) fn watched_posts(&self) -> bool {
-        let posted = |slot: &u32| self.qps.peek(*slot).is_some_and(|qp| qp.sq.0.published() != qp.sq_seen);
-        self.env.agenda.watched.iter().any(posted)
-    }
-
     /// Watches no queue pair any more: from here on posters ring.
     pub(super) fn unwatch_all(&mut self) {
         while let Some(slot) = self.env.agenda.watched.pop() {
             if let Some(qp) = self.qps.get(slot).filter(|qp| qp.watched) {
-                self.env.unwatch(qp);
+                self.env.agenda.unwatch(qp, &self.env.shared.words);
             }
         }
     }
 }
 
-impl Env {
+impl Agenda {
+    /// Whether something was posted to a watched queue pair since the last look.
+    pub fn watched_posts(&self, qps: &Qps) -> bool {
+        let posted = |slot: &u32| qps.peek(*slot).is_some_and(|qp| qp.sq.0.published() != qp.sq_seen);
+        self.watched.iter().any(posted)
+    }
+
     /// Takes back the promise in the published word to look at this queue each turn, so that posters ring again. What was posted
     /// without a ring, because the poster still saw the promise, is found by the look behind the fence.
     #[cold]
-    fn unwatch(&mut self, qp: &mut Qp) {
+    fn unwatch(&mut self, qp: &mut Qp, words: &Words) {
         qp.watched = false;
         qp.rings = 0;
-        self.publish_word(qp);
+        qp.publish_word(words);
         heavy();
         if qp.sq.published() != qp.sq_seen {
-            self.agenda.mark_ready(qp);
+            self.mark_ready(qp);
         }
     }
 }

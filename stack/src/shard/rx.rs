@@ -214,7 +214,7 @@ impl Env {
     fn establish(&mut self, qp: &mut Qp) {
         qp.comm_est = true;
         if qp.state == QpState::Rtr {
-            self.raise(qp, AsyncEvent::CommEst);
+            qp.raise(&self.shared.events, AsyncEvent::CommEst);
         }
     }
 

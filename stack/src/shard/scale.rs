@@ -442,7 +442,7 @@ fn as_many_bursts_early_as_messages_need() {
         let (mut sizes, mut into) = (Vec::new(), Box::<RxBurst>::default());
         let mut seen = 0..=u8::MAX;
         while !shard.lookahead.is_empty() {
-            shard.lookahead.take(&mut into, &shard.qps, &shard.env);
+            shard.lookahead.take(&mut into, &shard.qps, &shard.env.shared.words);
             sizes.push(into.len());
             into.drain(..).for_each(|frame| assert_eq!(seen.next(), Some(frame.data()[59])));
         }

@@ -8,6 +8,7 @@ use crossbeam_utils::CachePadded;
 
 use super::blocks::Blocks;
 use super::counters::Counters;
+use super::due::Due;
 use super::events::EventQueue;
 use super::gids::Gids;
 use crate::config::INBOX_DEPTH;
@@ -153,6 +154,12 @@ impl Shared {
         let deadline = net.poll_timeout().map_or(u64::MAX, Instant::as_nanos);
         self.net_deadline.store(deadline, Ordering::Release);
         r
+    }
+
+    /// When there is work for a shard here: from posters, from other shards, or of the IP host.
+    pub(super) fn due(&self, shard: usize) -> Due {
+        let net = Some(self.net_deadline()).filter(|net| *net != Instant::FAR);
+        Due::now_if(self.doorbells[shard].any() || !self.inboxes[shard].is_empty()).min(Due::at(net))
     }
 
     /// Changes whenever a neighbour's address may have.

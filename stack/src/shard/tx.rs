@@ -65,7 +65,7 @@ impl Shard {
             if self.env.request(qp) == Stop::More {
                 self.env.agenda.mark_ready(qp);
             }
-            self.env.note_in_flight(qp);
+            self.env.in_flight.note(qp);
             self.env.agenda.arm(qp);
         }
     }

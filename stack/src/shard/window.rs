@@ -4,7 +4,6 @@
 //! may have one packet in flight, or one part of a READ, whatever the others have. So each has answers of its own to go on from,
 //! and none has to be woken when another one's bytes come back.
 
-use super::env::Env;
 use super::qp::{Qp, Route};
 use crate::proto::requester::UNSHARED;
 
@@ -13,7 +12,7 @@ const PACKET: u64 = 256;
 
 /// The window, and what each queue pair has of it.
 #[derive(Debug)]
-pub(super) struct Window {
+struct Window {
     /// All of it, in bytes.
     bytes: u64,
     /// Bytes in flight, of each queue pair by its slot, and of all.
@@ -24,17 +23,11 @@ pub(super) struct Window {
 }
 
 impl Window {
-    pub fn new(bytes: usize) -> Self {
+    fn new(bytes: usize) -> Self {
         Self { bytes: bytes as u64, held: Vec::new(), total: 0, holders: 0 }
     }
 
-    /// Bytes in flight.
-    pub fn used(&self) -> u64 {
-        self.total
-    }
-
-    /// There is a queue pair with this slot.
-    pub fn reserve(&mut self, slot: u32) {
+    fn reserve(&mut self, slot: u32) {
         self.held.resize(self.held.len().max(slot as usize + 1), 0);
     }
 
@@ -47,7 +40,7 @@ impl Window {
     }
 
     /// A queue pair has so many bytes in flight from now on.
-    pub fn hold(&mut self, slot: u32, bytes: u64) {
+    fn hold(&mut self, slot: u32, bytes: u64) {
         let before = core::mem::replace(&mut self.held[slot as usize], bytes);
         self.total = self.total - before + bytes;
         self.holders = self.holders - u64::from(before > 0) + u64::from(bytes > 0);
@@ -59,19 +52,47 @@ fn packet(qp: &Qp) -> u64 {
     qp.requester.mtu().bytes() as u64 + PACKET
 }
 
-impl Env {
+/// What the queue pairs of a shard may have in flight together: as much as they want, or a window.
+#[derive(Debug, Default)]
+pub(super) struct InFlight(Option<Box<Window>>);
+
+impl InFlight {
+    /// Bounds it. There are no queue pairs yet.
+    pub fn bound(&mut self, bytes: usize) {
+        self.0 = Some(Box::new(Window::new(bytes)));
+    }
+
+    /// Bytes in flight, where they are bounded.
+    pub fn used(&self) -> u64 {
+        self.0.as_ref().map_or(0, |window| window.total)
+    }
+
+    /// There is a queue pair in this slot.
+    pub fn reserve(&mut self, slot: u32) {
+        if let Some(window) = &mut self.0 {
+            window.reserve(slot);
+        }
+    }
+
+    /// There is none any more.
+    pub fn release(&mut self, slot: u32) {
+        if let Some(window) = &mut self.0 {
+            window.hold(slot, 0);
+        }
+    }
+
     /// Packets that a queue pair may have in flight now: see [`Requester::poll_transmit`].
     ///
     /// [`Requester::poll_transmit`]: crate::proto::requester::Requester::poll_transmit
     #[inline(always)]
     pub fn share(&self, qp: &Qp) -> u32 {
-        self.window.as_ref().map_or(UNSHARED, |window| share(window, qp))
+        self.0.as_ref().map_or(UNSHARED, |window| share(window, qp))
     }
 
     /// What a queue pair has in flight may have changed.
     #[inline(always)]
-    pub fn note_in_flight(&mut self, qp: &Qp) {
-        if let Some(window) = &mut self.window {
+    pub fn note(&mut self, qp: &Qp) {
+        if let Some(window) = &mut self.0 {
             hold(window, qp);
         }
     }

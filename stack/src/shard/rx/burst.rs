@@ -54,7 +54,7 @@ impl Shard {
     /// [`Self::receive`] with very many queue pairs: what the frames of a burst need was prefetched before.
     #[inline(always)]
     pub(in crate::shard) fn receive_prefetched(&mut self) -> usize {
-        self.lookahead.step_if_any(&self.qps, &self.env);
+        self.lookahead.step_if_any(&self.qps, &self.env.shared.words);
         let mut received = 0;
         for _ in 0..RX_BURSTS {
             self.recycle();
@@ -62,7 +62,7 @@ impl Shard {
             if self.lookahead.is_empty() {
                 break;
             }
-            self.lookahead.take(&mut self.rx, &self.qps, &self.env);
+            self.lookahead.take(&mut self.rx, &self.qps, &self.env.shared.words);
             // What the next ones need is prefetched while this burst is handled.
             if self.lookahead.is_on() && self.lookahead.is_empty() && self.rx.is_full() {
                 self.lookahead.receive(&mut *self.env.outbox.queue, &self.qps, RX_BURSTS);
@@ -77,7 +77,7 @@ impl Shard {
                 bytes += self.handle(&mut at);
                 handled += 1;
                 if handled % Lookahead::EVERY == 0 {
-                    self.lookahead.step_if_any(&self.qps, &self.env);
+                    self.lookahead.step_if_any(&self.qps, &self.env.shared.words);
                 }
             }
             received += n;

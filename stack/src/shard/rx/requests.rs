@@ -140,7 +140,7 @@ impl Env {
         if !qp.responder.holds_receive()
             && let Some(event) = outcome.event
         {
-            self.raise(qp, event);
+            qp.raise(&self.shared.events, event);
         }
         self.fail(qp, Event::Fatal, Cause { send: None, recv: outcome.status });
     }

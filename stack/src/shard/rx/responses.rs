@@ -76,7 +76,7 @@ impl Env {
     /// After the requester's state moved: completions, retries, failure, and more to send.
     pub(in crate::shard) fn after_requester(&mut self, qp: &mut Qp, response: Response) {
         self.complete_sends(qp);
-        self.note_in_flight(qp);
+        self.in_flight.note(qp);
         match response {
             Response::Failed(status) => return self.fail_send(qp, status),
             Response::Retry(cause) => {

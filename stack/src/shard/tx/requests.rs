@@ -227,7 +227,7 @@ impl Env {
                 return Stop::Done;
             }
         }
-        let share = self.share(qp);
+        let share = self.in_flight.share(qp);
         let mut budget = QP_TX_BUDGET.min(self.outbox.requests.frames.remaining_capacity());
         while budget > 0 {
             let (route, peer_shard) = (qp.route, qp.peer_shard);
@@ -251,7 +251,7 @@ impl Env {
             budget -= built.frames;
             let end = match ended {
                 Ended::Source(End::Idle(Idle::Local(seq))) => {
-                    self.carry_out(qp, seq);
+                    self.keys.carry_out(&self.shared.mrs, qp, seq);
                     budget -= 1;
                     continue;
                 }

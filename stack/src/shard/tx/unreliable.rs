@@ -74,7 +74,7 @@ impl Env {
                 Ok(segment) => segment,
                 Err(Idle::Local(seq)) => {
                     self.outbox.keep_frame(frame);
-                    self.carry_out(qp, seq);
+                    self.keys.carry_out(&self.shared.mrs, qp, seq);
                     continue;
                 }
                 Err(idle) => {
