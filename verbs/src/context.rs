@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use stack::device::{
-    CounterSnapshot, DEFAULT_PKEY, Device, DeviceAttr, DeviceConfig, Gid, GidEntry, PortAttr, port, stats,
+    CounterSnapshot, DEFAULT_PKEY, Device, DeviceAttr, DeviceConfig, Gid, GidEntry, PortAttr, lock, port,
+    stats,
 };
 
 use crate::error::VerbsError;
@@ -297,7 +298,7 @@ impl Context {
     }
 
     pub(crate) fn cm(&self) -> MutexGuard<'_, Above> {
-        self.cm.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.cm)
     }
 
     /// Checks that a shard exists.

@@ -495,17 +495,12 @@ impl RecvQueue {
             None => no_ring(&self.core),
         }
     }
-    /// A hint that [`post_recv`](Self::post_recv) is going to be called with `n` requests: prefetches the memory that the
-    /// handle points to, without waiting for it. For programs that post to very many queue pairs one after another, and know
-    /// early which come next: first [`prefetch`](crate::prefetch) the handle, then call this when the handle has arrived,
-    /// each for a few queues at a time, so that the cache misses overlap.
+    /// As [`SendQueue::prefetch`], for [`post_recv`](Self::post_recv).
     #[inline]
     pub fn prefetch(&self, n: u32) {
         prefetch_posting(&self.ring, &self.poster, n);
     }
-    /// Both steps at once, for `n` requests to each of the queues at the indices `at` of `queues`, which are about to be
-    /// posted to: not even the handles need to be in a cache, and all misses overlap. Sixteen to sixty-four queues at a time
-    /// are best.
+    /// As [`SendQueue::prefetch_each`].
     ///
     /// # Panics
     /// If an index is out of range.

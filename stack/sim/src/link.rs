@@ -7,77 +7,38 @@ use super::seen::Seen;
 use stack::port::fault::{self, Flight};
 use stack::time::Instant;
 
-macro_rules! faults {
-    ($($(#[doc = $doc:literal])+ $name:ident $text:literal,)+) => {
-        /// A fault of a frame, of the port that sends it, or of the program.
-        ///
-        /// Those of the link are [`fault::Fault`], by the same numbers. A new one needs three things: its rate in
-        /// [`Swarm::draw`](super::swarm::Swarm::draw), the place where it happens, and a line in
-        /// `each_link_fault_reaches_the_other_side` if it is the link's. A run of many seeds fails if one never happened.
-        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        #[repr(u8)]
-        pub enum Fault {
-            $($(#[doc = $doc])+ $name,)+
-        }
-
-        impl Fault {
-            /// Every fault.
-            pub const ALL: &'static [Self] = &[$(Self::$name,)+];
-            /// Its name in a report.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$name => $text,)+
-                }
-            }
-        }
-    };
-}
-
-faults! {
-    /// One frame is lost.
-    Loss "loss",
-    /// Every frame is lost for a while.
-    Blackhole "blackhole",
-    /// Nothing gets through in this direction, until the link is healed.
-    Partition "partition",
-    /// The frame arrives twice.
-    Duplicate "duplicate",
-    /// The frame is overtaken by later ones.
-    Reorder "reorder",
-    /// One bit that the ICRC covers is flipped.
-    Corrupt "corrupt",
-    /// The end of the frame is missing.
-    Truncate "truncate",
-    /// A second copy arrives after its window is long over.
-    LateDuplicate "late_duplicate",
-    /// For a while the path loses all but small frames.
-    Narrow "narrow",
-    /// A switch marks the frame: congestion experienced in the IP header, FECN and BECN in the BTH.
-    Mark "ecn_mark",
-    /// A frame sent to an earlier life of a queue pair arrives: before a RESET, or before its number was used again.
-    EarlierLife "earlier_life",
-    /// The transmit ring takes no frame for a while.
-    TxFull "tx_full",
-    /// The pool gives no buffer out for a while.
-    NoBuffer "no_buffer",
-    /// The program does not poll its completions.
-    SlowConsumer "slow_consumer",
-    /// The program posts no receives.
-    FewReceives "few_receives",
-    /// A queue pair goes to SQD in the middle of its work, and back.
-    Drain "drain",
-    /// A queue pair goes to ERR in the middle of its work.
-    ToError "to_error",
-    /// A queue pair goes to RESET in the middle of its work.
-    ToReset "to_reset",
-    /// A queue pair is destroyed in the middle of its work.
-    Destroy "destroy",
-    /// A new queue pair gets the number of one that was destroyed.
-    NumberAgain "number_again",
-    /// A region is deregistered while its key is in use.
-    Deregister "deregister",
-    /// A completion queue without room for everything overflows.
-    CqOverflow "cq_overflow",
+stack::link_faults! {
+    /// A fault of a frame, of the port that sends it, or of the program.
+    ///
+    /// Those of the link are [`fault::Fault`], by the same numbers. A new one needs three things: its rate in
+    /// [`Swarm::draw`](super::swarm::Swarm::draw), the place where it happens, and a line in
+    /// `each_link_fault_reaches_the_other_side` if it is the link's. A run of many seeds fails if one never happened.
+    {
+        /// A frame sent to an earlier life of a queue pair arrives: before a RESET, or before its number was used again.
+        EarlierLife "earlier_life",
+        /// The transmit ring takes no frame for a while.
+        TxFull "tx_full",
+        /// The pool gives no buffer out for a while.
+        NoBuffer "no_buffer",
+        /// The program does not poll its completions.
+        SlowConsumer "slow_consumer",
+        /// The program posts no receives.
+        FewReceives "few_receives",
+        /// A queue pair goes to SQD in the middle of its work, and back.
+        Drain "drain",
+        /// A queue pair goes to ERR in the middle of its work.
+        ToError "to_error",
+        /// A queue pair goes to RESET in the middle of its work.
+        ToReset "to_reset",
+        /// A queue pair is destroyed in the middle of its work.
+        Destroy "destroy",
+        /// A new queue pair gets the number of one that was destroyed.
+        NumberAgain "number_again",
+        /// A region is deregistered while its key is in use.
+        Deregister "deregister",
+        /// A completion queue without room for everything overflows.
+        CqOverflow "cq_overflow",
+    }
 }
 
 /// Kinds of faults.

@@ -1,7 +1,7 @@
 //! A port without a link: the simulated world holds the other ends of its queues.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use arrayvec::ArrayVec;
 
@@ -9,6 +9,7 @@ use stack::config::TX_BURST;
 use stack::crc;
 use stack::id::{Mac, Mtu};
 use stack::port::{Build, Frame, HeapPool, Port, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use stack::sync::lock::lock;
 
 /// State that the two ends of a queue share.
 #[derive(Debug, Default)]
@@ -66,7 +67,7 @@ impl Port for SimPort {
         &self.info
     }
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        let mut queue = self.queues.get(index)?.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = lock(self.queues.get(index)?);
         queue.take().map(|queue| Box::new(queue) as Box<dyn PortQueue>)
     }
     fn link_up(&self) -> bool {
@@ -102,10 +103,6 @@ pub fn queue(buffers: usize, frame_len: usize) -> (SimQueue, SimWire) {
     let pool = HeapPool::new(buffers, frame_len);
     let state = Arc::new(Mutex::new(State::default()));
     (SimQueue { state: state.clone(), pool: pool.clone(), lends: false }, SimWire { state, pool, buffers })
-}
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The state, for a call of the shard.

@@ -116,6 +116,7 @@ pub use crate::sync::alarm::Alarm;
 pub use crate::sync::eventfd::EventFd;
 pub use crate::sync::exclusive::{Exclusive, Unavailable};
 pub use crate::sync::huge::collapse_slice;
+pub use crate::sync::lock::lock;
 pub use crate::sync::prefetch::{bytes as prefetch_bytes, line as prefetch_line};
 pub use crate::time::Instant;
 pub use crate::wire::Discard;

@@ -10,10 +10,11 @@
 use core::alloc::Layout;
 use core::fmt;
 use core::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::RxBurst;
 use crate::crc::Sum;
+use crate::sync::lock::lock;
 use arrayvec::ArrayVec;
 
 /// How a frame's buffer goes back to where it came from.
@@ -385,7 +386,7 @@ impl Slab {
     /// No code panics while it holds the lock.
     #[inline]
     fn free(&self) -> MutexGuard<'_, Free> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.free)
     }
 }
 

@@ -8,8 +8,9 @@ use super::{
     Armed, Build, Frame, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats, RxBurst,
     TxBurst,
 };
+use crate::sync::lock::lock;
 use core::time::Duration;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 type Open = dyn Fn() -> Result<Box<dyn Port>, PortError> + Send + Sync;
 
@@ -66,7 +67,7 @@ impl Port for LazyPort {
         if self.real.get().is_some() {
             return Ok(());
         }
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = lock(&self.open);
         if self.real.get().is_some() {
             return Ok(());
         }

@@ -3,13 +3,14 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{EventElement, EventQueue};
 use crate::proto::wqe::Cqe;
 use crate::sync::alarm::Alarm;
 use crate::sync::eventfd::EventFd;
 use crate::sync::lanes::CqLane;
+use crate::sync::lock::lock;
 
 /// A lane as its shard holds it.
 pub(super) struct Lane {
@@ -166,7 +167,7 @@ impl EventChannel {
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.waiting)
     }
 
     /// Appends an event of `cq`.

@@ -6,11 +6,12 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use crate::id::Qpn;
 use crate::proto::status::AsyncEvent;
 use crate::sync::eventfd::EventFd;
+use crate::sync::lock::lock;
 
 /// What an asynchronous event happened to (`struct ibv_async_event`, its union).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -69,7 +70,7 @@ impl EventQueue {
     pub const CAPACITY: usize = 4096;
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Appends an event about an object of the device.

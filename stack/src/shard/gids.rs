@@ -6,12 +6,13 @@
 //! looking an index or a source up takes none.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::Shared;
 use crate::id::Gid;
 use crate::net::GIDS_MAX;
 use crate::proto::address::Source;
+use crate::sync::lock::lock;
 
 /// An entry; all zeros while it is free. Written under the table's lock only, and the address only while nobody holds
 /// the entry.
@@ -81,7 +82,7 @@ impl Gids {
     }
 
     fn changing(&self) -> MutexGuard<'_, ()> {
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lock)
     }
 
     /// Entries, free ones between others too.

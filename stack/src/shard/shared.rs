@@ -1,7 +1,7 @@
 //! What the shards of a device share, each part with its own rule of access.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
@@ -17,6 +17,7 @@ use crate::mem::MrTable;
 use crate::net::Net;
 use crate::port::Frame;
 use crate::sync::doorbell::Doorbells;
+use crate::sync::lock::lock;
 use crate::sync::sleeper::Sleeper;
 use crate::sync::words::{Word, Words};
 use crate::time::Instant;
@@ -148,7 +149,7 @@ impl Shared {
 
     /// Works with the IP host and publishes what changed by it.
     pub fn with_net<R>(&self, f: impl FnOnce(&mut Net) -> R) -> R {
-        let mut net = self.net.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut net = lock(&self.net);
         let r = f(&mut net);
         self.net_generation.store(net.generation(), Ordering::Release);
         let deadline = net.poll_timeout().map_or(u64::MAX, Instant::as_nanos);

@@ -5,13 +5,14 @@
 //! unix socket it closes the descriptors that nobody has received from it. Each piece of work has its own thread, which ends with
 //! it, so that one that waits keeps no other. How much there may be at a time is the caller's to bound.
 
+use super::lock::lock;
 use super::process::Process;
 use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 
 /// Bytes of the stack of such a thread.
@@ -31,7 +32,7 @@ pub fn run(work: impl FnOnce() + Send + 'static) {
 fn start(work: Work) {
     // A thread that cannot be made drops what it was given: so that gets only a way to the work.
     let place = Arc::new(Mutex::new(Some(work)));
-    let take = |place: &Mutex<Option<Work>>| place.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let take = |place: &Mutex<Option<Work>>| lock(place).take();
     let theirs = Arc::clone(&place);
     let started = spawn("roce-apart", move || {
         if let Some(work) = take(&theirs) {
@@ -41,7 +42,7 @@ fn start(work: Work) {
     if started.is_err()
         && let Some(work) = take(&place)
     {
-        LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(work);
+        lock(&LEFT).push(work);
         IS_SHORT.store(true, Ordering::Relaxed);
     }
 }
@@ -50,7 +51,7 @@ fn start(work: Work) {
 pub fn retry() -> bool {
     // Nearly always it is false: then nothing is written.
     if IS_SHORT.load(Ordering::Relaxed) && IS_SHORT.swap(false, Ordering::Relaxed) {
-        let left = core::mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner));
+        let left = core::mem::take(&mut *lock(&LEFT));
         left.into_iter().for_each(start);
     }
     IS_SHORT.load(Ordering::Relaxed)

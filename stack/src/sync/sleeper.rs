@@ -7,6 +7,7 @@
 
 use super::asymmetric;
 use super::eventfd::{EventFd, to_wait_for, wait_readable};
+use super::lock::lock;
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 use core::time::Duration;
 use crossbeam_utils::CachePadded;
@@ -14,7 +15,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
 /// Descriptors of the caller that a sleep can wait for.
 pub const OTHERS: usize = 3;
@@ -91,7 +92,7 @@ impl Sleeper {
     }
 
     fn change(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.changing)
     }
 
     /// Begins a sleep for all shards, at the first place.

@@ -2,9 +2,9 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use stack::device::DeviceError;
+use stack::device::{DeviceError, lock};
 
 use super::queue::{Signal, number};
 use super::service::Service;
@@ -57,7 +57,7 @@ impl EventChannel {
 
     /// Connection management of the devices that it is used with. Its locks come after the lock of the list.
     pub(super) fn services(&self) -> MutexGuard<'_, Vec<Arc<Service>>> {
-        self.services.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.services)
     }
 
     /// The counters, by name, of connection management of the devices that the channel was used with: messages and

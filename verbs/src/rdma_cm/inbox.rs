@@ -4,10 +4,10 @@
 //! has turned a shard, also while another thread is busy with connection management, or was put aside by the scheduler in the
 //! middle of it: a burst takes memory here, up to a bound of which each host has a share.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use stack::cm::{Fair, MAD_LEN, Path};
-use stack::device::{AhAttr, Device, Gid};
+use stack::device::{AhAttr, Device, Gid, lock};
 
 use super::gsi::{BATCH, Gsi, RECEIVES, STRIDE, look};
 use crate::ah::{GRH_LEN, attr_from_wc};
@@ -40,7 +40,7 @@ struct Waiting {
 
 impl Inbox {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Begins to take what this queue pair receives.

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use stack::device::EventFd;
+use stack::device::{EventFd, lock};
 
 use super::event::EventData;
 
@@ -42,11 +42,11 @@ impl Signal {
         &self.fd
     }
     fn add(&self) {
-        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *lock(&self.waiting) += 1;
         self.fd.signal();
     }
     fn remove(&self, events: usize) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = lock(&self.waiting);
         *waiting -= events;
         if events > 0 && *waiting == 0 {
             self.fd.clear();

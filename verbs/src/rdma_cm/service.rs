@@ -10,11 +10,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Bound;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::Duration;
 
 use stack::device::cm::{Config, ConnId, ListenId, Machine, Reason, Reject, SidrId, SidrReply, SidrStatus};
-use stack::device::{self, Device, DeviceError, Gid, Instant, PeerCheck, PeerPath, PeerState, Qpn};
+use stack::device::{self, Device, DeviceError, Gid, Instant, PeerCheck, PeerPath, PeerState, Qpn, lock};
 
 use super::event::{CmEventType, EventData};
 use super::gsi::{Gsi, Outbox, sgid_index};
@@ -62,7 +62,7 @@ struct Place {
 
 impl Kept {
     fn lock(&self) -> MutexGuard<'_, Place> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 
@@ -93,7 +93,7 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The lock, if it is free.

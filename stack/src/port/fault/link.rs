@@ -5,9 +5,37 @@ use crate::time::Instant;
 use crate::wire::{Ingress, Layout, locate};
 use core::time::Duration;
 
-macro_rules! faults {
-    ($($(#[doc = $doc:literal])+ $name:ident $text:literal,)+) => {
-        /// What may happen to a frame on its way.
+/// Makes an enum `Fault` of the faults of a link, and of more behind them: the simulator has others, too.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! link_faults {
+    ($(#[$attr:meta])* { $($more:tt)* }) => {
+        $crate::link_faults! { @of $(#[$attr])* {
+            /// One frame is lost.
+            Loss "loss",
+            /// Every frame is lost for a while.
+            Blackhole "blackhole",
+            /// Nothing gets through in this direction, until the link is healed.
+            Partition "partition",
+            /// The frame arrives twice.
+            Duplicate "duplicate",
+            /// The frame is overtaken by later ones.
+            Reorder "reorder",
+            /// One bit that the ICRC covers is flipped (any bit of a frame that has no ICRC).
+            Corrupt "corrupt",
+            /// The end of the frame is missing.
+            Truncate "truncate",
+            /// A second copy arrives long after the sender's window has moved past it.
+            LateDuplicate "late_duplicate",
+            /// For a while the path loses all but small frames.
+            Narrow "narrow",
+            /// A switch marks the frame: congestion experienced in the IP header, FECN and BECN in the BTH.
+            Mark "ecn_mark",
+            $($more)*
+        } }
+    };
+    (@of $(#[$attr:meta])* { $($(#[doc = $doc:literal])+ $name:ident $text:literal,)+ }) => {
+        $(#[$attr])*
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u8)]
         pub enum Fault {
@@ -27,27 +55,9 @@ macro_rules! faults {
     };
 }
 
-faults! {
-    /// One frame is lost.
-    Loss "loss",
-    /// Every frame is lost for a while.
-    Blackhole "blackhole",
-    /// Nothing gets through in this direction, until the link is healed.
-    Partition "partition",
-    /// The frame arrives twice.
-    Duplicate "duplicate",
-    /// The frame is overtaken by later ones.
-    Reorder "reorder",
-    /// One bit that the ICRC covers is flipped (any bit of a frame that has no ICRC).
-    Corrupt "corrupt",
-    /// The end of the frame is missing.
-    Truncate "truncate",
-    /// A second copy arrives long after the sender's window has moved past it.
-    LateDuplicate "late_duplicate",
-    /// For a while the path loses all but small frames.
-    Narrow "narrow",
-    /// A switch marks the frame: congestion experienced in the IP header, FECN and BECN in the BTH.
-    Mark "ecn_mark",
+link_faults! {
+    /// What may happen to a frame on its way.
+    {}
 }
 
 /// How a link behaves.

@@ -16,6 +16,7 @@ use super::socket::{Listener, Socket, Stranger};
 use crate::port::share::{Party, Share};
 use crate::port::socket_file::SocketFile;
 use crate::sync::apart::{self, Apart};
+use crate::sync::lock::lock;
 use crate::sync::process::Process;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -82,7 +83,7 @@ impl Connection {
         };
         let (rx, tx) = (&self.rx[queue], &self.tx[queue]);
         let mut to_peer = ring(tx)?;
-        if let Some(lent) = self.lent[queue].lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(lent) = lock(&self.lent[queue]).take() {
             to_peer.lend(lent);
         }
         Ok(Rings {
@@ -126,7 +127,7 @@ impl State {
 
     /// The current connection.
     pub fn current(&self) -> Option<Arc<Connection>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.current).clone()
     }
 
     /// Peers that were refused, and connections that were ended because the peer violated the protocol.
@@ -162,7 +163,7 @@ impl State {
 
     /// Queues use this from their next burst on; `None`: no link.
     fn publish(&self, connection: Option<Arc<Connection>>) {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.current);
         let number = connection.as_ref().map_or(0, |connection| connection.number);
         *current = connection;
         self.number.store(number, Ordering::Release);

@@ -17,12 +17,13 @@ use crate::port::peers::Peers;
 use crate::port::share::{self, Share};
 use crate::sync::apart::{self, Apart};
 use crate::sync::eventfd::{self, EventFd};
+use crate::sync::lock::lock;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 /// How long the other end of a handshake may be silent before it is given up: perhaps no process serves its socket any more.
@@ -76,10 +77,6 @@ pub struct Outcome {
     pub number: u64,
     /// The peer, and the memory that connects us; `None`: it did not come to that.
     pub met: Option<(Apart<Socket>, Connection)>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Common {

@@ -15,6 +15,7 @@ use super::route::{self, Router, Way};
 use super::sys::{self, Interface, Local};
 use crate::port::{HostAddress, netdevice};
 use crate::sync::apart;
+use crate::sync::lock::lock;
 use crate::wire::UDP_PORT;
 
 /// Groups of messages about interfaces, their addresses, and routes (rtnetlink(7)): `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
@@ -197,9 +198,7 @@ impl Host {
     #[cold]
     pub fn may_segment(&self, src: IpAddr, dst: IpAddr) -> bool {
         self.table().may_segment(src, dst, || match (src, dst, &self.router) {
-            (IpAddr::V4(src), IpAddr::V4(dst), Some(router)) => {
-                router.lock().unwrap_or_else(PoisonError::into_inner).egress(src, dst)
-            }
+            (IpAddr::V4(src), IpAddr::V4(dst), Some(router)) => lock(router).egress(src, dst),
             _ => None,
         })
     }
@@ -237,7 +236,7 @@ impl Host {
     /// Looks at the host, on a thread of its own, if something may have changed. The kernel makes a look wait while others change
     /// interfaces, so the calling thread does not wait for it.
     pub fn follow(self: &Arc<Self>) {
-        let mut next = self.next_look.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = lock(&self.next_look);
         let now = Instant::now();
         // What changes during a look is left for the next one.
         if now < *next || self.looking.load(Ordering::Acquire) || !self.may_have_changed() {

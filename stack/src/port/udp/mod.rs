@@ -27,7 +27,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
@@ -40,6 +40,7 @@ use super::{
     TxBurst,
 };
 use crate::id::{Mac, Mtu};
+use crate::sync::lock::lock;
 use crate::sync::unforked::Unforked;
 use crate::wire::UDP_PORT;
 use control::{Name, Refusal};
@@ -296,7 +297,7 @@ impl Shared {
     /// Logs a warning, unless it did so within [`QUIET`].
     #[cold]
     fn complain(&self, what: impl FnOnce() -> String) {
-        let mut last = self.complaint.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.complaint);
         if last.is_none_or(|last| last.elapsed() >= QUIET) {
             *last = Some(Instant::now());
             tracing::warn!("port {}: {}", self.name, what());
