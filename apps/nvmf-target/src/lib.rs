@@ -7,11 +7,6 @@
 
 #![deny(unsafe_code)]
 
-/// Prints a line of a result, without a panic when that fails.
-macro_rules! say {
-    ($($arg:tt)*) => { ::apps::out::result(::core::format_args!($($arg)*)) };
-}
-
 pub mod cli;
 pub mod config;
 pub mod control;

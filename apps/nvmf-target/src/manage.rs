@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use apps::cli::parse;
 use apps::error::{AppError, Result};
+use apps::out::say;
 use clap::{ArgGroup, Args, Subcommand};
 use nvmf::Nqn;
 

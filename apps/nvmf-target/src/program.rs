@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use apps::error::{AppError, Result};
 use apps::json::{JsonFile, Row};
+use apps::out::say;
 use apps::progress::Progress;
 use apps::rig::{Rig, Side, check_address};
 use apps::{out, report, service, stop};

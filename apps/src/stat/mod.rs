@@ -40,7 +40,7 @@ pub fn run(cli: &StatCli) -> Result<()> {
         }
         return view::run(cli, first);
     }
-    let query = Query { order: cli.sort, reverse: cli.reverse, filter: cli.filter.clone() };
+    let query = query(cli);
     let rounds = if cli.once { 1 } else { cli.count.unwrap_or(u64::MAX) };
     let mut before = first;
     for _ in 0..rounds {
@@ -66,10 +66,13 @@ fn report(cli: &StatCli) -> Result<()> {
         Ok(found) => found,
     };
     sleep(cli.interval)?;
-    let query = Query { order: cli.sort, reverse: cli.reverse, filter: cli.filter.clone() };
-    let stacks = compare(&found, &find::look(&cli.paths)?, &query);
+    let stacks = compare(&found, &find::look(&cli.paths)?, &query(cli));
     found.notes.iter().try_for_each(|note| say!("{note}"))?;
     say!("{}\n\n```json\n{}\n```", table::render(&stacks).trim_end(), json::line(&stacks))
+}
+
+fn query(cli: &StatCli) -> Query {
+    Query { order: cli.sort, reverse: cli.reverse, filter: cli.filter.clone() }
 }
 
 fn sleep(time: Duration) -> Result<()> {

@@ -120,11 +120,7 @@ impl CmId {
         }
         // One that has no other reference is destroyed outside of the lock.
         let before = self.with(|id| {
-            let is_same = match (&id.qp, &qp) {
-                (Some(has), Some(given)) => Arc::ptr_eq(has, given),
-                (has, given) => has.is_none() && given.is_none(),
-            };
-            if is_same {
+            if id.qp.as_ref().map(Arc::as_ptr) == qp.as_ref().map(Arc::as_ptr) {
                 return Ok(qp);
             }
             if qp.as_ref().is_some_and(|qp| qp.qp_type() != id.qp_type) {

@@ -232,7 +232,7 @@ impl Drop for Tells<'_> {
 }
 
 /// Holds a meeting, and closes what the peer sent if nothing comes of it.
-fn hold(common: &Arc<Common>, number: u64, socket: Socket, stop: &Stop, role: Role) {
+fn hold(common: &Common, number: u64, socket: Socket, stop: &Stop, role: Role) {
     let tells = Tells { common, number };
     let (outbox, received) = (VecDeque::new(), Vec::new());
     let (patience, since) = (common.patience, Instant::now());
