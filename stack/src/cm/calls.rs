@@ -12,7 +12,7 @@ use super::message::{Rep, Req, ReqPath, padded};
 use super::reason::Reason;
 use super::service::{IpHeader, ServiceId};
 use crate::config::RD_ATOMIC_MAX;
-use crate::id::{Psn, Qpn};
+use crate::id::{Mtu, Psn, Qpn};
 use crate::time::Instant;
 
 /// The partition of RoCE.
@@ -74,6 +74,59 @@ fn check_depths(responder_resources: u8, initiator_depth: u8) -> Result<(), Erro
     range("initiator depth", initiator_depth, u32::from(RD_ATOMIC_MAX))
 }
 
+fn check_connect(connect: &Connect, mtu: Mtu) -> Result<(), Error> {
+    check_path(&connect.path)?;
+    check_timing(&connect.timing)?;
+    check_depths(connect.responder_resources, connect.initiator_depth)?;
+    range("retry count", connect.retry_count, 7)?;
+    range("RNR retry count", connect.rnr_retry_count, 7)?;
+    range("RNR timer", connect.min_rnr_timer, 31)?;
+    if connect.mtu > mtu {
+        return Err(Error::Mtu { given: connect.mtu, port: mtu });
+    }
+    Ok(())
+}
+
+/// The REQ of a call, but for its private data; `params` are those of our queue pair.
+fn req(connect: &Connect, local_comm_id: u32, local_ca_guid: u64, params: &QpParams) -> Req {
+    let Connect { timing, path, .. } = connect;
+    let on_link = path.hop_limit == 1;
+    let lid = if on_link { 0 } else { 0xffff };
+    Req {
+        local_comm_id,
+        service_id: connect.service_id,
+        local_ca_guid,
+        local_qpn: connect.qpn,
+        responder_resources: connect.responder_resources,
+        initiator_depth: connect.initiator_depth,
+        remote_response_timeout: timing.remote_response,
+        transport: connect.transport as u8,
+        starting_psn: params.rq_psn,
+        local_response_timeout: timing.local_response,
+        retry_count: connect.retry_count,
+        pkey: PKEY,
+        path_mtu: connect.mtu as u8,
+        rnr_retry_count: connect.rnr_retry_count,
+        max_cm_retries: timing.max_cm_retries,
+        flow_control: connect.flow_control,
+        srq: connect.srq,
+        primary: ReqPath {
+            local_lid: lid,
+            remote_lid: lid,
+            local_gid: path.sgid,
+            remote_gid: path.dgid,
+            flow_label: path.flow_label,
+            packet_rate: 0,
+            traffic_class: path.traffic_class,
+            hop_limit: if path.hop_limit == 0 { 64 } else { path.hop_limit },
+            sl: path.sl,
+            subnet_local: on_link,
+            local_ack_timeout: params.timeout,
+        },
+        ..Req::default()
+    }
+}
+
 /// Connections.
 impl Machine {
     /// Sends a REQ. Ends in [`Event::ConnectResponse`], [`Event::Rejected`] or [`Event::Unreachable`]. The last comes after the
@@ -85,106 +138,51 @@ impl Machine {
     #[doc(alias = "rdma_connect")]
     pub fn connect(&mut self, now: Instant, connect: &Connect) -> Result<ConnId, Error> {
         let Connect { timing, path, .. } = connect;
-        check_path(path)?;
-        check_timing(timing)?;
-        check_depths(connect.responder_resources, connect.initiator_depth)?;
-        range("retry count", connect.retry_count, 7)?;
-        range("RNR retry count", connect.rnr_retry_count, 7)?;
-        range("RNR timer", connect.min_rnr_timer, 31)?;
-        if connect.mtu > self.config.mtu {
-            return Err(Error::Mtu { given: connect.mtu, port: self.config.mtu });
-        }
+        check_connect(connect, self.config.mtu)?;
         let private_data = with_header(connect.service_id, connect.ip.as_ref(), &connect.private_data)?;
         self.check_qpn(connect.qpn)?;
-        self.make_room(now, connect.path.sgid).map_err(|_| Error::Limit("connections"))?;
+        self.make_room(now, path.sgid).map_err(|_| Error::Limit("connections"))?;
 
-        let local_id = self.random.id(|id| self.local_ids.contains_key(&id));
+        let local_id = self.new_local_id();
         let tid = self.random.next();
         let psn = connect.psn.unwrap_or_else(|| Psn::new(self.random_psn()));
         let timeout = code::ack_timeout(timing.packet_lifetime, self.config.ack_delay);
-        let on_link = path.hop_limit == 1;
-        let lid = if on_link { 0 } else { 0xffff };
-        let req = Req {
-            local_comm_id: local_id,
-            service_id: connect.service_id,
-            local_ca_guid: self.config.ca_guid,
-            local_qpn: connect.qpn,
+        let params = QpParams {
+            transport: connect.transport,
+            qpn: connect.qpn,
+            dest_qpn: Qpn::default(),
+            rq_psn: psn,
+            sq_psn: Psn::default(),
+            path_mtu: connect.mtu,
+            max_rd_atomic: 0,
+            max_dest_rd_atomic: 0,
+            timeout,
+            retry_cnt: connect.retry_count,
+            rnr_retry: 0,
+            min_rnr_timer: connect.min_rnr_timer,
+            path: *path,
+        };
+        let depths = Depths {
             responder_resources: connect.responder_resources,
             initiator_depth: connect.initiator_depth,
-            remote_response_timeout: timing.remote_response,
-            transport: connect.transport as u8,
-            starting_psn: psn,
-            local_response_timeout: timing.local_response,
-            retry_count: connect.retry_count,
-            pkey: PKEY,
-            path_mtu: connect.mtu as u8,
-            rnr_retry_count: connect.rnr_retry_count,
-            max_cm_retries: timing.max_cm_retries,
-            flow_control: connect.flow_control,
-            srq: connect.srq,
-            primary: ReqPath {
-                local_lid: lid,
-                remote_lid: lid,
-                local_gid: path.sgid,
-                remote_gid: path.dgid,
-                flow_label: path.flow_label,
-                packet_rate: 0,
-                traffic_class: path.traffic_class,
-                hop_limit: if path.hop_limit == 0 { 64 } else { path.hop_limit },
-                sl: path.sl,
-                subnet_local: on_link,
-                local_ack_timeout: timeout,
-            },
-            private_data,
-            ..Req::default()
         };
         let interval = code::request_interval(timing.packet_lifetime, timing.remote_response);
         let id = self.insert(Conn {
-            state: State::ReqSent,
-            gone: false,
-            listener: None,
-            local_id,
-            remote_id: 0,
-            tid,
-            remote_guid: 0,
-            mad_path: *path,
-            params: QpParams {
-                transport: connect.transport,
-                qpn: connect.qpn,
-                dest_qpn: Qpn::default(),
-                rq_psn: psn,
-                sq_psn: Psn::default(),
-                path_mtu: connect.mtu,
-                max_rd_atomic: 0,
-                max_dest_rd_atomic: 0,
-                timeout,
-                retry_cnt: connect.retry_count,
-                rnr_retry: 0,
-                min_rnr_timer: connect.min_rnr_timer,
-                path: *path,
-            },
-            depths: Depths {
-                responder_resources: connect.responder_resources,
-                initiator_depth: connect.initiator_depth,
-            },
             packet_lifetime: timing.packet_lifetime,
             interval,
             retries: timing.max_cm_retries,
-            left: 0,
             max_wait: interval * (u32::from(timing.max_cm_retries) + 1),
-            mra: false,
-            deadline: Instant::FAR,
-            timer: Instant::FAR,
-            mad: None,
-            queued: false,
-            sent: false,
-            hurries: false,
-            ending: Disconnect::Agreed,
-            doubted: false,
+            ..Conn::new(State::ReqSent, local_id, tid, *path, params, depths)
         });
         self.local_qpns.insert(connect.qpn, id);
+        let req = Req { private_data, ..req(connect, local_id, self.config.ca_guid, &params) };
         self.send_request(now, id, &Mad::new(tid, req));
         Ok(id)
+    }
+
+    /// A communication id that no connection has.
+    pub(super) fn new_local_id(&mut self) -> u32 {
+        self.random.id(|id| self.local_ids.contains_key(&id))
     }
 
     /// A random sequence number.

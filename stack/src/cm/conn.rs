@@ -109,6 +109,42 @@ pub(super) struct Conn {
 }
 
 impl Conn {
+    /// A connection that begins: it has sent nothing, waits for nothing, and no timer runs.
+    pub const fn new(
+        state: State,
+        local_id: u32,
+        tid: u64,
+        mad_path: Path,
+        params: QpParams,
+        depths: Depths,
+    ) -> Self {
+        Self {
+            state,
+            gone: false,
+            listener: None,
+            local_id,
+            remote_id: 0,
+            tid,
+            remote_guid: 0,
+            mad_path,
+            params,
+            depths,
+            packet_lifetime: 0,
+            interval: Duration::ZERO,
+            retries: 0,
+            left: 0,
+            max_wait: Duration::ZERO,
+            mra: false,
+            deadline: Instant::FAR,
+            timer: Instant::FAR,
+            mad: None,
+            queued: false,
+            sent: false,
+            hurries: false,
+            ending: Disconnect::Agreed,
+            doubted: false,
+        }
+    }
     /// The peer, once its GUID is known.
     pub const fn peer(&self) -> Peer {
         (self.mad_path.dgid, self.remote_guid)

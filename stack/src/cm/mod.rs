@@ -5,7 +5,7 @@
 //! [`QpParams`]. It is control plane and may allocate; [`Limits`] bound what strangers can make it hold. Called by the `rdma_cm`
 //! layer of `verbs`, by the simulator and by tests.
 //!
-//! The state of a connection is in `conn`, the program's calls are in `calls`, received MADs in `receive`, timers in `machine`,
+//! The state of a connection is in `conn`, the program's calls are in `calls`, received MADs in `receive` and `request`, timers in `machine`,
 //! MADs on their way out in `send`; [`message`] has the bytes.
 //!
 //! ```
@@ -56,6 +56,7 @@ mod pace;
 mod random;
 mod reason;
 mod receive;
+mod request;
 mod send;
 mod service;
 mod share;

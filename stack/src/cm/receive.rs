@@ -1,54 +1,23 @@
-//! The effects of MADs of peers.
+//! The effects of MADs of peers; those of a REQ are in `request`.
 
 use super::code;
-use super::config::Timing;
-use super::conn::{Conn, Depths, State};
+use super::conn::{Depths, State};
 use super::counter::Counter;
-use super::event::{ConnId, Disconnect, Event, Path, QpParams, Request, Response, Transport};
+use super::event::{ConnId, Disconnect, Event, Path, QpParams, Response};
 use super::machine::{Machine, REJ_REP, Timed, from_peer, is_host};
 use super::mad::Mad;
-use super::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu};
+use super::message::{Drep, Dreq, Message, Mra, Rej, Rep, Rtu};
 use super::reason::Reason;
-use super::service::{IpHeader, ServiceId};
-use crate::config::RD_ATOMIC_MAX;
-use crate::id::{Gid, Mtu, Psn, Qpn};
+use crate::id::Qpn;
 use crate::time::Instant;
 
 /// The message that an MRA is about.
-const MRA_REQ: u8 = 0;
+pub(super) const MRA_REQ: u8 = 0;
 const MRA_REP: u8 = 1;
 
 /// Whether this can be a peer's queue pair.
-fn is_qp(qpn: Qpn) -> bool {
+pub(super) fn is_qp(qpn: Qpn) -> bool {
     qpn > Qpn::GSI && qpn != Qpn::MULTICAST
-}
-
-/// The header of a service of `rdma_cm`, and the private data behind it.
-pub(super) fn split_header(
-    service_id: ServiceId,
-    private_data: &[u8],
-) -> Result<(Option<IpHeader>, &[u8]), Counter> {
-    if service_id.port_space().is_none() {
-        return Ok((None, private_data));
-    }
-    let (header, rest) = private_data.split_first_chunk().ok_or(Counter::BadIpHeader)?;
-    let header = IpHeader::read(header).map_err(|_| Counter::BadIpHeader)?;
-    Ok((Some(header), rest))
-}
-
-/// Why a REQ begins no connection.
-struct Refusal {
-    counter: Counter,
-    reason: Reason,
-    info: Vec<u8>,
-    /// A connection that the peer no longer has, by what it says.
-    forgotten: Option<ConnId>,
-}
-
-impl Refusal {
-    fn new(counter: Counter, reason: Reason) -> Self {
-        Self { counter, reason, info: Vec::new(), forgotten: None }
-    }
 }
 
 /// Received MADs.
@@ -94,173 +63,8 @@ impl Machine {
         if self.conns[&id].remote_id == remote && remote != 0 { Ok(id) } else { Err(Counter::UnknownId) }
     }
 
-    fn handle_req(&mut self, now: Instant, path: &Path, tid: u64, req: &Req) -> Result<(), Counter> {
-        if req.local_comm_id == 0 || !is_qp(req.local_qpn) || !is_host(&req.primary.local_gid) {
-            return Err(Counter::BadField);
-        }
-        let peer = (path.dgid, req.local_ca_guid);
-        if let Some(&id) = self.remote_ids.get(&(peer, req.local_comm_id))
-            && self.conns[&id].began_with(tid, req)
-        {
-            return self.duplicate_req(id);
-        }
-        if let Err(refusal) = self.begin(now, path, tid, req) {
-            self.refuse(path, tid, req.local_comm_id, refusal.reason, &refusal.info);
-            if let Some(old) = refusal.forgotten {
-                self.doubt(now, old);
-            }
-            return Err(refusal.counter);
-        }
-        Ok(())
-    }
-
-    /// Checks a new REQ, and begins a connection.
-    fn begin(&mut self, now: Instant, path: &Path, tid: u64, req: &Req) -> Result<(), Refusal> {
-        let transport = match (req.transport, req.extended_transport) {
-            (0, 0) => Transport::Rc,
-            (1, 0) => Transport::Uc,
-            _ => return Err(Refusal::new(Counter::BadTransport, Reason::INVALID_TRANSPORT)),
-        };
-        if req.pkey & 0x7fff != 0x7fff {
-            return Err(Refusal::new(Counter::BadPkey, Reason::UNSUPPORTED));
-        }
-        let address = req.primary.remote_gid;
-        if address != path.sgid && !self.gids.contains(&address) {
-            let info = path.sgid.0.to_vec();
-            return Err(Refusal { info, ..Refusal::new(Counter::BadGid, Reason::INVALID_GID) });
-        }
-        // Nobody connects in another's name: our queue pair will send to this address.
-        if req.primary.local_gid != path.dgid {
-            return Err(Refusal::new(Counter::BadGid, Reason::UNSUPPORTED));
-        }
-        let ours = self.config.mtu;
-        let Some(mtu) = Mtu::from_enum(req.path_mtu).filter(|m| *m <= ours) else {
-            let info = vec![ours as u8];
-            return Err(Refusal { info, ..Refusal::new(Counter::BadMtu, Reason::INVALID_MTU) });
-        };
-        let (ip, private_data) = split_header(req.service_id, &req.private_data)
-            .map_err(|counter| Refusal::new(counter, Reason::CONSUMER_DEFINED))?;
-        let asked = ip.map_or(address, |ip| Gid::from_ip(ip.dst));
-        let Some(listener) = self.listeners.find(req.service_id, asked) else {
-            return Err(Refusal::new(Counter::NoListener, Reason::INVALID_SERVICE_ID));
-        };
-        let limits = &self.config.limits;
-        let no_room = || Refusal::new(Counter::NoResources, Reason::NO_RESOURCES);
-        let pushed_out = self.half_open.room(limits.half_open, path.dgid).map_err(|_| no_room())?;
-        if self.events_full() {
-            return Err(no_room());
-        }
-        // The id or queue pair belongs to another connection of this peer: the peer no longer has that connection, or did not let
-        // them rest long enough. Checked only for a REQ that would be accepted, so that each wrong guess of an attacker who forges
-        // the peer's address takes an entry of a bounded table.
-        let peer = (path.dgid, req.local_ca_guid);
-        let old = self.remote_ids.get(&(peer, req.local_comm_id));
-        if let Some(&old) = old.or_else(|| self.remote_qpns.get(&(peer, req.local_qpn))) {
-            let refusal = Refusal::new(Counter::Stale, Reason::STALE_CONNECTION);
-            return Err(Refusal { forgotten: Some(old), ..refusal });
-        }
-        let backlog = self.listeners.room(listener, path.dgid);
-        let backlog = backlog.map_err(|_| Refusal::new(Counter::BacklogFull, Reason::NO_RESOURCES))?;
-        self.make_room(now, path.dgid).map_err(|_| no_room())?;
-        // One that leaves the backlog leaves the half-open ones too.
-        if let Some(id) = backlog.or(pushed_out) {
-            self.push_out(now, id);
-        }
-
-        let local_id = self.random.id(|id| self.local_ids.contains_key(&id));
-        let deadline = now.after(self.config.limits.half_open_time);
-        let qp_path = self.reply_path(&Path {
-            sgid: address,
-            dgid: req.primary.local_gid,
-            flow_label: req.primary.flow_label,
-            traffic_class: req.primary.traffic_class,
-            hop_limit: 0,
-            sl: req.primary.sl & 7,
-        });
-        let params = QpParams {
-            transport,
-            qpn: Qpn::default(),
-            dest_qpn: req.local_qpn,
-            rq_psn: Psn::new(self.random_psn()),
-            sq_psn: req.starting_psn,
-            path_mtu: mtu,
-            max_rd_atomic: 0,
-            max_dest_rd_atomic: 0,
-            timeout: match req.primary.local_ack_timeout {
-                // For a queue pair 0 means no timeout at all: a lost packet, or a peer that is gone, would never be noticed. No
-                // peer intends that by the smallest code of a REQ.
-                0 => code::ack_timeout(Timing::default().packet_lifetime, self.config.ack_delay),
-                t => t,
-            },
-            retry_cnt: req.retry_count,
-            rnr_retry: req.rnr_retry_count,
-            min_rnr_timer: 0,
-            path: qp_path,
-        };
-        let depths = Depths {
-            responder_resources: req.responder_resources.min(RD_ATOMIC_MAX),
-            initiator_depth: req.initiator_depth.min(RD_ATOMIC_MAX),
-        };
-        let interval = code::time(req.local_response_timeout).min(self.config.limits.peer_time);
-        let id = self.insert(Conn {
-            state: State::ReqRcvd,
-            gone: false,
-            listener: Some(listener),
-            local_id,
-            remote_id: req.local_comm_id,
-            tid,
-            remote_guid: req.local_ca_guid,
-            mad_path: self.reply_path(path),
-            params,
-            depths,
-            packet_lifetime: 0,
-            interval,
-            retries: req.max_cm_retries,
-            left: 0,
-            max_wait: self.max_wait(interval, req.max_cm_retries),
-            mra: false,
-            deadline,
-            timer: Instant::FAR,
-            mad: None,
-            queued: false,
-            sent: false,
-            hurries: false,
-            ending: Disconnect::Agreed,
-            doubted: false,
-        });
-        self.remote_ids.insert((peer, req.local_comm_id), id);
-        self.remote_qpns.insert((peer, req.local_qpn), id);
-        self.arm(id, deadline);
-        let request = Request {
-            service_id: req.service_id,
-            path: qp_path,
-            ip,
-            private_data: private_data.to_vec(),
-            transport,
-            remote_qpn: req.local_qpn,
-            remote_guid: req.local_ca_guid,
-            responder_resources: depths.responder_resources,
-            initiator_depth: depths.initiator_depth,
-            retry_count: req.retry_count,
-            rnr_retry_count: req.rnr_retry_count,
-            mtu,
-            flow_control: req.flow_control,
-            srq: req.srq,
-        };
-        self.event(id, Event::ConnectRequest { listener, id, request });
-        Ok(())
-    }
-
-    /// The same REQ again. Before our program has decided, the peer gets an MRA; afterwards our answer has its own timer.
-    fn duplicate_req(&mut self, id: ConnId) -> Result<(), Counter> {
-        if self.conns[&id].state == State::ReqRcvd {
-            self.send_mra(id, MRA_REQ);
-        }
-        Err(Counter::DuplicateReq)
-    }
-
     /// Sends an MRA, one for each wait: a program that never decides must not keep its peer waiting for ever.
-    fn send_mra(&mut self, id: ConnId, message: u8) {
+    pub(super) fn send_mra(&mut self, id: ConnId, message: u8) {
         let Some(service_timeout) = self.config.mra else { return };
         let Some(conn) = self.conns.get_mut(&id).filter(|conn| !conn.mra) else { return };
         conn.mra = true;

@@ -13,7 +13,7 @@ use super::machine::{Begun, Machine, Timed, from_peer};
 use super::mad::Mad;
 use super::message::{SidrRep, SidrReq, padded};
 use super::reason::SidrStatus;
-use super::receive::split_header;
+use super::request::split_header;
 use super::service::ServiceId;
 use super::share::{Full, Shares};
 use crate::id::{Gid, Qpn};
