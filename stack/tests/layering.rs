@@ -278,6 +278,7 @@ const NO_CIRCLE: &[&str] = &[
     "apps/tools/src",
     // Parts of a core name neither the core nor what works with several of them.
     "apps/nvmf-target/src",
+    "apps/nvmf/src",
 ];
 
 #[test]

@@ -9,7 +9,6 @@ use arrayvec::ArrayString;
 
 use crate::config::{Backend, Namespace};
 use crate::counters::Counters;
-use crate::in_flight::Unfinished;
 use crate::nqn::Nqn;
 use crate::sync::lock;
 
@@ -54,7 +53,6 @@ pub(crate) struct Live {
     pub nqn: Nqn,
     pub serial: ArrayString<20>,
     pub counters: Counters,
-    pub unfinished: Unfinished,
     version: AtomicU64,
     table: Mutex<Arc<Table>>,
     /// Namespaces that have lost data.
@@ -69,7 +67,6 @@ impl Live {
             nqn,
             serial,
             counters: Counters::default(),
-            unfinished: Unfinished::default(),
             version: AtomicU64::new(0),
             table: Mutex::new(Arc::new(table)),
             failed: Mutex::default(),

@@ -12,6 +12,7 @@ use crate::association::{Applicant, Association, Life, NoQueue};
 use crate::config::{ConfigError, Hosts, Namespace, Port, Ports, Settings, Subsystem, check_blocks};
 use crate::counters::Totals;
 use crate::fair::{Who, may_have};
+use crate::in_flight::{Serving, Unfinished};
 use crate::live::{Live, Table};
 use crate::nqn::Nqn;
 use crate::status::{Fault, Status};
@@ -42,6 +43,7 @@ pub(crate) struct State {
 #[derive(Debug)]
 pub(crate) struct Served {
     pub live: Arc<Live>,
+    unfinished: Unfinished,
     pub ports: Ports,
     pub hosts: Hosts,
 }
@@ -137,6 +139,7 @@ pub(crate) struct Joined {
     pub association: Arc<Association>,
     pub live: Arc<Live>,
     pub life: Life,
+    pub serving: Serving,
 }
 
 /// Where a connection came in, and from where.
@@ -206,7 +209,12 @@ impl Target {
                 state.check_new(&table, &namespace)?;
                 table.set(namespace);
             }
-            state.subsystems.push(Served { live: Arc::new(Live::new(nqn, serial, table)), ports, hosts });
+            state.subsystems.push(Served {
+                live: Arc::new(Live::new(nqn, serial, table)),
+                unfinished: Unfinished::default(),
+                ports,
+                hosts,
+            });
             Ok(())
         })
     }
@@ -368,7 +376,7 @@ impl Target {
             if !served.hosts.allow(&host) {
                 return Err(Status::InvalidHost.into());
             }
-            if served.live.unfinished.has(&host, &data.host_id) {
+            if served.unfinished.has(&host, &data.host_id) {
                 return Ok(None);
             }
             (Some(Arc::clone(&served.live)), !served.hosts.named().is_empty())
@@ -397,7 +405,8 @@ impl Target {
         let subsystem = Nqn::of_field(&data.subsystem).map_err(|_| ConnectField::Subsystem)?;
         let host = Nqn::of_field(&data.host).map_err(|_| ConnectField::Host)?;
         let state = self.lock();
-        let live = &state.served(&subsystem).map_err(|_| ConnectField::Subsystem)?.live;
+        let served = state.served(&subsystem).map_err(|_| ConnectField::Subsystem)?;
+        let live = &served.live;
         let belongs = |a: &&Arc<Association>| {
             a.cntlid == data.cntlid.get() && a.live.as_ref().is_some_and(|its| Arc::ptr_eq(its, live))
         };
@@ -414,7 +423,7 @@ impl Target {
         }
         let taken = association.take_queue(qid);
         // Checked after `take_queue`: a queue marks its end before it gives its number back.
-        if live.unfinished.has(&host, &data.host_id) {
+        if served.unfinished.has(&host, &data.host_id) {
             if let Ok(life) = taken {
                 association.give_queue(qid, life);
             }
@@ -422,7 +431,9 @@ impl Target {
         }
         match taken {
             Ok(life) => {
-                Ok(Some(Joined { association: Arc::clone(association), live: Arc::clone(live), life }))
+                let serving = served.unfinished.begin(association, life);
+                let (association, live) = (Arc::clone(association), Arc::clone(live));
+                Ok(Some(Joined { association, live, life, serving }))
             }
             Err(NoQueue::Number) => Err(ConnectField::QueueId.into()),
             Err(NoQueue::Sequence) => Err(Status::CommandSequenceError.into()),

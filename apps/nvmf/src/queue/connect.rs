@@ -13,8 +13,9 @@ use crate::wire::Sqe;
 use crate::wire::cm::{RejectReason, ReplyData, RequestData};
 use crate::wire::fabrics::{self, ConnectCommand, ConnectData, ConnectField, fctype};
 
-use super::slots::{Connecting, Slots, Stage, Ticket};
-use super::{Held, IoQueue, Queue, Response, Role, Step};
+use super::slots::{Connecting, SlotState, Slots, Ticket};
+use super::state::{Held, IoQueue, Queue, Role};
+use super::step::{Response, Step};
 
 /// A connection that is to be accepted.
 #[derive(Debug)]
@@ -113,7 +114,7 @@ impl Queue {
             no_flow_control: command.attributes & ConnectCommand::NO_FLOW_CONTROL != 0,
             kato_ms: command.kato_ms.get(),
         };
-        Ok(Step::Fetch(self.slots.wait(slot, Stage::Connect(connecting)), from))
+        Ok(Step::Fetch(self.slots.wait(slot, SlotState::Connect(connecting)), from))
     }
 
     /// The data of Connect have come.
@@ -132,7 +133,7 @@ impl Queue {
         if let Some(cntlid) = self.connect(now, command, data)? {
             return Ok(Step::Respond(self.respond(ticket.slot(), Status::Success, cntlid)));
         }
-        self.slots.wait(ticket.slot(), Stage::Quiesce);
+        self.slots.wait(ticket.slot(), SlotState::Quiesce);
         let held = Box::new(Held { slot: ticket.slot(), command, data: *data });
         self.role = Role::New { since: now, held: Some(held) };
         Ok(Step::Wait)
@@ -175,11 +176,10 @@ impl Queue {
             let Some(joined) = self.target.connect_io(self.qid, self.named_only, data)? else {
                 return Ok(None);
             };
-            let Joined { association, live, life } = joined;
+            let Joined { association, live, life, serving } = joined;
             let cntlid = association.cntlid;
             let (snapshot, counters) = (live.snapshot(), live.counters.join());
             association.note_traffic();
-            let serving = live.unfinished.begin(&association, life);
             let qid = self.qid;
             (Role::Io(IoQueue { qid, association, life, live, snapshot, counters, serving }), cntlid)
         };

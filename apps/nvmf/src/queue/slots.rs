@@ -36,7 +36,7 @@ impl Ticket {
 
 /// What a command waits for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Stage {
+pub(crate) enum SlotState {
     /// There is no command.
     Free,
     /// It has just come.
@@ -72,7 +72,7 @@ pub(crate) struct Slot {
     turn: u16,
     /// The key that the response invalidates.
     pub invalidate: Option<u32>,
-    pub stage: Stage,
+    pub state: SlotState,
 }
 
 // A cache line a command.
@@ -87,20 +87,20 @@ pub(crate) struct Slots {
 
 impl Slots {
     pub fn new(count: u16) -> Self {
-        let slot = Slot { cid: 0, turn: 0, invalidate: None, stage: Stage::Free };
+        let slot = Slot { cid: 0, turn: 0, invalidate: None, state: SlotState::Free };
         Self { slots: vec![slot; count as usize], free: (0..count).rev().collect() }
     }
     /// A command has come; none if there are too many.
     pub fn take(&mut self, cid: u16, invalidate: Option<u32>) -> Option<u16> {
         let at = self.free.pop()?;
         let slot = &mut self.slots[at as usize];
-        *slot = Slot { cid, turn: slot.turn, invalidate, stage: Stage::New };
+        *slot = Slot { cid, turn: slot.turn, invalidate, state: SlotState::New };
         Some(at)
     }
-    /// The ticket of a command, which waits for `stage`.
-    pub fn wait(&mut self, at: u16, stage: Stage) -> Ticket {
+    /// The ticket of a command, which waits for `state`.
+    pub fn wait(&mut self, at: u16, state: SlotState) -> Ticket {
         let slot = &mut self.slots[at as usize];
-        slot.stage = stage;
+        slot.state = state;
         Ticket::new(at, slot.turn)
     }
     /// The command of a ticket.
@@ -110,7 +110,7 @@ impl Slots {
     pub fn get(&self, ticket: Ticket) -> &Slot {
         let slot = self.slots.get(ticket.slot() as usize).expect("the ticket is of this queue");
         assert!(
-            slot.turn == ticket.turn() && !matches!(slot.stage, Stage::Free),
+            slot.turn == ticket.turn() && !matches!(slot.state, SlotState::Free),
             "the command of ticket {:#x} has ended: give each ticket back once",
             ticket.0
         );
@@ -119,14 +119,14 @@ impl Slots {
     /// The command is answered: its identifier, the key to invalidate.
     pub fn free(&mut self, at: u16) -> (u16, Option<u32>) {
         let slot = &mut self.slots[at as usize];
-        slot.stage = Stage::Free;
+        slot.state = SlotState::Free;
         slot.turn = slot.turn.wrapping_add(1);
         self.free.push(at);
         (slot.cid, slot.invalidate)
     }
     /// A command that waits for an event.
     pub fn event(&self, cid: u16) -> Option<u16> {
-        let at = self.slots.iter().position(|s| s.cid == cid && matches!(s.stage, Stage::Event))?;
+        let at = self.slots.iter().position(|s| s.cid == cid && matches!(s.state, SlotState::Event))?;
         Some(at as u16)
     }
     /// Commands under way.
