@@ -10,6 +10,7 @@ use benches::path::{OF_TWO, Path, SCENARIOS, scenario};
 const USAGE: &str = "\
 Usage: roce-icount gate FILE     compare with the counts in FILE; exit code 1 where a path grew
        roce-icount renew FILE    write what is counted now into FILE
+       roce-icount differences WAS NOW    the path that grew most between two such files, and the mean of all, for a table
        roce-icount budget FILE   write the budget a packet, by stage, into FILE
        roce-icount work SCENARIO ROUNDS    what runs under valgrind";
 
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
         ["work", name, rounds] => work(name, rounds),
         ["gate", file] => check(file),
         ["renew", file] => renew(file),
+        ["differences", was, now] => differences(was, now),
         ["budget", file] => write_budget(file),
         _ => Err(USAGE.into()),
     };
@@ -73,10 +75,24 @@ fn counted() -> Result<gate::Counts> {
     Ok(counts)
 }
 
+/// The text of a file of counts, and the counts.
+fn read(file: &str) -> Result<(String, gate::Counts)> {
+    let text = std::fs::read_to_string(file).map_err(|e| format!("{file}: {e}"))?;
+    let counts = gate::parse(&text).map_err(|e| format!("{file}: {e}"))?;
+    Ok((text, counts))
+}
+
+fn differences(was: &str, now: &str) -> Result<()> {
+    let (_, was) = read(was)?;
+    let (_, now) = read(now)?;
+    let (path, most, mean) = gate::most(&was, &now).ok_or("the files have no path in common")?;
+    println!("{path} | {most:+.1} % | {mean:+.2} %");
+    Ok(())
+}
+
 fn check(file: &str) -> Result<()> {
     let made_with = made_with()?;
-    let text = std::fs::read_to_string(file).map_err(|e| format!("{file}: {e}"))?;
-    let expected = gate::parse(&text).map_err(|e| format!("{file}: {e}"))?;
+    let (text, expected) = read(file)?;
     let counted = counted()?;
     let mut verdict = gate::compare(&expected, &counted);
     verdict.worse.extend(gate::dearer(&counted, OF_TWO, SCENARIOS[0].name));

@@ -74,6 +74,16 @@ pub fn compare(expected: &Counts, counted: &Counts) -> Verdict {
     verdict
 }
 
+/// The path that grew most, by how many per cent, and the mean growth of all paths.
+pub fn most<'a>(was: &'a Counts, now: &Counts) -> Option<(&'a str, f64, f64)> {
+    let grown = |(key, was): (&'a String, &f64)| {
+        Some((key.as_str(), 100.0 * (now.get(key)? - was) / was)).filter(|_| *was > 0.0)
+    };
+    let all: Vec<_> = was.iter().filter_map(grown).collect();
+    let mean = all.iter().map(|(_, by)| by).sum::<f64>() / all.len() as f64;
+    all.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map(|(path, by)| (path, by, mean))
+}
+
 /// The steps that cost more in `scenario` than in `than`, as sentences. Without polling: a completion queue has a lane for
 /// each shard, and a poll checks all of them.
 pub fn dearer(counted: &Counts, scenario: &str, than: &str) -> Vec<String> {
@@ -118,6 +128,14 @@ mod tests {
         assert_eq!(one(1000.0, 1040.5).worse.len(), 1);
         assert_eq!(one(10.0, 14.0), Verdict::default(), "a few instructions more are noise of the compiler");
         assert_eq!(one(10.0, 14.5).worse.len(), 1);
+    }
+
+    #[test]
+    fn the_path_that_grew_most_is_found() {
+        let was = counts(&[("a x", 100.0), ("b x", 50.0), ("c x", 10.0)]);
+        let now = counts(&[("a x", 110.0), ("b x", 60.0), ("d x", 10.0)]);
+        assert_eq!(most(&was, &now), Some(("b x", 20.0, 15.0)));
+        assert_eq!(most(&was, &counts(&[("d x", 1.0)])), None);
     }
 
     #[test]

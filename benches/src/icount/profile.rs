@@ -1,14 +1,14 @@
 //! Parser of callgrind's output.
 //!
-//! The format (valgrind's manual, "Callgrind Format Specification") has lines of two kinds: `key=value`, which give the place
+//! The format (valgrind's manual, "Callgrind Format Specification") has lines of two kinds: `key=value`, which give the site
 //! of the following costs, and costs, `line count`. A value is `(id) name` at its first occurrence and `(id)` from then on.
 //! The cost line after `calls=` is that of the call, including the callee's own.
 
 use std::collections::BTreeMap;
 
-/// The place of a cost.
+/// Where a cost arises.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct CodeSite {
     /// The symbol of the function; inlined code has none of its own.
     pub function: String,
     /// The source file of the code, which differs from the function's for inlined code: the last known one, so that a line of
@@ -16,11 +16,11 @@ pub struct Place {
     pub file: String,
 }
 
-/// A call: its place, its target, and its cost.
+/// A call: its site, its target, and its cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// The calling place.
-    pub from: Place,
+    /// The calling site.
+    pub from: CodeSite,
     /// The symbol of the function that is called.
     pub to: String,
     /// Instructions, those of its callees included.
@@ -30,8 +30,8 @@ pub struct Call {
 /// A parsed profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
-    /// Instructions of each place itself, without callees.
-    pub own: BTreeMap<Place, u64>,
+    /// Instructions of each site itself, without callees.
+    pub own: BTreeMap<CodeSite, u64>,
     /// Instructions of each function including its callees. Wrong for recursive functions.
     pub inclusive: BTreeMap<String, u64>,
     /// Every call.
@@ -56,7 +56,7 @@ impl Profile {
     pub fn parse(text: &str, known: impl Fn(&str) -> bool) -> Result<Self, String> {
         let mut out = Self::default();
         let (mut functions, mut files) = (Names::default(), Names::default());
-        let mut at = Place { function: String::new(), file: String::new() };
+        let mut at = CodeSite { function: String::new(), file: String::new() };
         let (mut file, mut callee, mut is_call) = (String::new(), String::new(), false);
         for (n, line) in text.lines().enumerate() {
             let bad = || format!("line {} of the profile is not of callgrind's format: {line:?}", n + 1);
@@ -152,7 +152,7 @@ totals: 37
     fn own_costs_stand_under_function_and_file() {
         let profile = parse(TEXT).unwrap();
         let own = |function: &str, file: &str| {
-            let is = |p: &&Place| p.function.ends_with(function) && p.file.ends_with(file);
+            let is = |p: &&CodeSite| p.function.ends_with(function) && p.file.ends_with(file);
             profile.own.iter().filter(|(p, _)| is(p)).map(|(_, n)| *n).collect::<Vec<_>>()
         };
         assert_eq!(own("poll_once", "poll.rs"), [7]);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::profile::{Place, Profile};
+use super::profile::{CodeSite, Profile};
 
 /// A stage of a packet's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -147,42 +147,42 @@ pub fn known(file: &str) -> bool {
     file.ends_with(COPY) || FILES.iter().any(|(part, _)| file.contains(part))
 }
 
-/// The stage of a place by the tables, where copying payload means `copying`; `None` for code of other projects.
-fn of(place: &Place, copying: Stage) -> Option<Stage> {
-    if let Some((_, stage)) = FUNCTIONS.iter().find(|(part, _)| place.function.contains(part)) {
+/// The stage of a site by the tables, where copying payload means `copying`; `None` for code of other projects.
+fn of(site: &CodeSite, copying: Stage) -> Option<Stage> {
+    if let Some((_, stage)) = FUNCTIONS.iter().find(|(part, _)| site.function.contains(part)) {
         return Some(*stage);
     }
-    if place.file.ends_with(COPY) {
+    if site.file.ends_with(COPY) {
         return Some(copying);
     }
-    FILES.iter().find(|(part, _)| place.file.contains(part)).map(|(_, stage)| *stage)
+    FILES.iter().find(|(part, _)| site.file.contains(part)).map(|(_, stage)| *stage)
 }
 
 /// Instructions of each stage. The cost of a library function (a copy, a queue) is attributed to the stages that call it, in
 /// proportion. `copying` is the stage of payload copies at this end: [`Stage::Copy`] or [`Stage::Place`].
 pub fn split(profile: &Profile, copying: Stage) -> BTreeMap<Stage, f64> {
     let mut out = BTreeMap::new();
-    for (place, &cost) in &profile.own {
-        for (stage, share) in shares(profile, place, copying, DEPTH) {
+    for (site, &cost) in &profile.own {
+        for (stage, share) in shares(profile, site, copying, DEPTH) {
             *out.entry(stage).or_default() += share * cost as f64;
         }
     }
     out
 }
 
-/// The stages of a place, with the share of each; the shares sum up to 1.
-fn shares(profile: &Profile, place: &Place, copying: Stage, depth: usize) -> Vec<(Stage, f64)> {
-    if let Some(stage) = of(place, copying) {
+/// The stages of a site, with the share of each; the shares sum up to 1.
+fn shares(profile: &Profile, site: &CodeSite, copying: Stage, depth: usize) -> Vec<(Stage, f64)> {
+    if let Some(stage) = of(site, copying) {
         return vec![(stage, 1.0)];
     }
-    let callers = || profile.calls.iter().filter(|call| call.to == place.function && call.cost > 0);
+    let callers = || profile.calls.iter().filter(|call| call.to == site.function && call.cost > 0);
     let total: u64 = callers().map(|call| call.cost).sum();
     if total == 0 || depth == 0 {
         return vec![(Stage::Other, 1.0)];
     }
     let each = callers().flat_map(|call| {
         let weight = call.cost as f64 / total as f64;
-        let copies = COPIES.iter().any(|part| place.function.contains(part));
+        let copies = COPIES.iter().any(|part| site.function.contains(part));
         let caller = match copies && call.from.function.contains("stack::") {
             true => vec![(copying, 1.0)],
             false => shares(profile, &call.from, copying, depth - 1),
@@ -197,13 +197,13 @@ mod tests {
     use super::super::profile::Call;
     use super::*;
 
-    fn place(function: &str, file: &str) -> Place {
-        Place { function: function.into(), file: file.into() }
+    fn site(function: &str, file: &str) -> CodeSite {
+        CodeSite { function: function.into(), file: file.into() }
     }
 
     #[test]
     fn a_function_goes_before_its_file() {
-        let of = |function, file| of(&place(function, file), Stage::Copy);
+        let of = |function, file| of(&site(function, file), Stage::Copy);
         assert_eq!(of("stack::port::pair::Q::rx_burst", "stack/src/port/pair.rs"), Some(Stage::PortRx));
         assert_eq!(of("crc32fast::x::calculate", ""), Some(Stage::Icrc));
         assert_eq!(of("stack::shard::turn", "stack/src/proto/requester.rs"), Some(Stage::Build));
@@ -213,10 +213,10 @@ mod tests {
     #[test]
     fn what_a_library_costs_belongs_to_its_callers() {
         let mut profile = Profile::default();
-        profile.own.insert(place("queue::push", ""), 100);
-        profile.own.insert(place("stack::shard::poll::turn", "stack/src/shard/poll.rs"), 10);
+        profile.own.insert(site("queue::push", ""), 100);
+        profile.own.insert(site("stack::shard::poll::turn", "stack/src/shard/poll.rs"), 10);
         for (file, cost) in [("stack/src/shard/tx.rs", 75), ("stack/src/shard/rx.rs", 25)] {
-            profile.calls.push(Call { from: place("stack::f", file), to: "queue::push".into(), cost });
+            profile.calls.push(Call { from: site("stack::f", file), to: "queue::push".into(), cost });
         }
         let stages = split(&profile, Stage::Copy);
         assert_eq!((stages[&Stage::Build], stages[&Stage::Parse], stages[&Stage::Loop]), (75.0, 25.0, 10.0));
@@ -226,9 +226,9 @@ mod tests {
     #[test]
     fn payload_is_copied_or_placed_by_the_end_wherever_that_was_inlined() {
         let mut profile = Profile::default();
-        profile.own.insert(place("memcpy", ""), 60);
-        profile.own.insert(place("stack::shard::poll::turn", "stack/src/shard/copy.rs"), 4);
-        let from = place("stack::shard::poll::turn", "stack/src/shard/poll.rs");
+        profile.own.insert(site("memcpy", ""), 60);
+        profile.own.insert(site("stack::shard::poll::turn", "stack/src/shard/copy.rs"), 4);
+        let from = site("stack::shard::poll::turn", "stack/src/shard/poll.rs");
         profile.calls.push(Call { from, to: "memcpy".into(), cost: 60 });
         for end in [Stage::Copy, Stage::Place] {
             assert_eq!(split(&profile, end), BTreeMap::from([(end, 64.0)]));
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn unlisted_code_counts_as_other() {
         let mut profile = Profile::default();
-        profile.own.insert(place("unlisted", ""), 7);
+        profile.own.insert(site("unlisted", ""), 7);
         assert_eq!(split(&profile, Stage::Copy)[&Stage::Other], 7.0);
     }
 }
