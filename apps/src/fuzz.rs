@@ -10,7 +10,7 @@ use crate::pending::PendingConn;
 use crate::pingpong::exchange::Destination;
 use crate::plan::{Limits, Mode, Op, Pattern, RawSpec, Spec};
 use crate::protocol::{End, Flow, Hello, Message, QpEnd, Report};
-use crate::session::order::{Answer, Means, Serving, Task, Wanted};
+use crate::session::order::{Answer, Capabilities, Serving, Task, Wanted};
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
@@ -239,9 +239,9 @@ fn server(channel: &mut Channel, rdma_cm: bool) {
         }
     };
     channel.begin_session(None);
-    let means = Means { link_mtu: LINK_MTU, rdma_cm, limits: LIMITS };
+    let own = Capabilities { link_mtu: LINK_MTU, rdma_cm, limits: LIMITS };
     let theirs = hello.link_mtu;
-    let mut order = Serving::new(means, hello);
+    let mut order = Serving::new(own, hello);
     // The connected measurement, and the number of measurements so far.
     let (mut connected, mut measured, mut agreed) = (None, 0, 0);
     while let Some(message) = next(channel) {

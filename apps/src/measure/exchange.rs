@@ -1,6 +1,6 @@
 //! The loop of a measurement of many messages: post, poll completions, exchange message counts, watch.
 
-use super::link::Link;
+use super::queues::QueueSet;
 use super::watch::{Watch, out_of_turn};
 use crate::error::{AppError, Result};
 use crate::protocol::{Flow, Message};
@@ -11,9 +11,9 @@ use verbs::Wc;
 /// The half that sends requests. Slow work drives the shards in between.
 pub(super) trait Sending {
     /// Posts what may be posted now.
-    fn post(&mut self, link: &mut Link, driver: &mut Driver) -> Result<()>;
+    fn post(&mut self, queues: &mut QueueSet, driver: &mut Driver) -> Result<()>;
     /// Polls completions.
-    fn reap(&mut self, link: &mut Link, driver: &mut Driver) -> Result<()>;
+    fn reap(&mut self, queues: &mut QueueSet, driver: &mut Driver) -> Result<()>;
     /// Whether everything that was to be sent has completed.
     fn is_done(&self) -> bool;
     /// Messages posted, as sent to the other end.
@@ -27,7 +27,7 @@ pub(super) trait Sending {
 /// The half that receives messages.
 pub(super) trait Receiving {
     /// Polls completions and posts receives again.
-    fn reap(&mut self, link: &mut Link, driver: &mut Driver) -> Result<()>;
+    fn reap(&mut self, queues: &mut QueueSet, driver: &mut Driver) -> Result<()>;
     /// Messages received.
     fn total(&self) -> u64;
     /// Its counts.
@@ -48,7 +48,7 @@ pub struct Outcome {
 /// # Errors
 /// Errors of the halves, the peer's failure, a signal, more messages than were sent.
 pub(super) fn run(
-    link: &mut Link,
+    queues: &mut QueueSet,
     driver: &mut Driver,
     watch: &mut Watch<'_>,
     mut tx: Option<impl Sending>,
@@ -64,8 +64,8 @@ pub(super) fn run(
         driver.turn();
         match &mut tx {
             Some(tx) => {
-                tx.post(link, driver)?;
-                tx.reap(link, driver)?;
+                tx.post(queues, driver)?;
+                tx.reap(queues, driver)?;
                 if !reported && tx.is_done() {
                     watch.send(&Message::Finish { sent: tx.counts() })?;
                     reported = true;
@@ -73,14 +73,14 @@ pub(super) fn run(
             }
             // In the caller drive, a poll drives the shards.
             None if rx.is_none() && !driver.is_mine() => {
-                link.send_cq.poll(&mut passive)?;
+                queues.send_cq.poll(&mut passive)?;
             }
             None => {}
         }
         if let Some(rx) = &mut rx {
-            rx.reap(link, driver)?;
+            rx.reap(queues, driver)?;
         }
-        if reported && (!link.role.serves || peer_sent.is_some()) {
+        if reported && (!queues.role.serves || peer_sent.is_some()) {
             let expected: u64 = sum(&peer_sent);
             if rx.as_ref().is_none_or(|rx| rx.total() >= expected) {
                 break;
@@ -94,7 +94,7 @@ pub(super) fn run(
                 outstanding = !tx.is_done();
             }
             match watch.look(now, outstanding)? {
-                Some(Message::Finish { sent }) if link.role.serves && sent.len() == numbers => {
+                Some(Message::Finish { sent }) if queues.role.serves && sent.len() == numbers => {
                     peer_sent = Some(sent);
                 }
                 Some(message) => return Err(out_of_turn(&message)),

@@ -4,8 +4,8 @@
 //! of it. Where a request depends on its number (checked data, COMPARE & SWAP) it is built each time instead.
 
 use super::exchange::{self, Outcome, Receiving, Sending};
-use super::link::{Link, of_wr_id, wr_id};
 use super::meter::Meter;
+use super::queues::{QueueSet, of_wr_id, wr_id};
 use super::shared;
 use super::watch::Watch;
 use crate::error::{AppError, Result};
@@ -25,20 +25,25 @@ const REPOST: u32 = 32;
 ///
 /// # Errors
 /// Failed requests, corrupt data, the peer's failure, a signal.
-pub fn run(link: &mut Link, spec: &Spec, driver: &mut Driver, watch: &mut Watch<'_>) -> Result<Outcome> {
-    let qps = link.sqs.len();
+pub fn run(
+    queues: &mut QueueSet,
+    spec: &Spec,
+    driver: &mut Driver,
+    watch: &mut Watch<'_>,
+) -> Result<Outcome> {
+    let qps = queues.sqs.len();
     let zeros = vec![0u8; if spec.inline { spec.size as usize } else { 0 }];
-    let (requests, receives) = (link.role.requests, link.inbox.is_some());
-    let tx_sges = link.tx.all(if requests { qps } else { 0 }, spec.tx_depth);
-    let rx_sges = link.rx.all(if receives && !spec.srq { qps } else { 0 }, spec.rx_depth);
-    let tx = requests.then(|| Tx::new(link, spec, &tx_sges, &zeros));
+    let (requests, receives) = (queues.role.requests, queues.inbox.is_some());
+    let tx_sges = queues.tx.all(if requests { qps } else { 0 }, spec.tx_depth);
+    let rx_sges = queues.rx.all(if receives && !spec.srq { qps } else { 0 }, spec.rx_depth);
+    let tx = requests.then(|| Tx::new(queues, spec, &tx_sges, &zeros));
     let (outcome, peer_sent) = if spec.srq {
-        exchange::run(link, driver, watch, tx, receives.then(|| shared::Rx::new(spec)), qps)?
+        exchange::run(queues, driver, watch, tx, receives.then(|| shared::Rx::new(spec)), qps)?
     } else {
-        exchange::run(link, driver, watch, tx, receives.then(|| Rx::new(spec, &rx_sges, qps)), qps)?
+        exchange::run(queues, driver, watch, tx, receives.then(|| Rx::new(spec, &rx_sges, qps)), qps)?
     };
     if let Some(sent) = &peer_sent {
-        link.check_target(spec, sent, driver)?;
+        queues.check_target(spec, sent, driver)?;
     }
     Ok(outcome)
 }
@@ -46,14 +51,14 @@ pub fn run(link: &mut Link, spec: &Spec, driver: &mut Driver, watch: &mut Watch<
 /// The request for message `seq`.
 #[inline]
 pub(super) fn request<'a>(
-    link: &Link,
+    queues: &QueueSet,
     op: Op,
     sge: &'a [Sge],
     inline: Option<&'a [u8]>,
     (qp, index): (usize, u32),
     seq: u64,
 ) -> SendWr<'a> {
-    let (id, at, rkey) = (wr_id(qp, index), link.remote_addr(op, qp, index as usize), link.remote.rkey);
+    let (id, at, rkey) = (wr_id(qp, index), queues.remote_addr(op, qp, index as usize), queues.remote.rkey);
     let wr = match op {
         Op::Send => SendWr::send(id, sge),
         Op::Write => SendWr::write(id, sge, at, rkey),
@@ -96,15 +101,15 @@ struct TxQp {
 }
 
 impl<'a> Tx<'a> {
-    fn new(link: &Link, spec: &'a Spec, sges: &'a [Sge], zeros: &'a [u8]) -> Self {
+    fn new(queues: &QueueSet, spec: &'a Spec, sges: &'a [Sge], zeros: &'a [u8]) -> Self {
         let fresh = spec.verify || spec.op == Op::CmpSwap;
-        let qps = link.sqs.len();
+        let qps = queues.sqs.len();
         let mut table = Vec::new();
         if !fresh {
             for (n, sge) in sges.iter().enumerate() {
                 let (qp, index) = (n / spec.tx_depth as usize, n as u32 % spec.tx_depth);
                 let inline = spec.inline.then_some(zeros);
-                let wr = request(link, spec.op, std::slice::from_ref(sge), inline, (qp, index), 0);
+                let wr = request(queues, spec.op, std::slice::from_ref(sge), inline, (qp, index), 0);
                 table.push(if (index + 1) % spec.cq_mod == 0 { wr.signaled() } else { wr });
             }
         }
@@ -134,14 +139,14 @@ impl<'a> Tx<'a> {
     }
 
     /// Builds and posts one request.
-    fn post_fresh(&mut self, link: &mut Link, driver: &mut Driver, q: usize) -> Result<()> {
+    fn post_fresh(&mut self, queues: &mut QueueSet, driver: &mut Driver, q: usize) -> Result<()> {
         let spec = self.spec;
         let TxQp { posted: seq, target, head, .. } = self.qps[q];
-        let at = link.tx.offset(q, head as usize);
+        let at = queues.tx.offset(q, head as usize);
         let mut inline = None;
         if spec.verify && !spec.op.is_atomic() {
-            let local = link.local.as_ref().expect("an end that requests has memory");
-            let (size, which) = (spec.size as usize, Which { stream: link.role.tx_stream(q), seq });
+            let local = queues.local.as_ref().expect("an end that requests has memory");
+            let (size, which) = (spec.size as usize, Which { stream: queues.role.tx_stream(q), seq });
             if spec.op == Op::Read {
                 self.slices.set(local, at, size, 0, || driver.turn_between())?;
             } else if spec.inline {
@@ -152,11 +157,11 @@ impl<'a> Tx<'a> {
             }
         }
         let sge = &self.sges[q * spec.tx_depth as usize + head as usize];
-        let mut wr = request(link, spec.op, std::slice::from_ref(sge), inline, (q, head), seq);
+        let mut wr = request(queues, spec.op, std::slice::from_ref(sge), inline, (q, head), seq);
         if (head + 1) % spec.cq_mod == 0 || seq + 1 == target {
             wr = wr.signaled();
         }
-        link.sqs[q].post_send(&[wr])?;
+        queues.sqs[q].post_send(&[wr])?;
         self.advance(q, 1);
         Ok(())
     }
@@ -164,15 +169,15 @@ impl<'a> Tx<'a> {
     /// Checks the returned data of message `seq`.
     fn check_answer(
         &mut self,
-        link: &Link,
+        queues: &QueueSet,
         driver: &mut Driver,
         (q, index): (usize, u32),
         seq: u64,
     ) -> Result<()> {
-        let local = link.local.as_ref().expect("an end that requests has memory");
-        let at = link.tx.offset(q, index as usize);
+        let local = queues.local.as_ref().expect("an end that requests has memory");
+        let at = queues.tx.offset(q, index as usize);
         if self.spec.op == Op::Read {
-            let which = Which { stream: link.role.rx_stream(q), seq: index.into() };
+            let which = Which { stream: queues.role.rx_stream(q), seq: index.into() };
             return self.slices.check(local, at, self.spec.size as usize, which, || driver.turn_between());
         }
         let is = local.read_u64(at)?;
@@ -190,7 +195,7 @@ impl<'a> Tx<'a> {
 impl Sending for Tx<'_> {
     /// Posts as many whole lists to each queue as it has room for.
     #[inline]
-    fn post(&mut self, link: &mut Link, driver: &mut Driver) -> Result<()> {
+    fn post(&mut self, queues: &mut QueueSet, driver: &mut Driver) -> Result<()> {
         let depth = self.spec.tx_depth;
         for q in 0..self.qps.len() {
             loop {
@@ -201,7 +206,7 @@ impl Sending for Tx<'_> {
                     break;
                 }
                 if self.table.is_empty() {
-                    self.post_fresh(link, driver, q)?;
+                    self.post_fresh(queues, driver, q)?;
                     continue;
                 }
                 let from = q * depth as usize + qp.head as usize;
@@ -212,7 +217,7 @@ impl Sending for Tx<'_> {
                         *last = last.signaled();
                     }
                 }
-                link.sqs[q].post_send(wrs)?;
+                queues.sqs[q].post_send(wrs)?;
                 self.advance(q, list);
             }
         }
@@ -221,8 +226,8 @@ impl Sending for Tx<'_> {
 
     /// Polls completions: each stands for all requests of its queue up to it.
     #[inline]
-    fn reap(&mut self, link: &mut Link, driver: &mut Driver) -> Result<()> {
-        let n = link.send_cq.poll(&mut self.wcs)?;
+    fn reap(&mut self, queues: &mut QueueSet, driver: &mut Driver) -> Result<()> {
+        let n = queues.send_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();
             return Ok(());
@@ -232,14 +237,14 @@ impl Sending for Tx<'_> {
         for k in 0..n {
             let wc = self.wcs[k];
             if !wc.is_ok() {
-                return Err(link.failed(self.spec.op.name(), &wc));
+                return Err(queues.failed(self.spec.op.name(), &wc));
             }
             let (q, index) = of_wr_id(wc.wr_id);
             let TxQp { retired, tail, .. } = self.qps[q];
             let count = (index + depth - tail) % depth + 1;
             if self.spec.verify && self.spec.op.answers() {
                 for i in 0..count {
-                    self.check_answer(link, driver, (q, (tail + i) % depth), retired + u64::from(i))?;
+                    self.check_answer(queues, driver, (q, (tail + i) % depth), retired + u64::from(i))?;
                 }
             }
             let qp = &mut self.qps[q];
@@ -328,8 +333,8 @@ impl<'a> Rx<'a> {
 impl Receiving for Rx<'_> {
     /// Polls completions and reposts receives, in batches.
     #[inline]
-    fn reap(&mut self, link: &mut Link, driver: &mut Driver) -> Result<()> {
-        let n = link.recv_cq.poll(&mut self.wcs)?;
+    fn reap(&mut self, queues: &mut QueueSet, driver: &mut Driver) -> Result<()> {
+        let n = queues.recv_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();
             return Ok(());
@@ -337,13 +342,13 @@ impl Receiving for Rx<'_> {
         let depth = self.spec.rx_depth;
         for k in 0..n {
             let wc = self.wcs[k];
-            let (q, index) = link.received(&wc, self.spec.size)?;
+            let (q, index) = queues.received(&wc, self.spec.size)?;
             let qp = &mut self.qps[q];
             if self.spec.verify {
-                let inbox = link.inbox.as_ref().expect("an end that receives has memory");
+                let inbox = queues.inbox.as_ref().expect("an end that receives has memory");
                 let (at, which) = (
-                    link.rx.offset(q, index as usize),
-                    Which { stream: link.role.rx_stream(q), seq: qp.seq },
+                    queues.rx.offset(q, index as usize),
+                    Which { stream: queues.role.rx_stream(q), seq: qp.seq },
                 );
                 self.slices.check(inbox, at, self.spec.size as usize, which, || driver.turn_between())?;
             }
@@ -352,7 +357,7 @@ impl Receiving for Rx<'_> {
             while qp.free >= self.repost {
                 let list = qp.free.min(depth - qp.head);
                 let from = q * depth as usize + qp.head as usize;
-                link.rqs[q].post_recv(&self.table[from..from + list as usize])?;
+                queues.rqs[q].post_recv(&self.table[from..from + list as usize])?;
                 qp.free -= list;
                 qp.head += list;
                 if qp.head == depth {

@@ -4,7 +4,7 @@
 //! other end's stack alone, and the whole round trip is recorded, from the post to the completion.
 
 use super::flow::request;
-use super::link::{Link, of_wr_id, wr_id};
+use super::queues::{QueueSet, of_wr_id, wr_id};
 use super::watch::{Watch, out_of_turn};
 use super::{Latency, histogram};
 use crate::error::{AppError, Result};
@@ -24,20 +24,25 @@ const WARM_UP: u64 = 200;
 ///
 /// # Errors
 /// Failed requests, corrupt data, the peer's failure, a signal.
-pub fn client(link: &mut Link, spec: &Spec, driver: &mut Driver, watch: &mut Watch<'_>) -> Result<Latency> {
+pub fn client(
+    queues: &mut QueueSet,
+    spec: &Spec,
+    driver: &mut Driver,
+    watch: &mut Watch<'_>,
+) -> Result<Latency> {
     let mut hist = histogram();
-    let mut bounce = Bounce::new(link, spec);
+    let mut bounce = Bounce::new(queues, spec);
     let warm_up = WARM_UP.min(spec.iters.unwrap_or(u64::MAX).div_ceil(10));
     let total = spec.iters.map_or(u64::MAX, |n| n + warm_up);
     let limit = Duration::from_millis(spec.duration_ms);
     let (mut end, mut seq) = (None, 0);
     let mut before = Instant::now();
     while seq < total {
-        bounce.send(link, driver, seq)?;
-        bounce.repost(link)?;
+        bounce.send(queues, driver, seq)?;
+        bounce.repost(queues)?;
         match spec.op {
-            Op::Send | Op::Write => bounce.receive(link, driver, watch, seq, None)?,
-            Op::Read | Op::FetchAdd | Op::CmpSwap => bounce.answer(link, driver, watch, seq)?,
+            Op::Send | Op::Write => bounce.receive(queues, driver, watch, seq, None)?,
+            Op::Read | Op::FetchAdd | Op::CmpSwap => bounce.answer(queues, driver, watch, seq)?,
         };
         let after = Instant::now();
         if seq >= warm_up {
@@ -48,9 +53,9 @@ pub fn client(link: &mut Link, spec: &Spec, driver: &mut Driver, watch: &mut Wat
             }
         }
         seq += 1;
-        before = if bounce.make_room(link, driver, seq)? { Instant::now() } else { after };
+        before = if bounce.make_room(queues, driver, seq)? { Instant::now() } else { after };
     }
-    bounce.drain(link, driver, watch)?;
+    bounce.drain(queues, driver, watch)?;
     watch.send(&Message::Finish { sent: vec![seq] })?;
     Ok(Latency::from(&hist))
 }
@@ -64,23 +69,23 @@ fn record(hist: &mut Histogram<u64>, round_trip: Duration, op: Op) {
 ///
 /// # Errors
 /// As [`client`].
-pub fn server(link: &mut Link, spec: &Spec, driver: &mut Driver, watch: &mut Watch<'_>) -> Result<()> {
-    let mut bounce = Bounce::new(link, spec);
+pub fn server(queues: &mut QueueSet, spec: &Spec, driver: &mut Driver, watch: &mut Watch<'_>) -> Result<()> {
+    let mut bounce = Bounce::new(queues, spec);
     let mut finish = None;
     let mut seq = 0;
     while finish != Some(seq) {
-        if !bounce.receive(link, driver, watch, seq, Some(&mut finish))? {
+        if !bounce.receive(queues, driver, watch, seq, Some(&mut finish))? {
             if finish.is_some_and(|n| n < seq) {
                 return Err(AppError::Verify("more messages arrived than were sent".into()));
             }
             break;
         }
-        bounce.send(link, driver, seq)?;
-        bounce.repost(link)?;
+        bounce.send(queues, driver, seq)?;
+        bounce.repost(queues)?;
         seq += 1;
-        bounce.make_room(link, driver, seq)?;
+        bounce.make_room(queues, driver, seq)?;
     }
-    bounce.drain(link, driver, watch)
+    bounce.drain(queues, driver, watch)
 }
 
 /// The value of a WRITE's last byte: never 0, and never that of the message before.
@@ -105,11 +110,11 @@ struct Bounce<'a> {
 }
 
 impl<'a> Bounce<'a> {
-    fn new(link: &Link, spec: &'a Spec) -> Self {
+    fn new(queues: &QueueSet, spec: &'a Spec) -> Self {
         Self {
             spec,
-            tx_sges: link.tx.all(1, spec.tx_depth),
-            rx_sges: link.rx.all(link.inbox.is_some().into(), spec.rx_depth),
+            tx_sges: queues.tx.all(1, spec.tx_depth),
+            rx_sges: queues.rx.all(queues.inbox.is_some().into(), spec.rx_depth),
             inline: vec![0; if spec.inline { spec.size as usize } else { 0 }],
             slices: Slices::default(),
             posted: 0,
@@ -122,13 +127,13 @@ impl<'a> Bounce<'a> {
 
     /// Posts message `seq`.
     #[inline]
-    fn send(&mut self, link: &mut Link, driver: &mut Driver, seq: u64) -> Result<()> {
+    fn send(&mut self, queues: &mut QueueSet, driver: &mut Driver, seq: u64) -> Result<()> {
         let spec = self.spec;
         let index = (seq % u64::from(spec.tx_depth)) as u32;
-        let (at, size) = (link.tx.offset(0, index as usize), spec.size as usize);
-        let local = link.local.as_ref().expect("both ends of a bounce send");
+        let (at, size) = (queues.tx.offset(0, index as usize), spec.size as usize);
+        let local = queues.local.as_ref().expect("both ends of a bounce send");
         if spec.verify && !spec.op.answers() {
-            let which = Which { stream: link.role.tx_stream(0), seq };
+            let which = Which { stream: queues.role.tx_stream(0), seq };
             match spec.inline {
                 true => which.fill(&mut self.inline, 0),
                 false => self.slices.write(local, at, size, which, || driver.turn_between())?,
@@ -145,14 +150,14 @@ impl<'a> Bounce<'a> {
         let wr = match spec.op {
             // All messages of a WRITE bounce have the same target.
             Op::Write => {
-                let wr = verbs::SendWr::write(wr_id(0, index), sge, link.remote.addr, link.remote.rkey);
+                let wr = verbs::SendWr::write(wr_id(0, index), sge, queues.remote.addr, queues.remote.rkey);
                 if let Some(data) = inline { wr.inline(data) } else { wr }
             }
-            op => request(link, op, sge, inline, (0, index), seq),
+            op => request(queues, op, sge, inline, (0, index), seq),
         };
         // Every answer needs a completion; the messages of a bounce only now and then.
         let signal = spec.op.answers() || (index + 1).is_multiple_of(spec.cq_mod);
-        link.sqs[0].post_send(&[if signal { wr.signaled() } else { wr }])?;
+        queues.sqs[0].post_send(&[if signal { wr.signaled() } else { wr }])?;
         self.posted = seq + 1;
         Ok(())
     }
@@ -162,7 +167,7 @@ impl<'a> Bounce<'a> {
     #[inline]
     fn receive(
         &mut self,
-        link: &mut Link,
+        queues: &mut QueueSet,
         driver: &mut Driver,
         watch: &mut Watch<'_>,
         seq: u64,
@@ -172,22 +177,22 @@ impl<'a> Bounce<'a> {
         loop {
             driver.turn();
             if self.spec.op == Op::Send {
-                if link.recv_cq.poll(&mut self.wc[..1])? == 1 {
-                    self.arrived(link, driver, seq)?;
+                if queues.recv_cq.poll(&mut self.wc[..1])? == 1 {
+                    self.arrived(queues, driver, seq)?;
                     return Ok(true);
                 }
             } else {
-                let target = link.target.as_ref().expect("both ends of a bounce can be written to");
+                let target = queues.target.as_ref().expect("both ends of a bounce can be written to");
                 if target.read_u8(last)? == marker(seq) {
-                    self.written(link, driver, seq)?;
+                    self.written(queues, driver, seq)?;
                     return Ok(true);
                 }
                 if !driver.is_mine() {
-                    self.reap(link)?;
+                    self.reap(queues)?;
                 }
             }
             if watch.due() {
-                self.reap(link)?;
+                self.reap(queues)?;
                 let outstanding = self.posted > 0 && self.retired < self.posted;
                 match (watch.look(Instant::now(), outstanding)?, &mut finish) {
                     (Some(Message::Finish { sent }), Some(finish)) if sent.len() == 1 => {
@@ -206,28 +211,28 @@ impl<'a> Bounce<'a> {
 
     /// Checks a message after its receive completion.
     #[inline]
-    fn arrived(&mut self, link: &mut Link, driver: &mut Driver, seq: u64) -> Result<()> {
+    fn arrived(&mut self, queues: &mut QueueSet, driver: &mut Driver, seq: u64) -> Result<()> {
         let wc = self.wc[0];
         if !wc.is_ok() {
-            return Err(link.failed("receive", &wc));
+            return Err(queues.failed("receive", &wc));
         }
         self.used = true;
         if self.spec.verify {
-            let inbox = link.inbox.as_ref().expect("both ends of a SEND bounce receive");
-            let at = link.rx.offset(0, of_wr_id(wc.wr_id).1 as usize);
-            let which = Which { stream: link.role.rx_stream(0), seq };
+            let inbox = queues.inbox.as_ref().expect("both ends of a SEND bounce receive");
+            let at = queues.rx.offset(0, of_wr_id(wc.wr_id).1 as usize);
+            let which = Which { stream: queues.role.rx_stream(0), seq };
             self.slices.check(inbox, at, self.spec.size as usize, which, || driver.turn_between())?;
         }
         Ok(())
     }
 
     /// Checks a message that the peer wrote into local memory.
-    fn written(&mut self, link: &Link, driver: &mut Driver, seq: u64) -> Result<()> {
+    fn written(&mut self, queues: &QueueSet, driver: &mut Driver, seq: u64) -> Result<()> {
         if self.spec.verify {
-            let target = link.target.as_ref().expect("both ends of a bounce can be written to");
+            let target = queues.target.as_ref().expect("both ends of a bounce can be written to");
             // The last byte is the marker.
             let body = (self.spec.size as usize - 1) & !7;
-            let which = Which { stream: link.role.rx_stream(0), seq };
+            let which = Which { stream: queues.role.rx_stream(0), seq };
             self.slices.check(target, 0, body, which, || driver.turn_between())?;
         }
         Ok(())
@@ -237,16 +242,16 @@ impl<'a> Bounce<'a> {
     #[inline]
     fn answer(
         &mut self,
-        link: &mut Link,
+        queues: &mut QueueSet,
         driver: &mut Driver,
         watch: &mut Watch<'_>,
         seq: u64,
     ) -> Result<bool> {
         loop {
             driver.turn();
-            if self.reap(link)? > 0 {
+            if self.reap(queues)? > 0 {
                 if self.spec.verify {
-                    self.check_answer(link, driver, seq)?;
+                    self.check_answer(queues, driver, seq)?;
                 }
                 return Ok(true);
             }
@@ -259,13 +264,13 @@ impl<'a> Bounce<'a> {
         }
     }
 
-    fn check_answer(&mut self, link: &Link, driver: &mut Driver, seq: u64) -> Result<()> {
+    fn check_answer(&mut self, queues: &QueueSet, driver: &mut Driver, seq: u64) -> Result<()> {
         let index = (seq % u64::from(self.spec.tx_depth)) as usize;
-        let local = link.local.as_ref().expect("the client has memory");
-        let at = link.tx.offset(0, index);
+        let local = queues.local.as_ref().expect("the client has memory");
+        let at = queues.tx.offset(0, index);
         if self.spec.op == Op::Read {
             let (len, which) =
-                (self.spec.size as usize, Which { stream: link.role.rx_stream(0), seq: index as u64 });
+                (self.spec.size as usize, Which { stream: queues.role.rx_stream(0), seq: index as u64 });
             self.slices.check(local, at, len, which, || driver.turn_between())?;
             return self.slices.set(local, at, len, 0, || driver.turn_between());
         }
@@ -278,11 +283,11 @@ impl<'a> Bounce<'a> {
 
     /// Polls send completions; returns their number.
     #[inline]
-    fn reap(&mut self, link: &mut Link) -> Result<usize> {
-        let n = link.send_cq.poll(&mut self.wc)?;
+    fn reap(&mut self, queues: &mut QueueSet) -> Result<usize> {
+        let n = queues.send_cq.poll(&mut self.wc)?;
         for wc in &self.wc[..n] {
             if !wc.is_ok() {
-                return Err(link.failed(self.spec.op.name(), wc));
+                return Err(queues.failed(self.spec.op.name(), wc));
             }
             let depth = u64::from(self.spec.tx_depth);
             let tail = self.retired % depth;
@@ -294,10 +299,10 @@ impl<'a> Bounce<'a> {
     /// Reposts the receive of the last message while the next one is on its way: many reposts at once would delay a later
     /// message.
     #[inline]
-    fn repost(&mut self, link: &mut Link) -> Result<()> {
+    fn repost(&mut self, queues: &mut QueueSet) -> Result<()> {
         if core::mem::take(&mut self.used) {
             let index = self.head as usize;
-            link.rqs[0].post_recv(&[RecvWr::new(wr_id(0, self.head), &self.rx_sges[index..=index])])?;
+            queues.rqs[0].post_recv(&[RecvWr::new(wr_id(0, self.head), &self.rx_sges[index..=index])])?;
             self.head = (self.head + 1) % self.spec.rx_depth;
         }
         Ok(())
@@ -305,27 +310,27 @@ impl<'a> Bounce<'a> {
 
     /// Makes room in the send queue between two messages. Returns whether that, or a check of data before, took time.
     #[inline]
-    fn make_room(&mut self, link: &mut Link, driver: &mut Driver, seq: u64) -> Result<bool> {
+    fn make_room(&mut self, queues: &mut QueueSet, driver: &mut Driver, seq: u64) -> Result<bool> {
         let mut busy = self.spec.verify;
         if seq - self.retired >= u64::from(self.spec.tx_depth.div_ceil(2)) {
-            self.reap(link)?;
+            self.reap(queues)?;
             busy = true;
         }
         while seq - self.retired >= u64::from(self.spec.tx_depth) {
             crate::stop::check()?;
             driver.turn();
-            self.reap(link)?;
+            self.reap(queues)?;
         }
         Ok(busy)
     }
 
     /// Waits for the outstanding completions. Unsignalled requests after the last one have arrived: the other end has
     /// answered them, or reported that it is done.
-    fn drain(&mut self, link: &mut Link, driver: &mut Driver, watch: &mut Watch<'_>) -> Result<()> {
+    fn drain(&mut self, queues: &mut QueueSet, driver: &mut Driver, watch: &mut Watch<'_>) -> Result<()> {
         let signalled = self.posted - self.posted % u64::from(self.spec.cq_mod);
         while self.retired < signalled {
             driver.turn();
-            self.reap(link)?;
+            self.reap(queues)?;
             if watch.due()
                 && let Some(message) = watch.look(Instant::now(), true)?
             {
@@ -342,13 +347,13 @@ impl<'a> Bounce<'a> {
 /// As [`client`].
 pub fn run(
     side: Side,
-    link: &mut Link,
+    queues: &mut QueueSet,
     spec: &Spec,
     driver: &mut Driver,
     watch: &mut Watch<'_>,
 ) -> Result<Option<Latency>> {
     match side {
-        Side::Client => client(link, spec, driver, watch).map(Some),
-        Side::Server => server(link, spec, driver, watch).map(|()| None),
+        Side::Client => client(queues, spec, driver, watch).map(Some),
+        Side::Server => server(queues, spec, driver, watch).map(|()| None),
     }
 }

@@ -3,8 +3,8 @@
 pub mod exchange;
 pub mod flow;
 pub mod lat;
-pub mod link;
 mod meter;
+pub mod queues;
 pub mod raw;
 mod shared;
 pub mod visit;

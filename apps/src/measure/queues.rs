@@ -115,7 +115,7 @@ impl Buffers {
 
 /// One end of a measurement, ready to run. The order of the fields is the order of their drops: handles before their objects.
 #[derive(Debug)]
-pub struct Link {
+pub struct QueueSet {
     /// Send queues, by queue pair.
     pub sqs: Vec<SendQueue>,
     /// Receive queues, by queue pair.
@@ -190,7 +190,7 @@ fn options(spec: &Spec, sgid_index: u8, mtu: Mtu) -> RcOptions {
     }
 }
 
-impl Link {
+impl QueueSet {
     /// Creates everything that does not depend on the other end. With `rdma_cm` the queue pairs are created later, with their
     /// identifiers.
     ///
@@ -249,7 +249,7 @@ impl Link {
             Buffers::new(local.as_ref(), size, tx_slots, stride)?,
             Buffers::new(inbox.as_ref(), size, rx_slots, stride)?,
         );
-        let link = Self {
+        let queues = Self {
             sqs: Vec::with_capacity(qps),
             rqs: Vec::with_capacity(qps),
             send_cq: send_cq.poller()?,
@@ -275,13 +275,13 @@ impl Link {
             tx,
             rx,
         };
-        link.fill_memory(spec, driver)?;
-        if link.srq.is_some() {
+        queues.fill_memory(spec, driver)?;
+        if queues.srq.is_some() {
             for slot in 0..rx_slots {
-                link.post_shared(&[RecvWr::new(wr_id(0, slot as u32), &[link.rx.sge(0, slot)])])?;
+                queues.post_shared(&[RecvWr::new(wr_id(0, slot as u32), &[queues.rx.sge(0, slot)])])?;
             }
         }
-        Ok(link)
+        Ok(queues)
     }
 
     /// Fills memory with the contents that the other end expects to read.
@@ -396,7 +396,9 @@ impl Link {
     }
 
     fn events(&self) -> Result<&EventChannel> {
-        self.events.as_ref().ok_or_else(|| AppError::Setup("this link is not connected by rdma_cm".into()))
+        self.events
+            .as_ref()
+            .ok_or_else(|| AppError::Setup("these queues are not connected by rdma_cm".into()))
     }
 
     /// Creates an identifier's queue pair, posts its receives and connects it.

@@ -2,8 +2,8 @@
 //! the number of outstanding messages and not with that of the peers.
 
 use super::exchange::Receiving;
-use super::link::{Link, wr_id};
 use super::meter::Meter;
+use super::queues::{QueueSet, wr_id};
 use crate::error::Result;
 use crate::plan::Spec;
 use crate::protocol::Flow;
@@ -29,19 +29,19 @@ impl<'a> Rx<'a> {
 
 impl Receiving for Rx<'_> {
     #[inline]
-    fn reap(&mut self, link: &mut Link, _: &mut Driver) -> Result<()> {
-        let n = link.recv_cq.poll(&mut self.wcs)?;
+    fn reap(&mut self, queues: &mut QueueSet, _: &mut Driver) -> Result<()> {
+        let n = queues.recv_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();
             return Ok(());
         }
         let mut used = ArrayVec::<(u32, [Sge; 1]), POLL>::new();
         for wc in &self.wcs[..n] {
-            let (_, index) = link.received(wc, self.spec.size)?;
-            used.push((index, [link.rx.sge(0, index as usize)]));
+            let (_, index) = queues.received(wc, self.spec.size)?;
+            used.push((index, [queues.rx.sge(0, index as usize)]));
         }
         let wrs: ArrayVec<_, POLL> = used.iter().map(|(n, sge)| RecvWr::new(wr_id(0, *n), sge)).collect();
-        link.post_shared(&wrs)?;
+        queues.post_shared(&wrs)?;
         self.meter.count(n as u64);
         Ok(())
     }

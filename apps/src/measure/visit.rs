@@ -7,8 +7,8 @@
 
 use super::exchange::{self, Outcome, Receiving, Sending};
 use super::flow::request;
-use super::link::{Link, of_wr_id, wr_id};
 use super::meter::Meter;
+use super::queues::{QueueSet, of_wr_id, wr_id};
 use super::shared;
 use super::watch::Watch;
 use crate::error::Result;
@@ -30,19 +30,24 @@ type Visit<T> = ArrayVec<T, { VISIT_MAX as usize }>;
 ///
 /// # Errors
 /// Failed requests, the peer's failure, a signal.
-pub fn run(link: &mut Link, spec: &Spec, driver: &mut Driver, watch: &mut Watch<'_>) -> Result<Outcome> {
+pub fn run(
+    queues: &mut QueueSet,
+    spec: &Spec,
+    driver: &mut Driver,
+    watch: &mut Watch<'_>,
+) -> Result<Outcome> {
     // As a program with this many handles would do: they are accessed at random, too.
-    verbs::huge_pages(&link.sqs);
-    verbs::huge_pages(&link.rqs);
-    let tx = link.role.requests.then(|| Tx::new(spec));
-    let receives = link.inbox.is_some();
+    verbs::huge_pages(&queues.sqs);
+    verbs::huge_pages(&queues.rqs);
+    let tx = queues.role.requests.then(|| Tx::new(spec));
+    let receives = queues.inbox.is_some();
     let (outcome, peer_sent) = if spec.srq {
-        exchange::run(link, driver, watch, tx, receives.then(|| shared::Rx::new(spec)), 1)?
+        exchange::run(queues, driver, watch, tx, receives.then(|| shared::Rx::new(spec)), 1)?
     } else {
-        exchange::run(link, driver, watch, tx, receives.then(|| Rx::new(spec)), 1)?
+        exchange::run(queues, driver, watch, tx, receives.then(|| Rx::new(spec)), 1)?
     };
     if let (Some(sent), Op::FetchAdd) = (peer_sent, spec.op) {
-        link.check_target(spec, &sent, driver)?;
+        queues.check_target(spec, &sent, driver)?;
     }
     Ok(outcome)
 }
@@ -137,24 +142,24 @@ impl<'a> Tx<'a> {
     }
 
     #[inline]
-    fn visit(&self, link: &mut Link, q: u32) -> Result<()> {
+    fn visit(&self, queues: &mut QueueSet, q: u32) -> Result<()> {
         let (spec, qp) = (self.spec, q as usize);
-        let buffers = link.tx.from(qp, 0, spec.visit).take(spec.visit as usize);
+        let buffers = queues.tx.from(qp, 0, spec.visit).take(spec.visit as usize);
         let sges: Visit<[Sge; 1]> = buffers.map(|(_, sge)| [sge]).collect();
         let inline = spec.inline.then_some(&self.zeros[..]);
         let mut wrs = Visit::new();
         for (n, sge) in sges.iter().enumerate() {
-            let wr = request(link, spec.op, sge, inline, (qp, n as u32), n as u64);
+            let wr = request(queues, spec.op, sge, inline, (qp, n as u32), n as u64);
             wrs.push(if n + 1 == sges.len() { wr.signaled() } else { wr });
         }
-        Ok(link.sqs[qp].post_send(&wrs)?)
+        Ok(queues.sqs[qp].post_send(&wrs)?)
     }
 }
 
 impl Sending for Tx<'_> {
     /// Draws queue pairs until the limit on busy ones is reached, then posts to them.
     #[inline]
-    fn post(&mut self, link: &mut Link, _: &mut Driver) -> Result<()> {
+    fn post(&mut self, queues: &mut QueueSet, _: &mut Driver) -> Result<()> {
         let mut drawn = ArrayVec::<u32, POLL>::new();
         while self.in_flight < self.in_flight_max && self.posted < self.target && !drawn.is_full() {
             let mut q = self.next[(self.at + drawn.len()) % POLL];
@@ -168,14 +173,14 @@ impl Sending for Tx<'_> {
             drawn.push(q);
         }
         for &q in &drawn {
-            self.visit(link, q)?;
+            self.visit(queues, q)?;
             let next = self.draw.next();
-            verbs::prefetch(&link.sqs[next as usize]);
+            verbs::prefetch(&queues.sqs[next as usize]);
             self.next[self.at % POLL] = next;
             self.at += 1;
             if self.at.is_multiple_of(GROUP) {
                 let ahead = (GROUP..2 * GROUP).map(|n| self.next[(self.at + n) % POLL] as usize);
-                ahead.for_each(|q| link.sqs[q].prefetch(self.spec.visit));
+                ahead.for_each(|q| queues.sqs[q].prefetch(self.spec.visit));
             }
         }
         Ok(())
@@ -183,8 +188,8 @@ impl Sending for Tx<'_> {
 
     /// Polls completions: each ends a visit.
     #[inline]
-    fn reap(&mut self, link: &mut Link, _: &mut Driver) -> Result<()> {
-        let n = link.send_cq.poll(&mut self.wcs)?;
+    fn reap(&mut self, queues: &mut QueueSet, _: &mut Driver) -> Result<()> {
+        let n = queues.send_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();
             return Ok(());
@@ -192,7 +197,7 @@ impl Sending for Tx<'_> {
         for wc in &self.wcs[..n] {
             if !wc.is_ok() {
                 let wc = *wc;
-                return Err(link.failed(self.spec.op.name(), &wc));
+                return Err(queues.failed(self.spec.op.name(), &wc));
             }
             self.busy.flip(of_wr_id(wc.wr_id).0 as u32);
         }
@@ -255,36 +260,36 @@ impl<'a> Rx<'a> {
 
     /// Reposts the receives of a visit, of which the one at `last` completed last.
     #[inline]
-    fn repost(&self, link: &mut Link, q: usize, last: u32) -> Result<()> {
+    fn repost(&self, queues: &mut QueueSet, q: usize, last: u32) -> Result<()> {
         let (spec, depth) = (self.spec, self.spec.rx_depth);
         let first = (last + depth + 1 - spec.visit) % depth;
-        let buffers = link.rx.from(q, first, depth).take(spec.visit as usize);
+        let buffers = queues.rx.from(q, first, depth).take(spec.visit as usize);
         let sges: Visit<(u32, [Sge; 1])> = buffers.map(|(index, sge)| (index, [sge])).collect();
         let wrs: Visit<_> = sges.iter().map(|(index, sge)| RecvWr::new(wr_id(q, *index), sge)).collect();
-        Ok(link.rqs[q].post_recv(&wrs)?)
+        Ok(queues.rqs[q].post_recv(&wrs)?)
     }
 }
 
 impl Receiving for Rx<'_> {
     /// Polls completions and reposts receives, those of a visit at a time.
     #[inline]
-    fn reap(&mut self, link: &mut Link, _: &mut Driver) -> Result<()> {
+    fn reap(&mut self, queues: &mut QueueSet, _: &mut Driver) -> Result<()> {
         let (before, last) = (1 - self.last, self.last);
         for &(q, index) in &self.over[before] {
-            self.repost(link, q, index)?;
+            self.repost(queues, q, index)?;
         }
         self.over[before].clear();
         for &(q, _) in &self.over[last] {
-            link.rqs[q].prefetch(self.spec.visit);
+            queues.rqs[q].prefetch(self.spec.visit);
         }
         self.last = before;
-        let n = link.recv_cq.poll(&mut self.wcs)?;
+        let n = queues.recv_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();
             return Ok(());
         }
         for wc in &self.wcs[..n] {
-            let (q, index) = link.received(wc, self.spec.size)?;
+            let (q, index) = queues.received(wc, self.spec.size)?;
             if !self.ends_visit[index as usize] {
                 continue;
             }
@@ -292,7 +297,7 @@ impl Receiving for Rx<'_> {
         }
         // In direct succession, so that their TLB misses overlap.
         for &(q, _) in &self.over[before] {
-            verbs::prefetch(&link.rqs[q]);
+            verbs::prefetch(&queues.rqs[q]);
         }
         self.meter.count(n as u64);
         Ok(())

@@ -9,7 +9,7 @@ use crate::cm::Exchange;
 use crate::counters::Counts;
 use crate::error::{AppError, OobError, Result};
 use crate::json::{JsonFile, Row};
-use crate::measure::link::Link;
+use crate::measure::queues::QueueSet;
 use crate::measure::raw::Raw;
 use crate::measure::watch::Watch;
 use crate::measure::{Latency, QUANTILES};
@@ -280,24 +280,25 @@ impl Client {
     ) -> Result<(Measured, Report, Counts)> {
         let before = rig.counts();
         let peer = peer_override(rig.args());
-        let mut link = Link::new(rig.device()?, spec, Side::Client, gid_index, mtu, self.rdma_cm.is_some())?;
-        send_end(&mut self.channel, link.end(), |end| Message::Start { index, end })?;
+        let mut queues =
+            QueueSet::new(rig.device()?, spec, Side::Client, gid_index, mtu, self.rdma_cm.is_some())?;
+        send_end(&mut self.channel, queues.end(), |end| Message::Start { index, end })?;
         let theirs = if self.rdma_cm.is_some() { 0 } else { spec.qps as usize };
         let Answer::End(end) = self.get(rig, Wanted::End(theirs))? else { return Err(unexpected()) };
         match self.rdma_cm {
-            None => link.connect(&end, spec, peer, || rig.idle())?,
+            None => queues.connect(&end, spec, peer, || rig.idle())?,
             Some(to) => {
-                link.learn(&end, spec, None)?;
+                queues.learn(&end, spec, None)?;
                 for index in 0..spec.qps as usize {
-                    link.connect_rdma_cm(rig.device()?, to, index, spec)?;
+                    queues.connect_rdma_cm(rig.device()?, to, index, spec)?;
                 }
             }
         }
         self.channel.send(&Message::Go)?;
-        let measured = run(&mut link, spec, &mut rig.device()?.driver, &mut self.channel)?;
+        let measured = run(&mut queues, spec, &mut rig.device()?.driver, &mut self.channel)?;
         let Answer::Report(report) = self.get(rig, Wanted::Report)? else { return Err(unexpected()) };
         self.channel.send(&Message::Done)?;
-        drop(link);
+        drop(queues);
         Ok((measured, report, rig.counts().since(&before)))
     }
 }

@@ -6,7 +6,7 @@ pub mod server;
 
 use crate::cli::device::DeviceArgs;
 use crate::error::{AppError, OobError, Result};
-use crate::measure::link::Link;
+use crate::measure::queues::QueueSet;
 use crate::measure::watch::Watch;
 use crate::measure::{Latency, flow, lat, visit};
 use crate::oob::Channel;
@@ -78,17 +78,22 @@ pub struct Measured {
 ///
 /// # Errors
 /// See [`flow::run`], [`visit::run`] and [`lat::run`].
-pub fn run(link: &mut Link, spec: &Spec, driver: &mut Driver, channel: &mut Channel) -> Result<Measured> {
-    let side = link.role.side;
+pub fn run(
+    queues: &mut QueueSet,
+    spec: &Spec,
+    driver: &mut Driver,
+    channel: &mut Channel,
+) -> Result<Measured> {
+    let side = queues.role.side;
     let mut watch = Watch::new(channel, spec.retry_span(), spec.patience());
-    let passive = side == Side::Server && !link.role.requests;
+    let passive = side == Side::Server && !queues.role.requests;
     if spec.mode == Mode::Lat && !passive {
-        let latency = lat::run(side, link, spec, driver, &mut watch)?;
+        let latency = lat::run(side, queues, spec, driver, &mut watch)?;
         return Ok(Measured { latency, ..Measured::default() });
     }
     let outcome = match spec.pattern {
-        Pattern::All => flow::run(link, spec, driver, &mut watch)?,
-        Pattern::Random => visit::run(link, spec, driver, &mut watch)?,
+        Pattern::All => flow::run(queues, spec, driver, &mut watch)?,
+        Pattern::Random => visit::run(queues, spec, driver, &mut watch)?,
     };
     Ok(Measured { sent: outcome.sent, received: outcome.received, latency: None })
 }
@@ -107,7 +112,7 @@ pub fn path_mtu(spec: &Spec, ours: usize, theirs: usize) -> Result<Mtu> {
     match spec.mtu.and_then(|m| Mtu::from_bytes(m as usize)) {
         Some(mtu) if mtu > largest => Err(AppError::Usage(format!(
             "path MTU {} does not fit through both ports, of {ours} bytes here and {theirs} at the other end; use --mtu \
-             {} or a larger --link-mtu",
+             {} or a larger --queues-mtu",
             mtu.bytes(),
             largest.bytes()
         ))),

@@ -20,7 +20,7 @@ fn mac(text: &str) -> Result<Mac> {
 
 /// Properties and limits of this end.
 #[derive(Clone, Copy, Debug)]
-pub struct Means {
+pub struct Capabilities {
     /// Largest IP packet that the port carries to the other end.
     pub link_mtu: usize,
     /// Everything is connected by `rdma_cm`: ends list no queue pairs, and there are no raw frames.
@@ -29,7 +29,7 @@ pub struct Means {
     pub limits: Limits,
 }
 
-impl Means {
+impl Capabilities {
     fn queue_pairs(&self, spec: &Spec) -> usize {
         if self.rdma_cm { 0 } else { spec.qps as usize }
     }
@@ -60,7 +60,7 @@ pub enum Task {
 
 /// The state of a session.
 #[derive(Clone, Debug)]
-enum At {
+enum SessionState {
     /// The list of measurements is next.
     Agreed,
     /// Raw measurements are next, from this one on; then the device, or the end.
@@ -80,34 +80,34 @@ enum At {
 /// The server's side of a session, from the client's greeting on.
 #[derive(Clone, Debug)]
 pub struct Serving {
-    means: Means,
+    own: Capabilities,
     theirs: Hello,
     raw: Vec<RawSpec>,
     rdma: Vec<Spec>,
-    at: At,
+    state: SessionState,
 }
 
 impl Serving {
     /// A session with the client that sent this greeting.
-    pub fn new(means: Means, theirs: Hello) -> Self {
-        Self { means, theirs, raw: Vec::new(), rdma: Vec::new(), at: At::Agreed }
+    pub fn new(own: Capabilities, theirs: Hello) -> Self {
+        Self { own, theirs, raw: Vec::new(), rdma: Vec::new(), state: SessionState::Agreed }
     }
 
     /// The message expected now, for error messages.
     pub fn expects(&self) -> &'static str {
-        match self.at {
-            At::Agreed => "the list of measurements",
-            At::Raw(_) | At::Rdma(_) => "the next measurement",
-            At::Collecting(..) => "the rest of its queue pairs",
-            At::Connected(_) => "the start of the measurement",
-            At::Reported(_) => "the end of the measurement",
-            At::Over => "nothing more",
+        match self.state {
+            SessionState::Agreed => "the list of measurements",
+            SessionState::Raw(_) | SessionState::Rdma(_) => "the next measurement",
+            SessionState::Collecting(..) => "the rest of its queue pairs",
+            SessionState::Connected(_) => "the start of the measurement",
+            SessionState::Reported(_) => "the end of the measurement",
+            SessionState::Over => "nothing more",
         }
     }
 
     /// Whether a list that began with an earlier message continues: its lines together have the timeout of one message.
     pub fn is_in_a_list(&self) -> bool {
-        matches!(self.at, At::Collecting(..))
+        matches!(self.state, SessionState::Collecting(..))
     }
 
     /// Handles a message.
@@ -118,53 +118,55 @@ impl Serving {
         if let Message::Failed { reason } = message {
             return Err(AppError::Peer(reason));
         }
-        let (at, task) = match (std::mem::replace(&mut self.at, At::Over), message) {
-            (At::Agreed, Message::Session { raw, rdma }) => match self.acceptable(&raw, &rdma) {
-                Err(reason) => (At::Over, Task::Refuse(reason)),
+        let (state, task) = match (std::mem::replace(&mut self.state, SessionState::Over), message) {
+            (SessionState::Agreed, Message::Session { raw, rdma }) => match self.acceptable(&raw, &rdma) {
+                Err(reason) => (SessionState::Over, Task::Refuse(reason)),
                 Ok(()) => {
                     (self.raw, self.rdma) = (raw, rdma);
-                    (At::Raw(0), Task::Reply(Message::Accept))
+                    (SessionState::Raw(0), Task::Reply(Message::Accept))
                 }
             },
-            (At::Raw(next), Message::RawStart { index, mac: theirs })
+            (SessionState::Raw(next), Message::RawStart { index, mac: theirs })
                 if index == next && next < self.raw.len() =>
             {
-                (At::Raw(next + 1), Task::Raw(self.raw[next].clone(), mac(&theirs)?))
+                (SessionState::Raw(next + 1), Task::Raw(self.raw[next].clone(), mac(&theirs)?))
             }
-            (At::Raw(next), Message::Open) if next == self.raw.len() && !self.rdma.is_empty() => {
-                (At::Rdma(0), Task::Open)
+            (SessionState::Raw(next), Message::Open) if next == self.raw.len() && !self.rdma.is_empty() => {
+                (SessionState::Rdma(0), Task::Open)
             }
-            (At::Rdma(next), Message::Start { index, end }) if index == next && next < self.rdma.len() => {
-                let wanted = self.means.queue_pairs(&self.rdma[next]);
+            (SessionState::Rdma(next), Message::Start { index, end })
+                if index == next && next < self.rdma.len() =>
+            {
+                let wanted = self.own.queue_pairs(&self.rdma[next]);
                 self.gathered(next, Gather::begin(end, wanted).map_err(AppError::Misfit)?)?
             }
-            (At::Collecting(now, mut gather), Message::Qps { qps }) => {
+            (SessionState::Collecting(now, mut gather), Message::Qps { qps }) => {
                 gather.more(qps).map_err(AppError::Misfit)?;
                 self.gathered(now, gather)?
             }
-            (At::Connected(now), Message::Go) => (At::Reported(now), Task::Measure),
-            (At::Reported(now), Message::Done) => (At::Rdma(now + 1), Task::Release),
-            (At::Raw(_) | At::Rdma(_), Message::Bye) => (At::Over, Task::End),
+            (SessionState::Connected(now), Message::Go) => (SessionState::Reported(now), Task::Measure),
+            (SessionState::Reported(now), Message::Done) => (SessionState::Rdma(now + 1), Task::Release),
+            (SessionState::Raw(_) | SessionState::Rdma(_), Message::Bye) => (SessionState::Over, Task::End),
             (_, message) => return Err(out_of_turn(&message)),
         };
-        self.at = at;
+        self.state = state;
         Ok(task)
     }
 
-    fn gathered(&self, now: usize, gather: Gather) -> Result<(At, Task)> {
+    fn gathered(&self, now: usize, gather: Gather) -> Result<(SessionState, Task)> {
         match gather.whole() {
             Ok(end) => {
                 let spec = self.rdma[now].clone();
-                let mtu = path_mtu(&spec, self.means.link_mtu, self.theirs.link_mtu)?;
-                Ok((At::Connected(now), Task::Connect(spec, mtu, end)))
+                let mtu = path_mtu(&spec, self.own.link_mtu, self.theirs.link_mtu)?;
+                Ok((SessionState::Connected(now), Task::Connect(spec, mtu, end)))
             }
-            Err(gather) => Ok((At::Collecting(now, gather), Task::Receive)),
+            Err(gather) => Ok((SessionState::Collecting(now, gather), Task::Receive)),
         }
     }
 
     /// Refuses what this end cannot or will not do.
     fn acceptable(&self, raw: &[RawSpec], rdma: &[Spec]) -> std::result::Result<(), String> {
-        let Means { link_mtu, rdma_cm, limits } = self.means;
+        let Capabilities { link_mtu, rdma_cm, limits } = self.own;
         if raw.len() + rdma.len() > SESSION_MAX {
             return Err(format!("a session has at most {SESSION_MAX} measurements"));
         }

@@ -1,11 +1,11 @@
 //! The server: serves one client after the other, chosen from its pending connections.
 
-use super::order::{Means, Serving, Task};
+use super::order::{Capabilities, Serving, Task};
 use super::{ANSWER, Measured, await_message, peer_override, run, send_end};
 use crate::cli::perf::ServerArgs;
 use crate::cm::Listener;
 use crate::error::{AppError, Result};
-use crate::measure::link::Link;
+use crate::measure::queues::QueueSet;
 use crate::measure::raw::Raw;
 use crate::measure::watch::{Watch, out_of_turn};
 use crate::oob::{self, Channel};
@@ -87,8 +87,8 @@ pub fn serve(args: &ServerArgs) -> Result<()> {
         };
         let client = from.parse().ok().map(|from: SocketAddr| from.ip().to_canonical());
         let link_mtu = rig.link_mtu_to(rig.args().peer_ip.or(client));
-        let means = Means { link_mtu, rdma_cm: args.rdma_cm, limits };
-        let result = session(&mut channel, &mut rig, &acceptor, means, hello);
+        let own = Capabilities { link_mtu, rdma_cm: args.rdma_cm, limits };
+        let result = session(&mut channel, &mut rig, &acceptor, own, hello);
         match &result {
             Ok(()) => note!("roce-perf: the session with {from} is over"),
             Err(AppError::Interrupted) => {}
@@ -110,12 +110,12 @@ fn session(
     channel: &mut Channel,
     rig: &mut Rig,
     acceptor: &Acceptor,
-    means: Means,
+    own: Capabilities,
     hello: Hello,
 ) -> Result<()> {
-    channel.begin_session(Some(means.limits.time));
-    channel.send(&Message::Hello(Hello::ours(means.link_mtu)))?;
-    let mut order = Serving::new(means, hello);
+    channel.begin_session(Some(own.limits.time));
+    channel.send(&Message::Hello(Hello::ours(own.link_mtu)))?;
+    let mut order = Serving::new(own, hello);
     let mut since = Instant::now();
     // The connected measurement, and the counters before it.
     let mut running = None;
@@ -136,12 +136,12 @@ fn session(
             }
             Task::Connect(spec, mtu, end) => {
                 let before = rig.counts();
-                let link = connect(channel, rig, acceptor, &spec, mtu, &end)?;
-                running = Some((spec, link, before));
+                let queues = connect(channel, rig, acceptor, &spec, mtu, &end)?;
+                running = Some((spec, queues, before));
             }
             Task::Measure => {
-                let Some((spec, link, before)) = &mut running else { continue };
-                let Measured { sent, received, .. } = run(link, spec, &mut rig.device()?.driver, channel)?;
+                let Some((spec, queues, before)) = &mut running else { continue };
+                let Measured { sent, received, .. } = run(queues, spec, &mut rig.device()?.driver, channel)?;
                 let counters = rig.counts().since(before);
                 channel.send(&Message::Report(Report { sent, received, counters }))?;
             }
@@ -163,28 +163,28 @@ fn connect(
     spec: &Spec,
     mtu: Mtu,
     end: &End,
-) -> Result<Link> {
+) -> Result<QueueSet> {
     let peer = peer_override(rig.args());
     let theirs = peer.or_else(|| parse_gid(&end.gid)).map(Gid::to_ip);
     let gid_index = rig.gid_index(None, theirs.map(|ip| SocketAddr::new(ip, 0)));
     let by_cm = matches!(acceptor, Acceptor::RdmaCm(_));
-    let mut link = Link::new(rig.device()?, spec, Side::Server, gid_index, mtu, by_cm)?;
+    let mut queues = QueueSet::new(rig.device()?, spec, Side::Server, gid_index, mtu, by_cm)?;
     match acceptor {
         Acceptor::Tcp(_) => {
-            link.connect(end, spec, peer, || rig.idle())?;
-            send_end(channel, link.end(), |end| Message::Ready { end })?;
+            queues.connect(end, spec, peer, || rig.idle())?;
+            send_end(channel, queues.end(), |end| Message::Ready { end })?;
         }
         Acceptor::RdmaCm(listener) => {
-            link.learn(end, spec, None)?;
-            send_end(channel, link.end(), |end| Message::Ready { end })?;
-            let from: IpAddr = link.peer.to_ip();
+            queues.learn(end, spec, None)?;
+            send_end(channel, queues.end(), |end| Message::Ready { end })?;
+            let from: IpAddr = queues.peer.to_ip();
             for index in 0..spec.qps as usize {
                 let id = listener.take_measured(index, from, channel)?;
-                link.accept(id, spec)?;
+                queues.accept(id, spec)?;
             }
         }
     }
-    Ok(link)
+    Ok(queues)
 }
 
 fn measure_raw(channel: &mut Channel, rig: &mut Rig, spec: &RawSpec, theirs: Mac) -> Result<()> {

@@ -15,7 +15,7 @@ use crate::time::Instant;
 #[derive(Default)]
 pub(super) struct Pace {
     lanes: BTreeMap<Gid, Lane>,
-    places: BTreeMap<Timed, (Gid, Place)>,
+    states: BTreeMap<Timed, (Gid, RequestState)>,
     /// Hosts for which requests wait, and when the first of those under way counts as taken.
     blocked: BTreeSet<(Instant, Gid)>,
     /// Requests that began to wait, ever.
@@ -31,7 +31,7 @@ struct Lane {
 }
 
 #[derive(Clone, Copy)]
-enum Place {
+enum RequestState {
     UnderWay(Instant),
     Waiting(u64),
 }
@@ -43,30 +43,30 @@ impl Pace {
     }
 
     /// A request is to be sent, for the first time or again: returns whether it may be sent now. Else it waits until
-    /// [`Pace::admit`] returns it, and the place that it may have had is free.
+    /// [`Pace::admit`] returns it, and what it had before is over.
     pub fn begin(&mut self, now: Instant, host: Gid, request: Timed, limits: &Limits) -> bool {
         self.end(request);
-        self.change(host, |lane, places, turns| {
-            lane.forget_taken(now, places);
+        self.change(host, |lane, states, turns| {
+            lane.forget_taken(now, states);
             if lane.waiting.is_empty() && lane.under_way.len() < limits.under_way {
-                lane.start(now, host, request, places, limits);
+                lane.start(now, host, request, states, limits);
                 return true;
             }
             *turns += 1;
             lane.waiting.insert(*turns, request);
-            places.insert(request, (host, Place::Waiting(*turns)));
+            states.insert(request, (host, RequestState::Waiting(*turns)));
             false
         })
     }
 
     /// A request is answered, or given up. Returns the host to which another one may be sent now.
     pub fn end(&mut self, request: Timed) -> Option<Gid> {
-        let (host, place) = self.places.remove(&request)?;
-        self.change(host, |lane, _, _| match place {
-            Place::UnderWay(until) => {
+        let (host, state) = self.states.remove(&request)?;
+        self.change(host, |lane, _, _| match state {
+            RequestState::UnderWay(until) => {
                 lane.under_way.remove(&(until, request));
             }
-            Place::Waiting(turn) => {
+            RequestState::Waiting(turn) => {
                 lane.waiting.remove(&turn);
             }
         });
@@ -76,12 +76,12 @@ impl Pace {
     /// The next request that waited for a host and may be sent now.
     pub fn admit(&mut self, now: Instant, host: Gid, limits: &Limits) -> Option<Timed> {
         self.lanes.get(&host)?;
-        self.change(host, |lane, places, _| {
+        self.change(host, |lane, states, _| {
             if lane.under_way.len() >= limits.under_way {
                 return None;
             }
             let (_, request) = lane.waiting.pop_first()?;
-            lane.start(now, host, request, places, limits);
+            lane.start(now, host, request, states, limits);
             Some(request)
         })
     }
@@ -89,20 +89,20 @@ impl Pace {
     /// A host for which requests wait, and whose first ones count as taken by now.
     pub fn poll_taken(&mut self, now: Instant) -> Option<Gid> {
         let &(_, host) = self.blocked.first().filter(|(at, _)| *at <= now)?;
-        self.change(host, |lane, places, _| lane.forget_taken(now, places));
+        self.change(host, |lane, states, _| lane.forget_taken(now, states));
         Some(host)
     }
 
     fn change<R>(
         &mut self,
         host: Gid,
-        change: impl FnOnce(&mut Lane, &mut BTreeMap<Timed, (Gid, Place)>, &mut u64) -> R,
+        change: impl FnOnce(&mut Lane, &mut BTreeMap<Timed, (Gid, RequestState)>, &mut u64) -> R,
     ) -> R {
         let lane = self.lanes.entry(host).or_default();
         if let Some(at) = lane.blocked_until() {
             self.blocked.remove(&(at, host));
         }
-        let result = change(lane, &mut self.places, &mut self.turns);
+        let result = change(lane, &mut self.states, &mut self.turns);
         if let Some(at) = lane.blocked_until() {
             self.blocked.insert((at, host));
         }
@@ -123,18 +123,18 @@ impl Lane {
         now: Instant,
         host: Gid,
         request: Timed,
-        places: &mut BTreeMap<Timed, (Gid, Place)>,
+        states: &mut BTreeMap<Timed, (Gid, RequestState)>,
         limits: &Limits,
     ) {
         let until = now.after(limits.under_way_time);
         self.under_way.insert((until, request));
-        places.insert(request, (host, Place::UnderWay(until)));
+        states.insert(request, (host, RequestState::UnderWay(until)));
     }
 
-    fn forget_taken(&mut self, now: Instant, places: &mut BTreeMap<Timed, (Gid, Place)>) {
+    fn forget_taken(&mut self, now: Instant, states: &mut BTreeMap<Timed, (Gid, RequestState)>) {
         while let Some(&(at, request)) = self.under_way.first().filter(|(at, _)| *at <= now) {
             self.under_way.remove(&(at, request));
-            places.remove(&request);
+            states.remove(&request);
         }
     }
 }
@@ -175,6 +175,6 @@ mod tests {
         for n in [3, 6, 9] {
             pace.end(conn(n));
         }
-        assert!(pace.lanes.is_empty() && pace.places.is_empty() && pace.blocked.is_empty());
+        assert!(pace.lanes.is_empty() && pace.states.is_empty() && pace.blocked.is_empty());
     }
 }

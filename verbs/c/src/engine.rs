@@ -51,11 +51,11 @@ struct Device {
 #[derive(Default)]
 struct Identity {
     mac: Option<Mac>,
-    place: Option<Place>,
+    slot: Option<ProcessSlot>,
 }
 
 /// A number among the processes that use a port of that name, and the addresses that follow from it.
-struct Place {
+struct ProcessSlot {
     addrs: Vec<(IpAddr, u8)>,
     meeting: Option<(IpAddr, IpAddr)>,
     _claim: Claim,
@@ -155,7 +155,7 @@ fn close_later(context: Arc<Context>) {
 
 impl Engine {
     fn open(&self, identity: &mut Identity) -> Result<Context> {
-        give_up_places_at_forks();
+        give_up_slots_at_forks();
         let refused = |why| {
             say(why);
             EINVAL
@@ -163,9 +163,9 @@ impl Engine {
         log::begin(config::log().map_err(refused)?);
         let Config { mut device, claim, mut meeting, lazy, draws_mac } = config::read().map_err(refused)?;
         device.mac = device.mac.or(identity.mac);
-        if let Some(place) = &identity.place {
-            device.addrs = place.addrs.clone();
-            meeting = place.meeting;
+        if let Some(slot) = &identity.slot {
+            device.addrs = slot.addrs.clone();
+            meeting = slot.meeting;
         }
         let addrs = device.addrs.clone();
         let context = without_signals(|| open(device))?;
@@ -176,8 +176,8 @@ impl Engine {
         if let Some((own, other)) = meeting {
             context.meet(own, other);
         }
-        if identity.place.is_none() {
-            identity.place = claim.map(|claim| Place { addrs, meeting, _claim: claim });
+        if identity.slot.is_none() {
+            identity.slot = claim.map(|claim| ProcessSlot { addrs, meeting, _claim: claim });
         }
         Ok(context)
     }
@@ -198,12 +198,12 @@ impl Engine {
     }
 
     /// A process that forks while its device is closed is two programs afterwards: whichever opens its device first, the child of
-    /// daemon(3) for instance, has the place. Locks that are taken may be those of a call that a signal handler of this thread
+    /// daemon(3) for instance, has the slot. Locks that are taken may be those of a call that a signal handler of this thread
     /// interrupted.
-    fn give_up_place(&self) {
+    fn give_up_slot(&self) {
         let Ok(mut device) = self.device.try_lock() else { return };
         if device.context.is_none() && claims::can_be_dropped() {
-            device.identity.place = None;
+            device.identity.slot = None;
         }
     }
 
@@ -237,7 +237,7 @@ fn open(device: DeviceConfig) -> Result<Context> {
     })
 }
 
-fn give_up_places_at_forks() {
+fn give_up_slots_at_forks() {
     static ONCE: Once = Once::new();
     // SAFETY: a handler that may run at any fork: it waits for no lock of this library.
     ONCE.call_once(|| unsafe {
@@ -249,7 +249,7 @@ fn give_up_places_at_forks() {
 extern "C" fn forking() {
     let _ = guarded(|| {
         if let Some(engine) = ENGINE.known() {
-            engine.give_up_place();
+            engine.give_up_slot();
         }
         Ok(())
     });

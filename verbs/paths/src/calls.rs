@@ -6,7 +6,7 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::redirect::{Place, redirect};
+use crate::redirect::{PathBuffer, redirect};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("variadic arguments may come elsewhere than fixed ones here");
@@ -64,7 +64,7 @@ macro_rules! calls {
                     *mut c_void,
                     unsafe extern "C" fn($($b,)* *const c_char $(, $a)*) -> $result,
                 >(next);
-                let mut place = Place::uninit();
+                let mut place = PathBuffer::uninit();
                 next($($before,)* redirect(path, &mut place) $(, $after)*)
             }
         }

@@ -18,13 +18,13 @@ const TREE: &CStr = c"ROCE_PATHS";
 const PATH_MAX: usize = libc::PATH_MAX as usize;
 
 /// Room for a path in the tree.
-pub(crate) type Place = MaybeUninit<[u8; PATH_MAX]>;
+pub(crate) type PathBuffer = MaybeUninit<[u8; PATH_MAX]>;
 
 /// The path to use: the caller's, or one in the tree, which is written into `place`.
 ///
 /// # Safety
 /// `path` is null or ends with a zero byte.
-pub(crate) unsafe fn redirect(path: *const c_char, place: &mut Place) -> *const c_char {
+pub(crate) unsafe fn redirect(path: *const c_char, place: &mut PathBuffer) -> *const c_char {
     if path.is_null() {
         return path;
     }

@@ -151,7 +151,7 @@ struct Lane {
 }
 
 /// The run.
-struct Run<'r, 'c> {
+struct PerfRun<'r, 'c> {
     load: &'r Load,
     host: &'r mut Host<'c>,
     context: &'c Context,
@@ -219,7 +219,7 @@ pub fn run<'r>(
         let mr = host.pd().reg_mr(depth * load.size, rights)?;
         lanes.push(Lane { queue, sent: vec![Sent::default(); depth], mr });
     }
-    let mut run = Run {
+    let mut run = PerfRun {
         load,
         context: host.context(),
         host,
@@ -244,7 +244,7 @@ pub fn run<'r>(
     Ok(Report { checked: run.checked, ..report })
 }
 
-impl Run<'_, '_> {
+impl PerfRun<'_, '_> {
     /// Writes or reads every unit once.
     fn sweep(&mut self, phase: Phase) -> Result<(), PerfError> {
         let (mut to_send, mut done) = (0, 0);

@@ -18,7 +18,7 @@ pub(crate) use open::dir_of;
 pub use open::{Direct, FileError, Locked, Opening};
 pub use ranges::merged;
 pub use ring::{Request, Ring};
-pub use work::{Blocks, CommandId, Done, Place, Work};
+pub use work::{Blocks, CommandId, Done, MrSlice, Work};
 pub use workers::{Job, Workers};
 
 use std::fmt;

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use verbs::{Mr, MrPin, VerbsError};
 
 use super::file::{File, of_errno};
-use super::work::{CommandId, Done, Place, Work};
+use super::work::{CommandId, Done, MrSlice, Work};
 
 /// Entries of the submission ring. Up to 16 times as many requests may be under way.
 const ENTRIES: u32 = 256;
@@ -32,10 +32,10 @@ const RWF_DSYNC: i32 = 2;
 #[derive(Clone, Debug)]
 pub enum Request {
     /// Read bytes from an offset on.
-    Read(u64, Place),
+    Read(u64, MrSlice),
     /// Write bytes from an offset on; the flag is FUA: they are on stable storage when it is done. For files past the page cache alone:
     /// elsewhere it is a flush, of which a failure must come before whatever follows ([`File`]).
-    Write(u64, Place, bool),
+    Write(u64, MrSlice, bool),
 }
 
 impl From<Request> for Work {
@@ -201,7 +201,7 @@ impl Ring {
         })
     }
     /// The region of a place, its address and its length: within the region.
-    fn place(&self, place: &Place) -> Option<(u16, *mut u8, u32)> {
+    fn place(&self, place: &MrSlice) -> Option<(u16, *mut u8, u32)> {
         let region = self.regions.iter().position(|mr| Arc::ptr_eq(mr, &place.mr))?;
         let end = place.at.checked_add(place.len)?;
         let len = u32::try_from(place.len).ok().filter(|_| end <= self.pins[region].len())?;
@@ -223,7 +223,7 @@ fn after(request: Request, result: i32) -> Result<Option<Request>, BackendError>
         let again = [Errno::INTR, Errno::AGAIN].map(|errno| -errno.raw_os_error());
         return if again.contains(&result) { Ok(Some(request)) } else { Err(of_errno(-result)) };
     };
-    let rest = |place: Place| Place { at: place.at + n, len: place.len - n, ..place };
+    let rest = |place: MrSlice| MrSlice { at: place.at + n, len: place.len - n, ..place };
     match request {
         Request::Read(_, place) | Request::Write(_, place, _) if n >= place.len => Ok(None),
         Request::Read(..) if n == 0 => Err(BackendError::OutOfRange),

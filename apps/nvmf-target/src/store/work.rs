@@ -23,7 +23,7 @@ pub struct Done {
 
 /// Bytes of a region.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct MrSlice {
     /// The region, which lives as long as any work refers to it.
     pub mr: Arc<Mr>,
     /// The first byte.
@@ -36,9 +36,9 @@ pub struct Place {
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "as in nvmf::Op")]
 pub enum Work {
-    Read { offset: u64, to: Place, fua: bool },
-    Write { offset: u64, from: Place, fua: bool },
-    Compare { offset: u64, with: Place, fua: bool },
+    Read { offset: u64, to: MrSlice, fua: bool },
+    Write { offset: u64, from: MrSlice, fua: bool },
+    Compare { offset: u64, with: MrSlice, fua: bool },
     Verify { offset: u64, len: u64, fua: bool },
     Zero { offset: u64, len: u64, fua: bool, deallocate: bool },
     Deallocate(Vec<(u64, u64)>),

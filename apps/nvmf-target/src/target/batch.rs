@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use nvmf::config::Backend;
 use nvmf::{BackendError, Ticket};
 
-use super::commands::{Commands, Stage};
+use super::commands::{CommandState, Commands};
 use super::disks::{Disks, GONE};
 use super::ids::ConnId;
 use super::shared::Shared;
@@ -55,7 +55,7 @@ impl Batch {
     pub fn read(&mut self, backend: Backend, offset: u64) {
         self.reads.push(Read { backend, offset });
     }
-    /// The data of a command are here, and go to their [place](Stage::Place) at the end of the turn.
+    /// The data of a command are here, and go to their [place](CommandState::Place) at the end of the turn.
     #[inline]
     pub fn write(&mut self, command: CommandId) {
         self.writes.push_back(command);
@@ -84,7 +84,7 @@ impl Batch {
                 prefetch_place(disks, commands, next, NEXT);
             }
             let Some(command) = commands.get_mut(id) else { continue };
-            let Stage::Place { backend, offset, at, len } = command.stage else { continue };
+            let CommandState::Place { backend, offset, at, len } = command.state else { continue };
             let from = if command.capsule.is_some() { shared.receives.mr() } else { shared.pool.mr() };
             let result = match disks.get(backend) {
                 Some(Store::Memory(memory)) => memory.write(offset, from, at, len),
@@ -105,8 +105,8 @@ impl Batch {
 
 #[inline]
 fn prefetch_place(disks: &Disks, commands: &mut Commands, command: CommandId, most: usize) {
-    let Some(Stage::Place { backend, offset, len, .. }) =
-        commands.get_mut(command).map(|command| command.stage)
+    let Some(CommandState::Place { backend, offset, len, .. }) =
+        commands.get_mut(command).map(|command| command.state)
     else {
         return;
     };

@@ -5,11 +5,11 @@ use nvmf::{Remote, Ticket};
 
 use super::ids::{CapsuleId, ConnId};
 use super::pool::Buffer;
-use crate::store::{CommandId, Place, Work};
+use crate::store::{CommandId, MrSlice, Work};
 
 /// What a command waits for, and what happens then.
 #[derive(Clone, Copy, Debug)]
-pub enum Stage {
+pub enum CommandState {
     /// A buffer, to fetch bytes of the host.
     Fetch(Remote, Purpose),
     /// A buffer, to give bytes to the host.
@@ -72,7 +72,7 @@ pub struct Transfer {
 
 impl Transfer {
     /// The work, where the bytes are at a place.
-    pub fn work(self, place: Place) -> Work {
+    pub fn work(self, place: MrSlice) -> Work {
         let Self { offset, fua, compare, .. } = self;
         match compare {
             false => Work::Write { offset, from: place, fua },
@@ -100,7 +100,7 @@ pub struct Command {
     /// The controller's name for it.
     pub ticket: Ticket,
     /// What it waits for.
-    pub stage: Stage,
+    pub state: CommandState,
     /// The buffer that it has.
     pub buffer: Option<Buffer>,
     /// The capsule that its data are in.

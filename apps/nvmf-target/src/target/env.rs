@@ -8,7 +8,7 @@ use nvmf::{BackendError, Instant, Remote, Response, Target, Ticket};
 use verbs::{Context, Sge};
 
 use super::batch::Batch;
-use super::commands::{Capsule, Command, Commands, Stage};
+use super::commands::{Capsule, Command, CommandState, Commands};
 use super::connection::Connection;
 use super::disks::Disks;
 use super::ids::{CapsuleId, ConnId};
@@ -45,10 +45,10 @@ impl Env<'_> {
 
     /// Keeps a command that waits for something.
     #[inline]
-    pub fn keep(&mut self, connection: &mut Connection, ticket: Ticket, stage: Stage) -> CommandId {
+    pub fn keep(&mut self, connection: &mut Connection, ticket: Ticket, state: CommandState) -> CommandId {
         connection.commands += 1;
         let connection = connection.id;
-        self.commands.insert(Command { connection, ticket, stage, buffer: None, capsule: None })
+        self.commands.insert(Command { connection, ticket, state, buffer: None, capsule: None })
     }
     /// A command waits for nothing any more: gives back its buffer.
     #[inline]

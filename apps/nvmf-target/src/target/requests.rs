@@ -6,13 +6,13 @@ use nvmf::status::Status;
 use nvmf::wire::Sqe;
 use nvmf::{Op, Request, Source, Step, Ticket};
 
-use super::commands::{Capsule, Purpose, Stage, Transfer};
+use super::commands::{Capsule, CommandState, Purpose, Transfer};
 use super::connection::Connection;
 use super::disks::GONE;
 use super::env::Env;
 use super::ids::CapsuleId;
 use super::zeroing::Order;
-use crate::store::{Memory, Place, Store, Work, merged};
+use crate::store::{Memory, MrSlice, Store, Work, merged};
 
 /// Up to this many bytes are made zeros at once.
 const ZERO_NOW: u64 = 64 << 10;
@@ -60,7 +60,7 @@ impl Env<'_> {
             Step::Fetch(ticket, Source::Remote(from)) => {
                 self.fetch(connection, ticket, from, Purpose::Controller);
             }
-            Step::Give(ticket, to) => self.with_buffer(connection, ticket, Stage::Give(to), to.len),
+            Step::Give(ticket, to) => self.with_buffer(connection, ticket, CommandState::Give(to), to.len),
             Step::Wait | Step::Run(..) | Step::Fetch(..) => {}
         }
     }
@@ -137,7 +137,7 @@ impl Env<'_> {
             }
             Op::Write { offset, from, fua: _ } => {
                 let (at, len) = (self.in_capsule(capsule, from), from.len());
-                let n = self.keep(connection, ticket, Stage::Place { backend, offset, at, len });
+                let n = self.keep(connection, ticket, CommandState::Place { backend, offset, at, len });
                 self.commands.set_capsule(n, capsule.map(Capsule::Now));
                 return self.batch.write(n);
             }
@@ -173,7 +173,7 @@ impl Env<'_> {
         give_back: bool,
         named: u64,
     ) {
-        let command = self.keep(connection, ticket, Stage::Zeroing);
+        let command = self.keep(connection, ticket, CommandState::Zeroing);
         let order = Order::new(command, memory, ranges, give_back, named);
         self.zeroing.push(connection.share.who(), order);
     }
@@ -193,8 +193,8 @@ impl Env<'_> {
         self.drop_capsule(capsule);
         let work = match request.op {
             Op::Read { offset, to, fua } => {
-                let stage = Stage::Load { backend, offset, to, fua };
-                return self.with_buffer(connection, ticket, stage, to.len);
+                let state = CommandState::Load { backend, offset, to, fua };
+                return self.with_buffer(connection, ticket, state, to.len);
             }
             Op::Write { .. } | Op::Compare { .. } => unreachable!("data in the capsule come with it"),
             Op::Flush => Work::Flush,
@@ -202,7 +202,7 @@ impl Env<'_> {
             Op::WriteZeroes { offset, len, fua, deallocate } => Work::Zero { offset, len, fua, deallocate },
             Op::Deallocate(ref ranges) => Work::Deallocate(merged(ranges.clone())),
         };
-        let n = self.keep(connection, ticket, Stage::Storage(None));
+        let n = self.keep(connection, ticket, CommandState::Storage(None));
         self.store(connection, n, backend, work);
     }
     /// The data of a command came in its capsule: the storage takes them from there, or from a buffer.
@@ -220,19 +220,19 @@ impl Env<'_> {
             let read = self.shared.receives.mr().read(at, &mut data);
             debug_assert!(read.is_ok(), "the controller has checked the capsule");
             self.shared.receives.give(capsule);
-            let n = self.keep(connection, ticket, Stage::Copy(len, transfer));
+            let n = self.keep(connection, ticket, CommandState::Copy(len, transfer));
             self.commands.set_capsule(n, Some(Capsule::Copied(data.into())));
             return self.get_buffer(connection, n, len);
         }
         // Past the page cache only memory that is aligned can go.
         let aligned = !transfer.compare && self.disks.is_direct(transfer.backend);
-        let stage = if aligned { Stage::Copy(len, transfer) } else { Stage::Storage(None) };
-        let n = self.keep(connection, ticket, stage);
+        let state = if aligned { CommandState::Copy(len, transfer) } else { CommandState::Storage(None) };
+        let n = self.keep(connection, ticket, state);
         self.commands.set_capsule(n, Some(Capsule::Kept(capsule, at)));
         if aligned {
             return self.get_buffer(connection, n, len);
         }
-        let place = Place { mr: Arc::clone(self.shared.receives.mr()), at, len: len as usize };
+        let place = MrSlice { mr: Arc::clone(self.shared.receives.mr()), at, len: len as usize };
         self.store(connection, n, transfer.backend, transfer.work(place));
     }
     /// Where a capsule's data are in the region of receives.

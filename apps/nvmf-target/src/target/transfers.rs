@@ -5,24 +5,30 @@ use std::sync::Arc;
 use nvmf::config::Backend;
 use nvmf::{BackendError, Remote, Ticket};
 
-use super::commands::{Capsule, Purpose, Stage};
+use super::commands::{Capsule, CommandState, Purpose};
 use super::connection::Connection;
 use super::disks::GONE;
 use super::env::Env;
 use super::outbox::Outgoing;
 use super::pool::Buffer;
-use crate::store::{CommandId, Place, Store, Work};
+use crate::store::{CommandId, MrSlice, Store, Work};
 
 impl Env<'_> {
     /// Gets bytes of the host.
     #[inline]
     pub fn fetch(&mut self, connection: &mut Connection, ticket: Ticket, from: Remote, purpose: Purpose) {
-        self.with_buffer(connection, ticket, Stage::Fetch(from, purpose), from.len);
+        self.with_buffer(connection, ticket, CommandState::Fetch(from, purpose), from.len);
     }
     /// Goes on with a command when it has a buffer.
     #[inline]
-    pub fn with_buffer(&mut self, connection: &mut Connection, ticket: Ticket, stage: Stage, len: u32) {
-        let n = self.keep(connection, ticket, stage);
+    pub fn with_buffer(
+        &mut self,
+        connection: &mut Connection,
+        ticket: Ticket,
+        state: CommandState,
+        len: u32,
+    ) {
+        let n = self.keep(connection, ticket, state);
         self.get_buffer(connection, n, len);
     }
     /// Goes on with a command when it has a buffer for `len` bytes.
@@ -39,16 +45,16 @@ impl Env<'_> {
             return self.shared.give_buffer(&mut connection.share, buffer);
         };
         let (at, ticket) = (buffer.offset(), command.ticket);
-        match command.stage {
-            Stage::Fetch(from, purpose) => {
+        match command.state {
+            CommandState::Fetch(from, purpose) => {
                 let sge = self.shared.pool.sge(&buffer, from.len);
-                command.stage = Stage::Fetched(from.len, purpose);
+                command.state = CommandState::Fetched(from.len, purpose);
                 command.buffer = Some(buffer);
                 self.post(connection, Outgoing::Fetch(n, sge, from));
             }
-            Stage::Give(to) => {
+            CommandState::Give(to) => {
                 let sge = self.shared.pool.sge(&buffer, to.len);
-                command.stage = Stage::Answered;
+                command.state = CommandState::Answered;
                 command.buffer = Some(buffer);
                 let mut page = vec![0; to.len as usize];
                 let Some(queue) = &mut connection.queue else { return };
@@ -64,15 +70,15 @@ impl Env<'_> {
                     }
                 }
             }
-            Stage::Load { backend, offset, to, fua } => {
-                command.stage = Stage::Storage(Some(to));
+            CommandState::Load { backend, offset, to, fua } => {
+                command.state = CommandState::Storage(Some(to));
                 command.buffer = Some(buffer);
                 let place = self.in_pool(at, to.len);
                 self.store(connection, n, backend, Work::Read { offset, to: place, fua });
             }
-            Stage::Copy(len, transfer) => {
+            CommandState::Copy(len, transfer) => {
                 let capsule = command.capsule.take();
-                command.stage = Stage::Fetched(len, Purpose::Storage(transfer));
+                command.state = CommandState::Fetched(len, Purpose::Storage(transfer));
                 command.buffer = Some(buffer);
                 let (pool, receives) = (self.shared.pool.mr(), self.shared.receives.mr());
                 let copied = match &capsule {
@@ -84,11 +90,11 @@ impl Env<'_> {
                 self.drop_data(connection, capsule);
                 self.fetched(connection, n);
             }
-            Stage::Fetched(..)
-            | Stage::Place { .. }
-            | Stage::Storage(_)
-            | Stage::Zeroing
-            | Stage::Answered => {
+            CommandState::Fetched(..)
+            | CommandState::Place { .. }
+            | CommandState::Storage(_)
+            | CommandState::Zeroing
+            | CommandState::Answered => {
                 unreachable!("only commands that wait for a buffer get one")
             }
         }
@@ -97,7 +103,9 @@ impl Env<'_> {
     #[inline]
     pub fn fetched(&mut self, connection: &mut Connection, n: CommandId) {
         let Some(command) = self.commands.get_mut(n) else { return };
-        let (Stage::Fetched(len, purpose), Some(buffer)) = (command.stage, &command.buffer) else { return };
+        let (CommandState::Fetched(len, purpose), Some(buffer)) = (command.state, &command.buffer) else {
+            return;
+        };
         let (ticket, at) = (command.ticket, buffer.offset());
         let transfer = match purpose {
             Purpose::Storage(transfer) => transfer,
@@ -117,11 +125,11 @@ impl Env<'_> {
                 memory.compare(offset, self.shared.pool.mr(), at, len)
             }
             Some(Store::Memory(_)) => {
-                command.stage = Stage::Place { backend, offset, at, len };
+                command.state = CommandState::Place { backend, offset, at, len };
                 return self.batch.write(n);
             }
             Some(Store::File(..) | Store::Other(..)) => {
-                command.stage = Stage::Storage(None);
+                command.state = CommandState::Storage(None);
                 let place = self.in_pool(at, len);
                 return self.store(connection, n, backend, transfer.work(place));
             }
@@ -146,18 +154,18 @@ impl Env<'_> {
     pub fn stored(&mut self, connection: &mut Connection, n: CommandId, result: Result<(), BackendError>) {
         let Some(command) = self.commands.get_mut(n) else { return };
         let ticket = command.ticket;
-        if let (Stage::Storage(Some(to)), Some(buffer), true) =
-            (command.stage, &command.buffer, result.is_ok())
+        if let (CommandState::Storage(Some(to)), Some(buffer), true) =
+            (command.state, &command.buffer, result.is_ok())
         {
             let sge = self.shared.pool.sge(buffer, to.len);
-            command.stage = Stage::Answered;
+            command.state = CommandState::Answered;
             return self.respond_with(connection, ticket, (sge, to), Some(n));
         }
         self.finish(connection, n);
         self.respond(connection, ticket, result);
     }
     /// Bytes of a buffer.
-    fn in_pool(&self, at: usize, len: u32) -> Place {
-        Place { mr: Arc::clone(self.shared.pool.mr()), at, len: len as usize }
+    fn in_pool(&self, at: usize, len: u32) -> MrSlice {
+        MrSlice { mr: Arc::clone(self.shared.pool.mr()), at, len: len as usize }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nvmf::BackendError;
-use nvmf_target::store::{Blocks, Health, Job, Place, Work, Workers};
+use nvmf_target::store::{Blocks, Health, Job, MrSlice, Work, Workers};
 use verbs::port::fault::rng::Rng;
 
 use crate::common::BLOCK;
@@ -304,6 +304,6 @@ impl State {
     }
 }
 
-fn of(place: &Place) -> Vec<u8> {
+fn of(place: &MrSlice) -> Vec<u8> {
     place.mr.to_vec(place.at..place.at + place.len).expect("a buffer of the target")
 }

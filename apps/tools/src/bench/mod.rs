@@ -26,11 +26,11 @@ use apps::stop;
 use cli::BenchCli;
 use machine::Machine;
 use pairs::{By, PAIRS, Pair};
-use peers::{Missing, Peer, Place};
+use peers::{Missing, Paths, Peer};
 use perf::Server;
 use plan::Part;
 use row::{Row, compare};
-use state::{Kind, Look, Tally};
+use state::{Kind, Sample, Tally};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -94,7 +94,7 @@ struct Bench<'a> {
     started: Instant,
     notes: BTreeSet<String>,
     missing: Vec<Missing>,
-    place: Place,
+    paths: Paths,
     dir: Scratch,
 }
 
@@ -154,10 +154,10 @@ impl<'a> Bench<'a> {
         let dir = std::env::temp_dir().join(format!("roce-bench-{}", std::process::id()));
         std::fs::create_dir_all(&dir).map_err(|e| AppError::Setup(format!("{}: {e}", dir.display())))?;
         let time = cli.duration.unwrap_or(Duration::from_millis(if cli.quick { 60 } else { 200 }));
-        let place = Place { run: perf.with_file_name("roce-run"), dir: dir.clone() };
-        let missing = if cli.no_peers { Vec::new() } else { peers::missing(&place.run) };
+        let paths = Paths { run: perf.with_file_name("roce-run"), dir: dir.clone() };
+        let missing = if cli.no_peers { Vec::new() } else { peers::missing(&paths.run) };
         let notes = missing.iter().map(|missing| missing.note().into()).collect();
-        Ok(Self { cli, perf, time, started: Instant::now(), notes, missing, place, dir: Scratch(dir) })
+        Ok(Self { cli, perf, time, started: Instant::now(), notes, missing, paths, dir: Scratch(dir) })
     }
 
     /// Prints the progress, with the time since the start.
@@ -225,17 +225,23 @@ impl<'a> Bench<'a> {
     /// both.
     fn one_run(&mut self, run: usize, steps: &[Step], wanted: usize, all: &mut Vec<Measured>) -> Result<()> {
         let mut server = self.server()?;
-        let look = plan::look(self.time);
-        let mut before = self.look(&mut server, &look)?;
+        let probe = plan::probe(self.time);
+        let mut before = self.sample(&mut server, &probe)?;
         for (step, what) in steps.iter().enumerate() {
             let tally = Tally::of(all.iter().filter(|m| m.step == step).map(|m| m.kind));
             if tally.quick.min(tally.slow) >= wanted {
                 continue;
             }
             let Some(rows) = self.step(&mut server, what)? else { continue };
-            let after = self.look(&mut server, &look)?;
-            let looks = [before, after];
-            all.push(Measured { run, step, kind: Kind::of(&looks.map(|look| look.bare_ns)), looks, rows });
+            let after = self.sample(&mut server, &probe)?;
+            let samples = [before, after];
+            all.push(Measured {
+                run,
+                step,
+                kind: Kind::of(&samples.map(|sample| sample.bare_ns)),
+                samples,
+                rows,
+            });
             before = after;
         }
         Ok(())
@@ -246,11 +252,11 @@ impl<'a> Bench<'a> {
     }
 
     /// Checks the machine's state.
-    fn look(&self, server: &mut Server, look: &Part) -> Result<Look> {
-        let rows = server.measure(look)?;
+    fn sample(&self, server: &mut Server, probe: &Part) -> Result<Sample> {
+        let rows = server.measure(probe)?;
         let bare_ns = rows.first().and_then(|row| row.num("p50_ns")).map(|ns| ns as u64);
         let bare_ns = bare_ns.ok_or_else(|| AppError::Setup("roce-perf raw measured no latency".into()))?;
-        Ok(Look { bare_ns, work_ns: cores::work_ns() })
+        Ok(Sample { bare_ns, work_ns: cores::work_ns() })
     }
 
     /// The rows of a step; `None` where it could not be measured.
@@ -300,7 +306,7 @@ impl<'a> Bench<'a> {
         stop::check()?;
         let share = (self.time.as_secs_f64() / 0.7).clamp(0.02, 4.0);
         self.say(&format!("  {}", peer.title()));
-        match peer.measure(share, &self.place) {
+        match peer.measure(share, &self.paths) {
             Ok(row) => Ok(Some(row)),
             Err(AppError::Interrupted) => Err(AppError::Interrupted),
             Err(e) => {

@@ -113,7 +113,7 @@ impl Missing {
 
 /// Where the programs of this stack are, and where they may have files.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Paths {
     /// `roce-run`.
     pub run: PathBuf,
     /// A directory.
@@ -162,7 +162,7 @@ impl Peer {
     ///
     /// # Errors
     /// The program's error.
-    pub fn measure(&self, share: f64, place: &Place) -> Result<Row> {
+    pub fn measure(&self, share: f64, paths: &Paths) -> Result<Row> {
         let port = child::free_port()?.to_string();
         let row = Row::peer(self.name, self.mode, self.size);
         match self.how {
@@ -190,9 +190,9 @@ impl Peer {
                 self.ucx(row, ucx, (test, messages), share, &port)
             }
             How::Here(test, messages) => {
-                let link = format!("memif:{}", place.dir.join("ucx").display());
+                let link = format!("memif:{}", paths.dir.join("ucx").display());
                 let ucx = || {
-                    let mut command = Command::new(&place.run);
+                    let mut command = Command::new(&paths.run);
                     command.args(["--port", &link, "ucx_perftest"]);
                     // ud_verbs connects.
                     command.env("UCX_TLS", "rc_verbs,ud_verbs,self").env("UCX_NET_DEVICES", "roce0:1");

@@ -67,7 +67,7 @@ fn ms(time: Duration) -> String {
 }
 
 /// A check of the machine's state: the time of a bare frame of 128 bytes. Short, because the state changes within seconds.
-pub fn look(time: Duration) -> Part {
+pub fn probe(time: Duration) -> Part {
     raw(STATE, "the bare port", "--mode lat --size 128", (time / 7).max(Duration::from_millis(50)))
 }
 
@@ -164,7 +164,7 @@ mod tests {
     fn roce_perf_takes_every_part_but_those_of_scale() {
         let time = Duration::from_millis(700);
         let ours = |part: &Part| !matches!(part.link, Link::Nvme | Link::Inside);
-        for part in run(time, false).into_iter().flatten().filter(ours).chain([look(time)]) {
+        for part in run(time, false).into_iter().flatten().filter(ours).chain([probe(time)]) {
             let mut line = vec!["roce-perf".to_string()];
             line.extend(part.raw.then(|| "raw".into()));
             line.extend(["client".into(), "localhost".into()]);

@@ -7,7 +7,7 @@ pub const QUICK_NS: u64 = 200;
 
 /// A check of the machine's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct Sample {
     /// Time of a bare 128-byte frame, one way, in nanoseconds.
     pub bare_ns: u64,
     /// Time of a fixed piece of work on the slower core, in nanoseconds: see [`work_ns`](super::cores::work_ns).

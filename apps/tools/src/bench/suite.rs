@@ -4,7 +4,7 @@ use super::cores;
 use super::machine::Machine;
 use super::marks::Line;
 use super::row::{Row, medians};
-use super::state::{Kind, Look, Tally};
+use super::state::{Kind, Sample, Tally};
 use apps::report;
 
 /// Everything that a report shows.
@@ -38,7 +38,7 @@ pub struct Measured {
     /// The machine's state during it.
     pub kind: Kind,
     /// The checks before and after.
-    pub looks: [Look; 2],
+    pub samples: [Sample; 2],
     /// Its rows.
     pub rows: Vec<Row>,
 }
@@ -46,7 +46,7 @@ pub struct Measured {
 impl Measured {
     /// The smaller share of a core at the two checks, relative to the best of all.
     fn core_share(&self, best_work: u64) -> f64 {
-        cores::share(self.looks.iter().map(|look| look.work_ns).max().unwrap_or(0), best_work)
+        cores::share(self.samples.iter().map(|sample| sample.work_ns).max().unwrap_or(0), best_work)
     }
 }
 
@@ -58,7 +58,7 @@ pub fn tallies(steps: usize, measured: &[Measured]) -> Vec<Tally> {
 
 /// The best time of the fixed piece of work, in nanoseconds.
 pub fn best_work(measured: &[Measured]) -> u64 {
-    measured.iter().flat_map(|m| &m.looks).map(|look| look.work_ns).min().unwrap_or(0)
+    measured.iter().flat_map(|m| &m.samples).map(|sample| sample.work_ns).min().unwrap_or(0)
 }
 
 /// The medians of measurements in one state of the machine on whole cores; none for a step without such measurements.
@@ -97,14 +97,14 @@ impl Suite {
             _ => format!("Medians of {low} to {high} {} measurements", self.kind),
         };
         let counted = self.measured.iter().filter(|m| m.kind == self.kind);
-        let looks: Vec<Look> = counted.flat_map(|m| m.looks).collect();
-        let ends = |of: fn(&Look) -> u64| {
-            let all = || looks.iter().map(of);
+        let samples: Vec<Sample> = counted.flat_map(|m| m.samples).collect();
+        let ends = |of: fn(&Sample) -> u64| {
+            let all = || samples.iter().map(of);
             [all().min().unwrap_or(0), all().max().unwrap_or(0)]
         };
-        let [quickest, slowest] = ends(|look| look.bare_ns).map(report::time);
+        let [quickest, slowest] = ends(|sample| sample.bare_ns).map(report::time);
         let [most, least] =
-            ends(|look| look.work_ns).map(|ns| 100.0 * cores::share(ns, best_work(&self.measured)));
+            ends(|sample| sample.work_ns).map(|ns| 100.0 * cores::share(ns, best_work(&self.measured)));
         let mut out = format!(
             "{which} (a bare 128-byte frame took {quickest} to {slowest}, the cores gave {least:.0} to {most:.0} % of \
              what they gave at best)"
@@ -136,7 +136,7 @@ impl Suite {
             let mark = |row: &Row| {
                 let row = row.clone().with("run", m.run).with("kind", m.kind.name());
                 let row = row.with("counts", m.kind == self.kind).with("core_share", m.core_share(best));
-                row.with("bare_ns", m.looks.map(|look| look.bare_ns).to_vec())
+                row.with("bare_ns", m.samples.map(|sample| sample.bare_ns).to_vec())
             };
             all.extend(m.rows.iter().map(mark));
         }
@@ -173,8 +173,8 @@ pub(super) mod tests {
         };
         let steps = vec!["all of it".to_string()];
         let of = |run, p50, work_ns| {
-            let looks = [130, 150].map(|bare_ns| Look { bare_ns, work_ns });
-            Measured { run, step: 0, kind: Kind::Quick, looks, rows: rows(p50) }
+            let samples = [130, 150].map(|bare_ns| Sample { bare_ns, work_ns });
+            Measured { run, step: 0, kind: Kind::Quick, samples, rows: rows(p50) }
         };
         let measured = vec![of(1, 500, 100), of(2, 540, 125)];
         let all = medians_of(Kind::Quick, 1, &measured);

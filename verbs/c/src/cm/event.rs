@@ -187,9 +187,9 @@ pub(super) unsafe fn try_next(channel: *mut rdma_event_channel) -> Result<Option
 }
 
 /// A channel, and where its next event goes.
-type Place = (*mut rdma_event_channel, *mut *mut rdma_cm_event);
+type NextEvent = (*mut rdma_event_channel, *mut *mut rdma_cm_event);
 
-fn look((channel, to): Place) -> Result<Found> {
+fn take_next((channel, to): NextEvent) -> Result<Found> {
     if to.is_null() {
         return Err(EINVAL);
     }
@@ -219,7 +219,7 @@ pub(super) unsafe extern "C-unwind" fn next(
     channel: *mut rdma_event_channel,
     to: *mut *mut rdma_cm_event,
 ) -> c_int {
-    until(look, (channel, to))
+    until(take_next, (channel, to))
 }
 
 #[unsafe(no_mangle)]
