@@ -8,6 +8,7 @@
 // These macros panic when the output cannot be written; `out` has replacements.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+pub mod check;
 pub mod cli;
 pub mod cm;
 pub mod completion;

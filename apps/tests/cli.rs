@@ -11,7 +11,7 @@ use tools::interop::cli::InteropCli;
 fn client(args: &[&str]) -> Result<Vec<Spec>, String> {
     let line = ["roce-perf", "client", "host"].iter().chain(args);
     match PerfCli::try_parse_from(line).map_err(|e| e.to_string())?.command {
-        PerfCommand::Client(args) => specs_of(&args.measure).map_err(|e| e.to_string()),
+        Some(PerfCommand::Client(args)) => specs_of(&args.measure).map_err(|e| e.to_string()),
         other => panic!("{other:?}"),
     }
 }
@@ -254,7 +254,7 @@ fn servers_listen_on_this_machine_alone_unless_told_otherwise() {
         .unwrap()
         .command
     {
-        PerfCommand::Server(args) => {
+        Some(PerfCommand::Server(args)) => {
             (args.bind.to_string(), args.max_session.as_secs(), args.max_memory >> 30)
         }
         other => panic!("{other:?}"),

@@ -268,3 +268,62 @@ fn that_the_way_carries_less_ends_no_connection() {
     client.finish().good();
     server.finish().good();
 }
+
+/// The finding about a thing in what `--check --json` printed, and its verdict.
+fn verdict<'a>(findings: &'a [serde_json::Value], topic: &str) -> (&'a str, String) {
+    let of = |field: &str, finding: &'a serde_json::Value| finding[field].as_str().unwrap();
+    let finding = findings.iter().find(|finding| of("topic", finding) == topic);
+    let finding = finding.unwrap_or_else(|| panic!("{topic} is not in {findings:?}"));
+    (of("verdict", finding), format!("{}: {}", of("what", finding), of("advice", finding)))
+}
+
+// Goal: who holds the port, what a firewall drops, and what the way to a peer carries are seen before a program fails of them.
+#[test]
+fn a_check_names_what_keeps_roce_from_working() {
+    let _bench = Bench::new(Link::Udp);
+    let Some(lab) = Lab::new('c', &V4) else { return };
+    let there = V4[1].host;
+    let check = |program: &str, args: &[&str]| {
+        let end = lab.start(0, program, &[&["--check", "--json"][..], args].concat()).finish();
+        let found: Vec<serde_json::Value> =
+            serde_json::from_str(&end.stdout).unwrap_or_else(|e| panic!("{e}: {}", end.all()));
+        (end, found)
+    };
+
+    let (end, found) = check(crate::common::RUN, &[there]);
+    end.good();
+    // What all sockets of the host hold is not shown in a namespace.
+    verdict(&found, "UDP memory");
+    for topic in ["UDP port 4791", "firewall", "interface", "route", "socket buffers", "open files", "cores"]
+    {
+        assert!(!["broken", "unknown"].contains(&verdict(&found, topic).0), "{found:?}");
+    }
+    let (_, route) = verdict(&found, "route");
+    assert!(route.starts_with("10.91.2.2 from 10.91.1.2, MTU 1500: path MTU 1024"), "{route}");
+    let (_, peer) = verdict(&found, "peer");
+    assert!(peer.contains("no program there has UDP port 4791"), "{peer}");
+
+    // Somebody else has the port; then a firewall drops what is sent to it.
+    let holder = lab.start(0, PINGPONG, &["--port", "udp"]);
+    until(|| (verdict(&check(PERF, &[]).1, "UDP port 4791").0 == "broken").then_some(()));
+    let (end, found) = check(PERF, &[]);
+    end.bad("BROKEN");
+    let (how, what) = verdict(&found, "UDP port 4791");
+    assert!(how == "broken" && what.contains("roce-pingpong (process "), "{what}");
+    assert_eq!(verdict(&found, "firewall").0, "unknown");
+    drop(holder);
+
+    let rules = [
+        "add table inet roce",
+        "add chain inet roce in { type filter hook input priority 0 ; }",
+        "add rule inet roce in udp dport 4791 drop",
+    ];
+    if !rules.iter().all(|rule| run(&format!("ip netns exec {} nft {rule}", lab.hosts[0]))) {
+        let _ = writeln!(std::io::stderr(), "SKIPPED apps/tests/udp.rs: a firewall needs nftables");
+        return;
+    }
+    let (end, found) = check(crate::common::RUN, &[]);
+    end.bad("BROKEN");
+    let (how, what) = verdict(&found, "firewall");
+    assert!(how == "broken" && what.contains(V4[0].host), "{what}");
+}

@@ -1,7 +1,7 @@
 //! `roce-perf`: measures RDMA, and the port below it.
 
 use apps::cli::perf::{PerfCli, PerfCommand, RawCommand};
-use apps::{out, session, stop, warnings};
+use apps::{check, out, session, stop, warnings};
 use clap::Parser;
 use std::process::ExitCode;
 
@@ -9,11 +9,12 @@ fn main() -> ExitCode {
     let cli = PerfCli::parse();
     warnings::show();
     let result = stop::install().and_then(|()| match &cli.command {
-        PerfCommand::Server(args) | PerfCommand::Raw { command: RawCommand::Server(args) } => {
+        None => check::run(cli.check.as_deref().unwrap_or_default(), cli.json),
+        Some(PerfCommand::Server(args) | PerfCommand::Raw { command: RawCommand::Server(args) }) => {
             session::server::serve(args)
         }
-        PerfCommand::Client(args) => session::client::run_client(args),
-        PerfCommand::Raw { command: RawCommand::Client(args) } => session::client::run_raw(args),
+        Some(PerfCommand::Client(args)) => session::client::run_client(args),
+        Some(PerfCommand::Raw { command: RawCommand::Client(args) }) => session::client::run_raw(args),
     });
     out::finish("roce-perf", result)
 }

@@ -51,11 +51,27 @@ Examples (two terminals on one machine; nothing to set up):
 /// A server waits; a client connects to it over TCP (with -R by rdma_cm), sends it the list of measurements, and both measure
 /// over their ports. Only the client has options for the measurements.
 #[derive(Parser, Clone, Debug)]
-#[command(name = "roce-perf", version, after_help = EXAMPLES, max_term_width = 100)]
+#[command(
+    name = "roce-perf",
+    version,
+    after_help = EXAMPLES,
+    max_term_width = 100,
+    arg_required_else_help = true,
+    args_conflicts_with_subcommands = true
+)]
 pub struct PerfCli {
     /// What to do.
     #[command(subcommand)]
-    pub command: PerfCommand,
+    pub command: Option<PerfCommand>,
+
+    /// Look at this host, and at the way to each HOST that is named: what keeps RoCE over UDP from working or makes it slow,
+    /// and what to do
+    #[arg(long, value_name = "HOST", num_args = 0..)]
+    pub check: Option<Vec<String>>,
+
+    /// With --check: print an array of JSON objects
+    #[arg(long, requires = "check")]
+    pub json: bool,
 }
 
 /// Subcommands of `roce-perf`.

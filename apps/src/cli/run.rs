@@ -19,6 +19,7 @@ Examples:
   roce-run mpirun -np 2 ./program             every process that the program starts, too
   roce-run --stats ib_send_bw                 with counters for roce-stat
   roce-run --pcap /tmp/a.pcap ib_send_bw      with a capture of all packets
+  roce-run --check HOST                       what this host and the way to another one let RoCE over UDP do
   eval \"$(roce-run --print)\"                  this shell, and all that is started from it
 
 Each option sets a variable, for those who cannot use the wrapper: ROCE_PORT, ROCE_ADDR, ROCE_MTU, ROCE_DRIVE, ROCE_STATS,
@@ -81,10 +82,19 @@ pub struct RunCli {
     #[arg(long)]
     pub print: bool,
 
+    /// Look at this host instead of running a program, and at the way to each HOST that is named: what keeps RoCE over UDP
+    /// from working or makes it slow, and what to do
+    #[arg(long, conflicts_with = "print")]
+    pub check: bool,
+
+    /// With --check: print an array of JSON objects
+    #[arg(long, requires = "check")]
+    pub json: bool,
+
     /// The program, and its arguments
     #[arg(
         value_name = "PROGRAM",
-        required_unless_present = "print",
+        required_unless_present_any = ["print", "check"],
         trailing_var_arg = true,
         allow_hyphen_values = true
     )]

@@ -150,7 +150,7 @@ mod tests {
                 "localhost".into(),
             ]);
             let cli = <PerfCli as clap::Parser>::try_parse_from(line).unwrap();
-            let PerfCommand::Client(args) = cli.command else { panic!("a client") };
+            let Some(PerfCommand::Client(args)) = cli.command else { panic!("a client") };
             for spec in specs_of(&args.measure).unwrap() {
                 assert!(spec.tx_depth <= spec.rx_depth && spec.cq_mod <= spec.tx_depth / 2, "{spec:?}");
             }

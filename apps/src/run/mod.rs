@@ -8,6 +8,7 @@ mod library;
 mod sysfs;
 mod tree;
 
+use crate::check;
 use crate::cli::parse;
 use crate::cli::run::{RunCli, RunDrive};
 use crate::error::{AppError, Result};
@@ -30,6 +31,12 @@ const UCX_REACHABILITY: &str = "ROCE_DEFAULT_UCX_IB_ROCE_REACHABILITY_MODE";
 /// # Errors
 /// No library, no such program, or one that cannot be run this way.
 pub fn run(cli: &RunCli) -> Result<()> {
+    if cli.check {
+        let host = |host: &OsString| {
+            host.to_str().map(str::to_owned).ok_or_else(|| AppError::Usage(format!("{host:?} is no host")))
+        };
+        return check::run(&cli.command.iter().map(host).collect::<Result<Vec<_>>>()?, cli.json);
+    }
     if !cli.cores.is_empty() && cli.drive != Some(RunDrive::Dedicated) {
         return Err(AppError::Usage("--cores are those of --drive dedicated; taskset pins a program".into()));
     }

@@ -35,6 +35,7 @@ mod unix;
 pub use capture::capture;
 pub use fault::fault;
 pub use frame::{Frame, HeapPool};
+pub use netdevice::interface_feature;
 pub use pair::{Steering, pair, pair_with};
 pub use spec::{HostAddress, MemifRole, PortSpec};
 

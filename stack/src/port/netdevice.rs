@@ -8,7 +8,7 @@ use crate::id::Mac;
 use core::ffi::{CStr, c_ulong, c_void};
 use core::mem::zeroed;
 use std::io::{Error, Result};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// A request about the interface of that name.
 fn named(iface: &str) -> libc::ifreq {
@@ -108,7 +108,14 @@ struct Features {
     blocks: [[u32; 4]; FEATURES / 32],
 }
 
-/// Whether a feature of an interface is active, by its name in ethtool(8); `None`: it does not say.
+/// Whether a feature of a network interface of this host is active, by its name in ethtool(8) (`rx-gro`); `None`: there is no such
+/// interface, or it does not say.
+pub fn interface_feature(iface: &str, feature: &str) -> Option<bool> {
+    let socket = std::net::UdpSocket::bind((core::net::Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    has_feature(socket.as_fd(), iface, feature)
+}
+
+/// As [`interface_feature`], through a socket.
 pub(super) fn has_feature(socket: BorrowedFd<'_>, iface: &str, feature: &str) -> Option<bool> {
     let ethtool = |about: *mut c_void| {
         let mut request = named(iface);
