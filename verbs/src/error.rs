@@ -1,7 +1,7 @@
 //! Error types.
 
 use stack::device::{
-    DeviceError, GateClosed, OpenError, QpState, QpType, SendFlags, Unavailable, WrOpcode, state_name,
+    DeviceError, Full, GateClosed, OpenError, QpState, QpType, SendFlags, Unavailable, WrOpcode, state_name,
     type_name,
 };
 
@@ -202,6 +202,12 @@ impl From<GateClosed> for PostErrorKind {
             GateClosed::State(state) => Self::State(state),
             GateClosed::ShardDied(shard) => Self::ShardDied(shard),
         }
+    }
+}
+
+impl From<Full> for PostErrorKind {
+    fn from(Full { depth }: Full) -> Self {
+        Self::Full { depth }
     }
 }
 

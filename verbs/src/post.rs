@@ -2,21 +2,16 @@
 
 use crate::error::{PostError, PostErrorKind};
 
-/// Puts the requests of a list into a queue, up to the first that fails: the number put, and the error. The rest of the list
-/// is not asked for.
+/// Puts the requests of a list into a batch, up to the first that fails; the rest of the list is not asked for.
 #[inline]
-pub(crate) fn post_each<W>(
+pub(crate) fn put_each<W>(
     wrs: impl IntoIterator<Item = W>,
-    mut put: impl FnMut(u32, W) -> Result<(), PostErrorKind>,
-) -> (u32, Result<(), PostError>) {
-    let mut posted = 0;
-    for wr in wrs {
-        if let Err(kind) = put(posted, wr) {
-            return (posted, Err(PostError { bad_wr: posted as usize, kind }));
-        }
-        posted += 1;
+    mut put: impl FnMut(W) -> Result<(), PostErrorKind>,
+) -> Result<(), PostError> {
+    for (bad_wr, wr) in wrs.into_iter().enumerate() {
+        put(wr).map_err(|kind| PostError { bad_wr, kind })?;
     }
-    (posted, Ok(()))
+    Ok(())
 }
 
 /// The result of posting to a queue that takes nothing: an error for the first request; an empty list succeeds.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stack::device::{
-    AttrMask, CounterSnapshot, Gid, MwType, PdCore, Policies, Poster, Psn, QpAttr, QpCap, QpCore, QpInit,
-    QpState, QpType, Qpn, RingTap, Unavailable, prefetch_line,
+    AttrMask, CounterSnapshot, Gid, MwType, PdCore, Policies, Psn, QpAttr, QpCap, QpCore, QpInit, QpState,
+    QpType, Qpn, RecvPoster, SendPoster, Unavailable, prefetch_line,
 };
 
 use crate::cq::Cq;
@@ -15,7 +15,7 @@ use crate::error::{BindError, PostError, PostErrorKind, VerbsError, unavailable}
 use crate::flags::SendOpsFlags;
 use crate::mw::{Mw, MwBind};
 use crate::pd::Pd;
-use crate::post::{post_each, refused};
+use crate::post::{put_each, refused};
 use crate::srq::Srq;
 use crate::wr::{RecvWr, SendLimits, SendWr};
 
@@ -264,7 +264,7 @@ impl Qp {
             recv_cq: &self.recv_cq,
             srq: self.srq.as_ref(),
             cap: self.cap(),
-            sq_sig_all: self.core.poster().sq_sig_all(),
+            sq_sig_all: self.core.sq_sig_all(),
             shard: Some(self.shard()),
             block_self_mcast_lb: self.core.block_self_mcast_lb(),
             send_ops_flags: self.extended.then(|| self.limits.send_ops()),
@@ -300,7 +300,7 @@ impl Qp {
     #[doc(alias = "ibv_post_send")]
     pub fn post_send<'w>(&self, wrs: impl IntoIterator<Item: Borrow<SendWr<'w>>>) -> Result<(), PostError> {
         match self.core.sq().lock() {
-            Ok(mut ring) => post_send(self.core.poster(), &mut ring, &self.limits, wrs),
+            Ok(mut poster) => post_send(&mut poster, &self.limits, wrs),
             Err(why) => Err(PostError { bad_wr: 0, kind: why.into() }),
         }
     }
@@ -315,8 +315,8 @@ impl Qp {
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv<'w>(&self, wrs: impl IntoIterator<Item: Borrow<RecvWr<'w>>>) -> Result<(), PostError> {
         match self.core.rq().lock() {
-            Ok(mut ring) => post_recv(self.core.poster(), &mut ring, self.core.cap().max_recv_sge, wrs),
-            Err(Unavailable::Taken) => no_ring(&self.core),
+            Ok(mut poster) => post_recv(&mut poster, self.core.cap().max_recv_sge, wrs),
+            Err(Unavailable::Taken) => no_queue(&self.core),
             Err(why) => Err(PostError { bad_wr: 0, kind: why.into() }),
         }
     }
@@ -352,20 +352,15 @@ impl Qp {
     /// [`VerbsError::Split`] while one of them exists; `EDEADLK` from an iterator of a list that is being posted, or with a list
     /// that this thread has begun.
     pub fn split(&self) -> Result<(SendQueue, RecvQueue), VerbsError> {
-        let (core, poster) = (&self.core, self.core.poster());
-        let ring = core.sq().take().map_err(|why| unavailable("queue pair", why))?;
-        // If the receive queue cannot be taken, dropping this returns the ring.
-        let send = SendQueue {
-            ring: Some(ring),
-            poster: poster.clone(),
-            limits: self.send_limits(),
-            core: core.clone(),
-        };
+        let core = &self.core;
+        let poster = core.sq().take().map_err(|why| unavailable("queue pair", why))?;
+        // If the receive queue cannot be taken, dropping this returns the send queue.
+        let send = SendQueue { poster: Some(poster), limits: self.send_limits(), core: core.clone() };
         let has_rq = self.srq.is_none() && self.qp_type() != QpType::XrcIni;
-        let ring =
+        let poster =
             has_rq.then(|| core.rq().take().map_err(|why| unavailable("queue pair", why))).transpose()?;
         let max_sge = core.cap().max_recv_sge;
-        Ok((send, RecvQueue { ring, poster: poster.clone(), max_sge, core: core.clone() }))
+        Ok((send, RecvQueue { poster, max_sge, core: core.clone() }))
     }
 
     /// Destroys the queue pair. Its requests end without completions; those that wait for no answer and no address resolution are
@@ -400,8 +395,7 @@ impl Qp {
 #[repr(C, align(64))] // posting touches only the first cache line
 pub struct SendQueue {
     /// Taken only by `drop`.
-    ring: Option<RingTap>,
-    poster: Poster,
+    poster: Option<SendPoster>,
     limits: SendLimits,
     core: Arc<QpCore>,
 }
@@ -417,14 +411,14 @@ impl SendQueue {
         &mut self,
         wrs: impl IntoIterator<Item: Borrow<SendWr<'w>>>,
     ) -> Result<(), PostError> {
-        match &mut self.ring {
-            Some(ring) => post_send(&self.poster, ring, &self.limits, wrs),
+        match &mut self.poster {
+            Some(poster) => post_send(poster, &self.limits, wrs),
             None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
         }
     }
     /// What a list is built with.
-    pub(crate) fn parts(&mut self) -> (&Poster, &mut Option<RingTap>, SendLimits) {
-        (&self.poster, &mut self.ring, self.limits)
+    pub(crate) fn parts(&mut self) -> (&mut Option<SendPoster>, SendLimits) {
+        (&mut self.poster, self.limits)
     }
     /// A hint that [`post_send`](Self::post_send) is going to be called with `n` requests: prefetches the memory that the
     /// handle points to, without waiting for it. For programs that post to very many queue pairs one after another, and know
@@ -432,7 +426,9 @@ impl SendQueue {
     /// each for a few queues at a time, so that the cache misses overlap.
     #[inline]
     pub fn prefetch(&self, n: u32) {
-        prefetch_posting(&self.ring, &self.poster, n);
+        if let Some(poster) = &self.poster {
+            poster.prefetch(n);
+        }
     }
     /// Both steps at once, for `n` requests to each of the queues at the indices `at` of `queues`, which are about to be
     /// posted to: not even the handles need to be in a cache, and all misses overlap. Sixteen to sixty-four queues at a time
@@ -445,12 +441,12 @@ impl SendQueue {
     }
     /// Requests that can be posted now, at least: what has just become free may not be seen yet while there are others.
     pub fn free(&mut self) -> usize {
-        self.ring.as_mut().map_or(0, |ring| ring.free() as usize)
+        self.poster.as_mut().map_or(0, |poster| poster.free() as usize)
     }
     /// Requests that were posted and are not complete, as of now. It tells of those without a completion, too: the peer has taken all
     /// but these.
     pub fn in_use(&self) -> usize {
-        self.ring.as_ref().map_or(0, |ring| ring.in_use() as usize)
+        self.poster.as_ref().map_or(0, |poster| poster.in_use() as usize)
     }
     /// The queue pair's number.
     pub fn qp_num(&self) -> Qpn {
@@ -462,8 +458,8 @@ const _: () = assert!(offset_of!(SendQueue, limits) + SendLimits::PD == 64 && si
 
 impl Drop for SendQueue {
     fn drop(&mut self) {
-        if let Some(ring) = self.ring.take() {
-            self.core.sq().give_back(ring);
+        if let Some(poster) = self.poster.take() {
+            self.core.sq().give_back(poster);
         }
     }
 }
@@ -473,8 +469,7 @@ impl Drop for SendQueue {
 #[repr(C, align(64))] // one cache line
 pub struct RecvQueue {
     /// Taken only by `drop`.
-    ring: Option<RingTap>,
-    poster: Poster,
+    poster: Option<RecvPoster>,
     max_sge: u32,
     core: Arc<QpCore>,
 }
@@ -490,15 +485,17 @@ impl RecvQueue {
         &mut self,
         wrs: impl IntoIterator<Item: Borrow<RecvWr<'w>>>,
     ) -> Result<(), PostError> {
-        match &mut self.ring {
-            Some(ring) => post_recv(&self.poster, ring, self.max_sge, wrs),
-            None => no_ring(&self.core),
+        match &mut self.poster {
+            Some(poster) => post_recv(poster, self.max_sge, wrs),
+            None => no_queue(&self.core),
         }
     }
     /// As [`SendQueue::prefetch`], for [`post_recv`](Self::post_recv).
     #[inline]
     pub fn prefetch(&self, n: u32) {
-        prefetch_posting(&self.ring, &self.poster, n);
+        if let Some(poster) = &self.poster {
+            poster.prefetch(n);
+        }
     }
     /// As [`SendQueue::prefetch_each`].
     ///
@@ -509,7 +506,7 @@ impl RecvQueue {
     }
     /// Requests that can be posted now.
     pub fn free(&mut self) -> usize {
-        self.ring.as_mut().map_or(0, |ring| ring.free() as usize)
+        self.poster.as_mut().map_or(0, |poster| poster.free() as usize)
     }
     /// The queue pair's number.
     pub fn qp_num(&self) -> Qpn {
@@ -519,8 +516,8 @@ impl RecvQueue {
 
 impl Drop for RecvQueue {
     fn drop(&mut self) {
-        if let Some(ring) = self.ring.take() {
-            self.core.rq().give_back(ring);
+        if let Some(poster) = self.poster.take() {
+            self.core.rq().give_back(poster);
         }
     }
 }
@@ -533,67 +530,47 @@ fn prefetch_each<'q, Q: 'q>(queues: impl Iterator<Item = &'q Q> + Clone, behind:
 }
 
 #[inline]
-fn prefetch_posting(ring: &Option<RingTap>, poster: &Poster, n: u32) {
-    if let Some(ring) = ring {
-        ring.prefetch(n);
-    }
-    poster.prefetch();
-}
-
-#[inline]
 fn post_send<'w>(
-    poster: &Poster,
-    ring: &mut RingTap,
+    poster: &mut SendPoster,
     limits: &SendLimits,
     wrs: impl IntoIterator<Item: Borrow<SendWr<'w>>>,
 ) -> Result<(), PostError> {
-    let epoch = match poster.may_post_send() {
-        Ok(epoch) => epoch,
+    let mut batch = match poster.begin() {
+        Ok(batch) => batch,
         Err(closed) => return refused(wrs, closed),
     };
-    let sig_all = poster.sq_sig_all();
-    let (posted, result) = post_each(wrs, |ahead, wr| {
+    let sig_all = batch.sq_sig_all();
+    let result = put_each(wrs, |wr| {
         let wr = wr.borrow();
         let length = wr.check(limits)?;
-        let Some(slot) = ring.slot(ahead) else { return Err(PostErrorKind::Full { depth: ring.depth() }) };
-        wr.encode(slot, length, epoch, sig_all);
-        Ok(())
+        Ok(batch.put(|slot, epoch| wr.encode(slot, length, epoch, sig_all))?)
     });
-    if posted > 0 {
-        ring.publish(posted);
-        poster.send_posted();
-    }
+    batch.post();
     result
 }
 
 #[inline]
 fn post_recv<'w>(
-    poster: &Poster,
-    ring: &mut RingTap,
+    poster: &mut RecvPoster,
     max_sge: u32,
     wrs: impl IntoIterator<Item: Borrow<RecvWr<'w>>>,
 ) -> Result<(), PostError> {
-    let epoch = match poster.may_post_recv() {
-        Ok(epoch) => epoch,
+    let mut batch = match poster.begin() {
+        Ok(batch) => batch,
         Err(closed) => return refused(wrs, closed),
     };
-    let (posted, result) = post_each(wrs, |ahead, wr| {
+    let result = put_each(wrs, |wr| {
         let wr = wr.borrow();
         wr.check(max_sge)?;
-        let Some(slot) = ring.slot(ahead) else { return Err(PostErrorKind::Full { depth: ring.depth() }) };
-        wr.encode(slot, epoch);
-        Ok(())
+        Ok(batch.put(|slot, epoch| wr.encode(slot, epoch))?)
     });
-    if posted > 0 {
-        ring.publish(posted);
-        poster.recv_posted();
-    }
+    batch.post();
     result
 }
 
-/// The error when there is no ring to post to: it is split off, or the queue pair has none.
+/// The error when there is no queue to post to: it is split off, or the queue pair has none.
 #[cold]
-fn no_ring(core: &QpCore) -> Result<(), PostError> {
+fn no_queue(core: &QpCore) -> Result<(), PostError> {
     let kind = match core.srq() {
         Some(srq) => PostErrorKind::SharedReceiveQueue { number: srq.number() },
         None if matches!(core.qp_type(), QpType::XrcIni | QpType::XrcTgt) => {

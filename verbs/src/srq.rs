@@ -4,11 +4,11 @@ use core::borrow::Borrow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stack::device::{SrqAttr, SrqAttrMask, SrqCore, SrqTap};
+use stack::device::{SrqAttr, SrqAttrMask, SrqCore};
 
 use crate::error::{PostError, PostErrorKind, VerbsError};
 use crate::pd::Pd;
-use crate::post::post_each;
+use crate::post::put_each;
 use crate::wr::RecvWr;
 
 /// Attributes of a shared receive queue (`struct ibv_srq_init_attr`).
@@ -99,15 +99,16 @@ impl Srq {
     /// beyond the limit, `ENOMEM` when the queue is full, `EDEADLK` from an iterator that posts to this queue itself.
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_recv<'w>(&self, wrs: impl IntoIterator<Item: Borrow<RecvWr<'w>>>) -> Result<(), PostError> {
-        let Ok(mut tap) = self.core.tap() else {
+        let Ok(mut poster) = self.core.poster() else {
             return Err(PostError { bad_wr: 0, kind: PostErrorKind::InsideCall });
         };
-        let (posted, result) = post_each(wrs, |ahead, wr| {
+        let mut batch = poster.begin();
+        let result = put_each(wrs, |wr| {
             let wr = wr.borrow();
             wr.check(self.core.max_sge())?;
-            put(&mut tap, ahead, wr)
+            Ok(batch.put(|slot| wr.encode(slot, 0))?)
         });
-        tap.publish(posted);
+        batch.post();
         result
     }
 
@@ -140,7 +141,7 @@ impl Srq {
     /// # Errors
     /// As [`query`](Self::query).
     pub fn waiting(&self) -> Result<u32, VerbsError> {
-        Ok(self.core.tap()?.len())
+        Ok(self.core.poster()?.waiting())
     }
 
     /// Destroys the queue. Requests that wait in it end without completions. An XRC queue can always be destroyed: requests
@@ -163,13 +164,4 @@ impl Srq {
     pub fn destroy_wait(self, timeout: Duration) -> Result<(), (VerbsError, Self)> {
         SrqCore::destroy_wait(self.core, timeout).map_err(|(e, core)| (e.into(), Self { core }))
     }
-}
-
-#[inline]
-fn put(tap: &mut SrqTap, ahead: u32, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
-    // Requests of a shared receive queue belong to no queue pair's epoch.
-    if tap.put(ahead, |entry| wr.encode(entry, 0)) {
-        return Ok(());
-    }
-    Err(PostErrorKind::Full { depth: tap.depth() })
 }

@@ -1,9 +1,10 @@
 //! The extended posting interface (`ibv_wr_post(3)`): work requests built by calls and posted together.
 
+use core::ops::{Deref, DerefMut};
 use std::io::IoSlice;
 
 use stack::device::wqe::{Granule, SendWqe, put_pieces, put_sges, put_srqn};
-use stack::device::{Exclusive, Poster, QpType, Qpn, RingTap, SendFlags, Sge, Unavailable, WrOpcode};
+use stack::device::{Batch, Exclusive, QpType, Qpn, SendFlags, SendPoster, Sge, Unavailable, WrOpcode};
 
 use crate::ah::Ah;
 use crate::error::{PostError, PostErrorKind, VerbsError};
@@ -45,13 +46,46 @@ impl SendOpsFlags {
 /// Flags that a request of this interface can have. Not INLINE: the setter decides whether data is inline.
 const FLAGS: SendFlags = SendFlags::FENCE.union(SendFlags::SIGNALED).union(SendFlags::SOLICITED);
 
-/// Where the list took the posting end of the send queue from, and returns it to.
+/// The posting end of a send queue while a list has it. Dropped, it gives it back.
+#[derive(Debug)]
+struct Held<'q> {
+    /// Taken only by `drop`.
+    poster: Option<SendPoster>,
+    home: Home<'q>,
+}
+
+/// Where the list took the posting end from, and returns it to.
 #[derive(Debug)]
 enum Home<'q> {
     /// A queue pair that other threads may post to: they wait meanwhile.
-    Shared(&'q Exclusive<RingTap>),
+    Shared(&'q Exclusive<SendPoster>),
     /// A split handle.
-    Split(&'q mut Option<RingTap>),
+    Split(&'q mut Option<SendPoster>),
+}
+
+impl Deref for Held<'_> {
+    type Target = SendPoster;
+    #[inline]
+    fn deref(&self) -> &SendPoster {
+        self.poster.as_ref().expect("only drop takes it")
+    }
+}
+
+impl DerefMut for Held<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut SendPoster {
+        self.poster.as_mut().expect("only drop takes it")
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let Some(poster) = self.poster.take() else { return };
+        match &mut self.home {
+            Home::Shared(queue) => queue.give_back(poster),
+            Home::Split(handle) => **handle = Some(poster),
+        }
+    }
 }
 
 /// A list of send requests that is being built (`ibv_wr_start(3)`), from [`Qp::wr_start`] or [`SendQueue::wr_start`].
@@ -107,16 +141,10 @@ pub struct WrPost<'q> {
     /// The flags of the requests that begin from now on: [`SendFlags::SIGNALED`], [`SendFlags::SOLICITED`],
     /// [`SendFlags::FENCE`]; none at first.
     pub wr_flags: SendFlags,
-    poster: &'q Poster,
-    home: Home<'q>,
-    /// Given back by `drop`.
-    ring: Option<RingTap>,
+    /// The finished requests. Absent only in a list that has failed from the start.
+    batch: Option<Batch<Held<'q>>>,
     limits: SendLimits,
-    /// The epoch of the requests.
-    epoch: u32,
-    /// Number of finished requests, in their slots.
-    ready: u32,
-    /// The request that is being built; its data and address are already in its slot, the next one.
+    /// The request that is being built; its data and address are already in the batch's next slot.
     current: Option<Request>,
     failed: Option<PostError>,
 }
@@ -136,8 +164,8 @@ impl Qp {
     /// Begins a list of send requests that are posted together: see [`WrPost`].
     #[doc(alias = "ibv_wr_start")]
     pub fn wr_start(&self) -> WrPost<'_> {
-        let ring = self.core().sq().borrow();
-        WrPost::new(self.core().poster(), Home::Shared(self.core().sq()), ring, self.send_limits())
+        let queue = self.core().sq();
+        WrPost::new(queue.borrow(), Home::Shared(queue), self.send_limits())
     }
 }
 
@@ -145,32 +173,16 @@ impl SendQueue {
     /// As [`Qp::wr_start`], without a lock.
     #[doc(alias = "ibv_wr_start")]
     pub fn wr_start(&mut self) -> WrPost<'_> {
-        let (poster, place, limits) = self.parts();
-        let ring = place.take().ok_or(Unavailable::Taken);
-        WrPost::new(poster, Home::Split(place), ring, limits)
+        let (handle, limits) = self.parts();
+        WrPost::new(handle.take().ok_or(Unavailable::Taken), Home::Split(handle), limits)
     }
 }
 
 impl<'q> WrPost<'q> {
-    fn new(
-        poster: &'q Poster,
-        home: Home<'q>,
-        ring: Result<RingTap, Unavailable>,
-        limits: SendLimits,
-    ) -> Self {
-        let failed = ring.as_ref().err().map(|why| PostError { bad_wr: 0, kind: (*why).into() });
-        Self {
-            wr_id: 0,
-            wr_flags: SendFlags::empty(),
-            poster,
-            home,
-            ring: ring.ok(),
-            limits,
-            epoch: poster.may_post_send().unwrap_or_default(),
-            ready: 0,
-            current: None,
-            failed,
-        }
+    fn new(poster: Result<SendPoster, Unavailable>, home: Home<'q>, limits: SendLimits) -> Self {
+        let failed = poster.as_ref().err().map(|why| PostError { bad_wr: 0, kind: (*why).into() });
+        let batch = poster.ok().map(|poster| Batch::start(Held { poster: Some(poster), home }));
+        Self { wr_id: 0, wr_flags: SendFlags::empty(), batch, limits, current: None, failed }
     }
 
     /// SEND: the message goes into the peer's next receive request.
@@ -336,21 +348,13 @@ impl<'q> WrPost<'q> {
     #[doc(alias = "ibv_wr_complete")]
     pub fn complete(mut self) -> Result<(), PostError> {
         self.finish();
-        if let Some(error) = self.failed {
-            return Err(error);
+        match (self.failed, self.batch) {
+            (Some(error), _) => Err(error),
+            (None, Some(batch)) => {
+                batch.complete().map_err(|closed| PostError { bad_wr: 0, kind: closed.into() })
+            }
+            (None, None) => Ok(()),
         }
-        if self.ready == 0 {
-            return Ok(());
-        }
-        let epoch =
-            self.poster.may_post_send().map_err(|closed| PostError { bad_wr: 0, kind: closed.into() })?;
-        let Some(ring) = &mut self.ring else { return Ok(()) };
-        if epoch != self.epoch {
-            restamp(ring, self.ready, epoch);
-        }
-        ring.publish(self.ready);
-        self.poster.send_posted();
-        Ok(())
     }
 
     /// Posts nothing, like dropping it.
@@ -386,27 +390,28 @@ impl<'q> WrPost<'q> {
     #[inline]
     fn finish(&mut self) {
         let Some(request) = self.current.take() else { return };
-        match self.place(&request) {
-            Ok(()) => self.ready += 1,
-            Err(kind) => self.fail(kind),
+        if let Err(kind) = self.put(&request) {
+            self.fail(kind);
         }
     }
 
     #[inline]
-    fn place(&mut self, request: &Request) -> Result<(), PostErrorKind> {
+    fn put(&mut self, request: &Request) -> Result<(), PostErrorKind> {
         let Request { wqe, num_sge, length, inline, addressed, remote_srqn } = *request;
         if self.limits.is_datagram() && !addressed {
             self.limits.check_address(None)?;
         }
         self.limits.check_srqn(&wqe, remote_srqn)?;
         let length = if inline { length as u32 } else { check_length(&wqe, length)? };
-        let mut flags = SendFlags::empty();
-        flags.set(SendFlags::INLINE, inline);
-        flags.set(SendFlags::SIGNALED, self.poster.sq_sig_all());
         let named = addressed || remote_srqn.is_some();
         let ext = if named { self.limits.ext() } else { 0 };
-        let slot = slot(&mut self.ring, self.ready)?;
-        wqe.with_flags(flags).posted(length, num_sge, ext, self.epoch).put(slot);
+        let batch = self.batch.as_mut().ok_or(PostErrorKind::Split)?;
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::INLINE, inline);
+        flags.set(SendFlags::SIGNALED, batch.sq_sig_all());
+        batch.put(|slot, epoch| {
+            wqe.with_flags(flags).posted(length, num_sge, ext, epoch).put(slot);
+        })?;
         Ok(())
     }
 
@@ -419,7 +424,7 @@ impl<'q> WrPost<'q> {
     ) {
         // After a failure the remaining calls are ignored.
         let Some(request) = &mut self.current else { return self.no_request(setter) };
-        let slot = slot(&mut self.ring, self.ready);
+        let slot = self.batch.as_mut().ok_or(PostErrorKind::Split).and_then(|batch| Ok(batch.slot()?));
         if let Err(kind) = slot.and_then(|slot| put(request, &self.limits, slot)) {
             self.fail(kind);
         }
@@ -444,39 +449,12 @@ impl<'q> WrPost<'q> {
     #[cold]
     fn fail(&mut self, kind: PostErrorKind) {
         self.current = None;
-        self.failed.get_or_insert(PostError { bad_wr: self.ready as usize, kind });
+        let bad_wr = self.batch.as_ref().map_or(0, |batch| batch.len() as usize);
+        self.failed.get_or_insert(PostError { bad_wr, kind });
     }
 
     #[cold]
     fn no_request(&mut self, setter: &'static str) {
         self.fail(PostErrorKind::NoRequest(setter));
-    }
-}
-
-impl Drop for WrPost<'_> {
-    fn drop(&mut self) {
-        let Some(ring) = self.ring.take() else { return };
-        match &mut self.home {
-            Home::Shared(place) => place.give_back(ring),
-            Home::Split(place) => **place = Some(ring),
-        }
-    }
-}
-
-/// The slot of the request after `ahead` others. There is a ring, unless the list has failed from the start.
-#[inline]
-fn slot(ring: &mut Option<RingTap>, ahead: u32) -> Result<&mut [Granule], PostErrorKind> {
-    let ring = ring.as_mut().ok_or(PostErrorKind::Split)?;
-    let full = PostErrorKind::Full { depth: ring.depth() };
-    ring.slot(ahead).ok_or(full)
-}
-
-/// RESET has raised the queue pair's epoch while the list was built: moves its requests to the new epoch.
-#[cold]
-fn restamp(ring: &mut RingTap, requests: u32, epoch: u32) {
-    for ahead in 0..requests {
-        if let Some(slot) = ring.slot(ahead) {
-            SendWqe::restamp(slot, epoch);
-        }
     }
 }

@@ -590,7 +590,7 @@ impl Node {
 
     /// Entries that wait in a shared receive queue.
     pub fn srq_waiting(&self, srq: SrqId) -> u32 {
-        self.srq(srq).tap().expect("no call of the node is under way").len()
+        self.srq(srq).poster().expect("no call of the node is under way").waiting()
     }
 
     /// Posts to a shared receive queue (`ibv_post_srq_recv(3)`).
@@ -603,11 +603,10 @@ impl Node {
         }
         // Requests of a shared receive queue belong to no queue pair's epoch.
         let wqe = RecvWqe { wr_id, epoch: 0, num_sge: sges.len() as u32 };
-        let mut tap = self.srq(srq).tap().expect("no call of the node is under way");
-        if !tap.put(0, |entry| put_sges(wqe.put(entry), sges)) {
-            return Err(ENOMEM);
-        }
-        tap.publish(1);
+        let mut poster = self.srq(srq).poster().expect("no call of the node is under way");
+        let mut batch = poster.begin();
+        batch.put(|entry| put_sges(wqe.put(entry), sges)).map_err(|_| ENOMEM)?;
+        batch.post();
         Ok(())
     }
 
@@ -767,8 +766,8 @@ impl Node {
     /// `EINVAL` in a state that takes none or for a request that is not allowed, `ENOMEM` if the queue is full.
     pub fn post_send(&mut self, qp: QpId, wr: &SendWr) -> Result<(), i32> {
         let q = self.qp(qp);
-        let poster = q.core.poster();
-        let epoch = poster.may_post_send().map_err(|_| EINVAL)?;
+        let mut sq = q.core.sq().lock().map_err(|_| EINVAL)?;
+        let mut batch = sq.begin().map_err(|_| EINVAL)?;
         let length = wr.length();
         let atomic = matches!(wr.opcode, WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd);
         let reads = atomic || wr.opcode == WrOpcode::RdmaRead;
@@ -780,8 +779,8 @@ impl Node {
         {
             return Err(EINVAL);
         }
-        let mut sq = q.core.sq().lock().map_err(|_| EINVAL)?;
-        let Some(slot) = sq.slot(0) else { return Err(ENOMEM) };
+        let epoch = batch.epoch();
+        let slot = batch.slot().map_err(|_| ENOMEM)?;
         let mut flags = wr.flags;
         flags.set(SendFlags::INLINE, wr.inline.is_some());
         let mut wqe = SendWqe::new(wr.wr_id, wr.opcode, flags);
@@ -814,8 +813,8 @@ impl Node {
             Some(data) => body[..data.len()].copy_from_slice(data),
             None => put_sges(body, &wr.sges),
         }
-        sq.publish(1);
-        poster.send_posted();
+        batch.advance();
+        batch.post();
         Ok(())
     }
 
@@ -825,17 +824,15 @@ impl Node {
     /// As [`Node::post_send`].
     pub fn post_recv(&mut self, qp: QpId, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
         let q = self.qp(qp);
-        let poster = q.core.poster();
-        let epoch = poster.may_post_recv().map_err(|_| EINVAL)?;
+        let mut rq = q.core.rq().lock().map_err(|_| EINVAL)?;
+        let mut batch = rq.begin().map_err(|_| EINVAL)?;
         if sges.len() > q.config.sges as usize {
             return Err(EINVAL);
         }
-        let mut rq = q.core.rq().lock().map_err(|_| EINVAL)?;
-        let Some(slot) = rq.slot(0) else { return Err(ENOMEM) };
-        let wqe = RecvWqe { wr_id, epoch, num_sge: sges.len() as u32 };
-        put_sges(wqe.put(slot), sges);
-        rq.publish(1);
-        poster.recv_posted();
+        let num_sge = sges.len() as u32;
+        let put = batch.put(|slot, epoch| put_sges(RecvWqe { wr_id, epoch, num_sge }.put(slot), sges));
+        put.map_err(|_| ENOMEM)?;
+        batch.post();
         Ok(())
     }
 

@@ -26,7 +26,6 @@ use crate::net::{Net, NetConfig};
 use crate::port::{Port, PortInfo};
 use crate::shard::{Shard, Shared, SharedConfig};
 use crate::sync::alarm::Alarm;
-use crate::sync::doorbell::Doorbells;
 use crate::sync::lock::lock;
 use crate::sync::words::Words;
 use crate::time::Instant;
@@ -244,9 +243,6 @@ impl Device {
     }
     pub(super) fn words(&self) -> &Words {
         &self.core.shared.words
-    }
-    pub(super) fn doorbells(&self, shard: usize) -> &Doorbells {
-        &self.core.shared.doorbells[shard]
     }
     pub(super) fn numbers(&self) -> MutexGuard<'_, Numbers> {
         lock(&self.numbers)

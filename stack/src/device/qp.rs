@@ -1,4 +1,4 @@
-//! Queue pairs: two rings to post into, and a place on a shard.
+//! Queue pairs: two queues to post to, and a slot of a shard.
 
 use core::fmt;
 use core::time::Duration;
@@ -9,7 +9,7 @@ use super::error::DeviceError;
 use super::handle::Device;
 use super::inside_turn::not_inside_turn;
 use super::pd::PdCore;
-use super::poster::{Poster, RingTap, state_of};
+use super::posting::{QpSignals, RecvPoster, SendPoster, state_of};
 use super::qp_init::{QpInit, Queues, TargetOf};
 use super::qp_number::{QpNumber, rest};
 use super::srq::SrqCore;
@@ -23,15 +23,16 @@ use crate::sync::exclusive::Exclusive;
 
 /// A queue pair.
 pub struct QpCore {
-    poster: Poster,
+    device: Arc<Device>,
+    signals: QpSignals,
     pd: Option<Arc<PdCore>>,
     send_cq: Option<Arc<CqCore>>,
     recv_cq: Option<Arc<CqCore>>,
     srq: Option<Arc<SrqCore>>,
     /// The open of the XRC domain through which an XRC target was made: it cannot be closed before this is destroyed.
     _xrcd: Option<Arc<XrcdCore>>,
-    sq: Exclusive<RingTap>,
-    rq: Exclusive<RingTap>,
+    sq: Exclusive<SendPoster>,
+    rq: Exclusive<RecvPoster>,
     qpn: Qpn,
     qp_type: QpType,
     block_self_mcast_lb: bool,
@@ -65,25 +66,26 @@ impl QpCore {
         let number = QpNumber::take(&device, pd.as_ref().and_then(|pd| pd.td()), init)?;
         let (shard, slot, qpn) = (number.shard, number.slot, number.qpn);
         let (send_lane, recv_lane) = init.lanes(shard)?;
-        let Queues { sq_tap, rq_tap, sq, rq } = init.queues(&cap, target.as_ref())?;
+        let signals = QpSignals::new(device.core().shared.clone(), shard, slot, init.sq_sig_all);
+        let Queues { send, recv, sq, rq } = init.queues(&cap, target.as_ref(), &signals)?;
         // An XRC target has none of its own: the shared receive queue that a packet names has one.
         let pd_id = pd.as_ref().map_or(PdId(0), |pd| pd.id());
         let (ty, policies) = (init.qp_type, init.policies);
         let spec = QpSpec { slot, qpn, ty, pd: pd_id, sq, rq, send_lane, recv_lane, cap, policies };
         let counters = device.core().control(shard, |s, _| s.create_qp(spec))?;
         number.keep();
-        let poster = Poster::new(device.clone(), shard, slot, init.sq_sig_all);
-        let entry = QpEntry { qp_type: ty, shard, index: poster.index(), counters: counters.clone() };
+        let entry = QpEntry { qp_type: ty, shard, index: signals.index, counters: counters.clone() };
         device.core().qps.insert(qpn, entry);
         Ok(Arc::new(Self {
-            poster,
+            device,
+            signals,
             pd,
             send_cq: init.send_cq.cloned(),
             recv_cq: init.recv_cq.cloned(),
             srq: init.srq.cloned(),
             _xrcd: target.and_then(TargetOf::open),
-            sq: Exclusive::new(sq_tap),
-            rq: Exclusive::new(rq_tap),
+            sq: Exclusive::new(send),
+            rq: Exclusive::new(recv),
             qpn,
             qp_type: ty,
             block_self_mcast_lb: init.block_self_mcast_lb,
@@ -95,7 +97,7 @@ impl QpCore {
 
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
-        self.poster.device()
+        &self.device
     }
     /// The protection domain; an XRC target has none.
     pub fn pd(&self) -> Option<&Arc<PdCore>> {
@@ -123,10 +125,9 @@ impl QpCore {
     pub fn qp_type(&self) -> QpType {
         self.qp_type
     }
-    /// The part that posting to it needs.
-    #[inline]
-    pub fn poster(&self) -> &Poster {
-        &self.poster
+    /// Whether every send request makes a completion.
+    pub fn sq_sig_all(&self) -> bool {
+        self.signals.sq_sig_all
     }
     /// Whether it gets no copy of what it sends to a multicast group that it is attached to.
     pub fn block_self_mcast_lb(&self) -> bool {
@@ -139,11 +140,11 @@ impl QpCore {
     }
     /// The shard that owns it.
     pub fn shard(&self) -> usize {
-        self.poster.shard()
+        self.signals.shard.into()
     }
     /// Its index in the shard.
     pub fn slot(&self) -> u32 {
-        self.poster.slot()
+        self.signals.slot()
     }
     /// A first PSN for it, drawn at random.
     pub fn first_psn(&self) -> Psn {
@@ -151,12 +152,12 @@ impl QpCore {
     }
     /// The posting end of the send queue; taken while it is split off, and where there is none.
     #[inline]
-    pub fn sq(&self) -> &Exclusive<RingTap> {
+    pub fn sq(&self) -> &Exclusive<SendPoster> {
         &self.sq
     }
     /// The posting end of the receive queue; taken while it is split off, and where there is none.
     #[inline]
-    pub fn rq(&self) -> &Exclusive<RingTap> {
+    pub fn rq(&self) -> &Exclusive<RecvPoster> {
         &self.rq
     }
 
@@ -168,7 +169,7 @@ impl QpCore {
 
     /// The state, as its shard published it last.
     pub fn state(&self) -> QpState {
-        state_of(self.poster.word())
+        state_of(self.signals.word())
     }
 
     /// As [`state`](Self::state), if its shard lives.
@@ -176,7 +177,7 @@ impl QpCore {
     /// # Errors
     /// [`DeviceError::ShardDied`].
     pub fn living_state(&self) -> Result<QpState, DeviceError> {
-        let word = self.poster.word();
+        let word = self.signals.word();
         if word.is_dead() { Err(DeviceError::ShardDied { shard: self.shard() }) } else { Ok(state_of(word)) }
     }
 
@@ -287,7 +288,7 @@ impl Drop for QpCore {
         });
         match &destroyed {
             Ok(_) => {}
-            Err(DeviceError::ShardDied { .. }) => core.shared.forget_qp(self.poster.index(), self.qpn),
+            Err(DeviceError::ShardDied { .. }) => core.shared.forget_qp(self.signals.index, self.qpn),
             Err(_) => return,
         }
         self.drop_stale();

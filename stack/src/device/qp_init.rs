@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::cq::CqCore;
 use super::error::DeviceError;
 use super::handle::Device;
-use super::poster::RingTap;
+use super::posting::{Poster, QpSignals, RecvPoster, SendPoster};
 use super::srq::SrqCore;
 use super::xrcd::XrcdCore;
 use crate::config::{INLINE_MAX, QUEUE_DEPTH_MAX, SGE_MAX};
@@ -129,29 +129,35 @@ impl QpInit<'_> {
     }
 
     /// Makes the queues.
-    pub(super) fn queues(&self, cap: &QpCap, target: Option<&TargetOf>) -> Result<Queues, DeviceError> {
+    pub(super) fn queues(
+        &self,
+        cap: &QpCap,
+        target: Option<&TargetOf>,
+        signals: &QpSignals,
+    ) -> Result<Queues, DeviceError> {
         let ext = ext_of(self.qp_type);
         let send_stride = send_stride(ext, cap.max_send_sge as usize, cap.max_inline_data as usize);
-        let (sq_tap, sq) = spsc::ring(cap.max_send_wr.max(1), send_stride);
-        let sq_tap = (self.qp_type != QpType::XrcTgt).then_some(RingTap(sq_tap));
+        let (ring, sq) = spsc::ring(cap.max_send_wr.max(1), send_stride);
+        let send = (self.qp_type != QpType::XrcTgt).then(|| Poster::new(ring, signals.clone()));
         let rq = match (self.srq, target) {
             (Some(srq), _) => RecvSource::Shared(srq.end()?),
             (_, Some(TargetOf::Open(xrcd))) => RecvSource::Named { xrcd: xrcd.id(), ownerless: false },
             (_, Some(TargetOf::Domain(xrcd))) => RecvSource::Named { xrcd: *xrcd, ownerless: true },
             (None, None) if self.qp_type == QpType::XrcIni => RecvSource::Nowhere,
             (None, None) => {
-                let (tap, ring) = spsc::ring(cap.max_recv_wr, recv_stride(cap.max_recv_sge as usize));
-                return Ok(Queues { sq_tap, rq_tap: Some(RingTap(tap)), sq, rq: RecvSource::Own(ring) });
+                let (ring, rq) = spsc::ring(cap.max_recv_wr, recv_stride(cap.max_recv_sge as usize));
+                let recv = Some(Poster::new(ring, signals.clone()));
+                return Ok(Queues { send, recv, sq, rq: RecvSource::Own(rq) });
             }
         };
-        Ok(Queues { sq_tap, rq_tap: None, sq, rq })
+        Ok(Queues { send, recv: None, sq, rq })
     }
 }
 
 /// The queues of a new queue pair: the posting ends that it has, and the ends of its shard.
 pub(super) struct Queues {
-    pub sq_tap: Option<RingTap>,
-    pub rq_tap: Option<RingTap>,
+    pub send: Option<SendPoster>,
+    pub recv: Option<RecvPoster>,
     pub sq: Consumer<Granule>,
     pub rq: RecvSource,
 }

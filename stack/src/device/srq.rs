@@ -11,13 +11,14 @@ use super::error::DeviceError;
 use super::handle::Device;
 use super::inside_turn::not_inside_turn;
 use super::pd::PdCore;
+use super::posting::Full;
 use super::xrcd::XrcdCore;
 use crate::config::{QUEUE_DEPTH_MAX, SGE_MAX};
 use crate::proto::wqe::{Granule, recv_stride};
 use crate::shard::{EventElement, SrqEnd, XrcSrq, srq_words};
 use crate::sync::exclusive::{Exclusive, Locked};
 use crate::sync::lock::lock;
-use crate::sync::srq::{self, Poster};
+use crate::sync::srq;
 
 /// Attributes of a shared receive queue (`struct ibv_srq_attr`).
 #[doc(alias = "ibv_srq_attr")]
@@ -59,42 +60,63 @@ struct Xrc {
 }
 
 /// The posting end of a shared receive queue.
-pub struct SrqTap {
-    poster: Poster,
-    /// An entry is laid out here before its words are stored.
+pub struct SrqPoster {
+    ring: srq::Poster,
+    /// A request is laid out here before its words are stored.
     entry: Box<[Granule]>,
 }
 
-impl SrqTap {
-    /// Writes the `ahead`-th entry that is not published yet. `false`: the queue is full, nothing was written.
+impl SrqPoster {
+    /// Begins a post.
     #[inline]
-    pub fn put(&mut self, ahead: u32, write: impl FnOnce(&mut [Granule])) -> bool {
-        write(&mut self.entry);
-        let words = <[u64]>::ref_from_bytes(self.entry.as_bytes()).expect("granules are whole words");
-        self.poster.put(ahead, words)
-    }
-    /// Makes the next `n` entries visible to the shards.
-    #[inline]
-    pub fn publish(&mut self, n: u32) {
-        self.poster.publish(n);
+    pub fn begin(&mut self) -> SrqBatch<'_> {
+        SrqBatch { poster: self, put: 0 }
     }
     /// Requests that may wait.
     pub fn depth(&self) -> u32 {
-        self.poster.capacity()
+        self.ring.capacity()
     }
     /// Requests that wait.
-    pub fn len(&self) -> u32 {
-        self.poster.len()
-    }
-    /// Whether none waits.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    pub fn waiting(&self) -> u32 {
+        self.ring.len()
     }
 }
 
-impl fmt::Debug for SrqTap {
+impl fmt::Debug for SrqPoster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.poster.fmt(f)
+        self.ring.fmt(f)
+    }
+}
+
+/// Requests on their way into a shared receive queue, as in [`Batch`](super::Batch). They belong to no epoch, and no shard is told:
+/// each looks when a message arrives. Dropped, it posts nothing.
+#[must_use = "nothing is posted without post()"]
+#[derive(Debug)]
+pub struct SrqBatch<'q> {
+    poster: &'q mut SrqPoster,
+    put: u32,
+}
+
+impl SrqBatch<'_> {
+    /// Puts one more request, which `write` lays out.
+    ///
+    /// # Errors
+    /// [`Full`].
+    #[inline]
+    pub fn put(&mut self, write: impl FnOnce(&mut [Granule])) -> Result<(), Full> {
+        let SrqPoster { ring, entry } = &mut *self.poster;
+        write(entry);
+        let words = <[u64]>::ref_from_bytes(entry.as_bytes()).expect("granules are whole words");
+        if !ring.put(self.put, words) {
+            return Err(Full { depth: ring.capacity() });
+        }
+        self.put += 1;
+        Ok(())
+    }
+    /// Posts what was put, in one piece.
+    #[inline]
+    pub fn post(self) {
+        self.poster.ring.publish(self.put);
     }
 }
 
@@ -103,7 +125,7 @@ pub struct SrqCore {
     pd: Arc<PdCore>,
     number: u32,
     max_sge: u32,
-    tap: Exclusive<SrqTap>,
+    poster: Exclusive<SrqPoster>,
     xrc: Option<Xrc>,
 }
 
@@ -149,13 +171,18 @@ impl SrqCore {
         within("max_sge", attr.max_sge, 0, SGE_MAX as u32)?;
         within("srq_limit", attr.srq_limit, 0, attr.max_wr)?;
         let max_sge = attr.max_sge.max(1);
-        let (mut poster, _) = srq::queue(attr.max_wr, srq_words(max_sge as usize));
-        poster.arm(attr.srq_limit);
+        let (mut ring, _) = srq::queue(attr.max_wr, srq_words(max_sge as usize));
+        ring.arm(attr.srq_limit);
         let entry = vec![Granule::default(); recv_stride(max_sge as usize)].into_boxed_slice();
         let number = lock(&pd.device().srqs).take()?;
         let xrc = xrc.map(|xrc| Xrc { xrcd: xrc.xrcd.clone(), cq: xrc.cq.clone() });
-        let srq =
-            Arc::new(Self { pd, number, max_sge, tap: Exclusive::new(Some(SrqTap { poster, entry })), xrc });
+        let srq = Arc::new(Self {
+            pd,
+            number,
+            max_sge,
+            poster: Exclusive::new(Some(SrqPoster { ring, entry })),
+            xrc,
+        });
         srq.attach()?;
         Ok(srq)
     }
@@ -200,13 +227,13 @@ impl SrqCore {
     /// # Errors
     /// [`DeviceError::InsideCall`].
     #[inline]
-    pub fn tap(&self) -> Result<Locked<'_, SrqTap>, DeviceError> {
-        // Nothing takes the tap for good, so a refusal means that this thread has it.
-        self.tap.lock().map_err(|_| DeviceError::InsideCall { object: "shared receive queue" })
+    pub fn poster(&self) -> Result<Locked<'_, SrqPoster>, DeviceError> {
+        // Nothing takes it for good, so a refusal means that this thread has it.
+        self.poster.lock().map_err(|_| DeviceError::InsideCall { object: "shared receive queue" })
     }
     /// The end that a shard takes from.
     pub(super) fn end(&self) -> Result<SrqEnd, DeviceError> {
-        Ok(SrqEnd { number: self.number, pd: self.pd.id(), taker: self.tap()?.poster.taker() })
+        Ok(SrqEnd { number: self.number, pd: self.pd.id(), taker: self.poster()?.ring.taker() })
     }
 
     /// The attributes as they are: a limit that was reached is 0.
@@ -214,8 +241,8 @@ impl SrqCore {
     /// # Errors
     /// [`DeviceError::InsideCall`].
     pub fn query(&self) -> Result<SrqAttr, DeviceError> {
-        let tap = self.tap()?;
-        Ok(SrqAttr { max_wr: tap.depth(), max_sge: self.max_sge, srq_limit: tap.poster.limit() })
+        let poster = self.poster()?;
+        Ok(SrqAttr { max_wr: poster.depth(), max_sge: self.max_sge, srq_limit: poster.ring.limit() })
     }
 
     /// Changes the attributes that the mask names: all of them, or none.
@@ -232,16 +259,16 @@ impl SrqCore {
             return Err(DeviceError::Range { what: "srq_attr_mask", given, min: 0, max });
         }
         {
-            let mut tap = self.tap()?;
+            let mut poster = self.poster()?;
             let resize = mask.contains(SrqAttrMask::MAX_WR);
-            let size = if resize { attr.max_wr } else { tap.depth() };
-            let limit = if mask.contains(SrqAttrMask::LIMIT) { attr.srq_limit } else { tap.poster.limit() };
+            let size = if resize { attr.max_wr } else { poster.depth() };
+            let limit = if mask.contains(SrqAttrMask::LIMIT) { attr.srq_limit } else { poster.ring.limit() };
             if resize {
                 within("max_wr", size, limit.max(1), QUEUE_DEPTH_MAX)?;
             }
             within("srq_limit", limit, 0, size)?;
-            if resize && size != tap.depth() {
-                tap.poster.resize(size).map_err(|waiting| DeviceError::Range {
+            if resize && size != poster.depth() {
+                poster.ring.resize(size).map_err(|waiting| DeviceError::Range {
                     what: "max_wr, with the requests that wait,",
                     given: size.into(),
                     min: waiting.into(),
@@ -249,7 +276,7 @@ impl SrqCore {
                 })?;
             }
             if mask.contains(SrqAttrMask::LIMIT) {
-                tap.poster.arm(limit);
+                poster.ring.arm(limit);
             }
         }
         if mask.contains(SrqAttrMask::MAX_WR) {

@@ -1,0 +1,291 @@
+//! Posting: the way of requests from a program's thread into a queue of a queue pair, without its shard.
+//!
+//! A [`Poster`] is the end of a queue that requests are put into. One post is a [`Batch`]. It begins if the state of the queue pair
+//! permits posting; its end makes all that was put visible at once, and rings the doorbell where that is needed. A batch that is
+//! dropped, as when an iterator of the program panics, posts nothing.
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::DerefMut;
+use std::sync::Arc;
+
+use crate::config::SHARDS_MAX;
+use crate::id::QpState;
+use crate::proto::state::Gates;
+use crate::proto::wqe::{Granule, SendWqe};
+use crate::shard::Shared;
+use crate::sync::asymmetric;
+use crate::sync::spsc::Producer;
+use crate::sync::words::Word;
+
+/// Why nothing can be posted to a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GateClosed {
+    /// It is in this state.
+    State(QpState),
+    /// Its shard, with this number, died of a panic.
+    ShardDied(usize),
+}
+
+/// A queue has no room for another request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Full {
+    /// Requests that it holds.
+    pub depth: u32,
+}
+
+/// In what the two queues of a queue pair differ.
+pub trait Side: 'static {
+    /// What the state must permit.
+    const GATE: Gates;
+    /// Whether the shard has to be told of new requests, by the word that was published last.
+    fn rings(word: Word) -> bool;
+}
+
+/// Send queues.
+#[derive(Debug)]
+pub struct SendSide;
+
+impl Side for SendSide {
+    const GATE: Gates = Gates::POST_SEND;
+    #[inline]
+    fn rings(word: Word) -> bool {
+        !word.is_watched()
+    }
+}
+
+/// Receive queues.
+#[derive(Debug)]
+pub struct RecvSide;
+
+impl Side for RecvSide {
+    const GATE: Gates = Gates::POST_RECV;
+    /// The shard finds requests when a message arrives; only those that are posted in ERR have to be flushed.
+    #[inline]
+    fn rings(word: Word) -> bool {
+        Gates::from_bits(word.gates()).has(Gates::FLUSH_RQ)
+    }
+}
+
+/// What passes between the posters of a queue pair and its shard beside the rings: its word, and its doorbell.
+#[derive(Clone, Debug)]
+pub(super) struct QpSignals {
+    pub shared: Arc<Shared>,
+    /// Index in the device's table of words.
+    pub index: u32,
+    pub shard: u8,
+    /// Whether every send request makes a completion.
+    pub sq_sig_all: bool,
+}
+
+const _: () = assert!(SHARDS_MAX <= u8::MAX as usize + 1);
+
+impl QpSignals {
+    pub(super) fn new(shared: Arc<Shared>, shard: usize, slot: u32, sq_sig_all: bool) -> Self {
+        let index = shard as u32 * shared.qps_per_shard as u32 + slot;
+        Self { shared, index, shard: shard as u8, sq_sig_all }
+    }
+    #[inline]
+    pub(super) fn word(&self) -> Word {
+        self.shared.words.load(self.index)
+    }
+    /// Its index in its shard.
+    #[inline]
+    pub(super) fn slot(&self) -> u32 {
+        self.index - u32::from(self.shard) * self.shared.qps_per_shard as u32
+    }
+    /// The epoch, if a gate is open.
+    #[inline]
+    fn pass(&self, gate: Gates) -> Result<u32, GateClosed> {
+        let word = self.word();
+        if Gates::from_bits(word.gates()).has(gate) { Ok(word.epoch()) } else { Err(self.closed(word)) }
+    }
+    #[cold]
+    fn closed(&self, word: Word) -> GateClosed {
+        if word.is_dead() {
+            GateClosed::ShardDied(self.shard.into())
+        } else {
+            GateClosed::State(state_of(word))
+        }
+    }
+    #[inline]
+    fn ring_doorbell(&self) {
+        self.shared.doorbells[usize::from(self.shard)].ring(self.slot());
+        self.shared.sleeper.wake_for(1 << self.shard);
+    }
+    #[inline]
+    fn prefetch(&self) {
+        self.shared.words.prefetch(self.index);
+        self.shared.doorbells[usize::from(self.shard)].prefetch(self.slot());
+    }
+}
+
+/// The state that a word says.
+pub(super) fn state_of(word: Word) -> QpState {
+    QpState::from_enum(word.state()).unwrap_or(QpState::Reset)
+}
+
+/// The posting end of a queue: who has it may post. It is small, so that it shares a cache line with the handle that has it.
+pub struct Poster<Q> {
+    ring: Producer<Granule>,
+    signals: QpSignals,
+    side: PhantomData<Q>,
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Option<Poster<SendSide>>>() == 48);
+
+/// The posting end of a send queue.
+pub type SendPoster = Poster<SendSide>;
+/// The posting end of a receive queue.
+pub type RecvPoster = Poster<RecvSide>;
+
+impl<Q: Side> Poster<Q> {
+    pub(super) fn new(ring: Producer<Granule>, signals: QpSignals) -> Self {
+        Self { ring, signals, side: PhantomData }
+    }
+    /// Begins a post.
+    ///
+    /// # Errors
+    /// [`GateClosed`].
+    #[inline]
+    pub fn begin(&mut self) -> Result<Batch<&mut Self>, GateClosed> {
+        Ok(Batch { epoch: self.signals.pass(Q::GATE)?, put: 0, poster: self })
+    }
+    /// Makes the next `n` requests visible to the shard.
+    #[inline]
+    fn publish(&mut self, n: u32) {
+        self.ring.publish(n);
+        // Here: publish, fence, read the word. In the shard: publish the word (it no longer watches the send queue; the state is
+        // ERR), heavy fence, read the ring. One of the two sees the other.
+        asymmetric::light();
+        if Q::rings(self.signals.word()) {
+            self.signals.ring_doorbell();
+        }
+    }
+    /// Prefetches what posting `n` requests touches.
+    #[inline]
+    pub fn prefetch(&self, n: u32) {
+        self.ring.prefetch(n);
+        self.signals.prefetch();
+    }
+    /// Requests that can be posted now.
+    pub fn free(&mut self) -> u32 {
+        self.ring.free()
+    }
+    /// Requests that are posted and not released by the shard.
+    pub fn in_use(&self) -> u32 {
+        self.ring.in_use()
+    }
+}
+
+impl<Q> fmt::Debug for Poster<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Poster").field("index", &self.signals.index).finish_non_exhaustive()
+    }
+}
+
+/// Requests on their way into a queue. Dropped, it posts nothing.
+#[must_use = "nothing is posted without post()"]
+pub struct Batch<P> {
+    poster: P,
+    /// The life of the queue pair that the requests are for.
+    epoch: u32,
+    /// Requests in their slots.
+    put: u32,
+}
+
+impl<Q: Side, P: DerefMut<Target = Poster<Q>>> Batch<P> {
+    /// Requests that were put.
+    #[inline]
+    pub fn len(&self) -> u32 {
+        self.put
+    }
+    /// Whether none was put.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.put == 0
+    }
+    /// Whether every send request makes a completion.
+    #[inline]
+    pub fn sq_sig_all(&self) -> bool {
+        self.poster.signals.sq_sig_all
+    }
+    /// The epoch of its requests.
+    #[inline]
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+    /// The slot of the next request: the same one until [`advance`](Self::advance).
+    ///
+    /// # Errors
+    /// [`Full`].
+    #[inline(always)]
+    pub fn slot(&mut self) -> Result<&mut [Granule], Full> {
+        let full = Full { depth: self.poster.ring.slots() };
+        self.poster.ring.slot(self.put).ok_or(full)
+    }
+    /// The next request is in its slot.
+    #[inline]
+    pub fn advance(&mut self) {
+        self.put += 1;
+    }
+    /// Puts one more request, which `write` lays out in a slot for an epoch.
+    ///
+    /// # Errors
+    /// [`Full`].
+    #[inline(always)]
+    pub fn put(&mut self, write: impl FnOnce(&mut [Granule], u32)) -> Result<(), Full> {
+        let epoch = self.epoch;
+        write(self.slot()?, epoch);
+        self.advance();
+        Ok(())
+    }
+    /// Posts what was put, in one piece.
+    #[inline]
+    pub fn post(mut self) {
+        if self.put > 0 {
+            self.poster.publish(self.put);
+        }
+    }
+}
+
+impl<P: DerefMut<Target = SendPoster>> Batch<P> {
+    /// A list that is built by several calls of the program, in any state of the queue pair: [`complete`](Self::complete) asks
+    /// whether it may be posted.
+    #[inline]
+    pub fn start(poster: P) -> Self {
+        Self { epoch: poster.signals.word().epoch(), put: 0, poster }
+    }
+    /// Posts what was put, if the state permits it now.
+    ///
+    /// # Errors
+    /// [`GateClosed`]; nothing is posted then.
+    #[inline]
+    pub fn complete(mut self) -> Result<(), GateClosed> {
+        if self.put == 0 {
+            return Ok(());
+        }
+        let epoch = self.poster.signals.pass(SendSide::GATE)?;
+        if epoch != self.epoch {
+            self.restamp(epoch);
+        }
+        self.post();
+        Ok(())
+    }
+    /// RESET has raised the epoch while the list was built: moves its requests to the new one.
+    #[cold]
+    fn restamp(&mut self, epoch: u32) {
+        for ahead in 0..self.put {
+            if let Some(slot) = self.poster.ring.slot(ahead) {
+                SendWqe::restamp(slot, epoch);
+            }
+        }
+    }
+}
+
+impl<P: fmt::Debug> fmt::Debug for Batch<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").field("poster", &self.poster).field("put", &self.put).finish_non_exhaustive()
+    }
+}
