@@ -7,10 +7,10 @@ use std::collections::VecDeque;
 
 use arrayvec::ArrayVec;
 
-use super::Qps;
 use super::corrections::Corrections;
 use super::due::Due;
 use super::qp::Qp;
+use super::qps::Qps;
 use super::wheel::Wheel;
 use crate::config::WATCHED_MAX;
 use crate::time::Instant;
@@ -128,8 +128,9 @@ mod tests {
     use crate::proto::attr::QpCap;
     use crate::proto::requester::Policies;
     use crate::proto::wqe::{recv_stride, send_stride};
+    use crate::shard::cq::LaneId;
+    use crate::shard::qp::QpSpec;
     use crate::shard::scale::shared;
-    use crate::shard::{LaneId, QpSpec};
     use crate::sync::spsc::ring;
 
     fn qp(slot: u32) -> Qp {

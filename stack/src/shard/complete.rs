@@ -9,7 +9,8 @@ use crate::proto::status::{AsyncEvent, WcFlags, WcOpcode, WcStatus};
 use crate::proto::vendor::VendorErr;
 use crate::proto::wqe::{Cqe, RecvWqe, SendWqe};
 
-use super::{EventElement, LaneId};
+use super::cq::LaneId;
+use super::events::EventElement;
 
 #[cold]
 fn vendor_err(qp: &Qp, status: WcStatus, opcode: WcOpcode) -> u32 {
@@ -80,7 +81,7 @@ impl Env {
         if !self.stage_sends(qp) {
             self.end_by_overrun(qp);
         }
-        self.check_drained(qp);
+        qp.check_drained(&self.shared.events);
     }
 
     /// As [`stage_successes`](Self::stage_successes), and the requests are complete.
@@ -117,16 +118,6 @@ impl Env {
             qp.counters.send_done(messages, bytes);
         }
         taken
-    }
-
-    /// Raises SQ_DRAINED once everything that had started is complete.
-    pub fn check_drained(&mut self, qp: &mut Qp) {
-        if qp.draining && qp.requester.drained() {
-            qp.draining = false;
-            if qp.attr.en_sqd_async_notify {
-                qp.raise(&self.shared.events, AsyncEvent::SqDrained);
-            }
-        }
     }
 
     /// Completes the receive request in use, whose tag is `wr_id`. `srqn`: where it came from, for an XRC target.
@@ -182,7 +173,7 @@ impl Env {
     fn complete_acknowledged(&mut self, qp: &mut Qp) {
         if qp.sq_done != qp.requester.head() {
             self.stage_sends(qp);
-            self.check_drained(qp);
+            qp.check_drained(&self.shared.events);
         }
     }
 

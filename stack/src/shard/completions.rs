@@ -3,10 +3,10 @@
 //! Knows the shard's lanes, which of them have something staged, and which queue pairs have ring slots to give back then.
 //! When a turn may publish is not decided here.
 
-use super::cq::Lane;
-use super::deferred::DeferredReceives;
+use super::cq::{Lane, LaneId};
+use super::deferred::list::DeferredReceives;
 use super::qp::Qp;
-use super::{LaneId, Shared};
+use super::shared::Shared;
 use crate::proto::wqe::Cqe;
 use crate::sync::lanes::CqLane;
 
@@ -129,7 +129,7 @@ impl Completions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shard::CqState;
+    use crate::shard::cq::CqState;
     use crate::sync::lanes::cq;
     use std::sync::Arc;
 

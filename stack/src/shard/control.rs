@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use super::counters::QpCounters;
+use super::held_gid::HeldGid;
+use super::qp::QpSpec;
 use super::qp::{Cause, Qp};
-use super::{HeldGid, QpSpec, Shard};
+use super::state::Shard;
 use crate::config::{LAST_TURNS, READY_BUDGET};
 use crate::id::{Psn, QpState, QpType};
 use crate::proto::attr::{AttrMask, QpAttr};
@@ -116,7 +118,7 @@ impl Shard {
         if to != from || to == QpState::Reset {
             env.enter(qp, to, Cause::default());
             if to == QpState::Sqd {
-                env.check_drained(qp);
+                qp.check_drained(&env.shared.events);
             }
         }
         if to == QpState::Err {

@@ -8,7 +8,7 @@
 
 use arrayvec::ArrayVec;
 
-use super::Shard;
+use super::qps::Qps;
 use crate::config::{READY_BUDGET, TURN_SLACK};
 use crate::time::Instant;
 
@@ -28,34 +28,29 @@ impl Corrections {
     pub fn any(&self) -> bool {
         !self.sent.is_empty() || !self.waits.is_empty()
     }
-}
 
-impl Shard {
     /// A turn begins: deadlines of the last one may count from now.
     #[inline]
-    pub(super) fn begin_at(&mut self, now: Instant) {
-        self.env.now = now;
-        let last = &mut self.env.agenda.corrections;
-        let began = core::mem::replace(&mut last.began, now);
-        let long = now.nanos_since(began) > TURN_SLACK.as_nanos() as u64 && !last.sent.is_empty();
-        if long || !last.waits.is_empty() {
-            self.correct(began, now);
+    pub fn begin_turn(&mut self, now: Instant, qps: &mut Qps) {
+        let began = core::mem::replace(&mut self.began, now);
+        let long = now.nanos_since(began) > TURN_SLACK.as_nanos() as u64 && !self.sent.is_empty();
+        if long || !self.waits.is_empty() {
+            self.correct(began, now, qps);
         }
-        self.env.agenda.corrections.sent.clear();
+        self.sent.clear();
     }
 
     /// What was done in the turn that began at `began` was done before `now`.
     #[cold]
-    fn correct(&mut self, began: Instant, now: Instant) {
-        let last = &mut self.env.agenda.corrections;
+    fn correct(&mut self, began: Instant, now: Instant, qps: &mut Qps) {
         // The wheel wakes them too early, and then finds the later deadline.
-        for slot in last.waits.drain(..) {
-            if let Some(qp) = self.qps.get(slot) {
+        for slot in self.waits.drain(..) {
+            if let Some(qp) = qps.get(slot) {
                 qp.requester.wait_from(began, now);
             }
         }
-        for &slot in &last.sent {
-            if let Some(qp) = self.qps.get(slot) {
+        for &slot in &self.sent {
+            if let Some(qp) = qps.get(slot) {
                 qp.requester.left_by(began, now);
             }
         }

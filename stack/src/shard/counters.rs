@@ -198,6 +198,12 @@ impl Counters {
         bump(&self.0[counter as usize], n);
     }
 
+    /// Adds 1 to a counter of the shard, and to that of a queue pair.
+    pub fn add_of(&self, qp: &QpCounters, counter: Counter) {
+        self.add(counter, 1);
+        qp.count(counter);
+    }
+
     /// Counts a dropped packet. Only the shard that owns them may.
     #[inline]
     pub fn discard(&self, reason: Discard, n: u64) {

@@ -5,12 +5,21 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::{EventElement, EventQueue};
+use super::events::{EventElement, EventQueue};
 use crate::proto::wqe::Cqe;
 use crate::sync::alarm::Alarm;
 use crate::sync::eventfd::EventFd;
 use crate::sync::lanes::CqLane;
 use crate::sync::lock::lock;
+
+/// A completion lane of a shard: one for each completion queue that the shard feeds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaneId(pub u32);
+
+impl LaneId {
+    /// No lane: completions go nowhere.
+    pub const NONE: Self = Self(u32::MAX);
+}
 
 /// A lane as its shard holds it.
 pub(super) struct Lane {

@@ -6,38 +6,14 @@
 //! are withdrawn from the lanes, in order, until a response with their number or a later one has been built, or the
 //! queue pair ends. Completions of other queue pairs go on.
 
-use std::collections::VecDeque;
+pub(super) mod list;
 
 use super::completions::Completions;
 use super::env::Env;
 use super::qp::Qp;
-use super::{LaneId, Shard};
-use crate::id::Psn;
+use super::state::Shard;
 use crate::proto::wqe::Cqe;
-
-/// A receive completion that is deferred.
-#[derive(Clone, Copy, Debug)]
-struct Deferred {
-    lane: LaneId,
-    /// An answer with this number, or a later one, acknowledges its message.
-    until: Psn,
-    cqe: Cqe,
-}
-
-/// The receive completions of a queue pair that wait, oldest first. As many as it has receive requests at most.
-#[derive(Debug, Default)]
-pub(super) struct DeferredReceives(VecDeque<Deferred>);
-
-impl DeferredReceives {
-    /// How many wait. They belong to the receive requests that were taken last, apart from one that is not complete.
-    pub fn len(&self) -> u32 {
-        self.0.len() as u32
-    }
-    /// The completion queue of a lane is being destroyed, with what was meant for it.
-    pub fn forget(&mut self, lane: LaneId) {
-        self.0.retain(|deferred| deferred.lane != lane);
-    }
-}
+use list::{Deferred, DeferredReceives};
 
 impl Shard {
     /// Answers were left for a later turn: the completions of this one that wait for them are withdrawn.
@@ -75,7 +51,7 @@ impl Completions {
                 // A completion that was released stays: it goes before those that are still deferred.
                 let take = of_qp && cqe.opcode.is_recv() && !cqe.acknowledged;
                 if take {
-                    list.0.push_back(Deferred { lane, until, cqe: *cqe });
+                    list.push(Deferred { lane, until, cqe: *cqe });
                 } else {
                     solicited |= cqe.solicited;
                 }
@@ -90,7 +66,7 @@ impl Completions {
 
     /// An empty list is kept for the next queue pair: deferring allocates only if more queue pairs wait than ever before.
     fn put_back(&mut self, qp: &mut Qp, list: Box<DeferredReceives>) {
-        if list.0.is_empty() {
+        if list.is_empty() {
             self.spare_lists.push(list);
         } else {
             qp.deferred = Some(list);
@@ -120,8 +96,7 @@ impl Env {
     fn release_while(&mut self, qp: &mut Qp, due: impl Fn(&Qp, &Deferred) -> bool) {
         let Some(mut list) = qp.deferred.take() else { return };
         let mut taken = true;
-        while let Some(next) = list.0.front().copied().filter(|next| due(qp, next)) {
-            list.0.pop_front();
+        while let Some(next) = list.pop_if(|next| due(qp, next)) {
             taken &= self.stage(qp, next.lane, Cqe { acknowledged: true, ..next.cqe });
         }
         self.completions.put_back(qp, list);

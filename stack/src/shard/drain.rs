@@ -4,8 +4,8 @@
 //! turn releases slots and publishes their completions, both in the same turn, and a drain looks between two turns: a
 //! slot that is released has its completion where the program polls. Nothing here is seen by the data path.
 
-use super::Shard;
 use super::qp::{Cause, Qp};
+use super::state::Shard;
 use crate::id::QpState;
 use crate::proto::attr::{AttrMask, QpAttr};
 use crate::proto::state::ModifyError;

@@ -1,6 +1,7 @@
 //! What a shard works with beside its queue pairs: parts, each with a file, fields and methods of its own.
 //!
-//! What concerns a queue pair and several parts is a method of [`Env`], in the file of its concern.
+//! Where a queue pair meets several parts, as when a packet is placed and its completion staged, that is a method of [`Env`], in the
+//! file of its concern. What needs one or two parts takes those.
 
 use std::sync::Arc;
 
@@ -8,13 +9,15 @@ use super::agenda::Agenda;
 use super::completions::Completions;
 use super::copy::{LocalProtection, Memory};
 use super::counters::{Counter, Counters};
+use super::host::IpHost;
 use super::keys::Keys;
+use super::mcast::McastTable;
 use super::outbox::Outbox;
 use super::peers::Peers;
 use super::qp::Qp;
 use super::rq::XrcSrq;
+use super::shared::Shared;
 use super::window::InFlight;
-use super::{McastTable, Shared};
 use crate::id::PdId;
 use crate::mem::Sge;
 use crate::port::{Frame, PortQueue};
@@ -71,8 +74,7 @@ impl Env {
     }
     /// Counts something rare that a queue pair counts, too.
     pub fn count_of(&self, qp: &Qp, counter: Counter) {
-        self.count(counter);
-        qp.counters.count(counter);
+        self.counters.add_of(&qp.counters, counter);
     }
     #[inline]
     pub fn discard(&self, reason: Discard) {
@@ -105,16 +107,28 @@ impl Env {
         self.keys.scatter(memory, sges, offset, from, last)
     }
 
+    /// The IP host.
+    #[inline]
+    pub fn host(&mut self) -> IpHost<'_> {
+        self.peers_and_host().1
+    }
+
+    /// The ways to peers, and the IP host that knows them.
+    #[inline]
+    pub fn peers_and_host(&mut self) -> (&mut Peers, IpHost<'_>) {
+        let Self { now, shared, counters, outbox, peers, .. } = self;
+        (peers, IpHost { now: *now, shared, counters, outbox })
+    }
+
+    /// [`Peers::resolve`].
+    pub fn resolve(&mut self, qp: &mut Qp) -> bool {
+        let (peers, mut host) = self.peers_and_host();
+        peers.resolve(&mut host, qp)
+    }
+
     /// Puts a frame into a shard's inbox.
     pub fn hand_over(&self, shard: usize, frame: Frame) {
-        let full = match self.shared.inboxes.get(shard) {
-            Some(inbox) => inbox.push(frame).is_err(),
-            None => return self.discard(Discard::UnknownQpn),
-        };
-        if full {
-            self.discard(Discard::InboxFull);
-        }
-        self.shared.sleeper.wake_for(1 << shard);
+        self.shared.hand_over(shard, frame, &self.counters);
     }
 
     /// Hands waiting frames to the port. Returns how many it took.

@@ -8,7 +8,6 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard};
 
-use super::Shared;
 use crate::id::Gid;
 use crate::net::GIDS_MAX;
 use crate::proto::address::Source;
@@ -134,7 +133,8 @@ impl Gids {
         !gid.is_zero() && self.slots[..self.len()].iter().any(|slot| slot.gid() == *gid)
     }
 
-    fn hold(&self, index: usize) -> Option<(Gid, Source)> {
+    /// Holds an index: its address stays. `None`: the port has no address there.
+    pub(super) fn hold(&self, index: usize) -> Option<(Gid, Source)> {
         let _changing = self.changing();
         let slot = self.slots.get(index).filter(|slot| slot.live())?;
         slot.holders.fetch_add(1, Ordering::Relaxed);
@@ -142,7 +142,7 @@ impl Gids {
     }
 
     /// Ends a hold. Whether the address is gone now: it was removed, and this was its last holder.
-    fn release(&self, index: usize) -> bool {
+    pub(super) fn release(&self, index: usize) -> bool {
         let _changing = self.changing();
         let slot = &self.slots[index];
         let last = slot.holders.fetch_sub(1, Ordering::Relaxed) == 1 && slot.removed.load(Ordering::Relaxed);
@@ -183,48 +183,6 @@ impl Gids {
             slot.set(Gid::default());
         }
         Some(index)
-    }
-}
-
-/// An index that is held: its address stays, also when it is removed from the port.
-#[derive(Debug)]
-pub struct HeldGid<'a> {
-    shared: &'a Shared,
-    gid: Gid,
-    source: Source,
-}
-
-impl HeldGid<'_> {
-    /// The address.
-    pub fn gid(&self) -> Gid {
-        self.gid
-    }
-    /// Holds it until [`Shared::release_gid`].
-    pub fn keep(self) -> Source {
-        let source = self.source;
-        core::mem::forget(self);
-        source
-    }
-}
-
-impl Drop for HeldGid<'_> {
-    fn drop(&mut self) {
-        self.shared.release_gid(self.source.index());
-    }
-}
-
-impl Shared {
-    /// Holds an index of the GID table. `None`: the port has no address there.
-    pub fn hold_gid(&self, index: u8) -> Option<HeldGid<'_>> {
-        let (gid, source) = self.gids.hold(index.into())?;
-        Some(HeldGid { shared: self, gid, source })
-    }
-
-    /// Ends a hold that was [kept](HeldGid::keep). An address that was removed is gone with its last holder.
-    pub fn release_gid(&self, index: u8) {
-        if self.gids.release(index.into()) {
-            self.with_net(crate::net::Net::source_gone);
-        }
     }
 }
 

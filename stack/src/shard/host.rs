@@ -1,40 +1,47 @@
 //! The IP host of the device, as a shard uses it: frames that are no RoCE packets go to the host, and what the host sends leaves
 //! by the shard that called it.
 
-use super::counters::Counter;
-use super::env::Env;
+use super::counters::{Counter, Counters};
+use super::outbox::Outbox;
+use super::shared::Shared;
 use crate::id::{Gid, Mac};
 use crate::net::{FRAME_MAX, Net};
 use crate::port::Frame;
 use crate::time::Instant;
 use crate::wire::Discard;
 
-impl Env {
+/// The IP host, and what a shard needs to call it: what the host sends then goes to the outbox.
+pub(super) struct IpHost<'a> {
+    pub now: Instant,
+    pub shared: &'a Shared,
+    pub counters: &'a Counters,
+    pub outbox: &'a mut Outbox,
+}
+
+impl IpHost<'_> {
     /// Calls the IP host, and sends what it has to send then.
-    pub fn ask_host<R>(&mut self, ask: impl FnOnce(&mut Net, Instant) -> R) -> R {
-        let shared = self.shared.clone();
-        shared.with_net(|net| {
+    pub fn ask<R>(&mut self, ask: impl FnOnce(&mut Net, Instant) -> R) -> R {
+        self.shared.with_net(|net| {
             let answer = ask(net, self.now);
-            self.send_of_host(net);
+            self.send(net);
             answer
         })
     }
 
     /// Sends what the IP host has to send now, if something is due.
     #[inline]
-    pub fn run_host(&mut self) {
+    pub fn run(&mut self) {
         if self.now >= self.shared.net_deadline() {
-            self.ask_host(|_, _| ());
+            self.ask(|_, _| ());
         }
     }
 
     /// Frames that are no RoCE packets are the IP host's, which counts what becomes of each.
-    pub fn receive_other(&mut self, frame: &Frame) {
-        self.count(Counter::NetFrames);
+    pub fn receive(&mut self, frame: &Frame) {
+        self.counters.add(Counter::NetFrames, 1);
         let full = self.outbox.requests.frames.is_full();
         let mut reply = if full { None } else { self.outbox.take_frame() };
-        let shared = self.shared.clone();
-        shared.with_net(|net| {
+        self.shared.with_net(|net| {
             let buffer = reply.as_mut().map_or(&mut [][..], |reply| reply.buffer_mut());
             let len = net.handle_frame(self.now, frame.data(), buffer);
             match (reply, len) {
@@ -45,7 +52,7 @@ impl Env {
                 (Some(reply), None) => self.outbox.keep_frame(reply),
                 (None, _) => {}
             }
-            self.send_of_host(net);
+            self.send(net);
         });
     }
 
@@ -61,13 +68,13 @@ impl Env {
 
     /// Sends what the IP host has to send. What finds no frame is lost as on the wire: it counts as one of the requests
     /// after which a neighbour is unreachable.
-    fn send_of_host(&mut self, net: &mut Net) {
+    fn send(&mut self, net: &mut Net) {
         while self.outbox.has_room_for_host() {
             let Some(mut frame) = self.outbox.take_frame() else {
                 if net.poll_transmit(self.now, &mut [0; FRAME_MAX]).is_none() {
                     return;
                 }
-                self.discard(Discard::NoBuffer);
+                self.counters.discard(Discard::NoBuffer, 1);
                 continue;
             };
             match net.poll_transmit(self.now, frame.buffer_mut()) {
@@ -86,6 +93,7 @@ mod tests {
     use super::*;
     use crate::net::{FRAME_MAX, NetConfig, NetCounter};
     use crate::port::{PortQueue, RxBurst, TxBurst};
+    use crate::shard::env::Env;
     use crate::shard::scale::shared;
 
     const OURS: [u8; 4] = [10, 0, 0, 1];
@@ -111,7 +119,7 @@ mod tests {
     }
 
     /// A neighbour that has an address, and asks for ours: an announcement and a request.
-    fn said() -> [Frame; 2] {
+    fn frames_of_a_neighbour() -> [Frame; 2] {
         let mut peer = Net::new(&NetConfig::new(Mac([2, 0, 0, 0, 0, 0x21])));
         peer.add_address([10, 0, 0, 2].into(), 24);
         peer.resolve(Instant::ZERO, &Gid::v4(OURS));
@@ -131,24 +139,24 @@ mod tests {
 
     #[test]
     fn an_answer_that_cannot_be_sent_is_counted_as_such() {
-        let [_, question] = said();
+        let [_, question] = frames_of_a_neighbour();
         // There are buffers, and one is left in the end; but the frames that wait have no room for another.
         let mut full = env(TxBurst::new().capacity() + 1);
         while !full.outbox.requests.frames.is_full() {
             let frame = full.outbox.take_frame().expect("it has a buffer");
             full.outbox.requests.frames.push(frame);
         }
-        full.receive_other(&question);
+        full.host().receive(&question);
         let unanswered = (vec![(NetCounter::NeighbourLearned, 1), (NetCounter::NoReplyBuffer, 1)], 0);
         assert_eq!(outcomes(&full), unanswered);
         assert!(full.outbox.take_frame().is_some(), "the buffer is there for who has room");
 
         let mut without = env(0);
-        without.receive_other(&question);
+        without.host().receive(&question);
         assert_eq!(outcomes(&without), unanswered);
 
         let mut well = env(1);
-        well.receive_other(&question);
+        well.host().receive(&question);
         let answered = (vec![(NetCounter::ArpAnswered, 1), (NetCounter::NeighbourLearned, 1)], 0);
         assert_eq!(outcomes(&well), answered);
         assert_eq!(well.outbox.requests.frames.len(), 1);
@@ -156,9 +164,9 @@ mod tests {
 
     #[test]
     fn a_frame_without_an_answer_needs_no_buffer() {
-        let [announcement, _] = said();
+        let [announcement, _] = frames_of_a_neighbour();
         let mut env = env(0);
-        env.receive_other(&announcement);
+        env.host().receive(&announcement);
         assert_eq!(outcomes(&env), (vec![(NetCounter::NotForUs, 1)], 0));
     }
 }

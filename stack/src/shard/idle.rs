@@ -3,9 +3,9 @@
 //! A part that is not asked loses wake-ups: whoever turns the shard sleeps while there is work. So [`Shard::due`] names every field
 //! of the shard and of its [`Env`]: a new one does not compile before it is decided whether it is asked.
 
-use super::Shard;
 use super::due::Due;
 use super::env::Env;
+use super::state::Shard;
 use crate::port::Armed;
 use crate::time::Instant;
 

@@ -1,10 +1,11 @@
 //! The life of a queue pair: states that it enters, by a control call or by itself, and what entering one means.
 
 use super::counters::Counter;
+use super::cq::LaneId;
 use super::env::Env;
-use super::peer_check::PeerState;
+use super::events::{EventElement, EventQueue};
+use super::peer_check::check::PeerState;
 use super::qp::{Cause, Qp};
-use super::{EventElement, EventQueue, LaneId};
 use crate::id::{QpState, QpType};
 use crate::proto::attr::QpAttr;
 use crate::proto::responder::Responder;
@@ -30,6 +31,25 @@ impl Qp {
             tracing::warn!(qpn = self.qpn.get(), ?event, "asynchronous event of an XRC receive queue pair");
         } else {
             events.raise(event, EventElement::Qp(self.qpn));
+        }
+    }
+
+    /// The first packet of a connection has come.
+    #[cold]
+    pub fn establish(&mut self, events: &EventQueue) {
+        self.comm_est = true;
+        if self.state == QpState::Rtr {
+            self.raise(events, AsyncEvent::CommEst);
+        }
+    }
+
+    /// Raises SQ_DRAINED once everything that had started is complete.
+    pub fn check_drained(&mut self, events: &EventQueue) {
+        if self.draining && self.requester.drained() {
+            self.draining = false;
+            if self.attr.en_sqd_async_notify {
+                self.raise(events, AsyncEvent::SqDrained);
+            }
         }
     }
 }

@@ -7,8 +7,11 @@
 //!
 //! Every message pays for it, so it is as few instructions as can be.
 
-use super::qp::Qp;
-use super::{Qps, Shard};
+use std::collections::VecDeque;
+
+use super::qp::{Part, Qp};
+use super::qps::Qps;
+use super::wheel::Wheel;
 use crate::config::{PREFETCH_FROM, QP_TX_BUDGET, RX_BURST, RX_BURSTS};
 use crate::id::Qpn;
 use crate::mem::Sge;
@@ -24,35 +27,6 @@ use arrayvec::ArrayVec;
 pub(super) const GROUP: usize = 4;
 /// Messages whose cache misses overlap well enough: no further burst is received for more.
 const ENOUGH: usize = 4;
-
-/// What of a queue pair is about to be needed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Part {
-    /// What sends requests: lines 0 to 3, its work requests, and the first bytes of their data.
-    Send,
-    /// What takes messages and acknowledges them: lines 0, 3, 5 and 6, its receive requests, and where their data go.
-    Request,
-    /// Its timer: lines 0 to 2.
-    Timer,
-}
-
-impl Part {
-    /// Its lines of a queue pair: from, and up to but not including.
-    #[inline(always)]
-    const fn lines(self) -> [(usize, usize); 3] {
-        match self {
-            Self::Send => [(0, 4), (4, 4), (4, 4)],
-            Self::Request => [(0, 1), (3, 4), (5, 7)],
-            Self::Timer => [(0, 3), (3, 3), (3, 3)],
-        }
-    }
-    /// Bytes of those lines.
-    #[cfg(not(loom))]
-    pub const fn bytes(self) -> usize {
-        let [a, b, c] = self.lines();
-        (a.1 - a.0 + b.1 - b.0 + c.1 - c.0) * prefetch::LINE
-    }
-}
 
 impl Qp {
     /// Prefetches what sending its next requests touches beside it.
@@ -130,6 +104,26 @@ impl Qps {
         slots.iter().for_each(|slot| self.prefetch(*slot, part));
     }
 
+    /// Prefetches what sending needs of queue pairs whose doorbells were rung.
+    #[inline]
+    pub fn prefetch_senders(&self, slots: &[u32], wheel: &Wheel) {
+        for &slot in slots {
+            self.prefetch(slot, Part::Send);
+            wheel.prefetch(slot);
+        }
+    }
+
+    /// Prefetches what the queue pairs at the front of the ready list point to; the next group of them is about to send. The
+    /// queue pairs themselves were prefetched when their doorbells were taken, or touched since.
+    #[inline]
+    pub fn prefetch_ready(&self, ready: &VecDeque<u32>, first: bool) {
+        let qps = |from: usize, to: usize| {
+            (from * GROUP..to * GROUP).filter_map(|place| self.peek(*ready.get(place)?))
+        };
+        qps(if first { 0 } else { 2 }, 3).for_each(Qp::prefetch_behind_sends);
+        qps(if first { 0 } else { 1 }, 2).for_each(Qp::prefetch_sends);
+    }
+
     /// Prefetches this part of what is in a slot, which is not looked at.
     #[inline(always)]
     fn prefetch(&self, slot: u32, part: Part) {
@@ -182,6 +176,16 @@ impl Lookahead {
     pub const EVERY: usize = 8;
     /// A frame's header is prefetched again so many frames before it is handled.
     pub const AGAIN: usize = 2;
+
+    /// It prefetches while there are at least so many queue pairs; [`PREFETCH_FROM`] unless told otherwise.
+    pub fn set_from(&mut self, qps: usize) {
+        self.from = qps;
+    }
+
+    /// The number of queue pairs is this now.
+    pub fn count(&mut self, qps: usize) {
+        self.on = qps >= self.from;
+    }
 
     /// Whether the shard prefetches, or did, and received bursts are left from then.
     #[inline(always)]
@@ -300,43 +304,5 @@ impl Lookahead {
                 prefetch(run, qp);
             }
         }
-    }
-}
-
-impl Shard {
-    /// The shard prefetches while it has at least so many queue pairs; [`PREFETCH_FROM`] unless told otherwise.
-    pub fn prefetch_from(&mut self, qps: usize) {
-        self.lookahead.from = qps;
-        self.count_qps();
-    }
-
-    /// Follows a change of the number of queue pairs.
-    pub(super) fn count_qps(&mut self) {
-        self.lookahead.on = self.qps.table.len() >= self.lookahead.from;
-        self.env.agenda.cancels_timers = self.lookahead.on;
-    }
-
-    /// Prefetches what sending needs of queue pairs whose doorbells were rung.
-    #[inline]
-    pub(super) fn prefetch_senders(&self, slots: &[u32]) {
-        for &slot in slots {
-            self.qps.prefetch(slot, Part::Send);
-            self.env.agenda.wheel.prefetch(slot);
-        }
-    }
-
-    /// Prefetches what the queue pairs at the front of the ready list point to; the next group of them is about to send. The
-    /// queue pairs themselves were prefetched when their doorbells were taken, or touched since.
-    #[inline]
-    pub(super) fn prefetch_ready(&self, first: bool) {
-        let qps = |from: usize, to: usize| (from * GROUP..to * GROUP).filter_map(|place| self.ready(place));
-        qps(if first { 0 } else { 2 }, 3).for_each(Qp::prefetch_behind_sends);
-        qps(if first { 0 } else { 1 }, 2).for_each(Qp::prefetch_sends);
-    }
-
-    /// The queue pair at a place of the ready list.
-    #[inline(always)]
-    fn ready(&self, place: usize) -> Option<&Qp> {
-        self.qps.peek(*self.env.agenda.ready.get(place)?)
     }
 }

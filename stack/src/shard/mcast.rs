@@ -2,20 +2,9 @@
 //!
 //! Changed by control calls, which hand each shard a new table between two of its turns; so the shards read theirs
 //! without a lock, and after a change no shard uses an older one.
-//!
-//! A group datagram from the link is verified by the shard that received it, which serves its own queue pairs and puts
-//! one copy for each other shard that has some into its inbox; so does the shard that sends one. All of this is rare, and
-//! cold.
 
-use super::Qps;
-use super::counters::Counter;
-use super::env::Env;
-use super::rx::check_icrc;
 use crate::config::{MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX};
 use crate::id::{Gid, Qpn};
-use crate::port::Frame;
-use crate::proto::state::Gates;
-use crate::wire::{Discard, Layout, Transport};
 
 /// A queue pair attached to a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,85 +82,6 @@ impl McastTable {
             self.groups.remove(i);
         }
         Some(last)
-    }
-}
-
-impl Env {
-    /// A packet for the queue pairs of a multicast group.
-    #[cold]
-    pub(super) fn receive_multicast(
-        &mut self,
-        qps: &mut Qps,
-        frame: &mut Frame,
-        layout: &Layout,
-    ) -> Result<(), Discard> {
-        let table = self.mcast.clone();
-        let members = table.members(&layout.dst(frame.data()));
-        if members.is_empty() {
-            return Err(Discard::NotOurMulticast);
-        }
-        if layout.row.transport != Transport::Ud {
-            return Err(Discard::WrongTransport);
-        }
-        check_icrc(frame, layout)?;
-        let pkt = layout.packet(frame.data());
-        self.check_vlan_and_pkey(layout, &pkt)?;
-        let ours = self.shared.gids.is_source(&pkt.src());
-        if !self.from_inside {
-            if ours {
-                return Err(Discard::OwnMulticast);
-            }
-            self.copy_to_shards(frame, members, Some(self.id), Counter::HandedOver);
-        }
-        let sender = pkt.deth().src_qpn;
-        for member in members {
-            let blocked = ours && member.block_self && member.qpn == sender;
-            if blocked || self.shared.shard_of(member.qpn) != self.id {
-                continue;
-            }
-            // Each by itself: one that drops its copy keeps nobody else from having one.
-            let received = match qps.find(member.qpn) {
-                Some(qp) if qp.gates.has(Gates::RX_REQ) => {
-                    self.note_received(qp, &pkt, frame.len());
-                    self.receive_datagram(qp, &pkt, layout.priority())
-                }
-                Some(_) => Err(Discard::BadState),
-                None => Err(Discard::UnknownQpn),
-            };
-            if let Err(reason) = received {
-                self.drop_packet(qps, member.qpn, reason);
-            }
-        }
-        Ok(())
-    }
-
-    /// A datagram of ours is about to leave for a multicast group: attached queue pairs of this device get theirs.
-    #[cold]
-    pub(super) fn loop_back(&mut self, frame: &Frame, group: &Gid) {
-        let table = self.mcast.clone();
-        let members = table.members(group);
-        self.copy_to_shards(frame, members, None, Counter::ToSelf);
-    }
-
-    /// One copy for the inbox of each shard that has queue pairs among `members`, but for `except`.
-    fn copy_to_shards(&mut self, frame: &Frame, members: &[Member], except: Option<usize>, counter: Counter) {
-        let mut shards = members.iter().fold(0u32, |set, m| set | 1 << self.shared.shard_of(m.qpn));
-        shards &= !except.map_or(0, |shard| 1 << shard);
-        while shards != 0 {
-            let shard = shards.trailing_zeros() as usize;
-            shards &= shards - 1;
-            let Some(mut copy) = self.outbox.take_frame() else {
-                self.discard(Discard::NoBuffer);
-                continue;
-            };
-            if copy.fill(frame.data()) {
-                self.count(counter);
-                self.hand_over(shard, copy);
-            } else {
-                self.outbox.keep_frame(copy); // a buffer of the port holds every frame that the port carries
-                self.discard(Discard::NoBuffer);
-            }
-        }
     }
 }
 

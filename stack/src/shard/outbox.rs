@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 use super::counters::{Counter, Counters};
 use super::due::Due;
 use super::qp::Qp;
-use super::tx::{Built, InPlace, Source, write_frames};
+use super::shared::Shared;
+use super::tx::writer::{Built, InPlace, Source, write_frames};
 use crate::config::{TX_BURST, TX_STALL};
 use crate::port::{Frame, PortQueue, TxBurst};
 use crate::time::Instant;
@@ -257,6 +258,23 @@ impl Outbox {
         self.leaving.push_back(Leaving { mark, slot: qp.slot, epoch: qp.epoch, seq });
     }
 
+    /// The `n` frames that were built last go to a shard of this device.
+    #[cold]
+    pub fn send_inside(
+        &mut self,
+        traffic: Traffic,
+        n: usize,
+        shard: usize,
+        shared: &Shared,
+        counters: &Counters,
+    ) {
+        let frames = &mut self.of(traffic).frames;
+        for frame in frames.drain(frames.len() - n..) {
+            counters.add(Counter::ToSelf, 1);
+            shared.hand_over(shard, frame, counters);
+        }
+    }
+
     /// Whether unreliable work requests wait for their frames to leave.
     #[inline]
     pub fn any_leaving(&self) -> bool {
@@ -305,7 +323,7 @@ impl Backlog {
 mod tests {
     use super::*;
     use crate::port::RxBurst;
-    use crate::shard::tx::source::Responses;
+    use crate::shard::tx::writer::source::Responses;
 
     /// A port that takes so many frames in all.
     struct Narrow(usize);

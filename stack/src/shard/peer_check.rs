@@ -3,71 +3,26 @@
 //! A queue pair has one check at a time; who asks meanwhile gets the same. It costs a box while it lasts. Its timer is that of the
 //! queue pair, and no packet looks at it but one that answers nothing in flight.
 
-use core::sync::atomic::{AtomicU8, Ordering};
+pub(super) mod check;
+
 use std::sync::Arc;
 
-use super::Shard;
 use super::counters::Counter;
 use super::env::Env;
 use super::outbox::Traffic;
 use super::qp::{Qp, Route};
-use super::tx::{Draft, Payload};
+use super::state::Shard;
+use super::tx::writer::{Draft, Payload};
 use crate::id::{Psn, QpType, Qpn};
 use crate::mem::Place;
-use crate::proto::requester::{CheckStep, PeerCheck};
+use crate::proto::requester::CheckStep;
 use crate::proto::state::Gates;
 use crate::time::Instant;
 use crate::wire::{Discard, Header, Kind, Opcode, Position, Tail};
+use check::{Check, CheckOutcome, PeerState};
 
 /// The packet of a check.
 const PACKET: Opcode = Opcode::rc(Kind::Send, Position::Only, Tail::None);
-
-/// What a check has found out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-#[non_exhaustive]
-pub enum PeerState {
-    /// The check is under way.
-    Asked,
-    /// The peer answered: it has its queue pair.
-    Alive,
-    /// The peer answered nothing, as often as a request would have been sent.
-    Silent,
-    /// There is nobody to ask: the queue pair is no reliable connection (RC), or is not in RTS or SQD (any more).
-    NotConnected,
-}
-
-/// What a check has found out, for who asked.
-#[derive(Debug)]
-pub struct CheckOutcome(AtomicU8);
-
-impl CheckOutcome {
-    fn new(state: PeerState) -> Arc<Self> {
-        Arc::new(Self(AtomicU8::new(state as u8)))
-    }
-    /// What is known now. It changes once, from [`PeerState::Asked`].
-    pub fn state(&self) -> PeerState {
-        use PeerState::{Alive, Asked, NotConnected, Silent};
-        let state = self.0.load(Ordering::Acquire);
-        [Asked, Alive, Silent].into_iter().find(|known| *known as u8 == state).unwrap_or(NotConnected)
-    }
-}
-
-/// A check of a queue pair's peer.
-#[derive(Debug)]
-pub(super) struct Check {
-    check: PeerCheck,
-    outcome: Arc<CheckOutcome>,
-}
-
-impl Drop for Check {
-    /// It goes with its queue pair, unless it has ended before.
-    fn drop(&mut self) {
-        if self.outcome.state() == PeerState::Asked {
-            self.outcome.0.store(PeerState::NotConnected as u8, Ordering::Release);
-        }
-    }
-}
 
 impl Qp {
     /// The check of the peer, if there is one, ends.
@@ -75,7 +30,7 @@ impl Qp {
     pub fn end_check(&mut self, state: PeerState) {
         self.checks_peer = false;
         if let Some(check) = self.check.take() {
-            check.outcome.0.store(state as u8, Ordering::Release);
+            check.end(state);
         }
     }
 }
@@ -86,11 +41,8 @@ impl Shard {
         let connected = Gates::TX_RETRY.union(Gates::RX_RESP);
         let found = self.qps.find(qpn).filter(|qp| qp.ty == QpType::Rc && qp.gates.has(connected));
         let Some(qp) = found else { return CheckOutcome::new(PeerState::NotConnected) };
-        let check = qp.check.get_or_insert_with(|| {
-            let check = qp.requester.begin_check(now);
-            Box::new(Check { check, outcome: CheckOutcome::new(PeerState::Asked) })
-        });
-        let (outcome, due) = (check.outcome.clone(), check.check.due());
+        let check = qp.check.get_or_insert_with(|| Box::new(Check::new(qp.requester.begin_check(now))));
+        let (outcome, due) = (check.outcome(), check.check.due());
         qp.checks_peer = true;
         self.env.agenda.wake_at(qp, due);
         outcome
@@ -141,7 +93,8 @@ impl Env {
         qp.counters.sent(1, frame.len() as u64);
         self.outbox.requests.frames.push(frame);
         if qp.route == Route::Inside {
-            self.send_inside(Traffic::Requests, 1, qp.peer_shard.into());
+            let (shared, counters) = (&self.shared, &self.counters);
+            self.outbox.send_inside(Traffic::Requests, 1, qp.peer_shard.into(), shared, counters);
         }
     }
 }

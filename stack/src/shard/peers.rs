@@ -4,12 +4,11 @@
 //! changed: then datagrams look their ways up again, and connections to a neighbour that moved are visited, some a turn.
 
 use super::due::Due;
-use super::env::Env;
 use super::hops::Hops;
+use super::host::IpHost;
 use super::paths::{Path, Paths};
 use super::qp::{Qp, Route};
-use super::{Shard, Shared};
-use crate::config::NEIGHBOUR_VISITS;
+use super::shared::Shared;
 use crate::id::Gid;
 use crate::net::{Net, Resolution};
 use crate::proto::address::Source;
@@ -43,6 +42,14 @@ impl Peers {
         Due::now_if(self.has_more() || !self.are_current(shared))
     }
 
+    /// Follows the IP host: neighbours and addresses as they are now.
+    #[inline]
+    pub fn update(&mut self, shared: &Shared) {
+        if !self.are_current(shared) {
+            self.note_changes(shared);
+        }
+    }
+
     /// Neighbours or addresses changed: ways are looked up again, and the queue pairs that it concerns are to be visited.
     #[cold]
     fn note_changes(&mut self, shared: &Shared) {
@@ -70,50 +77,15 @@ impl Peers {
     }
 }
 
-impl Shard {
-    /// Follows the IP host: neighbours and addresses as they are now.
-    #[inline]
-    pub(super) fn update_peers(&mut self) {
-        let env = &mut self.env;
-        if !env.peers.are_current(&env.shared) {
-            env.peers.note_changes(&env.shared);
-        }
-    }
-
-    /// Queue pairs whose neighbour was found, moved, or is not there: as many as a turn may take.
-    #[cold]
-    pub(super) fn visit_moved(&mut self) {
-        for _ in 0..NEIGHBOUR_VISITS {
-            let Some(slot) = self.env.peers.hops.next_due() else { break };
-            let Some(qp) = self.qps.get(slot) else { continue };
-            let env = &mut self.env;
-            if qp.is_datagram() {
-                env.peers.release(&env.shared, slot);
-                env.agenda.mark_ready(qp);
-                continue;
-            }
-            let waited = !qp.is_reachable();
-            env.resolve(qp);
-            if waited {
-                env.agenda.mark_ready(qp);
-            }
-            // Also if a request of it found the neighbour first.
-            if qp.responder.has_answer() {
-                env.agenda.mark_answering(qp);
-            }
-        }
-    }
-}
-
-impl Env {
+impl Peers {
     /// Looks the queue pair's next hop up, and asks for it if nobody knows it. `true`: it cannot be reached. A queue pair
     /// that has an address keeps it until there is another one: that nobody answers for it does not make it wrong.
-    pub fn resolve(&mut self, qp: &mut Qp) -> bool {
+    pub fn resolve(&mut self, host: &mut IpHost<'_>, qp: &mut Qp) -> bool {
         if qp.route == Route::Inside {
-            self.peers.release(&self.shared, qp.slot);
+            self.release(host.shared, qp.slot);
             return false;
         }
-        match self.hold_next_hop(qp.slot, &qp.template.dst()) {
+        match self.hold_next_hop(host, qp.slot, &qp.template.dst()) {
             Resolution::Known(mac) => {
                 qp.template.set_dst_mac(mac);
                 qp.route = Route::Known;
@@ -126,54 +98,54 @@ impl Env {
 
     /// Looks up where frames to an address go. The queue pair in this slot holds that neighbour from now on, and is
     /// visited when it changes.
-    pub fn hold_next_hop(&mut self, slot: u32, dst: &Gid) -> Resolution {
-        let before = self.peers.hops.of(slot);
-        let (hop, found) = self.ask_host(|net, now| net.hold(now, dst, before));
-        self.peers.hops.set(slot, hop);
+    pub fn hold_next_hop(&mut self, host: &mut IpHost<'_>, slot: u32, dst: &Gid) -> Resolution {
+        let before = self.hops.of(slot);
+        let (hop, found) = host.ask(|net, now| net.hold(now, dst, before));
+        self.hops.set(slot, hop);
         found
     }
 
     /// The way from an address of ours to another; asks the link for it if need be.
     #[inline]
-    pub fn path_to(&mut self, source: Source, gid: &Gid) -> Path {
-        match self.peers.paths.get(source, gid) {
+    pub fn path_to(&mut self, host: &mut IpHost<'_>, source: Source, gid: &Gid) -> Path {
+        match self.paths.get(source, gid) {
             Some(path) => path,
-            None => self.find_path(source, gid),
+            None => self.find_path(host, source, gid),
         }
     }
 
     #[cold]
-    fn find_path(&mut self, source: Source, gid: &Gid) -> Path {
-        let path = self.look_up(source, gid, |net, now| net.resolve(now, gid));
+    fn find_path(&mut self, host: &mut IpHost<'_>, source: Source, gid: &Gid) -> Path {
+        let path = look_up(host, source, gid, |net, now| net.resolve(now, gid));
         if matches!(path, Path::Known(_) | Path::Inside) {
-            self.peers.paths.set(source, gid, path);
+            self.paths.set(source, gid, path);
         }
         path
     }
+}
 
-    /// The way of an answer from an address of ours to another, which may be a stranger's and does not become a neighbour in use.
-    #[cold]
-    pub fn path_of_answer(&mut self, source: Source, gid: &Gid) -> Path {
-        self.look_up(source, gid, |net, now| net.resolve_answer(now, gid))
+/// The way of an answer from an address of ours to another, which may be a stranger's and does not become a neighbour in use.
+#[cold]
+pub(super) fn path_of_answer(host: &mut IpHost<'_>, source: Source, gid: &Gid) -> Path {
+    look_up(host, source, gid, |net, now| net.resolve_answer(now, gid))
+}
+
+fn look_up(
+    host: &mut IpHost<'_>,
+    source: Source,
+    gid: &Gid,
+    resolve: impl FnOnce(&mut Net, Instant) -> Resolution,
+) -> Path {
+    if host.shared.gids.of(source).is_none() {
+        return Path::NoSource;
     }
-
-    fn look_up(
-        &mut self,
-        source: Source,
-        gid: &Gid,
-        resolve: impl FnOnce(&mut Net, Instant) -> Resolution,
-    ) -> Path {
-        if self.shared.gids.of(source).is_none() {
-            return Path::NoSource;
-        }
-        if self.shared.gids.contains(gid) {
-            return Path::Inside;
-        }
-        match self.ask_host(resolve) {
-            Resolution::Known(mac) => Path::Known(mac),
-            Resolution::Pending => Path::Pending,
-            Resolution::Failed => Path::Failed,
-        }
+    if host.shared.gids.contains(gid) {
+        return Path::Inside;
+    }
+    match host.ask(resolve) {
+        Resolution::Known(mac) => Path::Known(mac),
+        Resolution::Pending => Path::Pending,
+        Resolution::Failed => Path::Failed,
     }
 }
 
@@ -182,6 +154,7 @@ mod tests {
     use super::*;
     use crate::id::Mac;
     use crate::port::{Frame, pair};
+    use crate::shard::env::Env;
     use crate::shard::scale::shared;
 
     const OURS: [u8; 4] = [10, 0, 0, 1];
@@ -203,7 +176,17 @@ mod tests {
         reply.extend([us.0, station.0].concat());
         reply.extend([0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 2]);
         reply.extend([&station.0[..], &ip, &us.0, &OURS].concat());
-        env.receive_other(&Frame::from_vec(reply));
+        env.host().receive(&Frame::from_vec(reply));
+    }
+
+    fn path_to(env: &mut Env, source: Source, gid: &Gid) -> Path {
+        let (peers, mut host) = env.peers_and_host();
+        peers.path_to(&mut host, source, gid)
+    }
+
+    fn hold_next_hop(env: &mut Env, slot: u32, dst: &Gid) -> Resolution {
+        let (peers, mut host) = env.peers_and_host();
+        peers.hold_next_hop(&mut host, slot, dst)
     }
 
     fn source(env: &Env) -> Source {
@@ -219,28 +202,28 @@ mod tests {
     fn a_way_is_remembered_until_something_changes() {
         let mut env = env();
         let (from, to) = (source(&env), Gid::v4(PEER));
-        assert_eq!(env.path_to(from, &to), Path::Pending);
+        assert_eq!(path_to(&mut env, from, &to), Path::Pending);
         assert_eq!(env.peers.paths.get(from, &to), None, "what is not known is asked again");
         hear_from(&mut env, PEER, FIRST);
-        assert_eq!(env.path_to(from, &to), Path::Known(FIRST));
+        assert_eq!(path_to(&mut env, from, &to), Path::Known(FIRST));
         env.peers.note_changes(&env.shared);
         assert!(env.peers.are_current(&env.shared));
-        assert_eq!(env.path_to(from, &to), Path::Known(FIRST));
+        assert_eq!(path_to(&mut env, from, &to), Path::Known(FIRST));
         assert_eq!(env.peers.paths.get(from, &to), Some(Path::Known(FIRST)));
 
-        env.path_to(from, &Gid::v4(OTHER));
+        path_to(&mut env, from, &Gid::v4(OTHER));
         hear_from(&mut env, OTHER, SECOND);
         assert!(!env.peers.are_current(&env.shared));
         assert!(env.peers.paths.get(from, &to).is_some(), "not before the turn that takes note");
         env.peers.note_changes(&env.shared);
         assert_eq!(env.peers.paths.get(from, &to), None);
-        assert_eq!(env.path_to(from, &to), Path::Known(FIRST));
-        assert_eq!(env.path_to(from, &Gid::v4(OTHER)), Path::Known(SECOND));
+        assert_eq!(path_to(&mut env, from, &to), Path::Known(FIRST));
+        assert_eq!(path_to(&mut env, from, &Gid::v4(OTHER)), Path::Known(SECOND));
 
-        assert_eq!(env.path_to(from, &Gid::v4(OURS)), Path::Inside);
+        assert_eq!(path_to(&mut env, from, &Gid::v4(OURS)), Path::Inside);
         env.shared.gids.remove(&Gid::v4(OURS));
         env.peers.note_changes(&env.shared);
-        assert_eq!(env.path_to(from, &to), Path::NoSource);
+        assert_eq!(path_to(&mut env, from, &to), Path::NoSource);
     }
 
     // Those that send to a neighbour are visited when it is found, and no others.
@@ -248,7 +231,7 @@ mod tests {
     fn who_sends_to_a_neighbour_that_changed_is_visited() {
         let mut env = env();
         for (slot, to) in [(0, PEER), (1, OTHER), (2, PEER), (3, PEER)] {
-            assert_eq!(env.hold_next_hop(slot, &Gid::v4(to)), Resolution::Pending);
+            assert_eq!(hold_next_hop(&mut env, slot, &Gid::v4(to)), Resolution::Pending);
         }
         env.peers.release(&env.shared, 3);
         assert_eq!(env.peers.hops.of(3), None);
@@ -261,9 +244,9 @@ mod tests {
         hear_from(&mut env, PEER, FIRST);
         assert_eq!(visited(&mut env), [0, 2]);
         assert_eq!(visited(&mut env), [0; 0], "once is enough");
-        assert_eq!(env.hold_next_hop(2, &Gid::v4(PEER)), Resolution::Known(FIRST));
+        assert_eq!(hold_next_hop(&mut env, 2, &Gid::v4(PEER)), Resolution::Known(FIRST));
         // A queue pair with another peer has another neighbour.
-        assert_eq!(env.hold_next_hop(2, &Gid::v4(OTHER)), Resolution::Pending);
+        assert_eq!(hold_next_hop(&mut env, 2, &Gid::v4(OTHER)), Resolution::Pending);
         hear_from(&mut env, OTHER, SECOND);
         assert_eq!(visited(&mut env), [1, 2]);
     }

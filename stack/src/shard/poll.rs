@@ -4,12 +4,37 @@
 //! it is prefetched, and what was received is handled meanwhile.
 
 use super::counters::Counter;
-use super::lookahead::Part;
-use super::{Shard, Turn};
-use crate::config::READY_BUDGET;
+use super::qp::Part;
+use super::state::Shard;
+use crate::config::{NEIGHBOUR_VISITS, READY_BUDGET};
 use crate::proto::completer::{Response, RetryCause};
 use crate::proto::status::WcStatus;
 use crate::time::Instant;
+
+/// What a turn did. It fits a register. A copy in memory would be loaded with another width than it was stored with: no store
+/// forwarding, so the load would wait until every store before it has left the core, those to a port's memory too.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Turn {
+    /// Frames received, or 65535 if there were more.
+    pub rx: u16,
+    /// Frames sent, likewise.
+    pub tx: u16,
+    /// There is work that did not fit into this turn.
+    pub more: bool,
+}
+
+const _: () = assert!(size_of::<Option<Turn>>() <= size_of::<usize>());
+
+impl Turn {
+    fn new(rx: usize, tx: usize, more: bool) -> Self {
+        let count = |n: usize| n.min(u16::MAX.into()) as u16;
+        Self { rx: count(rx), tx: count(tx), more }
+    }
+    /// Whether the turn moved nothing and left nothing.
+    pub fn idle(&self) -> bool {
+        self.rx == 0 && self.tx == 0 && !self.more
+    }
+}
 
 impl Shard {
     /// Makes one turn. `now` must not go back by much; the caller holds the claim on this shard.
@@ -22,9 +47,10 @@ impl Shard {
 
     #[inline]
     fn turn(&mut self, now: Instant) -> Turn {
-        self.begin_at(now);
+        self.env.now = now;
+        self.env.agenda.corrections.begin_turn(now, &mut self.qps);
         // Before anything is sent: an address that was removed between two turns is nobody's source any more.
-        self.update_peers();
+        self.env.peers.update(&self.env.shared);
         self.run_watched();
         let (rx, tx) =
             if self.lookahead.is_active() { self.receive_then_send() } else { self.send_then_receive() };
@@ -133,10 +159,35 @@ impl Shard {
     /// The IP host: requests that are due, and routes that changed.
     #[inline]
     fn run_net(&mut self) {
-        self.env.run_host();
-        self.update_peers();
+        let (peers, mut host) = self.env.peers_and_host();
+        host.run();
+        peers.update(host.shared);
         if self.env.peers.has_more() {
             self.visit_moved();
+        }
+    }
+
+    /// Queue pairs whose neighbour was found, moved, or is not there: as many as a turn may take.
+    #[cold]
+    fn visit_moved(&mut self) {
+        for _ in 0..NEIGHBOUR_VISITS {
+            let Some(slot) = self.env.peers.hops.next_due() else { break };
+            let Some(qp) = self.qps.get(slot) else { continue };
+            let env = &mut self.env;
+            if qp.is_datagram() {
+                env.peers.release(&env.shared, slot);
+                env.agenda.mark_ready(qp);
+                continue;
+            }
+            let waited = !qp.is_reachable();
+            env.resolve(qp);
+            if waited {
+                env.agenda.mark_ready(qp);
+            }
+            // Also if a request of it found the neighbour first.
+            if qp.responder.has_answer() {
+                env.agenda.mark_answering(qp);
+            }
         }
     }
 

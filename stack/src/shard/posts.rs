@@ -5,7 +5,8 @@ use arrayvec::ArrayVec;
 
 use super::agenda::Agenda;
 use super::qp::Qp;
-use super::{Qps, Shard};
+use super::qps::Qps;
+use super::state::Shard;
 use crate::config::{READY_BUDGET, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
 use crate::proto::requester::SendRing;
 use crate::sync::asymmetric::heavy;
@@ -36,7 +37,7 @@ impl Shard {
         let mut posted = Posted::new();
         if self.env.shared.doorbells[self.env.id].any() {
             self.take_doorbells(&mut posted);
-            self.prefetch_senders(&posted);
+            self.qps.prefetch_senders(&posted, &self.env.agenda.wheel);
         }
         posted
     }

@@ -12,22 +12,23 @@ use crate::proto::responder::{Responder, ResponderConfig};
 use crate::proto::state::Gates;
 use crate::proto::status::WcStatus;
 use crate::proto::wqe::Granule;
+use crate::sync::prefetch::LINE;
 use crate::sync::spsc::Consumer;
 use crate::time::Instant;
 use crate::wire::{Discard, Flow, Packet, Template, Transport, udp_source_port};
 
 use super::counters::QpCounters;
-use super::deferred::DeferredReceives;
+use super::cq::LaneId;
+use super::deferred::list::DeferredReceives;
+use super::held_gid::HeldGid;
 use super::identification::Trace;
-#[cfg(not(loom))]
-use super::lookahead::Part;
-use super::peer_check::Check;
+use super::peer_check::check::Check;
 #[cfg(not(loom))]
 use super::qp_table::QpTable;
 use super::rq::{RecvSource, Rq};
+use super::shared::Shared;
 #[cfg(not(loom))]
 use super::wheel::Wheel;
-use super::{HeldGid, LaneId, Shared};
 
 /// What a queue pair is made of; [`Shard::create_qp`](super::Shard::create_qp) takes it.
 #[derive(Debug)]
@@ -198,7 +199,6 @@ const _: () = {
 /// index, and its request.
 #[cfg(not(loom))]
 const _: () = {
-    const LINE: usize = crate::sync::prefetch::LINE;
     const FOUND: usize = QpTable::ENTRY;
     assert!(Part::Send.bytes() + LINE + FOUND + Wheel::ENTRY + Requester::REMEMBERED <= HOT_STATE_MAX);
     assert!(Part::Request.bytes() + LINE + FOUND <= HOT_STATE_MAX);
@@ -372,6 +372,35 @@ impl Qp {
     #[inline]
     pub fn credits(&self) -> Option<u32> {
         self.rq.credits()
+    }
+}
+
+/// What of a queue pair is about to be needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Part {
+    /// What sends requests: lines 0 to 3, its work requests, and the first bytes of their data.
+    Send,
+    /// What takes messages and acknowledges them: lines 0, 3, 5 and 6, its receive requests, and where their data go.
+    Request,
+    /// Its timer: lines 0 to 2.
+    Timer,
+}
+
+impl Part {
+    /// Its lines of a queue pair: from, and up to but not including.
+    #[inline(always)]
+    pub const fn lines(self) -> [(usize, usize); 3] {
+        match self {
+            Self::Send => [(0, 4), (4, 4), (4, 4)],
+            Self::Request => [(0, 1), (3, 4), (5, 7)],
+            Self::Timer => [(0, 3), (3, 3), (3, 3)],
+        }
+    }
+    /// Bytes of those lines.
+    #[cfg(not(loom))]
+    pub const fn bytes(self) -> usize {
+        let [a, b, c] = self.lines();
+        (a.1 - a.0 + b.1 - b.0 + c.1 - c.0) * LINE
     }
 }
 

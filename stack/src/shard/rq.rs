@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{EventElement, LaneId, Shared};
+use super::cq::LaneId;
+use super::events::EventElement;
+use super::shared::Shared;
 use crate::config::SGE_MAX;
 use crate::id::PdId;
 use crate::mem::sge;

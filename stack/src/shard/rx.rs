@@ -7,20 +7,20 @@
 //! Functions on this path that are not inlined take them by value: a reference would make the compiler store them for every packet.
 
 mod burst;
+mod multicast;
 mod requests;
 mod responses;
 mod unreliable;
 
-use super::Qps;
 use super::counters::Counter;
 use super::env::Env;
-use super::identification::{Trace, Verdict, is_small};
+use super::identification::{Trace, Verdict};
 use super::qp::Qp;
+use super::qps::Qps;
 use crate::config::{LONG_PACKET, PLACE_AHEAD};
-use crate::id::{QpState, QpType, Qpn};
+use crate::id::{QpType, Qpn};
 use crate::port::Frame;
 use crate::proto::state::Gates;
-use crate::proto::status::AsyncEvent;
 use crate::sync::prefetch;
 use crate::wire::{Discard, Ingress, Layout, Opcode, Packet, Row, Transport, icrc, locate, locate_plain};
 use burst::Arrival;
@@ -30,6 +30,23 @@ use burst::Arrival;
 pub(super) fn check_icrc(frame: &mut Frame, layout: &Layout) -> Result<(), Discard> {
     let sum = frame.sum();
     if icrc::check(frame.data_mut(), layout, sum) { Ok(()) } else { Err(Discard::BadIcrc) }
+}
+
+/// The VLAN and the P_Key of a packet are ours.
+#[inline(always)]
+pub(super) fn check_vlan_and_pkey(
+    layout: &Layout,
+    pkt: &Packet<'_>,
+    vlan: Option<u16>,
+) -> Result<(), Discard> {
+    if layout.vid() != vlan {
+        return Err(Discard::UnknownVlan);
+    }
+    // One partition, the default one, with full membership: limited peers may talk to us.
+    if pkt.pkey() & 0x7fff != 0x7fff {
+        return Err(Discard::BadPkey);
+    }
+    Ok(())
 }
 
 impl Env {
@@ -47,7 +64,7 @@ impl Env {
     fn receive_any(&mut self, qps: &mut Qps, arrival: Arrival<'_>) {
         match locate(arrival.frame().data()) {
             Ok(Ingress::Roce(layout)) => self.receive_located(qps, arrival, layout),
-            Ok(Ingress::Other) => self.receive_other(arrival.frame()),
+            Ok(Ingress::Other) => self.host().receive(arrival.frame()),
             Err(reason) => self.discard(reason),
         }
     }
@@ -148,7 +165,7 @@ impl Env {
         check_icrc(frame, &layout)?;
         let pkt = layout.packet(frame.data());
         qp.check_addresses(&pkt)?;
-        self.check_vlan_and_pkey(&layout, &pkt)?;
+        check_vlan_and_pkey(&layout, &pkt, self.shared.vlan)?;
         self.note_received(qp, &pkt, frame.len());
         if qp.careful {
             return self.receive_carefully(qp, pkt);
@@ -171,7 +188,7 @@ impl Env {
     #[inline(never)]
     fn receive_carefully(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
         if !qp.comm_est {
-            self.establish(qp);
+            qp.establish(&self.shared.events);
         }
         let identification = pkt.identification().filter(|_| self.shared.computed_ids);
         qp.careful = identification.is_some();
@@ -193,42 +210,13 @@ impl Env {
         handled
     }
 
-    /// Counts a packet of no connection whose ICRC could be checked in part only: there is nothing to compare it with.
-    pub(super) fn note_weak(&self, pkt: &Packet<'_>) {
-        if self.shared.computed_ids && pkt.identification().is_some_and(|id| !is_small(id)) {
-            self.count(Counter::IcrcWeak);
-        }
-    }
-
     /// Counts a packet that its queue pair's state, addresses and keys let in.
     #[inline(always)]
     pub(super) fn note_received(&mut self, qp: &mut Qp, pkt: &Packet<'_>, frame_len: usize) {
         qp.counters.received(frame_len);
         if pkt.is_marked() {
-            self.note_mark(qp);
+            qp.note_mark(self.now, &self.counters);
         }
-    }
-
-    /// The first packet of a connection.
-    #[cold]
-    fn establish(&mut self, qp: &mut Qp) {
-        qp.comm_est = true;
-        if qp.state == QpState::Rtr {
-            qp.raise(&self.shared.events, AsyncEvent::CommEst);
-        }
-    }
-
-    /// The VLAN and the P_Key are ours.
-    #[inline(always)]
-    pub(super) fn check_vlan_and_pkey(&self, layout: &Layout, pkt: &Packet<'_>) -> Result<(), Discard> {
-        if layout.vid() != self.shared.vlan {
-            return Err(Discard::UnknownVlan);
-        }
-        // One partition, the default one, with full membership: limited peers may talk to us.
-        if pkt.pkey() & 0x7fff != 0x7fff {
-            return Err(Discard::BadPkey);
-        }
-        Ok(())
     }
 
     /// A packet for a number that no queue pair of this shard has: a group's, or nobody's.

@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{QpSpec, Shard, Shared, SharedConfig};
+use super::qp::QpSpec;
+use super::shared::{Shared, SharedConfig};
+use super::state::Shard;
 use crate::config::NEIGHBOUR_VISITS;
 use crate::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use crate::mark::steps;

@@ -21,6 +21,7 @@ use crate::sync::lock::lock;
 use crate::sync::sleeper::Sleeper;
 use crate::sync::words::{Word, Words};
 use crate::time::Instant;
+use crate::wire::Discard;
 
 /// Shared by the shards of a device and its control plane.
 #[derive(Debug)]
@@ -155,6 +156,18 @@ impl Shared {
         let deadline = net.poll_timeout().map_or(u64::MAX, Instant::as_nanos);
         self.net_deadline.store(deadline, Ordering::Release);
         r
+    }
+
+    /// Puts a frame into a shard's inbox. `counters` are those of the shard that has it.
+    pub(super) fn hand_over(&self, shard: usize, frame: Frame, counters: &Counters) {
+        let full = match self.inboxes.get(shard) {
+            Some(inbox) => inbox.push(frame).is_err(),
+            None => return counters.discard(Discard::UnknownQpn, 1),
+        };
+        if full {
+            counters.discard(Discard::InboxFull, 1);
+        }
+        self.sleeper.wake_for(1 << shard);
     }
 
     /// When there is work for a shard here: from posters, from other shards, or of the IP host.

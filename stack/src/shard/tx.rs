@@ -3,19 +3,11 @@
 mod answers;
 mod requests;
 mod unreliable;
-mod writer;
+pub(super) mod writer;
 
-#[cfg(test)]
-pub(super) use writer::source;
-pub(super) use writer::{Built, Draft, InPlace, Payload, Source, write_frames};
-
-use super::Shard;
-use super::counters::Counter;
-use super::env::Env;
 use super::lookahead::GROUP;
-use super::outbox::Traffic;
+use super::state::Shard;
 use crate::config::{QP_TX_BUDGET, READY_BUDGET};
-use crate::port::TxBurst;
 
 /// Why a queue pair stopped sending for this turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,7 +48,7 @@ impl Shard {
                 break;
             }
             if prefetch && n.is_multiple_of(GROUP) {
-                self.prefetch_ready(n == 0);
+                self.qps.prefetch_ready(&self.env.agenda.ready, n == 0);
             }
             let Some(slot) = self.env.agenda.ready.pop_front() else { break };
             let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_ready) else { continue };
@@ -67,19 +59,6 @@ impl Shard {
             }
             self.env.in_flight.note(qp);
             self.env.agenda.arm(qp);
-        }
-    }
-}
-
-impl Env {
-    /// The `n` frames that were built last go to a shard of this device.
-    #[cold]
-    pub(super) fn send_inside(&mut self, traffic: Traffic, n: usize, shard: usize) {
-        let frames = &mut self.outbox.of(traffic).frames;
-        let built: TxBurst = frames.drain(frames.len() - n..).collect();
-        for frame in built {
-            self.count(Counter::ToSelf);
-            self.hand_over(shard, frame);
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::config::{RX_BURST, RX_BURST_BYTES, RX_BURSTS};
 use crate::port::{Frame, RxBurst};
-use crate::shard::Shard;
 use crate::shard::counters::Counter;
 use crate::shard::lookahead::Lookahead;
+use crate::shard::state::Shard;
 use crate::sync::prefetch;
 
 /// A received frame, in its burst. Who keeps it beyond the turn takes it out; the others go back to the port together.

@@ -5,17 +5,17 @@ use crate::proto::state::Event;
 use crate::proto::status::WcStatus;
 use crate::proto::tables::Syndrome;
 use crate::proto::wqe::SendWqe;
-use crate::shard::Qps;
-use crate::shard::counters::Counter;
+use crate::shard::counters::{Counter, Counters};
 use crate::shard::env::Env;
-use crate::shard::peer_check::PeerState;
+use crate::shard::peer_check::check::PeerState;
 use crate::shard::qp::{Cause, Qp};
+use crate::shard::qps::Qps;
 use crate::wire::{Discard, Kind, Packet};
 
 impl Env {
     #[inline(always)]
     pub(super) fn handle_response(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
-        self.count_response(qp, &pkt);
+        count_response(&self.counters, qp, &pkt);
         let response = match qp.requester.handle_response(self.now, &pkt, &qp.sq) {
             Ok(response) => response,
             Err(reason) => return self.handle_unmatched(qp, reason),
@@ -83,7 +83,7 @@ impl Env {
                 if cause != RetryCause::Probe {
                     qp.retried = Some(cause);
                 }
-                self.count_retry(qp, cause);
+                count_retry(&self.counters, qp, cause);
             }
             Response::Wait => self.agenda.corrections.waits.push(qp.slot),
             _ => {}
@@ -97,48 +97,48 @@ impl Env {
         self.agenda.arm(qp);
     }
 
-    #[cold]
-    fn count_retry(&self, qp: &Qp, cause: RetryCause) {
-        self.count_of(
-            qp,
-            match cause {
-                RetryCause::Timeout => Counter::RetriesTimeout,
-                RetryCause::SequenceNak => Counter::RetriesSequence,
-                RetryCause::ImpliedNak => Counter::RetriesImplied,
-                RetryCause::Rnr => Counter::RetriesRnr,
-                RetryCause::Probe => Counter::AckProbes,
-                RetryCause::Unreachable => return, // is no retry
-            },
-        );
-    }
-
     /// The oldest send request fails, and the queue pair with it.
     pub(in crate::shard) fn fail_send(&mut self, qp: &mut Qp, status: WcStatus) {
         self.fail(qp, Event::SendError, Cause { send: Some(status), recv: None });
     }
+}
 
-    #[inline(always)]
-    fn count_response(&self, qp: &Qp, pkt: &Packet<'_>) {
-        if pkt.row.kind != Kind::Ack {
-            return self.count(Counter::ResponsesReceived);
-        }
-        let syndrome = pkt.aeth().syndrome;
-        if Syndrome::is_ack(syndrome) {
-            return self.count(Counter::AcksReceived);
-        }
-        self.count_nak(qp, Syndrome::decode(syndrome));
+#[inline(always)]
+fn count_response(counters: &Counters, qp: &Qp, pkt: &Packet<'_>) {
+    if pkt.row.kind != Kind::Ack {
+        return counters.add(Counter::ResponsesReceived, 1);
     }
+    let syndrome = pkt.aeth().syndrome;
+    if Syndrome::is_ack(syndrome) {
+        return counters.add(Counter::AcksReceived, 1);
+    }
+    count_nak(counters, qp, Syndrome::decode(syndrome));
+}
 
-    #[cold]
-    fn count_nak(&self, qp: &Qp, syndrome: Syndrome) {
-        if let Syndrome::RnrNak { .. } = syndrome {
-            return self.count_of(qp, Counter::RnrNaksReceived);
-        }
-        self.count_of(qp, Counter::NaksReceived);
-        if let Syndrome::Nak(code) = syndrome
-            && let Some(counter) = Counter::nak_received(code)
-        {
-            self.count_of(qp, counter);
-        }
+#[cold]
+fn count_nak(counters: &Counters, qp: &Qp, syndrome: Syndrome) {
+    if let Syndrome::RnrNak { .. } = syndrome {
+        return counters.add_of(&qp.counters, Counter::RnrNaksReceived);
     }
+    counters.add_of(&qp.counters, Counter::NaksReceived);
+    if let Syndrome::Nak(code) = syndrome
+        && let Some(counter) = Counter::nak_received(code)
+    {
+        counters.add_of(&qp.counters, counter);
+    }
+}
+
+#[cold]
+fn count_retry(counters: &Counters, qp: &Qp, cause: RetryCause) {
+    counters.add_of(
+        &qp.counters,
+        match cause {
+            RetryCause::Timeout => Counter::RetriesTimeout,
+            RetryCause::SequenceNak => Counter::RetriesSequence,
+            RetryCause::ImpliedNak => Counter::RetriesImplied,
+            RetryCause::Rnr => Counter::RetriesRnr,
+            RetryCause::Probe => Counter::AckProbes,
+            RetryCause::Unreachable => return, // is no retry
+        },
+    );
 }

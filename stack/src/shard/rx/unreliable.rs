@@ -1,6 +1,6 @@
 //! UC and UD: receiving without answering.
 
-use super::check_icrc;
+use super::{check_icrc, check_vlan_and_pkey};
 use crate::id::QpType;
 use crate::port::Frame;
 use crate::proto::fault::Fault;
@@ -9,6 +9,7 @@ use crate::proto::state::Gates;
 use crate::proto::wqe::RecvWqe;
 use crate::shard::counters::Counter;
 use crate::shard::env::Env;
+use crate::shard::identification::is_small;
 use crate::shard::qp::Qp;
 use crate::wire::{Discard, Layout, Packet, Transport};
 
@@ -22,7 +23,9 @@ impl Env {
         layout: &Layout,
     ) -> Result<(), Discard> {
         match (qp.ty, layout.row.transport) {
-            (_, Transport::Cnp) => return self.receive_notification(qp, frame, layout),
+            (_, Transport::Cnp) => {
+                return qp.receive_notification(self.now, frame, layout, &self.shared, &self.counters);
+            }
             (QpType::Uc, Transport::Uc) | (QpType::Ud | QpType::Gsi, Transport::Ud) => {}
             _ => return Err(Discard::WrongTransport),
         }
@@ -40,21 +43,28 @@ impl Env {
         } else {
             qp.check_addresses(&pkt)?;
         }
-        self.check_vlan_and_pkey(layout, &pkt)?;
+        check_vlan_and_pkey(layout, &pkt, self.shared.vlan)?;
         self.note_received(qp, &pkt, frame.len());
         self.note_weak(&pkt);
         if !qp.is_datagram() {
             return self.receive_message(qp, &pkt);
         }
         if qp.ty == QpType::Gsi {
-            self.note_reply_mac(frame.data(), &pkt.src());
+            self.host().note_reply_mac(frame.data(), &pkt.src());
         }
         self.receive_datagram(qp, &pkt, layout.priority())
     }
 
+    /// Counts a packet of no connection whose ICRC could be checked in part only: there is nothing to compare it with.
+    fn note_weak(&self, pkt: &Packet<'_>) {
+        if self.shared.computed_ids && pkt.identification().is_some_and(|id| !is_small(id)) {
+            self.count(Counter::IcrcWeak);
+        }
+    }
+
     fn receive_message(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
         if !qp.comm_est {
-            self.establish(qp);
+            qp.establish(&self.shared.events);
         }
         // Nobody answers, whatever the packet asks for.
         let pkt = &Packet { ack_req: false, ..*pkt };

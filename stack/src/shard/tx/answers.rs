@@ -11,7 +11,7 @@ use crate::proto::fault::Fault;
 use crate::proto::responder::Answered;
 use crate::proto::tables::Syndrome;
 use crate::shard::copy::{self, LocalProtection};
-use crate::shard::counters::Counter;
+use crate::shard::counters::{Counter, Counters};
 use crate::shard::env::Env;
 use crate::shard::outbox::{Ended, Traffic};
 use crate::shard::qp::{Qp, Route};
@@ -169,9 +169,10 @@ impl Env {
             let (built, ended) =
                 self.outbox.write(Traffic::Answers, in_place, waiting, &mut source, self.now, &self.counters);
             let (ack, fatal) = (source.ack, source.fatal);
-            self.count_answers(qp, &built, ack);
+            count_answers(&self.counters, qp, &built, ack);
             if route == Route::Inside {
-                self.send_inside(Traffic::Answers, built.frames, peer_shard.into());
+                let (shared, counters) = (&self.shared, &self.counters);
+                self.outbox.send_inside(Traffic::Answers, built.frames, peer_shard.into(), shared, counters);
             }
             budget -= built.frames;
             if let Some(fault) = fatal {
@@ -196,31 +197,31 @@ impl Env {
         }
         if qp.responder.has_answer() { Stop::More } else { Stop::Done }
     }
+}
 
-    #[inline]
-    fn count_answers(&self, qp: &mut Qp, built: &Built, ack: Option<Aeth>) {
-        if built.frames == 0 {
-            return;
-        }
-        qp.counters.sent(built.frames as u64, built.bytes);
-        self.counters.add(Counter::ResponsesSent, built.frames as u64 - u64::from(ack.is_some()));
-        match ack {
-            None => {}
-            Some(aeth) if Syndrome::is_ack(aeth.syndrome) => self.count(Counter::AcksSent),
-            Some(aeth) => self.count_nak_sent(qp, aeth.syndrome),
-        }
+#[inline]
+fn count_answers(counters: &Counters, qp: &mut Qp, built: &Built, ack: Option<Aeth>) {
+    if built.frames == 0 {
+        return;
     }
+    qp.counters.sent(built.frames as u64, built.bytes);
+    counters.add(Counter::ResponsesSent, built.frames as u64 - u64::from(ack.is_some()));
+    match ack {
+        None => {}
+        Some(aeth) if Syndrome::is_ack(aeth.syndrome) => counters.add(Counter::AcksSent, 1),
+        Some(aeth) => count_nak_sent(counters, qp, aeth.syndrome),
+    }
+}
 
-    #[cold]
-    fn count_nak_sent(&self, qp: &Qp, syndrome: u8) {
-        if let Syndrome::RnrNak { .. } = Syndrome::decode(syndrome) {
-            return self.count_of(qp, Counter::RnrNaksSent);
-        }
-        self.count_of(qp, Counter::NaksSent);
-        if let Syndrome::Nak(code) = Syndrome::decode(syndrome)
-            && let Some(counter) = Counter::nak_sent(code)
-        {
-            self.count_of(qp, counter);
-        }
+#[cold]
+fn count_nak_sent(counters: &Counters, qp: &Qp, syndrome: u8) {
+    if let Syndrome::RnrNak { .. } = Syndrome::decode(syndrome) {
+        return counters.add_of(&qp.counters, Counter::RnrNaksSent);
+    }
+    counters.add_of(&qp.counters, Counter::NaksSent);
+    if let Syndrome::Nak(code) = Syndrome::decode(syndrome)
+        && let Some(counter) = Counter::nak_sent(code)
+    {
+        counters.add_of(&qp.counters, counter);
     }
 }

@@ -11,7 +11,7 @@ use crate::proto::state::Gates;
 use crate::proto::status::WcStatus;
 use crate::proto::wqe::{self, SendWqe};
 use crate::shard::copy::{Gather, LocalProtection, Memory};
-use crate::shard::counters::Counter;
+use crate::shard::counters::{Counter, Counters};
 use crate::shard::env::Env;
 use crate::shard::outbox::{Ended, Traffic};
 use crate::shard::qp::{Cause, Qp, Route};
@@ -244,9 +244,10 @@ impl Env {
                 &self.counters,
             );
             let again = source.again;
-            self.count_requests(qp, &built, again);
+            count_requests(&self.counters, qp, &built, again);
             if route == Route::Inside {
-                self.send_inside(Traffic::Requests, built.frames, peer_shard.into());
+                let (shared, counters) = (&self.shared, &self.counters);
+                self.outbox.send_inside(Traffic::Requests, built.frames, peer_shard.into(), shared, counters);
             }
             budget -= built.frames;
             let end = match ended {
@@ -289,17 +290,17 @@ impl Env {
         qp.requester.arm(self.now);
         Stop::More
     }
+}
 
-    #[inline]
-    fn count_requests(&self, qp: &mut Qp, built: &Built, again: u64) {
-        if built.frames == 0 {
-            return;
-        }
-        qp.long = built.any_long;
-        qp.counters.sent(built.frames as u64, built.bytes);
-        self.counters.add(Counter::RequestsSent, built.frames as u64 - again);
-        for _ in 0..again {
-            self.count_of(qp, Counter::Retransmitted);
-        }
+#[inline]
+fn count_requests(counters: &Counters, qp: &mut Qp, built: &Built, again: u64) {
+    if built.frames == 0 {
+        return;
+    }
+    qp.long = built.any_long;
+    qp.counters.sent(built.frames as u64, built.bytes);
+    counters.add(Counter::RequestsSent, built.frames as u64 - again);
+    for _ in 0..again {
+        counters.add_of(&qp.counters, Counter::Retransmitted);
     }
 }

@@ -10,11 +10,12 @@ use crate::id::{QpType, Qpn};
 use crate::proto::address::UdAddress;
 use crate::proto::requester::Idle;
 use crate::proto::status::WcStatus;
-use crate::shard::Shard;
 use crate::shard::counters::Counter;
 use crate::shard::env::Env;
 use crate::shard::paths::Path;
+use crate::shard::peers::path_of_answer;
 use crate::shard::qp::{Qp, Route};
+use crate::shard::state::Shard;
 use crate::wire::{Discard, Flow, Template, udp_source_port};
 
 impl Shard {
@@ -141,17 +142,18 @@ impl Env {
             return Path::Inside; // goes nowhere: the requester refuses it
         };
         let (source, dgid) = (address.source, address.dgid());
+        let (peers, mut host) = self.peers_and_host();
         let path = match qp.ty {
             // Queue pair 1 sends to everybody, strangers among them: no MAD waits for the neighbour of another one, and no
             // stranger is held as a neighbour in use. A MAD that is lost is sent again, when the neighbour has answered.
-            QpType::Gsi => match self.path_of_answer(source, &dgid) {
+            QpType::Gsi => match path_of_answer(&mut host, source, &dgid) {
                 Path::Pending => Path::Failed,
                 path => path,
             },
-            _ => self.path_to(source, &dgid),
+            _ => peers.path_to(&mut host, source, &dgid),
         };
         if path == Path::Pending {
-            self.hold_next_hop(qp.slot, &dgid); // woken when it changes
+            peers.hold_next_hop(&mut host, qp.slot, &dgid); // woken when it changes
         }
         let mac = match path {
             Path::Known(mac) => mac,

@@ -1,0 +1,141 @@
+//! What a shard is made of: its queue pairs, and the parts that a turn works with; and what is attached to it between two turns.
+
+use std::sync::Arc;
+
+use super::cq::{CqState, Lane, LaneId};
+use super::env::Env;
+use super::lookahead::Lookahead;
+use super::mcast::McastTable;
+use super::qps::Qps;
+use super::rq::XrcSrq;
+use super::shared::Shared;
+use crate::id::QpType;
+use crate::port::{PortQueue, RxBurst};
+use crate::proto::wqe::Cqe;
+use crate::sync::lanes::CqLane;
+use crate::time::Instant;
+
+/// One poll-mode core.
+pub struct Shard {
+    /// The burst received last.
+    pub(super) rx: Box<RxBurst>,
+    /// Bursts received ahead of it, with so many queue pairs that what they need is prefetched.
+    pub(super) lookahead: Lookahead,
+    pub(super) qps: Qps,
+    pub(super) env: Env,
+}
+
+impl core::fmt::Debug for Shard {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Shard").field("id", &self.env.id).field("qps", &self.qps.table.len()).finish()
+    }
+}
+
+impl Shard {
+    /// Shard `id` of a device, with its queue of the device's port.
+    pub fn new(id: usize, shared: Arc<Shared>, queue: Box<dyn PortQueue>, now: Instant) -> Self {
+        let qps = Qps::new(shared.qps_per_shard);
+        let env = Env::new(id, shared, queue, now);
+        Self { rx: Box::default(), lookahead: Lookahead::default(), qps, env }
+    }
+
+    /// Bounds the bytes that the reliable queue pairs of this shard have in flight together: request packets, and responses to
+    /// their READs. Each may have one packet in flight all the same. To be called before there are queue pairs.
+    pub fn bound(&mut self, window: usize) {
+        assert!(self.qps() == 0, "nothing is in flight");
+        self.env.in_flight.bound(window);
+    }
+
+    /// Bytes that its reliable queue pairs have in flight, where [`bound`](Self::bound).
+    pub fn bytes_in_flight(&self) -> u64 {
+        self.env.in_flight.used()
+    }
+
+    /// The shard prefetches while it has at least so many queue pairs; [`PREFETCH_FROM`](crate::config::PREFETCH_FROM) unless told
+    /// otherwise.
+    pub fn prefetch_from(&mut self, qps: usize) {
+        self.lookahead.set_from(qps);
+        self.count_qps();
+    }
+
+    /// Follows a change of the number of queue pairs.
+    pub(super) fn count_qps(&mut self) {
+        self.lookahead.count(self.qps.table.len());
+        self.env.agenda.cancels_timers = self.lookahead.is_on();
+    }
+
+    /// Frames that wait for the port.
+    pub fn tx_backlog(&self) -> usize {
+        self.env.outbox.backlog()
+    }
+
+    /// Queue pairs in RTR or above.
+    pub fn connected_qps(&self) -> usize {
+        self.env.connected
+    }
+
+    /// Queue pairs of this shard.
+    pub fn qps(&self) -> usize {
+        self.qps.table.len()
+    }
+
+    /// Adds the lane by which this shard alone feeds a completion queue that is polled only.
+    pub fn attach_lane(&mut self, lane: CqLane<Cqe>) -> LaneId {
+        self.attach_cq(lane, Arc::new(CqState::new(0, 0, None)))
+    }
+
+    /// Adds the lane by which this shard feeds a completion queue.
+    pub fn attach_cq(&mut self, mut writer: CqLane<Cqe>, cq: Arc<CqState>) -> LaneId {
+        if cq.overran() {
+            writer.poison(); // it overran after the queue pair was allowed
+        }
+        self.env.completions.attach(Lane { writer, cq, lost: false })
+    }
+
+    /// Puts a lane of the resized queue in the place of the old one. What is staged goes along.
+    pub fn replace_lane(&mut self, lane: LaneId, new: CqLane<Cqe>) {
+        self.env.completions.replace(lane, new);
+    }
+
+    /// Removes a lane; no queue pair uses it any more.
+    pub fn detach_lane(&mut self, lane: LaneId) {
+        self.env.completions.detach(lane);
+        for deferred in self.qps.iter_mut().filter_map(|qp| qp.deferred.as_mut()) {
+            deferred.forget(lane);
+        }
+    }
+
+    /// The multicast groups of the device from now on.
+    pub fn set_mcast(&mut self, table: Arc<McastTable>) {
+        self.env.mcast = table;
+    }
+
+    /// Lets go of the old rings of shared receive queues that were resized.
+    pub fn refresh_srqs(&mut self) {
+        for qp in self.qps.iter_mut() {
+            qp.rq.refresh();
+        }
+        for srq in &mut self.env.xrc_srqs {
+            srq.end.taker.refresh();
+        }
+    }
+
+    /// Makes an XRC shared receive queue known, for the XRC targets of its domain.
+    pub fn attach_srq(&mut self, srq: XrcSrq) {
+        let srqs = &mut self.env.xrc_srqs;
+        let at = srqs.partition_point(|other| other.end.number < srq.end.number);
+        srqs.insert(at, srq);
+    }
+
+    /// Forgets an XRC shared receive queue. A message that is in progress into one of its entries is refused from
+    /// here on, and the entry ends without a completion.
+    pub fn detach_srq(&mut self, number: u32) {
+        self.env.xrc_srqs.retain(|srq| srq.end.number != number);
+        for qp in self.qps.iter_mut() {
+            if qp.ty == QpType::XrcTgt && qp.rq.srq_number() == Some(number) {
+                qp.rq.attach(None);
+                qp.recv_lane = LaneId::NONE;
+            }
+        }
+    }
+}
