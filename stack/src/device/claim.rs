@@ -309,7 +309,8 @@ impl Core {
         Some((armed, due))
     }
 
-    /// Returns once every turn that was under way at the call is over: a turn holds its shard's claim. A dead shard has no turn.
+    /// Waits for a grace period, as `synchronize_rcu` does: returns once every turn that was under way at the call is over. Turns are
+    /// the read-side critical sections of key lookups (`shard/keys.rs`), and each holds its shard's claim; a dead shard has none.
     /// Call this after the key for which the result is used was revoked.
     pub(super) fn pass_turn_boundaries(&self) -> Result<TurnsPassed, DeviceError> {
         for index in 0..self.cells.len() {

@@ -192,7 +192,7 @@ impl CqCore {
 
     /// Waits for the end of turns that are under way, so that what they completed can be polled. Where shards are turned without
     /// explicit calls of the program, makes a turn for what was posted before.
-    fn settle(&self) -> Result<(), DeviceError> {
+    fn finish_turns(&self) -> Result<(), DeviceError> {
         let core = self.device.core();
         let mut feeders = self.feeders.load(Ordering::Relaxed);
         while feeders != 0 {
@@ -249,7 +249,7 @@ impl CqCore {
     pub fn resize(&self, tap: &mut CqTap, cqe: u32) -> Result<(), DeviceError> {
         not_inside_turn()?;
         // What was posted may have completed, and counts.
-        self.settle()?;
+        self.finish_turns()?;
         if self.state.overran() {
             return Err(DeviceError::CqOverrun);
         }

@@ -1,7 +1,7 @@
 //! XRC domains: they connect XRC shared receive queues and XRC targets (IBA A14).
 //!
-//! A domain lives as long as one of its opens does. It keeps its queue pairs without their type, because they are made of opens, and
-//! so stand above it; `xrc_qp` puts them in and gives them out.
+//! A domain lives as long as one of its opens does. It keeps queue pairs, which are made in `xrc_qp`, a layer above it; so it
+//! knows them as values of any type, and `xrc_qp` alone looks into them.
 
 use core::any::Any;
 use core::sync::atomic::{AtomicU32, Ordering};

@@ -1,7 +1,7 @@
-//! Which queue pairs have something to do: lists of them by what it is, and their timers.
+//! Which queue pairs have something to do: a list of their slots for each kind of work, and a timer wheel.
 //!
-//! A queue pair is in each list once at most, and knows whether it is. What is on a list may have gone meanwhile: whoever
-//! takes a slot off a list looks the queue pair up.
+//! A queue pair is on each list once at most, and has a flag that says so. One that is destroyed stays on its lists: whoever takes a
+//! slot off a list looks whether a queue pair is there, and whether its flag is set.
 
 use std::collections::VecDeque;
 

@@ -1,10 +1,10 @@
-//! Deadlines that mean "at least", where a turn takes longer than it should.
+//! Timers that would fire too early because a turn took long.
 //!
-//! A turn works with the time at which it began. A thread that is interrupted between that look at the clock and a packet
-//! would give the packet's timer less than its time: too little of an RNR NAK's delay, a retransmission before the ACK
-//! timeout. The next turn begins with another look at the clock, and what happened in the last turn happened before that. So
-//! the waits that began in the last turn count from the new time; so do its ACK timers, if the turn was a long one. No packet
-//! costs a look at the clock. What a turn of usual length takes is added to ACK timeouts ([`TURN_SLACK`]).
+//! A turn reads the clock once, when it begins, and its timers count from then. If the thread is interrupted in the turn, a packet
+//! leaves later than that: a retransmission would come before the ACK timeout, a retry before the delay of an RNR NAK is over. The
+//! next turn reads the clock again, and all that the last turn sent was sent before that. So RNR delays that began in the last turn
+//! count from the new time, and so do its ACK timers if the turn was a long one. No packet costs a look at the clock. What a turn of
+//! usual length takes is added to ACK timeouts ([`TURN_SLACK`]).
 
 use arrayvec::ArrayVec;
 

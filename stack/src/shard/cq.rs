@@ -200,7 +200,7 @@ impl EventChannel {
         let cq = waiting.queue.pop_front()?;
         cq.queued.fetch_sub(1, Ordering::Relaxed);
         cq.unacked.fetch_add(1, Ordering::AcqRel);
-        self.settle(&mut waiting);
+        self.clear_if_empty(&mut waiting);
         Some(cq)
     }
 
@@ -212,10 +212,11 @@ impl EventChannel {
     fn purge(&self, waiting: &mut Waiting, cq: &CqState) {
         waiting.queue.retain(|other| !core::ptr::eq(&**other, cq));
         cq.queued.store(0, Ordering::Relaxed);
-        self.settle(waiting);
+        self.clear_if_empty(waiting);
     }
 
-    fn settle(&self, waiting: &mut Waiting) {
+    /// Makes the descriptor unreadable when the queue is empty.
+    fn clear_if_empty(&self, waiting: &mut Waiting) {
         if waiting.signalled && waiting.queue.is_empty() {
             waiting.signalled = false;
             self.fd.clear();

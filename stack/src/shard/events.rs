@@ -1,7 +1,7 @@
 //! Asynchronous events: what happens to an object and belongs to no work request (IBA 11.6.3).
 //!
 //! An event that was fetched is acknowledged when its handler is done with the object; until then the object is not
-//! destroyed (ibv_ack_async_event(3)). So the queue counts, for each object, the events that are out.
+//! destroyed (ibv_ack_async_event(3)). So the queue counts, for each object, the events that were fetched and not acknowledged.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{HashMap, VecDeque};
@@ -100,7 +100,7 @@ impl EventQueue {
         let mut inner = self.lock();
         let event = inner.queue.pop_front()?;
         *inner.unacked.entry(event.element).or_default() += 1;
-        self.settle(&mut inner);
+        self.clear_if_empty(&mut inner);
         Some(event)
     }
 
@@ -132,7 +132,7 @@ impl EventQueue {
         }
         inner.retired.push(element);
         inner.queue.retain(|e| e.element != element);
-        self.settle(&mut inner);
+        self.clear_if_empty(&mut inner);
         Ok(())
     }
 
@@ -145,7 +145,7 @@ impl EventQueue {
     pub fn purge(&self, element: EventElement) {
         let mut inner = self.lock();
         inner.queue.retain(|e| e.element != element);
-        self.settle(&mut inner);
+        self.clear_if_empty(&mut inner);
     }
 
     /// Events that found the queue full, or had to make room.
@@ -177,7 +177,7 @@ impl EventQueue {
     }
 
     /// Makes the descriptor unreadable when the queue is empty.
-    fn settle(&self, inner: &mut Inner) {
+    fn clear_if_empty(&self, inner: &mut Inner) {
         if inner.signalled && inner.queue.is_empty() {
             inner.signalled = false;
             if let Some(fd) = self.fd.get() {

@@ -1,4 +1,4 @@
-//! Which queue pairs send to which neighbour, so that a neighbour that moves costs a look at its own queue pairs alone.
+//! Which queue pairs send to which neighbour: when a neighbour gets another Ethernet address, only its queue pairs are visited.
 //!
 //! Each neighbour that queue pairs of this shard hold has a ring of their slots. When it changes, the shard walks the ring
 //! once, a bounded number of queue pairs a turn. Strangers cost nothing here, however many queue pairs there are.
@@ -22,23 +22,23 @@ struct Ring {
 
 const EMPTY: Ring = Ring { head: NONE, len: 0, due: 0 };
 
-/// A slot's place in a ring.
+/// A slot as a node of a ring.
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct Node {
     /// The neighbour, or `NONE`.
     hop: u32,
     next: u32,
     prev: u32,
 }
 
-const LOOSE: Link = Link { hop: NONE, next: NONE, prev: NONE };
+const UNLINKED: Node = Node { hop: NONE, next: NONE, prev: NONE };
 
 #[derive(Debug, Default)]
 pub(super) struct Hops {
     /// By the neighbour's number.
     rings: Vec<Ring>,
     /// By the queue pair's slot.
-    links: Vec<Link>,
+    nodes: Vec<Node>,
     /// Neighbours with visits left to make.
     due: VecDeque<u32>,
 }
@@ -46,14 +46,14 @@ pub(super) struct Hops {
 impl Hops {
     /// Makes room for slots below `slots`.
     pub fn reserve(&mut self, slots: u32) {
-        if self.links.len() < slots as usize {
-            self.links.resize(slots as usize, LOOSE);
+        if self.nodes.len() < slots as usize {
+            self.nodes.resize(slots as usize, UNLINKED);
         }
     }
 
     /// The neighbour that a queue pair sends to.
     pub fn of(&self, slot: u32) -> Option<NeighbourId> {
-        let hop = self.links[slot as usize].hop;
+        let hop = self.nodes[slot as usize].hop;
         (hop != NONE).then_some(NeighbourId(hop))
     }
 
@@ -80,16 +80,16 @@ impl Hops {
             (slot, slot)
         } else {
             // Behind all others: what is left to visit comes before it.
-            (ring.head, self.links[ring.head as usize].prev)
+            (ring.head, self.nodes[ring.head as usize].prev)
         };
-        self.links[slot as usize] = Link { hop, next, prev };
-        self.links[prev as usize].next = slot;
-        self.links[next as usize].prev = slot;
+        self.nodes[slot as usize] = Node { hop, next, prev };
+        self.nodes[prev as usize].next = slot;
+        self.nodes[next as usize].prev = slot;
     }
 
     fn unlink(&mut self, slot: u32) {
         step();
-        let Link { hop, next, prev } = core::mem::replace(&mut self.links[slot as usize], LOOSE);
+        let Node { hop, next, prev } = core::mem::replace(&mut self.nodes[slot as usize], UNLINKED);
         if hop == NONE {
             return;
         }
@@ -103,8 +103,8 @@ impl Hops {
         if ring.head == slot {
             ring.head = next;
         }
-        self.links[next as usize].prev = prev;
-        self.links[prev as usize].next = next;
+        self.nodes[next as usize].prev = prev;
+        self.nodes[prev as usize].next = next;
     }
 
     /// A neighbour changed: each of its queue pairs is to be visited.
@@ -132,7 +132,7 @@ impl Hops {
                 continue;
             }
             let slot = ring.head;
-            ring.head = self.links[slot as usize].next;
+            ring.head = self.nodes[slot as usize].next;
             ring.due -= 1;
             if ring.due == 0 {
                 self.due.pop_front();

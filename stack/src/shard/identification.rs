@@ -1,9 +1,9 @@
 //! The identifications of the IPv4 packets of a connection's peer, over a port that does not see them.
 //!
-//! The ICRC covers the identification, and a UDP socket does not show it, so that port computes it from the rest of the packet,
-//! with the flags beside it. If the packet has an error, both are random, and two in 65 536 have flags that are allowed. A host counts
-//! its packets, so an identification that is not near those of packets before tells of an error as well; a host that does not count is
-//! recognised, and judged by the packet alone.
+//! The ICRC covers the identification and the flags beside it, which a UDP socket does not show. So that port computes, from the rest
+//! of the packet, those with which the ICRC is right. If the packet has an error they come out at random, and for two packets in
+//! 65 536 the flags are such as an IPv4 header may have. Most hosts count their packets: there an identification that is not near those
+//! of the packets before tells of an error, too. A host that does not count is recognised, and judged by the flags alone.
 //!
 //! What is near is known from packets that the queue pair accepted: those moved it on. Others may come from anybody who knows its
 //! number, and move nothing here.
@@ -21,7 +21,7 @@ const SURE: u8 = 3;
 
 /// What a packet is taken for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub(super) enum Judgement {
     /// Right.
     Good,
     /// Right as far as the packet alone says.
@@ -61,16 +61,16 @@ impl Trace {
     }
 
     /// Judges a packet. One that is far is let in by itself after some that were: the host may have begun to count anew.
-    pub fn judge(&mut self, now: Instant, identification: u16) -> Verdict {
+    pub fn judge(&mut self, now: Instant, identification: u16) -> Judgement {
         let fits = self.is_near(now, identification) || is_small(identification);
         if self.near + u8::from(fits) < SURE {
-            return Verdict::Weak;
+            return Judgement::Weak;
         }
         if fits {
-            return Verdict::Good;
+            return Judgement::Good;
         }
         self.far = (self.far + 1).min(SURE);
-        if self.far < SURE { Verdict::Bad } else { Verdict::Weak }
+        if self.far < SURE { Judgement::Bad } else { Judgement::Weak }
     }
 
     /// The queue pair accepted a packet.
@@ -88,7 +88,7 @@ impl Trace {
 
 #[cfg(test)]
 mod tests {
-    use super::Verdict::{Bad, Good, Weak};
+    use super::Judgement::{Bad, Good, Weak};
     use super::*;
 
     fn at(ms: u64) -> Instant {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     /// Judges a packet that will be accepted if it is let in.
-    fn accept(trace: &mut Trace, ms: u64, id: u16) -> Verdict {
+    fn accept(trace: &mut Trace, ms: u64, id: u16) -> Judgement {
         let verdict = trace.judge(at(ms), id);
         if verdict != Bad {
             trace.follow(at(ms), id);

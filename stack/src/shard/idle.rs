@@ -43,7 +43,7 @@ impl Shard {
             outbox.due(*now, has_link),
             agenda.due(qps),
             Due::now_if(completions.missed_overrun(shared)),
-            Due::now_if(keys.settling()),
+            Due::now_if(keys.in_grace_period()),
             peers.due(shared),
             shared.due(*id),
         ];
@@ -66,7 +66,7 @@ impl Shard {
     #[inline(always)]
     pub(super) fn has_more(&self) -> bool {
         let env = &self.env;
-        env.keys.settling()
+        env.keys.in_grace_period()
             || env.peers.has_more()
             || env.agenda.has_more()
             || self.lookahead.has_more()

@@ -1,8 +1,12 @@
-//! Keys within a turn: what is known of those in use, and what waits until no shard uses one that was revoked.
+//! Keys within a turn: what is known of those in use, and the grace period of those that were revoked.
 //!
-//! Each shard has a number in [`Shared::turning`](super::Shared) that tells whether it is in a turn; every turn writes it. A
-//! lookup is good until the end of its turn; so a revoked key is out of use when each shard has passed the end of the turn in
-//! which it may have found it alive.
+//! This is user-space RCU by quiescent states (QSBR: Desnoyers and others, "User-Level Implementations of Read-Copy Update", 2012). A
+//! turn is a read-side critical section: a key that was looked up is good until the turn ends. Between two turns a shard is in a
+//! quiescent state. So the grace period of a revoked key is over when each shard that was in a turn at the revocation has ended that
+//! turn: no shard uses the key any more. Each shard has a number in [`Shared::turning`](super::Shared) that is odd in a turn.
+//!
+//! The completion of a work request that revokes a key waits here for the grace period, while turns go on. A control call waits for
+//! it at the claims of the shards (`device/claim.rs`).
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,12 +27,12 @@ pub(super) struct Keys {
     pub placed_to: u64,
     /// What is known of the key that was scattered to last in this turn.
     known: KnownKey,
-    /// Completions wait for other shards: see [`Keys::settle`].
-    settling: bool,
+    /// Completions wait for a grace period: see [`Keys::poll_grace_period`].
+    in_grace_period: bool,
     /// A key was revoked since the last look at the other shards.
     revoked: bool,
-    /// Other shards that were in a turn when a key was revoked, and which turn it was.
-    unsettled: ArrayVec<(usize, u32), SHARDS_MAX>,
+    /// Other shards that were in a turn when a key was revoked, and have not ended it: the number of that turn.
+    readers: ArrayVec<(usize, u32), SHARDS_MAX>,
 }
 
 impl Keys {
@@ -36,9 +40,9 @@ impl Keys {
         Self {
             placed_to: 0,
             known: KnownKey::new(Access::LOCAL_WRITE),
-            settling: false,
+            in_grace_period: false,
             revoked: false,
-            unsettled: ArrayVec::new(),
+            readers: ArrayVec::new(),
         }
     }
 
@@ -48,7 +52,7 @@ impl Keys {
         let turn = &turning[id];
         turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if turning.len() > 1 {
-            light(); // before the first lookup: pairs with the fence in `settle`
+            light(); // before the first lookup: pairs with the fence in `poll_grace_period`
         }
     }
 
@@ -74,34 +78,34 @@ impl Keys {
         Ok(())
     }
 
-    /// A key may have been revoked in this turn: completions, which may report that, wait until no other shard uses it.
+    /// A key may have been revoked in this turn: completions, which may report that, wait for its grace period.
     pub fn note_revoked(&mut self) {
-        (self.revoked, self.settling) = (true, true);
+        (self.revoked, self.in_grace_period) = (true, true);
     }
 
-    /// Whether completions wait until no other shard uses a key that was revoked.
+    /// Whether completions wait for a grace period.
     #[inline]
-    pub fn settling(&self) -> bool {
-        self.settling
+    pub fn in_grace_period(&self) -> bool {
+        self.in_grace_period
     }
 
-    /// Whether each other shard has passed the end of the turn in which it may have found a revoked key alive. The heavy half
-    /// of the asymmetric fence lies between the revocation and the look at their turns.
+    /// Whether the grace period of the keys that were revoked is over. The heavy half of the asymmetric fence lies between the
+    /// revocation and the look at the other shards' turns.
     #[cold]
-    pub fn settle(&mut self, turning: &Turning, id: usize) -> bool {
+    pub fn poll_grace_period(&mut self, turning: &Turning, id: usize) -> bool {
         if self.revoked {
             self.revoked = false;
-            self.unsettled.clear();
+            self.readers.clear();
             if turning.len() > 1 {
                 heavy();
                 let others = turning.iter().enumerate().filter(|(shard, _)| *shard != id);
                 let turns = others.map(|(shard, turn)| (shard, turn.load(Ordering::Acquire)));
-                self.unsettled.extend(turns.filter(|(_, turn)| turn % 2 != 0));
+                self.readers.extend(turns.filter(|(_, turn)| turn % 2 != 0));
             }
         }
-        self.unsettled.retain(|(shard, turn)| turning[*shard].load(Ordering::Acquire) == *turn);
-        self.settling = !self.unsettled.is_empty();
-        !self.settling
+        self.readers.retain(|(shard, turn)| turning[*shard].load(Ordering::Acquire) == *turn);
+        self.in_grace_period = !self.readers.is_empty();
+        !self.in_grace_period
     }
 }
 
@@ -109,22 +113,25 @@ impl Keys {
 mod tests {
     use super::*;
 
-    // A revocation is settled when every shard that was in a turn then has ended it, whatever it began since.
+    // A grace period is over when every shard that was in a turn at the revocation has ended it, whatever it began since.
     #[test]
     fn a_revocation_waits_for_the_turns_of_its_time() {
         let turning: [CachePadded<AtomicU32>; 3] = Default::default();
         let (mut ours, mut other) = (Keys::new(), Keys::new());
         other.begin_turn(&turning, 2);
         ours.begin_turn(&turning, 0);
-        assert!(!ours.settling());
+        assert!(!ours.in_grace_period());
         ours.note_revoked();
-        assert!(ours.settling());
-        assert!(!ours.settle(&turning, 0), "shard 2 may use it");
+        assert!(ours.in_grace_period());
+        assert!(!ours.poll_grace_period(&turning, 0), "shard 2 may use it");
         other.end_turn(&turning, 2);
         other.begin_turn(&turning, 2);
-        assert!(ours.settle(&turning, 0) && !ours.settling(), "its next turn finds the key gone");
+        assert!(
+            ours.poll_grace_period(&turning, 0) && !ours.in_grace_period(),
+            "its next turn finds the key gone"
+        );
         ours.note_revoked();
-        assert!(!ours.settle(&turning, 0), "another key");
+        assert!(!ours.poll_grace_period(&turning, 0), "another key");
     }
 
     #[test]
@@ -133,6 +140,6 @@ mod tests {
         let mut keys = Keys::new();
         keys.begin_turn(&turning, 0);
         keys.note_revoked();
-        assert!(keys.settle(&turning, 0));
+        assert!(keys.poll_grace_period(&turning, 0));
     }
 }

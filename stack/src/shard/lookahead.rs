@@ -1,6 +1,7 @@
 //! Prefetching: with very many queue pairs nothing of the next one is in a cache, and what a message touches of it is
-//! scattered. Whoever goes through a list of them prefetches what the next ones need, one thing after the other, as each
-//! says where the next one is: the queue pair, what it points to, the data of its messages. The cache misses overlap.
+//! scattered. So a part that goes through a list of queue pairs prefetches for several of them at once, in steps, because each step
+//! finds the addresses of the next one: first the queue pairs, then the rings and counters that they point to, then the data of
+//! their messages. The cache misses of a step overlap.
 //!
 //! A prefetch of a page that was not used for long is a TLB miss, and the program stalls behind it before long. So the first
 //! lines of all pages are prefetched right after each other, and their TLB misses overlap.
@@ -134,8 +135,8 @@ impl Qps {
     }
 }
 
-/// Request packets that follow each other and are for one queue pair.
-struct Run {
+/// A packet train: requests that follow each other and are for one queue pair.
+struct Train {
     /// The queue pair's number, then its slot.
     of: u32,
     packets: u32,
@@ -153,7 +154,7 @@ pub(super) struct Lookahead {
     next: usize,
     end: usize,
     /// The requests among them, until there is nothing left to prefetch.
-    runs: ArrayVec<Run, { ENOUGH + RX_BURST }>,
+    trains: ArrayVec<Train, { ENOUGH + RX_BURST }>,
     step: u8,
 }
 
@@ -165,7 +166,7 @@ impl Default for Lookahead {
             bursts: Default::default(),
             next: 0,
             end: 0,
-            runs: ArrayVec::new(),
+            trains: ArrayVec::new(),
             step: 0,
         }
     }
@@ -215,7 +216,7 @@ impl Lookahead {
     /// their queue pairs' entries in the table.
     #[inline(never)]
     pub fn receive(&mut self, queue: &mut dyn PortQueue, qps: &Qps, most: usize) {
-        self.runs.clear();
+        self.trains.clear();
         (self.next, self.end, self.step) = (0, 0, 0);
         // Whose packet was last and whether it is a request, and how often that changed.
         let (mut last, mut messages) = (None, 0);
@@ -234,13 +235,13 @@ impl Lookahead {
                     last = Some(this);
                     messages += 1;
                     if request {
-                        self.runs.push(Run { of: of.get(), packets: 0 });
+                        self.trains.push(Train { of: of.get(), packets: 0 });
                     } else {
                         qps.table.prefetch(of);
                     }
                 }
-                if request && let Some(run) = self.runs.last_mut() {
-                    run.packets += 1 + like as u32;
+                if request && let Some(train) = self.trains.last_mut() {
+                    train.packets += 1 + like as u32;
                 }
             }
             if n < RX_BURST || messages >= ENOUGH {
@@ -248,15 +249,15 @@ impl Lookahead {
             }
         }
         // Not one by one above: between two of them there are too many frames for their cache misses to overlap.
-        for run in &self.runs {
-            qps.table.prefetch(Qpn::new(run.of));
+        for train in &self.trains {
+            qps.table.prefetch(Qpn::new(train.of));
         }
     }
 
     /// Takes the oldest burst, after the steps that are left. `into` is empty.
     #[inline]
     pub fn take(&mut self, into: &mut Box<RxBurst>, qps: &Qps, words: &Words) {
-        while !self.runs.is_empty() {
+        while !self.trains.is_empty() {
             self.step(qps, words);
         }
         core::mem::swap(into, &mut self.bursts[self.next]);
@@ -266,7 +267,7 @@ impl Lookahead {
     /// The next step, if there is one.
     #[inline(always)]
     pub fn step_if_any(&mut self, qps: &Qps, words: &Words) {
-        if !self.runs.is_empty() {
+        if !self.trains.is_empty() {
             self.step(qps, words);
         }
     }
@@ -275,10 +276,10 @@ impl Lookahead {
     #[inline(never)]
     fn step(&mut self, qps: &Qps, words: &Words) {
         match self.step {
-            0 => self.runs.retain(|run| {
-                let slot = qps.table.get(Qpn::new(run.of));
-                run.of = slot.unwrap_or_default();
-                qps.prefetch(run.of, Part::Request);
+            0 => self.trains.retain(|train| {
+                let slot = qps.table.get(Qpn::new(train.of));
+                train.of = slot.unwrap_or_default();
+                qps.prefetch(train.of, Part::Request);
                 slot.is_some()
             }),
             1 => {
@@ -286,22 +287,22 @@ impl Lookahead {
                     qp.prefetch_behind_requests();
                     words.prefetch(qp.index); // whoever polls the completion looks at it
                 });
-                self.each(qps, |run, qp| qp.prefetch_taken(run.packets));
+                self.each(qps, |train, qp| qp.prefetch_taken(train.packets));
             }
             _ => {
                 self.each(qps, |_, qp| qp.prefetch_receives(1));
-                self.each(qps, |run, qp| qp.prefetch_receives(run.packets));
-                self.runs.clear();
+                self.each(qps, |train, qp| qp.prefetch_receives(train.packets));
+                self.trains.clear();
             }
         }
         self.step += 1;
     }
 
     #[inline(always)]
-    fn each(&self, qps: &Qps, prefetch: impl Fn(&Run, &Qp)) {
-        for run in &self.runs {
-            if let Some(qp) = qps.peek(run.of) {
-                prefetch(run, qp);
+    fn each(&self, qps: &Qps, prefetch: impl Fn(&Train, &Qp)) {
+        for train in &self.trains {
+            if let Some(qp) = qps.peek(train.of) {
+                prefetch(train, qp);
             }
         }
     }

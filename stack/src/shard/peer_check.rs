@@ -1,7 +1,7 @@
-//! Checks of peers: their packets leave here, and here it is known how they end.
+//! Checks whether the peer of a connection is still there: sends packets that it must answer, until it does or has had its time.
 //!
-//! A queue pair has one check at a time; who asks meanwhile gets the same. It costs a box while it lasts. Its timer is that of the
-//! queue pair, and no packet looks at it but one that answers nothing in flight.
+//! A queue pair has one check at a time; who asks meanwhile gets the same one. Its timer is that of the queue pair. Received packets
+//! pay nothing for it, but for responses that answer nothing in flight: during a check these are the answer.
 
 pub(super) mod check;
 

@@ -64,8 +64,8 @@ impl Shard {
         Turn::new(rx, tx + self.env.outbox.take_sent_early(), more)
     }
 
-    /// With few queue pairs: what was posted since the last turn goes first. Nothing that arrives could make it go sooner.
-    /// Frames received and sent.
+    /// With few queue pairs: sends what was posted since the last turn, then receives. What was posted waits for nothing that is
+    /// received, so it leaves as early as it can. Frames received and sent.
     #[inline(always)]
     fn send_then_receive(&mut self) -> (usize, usize) {
         self.run_doorbells();
@@ -197,10 +197,10 @@ impl Shard {
         let env = &mut self.env;
         let nothing = env.completions.is_empty()
             && !env.completions.missed_overrun(&env.shared)
-            && !env.keys.settling();
+            && !env.keys.in_grace_period();
         if !nothing
             && env.outbox.answers.frames.is_empty()
-            && (!env.keys.settling() || env.keys.settle(&env.shared.turning, env.id))
+            && (!env.keys.in_grace_period() || env.keys.poll_grace_period(&env.shared.turning, env.id))
         {
             self.publish();
         }

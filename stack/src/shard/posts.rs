@@ -1,5 +1,9 @@
-//! Which queue pairs were posted to: their doorbells were rung, or they are posted to so often that the shard looks at them
-//! each turn instead.
+//! Which queue pairs were posted to: their doorbells were rung, or their send queues are watched.
+//!
+//! Ringing costs the poster writes to cache lines that the shard reads. So the doorbell of a queue pair that is posted to all the time
+//! is suppressed, as a virtio device suppresses notifications of new buffers (virtio 1.2, 2.7.10): the shard *watches* its send queue,
+//! which is a look each turn, and says so in the published word; posters that see this do not ring. It stops when nothing was posted
+//! for a while ([`WATCH_IDLE`]), and before the thread that turns the shard sleeps.
 
 use arrayvec::ArrayVec;
 

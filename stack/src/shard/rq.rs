@@ -358,10 +358,10 @@ mod tests {
                     }
                 }
                 2 => {
-                    let want = model.take(epoch, true);
-                    assert_eq!(rq.take().is_some(), want.is_some(), "{}", told());
-                    if let Some(want) = want {
-                        assert_eq!(RecvWqe::of(rq.current()).wr_id, want, "{}", told());
+                    let expected = model.take(epoch, true);
+                    assert_eq!(rq.take().is_some(), expected.is_some(), "{}", told());
+                    if let Some(expected) = expected {
+                        assert_eq!(RecvWqe::of(rq.current()).wr_id, expected, "{}", told());
                     }
                 }
                 3 | 4 => {
@@ -370,8 +370,8 @@ mod tests {
                     model.release(usize::from(holds));
                 }
                 5 => {
-                    let want = model.take(epoch, false);
-                    assert_eq!(rq.take_to_flush().map(|wqe| wqe.wr_id), want, "{}", told());
+                    let expected = model.take(epoch, false);
+                    assert_eq!(rq.take_to_flush().map(|wqe| wqe.wr_id), expected, "{}", told());
                 }
                 _ => {
                     epoch = epoch.wrapping_add(1);

@@ -14,7 +14,7 @@ mod unreliable;
 
 use super::counters::Counter;
 use super::env::Env;
-use super::identification::{Trace, Verdict};
+use super::identification::{Judgement, Trace};
 use super::qp::Qp;
 use super::qps::Qps;
 use crate::config::{LONG_PACKET, PLACE_AHEAD};
@@ -195,9 +195,9 @@ impl Env {
         let Some(identification) = identification else { return self.handle_packet(qp, pkt) };
         let trace = qp.trace.get_or_insert_with(|| Box::new(Trace::new(self.now)));
         match trace.judge(self.now, identification) {
-            Verdict::Good => {}
-            Verdict::Weak => self.count(Counter::IcrcWeak),
-            Verdict::Bad => return Err(Discard::BadIcrc),
+            Judgement::Good => {}
+            Judgement::Weak => self.count(Counter::IcrcWeak),
+            Judgement::Bad => return Err(Discard::BadIcrc),
         }
         let at = |qp: &Qp| (qp.responder.rq_psn(), qp.requester.oldest());
         let before = at(qp);

@@ -119,7 +119,7 @@ impl Rig {
     }
 
     /// The frames that went to the link.
-    fn said(&mut self) -> Vec<Vec<u8>> {
+    fn sent_by_host(&mut self) -> Vec<Vec<u8>> {
         let mut burst = Box::<RxBurst>::default();
         self.far.rx_burst(&mut burst);
         burst.drain(..).map(|frame| frame.data().to_vec()).collect()
@@ -217,11 +217,11 @@ fn claims(addr: [u8; 4], mac: Mac) -> Vec<Vec<u8>> {
     net.add_address(addr.into(), 24);
     net.resolve(Instant::ZERO, &Gid::v4(IP));
     let mut out = [0; FRAME_MAX];
-    let mut said = Vec::new();
+    let mut sent_by_host = Vec::new();
     while let Some(len) = net.poll_transmit(Instant::ZERO, &mut out) {
-        said.push(out[..len].to_vec());
+        sent_by_host.push(out[..len].to_vec());
     }
-    said
+    sent_by_host
 }
 
 /// A shard whose queue pairs have found their peer, all the same one.
@@ -239,7 +239,7 @@ fn found(qps: u32) -> Rig {
 fn answer_from(rig: &mut Rig, mac: Mac) -> usize {
     let (mut peer, mut asked) = (host(PEER, mac), 0);
     let now = Instant::from_nanos(rig.now);
-    for frame in rig.said() {
+    for frame in rig.sent_by_host() {
         let mut reply = [0; FRAME_MAX];
         if let Some(len) = peer.handle_frame(now, &frame, &mut reply) {
             asked += 1;

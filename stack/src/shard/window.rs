@@ -1,8 +1,9 @@
-//! What the reliable queue pairs of a shard may have in flight together, over a port whose far end buffers little.
+//! A window of a shard: the bytes that its reliable queue pairs together may have in flight. A port sets one if its far end drops what
+//! it cannot buffer, as UDP sockets do ([`Port::window`](crate::port::Port::window)).
 //!
-//! Those that have something in flight have equal shares: one alone has all of the window, and gives way when others begin. Each
-//! may have one packet in flight, or one part of a READ, whatever the others have. So each has answers of its own to go on from,
-//! and none has to be woken when another one's bytes come back.
+//! Queue pairs that have something in flight share the window equally. One alone has all of it, and sends less when others begin.
+//! A queue pair may have one packet in flight, or one part of a READ, even if nothing of the window is left. So there is always an
+//! answer to come that makes it send more: no queue pair waits for another one's bytes, and none has to be woken.
 
 use super::qp::{Qp, Route};
 use crate::proto::requester::UNSHARED;

@@ -1,4 +1,5 @@
-//! A pair of fences for two sides of unequal frequency: one runs millions of times a second, the other rarely.
+//! Asymmetric fences (P1202 proposes them for C++), for two sides of unequal frequency: one runs millions of times a second, the
+//! other rarely.
 //!
 //! A full fence on both sides orders "store mine, then load yours" (Dekker). [`light`] on the frequent side and [`heavy`] on the
 //! rare one do the same: `heavy` makes every thread of the process pass a full fence, by `membarrier(2)`, so that `light` can be

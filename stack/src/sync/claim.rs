@@ -1,5 +1,5 @@
-//! A claim on a value: one holder at a time. It is a biased lock: the thread that takes it all the time pays no atomic
-//! read-modify-write.
+//! A claim on a value: one holder at a time. It is a biased lock (Kawachiya and others, "Lock Reservation", OOPSLA 2002): the thread
+//! that takes it all the time pays no atomic read-modify-write.
 //!
 //! A poll-mode core takes and releases its shard millions of times a second, and a program the ends of its queues
 //! ([`super::exclusive`]); a control call or a second thread wants them rarely. So a thread that took the claim [`BIAS_AFTER`]

@@ -371,10 +371,10 @@ mod tests {
                     bells.ring(i);
                     set.insert(i);
                 }
-                let want = (max as usize).min(set.len());
+                let expected = (max as usize).min(set.len());
                 let mut out = Vec::new();
                 prop_assert_eq!(bells.drain(max, |i| out.push(i)) as usize, out.len());
-                prop_assert_eq!(out.len(), want);
+                prop_assert_eq!(out.len(), expected);
                 for i in out {
                     prop_assert!(set.remove(&i), "{} was not rung", i);
                 }

@@ -31,13 +31,14 @@ const OWNERS: usize = 2;
 
 /// A value for one holder at a time.
 pub struct Exclusive<T> {
-    place: Claim<Place<T>, OWNERS>,
+    state: Claim<State<T>, OWNERS>,
     /// Held by a thread from before it finds the value borrowed until it sleeps: no return is missed.
     falling_asleep: Mutex<()>,
     returned: Condvar,
 }
 
-struct Place<T> {
+/// The value, or who has it.
+struct State<T> {
     /// The value, while it is here.
     value: Option<T>,
     /// The thread that borrowed it; 0: it is here, or was taken.
@@ -49,14 +50,14 @@ struct Place<T> {
 /// A locked value.
 pub struct Locked<'a, T> {
     /// Taken only by `drop`.
-    place: Option<Claimed<'a, Place<T>, OWNERS>>,
+    state: Option<Claimed<'a, State<T>, OWNERS>>,
 }
 
 impl<T> Exclusive<T> {
     /// Holds `value`; `None`: as if it had been taken.
     pub fn new(value: Option<T>) -> Self {
         Self {
-            place: Claim::with_owners(Place { value, borrower: 0, waited_for: false }),
+            state: Claim::with_owners(State { value, borrower: 0, waited_for: false }),
             falling_asleep: Mutex::new(()),
             returned: Condvar::new(),
         }
@@ -68,14 +69,14 @@ impl<T> Exclusive<T> {
     /// [`Unavailable`].
     #[inline(always)]
     pub fn lock(&self) -> Result<Locked<'_, T>, Unavailable> {
-        let locked = self.place()?;
-        if locked.place().value.is_some() { Ok(locked) } else { self.wait(locked) }
+        let locked = self.state()?;
+        if locked.state().value.is_some() { Ok(locked) } else { self.wait(locked) }
     }
 
     /// Locks the value if it is here and no thread has locked it.
     pub fn try_lock(&self) -> Option<Locked<'_, T>> {
-        let locked = Locked { place: Some(self.place.try_take()?) };
-        locked.place().value.is_some().then_some(locked)
+        let locked = Locked { state: Some(self.state.try_take()?) };
+        locked.state().value.is_some().then_some(locked)
     }
 
     /// Moves the value to the caller, who gives it back; others wait for it meanwhile.
@@ -85,9 +86,9 @@ impl<T> Exclusive<T> {
     #[inline]
     pub fn borrow(&self) -> Result<T, Unavailable> {
         let mut locked = self.lock()?;
-        let place = locked.place_mut();
-        place.borrower = thread_number();
-        place.value.take().ok_or(Unavailable::Taken)
+        let state = locked.state_mut();
+        state.borrower = thread_number();
+        state.value.take().ok_or(Unavailable::Taken)
     }
 
     /// Moves the value to the caller; others are refused until it is given back.
@@ -95,7 +96,7 @@ impl<T> Exclusive<T> {
     /// # Errors
     /// [`Unavailable`].
     pub fn take(&self) -> Result<T, Unavailable> {
-        self.lock()?.place_mut().value.take().ok_or(Unavailable::Taken)
+        self.lock()?.state_mut().value.take().ok_or(Unavailable::Taken)
     }
 
     /// Gives a value back that was borrowed or taken.
@@ -104,32 +105,32 @@ impl<T> Exclusive<T> {
     /// If the value is here.
     #[inline]
     pub fn give_back(&self, value: T) {
-        let mut locked = self.place().expect("no thread has locked a value that is not here");
-        let place = locked.place_mut();
-        assert!(place.value.is_none(), "a value is given back once");
-        (place.value, place.borrower) = (Some(value), 0);
-        if core::mem::take(&mut place.waited_for) {
+        let mut locked = self.state().expect("no thread has locked a value that is not here");
+        let state = locked.state_mut();
+        assert!(state.value.is_none(), "a value is given back once");
+        (state.value, state.borrower) = (Some(value), 0);
+        if core::mem::take(&mut state.waited_for) {
             drop(locked);
             self.wake();
         }
     }
 
-    /// Locks the place of the value, which may not be here.
+    /// Locks the state; the value may not be here.
     #[inline(always)]
-    fn place(&self) -> Result<Locked<'_, T>, Unavailable> {
-        let place = match self.place.try_take() {
-            Some(place) => place,
+    fn state(&self) -> Result<Locked<'_, T>, Unavailable> {
+        let state = match self.state.try_take() {
+            Some(state) => state,
             None => self.contend()?,
         };
-        Ok(Locked { place: Some(place) })
+        Ok(Locked { state: Some(state) })
     }
 
-    /// Another thread has the place, or wants it.
+    /// Another thread has the lock, or wants it.
     #[cold]
-    fn contend(&self) -> Result<Claimed<'_, Place<T>, OWNERS>, Unavailable> {
-        self.place.take().map_err(|refused| match refused {
+    fn contend(&self) -> Result<Claimed<'_, State<T>, OWNERS>, Unavailable> {
+        self.state.take().map_err(|refused| match refused {
             Refused::Inside => Unavailable::Inside,
-            Refused::Dead => unreachable!("a place is always released"),
+            Refused::Dead => unreachable!("it is always released"),
         })
     }
 
@@ -140,13 +141,13 @@ impl<T> Exclusive<T> {
         let me = thread_number();
         let mut falling_asleep = self.falling_asleep.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let mut locked = self.place()?;
-            let place = locked.place_mut();
-            match place.borrower {
-                _ if place.value.is_some() => return Ok(locked),
+            let mut locked = self.state()?;
+            let state = locked.state_mut();
+            match state.borrower {
+                _ if state.value.is_some() => return Ok(locked),
                 0 => return Err(Unavailable::Taken),
                 borrower if borrower == me => return Err(Unavailable::Inside),
-                _ => place.waited_for = true,
+                _ => state.waited_for = true,
             }
             drop(locked);
             falling_asleep = self.returned.wait(falling_asleep).unwrap_or_else(PoisonError::into_inner);
@@ -163,12 +164,12 @@ impl<T> Exclusive<T> {
 
 impl<T> Locked<'_, T> {
     #[inline]
-    fn place(&self) -> &Place<T> {
-        self.place.as_ref().expect("only drop takes it")
+    fn state(&self) -> &State<T> {
+        self.state.as_ref().expect("only drop takes it")
     }
     #[inline]
-    fn place_mut(&mut self) -> &mut Place<T> {
-        self.place.as_mut().expect("only drop takes it")
+    fn state_mut(&mut self) -> &mut State<T> {
+        self.state.as_mut().expect("only drop takes it")
     }
 }
 
@@ -176,22 +177,22 @@ impl<T> Deref for Locked<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        self.place().value.as_ref().expect("a locked value is here")
+        self.state().value.as_ref().expect("a locked value is here")
     }
 }
 
 impl<T> DerefMut for Locked<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        self.place_mut().value.as_mut().expect("a locked value is here")
+        self.state_mut().value.as_mut().expect("a locked value is here")
     }
 }
 
 impl<T> Drop for Locked<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Some(place) = self.place.take() {
-            place.release_shared();
+        if let Some(state) = self.state.take() {
+            state.release_shared();
         }
     }
 }
@@ -364,7 +365,7 @@ mod models {
     fn beside(mine: fn(&Exclusive<u32>, &Shared), yours: fn(&Exclusive<u32>, &Shared)) {
         check(move || {
             let both = Arc::new((Exclusive::new(Some(0)), Shared::default()));
-            both.0.place.bias();
+            both.0.state.bias();
             let other = {
                 let both = both.clone();
                 loom::thread::spawn(move || yours(&both.0, &both.1))
@@ -426,7 +427,7 @@ mod models {
     fn one_takes_it_and_gives_it_back() {
         check(|| {
             let value = Arc::new(Exclusive::new(Some(0)));
-            value.place.bias();
+            value.state.bias();
             let other = {
                 let value = value.clone();
                 loom::thread::spawn(move || {

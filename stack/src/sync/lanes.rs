@@ -550,12 +550,12 @@ mod tests {
                     let mut out = [0; 8];
                     let max = if op == 2 { 1 } else { out.len() };
                     let n = reader.poll(&mut out[..max]);
-                    let mut want = Vec::new();
+                    let mut expected = Vec::new();
                     for queue in older.iter_mut().chain([&mut visible]) {
-                        let left = max - want.len();
-                        want.extend(queue.drain(..left.min(queue.len())));
+                        let left = max - expected.len();
+                        expected.extend(queue.drain(..left.min(queue.len())));
                     }
-                    assert_eq!(out[..n], want, "{}", case());
+                    assert_eq!(out[..n], expected, "{}", case());
                 }
                 // The even ones at the front of each ring are dead.
                 4 => {
@@ -871,14 +871,14 @@ mod loom_tests {
                     }
                 }
             });
-            let mut want = 0;
-            while want < 3 {
-                let before = want;
+            let mut expected = 0;
+            while expected < 3 {
+                let before = expected;
                 reader.poll_with(2, |&n| {
-                    assert_eq!(n, want);
-                    want += 1;
+                    assert_eq!(n, expected);
+                    expected += 1;
                 });
-                if want == before {
+                if expected == before {
                     thread::yield_now();
                 }
             }

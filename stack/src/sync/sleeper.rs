@@ -2,8 +2,8 @@
 //!
 //! One thread at a time sleeps here for a shard. It sets the shard's flag, then looks for work ([`Sleeper::begin_for`]); a thread
 //! that gives it work stores the work, then reads the flag ([`Sleeper::wake_for`]). A fence between the two steps on both sides makes
-//! sure that one thread sees the other's store ([`asymmetric`]). Threads that sleep for different shards have places of their own, so
-//! that work for one does not wake the others.
+//! sure that one thread sees the other's store ([`asymmetric`]). Threads that sleep for different shards have a `Waiter` each, so that
+//! work for one does not wake the others.
 
 use super::asymmetric;
 use super::eventfd::{EventFd, to_wait_for, wait_readable};
@@ -27,12 +27,12 @@ pub struct Sleeper {
     asleep: CachePadded<AtomicU32>,
     /// Held while that changes.
     changing: Mutex<()>,
-    places: Box<[Place]>,
+    waiters: Box<[Waiter]>,
 }
 
-/// Where one thread sleeps. Its descriptors are made when it is first used.
+/// What wakes one sleeping thread. Its descriptors are made when it is first used.
 #[derive(Debug, Default)]
-struct Place {
+struct Waiter {
     /// The shards that a thread sleeps for here, as bits.
     shards: AtomicU32,
     /// Wakes the sleeping thread.
@@ -55,12 +55,12 @@ struct Watched {
 }
 
 impl Sleeper {
-    /// With so many places, the first for whoever sleeps for all shards.
-    pub fn new(places: usize) -> Self {
+    /// For so many threads at a time; the first waiter is for whoever sleeps for all shards.
+    pub fn new(waiters: usize) -> Self {
         Self {
             asleep: CachePadded::default(),
             changing: Mutex::default(),
-            places: (0..places).map(|_| Place::default()).collect(),
+            waiters: (0..waiters).map(|_| Waiter::default()).collect(),
         }
     }
 
@@ -80,11 +80,11 @@ impl Sleeper {
 
     #[cold]
     fn signal(&self, shards: u32) {
-        // Who set a bit has set the shards of its place before.
+        // Who set a bit has set the shards of its waiter before.
         fence(Ordering::Acquire);
-        for place in &self.places {
-            if place.shards.load(Ordering::Relaxed) & shards != 0
-                && let Some(event) = place.event.get()
+        for waiter in &self.waiters {
+            if waiter.shards.load(Ordering::Relaxed) & shards != 0
+                && let Some(event) = waiter.event.get()
             {
                 event.signal();
             }
@@ -95,18 +95,18 @@ impl Sleeper {
         lock(&self.changing)
     }
 
-    /// Begins a sleep for all shards, at the first place.
+    /// Begins a sleep for all shards, at the first waiter.
     pub fn begin(&self) -> Option<Sleep<'_>> {
         self.begin_for(0, u32::MAX)
     }
-    /// Begins a sleep for these shards, as bits, at a place. From here on any [`wake_for`](Self::wake_for) one of them ends it. The
-    /// caller then looks for work once more: that finds all work that was given without a wake-up. `None` while another thread sleeps
-    /// for one of them, or where the process has no descriptor left.
+    /// Begins a sleep for these shards, as bits, at a waiter by its number. From here on any [`wake_for`](Self::wake_for) one of them
+    /// ends it. The caller then looks for work once more: that finds all work that was given without a wake-up. `None` while another
+    /// thread sleeps for one of them, or where the process has no descriptor left.
     ///
     /// # Panics
-    /// If there is no such place.
-    pub fn begin_for(&self, place: usize, shards: u32) -> Option<Sleep<'_>> {
-        let here = &self.places[place];
+    /// If there is no such waiter.
+    pub fn begin_for(&self, waiter: usize, shards: u32) -> Option<Sleep<'_>> {
+        let here = &self.waiters[waiter];
         let mut watched = match here.watched.try_lock() {
             Ok(watched) => watched,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -128,7 +128,7 @@ impl Sleeper {
         self.asleep.store(asleep | shards, Ordering::Release);
         drop(changing);
         asymmetric::heavy();
-        Some(Sleep { sleeper: self, place: here, shards, event, watched })
+        Some(Sleep { sleeper: self, waiter: here, shards, event, watched })
     }
 }
 
@@ -136,7 +136,7 @@ impl Sleeper {
 #[derive(Debug)]
 pub struct Sleep<'a> {
     sleeper: &'a Sleeper,
-    place: &'a Place,
+    waiter: &'a Waiter,
     shards: u32,
     event: &'a EventFd,
     watched: MutexGuard<'a, Watched>,
@@ -189,7 +189,7 @@ impl Sleep<'_> {
 impl Drop for Sleep<'_> {
     fn drop(&mut self) {
         let changing = self.sleeper.change();
-        self.place.shards.store(0, Ordering::Relaxed);
+        self.waiter.shards.store(0, Ordering::Relaxed);
         // Others' bits stay, so none of them misses a wake-up meanwhile.
         let others = self.sleeper.asleep.load(Ordering::Relaxed) & !self.shards;
         self.sleeper.asleep.store(others, Ordering::Release);

@@ -574,8 +574,8 @@ mod tests {
                     Op::Read(ahead) => {
                         let seq = rx.released().wrapping_add(ahead);
                         prop_assert_eq!(rx.has(seq), (ahead as usize) < queue.len());
-                        let want = queue.get(ahead as usize).map(|&value| vec![value; stride]);
-                        prop_assert_eq!(rx.get(seq).map(<[u64]>::to_vec), want);
+                        let expected = queue.get(ahead as usize).map(|&value| vec![value; stride]);
+                        prop_assert_eq!(rx.get(seq).map(<[u64]>::to_vec), expected);
                         prop_assert!(rx.get(rx.released().wrapping_sub(1 + ahead)).is_none());
                     }
                     Op::Release(n) => {
@@ -650,8 +650,8 @@ mod tests {
                 4 => {
                     for ahead in -2..=i64::from(slots) + 1 {
                         let seq = rx.released().wrapping_add(ahead as u32);
-                        let want = usize::try_from(ahead).ok().and_then(|ahead| model.get(ahead));
-                        assert_eq!(rx.get(seq).map(|slot| &slot[0]), want, "{ahead} of {}", case());
+                        let expected = usize::try_from(ahead).ok().and_then(|ahead| model.get(ahead));
+                        assert_eq!(rx.get(seq).map(|slot| &slot[0]), expected, "{ahead} of {}", case());
                     }
                 }
                 _ => {
@@ -783,8 +783,8 @@ mod tests {
                     std::thread::yield_now();
                 }
                 for i in (0..n).rev().chain(0..n) {
-                    let want = next + u64::from(i);
-                    assert!(rx.slot(from.wrapping_add(i)).iter().all(|&x| x == [want, seal(want)]));
+                    let expected = next + u64::from(i);
+                    assert!(rx.slot(from.wrapping_add(i)).iter().all(|&x| x == [expected, seal(expected)]));
                 }
                 rx.release_to(from.wrapping_add(n));
                 next += u64::from(n);
@@ -819,13 +819,13 @@ mod loom_tests {
                     }
                 }
             });
-            let mut want = 1;
-            while want <= 3 {
+            let mut expected = 1;
+            while expected <= 3 {
                 let seq = rx.released();
                 match rx.get(seq) {
                     Some(slot) => {
-                        assert_eq!(slot, [want]);
-                        want += 1;
+                        assert_eq!(slot, [expected]);
+                        expected += 1;
                         rx.release_to(seq.wrapping_add(1));
                     }
                     None => thread::yield_now(),

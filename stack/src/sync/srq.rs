@@ -305,10 +305,10 @@ mod tests {
                         for i in 0..n {
                             let mut got = vec![0; words];
                             let taken = if i % 2 == 0 { &mut taker } else { &mut other }.take(&mut got);
-                            let want = model.pop_front();
-                            prop_assert_eq!(taken.is_some(), want.is_some());
-                            let (Some(taken), Some(want)) = (taken, want) else { continue };
-                            prop_assert_eq!(got, vec![want; words]);
+                            let expected = model.pop_front();
+                            prop_assert_eq!(taken.is_some(), expected.is_some());
+                            let (Some(taken), Some(expected)) = (taken, expected) else { continue };
+                            prop_assert_eq!(got, vec![expected; words]);
                             let reached = limit != 0 && (model.len() as u32) < limit;
                             prop_assert_eq!(taken.limit_reached, reached);
                             if reached {
@@ -367,9 +367,9 @@ mod tests {
                 2 | 3 => {
                     let mut got = [u64::MAX];
                     let taken = takers[op - 2].take(&mut got);
-                    let want = model.pop_front();
-                    assert_eq!(taken.map(|_| got[0]), want, "{}", case());
-                    let reached = want.is_some() && (model.len() as u32) < limit;
+                    let expected = model.pop_front();
+                    assert_eq!(taken.map(|_| got[0]), expected, "{}", case());
+                    let reached = expected.is_some() && (model.len() as u32) < limit;
                     assert_eq!(taken.is_some_and(|taken| taken.limit_reached), reached, "{}", case());
                     if reached {
                         limit = 0;
@@ -514,14 +514,14 @@ mod loom_tests {
                 poster.put(0, &[3, 3]);
                 poster.publish(1);
             });
-            let (mut want, mut reports) = (1, 0);
-            while want <= 3 {
+            let (mut expected, mut reports) = (1, 0);
+            while expected <= 3 {
                 let mut entry = [0; 2];
                 match taker.take(&mut entry) {
                     Some(taken) => {
-                        assert_eq!(entry, [want, want]);
+                        assert_eq!(entry, [expected, expected]);
                         reports += u32::from(taken.limit_reached);
-                        want += 1;
+                        expected += 1;
                     }
                     None => thread::yield_now(),
                 }

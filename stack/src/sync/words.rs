@@ -25,12 +25,12 @@ impl Word {
     pub const fn epoch(self) -> u32 {
         (self.0 >> 32) as u32
     }
-    /// The same word, with the shard's promise to check the send queue every turn, so that posters need not ring.
+    /// The same word; `watched` is the shard's promise to look at the send queue each turn, which suppresses the doorbell.
     #[must_use]
     pub const fn watched(self, watched: bool) -> Self {
         Self(if watched { self.0 | WATCHED } else { self.0 & !WATCHED })
     }
-    /// Whether the shard checks the send queue every turn.
+    /// Whether the doorbell of the send queue is suppressed: the shard looks at the queue each turn.
     pub const fn is_watched(self) -> bool {
         self.0 & WATCHED != 0
     }

@@ -52,16 +52,16 @@ pub(crate) struct Service {
 
 /// Connection management of a context.
 #[derive(Debug, Default)]
-struct Kept(Mutex<Place>);
+struct Kept(Mutex<Entry>);
 
 #[derive(Debug, Default)]
-struct Place {
+struct Entry {
     users: Weak<Service>,
     running: Option<Arc<Running>>,
 }
 
 impl Kept {
-    fn lock(&self) -> MutexGuard<'_, Place> {
+    fn lock(&self) -> MutexGuard<'_, Entry> {
         lock(&self.0)
     }
 }
@@ -190,8 +190,8 @@ impl Running {
         let above = context.try_cm()?.clone();
         let Some(kept) = above.and_then(|above| above.downcast::<Kept>().ok()) else { return Some(None) };
         match kept.0.try_lock() {
-            Ok(place) => Some(place.running.clone()),
-            Err(TryLockError::Poisoned(place)) => Some(place.into_inner().running.clone()),
+            Ok(entry) => Some(entry.running.clone()),
+            Err(TryLockError::Poisoned(entry)) => Some(entry.into_inner().running.clone()),
             Err(TryLockError::WouldBlock) => None,
         }
     }
@@ -257,18 +257,18 @@ impl Service {
         let mut above = context.cm();
         let kept = above.clone().and_then(|above| above.downcast::<Kept>().ok()).unwrap_or_default();
         *above = Some(kept.clone());
-        let mut place = kept.lock();
-        if let Some(service) = place.users.upgrade() {
+        let mut entry = kept.lock();
+        if let Some(service) = entry.users.upgrade() {
             return Ok(service);
         }
-        let running = match place.running.take().filter(|running| running.shared.alive().is_ok()) {
+        let running = match entry.running.take().filter(|running| running.shared.alive().is_ok()) {
             Some(running) => running,
             None => Arc::new(Running::start(context.device().clone(), context.meeting())?),
         };
-        place.running = Some(running.clone());
+        entry.running = Some(running.clone());
         let service = Arc::new(Self { running, kept: kept.clone() });
-        place.users = Arc::downgrade(&service);
-        drop(place);
+        entry.users = Arc::downgrade(&service);
+        drop(entry);
         Ok(service)
     }
 
@@ -360,12 +360,12 @@ impl Drop for Service {
             return;
         }
         self.running.wait_for_the_end();
-        let mut place = self.kept.lock();
+        let mut entry = self.kept.lock();
         // Somebody may use it again: then it has one more reference than this one and the context's.
         let used = Arc::strong_count(&self.running) > 2;
         let over = self.running.dreqs() == 0 || self.running.shared.alive().is_err();
-        let last = if over && !used { place.running.take() } else { None };
-        drop(place);
+        let last = if over && !used { entry.running.take() } else { None };
+        drop(entry);
         drop(last);
     }
 }

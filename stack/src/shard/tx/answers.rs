@@ -84,7 +84,7 @@ impl Source for Answers<'_> {
     }
 
     #[inline(always)]
-    fn run(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<writer::Run<End>> {
+    fn run(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<writer::WrittenRun<End>> {
         if frames.len() < 2 || !self.qp.template.is_plain() {
             return None;
         }
@@ -108,7 +108,12 @@ fn readable(keys: &MrTable, qpn: Qpn, pd: PdId, rkey: u32, va: u64, len: u32) ->
 
 /// Builds short responses to READs and atomics, one after the other.
 #[inline(never)]
-fn run(qp: &mut Qp, keys: &MrTable, ip_id: &mut u16, frames: &mut [Frame]) -> Option<writer::Run<End>> {
+fn run(
+    qp: &mut Qp,
+    keys: &MrTable,
+    ip_id: &mut u16,
+    frames: &mut [Frame],
+) -> Option<writer::WrittenRun<End>> {
     let stencil = qp.template.stencil(READ_RESPONSE, false)?;
     qp.long_answers = false;
     let (credits, class, qpn) = (qp.credits(), qp.class, qp.qpn);
@@ -148,7 +153,7 @@ fn run(qp: &mut Qp, keys: &MrTable, ip_id: &mut u16, frames: &mut [Frame]) -> Op
     });
     *ip_id = id;
     let end = refused.map(End::Refused);
-    (made > 0 || end.is_some()).then_some(writer::Run { frames: made, bytes, end })
+    (made > 0 || end.is_some()).then_some(writer::WrittenRun { frames: made, bytes, end })
 }
 
 impl Env {

@@ -59,7 +59,7 @@ impl Source for Requests<'_> {
     }
 
     #[inline(always)]
-    fn run(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<writer::Run<End>> {
+    fn run(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<writer::WrittenRun<End>> {
         let qp = &mut *self.qp;
         if frames.len() < 2 || qp.class != Transport::Rc || !qp.template.is_plain() {
             return None;
@@ -104,7 +104,7 @@ fn run(
     share: u32,
     ip_id: &mut u16,
     frames: &mut [Frame],
-) -> Option<writer::Run<End>> {
+) -> Option<writer::WrittenRun<End>> {
     let limits = RunLimits { packets: frames.len() as u32, bytes: LONG_PACKET as u32, share };
     let run = qp.requester.begin_run(now, qp.gates, qp.epoch, &qp.sq, limits)?;
     let stencil = qp.template.stencil(run.opcode(), run.solicited())?;
@@ -133,9 +133,9 @@ fn run(
     qp.requester.end_run(ran);
     *ip_id = ip_id.wrapping_add(started as u16);
     Some(match result {
-        Ok(()) => writer::Run { frames: started as usize, bytes, end: None },
+        Ok(()) => writer::WrittenRun { frames: started as usize, bytes, end: None },
         Err(unsent) => {
-            writer::Run { frames: started as usize - 1, bytes, end: Some(End::Protection(unsent)) }
+            writer::WrittenRun { frames: started as usize - 1, bytes, end: Some(End::Protection(unsent)) }
         }
     })
 }

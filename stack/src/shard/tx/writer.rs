@@ -28,14 +28,14 @@ pub(in crate::shard) trait Source {
     ) -> Result<R, Self::End>;
 
     /// Writes short packets of one kind to frames, one after the other, if such are next; the caller stamps them.
-    fn run(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<Run<Self::End>>;
+    fn run(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<WrittenRun<Self::End>>;
 
     /// The template of the packets' headers.
     fn template(&self) -> &Template;
 }
 
-/// Short packets of one kind that were written.
-pub(in crate::shard) struct Run<E> {
+/// What a run of short packets of one kind has written.
+pub(in crate::shard) struct WrittenRun<E> {
     pub frames: usize,
     pub bytes: u64,
     pub end: Option<E>,
@@ -276,7 +276,7 @@ pub(in crate::shard) mod source {
             let payload = Payload::At(Place::found(self.memory.as_ptr() as u64, *len as u64));
             write(&self.template, &Draft { header, payload }).map_err(|_| ())
         }
-        fn run(&mut self, _: &mut u16, _: &mut [Frame]) -> Option<Run<()>> {
+        fn run(&mut self, _: &mut u16, _: &mut [Frame]) -> Option<WrittenRun<()>> {
             None
         }
         fn template(&self) -> &Template {
