@@ -571,12 +571,12 @@ fn exercise(client: &mut Client, blocks: u64, read_only: bool) -> Result<()> {
 
 /// The connection's attributes; the local address is the first configured one.
 fn options() -> RcOptions {
-    RcOptions { sgid_index: 1, ..RcOptions::default() }
+    RcOptions::default().sgid_index(1)
 }
 
 fn open(port: PortSource, addr: [u8; 4], drive: Drive) -> Result<Context> {
     let addrs = vec![(IpAddr::from(addr), 24)];
-    let context = Context::open(DeviceConfig { port, addrs, drive, ..DeviceConfig::default() })?;
+    let context = Context::open(DeviceConfig::new(port).addrs(addrs).drive(drive))?;
     // Now, not with the first queue pair: an unusable port is reported at once, and a server is reachable.
     context.start()?;
     Ok(context)

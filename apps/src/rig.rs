@@ -346,24 +346,22 @@ impl Rig {
     fn open_device(&self) -> Result<OpenDevice> {
         let args = &self.args;
         let shards = usize::from(args.shards);
-        let config = DeviceConfig {
-            port: PortSource::Opened(Box::new(self.port.clone())),
-            addrs: self.addrs(),
-            gateway: args.gateway,
-            gateway6: args.gateway6,
-            vlan: args.vlan,
-            neighbours: args.neighbour.clone(),
-            shards,
-            drive: match args.drive {
-                DriveArg::Embedded => Drive::Embedded,
-                DriveArg::Caller => Drive::Caller,
-                DriveArg::Dedicated => Drive::Dedicated { cores: self.shard_cores(shards) },
-            },
-            // As many queue pairs as a run can request; unused numbers cost a few bytes each.
-            qps_per_shard: verbs::limits::QPS_PER_SHARD_MAX,
-            stats: self.stats_path()?,
-            ..DeviceConfig::default()
+        let drive = match args.drive {
+            DriveArg::Embedded => Drive::Embedded,
+            DriveArg::Caller => Drive::Caller,
+            DriveArg::Dedicated => Drive::Dedicated { cores: self.shard_cores(shards) },
         };
+        let mut config = DeviceConfig::new(PortSource::Opened(Box::new(self.port.clone())))
+            .addrs(self.addrs())
+            .gateway(args.gateway)
+            .gateway6(args.gateway6)
+            .vlan(args.vlan)
+            .neighbours(args.neighbour.clone())
+            .shards(shards)
+            .drive(drive)
+            // As many as a run can request; unused numbers cost a few bytes each.
+            .qps_per_shard(verbs::limits::QPS_PER_SHARD_MAX);
+        config.stats = self.stats_path()?;
         let context = Context::open(config)?;
         context.start()?;
         let mut driver = Driver::default();
@@ -451,14 +449,14 @@ mod tests {
     // The work here is a message, which arrives only if the shard is driven.
     #[test]
     fn shards_are_turned_while_other_work_goes_on() {
-        let config = DeviceConfig { drive: Drive::Embedded, ..DeviceConfig::loopback() };
+        let config = DeviceConfig::loopback().drive(Drive::Embedded);
         let context = Context::open(config).unwrap();
         let mut driver = Driver { reactors: vec![context.reactor(0).unwrap()] };
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(4).unwrap();
         let mr = pd.reg_mr(8, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
         let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
-        let options = RcOptions { sgid_index: 1, ..RcOptions::default() };
+        let options = RcOptions::default().sgid_index(1);
         qp.connect_rc(&qp.endpoint(1).unwrap(), &options).unwrap();
         let done = driver.meanwhile(|| {
             let sge = [mr.sge(0..8).unwrap()];

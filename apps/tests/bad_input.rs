@@ -211,10 +211,10 @@ fn the_wait_for_a_server_that_does_not_answer_ends_when_it_should() {
         let _silent = std::net::TcpListener::bind(("127.0.0.1", bench.tcp)).unwrap();
         waits_as_told(&bench, "1s", &[&base[..], &["127.0.0.1"]].concat(), "said nothing for 5s");
     }
-    let port = bench.server_port().parse::<PortSpec>().unwrap().into();
+    let port = bench.server_port().parse::<PortSpec>().unwrap();
     let addrs = vec![("10.77.0.1".parse().unwrap(), 24)];
     let drive = Drive::Dedicated { cores: vec![0] };
-    let context = Context::open(DeviceConfig { port, addrs, drive, ..DeviceConfig::default() }).unwrap();
+    let context = Context::open(DeviceConfig::new(port).addrs(addrs).drive(drive)).unwrap();
     context.start().unwrap();
     let _other = context.create_id(None, PortSpace::Tcp).unwrap();
     let id = context.create_id(None, PortSpace::Tcp).unwrap();

@@ -26,8 +26,7 @@ impl Stack {
         let mr = pd.reg_mr(4096, Access::LOCAL_WRITE).unwrap();
         let cq = context.create_cq(16).unwrap();
         let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
-        qp.connect_rc(&qp.endpoint(1).unwrap(), &RcOptions { sgid_index: 1, ..RcOptions::default() })
-            .unwrap();
+        qp.connect_rc(&qp.endpoint(1).unwrap(), &RcOptions::default().sgid_index(1)).unwrap();
         Self { qp, cq, mr, context }
     }
 

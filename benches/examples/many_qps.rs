@@ -25,7 +25,7 @@ struct End {
 }
 
 fn open(port: Box<dyn verbs::port::Port>, last: u8) -> End {
-    let config = DeviceConfig { qps_per_shard: 131_072, ..DeviceConfig::new(port) };
+    let config = DeviceConfig::new(port).qps_per_shard(131_072);
     let config = config.addr([192, 0, 2, last], 24).drive(Drive::Embedded);
     let context = Context::open(config).expect("a device");
     let (reactor, pd) = (context.reactor(0).expect("its shard"), context.alloc_pd().expect("a domain"));
@@ -77,8 +77,7 @@ impl Pairs {
             max_recv_sge: 1,
             max_inline_data: 0,
         };
-        let options =
-            RcOptions { sgid_index: 1, max_rd_atomic: 1, max_dest_rd_atomic: 1, ..RcOptions::default() };
+        let options = RcOptions::default().sgid_index(1).max_rd_atomic(1).max_dest_rd_atomic(1);
         let (mut sqs, mut rqs, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..qps {
             let qa = a.pd.create_qp(&QpInitAttr::rc(&send, &send).cap(QpCap { max_recv_wr: 1, ..cap }));

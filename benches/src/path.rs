@@ -279,13 +279,11 @@ impl Path {
         let (a, b) = (open(a, 1), open(b, 2));
         // The default timeout, 67 ms: it never expires, as a turn takes a microsecond. Without a timeout every request would
         // ask for an acknowledgement.
-        let options = RcOptions {
-            sgid_index: 1,
-            path_mtu: Some(Mtu::Mtu4096),
-            timeout: 14,
-            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
-            ..RcOptions::default()
-        };
+        let options = RcOptions::default()
+            .sgid_index(1)
+            .path_mtu(Mtu::Mtu4096)
+            .timeout(14)
+            .access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC);
         for (from, to) in [(&a.3, &b.3), (&b.3, &a.3)] {
             from.connect_rc(&to.endpoint(1).unwrap(), &options).unwrap();
         }

@@ -25,7 +25,7 @@ impl Service for Holder {
 /// Makes one queue pair on a device that has room for one: its number, or the error; and the numbers that the service was called
 /// with.
 fn draw(refuse: usize) -> (Result<Qpn, DeviceError>, Vec<Qpn>) {
-    let config = DeviceConfig { qps_per_shard: 1, ..DeviceConfig::loopback() };
+    let config = DeviceConfig::loopback().qps_per_shard(1);
     let device = Device::open(config.drive(Drive::Embedded)).unwrap();
     let holder = Arc::new(Holder { refuse, asked: Mutex::default() });
     device.install(holder.clone()).unwrap();

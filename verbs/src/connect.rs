@@ -56,8 +56,10 @@ impl FromStr for RcEndpoint {
 }
 
 /// Attributes of an RC connection. By default the peer may WRITE, READ and do atomics, the path MTU is the port's, timeout 14
-/// (67 ms), 7 retries, endless RNR retries, RNR timer 12 (0.64 ms), and 16 READ and atomic requests each way.
+/// (67 ms), 7 retries, endless RNR retries, RNR timer 12 (0.64 ms), and 16 READ and atomic requests each way. What shall be
+/// otherwise is set by the method that is named after the field: `RcOptions::default().timeout(16).retry_cnt(3)`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct RcOptions {
     /// Index of the local address in the GID table ([`Context::query_gid`](crate::Context::query_gid)). 0, the default,
     /// selects the address from which the peer is reached: the peer's own if that is local, else one on its subnet, else any
@@ -87,6 +89,87 @@ pub struct RcOptions {
     pub max_rd_atomic: u8,
     /// READ and atomic requests outstanding as responder.
     pub max_dest_rd_atomic: u8,
+}
+
+impl RcOptions {
+    /// With this path MTU.
+    #[must_use]
+    pub fn path_mtu(mut self, path_mtu: impl Into<Option<Mtu>>) -> Self {
+        self.path_mtu = path_mtu.into();
+        self
+    }
+    /// From the address at this index of the GID table.
+    #[must_use]
+    pub const fn sgid_index(mut self, sgid_index: u8) -> Self {
+        self.sgid_index = sgid_index;
+        self
+    }
+    /// The peer may do this.
+    #[must_use]
+    pub const fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+    /// With this hop limit.
+    #[must_use]
+    pub const fn hop_limit(mut self, hop_limit: u8) -> Self {
+        self.hop_limit = hop_limit;
+        self
+    }
+    /// With this DSCP and ECN.
+    #[must_use]
+    pub const fn traffic_class(mut self, traffic_class: u8) -> Self {
+        self.traffic_class = traffic_class;
+        self
+    }
+    /// With this flow label.
+    #[must_use]
+    pub const fn flow_label(mut self, flow_label: u32) -> Self {
+        self.flow_label = flow_label;
+        self
+    }
+    /// With this service level.
+    #[must_use]
+    pub const fn sl(mut self, sl: u8) -> Self {
+        self.sl = sl;
+        self
+    }
+    /// With this exponent of the local ACK timeout.
+    #[must_use]
+    pub const fn timeout(mut self, timeout: u8) -> Self {
+        self.timeout = timeout;
+        self
+    }
+    /// With so many transport retries.
+    #[must_use]
+    pub const fn retry_cnt(mut self, retry_cnt: u8) -> Self {
+        self.retry_cnt = retry_cnt;
+        self
+    }
+    /// With so many RNR retries.
+    #[must_use]
+    pub const fn rnr_retry(mut self, rnr_retry: u8) -> Self {
+        self.rnr_retry = rnr_retry;
+        self
+    }
+    /// With this code of the delay that RNR NAKs ask for.
+    #[must_use]
+    pub const fn min_rnr_timer(mut self, min_rnr_timer: u8) -> Self {
+        self.min_rnr_timer = min_rnr_timer;
+        self
+    }
+    /// With so many READ and atomic requests outstanding as requester.
+    #[must_use]
+    pub const fn max_rd_atomic(mut self, max_rd_atomic: u8) -> Self {
+        self.max_rd_atomic = max_rd_atomic;
+        self
+    }
+    /// With so many READ and atomic requests outstanding as responder.
+    #[must_use]
+    pub const fn max_dest_rd_atomic(mut self, max_dest_rd_atomic: u8) -> Self {
+        self.max_dest_rd_atomic = max_dest_rd_atomic;
+        self
+    }
 }
 
 impl Default for RcOptions {
@@ -173,7 +256,7 @@ impl Qp {
     /// // Endpoints are exchanged as text, over TCP for example; here the peer is the queue pair itself.
     /// let ours = qp.endpoint(1)?.to_string();
     /// let theirs: RcEndpoint = ours.parse()?;
-    /// qp.connect_rc(&theirs, &RcOptions { timeout: 14, ..RcOptions::default() })?;
+    /// qp.connect_rc(&theirs, &RcOptions::default().timeout(14))?;
     /// assert_eq!(qp.state()?, QpState::Rts);
     /// # Ok(())
     /// # }

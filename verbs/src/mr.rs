@@ -655,7 +655,7 @@ mod tests {
         let context = Context::open(DeviceConfig::loopback()).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
         let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
-        let options = RcOptions { sgid_index: 1, ..RcOptions::default() };
+        let options = RcOptions::default().sgid_index(1);
         qp.connect_rc(&qp.endpoint(1).unwrap(), &options).unwrap();
         let mut memory = vec![7u8; 10_000];
         // SAFETY: the vector outlives the region and is only touched through it meanwhile.

@@ -10,6 +10,7 @@ use stack::device::{Qpn, WcFlags, WcOpcode, WcStatus};
 // Laid out like the start of a completion queue entry, so that a poll moves it in a few wide loads and stores.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
+#[non_exhaustive]
 #[doc(alias = "ibv_wc")]
 pub struct Wc {
     /// The work request's tag.

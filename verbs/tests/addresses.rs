@@ -277,7 +277,7 @@ fn addresses_of_two_ip_versions_are_refused_alike() {
             mixed(qp.modify(&rtr, mask), dgid, ours);
             assert_eq!(qp.query().unwrap().0, before);
             if index != 0 {
-                let options = RcOptions { sgid_index: index, ..RcOptions::default() };
+                let options = RcOptions::default().sgid_index(index);
                 let connect = |peer: &RcEndpoint| match ty {
                     QpType::Rc => qp.connect_rc(peer, &options),
                     _ => qp.connect_uc(peer, &options),
@@ -287,7 +287,7 @@ fn addresses_of_two_ip_versions_are_refused_alike() {
             }
             // A valid path first, and then another one in SQD.
             let fits = RcEndpoint { gid: gid(false, 1), ..theirs };
-            let options = RcOptions { sgid_index: 1, ..RcOptions::default() };
+            let options = RcOptions::default().sgid_index(1);
             if ty == QpType::Uc {
                 qp.connect_uc(&fits, &options).unwrap();
                 continue;
@@ -307,7 +307,7 @@ fn addresses_of_two_ip_versions_are_refused_alike() {
         }
         let xrcd = w.a.context.open_xrcd(&XrcdInitAttr::anonymous()).unwrap();
         if index != 0 {
-            let options = RcOptions { sgid_index: index, ..RcOptions::default() };
+            let options = RcOptions::default().sgid_index(index);
             mixed(xrcd.accept_xrc(&peer, &options), dgid, ours);
         }
     }
@@ -362,12 +362,12 @@ fn the_default_source_address_fits_the_peer() {
     // An explicit index is kept, whatever its subnet.
     let (qp, theirs) = (w.a.rc(), w.b.rc());
     let peer = theirs.endpoint(1).unwrap();
-    qp.connect_rc(&peer, &RcOptions { sgid_index: 2, ..RcOptions::default() }).unwrap();
+    qp.connect_rc(&peer, &RcOptions::default().sgid_index(2)).unwrap();
     assert_eq!(chosen(&qp), 2);
     // Behind a gateway: from an address on the gateway's subnet, not from a link-local one.
     let (gateway, gateway6) =
         (Some([10, 1, 0, 254].into()), Some(Ipv6Addr::new(0xfd00, 8, 0, 0, 0, 0, 0, 0xfe)));
-    let config = DeviceConfig { gateway, gateway6, ..DeviceConfig::default() };
+    let config = DeviceConfig::default().gateway(gateway).gateway6(gateway6);
     let routed = Host::new(config.addr(ip(true, 2), 64).addr([10, 1, 0, 2], 24));
     for (far, index) in [(Gid::v4([172, 16, 0, 1]), 2), (Gid::from_ip("2001:db8::1".parse().unwrap()), 1)] {
         let qp = routed.rc();
@@ -421,7 +421,7 @@ fn mapped_addresses_are_ipv4() {
         assert!(open.to_string().contains(says), "{open}");
     }
     let gateway6 = Some("::ffff:10.8.0.254".parse().unwrap());
-    let e = Context::open(DeviceConfig { gateway6, ..DeviceConfig::loopback() }).unwrap_err();
+    let e = Context::open(DeviceConfig::loopback().gateway6(gateway6)).unwrap_err();
     assert!(e.to_string().contains("give it as the IPv4 gateway"), "{e}");
 }
 
@@ -484,7 +484,7 @@ fn a_port_carries_the_path_mtu_that_it_announces() {
             let (a, b) = pair_with(&options(smallest), &options(smallest), Arc::new(|_, _, _| 0));
             let host = |port, last| {
                 let config = DeviceConfig::new(port).addr(ip(v6, last), prefix(v6));
-                Host::new(DeviceConfig { vlan, ..config })
+                Host::new(config.vlan(vlan))
             };
             let w = World { a: host(a, 2), b: host(b, 1) };
             assert_eq!(w.a.context.query_port(1).unwrap().active_mtu, mtu);

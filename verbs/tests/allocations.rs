@@ -9,8 +9,8 @@ use common::{all_rights, options};
 use verbs::port::{Port, pair};
 use verbs::{
     Access, Ah, AttrMask, Context, Cq, CqPoller, DeviceConfig, Drive, FlushLevel, FlushPlacement, GRH_LEN,
-    Mr, Pd, Qp, QpAttr, QpCap, QpInitAttr, QpType, Qpn, RcOptions, Reactor, RecvQueue, RecvWr, SendQueue,
-    SendWr, Sge, SrqInitAttr, Wc, ah_attr_to,
+    Mr, Pd, Qp, QpAttr, QpCap, QpInitAttr, QpType, Qpn, Reactor, RecvQueue, RecvWr, SendQueue, SendWr, Sge,
+    SrqInitAttr, Wc, ah_attr_to,
 };
 
 const QKEY: u32 = 0x1111;
@@ -246,7 +246,7 @@ fn idle(depth: u32, reads: u8) -> i64 {
         max_recv_sge: 1,
         max_inline_data: 0,
     };
-    let options = RcOptions { max_rd_atomic: reads, max_dest_rd_atomic: reads, ..options() };
+    let options = options().max_rd_atomic(reads).max_dest_rd_atomic(reads);
     let mut qps = Vec::with_capacity(QPS);
     let used = measure(|| {
         for _ in 0..QPS {

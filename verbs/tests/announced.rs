@@ -1,5 +1,6 @@
 //! Each value of query_device and query_port that is no limit on objects (those are in `limits.rs`) is true.
 
+use core::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{Pair, Stop, all_rights, embedded, options, pump, take};
@@ -8,81 +9,92 @@ use crate::wire::{Wire, datagram};
 use stack::device::Device;
 use verbs::errno::{EINVAL, ENOMEM};
 use verbs::{
-    Access, AtomicCap, Context, Counter, DeviceAttr, DeviceCapFlags, DeviceConfig, DeviceError, Drive, Mtu,
-    MwType, PortAttr, PortCapFlags, PostErrorKind, QpInitAttr, RcOptions, RecvWr, SendWr, Sge, SrqInitAttr,
-    VerbsError, Wc, XrcdInitAttr, ah_attr_to,
+    Access, AtomicCap, Context, Counter, DeviceCapFlags, DeviceConfig, DeviceError, Drive, Mtu, MwType,
+    PortCapFlags, PostErrorKind, QpInitAttr, RecvWr, SendWr, Sge, SrqInitAttr, VerbsError, Wc, XrcdInitAttr,
+    ah_attr_to,
 };
 
-// A new field does not compile until it is listed here, next to its test.
+/// Checks that a structure, which may grow, has exactly these fields; each is listed next to its test.
+fn has_fields(shown: &impl Debug, tested: &[(&str, &str)]) {
+    let text = format!("{shown:#?}");
+    let fields = text.lines().filter_map(|line| line.strip_prefix("    ")?.split_once(':'));
+    let fields = fields.map(|(name, _)| name).filter(|name| !name.starts_with(' '));
+    assert_eq!(fields.collect::<Vec<_>>(), tested.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+}
+
+// A new field fails here until it is listed, next to its test.
 #[test]
+#[rustfmt::skip] // a field a line
 fn every_field_is_known() {
     let context = embedded();
-    let DeviceAttr {
-        fw_ver,
-        node_guid: _,                 // limits: names_numbers_and_clock
-        sys_image_guid: _,            // the same
-        vendor_id: _,                 // the same
-        vendor_part_id: _,            // the same
-        hw_ver: _,                    // the same
-        device_cap_flags: _,          // every_flag_is_true
-        max_mr_size: _,               // limits: max_mr_and_max_mr_size
-        on_demand: _,                 // in on_demand
-        page_size_cap: _,             // page_size_cap
-        max_qp: _,                    // limits: max_qp_and_qps_per_shard
-        qps_per_shard: _,             // the same
-        max_qp_wr: _,                 // limits: max_qp_wr
-        max_sge: _,                   // limits: max_sge_and_max_sge_rd
-        max_sge_rd: _,                // the same
-        max_inline_data: _,           // limits: max_inline_data
-        max_cq: _,                    // limits: max_cq
-        max_cqe: _,                   // limits: max_cqe
-        max_srq: _,                   // bad_input: Pd::create_srq -> Exhausted
-        max_srq_wr: _,                // max_srq_wr_and_max_srq_sge
-        max_srq_sge: _,               // the same
-        max_mr: _,                    // limits: max_mr_and_max_mr_size
-        max_mw: _,                    // max_mw
-        max_pd: _,                    // limits: max_pd
-        max_qp_rd_atom: _,            // limits: max_qp_rd_atom_and_max_qp_init_rd_atom
-        max_res_rd_atom: _,           // max_res_rd_atom
-        max_qp_init_rd_atom: _,       // limits: max_qp_rd_atom_and_max_qp_init_rd_atom
-        atomic_cap: _,                // atomic_cap
-        max_mcast_grp: _,             // multicast: limits_are_those_announced
-        max_mcast_qp_attach: _,       // the same
-        max_total_mcast_qp_attach: _, // the same
-        phys_port_cnt,
-        max_pkeys: _,                 // limits: max_pkeys_and_the_pkey_table
-        local_ca_ack_delay: _,        // local_ca_ack_delay
-        completion_timestamp_mask: _, // limits: names_numbers_and_clock
-        hca_core_clock: _,            // the same
-        shards: _,                    // limits: max_qp_and_qps_per_shard
-        max_ah: _,                    // max_ah
-    } = context.query_device();
-    let numbers: Vec<u32> = fw_ver.split('.').map(|part| part.parse().unwrap()).collect();
-    assert_eq!((fw_ver, numbers.len()), (env!("CARGO_PKG_VERSION"), 3));
-    assert!(context.query_port(phys_port_cnt).is_ok());
-    assert_eq!(context.query_port(phys_port_cnt + 1).unwrap_err().errno(), EINVAL);
+    let device = context.query_device();
+    has_fields(&device, &[
+        ("fw_ver", "here"),
+        ("node_guid", "limits: names_numbers_and_clock"),
+        ("sys_image_guid", "the same"),
+        ("vendor_id", "the same"),
+        ("vendor_part_id", "the same"),
+        ("hw_ver", "the same"),
+        ("device_cap_flags", "every_flag_is_true"),
+        ("max_mr_size", "limits: max_mr_and_max_mr_size"),
+        ("on_demand", "in on_demand"),
+        ("page_size_cap", "page_size_cap"),
+        ("max_qp", "limits: max_qp_and_qps_per_shard"),
+        ("qps_per_shard", "the same"),
+        ("max_qp_wr", "limits: max_qp_wr"),
+        ("max_sge", "limits: max_sge_and_max_sge_rd"),
+        ("max_sge_rd", "the same"),
+        ("max_inline_data", "limits: max_inline_data"),
+        ("max_cq", "limits: max_cq"),
+        ("max_cqe", "limits: max_cqe"),
+        ("max_srq", "bad_input: Pd::create_srq -> Exhausted"),
+        ("max_srq_wr", "max_srq_wr_and_max_srq_sge"),
+        ("max_srq_sge", "the same"),
+        ("max_mr", "limits: max_mr_and_max_mr_size"),
+        ("max_mw", "max_mw"),
+        ("max_pd", "limits: max_pd"),
+        ("max_qp_rd_atom", "limits: max_qp_rd_atom_and_max_qp_init_rd_atom"),
+        ("max_res_rd_atom", "max_res_rd_atom"),
+        ("max_qp_init_rd_atom", "limits: max_qp_rd_atom_and_max_qp_init_rd_atom"),
+        ("atomic_cap", "atomic_cap"),
+        ("max_mcast_grp", "multicast: limits_are_those_announced"),
+        ("max_mcast_qp_attach", "the same"),
+        ("max_total_mcast_qp_attach", "the same"),
+        ("phys_port_cnt", "here"),
+        ("max_pkeys", "limits: max_pkeys_and_the_pkey_table"),
+        ("local_ca_ack_delay", "local_ca_ack_delay"),
+        ("completion_timestamp_mask", "limits: names_numbers_and_clock"),
+        ("hca_core_clock", "the same"),
+        ("shards", "limits: max_qp_and_qps_per_shard"),
+        ("max_ah", "max_ah"),
+    ]);
+    let numbers: Vec<u32> = device.fw_ver.split('.').map(|part| part.parse().unwrap()).collect();
+    assert_eq!((device.fw_ver, numbers.len()), (env!("CARGO_PKG_VERSION"), 3));
+    assert!(context.query_port(device.phys_port_cnt).is_ok());
+    assert_eq!(context.query_port(device.phys_port_cnt + 1).unwrap_err().errno(), EINVAL);
 
-    let PortAttr {
-        state: _,          // events: s38_the_link_goes_down_and_up
-        phys_state: _,     // limits: the_port
-        max_mtu: _,        // every_mtu
-        active_mtu: _,     // the same
-        link_mtu: _,       // the same
-        mac: _,            // limits: names_numbers_and_clock
-        gid_tbl_len: _,    // limits: the_gid_table; events: s39_addresses_come_and_go
-        pkey_tbl_len: _,   // limits: max_pkeys_and_the_pkey_table
-        max_msg_sz: _,     // limits: max_msg_sz
-        port_cap_flags: _, // every_flag_is_true
-        bad_pkey_cntr: _,  // violations_are_counted
-        qkey_viol_cntr: _, // the same
-        max_vl_num: _,     // limits: the_port
-        active_width: _,   // nominal
-        active_speed: _,   // nominal
-        flags: _,          // limits: the_port; bad_input: Pd::create_ah -> NoGrh
-        link_layer: _,     // limits: the_port
-        queues,
-    } = context.query_port(1).unwrap();
-    assert_eq!(queues, 1);
+    let port = context.query_port(1).unwrap();
+    has_fields(&port, &[
+        ("state", "events: s38_the_link_goes_down_and_up"),
+        ("phys_state", "limits: the_port"),
+        ("max_mtu", "every_mtu"),
+        ("active_mtu", "the same"),
+        ("link_mtu", "the same"),
+        ("mac", "limits: names_numbers_and_clock"),
+        ("gid_tbl_len", "limits: the_gid_table; events: s39_addresses_come_and_go"),
+        ("pkey_tbl_len", "limits: max_pkeys_and_the_pkey_table"),
+        ("max_msg_sz", "limits: max_msg_sz"),
+        ("port_cap_flags", "every_flag_is_true"),
+        ("bad_pkey_cntr", "violations_are_counted"),
+        ("qkey_viol_cntr", "the same"),
+        ("max_vl_num", "limits: the_port"),
+        ("active_width", "nominal"),
+        ("active_speed", "nominal"),
+        ("flags", "limits: the_port; bad_input: Pd::create_ah -> NoGrh"),
+        ("link_layer", "limits: the_port"),
+        ("queues", "here"),
+    ]);
+    assert_eq!(port.queues, 1);
 }
 
 // Each set flag stands for a feature that works, which has its own test; the device lacks the features whose flags are not
@@ -260,7 +272,7 @@ fn max_mw() {
 // Every queue pair of the device at once, each with all the READs that it may have.
 #[test]
 fn max_res_rd_atom() {
-    let config = DeviceConfig { qps_per_shard: 4, ..DeviceConfig::loopback() };
+    let config = DeviceConfig::loopback().qps_per_shard(4);
     let context = Context::open(config.drive(Drive::Embedded)).unwrap();
     let attr = context.query_device();
     let each = usize::from(attr.max_qp_rd_atom);
@@ -295,7 +307,7 @@ fn every_mtu() {
         (4200, Mtu::Mtu4096),
         (9600, Mtu::Mtu4096),
     ] {
-        let config = DeviceConfig { mtu, ..DeviceConfig::loopback() };
+        let config = DeviceConfig::loopback().mtu(mtu);
         let p = Context::open(config.drive(Drive::Embedded)).unwrap();
         let port = p.query_port(1).unwrap();
         assert_eq!((port.link_mtu, port.active_mtu, port.max_mtu), (mtu, active, Mtu::Mtu4096), "{mtu}");
@@ -315,7 +327,7 @@ fn every_mtu() {
         if active < Mtu::Mtu4096 {
             let qp = p.pd.create_qp(&QpInitAttr::rc(&p.cq_a, &p.cq_a)).unwrap();
             let above = Mtu::from_enum(active as u8 + 1);
-            let e = qp.connect_rc(&p.b.endpoint(1).unwrap(), &RcOptions { path_mtu: above, ..options() });
+            let e = qp.connect_rc(&p.b.endpoint(1).unwrap(), &options().path_mtu(above));
             assert_eq!(e.unwrap_err().errno(), EINVAL, "{mtu}");
         }
     }

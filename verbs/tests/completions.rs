@@ -11,8 +11,8 @@ use verbs::errno;
 use verbs::port::{PortSpec, pair};
 use verbs::{
     Access, AsyncEvent, CompChannel, Context, Cq, CqEvent, CqInitAttr, CqWcFlags, DeviceConfig, DeviceError,
-    Drive, EventElement, Gid, Mr, Pd, Qp, QpCap, QpInitAttr, QpState, Qpn, RcOptions, RecvWr, SendWr,
-    VendorErr, VerbsError, Wc, WcOpcode, WcStatus, ah_attr_to,
+    Drive, EventElement, Gid, Mr, Pd, Qp, QpCap, QpInitAttr, QpState, Qpn, RecvWr, SendWr, VendorErr,
+    VerbsError, Wc, WcOpcode, WcStatus, ah_attr_to,
 };
 
 fn drives() -> [Drive; 3] {
@@ -102,7 +102,7 @@ fn fragile() -> Pair {
     let (cq_a, cq_b) = (context.create_cq(64).unwrap(), context.create_cq(64).unwrap());
     let a = pd.create_qp(&QpInitAttr::rc(&cq_a, &cq_a)).unwrap();
     let b = pd.create_qp(&QpInitAttr::rc(&cq_b, &cq_b)).unwrap();
-    let options = RcOptions { timeout: 8, retry_cnt: 1, rnr_retry: 1, min_rnr_timer: 1, ..options() };
+    let options = options().timeout(8).retry_cnt(1).rnr_retry(1).min_rnr_timer(1);
     a.connect_rc(&b.endpoint(1).unwrap(), &options).unwrap();
     b.connect_rc(&a.endpoint(1).unwrap(), &options).unwrap();
     let mr = pd.reg_mr(4096, all_rights()).unwrap();

@@ -53,12 +53,13 @@ impl Bench {
         let peer = b.take_queue(0).unwrap();
         let clock = Arc::new(AtomicU64::new(1_000_000));
         let mac = a.info().mac;
-        let context = Context::open(DeviceConfig {
-            shards: 2,
-            drive: Drive::Embedded,
-            clock: Clock::Manual(clock.clone()),
-            ..DeviceConfig::new(a).addr([192, 0, 2, 1], 24)
-        })
+        let context = Context::open(
+            DeviceConfig::new(a)
+                .addr([192, 0, 2, 1], 24)
+                .shards(2)
+                .drive(Drive::Embedded)
+                .clock(Clock::Manual(clock.clone())),
+        )
         .unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(1024).unwrap();

@@ -201,7 +201,7 @@ fn orderly_waits_for_the_peer_and_can_go_on() {
 
 #[test]
 fn orderly_with_a_dead_peer_ends_in_err_with_everything_flushed() {
-    let options = verbs::RcOptions { timeout: 8, retry_cnt: 1, ..verbs::RcOptions::default() };
+    let options = verbs::RcOptions::default().timeout(8).retry_cnt(1);
     let link = Link::with(&options, |init| init);
     let a = &link.a;
     link.valve.shut();

@@ -26,12 +26,8 @@ fn open() {
     let open = Context::open;
     refused(open(DeviceConfig::loopback().shards(0)), EINVAL, &["shards is 0", "1 to 16"]);
     refused(open(DeviceConfig::loopback().shards(17)), EINVAL, &["shards is 17"]);
-    refused(
-        open(DeviceConfig { qps_per_shard: 0, ..DeviceConfig::loopback() }),
-        EINVAL,
-        &["qps_per_shard is 0"],
-    );
-    refused(open(DeviceConfig { vlan: Some(4095), ..DeviceConfig::loopback() }), EINVAL, &["4095"]);
+    refused(open(DeviceConfig::loopback().qps_per_shard(0)), EINVAL, &["qps_per_shard is 0"]);
+    refused(open(DeviceConfig::loopback().vlan(4095)), EINVAL, &["4095"]);
     refused(open(DeviceConfig::default().addr([10, 0, 0, 1], 33)), EINVAL, &["/33", "10.0.0.1"]);
     refused(open(DeviceConfig::default().addr([127, 0, 0, 1], 8)), EINVAL, &["127.0.0.1"]);
     let dedicated = |cores: &[usize]| Drive::Dedicated { cores: cores.to_vec() };
@@ -39,7 +35,7 @@ fn open() {
     refused(open(two().drive(dedicated(&[0]))), EINVAL, &["2 shards", "1 cores"]);
     refused(open(two().drive(dedicated(&[0, 9999]))), EINVAL, &["core 9999", "choose from"]);
     let port = PortSpec::Loopback.open(&Default::default()).unwrap();
-    refused(open(DeviceConfig { shards: 2, ..DeviceConfig::new(port) }), EINVAL, &["1 queues for 2 shards"]);
+    refused(open(DeviceConfig::new(port).shards(2)), EINVAL, &["1 queues for 2 shards"]);
     let port = PortSpec::Loopback.open(&Default::default()).unwrap();
     let _queue = port.take_queue(0);
     refused(open(DeviceConfig::new(port)), EINVAL, &["taken by somebody else"]);
@@ -107,7 +103,7 @@ fn create_qp() {
 
 #[test]
 fn too_many_queue_pairs() {
-    let config = DeviceConfig { qps_per_shard: 2, ..DeviceConfig::loopback() }.drive(Drive::Embedded);
+    let config = DeviceConfig::loopback().qps_per_shard(2).drive(Drive::Embedded);
     let context = Context::open(config).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1).unwrap());
     let create = || pd.create_qp(&QpInitAttr::rc(&cq, &cq));
@@ -129,10 +125,10 @@ fn modify_qp() {
     refused(p.a.endpoint(9), EINVAL, &["GID index 9"]);
     let fresh = p.pd.create_qp(&QpInitAttr::rc(&p.cq_a, &p.cq_a)).unwrap();
     let peer = p.b.endpoint(1).unwrap();
-    let wrong = verbs::RcOptions { sgid_index: 7, ..options() };
+    let wrong = options().sgid_index(7);
     refused(fresh.connect_rc(&peer, &wrong), EINVAL, &["sgid_index", "7"]);
     assert_eq!(fresh.state().unwrap(), QpState::Init, "as far as it went");
-    let wrong = verbs::RcOptions { timeout: 32, ..options() };
+    let wrong = options().timeout(32);
     refused(fresh.connect_rc(&peer, &wrong), EINVAL, &["timeout is 32"]);
     let ud = p.pd.create_qp(&QpInitAttr::new(QpType::Ud, &p.cq_a, &p.cq_a)).unwrap();
     let attr = QpAttr { qp_state: QpState::Init, port_num: 1, qkey: 0x8000_0001, ..QpAttr::default() };

@@ -55,7 +55,7 @@ fn a_link_that_is_assumed_is_up_whatever_it_is() {
     let open = |local: &str, peer: &str, last, assume_link| {
         let spec: PortSpec = format!("unix:{0}/{local},peer={0}/{peer}", dir.display()).parse().unwrap();
         let config = DeviceConfig::new(spec).addr([192, 0, 2, last], 24);
-        Context::open(DeviceConfig { assume_link, ..config }).unwrap()
+        Context::open(config.assume_link(assume_link)).unwrap()
     };
     let state = |context: &Context| context.query_port(1).unwrap().state;
     let a = open("a", "b", 1, true);
@@ -105,7 +105,7 @@ fn s39_addresses_come_and_go() {
             assert_eq!(e.errno(), errno::EINVAL, "{e}");
         }
         // A connection over the new addresses.
-        let over = RcOptions { sgid_index: 2, ..RcOptions::default() };
+        let over = RcOptions::default().sgid_index(2);
         let (pd_a, pd_b) = (a.alloc_pd().unwrap(), b.alloc_pd().unwrap());
         let (cq_a, cq_b) = (a.create_cq(64).unwrap(), b.create_cq(64).unwrap());
         let qp_a = pd_a.create_qp(&QpInitAttr::rc(&cq_a, &cq_a)).unwrap();

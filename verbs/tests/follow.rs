@@ -147,7 +147,7 @@ fn af_packet_reports_an_interface_that_goes_down_and_comes_back() {
 #[test]
 fn af_packet_follows_the_mtu_of_its_interface() {
     let Some(veth) = Veth::new('m') else { return };
-    let few = RcOptions { timeout: 15, retry_cnt: 3, ..options() };
+    let few = options().timeout(15).retry_cnt(3);
     let ends = Ends::new(&veth, &few);
     assert_eq!(ends.write(50_000), WcStatus::Success);
     let mtu = |device: &Context| device.query_port(1).unwrap().active_mtu;
@@ -173,7 +173,7 @@ fn af_packet_follows_the_mtu_of_its_interface() {
     let qp = ends.pd[0].create_qp(&QpInitAttr::rc(&fresh, &fresh)).unwrap();
     qp.connect_rc(&ends.qp[1].endpoint(1).unwrap(), &few).unwrap();
     assert_eq!(qp.query().unwrap().0.path_mtu, Mtu::Mtu1024 as u8);
-    let too_long = RcOptions { path_mtu: Some(Mtu::Mtu4096), ..few };
+    let too_long = few.path_mtu(Mtu::Mtu4096);
     let qp = ends.pd[0].create_qp(&QpInitAttr::rc(&fresh, &fresh)).unwrap();
     let error = qp.connect_rc(&ends.qp[1].endpoint(1).unwrap(), &too_long).unwrap_err();
     assert!(error.to_string().contains("1024"), "{error}");
@@ -182,7 +182,7 @@ fn af_packet_follows_the_mtu_of_its_interface() {
 #[test]
 fn a_port_whose_interface_was_deleted_stays_down_and_the_program_goes_on() {
     let Some(veth) = Veth::new('x') else { return };
-    let few = RcOptions { timeout: 15, retry_cnt: 3, ..options() };
+    let few = options().timeout(15).retry_cnt(3);
     let ends = Ends::new(&veth, &few);
     assert_eq!(ends.write(50_000), WcStatus::Success);
     drop(veth);

@@ -295,7 +295,7 @@ fn a_fork_leaves_dpdk_alone() {
         let spec: PortSpec = format!("dpdk:{name}").parse().unwrap();
         let mac = Some(verbs::Mac([2, 0, 0, 0, 0, 7]));
         let config = DeviceConfig::new(spec).addr([10, 0, 0, 3], 24);
-        Context::open(DeviceConfig { mac, ..config }).unwrap()
+        Context::open(config.mac(mac)).unwrap()
     };
     let device = open("net_null0");
     device.start().unwrap();

@@ -96,7 +96,7 @@ fn the_first_queue_pair_starts_the_port() {
     second.start().expect("it may be tried again");
 
     let mac = Some(Mac([2, 0, 0, 0, 0, 6]));
-    let null = Context::open(DeviceConfig { mac, ..config("dpdk:net_null1") }).unwrap();
+    let null = Context::open(config("dpdk:net_null1").mac(mac)).unwrap();
     assert!(!dpdk::started());
     null.start().unwrap();
     assert!(dpdk::started());

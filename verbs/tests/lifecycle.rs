@@ -269,7 +269,7 @@ fn copies_in_and_out_of_a_region() {
 #[test]
 fn numbers_come_from_the_seed() {
     let numbers = |seed: Option<u64>| {
-        let config = DeviceConfig { seed, ..DeviceConfig::loopback() };
+        let config = DeviceConfig::loopback().seed(seed);
         let context = Context::open(config.drive(Drive::Embedded)).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1).unwrap());
         let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();

@@ -175,9 +175,8 @@ fn max_mr_and_max_mr_size() {
 
 #[test]
 fn max_qp_and_qps_per_shard() {
-    let config =
-        DeviceConfig { qps_per_shard: 8, ..DeviceConfig::loopback().shards(2).drive(Drive::Embedded) };
-    let config = DeviceConfig { port: verbs::port::pair(2).0.into(), ..config };
+    let config = DeviceConfig::loopback().shards(2).drive(Drive::Embedded).qps_per_shard(8);
+    let config = config.port(verbs::port::pair(2).0);
     let context = Context::open(config).unwrap();
     let attr = context.query_device();
     assert_eq!((attr.max_qp, attr.qps_per_shard, attr.shards), (16, 8, 2));
@@ -206,8 +205,7 @@ fn max_qp_rd_atom_and_max_qp_init_rd_atom() {
     let mr = pd.reg_mr(4096, all_rights()).unwrap();
     let cap = QpCap { max_send_wr: n as u32, ..SMALL };
     let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).cap(cap)).unwrap();
-    let at_limit =
-        verbs::RcOptions { max_rd_atomic: requester, max_dest_rd_atomic: responder, ..common::options() };
+    let at_limit = common::options().max_rd_atomic(requester).max_dest_rd_atomic(responder);
     qp.connect_rc(&qp.endpoint(1).unwrap(), &at_limit).unwrap();
     let sges: Vec<_> = (0..n).map(|i| [mr.sge(i * 8..i * 8 + 8).unwrap()]).collect();
     let reads: Vec<_> = sges
@@ -220,10 +218,7 @@ fn max_qp_rd_atom_and_max_qp_init_rd_atom() {
     assert_eq!(mr.read_u64(2048).unwrap(), n as u64);
 
     let other = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
-    for beyond in [
-        verbs::RcOptions { max_rd_atomic: requester + 1, ..at_limit },
-        verbs::RcOptions { max_dest_rd_atomic: responder + 1, ..at_limit },
-    ] {
+    for beyond in [at_limit.max_rd_atomic(requester + 1), at_limit.max_dest_rd_atomic(responder + 1)] {
         let error = other.connect_rc(&qp.endpoint(1).unwrap(), &beyond).unwrap_err();
         assert_eq!(error.errno(), EINVAL, "{error}");
         assert!(error.to_string().contains(&format!("{}", requester + 1)), "{error}");
@@ -294,7 +289,7 @@ fn the_gid_table() {
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(8).unwrap());
     for index in 1..=len {
         let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
-        let options = verbs::RcOptions { sgid_index: index as u8, ..common::options() };
+        let options = common::options().sgid_index(index as u8);
         let peer = qp.endpoint(if index < len { index as u8 } else { 1 }).unwrap();
         assert_eq!(qp.connect_rc(&peer, &options).is_ok(), index < len, "index {index} of {len}");
     }

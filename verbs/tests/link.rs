@@ -308,7 +308,7 @@ impl Link {
             End { qp, mr, cq, pd, context: context.clone() }
         };
         let (a, b) = (end(&cable.a), end(&cable.b));
-        let options = RcOptions { sgid_index: 1, path_mtu: Some(verbs::Mtu::Mtu1024), ..*options };
+        let options = options.sgid_index(1).path_mtu(verbs::Mtu::Mtu1024);
         connect(&a.qp, &b.qp, &options);
         // Lets the neighbours resolve each other.
         cable.turns(20);

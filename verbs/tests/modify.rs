@@ -273,10 +273,8 @@ fn s12_path_mtu_out_of_range() {
         let error = bench.wrong(QpState::Init, QpState::Rtr, |a| a.path_mtu = mtu);
         assert_eq!(error.errno(), errno::EINVAL, "{mtu}");
     }
-    let small = Context::open(
-        verbs::DeviceConfig { mtu: 1500, ..verbs::DeviceConfig::loopback() }.drive(verbs::Drive::Embedded),
-    )
-    .unwrap();
+    let small =
+        Context::open(verbs::DeviceConfig::loopback().mtu(1500).drive(verbs::Drive::Embedded)).unwrap();
     assert_eq!(small.query_port(1).unwrap().active_mtu, Mtu::Mtu1024);
     let (pd, cq) = (small.alloc_pd().unwrap(), small.create_cq(1).unwrap());
     let bench = Bench { gid: small.query_gid(1, 1).unwrap(), pd, cq, context: small };
@@ -399,7 +397,7 @@ fn s23_s25_requests_to_a_queue_pair_that_takes_none() {
         let bench = Bench::new();
         let deaf = bench.at(QpType::Rc, state);
         let requester = bench.qp(QpType::Rc);
-        let quick = verbs::RcOptions { timeout: 1, retry_cnt: 1, ..options() };
+        let quick = options().timeout(1).retry_cnt(1);
         requester.connect_rc(&deaf.endpoint(1).unwrap(), &quick).unwrap();
         let before = bench.context.counters();
         requester.post_send(&[SendWr::send(1, &[])]).unwrap();

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::common::{Pair, Stop, all_rights, embedded, options, take};
 use verbs::{
-    Access, FlushLevel, FlushPlacement, Mr, PostErrorKind, QpInitAttr, QpState, RcOptions, SendWr, Wc,
-    WcOpcode, WcStatus,
+    Access, FlushLevel, FlushPlacement, Mr, PostErrorKind, QpInitAttr, QpState, SendWr, Wc, WcOpcode,
+    WcStatus,
 };
 
 /// A pair of queue pairs with the right to FLUSH, and a region that grants it.
@@ -15,7 +15,7 @@ fn pair() -> (Pair, Mr) {
     let (cq_a, cq_b) = (context.create_cq(64).unwrap(), context.create_cq(64).unwrap());
     let a = pd.create_qp(&QpInitAttr::rc(&cq_a, &cq_a)).unwrap();
     let b = pd.create_qp(&QpInitAttr::rc(&cq_b, &cq_b)).unwrap();
-    let options = RcOptions { access: options().access | Access::FLUSH_GLOBAL, ..options() };
+    let options = options().access(options().access | Access::FLUSH_GLOBAL);
     a.connect_rc(&b.endpoint(1).unwrap(), &options).unwrap();
     b.connect_rc(&a.endpoint(1).unwrap(), &options).unwrap();
     let mr = pd.reg_mr(4096, all_rights()).unwrap();

@@ -27,7 +27,7 @@ fn b(v6: bool) -> SocketAddr {
 #[test]
 fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
     for (v6, vlan) in [(false, None), (true, None), (false, Some(7)), (true, Some(7))] {
-        let w = World::with(|config| DeviceConfig { vlan, ..config });
+        let w = World::with(|config| config.vlan(vlan));
         let (ca, cb) = (w.a.channel(), w.b.channel());
         let listener = w.b.id(&cb);
         listener.bind_addr(SocketAddr::new(addrs(v6)[1], PORT)).unwrap();
@@ -798,7 +798,7 @@ fn a_refused_frame_establishes_nothing() {
     // A sender at the peer's address that knows the queue pair number, but not the PSN.
     let forger = w.a.pd.create_qp(&QpInitAttr::rc(&w.a.cq, &w.a.cq)).unwrap();
     let peer = qp.endpoint(1).unwrap();
-    let options = verbs::RcOptions { sgid_index: 1, timeout: 0, ..Default::default() };
+    let options = verbs::RcOptions::default().sgid_index(1).timeout(0);
     forger.connect_rc(&peer, &options).unwrap();
     w.a.send(&forger, 7);
     let came = || qp.counters().get(verbs::Counter::RxFrames);

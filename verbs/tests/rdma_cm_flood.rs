@@ -36,7 +36,7 @@ fn a_flood_of_requests_leaves_connections_alone() {
     // An existing connection, made without connection management at A.
     let (cb, _listener) = listening(&w, cm::any(PORT), 4);
     let qps = [&w.a, &w.b].map(|h| h.pd.create_qp(&QpInitAttr::rc(&h.cq, &h.cq)).unwrap());
-    let options = verbs::RcOptions { sgid_index: 1, ..Default::default() };
+    let options = verbs::RcOptions::default().sgid_index(1);
     qps[0].connect_rc(&qps[1].endpoint(1).unwrap(), &options).unwrap();
     qps[1].connect_rc(&qps[0].endpoint(1).unwrap(), &options).unwrap();
     let message = |n| {
@@ -385,7 +385,7 @@ fn a_connection_whose_peer_answers_is_not_ended_by_a_request() {
     peer.handle_mad(now, &path(), &answer(Rep::ATTRIBUTE));
     let Some(Event::ConnectResponse { response, .. }) = peer.poll_event() else { panic!("no response") };
     let QpParams { dest_qpn: qpn, rq_psn: psn, .. } = response.params;
-    let options = verbs::RcOptions { sgid_index: 1, ..Default::default() };
+    let options = verbs::RcOptions::default().sgid_index(1);
     qp.connect_rc(&verbs::RcEndpoint { gid: path().dgid, qpn, psn }, &options).unwrap();
     peer.confirm(now, conn, b"").unwrap();
     stranger.send(&w, &peer.poll_send().unwrap().mad, &mut Vec::new());

@@ -7,7 +7,7 @@ use crate::common::{self, Pair, all_rights, embedded_with, options};
 use verbs::errno::ENOMEM;
 use verbs::limits::QPS_PER_SHARD_MAX;
 use verbs::port::pair;
-use verbs::{DeviceConfig, QpCap, QpInitAttr, RcOptions, RecvQueue, RecvWr, SendQueue, SendWr, Wc};
+use verbs::{DeviceConfig, QpCap, QpInitAttr, RecvQueue, RecvWr, SendQueue, SendWr, Wc};
 
 const SMALL: QpCap =
     QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
@@ -16,8 +16,7 @@ const SMALL: QpCap =
 // many created again.
 #[test]
 fn as_many_queue_pairs_as_a_shard_has() {
-    let context =
-        embedded_with(DeviceConfig { qps_per_shard: QPS_PER_SHARD_MAX, ..DeviceConfig::loopback() });
+    let context = embedded_with(DeviceConfig::loopback().qps_per_shard(QPS_PER_SHARD_MAX));
     let max = context.query_device().max_qp;
     assert_eq!(max, QPS_PER_SHARD_MAX);
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
@@ -25,7 +24,7 @@ fn as_many_queue_pairs_as_a_shard_has() {
     let mut qps: Vec<_> = (0..max).map(|_| pd.create_qp(&init).unwrap()).collect();
     assert_eq!(pd.create_qp(&init).unwrap_err().errno(), ENOMEM);
 
-    let options = RcOptions { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..options() };
+    let options = options().max_rd_atomic(1).max_dest_rd_atomic(1);
     for (n, qp) in qps.iter().enumerate() {
         qp.connect_rc(&qps[n ^ 1].endpoint(1).unwrap(), &options).unwrap();
     }

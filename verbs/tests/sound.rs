@@ -50,7 +50,7 @@ impl Odd {
             }
             true
         });
-        let mut config = DeviceConfig { port: port.into(), shards, ..DeviceConfig::loopback() }.drive(drive);
+        let mut config = DeviceConfig::loopback().port(port).shards(shards).drive(drive);
         config.clock = Clock::Manual(Arc::new(AtomicU64::new(1)));
         config.seed = Some(1);
         config.qps_per_shard = 16;
@@ -381,9 +381,9 @@ fn the_first_shard_that_lives_maintains_the_port() {
     let options = PortOptions { frames: 256, queues: 2, ..PortOptions::default() };
     let port = PortSpec::Loopback.open(&options).unwrap();
     let port: Box<dyn Port> = Box::new(Fragile { port, breaks: breaks.clone() });
-    let mut config = DeviceConfig { port: port.into(), shards: 2, ..DeviceConfig::loopback() };
+    let mut config = DeviceConfig::loopback().port(port).shards(2);
     config.clock = Clock::Manual(ns.clone());
-    let context = Context::open(DeviceConfig { qps_per_shard: 16, ..config.drive(Drive::Embedded) }).unwrap();
+    let context = Context::open(config.drive(Drive::Embedded).qps_per_shard(16)).unwrap();
     // Whether this shard does it when it is due.
     let maintains = |shard| {
         ns.fetch_add(1_000_000_000, Ordering::Relaxed);
@@ -460,8 +460,8 @@ fn a_panic_in_any_method_of_a_port_ends_its_shard_or_nothing() {
         let breaks = Arc::new(Mutex::new(None));
         let port = PortSpec::Loopback.open(&PortOptions { frames: 256, ..PortOptions::default() }).unwrap();
         let port: Box<dyn Port> = Box::new(Fragile { port, breaks: breaks.clone() });
-        let config = DeviceConfig { port: port.into(), ..DeviceConfig::loopback() }.drive(drive);
-        let context = Context::open(DeviceConfig { qps_per_shard: 16, ..config }).unwrap();
+        let config = DeviceConfig::loopback().port(port).drive(drive);
+        let context = Context::open(config.qps_per_shard(16)).unwrap();
         let (pd, channel) = (context.alloc_pd().unwrap(), context.create_comp_channel().unwrap());
         let cq = context.create_cq_ex(&CqInitAttr::new(64).channel(&channel)).unwrap();
         let qp = to_itself(&pd, &QpInitAttr::rc(&cq, &cq));

@@ -63,7 +63,7 @@ fn s26_an_idle_queue_is_drained_at_once_and_says_so_when_asked() {
 
 #[test]
 fn s27_s28_s29_a_read_is_waited_for_and_the_rest_waits() {
-    let link = Link::with(&RcOptions { max_rd_atomic: 1, ..RcOptions::default() }, |init| init);
+    let link = Link::with(&RcOptions::default().max_rd_atomic(1), |init| init);
     let (a, b) = (&link.a, &link.b);
     b.mr.write(0, &[7; 24]).unwrap();
     link.valve.shut();
@@ -159,7 +159,7 @@ fn s27_retries_go_on_while_draining() {
 
 /// One SEND under way to a peer that does not answer, one queued behind it that cannot start, and SQD.
 fn stuck() -> Link {
-    let link = Link::with(&RcOptions { timeout: 8, retry_cnt: 2, ..RcOptions::default() }, |init| init);
+    let link = Link::with(&RcOptions::default().timeout(8).retry_cnt(2), |init| init);
     link.valve.shut();
     link.a.qp.post_send(&[SendWr::send(1, &[]).signaled()]).unwrap();
     link.turns(5);
@@ -267,7 +267,7 @@ fn s31_min_rnr_timer() {
 
 #[test]
 fn s31_reads_outstanding_as_requester() {
-    let link = Link::with(&RcOptions { max_rd_atomic: 1, ..RcOptions::default() }, |init| init);
+    let link = Link::with(&RcOptions::default().max_rd_atomic(1), |init| init);
     let (a, b) = (&link.a, &link.b);
     let outstanding = |depth: u8| {
         change_and_resume(

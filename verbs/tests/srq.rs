@@ -4,8 +4,8 @@ use crate::common::{PATIENCE, options};
 use crate::link::{self, Cable, Side, rc_to};
 use verbs::errno;
 use verbs::{
-    AsyncEvent, AttrMask, EventElement, QpAttr, QpInitAttr, QpState, RcOptions, RecvWr, SendWr, SrqAttr,
-    SrqAttrMask, SrqInitAttr, WcOpcode, WcStatus, attr_to,
+    AsyncEvent, AttrMask, EventElement, QpAttr, QpInitAttr, QpState, RecvWr, SendWr, SrqAttr, SrqAttrMask,
+    SrqInitAttr, WcOpcode, WcStatus, attr_to,
 };
 
 fn limit(srq_limit: u32) -> (SrqAttr, SrqAttrMask) {
@@ -64,7 +64,7 @@ fn l02_an_empty_queue_is_not_ready() {
     let wc = link.take(&b.cq, 1)[0];
     assert_eq!((wc.wr_id, wc.status, wc.qp_num), (7, WcStatus::Success, peer.qp_num()));
     // With a few retries the request fails.
-    let few = RcOptions { rnr_retry: 1, ..options() };
+    let few = options().rnr_retry(1);
     let (qp2, peer2) = rc_to(&a, &b, &QpInitAttr::rc(&b.cq, &b.cq).srq(&srq), &few);
     qp2.post_send(&[SendWr::send(2, &[])]).unwrap();
     assert_eq!(link.take(&a.cq, 1)[0].status, WcStatus::RnrRetryExcErr);
@@ -376,7 +376,7 @@ fn posters_and_shards_share_the_queue() {
     use verbs::{Context, DeviceConfig, Wc};
     const MESSAGES: u64 = 1000;
     // On a busy machine a thread may not run for long, and retries are not the subject of this test.
-    let options = RcOptions { timeout: 20, ..options() };
+    let options = options().timeout(20);
     let context = Context::open(DeviceConfig::loopback().shards(2)).unwrap();
     let side = Side::new(&context);
     let srq = side.pd.create_srq(&SrqInitAttr::new(64, 1)).unwrap();

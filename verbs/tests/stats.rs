@@ -183,7 +183,7 @@ fn devices_in_a_directory_have_names_of_their_own() {
 fn bad_clients_do_no_harm() {
     let dir = Dir::new();
     let path = dir.path("s.sock");
-    let config = DeviceConfig { qps_per_shard: 8192, ..DeviceConfig::loopback() };
+    let config = DeviceConfig::loopback().qps_per_shard(8192);
     let context = Context::open(config.drive(Drive::Embedded).stats(&path)).unwrap();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(16).unwrap();

@@ -62,7 +62,7 @@ fn c02_requests_that_end_a_receive() {
 #[test]
 fn c02_operations_that_the_queue_pair_cannot_do() {
     let mut w = Wire::new(false);
-    let qp = rc(&mut w, &RcOptions { max_rd_atomic: 0, ..mtu256() });
+    let qp = rc(&mut w, &mtu256().max_rd_atomic(0));
     qp.post_send(&[SendWr::read(1, &[], w.mr.addr(), 7), SendWr::send(2, &[])]).unwrap();
     assert!(w.run().is_empty());
     let done: Vec<_> = w.done().iter().map(|wc| (wc.wr_id, wc.status)).collect();

@@ -104,7 +104,7 @@ fn u03_a_middle_with_a_jump_is_dropped() {
 fn u04_bad_messages_are_dropped_in_silence() {
     let mut w = Wire::new(false);
     let qp = w.pd.create_qp(&QpInitAttr::uc(&w.cq, &w.cq)).unwrap();
-    qp.connect_uc(&w.endpoint(), &RcOptions { access: Access::REMOTE_WRITE, ..mtu256() }).unwrap();
+    qp.connect_uc(&w.endpoint(), &mtu256().access(Access::REMOTE_WRITE)).unwrap();
     w.run();
     let (va, key) = (w.mr.addr(), w.mr.rkey());
     let local = w.pd.reg_mr(4096, Access::LOCAL_WRITE).unwrap();
@@ -145,7 +145,7 @@ fn u04_bad_messages_are_dropped_in_silence() {
 
     // Access switched off.
     let qp = w.pd.create_qp(&QpInitAttr::uc(&w.cq, &w.cq)).unwrap();
-    qp.connect_uc(&w.endpoint(), &RcOptions { access: Access::empty(), ..mtu256() }).unwrap();
+    qp.connect_uc(&w.endpoint(), &mtu256().access(Access::empty())).unwrap();
     w.run();
     w.wipe();
     let before = w.dropped(Discard::BadRequest);
@@ -393,7 +393,7 @@ fn messages_of_many_sizes_arrive_whole() {
         (Mtu::Mtu2048, 2, 0),
         (Mtu::Mtu4096, 1, 0),
     ] {
-        let options = RcOptions { path_mtu: Some(path_mtu), sgid_index, ..options() };
+        let options = options().path_mtu(path_mtu).sgid_index(sgid_index);
         let (qa, qb) = connect(&a, &b, shard, &options);
         let mtu = path_mtu.bytes();
         for len in [0, 1, 3, mtu - 1, mtu, mtu + 1, 2 * mtu, 5 * mtu + 7, 100_001] {
@@ -427,7 +427,7 @@ fn a_lossy_link_loses_whole_messages() {
         let (a, b) = pair(1);
         let lossy = Plan::CLEAN.with(Fault::Loss, 50_000);
         let (a, b) = (End::new(fault(a, Plan::CLEAN, lossy, number), 1, 1), End::new(b, 2, 1));
-        let (qa, qb) = connect(&a, &b, 0, &RcOptions { path_mtu: Some(Mtu::Mtu256), ..options() });
+        let (qa, qb) = connect(&a, &b, 0, &options().path_mtu(Mtu::Mtu256));
         const MESSAGES: usize = 60;
         let len = |n: usize| 1 + n * 37 % 2000;
         for n in 0..MESSAGES {

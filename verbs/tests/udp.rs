@@ -7,7 +7,7 @@ use std::time::Instant;
 use verbs::port::PortSpec;
 use verbs::{
     Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mr, Psn, Qp, QpInitAttr, Qpn, RcEndpoint,
-    RcOptions, RecvWr, SendWr, Wc, WcStatus,
+    RecvWr, SendWr, Wc, WcStatus,
 };
 
 const QUEUE_PAIRS: usize = 8;
@@ -35,7 +35,7 @@ impl End {
 
     fn connect(&self, other: &Self) {
         // Without an ACK timer nothing is sent twice, however long this process waits for a core.
-        let options = RcOptions { sgid_index: 0, timeout: 0, ..options() };
+        let options = options().sgid_index(0).timeout(0);
         for (own, other) in self.qps.iter().zip(&other.qps) {
             own.connect_rc(&other.endpoint(0).unwrap(), &options).unwrap();
         }
@@ -127,7 +127,7 @@ fn only_accepted_packets_decide_which_are_right() {
     let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
     let gid = Gid::from_ip(theirs.parse().unwrap());
     let peer = RcEndpoint { gid, qpn: Qpn::new(0x77), psn: Psn::new(FIRST) };
-    qp.connect_rc(&peer, &RcOptions { sgid_index: 0, ..options() }).unwrap();
+    qp.connect_rc(&peer, &options().sgid_index(0)).unwrap();
     qp.post_recv((0..100).map(|n| RecvWr::new(n, &[]))).unwrap();
     let (peer, stranger) = (Sender::new(theirs, ours, qp.qp_num()), Sender::new(theirs, ours, qp.qp_num()));
     let received = || context.counters().get(Counter::RxFrames);

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::wire::{PEER_QPN, Wire};
 use sim::peer::{Pkt, pkt};
 use stack::wire::{Ext, Header, Ingress, Kind, Reth, locate};
-use verbs::{Gid, Mtu, Qp, QpInitAttr, QpType, Qpn, RcOptions, RecvWr, SendWr, WcOpcode, ah_attr_to};
+use verbs::{Gid, Mtu, Qp, QpInitAttr, QpType, Qpn, RecvWr, SendWr, WcOpcode, ah_attr_to};
 
 /// A captured packet: its source, its varying fields, its payload.
 struct Captured {
@@ -63,7 +63,7 @@ fn replayed(c: &Captured, ext: Ext) -> Pkt {
 fn uc(w: &mut Wire) -> Qp {
     let qp = w.pd.create_qp(&QpInitAttr::uc(&w.cq, &w.cq)).unwrap();
     // The path MTU of the captures; the peer's first PSN differs, which UC allows.
-    let options = RcOptions { path_mtu: Some(Mtu::Mtu1024), ..common::options() };
+    let options = common::options().path_mtu(Mtu::Mtu1024);
     qp.connect_uc(&w.endpoint(), &options).unwrap();
     w.run();
     qp

@@ -8,8 +8,8 @@ use allocation_counter::measure;
 use verbs::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM};
 use verbs::{
     Access, BindError, FlushLevel, FlushPlacement, GRH_LEN, Mr, MwBindInfo, MwType, PostErrorKind, Qp, QpCap,
-    QpInitAttr, QpState, QpType, RcOptions, RecvWr, SendFlags, SendOpsFlags, SendWr, Sge, SrqInitAttr,
-    VerbsError, Wc, WcOpcode, WcStatus, WrOpcode, WrPost, XrcdInitAttr, ah_attr_to, inc_rkey,
+    QpInitAttr, QpState, QpType, RecvWr, SendFlags, SendOpsFlags, SendWr, Sge, SrqInitAttr, VerbsError, Wc,
+    WcOpcode, WcStatus, WrOpcode, WrPost, XrcdInitAttr, ah_attr_to, inc_rkey,
 };
 
 const DEPTH: u32 = 8;
@@ -23,7 +23,7 @@ fn bench() -> (Pair, Mr) {
     let (cq_a, cq_b) = (context.create_cq(64).unwrap(), context.create_cq(64).unwrap());
     let a = pd.create_qp(&QpInitAttr::rc(&cq_a, &cq_a).cap(cap)).unwrap();
     let b = pd.create_qp(&QpInitAttr::rc(&cq_b, &cq_b).cap(cap)).unwrap();
-    let options = RcOptions { access: options().access | Access::FLUSH_GLOBAL, ..options() };
+    let options = options().access(options().access | Access::FLUSH_GLOBAL);
     a.connect_rc(&b.endpoint(1).unwrap(), &options).unwrap();
     b.connect_rc(&a.endpoint(1).unwrap(), &options).unwrap();
     let mr = pd.reg_mr(4096, all_rights()).unwrap();

@@ -48,7 +48,7 @@ fn gone(qpn: Qpn, link: &Cable, a: &Side, ini: &Qp, srqn: u32) {
 
 /// Few and short retries.
 fn hasty() -> RcOptions {
-    RcOptions { timeout: 10, retry_cnt: 2, ..options() }
+    options().timeout(10).retry_cnt(2)
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn address(last: u8) -> IpAddr {
 }
 fn device(port: Box<dyn Port>, last: u8) -> Result<Context, VerbsError> {
     let addrs = vec![(address(last), 24)];
-    Context::open(DeviceConfig { addrs, drive: Drive::Embedded, ..DeviceConfig::new(port) })
+    Context::open(DeviceConfig::new(port).addrs(addrs).drive(Drive::Embedded))
 }
 
 /// Does `step` until it has done `commands`; returns the nanoseconds of one.

@@ -176,18 +176,16 @@ fn cq_lens(spec: &Spec, receives: bool, embedded: bool) -> (u32, u32) {
 
 /// Attributes of the connections.
 fn options(spec: &Spec, sgid_index: u8, mtu: Mtu) -> RcOptions {
-    RcOptions {
-        sgid_index,
-        path_mtu: Some(mtu),
-        traffic_class: spec.tclass,
-        timeout: spec.timeout,
-        retry_cnt: spec.retry,
-        rnr_retry: spec.rnr_retry,
-        min_rnr_timer: 1,
-        max_rd_atomic: spec.outs,
-        max_dest_rd_atomic: spec.outs,
-        ..RcOptions::default()
-    }
+    RcOptions::default()
+        .sgid_index(sgid_index)
+        .path_mtu(mtu)
+        .traffic_class(spec.tclass)
+        .timeout(spec.timeout)
+        .retry_cnt(spec.retry)
+        .rnr_retry(spec.rnr_retry)
+        .min_rnr_timer(1)
+        .max_rd_atomic(spec.outs)
+        .max_dest_rd_atomic(spec.outs)
 }
 
 impl QueueSet {

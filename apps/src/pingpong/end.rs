@@ -86,17 +86,15 @@ impl<'a> End<'a> {
             Service::Ud => QpType::Ud,
         };
         let qp = pd.create_qp(&QpInitAttr::new(qp_type, &cq, &cq).cap(cap))?;
-        let options = RcOptions {
-            sgid_index,
-            path_mtu: Some(cli.mtu),
-            access: Access::empty(),
-            timeout: cli.timeout,
-            sl: cli.sl,
-            traffic_class: cli.sl << 5,
-            max_rd_atomic: 1,
-            max_dest_rd_atomic: 1,
-            ..RcOptions::default()
-        };
+        let options = RcOptions::default()
+            .sgid_index(sgid_index)
+            .path_mtu(cli.mtu)
+            .access(Access::empty())
+            .timeout(cli.timeout)
+            .sl(cli.sl)
+            .traffic_class(cli.sl << 5)
+            .max_rd_atomic(1)
+            .max_dest_rd_atomic(1);
         let end = Self { cli, qp, cq, mr, head, gid, options, pd };
         end.prepare()?;
         Ok(end)

@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn files_say_what_the_device_says() {
         let (mac, addr) = (Mac([2, 0, 0, 0, 0, 0x2b]), "10.77.0.9".parse().unwrap());
-        let config = DeviceConfig { mac: Some(mac), addrs: vec![(addr, 24)], ..DeviceConfig::loopback() };
+        let config = DeviceConfig::loopback().mac(mac).addrs(vec![(addr, 24)]);
         let context = Context::open(config).unwrap();
         let facts =
             Facts { port: "loopback".parse().ok(), addrs: vec![addr], mac: Some(mac), ..Facts::default() };

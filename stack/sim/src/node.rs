@@ -337,16 +337,16 @@ impl Node {
         let (port, wires) = SimPort::new(net.mac, config.mtu, config.shards, config.buffers, special);
         let clock = Arc::new(AtomicU64::new(now.as_nanos()));
         let port: Box<dyn stack::port::Port> = Box::new(port.with_window(config.window));
-        let device = Device::open(DeviceConfig {
-            addrs: net.addrs,
-            vlan: config.vlan,
-            shards: config.shards,
-            drive: Drive::Embedded,
-            seed: Some(rng.next()),
-            clock: Clock::Manual(clock.clone()),
-            qps_per_shard: config.qps_per_shard,
-            ..DeviceConfig::new(port)
-        })
+        let device = Device::open(
+            DeviceConfig::new(port)
+                .addrs(net.addrs)
+                .vlan(config.vlan)
+                .shards(config.shards)
+                .drive(Drive::Embedded)
+                .seed(rng.next())
+                .clock(Clock::Manual(clock.clone()))
+                .qps_per_shard(config.qps_per_shard),
+        )
         .expect("the configuration is good");
         for shard in (0..config.shards).filter(|_| special) {
             device.with_shard(shard, |shard| shard.prefetch_from(0));

@@ -56,8 +56,10 @@ impl fmt::Debug for PortSource {
     }
 }
 
-/// How a device is opened. Set the fields that matter and take the rest from [`DeviceConfig::default`].
+/// How a device is opened: [`DeviceConfig::new`], and a method for each field that shall differ from the
+/// [default](DeviceConfig::default).
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct DeviceConfig {
     /// The port.
     pub port: PortSource,
@@ -131,16 +133,64 @@ impl DeviceConfig {
     pub fn loopback() -> Self {
         Self { addrs: vec![(IpAddr::from([192, 0, 2, 1]), 24)], ..Self::default() }
     }
+    /// On this port.
+    #[must_use]
+    pub fn port(mut self, port: impl Into<PortSource>) -> Self {
+        self.port = port.into();
+        self
+    }
+    /// With these addresses.
+    #[must_use]
+    pub fn addrs(mut self, addrs: Vec<(IpAddr, u8)>) -> Self {
+        self.addrs = addrs;
+        self
+    }
     /// Adds an address.
     #[must_use]
     pub fn addr(mut self, addr: impl Into<IpAddr>, prefix: u8) -> Self {
         self.addrs.push((addr.into(), prefix));
         self
     }
+    /// With this gateway of IPv4.
+    #[must_use]
+    pub fn gateway(mut self, gateway: impl Into<Option<Ipv4Addr>>) -> Self {
+        self.gateway = gateway.into();
+        self
+    }
+    /// With this gateway of IPv6.
+    #[must_use]
+    pub fn gateway6(mut self, gateway: impl Into<Option<Ipv6Addr>>) -> Self {
+        self.gateway6 = gateway.into();
+        self
+    }
+    /// In this VLAN.
+    #[must_use]
+    pub fn vlan(mut self, vlan: impl Into<Option<u16>>) -> Self {
+        self.vlan = vlan.into();
+        self
+    }
+    /// With these neighbours.
+    #[must_use]
+    pub fn neighbours(mut self, neighbours: Vec<(IpAddr, Mac)>) -> Self {
+        self.neighbours = neighbours;
+        self
+    }
     /// Adds a neighbour with its Ethernet address.
     #[must_use]
     pub fn neighbour(mut self, addr: impl Into<IpAddr>, mac: Mac) -> Self {
         self.neighbours.push((addr.into(), mac));
+        self
+    }
+    /// With this Ethernet address.
+    #[must_use]
+    pub fn mac(mut self, mac: impl Into<Option<Mac>>) -> Self {
+        self.mac = mac.into();
+        self
+    }
+    /// For L3 packets of so many bytes at most.
+    #[must_use]
+    pub fn mtu(mut self, mtu: usize) -> Self {
+        self.mtu = mtu;
         self
     }
     /// Sets which threads turn the shards.
@@ -155,7 +205,36 @@ impl DeviceConfig {
         self.shards = shards;
         self
     }
-
+    /// Draws keys and numbers from this seed.
+    #[must_use]
+    pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
+        self.seed = seed.into();
+        self
+    }
+    /// By this clock.
+    #[must_use]
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+    /// Whether the port is reported as active even while its link is down.
+    #[must_use]
+    pub fn assume_link(mut self, assume_link: bool) -> Self {
+        self.assume_link = assume_link;
+        self
+    }
+    /// With so many queue pairs a shard, at most.
+    #[must_use]
+    pub fn qps_per_shard(mut self, qps_per_shard: usize) -> Self {
+        self.qps_per_shard = qps_per_shard;
+        self
+    }
+    /// Writes every frame, both ways, into this pcap file.
+    #[must_use]
+    pub fn pcap(mut self, path: impl Into<PathBuf>) -> Self {
+        self.pcap = Some(path.into());
+        self
+    }
     /// Serves the counters on this unix socket, or on one in this directory; `roce-stat` searches
     /// [`stats::runtime_dir`](super::stats::runtime_dir) by itself.
     #[must_use]

@@ -84,6 +84,7 @@ pub enum AtomicCap {
 /// left out: all of them are 0.
 #[doc(alias = "ibv_device_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct DeviceAttr {
     /// Version of the stack.
     pub fw_ver: &'static str,
@@ -206,6 +207,7 @@ pub const LINK_LAYER_ETHERNET: u8 = 2;
 /// sees 0.
 #[doc(alias = "ibv_port_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct PortAttr {
     /// Whether the link is up.
     pub state: PortState,

@@ -154,8 +154,9 @@ impl PortInfo {
     }
 }
 
-/// Counters of a port since it was opened, over all of its queues.
+/// Counters of a port since it was opened, over all of its queues. A port of your own sets what it counts in the default.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PortStats {
     /// Frames received.
     pub rx_frames: u64,

@@ -160,7 +160,7 @@ struct State {
 impl Bench {
     pub fn new() -> Self {
         let inside = Inside::default();
-        let config = DeviceConfig { port: inside.port().into(), ..DeviceConfig::loopback() };
+        let config = DeviceConfig::loopback().port(inside.port());
         let context = Context::open(config.drive(Drive::Embedded)).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(64).unwrap();

@@ -92,7 +92,7 @@ pub const CASES: &[Case] = &[
     }),
     case("Context::open", "NetConfigError::TooMany", EINVAL, |_| {
         let addr = |n: u16| ([10, 0, (n >> 8) as u8, n as u8].into(), 16);
-        let most = DeviceConfig { addrs: (1..=255).map(addr).collect(), ..DeviceConfig::default() };
+        let most = DeviceConfig::default().addrs((1..=255).map(addr).collect());
         assert_eq!(Context::open(most).unwrap().gid_table().len(), 256, "at the limit");
         open(|c| c.addrs = (1..=256).map(addr).collect())
     }),

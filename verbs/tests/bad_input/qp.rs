@@ -7,8 +7,8 @@ use verbs::limits::RD_ATOMIC_MAX;
 use verbs::port::PortSpec;
 use verbs::{
     Access, AttrMask, Context, DeviceConfig, DrainKind, Gid, PathMigState, Qp, QpAttr, QpCap, QpInitAttr,
-    QpState, QpType, RcOptions, SendOpsFlags, SendWr, SrqInitAttr, XrcdInitAttr, attr_init, attr_init_ud,
-    attr_rtr, attr_rts, attr_to,
+    QpState, QpType, SendOpsFlags, SendWr, SrqInitAttr, XrcdInitAttr, attr_init, attr_init_ud, attr_rtr,
+    attr_rts, attr_to,
 };
 
 use super::bench::{Bench, CAP, Case, Refusal, back, case, err};
@@ -120,7 +120,7 @@ pub const CASES: &[Case] = &[
         refusal
     }),
     case("Pd::create_qp", "DeviceError::Exhausted", ENOMEM, |_| {
-        let config = verbs::DeviceConfig { qps_per_shard: 1, ..verbs::DeviceConfig::loopback() };
+        let config = verbs::DeviceConfig::loopback().qps_per_shard(1);
         let context = verbs::Context::open(config).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1).unwrap());
         let init = QpInitAttr::rc(&cq, &cq);
@@ -146,8 +146,7 @@ pub const CASES: &[Case] = &[
         let qp = b.qp(QpType::Rc);
         qp.init_rc(&options()).unwrap();
         let before = qp.query().unwrap().0;
-        let refusal =
-            err(qp.connect_rc(&b.a.endpoint(1).unwrap(), &RcOptions { min_rnr_timer: 32, ..options() }));
+        let refusal = err(qp.connect_rc(&b.a.endpoint(1).unwrap(), &options().min_rnr_timer(32)));
         assert_eq!(qp.query().unwrap().0, before);
         refusal
     }),
@@ -268,7 +267,7 @@ pub const CASES: &[Case] = &[
     }),
     case("Qp::modify", "ModifyError::PathMtu", EINVAL, |_| {
         // A port whose largest path MTU is 1024.
-        let config = verbs::DeviceConfig { mtu: 1500, ..verbs::DeviceConfig::loopback() };
+        let config = verbs::DeviceConfig::loopback().mtu(1500);
         let context = verbs::Context::open(config).unwrap();
         assert_eq!(context.query_port(1).unwrap().active_mtu, verbs::Mtu::Mtu1024);
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1).unwrap());

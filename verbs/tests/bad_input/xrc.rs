@@ -100,7 +100,7 @@ pub const CASES: &[Case] = &[
     }),
     case("Xrcd::accept_xrc", "ModifyError::OutOfRange", EINVAL, |b| {
         let xrcd = domain(b);
-        let wrong = verbs::RcOptions { max_dest_rd_atomic: RD_ATOMIC_MAX + 1, ..options() };
+        let wrong = options().max_dest_rd_atomic(RD_ATOMIC_MAX + 1);
         let refusal = err(xrcd.accept_xrc(&b.a.endpoint(1).unwrap(), &wrong));
         xrcd.close().unwrap();
         refusal
@@ -149,7 +149,7 @@ pub const CASES: &[Case] = &[
     }),
     case("XrcTarget::connect", "AvError::OutOfRange", EINVAL, |b| {
         let (_xrcd, target) = target(b);
-        let wrong = verbs::RcOptions { sgid_index: 2, ..options() };
+        let wrong = options().sgid_index(2);
         err(target.connect(&b.a.endpoint(1).unwrap(), &wrong))
     }),
 ];

@@ -17,8 +17,8 @@ use stack::cm::{
 use stack::time::Instant;
 use verbs::rdma_cm::{CmEventType, CmId, CmOption, ConnParam, EventChannel, IdState, PortSpace};
 use verbs::{
-    Ah, Clock, Counter, Cq, DeviceConfig, GRH_LEN, GSI_QKEY, Gid, Qp, QpInitAttr, QpType, Qpn, RecvWr,
-    SendWr, Wc, ah_attr_to,
+    Ah, Clock, Counter, Cq, GRH_LEN, GSI_QKEY, Gid, Qp, QpInitAttr, QpType, Qpn, RecvWr, SendWr, Wc,
+    ah_attr_to,
 };
 
 /// Steps of one input.
@@ -209,7 +209,7 @@ impl Peer {
 impl Run {
     fn new(input: &mut Input<'_>) -> Self {
         let clock = Arc::new(AtomicU64::new(1));
-        let w = World::with(|config| DeviceConfig { clock: Clock::Manual(clock.clone()), ..config });
+        let w = World::with(|config| config.clock(Clock::Manual(clock.clone())));
         let peer = Peer::new(&w, input.u8());
         let channel = w.b.channel();
         let mut run = Self {

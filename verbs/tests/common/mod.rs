@@ -17,7 +17,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Options of every connection of the tests: the first configured address, and retries (0.5 s, seven times) that outlast a
 /// thread's wait for a core on a busy machine.
 pub fn options() -> RcOptions {
-    RcOptions { sgid_index: 1, timeout: 17, ..RcOptions::default() }
+    RcOptions::default().sgid_index(1).timeout(17)
 }
 
 /// Every right that a region can have here.

@@ -170,7 +170,7 @@ pub fn datagram(psn: u32, qkey: u32, payload: &[u8]) -> Pkt {
 
 /// Options with a small path MTU, for messages of several packets.
 pub fn mtu256() -> RcOptions {
-    RcOptions { path_mtu: Some(verbs::Mtu::Mtu256), ..options() }
+    options().path_mtu(verbs::Mtu::Mtu256)
 }
 
 /// A device on a loopback port.

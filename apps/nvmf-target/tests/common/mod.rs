@@ -155,7 +155,7 @@ pub fn device(port: Box<dyn port::Port>, last: u8, shards: usize) -> Context {
         // Hosts are here: some from other addresses.
         addrs.extend(OTHERS.map(|other| (other, 24)));
     }
-    let config = DeviceConfig { addrs, shards, drive, ..DeviceConfig::new(port) };
+    let config = DeviceConfig::new(port).addrs(addrs).shards(shards).drive(drive);
     Context::open(config).unwrap()
 }
 

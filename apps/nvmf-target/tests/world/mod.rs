@@ -260,13 +260,7 @@ fn run(seed: u64, lie: Option<Lie>) -> Result<Report, String> {
     let device = |port: Box<dyn port::Port>, last: u8, seed: u64| {
         let addrs = vec![(IpAddr::V4(Ipv4Addr::new(10, 77, 0, last)), 24)];
         let clock = Clock::Manual(clock.clone());
-        let config = DeviceConfig {
-            addrs,
-            clock,
-            drive: Drive::Embedded,
-            seed: Some(seed),
-            ..DeviceConfig::new(port)
-        };
+        let config = DeviceConfig::new(port).addrs(addrs).clock(clock).drive(Drive::Embedded).seed(seed);
         Context::open(config).expect("a device")
     };
     let target = device(a, 1, rng.next());

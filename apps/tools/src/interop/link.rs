@@ -21,14 +21,11 @@ pub(super) fn open_port(link: &LinkArgs, faults: Option<(Plan, u64)>, seed: Opti
         port = port::fault(port, plan, plan, seed);
     }
     let (ours, _, vlan) = link.net.addresses();
-    let config = DeviceConfig {
-        port: PortSource::Opened(port),
-        addrs: vec![ours],
-        vlan,
-        drive: Drive::Caller,
-        seed,
-        ..DeviceConfig::default()
-    };
+    let config = DeviceConfig::new(PortSource::Opened(port))
+        .addrs(vec![ours])
+        .vlan(vlan)
+        .drive(Drive::Caller)
+        .seed(seed);
     let context = Context::open(config)?;
     context.start()?;
     Ok(context)

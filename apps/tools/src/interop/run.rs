@@ -213,18 +213,16 @@ impl Bench {
             qpn: Qpn::new(theirs.num("qpn") as u32),
             psn: Psn::new(theirs.num("psn") as u32),
         };
-        let options = RcOptions {
-            sgid_index: self.gid_index,
-            path_mtu: Some(cell.mtu),
-            timeout: t.timeout,
-            retry_cnt: t.retry_cnt,
-            rnr_retry: t.rnr_retry,
-            min_rnr_timer: t.rnr_timer,
-            max_rd_atomic: 4,
-            max_dest_rd_atomic: 4,
-            access: t.access,
-            ..RcOptions::default()
-        };
+        let options = RcOptions::default()
+            .sgid_index(self.gid_index)
+            .path_mtu(cell.mtu)
+            .timeout(t.timeout)
+            .retry_cnt(t.retry_cnt)
+            .rnr_retry(t.rnr_retry)
+            .min_rnr_timer(t.rnr_timer)
+            .max_rd_atomic(4)
+            .max_dest_rd_atomic(4)
+            .access(t.access);
         let mut route = None;
         match cell.service {
             Service::Rc => qp.connect_rc(&peer, &options)?,
