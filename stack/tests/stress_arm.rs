@@ -43,16 +43,14 @@ fn arm_against_complete() {
         }
         drop(events);
         let start = Instant::now();
-        let mut out = [(0, 0); 16];
         // Arm, poll once more, sleep: the order that verbs requires.
         while start.elapsed() < Duration::from_millis(ms) {
-            reader.arm(Arm::Next);
+            reader.armer().arm(Arm::Next);
             loop {
-                let n = reader.poll(&mut out);
-                for (lane, number) in &out[..n] {
+                let n = reader.poll_with(16, |(lane, number)| {
                     assert_eq!(*number, next[*lane], "lane {lane}");
                     next[*lane] += 1;
-                }
+                });
                 if n == 0 {
                     break;
                 }

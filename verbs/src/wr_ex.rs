@@ -449,7 +449,7 @@ impl<'q> WrPost<'q> {
     #[cold]
     fn fail(&mut self, kind: PostErrorKind) {
         self.current = None;
-        let bad_wr = self.batch.as_ref().map_or(0, |batch| batch.len() as usize);
+        let bad_wr = self.batch.as_ref().map_or(0, |batch| batch.requests() as usize);
         self.failed.get_or_insert(PostError { bad_wr, kind });
     }
 

@@ -198,13 +198,8 @@ pub struct Batch<P> {
 impl<Q: Side, P: DerefMut<Target = Poster<Q>>> Batch<P> {
     /// Requests that were put.
     #[inline]
-    pub fn len(&self) -> u32 {
+    pub fn requests(&self) -> u32 {
         self.put
-    }
-    /// Whether none was put.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.put == 0
     }
     /// Whether every send request makes a completion.
     #[inline]

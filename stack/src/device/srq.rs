@@ -78,7 +78,7 @@ impl SrqPoster {
     }
     /// Requests that wait.
     pub fn waiting(&self) -> u32 {
-        self.ring.len()
+        self.ring.waiting()
     }
 }
 

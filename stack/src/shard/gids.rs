@@ -86,7 +86,6 @@ impl Gids {
 
     /// Entries, free ones between others too.
     #[inline]
-    #[expect(clippy::len_without_is_empty, reason = "it never is")]
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Acquire)
     }

@@ -8,7 +8,7 @@
 //! `env` holds the parts that a turn works with, `poll` is the turn, `rx` and `tx` are what it does with packets.
 
 mod agenda;
-pub mod blocks;
+pub(crate) mod blocks;
 mod complete;
 mod completions;
 mod congestion;
@@ -28,6 +28,7 @@ mod hops;
 mod host;
 mod identification;
 mod idle;
+mod inspect;
 mod keys;
 mod life;
 mod local;
@@ -50,14 +51,13 @@ mod shared;
 mod slab;
 mod state;
 mod tx;
-pub mod wheel;
+mod wheel;
 mod window;
 
 pub use cq::{CqState, EventChannel, LaneId};
 pub use drain::{DrainKind, DrainMark};
-pub use events::{Event, EventElement, EventQueue};
-pub use gids::{GidRefused, Gids};
-pub use held_gid::HeldGid;
+pub use events::{Event, EventElement};
+pub use gids::GidRefused;
 pub use mcast::{AttachError, McastTable, Member};
 pub use peer_check::check::{CheckOutcome, PeerState};
 pub use poll::Turn;

@@ -46,27 +46,10 @@ impl Shard {
         self.env.in_flight.bound(window);
     }
 
-    /// Bytes that its reliable queue pairs have in flight, where [`bound`](Self::bound).
-    pub fn bytes_in_flight(&self) -> u64 {
-        self.env.in_flight.used()
-    }
-
-    /// The shard prefetches while it has at least so many queue pairs; [`PREFETCH_FROM`](crate::config::PREFETCH_FROM) unless told
-    /// otherwise.
-    pub fn prefetch_from(&mut self, qps: usize) {
-        self.lookahead.set_from(qps);
-        self.count_qps();
-    }
-
     /// Follows a change of the number of queue pairs.
     pub(super) fn count_qps(&mut self) {
         self.lookahead.count(self.qps.table.len());
         self.env.agenda.cancels_timers = self.lookahead.is_on();
-    }
-
-    /// Frames that wait for the port.
-    pub fn tx_backlog(&self) -> usize {
-        self.env.outbox.backlog()
     }
 
     /// Queue pairs in RTR or above.
@@ -77,11 +60,6 @@ impl Shard {
     /// Queue pairs of this shard.
     pub fn qps(&self) -> usize {
         self.qps.table.len()
-    }
-
-    /// Adds the lane by which this shard alone feeds a completion queue that is polled only.
-    pub fn attach_lane(&mut self, lane: CqLane<Cqe>) -> LaneId {
-        self.attach_cq(lane, Arc::new(CqState::new(0, 0, None)))
     }
 
     /// Adds the lane by which this shard feeds a completion queue.

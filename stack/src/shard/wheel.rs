@@ -104,7 +104,8 @@ impl Wheel {
     }
 
     /// Ids that have a deadline.
-    pub fn len(&self) -> usize {
+    #[cfg(test)]
+    fn len(&self) -> usize {
         self.scheduled
     }
 

@@ -285,20 +285,8 @@ impl<E: Copy + Default + Send> CqLane<E> {
 }
 
 impl<E: Copy + Send> CqReader<E> {
-    /// Takes up to `out.len()` completions and returns how many. At most [`POLL_BATCH`] of a lane before the
+    /// Takes up to `max` completions and passes them to `each` in place; returns how many. At most [`POLL_BATCH`] of a lane before the
     /// next lane has its turn.
-    #[inline]
-    pub fn poll(&mut self, out: &mut [E]) -> usize {
-        let max = out.len();
-        let mut slots = out.iter_mut();
-        self.poll_with(max, |e| {
-            if let Some(slot) = slots.next() {
-                *slot = *e;
-            }
-        })
-    }
-
-    /// [`CqReader::poll`] that passes up to `max` completions to `each` in place.
     #[inline]
     pub fn poll_with(&mut self, max: usize, mut each: impl FnMut(&E)) -> usize {
         let mut taken = 0;
@@ -386,16 +374,7 @@ impl<E: Copy + Send> CqReader<E> {
             && self.older.as_ref().is_none_or(|older| older.is_empty())
     }
 
-    /// Requests one event. The caller then polls once more: completions published before raise none. [`Arm::Next`] is not
-    /// weakened by a later [`Arm::Solicited`].
-    ///
-    /// # Panics
-    /// If the queue was made by [`cq`].
-    pub fn arm(&self, what: Arm) {
-        self.armer().arm(what);
-    }
-
-    /// A handle that does what [`CqReader::arm`] does.
+    /// A handle that arms the queue.
     ///
     /// # Panics
     /// If the queue was made by [`cq`].
@@ -427,11 +406,25 @@ impl<E: Copy + Send> CqReader<E> {
 }
 
 impl Armer {
-    /// As [`CqReader::arm`].
+    /// Requests one event. The caller then polls once more: completions published before raise none. [`Arm::Next`] is not
+    /// weakened by a later [`Arm::Solicited`].
     pub fn arm(&self, what: Arm) {
         self.0.fetch_max(what as u8, Ordering::AcqRel);
         // Pairs with the fence in `CqLane::publish`.
         fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+impl<E: Copy + Send> CqReader<E> {
+    /// Takes up to `out.len()` completions.
+    fn poll(&mut self, out: &mut [E]) -> usize {
+        let max = out.len();
+        let mut slots = out.iter_mut();
+        self.poll_with(max, |e| *slots.next().expect("no more than asked for") = *e)
+    }
+    fn arm(&self, what: Arm) {
+        self.armer().arm(what);
     }
 }
 

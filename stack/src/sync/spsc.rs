@@ -238,15 +238,9 @@ impl<T: Copy + Default + Send> Producer<T> {
         self.view.slots()
     }
 
-    /// Elements of a slot.
-    #[inline]
-    pub fn stride(&self) -> usize {
-        self.view.stride as usize
-    }
-
     /// Sequence number of the next slot to be published.
-    #[inline]
-    pub fn published(&self) -> u32 {
+    #[cfg(test)]
+    fn published(&self) -> u32 {
         self.published
     }
 

@@ -104,13 +104,9 @@ pub struct Taken {
 
 impl Poster {
     /// Entries that wait.
-    pub fn len(&self) -> u32 {
+    pub fn waiting(&self) -> u32 {
         let head = self.ring.head.load(Ordering::Acquire);
         (self.ring.tail.load(Ordering::Relaxed) - head) as u32
-    }
-    /// Whether none waits.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
     /// Entries that may wait.
     pub fn capacity(&self) -> u32 {
@@ -125,7 +121,7 @@ impl Poster {
     pub fn put(&mut self, ahead: u32, entry: &[u64]) -> bool {
         let ring = &*self.ring;
         assert!(entry.len() <= ring.words, "an entry of {} words", entry.len());
-        if self.len() + ahead >= ring.capacity {
+        if self.waiting() + ahead >= ring.capacity {
             return false;
         }
         let seq = ring.tail.load(Ordering::Relaxed) + u64::from(ahead);
@@ -243,7 +239,10 @@ impl Taker {
 
 impl core::fmt::Debug for Poster {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Poster").field("len", &self.len()).field("capacity", &self.capacity()).finish()
+        f.debug_struct("Poster")
+            .field("waiting", &self.waiting())
+            .field("capacity", &self.capacity())
+            .finish()
     }
 }
 
@@ -298,7 +297,7 @@ mod tests {
                             model.push_back(value);
                             put += 1;
                         }
-                        prop_assert_eq!(put < n, put + poster.len() == room && put < n);
+                        prop_assert_eq!(put < n, put + poster.waiting() == room && put < n);
                         poster.publish(put);
                     }
                     Op::Take(n) => {
@@ -328,9 +327,9 @@ mod tests {
                         }
                     }
                 }
-                prop_assert_eq!(poster.len() as usize, model.len());
+                prop_assert_eq!(poster.waiting() as usize, model.len());
                 prop_assert_eq!((poster.capacity(), poster.limit()), (room, limit));
-                prop_assert!(poster.len() <= room);
+                prop_assert!(poster.waiting() <= room);
             }
         }
     }
@@ -389,7 +388,7 @@ mod tests {
                     }
                 }
             }
-            let state = (poster.len() as usize, poster.is_empty(), poster.limit(), poster.capacity());
+            let state = (poster.waiting() as usize, poster.waiting() == 0, poster.limit(), poster.capacity());
             assert_eq!(state, (model.len(), model.is_empty(), limit, capacity), "{}", case());
         }
     }
@@ -441,7 +440,7 @@ mod tests {
         let mut all: Vec<u64> = seen.into_iter().flatten().collect();
         all.sort_unstable();
         assert!(all.into_iter().eq(0..ITEMS));
-        assert!(poster.is_empty());
+        assert_eq!(poster.waiting(), 0);
     }
 
     #[test]
@@ -492,7 +491,7 @@ mod loom_tests {
             let theirs = other.join().unwrap();
             let (put, poster) = third.join().unwrap();
             let rest = take_twice(&mut taker);
-            assert!(poster.is_empty());
+            assert_eq!(poster.waiting(), 0);
             assert!(mine.is_sorted() && theirs.is_sorted() && rest.is_sorted());
             let mut all = [mine, theirs, rest].concat();
             all.sort_unstable();
