@@ -6,9 +6,9 @@
 //! and counts only after it was.
 
 use super::congestion::Event;
-use super::requester::{RequestKind, Requester, SendRing, Timer};
+use super::requester::{Acknowledged, Awaited, RequestKind, Requester, SendRing};
 use super::status::WcStatus;
-use super::tables::{NakCode, Syndrome, credits, rnr_delay};
+use super::tables::{NakCode, RNR_RETRY_FOREVER, Syndrome, credits, rnr_delay};
 use super::wqe::SendWqe;
 use crate::id::Psn;
 use crate::mark::{Mark, hit};
@@ -92,11 +92,11 @@ impl Requester {
         }
         // The newest acknowledgement again may still carry newer credits.
         if let Some(aeth) = ack
-            && psn == self.in_flight.una.sub(1)
+            && psn == self.in_flight.una().sub(1)
             && Syndrome::is_ack(aeth.syndrome)
         {
             hit(Mark::CreditsAgain);
-            self.grant(Psn::new(aeth.msn), credits(aeth.syndrome));
+            self.credits.grant(Psn::new(aeth.msn), credits(aeth.syndrome));
         }
         hit(Mark::GhostAck);
         Discard::GhostAck
@@ -104,15 +104,15 @@ impl Requester {
 
     /// The data of the last `Place` or `PlaceAtomic` is written: the response counts.
     pub fn placed(&mut self, now: Instant, psn: Psn) {
-        let e = self.entry(self.head);
-        self.in_flight.una = psn.add(1);
-        if psn == e.last {
-            self.rd_outstanding -= 1;
-            self.complete_head();
-        } else if psn == e.part_end(psn) {
-            self.rd_outstanding -= 1;
-        } else {
-            self.in_flight.responses -= 1;
+        let e = self.log.oldest();
+        let is_last = psn == e.last;
+        let ends = is_last || psn == e.part_end(psn);
+        self.in_flight.receive_response(psn, ends);
+        if ends {
+            self.rd_atomic.finish();
+        }
+        if is_last {
+            self.log.complete_head();
         }
         self.progress(now);
     }
@@ -122,25 +122,22 @@ impl Requester {
         if now >= self.congestion.resumes_at() {
             self.congestion.handle(now, Event::Resumed);
         }
-        if now < self.timer.deadline() {
-            return Response::Done;
-        }
-        match core::mem::replace(&mut self.timer, Timer::Idle) {
-            Timer::Idle => Response::Done,
-            Timer::Rnr(_) => {
+        match self.timer.expire(now) {
+            Awaited::Nothing => Response::Done,
+            Awaited::Receive => {
                 hit(Mark::RnrOver);
                 // Everything may have been acknowledged meanwhile: then nothing is left to send again, or to time.
                 if self.in_flight.is_empty() { Response::Done } else { Response::Retry(RetryCause::Rnr) }
             }
-            Timer::Ack(_) if self.lacks_ack_request() && self.retries.is_untouched() => {
+            Awaited::Answer if self.lacks_ack_request() && self.retries.is_untouched() => {
                 self.probe();
                 Response::Retry(RetryCause::Probe)
             }
-            Timer::Ack(_) if self.retries.prolong() => {
-                self.timer = Timer::ack(now.after_nanos(self.prolongation_ns()));
+            Awaited::Answer if self.retries.prolong() => {
+                self.timer.await_answer(now.after_nanos(self.timer.prolongation_ns()));
                 Response::Done
             }
-            Timer::Ack(_) => {
+            Awaited::Answer => {
                 hit(Mark::Timeout);
                 self.handle_loss(now, RetryCause::Timeout)
             }
@@ -150,27 +147,20 @@ impl Requester {
     /// An RNR NAK handled in the turn that began at `then` may have arrived as late as `now`: its delay counts from `now`.
     #[cold]
     pub fn wait_from(&mut self, then: Instant, now: Instant) {
-        if let Timer::Rnr(end) = self.timer {
-            self.timer = Timer::rnr(end.get().after_nanos(now.nanos_since(then)));
-        }
+        self.timer.wait_from(then, now);
     }
 
     /// What was sent in the turn that began at `then` may have left as late as `now`: its ACK timer counts from `now`.
     #[cold]
     pub fn left_by(&mut self, then: Instant, now: Instant) {
         self.congestion.handle(now, Event::LeftLate(then));
-        if let (Timer::Ack(end), Some(ns)) = (self.timer, self.timeout_ns())
-            && end.get() == then.after_nanos(ns)
-        {
-            // One nanosecond less than a timer started at `now` has, so that it is not corrected again.
-            self.timer = Timer::ack(now.after_nanos(ns - 1));
-        }
+        self.timer.left_by(then, now);
     }
 
     #[inline(always)]
     fn handle_ack(&mut self, now: Instant, psn: Psn, aeth: Aeth) -> Result<Response, Discard> {
         if Syndrome::is_ack(aeth.syndrome) {
-            self.grant(Psn::new(aeth.msn), credits(aeth.syndrome));
+            self.credits.grant(Psn::new(aeth.msn), credits(aeth.syndrome));
             return Ok(self.acknowledge(now, psn));
         }
         self.handle_nak(now, psn, aeth)
@@ -188,13 +178,13 @@ impl Requester {
             Syndrome::RnrNak { timer } => {
                 hit(Mark::RnrNak);
                 // The timer starts first, so that a READ whose responses are missing goes out again after the wait, too.
-                self.timer = Timer::rnr(now.after(rnr_delay(timer)));
+                self.timer.await_receive(now.after(rnr_delay(timer)));
                 self.acknowledge(now, psn.sub(1));
-                if !self.rnr_forever() && !self.rnr_retries.take() {
+                if self.rnr_retries.count() != RNR_RETRY_FOREVER && !self.rnr_retries.take() {
                     hit(Mark::RnrExhausted);
                     return Ok(Response::Failed(WcStatus::RnrRetryExcErr));
                 }
-                self.rewind(self.in_flight.una);
+                self.rewind(self.in_flight.una());
                 self.repair.resending = false; // what goes out then may be lost anew
                 Ok(Response::Wait) // the retry is reported when the delay is over
             }
@@ -230,14 +220,14 @@ impl Requester {
         if let Some(r) = self.reach(now, psn) {
             return Ok(r);
         }
-        let e = self.entry(self.head);
+        let e = self.log.oldest();
         if e.kind != RequestKind::Read {
             return Ok(self.handle_placed(now, *pkt, e.kind));
         }
         if pkt.row.position != Position::Middle && !Syndrome::is_ack(pkt.aeth().syndrome) {
             return Ok(Response::Failed(WcStatus::BadRespErr));
         }
-        let length = SendWqe::of(sq.slot(self.head)).length;
+        let length = SendWqe::of(sq.slot(self.log.head())).length;
         let offset = (psn.diff(e.first) as u32 & 0x00ff_ffff) << self.mtu.log2();
         let (last, part_ends) = (psn == e.last, psn == e.part_end(psn));
         let want = if last { length - offset } else { self.mtu.bytes() as u32 };
@@ -246,7 +236,7 @@ impl Requester {
         if closes != part_ends || pkt.payload.len() != want as usize {
             return Ok(Response::Failed(WcStatus::LocLenErr));
         }
-        Ok(Response::Place { seq: self.head, offset })
+        Ok(Response::Place { seq: self.log.head(), offset })
     }
 
     /// The empty READ response that answers an ATOMIC WRITE or a FLUSH (IBA A19).
@@ -271,21 +261,21 @@ impl Requester {
         if let Some(r) = self.reach(now, pkt.psn) {
             return Ok(r);
         }
-        if self.entry(self.head).kind != RequestKind::Atomic || !Syndrome::is_ack(pkt.aeth().syndrome) {
+        if self.log.oldest().kind != RequestKind::Atomic || !Syndrome::is_ack(pkt.aeth().syndrome) {
             return Ok(Response::Failed(WcStatus::BadRespErr));
         }
-        Ok(Response::PlaceAtomic { seq: self.head, original: pkt.atomic_ack() })
+        Ok(Response::PlaceAtomic { seq: self.log.head(), original: pkt.atomic_ack() })
     }
 
     /// A READ or ATOMIC response with this PSN acknowledges all before it. `None`: it is the one expected next.
     #[inline(always)]
     fn reach(&mut self, now: Instant, psn: Psn) -> Option<Response> {
-        if psn != self.in_flight.una {
+        if psn != self.in_flight.una() {
             let r = self.acknowledge(now, psn.sub(1));
             if r != Response::Done {
                 return Some(r);
             }
-            if psn != self.in_flight.una {
+            if psn != self.in_flight.una() {
                 hit(Mark::ImpliedByResponse);
                 return Some(self.handle_loss(now, RetryCause::ImpliedNak));
             }
@@ -296,54 +286,29 @@ impl Requester {
     /// Everything up to `acked` arrived at the peer. Stops at a READ or ATOMIC without its response.
     #[inline]
     fn acknowledge(&mut self, now: Instant, acked: Psn) -> Response {
-        let before = self.in_flight.una;
-        let (mut una, mut head) = (before, self.head);
-        let mut implied = false;
-        // One acknowledgement often completes many requests: state is written once for all.
-        while head != self.started {
-            let e = self.entry(head);
-            if !e.kind.takes_no_psn() {
-                if acked.diff(e.last) < 0 {
-                    if e.kind == RequestKind::Message && acked.diff(una) >= 0 {
-                        una = acked.add(1);
-                    }
-                    break;
-                }
-                if e.kind != RequestKind::Message {
-                    hit(Mark::ImpliedByAck);
-                    implied = true;
-                    break;
-                }
-                una = e.last.add(1);
-            }
-            head = head.wrapping_add(1);
-        }
-        (self.in_flight.una, self.head) = (una, head);
-        if (self.cur.wrapping_sub(head) as i32) < 0 {
-            self.cur = head;
-        }
+        let before = self.in_flight.una();
+        let Acknowledged { una, passed_request } = self.log.acknowledge(before, acked);
+        self.in_flight.acknowledge(una);
         if una != before {
             self.progress(now);
         }
-        if implied { self.handle_loss(now, RetryCause::ImpliedNak) } else { Response::Done }
-    }
-
-    #[inline]
-    fn complete_head(&mut self) {
-        if self.cur == self.head {
-            self.cur = self.cur.wrapping_add(1);
+        if passed_request {
+            hit(Mark::ImpliedByAck);
+            return self.handle_loss(now, RetryCause::ImpliedNak);
         }
-        self.head = self.head.wrapping_add(1);
-        self.complete_without_psn();
+        Response::Done
     }
 
     #[inline]
     fn progress(&mut self, now: Instant) {
         self.recovery.handle_progress(&mut self.repair, &self.in_flight);
-        self.congestion.handle(now, Event::Acknowledged(self.in_flight.una));
+        self.congestion.handle(now, Event::Acknowledged(self.in_flight.una()));
         self.retries.restore();
         self.rnr_retries.restore();
-        self.catch_up();
+        if self.in_flight.is_overtaken() {
+            hit(Mark::RetryOvertaken);
+            self.rewind(self.in_flight.una());
+        }
         if !self.timer.is_rnr() {
             self.rearm(now);
         }
@@ -352,7 +317,7 @@ impl Requester {
     /// A sign that packets were lost: they go out again from where recovery says, as long as retries are left.
     fn handle_loss(&mut self, now: Instant, cause: RetryCause) -> Response {
         if self.timer.is_rnr() {
-            self.rewind(self.in_flight.una); // once the wait is over
+            self.rewind(self.in_flight.una()); // once the wait is over
             return Response::Done;
         }
         let Some(first) = self.recovery.handle_loss(&mut self.repair, &self.in_flight, cause) else {
@@ -368,7 +333,7 @@ impl Requester {
         }
         self.congestion.handle(now, Event::Lost(cause));
         self.rewind(first);
-        self.timer = Timer::Idle; // until the first of them leaves again
+        self.timer.stop(); // until the first of them leaves again
         Response::Retry(cause)
     }
 
@@ -389,21 +354,7 @@ impl Requester {
     fn grant_by(&mut self, pkt: &Packet<'_>) {
         let aeth = pkt.aeth();
         if Syndrome::is_ack(aeth.syndrome) {
-            self.grant(Psn::new(aeth.msn), credits(aeth.syndrome));
-        }
-    }
-
-    /// Credits of an acknowledgement (IBA 9.7.7.2). Once unlimited, always unlimited.
-    #[inline(always)]
-    fn grant(&mut self, msn: Psn, credits: Option<u32>) {
-        match credits {
-            None => self.unlimited = true,
-            Some(n) => {
-                let lsn = msn.add(n);
-                if lsn.diff(self.lsn) > 0 {
-                    self.lsn = lsn;
-                }
-            }
+            self.credits.grant(Psn::new(aeth.msn), credits(aeth.syndrome));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What was sent and is not acknowledged.
+//! What was sent and is not acknowledged. Whoever needs to know how much that is asks here: a scheme of recovery that takes
+//! acknowledgements out of order counts here, too.
 
 use crate::id::Psn;
 
@@ -10,19 +11,37 @@ pub(super) const NUMBERS_MAX: u32 = 1 << 23;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InFlight {
     /// The oldest number that is not acknowledged (READ: not received).
-    pub una: Psn,
+    una: Psn,
     /// The number of the next packet.
-    pub cursor: Psn,
+    cursor: Psn,
     /// Behind the highest number used so far.
-    pub next: Psn,
-    /// Numbers of READ responses in flight: these packets are the peer's.
-    pub responses: u32,
+    next: Psn,
+    /// Numbers of READ responses in flight, but for one of each request packet: these packets are the peer's.
+    responses: u32,
 }
 
 impl InFlight {
     /// Nothing is in flight; `psn` is next.
     pub const fn at(psn: Psn) -> Self {
         Self { una: psn, cursor: psn, next: psn, responses: 0 }
+    }
+
+    /// The oldest number that is not acknowledged (READ: not received).
+    #[inline(always)]
+    pub const fn una(&self) -> Psn {
+        self.una
+    }
+
+    /// The number of the next packet.
+    #[inline(always)]
+    pub const fn cursor(&self) -> Psn {
+        self.cursor
+    }
+
+    /// Behind the highest number used so far.
+    #[inline(always)]
+    pub const fn next(&self) -> Psn {
+        self.next
     }
 
     /// Whether everything is acknowledged.
@@ -33,20 +52,38 @@ impl InFlight {
 
     /// Whether an answer with this number answers something in flight.
     #[inline(always)]
-    pub fn contains(&self, psn: Psn) -> bool {
+    pub const fn contains(&self, psn: Psn) -> bool {
         psn.diff(self.next) < 0 && psn.diff(self.una) >= 0
     }
 
     /// Whether the packet with this number went out before.
     #[inline(always)]
-    pub fn went_out(&self, psn: Psn) -> bool {
+    pub const fn went_out(&self, psn: Psn) -> bool {
         psn.diff(self.next) < 0
     }
 
-    /// Request packets sent and not acknowledged.
+    /// Whether the next packet is a new one, and none goes out again.
+    #[inline(always)]
+    pub fn is_at_end(&self) -> bool {
+        self.cursor == self.next
+    }
+
+    /// Packets sent that are neither answered nor about to be sent again; responses to READs among them.
     #[inline(always)]
     pub fn packets(&self) -> u32 {
-        distance(self.una, self.cursor).saturating_sub(self.responses)
+        distance(self.una, self.cursor)
+    }
+
+    /// Request packets among [`packets`](Self::packets).
+    #[inline(always)]
+    pub fn requests(&self) -> u32 {
+        self.packets().saturating_sub(self.responses)
+    }
+
+    /// Sequence numbers that may be assigned, from `assigned` on.
+    #[inline(always)]
+    pub fn numbers_left(&self, assigned: Psn) -> u32 {
+        NUMBERS_MAX.saturating_sub(distance(self.una, assigned))
     }
 
     /// The packet at the cursor was handed out: moves the cursor to `behind`, past the numbers that the packet uses (READ: those of
@@ -60,6 +97,52 @@ impl InFlight {
         if new || behind.diff(self.next) > 0 {
             self.next = behind;
         }
+    }
+
+    /// New packets were handed out, with the numbers to before `behind`.
+    #[inline(always)]
+    pub fn advance_new(&mut self, behind: Psn) {
+        self.cursor = behind;
+        self.next = behind;
+    }
+
+    /// New request packets are answered by so many responses more than there are packets.
+    #[inline(always)]
+    pub fn expect_responses(&mut self, more: u32) {
+        self.responses += more;
+    }
+
+    /// The packet at `psn`, the last that was handed out, did not leave; `again`: it had left before.
+    pub fn take_back(&mut self, psn: Psn, again: bool) {
+        self.cursor = psn;
+        if !again {
+            self.next = psn;
+        }
+    }
+
+    /// The packet with this number, at or behind `una`, goes out next.
+    #[inline(always)]
+    pub fn resend_from(&mut self, psn: Psn) {
+        self.cursor = psn;
+    }
+
+    /// All before this number is acknowledged.
+    #[inline(always)]
+    pub fn acknowledge(&mut self, una: Psn) {
+        self.una = una;
+    }
+
+    /// The response with the number `una` is here; `ends`: it is the last that its request packet asked for.
+    #[inline(always)]
+    pub fn receive_response(&mut self, psn: Psn, ends: bool) {
+        self.una = psn.add(1);
+        self.responses -= u32::from(!ends);
+    }
+
+    /// Whether packets that were about to go out again are acknowledged meanwhile.
+    #[inline(always)]
+    pub const fn is_overtaken(&self) -> bool {
+        self.una.diff(self.cursor) > 0
     }
 }
 
@@ -80,9 +163,9 @@ mod tests {
         for first in [0, 5, 0xff_fffe].map(Psn::new) {
             let mut in_flight = InFlight::at(first);
             in_flight.advance(first.add(HALF));
-            in_flight.responses = HALF - 1;
-            assert_eq!((in_flight.next, in_flight.cursor), (first.add(HALF), first.add(HALF)));
-            assert_eq!((in_flight.packets(), in_flight.is_empty()), (1, false));
+            in_flight.expect_responses(HALF - 1);
+            assert_eq!((in_flight.next(), in_flight.cursor()), (first.add(HALF), first.add(HALF)));
+            assert_eq!((in_flight.packets(), in_flight.requests(), in_flight.is_empty()), (HALF, 1, false));
             assert!(in_flight.contains(first) && in_flight.contains(first.add(HALF - 1)));
             assert!(!in_flight.contains(first.add(HALF)) && !in_flight.contains(first.sub(1)));
         }
@@ -94,10 +177,24 @@ mod tests {
         for behind in [0, 1, 2] {
             in_flight.advance(Psn::new(behind));
         }
-        in_flight.cursor = Psn::new(0);
-        assert!(in_flight.went_out(in_flight.cursor));
-        assert_eq!(in_flight.packets(), 1, "up to the cursor");
+        in_flight.resend_from(Psn::new(0));
+        assert!(in_flight.went_out(in_flight.cursor()) && !in_flight.is_at_end());
+        assert_eq!(in_flight.requests(), 1, "up to the cursor");
         in_flight.advance(Psn::new(1));
-        assert_eq!((in_flight.cursor, in_flight.next, in_flight.packets()), (Psn::new(1), Psn::new(2), 2));
+        let moved = (in_flight.cursor(), in_flight.next(), in_flight.requests());
+        assert_eq!(moved, (Psn::new(1), Psn::new(2), 2));
+    }
+
+    #[test]
+    fn responses_are_packets_of_the_peer() {
+        let mut in_flight = InFlight::at(Psn::new(0xff_fffe));
+        in_flight.advance(Psn::new(2)); // a READ of four packets
+        in_flight.expect_responses(3);
+        for (psn, left) in [(0xff_fffe, 3), (0xff_ffff, 2), (0, 1)] {
+            in_flight.receive_response(Psn::new(psn), false);
+            assert_eq!((in_flight.packets(), in_flight.requests()), (left, 1));
+        }
+        in_flight.receive_response(Psn::new(1), true);
+        assert_eq!((in_flight.packets(), in_flight.requests(), in_flight.is_empty()), (0, 0, true));
     }
 }

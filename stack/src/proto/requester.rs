@@ -9,31 +9,39 @@ use super::in_flight::{InFlight, distance};
 use super::recovery::{Recovery, Repair, Scheme};
 use super::state::Gates;
 use super::status::{SendFlags, WcStatus, WrOpcode};
-use super::tables::{RNR_RETRY_FOREVER, ack_timeout_ns};
 use super::wqe::{Granule, SendWqe};
-use crate::config::{RETRY_PATIENCE, TURN_SLACK};
 use crate::id::{Mtu, Psn};
 use crate::mark::{Mark, hit};
 use crate::time::Instant;
 
+mod ack_requests;
+mod credits;
+mod failure;
 mod limits;
-mod log;
 mod operation;
 mod peer_check;
+mod rd_atomic;
 mod retries;
 mod run;
 mod segment;
+mod send_log;
 mod timer;
 mod unreliable;
 
-pub use log::RequestKind;
-use log::{Log, Remembered, Started};
+use ack_requests::SinceAckReq;
+use credits::Credits;
+use failure::LocalFailure;
 use operation::Operation;
 pub use peer_check::{CheckStep, PeerCheck};
+use rd_atomic::RdAtomic;
 use retries::Retries;
 pub use run::{Form, Next, Run, RunLimits, RunOutcome, Unbuilt};
 pub use segment::{Segment, Unsent};
-pub(super) use timer::Timer;
+pub(super) use send_log::Acknowledged;
+pub use send_log::RequestKind;
+use send_log::{Remembered, SendLog, Started};
+pub(super) use timer::Awaited;
+use timer::Timer;
 
 /// The send queue as the requester sees it: slots by sequence number.
 pub trait SendRing {
@@ -97,38 +105,19 @@ pub struct RequesterConfig {
 /// The send side of one reliable queue pair.
 #[derive(Debug)]
 pub struct Requester {
-    pub(super) mtu: Mtu,
+    pub(super) log: SendLog,
+    pub(super) in_flight: InFlight,
+    pub(super) credits: Credits,
+    pub(super) rd_atomic: RdAtomic,
+    since_ack_req: SinceAckReq,
+    failure: LocalFailure,
+    pub(super) timer: Timer,
     pub(super) retries: Retries,
     pub(super) rnr_retries: Retries,
-    max_rd_atomic: u8,
-    pub(super) rd_outstanding: u8,
-    /// The peer's credits are not limited (it said so, or is on a shared receive queue).
-    pub(super) unlimited: bool,
-    since_ack_req: u8,
-    /// Exponent of the local ACK timeout, 0 = none.
-    timeout: u8,
-    pub(super) timer: Timer,
     pub(super) repair: Repair,
     pub(super) recovery: Recovery,
     pub(super) congestion: Congestion,
-
-    /// Oldest work request that is not complete.
-    pub(super) head: u32,
-    /// The work request whose packet is next, `head ..= started`.
-    pub(super) cur: u32,
-    /// Behind the last started work request.
-    pub(super) started: u32,
-    pub(super) in_flight: InFlight,
-    /// First sequence number of the next work request to start.
-    assigned: Psn,
-    /// Send sequence number of the next request to start; the peer's MSN counts the same (IBA 9.7.7.2).
-    ssn: Psn,
-    /// Limit sequence number: credits granted by the peer.
-    pub(super) lsn: Psn,
-    /// Status and number of the oldest work request that failed on this side.
-    failed: Option<WcStatus>,
-    failed_seq: u32,
-    log: Log,
+    pub(super) mtu: Mtu,
 }
 
 // Each policy may have a box of its own; with both, requester and send ring still fit two cache lines of a queue pair.
@@ -144,77 +133,73 @@ impl Requester {
 
     /// A requester at rest, for a send queue of `depth` requests (a power of two).
     pub fn new(depth: u32, policies: Policies) -> Self {
+        Self::at_rest(SendLog::new(depth), policies)
+    }
+
+    fn at_rest(log: SendLog, policies: Policies) -> Self {
         Self {
-            mtu: Mtu::Mtu1024,
+            log,
+            in_flight: InFlight::at(Psn::new(0)),
+            credits: Credits::NONE,
+            rd_atomic: RdAtomic::default(),
+            since_ack_req: SinceAckReq::NONE,
+            failure: LocalFailure::NONE,
+            timer: Timer::IDLE,
             retries: Retries::default(),
             rnr_retries: Retries::default(),
-            max_rd_atomic: 0,
-            rd_outstanding: 0,
-            unlimited: false,
-            since_ack_req: 0,
-            timeout: 0,
-            timer: Timer::Idle,
             repair: Repair::default(),
             recovery: Recovery::new(policies.recovery),
             congestion: Congestion::new(policies.congestion),
-            head: 0,
-            cur: 0,
-            started: 0,
-            in_flight: InFlight::at(Psn::new(0)),
-            assigned: Psn::new(0),
-            ssn: Psn::new(1),
-            lsn: Psn::new(0),
-            failed: None,
-            failed_seq: 0,
-            log: Log::new(depth),
+            mtu: Mtu::Mtu1024,
         }
     }
 
     /// Forgets everything but its policies; the queue goes on at sequence number `seq`.
     pub fn reset(&mut self, seq: u32) {
-        let log = core::mem::take(&mut self.log);
+        let mut log = core::mem::take(&mut self.log);
+        log.reset(seq);
         let policies =
             Policies { recovery: self.recovery.scheme(), congestion: self.congestion.controller() };
-        *self = Self { log, head: seq, cur: seq, started: seq, ..Self::new(1, policies) };
+        *self = Self::at_rest(log, policies);
     }
 
     /// RTR → RTS: starts at the first sequence number.
     pub fn start(&mut self, c: &RequesterConfig) {
         self.in_flight = InFlight::at(c.sq_psn);
-        self.assigned = c.sq_psn;
+        self.log.assign_from(c.sq_psn);
         self.configure(c);
     }
 
     /// Takes over changed attributes (also in SQD); sequence numbers stay.
     pub fn configure(&mut self, c: &RequesterConfig) {
         self.mtu = c.mtu;
-        self.timeout = c.timeout;
+        self.timer.configure(c.timeout);
         self.retries.configure(c.retry_cnt);
         self.rnr_retries.configure(c.rnr_retry);
-        self.max_rd_atomic = c.max_rd_atomic;
+        self.rd_atomic.configure(c.max_rd_atomic);
     }
 
     /// Sequence number of the oldest work request that is not complete: all before it succeeded.
     #[inline]
     pub fn head(&self) -> u32 {
-        self.head
+        self.log.head()
     }
 
     /// Sequence number of the next work request to start.
     #[inline]
     pub fn started(&self) -> u32 {
-        self.started
+        self.log.started()
     }
 
     /// Packets sent that are neither answered nor about to be sent again; responses to READs among them.
     #[inline(always)]
     pub fn packets_in_flight(&self) -> u32 {
-        distance(self.in_flight.una, self.in_flight.cursor)
+        self.in_flight.packets()
     }
 
     /// The oldest sequence number that is not acknowledged.
     pub fn oldest(&self) -> Psn {
-        self.in_flight.una
+        self.in_flight.una()
     }
 
     /// Path MTU.
@@ -232,44 +217,26 @@ impl Requester {
     /// Whether every started work request is complete: what SQD waits for.
     #[inline]
     pub fn drained(&self) -> bool {
-        self.head == self.started
+        self.log.is_drained()
     }
 
     /// The attribute `sq_psn`: sequence number of the first packet of the next work request.
     pub fn sq_psn(&self) -> Psn {
-        self.assigned
-    }
-
-    /// How long the ACK timer runs; `None` without a timer.
-    #[inline(always)]
-    pub(super) fn timeout_ns(&self) -> Option<u64> {
-        ack_timeout_ns(self.timeout).map(|ns| ns + TURN_SLACK.as_nanos() as u64)
-    }
-
-    /// How much longer than the ACK timeout T a retry after a timeout waits for its answer: up to 3T in all. IBA allows anything
-    /// up to 4T (9.7.6.1.3): the first timeout is short, for what was lost, and the others leave time to a peer that is a process
-    /// and is not running now.
-    pub(super) fn prolongation_ns(&self) -> u64 {
-        let most = RETRY_PATIENCE.as_nanos() as u64;
-        ack_timeout_ns(self.timeout).map_or(0, |ns| (2 * ns - TURN_SLACK.as_nanos() as u64).min(most))
+        self.log.assigned()
     }
 
     /// Starts the ACK timer for a packet that is due, unless a timer runs; even when the port takes no frame: a link that
     /// is down and a peer that is dead end alike.
     #[inline]
     pub fn arm(&mut self, now: Instant) {
-        if self.timer == Timer::Idle
-            && let Some(ns) = self.timeout_ns()
-        {
-            self.timer = Timer::ack(now.after_nanos(ns));
-        }
+        self.timer.arm(now);
     }
 
     /// Nothing can leave: the ACK timer starts with the first packet that does.
     #[cold]
     pub fn rest(&mut self) {
         if !self.timer.is_rnr() {
-            self.timer = Timer::Idle;
+            self.timer.stop();
         }
     }
 
@@ -278,32 +245,18 @@ impl Requester {
         self.timer.is_rnr()
     }
 
-    /// Starts the ACK timer anew, if something is in flight.
-    #[inline]
-    pub(super) fn rearm(&mut self, now: Instant) {
-        self.timer = match self.timeout_ns() {
-            Some(ns) if !self.in_flight.is_empty() => Timer::ack(now.after_nanos(ns)),
-            _ => Timer::Idle,
-        };
-    }
-
     /// Marks a work request as failed on this side (a bad local key, a malformed request). It completes with
     /// `status` once everything before it has completed; nothing from it on is sent.
     pub fn fail_local(&mut self, seq: u32, status: WcStatus) {
-        if self.failed.is_none() || (self.failed_seq.wrapping_sub(seq) as i32) > 0 {
-            (self.failed, self.failed_seq) = (Some(status), seq);
-        }
+        self.failure.add(seq, status);
     }
 
     /// The packet that was handed out last could not be built: it did not leave, and its work request
     /// [fails](Self::fail_local) with `status`.
     #[cold]
     pub fn take_back(&mut self, unsent: Unsent, status: WcStatus) {
-        self.cur = unsent.seq;
-        self.in_flight.cursor = unsent.psn;
-        if !unsent.again {
-            self.in_flight.next = unsent.psn;
-        }
+        self.log.go_back_to(unsent.seq);
+        self.in_flight.take_back(unsent.psn, unsent.again);
         self.since_ack_req = unsent.since_ack_req;
         self.fail_local(unsent.seq, status);
     }
@@ -311,60 +264,39 @@ impl Requester {
     /// The status of the oldest work request, if it failed on this side.
     #[inline]
     pub fn local_failure(&self) -> Option<WcStatus> {
-        self.failed.filter(|_| self.failed_seq == self.head)
+        self.failure.of(self.log.head())
     }
 
     /// Whether the request whose packet is next failed on this side, or one before it.
     #[inline]
     fn has_failed(&self) -> bool {
-        self.failed.is_some() && (self.cur.wrapping_sub(self.failed_seq) as i32) >= 0
+        self.failure.before_or_at(self.log.current()).is_some()
     }
 
     /// Sequence number of the work request whose packet is sent next.
     #[inline]
     pub fn next_to_send(&self) -> u32 {
-        self.cur
+        self.log.current()
     }
 
     /// Where the entry of a work request is, for a prefetch.
     #[inline]
     pub fn remembers(&self, seq: u32) -> *const () {
-        self.log.place(seq)
-    }
-
-    /// A work request that was started and is not complete.
-    #[inline(always)]
-    pub(super) fn entry(&self, seq: u32) -> Started {
-        let next = seq.wrapping_add(1);
-        let behind = if next == self.started { self.assigned } else { self.log.get(next).first() };
-        self.log.get(seq).until(behind)
-    }
-
-    /// Starts the next posted work request and assigns its sequence numbers.
-    #[inline(always)]
-    fn begin(&mut self, kind: RequestKind, packets: u32) -> Started {
-        self.begin_as(Remembered::new(self.assigned, kind), packets)
-    }
-
-    #[inline(always)]
-    fn begin_as(&mut self, remembered: Remembered, packets: u32) -> Started {
-        self.log.set(self.started, remembered);
-        self.assigned = self.assigned.add(packets);
-        self.started = self.started.wrapping_add(1);
-        remembered.until(self.assigned)
+        self.log.address(seq)
     }
 
     /// Packets that may be sent now, estimated from the next request alone: for a caller that allocates buffers for a
     /// burst.
     #[inline]
     pub fn waiting(&self, now: Instant, sq: &impl SendRing, share: u32) -> u32 {
-        let begun = match self.cur == self.started {
+        let begun = match self.log.all_sent() {
             true => 0,
-            false => (self.entry(self.cur).last.diff(self.in_flight.cursor) + 1).max(1) as u32,
+            false => (self.log.get(self.log.current()).last.diff(self.in_flight.cursor()) + 1).max(1) as u32,
         };
-        let waiting = match sq.published().wrapping_sub(self.started) {
+        let started = self.log.started();
+        let waiting = match sq.published().wrapping_sub(started) {
             0 => begun,
-            posted => begun + self.unstarted(SendWqe::of(sq.slot(self.started)), posted),
+            posted => begun + self.unstarted(SendWqe::of(sq.slot(started)), posted),
         };
         waiting.min(self.window(now, share))
     }
@@ -372,7 +304,7 @@ impl Requester {
     /// Whether nothing is left to send and no failure to report: [`Requester::poll_transmit`] need not be called.
     #[inline]
     pub fn sent_all(&self, sq: &impl SendRing) -> bool {
-        self.cur == self.started && self.failed.is_none() && self.started == sq.published()
+        self.log.all_sent() && !self.failure.is_some() && self.log.started() == sq.published()
     }
 
     /// Packets of `posted` requests that have not started, if all are like `next`, which is the first of them.
@@ -403,27 +335,28 @@ impl Requester {
         share: u32,
     ) -> Result<Segment<'a>, Idle> {
         let (started, slot) = loop {
-            if self.timer.is_rnr() || self.failed.is_some() || !gates.has(Gates::TX_RETRY) {
+            if self.timer.is_rnr() || self.failure.is_some() || !gates.has(Gates::TX_RETRY) {
                 self.held_up(gates)?;
             }
-            if self.cur == self.started {
+            if self.log.all_sent() {
                 match self.start_next(gates, epoch, sq, share)? {
                     Some(next) => break next,
                     None => continue,
                 }
             }
-            let started = self.entry(self.cur);
+            let current = self.log.current();
+            let started = self.log.get(current);
             if started.kind.takes_no_psn() {
-                self.cur = self.cur.wrapping_add(1);
+                self.log.leave_current();
                 continue;
             }
-            break (started, sq.slot(self.cur));
+            break (started, sq.slot(current));
         };
         let mut window = self.window(now, share);
         if window == 0 {
             window = self.window_full(now)?;
         }
-        let psn = self.in_flight.cursor;
+        let psn = self.in_flight.cursor();
         let last = if started.kind == RequestKind::Message { psn } else { started.part_end(psn) };
         if started.kind != RequestKind::Message {
             self.may_request(&started, psn, last, share)?;
@@ -431,7 +364,7 @@ impl Requester {
         self.arm(now);
         let wqe = SendWqe::of(slot);
         let operation = Operation::of(wqe).expect("a request that has started becomes packets");
-        let (seq, since_ack_req) = (self.cur, self.since_ack_req);
+        let (seq, since_ack_req) = (self.log.current(), self.since_ack_req);
         let segment = if started.kind == RequestKind::Message {
             // In SQD nothing follows that could request the acknowledgement of what has started.
             let draining = !gates.has(Gates::START_WQE);
@@ -456,13 +389,13 @@ impl Requester {
         draining: bool,
     ) -> bool {
         // The first packet of a retry requests at once.
-        let restarted = psn == self.in_flight.una && self.in_flight.went_out(psn);
+        let restarted = psn == self.in_flight.una() && self.in_flight.went_out(psn);
         let wanted = restarted || self.repair.probing || (is_last && (draining || wqe.signaled()));
         // The message itself has started, so it counts.
         let unasked =
             if is_last && !wanted { (self.unasked_messages(operation) + 1).max(0) as u32 } else { u32::MAX };
-        let asks = wanted || self.ack_requests(window, unasked).are_due(0);
-        self.since_ack_req = if asks { 0 } else { self.since_ack_req + 1 };
+        let asks = wanted || self.since_ack_req.requests(window, unasked).are_due(0);
+        self.since_ack_req.count(asks);
         asks
     }
 
@@ -473,8 +406,7 @@ impl Requester {
             self.share_used()?;
         }
         // The first part of a READ counts since the READ started.
-        if psn != started.first && !self.in_flight.went_out(psn) && self.rd_outstanding >= self.max_rd_atomic
-        {
+        if psn != started.first && !self.in_flight.went_out(psn) && self.rd_atomic.is_full() {
             hit(Mark::ReadLimit);
             return Err(Idle::Waiting);
         }
@@ -485,9 +417,9 @@ impl Requester {
     #[inline(always)]
     fn sent(&mut self, now: Instant, started: &Started, segment: &Segment<'_>, last: Psn) {
         if started.kind != RequestKind::Message {
-            self.since_ack_req = 0;
+            self.since_ack_req = SinceAckReq::NONE;
             if !segment.again {
-                self.in_flight.responses += distance(segment.psn, last);
+                self.in_flight.expect_responses(distance(segment.psn, last));
                 if segment.psn != started.first {
                     self.another_part();
                 }
@@ -495,7 +427,7 @@ impl Requester {
         }
         self.repair.probing = false;
         if last == started.last {
-            self.cur = self.cur.wrapping_add(1);
+            self.log.leave_current();
         }
         let behind = last.add(1);
         self.in_flight.advance(behind);
@@ -510,9 +442,8 @@ impl Requester {
     /// Another part of a READ is requested: to the peer this is another request.
     #[cold]
     fn another_part(&mut self) {
-        self.rd_outstanding += 1;
-        self.ssn = self.ssn.add(1);
-        self.lsn = self.lsn.add(1);
+        self.rd_atomic.start(1);
+        self.credits.start(1, false);
     }
 
     /// Why no packet goes out, if that is an RNR wait, the state, or a local failure of the next request or an earlier one.
@@ -521,9 +452,7 @@ impl Requester {
         if self.timer.is_rnr() {
             return Err(Idle::Waiting);
         }
-        if (self.failed_seq.wrapping_sub(self.head) as i32) < 0 {
-            self.failed = None; // it is complete: it had gone out before it failed
-        }
+        self.failure.forget_before(self.log.head());
         if self.has_failed() && !self.repair.probing {
             if gates.has(Gates::TX_RETRY) && self.local_failure().is_none() {
                 self.probe(); // no later packet will request the acknowledgement of those before it
@@ -534,7 +463,7 @@ impl Requester {
         }
         if !gates.has(Gates::TX_RETRY) {
             if self.drained() {
-                self.timer = Timer::Idle;
+                self.timer.stop();
             }
             return Err(Idle::NothingToDo);
         }
@@ -557,16 +486,17 @@ impl Requester {
         sq: &'a impl SendRing,
         share: u32,
     ) -> Result<Option<(Started, &'a [Granule])>, Idle> {
-        if self.started == sq.published() || !gates.has(Gates::START_WQE) {
+        let seq = self.log.started();
+        if seq == sq.published() || !gates.has(Gates::START_WQE) {
             if self.drained() {
-                self.timer = Timer::Idle; // whatever was due when the timer started is gone
+                self.timer.stop(); // whatever was due when the timer started is gone
             }
             return Err(Idle::NothingToDo);
         }
-        let slot = sq.slot(self.started);
+        let slot = sq.slot(seq);
         let wqe = SendWqe::of(slot);
         if wqe.epoch != epoch {
-            self.pass(RequestKind::Stale);
+            self.log.start_without_psn(RequestKind::Stale);
             return Ok(None);
         }
         let Some(operation) = Operation::of(wqe) else {
@@ -577,20 +507,17 @@ impl Requester {
             return self.held_back(operation, fenced).map(|()| None);
         }
         let packets = operation.packets(self.mtu, wqe.length);
-        if packets > self.numbers_left() {
+        if packets > self.in_flight.numbers_left(self.log.assigned()) {
             return Err(Idle::Waiting);
         }
         let remembered = match operation.kind {
             RequestKind::Read => self.read(packets, share),
-            kind => Remembered::new(self.assigned, kind),
+            kind => Remembered::new(self.log.assigned(), kind),
         };
-        let started = self.begin_as(remembered, packets);
-        self.ssn = self.ssn.add(1);
+        let started = self.log.start(remembered, packets);
+        self.credits.start(1, operation.takes_recv);
         if operation.kind != RequestKind::Message {
-            self.rd_outstanding += 1;
-        }
-        if !operation.takes_recv {
-            self.lsn = self.lsn.add(1);
+            self.rd_atomic.start(1);
         }
         Ok(Some((started, slot)))
     }
@@ -609,10 +536,14 @@ impl Requester {
             }
             WrOpcode::LocalInv | WrOpcode::BindMw | WrOpcode::RegMr => {
                 let fenced = wqe.flags().contains(SendFlags::FENCE);
-                Err(if fenced && self.rd_outstanding > 0 { Idle::Waiting } else { Idle::Local(self.started) })
+                Err(if fenced && self.rd_atomic.any() {
+                    Idle::Waiting
+                } else {
+                    Idle::Local(self.log.started())
+                })
             }
             _ => {
-                self.fail_local(self.started, WcStatus::LocQpOpErr);
+                self.fail_local(self.log.started(), WcStatus::LocQpOpErr);
                 Ok(())
             }
         }
@@ -621,36 +552,19 @@ impl Requester {
     /// The local operation of [`Idle::Local`] is carried out.
     #[cold]
     pub fn local_done(&mut self, seq: u32) {
-        debug_assert_eq!(seq, self.started, "a local operation is carried out when it starts");
-        self.pass(RequestKind::Local);
-    }
-
-    /// Starts the next request, which takes no sequence number.
-    #[cold]
-    fn pass(&mut self, kind: RequestKind) {
-        self.begin(kind, 0);
-        self.complete_without_psn();
-    }
-
-    /// Completes requests without sequence numbers that are the oldest.
-    pub(super) fn complete_without_psn(&mut self) {
-        while self.head != self.started && self.log.get(self.head).takes_no_psn() {
-            if self.cur == self.head {
-                self.cur = self.cur.wrapping_add(1);
-            }
-            self.head = self.head.wrapping_add(1);
-        }
+        debug_assert_eq!(seq, self.log.started(), "a local operation is carried out when it starts");
+        self.log.start_without_psn(RequestKind::Local);
     }
 
     /// Whether packets went out since the last that requested an acknowledgement, and nothing is left to send.
     pub(super) fn lacks_ack_request(&self) -> bool {
-        let sent_all = self.in_flight.cursor == self.in_flight.next && !self.in_flight.is_empty();
-        self.since_ack_req > 0 && sent_all && !self.timer.is_rnr()
+        let all_sent = self.in_flight.is_at_end() && !self.in_flight.is_empty();
+        self.since_ack_req.any() && all_sent && !self.timer.is_rnr()
     }
 
     /// SQD was entered: requests the acknowledgement of what went out, unless packets are left that will request it.
     pub fn drain(&mut self) {
-        if self.cur == self.started {
+        if self.log.all_sent() {
             self.probe();
         }
     }
@@ -659,36 +573,24 @@ impl Requester {
     pub fn probe(&mut self) {
         if self.lacks_ack_request() {
             hit(Mark::Probe);
-            self.rewind(self.in_flight.next.sub(1));
+            self.rewind(self.in_flight.next().sub(1));
             self.repair.probing = true;
         }
     }
 
-    /// Makes `psn`, at or behind `una`, the next packet.
+    /// Makes `psn`, at or behind the oldest that is not acknowledged, the next packet.
     pub(super) fn rewind(&mut self, psn: Psn) {
-        let mut seq = self.head;
-        while seq != self.started {
-            let e = self.entry(seq);
-            if !e.kind.takes_no_psn() && e.last.diff(psn) >= 0 {
-                break;
-            }
-            seq = seq.wrapping_add(1);
-        }
-        self.cur = seq;
-        self.in_flight.cursor = psn;
+        self.log.seek(psn);
+        self.in_flight.resend_from(psn);
     }
 
-    /// After `una` moved: a cursor that was set back and overtaken by a late acknowledgement moves with it.
+    /// Starts the ACK timer anew, if something is in flight.
     #[inline]
-    pub(super) fn catch_up(&mut self) {
-        if self.in_flight.una.diff(self.in_flight.cursor) > 0 {
-            hit(Mark::RetryOvertaken);
-            self.rewind(self.in_flight.una);
+    pub(super) fn rearm(&mut self, now: Instant) {
+        if self.in_flight.is_empty() {
+            self.timer.stop();
+        } else {
+            self.timer.rearm(now);
         }
-    }
-
-    /// Whether RNR NAKs are retried for ever.
-    pub(super) fn rnr_forever(&self) -> bool {
-        self.rnr_retries.count() == RNR_RETRY_FOREVER
     }
 }

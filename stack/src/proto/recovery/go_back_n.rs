@@ -6,10 +6,10 @@ use super::{InFlight, Psn, Repair, RetryCause};
 pub(super) fn handle_loss(repair: &mut Repair, in_flight: &InFlight, cause: RetryCause) -> Option<Psn> {
     if cause == RetryCause::Timeout {
         repair.resending = false; // what was sent again is lost, too
-        return Some(in_flight.una);
+        return Some(in_flight.una());
     }
     let news = !core::mem::replace(&mut repair.resending, true);
-    news.then_some(in_flight.una)
+    news.then_some(in_flight.una())
 }
 
 /// All packets follow, in order.

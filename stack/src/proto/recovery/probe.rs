@@ -26,11 +26,11 @@ impl Probe {
     }
 
     pub(super) fn next(&self, in_flight: &InFlight, behind: Psn) -> Psn {
-        if self.first_alone { in_flight.next } else { go_back_n::next(in_flight, behind) }
+        if self.first_alone { in_flight.next() } else { go_back_n::next(in_flight, behind) }
     }
 
     pub(super) fn handle_progress(&mut self, repair: &mut Repair, in_flight: &InFlight) {
         go_back_n::handle_progress(repair, in_flight);
-        self.progress.push(in_flight.una);
+        self.progress.push(in_flight.una());
     }
 }

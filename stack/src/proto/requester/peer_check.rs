@@ -59,19 +59,19 @@ impl Requester {
     pub fn begin_check(&self, now: Instant) -> PeerCheck {
         let mut retries = self.retries;
         retries.restore();
-        PeerCheck { retries, una: self.in_flight.una, asked: false, due: now }
+        PeerCheck { retries, una: self.in_flight.una(), asked: false, due: now }
     }
 
     /// The next step of a check.
     pub fn poll_check(&mut self, now: Instant, check: &mut PeerCheck) -> CheckStep {
-        if self.in_flight.una != check.una {
+        if self.in_flight.una() != check.una {
             return CheckStep::Answered;
         }
         if now < check.due {
             return CheckStep::Wait;
         }
         // What is in flight asks already, or will after an RNR NAK: it is answered, or fails and ends the queue pair.
-        if !self.in_flight.is_empty() && self.timeout != 0 {
+        if !self.in_flight.is_empty() && self.timer.has_timeout() {
             check.due = now.after_nanos(self.check_timeout_ns());
             if !self.lacks_ack_request() {
                 return CheckStep::Wait;
@@ -81,7 +81,7 @@ impl Requester {
         }
         if check.asked {
             if check.retries.prolong() {
-                check.due = now.after_nanos(self.prolongation_ns());
+                check.due = now.after_nanos(self.timer.prolongation_ns());
                 return CheckStep::Wait;
             }
             if !check.retries.take() {
@@ -91,10 +91,10 @@ impl Requester {
         }
         check.asked = true;
         check.due = now.after_nanos(self.check_timeout_ns());
-        CheckStep::Send(self.in_flight.una.sub(1))
+        CheckStep::Send(self.in_flight.una().sub(1))
     }
 
     fn check_timeout_ns(&self) -> u64 {
-        self.timeout_ns().or(ack_timeout_ns(TIMEOUT)).unwrap_or(u64::MAX)
+        self.timer.timeout_ns().or(ack_timeout_ns(TIMEOUT)).unwrap_or(u64::MAX)
     }
 }

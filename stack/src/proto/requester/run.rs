@@ -6,11 +6,11 @@
 //! once, and keeps what moves in registers until [`Requester::end_run`]. The packets, and the requester afterwards, are
 //! those of `poll_transmit`.
 
-use super::limits::AckRequests;
+use super::ack_requests::{AckRequests, SinceAckReq};
 use super::{Operation, Remembered, RequestKind, Requester, SendRing, Unsent};
 use crate::id::{Mtu, Psn};
 use crate::proto::congestion::Event;
-use crate::proto::in_flight::{InFlight, distance};
+use crate::proto::in_flight::distance;
 use crate::proto::state::Gates;
 use crate::proto::status::SendFlags;
 use crate::proto::wqe::{Granule, SendWqe};
@@ -75,7 +75,7 @@ pub struct RunOutcome {
     /// Payload of their packets.
     bytes: u64,
     psn: Psn,
-    since_ack_req: u8,
+    since_ack_req: SinceAckReq,
 }
 
 /// Requests that may start now; see the module.
@@ -198,13 +198,21 @@ impl<'a> Run<'a> {
             psn = psn.add(packets);
             index += 1;
         }
-        RunOutcome { now: self.now, kind, takes_recv: false, started: index, bytes: 0, psn, since_ack_req: 0 }
+        RunOutcome {
+            now: self.now,
+            kind,
+            takes_recv: false,
+            started: index,
+            bytes: 0,
+            psn,
+            since_ack_req: SinceAckReq::NONE,
+        }
     }
 }
 
 /// Packets of a run before the one at `index` since the last that requested an acknowledgement.
 #[cold]
-fn since_ack_req(mut ack_requests: AckRequests, slots: &[Granule], stride: usize, index: u32) -> u8 {
+fn since_ack_req(mut ack_requests: AckRequests, slots: &[Granule], stride: usize, index: u32) -> SinceAckReq {
     for (index, slot) in (0..index).zip(slots.chunks_exact(stride)) {
         ack_requests.ask(index, SendWqe::of(slot).signaled());
     }
@@ -231,27 +239,24 @@ impl Requester {
         sq: &'a impl SendRing,
         RunLimits { packets: room, bytes: longest, share }: RunLimits,
     ) -> Option<Run<'a>> {
-        if self.cur != self.started
+        if !self.log.all_sent()
             || self.timer.is_rnr()
             || self.repair.probing
-            || self.failed.is_some()
+            || self.failure.is_some()
             || !gates.has(Gates::TX_RETRY)
             || !gates.has(Gates::START_WQE)
         {
             return None;
         }
         let window = self.window(now, share);
-        let posted = sq.published().wrapping_sub(self.started);
-        let places = self.log.contiguous(self.started, u32::MAX).len() as u32;
-        let most = posted.min(room).min(window).min(places);
+        let (first, psn) = (self.log.started(), self.log.assigned());
+        let posted = sq.published().wrapping_sub(first);
+        let most = posted.min(room).min(window).min(self.log.contiguous());
         if most < 2 {
             return None; // a single packet is cheaper without a run
         }
-        debug_assert!(
-            self.in_flight.cursor == self.assigned && self.in_flight.next == self.assigned,
-            "nothing is sent twice"
-        );
-        let (slots, stride) = sq.contiguous(self.started, most);
+        debug_assert!(self.in_flight.is_at_end() && self.in_flight.cursor() == psn, "nothing is sent twice");
+        let (slots, stride) = sq.contiguous(first, most);
         let wqe = SendWqe::of(slots);
         let operation = Operation::of(wqe)?;
         let form = operation.form?;
@@ -259,7 +264,7 @@ impl Requester {
         if wqe.epoch != epoch {
             return None;
         }
-        let mut numbers_left = self.numbers_left();
+        let mut numbers_left = self.in_flight.numbers_left(psn);
         let longest = longest.min(self.mtu.bytes() as u32);
         let mut most = most.min(self.may_start(operation, flags.contains(SendFlags::FENCE)));
         let mut unasked = u32::MAX;
@@ -280,7 +285,7 @@ impl Requester {
             return None;
         }
         self.arm(now);
-        let ack_requests = self.ack_requests(window, unasked);
+        let ack_requests = self.since_ack_req.requests(window, unasked);
         Some(Run {
             now,
             operation,
@@ -288,16 +293,16 @@ impl Requester {
             solicited: operation.takes_recv && flags.contains(SendFlags::SOLICITED),
             sole: wqe.num_sge == 1 && wqe.ext == 0 && !flags.contains(SendFlags::INLINE),
             mtu: self.mtu,
-            first: self.started,
+            first,
             slots,
             stride,
             epoch,
             like: wqe.likeness(),
             longest,
-            psn: self.assigned,
+            psn,
             numbers_left,
             ack_requests,
-            log: self.log.contiguous(self.started, most),
+            log: self.log.next_entries(most),
         })
     }
 
@@ -305,19 +310,15 @@ impl Requester {
     #[inline(always)]
     pub fn end_run(&mut self, ran: RunOutcome) {
         let RunOutcome { now, kind, takes_recv, started, bytes, psn, since_ack_req } = ran;
-        self.started = self.started.wrapping_add(started);
-        self.cur = self.started;
-        self.ssn = self.ssn.add(started);
-        if !takes_recv {
-            self.lsn = self.lsn.add(started);
-        }
+        let first = self.log.assigned();
+        self.log.start_all(started, psn);
+        self.credits.start(started, takes_recv);
         self.since_ack_req = since_ack_req;
         if kind != RequestKind::Message {
-            self.rd_outstanding += started as u8;
-            self.in_flight.responses += distance(self.assigned, psn) - started;
+            self.rd_atomic.start(started as u8);
+            self.in_flight.expect_responses(distance(first, psn) - started);
         }
-        self.congestion.handle(now, Event::Sent { first: self.assigned, behind: psn, bytes, again: false });
-        self.assigned = psn;
-        self.in_flight = InFlight { cursor: psn, next: psn, ..self.in_flight };
+        self.congestion.handle(now, Event::Sent { first, behind: psn, bytes, again: false });
+        self.in_flight.advance_new(psn);
     }
 }

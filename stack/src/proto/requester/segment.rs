@@ -1,8 +1,9 @@
 //! Segments: what the packet with a given sequence number is. Building one changes nothing, so any packet in flight can be
 //! built at any time.
 
-use super::log::Started;
+use super::ack_requests::SinceAckReq;
 use super::operation::Operation;
+use super::send_log::Started;
 use super::{RequestKind, Requester};
 use crate::id::Psn;
 use crate::mark::{Mark, hit};
@@ -35,7 +36,7 @@ pub struct Segment<'a> {
     /// Whether this range went out before.
     pub again: bool,
     /// Packets before it since the last that requested an acknowledgement; set by [`Requester::poll_transmit`].
-    pub(super) since_ack_req: u8,
+    pub(super) since_ack_req: SinceAckReq,
 }
 
 /// A packet that was handed out and could not be built, so that it did not leave: for [`Requester::take_back`].
@@ -45,7 +46,7 @@ pub struct Unsent {
     pub seq: u32,
     pub(super) psn: Psn,
     pub(super) again: bool,
-    pub(super) since_ack_req: u8,
+    pub(super) since_ack_req: SinceAckReq,
 }
 
 impl Segment<'_> {
@@ -99,7 +100,7 @@ impl Requester {
             offset,
             len: if is_last { wqe.length - offset } else { self.mtu.bytes() as u32 },
             again: self.in_flight.went_out(psn),
-            since_ack_req: 0,
+            since_ack_req: SinceAckReq::NONE,
         }
     }
 
@@ -149,7 +150,7 @@ impl Requester {
             offset: 0,
             len: if operation.packet == Kind::AtomicWrite { wqe.length } else { 0 },
             again: self.in_flight.went_out(psn),
-            since_ack_req: 0,
+            since_ack_req: SinceAckReq::NONE,
         }
     }
 }

@@ -3,7 +3,8 @@
 //! The cursor and sequence numbers are those of the reliable [`Requester`]; its timers, retries, window and credits
 //! rest. A work request succeeds when its last frame has left: [`Requester::left`].
 
-use super::{Idle, Operation, RequestKind, Requester, Segment, SendRing};
+use super::ack_requests::SinceAckReq;
+use super::{Idle, LocalFailure, Operation, Remembered, RequestKind, Requester, Segment, SendRing};
 use crate::id::Qpn;
 use crate::proto::address::UdAddress;
 use crate::proto::in_flight::InFlight;
@@ -21,21 +22,21 @@ impl Requester {
             if self.has_failed() {
                 return Err(self.failed_idle());
             }
-            if self.cur != self.started {
-                if self.entry(self.cur).kind.takes_no_psn() {
-                    self.cur = self.cur.wrapping_add(1);
+            let seq = self.log.current();
+            if !self.log.all_sent() {
+                if self.log.get(seq).kind.takes_no_psn() {
+                    self.log.leave_current();
                     continue;
                 }
-                return if gates.has(Gates::TX_RETRY) { Ok(self.cur) } else { Err(Idle::NothingToDo) };
+                return if gates.has(Gates::TX_RETRY) { Ok(seq) } else { Err(Idle::NothingToDo) };
             }
-            if self.started == sq.published() || !gates.has(Gates::START_WQE) {
+            if seq == sq.published() || !gates.has(Gates::START_WQE) {
                 return Err(Idle::NothingToDo);
             }
-            if SendWqe::of(sq.slot(self.started)).epoch == epoch {
-                return Ok(self.started);
+            if SendWqe::of(sq.slot(seq)).epoch == epoch {
+                return Ok(seq);
             }
-            self.begin(RequestKind::Stale, 0);
-            self.complete_without_psn();
+            self.log.start_without_psn(RequestKind::Stale);
         }
     }
 
@@ -58,10 +59,10 @@ impl Requester {
             self.fail_local(seq, WcStatus::LocQpOpErr);
             return Err(self.failed_idle());
         }
-        if self.cur == self.started {
-            self.begin(RequestKind::Message, self.mtu.packets(wqe.length));
+        if self.log.all_sent() {
+            self.start_message(self.mtu.packets(wqe.length));
         }
-        let (started, psn) = (self.entry(seq), self.in_flight.cursor);
+        let (started, psn) = (self.log.get(seq), self.in_flight.cursor());
         // No acknowledgement is requested, and nothing goes out again.
         let mut segment = self.message_segment(seq, slot, operation, &started, psn, false);
         segment.opcode = segment.opcode.in_class(Transport::Uc);
@@ -96,8 +97,8 @@ impl Requester {
                 return Err(self.failed_idle());
             }
         };
-        if self.cur == self.started {
-            self.begin(RequestKind::Message, 1);
+        if self.log.all_sent() {
+            self.start_message(1);
         }
         let deth = Deth { qkey: address.qkey(qkey), src_qpn: qpn };
         let (opcode, ext) = match wqe.opcode() {
@@ -108,49 +109,51 @@ impl Requester {
             seq,
             slot,
             opcode,
-            psn: self.in_flight.cursor,
+            psn: self.in_flight.cursor(),
             ack_req: false,
             solicited: wqe.flags().contains(SendFlags::SOLICITED),
             ext,
             offset: 0,
             len: wqe.length,
             again: false,
-            since_ack_req: 0,
+            since_ack_req: SinceAckReq::NONE,
         };
         self.sent_for_good(true);
         Ok(segment)
     }
 
+    #[inline]
+    fn start_message(&mut self, packets: u32) {
+        self.log.start(Remembered::new(self.log.assigned(), RequestKind::Message), packets);
+    }
+
     /// Moves on behind the packet that was just handed out.
     #[inline]
     fn sent_for_good(&mut self, last: bool) {
-        self.in_flight = InFlight::at(self.in_flight.cursor.add(1));
-        self.cur = self.cur.wrapping_add(u32::from(last));
+        self.in_flight = InFlight::at(self.in_flight.cursor().add(1));
+        if last {
+            self.log.leave_current();
+        }
     }
 
     /// Sequence number behind the last work request whose packets are all built: what to give to
     /// [`Requester::left`] when they have left.
     #[inline]
     pub fn built(&self) -> u32 {
-        if self.has_failed() { self.failed_seq } else { self.cur }
+        let current = self.log.current();
+        self.failure.before_or_at(current).unwrap_or(current)
     }
 
     /// The frames of every work request before `seq` have left: these are complete.
     #[inline]
     pub fn left(&mut self, seq: u32) {
-        if (seq.wrapping_sub(self.head) as i32) > 0 {
-            self.head = seq;
-        }
-        self.complete_without_psn();
+        self.log.complete_before(seq);
     }
 
     /// SQE: every work request before `seq` is gone. Sequence numbers stay, for the way back to RTS.
     pub fn forget(&mut self, seq: u32) {
-        self.head = seq;
-        self.cur = seq;
-        self.started = seq;
-        self.assigned = self.in_flight.cursor;
-        self.failed = None;
+        self.log.drop_before(seq, self.in_flight.cursor());
+        self.failure = LocalFailure::NONE;
     }
 }
 
