@@ -109,8 +109,8 @@ fn responder(c: &mut Criterion) {
         let mut packet = layout.packet(&bytes);
         group.bench_function(format!("{name} checked and accepted"), |b| {
             b.iter(|| {
-                let verdict = responder.handle_request(&packet, PdId(1), &mut receives, &keys);
-                black_box(verdict).expect("a good request");
+                let effect = responder.handle_expected(&packet, PdId(1), &mut receives, &keys);
+                black_box(effect).expect("a good request");
                 black_box(responder.accept(&packet));
                 packet.psn = packet.psn.add(1);
             })

@@ -1,8 +1,9 @@
-//! The responder: request packets in, verdicts and answers out (IBA 9.7.4, 9.7.5, 9.9.3).
+//! The responder: request packets in, their effects and answers out (IBA 9.7.4, 9.7.5, 9.9.3).
 //!
-//! [`Responder::handle_request`] checks a packet in the specification's order and says what is to be placed;
-//! after the caller placed it, [`Responder::accept`] moves the state on. A packet that is refused changes nothing
-//! but what is answered to it. Answers wait for [`Responder::poll_transmit`], in PSN order.
+//! [`Responder::handle_expected`] checks the packet that is next in the specification's order and says what its [`Effect`] is; after
+//! the caller placed it, [`Responder::accept`] moves the state on. A packet that is refused changes nothing
+//! but what is answered to it. All other packets go to [`Responder::handle_unexpected`]. Answers wait for
+//! [`Responder::poll_transmit`], in PSN order.
 
 use super::fault::Fault;
 use super::in_flight::distance;
@@ -38,11 +39,11 @@ pub trait ReceiveSource {
     fn take(&mut self) -> Option<u64>;
 }
 
-/// What to do with a packet that passed every check.
+/// The effect on our memory of a packet that passed every check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
-    /// Nothing to place: call [`Responder::accept`].
-    Accept,
+pub enum Effect {
+    /// None: call [`Responder::accept`].
+    Nothing,
     /// Write the payload at `offset` of the receive request's buffers, then `accept`.
     Receive {
         /// Bytes of the message before this packet.
@@ -69,8 +70,17 @@ pub enum Verdict {
     },
     /// FLUSH: make everything placed before visible to every CPU, then `accept`.
     Flush,
-    /// A duplicate: an answer is queued where one is due; nothing is placed.
+}
+
+/// What a packet leads to that is not the one expected next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unexpected {
+    /// It was accepted before: an answer is queued where one is due; nothing is placed.
     Duplicate,
+    /// Something is wrong with it: [`Responder::refuse`] answers that.
+    Refuse(Fault),
+    /// Dropped under this name, without an answer.
+    Drop(Discard),
 }
 
 /// A receive completion that [`Responder::accept`] produced.
@@ -244,23 +254,11 @@ impl Responder {
         distance(self.answered, self.epsn) <= distance(psn, self.epsn)
     }
 
-    /// Checks a request packet. `Err(Ok(fault))`: refused, answered by [`Responder::refuse`];
-    /// `Err(Err(discard))`: dropped without an answer.
-    #[inline]
-    pub fn handle_request(
-        &mut self,
-        pkt: &Packet<'_>,
-        pd: PdId,
-        rq: &mut impl ReceiveSource,
-        keys: &MrTable,
-    ) -> Result<Verdict, Result<Fault, Discard>> {
-        if self.expects(pkt.psn) {
-            return self.handle_expected(pkt, pd, rq, keys).map_err(Ok);
-        }
-        self.handle_unexpected(*pkt)
-    }
-
-    /// [`Responder::handle_request`] of a packet with the number that the responder [`expects`](Self::expects).
+    /// Checks the request packet that is [expected](Self::expects) next, in the specification's order (IBA 9.7.4.1). Once it has
+    /// had its effect, [`Responder::accept`] moves the state on.
+    ///
+    /// # Errors
+    /// What is wrong with it: [`Responder::refuse`] answers that.
     #[inline(always)]
     pub fn handle_expected(
         &mut self,
@@ -268,7 +266,7 @@ impl Responder {
         pd: PdId,
         rq: &mut impl ReceiveSource,
         keys: &MrTable,
-    ) -> Result<Verdict, Fault> {
+    ) -> Result<Effect, Fault> {
         debug_assert!(self.expects(pkt.psn));
         self.nak_latch = false;
         self.check_sequence(pkt)?;
@@ -285,24 +283,29 @@ impl Responder {
         }
     }
 
-    /// A packet that is not the next one, or comes after a fault that ends the queue pair.
+    /// A request packet that is not the next one, or comes after a fault that ends the queue pair.
     #[cold]
-    fn handle_unexpected(&mut self, pkt: Packet<'_>) -> Result<Verdict, Result<Fault, Discard>> {
+    pub fn handle_unexpected(&mut self, pkt: Packet<'_>) -> Unexpected {
         if self.fatal.is_some() {
-            return Err(Err(Discard::BadState));
+            return Unexpected::Drop(Discard::BadState);
         }
         if pkt.psn.diff(self.epsn) > 0 {
-            if self.nak_latch {
-                hit(Mark::GapAgain);
-                return Err(Err(Discard::OutOfSequence));
-            }
-            hit(Mark::Gap);
-            return Err(Ok(Fault::PsnGap));
+            return self.handle_gap();
         }
-        self.handle_duplicate(pkt).map_err(Err)
+        self.handle_duplicate(pkt)
     }
 
-    /// The packet that [`Responder::handle_request`] passed is placed: the state moves on.
+    /// A packet before this one is missing. One NAK says so.
+    fn handle_gap(&mut self) -> Unexpected {
+        if self.nak_latch {
+            hit(Mark::GapAgain);
+            return Unexpected::Drop(Discard::OutOfSequence);
+        }
+        hit(Mark::Gap);
+        Unexpected::Refuse(Fault::PsnGap)
+    }
+
+    /// The packet that [`Responder::handle_expected`] passed is placed: the state moves on.
     #[inline(always)]
     pub fn accept(&mut self, pkt: &Packet<'_>) -> Option<Received> {
         let len = pkt.payload.len() as u32;
@@ -369,7 +372,7 @@ impl Responder {
         received
     }
 
-    /// The atomic that [`Responder::handle_request`] passed is executed; `original` is what the word held.
+    /// The atomic that [`Responder::handle_expected`] passed is executed; `original` is what the word held.
     #[inline(always)]
     pub fn accept_atomic(&mut self, pkt: &Packet<'_>, original: u64) {
         let eth = pkt.atomic();

@@ -1,7 +1,7 @@
 //! The checks of a request packet, in the specification's order (IBA 9.7.4.1). Each returns what is wrong with a packet;
 //! one that passes all of them may be placed.
 
-use super::{InProgress, ReceiveSource, Responder, Verdict};
+use super::{Effect, InProgress, ReceiveSource, Responder};
 use crate::config::MESSAGE_MAX;
 use crate::id::PdId;
 use crate::mem::{Access, KeyFault, MrTable, Place};
@@ -63,13 +63,13 @@ impl Responder {
     }
 
     #[inline(always)]
-    pub(super) fn check_send(&self, pkt: &Packet<'_>) -> Result<Verdict, Fault> {
+    pub(super) fn check_send(&self, pkt: &Packet<'_>) -> Result<Effect, Fault> {
         let offset = if pkt.row.position.starts() { 0 } else { self.received };
         let end = offset + pkt.payload.len() as u64;
         if end > self.capacity || end > u64::from(MESSAGE_MAX) {
             return Err(Fault::SendTooLong);
         }
-        Ok(if pkt.payload.is_empty() { Verdict::Accept } else { Verdict::Receive { offset } })
+        Ok(if pkt.payload.is_empty() { Effect::Nothing } else { Effect::Receive { offset } })
     }
 
     #[inline(always)]
@@ -78,7 +78,7 @@ impl Responder {
         pkt: &Packet<'_>,
         pd: PdId,
         keys: &MrTable,
-    ) -> Result<Verdict, Fault> {
+    ) -> Result<Effect, Fault> {
         let len = pkt.payload.len() as u32;
         let last = pkt.row.position.ends();
         let (va, rkey, left) = if pkt.row.position.starts() {
@@ -95,22 +95,17 @@ impl Responder {
         }
         if left == 0 {
             // C9-88: a message of no bytes is not checked against any key.
-            return Ok(Verdict::Accept);
+            return Ok(Effect::Nothing);
         }
         // Checks all of the range that is left with every packet: a key may be revoked in mid-message.
         let place = keys
             .check_remote(rkey, pd, pkt.dqpn(), Access::REMOTE_WRITE, va, u64::from(left))
             .map_err(|_| Fault::RemoteAccess)?;
-        Ok(Verdict::Write { place, last })
+        Ok(Effect::Write { place, last })
     }
 
     #[inline(always)]
-    pub(super) fn check_read(
-        &mut self,
-        pkt: &Packet<'_>,
-        pd: PdId,
-        keys: &MrTable,
-    ) -> Result<Verdict, Fault> {
+    pub(super) fn check_read(&mut self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Effect, Fault> {
         let reth = pkt.reth();
         if reth.len > MESSAGE_MAX {
             return Err(Fault::BadLength);
@@ -120,16 +115,16 @@ impl Responder {
                 .map_err(|_| Fault::RemoteAccess)?;
         }
         self.replay.pd = pd;
-        Ok(Verdict::Accept)
+        Ok(Effect::Nothing)
     }
 
     #[inline(always)]
-    pub(super) fn check_atomic(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
+    pub(super) fn check_atomic(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Effect, Fault> {
         // The closure does not capture the packet: a reference would put all of it into memory.
         let (eth, dqpn) = (pkt.atomic(), pkt.dqpn());
         let place =
             aligned_word(eth.va, |va| keys.check_remote(eth.rkey, pd, dqpn, Access::REMOTE_ATOMIC, va, 8))?;
-        Ok(Verdict::Atomic { place, swap: pkt.row.kind == Kind::CmpSwap })
+        Ok(Effect::Atomic { place, swap: pkt.row.kind == Kind::CmpSwap })
     }
 
     /// IBA A19.4: one aligned word, written in one step.
@@ -139,7 +134,7 @@ impl Responder {
         pkt: Packet<'_>,
         pd: PdId,
         keys: &MrTable,
-    ) -> Result<Verdict, Fault> {
+    ) -> Result<Effect, Fault> {
         let reth = pkt.reth();
         if reth.len != 8 {
             return Err(Fault::BadLength);
@@ -147,12 +142,12 @@ impl Responder {
         let place = aligned_word(reth.va, |va| {
             keys.check_remote(reth.rkey, pd, pkt.dqpn(), Access::REMOTE_WRITE, va, 8)
         })?;
-        Ok(Verdict::Store { place })
+        Ok(Effect::Store { place })
     }
 
     /// IBA A19.3: the range must be inside the region, unless the whole region is flushed.
     #[cold]
-    pub(super) fn check_flush(&self, pkt: Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
+    pub(super) fn check_flush(&self, pkt: Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Effect, Fault> {
         let (feth, reth) = (pkt.feth(), pkt.reth());
         let need = flush_right(feth).ok_or(Fault::BadOpcode)?;
         let granted = match feth.selectivity {
@@ -162,7 +157,7 @@ impl Responder {
             _ => keys.check_whole(reth.rkey, pd, pkt.dqpn(), need),
         };
         granted.map_err(|_| Fault::RemoteAccess)?;
-        Ok(Verdict::Flush)
+        Ok(Effect::Flush)
     }
 }
 

@@ -1,9 +1,9 @@
 //! The replay store: READs, atomics, ATOMIC WRITEs and FLUSHes that may have to be answered again (IBA 9.7.5.1.2: responder
 //! resources). A new one takes the place of the oldest.
 
-use crate::id::{PdId, Psn};
+use crate::id::{Mtu, PdId, Psn};
 use crate::proto::in_flight::{NUMBERS_MAX, distance};
-use crate::wire::Kind;
+use crate::wire::{Kind, Packet};
 
 /// A request that may have to be answered again.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +50,18 @@ impl Resource {
     /// Whether this is one of its sequence numbers.
     pub fn covers(&self, psn: Psn) -> bool {
         psn.diff(self.first) >= 0 && psn.diff(self.last) <= 0
+    }
+
+    /// Whether this packet, which has one of its sequence numbers, asks for the same.
+    pub fn asks_for(&self, pkt: &Packet<'_>, mtu: Mtu) -> bool {
+        if matches!(self.kind, Kind::CmpSwap | Kind::FetchAdd) {
+            let eth = pkt.atomic();
+            return (eth.rkey, eth.va, [eth.swap_add, eth.compare]) == (self.rkey, self.va, self.operands);
+        }
+        // Of the others only a READ can start behind its first number.
+        let (reth, skipped) = (pkt.reth(), (pkt.psn.diff(self.first) as u32) << mtu.log2());
+        let rest = (self.rkey, self.va.wrapping_add(u64::from(skipped)), self.len - skipped.min(self.len));
+        (reth.rkey, reth.va, reth.len) == rest
     }
 
     /// Whether its requester may still lack the answer, with `epsn` expected next. Newer requests may have the numbers of one

@@ -27,8 +27,8 @@ fn with_packet<R>(header: &Header, f: impl FnOnce(&Packet<'_>) -> R) -> R {
 /// Takes an empty SEND.
 fn take_send(responder: &mut Responder, ack_req: bool) {
     with_packet(&Header { psn: responder.rq_psn(), ack_req, ..Header::default() }, |pkt| {
-        let verdict = responder.handle_request(pkt, PdId(1), &mut Plenty, &MrTable::new());
-        assert_eq!(verdict, Ok(Verdict::Accept));
+        let effect = responder.handle_expected(pkt, PdId(1), &mut Plenty, &MrTable::new());
+        assert_eq!(effect, Ok(Effect::Nothing));
         responder.accept(pkt);
     });
 }
@@ -68,11 +68,11 @@ fn take_fetch_add(responder: &mut Responder, original: u64) {
 
 /// Takes a packet that was taken before. Returns the answer.
 fn take_again(responder: &mut Responder, header: &Header) -> Result<Option<Answered>, Discard> {
-    let verdict = with_packet(header, |pkt| {
-        responder.handle_request(pkt, PdId(1), &mut Plenty, &MrTable::new()).map_err(Result::unwrap_err)
-    });
-    assert_eq!(verdict?, Verdict::Duplicate);
-    Ok(responder.poll_transmit(None))
+    match with_packet(header, |pkt| responder.handle_unexpected(*pkt)) {
+        Unexpected::Duplicate => Ok(responder.poll_transmit(None)),
+        Unexpected::Drop(reason) => Err(reason),
+        other => panic!("{other:?}, not a duplicate"),
+    }
 }
 
 /// Moves on as so many packets of messages do. Nothing happens but at every quarter of the circle.
@@ -107,15 +107,15 @@ fn ready_for_short_packets(rq_psn: u32) -> Responder {
 fn r35_r57_words_of_a_zero_based_region_are_words_of_memory() {
     let keys = MrTable::new();
     let access = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC | Access::ZERO_BASED;
-    let verdict = |addr: u64| {
+    let effect = |addr: u64| {
         let rkey = keys.register(PdId(1), UserMemory::nowhere(addr, 64), access, 1).unwrap();
         let ext = Ext::Atomic(AtomicEth { va: 8, rkey, swap_add: 1, compare: 0 });
         let header = Header { opcode: Opcode::RC_FETCH_ADD, ext, psn: Psn::new(7), ..Header::default() };
-        with_packet(&header, |pkt| ready(7).handle_request(pkt, PdId(1), &mut Plenty, &keys))
+        with_packet(&header, |pkt| ready(7).handle_expected(pkt, PdId(1), &mut Plenty, &keys))
     };
-    let Ok(Verdict::Atomic { place, swap: false }) = verdict(0x1000) else { panic!("it is a word") };
+    let Ok(Effect::Atomic { place, swap: false }) = effect(0x1000) else { panic!("it is a word") };
     assert_eq!((place.addr(), place.len()), (0x1008, 8));
-    assert_eq!(verdict(0x1004), Err(Ok(Fault::Misaligned)));
+    assert_eq!(effect(0x1004), Err(Fault::Misaligned));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! A dropped message keeps the receive request it held, for the next one; the buffers are filled from their start then.
 
-use super::{InProgress, ReceiveSource, Received, Responder, Verdict};
+use super::{Effect, InProgress, ReceiveSource, Received, Responder};
 use crate::id::PdId;
 use crate::mem::MrTable;
 use crate::proto::fault::Fault;
@@ -31,7 +31,7 @@ impl Responder {
         pd: PdId,
         rq: &mut impl ReceiveSource,
         keys: &MrTable,
-    ) -> Result<Verdict, Discard> {
+    ) -> Result<Effect, Discard> {
         if self.fatal.is_some() {
             return Err(Discard::BadState);
         }
@@ -55,7 +55,7 @@ impl Responder {
         pd: PdId,
         rq: &mut impl ReceiveSource,
         keys: &MrTable,
-    ) -> Result<Verdict, Fault> {
+    ) -> Result<Effect, Fault> {
         self.check_enabled(pkt)?;
         self.take_resource(pkt, rq)?;
         self.check_packet_length(pkt)?;
@@ -88,7 +88,7 @@ impl Responder {
         pkt: &Packet<'_>,
         qkey: u32,
         rq: &mut impl ReceiveSource,
-    ) -> Result<Verdict, Discard> {
+    ) -> Result<Effect, Discard> {
         if self.fatal.is_some() {
             return Err(Discard::BadState);
         }
@@ -103,7 +103,7 @@ impl Responder {
         if (GRH_LEN + pkt.payload.len()) as u64 > self.capacity {
             return Err(Discard::ReceiveTooSmall);
         }
-        Ok(Verdict::Receive { offset: GRH_LEN as u64 })
+        Ok(Effect::Receive { offset: GRH_LEN as u64 })
     }
 
     /// The datagram that [`Responder::handle_datagram`] passed is placed.
@@ -151,20 +151,20 @@ mod tests {
             Self { responder, receives: Receives(receives.to_vec()), keys, key }
         }
 
-        /// Hands a packet in, and accepts it if it is good: its verdict and what it completed.
-        fn send(&mut self, h: Header, len: usize) -> Result<(Verdict, Option<Received>), Discard> {
+        /// Hands a packet in, and accepts it if it is good: its effect and what it completed.
+        fn send(&mut self, h: Header, len: usize) -> Result<(Effect, Option<Received>), Discard> {
             with_packet(h, len, |pkt| {
-                let verdict = self.responder.handle_message(pkt, PD, &mut self.receives, &self.keys)?;
-                Ok((verdict, self.responder.accept(pkt)))
+                let effect = self.responder.handle_message(pkt, PD, &mut self.receives, &self.keys)?;
+                Ok((effect, self.responder.accept(pkt)))
             })
         }
 
-        fn datagram(&mut self, qkey: u32, len: usize) -> Result<(Verdict, Received), Discard> {
+        fn datagram(&mut self, qkey: u32, len: usize) -> Result<(Effect, Received), Discard> {
             let ext = Ext::Deth(Deth { qkey, src_qpn: Qpn::new(9) });
             let h = Header { opcode: Opcode::UD_SEND_ONLY, ext, ..Header::default() };
             with_packet(h, len, |pkt| {
-                let verdict = self.responder.handle_datagram(pkt, 5, &mut self.receives)?;
-                Ok((verdict, self.responder.accept_datagram(pkt)))
+                let effect = self.responder.handle_datagram(pkt, 5, &mut self.receives)?;
+                Ok((effect, self.responder.accept_datagram(pkt)))
             })
         }
     }
@@ -184,8 +184,8 @@ mod tests {
         Header { opcode, psn: Psn::new(psn), ..Header::default() }
     }
 
-    fn receive(offset: u64) -> Verdict {
-        Verdict::Receive { offset }
+    fn receive(offset: u64) -> Effect {
+        Effect::Receive { offset }
     }
 
     #[test]
@@ -197,8 +197,8 @@ mod tests {
         // The number is right again; the message is gone all the same.
         assert_eq!(r.send(head(Opcode::UC_SEND_LAST, 1), 1), Err(Discard::OutOfSequence));
         assert!(r.responder.holds_receive() && r.receives.0.is_empty());
-        let (verdict, done) = r.send(head(Opcode::UC_SEND_ONLY, 77), 5).unwrap();
-        assert_eq!((verdict, done.unwrap().byte_len), (receive(0), 5));
+        let (effect, done) = r.send(head(Opcode::UC_SEND_ONLY, 77), 5).unwrap();
+        assert_eq!((effect, done.unwrap().byte_len), (receive(0), 5));
         assert_eq!(r.responder.rq_psn().get(), 78);
         assert!(!r.responder.has_answer());
     }
@@ -211,8 +211,8 @@ mod tests {
         with_packet(head(Opcode::UC_SEND_LAST, 6), 256, |pkt| assert!(!r.responder.cuts_off(pkt)));
         assert_eq!(r.send(head(Opcode::UC_SEND_FIRST, 6), 256), Ok((receive(0), None)));
         let imm = Header { ext: Ext::Imm([1, 2, 3, 4]), ..head(Opcode::UC_SEND_LAST_IMM, 7) };
-        let (verdict, done) = r.send(imm, 9).unwrap();
-        assert_eq!((verdict, done.unwrap().byte_len), (receive(256), 265));
+        let (effect, done) = r.send(imm, 9).unwrap();
+        assert_eq!((effect, done.unwrap().byte_len), (receive(256), 265));
         assert_eq!(done.unwrap().tail, Some(ReceivedTail::Imm([1, 2, 3, 4])));
     }
 
@@ -226,9 +226,9 @@ mod tests {
         assert_eq!(r.send(too_long, 256), Err(Discard::BadRequest));
         assert_eq!(
             r.send(first, 256),
-            Ok((Verdict::Write { place: Place::found(VA, 600), last: false }, None))
+            Ok((Effect::Write { place: Place::found(VA, 600), last: false }, None))
         );
-        let placed = Verdict::Write { place: Place::found(VA + 256, 344), last: false };
+        let placed = Effect::Write { place: Place::found(VA + 256, 344), last: false };
         assert_eq!(r.send(head(Opcode::UC_WRITE_MIDDLE, 1), 256), Ok((placed, None)));
         r.keys.revoke(r.key).unwrap();
         assert_eq!(r.send(head(Opcode::UC_WRITE_LAST, 2), 88), Err(Discard::BadRequest));
@@ -244,8 +244,8 @@ mod tests {
         assert_eq!((r.responder.holds_receive(), r.receives.0.len()), (false, 2));
         assert_eq!(r.datagram(5, 257), Err(Discard::BadRequest), "longer than the port's path MTU");
         assert_eq!(r.datagram(5, 100), Err(Discard::ReceiveTooSmall));
-        let (verdict, done) = r.datagram(5, 99).unwrap();
-        assert_eq!((verdict, done.byte_len), (receive(40), 139));
+        let (effect, done) = r.datagram(5, 99).unwrap();
+        assert_eq!((effect, done.byte_len), (receive(40), 139));
         assert_eq!(r.datagram(5, 1), Err(Discard::ReceiveTooSmall));
         assert_eq!(r.datagram(5, 0).unwrap().1.byte_len, 40, "the header alone");
         assert!(!r.responder.holds_receive());

@@ -2,7 +2,7 @@
 
 use crate::id::Psn;
 use crate::proto::fault::Fault;
-use crate::proto::responder::{ReceivedTail, Verdict};
+use crate::proto::responder::{Effect, ReceivedTail, Unexpected};
 use crate::proto::state::Event;
 use crate::proto::wqe::{Granule, RecvWqe};
 use crate::shard::copy;
@@ -17,21 +17,32 @@ impl Env {
         if !qp.responder.expects(pkt.psn) {
             return self.handle_unexpected(qp, &{ pkt });
         }
-        let handled = qp.responder.handle_expected(&pkt, qp.pd, &mut qp.rq, &self.shared.mrs);
-        self.place_or_refuse(qp, &pkt, handled);
+        let checked = qp.responder.handle_expected(&pkt, qp.pd, &mut qp.rq, &self.shared.mrs);
+        if let Err(fault) = checked.and_then(|effect| self.place(qp, &pkt, effect)) {
+            self.refuse(qp, pkt.psn, fault);
+        }
+        self.note_answer(qp);
         Ok(())
     }
 
     /// A request that is a duplicate, comes after a gap, or to a queue pair that is about to end.
     #[cold]
     fn handle_unexpected(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
-        let handled = match qp.responder.handle_request(pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
-            Ok(verdict) => Ok(verdict),
-            Err(Ok(fault)) => Err(fault),
-            Err(Err(reason)) => return Err(reason),
-        };
-        self.place_or_refuse(qp, pkt, handled);
+        match qp.responder.handle_unexpected(*pkt) {
+            Unexpected::Duplicate => self.count_of(qp, Counter::DuplicatesAnswered),
+            Unexpected::Refuse(fault) => self.refuse(qp, pkt.psn, fault),
+            Unexpected::Drop(reason) => return Err(reason),
+        }
+        self.note_answer(qp);
         Ok(())
+    }
+
+    /// The responder may have an answer to send.
+    #[inline(always)]
+    fn note_answer(&mut self, qp: &mut Qp) {
+        if qp.responder.has_answer() {
+            self.agenda.mark_answering(qp);
+        }
     }
 
     /// A request to an XRC target: receive requests, protection domain and completion queue are those of the shared
@@ -54,7 +65,8 @@ impl Env {
                 }
                 Some(_) => {}
                 None => {
-                    self.place_or_refuse(qp, &pkt, Err(Fault::BadXrcSrq));
+                    self.refuse(qp, pkt.psn, Fault::BadXrcSrq);
+                    self.note_answer(qp);
                     return Ok(());
                 }
             }
@@ -62,40 +74,25 @@ impl Env {
         self.handle_request(qp, pkt)
     }
 
-    /// Does what the responder decided on a request, and has it answered if that is due.
+    /// Gives the packet its effect on our memory, then lets the responder move on.
     #[inline(always)]
-    fn place_or_refuse(&mut self, qp: &mut Qp, pkt: &Packet<'_>, handled: Result<Verdict, Fault>) {
-        if let Err(fault) = handled.and_then(|verdict| self.place(qp, pkt, verdict)) {
-            self.refuse(qp, pkt.psn, fault);
-        }
-        if qp.responder.has_answer() {
-            self.agenda.mark_answering(qp);
-        }
-    }
-
-    /// Puts the packet's bytes where the verdict says, then lets the responder move on.
-    #[inline(always)]
-    pub(super) fn place(&mut self, qp: &mut Qp, pkt: &Packet<'_>, verdict: Verdict) -> Result<(), Fault> {
-        if verdict == Verdict::Duplicate {
-            self.count_of(qp, Counter::DuplicatesAnswered);
-            return Ok(());
-        }
+    pub(super) fn place(&mut self, qp: &mut Qp, pkt: &Packet<'_>, effect: Effect) -> Result<(), Fault> {
         // The receive request that the message fills or ends.
         let fills = pkt.row.kind == Kind::Send || pkt.row.takes_recv;
         let receive: &[Granule] = if fills { qp.rq.current() } else { &[] };
         let wr_id = if fills { RecvWqe::of(receive).wr_id } else { 0 };
-        match verdict {
-            Verdict::Accept => {}
-            Verdict::Receive { offset } => {
+        match effect {
+            Effect::Nothing => {}
+            Effect::Receive { offset } => {
                 let (list, ends) = (RecvWqe::sges(receive), pkt.row.position.ends());
                 self.scatter(qp.recv_pd, list, offset, pkt.payload, ends)
                     .map_err(|_| Fault::ReceiveProtection)?;
             }
-            Verdict::Write { place, last } => {
+            Effect::Write { place, last } => {
                 copy::write(place, pkt.payload, last).map_err(|_| Fault::RemoteAccess)?;
                 self.keys.placed_to = place.addr().wrapping_add(pkt.payload.len() as u64);
             }
-            Verdict::Atomic { place, swap } => {
+            Effect::Atomic { place, swap } => {
                 let eth = pkt.atomic();
                 let original = copy::atomic(place, swap, eth.swap_add, eth.compare);
                 let original = original.map_err(|_| Fault::RemoteAccess)?;
@@ -103,11 +100,10 @@ impl Env {
                 qp.responder.accept_atomic(pkt, original);
                 return Ok(());
             }
-            Verdict::Store { place } => {
+            Effect::Store { place } => {
                 copy::store(place, pkt.payload).map_err(|_| Fault::RemoteAccess)?;
             }
-            Verdict::Flush => copy::flush(),
-            Verdict::Duplicate => {} // has returned
+            Effect::Flush => copy::flush(),
         }
         if pkt.row.has_inv {
             // The key is dead before the completion that tells of it.

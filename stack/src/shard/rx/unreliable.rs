@@ -4,7 +4,7 @@ use super::{check_icrc, check_vlan_and_pkey};
 use crate::id::QpType;
 use crate::port::Frame;
 use crate::proto::fault::Fault;
-use crate::proto::responder::{GRH_LEN, Verdict};
+use crate::proto::responder::{Effect, GRH_LEN};
 use crate::proto::state::Gates;
 use crate::proto::wqe::RecvWqe;
 use crate::shard::counters::Counter;
@@ -72,14 +72,14 @@ impl Env {
             self.discard_of(qp, Discard::OutOfSequence);
             self.give_up_receive(qp);
         }
-        let verdict = match qp.responder.handle_message(pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
-            Ok(verdict) => verdict,
+        let effect = match qp.responder.handle_message(pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
+            Ok(effect) => effect,
             Err(reason) => {
                 self.give_up_receive(qp);
                 return Err(reason);
             }
         };
-        if let Err(fault) = self.place(qp, pkt, verdict) {
+        if let Err(fault) = self.place(qp, pkt, effect) {
             self.end_receiving(qp, pkt, fault);
         }
         Ok(())
@@ -94,7 +94,7 @@ impl Env {
         sl: u8,
     ) -> Result<(), Discard> {
         let qkey = qp.qkey();
-        let Verdict::Receive { offset } = qp.responder.handle_datagram(pkt, qkey, &mut qp.rq)? else {
+        let Effect::Receive { offset } = qp.responder.handle_datagram(pkt, qkey, &mut qp.rq)? else {
             return Ok(());
         };
         // An IPv4 header lies at the end of the area, behind zeros.
