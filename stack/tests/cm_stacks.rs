@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use sim::forger::Forger;
-use sim::link::{Fault, Plan};
+use sim::link::{Conditions, Fault};
 use sim::manager::{Manager, connect, init, run};
 use sim::node::{CqId, MrId, NodeConfig, QpConfig, QpId, SendWr, remote_rights};
 use sim::rng::Rng;
@@ -95,7 +95,14 @@ struct Outcome {
 
 /// Connections one after the other: connected over queue pair 1, used in both directions, disconnected. A third host tells
 /// `lies` lies for each MAD.
-fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32, lies: u32) -> Outcome {
+fn story(
+    seed: u64,
+    ipv6: bool,
+    vlan: Option<u16>,
+    conditions: Conditions,
+    connections: u32,
+    lies: u32,
+) -> Outcome {
     let config = |index| NodeConfig { index, ipv6, vlan, qps_per_shard: 64, ..NodeConfig::default() };
     let mut w = World::new(seed, vec![config(0), config(1)]);
     let mut outcome = Outcome::default();
@@ -107,7 +114,7 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32,
         .collect();
     managers[1].machine.listen(&Listen { service_id: SERVICE, address: None, backlog: 4 }).unwrap();
     for (from, to) in [(0, 1), (1, 0)] {
-        w.link(from, to).plan = plan;
+        w.link(from, to).conditions = conditions;
     }
     let mut forger = Forger::new(seed);
     forger.join(&mut w);
@@ -239,14 +246,14 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32,
 #[test]
 fn m26_connections_over_queue_pair_1() {
     for (ipv6, vlan) in [(false, None), (true, None), (false, Some(100)), (true, Some(100))] {
-        let outcome = story(1, ipv6, vlan, Plan::CLEAN, 5, 0);
+        let outcome = story(1, ipv6, vlan, Conditions::CLEAN, 5, 0);
         assert_eq!((outcome.whole, outcome.failed), (4, 1), "every fifth is refused: {outcome:?}");
     }
 }
 
 #[test]
 fn m12_m14_m18_connections_over_a_bad_link() {
-    let plan = Plan::CLEAN
+    let conditions = Conditions::CLEAN
         .with(Fault::Loss, 80_000)
         .with(Fault::Duplicate, 80_000)
         .with(Fault::LateDuplicate, 20_000)
@@ -254,7 +261,7 @@ fn m12_m14_m18_connections_over_a_bad_link() {
         .with(Fault::Corrupt, 20_000);
     let (mut whole, mut early) = (0, 0);
     for seed in 0..12 {
-        let outcome = story(seed, false, None, plan, 8, 0);
+        let outcome = story(seed, false, None, conditions, 8, 0);
         (whole, early) = (whole + outcome.whole, early + outcome.early);
     }
     assert!(whole >= 70, "{whole} of 96 (every fifth is refused) worked");
@@ -268,15 +275,17 @@ fn a_third_host_ends_no_connection_of_whole_stacks() {
     let mut unmasked = 0;
     for (seed, ipv6, vlan) in [(1, false, None), (2, true, None), (3, false, Some(100)), (4, true, Some(100))]
     {
-        let outcome = story(seed, ipv6, vlan, Plan::CLEAN, 10, 3);
+        let outcome = story(seed, ipv6, vlan, Conditions::CLEAN, 10, 3);
         assert_eq!((outcome.whole, outcome.failed), (8, 2), "every fifth is refused: {outcome:?}");
         unmasked += outcome.unmasked;
     }
-    let plan =
-        Plan::CLEAN.with(Fault::Loss, 80_000).with(Fault::Duplicate, 80_000).with(Fault::Reorder, 80_000);
+    let conditions = Conditions::CLEAN
+        .with(Fault::Loss, 80_000)
+        .with(Fault::Duplicate, 80_000)
+        .with(Fault::Reorder, 80_000);
     let mut whole = 0;
     for seed in 0..8 {
-        let outcome = story(seed, seed % 2 == 1, None, plan, 8, 3);
+        let outcome = story(seed, seed % 2 == 1, None, conditions, 8, 3);
         (whole, unmasked) = (whole + outcome.whole, unmasked + outcome.unmasked);
     }
     assert!(whole >= 46, "{whole} of 64 (every fifth is refused) worked");

@@ -20,7 +20,7 @@ mod rc_order;
 mod rc_regressions;
 mod rc_requester;
 mod rc_responder;
-mod rc_run;
+mod rc_series;
 mod rc_states;
 mod rc_window;
 mod rc_wire;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sim::link::{Fate, Fault, Fired, Link, Plan};
+use sim::link::{Conditions, Fate, Fault, Fired, SimLink};
 use sim::node::{NodeConfig, QpConfig, SendWr, remote_rights};
 use sim::peer::{Rig, pkt};
 use sim::rng::Rng;
@@ -136,7 +136,7 @@ fn sequence_error_limit() {
 fn timeout_limit_and_a_partition() {
     let mut s = Story::with(|c| (c.retry_cnt, c.timeout) = (3, 10));
     s.receives(A, 1);
-    s.world.link(B, A).plan = Plan::CLEAN.with(Fault::Partition, 1_000_000);
+    s.world.link(B, A).conditions = Conditions::CLEAN.with(Fault::Partition, 1_000_000);
     s.post(A, WrOpcode::RdmaWrite, 10);
     s.wait(SECOND);
     assert_eq!(s.sent(A).len(), 4);
@@ -148,7 +148,7 @@ fn timeout_limit_and_a_partition() {
 #[test]
 fn partition_heals_in_time() {
     let mut s = Story::with(|c| c.timeout = 10);
-    s.world.link(A, B).plan = Plan::CLEAN.with(Fault::Partition, 1_000_000);
+    s.world.link(A, B).conditions = Conditions::CLEAN.with(Fault::Partition, 1_000_000);
     s.post(A, WrOpcode::RdmaWrite, 5000);
     s.wait(10 * MS);
     s.expect_no_cqe(A);
@@ -238,7 +238,7 @@ fn duplicates_of_everything() {
     let mut s = Story::new();
     s.receives(B, 8);
     for (from, to) in [(A, B), (B, A)] {
-        s.world.link(from, to).plan = Plan::CLEAN.with(Fault::Duplicate, 1_000_000);
+        s.world.link(from, to).conditions = Conditions::CLEAN.with(Fault::Duplicate, 1_000_000);
     }
     s.post(A, WrOpcode::Send, 3000);
     let wr = s
@@ -334,7 +334,7 @@ fn port_that_panics_inside_a_message() {
     let mut in_the_middle = 0;
     for asked in 0..8 {
         let mut s = Story::with(|c| c.timeout = 10);
-        s.world.link(A, B).plan.path.delay = Duration::from_micros(5);
+        s.world.link(A, B).conditions.path.delay = Duration::from_micros(5);
         s.put(A, 0, &[9; 32768]);
         s.post(A, WrOpcode::RdmaWrite, 32768);
         s.world.nodes[B].wires[0].panic_after(asked);
@@ -358,7 +358,7 @@ fn port_that_panics_inside_a_message() {
 #[test]
 fn region_deregistered_inside_a_message() {
     let mut s = Story::new();
-    s.world.link(A, B).plan.path.delay = Duration::from_micros(5);
+    s.world.link(A, B).conditions.path.delay = Duration::from_micros(5);
     s.put(A, 0, &[9; 32768]);
     s.post(A, WrOpcode::RdmaWrite, 32768);
     // Two bursts of the message are with B when its region goes away.
@@ -433,7 +433,8 @@ fn r54_atomics_of_two_queue_pairs() {
         ends.push((node, qp, sink));
     }
     for (from, to) in [(0, 2), (1, 2), (2, 0), (2, 1)] {
-        world.link(from, to).plan = Plan::CLEAN.with(Fault::Loss, 10_000).with(Fault::Duplicate, 20_000);
+        world.link(from, to).conditions =
+            Conditions::CLEAN.with(Fault::Loss, 10_000).with(Fault::Duplicate, 20_000);
     }
     let mut left = [n, n];
     let mut done = [0, 0];
@@ -472,7 +473,7 @@ fn c03_completion_queue_overflow() {
 fn each_link_fault_reaches_the_other_side() {
     let frame = Rig::new().frame(&pkt(O::RC_SEND_ONLY, 1).len(200));
     for fault in Fault::ALL {
-        let mut link = Link::new(Plan::CLEAN.with(*fault, 1_000_000), Rng::new(1));
+        let mut link = SimLink::new(Conditions::CLEAN.with(*fault, 1_000_000), Rng::new(1));
         let (mut fired, mut out) = (Fired::default(), Vec::new());
         for i in 0..20 {
             link.carry(Instant::from_nanos(i * 1000), &frame, &mut fired, &mut out);
@@ -500,7 +501,7 @@ fn each_link_fault_reaches_the_other_side() {
 #[test]
 fn corrupted_frames_are_dropped() {
     let mut s = Story::new();
-    s.world.link(A, B).plan = Plan::CLEAN.with(Fault::Corrupt, 1_000_000);
+    s.world.link(A, B).conditions = Conditions::CLEAN.with(Fault::Corrupt, 1_000_000);
     s.put(A, 0, &[1; 4096]);
     let before = s.world.nodes[B].counters();
     for _ in 0..50 {
@@ -519,7 +520,7 @@ fn r61_marks_of_congestion() {
     for ipv6 in [false, true] {
         let mut s = Story::on(NodeConfig { ipv6, ..NodeConfig::default() }, |_| ());
         for (from, to) in [(A, B), (B, A)] {
-            s.world.link(from, to).plan = Plan::CLEAN.with(Fault::Mark, 1_000_000);
+            s.world.link(from, to).conditions = Conditions::CLEAN.with(Fault::Mark, 1_000_000);
         }
         s.receives(B, 2);
         s.put(A, 0, &[7; 3000]);
@@ -550,8 +551,8 @@ fn each_port_fault_reaches_the_shard() {
         let mut s = Story::with(|c| c.timeout = 12);
         s.receives(B, 20);
         for (from, to) in [(A, B), (B, A)] {
-            s.world.link(from, to).plan =
-                Plan { stall: Duration::from_micros(20), ..Plan::CLEAN.with(fault, 300_000) };
+            s.world.link(from, to).conditions =
+                Conditions { stall: Duration::from_micros(20), ..Conditions::CLEAN.with(fault, 300_000) };
         }
         for _ in 0..20 {
             s.post(A, WrOpcode::Send, 3000);

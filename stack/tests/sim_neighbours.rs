@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sim::check;
 use sim::liar::{LIAR, Liar};
-use sim::link::{Fate, Fault, Plan};
+use sim::link::{Conditions, Fate, Fault};
 use sim::node::{NodeConfig, QpConfig, SendWr, remote_rights};
 use sim::peer::{Rig, ack};
 use sim::rng::Rng;
@@ -22,7 +22,7 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn nothing_passes(world: &mut World, from: usize, to: usize) {
-    world.link(from, to).plan = Plan::CLEAN.with(Fault::Partition, 1_000_000);
+    world.link(from, to).conditions = Conditions::CLEAN.with(Fault::Partition, 1_000_000);
 }
 
 /// A connection whose ends have not resolved each other, and cannot.
@@ -223,7 +223,7 @@ fn liars_move_and_end_no_connection() {
         let (mut world, ends) = with_a_liar(seed % 2 == 1, seed);
         let mut rng = Rng::new(seed);
         for (from, to) in [(A, B), (B, A)] {
-            world.link(from, to).plan = Plan::CLEAN.with(Fault::Loss, rng.below(50_000) as u32);
+            world.link(from, to).conditions = Conditions::CLEAN.with(Fault::Loss, rng.below(50_000) as u32);
         }
         let mut done = 0;
         let rounds = 40;

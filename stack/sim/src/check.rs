@@ -94,7 +94,7 @@ impl Completions {
     }
 
     /// Whether nothing is left but unsignalled requests behind the last completion.
-    pub fn settled(&self) -> bool {
+    pub fn awaits_none(&self) -> bool {
         self.outstanding.iter().all(|(_, signaled)| !signaled)
     }
 
@@ -160,11 +160,11 @@ impl FlatMemory {
 
     /// Compares with the memory itself. Bytes of writes that are not known to be complete may be either.
     pub fn matches(&self, memory: &[u8]) -> Check {
-        for (at, (got, want)) in memory.iter().zip(&self.bytes).enumerate() {
+        for (at, (got, expected)) in memory.iter().zip(&self.bytes).enumerate() {
             let mut pending =
                 self.pending.iter().filter_map(|w| at.checked_sub(w.offset).and_then(|i| w.data.get(i)));
-            if got != want && !pending.any(|b| b == got) {
-                return Err(format!("byte {at} of a target is {got:#04x}, should be {want:#04x}"));
+            if got != expected && !pending.any(|b| b == got) {
+                return Err(format!("byte {at} of a target is {got:#04x}, should be {expected:#04x}"));
             }
         }
         Ok(())
@@ -292,15 +292,15 @@ impl Arrivals {
     pub fn arrived(&mut self, got: &Message) -> Check {
         self.arrived += 1;
         match self.expected.pop_front() {
-            Some(want) if want == *got => Ok(()),
-            Some(want)
-                if (want.len, want.tail, want.inv, want.write, want.queue)
+            Some(expected) if expected == *got => Ok(()),
+            Some(expected)
+                if (expected.len, expected.tail, expected.inv, expected.write, expected.queue)
                     == (got.len, got.tail, got.inv, got.write, got.queue) =>
             {
-                let at = want.data.iter().zip(&got.data).position(|(a, b)| a != b);
+                let at = expected.data.iter().zip(&got.data).position(|(a, b)| a != b);
                 Err(format!("message {} of {} bytes differs at byte {at:?}", self.arrived, got.len))
             }
-            Some(want) => Err(format!(
+            Some(expected) => Err(format!(
                 "message {} is {} bytes, tail {:?}, write {}, queue {}; should be {} bytes, tail {:?}, write {}, \
                  queue {}",
                 self.arrived,
@@ -308,10 +308,10 @@ impl Arrivals {
                 got.tail,
                 got.write,
                 got.queue,
-                want.len,
-                want.tail,
-                want.write,
-                want.queue
+                expected.len,
+                expected.tail,
+                expected.write,
+                expected.queue
             )),
             None => Err(format!("a message of {} bytes arrives that nobody sent", got.len)),
         }

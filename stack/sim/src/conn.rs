@@ -8,7 +8,7 @@ use super::flow::Flow;
 use super::link::Fault;
 use super::node::{CqId, MrId, QpConfig, QpId};
 use super::swarm::Ends;
-use super::workload::{Plant, Run, flushed};
+use super::workload::{Plant, Workload, flushed};
 use stack::id::{QpState, QpType, Qpn};
 use stack::proto::attr::{AttrMask, QpAttr};
 use stack::proto::status::{AsyncEvent, WcStatus};
@@ -128,7 +128,7 @@ impl Conn {
     }
 }
 
-impl Run {
+impl Workload {
     /// The connection that a flow belongs to.
     pub fn conn_of(&self, flow: usize) -> usize {
         self.conns.iter().position(|c| c.flows().contains(&flow)).expect("it is in one")
@@ -425,7 +425,7 @@ impl Run {
             // Unsignalled requests that had succeeded make no completion.
             let gone = f.sends.outstanding() == 0;
             let in_use = if gone { 0 } else { self.world.nodes[f.from].sends_in_use(f.qp) };
-            if f.sends.settled() && in_use == 0 && f.receives_left(&self.world.nodes) == 0 {
+            if f.sends.awaits_none() && in_use == 0 && f.receives_left(&self.world.nodes) == 0 {
                 Ok(())
             } else {
                 flushed(f, &self.world.nodes)

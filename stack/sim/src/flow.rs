@@ -8,7 +8,7 @@ use super::memory::Region;
 use super::node::{CqId, MrId, Node, QpConfig, QpId, SendWr, SrqId};
 use super::rng::Rng;
 use super::swarm::{Swarm, rights};
-use super::window::{Then, Window};
+use super::window::{Window, WindowRequest};
 use stack::id::{QpType, Qpn};
 use stack::mem::Access;
 use stack::proto::status::{SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
@@ -60,7 +60,7 @@ struct Queue {
 
 /// A key at the receiver that a SEND invalidates.
 #[derive(Debug)]
-enum Doomed {
+enum Invalidated {
     Region(MrId),
     Window,
 }
@@ -101,7 +101,7 @@ pub struct Memory {
 }
 
 /// A request as drawn: the work request, and the values for the checkers.
-struct Drawn {
+struct DrawnRequest {
     wr: SendWr,
     kind: Kind,
     sink: Layout,
@@ -160,7 +160,7 @@ pub struct Flow {
     /// A window to the target.
     pub window: Window,
     /// Flows whose windows a local operation of this one changed, once it completed.
-    pub settled: Vec<usize>,
+    pub changed_windows: Vec<usize>,
     /// Flows on whose windows a local operation of this one is under way, oldest first.
     locals: VecDeque<usize>,
     queues: Vec<Queue>,
@@ -169,9 +169,9 @@ pub struct Flow {
     memory: FlatMemory,
     words: Vec<FlatWord>,
     /// Regions at the receiver that the sender may invalidate, ready to be registered again.
-    victims: Vec<MrId>,
+    spare_regions: Vec<MrId>,
     /// Regions and windows whose invalidation is under way, oldest first.
-    doomed: VecDeque<Doomed>,
+    invalidating: VecDeque<Invalidated>,
     sizes: Sizes,
 }
 
@@ -201,15 +201,15 @@ impl Flow {
             recv_cq: nodes[to].qp(peer).recv_cq,
             binder: None,
             window: Window::default(),
-            settled: Vec::new(),
+            changed_windows: Vec::new(),
             locals: VecDeque::new(),
             queues: Vec::new(),
             receives_posted: 0,
             ops: VecDeque::new(),
             memory: FlatMemory::new(Vec::new()),
             words: Vec::new(),
-            victims: Vec::new(),
-            doomed: VecDeque::new(),
+            spare_regions: Vec::new(),
+            invalidating: VecDeque::new(),
             sizes,
         }
     }
@@ -253,11 +253,11 @@ impl Flow {
             ..Queue::default()
         };
         self.queues = (0..queues).map(new).collect();
-        self.settled.clear();
+        self.changed_windows.clear();
         self.locals.clear();
         self.ops.clear();
         // An invalidation that was under way may have happened or not: those regions are not used again.
-        self.doomed.clear();
+        self.invalidating.clear();
     }
 
     /// Bytes of the target, without the words of atomics.
@@ -344,11 +344,11 @@ impl Flow {
     }
 
     /// A local operation on the window of flow `of`, on this flow's send queue. `false`: there is no room for it.
-    pub fn post_local(&mut self, nodes: &mut [Node], ops: u64, of: usize, then: &Then) -> bool {
+    pub fn post_local(&mut self, nodes: &mut [Node], ops: u64, of: usize, request: &WindowRequest) -> bool {
         if !self.room(nodes, ops) {
             return false;
         }
-        let wr = then.request(self.posted);
+        let wr = request.work_request(self.posted);
         self.memory.posted(self.posted, 0, &[], false);
         self.sends.posted(self.posted, true);
         let op = Op {
@@ -399,7 +399,7 @@ impl Flow {
         let last = wr_id + 1 == ops || (wr_id + 1).is_multiple_of(depth.div_ceil(2));
         let signaled = last || rng.one_in(2);
         let fenced = rng.one_in(6);
-        let Drawn { mut wr, kind, sink, offset, data, windowed } = self.draw(nodes, rng, wr_id, tally);
+        let DrawnRequest { mut wr, kind, sink, offset, data, windowed } = self.draw(nodes, rng, wr_id, tally);
         let queue = rng.below(self.queues.len() as u64) as usize;
         if let Some(srq) = self.queues[queue].srq {
             wr.srqn = nodes[self.to].srqn(srq);
@@ -449,7 +449,7 @@ impl Flow {
         rng: &mut Rng,
         wr_id: u64,
         (board, tally): (MrId, &mut Tally),
-    ) -> Drawn {
+    ) -> DrawnRequest {
         let sizes = self.sizes;
         let mtu = self.config.mtu.bytes();
         let len = match rng.below(8) {
@@ -488,7 +488,7 @@ impl Flow {
         let mut wr = SendWr::new(wr_id, opcode);
         wr.imm = (rng.next() as u32).to_be_bytes();
         if opcode == WrOpcode::SendWithInv {
-            wr.inv = self.doom(nodes, rng);
+            wr.inv = self.draw_key_to_invalidate(nodes, rng);
         }
         let node = &nodes[self.from];
         let target = nodes[self.to].mr(self.mrs.target);
@@ -504,20 +504,20 @@ impl Flow {
             WrOpcode::RdmaRead => {
                 let (sink, sges) = into_sink(rng, len, 4);
                 let wr = wr.sges(&sges).remote(place.0, place.1);
-                Drawn { wr, kind: Kind::Read { offset }, sink, offset, data: Vec::new(), windowed }
+                DrawnRequest { wr, kind: Kind::Read { offset }, sink, offset, data: Vec::new(), windowed }
             }
             WrOpcode::Flush => {
                 let whole = if rng.one_in(2) { FLUSH_WHOLE } else { 0 };
                 let wr = wr.remote(target.va(offset), target.key).operands(whole | FLUSH_GLOBAL, len as u64);
                 let (sink, data) = (Layout::default(), Vec::new());
-                Drawn { wr, kind: Kind::Flush, sink, offset, data, windowed }
+                DrawnRequest { wr, kind: Kind::Flush, sink, offset, data, windowed }
             }
             WrOpcode::AtomicFetchAndAdd if rng.one_in(3) => {
                 let (sink, sges) = into_sink(rng, 8, 2);
                 let board = nodes[self.to].mr(board);
                 tally.posted += 1;
                 let wr = wr.sges(&sges).remote(board.va(0), board.key).operands(1, 0);
-                Drawn { wr, kind: Kind::Tally, sink, offset, data: Vec::new(), windowed }
+                DrawnRequest { wr, kind: Kind::Tally, sink, offset, data: Vec::new(), windowed }
             }
             WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => {
                 let word = rng.below(WORDS as u64) as usize;
@@ -532,7 +532,7 @@ impl Flow {
                     .sges(&sges)
                     .remote(target.va(sizes.target + 8 * word), target.key)
                     .operands(if swap { compare } else { a }, b);
-                Drawn { wr, kind: Kind::Atomic { word }, sink, offset, data: Vec::new(), windowed }
+                DrawnRequest { wr, kind: Kind::Atomic { word }, sink, offset, data: Vec::new(), windowed }
             }
             _ => {
                 let src = node.mr(self.mrs.src);
@@ -554,25 +554,25 @@ impl Flow {
                     wr = wr.remote(place.0, place.1);
                 }
                 let kind = if named { Kind::Write } else { Kind::Send };
-                Drawn { wr, kind, sink: Layout::default(), offset, data, windowed }
+                DrawnRequest { wr, kind, sink: Layout::default(), offset, data, windowed }
             }
         }
     }
 
     /// A key at the receiver that a SEND will invalidate.
-    fn doom(&mut self, nodes: &mut [Node], rng: &mut Rng) -> u32 {
+    fn draw_key_to_invalidate(&mut self, nodes: &mut [Node], rng: &mut Rng) -> u32 {
         if self.window.idle() && rng.one_in(2) {
-            self.doomed.push_back(Doomed::Window);
+            self.invalidating.push_back(Invalidated::Window);
             return self.window.leave();
         }
-        let mr = match self.victims.pop() {
+        let mr = match self.spare_regions.pop() {
             Some(mr) => {
                 nodes[self.to].register_fast_again(mr);
                 mr
             }
             None => nodes[self.to].register_fast(8, Access::LOCAL_WRITE),
         };
-        self.doomed.push_back(Doomed::Region(mr));
+        self.invalidating.push_back(Invalidated::Region(mr));
         nodes[self.to].mr(mr).key
     }
 
@@ -619,9 +619,9 @@ impl Flow {
             if node.key_lives(cqe.imm) {
                 return Err(format!("key {:#x} lives after a SEND with invalidate", cqe.imm));
             }
-            match self.doomed.pop_front().ok_or("a key is invalidated that was not given away")? {
-                Doomed::Region(mr) => self.victims.push(mr),
-                Doomed::Window => self.window.gone(),
+            match self.invalidating.pop_front().ok_or("a key is invalidated that was not given away")? {
+                Invalidated::Region(mr) => self.spare_regions.push(mr),
+                Invalidated::Window => self.window.gone(),
             }
         }
         Ok(spoilt)
@@ -655,7 +655,7 @@ impl Flow {
                 Kind::Send | Kind::Write | Kind::Flush => self.memory.completed(wr_id),
                 Kind::Local => {
                     self.memory.completed(wr_id);
-                    self.settled.extend(self.locals.pop_front());
+                    self.changed_windows.extend(self.locals.pop_front());
                 }
                 Kind::Read { offset } => self.memory.read(wr_id, offset, &got()?)?,
                 Kind::Atomic { word } => {

@@ -21,7 +21,7 @@ const INDEX: u8 = 0x65;
 
 /// One end of a connection, as its messages show it.
 #[derive(Clone, Copy)]
-struct Known {
+struct ObservedEnd {
     guid: u64,
     qpn: Qpn,
     tid: u64,
@@ -33,7 +33,7 @@ pub struct Forger {
     /// Observed messages: from, to.
     observed: VecDeque<(usize, usize, Mad)>,
     /// Ends of connections, by node and comm id.
-    known: BTreeMap<(usize, u32), Known>,
+    known: BTreeMap<(usize, u32), ObservedEnd>,
     /// Messages forged.
     pub lies: u64,
 }
@@ -77,7 +77,7 @@ impl Forger {
             _ => None,
         };
         if let Some((id, guid, qpn)) = end {
-            self.known.insert((from, id), Known { guid, qpn, tid: mad.tid });
+            self.known.insert((from, id), ObservedEnd { guid, qpn, tid: mad.tid });
         }
         // An answer to a forged message names ends other than its own sender and receiver: forging from it would imitate the true
         // peer.
@@ -178,7 +178,7 @@ impl Forger {
 
     /// A message that could move a connection on, or end it.
     fn about_connection(&mut self, to: usize, ours: u32, peer: usize, theirs: u32, seen_tid: u64) -> Lie {
-        let none = Known { guid: 0, qpn: Qpn::new(2), tid: seen_tid };
+        let none = ObservedEnd { guid: 0, qpn: Qpn::new(2), tid: seen_tid };
         let far = self.known.get(&(peer, theirs)).copied().unwrap_or(none);
         let near = self.known.get(&(to, ours)).copied().unwrap_or(none);
         let tid = self.rng.pick(&[seen_tid, near.tid, far.tid]);

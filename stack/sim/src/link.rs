@@ -69,7 +69,7 @@ impl Fired {
 
 /// How a link, or a port and its program, behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Plan {
+pub struct Conditions {
     /// The link.
     pub path: fault::Plan,
     /// Turns in a million after which each fault of a port or a program begins, by its number.
@@ -78,7 +78,7 @@ pub struct Plan {
     pub stall: Duration,
 }
 
-impl Plan {
+impl Conditions {
     /// Nothing goes wrong.
     pub const CLEAN: Self = Self {
         path: fault::Plan { delay: Duration::from_micros(2), ..fault::Plan::CLEAN },
@@ -126,37 +126,37 @@ pub enum Fate {
 pub type Rule = Box<dyn FnMut(&Seen) -> Fate>;
 
 /// One direction between two nodes.
-pub struct Link {
+pub struct SimLink {
     /// How it behaves.
-    pub plan: Plan,
+    pub conditions: Conditions,
     /// Applied to each frame before random faults.
     pub rule: Option<Rule>,
     link: fault::Link,
 }
 
-impl core::fmt::Debug for Link {
+impl core::fmt::Debug for SimLink {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Link").field("plan", &self.plan).finish_non_exhaustive()
+        f.debug_struct("SimLink").field("conditions", &self.conditions).finish_non_exhaustive()
     }
 }
 
-impl Link {
+impl SimLink {
     /// A link with a generator of its own.
-    pub fn new(plan: Plan, rng: Rng) -> Self {
-        Self { plan, rule: None, link: fault::Link::new(rng) }
+    pub fn new(conditions: Conditions, rng: Rng) -> Self {
+        Self { conditions, rule: None, link: fault::Link::new(rng) }
     }
 
     /// Nothing goes wrong from now on.
     pub fn heal(&mut self) {
-        let path = fault::Plan { delay: self.plan.path.delay, ..fault::Plan::CLEAN };
-        self.plan = Plan { path, ..Plan::CLEAN };
+        let path = fault::Plan { delay: self.conditions.path.delay, ..fault::Plan::CLEAN };
+        self.conditions = Conditions { path, ..Conditions::CLEAN };
         self.rule = None;
         self.link.heal();
     }
 
     /// Takes a frame at `now`; appends the frames that arrive, with their times.
     pub fn carry(&mut self, now: Instant, frame: &[u8], fired: &mut Fired, out: &mut Vec<Flight>) {
-        let mut path = self.plan.path;
+        let mut path = self.conditions.path;
         if let Some(rule) = &mut self.rule
             && let Some(seen) = Seen::decode(now, frame)
         {

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::link::{Fault, Plan};
+use super::link::{Conditions, Fault};
 use super::node::{QpConfig, remote_rights};
 use super::rng::Rng;
 use super::world::Steering;
@@ -31,9 +31,9 @@ pub struct Swarm {
     pub lossy: Vec<(QpType, usize, usize)>,
     /// Every queue pair.
     pub qp: QpConfig,
-    /// The faults of the links, by sending and receiving node. The plan of a node's link to the next node is also that of its port
+    /// The faults of the links, by sending and receiving node. Those of a node's link to the next node are also those of its port
     /// and program.
-    pub plans: Vec<Vec<Plan>>,
+    pub conditions: Vec<Vec<Conditions>>,
     /// Requests of each direction of each connection.
     pub ops: u64,
     /// Bytes of a message at most.
@@ -66,8 +66,8 @@ impl Swarm {
         // Now and then, messages longer than a window.
         let bulk = rng.one_in(24);
         let mtu = if bulk { Mtu::Mtu256 } else { rng.pick(&Mtu::ALL) };
-        let mut plan = Plan::CLEAN;
-        plan.path.delay = Duration::from_nanos(rng.range(500, 8_000));
+        let mut conditions = Conditions::CLEAN;
+        conditions.path.delay = Duration::from_nanos(rng.range(500, 8_000));
         let mut harsh = false;
         // Swarm: each fault is in half of the runs, rare in most of those, frequent in some.
         for &fault in Fault::ALL {
@@ -75,19 +75,19 @@ impl Swarm {
                 continue;
             }
             let ppm = rate(fault, rng);
-            plan = plan.with(fault, ppm);
+            conditions = conditions.with(fault, ppm);
             harsh |= match fault {
                 Fault::Partition | Fault::Blackhole | Fault::Narrow => ppm > 0,
                 Fault::Loss | Fault::Corrupt | Fault::Truncate => ppm > 10_000,
                 _ => false,
             };
         }
-        plan.path.hole = Duration::from_micros(rng.pick(&[20, 200, 2_000]));
-        plan.path.jitter = Duration::from_micros(rng.pick(&[1, 5, 20]));
-        plan.path.late = Duration::from_micros(rng.pick(&[100, 1_000, 20_000]));
-        plan.stall = Duration::from_micros(rng.pick(&[1, 10, 100, 1_500]));
-        let mut plans = vec![vec![plan; nodes]; nodes];
-        for link in plans.iter_mut().flatten() {
+        conditions.path.hole = Duration::from_micros(rng.pick(&[20, 200, 2_000]));
+        conditions.path.jitter = Duration::from_micros(rng.pick(&[1, 5, 20]));
+        conditions.path.late = Duration::from_micros(rng.pick(&[100, 1_000, 20_000]));
+        conditions.stall = Duration::from_micros(rng.pick(&[1, 10, 100, 1_500]));
+        let mut conditions = vec![vec![conditions; nodes]; nodes];
+        for link in conditions.iter_mut().flatten() {
             if rng.one_in(6) {
                 *link = link.without_faults();
             }
@@ -135,7 +135,7 @@ impl Swarm {
                 access: rights(),
                 ..QpConfig::default()
             },
-            plans,
+            conditions,
             ops: if bulk { 8 } else { rng.range(10, 60) },
             max_len: mtu.bytes() * if bulk { 400 } else { rng.range(1, 5) as usize } + rng.below(7) as usize,
             zero_based: rng.one_in(3),
@@ -150,7 +150,8 @@ impl Swarm {
     /// Two nodes and one connection, with `ops` requests each way; every link fault of `faults` in the given parts of a
     /// million, to the end.
     pub fn plain(ops: u64, faults: &[(Fault, u32)]) -> Self {
-        let plan = faults.iter().fold(Plan::CLEAN, |plan, (fault, ppm)| plan.with(*fault, *ppm));
+        let conditions =
+            faults.iter().fold(Conditions::CLEAN, |conditions, (fault, ppm)| conditions.with(*fault, *ppm));
         Self {
             shards: vec![1, 1],
             steering: Steering::ByQpn,
@@ -161,7 +162,7 @@ impl Swarm {
             buffers: 512,
             window: None,
             qp: QpConfig { timeout: 8, access: rights(), ..QpConfig::default() },
-            plans: vec![vec![plan; 2]; 2],
+            conditions: vec![vec![conditions; 2]; 2],
             ops,
             max_len: 5000,
             zero_based: false,
@@ -173,7 +174,7 @@ impl Swarm {
 
     /// How often a fault of a node's program happens: turns in a million.
     pub fn program(&self, node: usize, fault: Fault) -> u32 {
-        self.plans[node][(node + 1) % self.shards.len()].rate(fault)
+        self.conditions[node][(node + 1) % self.shards.len()].rate(fault)
     }
 }
 

@@ -37,7 +37,7 @@ pub struct Window {
 
 /// The program's next step for a window: a work request of the queue pair that it is bound to.
 #[derive(Clone, Copy, Debug)]
-pub enum Then {
+pub enum WindowRequest {
     /// BIND_MW.
     Bind {
         /// The key from now on.
@@ -56,7 +56,7 @@ pub enum Then {
     ),
 }
 
-impl Then {
+impl WindowRequest {
     /// Its name, without addresses.
     pub fn name(&self) -> String {
         match self {
@@ -66,7 +66,7 @@ impl Then {
     }
 
     /// The work request.
-    pub fn request(&self, wr_id: u64) -> SendWr {
+    pub fn work_request(&self, wr_id: u64) -> SendWr {
         match *self {
             Self::Bind { key, region, range, access } => SendWr::bind(wr_id, key, region, range, access),
             Self::Invalidate(key) => SendWr::new(wr_id, WrOpcode::LocalInv).remote(0, key),
@@ -118,7 +118,7 @@ impl Window {
     }
 
     /// The program's next step for it, and its state once that is posted.
-    pub fn next(&self, rng: &mut Rng, target: &Region, len: usize) -> Option<(Then, Self)> {
+    pub fn next(&self, rng: &mut Rng, target: &Region, len: usize) -> Option<(WindowRequest, Self)> {
         match self.state {
             State::Free => {
                 let key = inc_rkey(self.key);
@@ -127,11 +127,11 @@ impl Window {
                 let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
                 let access = if zero_based { rights | Access::ZERO_BASED } else { rights };
                 let range = (target.addr() + start as u64, (len - start) as u64);
-                let then = Then::Bind { key, region: target.key, range, access };
-                Some((then, Self { state: State::Binding, key, zero_based, start, ..*self }))
+                let request = WindowRequest::Bind { key, region: target.key, range, access };
+                Some((request, Self { state: State::Binding, key, zero_based, start, ..*self }))
             }
             State::Bound | State::Closing if self.users == 0 => {
-                Some((Then::Invalidate(self.key), Self { state: State::Leaving, ..*self }))
+                Some((WindowRequest::Invalidate(self.key), Self { state: State::Leaving, ..*self }))
             }
             _ => None,
         }
@@ -146,7 +146,7 @@ impl Window {
 
     /// The peer's request about it completed. `revive`: binds it again without a request, to test the checker; returns true if it
     /// did.
-    pub fn settled(
+    pub fn request_completed(
         &mut self,
         node: &Node,
         peer: stack::id::Qpn,

@@ -172,13 +172,13 @@ pub fn run_planted(seed: u64, plant: Plant) -> Result<Report, Box<Failure>> {
 pub fn run_swarm(seed: u64, swarm: &Swarm, plant: Plant) -> Result<Report, Box<Failure>> {
     let attempt = |record: Option<Record>| {
         mark::take();
-        let mut run = Run::new(seed, swarm.clone(), record, plant);
-        let result = catch_unwind(AssertUnwindSafe(|| run.go()));
+        let mut workload = Workload::new(seed, swarm.clone(), record, plant);
+        let result = catch_unwind(AssertUnwindSafe(|| workload.go()));
         let result = result.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
             Err(text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).into())).unwrap_or_default())
         });
-        (result, run)
+        (result, workload)
     };
     let (result, _) = attempt(None);
     let Err(message) = result else { return result.map_err(|_| unreachable!()) };
@@ -187,8 +187,8 @@ pub fn run_swarm(seed: u64, swarm: &Swarm, plant: Plant) -> Result<Report, Box<F
         let swarm = swarm.clone();
         return Err(Box::new(Failure { seed, message, swarm, trace: String::new(), files: None }));
     }
-    let (again, mut run) = attempt(Some(Record::default()));
-    let record = run.world.record.take().unwrap_or_default();
+    let (again, mut workload) = attempt(Some(Record::default()));
+    let record = workload.world.record.take().unwrap_or_default();
     let name = |kind| std::env::temp_dir().join(format!("sim-{seed}.{kind}"));
     let files = [name("pcap"), name("txt")];
     let written =
@@ -198,19 +198,19 @@ pub fn run_swarm(seed: u64, swarm: &Swarm, plant: Plant) -> Result<Report, Box<F
         Err(same) if same == message => message,
         other => format!("{message} (and when run again: {:?})", other.map(|_| "no failure")),
     };
-    Err(Box::new(Failure { seed, message, swarm: run.swarm.clone(), trace: record.tail(60), files }))
+    Err(Box::new(Failure { seed, message, swarm: workload.swarm.clone(), trace: record.tail(60), files }))
 }
 
 /// The trace of a run, for comparisons.
 pub fn trace(seed: u64) -> Vec<String> {
     let swarm = Swarm::draw(&mut Rng::new(seed));
-    let mut run = Run::new(seed, swarm, Some(Record::default()), Plant::None);
-    let _ = run.go();
-    run.world.record.take().map_or_else(Vec::new, |r| r.lines().to_vec())
+    let mut workload = Workload::new(seed, swarm, Some(Record::default()), Plant::None);
+    let _ = workload.go();
+    workload.world.record.take().map_or_else(Vec::new, |r| r.lines().to_vec())
 }
 
-/// One run: its parts and its state.
-pub(super) struct Run {
+/// A random run at work: its parts and its state.
+pub(super) struct Workload {
     pub swarm: Swarm,
     pub world: World,
     pub rng: Rng,
@@ -234,7 +234,7 @@ pub(super) struct Run {
     dry: Vec<Instant>,
 }
 
-impl Run {
+impl Workload {
     fn new(seed: u64, swarm: Swarm, record: Option<Record>, plant: Plant) -> Self {
         let mut rng = Rng::new(!seed);
         let config = |(i, shards): (usize, &usize)| NodeConfig {
@@ -253,7 +253,7 @@ impl Run {
         let nodes = swarm.shards.len();
         let cqs = (0..nodes).map(|i| world.nodes[i].create_cq(4096)).collect();
         let boards = (0..nodes).map(|i| world.nodes[i].register(8, remote_rights())).collect();
-        let mut run = Self {
+        let mut workload = Self {
             asleep: vec![Instant::ZERO; nodes],
             dry: vec![Instant::ZERO; 2 * swarm.conns.len()],
             swarm,
@@ -271,18 +271,18 @@ impl Run {
             faulty: true,
             teardown: false,
         };
-        for ends in run.swarm.conns.clone() {
-            run.create(ends);
+        for ends in workload.swarm.conns.clone() {
+            workload.create(ends);
         }
-        run.create_lossy();
+        workload.create_lossy();
         // All nodes resolve each other's addresses before faults begin.
-        run.world.run_for(Duration::from_micros(100));
+        workload.world.run_for(Duration::from_micros(100));
         for from in 0..nodes {
             for to in 0..nodes {
-                run.world.link(from, to).plan = run.swarm.plans[from][to];
+                workload.world.link(from, to).conditions = workload.swarm.conditions[from][to];
             }
         }
-        run
+        workload
     }
 
     pub fn base(&self) -> Access {
@@ -332,7 +332,7 @@ impl Run {
     /// Whether every connection works and has done everything.
     fn over(&self) -> bool {
         self.conns.iter().all(|c| matches!(c.phase, Phase::Live))
-            && self.flows.iter().all(|f| f.left(self.swarm.ops) == 0 && f.sends.settled())
+            && self.flows.iter().all(|f| f.left(self.swarm.ops) == 0 && f.sends.awaits_none())
     }
 
     /// Turns the world until nothing is on the links.
@@ -442,11 +442,11 @@ impl Run {
             let max = if ty == QpType::Ud { mtu } else { self.swarm.max_len.max(mtu) };
             for (from, to) in [(ends[0], ends[1]), (ends[1], ends[0])] {
                 let mut lossy = Lossy::new(&mut self.world.nodes, from, to, max, self.rng.next());
-                let plan = self.swarm.plans[from.0][to.0];
+                let conditions = self.swarm.conditions[from.0][to.0];
                 let wild = [Fault::Duplicate, Fault::LateDuplicate, Fault::Reorder];
                 // Frames of one queue pair on several queues overtake each other.
                 lossy.numbers.tame = self.swarm.steering != Steering::Random
-                    && wild.iter().all(|fault| plan.rate(*fault) == 0);
+                    && wild.iter().all(|fault| conditions.rate(*fault) == 0);
                 lossy.post_receives(&mut self.world.nodes);
                 lossy.post(&mut self.world.nodes);
                 self.lossy.push(lossy);
@@ -546,21 +546,21 @@ impl Run {
         if self.rng.one_in(3) {
             flow.window.close();
         }
-        let Some((then, next)) = flow.window.next(&mut self.rng, target, len) else { return };
+        let Some((request, next)) = flow.window.next(&mut self.rng, target, len) else { return };
         let ops = self.swarm.ops;
-        if self.flows[binder].post_local(&mut self.world.nodes, ops, i, &then) {
+        if self.flows[binder].post_local(&mut self.world.nodes, ops, i, &request) {
             self.flows[i].window = next;
-            self.world.note(self.flows[binder].from, || format!("post {}", then.name()));
+            self.world.note(self.flows[binder].from, || format!("post {}", request.name()));
         }
     }
 
     /// A request about another flow's window completed.
     fn complete_windows(&mut self, binder: usize) -> Check {
-        for i in core::mem::take(&mut self.flows[binder].settled) {
+        for i in core::mem::take(&mut self.flows[binder].changed_windows) {
             let flow = &mut self.flows[i];
             let revive = self.plant == Plant::Window && !self.planted;
             let (node, mr) = (&self.world.nodes[flow.to], flow.mrs.target);
-            self.planted |= flow.window.settled(node, flow.peer_qpn, mr, revive)?;
+            self.planted |= flow.window.request_completed(node, flow.peer_qpn, mr, revive)?;
         }
         Ok(())
     }
@@ -717,7 +717,7 @@ impl Run {
             return;
         }
         let flow = &self.flows[0];
-        let done = flow.left(self.swarm.ops) == 0 && flow.sends.settled();
+        let done = flow.left(self.swarm.ops) == 0 && flow.sends.awaits_none();
         let node = &self.world.nodes[flow.to];
         let target = node.mr(flow.mrs.target);
         let last_word = target.len() - 8;

@@ -12,7 +12,7 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 
 use super::check::{self, Check, Window};
 use super::liar::Liar;
-use super::link::{Fault, Fired, Link, Plan};
+use super::link::{Conditions, Fault, Fired, SimLink};
 use super::node::{Node, NodeConfig, QpConfig, QpId};
 use super::rng::Rng;
 use super::seen::Seen;
@@ -75,7 +75,7 @@ impl Record {
 }
 
 /// A frame on its way. The one that arrives first comes first; of two that arrive at once, the one sent first.
-struct Due {
+struct FrameInFlight {
     at: Instant,
     number: u64,
     to: usize,
@@ -85,27 +85,27 @@ struct Due {
     bytes: Vec<u8>,
 }
 
-impl Due {
+impl FrameInFlight {
     fn key(&self) -> (Instant, u64) {
         (self.at, self.number)
     }
 }
 
-impl PartialEq for Due {
+impl PartialEq for FrameInFlight {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl Eq for Due {}
+impl Eq for FrameInFlight {}
 
-impl PartialOrd for Due {
+impl PartialOrd for FrameInFlight {
     fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Due {
+impl Ord for FrameInFlight {
     fn cmp(&self, other: &Self) -> core::cmp::Ordering {
         self.key().cmp(&other.key())
     }
@@ -137,8 +137,8 @@ pub struct World {
     pub liar: Option<Liar>,
     /// The thread of a node is preempted for so long, in its next turn, after it has read the clock.
     pub interrupt: Option<(usize, Duration)>,
-    links: Vec<Link>,
-    flights: BinaryHeap<Reverse<Due>>,
+    links: Vec<SimLink>,
+    flights: BinaryHeap<Reverse<FrameInFlight>>,
     sent: u64,
     squeezed: Vec<Vec<Instant>>,
     window: Window,
@@ -163,7 +163,7 @@ impl World {
         let n = configs.len();
         let nodes: Vec<Node> =
             configs.into_iter().enumerate().map(|(i, c)| Node::new(c, now, rng.fork(i as u64))).collect();
-        let links = (0..n * n).map(|i| Link::new(Plan::CLEAN, rng.fork(100 + i as u64))).collect();
+        let links = (0..n * n).map(|i| SimLink::new(Conditions::CLEAN, rng.fork(100 + i as u64))).collect();
         Self {
             now,
             steering: Steering::ByQpn,
@@ -194,14 +194,14 @@ impl World {
     }
 
     /// The link from one node to another.
-    pub fn link(&mut self, from: usize, to: usize) -> &mut Link {
+    pub fn link(&mut self, from: usize, to: usize) -> &mut SimLink {
         let n = self.nodes.len();
         &mut self.links[from * n + to]
     }
 
     /// Every link and port works from now on; what is on its way arrives.
     pub fn heal(&mut self) {
-        self.links.iter_mut().for_each(Link::heal);
+        self.links.iter_mut().for_each(SimLink::heal);
         for wire in self.nodes.iter().flat_map(|n| &n.wires) {
             wire.limit_tx(None);
             wire.starve(false);
@@ -323,7 +323,9 @@ impl World {
 
     fn deliver(&mut self) {
         while self.flights.peek().is_some_and(|Reverse(f)| f.at <= self.now) {
-            let Some(Reverse(Due { to, sent, seen, bytes, .. })) = self.flights.pop() else { break };
+            let Some(Reverse(FrameInFlight { to, sent, seen, bytes, .. })) = self.flights.pop() else {
+                break;
+            };
             let queue = self.steer(to, &bytes);
             if let Some(seen) = seen {
                 if seen.transport() == Transport::Ud
@@ -371,7 +373,7 @@ impl World {
     fn squeeze(&mut self) {
         let n = self.nodes.len();
         for node in 0..n {
-            let plan = self.links[node * n + (node + 1) % n].plan;
+            let conditions = self.links[node * n + (node + 1) % n].conditions;
             for (shard, until) in self.squeezed[node].iter_mut().enumerate() {
                 let wire = &self.nodes[node].wires[shard];
                 if *until != Instant::ZERO && *until <= self.now {
@@ -383,9 +385,9 @@ impl World {
                     continue;
                 }
                 for fault in [Fault::TxFull, Fault::NoBuffer] {
-                    if self.rng.ppm(plan.rate(fault)) {
+                    if self.rng.ppm(conditions.rate(fault)) {
                         self.fired.count(fault);
-                        *until = self.now.after(plan.stall);
+                        *until = self.now.after(conditions.stall);
                         match fault {
                             Fault::TxFull => wire.limit_tx(Some(self.rng.below(3) as usize)),
                             _ => wire.starve(true),
@@ -441,7 +443,7 @@ impl World {
                 for Flight { at, bytes, whole } in arrivals.drain(..) {
                     self.sent += 1;
                     let seen = seen.clone().filter(|_| whole);
-                    let due = Due { at, number: self.sent, to, sent: self.now, seen, bytes };
+                    let due = FrameInFlight { at, number: self.sent, to, sent: self.now, seen, bytes };
                     self.flights.push(Reverse(due));
                 }
             }
@@ -462,7 +464,7 @@ impl World {
     /// A frame that no node sent is on its way to a node, and arrives before any that is sent now.
     pub fn inject(&mut self, to: usize, bytes: Vec<u8>) {
         self.sent += 1;
-        self.flights.push(Reverse(Due {
+        self.flights.push(Reverse(FrameInFlight {
             at: self.now,
             number: self.sent,
             to,

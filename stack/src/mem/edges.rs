@@ -1,7 +1,7 @@
 //! Grants of keys at every edge of a range and of the address space, against arithmetic in 128 bits; and which keys exist. Tests
 //! alone.
 
-use super::issue::USER_BITS;
+use super::allocator::USER_BITS;
 use super::table::TAG_BITS;
 use super::*;
 use crate::id::{PdId, Qpn};
@@ -41,12 +41,12 @@ fn wraps((addr, len): Range) -> bool {
 }
 
 /// The right answer for the range `asked`; `bytes` is the region by the addresses that requests use, and `host` its host address.
-fn grants(bytes: Range, host: u64, asked: Range) -> Result<Place, KeyFault> {
+fn grants(bytes: Range, host: u64, asked: Range) -> Result<GrantedRange, KeyFault> {
     let [start, size, va, len] = [bytes.0, bytes.1, asked.0, asked.1].map(u128::from);
     if va < start || va + len > start + size {
         return Err(KeyFault::OutOfRange);
     }
-    Ok(Place::found((u128::from(host) + va - start) as u64, asked.1))
+    Ok(GrantedRange::found((u128::from(host) + va - start) as u64, asked.1))
 }
 
 /// Ranges whose ends are next to those of this one, and at every edge.
@@ -62,17 +62,17 @@ fn near((start, size): Range) -> impl Iterator<Item = Range> {
 }
 
 /// The grant of a key to local access, by each way to check it.
-fn checks_local(t: &MrTable, key: u32, (va, len): Range) -> [Result<Place, KeyFault>; 3] {
-    let mut known = KnownKey::new(Access::LOCAL_WRITE);
-    let first = known.check(t, key, PD, None, va, len);
-    [t.check(key, PD, Access::LOCAL_WRITE, va, len), first, known.check(t, key, PD, None, va, len)]
+fn checks_local(t: &MrTable, key: u32, (va, len): Range) -> [Result<GrantedRange, KeyFault>; 3] {
+    let mut cached = CachedKey::new(Access::LOCAL_WRITE);
+    let first = cached.check(t, key, PD, None, va, len);
+    [t.check(key, PD, Access::LOCAL_WRITE, va, len), first, cached.check(t, key, PD, None, va, len)]
 }
 
 /// The grant of a key to the peer, by each way to check it.
-fn checks_remote(t: &MrTable, key: u32, (va, len): Range) -> [Result<Place, KeyFault>; 3] {
-    let mut known = KnownKey::new(Access::REMOTE_WRITE);
-    let first = known.check(t, key, PD, Some(QP), va, len);
-    let again = known.check(t, key, PD, Some(QP), va, len);
+fn checks_remote(t: &MrTable, key: u32, (va, len): Range) -> [Result<GrantedRange, KeyFault>; 3] {
+    let mut cached = CachedKey::new(Access::REMOTE_WRITE);
+    let first = cached.check(t, key, PD, Some(QP), va, len);
+    let again = cached.check(t, key, PD, Some(QP), va, len);
     [t.check_remote(key, PD, QP, Access::REMOTE_WRITE, va, len), first, again]
 }
 
@@ -95,9 +95,9 @@ fn every_edge_of_every_region() {
         let key = key.unwrap();
         let bytes = if zero_based { (0, memory.1) } else { memory };
         for asked in near(bytes) {
-            let want = grants(bytes, memory.0, asked);
-            assert_eq!(checks_local(&t, key, asked), [want; 3], "{asked:x?} of {memory:x?}, {access:?}");
-            assert_eq!(checks_remote(&t, key, asked), [want; 3], "{asked:x?} of {memory:x?}, {access:?}");
+            let expected = grants(bytes, memory.0, asked);
+            assert_eq!(checks_local(&t, key, asked), [expected; 3], "{asked:x?} of {memory:x?}, {access:?}");
+            assert_eq!(checks_remote(&t, key, asked), [expected; 3], "{asked:x?} of {memory:x?}, {access:?}");
         }
         t.revoke(key).unwrap();
     }
@@ -117,9 +117,9 @@ fn every_edge_of_every_iova() {
         }
         let key = registered.unwrap();
         for asked in near(bytes) {
-            let want = grants(bytes, memory.0, asked);
-            assert_eq!(checks_local(&t, key, asked), [want; 3], "{asked:x?} of {memory:x?} at {iova:x}");
-            assert_eq!(checks_remote(&t, key, asked), [want; 3], "{asked:x?} of {memory:x?} at {iova:x}");
+            let expected = grants(bytes, memory.0, asked);
+            assert_eq!(checks_local(&t, key, asked), [expected; 3], "{asked:x?} of {memory:x?} at {iova:x}");
+            assert_eq!(checks_remote(&t, key, asked), [expected; 3], "{asked:x?} of {memory:x?} at {iova:x}");
         }
         t.revoke(key).unwrap();
     }
@@ -146,11 +146,15 @@ fn every_edge_of_fast_registration() {
             for asked in
                 [bytes, (bytes.0, 0), (bytes.0.wrapping_sub(1), 1), (bytes.0, bytes.1.wrapping_add(1))]
             {
-                let want = if inside { grants(bytes, part.0, asked) } else { Err(KeyFault::UnknownKey) };
-                assert_eq!(checks_local(&t, key, asked), [want; 3], "{asked:x?} of {part:x?} of {memory:x?}");
+                let expected = if inside { grants(bytes, part.0, asked) } else { Err(KeyFault::UnknownKey) };
+                assert_eq!(
+                    checks_local(&t, key, asked),
+                    [expected; 3],
+                    "{asked:x?} of {part:x?} of {memory:x?}"
+                );
                 assert_eq!(
                     checks_remote(&t, key, asked),
-                    [want; 3],
+                    [expected; 3],
                     "{asked:x?} of {part:x?} of {memory:x?}"
                 );
             }
@@ -172,20 +176,20 @@ fn every_edge_of_every_window() {
             let rights = if zero_based { Access::ZERO_BASED } else { Access::empty() };
             let access = Access::REMOTE_WRITE | rights;
             let bound = t.bind(&Bind { window, qpn: QP, pd: PD, region, addr: part.0, len: part.1, access });
-            let want = match grants(memory, memory.0, part) {
+            let expected = match grants(memory, memory.0, part) {
                 _ if part.1 == 0 => Err(KeyFault::WrongState), // this does not unbind a window of type 2
                 granted => granted.map(|_| ()),
             };
-            assert_eq!(bound, want, "{part:x?} of {memory:x?}");
+            assert_eq!(bound, expected, "{part:x?} of {memory:x?}");
             let bytes = if zero_based { (0, part.1) } else { part };
             for asked in
                 [bytes, (bytes.0, 0), (bytes.0.wrapping_sub(1), 1), (bytes.0, bytes.1.wrapping_add(1))]
             {
-                let want =
+                let expected =
                     if bound.is_ok() { grants(bytes, part.0, asked) } else { Err(KeyFault::UnknownKey) };
                 assert_eq!(
                     checks_remote(&t, window, asked),
-                    [want; 3],
+                    [expected; 3],
                     "{asked:x?} of {part:x?} of {memory:x?}"
                 );
                 assert_eq!(checks_local(&t, window, asked), [Err(KeyFault::UnknownKey); 3]);
@@ -213,7 +217,7 @@ fn one_key_names_a_region() {
         assert_eq!(t.revoke(other), Err(MemError::UnknownKey), "{other:#x} for {key:#x}");
         assert_eq!(t.invalidate(other, PD, None), Err(KeyFault::UnknownKey), "{other:#x} for {key:#x}");
     }
-    assert_eq!(checks_local(&t, key, (0x1000, 1)), [Ok(Place::found(0x1000, 1)); 3]);
+    assert_eq!(checks_local(&t, key, (0x1000, 1)), [Ok(GrantedRange::found(0x1000, 1)); 3]);
 }
 
 /// Of the keys of a slot 256 name a variable region or a window to its owner, who chooses among them; the one that was chosen
@@ -234,10 +238,11 @@ fn one_key_of_256_names_what_was_chosen() {
             t.fast_register(chosen, PD, 0x1000, 64, ALL).unwrap();
         }
         for other in (0..1 << TAG_BITS).map(|tag| issued >> TAG_BITS << TAG_BITS | tag) {
-            let want = if other == chosen { Ok(Place::found(0x1000, 1)) } else { Err(KeyFault::UnknownKey) };
-            assert_eq!(checks_remote(&t, other, (0x1000, 1)), [want; 3], "{other:#x} for {chosen:#x}");
+            let expected =
+                if other == chosen { Ok(GrantedRange::found(0x1000, 1)) } else { Err(KeyFault::UnknownKey) };
+            assert_eq!(checks_remote(&t, other, (0x1000, 1)), [expected; 3], "{other:#x} for {chosen:#x}");
             let owns = other >> USER_BITS == issued >> USER_BITS;
-            assert_eq!(t.free().issued(other).is_some(), owns, "{other:#x} for {issued:#x}");
+            assert_eq!(t.allocator().record_of_key(other).is_some(), owns, "{other:#x} for {issued:#x}");
             if other != chosen {
                 assert_eq!(t.invalidate(other, PD, None), Err(KeyFault::UnknownKey));
             }
@@ -262,25 +267,25 @@ fn every_right_against_every_need() {
         let start = if access.contains(Access::ZERO_BASED) { 0 } else { 0x1000 };
         for need in &needs {
             for (pd, va) in [(PD, start), (PdId(8), start), (PD, start + 64), (PdId(8), start + 64)] {
-                let want = if pd != PD {
+                let expected = if pd != PD {
                     Err(KeyFault::WrongPd)
                 } else if need.bits() & !access.bits() != 0 {
                     Err(KeyFault::NoAccess)
                 } else if va != start {
                     Err(KeyFault::OutOfRange)
                 } else if access.contains(Access::ON_DEMAND) {
-                    Ok(Place::found(0x1000, 1).by_kernel())
+                    Ok(GrantedRange::found(0x1000, 1).by_kernel())
                 } else {
-                    Ok(Place::found(0x1000, 1))
+                    Ok(GrantedRange::found(0x1000, 1))
                 };
-                let mut known = KnownKey::new(*need);
+                let mut cached = CachedKey::new(*need);
                 let got = [
                     t.check(key, pd, *need, va, 1),
                     t.check_remote(key, pd, QP, *need, va, 1),
-                    known.check(&t, key, pd, None, va, 1),
-                    known.check(&t, key, pd, Some(QP), va, 1),
+                    cached.check(&t, key, pd, None, va, 1),
+                    cached.check(&t, key, pd, Some(QP), va, 1),
                 ];
-                assert_eq!(got, [want; 4], "{need:?} of {access:?}");
+                assert_eq!(got, [expected; 4], "{need:?} of {access:?}");
             }
         }
         t.revoke(key).unwrap();

@@ -5,18 +5,18 @@
 //! ([`racy`](crate::racy) does). Called by control threads that register and by every shard for every packet.
 
 mod access;
+mod allocator;
+mod cached;
 #[cfg(test)]
 mod edges;
-mod issue;
-mod known;
 mod range;
 pub mod sge;
 mod table;
 mod variable;
 
 pub use access::Access;
-pub use known::KnownKey;
-pub use range::{Indirect, Place, TurnsPassed, UserMemory};
+pub use cached::CachedKey;
+pub use range::{GrantedRange, Indirect, TurnsPassed, UserMemory};
 pub use sge::Sge;
 pub use table::{KeyFault, MemError, MrTable};
 pub use variable::{Bind, MwType, inc_rkey};

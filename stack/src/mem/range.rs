@@ -1,4 +1,4 @@
-//! Ranges of memory: registered ones, whose validity the caller guarantees, and places that a key grants for a turn.
+//! Ranges of memory: registered ones, whose validity the caller guarantees, and those that a key grants for a turn.
 
 use core::marker::PhantomData;
 
@@ -57,7 +57,7 @@ impl UserMemory {
     }
 }
 
-/// Proof that every shard has passed a turn boundary since the revocation of the key that it is used for.
+/// Proof that the grace period of a revoked key is over: every shard has passed a turn boundary since.
 #[derive(Debug)]
 pub struct TurnsPassed(());
 
@@ -79,20 +79,20 @@ impl TurnsPassed {
 /// Bytes that a key was found to grant, good until the end of the turn in which it was looked up. It stays on its thread and is
 /// not stored: what lasts beyond a turn is the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct GrantedRange {
     addr: u64,
-    /// Length in bytes. A place that is not accessed directly has marks in it: as a signed number it is then negative, and so
+    /// Length in bytes. A range that is not accessed directly has marks in it: as a signed number it is then negative, and so
     /// shorter than any access.
     len: u64,
     turn: PhantomData<*const ()>,
 }
 
-/// A mark in the length of a place: its bytes may be unmapped, so the kernel copies them.
+/// A mark in the length of a range: its bytes may be unmapped, so the kernel copies them.
 const BY_KERNEL: u64 = 1 << 63;
 /// A second mark beside [`BY_KERNEL`]: there is no memory.
 const NOWHERE: u64 = 1 << 62;
 
-/// How to access a place whose bytes are not accessed directly.
+/// How to access a range whose bytes are not accessed directly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Indirect {
     /// The bytes from this address on, which may not be mapped.
@@ -101,7 +101,7 @@ pub enum Indirect {
     Nowhere,
 }
 
-impl Place {
+impl GrantedRange {
     /// No byte.
     pub const EMPTY: Self = Self { addr: 0, len: 0, turn: PhantomData };
 
@@ -115,7 +115,7 @@ impl Place {
     pub(super) const fn by_kernel(self) -> Self {
         Self { len: self.len | BY_KERNEL, ..self }
     }
-    /// A place of the same length without memory.
+    /// A range of the same length without memory.
     #[inline]
     pub(super) const fn nowhere(self) -> Self {
         Self { len: self.len | BY_KERNEL | NOWHERE, ..self }
@@ -152,7 +152,7 @@ impl Place {
         }
         Self { addr: self.addr + n as u64, len: self.len - n as u64, turn: PhantomData }
     }
-    /// Opens `len` bytes for access; `None` for a place that is [indirect](Self::indirect).
+    /// Opens `len` bytes for access; `None` for a range that is [indirect](Self::indirect).
     ///
     /// # Safety
     /// They are accessed in the turn in which the key was looked up, by the functions of [`racy`](crate::racy) or by loads like
@@ -174,7 +174,7 @@ impl Place {
         None
     }
 
-    /// How to access a place that [`open`](Self::open) does not give.
+    /// How to access a range that [`open`](Self::open) does not give.
     #[cold]
     pub const fn indirect(self) -> Indirect {
         if self.len & NOWHERE == 0 { Indirect::ByKernel(self.addr) } else { Indirect::Nowhere }
@@ -184,5 +184,5 @@ impl Place {
 #[cold]
 #[inline(never)]
 fn beyond(wanted: usize, there: u64) -> ! {
-    panic!("{wanted} bytes of a place of {there}")
+    panic!("{wanted} bytes of a range of {there}")
 }

@@ -163,22 +163,22 @@ mod tests {
         for (offset, len) in numbers().flat_map(|offset| numbers().map(move |len| (offset, len))) {
             let (from, end) = (u128::from(offset), u128::from(offset) + u128::from(len));
             // The expected pieces: the bytes of each element in the range, and whether one of the elements is invalid.
-            let (mut want, mut bad, mut before) = (Vec::new(), end > flat.len() as u128, 0u128);
+            let (mut expected, mut bad, mut before) = (Vec::new(), end > flat.len() as u128, 0u128);
             for s in list {
                 let after = before + u128::from(s.length);
                 bad |= before < end && u128::from(s.addr) + u128::from(s.length) > u128::from(u64::MAX);
                 let wanted = (before..after).zip(bytes(*s)).filter(|(at, _)| (from..end).contains(at));
                 let wanted: Vec<(u64, u32)> = wanted.map(|(_, byte)| byte).collect();
                 if let [(addr, lkey), ..] = wanted[..] {
-                    want.push(sge(addr, wanted.len() as u32, lkey));
+                    expected.push(sge(addr, wanted.len() as u32, lkey));
                 }
                 before = after;
             }
-            let want = (!bad).then_some(want);
+            let expected = (!bad).then_some(expected);
             let got = pieces(list, offset, len).map(Iterator::collect::<Vec<_>>);
-            assert_eq!(got, want, "{offset} + {len} of {list:?}");
+            assert_eq!(got, expected, "{offset} + {len} of {list:?}");
             let inside = len > 0 && list.first().is_some_and(|first| end <= u128::from(first.length));
-            let one = want.filter(|_| inside).map(|pieces| pieces[0]);
+            let one = expected.filter(|_| inside).map(|pieces| pieces[0]);
             // An element that reaches past the end counts as a whole, wherever in it the range is.
             assert_eq!(sole(list, offset, len as usize), one, "{offset} + {len} of {list:?}");
         }
@@ -210,15 +210,15 @@ mod tests {
             let bytes = |s: Sge| (0..s.length as u64).map(move |i| (s.addr + i, s.lkey));
             let flat: Vec<(u64, u32)> = list.iter().copied().flat_map(bytes).collect();
             prop_assert_eq!(total(&list), flat.len() as u64);
-            let want = flat.get(offset as usize..(offset + len) as usize);
+            let expected = flat.get(offset as usize..(offset + len) as usize);
             let got = pieces(&list, offset, len);
-            prop_assert_eq!(got.is_some(), want.is_some());
+            prop_assert_eq!(got.is_some(), expected.is_some());
             if let Some(sole) = sole(&list, offset, len as usize) {
                 prop_assert_eq!(got.clone().map(Iterator::collect::<Vec<_>>), Some(vec![sole]));
             }
-            if let (Some(got), Some(want)) = (got, want) {
+            if let (Some(got), Some(expected)) = (got, expected) {
                 prop_assert!(got.clone().all(|piece| piece.length > 0));
-                prop_assert_eq!(got.flat_map(bytes).collect::<Vec<_>>(), want);
+                prop_assert_eq!(got.flat_map(bytes).collect::<Vec<_>>(), expected);
             }
         }
     }

@@ -14,19 +14,25 @@
 //!
 //! # Why a lookup cannot mix two registrations
 //!
+//! Slots are reclaimed as memory is in read-copy-update, by quiescent states (McKenney and Slingwine, "Read-Copy Update: Using
+//! Execution History to Solve Concurrency Problems", 1998; QSBR in Desnoyers et al., "User-Level Implementations of Read-Copy
+//! Update", 2012). A turn is the read-side critical section of its lookups and of every copy that relies on them, and its end, the
+//! turn boundary, is a quiescent state of the shard. The grace period of a revocation is over when every shard has passed one:
+//! [`TurnsPassed`] proves that.
+//!
 //! A slot is a handful of atomics. [`MrTable::register`] stores the fields, then the key with release order; a lookup loads the
 //! key with acquire order, compares all 32 bits, then loads the fields: it sees those of that key or of a later registration of
-//! the slot. There is no later one before [`MrTable::reclaim`] (or [`MrTable::restore`]), and that is called only after every
-//! shard has passed a turn boundary since [`MrTable::revoke`]. A lookup belongs to a turn. One that found the key alive began
-//! before the revocation was visible to its shard, and its turn, including every copy that relies on the answer, is over when
-//! that shard passes the boundary; one that begins later finds the key gone. The boundary (the claim of the shard, taken and
-//! released) also orders the loads of that turn before the stores of the next registration. A thread that looks up keys outside
-//! of a turn must hold the claim of a shard.
+//! the slot. There is no later one before [`MrTable::reclaim`] (or [`MrTable::restore`]), which comes after the grace period of
+//! [`MrTable::revoke`]. A lookup that found the key alive began before the revocation was visible to its shard, so its turn is
+//! over then; one that begins later finds the key gone. The boundary (the claim of the shard, taken and released) also orders the
+//! loads of that turn before the stores of the next registration. A thread that looks up keys outside of a turn must hold the
+//! claim of a shard.
 //!
-//! The key of a variable slot comes and goes in work requests, without a turn boundary in between. So such a slot carries a
-//! version: a lookup that finds the mark of a variable slot reads everything once more, between two reads of the version, and
-//! finds the key gone if it changed. For an ordinary region the mark costs nothing, as it is part of the mask with which the
-//! rights are compared.
+//! The key of a variable slot comes and goes in work requests, without a grace period in between. So such a slot is a seqlock: it
+//! has a version, which is odd while the slot changes (Boehm, "Can Seqlocks Get Along with Programming Language Memory Models?",
+//! 2012). A lookup that finds the mark of a variable slot reads everything once more, between two reads of the version. If that
+//! changed it does not try again, as readers of a seqlock mostly do: the key was gone for a moment, and it says so. For an ordinary
+//! region the mark costs nothing, as it is part of the mask with which the rights are compared.
 //!
 //! # Why memory outlives its keys
 //!
@@ -38,8 +44,8 @@
 //!
 //! Everything but a lookup takes the table's lock. No code blocks while it holds it.
 
-use super::issue::{Free, Issue, Kind};
-use super::{Access, Place, TurnsPassed, UserMemory};
+use super::allocator::{KeyAllocator, SlotKind, SlotRecord};
+use super::{Access, GrantedRange, TurnsPassed, UserMemory};
 use crate::config::MR_MAX;
 use crate::id::{PdId, Qpn};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -185,7 +191,7 @@ impl Slot {
 
     /// Where the `len` bytes at `va` are.
     #[inline]
-    fn place(&self, va: u64, len: u64) -> Result<Place, KeyFault> {
+    fn place(&self, va: u64, len: u64) -> Result<GrantedRange, KeyFault> {
         let start = self.start.load(Ordering::Relaxed);
         let addr = self.addr.load(Ordering::Relaxed);
         let size = self.len.load(Ordering::Relaxed);
@@ -201,7 +207,7 @@ impl Slot {
         need: Access,
         va: u64,
         len: u64,
-    ) -> Result<Place, KeyFault> {
+    ) -> Result<GrantedRange, KeyFault> {
         let version = self.version.load(Ordering::Acquire);
         let live = self.key.load(Ordering::Relaxed) == key;
         let access = self.access.load(Ordering::Relaxed);
@@ -236,7 +242,7 @@ fn chunk() -> Box<[Slot; CHUNK]> {
 /// lock.
 pub struct MrTable {
     chunks: [OnceLock<Box<[Slot; CHUNK]>>; CHUNKS],
-    free: Mutex<Free>,
+    allocator: Mutex<KeyAllocator>,
 }
 
 impl Default for MrTable {
@@ -266,14 +272,14 @@ pub(super) fn region(pd: PdId, memory: UserMemory, access: Access) -> Result<Gra
 /// Host address of the `len` bytes at `va`, of a region of `size` bytes at host address `addr` whose first byte requests call
 /// `start`.
 #[inline(always)]
-fn place(start: u64, addr: u64, size: u64, va: u64, len: u64) -> Result<Place, KeyFault> {
+fn place(start: u64, addr: u64, size: u64, va: u64, len: u64) -> Result<GrantedRange, KeyFault> {
     // An address before the start gives an offset of at least 2^64 - start, which is above size because
     // start + size is below 2^64.
     let offset = va.wrapping_sub(start);
     if offset > size || len > size - offset {
         return Err(KeyFault::OutOfRange);
     }
-    Ok(Place::found(addr.wrapping_add(offset), len))
+    Ok(GrantedRange::found(addr.wrapping_add(offset), len))
 }
 
 /// A key's grant as found by [`MrTable::span`]: good until the end of the turn. The default has no key and no bytes.
@@ -289,7 +295,7 @@ pub(super) struct Span {
 impl Span {
     /// Where the `len` bytes at `va` are.
     #[inline(always)]
-    pub(super) fn place(&self, va: u64, len: u64) -> Result<Place, KeyFault> {
+    pub(super) fn place(&self, va: u64, len: u64) -> Result<GrantedRange, KeyFault> {
         place(self.start, self.addr, self.size, va, len)
     }
 }
@@ -297,7 +303,7 @@ impl Span {
 impl MrTable {
     /// An empty table. Memory is allocated as slots come into use, 4 KiB at a time.
     pub fn new() -> Self {
-        Self { chunks: [const { OnceLock::new() }; CHUNKS], free: Mutex::new(Free::default()) }
+        Self { chunks: [const { OnceLock::new() }; CHUNKS], allocator: Mutex::new(KeyAllocator::default()) }
     }
 
     /// Registers memory for protection domain `pd` and returns the key, which
@@ -314,7 +320,7 @@ impl MrTable {
         access: Access,
         random: u128,
     ) -> Result<u32, MemError> {
-        self.issue_region(&region(pd, memory, access)?, random)
+        self.register_grant(&region(pd, memory, access)?, random)
     }
 
     /// Registers a null region, which has no memory: its key grants every address to local access. Bytes scattered to it are
@@ -324,12 +330,12 @@ impl MrTable {
     /// [`MemError::Full`].
     pub fn register_null(&self, pd: PdId, random: u128) -> Result<u32, MemError> {
         let access = Access::LOCAL_WRITE.bits() | VARIABLE | NOWHERE;
-        self.issue_region(&Grant { pd, access, qpn: 0, start: 0, addr: 0, len: u64::MAX }, random)
+        self.register_grant(&Grant { pd, access, qpn: 0, start: 0, addr: 0, len: u64::MAX }, random)
     }
 
-    fn issue_region(&self, grant: &Grant, random: u128) -> Result<u32, MemError> {
-        let mut free = self.free();
-        let (index, key) = free.issue(random, Kind::Region, grant.pd).ok_or(MemError::Full)?;
+    fn register_grant(&self, grant: &Grant, random: u128) -> Result<u32, MemError> {
+        let mut allocator = self.allocator();
+        let (index, key) = allocator.allocate(random, SlotKind::Region, grant.pd).ok_or(MemError::Full)?;
         self.slot_at(index).publish(key, grant);
         Ok(key)
     }
@@ -356,26 +362,26 @@ impl MrTable {
     }
 
     fn revoke_and(&self, key: u32, windows: bool) -> Result<(), MemError> {
-        let mut free = self.free();
+        let mut allocator = self.allocator();
         let index = (key >> TAG_BITS) as usize;
-        let issue = free.issued(key).ok_or(MemError::UnknownKey)?;
-        if issue.windows > 0 {
+        let record = allocator.record_of_key(key).ok_or(MemError::UnknownKey)?;
+        if record.windows > 0 {
             if !windows {
-                return Err(MemError::Bound(issue.windows));
+                return Err(MemError::Bound(record.windows));
             }
-            self.unbind_all(&mut free, |issue| issue.region == Some(index as u16));
+            self.unbind_all(&mut allocator, |record| record.region == Some(index as u16));
         }
         let slot = self.slot_at(index);
-        let issue = free.issued(key).ok_or(MemError::UnknownKey)?;
-        if issue.kind == Kind::Region {
+        let record = allocator.record_of_key(key).ok_or(MemError::UnknownKey)?;
+        if record.kind == SlotKind::Region {
             return slot.clear(key);
         }
-        issue.kind = Kind::Retired;
+        record.kind = SlotKind::Retired;
         let live = slot.key();
         if live != NO_KEY {
             slot.clear(live)?;
         }
-        free.unbind(index);
+        allocator.unbind(index);
         Ok(())
     }
 
@@ -385,9 +391,9 @@ impl MrTable {
     /// # Panics
     /// If the key was not revoked, or was reclaimed before.
     pub fn reclaim(&self, key: u32, _passed: TurnsPassed) {
-        let mut free = self.free();
+        let mut allocator = self.allocator();
         let live = self.slot(key).is_none_or(|slot| slot.key() != NO_KEY);
-        let returned = !live && free.put_back(key);
+        let returned = !live && allocator.put_back(key);
         assert!(returned, "reclaimed a key that is not revoked");
     }
 
@@ -408,10 +414,10 @@ impl MrTable {
         _passed: TurnsPassed,
     ) -> Result<(), MemError> {
         let grant = region(pd, memory, access)?;
-        let mut free = self.free();
-        let issue = free.issued(key).filter(|issue| issue.kind == Kind::Region);
+        let mut allocator = self.allocator();
+        let record = allocator.record_of_key(key).filter(|record| record.kind == SlotKind::Region);
         let slot = self.slot_at((key >> TAG_BITS) as usize);
-        assert!(issue.is_some() && slot.key() == NO_KEY, "restored a key that is not revoked");
+        assert!(record.is_some() && slot.key() == NO_KEY, "restored a key that is not revoked");
         slot.publish(key, &grant);
         Ok(())
     }
@@ -429,7 +435,14 @@ impl MrTable {
     /// The first of [`KeyFault::UnknownKey`], [`KeyFault::WrongPd`], [`KeyFault::NoAccess`],
     /// [`KeyFault::OutOfRange`] that applies.
     #[inline]
-    pub fn check(&self, key: u32, pd: PdId, need: Access, va: u64, len: u64) -> Result<Place, KeyFault> {
+    pub fn check(
+        &self,
+        key: u32,
+        pd: PdId,
+        need: Access,
+        va: u64,
+        len: u64,
+    ) -> Result<GrantedRange, KeyFault> {
         self.look_up(key, pd, None, need, va, len)
     }
 
@@ -464,7 +477,7 @@ impl MrTable {
         need: Access,
         va: u64,
         len: u64,
-    ) -> Result<Place, KeyFault> {
+    ) -> Result<GrantedRange, KeyFault> {
         self.look_up(key, pd, Some(qpn), need, va, len)
     }
 
@@ -486,7 +499,7 @@ impl MrTable {
         need: Access,
         va: u64,
         len: u64,
-    ) -> Result<Place, KeyFault> {
+    ) -> Result<GrantedRange, KeyFault> {
         let slot = self.slot(key).ok_or(KeyFault::UnknownKey)?;
         if slot.key() != key || key == NO_KEY {
             return Err(KeyFault::UnknownKey);
@@ -516,24 +529,24 @@ impl MrTable {
     }
 
     /// Locks the allocator of keys. No code panics while it holds the lock, so a poisoned one would still guard consistent lists.
-    pub(super) fn free(&self) -> MutexGuard<'_, Free> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn allocator(&self) -> MutexGuard<'_, KeyAllocator> {
+        self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Unbinds the windows that `which` is true for.
-    pub(super) fn unbind_all(&self, free: &mut Free, which: impl Fn(&Issue) -> bool) {
-        for index in free.bound_slots(which) {
+    pub(super) fn unbind_all(&self, allocator: &mut KeyAllocator, which: impl Fn(&SlotRecord) -> bool) {
+        for index in allocator.bound_slots(which) {
             let slot = self.slot_at(index);
             // Cannot fail: under the lock no other thread takes the key away.
             let _ = slot.clear(slot.key());
-            free.unbind(index);
+            allocator.unbind(index);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::issue::permute;
+    use super::super::allocator::permute;
     use super::*;
     use proptest::prelude::*;
     use std::collections::HashSet;
@@ -564,7 +577,7 @@ mod tests {
     fn checks_in_order() {
         let t = MrTable::new();
         let key = t.register(PD, at(0x1000, 0x100), Access::REMOTE_READ, 0x1234_5678).unwrap();
-        let check = |key, pd, need, va, len| t.check(key, pd, need, va, len).map(Place::addr);
+        let check = |key, pd, need, va, len| t.check(key, pd, need, va, len).map(GrantedRange::addr);
         assert_eq!(check(key, PD, Access::REMOTE_READ, 0x1000, 0x100), Ok(0x1000));
         assert_eq!(check(key, PD, Access::empty(), 0x10ff, 1), Ok(0x10ff));
         // Everything is wrong: the key comes first, then the domain, the right, the range.
@@ -586,7 +599,7 @@ mod tests {
         let high = u64::MAX - 0x100;
         for (addr, len) in [(0x1000, 0x100), (0, 0x100), (high, 0x100), (0x1000, 0), (0, u64::MAX)] {
             let key = t.register(PD, at(addr, len), Access::empty(), 1).unwrap();
-            let ok = |va: u64, n| t.check(key, PD, Access::empty(), va, n) == Ok(Place::found(va, n));
+            let ok = |va: u64, n| t.check(key, PD, Access::empty(), va, n) == Ok(GrantedRange::found(va, n));
             assert!(ok(addr, len) && ok(addr, 0) && ok(addr + len, 0));
             assert_eq!(ok(addr, 1), len > 0);
             assert!(!ok(addr + len, 1) && !ok(addr + len, u64::MAX) && !ok(u64::MAX, u64::MAX));
@@ -630,8 +643,8 @@ mod tests {
     fn zero_based_addresses_are_offsets() {
         let t = MrTable::new();
         let key = t.register(PD, at(0x1000, 0x100), Access::ZERO_BASED, 1).unwrap();
-        assert_eq!(t.check(key, PD, Access::empty(), 0, 0x100), Ok(Place::found(0x1000, 0x100)));
-        assert_eq!(t.check(key, PD, Access::empty(), 0xff, 1), Ok(Place::found(0x10ff, 1)));
+        assert_eq!(t.check(key, PD, Access::empty(), 0, 0x100), Ok(GrantedRange::found(0x1000, 0x100)));
+        assert_eq!(t.check(key, PD, Access::empty(), 0xff, 1), Ok(GrantedRange::found(0x10ff, 1)));
         assert_eq!(t.check(key, PD, Access::empty(), 0x1000, 1), Err(KeyFault::OutOfRange));
         assert_eq!(t.check(key, PD, Access::empty(), u64::MAX, 1), Err(KeyFault::OutOfRange));
     }
@@ -664,7 +677,7 @@ mod tests {
             t.reclaim(live, TurnsPassed::without_shards())
         }));
         assert!(early.is_err(), "reclaimed alive");
-        assert_eq!(t.check(live, PD, ALL, 0x1000, 1), Ok(Place::found(0x1000, 1)));
+        assert_eq!(t.check(live, PD, ALL, 0x1000, 1), Ok(GrantedRange::found(0x1000, 1)));
     }
 
     /// Fills the table, so that each slot comes back as soon as it is freed, and walks one slot through every
@@ -796,7 +809,7 @@ mod tests {
                         let va = if zero_based { 0 } else { list[which].2 }.wrapping_add_signed(va);
                         let got = t.check(key, PdId(pd), Access::from_bits_retain(need), va, len);
                         let region = list.iter().find(|r| r.0 == key && r.5 == Life::Live);
-                        let want = match region {
+                        let expected = match region {
                             None => Err(KeyFault::UnknownKey),
                             Some(r) if r.1 != pd => Err(KeyFault::WrongPd),
                             Some(r) if r.4 & need != need => Err(KeyFault::NoAccess),
@@ -806,11 +819,11 @@ mod tests {
                                 if va < start || end > start + size as u128 {
                                     Err(KeyFault::OutOfRange)
                                 } else {
-                                    Ok(Place::found((addr as u128 + va - start) as u64, len))
+                                    Ok(GrantedRange::found((addr as u128 + va - start) as u64, len))
                                 }
                             }
                         };
-                        prop_assert_eq!(got, want);
+                        prop_assert_eq!(got, expected);
                     }
                     _ => {}
                 }
@@ -850,7 +863,7 @@ mod tests {
                                 for _ in 0..4 {
                                     match t.check(key, pd, ALL, addr, len) {
                                         Ok(host) => {
-                                            assert_eq!(host, Place::found(addr, len));
+                                            assert_eq!(host, GrantedRange::found(addr, len));
                                             hits += 1;
                                         }
                                         Err(fault) => {

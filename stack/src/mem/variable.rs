@@ -5,7 +5,7 @@
 //! them is one step under the table's lock, without a turn boundary; the [table](super::table)'s documentation says why a lookup
 //! is right all the same.
 
-use super::issue::{Kind, USER_BITS};
+use super::allocator::{SlotKind, USER_BITS};
 use super::table::{Grant, KeyFault, MemError, MrTable, NO_KEY, TAG_BITS, VARIABLE, WINDOW, region};
 use super::{Access, UserMemory};
 use crate::id::{PdId, Qpn};
@@ -63,7 +63,7 @@ impl MrTable {
     /// # Errors
     /// [`MemError::Full`].
     pub fn alloc_window(&self, pd: PdId, ty: MwType, random: u128) -> Result<u32, MemError> {
-        self.free().issue(random, Kind::Window(ty), pd).map(|(_, key)| key).ok_or(MemError::Full)
+        self.allocator().allocate(random, SlotKind::Window(ty), pd).map(|(_, key)| key).ok_or(MemError::Full)
     }
 
     /// A region for fast registration of this memory, none of which is registered; returns its key.
@@ -73,8 +73,8 @@ impl MrTable {
     pub fn alloc_fast(&self, pd: PdId, memory: UserMemory, random: u128) -> Result<u32, MemError> {
         let (addr, len) = (memory.addr(), memory.len());
         addr.checked_add(len).ok_or(MemError::InvalidRange)?;
-        let issue = self.free().issue(random, Kind::Fast { addr, len }, pd);
-        issue.map(|(_, key)| key).ok_or(MemError::Full)
+        let allocated = self.allocator().allocate(random, SlotKind::Fast { addr, len }, pd);
+        allocated.map(|(_, key)| key).ok_or(MemError::Full)
     }
 
     /// REG_MR: the region of `key` is its `len` bytes at host address `addr` from now on, with these rights; with
@@ -93,10 +93,10 @@ impl MrTable {
         len: u64,
         access: Access,
     ) -> Result<(), KeyFault> {
-        let mut free = self.free();
-        let issue = free.issued(key).ok_or(KeyFault::UnknownKey)?;
-        let Kind::Fast { addr: base, len: size } = issue.kind else { return Err(KeyFault::UnknownKey) };
-        if issue.pd != pd {
+        let mut allocator = self.allocator();
+        let record = allocator.record_of_key(key).ok_or(KeyFault::UnknownKey)?;
+        let SlotKind::Fast { addr: base, len: size } = record.kind else { return Err(KeyFault::UnknownKey) };
+        if record.pd != pd {
             return Err(KeyFault::WrongPd);
         }
         let slot = self.slot_at((key >> TAG_BITS) as usize);
@@ -124,11 +124,11 @@ impl MrTable {
     /// cannot grant, a region without [`Access::MW_BIND`], or one without [`Access::LOCAL_WRITE`] where the peer may
     /// write; [`KeyFault::OutOfRange`]. The window has not changed then.
     pub fn bind(&self, bind: &Bind) -> Result<(), KeyFault> {
-        let mut free = self.free();
+        let mut allocator = self.allocator();
         let index = (bind.window >> TAG_BITS) as usize;
-        let issue = free.issued(bind.window).ok_or(KeyFault::UnknownKey)?;
-        let Kind::Window(ty) = issue.kind else { return Err(KeyFault::UnknownKey) };
-        if issue.pd != bind.pd {
+        let record = allocator.record_of_key(bind.window).ok_or(KeyFault::UnknownKey)?;
+        let SlotKind::Window(ty) = record.kind else { return Err(KeyFault::UnknownKey) };
+        if record.pd != bind.pd {
             return Err(KeyFault::WrongPd); // C10-72
         }
         let window = self.slot_at(index);
@@ -142,13 +142,13 @@ impl MrTable {
         let bound = if bind.len == 0 { None } else { Some(self.bindable(bind)?) };
         // From here on nothing fails.
         let Some(grant) = bound else {
-            free.unbind(index);
+            allocator.unbind(index);
             let _ = window.clear(window.key()); // not bound before: nothing to take away
             return Ok(());
         };
         let region = (bind.region >> TAG_BITS) as u16;
         let qpn = if ty == MwType::Two { bind.qpn.get() } else { 0 };
-        free.bind(index, region, qpn);
+        allocator.bind(index, region, qpn);
         window.publish(bind.window, &Grant { qpn, ..grant });
         Ok(())
     }
@@ -191,29 +191,29 @@ impl MrTable {
     /// [`KeyFault::WrongQp`] where the peer names a window that is bound to another queue pair;
     /// [`KeyFault::WrongState`] for an ordinary region, a window of type 1, and a region with windows. The key stays.
     pub fn invalidate(&self, key: u32, pd: PdId, remote: Option<Qpn>) -> Result<(), KeyFault> {
-        let mut free = self.free();
+        let mut allocator = self.allocator();
         let slot = self.slot(key).filter(|slot| slot.key() == key && key != NO_KEY);
-        let (slot, issue) = slot.zip(free.issued(key)).ok_or(KeyFault::UnknownKey)?;
-        if issue.pd != pd {
+        let (slot, record) = slot.zip(allocator.record_of_key(key)).ok_or(KeyFault::UnknownKey)?;
+        if record.pd != pd {
             return Err(KeyFault::WrongPd);
         }
-        match issue.kind {
-            Kind::Fast { .. } if issue.windows == 0 => {}
-            Kind::Window(MwType::Two) if remote.is_none_or(|qpn| qpn.get() == issue.qpn) => {}
-            Kind::Window(MwType::Two) => return Err(KeyFault::WrongQp),
+        match record.kind {
+            SlotKind::Fast { .. } if record.windows == 0 => {}
+            SlotKind::Window(MwType::Two) if remote.is_none_or(|qpn| qpn.get() == record.qpn) => {}
+            SlotKind::Window(MwType::Two) => return Err(KeyFault::WrongQp),
             _ => return Err(KeyFault::WrongState),
         }
         slot.clear(key).map_err(|_| KeyFault::UnknownKey)?;
-        free.unbind((key >> TAG_BITS) as usize);
+        allocator.unbind((key >> TAG_BITS) as usize);
         Ok(())
     }
 
     /// A queue pair is destroyed: the windows of type 2 that it bound are unbound, because its number will be given
     /// out again.
     pub fn forget_qp(&self, qpn: Qpn) {
-        let mut free = self.free();
-        if free.bound > 0 {
-            self.unbind_all(&mut free, |issue| issue.qpn == qpn.get());
+        let mut allocator = self.allocator();
+        if allocator.bound > 0 {
+            self.unbind_all(&mut allocator, |record| record.qpn == qpn.get());
         }
     }
 }
@@ -221,7 +221,7 @@ impl MrTable {
 #[cfg(test)]
 mod tests {
     use super::super::edges::{ALL, PD, QP};
-    use super::super::{Place, TurnsPassed};
+    use super::super::{GrantedRange, TurnsPassed};
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -234,7 +234,7 @@ mod tests {
     }
 
     fn remote(t: &MrTable, key: u32, va: u64, len: u64) -> Result<u64, KeyFault> {
-        t.check_remote(key, PD, QP, Access::REMOTE_WRITE, va, len).map(Place::addr)
+        t.check_remote(key, PD, QP, Access::REMOTE_WRITE, va, len).map(GrantedRange::addr)
     }
 
     #[test]
@@ -289,7 +289,7 @@ mod tests {
         let region = t.register(PD, at(0x1000, 0x1000), ALL, 1).unwrap();
         let key = t.alloc_window(PD, MwType::Two, 2).unwrap();
         t.bind(&bind(key, region, 0x1800, 64)).unwrap();
-        let check = |pd, qpn, need, va| t.check_remote(key, pd, qpn, need, va, 8).map(Place::addr);
+        let check = |pd, qpn, need, va| t.check_remote(key, pd, qpn, need, va, 8).map(GrantedRange::addr);
         let (write, read, other) = (Access::REMOTE_WRITE, Access::REMOTE_READ, Qpn::new(9));
         assert_eq!(check(PD, QP, write, 0x1838), Ok(0x1838));
         assert_eq!(check(PdId(8), other, read, 0), Err(KeyFault::WrongPd));
@@ -336,7 +336,7 @@ mod tests {
         t.bind(&bind(one, b, 64, 8)).unwrap();
         t.revoke_with_windows(b).unwrap();
         assert_eq!(remote(&t, one, 64, 8), Err(KeyFault::UnknownKey));
-        assert_eq!(t.free().bound, 0);
+        assert_eq!(t.allocator().bound, 0);
         for key in [a, b, two] {
             t.reclaim(key, TurnsPassed::without_shards());
         }

@@ -230,10 +230,10 @@ impl Requester {
         let length = SendWqe::of(sq.slot(self.log.head())).length;
         let offset = (psn.diff(e.first) as u32 & 0x00ff_ffff) << self.mtu.log2();
         let (last, part_ends) = (psn == e.last, psn == e.part_end(psn));
-        let want = if last { length - offset } else { self.mtu.bytes() as u32 };
+        let expected = if last { length - offset } else { self.mtu.bytes() as u32 };
         // A restarted READ may be answered from FIRST on (the specification) or go on with MIDDLE (soft-RoCE).
         let closes = matches!(pkt.row.position, Position::Last | Position::Only);
-        if closes != part_ends || pkt.payload.len() != want as usize {
+        if closes != part_ends || pkt.payload.len() != expected as usize {
             return Ok(Response::Failed(WcStatus::LocLenErr));
         }
         Ok(Response::Place { seq: self.log.head(), offset })

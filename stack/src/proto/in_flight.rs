@@ -1,5 +1,5 @@
-//! What was sent and is not acknowledged. Whoever needs to know how much that is asks here: a scheme of recovery that takes
-//! acknowledgements out of order counts here, too.
+//! What was sent and is not acknowledged. Nothing else counts that, so a scheme of recovery that takes acknowledgements out of order
+//! has one place to count them.
 
 use crate::id::Psn;
 

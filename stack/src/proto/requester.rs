@@ -3,6 +3,11 @@
 //! Owns the send side's sequence numbers. [`Requester::poll_transmit`] returns the next packet; the
 //! [completer](super::completer) handles responses, on the same state. Never touches a payload byte: a
 //! [`Segment`] names the part of a work request that goes out.
+//!
+//! Its parts are files of their own: which requests started and are complete (`send_log`), which packets are in flight
+//! (`in_flight`), what the peer lets start (`credits`, `rd_atomic`), which packets request an acknowledgement (`ack_requests`), the
+//! timer (`timer`), retries (`retries`) and a failure on this side (`failure`). What depends on several of them is decided in
+//! `limits` and here.
 
 use super::congestion::{Congestion, Controller, Event};
 use super::in_flight::{InFlight, distance};
@@ -22,9 +27,9 @@ mod operation;
 mod peer_check;
 mod rd_atomic;
 mod retries;
-mod run;
 mod segment;
 mod send_log;
+mod series;
 mod timer;
 mod unreliable;
 
@@ -35,11 +40,11 @@ use operation::Operation;
 pub use peer_check::{CheckStep, PeerCheck};
 use rd_atomic::RdAtomic;
 use retries::Retries;
-pub use run::{Form, Next, Run, RunLimits, RunOutcome, Unbuilt};
 pub use segment::{Segment, Unsent};
 pub(super) use send_log::Acknowledged;
 pub use send_log::RequestKind;
 use send_log::{Remembered, SendLog, Started};
+pub use series::{Series, SeriesKind, SeriesLimits, SeriesOutcome, SeriesRequest, Unbuilt};
 pub(super) use timer::Awaited;
 use timer::Timer;
 

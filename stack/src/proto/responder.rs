@@ -9,7 +9,7 @@ use super::fault::Fault;
 use super::in_flight::distance;
 use crate::id::{Mtu, PdId, Psn};
 use crate::mark::{Mark, hit};
-use crate::mem::{Access, MrTable, Place};
+use crate::mem::{Access, GrantedRange, MrTable};
 use crate::wire::{Discard, Kind, Packet, Tail};
 use replay::{Replay, Resource};
 
@@ -19,7 +19,7 @@ mod duplicates;
 mod replay;
 mod unreliable;
 
-pub use answers::Answered;
+pub use answers::Answer;
 pub use unreliable::GRH_LEN;
 
 /// The receive side's settings, from the queue pair's attributes.
@@ -52,21 +52,21 @@ pub enum Effect {
     /// Write the payload to this place in our memory, then `accept`.
     Write {
         /// What the key grants: room for the whole payload.
-        place: Place,
+        place: GrantedRange,
         /// Whether the message ends here: its last byte is stored last.
         last: bool,
     },
     /// Perform the atomic on the 64-bit word at this place, then [`Responder::accept_atomic`].
     Atomic {
         /// The word, 8-byte aligned.
-        place: Place,
+        place: GrantedRange,
         /// COMPARE&SWAP, else FETCH&ADD.
         swap: bool,
     },
     /// ATOMIC WRITE: store the payload into the 64-bit word at this place in one step, then `accept`.
     Store {
         /// The word, 8-byte aligned.
-        place: Place,
+        place: GrantedRange,
     },
     /// FLUSH: make everything placed before visible to every CPU, then `accept`.
     Flush,

@@ -1,6 +1,6 @@
 //! Work queue elements: how a work request lies in a ring slot.
 //!
-//! A slot is a run of 16-byte granules. A send slot holds a [`SendWqe`] (three granules), then its address block
+//! A slot is a number of [`Granule`]s, 16 bytes each. A send slot holds a [`SendWqe`] (three granules), then its address block
 //! (datagrams and XRC: [`SendWqe::ext`] granules), then either its scatter/gather list (a granule each) or its
 //! inline data. A receive slot holds a [`RecvWqe`] (one granule), then its list. The slot size is fixed when the
 //! queue is made ([`send_stride`], [`recv_stride`]), so a work request is found by its sequence number alone.
@@ -13,7 +13,8 @@ use crate::mem::Access;
 pub use crate::mem::Sge;
 use crate::wire::{AtomicEth, Feth, Reth};
 
-/// The unit of a ring slot.
+/// The unit of a ring slot, 16 bytes: the basic block of a work queue element. NICs have such blocks, too: a WQEBB of mlx5 has 64
+/// bytes, in segments of 16.
 #[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(16))]
 pub struct Granule(pub [u64; 2]);

@@ -2,7 +2,7 @@
 //!
 //! Registered memory belongs to the program and to its peers at the same time, so it is never borrowed: bytes
 //! are copied in and out by the functions of [`racy`], and out to long packets by [`OnePass`], which loads as they do.
-//! Every [`Place`] that is opened here comes from a lookup ([`MrTable::check`]) in the same turn, which is what makes the
+//! Every [`GrantedRange`] that is opened here comes from a lookup ([`MrTable::check`]) in the same turn, which is what makes the
 //! accesses sound: a region stays mapped until each shard has passed a turn boundary after its key was revoked (`device`
 //! waits for that when it deregisters, and a shard that died is in no turn), and whoever registered the range vouched for
 //! it ([`UserMemory`](crate::mem::UserMemory)). A place says how long it is, and nothing is opened beyond.
@@ -13,7 +13,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::id::PdId;
-use crate::mem::{Access, Indirect, KnownKey, MrTable, Place, Sge, sge};
+use crate::mem::{Access, CachedKey, GrantedRange, Indirect, MrTable, Sge, sge};
 use crate::proto::status::SendFlags;
 use crate::proto::wqe::{Granule, SendWqe};
 use crate::racy::{self, kernel};
@@ -67,7 +67,7 @@ impl Memory<'_> {
         slot: &[Granule],
         offset: usize,
         len: usize,
-    ) -> Result<Option<Place>, LocalProtection> {
+    ) -> Result<Option<GrantedRange>, LocalProtection> {
         if SendWqe::of(slot).flags().contains(SendFlags::INLINE) {
             return Ok(None);
         }
@@ -95,7 +95,7 @@ impl Memory<'_> {
     #[inline(always)]
     pub fn scatter(
         &self,
-        known: &mut KnownKey,
+        known: &mut CachedKey,
         sges: &[Sge],
         offset: u64,
         from: &[u8],
@@ -133,14 +133,14 @@ impl Memory<'_> {
     }
 
     #[inline]
-    fn check(&self, piece: &Sge, need: Access) -> Result<Place, LocalProtection> {
+    fn check(&self, piece: &Sge, need: Access) -> Result<GrantedRange, LocalProtection> {
         self.keys
             .check(piece.lkey, self.pd, need, piece.addr, u64::from(piece.length))
             .map_err(|_| LocalProtection)
     }
 
     #[inline(always)]
-    fn check_known(&self, known: &mut KnownKey, piece: &Sge) -> Result<Place, LocalProtection> {
+    fn check_known(&self, known: &mut CachedKey, piece: &Sge) -> Result<GrantedRange, LocalProtection> {
         known
             .check(self.keys, piece.lkey, self.pd, None, piece.addr, u64::from(piece.length))
             .map_err(|_| LocalProtection)
@@ -150,12 +150,12 @@ impl Memory<'_> {
 /// Gathers for many packets of one turn.
 pub struct Gather<'a> {
     memory: Memory<'a>,
-    known: KnownKey,
+    known: CachedKey,
 }
 
 impl<'a> Gather<'a> {
     pub fn new(memory: Memory<'a>) -> Self {
-        Self { memory, known: KnownKey::new(Access::empty()) }
+        Self { memory, known: CachedKey::new(Access::empty()) }
     }
 
     /// Copies the first bytes of the only element of a list into `to`, one at least.
@@ -170,7 +170,7 @@ impl<'a> Gather<'a> {
 
 /// [`read`] for what is mostly short: 16 to 64 bytes go by way of registers, without a call.
 #[inline(always)]
-pub fn read_short(place: Place, to: &mut [u8]) -> Result<(), LocalProtection> {
+pub fn read_short(place: GrantedRange, to: &mut [u8]) -> Result<(), LocalProtection> {
     const BLOCK: usize = racy::BLOCK;
     let len = to.len();
     if !(BLOCK..=4 * BLOCK).contains(&len) {
@@ -193,7 +193,7 @@ pub fn read_short(place: Place, to: &mut [u8]) -> Result<(), LocalProtection> {
 
 /// Copies the first bytes of a place in registered memory into `to`.
 #[inline]
-pub fn read(place: Place, to: &mut [u8]) -> Result<(), LocalProtection> {
+pub fn read(place: GrantedRange, to: &mut [u8]) -> Result<(), LocalProtection> {
     // SAFETY: the place was looked up in this turn, so it is mapped (module comment); `to` is a packet buffer or a
     // local, never registered memory. A concurrent writer can make the bytes stale or mixed, as on any RDMA device.
     unsafe {
@@ -205,7 +205,7 @@ pub fn read(place: Place, to: &mut [u8]) -> Result<(), LocalProtection> {
 
 #[cold]
 #[inline(never)]
-fn read_indirect(place: Place, to: &mut [u8]) -> Result<(), LocalProtection> {
+fn read_indirect(place: GrantedRange, to: &mut [u8]) -> Result<(), LocalProtection> {
     match place.indirect() {
         // SAFETY: the place was looked up for reading: the program has registered whatever it has mapped there.
         Indirect::ByKernel(from) => Ok(unsafe { kernel::read(from, to) }?),
@@ -218,7 +218,7 @@ fn read_indirect(place: Place, to: &mut [u8]) -> Result<(), LocalProtection> {
 
 #[cold]
 #[inline(never)]
-fn write_indirect(place: Place, from: &[u8], last: bool) -> Result<(), LocalProtection> {
+fn write_indirect(place: GrantedRange, from: &[u8], last: bool) -> Result<(), LocalProtection> {
     match place.indirect() {
         // SAFETY: the place was looked up for writing: the program has registered whatever it has mapped there.
         Indirect::ByKernel(to) => Ok(unsafe { kernel::write(to, from, last) }?),
@@ -234,14 +234,14 @@ pub struct LongPacket {
     head: [u8; OnePass::HEAD],
     /// Bytes of the headers.
     headers: usize,
-    payload: Place,
+    payload: GrantedRange,
     /// `None`: nothing is laid out.
     pass: Option<OnePass>,
 }
 
 impl Default for LongPacket {
     fn default() -> Self {
-        Self { head: [0; OnePass::HEAD], headers: 0, payload: Place::EMPTY, pass: None }
+        Self { head: [0; OnePass::HEAD], headers: 0, payload: GrantedRange::EMPTY, pass: None }
     }
 }
 
@@ -260,11 +260,17 @@ impl LongPacket {
         if fits { template.one_pass() } else { None }
     }
 
-    /// Lays out a packet whose payload is at this [direct](Place::is_direct) place, for which there is a [`LongPacket::pass`].
+    /// Lays out a packet whose payload is at this [direct](GrantedRange::is_direct) place, for which there is a [`LongPacket::pass`].
     /// Returns how long its frame is. The payload is prefetched and not waited for: packets are laid out one after the other, and
     /// their cache misses overlap.
     #[inline(always)]
-    pub fn lay_out(&mut self, pass: OnePass, template: &Template, header: &Header, place: Place) -> usize {
+    pub fn lay_out(
+        &mut self,
+        pass: OnePass,
+        template: &Template,
+        header: &Header,
+        place: GrantedRange,
+    ) -> usize {
         assert!(header.payload_len >= Self::PAYLOAD_MIN, "there is no pass for {} bytes", header.payload_len);
         self.headers = template.begin(&mut self.head, header);
         self.payload = place;
@@ -320,7 +326,7 @@ impl LongPacket {
 /// Copies `from` to the start of a place in registered memory. With `last` the last byte is stored last, with release:
 /// programs spin on the last byte of a message.
 #[inline(always)]
-pub fn write(place: Place, from: &[u8], last: bool) -> Result<(), LocalProtection> {
+pub fn write(place: GrantedRange, from: &[u8], last: bool) -> Result<(), LocalProtection> {
     // SAFETY: the place was looked up for writing in this turn, so it is mapped and writable (module comment).
     let Some(to) = (unsafe { place.open(from.len()) }) else { return write_indirect(place, from, last) };
     match from {
@@ -364,7 +370,7 @@ unsafe fn write_at(to: *mut u8, from: &[u8]) {
 /// # Panics
 /// If the place is not aligned to 8 bytes: the responder has refused such an address.
 #[inline]
-fn word(place: Place) -> Option<*mut u64> {
+fn word(place: GrantedRange) -> Option<*mut u64> {
     assert!(place.addr().is_multiple_of(8), "a word at {:#x}", place.addr());
     // SAFETY: the place was looked up for writing, or for atomics, in this turn, so it is mapped and writable (module
     // comment).
@@ -375,7 +381,7 @@ fn word(place: Place) -> Option<*mut u64> {
 /// number of bytes, which the responder has refused. The kernel copies in any number of steps, so memory that may not be mapped is
 /// refused too.
 #[cold]
-pub fn store(place: Place, from: &[u8]) -> Result<(), LocalProtection> {
+pub fn store(place: GrantedRange, from: &[u8]) -> Result<(), LocalProtection> {
     let Ok(bytes) = <[u8; 8]>::try_from(from) else { return Ok(()) };
     let word = word(place).ok_or(LocalProtection)?;
     // SAFETY: it is a word, mapped and writable.
@@ -392,7 +398,7 @@ pub fn flush() {
 
 /// COMPARE&SWAP (`swap`) or FETCH&ADD on the host-order word at a place; returns what it held. A CPU atomic:
 /// atomic against other shards and against the program. In memory that may not be mapped it is atomic against others of its kind.
-pub fn atomic(place: Place, swap: bool, swap_add: u64, compare: u64) -> Result<u64, LocalProtection> {
+pub fn atomic(place: GrantedRange, swap: bool, swap_add: u64, compare: u64) -> Result<u64, LocalProtection> {
     let Some(word) = word(place) else { return atomic_indirect(place, swap, swap_add, compare) };
     // SAFETY: it is a word, mapped and writable.
     Ok(unsafe {
@@ -406,7 +412,12 @@ pub fn atomic(place: Place, swap: bool, swap_add: u64, compare: u64) -> Result<u
 
 #[cold]
 #[inline(never)]
-fn atomic_indirect(place: Place, swap: bool, swap_add: u64, compare: u64) -> Result<u64, LocalProtection> {
+fn atomic_indirect(
+    place: GrantedRange,
+    swap: bool,
+    swap_add: u64,
+    compare: u64,
+) -> Result<u64, LocalProtection> {
     let Indirect::ByKernel(at) = place.indirect() else { return Err(LocalProtection) };
     let new = |word: u64| match swap {
         true if word == compare => swap_add,
@@ -443,7 +454,7 @@ mod tests {
                 for len in (0..1200).step_by(step).chain([2048, 4096]) {
                     let header = Header { opcode, ext, payload_len: len, ip_id: 0x4711, ..Header::default() };
                     let payload = &memory[3..3 + len as usize];
-                    let place = Place::found(payload.as_ptr() as u64, u64::from(len));
+                    let place = GrantedRange::found(payload.as_ptr() as u64, u64::from(len));
                     let mut steps = untouched.clone();
                     let at = template.begin(&mut steps, &header);
                     steps[at..at + payload.len()].copy_from_slice(payload);

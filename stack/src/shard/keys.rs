@@ -15,7 +15,7 @@ use crossbeam_utils::CachePadded;
 
 use super::copy::{LocalProtection, Memory};
 use crate::config::SHARDS_MAX;
-use crate::mem::{Access, KnownKey, Sge};
+use crate::mem::{Access, CachedKey, Sge};
 use crate::sync::asymmetric::{heavy, light};
 
 /// For each shard of a device, a number that is odd during its turns and moves on at each end of one.
@@ -26,7 +26,7 @@ pub(super) struct Keys {
     /// Address behind the bytes that were placed last: a hint of where the next ones go.
     pub placed_to: u64,
     /// What is known of the key that was scattered to last in this turn.
-    known: KnownKey,
+    known: CachedKey,
     /// Completions wait for a grace period: see [`Keys::poll_grace_period`].
     in_grace_period: bool,
     /// A key was revoked since the last look at the other shards.
@@ -39,7 +39,7 @@ impl Keys {
     pub fn new() -> Self {
         Self {
             placed_to: 0,
-            known: KnownKey::new(Access::LOCAL_WRITE),
+            known: CachedKey::new(Access::LOCAL_WRITE),
             in_grace_period: false,
             revoked: false,
             readers: ArrayVec::new(),

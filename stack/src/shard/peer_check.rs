@@ -14,7 +14,7 @@ use super::qp::{Qp, Route};
 use super::state::Shard;
 use super::tx::writer::{Draft, Payload};
 use crate::id::{Psn, QpType, Qpn};
-use crate::mem::Place;
+use crate::mem::GrantedRange;
 use crate::proto::requester::CheckStep;
 use crate::proto::state::Gates;
 use crate::time::Instant;
@@ -85,7 +85,7 @@ impl Env {
             ip_id: self.outbox.next_ip_id(),
             ..Header::default()
         };
-        let packet = Draft { header, payload: Payload::At(Place::EMPTY) };
+        let packet = Draft { header, payload: Payload::At(GrantedRange::EMPTY) };
         if packet.write_frame(&qp.template, &mut frame).is_err() {
             return self.outbox.keep_frame(frame); // it has no payload that could be missing
         }

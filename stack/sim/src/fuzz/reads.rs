@@ -21,7 +21,7 @@ const MTU: usize = Mtu::Mtu256.bytes();
 
 /// A request packet that the peer has yet to answer, or to answer again.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct Unanswered {
     kind: Kind,
     psn: u32,
     /// Bytes of a READ.
@@ -31,7 +31,7 @@ struct Asked {
 /// The peer's state.
 #[derive(Debug, Default)]
 struct Peer {
-    asked: VecDeque<Asked>,
+    asked: VecDeque<Unanswered>,
     /// Answers given to the first one.
     given: usize,
     msn: u32,
@@ -151,8 +151,8 @@ fn completions(rig: &mut Rig, open: &mut VecDeque<Posted>, first: &BTreeMap<u64,
                 let psn = first.get(&id).copied().expect("a READ that succeeded was asked for");
                 let bytes = rig.node.mr(rig.buf).read((id % PLACES) as usize * PLACE, len);
                 for (n, chunk) in bytes.chunks(MTU).enumerate() {
-                    let want = fill(psn.wrapping_add(n as u32) & 0xff_ffff);
-                    assert!(chunk.iter().all(|byte| *byte == want), "READ {id}: wrong bytes in part {n}");
+                    let expected = fill(psn.wrapping_add(n as u32) & 0xff_ffff);
+                    assert!(chunk.iter().all(|byte| *byte == expected), "READ {id}: wrong bytes in part {n}");
                 }
             }
             break;
@@ -171,13 +171,13 @@ impl Peer {
             self.given = 0;
         }
         let len = if seen.kind() == Kind::ReadRequest { seen.reth().len as usize } else { 0 };
-        self.asked.push_back(Asked { kind: seen.kind(), psn: seen.psn, len });
+        self.asked.push_back(Unanswered { kind: seen.kind(), psn: seen.psn, len });
     }
 
     /// The peer's next packet, or one near it.
     fn answer(&mut self, input: &mut Input<'_>) -> Pkt {
         let twist = input.u8();
-        let asked = self.asked.front().copied().unwrap_or(Asked { kind: Kind::Send, psn: 0xff, len: 0 });
+        let asked = self.asked.front().copied().unwrap_or(Unanswered { kind: Kind::Send, psn: 0xff, len: 0 });
         let parts = asked.len.div_ceil(MTU).max(1);
         let psn = asked.psn.wrapping_add(self.given as u32) & 0xff_ffff;
         let last = self.given + 1 == parts;

@@ -2,8 +2,8 @@
 //!
 //! A controller is told when packets leave and are acknowledged, when some were lost, and what the network says: marks on
 //! received packets (CE, RFC 3168) and congestion notification packets (IBA A17.9.3). Each controller is a variant of
-//! [`Controller`] and of `Congestion`, and a file. Its state is in a box: a queue pair has room for a pointer, and with the fixed
-//! window pays for nothing else.
+//! [`Controller`] and of `Congestion`, and a file. Its state is in a box: a queue pair has room for a pointer, and one with the fixed
+//! window needs no more.
 
 use super::completer::RetryCause;
 use crate::id::Psn;
@@ -56,7 +56,8 @@ pub(super) enum Event {
         /// They went out before: an acknowledgement does not tell which transmission it answers.
         again: bool,
     },
-    /// What was built in the turn that began at this instant left later, shortly before now: the turn was a long one.
+    /// The turn that began at this instant took long, and what was sent in it may have left the port as late as now. A controller
+    /// that remembers when packets were sent takes that time for them instead.
     LeftLate(Instant),
     /// Everything before this number is acknowledged.
     Acknowledged(Psn),

@@ -4,7 +4,7 @@ use super::{Congestion, Controller, Event, Probe};
 use crate::id::{Gid, Mtu, Psn, QpState, QpType};
 use crate::proto::completer::{Response, RetryCause};
 use crate::proto::recovery::{self, Recovery, Scheme};
-use crate::proto::requester::{Idle, Policies, Requester, RequesterConfig, RunLimits, SendRing, UNSHARED};
+use crate::proto::requester::{Idle, Policies, Requester, RequesterConfig, SendRing, SeriesLimits, UNSHARED};
 use crate::proto::state::Gates;
 use crate::proto::status::{SendFlags, WrOpcode};
 use crate::proto::tables::{NakCode, Syndrome};
@@ -129,14 +129,14 @@ fn the_window_is_the_controllers() {
     assert_eq!(rig.requester.waiting(rig.now, &rig.ring, UNSHARED), 1);
     assert_eq!(rig.send(), (vec![(1, true)], Idle::Waiting));
     rig.probe().window = 100;
-    let run = rig.requester.begin_run(
+    let series = rig.requester.begin_series(
         rig.now,
         GATES,
         0,
         &rig.ring,
-        RunLimits { packets: 8, bytes: 256, share: UNSHARED },
+        SeriesLimits { packets: 8, bytes: 256, share: UNSHARED },
     );
-    assert!(run.is_none(), "one is left");
+    assert!(series.is_none(), "one is left");
     assert_eq!(rig.send(), (vec![(2, false)], Idle::NothingToDo));
 }
 
@@ -166,12 +166,12 @@ fn a_run_is_told_of_at_once() {
     for _ in 0..4 {
         rig.post(WrOpcode::RdmaWrite, 9);
     }
-    let run = rig
+    let series = rig
         .requester
-        .begin_run(rig.now, GATES, 0, &rig.ring, RunLimits { packets: 3, bytes: 256, share: UNSHARED })
+        .begin_series(rig.now, GATES, 0, &rig.ring, SeriesLimits { packets: 3, bytes: 256, share: UNSHARED })
         .expect("all are alike");
-    let (ran, built) = run.messages(&mut [(); 3], |_, ()| Ok(()));
-    rig.requester.end_run(ran);
+    let (outcome, built) = series.messages(&mut [(); 3], |_, ()| Ok(()));
+    rig.requester.end_series(outcome);
     assert_eq!((built, rig.told()), (Ok(()), vec![(1000, sent(0xff_fffe, 1, 27, false))]));
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The requester and the completer notice signs of loss, count retries and send; a scheme chooses the packets. Each scheme
 //! is a variant of [`Scheme`] and of `Recovery`, and a file. A scheme that remembers more than `Repair` keeps it in a box: a
-//! queue pair has room for a pointer, and without the scheme pays for nothing else.
+//! queue pair has room for a pointer, and one with go-back-N needs no more.
 
 use super::completer::RetryCause;
 use super::in_flight::InFlight;

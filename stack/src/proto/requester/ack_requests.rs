@@ -62,7 +62,7 @@ impl AckRequests {
         asks
     }
 
-    /// Packet `index` requests an acknowledgement. Few do, and the loop over a run needs the registers for the others.
+    /// Packet `index` requests an acknowledgement. Few do, and the loop over a series needs the registers for the others.
     #[cold]
     #[inline(never)]
     fn asked_by(&mut self, index: u32) {

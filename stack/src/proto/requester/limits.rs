@@ -1,4 +1,4 @@
-//! What may be sent now: window, credits, READ limit and fence. Decided here, for a single packet and for a [`Run`](super::Run) of
+//! What may be sent now: window, credits, READ limit and fence. Decided here, for a single packet and for a [`Series`](super::Series) of
 //! them.
 
 use super::operation::Operation;

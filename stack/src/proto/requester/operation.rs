@@ -1,6 +1,6 @@
 //! What each send operation is on the wire: its row says what packets it becomes, and the rest follows from them.
 
-use super::{Form, RequestKind};
+use super::{RequestKind, SeriesKind};
 use crate::proto::status::WrOpcode;
 use crate::proto::wqe::SendWqe;
 use crate::wire::{Kind, Opcode, Position, Tail};
@@ -18,28 +18,28 @@ pub(super) struct Operation {
     pub takes_recv: bool,
     /// The opcode of the packet, if a single one is enough.
     pub only: Opcode,
-    /// The extension headers of that packet, where it may be part of a run.
-    pub form: Option<Form>,
+    /// The series whose packets are like that one.
+    pub series: Option<SeriesKind>,
 }
 
 impl Operation {
     /// `None`: a work request that becomes no packet.
     const fn new(opcode: WrOpcode) -> Option<Self> {
         let Some((packet, tail)) = opcode.packet() else { return None };
-        let (kind, form) = match (packet, tail) {
-            (Kind::Send, Tail::None) => (RequestKind::Message, Some(Form::Bare)),
-            (Kind::Send, Tail::Imm) => (RequestKind::Message, Some(Form::Imm)),
-            (Kind::Send, Tail::Inv) => (RequestKind::Message, Some(Form::Inv)),
-            (Kind::Write, Tail::None) => (RequestKind::Message, Some(Form::Write)),
-            (Kind::Write, _) => (RequestKind::Message, Some(Form::WriteImm)),
-            (Kind::ReadRequest, _) => (RequestKind::Read, Some(Form::Read)),
-            (Kind::CmpSwap | Kind::FetchAdd, _) => (RequestKind::Atomic, Some(Form::Atomic)),
+        let (kind, series) = match (packet, tail) {
+            (Kind::Send, Tail::None) => (RequestKind::Message, Some(SeriesKind::Send)),
+            (Kind::Send, Tail::Imm) => (RequestKind::Message, Some(SeriesKind::SendImm)),
+            (Kind::Send, Tail::Inv) => (RequestKind::Message, Some(SeriesKind::SendInv)),
+            (Kind::Write, Tail::None) => (RequestKind::Message, Some(SeriesKind::Write)),
+            (Kind::Write, _) => (RequestKind::Message, Some(SeriesKind::WriteImm)),
+            (Kind::ReadRequest, _) => (RequestKind::Read, Some(SeriesKind::Read)),
+            (Kind::CmpSwap | Kind::FetchAdd, _) => (RequestKind::Atomic, Some(SeriesKind::Atomic)),
             (Kind::AtomicWrite | Kind::Flush, _) => (RequestKind::Placement, None),
             _ => panic!("a work request becomes request packets"),
         };
         let only = Opcode::rc(packet, Position::Only, tail);
         let takes_recv = matches!(packet, Kind::Send) || matches!(tail, Tail::Imm);
-        Some(Self { packet, tail, kind, takes_recv, only, form })
+        Some(Self { packet, tail, kind, takes_recv, only, series })
     }
 
     /// Looked up: a jump for each operation costs more.

@@ -1,4 +1,4 @@
-//! READs and atomics outstanding, of which the peer keeps so many for replay at most.
+//! READs and atomics that are outstanding, and how many may be: as many as the peer keeps, to answer them again.
 
 /// Requests that are answered by responses and have not been, and how many there may be. Of a READ that is requested in parts each
 /// part counts.

@@ -1,5 +1,5 @@
-//! What a requester remembers of the work requests that it started: which of them are complete, what is sent next, and one word for
-//! each. With very many queue pairs this memory is in no cache, so it is no more.
+//! What a requester remembers of the work requests that it started: which are complete, which has the next packet, and one word for
+//! each. One word, because with very many queue pairs this memory is in no cache.
 
 use crate::id::Psn;
 use crate::proto::in_flight::distance;

@@ -1,7 +1,7 @@
 //! The send side of UC and UD: every packet goes out once, and nobody answers (IBA 9.8.2, 9.8.3).
 //!
-//! The cursor and sequence numbers are those of the reliable [`Requester`]; its timers, retries, window and credits
-//! rest. A work request succeeds when its last frame has left: [`Requester::left`].
+//! The send log and sequence numbers are those of the reliable [`Requester`]; its timer, retries, window and credits are not
+//! used. A work request succeeds when its last frame has left: [`Requester::left`].
 
 use super::ack_requests::SinceAckReq;
 use super::{Idle, LocalFailure, Operation, Remembered, RequestKind, Requester, Segment, SendRing};

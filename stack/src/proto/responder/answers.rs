@@ -10,7 +10,7 @@ use crate::wire::{Aeth, Kind, Opcode, Position, Tail};
 
 /// An answer to build.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Answered {
+pub enum Answer {
     /// ACKNOWLEDGE with this syndrome.
     Ack {
         /// Its PSN.
@@ -79,7 +79,7 @@ impl Responder {
     /// The next answer, in PSN order: READ and ATOMIC responses, then the one acknowledgement that is due.
     /// `credits`: receive requests available, `None` with a shared receive queue.
     #[inline]
-    pub fn poll_transmit(&mut self, credits: Option<u32>) -> Option<Answered> {
+    pub fn poll_transmit(&mut self, credits: Option<u32>) -> Option<Answer> {
         if self.pending > 0
             && let Some(answer) = self.poll_resource(credits)
         {
@@ -89,12 +89,12 @@ impl Responder {
         Some(match pending {
             Pending::Ack => {
                 self.answered = psn;
-                Answered::Ack { psn, aeth: self.aeth(credits), fatal: None }
+                Answer::Ack { psn, aeth: self.aeth(credits), fatal: None }
             }
             Pending::Nak(syndrome) => {
                 self.answered = psn.sub(1);
                 let aeth = Aeth { syndrome, msn: self.msn.get() };
-                Answered::Ack { psn, aeth, fatal: self.fatal }
+                Answer::Ack { psn, aeth, fatal: self.fatal }
             }
         })
     }
@@ -104,7 +104,7 @@ impl Responder {
         Aeth { syndrome, msn: self.msn.get() }
     }
 
-    fn poll_resource(&mut self, credits: Option<u32>) -> Option<Answered> {
+    fn poll_resource(&mut self, credits: Option<u32>) -> Option<Answer> {
         let aeth = self.aeth(credits);
         let index = self.next_resource()?;
         Some(self.respond_with(index, aeth))
@@ -125,7 +125,7 @@ impl Responder {
         credits: Option<u32>,
         longest: u32,
         places: &mut [P],
-        mut build: impl FnMut(Answered, &mut P) -> bool,
+        mut build: impl FnMut(Answer, &mut P) -> bool,
     ) -> (usize, Option<Psn>) {
         let aeth = self.aeth(credits);
         let mut made = 0;
@@ -166,7 +166,7 @@ impl Responder {
 
     /// The next response to the request in this slot.
     #[inline(always)]
-    fn respond_with(&mut self, index: usize, aeth: Aeth) -> Answered {
+    fn respond_with(&mut self, index: usize, aeth: Aeth) -> Answer {
         let offset = self.offset_of(&self.replay.slots[index]);
         let r = &mut self.replay.slots[index];
         let psn = r.next;
@@ -178,7 +178,7 @@ impl Responder {
                 (false, true) => Position::Last,
             };
             let len = if psn == r.last { r.len - offset } else { self.mtu.bytes() as u32 };
-            Answered::Read {
+            Answer::Read {
                 psn,
                 opcode: Opcode::rc(Kind::ReadResponse, position, Tail::None),
                 aeth,
@@ -188,7 +188,7 @@ impl Responder {
                 pd: r.pd,
             }
         } else if matches!(r.kind, Kind::AtomicWrite | Kind::Flush) {
-            Answered::Read {
+            Answer::Read {
                 psn,
                 opcode: Opcode::RC_READ_RESPONSE_ONLY,
                 aeth,
@@ -198,7 +198,7 @@ impl Responder {
                 pd: r.pd,
             }
         } else {
-            Answered::Atomic { psn, aeth, original: r.original }
+            Answer::Atomic { psn, aeth, original: r.original }
         };
         r.next = psn.add(1);
         if psn == r.last {

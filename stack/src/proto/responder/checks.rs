@@ -4,7 +4,7 @@
 use super::{Effect, InProgress, ReceiveSource, Responder};
 use crate::config::MESSAGE_MAX;
 use crate::id::PdId;
-use crate::mem::{Access, KeyFault, MrTable, Place};
+use crate::mem::{Access, GrantedRange, KeyFault, MrTable};
 use crate::proto::fault::Fault;
 use crate::wire::{Feth, Kind, Packet};
 
@@ -181,7 +181,10 @@ fn flush_right(feth: Feth) -> Option<Access> {
 
 /// Where the 8-byte word at `va` is; `key` looks it up.
 #[inline(always)]
-fn aligned_word(va: u64, key: impl FnOnce(u64) -> Result<Place, KeyFault>) -> Result<Place, Fault> {
+fn aligned_word(
+    va: u64,
+    key: impl FnOnce(u64) -> Result<GrantedRange, KeyFault>,
+) -> Result<GrantedRange, Fault> {
     if !va.is_multiple_of(8) {
         return Err(Fault::Misaligned);
     }

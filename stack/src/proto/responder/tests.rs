@@ -34,7 +34,7 @@ fn take_send(responder: &mut Responder, ack_req: bool) {
 }
 
 /// Takes an empty SEND and returns the acknowledgement.
-fn send(responder: &mut Responder) -> Option<Answered> {
+fn send(responder: &mut Responder) -> Option<Answer> {
     take_send(responder, true);
     responder.poll_transmit(None)
 }
@@ -63,11 +63,11 @@ fn fetch_add(psn: Psn) -> Header {
 /// Takes a FETCH&ADD, whose key is good, and answers it.
 fn take_fetch_add(responder: &mut Responder, original: u64) {
     with_packet(&fetch_add(responder.rq_psn()), |pkt| responder.accept_atomic(pkt, original));
-    assert!(matches!(responder.poll_transmit(None), Some(Answered::Atomic { .. })));
+    assert!(matches!(responder.poll_transmit(None), Some(Answer::Atomic { .. })));
 }
 
 /// Takes a packet that was taken before. Returns the answer.
-fn take_again(responder: &mut Responder, header: &Header) -> Result<Option<Answered>, Discard> {
+fn take_again(responder: &mut Responder, header: &Header) -> Result<Option<Answer>, Discard> {
     match with_packet(header, |pkt| responder.handle_unexpected(*pkt)) {
         Unexpected::Duplicate => Ok(responder.poll_transmit(None)),
         Unexpected::Drop(reason) => Err(reason),
@@ -123,7 +123,7 @@ fn r51_message_sequence_number_wraps() {
     let mut responder = ready(0x100);
     responder.msn = Psn::new(0xff_ffff);
     let aeth = Aeth { syndrome: CREDIT_UNLIMITED, msn: 0 };
-    let answer = Answered::Ack { psn: Psn::new(0x100), aeth, fatal: None };
+    let answer = Answer::Ack { psn: Psn::new(0x100), aeth, fatal: None };
     assert_eq!(send(&mut responder), Some(answer));
 }
 
@@ -233,7 +233,7 @@ fn an_atomic_of_an_earlier_lap_does_not_answer_for_a_new_one() {
     pass_messages(&mut responder, (1 << 23) - 1);
     take_fetch_add(&mut responder, 77);
     let answer = take_again(&mut responder, &fetch_add(Psn::new(0)));
-    assert!(matches!(answer, Ok(Some(Answered::Atomic { original: 77, .. }))), "{answer:?}");
+    assert!(matches!(answer, Ok(Some(Answer::Atomic { original: 77, .. }))), "{answer:?}");
 }
 
 // Goal: a remembered READ, some numbers of which are new again, is not taken for the one that is refused.
@@ -283,7 +283,7 @@ fn requests_are_remembered_for_half_of_the_circle() {
                 let held_back = taken.iter().find(|&&(first, _)| first > place);
                 let until = Psn::new(held_back.map_or(at, |&(first, _)| first) as u32).sub(1);
                 let answer = take_again(&mut responder, &Header { psn, ..Header::default() });
-                assert!(matches!(answer, Ok(Some(Answered::Ack { psn, .. })) if psn == until), "{answer:?}");
+                assert!(matches!(answer, Ok(Some(Answer::Ack { psn, .. })) if psn == until), "{answer:?}");
             }
             for psn in taken.iter().map(|&(first, _)| Psn::new(first as u32)) {
                 // The newest place behind with this number.
@@ -292,7 +292,7 @@ fn requests_are_remembered_for_half_of_the_circle() {
                 let known = taken.iter().find(|&&(first, original)| first == place && original.is_some());
                 match (take_again(&mut responder, &fetch_add(psn)), known) {
                     (Err(Discard::Duplicate), None) => {}
-                    (Ok(Some(Answered::Atomic { original, .. })), Some(_)) => assert_eq!(original, place),
+                    (Ok(Some(Answer::Atomic { original, .. })), Some(_)) => assert_eq!(original, place),
                     (answer, _) => panic!("case {case}: {place} at {at}: {answer:?}"),
                 }
             }

@@ -118,7 +118,7 @@ mod tests {
     use super::super::{ReceivedTail, ResponderConfig};
     use super::*;
     use crate::id::{Mtu, Psn, Qpn};
-    use crate::mem::{Access, Place, UserMemory};
+    use crate::mem::{Access, GrantedRange, UserMemory};
     use crate::wire::{Deth, Ext, Flow, HEADERS_MAX, Header, Ingress, Opcode, Reth, Template, locate};
 
     /// Receive requests by the bytes they hold.
@@ -226,9 +226,9 @@ mod tests {
         assert_eq!(r.send(too_long, 256), Err(Discard::BadRequest));
         assert_eq!(
             r.send(first, 256),
-            Ok((Effect::Write { place: Place::found(VA, 600), last: false }, None))
+            Ok((Effect::Write { place: GrantedRange::found(VA, 600), last: false }, None))
         );
-        let placed = Effect::Write { place: Place::found(VA + 256, 344), last: false };
+        let placed = Effect::Write { place: GrantedRange::found(VA + 256, 344), last: false };
         assert_eq!(r.send(head(Opcode::UC_WRITE_MIDDLE, 1), 256), Ok((placed, None)));
         r.keys.revoke(r.key).unwrap();
         assert_eq!(r.send(head(Opcode::UC_WRITE_LAST, 2), 88), Err(Discard::BadRequest));

@@ -1,14 +1,14 @@
 //! Answers of a queue pair: the acknowledgements and responses of its responder, as a source of the
-//! [`writer`], and what follows when no more can be built.
+//! [`writer`](super::writer), and what follows when no more can be built.
 
 use super::Stop;
-use super::writer::{self, Built, Draft, Payload, Source};
+use super::writer::{Built, Draft, Payload, Source, WrittenSeries};
 use crate::config::LONG_PACKET;
 use crate::id::{PdId, Psn, Qpn};
-use crate::mem::{Access, KeyFault, KnownKey, MrTable, Place};
+use crate::mem::{Access, CachedKey, GrantedRange, KeyFault, MrTable};
 use crate::port::Frame;
 use crate::proto::fault::Fault;
-use crate::proto::responder::Answered;
+use crate::proto::responder::Answer;
 use crate::proto::tables::Syndrome;
 use crate::shard::copy::{self, LocalProtection};
 use crate::shard::counters::{Counter, Counters};
@@ -55,14 +55,14 @@ impl Source for Answers<'_> {
         let qp = &mut *self.qp;
         let answer = qp.responder.poll_transmit(qp.credits()).ok_or(End::Idle)?;
         let (psn, opcode, ext, place) = match answer {
-            Answered::Ack { psn, aeth, fatal } => {
+            Answer::Ack { psn, aeth, fatal } => {
                 (self.ack, self.fatal) = (Some(aeth), fatal);
-                (psn, ACKNOWLEDGE, Ext::Aeth(aeth), Place::EMPTY)
+                (psn, ACKNOWLEDGE, Ext::Aeth(aeth), GrantedRange::EMPTY)
             }
-            Answered::Atomic { psn, aeth, original } => {
-                (psn, ATOMIC_ACKNOWLEDGE, Ext::AtomicAck(aeth, original), Place::EMPTY)
+            Answer::Atomic { psn, aeth, original } => {
+                (psn, ATOMIC_ACKNOWLEDGE, Ext::AtomicAck(aeth, original), GrantedRange::EMPTY)
             }
-            Answered::Read { psn, opcode, aeth, rkey, va, len, pd } => {
+            Answer::Read { psn, opcode, aeth, rkey, va, len, pd } => {
                 let place = readable(self.keys, qp.qpn, pd, rkey, va, len).map_err(|_| End::Refused(psn))?;
                 qp.long_answers = place.len() > LONG_PACKET as u64;
                 let has_aeth = opcode.row().is_some_and(|row| row.has(ExtHeader::Aeth));
@@ -84,11 +84,11 @@ impl Source for Answers<'_> {
     }
 
     #[inline(always)]
-    fn run(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<writer::WrittenRun<End>> {
+    fn write_series(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<WrittenSeries<End>> {
         if frames.len() < 2 || !self.qp.template.is_plain() {
             return None;
         }
-        run(self.qp, self.keys, ip_id, frames)
+        write_series(self.qp, self.keys, ip_id, frames)
     }
 
     #[inline(always)]
@@ -99,29 +99,36 @@ impl Source for Answers<'_> {
 
 /// Where the bytes of a READ response are: the key may have gone since the request was checked.
 #[inline(always)]
-fn readable(keys: &MrTable, qpn: Qpn, pd: PdId, rkey: u32, va: u64, len: u32) -> Result<Place, KeyFault> {
+fn readable(
+    keys: &MrTable,
+    qpn: Qpn,
+    pd: PdId,
+    rkey: u32,
+    va: u64,
+    len: u32,
+) -> Result<GrantedRange, KeyFault> {
     match len {
-        0 => Ok(Place::EMPTY),
+        0 => Ok(GrantedRange::EMPTY),
         _ => keys.check_remote(rkey, pd, qpn, Access::REMOTE_READ, va, u64::from(len)),
     }
 }
 
 /// Builds short responses to READs and atomics, one after the other.
 #[inline(never)]
-fn run(
+fn write_series(
     qp: &mut Qp,
     keys: &MrTable,
     ip_id: &mut u16,
     frames: &mut [Frame],
-) -> Option<writer::WrittenRun<End>> {
+) -> Option<WrittenSeries<End>> {
     let stencil = qp.template.stencil(READ_RESPONSE, false)?;
     qp.long_answers = false;
     let (credits, class, qpn) = (qp.credits(), qp.class, qp.qpn);
-    let (mut id, mut bytes, mut known) = (*ip_id, 0, KnownKey::new(Access::REMOTE_READ));
+    let (mut id, mut bytes, mut known) = (*ip_id, 0, CachedKey::new(Access::REMOTE_READ));
     let (made, refused) = qp.responder.respond(credits, LONG_PACKET as u32, frames, |answer, frame| {
         id = id.wrapping_add(1);
         let total = match answer {
-            Answered::Read { psn, opcode, aeth, rkey, va, len, pd } => {
+            Answer::Read { psn, opcode, aeth, rkey, va, len, pd } => {
                 let total = Stencil::frame_len::<RESPONSE>(len as usize);
                 frame.set_len(total);
                 let laid = stencil.lay(frame.data_mut(), id, psn, false, len as usize);
@@ -136,7 +143,7 @@ fn run(
                 }
                 total
             }
-            Answered::Atomic { psn, aeth, original } => {
+            Answer::Atomic { psn, aeth, original } => {
                 let total = Stencil::frame_len::<ATOMIC>(0);
                 frame.set_len(total);
                 let laid = stencil.lay::<ATOMIC>(frame.data_mut(), id, psn, false, 0);
@@ -146,14 +153,14 @@ fn run(
                 value.copy_from_slice(&original.to_be_bytes());
                 total
             }
-            Answered::Ack { .. } => return false, // no response
+            Answer::Ack { .. } => return false, // no response
         };
         bytes += total as u64;
         true
     });
     *ip_id = id;
     let end = refused.map(End::Refused);
-    (made > 0 || end.is_some()).then_some(writer::WrittenRun { frames: made, bytes, end })
+    (made > 0 || end.is_some()).then_some(WrittenSeries { frames: made, bytes, end })
 }
 
 impl Env {

@@ -2,11 +2,13 @@
 //! follows when no more can be built.
 
 use super::Stop;
-use super::writer::{self, Built, Draft, Payload, Source};
+use super::writer::{Built, Draft, Payload, Source, WrittenSeries};
 use crate::config::{LONG_PACKET, QP_TX_BUDGET};
 use crate::port::Frame;
 use crate::proto::completer::RetryCause;
-use crate::proto::requester::{Form, Idle, Next, Run, RunLimits, RunOutcome, Segment, Unbuilt, Unsent};
+use crate::proto::requester::{
+    Idle, Segment, Series, SeriesKind, SeriesLimits, SeriesOutcome, SeriesRequest, Unbuilt, Unsent,
+};
 use crate::proto::state::Gates;
 use crate::proto::status::WcStatus;
 use crate::proto::wqe::{self, SendWqe};
@@ -59,12 +61,12 @@ impl Source for Requests<'_> {
     }
 
     #[inline(always)]
-    fn run(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<writer::WrittenRun<End>> {
+    fn write_series(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<WrittenSeries<End>> {
         let qp = &mut *self.qp;
         if frames.len() < 2 || qp.class != Transport::Rc || !qp.template.is_plain() {
             return None;
         }
-        run(qp, self.memory, self.now, self.share, ip_id, frames)
+        write_series(qp, self.memory, self.now, self.share, ip_id, frames)
     }
 
     #[inline(always)]
@@ -95,52 +97,54 @@ pub(super) fn draft<'a>(
     Draft { header, payload: Payload::Message { memory, slot, offset } }
 }
 
-/// Builds the packets of the [`Run`] that is next, if one is.
+/// Builds the packets of the [`Series`] that is next, if one is.
 #[inline(never)]
-fn run(
+fn write_series(
     qp: &mut Qp,
     memory: Memory<'_>,
     now: Instant,
     share: u32,
     ip_id: &mut u16,
     frames: &mut [Frame],
-) -> Option<writer::WrittenRun<End>> {
-    let limits = RunLimits { packets: frames.len() as u32, bytes: LONG_PACKET as u32, share };
-    let run = qp.requester.begin_run(now, qp.gates, qp.epoch, &qp.sq, limits)?;
-    let stencil = qp.template.stencil(run.opcode(), run.solicited())?;
+) -> Option<WrittenSeries<End>> {
+    let limits = SeriesLimits { packets: frames.len() as u32, bytes: LONG_PACKET as u32, share };
+    let series = qp.requester.begin_series(now, qp.gates, qp.epoch, &qp.sq, limits)?;
+    let stencil = qp.template.stencil(series.opcode(), series.solicited())?;
     let mut out = Out { stencil: &stencil, memory, ip_id: *ip_id, bytes: 0 };
-    let (ran, result) = match run.form() {
-        Form::Bare => out.messages::<0>(run, frames, |_, _| ()),
-        Form::Imm => out.messages(run, frames, |wqe, ext| *ext = wqe.imm()),
-        Form::Inv => out.messages(run, frames, |wqe, ext| *ext = wqe.rkey_to_invalidate().to_be_bytes()),
-        Form::Write => out.messages(run, frames, |wqe, ext| wqe.reth().write(ext)),
-        Form::WriteImm => out.messages(run, frames, |wqe, ext: &mut [u8; Reth::LEN + 4]| {
+    let (outcome, result) = match series.kind() {
+        SeriesKind::Send => out.messages::<0>(series, frames, |_, _| ()),
+        SeriesKind::SendImm => out.messages(series, frames, |wqe, ext| *ext = wqe.imm()),
+        SeriesKind::SendInv => {
+            out.messages(series, frames, |wqe, ext| *ext = wqe.rkey_to_invalidate().to_be_bytes())
+        }
+        SeriesKind::Write => out.messages(series, frames, |wqe, ext| wqe.reth().write(ext)),
+        SeriesKind::WriteImm => out.messages(series, frames, |wqe, ext: &mut [u8; Reth::LEN + 4]| {
             let (head, imm) = ext.split_first_chunk_mut().expect("it is longer");
             wqe.reth().write(head);
             imm.copy_from_slice(&wqe.imm());
         }),
-        Form::Read => (
-            run.reads(frames, |next, frame| out.request(next, frame, |wqe, ext| wqe.reth().write(ext))),
+        SeriesKind::Read => (
+            series.reads(frames, |next, frame| out.request(next, frame, |wqe, ext| wqe.reth().write(ext))),
             Ok(()),
         ),
-        Form::Atomic => (
-            run.atomics(frames, |next, frame| out.request(next, frame, |w, ext| w.atomic().write(ext))),
+        SeriesKind::Atomic => (
+            series.atomics(frames, |next, frame| out.request(next, frame, |w, ext| w.atomic().write(ext))),
             Ok(()),
         ),
     };
     let bytes = out.bytes;
-    let started = ran.started();
-    qp.requester.end_run(ran);
+    let started = outcome.started();
+    qp.requester.end_series(outcome);
     *ip_id = ip_id.wrapping_add(started as u16);
     Some(match result {
-        Ok(()) => writer::WrittenRun { frames: started as usize, bytes, end: None },
+        Ok(()) => WrittenSeries { frames: started as usize, bytes, end: None },
         Err(unsent) => {
-            writer::WrittenRun { frames: started as usize - 1, bytes, end: Some(End::Protection(unsent)) }
+            WrittenSeries { frames: started as usize - 1, bytes, end: Some(End::Protection(unsent)) }
         }
     })
 }
 
-/// What the packets of a run are built with.
+/// What the packets of a series are built with.
 struct Out<'a> {
     stencil: &'a Stencil,
     memory: Memory<'a>,
@@ -155,13 +159,13 @@ impl Out<'_> {
     #[inline(never)]
     fn messages<const EXT: usize>(
         &mut self,
-        run: Run<'_>,
+        series: Series<'_>,
         frames: &mut [Frame],
         put: impl Fn(&SendWqe, &mut [u8; EXT]),
-    ) -> (RunOutcome, Result<(), Unsent>) {
-        let (sole, mut bytes) = (run.sole(), 0);
+    ) -> (SeriesOutcome, Result<(), Unsent>) {
+        let (sole, mut bytes) = (series.sole(), 0);
         let mut gather = Gather::new(self.memory);
-        let result = run.messages(frames, |Next { index, slot, psn, ack_req }, frame| {
+        let result = series.messages(frames, |SeriesRequest { index, slot, psn, ack_req }, frame| {
             let wqe = SendWqe::of(slot);
             let len = wqe.length as usize;
             let total = Stencil::frame_len::<EXT>(len);
@@ -187,7 +191,7 @@ impl Out<'_> {
     #[inline(always)]
     fn request<const EXT: usize>(
         &mut self,
-        Next { index, slot, psn, ack_req }: Next<'_>,
+        SeriesRequest { index, slot, psn, ack_req }: SeriesRequest<'_>,
         frame: &mut Frame,
         put: impl Fn(&SendWqe, &mut [u8; EXT]),
     ) {

@@ -3,12 +3,12 @@
 //!
 //! Long packets are written in one pass that copies the payload and computes the ICRC. Others are written step by step, and
 //! stamped with their ICRC a little later, when their bytes have left the store buffer. Many short packets of one kind are a
-//! source's own business: [`Source::run`].
+//! source's own business: [`Source::write_series`].
 
 use arrayvec::ArrayVec;
 
 use crate::config::{LONG_PACKET, QP_TX_BUDGET};
-use crate::mem::Place;
+use crate::mem::GrantedRange;
 use crate::port::{Build, Frame};
 use crate::proto::wqe::Granule;
 use crate::shard::copy::{self, LocalProtection, LongPacket, Memory};
@@ -28,14 +28,14 @@ pub(in crate::shard) trait Source {
     ) -> Result<R, Self::End>;
 
     /// Writes short packets of one kind to frames, one after the other, if such are next; the caller stamps them.
-    fn run(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<WrittenRun<Self::End>>;
+    fn write_series(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<WrittenSeries<Self::End>>;
 
     /// The template of the packets' headers.
     fn template(&self) -> &Template;
 }
 
-/// What a run of short packets of one kind has written.
-pub(in crate::shard) struct WrittenRun<E> {
+/// What a series of short packets of one kind has written.
+pub(in crate::shard) struct WrittenSeries<E> {
     pub frames: usize,
     pub bytes: u64,
     pub end: Option<E>,
@@ -50,7 +50,7 @@ pub(in crate::shard) struct Draft<'a> {
 /// Where the payload of a packet is.
 pub(in crate::shard) enum Payload<'a> {
     /// At a place that was looked up in this turn.
-    At(Place),
+    At(GrantedRange),
     /// In the message of the send request in this slot, behind so many bytes of it.
     Message { memory: Memory<'a>, slot: &'a [Granule], offset: usize },
 }
@@ -58,7 +58,7 @@ pub(in crate::shard) enum Payload<'a> {
 impl Draft<'_> {
     /// What writes the packet in one pass, and where its payload is, if it is long and its payload in one piece.
     #[inline(always)]
-    fn one_pass(&self, template: &Template) -> Result<Option<(OnePass, Place)>, LocalProtection> {
+    fn one_pass(&self, template: &Template) -> Result<Option<(OnePass, GrantedRange)>, LocalProtection> {
         let Some(pass) = LongPacket::pass(template, self.header.payload_len) else { return Ok(None) };
         let place = match self.payload {
             Payload::At(place) => Some(place),
@@ -142,12 +142,12 @@ pub(in crate::shard) fn write_frames<S: Source>(
     while built.frames < frames.len() {
         // A long packet is mostly followed by another one.
         if !built.long
-            && let Some(run) = source.run(ip_id, &mut frames[built.frames..])
+            && let Some(series) = source.write_series(ip_id, &mut frames[built.frames..])
         {
-            built.frames += run.frames;
-            built.bytes += run.bytes;
-            if run.end.is_some() {
-                end = run.end;
+            built.frames += series.frames;
+            built.bytes += series.bytes;
+            if series.end.is_some() {
+                end = series.end;
                 break;
             }
             continue;
@@ -273,10 +273,10 @@ pub(in crate::shard) mod source {
                 ip_id: *ip_id,
                 ..Header::default()
             };
-            let payload = Payload::At(Place::found(self.memory.as_ptr() as u64, *len as u64));
+            let payload = Payload::At(GrantedRange::found(self.memory.as_ptr() as u64, *len as u64));
             write(&self.template, &Draft { header, payload }).map_err(|_| ())
         }
-        fn run(&mut self, _: &mut u16, _: &mut [Frame]) -> Option<WrittenRun<()>> {
+        fn write_series(&mut self, _: &mut u16, _: &mut [Frame]) -> Option<WrittenSeries<()>> {
             None
         }
         fn template(&self) -> &Template {

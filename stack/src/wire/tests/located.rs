@@ -110,24 +110,24 @@ fn slowly(frame: &[u8]) -> Option<Layout> {
 
 /// All ways to locate a frame agree; `made` describes one where they do not. Returns whether it was located.
 fn agree(frame: &[u8], made: impl core::fmt::Debug) -> bool {
-    let want = slowly(frame);
+    let expected = slowly(frame);
     let found = match locate(frame) {
         Ok(Ingress::Roce(layout)) => Some(layout),
         _ => None,
     };
-    assert_eq!(found, want, "{made:x?}");
+    assert_eq!(found, expected, "{made:x?}");
     // The short way takes frames without a tag, over IPv4 without options, with nothing behind the UDP datagram in its IP packet.
     let plain = |layout: &Layout| {
         let whole = usize::from(layout.end) == ETH_LEN + usize::from(be16(frame, 16));
         !layout.ipv6 && usize::from(layout.l3) == ETH_LEN && whole
     };
-    assert_eq!(locate_plain(frame), want.filter(plain), "{made:x?}");
-    if let Some(layout) = want {
+    assert_eq!(locate_plain(frame), expected.filter(plain), "{made:x?}");
+    if let Some(layout) = expected {
         assert_eq!(peek(frame).map(|(qpn, _)| qpn), Some(layout.dqpn), "{made:x?}");
         let glances = !layout.ipv6 && usize::from(layout.l3) == ETH_LEN;
         assert_eq!(Glance::at(frame).map(|glance| glance.is_of(frame)), glances.then_some(true), "{made:x?}");
     }
-    want.is_some()
+    expected.is_some()
 }
 
 /// 256 opcodes, four pad counts, every length of the UDP datagram up to more than the longest headers take, and an IP packet that

@@ -2,8 +2,8 @@
 //! holds.
 //!
 //! [`Requester::poll_transmit`] decides everything for each packet. Most of that is the same for the next packet: gates,
-//! credits, window, READ limit, what the operation is, when an acknowledgement is to be requested. A [`Run`] works it out
-//! once, and keeps what moves in registers until [`Requester::end_run`]. The packets, and the requester afterwards, are
+//! credits, window, READ limit, what the operation is, when an acknowledgement is to be requested. A [`Series`] works it out
+//! once, and keeps what moves in registers until [`Requester::end_series`]. The packets, and the requester afterwards, are
 //! those of `poll_transmit`.
 
 use super::ack_requests::{AckRequests, SinceAckReq};
@@ -17,15 +17,15 @@ use crate::proto::wqe::{Granule, SendWqe};
 use crate::time::Instant;
 use crate::wire::Opcode;
 
-/// The extension headers of a run's packets, and what answers them.
+/// What the requests of a series are, by the extension headers of their packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Form {
+pub enum SeriesKind {
     /// SEND: none.
-    Bare,
+    Send,
     /// SEND with immediate: its data.
-    Imm,
+    SendImm,
     /// SEND with invalidate: a key.
-    Inv,
+    SendInv,
     /// WRITE: RETH.
     Write,
     /// WRITE with immediate: RETH and the data.
@@ -36,10 +36,10 @@ pub enum Form {
     Atomic,
 }
 
-/// The next request of a [`Run`].
+/// The next request of a [`Series`].
 #[derive(Clone, Copy, Debug)]
-pub struct Next<'a> {
-    /// How many of the run are before it.
+pub struct SeriesRequest<'a> {
+    /// How many of the series are before it.
     pub index: u32,
     /// Its slot.
     pub slot: &'a [Granule],
@@ -49,9 +49,9 @@ pub struct Next<'a> {
     pub ack_req: bool,
 }
 
-/// What a run may have at most.
+/// What a series may have at most.
 #[derive(Clone, Copy, Debug)]
-pub struct RunLimits {
+pub struct SeriesLimits {
     /// Packets.
     pub packets: u32,
     /// Bytes of a message.
@@ -60,14 +60,14 @@ pub struct RunLimits {
     pub share: u32,
 }
 
-/// The caller could not build a packet: a run ends with it.
+/// The caller could not build a packet: a series ends with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unbuilt;
 
-/// What a run moved: for [`Requester::end_run`].
+/// What a series moved: for [`Requester::end_series`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the requester does not know yet"]
-pub struct RunOutcome {
+pub struct SeriesOutcome {
     now: Instant,
     kind: RequestKind,
     takes_recv: bool,
@@ -80,10 +80,10 @@ pub struct RunOutcome {
 
 /// Requests that may start now; see the module.
 #[derive(Debug)]
-pub struct Run<'a> {
+pub struct Series<'a> {
     now: Instant,
     operation: &'static Operation,
-    form: Form,
+    kind: SeriesKind,
     solicited: bool,
     sole: bool,
     mtu: Mtu,
@@ -102,11 +102,11 @@ pub struct Run<'a> {
     ack_requests: AckRequests,
 }
 
-impl<'a> Run<'a> {
-    /// What its packets carry.
+impl<'a> Series<'a> {
+    /// What its requests are.
     #[inline(always)]
-    pub fn form(&self) -> Form {
-        self.form
+    pub fn kind(&self) -> SeriesKind {
+        self.kind
     }
     /// The opcode of its packets, of the class RC.
     #[inline(always)]
@@ -130,8 +130,8 @@ impl<'a> Run<'a> {
     pub fn messages<P>(
         self,
         places: &mut [P],
-        mut build: impl FnMut(Next<'a>, &mut P) -> Result<(), Unbuilt>,
-    ) -> (RunOutcome, Result<(), Unsent>) {
+        mut build: impl FnMut(SeriesRequest<'a>, &mut P) -> Result<(), Unbuilt>,
+    ) -> (SeriesOutcome, Result<(), Unsent>) {
         let (epoch, like, longest, first) = (self.epoch, self.like, self.longest, self.psn);
         let mut ack_requests = self.ack_requests;
         let (mut n, mut bytes, mut result) = (0, 0, Ok(()));
@@ -145,7 +145,7 @@ impl<'a> Run<'a> {
             n += 1;
             bytes += u64::from(wqe.length);
             let ack_req = ack_requests.ask(index, wqe.signaled());
-            if build(Next { index, slot, psn, ack_req }, place).is_err() {
+            if build(SeriesRequest { index, slot, psn, ack_req }, place).is_err() {
                 let since_ack_req = since_ack_req(self.ack_requests, self.slots, self.stride, index);
                 result =
                     Err(Unsent { seq: self.first.wrapping_add(index), psn, again: false, since_ack_req });
@@ -155,21 +155,29 @@ impl<'a> Run<'a> {
         let (now, takes_recv, psn) = (self.now, self.operation.takes_recv, first.add(n));
         let since_ack_req = ack_requests.since(n);
         (
-            RunOutcome { now, kind: RequestKind::Message, takes_recv, started: n, bytes, psn, since_ack_req },
+            SeriesOutcome {
+                now,
+                kind: RequestKind::Message,
+                takes_recv,
+                started: n,
+                bytes,
+                psn,
+                since_ack_req,
+            },
             result,
         )
     }
 
-    /// Starts READs, one for each of `places` at most; as [`Run::messages`].
+    /// Starts READs, one for each of `places` at most; as [`Series::messages`].
     #[inline(always)]
-    pub fn reads<P>(self, places: &mut [P], build: impl FnMut(Next<'a>, &mut P)) -> RunOutcome {
+    pub fn reads<P>(self, places: &mut [P], build: impl FnMut(SeriesRequest<'a>, &mut P)) -> SeriesOutcome {
         let mtu = self.mtu;
         self.requests(RequestKind::Read, |wqe| mtu.packets(wqe.length), places, build)
     }
 
-    /// Starts atomics, one for each of `places` at most; as [`Run::messages`].
+    /// Starts atomics, one for each of `places` at most; as [`Series::messages`].
     #[inline(always)]
-    pub fn atomics<P>(self, places: &mut [P], build: impl FnMut(Next<'a>, &mut P)) -> RunOutcome {
+    pub fn atomics<P>(self, places: &mut [P], build: impl FnMut(SeriesRequest<'a>, &mut P)) -> SeriesOutcome {
         self.requests(RequestKind::Atomic, |_| 1, places, build)
     }
 
@@ -180,8 +188,8 @@ impl<'a> Run<'a> {
         kind: RequestKind,
         packets: impl Fn(&SendWqe) -> u32,
         places: &mut [P],
-        mut build: impl FnMut(Next<'a>, &mut P),
-    ) -> RunOutcome {
+        mut build: impl FnMut(SeriesRequest<'a>, &mut P),
+    ) -> SeriesOutcome {
         let (mut index, mut psn, mut numbers_left) = (0, self.psn, self.numbers_left);
         for ((slot, entry), place) in self.slots.chunks_exact(self.stride).zip(self.log).zip(places) {
             let wqe = SendWqe::of(slot);
@@ -194,11 +202,11 @@ impl<'a> Run<'a> {
             }
             numbers_left -= packets;
             *entry = Remembered::new(psn, kind);
-            build(Next { index, slot, psn, ack_req: true }, place);
+            build(SeriesRequest { index, slot, psn, ack_req: true }, place);
             psn = psn.add(packets);
             index += 1;
         }
-        RunOutcome {
+        SeriesOutcome {
             now: self.now,
             kind,
             takes_recv: false,
@@ -210,7 +218,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Packets of a run before the one at `index` since the last that requested an acknowledgement.
+/// Packets of a series before the one at `index` since the last that requested an acknowledgement.
 #[cold]
 fn since_ack_req(mut ack_requests: AckRequests, slots: &[Granule], stride: usize, index: u32) -> SinceAckReq {
     for (index, slot) in (0..index).zip(slots.chunks_exact(stride)) {
@@ -219,7 +227,7 @@ fn since_ack_req(mut ack_requests: AckRequests, slots: &[Granule], stride: usize
     ack_requests.since(index)
 }
 
-impl RunOutcome {
+impl SeriesOutcome {
     /// Requests that were started.
     #[inline]
     pub fn started(&self) -> u32 {
@@ -228,17 +236,17 @@ impl RunOutcome {
 }
 
 impl Requester {
-    /// The next packets as a [`Run`], if two or more seem to be alike and nothing else goes first. The run has one packet at
+    /// The next packets as a [`Series`], if two or more seem to be alike and nothing else goes first. The series has one packet at
     /// least; a READ that is requested in parts is in none. After `None`, [`Requester::poll_transmit`] says what is next.
     #[inline(always)]
-    pub fn begin_run<'a>(
+    pub fn begin_series<'a>(
         &'a mut self,
         now: Instant,
         gates: Gates,
         epoch: u32,
         sq: &'a impl SendRing,
-        RunLimits { packets: room, bytes: longest, share }: RunLimits,
-    ) -> Option<Run<'a>> {
+        SeriesLimits { packets: room, bytes: longest, share }: SeriesLimits,
+    ) -> Option<Series<'a>> {
         if !self.log.all_sent()
             || self.timer.is_rnr()
             || self.repair.probing
@@ -253,13 +261,13 @@ impl Requester {
         let posted = sq.published().wrapping_sub(first);
         let most = posted.min(room).min(window).min(self.log.contiguous());
         if most < 2 {
-            return None; // a single packet is cheaper without a run
+            return None; // a single packet is cheaper without a series
         }
         debug_assert!(self.in_flight.is_at_end() && self.in_flight.cursor() == psn, "nothing is sent twice");
         let (slots, stride) = sq.contiguous(first, most);
         let wqe = SendWqe::of(slots);
         let operation = Operation::of(wqe)?;
-        let form = operation.form?;
+        let series = operation.series?;
         let flags = wqe.flags();
         if wqe.epoch != epoch {
             return None;
@@ -286,10 +294,10 @@ impl Requester {
         }
         self.arm(now);
         let ack_requests = self.since_ack_req.requests(window, unasked);
-        Some(Run {
+        Some(Series {
             now,
             operation,
-            form,
+            kind: series,
             solicited: operation.takes_recv && flags.contains(SendFlags::SOLICITED),
             sole: wqe.num_sge == 1 && wqe.ext == 0 && !flags.contains(SendFlags::INLINE),
             mtu: self.mtu,
@@ -306,10 +314,10 @@ impl Requester {
         })
     }
 
-    /// Takes over what a run moved.
+    /// Takes over what a series moved.
     #[inline(always)]
-    pub fn end_run(&mut self, ran: RunOutcome) {
-        let RunOutcome { now, kind, takes_recv, started, bytes, psn, since_ack_req } = ran;
+    pub fn end_series(&mut self, outcome: SeriesOutcome) {
+        let SeriesOutcome { now, kind, takes_recv, started, bytes, psn, since_ack_req } = outcome;
         let first = self.log.assigned();
         self.log.start_all(started, psn);
         self.credits.start(started, takes_recv);

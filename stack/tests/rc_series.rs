@@ -1,4 +1,4 @@
-//! Runs against single packets: whatever is posted, answered, refused and lost, a requester that starts runs where it can sends
+//! Series against single packets: whatever is posted, answered, refused and lost, a requester that starts series where it can sends
 //! the same packets, and has the same state afterwards, as one that is polled for each packet.
 
 use std::collections::{BTreeSet, HashMap};
@@ -10,7 +10,8 @@ use stack::config::{ACK_REQ_STRIDE, WINDOW_PACKETS};
 use stack::id::{Mtu, Psn, QpState, QpType};
 use stack::proto::completer::Response;
 use stack::proto::requester::{
-    Form, Idle, Next, Policies, Requester, RequesterConfig, RunLimits, SendRing, UNSHARED, Unbuilt,
+    Idle, Policies, Requester, RequesterConfig, SendRing, SeriesKind, SeriesLimits, SeriesRequest, UNSHARED,
+    Unbuilt,
 };
 use stack::proto::state::Gates;
 use stack::proto::status::{SendFlags, WcStatus, WrOpcode};
@@ -22,7 +23,7 @@ use stack::wire::{Ext, Flow, Ingress, Opcode, locate};
 const DEPTH: u32 = 64;
 const RTS: Gates = Gates::of(QpState::Rts, QpType::Rc);
 const SQD: Gates = Gates::of(QpState::Sqd, QpType::Rc);
-/// Messages of more bytes are in no run.
+/// Messages of more bytes are in no series.
 const LONGEST: u32 = 900;
 
 /// The consumer's end, as the shard has it.
@@ -42,7 +43,7 @@ impl SendRing for Queue {
 
 /// A packet, as far as a requester determines it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Said {
+struct SentPacket {
     opcode: Opcode,
     psn: Psn,
     ack_req: bool,
@@ -116,7 +117,7 @@ fn op() -> impl Strategy<Value = Op> {
 struct Rig {
     tx: Producer<Granule>,
     sq: Queue,
-    /// With runs, and without.
+    /// With series, and without.
     both: [Requester; 2],
     now: Instant,
     gates: Gates,
@@ -129,7 +130,7 @@ struct Rig {
     /// Where the parts of READs end: indices of packets, by their tags.
     ends: HashMap<u64, BTreeSet<u32>>,
     share: u32,
-    runs: usize,
+    series: usize,
 }
 
 const EPOCH: u32 = 3;
@@ -163,7 +164,7 @@ impl Rig {
             first: HashMap::new(),
             ends: HashMap::new(),
             share: UNSHARED,
-            runs: 0,
+            series: 0,
         }
     }
 
@@ -185,57 +186,58 @@ impl Rig {
     fn send(&mut self, n: u32, bad: Option<u32>) {
         let [with, without] = &mut self.both;
         let (now, gates, sq, share) = (self.now, self.gates, &self.sq, self.share);
-        let mut said = Vec::new();
-        while (said.len() as u32) < n {
-            let room = n - said.len() as u32;
-            let limits = RunLimits { packets: room, bytes: LONGEST, share };
-            if let Some(run) = with.begin_run(now, gates, EPOCH, sq, limits) {
-                let (form, opcode, solicited) = (run.form(), run.opcode(), run.solicited());
+        let mut packets = Vec::new();
+        while (packets.len() as u32) < n {
+            let room = n - packets.len() as u32;
+            let limits = SeriesLimits { packets: room, bytes: LONGEST, share };
+            if let Some(series) = with.begin_series(now, gates, EPOCH, sq, limits) {
+                let (kind, opcode, solicited) = (series.kind(), series.opcode(), series.solicited());
                 let mut places = vec![None; room as usize];
-                let sent = said.len() as u32;
-                let bad = bad.filter(|_| !matches!(form, Form::Read | Form::Atomic));
-                let place = |Next { index, slot, psn, ack_req }: Next<'_>, place: &mut Option<Said>| {
+                let sent = packets.len() as u32;
+                let bad = bad.filter(|_| !matches!(kind, SeriesKind::Read | SeriesKind::Atomic));
+                let place = |SeriesRequest { index, slot, psn, ack_req }: SeriesRequest<'_>,
+                             place: &mut Option<SentPacket>| {
                     let SendWqe { wr_id, length, .. } = *SendWqe::of(slot);
-                    let asked = if form == Form::Read { length } else { 0 };
+                    let asked = if kind == SeriesKind::Read { length } else { 0 };
                     if Some(sent + index) == bad {
                         return Err(Unbuilt);
                     }
-                    *place = Some(Said { opcode, psn, ack_req, solicited, wr_id, offset: 0, asked });
+                    *place = Some(SentPacket { opcode, psn, ack_req, solicited, wr_id, offset: 0, asked });
                     Ok(())
                 };
-                let (ran, result) = match form {
-                    Form::Read => {
-                        (run.reads(&mut places, |next, p| place(next, p).unwrap_or_default()), Ok(()))
+                let (outcome, result) = match kind {
+                    SeriesKind::Read => {
+                        (series.reads(&mut places, |next, p| place(next, p).unwrap_or_default()), Ok(()))
                     }
-                    Form::Atomic => {
-                        (run.atomics(&mut places, |next, p| place(next, p).unwrap_or_default()), Ok(()))
+                    SeriesKind::Atomic => {
+                        (series.atomics(&mut places, |next, p| place(next, p).unwrap_or_default()), Ok(()))
                     }
-                    _ => run.messages(&mut places, place),
+                    _ => series.messages(&mut places, place),
                 };
-                let started = ran.started();
-                assert!(started > 0, "a run has a packet");
-                with.end_run(ran);
-                said.extend(places.into_iter().map_while(|place| place));
-                self.runs += usize::from(started > 1);
+                let started = outcome.started();
+                assert!(started > 0, "a series has a packet");
+                with.end_series(outcome);
+                packets.extend(places.into_iter().map_while(|place| place));
+                self.series += usize::from(started > 1);
                 if let Err(unsent) = result {
                     with.take_back(unsent, WcStatus::LocProtErr);
                     break;
                 }
-                assert_eq!(said.len() as u32, sent + started);
+                assert_eq!(packets.len() as u32, sent + started);
                 continue;
             }
-            if !one(with, now, gates, sq, share, bad, &mut said) {
+            if !one(with, now, gates, sq, share, bad, &mut packets) {
                 break;
             }
         }
         let mut wanted = Vec::new();
         while (wanted.len() as u32) < n && one(without, now, gates, sq, share, bad, &mut wanted) {}
-        assert_eq!(said, wanted);
-        for said in said {
-            let first = *self.first.entry(said.wr_id).or_insert(said.psn);
-            if said.opcode == Opcode::RC_READ_REQUEST {
-                let behind = (said.psn.diff(first) & 0xff_ffff) as u32 + self.mtu.packets(said.asked);
-                self.ends.entry(said.wr_id).or_default().insert(behind - 1);
+        assert_eq!(packets, wanted);
+        for packet in packets {
+            let first = *self.first.entry(packet.wr_id).or_insert(packet.psn);
+            if packet.opcode == Opcode::RC_READ_REQUEST {
+                let behind = (packet.psn.diff(first) & 0xff_ffff) as u32 + self.mtu.packets(packet.asked);
+                self.ends.entry(packet.wr_id).or_default().insert(behind - 1);
             }
         }
     }
@@ -343,7 +345,7 @@ fn one(
     sq: &Queue,
     share: u32,
     bad: Option<u32>,
-    said: &mut Vec<Said>,
+    packets: &mut Vec<SentPacket>,
 ) -> bool {
     let segment = loop {
         match requester.poll_transmit(now, gates, EPOCH, sq, share) {
@@ -355,11 +357,11 @@ fn one(
     let wqe = SendWqe::of(segment.slot);
     let has_data =
         !matches!(wqe.opcode(), WrOpcode::RdmaRead | WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd);
-    if Some(said.len() as u32) == bad && has_data {
+    if Some(packets.len() as u32) == bad && has_data {
         requester.take_back(segment.unsent(), WcStatus::LocProtErr);
         return false;
     }
-    said.push(Said {
+    packets.push(SentPacket {
         opcode: segment.opcode,
         psn: segment.psn,
         ack_req: segment.ack_req,
@@ -392,7 +394,7 @@ proptest! {
     }
 }
 
-/// Ensures that the test above compares something: a list of like requests is a run, in one piece but for the end of the ring.
+/// Ensures that the test above compares something: a list of like requests is a series, in one piece but for the end of the ring.
 #[test]
 fn a_list_of_like_requests_is_one_run() {
     let wr = Wr { opcode: WrOpcode::Send, flags: SendFlags::empty(), length: 64, stale: false };
@@ -400,8 +402,8 @@ fn a_list_of_like_requests_is_one_run() {
     rig.receive(&ack_with(0xff_ffff, 0x1f, 0)); // credits without limit
     rig.run(&Op::Post(wr.clone(), 40));
     rig.run(&Op::Send(40, None));
-    assert_eq!(rig.runs, 2, "eight at the end of the ring, the others at its beginning");
-    const { assert!(ACK_REQ_STRIDE < 40 && 40 < WINDOW_PACKETS, "the run crosses a packet that asks") };
+    assert_eq!(rig.series, 2, "eight at the end of the ring, the others at its beginning");
+    const { assert!(ACK_REQ_STRIDE < 40 && 40 < WINDOW_PACKETS, "the series crosses a packet that asks") };
 }
 
 /// Every short history of a send queue gives the same packets wherever its positions and its sequence numbers begin: across the

@@ -1,7 +1,7 @@
 //! The grant of a key, cached for callers that use one key many times in a turn.
 
 use super::table::Span;
-use super::{Access, KeyFault, MrTable, Place};
+use super::{Access, GrantedRange, KeyFault, MrTable};
 use crate::id::{PdId, Qpn};
 
 /// No protection domain has this number.
@@ -9,13 +9,13 @@ const NOBODY: PdId = PdId(u32::MAX);
 
 /// The key that was checked last, and its grant: programs mostly use one. Good until the end of the turn.
 #[derive(Clone, Copy, Debug)]
-pub struct KnownKey {
+pub struct CachedKey {
     need: Access,
     pd: PdId,
     span: Span,
 }
 
-impl KnownKey {
+impl CachedKey {
     /// An empty cache for grants of `need`.
     pub fn new(need: Access) -> Self {
         Self { need, pd: NOBODY, span: Span::default() }
@@ -41,7 +41,7 @@ impl KnownKey {
         qpn: Option<Qpn>,
         va: u64,
         len: u64,
-    ) -> Result<Place, KeyFault> {
+    ) -> Result<GrantedRange, KeyFault> {
         if (self.span.key, self.pd) == (key, pd) {
             return self.span.place(va, len);
         }
@@ -57,7 +57,7 @@ impl KnownKey {
         qpn: Option<Qpn>,
         va: u64,
         len: u64,
-    ) -> Result<Place, KeyFault> {
+    ) -> Result<GrantedRange, KeyFault> {
         let Some(span) = keys.span(key, pd, self.need) else {
             return keys.look_up(key, pd, qpn, self.need, va, len);
         };
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_known_key_grants_what_it_would_grant_anew() {
+    fn a_cached_key_grants_what_it_would_grant_anew() {
         let keys = MrTable::new();
         let (ours, other, start) = (PdId(1), PdId(2), 0x1000u64);
         let rights = Access::LOCAL_WRITE | Access::REMOTE_READ;
@@ -87,27 +87,27 @@ mod tests {
         for (need, qpn) in
             [(Access::LOCAL_WRITE, None), (Access::empty(), None), (Access::REMOTE_READ, Some(Qpn::new(9)))]
         {
-            let mut known = KnownKey::new(need);
+            let mut cached = CachedKey::new(need);
             // Every pair, so that the cached key is now the same and now another.
             for (before, key) in all.into_iter().flat_map(|a| all.map(|b| (a, b))).step_by(every) {
                 for (pd, elsewhere) in [(ours, other), (other, ours)] {
                     for &(va, len) in ranges {
-                        let _ = known.check(&keys, before, pd, qpn, start, 1);
+                        let _ = cached.check(&keys, before, pd, qpn, start, 1);
                         for pd in [pd, pd, elsewhere] {
                             let anew = keys.look_up(key, pd, qpn, need, va, len).ok();
-                            let is = known.check(&keys, key, pd, qpn, va, len).ok();
+                            let is = cached.check(&keys, key, pd, qpn, va, len).ok();
                             assert_eq!(is, anew, "{key:#x} of {pd:?} at {va:#x}+{len} after {before:#x}");
                             granted += u32::from(is.is_some());
                         }
                     }
                 }
             }
-            known.check(&keys, all[0], ours, qpn, start, 1).unwrap();
-            known.forget();
+            cached.check(&keys, all[0], ours, qpn, start, 1).unwrap();
+            cached.forget();
             keys.revoke(all[0]).unwrap();
             for key in [NO_KEY, all[0]] {
-                assert_eq!(known.check(&keys, key, ours, qpn, start, 1), Err(KeyFault::UnknownKey));
-                known.forget();
+                assert_eq!(cached.check(&keys, key, ours, qpn, start, 1), Err(KeyFault::UnknownKey));
+                cached.forget();
             }
             let memory = UserMemory::nowhere(start, 64);
             keys.restore(all[0], ours, memory, rights, TurnsPassed::without_shards()).unwrap();

@@ -12,7 +12,7 @@ const USER_MASK: u32 = (1 << USER_BITS) - 1;
 
 /// The use of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum SlotKind {
     /// A memory region.
     Region,
     /// A region for fast registration: its memory, which a work request registers all or part of.
@@ -24,14 +24,14 @@ pub(super) enum Kind {
 }
 
 /// The part of a slot's state that only registration needs.
-pub(super) struct Issue {
+pub(super) struct SlotRecord {
     /// Key of the permutation from generations to tags.
     secret: u64,
     /// Generation of the next use.
     generation: u16,
     /// The key that was given out and not yet reclaimed.
     key: Option<u32>,
-    pub kind: Kind,
+    pub kind: SlotKind,
     pub pd: PdId,
     /// Of a region: windows that are bound to it.
     pub windows: u32,
@@ -43,14 +43,14 @@ pub(super) struct Issue {
 
 /// Slots in the order of their first use, drawn at random: an attacker who guesses keys has to guess the slots, too.
 #[derive(Default)]
-struct Order {
+struct FirstUseOrder {
     /// Every slot once. Those that were ever used come first, in the order of their first use. Empty until one is used.
     slots: Box<[u16]>,
     /// The index in `slots` of each slot.
     places: Box<[u16]>,
 }
 
-impl Order {
+impl FirstUseOrder {
     /// Draws one of the slots that were never used, of which the first is at `used`.
     fn draw(&mut self, used: usize, random: u32) -> u16 {
         if self.slots.is_empty() {
@@ -68,25 +68,25 @@ impl Order {
 
 /// Allocates slots and keys.
 #[derive(Default)]
-pub(super) struct Free {
+pub(super) struct KeyAllocator {
     /// Slots that were used before and may be used again, longest free first: ordinary ones, variable ones.
     queues: [VecDeque<u16>; 2],
-    order: Order,
+    order: FirstUseOrder,
     /// One entry for each slot that was ever used, in this order. The others have been free for longer than any in `queues`.
-    issues: Vec<Issue>,
+    records: Vec<SlotRecord>,
     /// Windows that are bound.
     pub bound: usize,
 }
 
-impl Free {
+impl KeyAllocator {
     /// Takes a slot that was never used, or else the one that has been free for longest. Returns it and its key. Some bits of
     /// `random` choose the slot, its first generation and the user's bits; others are its secret, which no key reveals.
-    pub fn issue(&mut self, random: u128, kind: Kind, pd: PdId) -> Option<(usize, u32)> {
-        let variable = kind != Kind::Region;
-        let index = if self.issues.len() < MR_MAX {
+    pub fn allocate(&mut self, random: u128, kind: SlotKind, pd: PdId) -> Option<(usize, u32)> {
+        let variable = kind != SlotKind::Region;
+        let index = if self.records.len() < MR_MAX {
             let (secret, generation) = (random as u64, (random >> 64) as u16);
-            let slot = self.order.draw(self.issues.len(), (random >> 96) as u32);
-            self.issues.push(Issue {
+            let slot = self.order.draw(self.records.len(), (random >> 96) as u32);
+            self.records.push(SlotRecord {
                 secret,
                 generation,
                 key: None,
@@ -102,66 +102,66 @@ impl Free {
             let index = self.queues[own].pop_front();
             usize::from(index.or_else(|| self.queues[other].pop_front())?)
         };
-        let issue = self.issue_of(index).expect("the slot is in use from here on");
+        let record = self.record_of(index).expect("the slot is in use from here on");
         let mut key = NO_KEY;
         // Twice at most: one tag of slot 0 would make the key zero. A variable key must not be zero for any choice of the
         // user's bits.
         while key & !(if variable { USER_MASK } else { 0 }) == NO_KEY {
             let tag = if variable {
-                u16::from(permute_byte(issue.generation as u8, issue.secret)) << USER_BITS
+                u16::from(permute_byte(record.generation as u8, record.secret)) << USER_BITS
                     | (random >> 80) as u16 & USER_MASK as u16
             } else {
-                permute(issue.generation, issue.secret)
+                permute(record.generation, record.secret)
             };
             key = (index as u32) << TAG_BITS | u32::from(tag);
-            issue.generation = issue.generation.wrapping_add(1);
+            record.generation = record.generation.wrapping_add(1);
         }
-        issue.key = Some(key);
-        (issue.kind, issue.pd) = (kind, pd);
+        record.key = Some(key);
+        (record.kind, record.pd) = (kind, pd);
         Some((index, key))
     }
 
     /// The state of a slot that was ever used.
-    pub fn issue_of(&mut self, slot: usize) -> Option<&mut Issue> {
+    pub fn record_of(&mut self, slot: usize) -> Option<&mut SlotRecord> {
         let place = self.order.places.get(slot)?;
-        self.issues.get_mut(usize::from(*place))
+        self.records.get_mut(usize::from(*place))
     }
 
     /// Slots whose windows are bound, of those that `which` is true for.
-    pub fn bound_slots(&self, which: impl Fn(&Issue) -> bool) -> Vec<usize> {
+    pub fn bound_slots(&self, which: impl Fn(&SlotRecord) -> bool) -> Vec<usize> {
         let bound =
-            self.issues.iter().enumerate().filter(|(_, issue)| issue.region.is_some() && which(issue));
+            self.records.iter().enumerate().filter(|(_, record)| record.region.is_some() && which(record));
         bound.map(|(place, _)| usize::from(self.order.slots[place])).collect()
     }
 
     /// The use of a slot that this key belongs to; of a variable key the user's bits may be any.
-    pub fn issued(&mut self, key: u32) -> Option<&mut Issue> {
-        let issue = self.issue_of((key >> TAG_BITS) as usize)?;
-        let foreign = match issue.kind {
-            Kind::Retired => return None,
-            Kind::Region => 0,
+    pub fn record_of_key(&mut self, key: u32) -> Option<&mut SlotRecord> {
+        let record = self.record_of((key >> TAG_BITS) as usize)?;
+        let foreign = match record.kind {
+            SlotKind::Retired => return None,
+            SlotKind::Region => 0,
             _ => USER_MASK,
         };
-        (issue.key? | foreign == key | foreign).then_some(issue)
+        (record.key? | foreign == key | foreign).then_some(record)
     }
 
     /// Counts a window as bound to a region, for a queue pair (0: for all of them).
     pub fn bind(&mut self, window: usize, region: u16, qpn: u32) {
         self.unbind(window);
-        if let Some(issue) = self.issue_of(window) {
-            (issue.region, issue.qpn) = (Some(region), qpn);
+        if let Some(record) = self.record_of(window) {
+            (record.region, record.qpn) = (Some(region), qpn);
             self.bound += 1;
         }
-        if let Some(region) = self.issue_of(region.into()) {
+        if let Some(region) = self.record_of(region.into()) {
             region.windows += 1;
         }
     }
 
     /// Counts a window as not bound, if it was.
     pub fn unbind(&mut self, window: usize) {
-        if let Some(region) = self.issue_of(window).and_then(|issue| issue.region.take()) {
+        if let Some(region) = self.record_of(window).and_then(|record| record.region.take()) {
             self.bound -= 1;
-            if let Some(region) = self.issue_of(region.into()) {
+            if let Some(region) = self.record_of(region.into()) {
                 region.windows -= 1;
             }
         }
@@ -170,10 +170,10 @@ impl Free {
     /// Frees the slot of a key. Returns whether the key was in use.
     pub fn put_back(&mut self, key: u32) -> bool {
         let index = key >> TAG_BITS;
-        match self.issue_of(index as usize) {
-            Some(issue) if issue.key == Some(key) => {
-                issue.key = None;
-                let queue = usize::from(issue.kind != Kind::Region);
+        match self.record_of(index as usize) {
+            Some(record) if record.key == Some(key) => {
+                record.key = None;
+                let queue = usize::from(record.kind != SlotKind::Region);
                 self.queues[queue].push_back(index as u16);
                 true
             }
@@ -213,11 +213,11 @@ mod tests {
     #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
     fn no_key_reveals_the_secret() {
         let tags = |secret: u64| {
-            let mut free = Free::default();
+            let mut allocator = KeyAllocator::default();
             let random = 0xabcd_ef01_2345_6789 << 64 | u128::from(secret);
-            let (slot, first) = free.issue(random, Kind::Region, PdId(1)).unwrap();
-            let issue = free.issue_of(slot).unwrap();
-            (first, permute(issue.generation, issue.secret))
+            let (slot, first) = allocator.allocate(random, SlotKind::Region, PdId(1)).unwrap();
+            let record = allocator.record_of(slot).unwrap();
+            (first, permute(record.generation, record.secret))
         };
         let all: HashSet<(u32, u16)> = (0..2000).map(tags).collect();
         let slots: HashSet<u32> = all.iter().map(|(first, _)| first >> TAG_BITS).collect();
