@@ -98,7 +98,6 @@ const FILES: &[(&str, Stage)] = &[
     ("shard/tx.rs",          Stage::Build),
     ("shard/tx/",            Stage::Build),
     ("wire/template.rs",     Stage::Build),
-    ("wire/segment.rs",      Stage::Build),
     ("wire/icrc.rs",         Stage::Icrc),
     ("wire/clmul.rs",        Stage::Icrc),
     ("src/crc.rs",           Stage::Icrc),

@@ -795,10 +795,10 @@ impl Node {
                 (wqe.arg0, wqe.arg1) = (wr.compare_add, wr.swap);
             }
             _ if atomic => (wqe.arg0, wqe.arg1) = (wr.compare_add, wr.swap),
-            _ => wqe.set_imm(wr.imm),
+            _ => wqe.arg0 = u32::from_ne_bytes(wr.imm).into(),
         }
         if q.config.sq_sig_all {
-            wqe.set_signaled();
+            wqe = wqe.with_flags(SendFlags::SIGNALED);
         }
         let xrc = q.config.ty == QpType::XrcIni;
         wqe.ext = match wr.address {

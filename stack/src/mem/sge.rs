@@ -26,7 +26,7 @@ pub fn total(sges: &[Sge]) -> u64 {
 /// The piece of memory for bytes `offset .. offset + len` of a list, if they are in the first element: a shortcut for [`pieces`].
 /// `None` says nothing about the list.
 #[inline]
-pub fn sole(sges: &[Sge], offset: u64, len: usize) -> Option<Sge> {
+pub(crate) fn sole(sges: &[Sge], offset: u64, len: usize) -> Option<Sge> {
     let first = sges.first()?;
     let end = offset.checked_add(len as u64)?;
     if len == 0 || end > u64::from(first.length) {

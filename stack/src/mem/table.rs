@@ -328,7 +328,7 @@ impl MrTable {
     ///
     /// # Errors
     /// [`MemError::Full`].
-    pub fn register_null(&self, pd: PdId, random: u128) -> Result<u32, MemError> {
+    pub(crate) fn register_null(&self, pd: PdId, random: u128) -> Result<u32, MemError> {
         let access = Access::LOCAL_WRITE.bits() | VARIABLE | NOWHERE;
         self.register_grant(&Grant { pd, access, qpn: 0, start: 0, addr: 0, len: u64::MAX }, random)
     }
@@ -349,7 +349,7 @@ impl MrTable {
     /// # Errors
     /// [`MemError::UnknownKey`] if there is none with this key, as after an earlier revocation: of several threads
     /// that revoke a key one succeeds. [`MemError::Bound`] while windows are bound to the region.
-    pub fn revoke(&self, key: u32) -> Result<(), MemError> {
+    pub(crate) fn revoke(&self, key: u32) -> Result<(), MemError> {
         self.revoke_and(key, false)
     }
 
@@ -357,7 +357,7 @@ impl MrTable {
     ///
     /// # Errors
     /// [`MemError::UnknownKey`].
-    pub fn revoke_with_windows(&self, key: u32) -> Result<(), MemError> {
+    pub(crate) fn revoke_with_windows(&self, key: u32) -> Result<(), MemError> {
         self.revoke_and(key, true)
     }
 
@@ -390,7 +390,7 @@ impl MrTable {
     ///
     /// # Panics
     /// If the key was not revoked, or was reclaimed before.
-    pub fn reclaim(&self, key: u32, _passed: TurnsPassed) {
+    pub(crate) fn reclaim(&self, key: u32, _passed: TurnsPassed) {
         let mut allocator = self.allocator();
         let live = self.slot(key).is_none_or(|slot| slot.key() != NO_KEY);
         let returned = !live && allocator.put_back(key);
@@ -485,7 +485,7 @@ impl MrTable {
     ///
     /// # Errors
     /// As [`MrTable::check_remote`].
-    pub fn check_whole(&self, key: u32, pd: PdId, qpn: Qpn, need: Access) -> Result<(), KeyFault> {
+    pub(crate) fn check_whole(&self, key: u32, pd: PdId, qpn: Qpn, need: Access) -> Result<(), KeyFault> {
         let start = self.slot(key).ok_or(KeyFault::UnknownKey)?.start.load(Ordering::Relaxed);
         self.check_remote(key, pd, qpn, need, start, 0).map(|_| ())
     }

@@ -210,7 +210,7 @@ impl MrTable {
 
     /// A queue pair is destroyed: the windows of type 2 that it bound are unbound, because its number will be given
     /// out again.
-    pub fn forget_qp(&self, qpn: Qpn) {
+    pub(crate) fn forget_qp(&self, qpn: Qpn) {
         let mut allocator = self.allocator();
         if allocator.bound > 0 {
             self.unbind_all(&mut allocator, |record| record.qpn == qpn.get());

@@ -172,7 +172,7 @@ impl UdAddress {
     }
     /// Whether frames to `other` have the same headers up to the UDP source port.
     #[inline]
-    pub fn same_path(&self, other: &Self) -> bool {
+    pub(crate) fn same_path(&self, other: &Self) -> bool {
         self.as_bytes()[..24] == other.as_bytes()[..24] && self.hop_limit() == other.hop_limit()
     }
     /// The address block of a request's slot; none of a request that carries no block.

@@ -339,13 +339,13 @@ impl Requester {
 
     /// A received packet, of whichever kind, was marked by a switch (CE).
     #[cold]
-    pub fn handle_mark(&mut self, now: Instant) {
+    pub(crate) fn handle_mark(&mut self, now: Instant) {
         self.congestion.handle(now, Event::Marked);
     }
 
     /// A congestion notification packet arrived: packets of ours were marked.
     #[cold]
-    pub fn handle_notification(&mut self, now: Instant) {
+    pub(crate) fn handle_notification(&mut self, now: Instant) {
         self.congestion.handle(now, Event::Notified);
     }
 

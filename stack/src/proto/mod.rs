@@ -1,4 +1,4 @@
-//! Turns received packets into verdicts and answers, and work requests into segments. Never reads a clock, touches user memory or
+//! Turns received packets into effects and answers, and work requests into segments. Never reads a clock, touches user memory or
 //! allocates on the data path. Called by `shard` and by tests.
 //!
 //! What the specification prints as a table is a table here ([`state`], [`tables`], [`fault`], [`status`]);

@@ -134,7 +134,7 @@ const _: () = {
 
 impl Requester {
     /// Bytes kept outside of the requester for each request that it started.
-    pub const REMEMBERED: usize = size_of::<Remembered>();
+    pub(crate) const REMEMBERED: usize = size_of::<Remembered>();
 
     /// A requester at rest, for a send queue of `depth` requests (a power of two).
     pub fn new(depth: u32, policies: Policies) -> Self {
@@ -246,7 +246,7 @@ impl Requester {
     }
 
     /// Whether it waits out an RNR NAK.
-    pub fn waits_for_receive(&self) -> bool {
+    pub(crate) fn waits_for_receive(&self) -> bool {
         self.timer.is_rnr()
     }
 
@@ -286,7 +286,7 @@ impl Requester {
 
     /// Where the entry of a work request is, for a prefetch.
     #[inline]
-    pub fn remembers(&self, seq: u32) -> *const () {
+    pub(crate) fn remembers(&self, seq: u32) -> *const () {
         self.log.address(seq)
     }
 
@@ -308,7 +308,7 @@ impl Requester {
 
     /// Whether nothing is left to send and no failure to report: [`Requester::poll_transmit`] need not be called.
     #[inline]
-    pub fn sent_all(&self, sq: &impl SendRing) -> bool {
+    pub(crate) fn sent_all(&self, sq: &impl SendRing) -> bool {
         self.log.all_sent() && !self.failure.is_some() && self.log.started() == sq.published()
     }
 

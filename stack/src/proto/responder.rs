@@ -206,7 +206,7 @@ impl Responder {
 
     /// Another number of resources (SQD → SQD). The receive side goes on meanwhile: the newest requests are kept, with
     /// their answers, as far as there is room.
-    pub fn resize_resources(&mut self, max_dest_rd_atomic: u8) {
+    pub(crate) fn resize_resources(&mut self, max_dest_rd_atomic: u8) {
         self.pending = self.replay.resize(max_dest_rd_atomic);
     }
 
@@ -216,7 +216,7 @@ impl Responder {
     }
 
     /// Whether the message in progress holds a receive request.
-    pub fn holds_receive(&self) -> bool {
+    pub(crate) fn holds_receive(&self) -> bool {
         self.holds_receive
     }
 
@@ -227,19 +227,19 @@ impl Responder {
     }
 
     /// Whether a message has begun and not ended.
-    pub fn in_message(&self) -> bool {
+    pub(crate) fn in_message(&self) -> bool {
         self.in_progress != InProgress::None
     }
 
     /// Whether an answer waits for [`Responder::poll_transmit`].
     #[inline]
-    pub fn has_answer(&self) -> bool {
+    pub(crate) fn has_answer(&self) -> bool {
         self.ack.is_some() || self.pending > 0
     }
 
     /// Whether the peer waits for the acknowledgement of a message, and an answer that brings it waits for
     /// [`Responder::poll_transmit`].
-    pub fn owes_acknowledgement(&self) -> bool {
+    pub(crate) fn owes_acknowledgement(&self) -> bool {
         self.has_answer() && !self.has_acknowledged(self.asked)
     }
 
@@ -249,7 +249,7 @@ impl Responder {
     }
 
     /// Whether the last answer acknowledges this packet, which was accepted less than a whole circle ago.
-    pub fn has_acknowledged(&self, psn: Psn) -> bool {
+    pub(crate) fn has_acknowledged(&self, psn: Psn) -> bool {
         // Answers to READs may be half of the circle behind `psn`, so both are counted back from what is expected next.
         distance(self.answered, self.epsn) <= distance(psn, self.epsn)
     }

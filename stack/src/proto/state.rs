@@ -254,7 +254,12 @@ impl fmt::Display for Successors {
 }
 
 /// Checks the attribute mask of one Modify QP call against the table, and nothing else.
-pub fn check_modify(from: QpState, to: QpState, ty: QpType, given: AttrMask) -> Result<(), ModifyError> {
+pub(crate) fn check_modify(
+    from: QpState,
+    to: QpState,
+    ty: QpType,
+    given: AttrMask,
+) -> Result<(), ModifyError> {
     let Some(rule) = rule(from, to, ty) else {
         return Err(ModifyError::Illegal { from, to, ty });
     };
@@ -325,7 +330,11 @@ pub fn modify(context: &ModifyContext, attr: &QpAttr, mask: AttrMask) -> Result<
 }
 
 /// Checks the value of every attribute that `mask` names.
-pub fn check_values(context: &ModifyContext, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
+pub(crate) fn check_values(
+    context: &ModifyContext,
+    attr: &QpAttr,
+    mask: AttrMask,
+) -> Result<(), ModifyError> {
     const PORT: (u32, u32) = (PORT_NUM as u32, PORT_NUM as u32);
     let given = |bit| mask.contains(bit);
     let range = |bit, name, value: u32, (min, max): (u32, u32)| {

@@ -140,14 +140,6 @@ numbered! {
 }
 
 impl WrOpcode {
-    /// From the byte of a work queue element. Total: a number that is not named gives [`WrOpcode::Driver1`], which
-    /// no queue pair carries out.
-    pub const fn from_u8(number: u8) -> Self {
-        match Self::from_number(number as u32) {
-            Some(opcode) => opcode,
-            None => Self::Driver1,
-        }
-    }
     /// Its packets' kind, and what the last of them carries; `None` for what becomes no packet.
     pub const fn packet(self) -> Option<(Kind, Tail)> {
         self.row().0
@@ -295,9 +287,9 @@ mod tests {
         for opcode in WcOpcode::ALL {
             assert_eq!(opcode.is_recv(), opcode.number() >= 128);
         }
-        assert_eq!(WrOpcode::from_u8(12), WrOpcode::Driver1);
+        assert_eq!(WrOpcode::from_number(12), None);
         for opcode in WrOpcode::ALL {
-            assert_eq!(WrOpcode::from_u8(opcode.number()), *opcode);
+            assert_eq!(WrOpcode::from_number(opcode.number().into()), Some(*opcode));
             assert!(opcode.wc_opcode().is_none_or(|wc| !wc.is_recv()));
         }
     }

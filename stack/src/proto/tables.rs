@@ -14,13 +14,13 @@ const RNR_TIMER_10US: [u32; 32] = [
 ];
 
 /// Largest RNR NAK timer code, and of every attribute that holds one.
-pub const RNR_TIMER_MAX: u8 = 31;
+pub(crate) const RNR_TIMER_MAX: u8 = 31;
 /// Largest local ACK timeout exponent.
-pub const ACK_TIMEOUT_MAX: u8 = 31;
+pub(crate) const ACK_TIMEOUT_MAX: u8 = 31;
 /// Largest retry count, of transport retries and of RNR retries.
-pub const RETRY_MAX: u8 = 7;
+pub(crate) const RETRY_MAX: u8 = 7;
 /// The RNR retry count that means "for ever".
-pub const RNR_RETRY_FOREVER: u8 = 7;
+pub(crate) const RNR_RETRY_FOREVER: u8 = 7;
 
 /// How long a requester must wait after an RNR NAK with this timer code: 10 us (code 1) to 655.36 ms (code 0).
 ///
@@ -59,7 +59,7 @@ const CREDITS: [u32; 31] = [
 ];
 
 /// The credit code that switches the requester's limit off.
-pub const CREDIT_UNLIMITED: u8 = 0x1f;
+pub(crate) const CREDIT_UNLIMITED: u8 = 0x1f;
 
 /// The number of receive requests a credit code stands for; `None` for "no limit" (code 31).
 ///
@@ -71,7 +71,7 @@ pub const fn credits(code: u8) -> Option<u32> {
 }
 
 /// The largest credit code that promises no more than `available` receive requests.
-pub const fn credit_code(available: u32) -> u8 {
+pub(crate) const fn credit_code(available: u32) -> u8 {
     // From 2 on the table has two numbers for each power of two: the power itself, and 1.5 times it.
     let most = CREDITS[CREDITS.len() - 1];
     let n = if available < most { available } else { most };
@@ -109,7 +109,7 @@ impl NakCode {
     ];
 
     /// The status with which the requester completes the refused request; `None` where it retries instead.
-    pub const fn requester_status(self) -> Option<WcStatus> {
+    pub(crate) const fn requester_status(self) -> Option<WcStatus> {
         match self {
             Self::PsnSequenceError => None,
             Self::InvalidRequest => Some(WcStatus::RemInvReqErr),
@@ -140,9 +140,6 @@ pub enum Syndrome {
 }
 
 impl Syndrome {
-    /// An ACK without credits.
-    pub const ACK_UNLIMITED: Self = Self::Ack { credits: None };
-
     /// Whether a syndrome byte is that of an ACK.
     #[inline(always)]
     pub const fn is_ack(byte: u8) -> bool {

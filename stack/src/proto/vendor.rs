@@ -36,7 +36,7 @@ pub struct VendorErr(pub u32);
 
 impl VendorErr {
     /// Of a send request that ended with `status`; `retried` is why requests of its queue pair were last sent again.
-    pub fn of_send(status: WcStatus, retried: Option<RetryCause>) -> Self {
+    pub(crate) fn of_send(status: WcStatus, retried: Option<RetryCause>) -> Self {
         Self(match status {
             WcStatus::Success => 0,
             WcStatus::WrFlushErr => FLUSHED,
@@ -59,7 +59,7 @@ impl VendorErr {
     }
 
     /// Of a receive request that ended with `status`; `fault` is what the peer did, if that is why.
-    pub fn of_recv(status: WcStatus, fault: Option<Fault>) -> Self {
+    pub(crate) fn of_recv(status: WcStatus, fault: Option<Fault>) -> Self {
         Self(match (status, fault) {
             (WcStatus::Success, _) => 0,
             (WcStatus::WrFlushErr, _) => FLUSHED,

@@ -232,22 +232,14 @@ impl SendWqe {
     pub fn signaled(&self) -> bool {
         self.flags().contains(SendFlags::SIGNALED)
     }
-    /// Marks the request as signalled (`sq_sig_all`).
-    pub fn set_signaled(&mut self) {
-        self.flags |= SendFlags::SIGNALED.bits() as u8;
-    }
     /// Immediate data, in the byte order of the wire.
     #[inline]
     pub fn imm(&self) -> [u8; 4] {
         (self.arg0 as u32).to_ne_bytes()
     }
-    /// Sets the immediate data.
-    pub fn set_imm(&mut self, imm: [u8; 4]) {
-        self.arg0 = u64::from(u32::from_ne_bytes(imm));
-    }
     /// The key that a SEND with invalidate names.
     #[inline]
-    pub fn rkey_to_invalidate(&self) -> u32 {
+    pub(crate) fn rkey_to_invalidate(&self) -> u32 {
         self.arg0 as u32
     }
     /// What the packet of a WRITE or a READ says of the peer's memory.
@@ -279,7 +271,7 @@ impl SendWqe {
     }
     /// The address block of a slot.
     #[inline]
-    pub fn ext_block(slot: &[Granule]) -> &[Granule] {
+    pub(crate) fn ext_block(slot: &[Granule]) -> &[Granule] {
         &slot[SEND_HEADER..SEND_HEADER + Self::of(slot).ext as usize]
     }
     /// The scatter/gather list of a slot.
@@ -292,12 +284,12 @@ impl SendWqe {
     }
     /// What would be the first element of a slot without an address block: the caller knows that there is one.
     #[inline(always)]
-    pub fn first_sge(slot: &[Granule]) -> Option<&Sge> {
+    pub(crate) fn first_sge(slot: &[Granule]) -> Option<&Sge> {
         slot.get(SEND_HEADER).map(|granule| transmute_ref!(granule))
     }
     /// The inline data of a slot.
     #[inline]
-    pub fn inline_data(slot: &[Granule]) -> &[u8] {
+    pub(crate) fn inline_data(slot: &[Granule]) -> &[u8] {
         let wqe = Self::of(slot);
         let body = slot[SEND_HEADER + wqe.ext as usize..].as_bytes();
         &body[..(wqe.length as usize).min(body.len())]

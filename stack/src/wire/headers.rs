@@ -27,18 +27,10 @@ impl Bth {
     pub const fn opcode(&self) -> Opcode {
         Opcode(self.0[0])
     }
-    /// Sets the opcode byte.
-    pub const fn set_opcode(&mut self, opcode: Opcode) {
-        self.0[0] = opcode.0;
-    }
     /// SE: the receiver requests an event.
     #[inline]
     pub const fn solicited(&self) -> bool {
         self.0[1] & 0x80 != 0
-    }
-    /// Sets SE.
-    pub const fn set_solicited(&mut self, on: bool) {
-        self.set_bits(1, 0x80, on as u8);
     }
     /// M: migration state. Sent as 1 by hardware, 0 by soft-RoCE; means nothing on reception.
     #[inline]
@@ -46,26 +38,18 @@ impl Bth {
         self.0[1] & 0x40 != 0
     }
     /// Sets M.
-    pub const fn set_mig_req(&mut self, on: bool) {
-        self.set_bits(1, 0x40, on as u8);
+    pub(crate) const fn set_mig_req(&mut self, on: bool) {
+        self.0[1] = self.0[1] & !0x40 | (on as u8) << 6;
     }
     /// Pad bytes after the payload, 0..=3.
     #[inline]
     pub const fn pad(&self) -> u8 {
         self.0[1] >> 4 & 3
     }
-    /// Sets the pad count (its low 2 bits).
-    pub const fn set_pad(&mut self, pad: u8) {
-        self.set_bits(1, 0x30, pad);
-    }
     /// Transport header version; 0 is the only one.
     #[inline]
-    pub const fn tver(&self) -> u8 {
+    pub(crate) const fn tver(&self) -> u8 {
         self.0[1] & 0x0f
-    }
-    /// Sets the transport header version (its low 4 bits).
-    pub const fn set_tver(&mut self, tver: u8) {
-        self.set_bits(1, 0x0f, tver);
     }
     /// Partition key.
     #[inline]
@@ -73,26 +57,8 @@ impl Bth {
         u16::from_be_bytes([self.0[2], self.0[3]])
     }
     /// Sets the partition key.
-    pub const fn set_pkey(&mut self, pkey: u16) {
+    pub(crate) const fn set_pkey(&mut self, pkey: u16) {
         [self.0[2], self.0[3]] = pkey.to_be_bytes();
-    }
-    /// FECN: the packet met congestion. Outside the ICRC.
-    #[inline]
-    pub const fn fecn(&self) -> bool {
-        self.0[4] & 0x80 != 0
-    }
-    /// Sets FECN.
-    pub const fn set_fecn(&mut self, on: bool) {
-        self.set_bits(4, 0x80, on as u8);
-    }
-    /// BECN: congestion on the way back; 1 in a CNP. Outside the ICRC.
-    #[inline]
-    pub const fn becn(&self) -> bool {
-        self.0[4] & 0x40 != 0
-    }
-    /// Sets BECN.
-    pub const fn set_becn(&mut self, on: bool) {
-        self.set_bits(4, 0x40, on as u8);
     }
     /// Destination queue pair.
     #[inline]
@@ -100,7 +66,7 @@ impl Bth {
         Qpn::new(u32::from_be_bytes([self.0[4], self.0[5], self.0[6], self.0[7]]))
     }
     /// Sets the destination queue pair.
-    pub const fn set_dqpn(&mut self, dqpn: Qpn) {
+    pub(crate) const fn set_dqpn(&mut self, dqpn: Qpn) {
         [_, self.0[5], self.0[6], self.0[7]] = dqpn.get().to_be_bytes();
     }
     /// A: the requester requests an acknowledgement.
@@ -108,23 +74,10 @@ impl Bth {
     pub const fn ack_req(&self) -> bool {
         self.0[8] & 0x80 != 0
     }
-    /// Sets A.
-    pub const fn set_ack_req(&mut self, on: bool) {
-        self.set_bits(8, 0x80, on as u8);
-    }
     /// Packet sequence number.
     #[inline]
     pub const fn psn(&self) -> Psn {
         Psn::new(u32::from_be_bytes([self.0[8], self.0[9], self.0[10], self.0[11]]))
-    }
-    /// Sets the packet sequence number.
-    pub const fn set_psn(&mut self, psn: Psn) {
-        [_, self.0[9], self.0[10], self.0[11]] = psn.get().to_be_bytes();
-    }
-
-    /// Sets the bits under `mask` of byte `at` to the low bits of `value`.
-    const fn set_bits(&mut self, at: usize, mask: u8, value: u8) {
-        self.0[at] = self.0[at] & !mask | value << mask.trailing_zeros() & mask;
     }
 }
 

@@ -71,7 +71,7 @@ pub fn of_masked(covered: &[u8]) -> u32 {
 /// # Panics
 /// If the frame has not so many bytes.
 #[inline(always)]
-pub fn of_frame(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
+pub(crate) fn of_frame(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if let Some(register) = clmul::register(frame, l3, end, ipv6) {
         return !register;

@@ -70,7 +70,7 @@ pub fn locate(frame: &[u8]) -> Result<Ingress, Discard> {
 ///
 /// A few wide compares instead of a check of each field; the offsets in what it returns are constants to the compiler.
 #[inline(always)]
-pub fn locate_plain(frame: &[u8]) -> Option<Layout> {
+pub(crate) fn locate_plain(frame: &[u8]) -> Option<Layout> {
     let head = frame.first_chunk::<{ PLAIN_BTH + Bth::LEN }>()?;
     // Compared in memory order: a byte swap would cost more than the compare.
     let half = |at: usize| u16::from_ne_bytes([head[at], head[at + 1]]);

@@ -20,7 +20,6 @@ pub mod icrc;
 mod locate;
 mod opcode;
 mod packet;
-mod segment;
 mod template;
 
 #[cfg(test)]
@@ -29,10 +28,10 @@ mod tests;
 pub use discard::Discard;
 pub use flow::{Flow, udp_source_port};
 pub use headers::{Aeth, AtomicEth, Bth, Deth, Feth, Reth};
-pub use locate::{Glance, Ingress, Layout, locate, locate_plain, peek};
+pub(crate) use locate::locate_plain;
+pub use locate::{Glance, Ingress, Layout, locate, peek};
 pub use opcode::{ExtHeader, Kind, Opcode, PayloadRule, Position, Row, Tail, Transport};
 pub use packet::Packet;
-pub use segment::{Segment, pad_count, segment};
 pub use template::{Ext, HEADERS_MAX, Header, Laid, Stencil, Template};
 
 /// The UDP destination port of RoCEv2 (IBA A17).

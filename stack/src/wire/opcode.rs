@@ -93,16 +93,6 @@ pub enum Position {
 }
 
 impl Position {
-    /// Place of packet `index` of `count`.
-    #[inline]
-    pub const fn of(index: u32, count: u32) -> Self {
-        match (index == 0, index + 1 >= count) {
-            (true, true) => Self::Only,
-            (true, false) => Self::First,
-            (false, false) => Self::Middle,
-            (false, true) => Self::Last,
-        }
-    }
     /// Whether this packet starts its message.
     #[inline]
     pub const fn starts(self) -> bool {

@@ -55,7 +55,7 @@ impl<'a> Packet<'a> {
         self.ip_header.len() != IPV4_LEN
     }
     /// The IPv4 identification.
-    pub fn identification(&self) -> Option<u16> {
+    pub(crate) fn identification(&self) -> Option<u16> {
         (!self.ipv6()).then(|| be16(self.ip_header, 4))
     }
     /// Source address.
@@ -99,7 +99,7 @@ impl<'a> Packet<'a> {
     }
     /// Whether a switch marked it: congestion experienced (RFC 3168).
     #[inline(always)]
-    pub fn is_marked(&self) -> bool {
+    pub(crate) fn is_marked(&self) -> bool {
         self.traffic_class() & 0b11 == 0b11
     }
     /// The bytes of `header`.

@@ -7,7 +7,7 @@ use super::opcode::HEADER_LEN_MAX;
 use super::{
     Aeth, AtomicEth, Bth, CNP_PAYLOAD, Deth, ETH_LEN, ETHER_IPV4, ETHER_IPV6, ETHER_VLAN, ExtHeader, Feth,
     Flow, ICRC_LEN, IP_PROTO_UDP, IPV4_LEN, IPV6_LEN, Opcode, Packet, Reth, Transport, UDP_LEN, UDP_PORT,
-    VLAN_LEN, be16, icrc, icrc::OnePass, pad_count,
+    VLAN_LEN, be16, icrc, icrc::OnePass,
 };
 use crate::id::{Gid, Mac, Psn, Qpn};
 
@@ -111,6 +111,12 @@ const _: () = assert!(core::mem::offset_of!(Template, head) + PLAIN_LEN <= 64);
 /// Offset of the BTH over IPv4 without a VLAN tag, and where that ends.
 const PLAIN_BTH: usize = ETH_LEN + IPV4_LEN + UDP_LEN;
 const PLAIN_LEN: usize = PLAIN_BTH + Bth::LEN;
+
+/// Zero bytes that fill a payload of `len` bytes up to a multiple of 4.
+#[inline(always)]
+pub(super) const fn pad_count(len: usize) -> usize {
+    len.wrapping_neg() & 3
+}
 
 /// The headers of many packets that are alike, IPv4 without a VLAN tag: [`Template::stencil`].
 #[derive(Clone, Copy, Debug)]
@@ -266,7 +272,7 @@ impl Template {
 
     /// Whether its packets go to where `pkt` comes from.
     #[inline(always)]
-    pub fn goes_to_source_of(&self, pkt: &Packet<'_>) -> bool {
+    pub(crate) fn goes_to_source_of(&self, pkt: &Packet<'_>) -> bool {
         match pkt.src_v4() {
             Some(from) => self.has_v4(16, from),
             None => self.dst() == pkt.src(),
@@ -275,7 +281,7 @@ impl Template {
 
     /// Whether its packets come from where `pkt` goes to.
     #[inline(always)]
-    pub fn comes_from_destination_of(&self, pkt: &Packet<'_>) -> bool {
+    pub(crate) fn comes_from_destination_of(&self, pkt: &Packet<'_>) -> bool {
         match pkt.dst_v4() {
             Some(to) => self.has_v4(12, to),
             None => self.src() == pkt.dst(),
@@ -283,7 +289,7 @@ impl Template {
     }
 
     /// Sends to another next hop from now on.
-    pub fn set_dst_mac(&mut self, mac: Mac) {
+    pub(crate) fn set_dst_mac(&mut self, mac: Mac) {
         self.head[..6].copy_from_slice(&mac.0);
     }
 
@@ -293,21 +299,15 @@ impl Template {
     }
 
     /// Sends to another queue pair behind the same address from now on.
-    pub fn set_dqpn(&mut self, dqpn: Qpn) {
+    pub(crate) fn set_dqpn(&mut self, dqpn: Qpn) {
         let at = self.bth as usize + 5;
         self.head[at..at + 3].copy_from_slice(&dqpn.get().to_be_bytes()[1..]);
     }
 
     /// Sends with another UDP source port from now on.
-    pub fn set_src_port(&mut self, port: u16) {
+    pub(crate) fn set_src_port(&mut self, port: u16) {
         let at = self.bth as usize - UDP_LEN;
         self.head[at..at + 2].copy_from_slice(&port.to_be_bytes());
-    }
-
-    /// Sends with another TOS byte or traffic class from now on.
-    pub fn set_traffic_class(&mut self, traffic_class: u8) {
-        self.traffic_class = traffic_class;
-        self.sum_ipv4();
     }
 
     /// Recomputes the constant part of the IPv4 header checksum.
@@ -350,7 +350,7 @@ impl Template {
 
     /// Whether it is IPv4 without a VLAN tag, the layout that the code is optimized for.
     #[inline(always)]
-    pub fn is_plain(&self) -> bool {
+    pub(crate) fn is_plain(&self) -> bool {
         self.bth as usize == ETH_LEN + IPV4_LEN + UDP_LEN
     }
 
@@ -456,7 +456,7 @@ impl Template {
     /// Writes long frames of this flow whole, instead of [`Template::close`] and [`Template::stamp`]; the caller then calls
     /// [`Template::finish`]. `None` where the processor cannot.
     #[inline(always)]
-    pub fn one_pass(&self) -> Option<OnePass> {
+    pub(crate) fn one_pass(&self) -> Option<OnePass> {
         OnePass::new(self.l3 as usize != ETH_LEN, self.ipv6)
     }
 

@@ -14,6 +14,8 @@ use crate::wire::{Aeth, Ext, Flow, HEADERS_MAX, Header, Ingress, Opcode, Templat
 
 const GATES: Gates = Gates::of(QpState::Rts, QpType::Rc);
 const DEPTH: u32 = 64;
+/// An ACK without credits.
+const ACK: Syndrome = Syndrome::Ack { credits: None };
 
 struct Ring(Vec<Granule>);
 
@@ -125,7 +127,7 @@ fn the_window_is_the_controllers() {
     }
     assert_eq!(rig.send(), (vec![(0xff_fffe, false), (0xff_ffff, false), (0, true)], Idle::Waiting));
     assert_eq!(rig.requester.waiting(rig.now, &rig.ring, UNSHARED), 0);
-    rig.answer(0xff_fffe, Syndrome::ACK_UNLIMITED);
+    rig.answer(0xff_fffe, ACK);
     assert_eq!(rig.requester.waiting(rig.now, &rig.ring, UNSHARED), 1);
     assert_eq!(rig.send(), (vec![(1, true)], Idle::Waiting));
     rig.probe().window = 100;
@@ -150,7 +152,7 @@ fn a_controller_is_told_when_packets_leave_and_arrive() {
     assert_eq!(rig.told(), first.map(|event| (1000, event)));
     rig.requester.left_by(rig.now, Instant::from_nanos(5000));
     rig.now = Instant::from_nanos(6000);
-    rig.answer(0xff_fffe, Syndrome::ACK_UNLIMITED);
+    rig.answer(0xff_fffe, ACK);
     assert_eq!(
         rig.told(),
         [
@@ -235,7 +237,7 @@ fn a_scheme_may_send_a_single_packet_again() {
     rig.post(WrOpcode::RdmaWrite, 9);
     rig.answer(0xff_ffff, Syndrome::Nak(NakCode::PsnSequenceError));
     assert_eq!(rig.send(), (vec![(0xff_ffff, true), (2, false)], Idle::NothingToDo));
-    rig.answer(2, Syndrome::ACK_UNLIMITED);
+    rig.answer(2, ACK);
     assert_eq!(rig.requester.head(), 5);
 }
 

@@ -120,7 +120,7 @@ impl<'a> Series<'a> {
     }
     /// Whether the data of each message is that of one scatter/gather element: [`SendWqe::first_sge`].
     #[inline(always)]
-    pub fn sole(&self) -> bool {
+    pub(crate) fn sole(&self) -> bool {
         self.sole
     }
 

@@ -17,7 +17,12 @@ impl Requester {
     /// The work request that the next packet belongs to, or why there is none. Starts nothing, so that the caller can
     /// find the way to its destination first.
     #[inline]
-    pub fn peek_unreliable(&mut self, gates: Gates, epoch: u32, sq: &impl SendRing) -> Result<u32, Idle> {
+    pub(crate) fn peek_unreliable(
+        &mut self,
+        gates: Gates,
+        epoch: u32,
+        sq: &impl SendRing,
+    ) -> Result<u32, Idle> {
         loop {
             if self.has_failed() {
                 return Err(self.failed_idle());
@@ -42,7 +47,7 @@ impl Requester {
 
     /// The next packet of an unreliable connection, or why there is none.
     #[inline]
-    pub fn poll_message<'a>(
+    pub(crate) fn poll_message<'a>(
         &mut self,
         gates: Gates,
         epoch: u32,
@@ -73,7 +78,7 @@ impl Requester {
     /// The next datagram, from queue pair `qpn` with the Q_Key `qkey`, or why there is none. One that is longer than
     /// the port's path MTU fails with `LOC_LEN_ERR` (IBA C10-93).
     #[inline]
-    pub fn poll_datagram<'a>(
+    pub(crate) fn poll_datagram<'a>(
         &mut self,
         gates: Gates,
         epoch: u32,
@@ -175,7 +180,7 @@ mod tests {
             let mut wqe = SendWqe::new(self.0.len() as u64, opcode, SendFlags::SIGNALED);
             wqe.length = length;
             wqe.epoch = 1;
-            wqe.set_imm([1, 2, 3, 4]);
+            wqe.arg0 = u32::from_ne_bytes([1, 2, 3, 4]).into();
             wqe.ext = address.map_or(0, |_| UD_EXT as u8);
             let body = wqe.put(&mut slot);
             if let Some(address) = address {

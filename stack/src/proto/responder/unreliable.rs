@@ -14,7 +14,7 @@ pub const GRH_LEN: usize = 40;
 impl Responder {
     /// Whether this packet starts a message while another one is in progress, which lost its end and is dropped.
     #[inline]
-    pub fn cuts_off(&self, pkt: &Packet<'_>) -> bool {
+    pub(crate) fn cuts_off(&self, pkt: &Packet<'_>) -> bool {
         self.in_progress != InProgress::None && pkt.row.position.starts()
     }
 
@@ -25,7 +25,7 @@ impl Responder {
     /// # Errors
     /// The name under which the packet is dropped.
     #[inline]
-    pub fn handle_message(
+    pub(crate) fn handle_message(
         &mut self,
         pkt: &Packet<'_>,
         pd: PdId,
@@ -83,7 +83,7 @@ impl Responder {
     /// The name under which the datagram is dropped. One that does not fit into the receive request is dropped, and the
     /// request kept: a stranger's datagram must not use up a receive, or end the queue pair.
     #[inline]
-    pub fn handle_datagram(
+    pub(crate) fn handle_datagram(
         &mut self,
         pkt: &Packet<'_>,
         qkey: u32,
@@ -108,7 +108,7 @@ impl Responder {
 
     /// The datagram that [`Responder::handle_datagram`] passed is placed.
     #[inline]
-    pub fn accept_datagram(&mut self, pkt: &Packet<'_>) -> Received {
+    pub(crate) fn accept_datagram(&mut self, pkt: &Packet<'_>) -> Received {
         self.received(pkt, (GRH_LEN + pkt.payload.len()) as u32)
     }
 }
