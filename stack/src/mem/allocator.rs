@@ -1,14 +1,9 @@
 //! The next slot and key: the part of the table that only registration needs.
 
-use super::MwType;
-use super::table::{NO_KEY, TAG_BITS};
+use super::key::{MwType, NO_KEY, TAG_BITS, USER_BITS, USER_MASK};
 use crate::config::MR_MAX;
 use crate::id::PdId;
 use std::collections::VecDeque;
-
-/// Bits of a variable key that belong to its user.
-pub(super) const USER_BITS: u32 = 8;
-const USER_MASK: u32 = (1 << USER_BITS) - 1;
 
 /// The use of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,7 +1,8 @@
 //! The grant of a key, cached for callers that use one key many times in a turn.
 
-use super::table::Span;
-use super::{Access, GrantedRange, KeyFault, MrTable};
+use super::access::Access;
+use super::range::GrantedRange;
+use super::table::{KeyFault, MrTable, Span};
 use crate::id::{PdId, Qpn};
 
 /// No protection domain has this number.
@@ -68,7 +69,7 @@ impl CachedKey {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::NO_KEY;
+    use super::super::key::NO_KEY;
     use super::super::{TurnsPassed, UserMemory};
     use super::*;
 

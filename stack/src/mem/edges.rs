@@ -1,8 +1,7 @@
 //! Grants of keys at every edge of a range and of the address space, against arithmetic in 128 bits; and which keys exist. Tests
 //! alone.
 
-use super::allocator::USER_BITS;
-use super::table::TAG_BITS;
+use super::key::{TAG_BITS, USER_BITS};
 use super::*;
 use crate::id::{PdId, Qpn};
 

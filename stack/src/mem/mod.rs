@@ -7,16 +7,19 @@
 mod access;
 mod allocator;
 mod cached;
-#[cfg(test)]
-mod edges;
+mod key;
 mod range;
 pub mod sge;
 mod table;
 mod variable;
 
+#[cfg(test)]
+mod edges;
+
 pub use access::Access;
 pub use cached::CachedKey;
+pub use key::{MwType, inc_rkey};
 pub use range::{GrantedRange, Indirect, TurnsPassed, UserMemory};
 pub use sge::Sge;
 pub use table::{KeyFault, MemError, MrTable};
-pub use variable::{Bind, MwType, inc_rkey};
+pub use variable::Bind;

@@ -44,21 +44,20 @@
 //!
 //! Everything but a lookup takes the table's lock. No code blocks while it holds it.
 
+use super::access::Access;
 use super::allocator::{KeyAllocator, SlotKind, SlotRecord};
-use super::{Access, GrantedRange, TurnsPassed, UserMemory};
+use super::key::{NO_KEY, TAG_BITS};
+use super::range::{GrantedRange, TurnsPassed, UserMemory};
 use crate::config::MR_MAX;
 use crate::id::{PdId, Qpn};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-pub(super) const TAG_BITS: u32 = 16;
 /// Log2 of the slots in a chunk, which is one page: slots are drawn at random, and each is likely to need a chunk of its own.
 const CHUNK_LOG2: usize = 6;
 /// Slots that are allocated together.
 const CHUNK: usize = 1 << CHUNK_LOG2;
 const CHUNKS: usize = MR_MAX / CHUNK;
-/// In the key field of a slot: nothing is registered.
-pub(super) const NO_KEY: u32 = 0;
 /// In the rights of a slot, beside those of [`Access`]: the slot is variable, or its memory is not accessed directly; a lookup takes
 /// the long way.
 pub(super) const VARIABLE: u32 = 1 << 31;

@@ -5,30 +5,12 @@
 //! them is one step under the table's lock, without a turn boundary; the [table](super::table)'s documentation says why a lookup
 //! is right all the same.
 
-use super::allocator::{SlotKind, USER_BITS};
-use super::table::{Grant, KeyFault, MemError, MrTable, NO_KEY, TAG_BITS, VARIABLE, WINDOW, region};
-use super::{Access, UserMemory};
+use super::access::Access;
+use super::allocator::SlotKind;
+use super::key::{MwType, NO_KEY, TAG_BITS};
+use super::range::UserMemory;
+use super::table::{Grant, KeyFault, MemError, MrTable, VARIABLE, WINDOW, region};
 use crate::id::{PdId, Qpn};
-
-/// The types of memory window (`enum ibv_mw_type`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[repr(u8)]
-#[doc(alias = "ibv_mw_type")]
-pub enum MwType {
-    /// Bound by [`ibv_bind_mw(3)`](https://man7.org/linux/man-pages/man3/ibv_bind_mw.3.html), which chooses the key;
-    /// usable through every queue pair of the protection domain; ends by binding it anew.
-    One = 1,
-    /// Bound by a work request with a key that the user chooses; usable through the queue pair that bound it alone
-    /// (type 2B); ends by invalidation.
-    Two = 2,
-}
-
-/// The same key with the next variant byte (`ibv_inc_rkey(3)`): the low 8 bits count up and wrap.
-#[doc(alias = "ibv_inc_rkey")]
-pub const fn inc_rkey(rkey: u32) -> u32 {
-    const MASK: u32 = (1 << USER_BITS) - 1;
-    rkey & !MASK | rkey.wrapping_add(1) & MASK
-}
 
 /// The rights that a window can grant.
 const WINDOW_ACCESS: Access = Access::REMOTE_WRITE
@@ -221,6 +203,7 @@ impl MrTable {
 #[cfg(test)]
 mod tests {
     use super::super::edges::{ALL, PD, QP};
+    use super::super::key::{USER_BITS, inc_rkey};
     use super::super::{GrantedRange, TurnsPassed};
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};

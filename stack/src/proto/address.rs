@@ -2,8 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::attr::{AhAttr, GlobalRoute};
-use super::state::PORT_NUM;
+use super::attr::{AhAttr, GlobalRoute, PORT_NUM};
 use super::wqe::{GRANULE, Granule, SendWqe};
 use crate::id::{Gid, Qpn};
 

@@ -7,6 +7,9 @@ use core::fmt;
 
 use crate::id::{Gid, Psn, QpState};
 
+/// The only port of a device.
+pub const PORT_NUM: u8 = 1;
+
 bitflags::bitflags! {
     /// Which attributes a call gives or asks for (`enum ibv_qp_attr_mask`).
     #[doc(alias = "ibv_qp_attr_mask")]

@@ -6,6 +6,7 @@
 //! and counts only after it was.
 
 use super::congestion::Event;
+use super::recovery::RetryCause;
 use super::requester::{Acknowledged, Awaited, RequestKind, Requester, SendRing};
 use super::status::WcStatus;
 use super::tables::{NakCode, RNR_RETRY_FOREVER, Syndrome, credits, rnr_delay};
@@ -41,24 +42,6 @@ pub enum Response {
     },
     /// The oldest work request failed; the queue pair goes to ERR.
     Failed(WcStatus),
-}
-
-/// Why packets go out again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RetryCause {
-    /// NAK: PSN sequence error.
-    SequenceNak,
-    /// A later response or acknowledgement passed a READ or ATOMIC that is not answered.
-    ImpliedNak,
-    /// RNR NAK: after its delay.
-    Rnr,
-    /// The local ACK timeout.
-    Timeout,
-    /// Nothing followed unsignalled requests, so nothing requested their acknowledgement: the last packet goes
-    /// out again to request it. Not charged to the retry count.
-    Probe,
-    /// No packet goes out: nobody answers for the address of the next hop.
-    Unreachable,
 }
 
 impl Requester {

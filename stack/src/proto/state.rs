@@ -6,7 +6,7 @@
 use core::fmt::{self, Write as _};
 
 use super::address::AvError;
-use super::attr::{AttrMask, PathMigState, QpAttr};
+use super::attr::{AttrMask, PORT_NUM, PathMigState, QpAttr};
 use super::tables::{ACK_TIMEOUT_MAX, RETRY_MAX, RNR_TIMER_MAX};
 use crate::config::RD_ATOMIC_MAX;
 use crate::id::{Gid, Mtu, QpState, QpType};
@@ -274,8 +274,6 @@ pub(crate) fn check_modify(
     Ok(())
 }
 
-/// The only port of a device.
-pub const PORT_NUM: u8 = 1;
 /// Bits of `qp_access_flags`: all that a region may have. Programs use one set for both; what is a region's alone (zero based, on
 /// demand, huge pages, relaxed ordering) means nothing here, as on Linux.
 pub const QP_ACCESS_FLAGS: u32 = 0x3ff | 1 << 20;

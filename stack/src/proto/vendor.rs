@@ -14,8 +14,8 @@
 
 use core::fmt;
 
-use super::completer::RetryCause;
 use super::fault::Fault;
+use super::recovery::RetryCause;
 use super::status::WcStatus;
 
 const FLUSHED: u32 = 0x100;

@@ -7,7 +7,8 @@ use super::counters::Counter;
 use super::qp::Part;
 use super::state::Shard;
 use crate::config::{NEIGHBOUR_VISITS, READY_BUDGET};
-use crate::proto::completer::{Response, RetryCause};
+use crate::proto::completer::Response;
+use crate::proto::recovery::RetryCause;
 use crate::proto::status::WcStatus;
 use crate::time::Instant;
 

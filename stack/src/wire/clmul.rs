@@ -11,8 +11,8 @@
 
 #![allow(unsafe_code)]
 
-use super::icrc::{MASK_LEN, MASK_V4, MASK_V6};
-use super::{ETH_LEN, IPV4_LEN, IPV6_LEN, UDP_LEN, VLAN_LEN};
+use super::masks::{MASK_LEN, MASK_V4, MASK_V6};
+use super::numbers::{ETH_LEN, IPV4_LEN, IPV6_LEN, UDP_LEN, VLAN_LEN};
 use crate::crc::{self, LINE, Line, Width, Xmm, Ymm, Zmm, factor, for_each_line, reduce, width};
 
 /// Blocks that the longest packet has.
@@ -256,7 +256,7 @@ impl OnePass {
 macro_rules! entries {
     ($of:ident, $line:ty, $lanes:literal, $features:literal) => {
         mod $of {
-            use super::*;
+            use crate::wire::clmul::{self, *};
 
             /// The register over the `words` words of four bytes that end at `end`, in `lines` lines, 1 to 4. The first
             /// line is not full if `words` is no multiple of a line's.
@@ -268,7 +268,7 @@ macro_rules! entries {
             #[target_feature(enable = $features)]
             pub unsafe fn sum(end: *const u8, lines: usize, words: usize, masks: &[Mask; MASKED]) -> u32 {
                 // SAFETY: as the caller guarantees.
-                unsafe { super::sum::<$line>(end, lines, words, masks) }
+                unsafe { clmul::sum::<$line>(end, lines, words, masks) }
             }
 
             /// What masking its head changes of the register over `len` bytes.

@@ -3,18 +3,19 @@
 //! [`Bth`] keeps its twelve bytes and has an accessor for each packed field; the extension headers have
 //! whole-byte fields and are plain structs with `read` and `write`.
 
-use super::Opcode;
+use super::numbers::BTH_LEN;
+use super::opcode::Opcode;
 use crate::id::{Psn, Qpn};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 /// Base transport header (IBA 9.2), as its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
-pub struct Bth(pub [u8; 12]);
+pub struct Bth(pub [u8; BTH_LEN]);
 
 impl Bth {
     /// Bytes on the wire.
-    pub const LEN: usize = 12;
+    pub const LEN: usize = BTH_LEN;
 
     /// The header that these bytes are.
     #[inline(always)]

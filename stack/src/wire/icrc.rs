@@ -9,7 +9,9 @@ use std::sync::LazyLock;
 
 #[cfg(target_arch = "x86_64")]
 use super::clmul;
-use super::{ICRC_LEN, Layout};
+use super::locate::Layout;
+use super::masks::{MASK_LEN, MASK_V4, MASK_V6};
+use super::numbers::ICRC_LEN;
 use crate::crc::{self, Sum};
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -25,36 +27,6 @@ static START: LazyLock<crc32fast::Hasher> = LazyLock::new(|| crc32fast::Hasher::
 
 /// CRC of anything followed by its own CRC.
 const RESIDUE: u32 = 0x2144_df1c;
-
-/// Bytes of IP header, UDP header and BTH that have a mask: whole blocks of 16.
-pub(super) const MASK_LEN: usize = 64;
-
-/// Bits outside the ICRC in IPv4 + UDP + BTH: TOS, TTL, header checksum, UDP checksum, BTH byte 4.
-pub(super) static MASK_V4: [u8; MASK_LEN] = {
-    let mut m = [0; MASK_LEN];
-    m[1] = 0xff;
-    m[8] = 0xff;
-    m[10] = 0xff;
-    m[11] = 0xff;
-    m[26] = 0xff;
-    m[27] = 0xff;
-    m[32] = 0xff;
-    m
-};
-
-/// Bits outside the ICRC in IPv6 + UDP + BTH: traffic class, flow label, hop limit, UDP checksum, BTH byte 4.
-pub(super) static MASK_V6: [u8; MASK_LEN] = {
-    let mut m = [0; MASK_LEN];
-    m[0] = 0x0f;
-    m[1] = 0xff;
-    m[2] = 0xff;
-    m[3] = 0xff;
-    m[7] = 0xff;
-    m[46] = 0xff;
-    m[47] = 0xff;
-    m[52] = 0xff;
-    m
-};
 
 /// ICRC of `covered`: the IP header to the end of the pad, variant fields already all ones. It goes to the
 /// wire with its least significant byte first.

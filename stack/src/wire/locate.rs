@@ -1,10 +1,15 @@
 //! Finds a RoCEv2 packet in a frame: every check that needs nothing but the bytes, except the ICRC.
 
-use super::{
-    Bth, Discard, ETH_LEN, ETHER_IPV4, ETHER_IPV6, ETHER_VLAN, ICRC_LEN, IP_PROTO_UDP, IPV4_LEN, IPV6_LEN,
-    Packet, Row, UDP_LEN, UDP_PORT, VLAN_LEN, be16,
+use super::discard::Discard;
+use super::flow::Flow;
+use super::headers::Bth;
+use super::numbers::{
+    ETH_LEN, ETHER_IPV4, ETHER_IPV6, ETHER_VLAN, ICRC_LEN, IP_PROTO_UDP, IPV4_LEN, IPV6_LEN, UDP_LEN,
+    UDP_PORT, VLAN_LEN, be16,
 };
-use crate::id::{Gid, Qpn};
+use super::opcode::Row;
+use super::packet::Packet;
+use crate::id::{Gid, Mac, Qpn};
 
 /// EtherType of RoCEv1 (IBA A16), which this stack does not speak.
 const ETHER_ROCE_V1: u16 = 0x8915;
@@ -265,6 +270,36 @@ impl Layout {
     #[inline]
     pub fn vid(&self) -> Option<u16> {
         self.vlan.map(|tci| tci & 0x0fff)
+    }
+
+    /// The flow that the packet belongs to, as its sender sees it.
+    ///
+    /// # Panics
+    /// As [`Layout::packet`].
+    pub fn flow(&self, frame: &[u8]) -> Flow {
+        let packet = self.packet(frame);
+        let ip = packet.ip_header;
+        let mac = |at: usize| {
+            let mut mac = [0; 6];
+            mac.copy_from_slice(&frame[at..at + 6]);
+            Mac(mac)
+        };
+        // The layers above take a priority tag for no VLAN, but it was sent.
+        let tagged = self.l3 as usize == ETH_LEN + VLAN_LEN;
+        Flow {
+            src_mac: mac(6),
+            dst_mac: mac(0),
+            vlan: tagged.then(|| be16(frame, ETH_LEN)),
+            src: packet.src(),
+            dst: packet.dst(),
+            traffic_class: packet.traffic_class(),
+            hop_limit: if self.ipv6 { ip[7] } else { ip[8] },
+            flow_label: if self.ipv6 { u32::from_be_bytes([0, ip[1] & 0x0f, ip[2], ip[3]]) } else { 0 },
+            src_port: be16(frame, self.bth as usize - UDP_LEN),
+            dqpn: packet.dqpn(),
+            pkey: packet.pkey(),
+            mig_req: packet.bth.mig_req(),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The opcode table: one row for each opcode of each transport, everything else derived from it.
 
+use super::numbers::{BTH_LEN, CNP_PAYLOAD};
 use crate::id::Mtu;
 
 /// Transport class: the top three bits of an opcode (IBA 9.2.1; CNP: A17; XRC: A14).
@@ -259,7 +260,7 @@ impl Row {
                 (true, true) => panic!("immediate and invalidate exclude each other"),
             },
             headers,
-            header_len: (super::Bth::LEN + end) as u8,
+            header_len: (BTH_LEN + end) as u8,
             request: kind.is_request(),
             has_imm,
             has_inv,
@@ -275,7 +276,7 @@ impl Row {
                 (Kind::Send | Kind::Write | Kind::ReadResponse, Position::Last) => PayloadRule::Some,
                 (Kind::Send | Kind::Write | Kind::ReadResponse, Position::Only) => PayloadRule::Any,
                 (Kind::AtomicWrite, _) => PayloadRule::Exactly(8),
-                (Kind::Cnp, _) => PayloadRule::Exactly(super::CNP_PAYLOAD as u8),
+                (Kind::Cnp, _) => PayloadRule::Exactly(CNP_PAYLOAD as u8),
                 _ => PayloadRule::Exactly(0),
             },
             offsets,

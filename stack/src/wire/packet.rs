@@ -1,12 +1,12 @@
 //! The fields of a received packet.
 
-use super::{
-    Aeth, AtomicEth, Bth, Deth, Ext, ExtHeader, Feth, Flow, Header, IPV4_LEN, Layout, Reth, Row, UDP_LEN,
-    VLAN_LEN, be16,
-};
-use crate::id::{Gid, Mac, Psn, Qpn};
+use super::header::{Ext, Header};
+use super::headers::{Aeth, AtomicEth, Bth, Deth, Feth, Reth};
+use super::numbers::{IPV4_LEN, be16};
+use super::opcode::{ExtHeader, Row};
+use crate::id::{Gid, Psn, Qpn};
 
-/// A received packet; borrows its frame. Made by [`Layout::packet`].
+/// A received packet; borrows its frame. Made by [`Layout::packet`](super::Layout::packet).
 ///
 /// The accessors of extension headers belong to rows that have the header. For another row, which is a mistake of the caller that
 /// the bytes of a packet cannot cause, they return zeros, and debug builds panic.
@@ -187,37 +187,5 @@ impl<'a> Packet<'a> {
             ext,
             payload_len: self.payload.len() as u32,
         })
-    }
-}
-
-impl Layout {
-    /// The flow that the packet belongs to, as its sender sees it.
-    ///
-    /// # Panics
-    /// As [`Layout::packet`].
-    pub fn flow(&self, frame: &[u8]) -> Flow {
-        let packet = self.packet(frame);
-        let ip = packet.ip_header;
-        let mac = |at: usize| {
-            let mut mac = [0; 6];
-            mac.copy_from_slice(&frame[at..at + 6]);
-            Mac(mac)
-        };
-        // The layers above take a priority tag for no VLAN, but it was sent.
-        let tagged = self.l3 as usize == super::ETH_LEN + VLAN_LEN;
-        Flow {
-            src_mac: mac(6),
-            dst_mac: mac(0),
-            vlan: tagged.then(|| be16(frame, super::ETH_LEN)),
-            src: packet.src(),
-            dst: packet.dst(),
-            traffic_class: packet.traffic_class(),
-            hop_limit: if self.ipv6 { ip[7] } else { ip[8] },
-            flow_label: if self.ipv6 { u32::from_be_bytes([0, ip[1] & 0x0f, ip[2], ip[3]]) } else { 0 },
-            src_port: be16(frame, self.bth as usize - UDP_LEN),
-            dqpn: packet.dqpn(),
-            pkey: packet.pkey(),
-            mig_req: packet.bth.mig_req(),
-        }
     }
 }

@@ -3,12 +3,17 @@
 //! While a packet is built its headers are in masked form, with ones where the ICRC is computed over ones, so that the ICRC is
 //! one pass over contiguous bytes; [`Template::seal`] puts the real values in last.
 
-use super::opcode::HEADER_LEN_MAX;
-use super::{
-    Aeth, AtomicEth, Bth, CNP_PAYLOAD, Deth, ETH_LEN, ETHER_IPV4, ETHER_IPV6, ETHER_VLAN, ExtHeader, Feth,
-    Flow, ICRC_LEN, IP_PROTO_UDP, IPV4_LEN, IPV6_LEN, Opcode, Packet, Reth, Transport, UDP_LEN, UDP_PORT,
-    VLAN_LEN, be16, icrc, icrc::OnePass,
+use super::flow::Flow;
+use super::header::{Ext, Header};
+use super::headers::{Aeth, AtomicEth, Bth, Deth, Feth, Reth};
+use super::icrc::{self, OnePass};
+use super::masks::{MASK_V4, MASK_V6};
+use super::numbers::{
+    CNP_PAYLOAD, ETH_LEN, ETHER_IPV4, ETHER_IPV6, ETHER_VLAN, ICRC_LEN, IP_PROTO_UDP, IPV4_LEN, IPV6_LEN,
+    UDP_LEN, UDP_PORT, VLAN_LEN, be16,
 };
+use super::opcode::{ExtHeader, HEADER_LEN_MAX, Opcode, Transport};
+use super::packet::Packet;
 use crate::id::{Gid, Mac, Psn, Qpn};
 
 /// Bytes before the BTH, at most.
@@ -21,70 +26,6 @@ const _: () = assert!(HEADERS_MAX <= OnePass::HEAD, "behind them is payload");
 
 /// BECN, the only bit of BTH byte 4 that is ever sent, and only by a CNP (IBA A17.9.3).
 const BECN: u8 = 0x40;
-
-/// The extension headers of a packet, beside the XRCETH. Must be those of the opcode's row.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ext {
-    /// None.
-    None,
-    /// Immediate data, in the order of the wire.
-    Imm([u8; 4]),
-    /// An R_Key to invalidate.
-    Inv(u32),
-    /// RETH.
-    Reth(Reth),
-    /// RETH and immediate data.
-    RethImm(Reth, [u8; 4]),
-    /// FETH and RETH.
-    FlushReth(Feth, Reth),
-    /// AtomicETH.
-    Atomic(AtomicEth),
-    /// AETH.
-    Aeth(Aeth),
-    /// AETH and the original value.
-    AtomicAck(Aeth, u64),
-    /// DETH.
-    Deth(Deth),
-    /// DETH and immediate data.
-    DethImm(Deth, [u8; 4]),
-}
-
-/// What varies from packet to packet of a flow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Header {
-    /// Opcode; a known one.
-    pub opcode: Opcode,
-    /// Packet sequence number.
-    pub psn: Psn,
-    /// Request an acknowledgement.
-    pub ack_req: bool,
-    /// Solicited event.
-    pub solicited: bool,
-    /// IPv4 identification; not sent over IPv6.
-    pub ip_id: u16,
-    /// XRC shared receive queue, 24 bits; sent with XRC requests only.
-    pub srqn: u32,
-    /// The extension headers of the opcode.
-    pub ext: Ext,
-    /// Bytes of payload that will follow, pad not counted.
-    pub payload_len: u32,
-}
-
-impl Default for Header {
-    /// An empty SEND, PSN 0.
-    fn default() -> Self {
-        Self {
-            opcode: Opcode::RC_SEND_ONLY,
-            psn: Psn::default(),
-            ack_req: false,
-            solicited: false,
-            ip_id: 0,
-            srqn: 0,
-            ext: Ext::None,
-            payload_len: 0,
-        }
-    }
-}
 
 /// The headers of a [`Flow`], laid out. All that IPv4 without a VLAN tag needs is in the first 64 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -218,7 +159,7 @@ impl Template {
         base.set_dqpn(flow.dqpn);
         head[bth..bth + Bth::LEN].copy_from_slice(&base.0);
 
-        let mask: &[u8] = if ipv6 { &icrc::MASK_V6 } else { &icrc::MASK_V4 };
+        let mask: &[u8] = if ipv6 { &MASK_V6 } else { &MASK_V4 };
         for (byte, mask) in head[l3..bth + Bth::LEN].iter_mut().zip(mask) {
             *byte |= mask;
         }

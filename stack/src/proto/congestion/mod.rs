@@ -5,7 +5,7 @@
 //! [`Controller`] and of `Congestion`, and a file. Its state is in a box: a queue pair has room for a pointer, and one with the fixed
 //! window needs no more.
 
-use super::completer::RetryCause;
+use super::recovery::RetryCause;
 use crate::id::Psn;
 use crate::time::Instant;
 

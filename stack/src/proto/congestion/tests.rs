@@ -2,8 +2,8 @@
 
 use super::{Congestion, Controller, Event, Probe};
 use crate::id::{Gid, Mtu, Psn, QpState, QpType};
-use crate::proto::completer::{Response, RetryCause};
-use crate::proto::recovery::{self, Recovery, Scheme};
+use crate::proto::completer::Response;
+use crate::proto::recovery::{self, Recovery, RetryCause, Scheme};
 use crate::proto::requester::{Idle, Policies, Requester, RequesterConfig, SendRing, SeriesLimits, UNSHARED};
 use crate::proto::state::Gates;
 use crate::proto::status::{SendFlags, WrOpcode};

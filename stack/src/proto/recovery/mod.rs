@@ -4,7 +4,6 @@
 //! is a variant of [`Scheme`] and of `Recovery`, and a file. A scheme that remembers more than `Repair` keeps it in a box: a
 //! queue pair has room for a pointer, and one with go-back-N needs no more.
 
-use super::completer::RetryCause;
 use super::in_flight::InFlight;
 use crate::id::Psn;
 
@@ -14,6 +13,24 @@ mod probe;
 
 #[cfg(test)]
 pub(super) use probe::Probe;
+
+/// Why packets go out again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RetryCause {
+    /// NAK: PSN sequence error.
+    SequenceNak,
+    /// A later response or acknowledgement passed a READ or ATOMIC that is not answered.
+    ImpliedNak,
+    /// RNR NAK: after its delay.
+    Rnr,
+    /// The local ACK timeout.
+    Timeout,
+    /// Nothing followed unsignalled requests, so nothing requested their acknowledgement: the last packet goes
+    /// out again to request it. Not charged to the retry count.
+    Probe,
+    /// No packet goes out: nobody answers for the address of the next hop.
+    Unreachable,
+}
 
 /// A scheme of loss recovery, as it is chosen for a queue pair.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

@@ -1,6 +1,7 @@
 //! Responses of the peer: matched by the requester, placed in memory; and what follows from what the requester learnt.
 
-use crate::proto::completer::{Response, RetryCause};
+use crate::proto::completer::Response;
+use crate::proto::recovery::RetryCause;
 use crate::proto::state::Event;
 use crate::proto::status::WcStatus;
 use crate::proto::tables::Syndrome;

@@ -1,11 +1,11 @@
-//! Request packets of a queue pair: what its requester sends next, as a source of the [`writer`], and what
+//! Request packets of a queue pair: what its requester sends next, as a source of the [`writer`](super::writer), and what
 //! follows when no more can be built.
 
 use super::Stop;
 use super::writer::{Built, Draft, Payload, Source, WrittenSeries};
 use crate::config::{LONG_PACKET, QP_TX_BUDGET};
 use crate::port::Frame;
-use crate::proto::completer::RetryCause;
+use crate::proto::recovery::RetryCause;
 use crate::proto::requester::{
     Idle, Segment, Series, SeriesKind, SeriesLimits, SeriesOutcome, SeriesRequest, Unbuilt, Unsent,
 };

@@ -1,5 +1,6 @@
 //! Which frames are located, and where their parts are: every small case of both ways to locate, against a slow third one.
 
+use super::super::numbers::{ETHER_VLAN, VLAN_LEN};
 use super::*;
 
 /// A kind of frame that can carry RoCEv2.
