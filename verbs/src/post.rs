@@ -2,16 +2,10 @@
 
 use crate::error::{PostError, PostErrorKind};
 
-/// Puts the requests of a list into a batch, up to the first that fails; the rest of the list is not asked for.
-#[inline]
-pub(crate) fn put_each<W>(
-    wrs: impl IntoIterator<Item = W>,
-    mut put: impl FnMut(W) -> Result<(), PostErrorKind>,
-) -> Result<(), PostError> {
-    for (bad_wr, wr) in wrs.into_iter().enumerate() {
-        put(wr).map_err(|kind| PostError { bad_wr, kind })?;
-    }
-    Ok(())
+/// Why a list was not posted to its end: behind the requests that were put, one could not be.
+#[cold]
+pub(crate) fn stopped(put: u32, kind: PostErrorKind) -> PostError {
+    PostError { bad_wr: put as usize, kind }
 }
 
 /// The result of posting to a queue that takes nothing: an error for the first request; an empty list succeeds.

@@ -15,7 +15,7 @@ use crate::error::{BindError, PostError, PostErrorKind, VerbsError, unavailable}
 use crate::flags::SendOpsFlags;
 use crate::mw::{Mw, MwBind};
 use crate::pd::Pd;
-use crate::post::{put_each, refused};
+use crate::post::{refused, stopped};
 use crate::srq::Srq;
 use crate::wr::{RecvWr, SendLimits, SendWr};
 
@@ -540,11 +540,12 @@ fn post_send<'w>(
         Err(closed) => return refused(wrs, closed),
     };
     let sig_all = batch.sq_sig_all();
-    let result = put_each(wrs, |wr| {
+    let result = wrs.into_iter().try_for_each(|wr| {
         let wr = wr.borrow();
         let length = wr.check(limits)?;
         Ok(batch.put(|slot, epoch| wr.encode(slot, length, epoch, sig_all))?)
     });
+    let result = result.map_err(|kind| stopped(batch.requests(), kind));
     batch.post();
     result
 }
@@ -559,11 +560,12 @@ fn post_recv<'w>(
         Ok(batch) => batch,
         Err(closed) => return refused(wrs, closed),
     };
-    let result = put_each(wrs, |wr| {
+    let result = wrs.into_iter().try_for_each(|wr| {
         let wr = wr.borrow();
         wr.check(max_sge)?;
         Ok(batch.put(|slot, epoch| wr.encode(slot, epoch))?)
     });
+    let result = result.map_err(|kind| stopped(batch.requests(), kind));
     batch.post();
     result
 }

@@ -8,7 +8,7 @@ use stack::device::{SrqAttr, SrqAttrMask, SrqCore};
 
 use crate::error::{PostError, PostErrorKind, VerbsError};
 use crate::pd::Pd;
-use crate::post::put_each;
+use crate::post::stopped;
 use crate::wr::RecvWr;
 
 /// Attributes of a shared receive queue (`struct ibv_srq_init_attr`).
@@ -103,11 +103,12 @@ impl Srq {
             return Err(PostError { bad_wr: 0, kind: PostErrorKind::InsideCall });
         };
         let mut batch = poster.begin();
-        let result = put_each(wrs, |wr| {
+        let result = wrs.into_iter().try_for_each(|wr| {
             let wr = wr.borrow();
             wr.check(self.core.max_sge())?;
             Ok(batch.put(|slot| wr.encode(slot, 0))?)
         });
+        let result = result.map_err(|kind| stopped(batch.requests(), kind));
         batch.post();
         result
     }

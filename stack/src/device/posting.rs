@@ -231,9 +231,11 @@ impl<Q: Side, P: DerefMut<Target = Poster<Q>>> Batch<P> {
     /// [`Full`].
     #[inline(always)]
     pub fn put(&mut self, write: impl FnOnce(&mut [Granule], u32)) -> Result<(), Full> {
-        let epoch = self.epoch;
-        write(self.slot()?, epoch);
-        self.advance();
+        let Some(slot) = self.poster.ring.slot(self.put) else {
+            return Err(Full { depth: self.poster.ring.slots() });
+        };
+        write(slot, self.epoch);
+        self.put += 1;
         Ok(())
     }
     /// Posts what was put, in one piece.

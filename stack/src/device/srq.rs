@@ -98,6 +98,11 @@ pub struct SrqBatch<'q> {
 }
 
 impl SrqBatch<'_> {
+    /// Requests that were put.
+    #[inline]
+    pub fn requests(&self) -> u32 {
+        self.put
+    }
     /// Puts one more request, which `write` lays out.
     ///
     /// # Errors
