@@ -4,8 +4,7 @@
 //! this one takes a queue back when its user drops it.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use verbs::port::Frame;
-use verbs::port::{Armed, Build, Host, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use verbs::port::{Port, PortLayer, PortQueue, QueueLayer};
 
 type Slot = Arc<Mutex<Option<Box<dyn PortQueue>>>>;
 
@@ -24,43 +23,15 @@ impl LentPort {
     }
 }
 
-impl Port for LentPort {
-    fn info(&self) -> &PortInfo {
-        self.port.info()
+impl PortLayer for LentPort {
+    fn inner(&self) -> &dyn Port {
+        &*self.port
     }
 
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         let slot = self.queues.get(index)?;
         let queue = slot.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         Some(Box::new(Lent { queue: Some(queue), home: slot.clone() }))
-    }
-
-    fn start(&self) -> Result<(), PortError> {
-        self.port.start()
-    }
-
-    fn mtu(&self) -> usize {
-        self.port.mtu()
-    }
-
-    fn link_up(&self) -> bool {
-        self.port.link_up()
-    }
-
-    fn host(&self) -> Option<&dyn Host> {
-        self.port.host()
-    }
-
-    fn window(&self) -> Option<usize> {
-        self.port.window()
-    }
-
-    fn maintain(&self) {
-        self.port.maintain();
-    }
-
-    fn stats(&self) -> PortStats {
-        self.port.stats()
     }
 }
 
@@ -71,41 +42,10 @@ struct Lent {
     home: Slot,
 }
 
-impl Lent {
+impl QueueLayer for Lent {
     #[inline]
-    fn queue(&mut self) -> &mut dyn PortQueue {
+    fn inner(&mut self) -> &mut dyn PortQueue {
         self.queue.as_mut().expect("a queue is there until it is dropped").as_mut()
-    }
-}
-
-impl PortQueue for Lent {
-    #[inline]
-    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
-        self.queue().rx_burst(out)
-    }
-    #[inline]
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-        self.queue().tx_burst(frames)
-    }
-    #[inline]
-    fn alloc(&mut self) -> Option<Frame> {
-        self.queue().alloc()
-    }
-    #[inline]
-    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
-        self.queue().alloc_burst(out, n);
-    }
-    #[inline]
-    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
-        self.queue().build_burst(most, builder)
-    }
-    #[inline]
-    fn arm(&mut self) -> Armed {
-        self.queue().arm()
-    }
-    #[inline]
-    fn recycle(&mut self, frames: &mut RxBurst) {
-        self.queue().recycle(frames);
     }
 }
 
@@ -118,7 +58,7 @@ impl Drop for Lent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use verbs::port::{PortOptions, PortSpec};
+    use verbs::port::{Armed, PortOptions, PortSpec};
 
     // Goal: a thread that waits for a lent port sleeps as it would for the port itself, and does not poll.
     #[test]
@@ -129,9 +69,9 @@ mod tests {
         let spec: PortSpec = spec.parse().unwrap();
         let port = LentPort::new(spec.open(&PortOptions::default()).unwrap());
         for _ in 0..2 {
-            let mut queue = port.take_queue(0).unwrap();
+            let mut queue = Port::take_queue(&port, 0).unwrap();
             assert!(matches!(queue.arm(), Armed::Event(_)));
-            assert!(port.take_queue(0).is_none());
+            assert!(Port::take_queue(&port, 0).is_none());
         }
         drop(port);
         std::fs::remove_dir_all(&dir).unwrap();

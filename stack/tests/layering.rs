@@ -453,6 +453,31 @@ fn crates_point_down() {
     assert!(wrong.is_empty(), "crates that point up:\n{}", wrong.join("\n"));
 }
 
+/// The body of a trait in a file.
+fn body_of(file: &Path, name: &str) -> String {
+    let text: String = code(file).into_iter().map(|(_, line)| line + "\n").collect();
+    let (_, from) = text.split_once(&format!("pub trait {name}:")).expect("the file has the trait");
+    from.split("\n}\n").next().expect("a split has a first part").to_string()
+}
+
+// What a port around another one inherits is an answer that the other one never gave. So a port says everything itself, or is a layer,
+// whose methods are those of the port below; the compiler sees to it that a layer has all of them.
+#[test]
+fn ports_inherit_no_answers() {
+    let dir = root().join("stack/src/port");
+    for (of_port, of_layer) in [("Port", "PortLayer"), ("PortQueue", "QueueLayer")] {
+        let (port, layer) = (body_of(&dir.join("mod.rs"), of_port), body_of(&dir.join("layer.rs"), of_layer));
+        let methods: Vec<&str> = port.lines().filter_map(|line| line.trim().strip_prefix("fn ")).collect();
+        assert!(methods.len() > 6, "it sees the methods: {methods:?}");
+        for method in methods {
+            assert!(method.ends_with(';'), "{of_port} has a default for a method: fn {method}");
+            let name = method.split('(').next().expect("a split has a first part");
+            let forwards = format!("self.inner().{name}(");
+            assert!(layer.contains(&forwards), "{of_layer}::{name} is not that of the port below");
+        }
+    }
+}
+
 #[test]
 fn unsafe_is_fenced() {
     let mut wrong = Vec::new();

@@ -8,7 +8,7 @@ use crate::common::{self, PATIENCE, all_rights, embedded, nothing, pump, take};
 use crate::wire::{PEER_QPN, Wire, datagram};
 use sim::peer::{frame, pkt};
 use stack::wire::{Flow, Opcode};
-use verbs::port::{Port, PortInfo, PortOptions, PortQueue, PortStats, RxBurst, TxBurst, pair, pair_with};
+use verbs::port::{Port, PortLayer, PortOptions, PortQueue, RxBurst, TxBurst, pair, pair_with};
 use verbs::{
     Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Pd, Qp, QpInitAttr, QpState,
     QpType, Qpn, RecvWr, SendWr, Wc, WcFlags, WcStatus, ah_attr_to, errno,
@@ -27,18 +27,12 @@ fn ud(pd: &Pd, cq: &Cq) -> Qp {
 /// A port whose cable can be pulled.
 struct Cable(Box<dyn Port>, Arc<AtomicBool>);
 
-impl Port for Cable {
-    fn info(&self) -> &PortInfo {
-        self.0.info()
-    }
-    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        self.0.take_queue(index)
+impl PortLayer for Cable {
+    fn inner(&self) -> &dyn Port {
+        &*self.0
     }
     fn link_up(&self) -> bool {
         self.1.load(Ordering::Acquire)
-    }
-    fn stats(&self) -> PortStats {
-        self.0.stats()
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::cm::{Host, PATIENCE, SOON, World, addrs, any, inner, short_timeouts, wildcard};
 use verbs::errno::{ECONNREFUSED, ENOTCONN, ETIMEDOUT};
 use verbs::limits::RD_ATOMIC_MAX;
-use verbs::port::{Port, PortInfo, PortOptions, PortQueue, PortStats};
+use verbs::port::{Port, PortLayer, PortOptions};
 use verbs::rdma_cm::{
     CmEventType as E, CmId, CmOption, ConnParam, EventChannel, IdState, PortSpace, UDP_QKEY,
 };
@@ -594,21 +594,12 @@ struct Routed {
     way: Box<dyn Fn() -> usize + Send + Sync>,
 }
 
-impl Port for Routed {
-    fn info(&self) -> &PortInfo {
-        self.port.info()
-    }
-    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        self.port.take_queue(index)
-    }
-    fn link_up(&self) -> bool {
-        self.port.link_up()
+impl PortLayer for Routed {
+    fn inner(&self) -> &dyn Port {
+        &*self.port
     }
     fn host(&self) -> Option<&dyn verbs::port::Host> {
         Some(self)
-    }
-    fn stats(&self) -> PortStats {
-        self.port.stats()
     }
 }
 
@@ -741,21 +732,12 @@ fn a_narrow_way_back_bounds_the_path_mtu() {
 /// A port whose interface is set to another MTU while it is open.
 struct Resized(Box<dyn Port>, Arc<AtomicUsize>);
 
-impl Port for Resized {
-    fn info(&self) -> &PortInfo {
-        self.0.info()
-    }
-    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        self.0.take_queue(index)
+impl PortLayer for Resized {
+    fn inner(&self) -> &dyn Port {
+        &*self.0
     }
     fn mtu(&self) -> usize {
         self.1.load(Ordering::Acquire)
-    }
-    fn link_up(&self) -> bool {
-        self.0.link_up()
-    }
-    fn stats(&self) -> PortStats {
-        self.0.stats()
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, all_rights, enter, options};
-use verbs::port::{Frame, Port, PortInfo, PortOptions, PortQueue, PortStats, RxBurst, TxBurst, pair_with};
+use verbs::port::{Frame, Port, PortLayer, PortOptions, PortQueue, QueueLayer, RxBurst, pair_with};
 use verbs::{
     Context, Cq, DeviceConfig, Drive, Mr, Pd, Qp, QpInitAttr, QpState, RecvWr, SendWr, VerbsError, Wc,
     WcStatus,
@@ -29,45 +29,48 @@ const REGION: usize = 16 << 10;
 /// Allowed growth of the process after the warm-up, in KiB.
 const GROWTH_KIB: u64 = 24 << 10;
 
-/// A port whose queues stay reachable after its device is closed, to count the returned buffers.
+/// Where a queue is while no device has it.
+type Home = Arc<Mutex<Option<Box<dyn PortQueue>>>>;
+
+/// A port whose queues come back when its device is closed, to count the returned buffers.
 struct Kept {
     port: Box<dyn Port>,
-    queues: Vec<Arc<Mutex<Box<dyn PortQueue>>>>,
+    queues: Vec<Home>,
 }
 
-struct KeptQueue(Arc<Mutex<Box<dyn PortQueue>>>);
+struct KeptQueue {
+    /// Absent only while it is dropped.
+    queue: Option<Box<dyn PortQueue>>,
+    home: Home,
+}
 
 impl Kept {
     fn new(port: Box<dyn Port>) -> Self {
-        let queues = (0..port.info().queues).map(|i| port.take_queue(i).expect("nobody took it"));
-        Self { queues: queues.map(|q| Arc::new(Mutex::new(q))).collect(), port }
+        let queues = (0..port.info().queues).map(|i| port.take_queue(i));
+        Self { queues: queues.map(|queue| Arc::new(Mutex::new(queue))).collect(), port }
     }
 }
 
-impl Port for Kept {
-    fn info(&self) -> &PortInfo {
-        self.port.info()
+impl PortLayer for Kept {
+    fn inner(&self) -> &dyn Port {
+        &*self.port
     }
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        Some(Box::new(KeptQueue(self.queues.get(index)?.clone())))
-    }
-    fn link_up(&self) -> bool {
-        self.port.link_up()
-    }
-    fn stats(&self) -> PortStats {
-        self.port.stats()
+        let home = self.queues.get(index)?;
+        let queue = home.lock().unwrap().take()?;
+        Some(Box::new(KeptQueue { queue: Some(queue), home: home.clone() }))
     }
 }
 
-impl PortQueue for KeptQueue {
-    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
-        self.0.lock().unwrap().rx_burst(out)
+impl QueueLayer for KeptQueue {
+    fn inner(&mut self) -> &mut dyn PortQueue {
+        &mut **self.queue.as_mut().expect("it is there until it is dropped")
     }
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-        self.0.lock().unwrap().tx_burst(frames)
-    }
-    fn alloc(&mut self) -> Option<Frame> {
-        self.0.lock().unwrap().alloc()
+}
+
+impl Drop for KeptQueue {
+    fn drop(&mut self) {
+        *self.home.lock().unwrap() = self.queue.take();
     }
 }
 
@@ -248,19 +251,20 @@ fn run(time: Duration, seed: u64, thorough: bool) -> u64 {
 }
 
 /// Buffers in the ports' pools. A frame still on the link has not been received and counts as returned.
-fn buffers_back(queues: &[Arc<Mutex<Box<dyn PortQueue>>>]) -> Vec<usize> {
+fn buffers_back(queues: &[Home]) -> Vec<usize> {
+    let mut queues: Vec<_> = queues.iter().map(|home| home.lock().unwrap()).collect();
+    let mut queues: Vec<_> = queues.iter_mut().map(|queue| queue.as_mut().expect("it came back")).collect();
     let mut burst = RxBurst::new();
-    for queue in queues {
-        while queue.lock().unwrap().rx_burst(&mut burst) > 0 {
+    for queue in &mut queues {
+        while queue.rx_burst(&mut burst) > 0 {
             burst.clear();
         }
     }
     // The queues of a port draw on one pool.
-    let count = |pool: &[Arc<Mutex<Box<dyn PortQueue>>>]| {
-        let mut queue = pool[0].lock().unwrap();
-        std::iter::from_fn(|| queue.alloc()).collect::<Vec<Frame>>().len()
+    let count = |queues: &mut [&mut Box<dyn PortQueue>]| {
+        std::iter::from_fn(|| queues[0].alloc()).collect::<Vec<Frame>>().len()
     };
-    queues.chunks(SHARDS).map(count).collect()
+    queues.chunks_mut(SHARDS).map(count).collect()
 }
 
 /// There is room for as many queue pairs and regions as on a fresh device.
@@ -326,7 +330,7 @@ fn a_lost_buffer_is_seen() {
     let (a, b) = pair_with(&frames, &frames, Arc::new(|from, _, _| from));
     let ports = [Kept::new(a), Kept::new(b)];
     let queues: Vec<_> = ports.iter().flat_map(|p| p.queues.clone()).collect();
-    let kept = queues[1].lock().unwrap().alloc();
+    let kept = queues[1].lock().unwrap().as_mut().unwrap().alloc();
     assert_eq!(buffers_back(&queues), [SHARDS * FRAMES - 1, SHARDS * FRAMES]);
     drop(kept);
     assert_eq!(buffers_back(&queues), [SHARDS * FRAMES; 2]);

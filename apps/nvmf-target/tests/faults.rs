@@ -15,7 +15,7 @@ use nvmf_target::store::{Blocks, Direct, Health, Work};
 use nvmf_target::target::{Config, Core, run_all};
 use verbs::Access;
 use verbs::port::fault::rng::Rng;
-use verbs::port::{Frame, Port, PortInfo, PortOptions, PortQueue, PortSpec, PortStats, RxBurst, TxBurst};
+use verbs::port::{Port, PortLayer, PortOptions, PortQueue, PortSpec, QueueLayer, RxBurst};
 
 use crate::common::{
     BLOCK, LoopDevice, PATIENCE, SUBSYSTEM, Scratch, Setup, Tmpfs, View, device, nqn, with_target,
@@ -435,34 +435,25 @@ fn nothing_that_was_acknowledged_is_lost_on_a_bad_disk() {
 /// A port whose second queue panics once it is told to, as a port of a program's own may.
 struct Odd(Box<dyn Port>, Arc<AtomicBool>);
 
-impl Port for Odd {
-    fn info(&self) -> &PortInfo {
-        self.0.info()
+impl PortLayer for Odd {
+    fn inner(&self) -> &dyn Port {
+        &*self.0
     }
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         let queue = self.0.take_queue(index)?;
         Some(if index == 1 { Box::new(OddQueue(queue, self.1.clone())) } else { queue })
     }
-    fn link_up(&self) -> bool {
-        self.0.link_up()
-    }
-    fn stats(&self) -> PortStats {
-        self.0.stats()
-    }
 }
 
 struct OddQueue(Box<dyn PortQueue>, Arc<AtomicBool>);
 
-impl PortQueue for OddQueue {
+impl QueueLayer for OddQueue {
+    fn inner(&mut self) -> &mut dyn PortQueue {
+        &mut *self.0
+    }
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         assert!(!self.1.load(Ordering::Relaxed), "the port panics");
         self.0.rx_burst(out)
-    }
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-        self.0.tx_burst(frames)
-    }
-    fn alloc(&mut self) -> Option<Frame> {
-        self.0.alloc()
     }
 }
 

@@ -8,7 +8,9 @@ use arrayvec::ArrayVec;
 use stack::config::TX_BURST;
 use stack::crc;
 use stack::id::{Mac, Mtu};
-use stack::port::{Build, Frame, HeapPool, Port, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use stack::port::{
+    Armed, Build, Frame, HeapPool, Host, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst,
+};
 use stack::sync::lock::lock;
 
 /// State that the two ends of a queue share.
@@ -70,12 +72,22 @@ impl Port for SimPort {
         let mut queue = lock(self.queues.get(index)?);
         queue.take().map(|queue| Box::new(queue) as Box<dyn PortQueue>)
     }
+    fn start(&self) -> Result<(), PortError> {
+        Ok(())
+    }
+    fn mtu(&self) -> usize {
+        self.info.mtu
+    }
     fn link_up(&self) -> bool {
         true
+    }
+    fn host(&self) -> Option<&dyn Host> {
+        None
     }
     fn window(&self) -> Option<usize> {
         self.window
     }
+    fn maintain(&self) {}
     fn stats(&self) -> PortStats {
         PortStats::default()
     }
@@ -141,6 +153,11 @@ impl PortQueue for SimQueue {
         frame
     }
 
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        let n = n.min(out.remaining_capacity());
+        out.extend(core::iter::from_fn(|| self.alloc()).take(n));
+    }
+
     fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
         if !self.lends {
             return None;
@@ -161,6 +178,14 @@ impl PortQueue for SimQueue {
         let built = frames.len();
         state.tx.extend(frames);
         Some(built)
+    }
+
+    fn arm(&mut self) -> Armed {
+        Armed::Unable
+    }
+
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        frames.clear();
     }
 }
 

@@ -1,6 +1,6 @@
 //! A port that writes every frame, both ways, to a pcap file.
 
-use super::{Armed, Frame, Host, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use super::{Build, Port, PortError, PortLayer, PortQueue, QueueLayer, RxBurst, TxBurst};
 use crate::runtime;
 use crate::sync::process::Process;
 use core::time::Duration;
@@ -168,9 +168,9 @@ struct CapturePort {
     log: Log,
 }
 
-impl Port for CapturePort {
-    fn info(&self) -> &PortInfo {
-        self.port.info()
+impl PortLayer for CapturePort {
+    fn inner(&self) -> &dyn Port {
+        &*self.port
     }
 
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
@@ -178,33 +178,9 @@ impl Port for CapturePort {
         Some(Box::new(CaptureQueue { queue, log: self.log.clone(), bytes: Vec::new(), ends: Vec::new() }))
     }
 
-    fn start(&self) -> Result<(), PortError> {
-        self.port.start()
-    }
-
-    fn mtu(&self) -> usize {
-        self.port.mtu()
-    }
-
-    fn link_up(&self) -> bool {
-        self.port.link_up()
-    }
-
-    fn host(&self) -> Option<&dyn Host> {
-        self.port.host()
-    }
-
-    fn window(&self) -> Option<usize> {
-        self.port.window()
-    }
-
     fn maintain(&self) {
         self.log.lock().flush_if_due();
         self.port.maintain();
-    }
-
-    fn stats(&self) -> PortStats {
-        self.port.stats()
     }
 }
 
@@ -216,7 +192,11 @@ struct CaptureQueue {
     ends: Vec<usize>,
 }
 
-impl PortQueue for CaptureQueue {
+impl QueueLayer for CaptureQueue {
+    fn inner(&mut self) -> &mut dyn PortQueue {
+        &mut *self.queue
+    }
+
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         let before = out.len();
         let n = self.queue.rx_burst(out);
@@ -256,17 +236,9 @@ impl PortQueue for CaptureQueue {
         n
     }
 
-    fn alloc(&mut self) -> Option<Frame> {
-        self.queue.alloc()
-    }
-    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
-        self.queue.alloc_burst(out, n);
-    }
-    fn arm(&mut self) -> Armed {
-        self.queue.arm()
-    }
-    fn recycle(&mut self, frames: &mut RxBurst) {
-        self.queue.recycle(frames);
+    /// What is built in the port's own memory is gone at once: everything is sent in frames.
+    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+        None
     }
 }
 

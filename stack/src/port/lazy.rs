@@ -1,12 +1,12 @@
 //! A port whose description is known at once, and whose device opens when the port is started.
 //!
-//! Until then it is a link that is down: nothing is received, nothing is accepted, there are no buffers. After the start each
-//! queue takes the real port's queue, once, and passes every burst on to it.
+//! Until then it is a link that is down: nothing is received, nothing is accepted, there are no buffers. From the start on it is the
+//! port that was opened, and each queue is the queue of that number.
 
 use super::taken::Taken;
 use super::{
-    Armed, Build, Frame, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats, RxBurst,
-    TxBurst,
+    Armed, Build, Frame, Host, Port, PortError, PortInfo, PortLayer, PortOptions, PortQueue, PortSpec,
+    PortStats, QueueLayer, RxBurst, TxBurst,
 };
 use crate::sync::lock::lock;
 use core::time::Duration;
@@ -20,7 +20,8 @@ fn lazy(
     open: impl Fn() -> Result<Box<dyn Port>, PortError> + Send + Sync + 'static,
 ) -> Box<dyn Port> {
     let taken = Taken::none_of(info.queues);
-    Box::new(LazyPort { info, taken, real: Arc::default(), open: Mutex::new(Box::new(open)) })
+    let down = Down { info };
+    Box::new(LazyPort { down, taken, real: Arc::default(), open: Mutex::new(Box::new(open)) })
 }
 
 /// A port that `info` describes; [`Port::start`] opens what `spec` names, with that address.
@@ -33,7 +34,8 @@ pub(super) fn later(info: PortInfo, spec: &PortSpec, options: &PortOptions) -> B
 type Real = OnceLock<Box<dyn Port>>;
 
 struct LazyPort {
-    info: PortInfo,
+    /// What it is until it is started, and how it is described ever.
+    down: Down,
     taken: Taken,
     /// Shared with the queues.
     real: Arc<Real>,
@@ -42,25 +44,33 @@ struct LazyPort {
 }
 
 impl LazyPort {
-    /// Checks that the real port has the address and queues that were announced, and at least the MTU.
-    fn check(&self, real: &PortInfo) -> Result<(), PortError> {
-        let PortInfo { mac, mtu, queues, .. } = self.info;
-        let reason = if real.mtu < mtu {
-            format!("it carries an MTU of {}, not {mtu}: open it with that MTU", real.mtu)
-        } else if real.mac != mac {
-            format!("its address is {}, not {mac}: open it with that address", real.mac)
-        } else if real.queues != queues {
-            format!("it has {} queues, not {queues}: use that many shards", real.queues)
+    /// Checks that the real port is as announced: its address, its queues, at least the MTU, and nothing that its users must know
+    /// before they use it.
+    fn check(&self, real: &dyn Port) -> Result<(), PortError> {
+        let PortInfo { mac, mtu, queues, .. } = self.down.info;
+        let info = real.info();
+        let reason = if info.mtu < mtu {
+            format!("it carries an MTU of {}, not {mtu}: open it with that MTU", info.mtu)
+        } else if info.mac != mac {
+            format!("its address is {}, not {mac}: open it with that address", info.mac)
+        } else if info.queues != queues {
+            format!("it has {} queues, not {queues}: use that many shards", info.queues)
+        } else if real.host().is_some() || real.window().is_some() {
+            "its IP addresses are the host's, or it bounds what is in flight: open it at once".into()
         } else {
             return Ok(());
         };
-        Err(PortError::Open { port: self.info.name.clone(), reason })
+        Err(PortError::Open { port: self.down.info.name.clone(), reason })
     }
 }
 
-impl Port for LazyPort {
+impl PortLayer for LazyPort {
+    fn inner(&self) -> &dyn Port {
+        self.real.get().map_or(&self.down, |port| &**port)
+    }
+
     fn info(&self) -> &PortInfo {
-        &self.info
+        &self.down.info
     }
 
     fn start(&self) -> Result<(), PortError> {
@@ -72,7 +82,7 @@ impl Port for LazyPort {
             return Ok(());
         }
         let port = open()?;
-        self.check(port.info())?;
+        self.check(&*port)?;
         // No other thread sets it: the lock is held.
         let _ = self.real.set(port);
         Ok(())
@@ -80,84 +90,95 @@ impl Port for LazyPort {
 
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         self.taken.take(index)?;
-        Some(Box::new(LazyQueue { queue: None, index, port: Arc::clone(&self.real) }))
-    }
-
-    fn mtu(&self) -> usize {
-        self.real.get().map_or(self.info.mtu, |port| port.mtu())
-    }
-
-    fn link_up(&self) -> bool {
-        self.real.get().is_some_and(|port| port.link_up())
-    }
-
-    fn maintain(&self) {
-        if let Some(port) = self.real.get() {
-            port.maintain();
-        }
-    }
-
-    fn stats(&self) -> PortStats {
-        self.real.get().map(|port| port.stats()).unwrap_or_default()
+        let port = Arc::clone(&self.real);
+        Some(Box::new(LazyQueue { queue: Box::new(DownQueue), is_real: false, index, port }))
     }
 }
 
 struct LazyQueue {
     /// The real queue, from the first call after the start on.
-    queue: Option<Box<dyn PortQueue>>,
+    queue: Box<dyn PortQueue>,
+    is_real: bool,
     index: usize,
     port: Arc<Real>,
 }
 
 impl LazyQueue {
-    #[inline]
-    fn queue(&mut self) -> Option<&mut dyn PortQueue> {
-        if self.queue.is_none() {
-            self.look();
-        }
-        self.queue.as_deref_mut().map(|queue| queue as _)
-    }
-
     /// Takes the real queue if the port is open by now.
     #[cold]
-    fn look(&mut self) {
-        self.queue = self.port.get().and_then(|port| port.take_queue(self.index));
+    fn take_real(&mut self) {
+        if let Some(queue) = self.port.get().and_then(|port| port.take_queue(self.index)) {
+            (self.queue, self.is_real) = (queue, true);
+        }
     }
 }
 
-impl PortQueue for LazyQueue {
+impl QueueLayer for LazyQueue {
     #[inline]
-    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
-        self.queue().map_or(0, |queue| queue.rx_burst(out))
-    }
-    #[inline]
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-        self.queue().map_or(0, |queue| queue.tx_burst(frames))
-    }
-    #[inline]
-    fn alloc(&mut self) -> Option<Frame> {
-        self.queue()?.alloc()
-    }
-    #[inline]
-    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
-        if let Some(queue) = self.queue() {
-            queue.alloc_burst(out, n);
+    fn inner(&mut self) -> &mut dyn PortQueue {
+        if !self.is_real {
+            self.take_real();
         }
+        &mut *self.queue
     }
-    #[inline]
-    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
-        self.queue()?.build_burst(most, builder)
+}
+
+/// A port that was not started: its link is down.
+struct Down {
+    info: PortInfo,
+}
+
+impl Port for Down {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+    fn take_queue(&self, _: usize) -> Option<Box<dyn PortQueue>> {
+        None
+    }
+    fn start(&self) -> Result<(), PortError> {
+        Ok(())
+    }
+    fn mtu(&self) -> usize {
+        self.info.mtu
+    }
+    fn link_up(&self) -> bool {
+        false
+    }
+    fn host(&self) -> Option<&dyn Host> {
+        None
+    }
+    fn window(&self) -> Option<usize> {
+        None
+    }
+    fn maintain(&self) {}
+    fn stats(&self) -> PortStats {
+        PortStats::default()
+    }
+}
+
+/// A queue of a port that was not started.
+struct DownQueue;
+
+impl PortQueue for DownQueue {
+    fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
+        0
+    }
+    fn tx_burst(&mut self, _: &mut TxBurst) -> usize {
+        0
+    }
+    fn alloc(&mut self) -> Option<Frame> {
+        None
+    }
+    fn alloc_burst(&mut self, _: &mut TxBurst, _: usize) {}
+    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+        None
     }
     fn arm(&mut self) -> Armed {
         // The start of the port wakes the sleeping thread.
-        self.queue().map_or(Armed::Down(Duration::MAX, None), |queue| queue.arm())
+        Armed::Down(Duration::MAX, None)
     }
-    #[inline]
     fn recycle(&mut self, frames: &mut RxBurst) {
-        match self.queue() {
-            Some(queue) => queue.recycle(frames),
-            None => frames.clear(),
-        }
+        frames.clear();
     }
 }
 
@@ -256,6 +277,46 @@ mod tests {
             let error = port.start().unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
             assert!(!port.link_up());
+        }
+    }
+
+    // Goal: what a device asks a port before it starts it is as true afterwards.
+    #[test]
+    fn a_port_with_a_host_or_a_window_is_not_put_off() {
+        /// A port that has a window, or a host.
+        struct Known(Box<dyn Port>, Option<usize>);
+        impl PortLayer for Known {
+            fn inner(&self) -> &dyn Port {
+                &*self.0
+            }
+            fn window(&self) -> Option<usize> {
+                self.1
+            }
+            fn host(&self) -> Option<&dyn Host> {
+                self.1.is_none().then_some(self)
+            }
+        }
+        impl Host for Known {
+            fn addresses(&self) -> Vec<core::net::IpAddr> {
+                Vec::new()
+            }
+            fn generation(&self) -> u64 {
+                0
+            }
+            fn source_to(&self, _: core::net::IpAddr, _: u32) -> Option<core::net::IpAddr> {
+                None
+            }
+            fn mtu_to(&self, _: core::net::IpAddr) -> Option<usize> {
+                None
+            }
+        }
+        for window in [None, Some(1 << 20)] {
+            let port = lazy(info(), move || {
+                Ok(Box::new(Known(PortSpec::Loopback.open(&options())?, window)) as Box<dyn Port>)
+            });
+            let error = port.start().unwrap_err().to_string();
+            assert!(error.contains("open it at once"), "{error}");
+            assert!(!port.link_up() && port.host().is_none() && port.window().is_none());
         }
     }
 }

@@ -1,34 +1,15 @@
 //! A port whose frames come back to itself.
 
+use super::PortOptions;
 use super::pair::{Wire, WirePort};
-use super::{Port, PortInfo, PortOptions, PortQueue, PortStats};
 use crate::id::Mac;
 use std::sync::Arc;
 
 /// A wire with both ends in one port; a frame comes back on the queue that sent it.
-pub(super) struct Loopback(WirePort);
-
-impl Loopback {
-    pub(super) fn new(options: &PortOptions) -> Self {
-        let wire = Wire::new(options.queues, None);
-        let mac = options.mac.unwrap_or_else(Mac::random);
-        Self(WirePort::new("loopback".into(), mac, options, Arc::clone(&wire), wire))
-    }
-}
-
-impl Port for Loopback {
-    fn info(&self) -> &PortInfo {
-        self.0.info()
-    }
-    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        self.0.take_queue(index)
-    }
-    fn link_up(&self) -> bool {
-        true
-    }
-    fn stats(&self) -> PortStats {
-        self.0.stats()
-    }
+pub(super) fn loopback(options: &PortOptions) -> WirePort {
+    let wire = Wire::new(options.queues, None);
+    let mac = options.mac.unwrap_or_else(Mac::random);
+    WirePort::new("loopback".into(), mac, options, Arc::clone(&wire), wire)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ mod counters;
 pub mod dpdk;
 pub mod fault;
 pub mod frame;
+mod layer;
 mod lazy;
 mod loopback;
 mod memif;
@@ -35,6 +36,7 @@ mod unix;
 pub use capture::capture;
 pub use fault::fault;
 pub use frame::{Frame, HeapPool};
+pub use layer::{PortLayer, QueueLayer};
 pub use netdevice::interface_feature;
 pub use pair::{Steering, pair, pair_with};
 pub use spec::{HostAddress, MemifRole, PortSpec};
@@ -67,6 +69,8 @@ impl<F: FnMut(&mut [u8]) -> Option<usize>> Build for F {
 }
 
 /// One queue of a port: frames in, frames out, buffers. One shard owns it and calls it from one thread at a time.
+///
+/// It has no default methods; a queue around another one is a [`QueueLayer`].
 pub trait PortQueue: Send {
     /// Appends received frames to `out` while it has room; returns how many. A port may end a burst behind
     /// [`RX_BURST_BYTES`](config::RX_BURST_BYTES), so that it is still in L1 or L2 when the caller reads it.
@@ -84,10 +88,7 @@ pub trait PortQueue: Send {
 
     /// Appends up to `n` empty frames to `out`, as [`alloc`](Self::alloc) gives them: fewer while buffers are short,
     /// or `out` has no more room.
-    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
-        let n = n.min(out.remaining_capacity());
-        out.extend(core::iter::from_fn(|| self.alloc()).take(n));
-    }
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize);
 
     /// Builds up to `most` frames, and [`TX_BURST`](config::TX_BURST) at most, directly in the memory from which the port sends
     /// (the rings of a memif). They are on their way when this returns. Returns how many were built, 0 while there is no room;
@@ -95,22 +96,15 @@ pub trait PortQueue: Send {
     ///
     /// A buffer's contents are arbitrary at first, and a peer that shares it may change what was written: only write to it.
     /// Frames leave in the order of the calls of this and of [`tx_burst`](Self::tx_burst).
-    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
-        let _ = (most, builder);
-        None
-    }
+    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize>;
 
     /// Prepares a sleep: from now on, until frames are received again, each arrival makes a descriptor readable. If frames wait
-    /// already, or arrive during this call, it returns [`Armed::Pending`].
-    fn arm(&mut self) -> Armed {
-        Armed::Unable
-    }
+    /// already, or arrive during this call, it returns [`Armed::Pending`]; where the port cannot signal, [`Armed::Unable`].
+    fn arm(&mut self) -> Armed;
 
     /// Gives back frames that are no longer needed, and their slots in the port's rings to the sender; a port may keep the slots
     /// until this call or the next burst. Dropping frames gives back only the frames, and is slower for a whole burst.
-    fn recycle(&mut self, frames: &mut RxBurst) {
-        frames.clear();
-    }
+    fn recycle(&mut self, frames: &mut RxBurst);
 }
 
 /// Whether a queue signals that frames arrive.
@@ -196,6 +190,8 @@ pub trait Host {
 }
 
 /// A link's end: a factory of queues, and what concerns all of them.
+///
+/// It has no default methods; a port around another one is a [`PortLayer`].
 pub trait Port: Send + Sync {
     /// What the port is.
     fn info(&self) -> &PortInfo;
@@ -210,33 +206,27 @@ pub trait Port: Send + Sync {
     ///
     /// # Errors
     /// Why the port's device cannot be opened.
-    fn start(&self) -> Result<(), PortError> {
-        Ok(())
-    }
+    fn start(&self) -> Result<(), PortError>;
 
     /// Largest L3 packet, in bytes, that passes now: less than at the opening if the MTU of a network interface below was lowered
     /// since; more if the started device turned out to carry more.
-    fn mtu(&self) -> usize {
-        self.info().mtu
-    }
+    fn mtu(&self) -> usize;
 
     /// Whether a frame that is sent now has a chance to arrive.
     fn link_up(&self) -> bool;
 
-    /// The host that owns the port's addresses; `None`: `device` chooses them, and is an IP host of its own.
-    fn host(&self) -> Option<&dyn Host> {
-        None
-    }
+    /// The host that owns the port's addresses; `None`: `device` chooses them, and is an IP host of its own. Whether there is one
+    /// does not change, and is known before the start.
+    fn host(&self) -> Option<&dyn Host>;
 
     /// Bytes of requests and of responses to READs that reliable queue pairs of the device may have in flight together, so that no
-    /// end has to drop any; each packet counts as its path MTU and 256 bytes. `None`: no bound. It does not change.
-    fn window(&self) -> Option<usize> {
-        None
-    }
+    /// end has to drop any; each packet counts as its path MTU and 256 bytes. `None`: no bound. It does not change, and is known
+    /// before the start.
+    fn window(&self) -> Option<usize>;
 
     /// Maintains the link: reconnects when a peer came back, flushes captures. Cheap; call it every 10 ms or more often, from one
     /// thread or several.
-    fn maintain(&self) {}
+    fn maintain(&self);
 
     /// The counters.
     fn stats(&self) -> PortStats;
@@ -342,3 +332,6 @@ pub enum PortError {
         reason: String,
     },
 }
+
+#[cfg(test)]
+pub(crate) mod limited;

@@ -1,10 +1,13 @@
 //! Two ports of one process joined back to back, and one joined to itself: a link for tests.
 
 use super::counters::{Counters, sum};
-use super::{Build, Frame, HeapPool, Port, PortInfo, PortOptions, PortQueue, PortStats, RxBurst, TxBurst};
+use super::taken::Taken;
+use super::{
+    Armed, Build, Frame, HeapPool, Host, Port, PortError, PortInfo, PortOptions, PortQueue, PortStats,
+    RxBurst, TxBurst,
+};
 use crate::id::Mac;
-use core::sync::atomic::AtomicUsize;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, TryLockError};
 
@@ -87,7 +90,7 @@ pub(super) struct WirePort {
     tx: Arc<Wire>,
     rx: Arc<Wire>,
     pool: HeapPool,
-    taken: Vec<AtomicBool>,
+    taken: Taken,
     counters: Arc<[Counters]>,
 }
 
@@ -95,7 +98,7 @@ impl WirePort {
     pub(super) fn new(name: String, mac: Mac, options: &PortOptions, tx: Arc<Wire>, rx: Arc<Wire>) -> Self {
         let info = PortInfo { name, mac, mtu: options.mtu, queues: options.queues };
         let pool = HeapPool::new(options.queues * options.frames, info.max_frame());
-        let taken = (0..options.queues).map(|_| AtomicBool::new(false)).collect();
+        let taken = Taken::none_of(options.queues);
         let counters = (0..options.queues).map(|_| Counters::default()).collect();
         Self { info, tx, rx, pool, taken, counters }
     }
@@ -107,9 +110,7 @@ impl Port for WirePort {
     }
 
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        if self.taken.get(index)?.swap(true, Ordering::AcqRel) {
-            return None;
-        }
+        self.taken.take(index)?;
         Some(Box::new(WireQueue {
             index,
             max_frame: self.info.max_frame(),
@@ -121,9 +122,27 @@ impl Port for WirePort {
         }))
     }
 
+    fn start(&self) -> Result<(), PortError> {
+        Ok(())
+    }
+
+    fn mtu(&self) -> usize {
+        self.info.mtu
+    }
+
     fn link_up(&self) -> bool {
         true
     }
+
+    fn host(&self) -> Option<&dyn Host> {
+        None
+    }
+
+    fn window(&self) -> Option<usize> {
+        None
+    }
+
+    fn maintain(&self) {}
 
     fn stats(&self) -> PortStats {
         sum(&self.counters)
@@ -254,6 +273,10 @@ impl PortQueue for WireQueue {
             built += 1;
         }
         Some(built)
+    }
+
+    fn arm(&mut self) -> Armed {
+        Armed::Unable
     }
 
     fn recycle(&mut self, frames: &mut RxBurst) {

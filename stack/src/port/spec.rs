@@ -90,7 +90,7 @@ impl PortSpec {
     pub fn open(&self, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
         options.check()?;
         match self {
-            Self::Loopback => Ok(Box::new(super::loopback::Loopback::new(options))),
+            Self::Loopback => Ok(Box::new(super::loopback::loopback(options))),
             Self::Unix { local, peer, options: more } => super::unix::open(self, local, peer, more, options),
             Self::Memif { path, role, options: more } => super::memif::open(self, path, *role, more, options),
             Self::Udp { addrs, options: more } => Ok(Box::new(super::udp::open(self, addrs, more, options)?)),

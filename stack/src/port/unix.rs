@@ -12,8 +12,10 @@ use super::peers::Peers;
 use super::share::{self, Party, Share};
 use super::socket_file::{self, SocketFile};
 use super::taken::Taken;
-use super::{Armed, Frame, HeapPool, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats};
-use super::{RxBurst, TxBurst};
+use super::{
+    Armed, Build, Frame, HeapPool, Host, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec,
+    PortStats, RxBurst, TxBurst,
+};
 use crate::sync::apart::{self, Apart};
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
@@ -172,10 +174,28 @@ impl Port for UnixPort {
         Some(Box::new(UnixQueue { index, spare: None, shared: Arc::clone(&self.shared) }))
     }
 
+    fn start(&self) -> Result<(), PortError> {
+        Ok(())
+    }
+
+    fn mtu(&self) -> usize {
+        self.info.mtu
+    }
+
     fn link_up(&self) -> bool {
         self.shared.there() == There::Peer
             && matches!(socket_file::look(&self.shared.peer), Ok(socket_file::Look::Alive))
     }
+
+    fn host(&self) -> Option<&dyn Host> {
+        None
+    }
+
+    fn window(&self) -> Option<usize> {
+        None
+    }
+
+    fn maintain(&self) {}
 
     fn stats(&self) -> PortStats {
         PortStats { refused: self.shared.refused.load(Ordering::Relaxed), ..sum(&self.shared.counters) }
@@ -339,6 +359,14 @@ impl PortQueue for UnixQueue {
         self.shared.pool.alloc()
     }
 
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        self.shared.pool.alloc_burst(out, n);
+    }
+
+    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+        None
+    }
+
     /// Each datagram is an edge of the descriptor; those that wait already make one when the descriptor is first waited for.
     fn arm(&mut self) -> Armed {
         // Those behind one that is taken apart make no edge any more.
@@ -346,6 +374,10 @@ impl PortQueue for UnixQueue {
             return Armed::Unable;
         }
         Armed::Event(Arc::clone(&self.shared.ends.arrivals))
+    }
+
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        HeapPool::recycle(frames);
     }
 }
 

@@ -92,30 +92,15 @@ impl IpHost<'_> {
 mod tests {
     use super::*;
     use crate::net::{FRAME_MAX, NetConfig, NetCounter};
-    use crate::port::{PortQueue, RxBurst, TxBurst};
+    use crate::port::TxBurst;
+    use crate::port::limited::Limited;
     use crate::shard::env::Env;
     use crate::shard::scale::shared;
 
     const OURS: [u8; 4] = [10, 0, 0, 1];
 
-    /// A port that takes no frame, with so many buffers.
-    struct Stuck(usize);
-
-    impl PortQueue for Stuck {
-        fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
-            0
-        }
-        fn tx_burst(&mut self, _: &mut TxBurst) -> usize {
-            0
-        }
-        fn alloc(&mut self) -> Option<Frame> {
-            self.0 = self.0.checked_sub(1)?;
-            Some(Frame::from_vec(vec![0; 256]))
-        }
-    }
-
     fn env(buffers: usize) -> Env {
-        Env::new(0, shared(1, 4), Box::new(Stuck(buffers)), Instant::from_nanos(1_000_000_000))
+        Env::new(0, shared(1, 4), Box::new(Limited { takes: 0, buffers }), Instant::from_nanos(1_000_000_000))
     }
 
     /// A neighbour that has an address, and asks for ours: an announcement and a request.

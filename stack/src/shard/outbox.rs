@@ -322,28 +322,11 @@ impl Backlog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::RxBurst;
+    use crate::port::limited::Limited;
     use crate::shard::tx::writer::source::Responses;
 
-    /// A port that takes so many frames in all.
-    struct Narrow(usize);
-
-    impl PortQueue for Narrow {
-        fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
-            0
-        }
-        fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-            let n = self.0.min(frames.len());
-            self.0 -= n;
-            frames.drain(..n).count()
-        }
-        fn alloc(&mut self) -> Option<Frame> {
-            Some(Frame::from_vec(vec![0; 256]))
-        }
-    }
-
     fn outbox(takes: usize) -> Outbox {
-        let mut outbox = Outbox::new(Box::new(Narrow(takes)));
+        let mut outbox = Outbox::new(Box::new(Limited { takes, buffers: usize::MAX }));
         for _ in 0..2 {
             let (answer, request) = (outbox.take_frame(), outbox.take_frame());
             outbox.answers.frames.extend(answer);

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use verbs::port::{Frame, Port, PortError, PortInfo, PortQueue, PortSpec, PortStats, RxBurst, TxBurst};
+use verbs::port::{Build, Frame, Port, PortLayer, PortQueue, PortSpec, QueueLayer, RxBurst, TxBurst};
 
 /// An operation of a queue of the port.
 pub enum Burst<'b> {
@@ -31,30 +31,21 @@ impl Hooked {
     }
 }
 
-impl Port for Hooked {
-    fn info(&self) -> &PortInfo {
-        self.0.info()
+impl PortLayer for Hooked {
+    fn inner(&self) -> &dyn Port {
+        &*self.0
     }
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         Some(Box::new(Queue(self.0.take_queue(index)?, self.1.clone())))
-    }
-    fn start(&self) -> Result<(), PortError> {
-        self.0.start()
-    }
-    fn link_up(&self) -> bool {
-        self.0.link_up()
-    }
-    fn maintain(&self) {
-        self.0.maintain();
-    }
-    fn stats(&self) -> PortStats {
-        self.0.stats()
     }
 }
 
 struct Queue(Box<dyn PortQueue>, Arc<Hook>);
 
-impl PortQueue for Queue {
+impl QueueLayer for Queue {
+    fn inner(&mut self) -> &mut dyn PortQueue {
+        &mut *self.0
+    }
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         if (self.1)(Burst::Rx) { self.0.rx_burst(out) } else { 0 }
     }
@@ -67,8 +58,13 @@ impl PortQueue for Queue {
     fn alloc(&mut self) -> Option<Frame> {
         if (self.1)(Burst::Alloc) { self.0.alloc() } else { None }
     }
-    fn recycle(&mut self, frames: &mut RxBurst) {
-        self.0.recycle(frames);
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        let n = n.min(out.remaining_capacity());
+        out.extend(std::iter::from_fn(|| QueueLayer::alloc(self)).take(n));
+    }
+    /// Everything is sent in frames, which the hook sees.
+    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+        None
     }
 }
 

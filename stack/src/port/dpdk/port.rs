@@ -5,7 +5,7 @@ use super::iface::{Iface, Look};
 use super::queue::DpdkQueue;
 use crate::port::counters::{Counters, sum};
 use crate::port::taken::Taken;
-use crate::port::{L2_OVERHEAD, Port, PortInfo, PortQueue, PortStats};
+use crate::port::{Host, L2_OVERHEAD, Port, PortError, PortInfo, PortQueue, PortStats};
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -171,12 +171,24 @@ impl Port for DpdkPort {
         Some(Box::new(DpdkQueue::new(Arc::clone(&self.shared), index)))
     }
 
+    fn start(&self) -> Result<(), PortError> {
+        Ok(())
+    }
+
     fn mtu(&self) -> usize {
         self.shared.follow().map_or(self.info.mtu, |(_, mtu)| mtu)
     }
 
     fn link_up(&self) -> bool {
         self.shared.link_up()
+    }
+
+    fn host(&self) -> Option<&dyn Host> {
+        None
+    }
+
+    fn window(&self) -> Option<usize> {
+        None
     }
 
     fn maintain(&self) {

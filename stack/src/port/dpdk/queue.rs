@@ -3,7 +3,7 @@
 use super::port::Shared;
 use crate::config::{RX_BURST, TX_BURST};
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
-use crate::port::{Frame, PortQueue, RxBurst, TxBurst};
+use crate::port::{Armed, Build, Frame, PortQueue, RxBurst, TxBurst};
 use arrayvec::ArrayVec;
 use core::mem::{align_of, offset_of, size_of};
 use core::ptr::NonNull;
@@ -173,6 +173,14 @@ impl PortQueue for DpdkQueue {
         }
         // The pool has fewer than that.
         out.extend(core::iter::from_fn(|| self.alloc()).take(n));
+    }
+
+    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+        None
+    }
+
+    fn arm(&mut self) -> Armed {
+        Armed::Unable
     }
 
     #[inline]

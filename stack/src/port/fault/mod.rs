@@ -7,7 +7,7 @@ pub mod rng;
 
 pub use link::{Fault, Flight, Link, Plan};
 
-use super::{Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use super::{Armed, Build, Frame, Port, PortLayer, PortQueue, PortStats, QueueLayer, RxBurst, TxBurst};
 use crate::time::Instant;
 use core::cmp::Reverse;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -61,9 +61,9 @@ struct FaultPort {
     lost: Arc<Lost>,
 }
 
-impl Port for FaultPort {
-    fn info(&self) -> &PortInfo {
-        self.port.info()
+impl PortLayer for FaultPort {
+    fn inner(&self) -> &dyn Port {
+        &*self.port
     }
 
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
@@ -74,30 +74,6 @@ impl Port for FaultPort {
         let (rx, tx) = (direction(self.rx, 0), direction(self.tx, 1));
         let (now, ready, lost) = (Instant::ZERO, VecDeque::new(), Arc::clone(&self.lost));
         Some(Box::new(FaultQueue { queue, rx, tx, now, ready, lost }))
-    }
-
-    fn start(&self) -> Result<(), PortError> {
-        self.port.start()
-    }
-
-    fn mtu(&self) -> usize {
-        self.port.mtu()
-    }
-
-    fn link_up(&self) -> bool {
-        self.port.link_up()
-    }
-
-    fn host(&self) -> Option<&dyn super::Host> {
-        self.port.host()
-    }
-
-    fn window(&self) -> Option<usize> {
-        self.port.window()
-    }
-
-    fn maintain(&self) {
-        self.port.maintain();
     }
 
     fn stats(&self) -> PortStats {
@@ -207,7 +183,11 @@ impl FaultQueue {
     }
 }
 
-impl PortQueue for FaultQueue {
+impl QueueLayer for FaultQueue {
+    fn inner(&mut self) -> &mut dyn PortQueue {
+        &mut *self.queue
+    }
+
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         self.now = self.now.after(BURST);
         // Frames on their way out go even if nothing more is sent.
@@ -244,14 +224,14 @@ impl PortQueue for FaultQueue {
         n
     }
 
-    fn alloc(&mut self) -> Option<Frame> {
-        self.queue.alloc()
+    /// Everything is sent in frames, which meet the faults.
+    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+        None
     }
-    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
-        self.queue.alloc_burst(out, n);
-    }
-    fn recycle(&mut self, frames: &mut RxBurst) {
-        self.queue.recycle(frames);
+
+    /// Time passes here by calls alone, and frames on their way wait for it.
+    fn arm(&mut self) -> Armed {
+        Armed::Unable
     }
 }
 

@@ -4,7 +4,7 @@ use super::link::State;
 use super::queue::MemifQueue;
 use crate::port::counters::{Counters, sum};
 use crate::port::taken::Taken;
-use crate::port::{HeapPool, Port, PortInfo, PortQueue, PortStats};
+use crate::port::{HeapPool, Host, Port, PortError, PortInfo, PortQueue, PortStats};
 use core::sync::atomic::Ordering;
 use std::io;
 use std::sync::{Arc, Once};
@@ -79,9 +79,25 @@ impl Port for MemifPort {
         Some(Box::new(MemifQueue::new(Arc::clone(&self.shared), index)))
     }
 
+    fn start(&self) -> Result<(), PortError> {
+        Ok(())
+    }
+
+    fn mtu(&self) -> usize {
+        self.info.mtu
+    }
+
     fn link_up(&self) -> bool {
         self.shared.state.serve();
         self.shared.state.number.load(Ordering::Acquire) != 0
+    }
+
+    fn host(&self) -> Option<&dyn Host> {
+        None
+    }
+
+    fn window(&self) -> Option<usize> {
+        None
     }
 
     fn maintain(&self) {

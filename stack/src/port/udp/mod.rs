@@ -36,8 +36,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use super::counters::{Counters, sum};
 use super::taken::Taken;
 use super::{
-    Armed, Frame, HeapPool, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats, RxBurst,
-    TxBurst,
+    Armed, Build, Frame, HeapPool, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats,
+    RxBurst, TxBurst,
 };
 use crate::id::{Mac, Mtu};
 use crate::sync::lock::lock;
@@ -388,6 +388,10 @@ impl Port for UdpPort {
         }))
     }
 
+    fn start(&self) -> Result<(), PortError> {
+        Ok(())
+    }
+
     fn mtu(&self) -> usize {
         self.shared.host.mtu().unwrap_or(self.info.mtu).min(self.info.mtu)
     }
@@ -453,6 +457,10 @@ impl PortQueue for UdpQueue {
 
     fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
         self.shared.pool.alloc_burst(out, n);
+    }
+
+    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+        None
     }
 
     /// Each datagram is an edge of the descriptor, also while others wait.

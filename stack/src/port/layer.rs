@@ -1,0 +1,340 @@
+//! A port around another port, and a queue around another queue: a layer says what it changes; everything else is as below it.
+//!
+//! [`Port`] and [`PortQueue`] have no default methods, so that nothing which implements them leaves out what it does not know. A layer
+//! implements [`PortLayer`] or [`QueueLayer`] and is a port or a queue by that. A method that `Port` gets does not compile before it
+//! is here, and from then on every layer forwards it.
+
+use super::{Armed, Build, Frame, Host, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+
+/// A [`Port`] around another one. Each method is that of the port below unless it is overridden.
+///
+/// ```
+/// use stack::port::{Port, PortLayer, PortSpec};
+///
+/// /// A port whose cable is not plugged in.
+/// struct Unplugged(Box<dyn Port>);
+///
+/// impl PortLayer for Unplugged {
+///     fn inner(&self) -> &dyn Port {
+///         &*self.0
+///     }
+///     fn link_up(&self) -> bool {
+///         false
+///     }
+/// }
+///
+/// let port: Box<dyn Port> = Box::new(Unplugged(PortSpec::Loopback.open(&Default::default())?));
+/// assert!(!port.link_up());
+/// assert_eq!(port.mtu(), 4200);
+/// # Ok::<(), stack::port::PortError>(())
+/// ```
+pub trait PortLayer: Send + Sync {
+    /// The port below.
+    fn inner(&self) -> &dyn Port;
+
+    /// See [`Port::info`].
+    fn info(&self) -> &PortInfo {
+        self.inner().info()
+    }
+    /// See [`Port::take_queue`].
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        self.inner().take_queue(index)
+    }
+    /// See [`Port::start`].
+    ///
+    /// # Errors
+    /// Those of the port below.
+    fn start(&self) -> Result<(), PortError> {
+        self.inner().start()
+    }
+    /// See [`Port::mtu`].
+    fn mtu(&self) -> usize {
+        self.inner().mtu()
+    }
+    /// See [`Port::link_up`].
+    fn link_up(&self) -> bool {
+        self.inner().link_up()
+    }
+    /// See [`Port::host`].
+    fn host(&self) -> Option<&dyn Host> {
+        self.inner().host()
+    }
+    /// See [`Port::window`].
+    fn window(&self) -> Option<usize> {
+        self.inner().window()
+    }
+    /// See [`Port::maintain`].
+    fn maintain(&self) {
+        self.inner().maintain();
+    }
+    /// See [`Port::stats`].
+    fn stats(&self) -> PortStats {
+        self.inner().stats()
+    }
+}
+
+impl<L: PortLayer> Port for L {
+    fn info(&self) -> &PortInfo {
+        PortLayer::info(self)
+    }
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        PortLayer::take_queue(self, index)
+    }
+    fn start(&self) -> Result<(), PortError> {
+        PortLayer::start(self)
+    }
+    fn mtu(&self) -> usize {
+        PortLayer::mtu(self)
+    }
+    fn link_up(&self) -> bool {
+        PortLayer::link_up(self)
+    }
+    fn host(&self) -> Option<&dyn Host> {
+        PortLayer::host(self)
+    }
+    fn window(&self) -> Option<usize> {
+        PortLayer::window(self)
+    }
+    fn maintain(&self) {
+        PortLayer::maintain(self);
+    }
+    fn stats(&self) -> PortStats {
+        PortLayer::stats(self)
+    }
+}
+
+/// A [`PortQueue`] around another one. Each method is that of the queue below unless it is overridden.
+///
+/// Frames leave by [`tx_burst`](Self::tx_burst) and by [`build_burst`](Self::build_burst), and buffers come from
+/// [`alloc`](Self::alloc) and [`alloc_burst`](Self::alloc_burst): a layer that overrides one of two overrides the other one, too.
+pub trait QueueLayer: Send {
+    /// The queue below.
+    fn inner(&mut self) -> &mut dyn PortQueue;
+
+    /// See [`PortQueue::rx_burst`].
+    #[inline]
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        self.inner().rx_burst(out)
+    }
+    /// See [`PortQueue::tx_burst`].
+    #[inline]
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        self.inner().tx_burst(frames)
+    }
+    /// See [`PortQueue::alloc`].
+    #[inline]
+    fn alloc(&mut self) -> Option<Frame> {
+        self.inner().alloc()
+    }
+    /// See [`PortQueue::alloc_burst`].
+    #[inline]
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        self.inner().alloc_burst(out, n);
+    }
+    /// See [`PortQueue::build_burst`].
+    #[inline]
+    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
+        self.inner().build_burst(most, builder)
+    }
+    /// See [`PortQueue::arm`].
+    #[inline]
+    fn arm(&mut self) -> Armed {
+        self.inner().arm()
+    }
+    /// See [`PortQueue::recycle`].
+    #[inline]
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        self.inner().recycle(frames);
+    }
+}
+
+impl<L: QueueLayer> PortQueue for L {
+    #[inline]
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        QueueLayer::rx_burst(self, out)
+    }
+    #[inline]
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        QueueLayer::tx_burst(self, frames)
+    }
+    #[inline]
+    fn alloc(&mut self) -> Option<Frame> {
+        QueueLayer::alloc(self)
+    }
+    #[inline]
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        QueueLayer::alloc_burst(self, out, n);
+    }
+    #[inline]
+    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
+        QueueLayer::build_burst(self, most, builder)
+    }
+    #[inline]
+    fn arm(&mut self) -> Armed {
+        QueueLayer::arm(self)
+    }
+    #[inline]
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        QueueLayer::recycle(self, frames);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{HeapPool, PortError};
+    use super::*;
+    use crate::id::Mac;
+    use core::net::IpAddr;
+    use core::sync::atomic::{AtomicUsize, Ordering};
+    use core::time::Duration;
+    use std::sync::Arc;
+
+    /// A port and a queue that answer every call as no other one does, and count the calls.
+    struct Peculiar {
+        info: PortInfo,
+        calls: Arc<AtomicUsize>,
+    }
+
+    const ADDRESS: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(192, 0, 2, 77));
+
+    impl Peculiar {
+        fn new() -> Self {
+            let info =
+                PortInfo { name: "peculiar".into(), mac: Mac([2, 0, 0, 0, 7, 7]), mtu: 777, queues: 7 };
+            Self { info, calls: Arc::default() }
+        }
+        fn called(&self) {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    impl Port for Peculiar {
+        fn info(&self) -> &PortInfo {
+            self.called();
+            &self.info
+        }
+        fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+            self.called();
+            (index == 6).then(|| Box::new(Self { info: self.info.clone(), calls: self.calls.clone() }) as _)
+        }
+        fn start(&self) -> Result<(), PortError> {
+            self.called();
+            Err(PortError::Options("peculiar".into()))
+        }
+        fn mtu(&self) -> usize {
+            self.called();
+            776
+        }
+        fn link_up(&self) -> bool {
+            self.called();
+            true
+        }
+        fn host(&self) -> Option<&dyn Host> {
+            self.called();
+            Some(self)
+        }
+        fn window(&self) -> Option<usize> {
+            self.called();
+            Some(775)
+        }
+        fn maintain(&self) {
+            self.called();
+        }
+        fn stats(&self) -> PortStats {
+            self.called();
+            PortStats { refused: 774, ..PortStats::default() }
+        }
+    }
+
+    impl Host for Peculiar {
+        fn addresses(&self) -> Vec<IpAddr> {
+            vec![ADDRESS]
+        }
+        fn generation(&self) -> u64 {
+            773
+        }
+        fn source_to(&self, _: IpAddr, _: u32) -> Option<IpAddr> {
+            None
+        }
+        fn mtu_to(&self, _: IpAddr) -> Option<usize> {
+            None
+        }
+    }
+
+    impl PortQueue for Peculiar {
+        fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+            self.called();
+            out.push(Frame::from_vec(vec![1]));
+            1
+        }
+        fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+            self.called();
+            frames.drain(..).count()
+        }
+        fn alloc(&mut self) -> Option<Frame> {
+            self.called();
+            HeapPool::new(1, 7).alloc()
+        }
+        fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+            self.called();
+            out.extend((0..n).map(|_| Frame::from_vec(vec![0; 7])));
+        }
+        fn build_burst(&mut self, most: usize, _: &mut dyn Build) -> Option<usize> {
+            self.called();
+            Some(most)
+        }
+        fn arm(&mut self) -> Armed {
+            self.called();
+            Armed::Down(Duration::from_secs(772), None)
+        }
+        fn recycle(&mut self, frames: &mut RxBurst) {
+            self.called();
+            frames.clear();
+        }
+    }
+
+    struct Layer(Peculiar);
+
+    impl PortLayer for Layer {
+        fn inner(&self) -> &dyn Port {
+            &self.0
+        }
+    }
+
+    struct OverQueue(Box<dyn PortQueue>);
+
+    impl QueueLayer for OverQueue {
+        fn inner(&mut self) -> &mut dyn PortQueue {
+            &mut *self.0
+        }
+    }
+
+    // Goal: what a layer does not override is the answer of the port below, and the port below is asked once.
+    #[test]
+    fn a_layer_that_overrides_nothing_is_what_is_below_it() {
+        let peculiar = Peculiar::new();
+        let calls = peculiar.calls.clone();
+        let port: Box<dyn Port> = Box::new(Layer(peculiar));
+        assert_eq!((port.info().name.as_str(), port.info().mtu), ("peculiar", 777));
+        assert!(port.take_queue(0).is_none());
+        assert_eq!(port.start().unwrap_err().to_string(), "port options: peculiar");
+        assert_eq!((port.mtu(), port.link_up(), port.window()), (776, true, Some(775)));
+        let host = port.host().expect("the port below has one");
+        assert_eq!((host.addresses(), host.generation()), (vec![ADDRESS], 773));
+        port.maintain();
+        assert_eq!(port.stats().refused, 774);
+        assert_eq!(calls.swap(0, Ordering::Relaxed), 10);
+
+        let mut queue: Box<dyn PortQueue> = Box::new(OverQueue(port.take_queue(6).expect("it has that one")));
+        let (mut got, mut burst) = (RxBurst::new(), TxBurst::new());
+        assert_eq!(queue.rx_burst(&mut got), 1);
+        queue.recycle(&mut got);
+        assert!(got.is_empty());
+        assert_eq!(queue.alloc().map(|frame| frame.capacity()), Some(7));
+        queue.alloc_burst(&mut burst, 3);
+        assert_eq!(queue.tx_burst(&mut burst), 3);
+        assert_eq!(queue.build_burst(5, &mut |_: &mut [u8]| None), Some(5));
+        assert!(matches!(queue.arm(), Armed::Down(time, None) if time.as_secs() == 772));
+        assert_eq!(calls.load(Ordering::Relaxed), 1 + 7);
+    }
+}

@@ -1,0 +1,38 @@
+//! A queue for tests, which takes so many frames, and has so many buffers, in all.
+
+use super::{Armed, Build, Frame, PortQueue, RxBurst, TxBurst};
+
+pub(crate) struct Limited {
+    /// Frames that it still takes.
+    pub takes: usize,
+    /// Buffers that it still has.
+    pub buffers: usize,
+}
+
+impl PortQueue for Limited {
+    fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
+        0
+    }
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        let n = self.takes.min(frames.len());
+        self.takes -= n;
+        frames.drain(..n).count()
+    }
+    fn alloc(&mut self) -> Option<Frame> {
+        self.buffers = self.buffers.checked_sub(1)?;
+        Some(Frame::from_vec(vec![0; 256]))
+    }
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        let n = n.min(out.remaining_capacity());
+        out.extend(core::iter::from_fn(|| self.alloc()).take(n));
+    }
+    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+        None
+    }
+    fn arm(&mut self) -> Armed {
+        Armed::Unable
+    }
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        frames.clear();
+    }
+}
