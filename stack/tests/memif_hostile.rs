@@ -8,7 +8,7 @@ use sim::memif_peer::{
     self, BUFFER, CONNECT, Dir, LOG2, Peer, SIZE, SLOTS, Sent, TO_CLIENT, TO_SERVER, add_region, add_ring,
     buffer, init, memory, message,
 };
-use stack::port::{Frame, Port, PortQueue, RxBurst, TxBurst};
+use stack::port::{Frame, Port, PortQueue, Route, RxBurst, TxBurst};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -35,7 +35,7 @@ fn receive(queue: &mut dyn PortQueue) -> Vec<Vec<u8>> {
 /// How many of some frames the port takes.
 fn transmit(queue: &mut dyn PortQueue, frames: &[&[u8]]) -> usize {
     let mut burst: TxBurst = frames.iter().map(|bytes| Frame::from_vec(bytes.to_vec())).collect();
-    queue.tx_burst(&mut burst)
+    queue.tx_burst(Route::default(), &mut burst)
 }
 
 /// A peer that follows the protocol can use the port.
@@ -199,7 +199,8 @@ fn buffers_to_send_in_are_looked_at_each_time() {
     let n = bad.len() as u16;
     peer.give_slots(n);
     let frame = [0xabu8; 100];
-    let built = queue.build_burst(4, &mut |_: &mut [u8]| panic!("nothing can be built there"));
+    let built =
+        queue.build_burst(Route::default(), 4, &mut |_: &mut [u8]| panic!("nothing can be built there"));
     assert_eq!(built, None);
     for slot in 0..n {
         assert_eq!(transmit(&mut *queue, &[&frame]), 1);
@@ -238,7 +239,7 @@ fn buffers_to_send_in_are_looked_at_each_time() {
     }
     peer.give_slots(next.wrapping_add(SLOTS));
     for _ in 0..4 {
-        let _ = queue.build_burst(64, &mut |buffer: &mut [u8]| {
+        let _ = queue.build_burst(Route::default(), 64, &mut |buffer: &mut [u8]| {
             buffer.fill(0xff);
             Some(buffer.len())
         });
@@ -285,7 +286,7 @@ fn events_wake_waiters_and_block_no_caller() {
     peer.give_slots(SLOTS);
     assert_eq!((transmit(&mut *queue, &[b"a", b"b"]), count()), (2, 1), "one event a burst");
     let mut builds = 0;
-    queue.build_burst(3, &mut |_: &mut [u8]| {
+    queue.build_burst(Route::default(), 3, &mut |_: &mut [u8]| {
         builds += 1;
         (builds < 3).then_some(60)
     });
@@ -334,7 +335,7 @@ fn behind_a_short_frame_nothing_is_written() {
     for (slot, len) in [1, 15, 16, 17, 60, 511, 512].into_iter().enumerate() {
         let mut frame = queue.alloc().unwrap();
         assert!(frame.fill(&vec![7; len]));
-        assert_eq!(queue.tx_burst(&mut core::iter::once(frame).collect()), 1);
+        assert_eq!(queue.tx_burst(Route::default(), &mut core::iter::once(frame).collect()), 1);
         let mut bytes = vec![0xff; len + 64];
         peer.memory.read_exact_at(&mut bytes, u64::from(buffer(slot as u16 + SLOTS))).unwrap();
         let (sent, behind) = bytes.split_at(len);
@@ -426,7 +427,7 @@ fn memory_that_changes_while_it_is_read() {
                 }
                 queue.recycle(&mut got);
                 match turn % 3 {
-                    0 => drop(queue.build_burst(8, &mut |buffer: &mut [u8]| {
+                    0 => drop(queue.build_burst(Route::default(), 8, &mut |buffer: &mut [u8]| {
                         assert_eq!(buffer.len(), max);
                         buffer[..100].fill(turn as u8);
                         Some(100)

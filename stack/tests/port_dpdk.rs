@@ -2,7 +2,7 @@
 
 use process::{PATIENCE, Peer, exchange, socket};
 use stack::port::dpdk::EalOptions;
-use stack::port::{Port, PortOptions, PortSpec, RxBurst, TxBurst};
+use stack::port::{Port, PortOptions, PortSpec, Route, RxBurst, TxBurst};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Once;
@@ -69,7 +69,10 @@ fn a_stock_client_with_small_buffers() {
     let mut queue = port.take_queue(0).unwrap();
     let _peer = Peer::start(&stock(&path, "client", ",bsize=2048"), 1);
     exchange(&*port, &mut *queue, "buffers of 2048 bytes");
-    assert_eq!(queue.build_burst(1, &mut |_: &mut [u8]| panic!("they hold no frame")), None);
+    assert_eq!(
+        queue.build_burst(Route::default(), 1, &mut |_: &mut [u8]| panic!("they hold no frame")),
+        None
+    );
 }
 
 #[test]
@@ -187,7 +190,7 @@ fn other_devices() {
     let mut frame = queue.alloc().unwrap();
     frame.fill(b"round");
     burst.push(frame);
-    assert_eq!(queue.tx_burst(&mut burst), 1);
+    assert_eq!(queue.tx_burst(Route::default(), &mut burst), 1);
     let mut got = RxBurst::new();
     assert_eq!(queue.rx_burst(&mut got), 1);
     assert_eq!(got[0].data(), b"round");
@@ -231,7 +234,7 @@ fn rings_join_two_devices() {
         let mut frame = queues[from][index].alloc().unwrap();
         assert!(frame.fill(&bytes));
         burst.push(frame);
-        assert_eq!(queues[from][index].tx_burst(&mut burst), 1);
+        assert_eq!(queues[from][index].tx_burst(Route::default(), &mut burst), 1);
         assert_eq!(queues[1 - from][index].rx_burst(&mut got), 1);
         assert_eq!(got[0].data(), bytes);
         queues[1 - from][index].recycle(&mut got);

@@ -2,7 +2,7 @@
 
 use process::{PATIENCE, Peer, Ticker, exchange, open, socket};
 use rustix::process::Signal;
-use stack::port::{Armed, Build, Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
+use stack::port::{Armed, Build, Port, PortOptions, PortQueue, PortSpec, Route, RxBurst, TxBurst};
 use stack::sync::sleeper::Sleeper;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,7 +36,7 @@ fn the_client_may_start_first_and_the_server_again() {
     let mut frame = queue.alloc().unwrap();
     frame.fill(&[0; 60]);
     burst.push(frame);
-    assert_eq!(queue.tx_burst(&mut burst), 0, "no link, no frames");
+    assert_eq!(queue.tx_burst(Route::default(), &mut burst), 0, "no link, no frames");
     assert_eq!(queue.rx_burst(&mut RxBurst::new()), 0);
 
     let server = format!("memif:{},role=server", path.display());
@@ -144,7 +144,7 @@ fn what_an_end_sent_before_it_left_is_received() {
             frame.fill(&number.to_ne_bytes().repeat(15));
             let mut burst = TxBurst::new();
             burst.push(frame);
-            assert_eq!(theirs.tx_burst(&mut burst), 1, "{leaves}: frame {number}");
+            assert_eq!(theirs.tx_burst(Route::default(), &mut burst), 1, "{leaves}: frame {number}");
         }
         drop((theirs, goes));
         while stays.link_up() {
@@ -222,7 +222,10 @@ fn frames_are_built_in_the_ring() {
         let (port, peer) = joined(ours, |role| format!("memif:{},role={role},rsize=4", path.display()));
         let mut queue = port.take_queue(0).unwrap();
         if ours == "server" && !port.link_up() {
-            assert_eq!(queue.build_burst(1, &mut |_: &mut [u8]| panic!("there is no link")), None);
+            assert_eq!(
+                queue.build_burst(Route::default(), 1, &mut |_: &mut [u8]| panic!("there is no link")),
+                None
+            );
         }
         exchange(&*port, &mut *queue, ours);
 
@@ -249,23 +252,30 @@ fn frames_are_built_in_the_ring() {
         while seen < 2000 {
             // The other end drops what does not fit.
             let room = SLOTS / 2 - (sent - seen) as usize;
-            sent += queue.build_burst(room, &mut build).expect("the link is up") as u32;
+            sent += queue.build_burst(Route::default(), room, &mut build).expect("the link is up") as u32;
             receive(&mut *queue, &mut seen);
         }
         while seen < sent {
             receive(&mut *queue, &mut seen);
         }
         peer.signal(Signal::STOP);
-        let filled = queue.build_burst(1000, &mut build).expect("the link is up");
+        let filled = queue.build_burst(Route::default(), 1000, &mut build).expect("the link is up");
         assert_eq!(filled, SLOTS, "{ours}: a ring holds as many frames as it has slots");
-        assert_eq!(queue.build_burst(1, &mut |_: &mut [u8]| panic!("there is no room")), Some(0));
+        assert_eq!(
+            queue.build_burst(Route::default(), 1, &mut |_: &mut [u8]| panic!("there is no room")),
+            Some(0)
+        );
         assert_eq!(port.stats().tx_dropped, 0);
         peer.signal(Signal::CONT);
         sent += filled as u32;
         while seen < sent {
             receive(&mut *queue, &mut seen);
         }
-        assert_eq!(queue.build_burst(1, &mut |_: &mut [u8]| None), Some(0), "who has nothing more says so");
+        assert_eq!(
+            queue.build_burst(Route::default(), 1, &mut |_: &mut [u8]| None),
+            Some(0),
+            "who has nothing more says so"
+        );
     }
 }
 
@@ -295,7 +305,7 @@ fn frames_of_every_length_come_back_whole() {
                 frame.set_len(len);
                 frame.data_mut().iter_mut().enumerate().for_each(|(i, to)| *to = byte(len, i));
             }
-            sent += queue.tx_burst(&mut burst);
+            sent += queue.tx_burst(Route::default(), &mut burst);
             burst.clear();
             queue.rx_burst(&mut got);
             for data in got.iter().map(|frame| frame.data()) {
@@ -386,7 +396,7 @@ fn a_peer_that_dies_under_full_traffic_harms_nobody() {
                         frame.set_len(1000);
                         burst.push(frame);
                     }
-                    queue.tx_burst(&mut burst);
+                    queue.tx_burst(Route::default(), &mut burst);
                     queue.rx_burst(&mut got);
                     echoed.fetch_add(got.len() as u64, Ordering::Relaxed);
                     queue.recycle(&mut got);
@@ -492,7 +502,7 @@ fn foreign_and_long_frames() {
     let mut own = queue.alloc().unwrap();
     own.fill(&[8; 101]);
     burst.push(own);
-    assert_eq!(queue.tx_burst(&mut burst), 3);
+    assert_eq!(queue.tx_burst(Route::default(), &mut burst), 3);
     assert_eq!(port.stats().tx_dropped, 1, "the long one");
     let mut answers = Vec::new();
     let start = Instant::now();
@@ -523,7 +533,7 @@ fn a_peer_with_longer_frames_does_not_overrun_buffers() {
             frame.set_len(len);
             burst.push(frame);
         }
-        from.tx_burst(&mut burst);
+        from.tx_burst(Route::default(), &mut burst);
         queue.rx_burst(&mut got);
     }
     assert!(got.iter().all(|frame| frame.len() == 1514));
@@ -590,7 +600,7 @@ fn an_end_that_sleeps_is_woken() {
             burst.push(frame);
             // A server sends in the slots that the client has given it.
             let start = Instant::now();
-            while queue.tx_burst(&mut burst) == 0 {
+            while queue.tx_burst(Route::default(), &mut burst) == 0 {
                 assert!(start.elapsed() < PATIENCE, "round {round}: nothing can be sent");
             }
         }

@@ -5,7 +5,7 @@
 //! `ROCE_RATE_SECONDS=2 cargo test --release -p roce-stack --test port_rate -- --nocapture`
 //! (`ROCE_RATE_OPTIONS=rsize=11` adds options to the port, `ROCE_RATE_SIZES=64,4096` chooses sizes).
 
-use stack::port::{Port, PortOptions, PortSpec, RxBurst, TxBurst};
+use stack::port::{Port, PortOptions, PortSpec, Route, RxBurst, TxBurst};
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn sender() {
             frame.set_len(size);
             burst.push(frame);
         }
-        queue.tx_burst(&mut burst);
+        queue.tx_burst(Route::default(), &mut burst);
         turns = turns.wrapping_add(1);
         if turns.is_multiple_of(65536) {
             port.maintain();

@@ -1,7 +1,7 @@
 //! Goal: frames pass between a net_tap port and the Linux interface that it makes, both ways.
 
 use stack::port::dpdk::EalOptions;
-use stack::port::{PortOptions, PortSpec, RxBurst, TxBurst};
+use stack::port::{PortOptions, PortSpec, Route, RxBurst, TxBurst};
 use std::io::Write as _;
 use std::net::UdpSocket;
 use std::process::Command;
@@ -105,7 +105,7 @@ fn datagrams_through_a_tap() {
                 back.push(frame);
             }
         }
-        queue.tx_burst(&mut back);
+        queue.tx_burst(Route::default(), &mut back);
         back.clear();
     }
     assert_eq!(talk.join().unwrap(), 5, "every datagram comes back");
@@ -147,7 +147,7 @@ fn frames_through_a_veth() {
             .copy_from_slice(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 9, 0x88, 0xb5]);
         let mut burst = TxBurst::new();
         burst.push(frame);
-        queues[0].tx_burst(&mut burst);
+        queues[0].tx_burst(Route::default(), &mut burst);
         let start = Instant::now();
         let mut got = RxBurst::new();
         while !got.iter().any(|frame| frame.len() == len && frame.data()[12..14] == [0x88, 0xb5]) {

@@ -5,7 +5,7 @@ use process::{PATIENCE, Ticker, become_user, echo, exchange, open};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use sim::memif_peer::{Peer, init};
-use stack::port::{Port, RxBurst, TxBurst};
+use stack::port::{Port, Route, RxBurst, TxBurst};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -88,7 +88,7 @@ fn joined(ours: &str, theirs: &str, socket: &str, we_serve: bool, welcome: bool)
             if let Some(mut frame) = queue.alloc() {
                 frame.fill(&[0; 60]);
                 burst.push(frame);
-                queue.tx_burst(&mut burst);
+                queue.tx_burst(Route::default(), &mut burst);
                 burst.clear();
             }
             clock.maintain(&*port);
@@ -180,7 +180,7 @@ fn frames_do_not_go_to_a_socket_of_another_user() {
             let mut burst = TxBurst::new();
             burst.push(queue.alloc().unwrap());
             assert!(burst[0].fill(b"secret"));
-            assert_eq!(queue.tx_burst(&mut burst), 1);
+            assert_eq!(queue.tx_burst(Route::default(), &mut burst), 1);
             let refused = u64::from(!welcome);
             assert_eq!((port.stats().refused, port.stats().tx_dropped), (refused, refused), "{peer}{option}");
         }

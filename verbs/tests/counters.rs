@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::common::{self, Pair, all_rights, options};
 use sim::peer::{Pkt, ack, ack_with, bth_of, frame, pkt, reseal};
 use stack::wire::{Flow, Opcode as O};
-use verbs::port::{Frame, PortOptions, PortQueue, RxBurst, TxBurst, pair_with};
+use verbs::port::{Frame, PortOptions, PortQueue, Route, RxBurst, TxBurst, pair_with};
 use verbs::{
     Clock, Context, Counter, CounterSnapshot, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Psn, Qp,
     QpInitAttr, QpState, Qpn, RcEndpoint, RecvWr, SendWr, Wc, WcStatus, ah_attr_to,
@@ -114,7 +114,7 @@ impl Bench {
         let mut burst = TxBurst::new();
         let frame = self.alloc(bytes);
         burst.push(frame);
-        assert_eq!(self.peer.tx_burst(&mut burst), 1);
+        assert_eq!(self.peer.tx_burst(Route::default(), &mut burst), 1);
     }
     /// The number of frames that the device sent since the last call.
     fn drain(&mut self) -> usize {

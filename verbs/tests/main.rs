@@ -35,6 +35,7 @@ mod rdma_cm_input;
 mod rdma_cm_spaces;
 mod registration;
 mod scale;
+mod several_links;
 mod sqd;
 mod srq;
 mod states;

@@ -8,7 +8,7 @@ use crate::common::{self, PATIENCE, all_rights, embedded, nothing, pump, take};
 use crate::wire::{PEER_QPN, Wire, datagram};
 use sim::peer::{frame, pkt};
 use stack::wire::{Flow, Opcode};
-use verbs::port::{Port, PortLayer, PortOptions, PortQueue, RxBurst, TxBurst, pair, pair_with};
+use verbs::port::{Port, PortLayer, PortOptions, PortQueue, Route, RxBurst, TxBurst, pair, pair_with};
 use verbs::{
     Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Pd, Qp, QpInitAttr, QpState,
     QpType, Qpn, RecvWr, SendWr, Wc, WcFlags, WcStatus, ah_attr_to, errno,
@@ -82,7 +82,7 @@ impl Line {
         let mut frame = self.peer.alloc().unwrap();
         assert!(frame.fill(bytes));
         burst.push(frame);
-        self.peer.tx_burst(&mut burst);
+        self.peer.tx_burst(Route::default(), &mut burst);
     }
 }
 

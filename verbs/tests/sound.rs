@@ -14,7 +14,7 @@ use common::hooked::{Burst, Hooked};
 use common::{PATIENCE, all_rights};
 use verbs::errno::{EDEADLK, EIO};
 use verbs::port::{
-    Armed, Build, Frame, Host, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats,
+    Armed, Build, Frame, Host, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats, Route,
     RxBurst, TxBurst,
 };
 use verbs::{
@@ -287,7 +287,7 @@ struct Fragile {
 }
 
 /// What a device calls of a port and its queues once it is open.
-const METHODS: [&str; 15] = [
+const METHODS: [&str; 16] = [
     "info",
     "start",
     "mtu",
@@ -297,6 +297,7 @@ const METHODS: [&str; 15] = [
     "maintain",
     "stats",
     "rx_burst",
+    "route_to",
     "tx_burst",
     "alloc",
     "alloc_burst",
@@ -359,9 +360,13 @@ impl PortQueue for FragileQueue {
         step(&self.breaks, "rx_burst");
         self.queue.rx_burst(out)
     }
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+    fn route_to(&mut self, peer: std::net::IpAddr) -> Route {
+        step(&self.breaks, "route_to");
+        self.queue.route_to(peer)
+    }
+    fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
         step(&self.breaks, "tx_burst");
-        self.queue.tx_burst(frames)
+        self.queue.tx_burst(route, frames)
     }
     fn alloc(&mut self) -> Option<Frame> {
         step(&self.breaks, "alloc");
@@ -371,9 +376,9 @@ impl PortQueue for FragileQueue {
         step(&self.breaks, "alloc_burst");
         self.queue.alloc_burst(out, n);
     }
-    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
+    fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
         step(&self.breaks, "build_burst");
-        self.queue.build_burst(most, builder)
+        self.queue.build_burst(route, most, builder)
     }
     fn arm(&mut self) -> Armed {
         step(&self.breaks, "arm");

@@ -9,7 +9,7 @@ use crate::protocol::Message;
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
 use verbs::Mac;
-use verbs::port::{Frame, Port, PortQueue, RxBurst, TxBurst};
+use verbs::port::{Frame, Port, PortQueue, Route, RxBurst, TxBurst};
 
 /// IEEE 802 local experimental EtherType 1.
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
@@ -99,7 +99,7 @@ impl<'a> Raw<'a> {
                 next += 1;
                 self.tx.push(frame);
             }
-            sent += self.queue.tx_burst(&mut self.tx) as u64;
+            sent += self.queue.tx_burst(Route::default(), &mut self.tx) as u64;
             if watch.due() {
                 let now = Instant::now();
                 self.port.maintain();
@@ -226,7 +226,7 @@ impl<'a> Raw<'a> {
                 put(&mut frame, len, self.theirs, self.ours, kind, seq);
                 self.tx.push(frame);
             }
-            if self.queue.tx_burst(&mut self.tx) == 1 {
+            if self.queue.tx_burst(Route::default(), &mut self.tx) == 1 {
                 self.spare = self.queue.alloc();
                 return Ok(());
             }

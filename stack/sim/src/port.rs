@@ -1,5 +1,6 @@
 //! A port without a link: the simulated world holds the other ends of its queues.
 
+use core::net::IpAddr;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -9,7 +10,8 @@ use stack::config::TX_BURST;
 use stack::crc;
 use stack::id::{Mac, Mtu};
 use stack::port::{
-    Armed, Build, Frame, HeapPool, Host, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst,
+    Armed, Build, Frame, HeapPool, Host, Port, PortError, PortInfo, PortQueue, PortStats, Route, RxBurst,
+    TxBurst,
 };
 use stack::sync::lock::lock;
 
@@ -138,7 +140,11 @@ impl PortQueue for SimQueue {
         n
     }
 
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+    fn route_to(&mut self, _: IpAddr) -> Route {
+        Route::default()
+    }
+
+    fn tx_burst(&mut self, _: Route, frames: &mut TxBurst) -> usize {
         let mut state = asked(&self.state);
         let n = frames.len().min(state.room());
         state.refused += (frames.len() - n) as u64;
@@ -158,7 +164,7 @@ impl PortQueue for SimQueue {
         out.extend(core::iter::from_fn(|| self.alloc()).take(n));
     }
 
-    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
+    fn build_burst(&mut self, _: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
         if !self.lends {
             return None;
         }

@@ -1,6 +1,6 @@
 //! A port that writes every frame, both ways, to a pcap file.
 
-use super::{Build, Port, PortError, PortLayer, PortQueue, QueueLayer, RxBurst, TxBurst};
+use super::{Build, Port, PortError, PortLayer, PortQueue, QueueLayer, Route, RxBurst, TxBurst};
 use crate::runtime;
 use crate::sync::process::Process;
 use core::time::Duration;
@@ -211,9 +211,9 @@ impl QueueLayer for CaptureQueue {
         n
     }
 
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+    fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
         if frames.is_empty() {
-            return self.queue.tx_burst(frames);
+            return self.queue.tx_burst(route, frames);
         }
         // An accepted frame is gone, so it is copied before.
         self.bytes.clear();
@@ -223,7 +223,7 @@ impl QueueLayer for CaptureQueue {
             self.ends.push(self.bytes.len());
         }
         let at = now();
-        let n = self.queue.tx_burst(frames);
+        let n = self.queue.tx_burst(route, frames);
         if n > 0 {
             let mut log = self.log.lock();
             let mut start = 0;
@@ -237,7 +237,7 @@ impl QueueLayer for CaptureQueue {
     }
 
     /// What is built in the port's own memory is gone at once: everything is sent in frames.
-    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+    fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
         None
     }
 }
@@ -266,7 +266,7 @@ mod tests {
             frame.fill(&bytes);
             expected.push(bytes);
             burst.push(frame);
-            assert_eq!(from[queue].tx_burst(&mut burst), 1);
+            assert_eq!(from[queue].tx_burst(Route::default(), &mut burst), 1);
             assert_eq!(to[queue].rx_burst(&mut got), 1);
             to[queue].recycle(&mut got);
         }

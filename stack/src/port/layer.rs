@@ -4,7 +4,10 @@
 //! implements [`PortLayer`] or [`QueueLayer`] and is a port or a queue by that. A method that `Port` gets does not compile before it
 //! is here, and from then on every layer forwards it.
 
-use super::{Armed, Build, Frame, Host, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use super::{
+    Armed, Build, Frame, Host, Port, PortError, PortInfo, PortQueue, PortStats, Route, RxBurst, TxBurst,
+};
+use core::net::IpAddr;
 
 /// A [`Port`] around another one. Each method is that of the port below unless it is overridden.
 ///
@@ -116,10 +119,15 @@ pub trait QueueLayer: Send {
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         self.inner().rx_burst(out)
     }
+    /// See [`PortQueue::route_to`].
+    #[inline]
+    fn route_to(&mut self, peer: IpAddr) -> Route {
+        self.inner().route_to(peer)
+    }
     /// See [`PortQueue::tx_burst`].
     #[inline]
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-        self.inner().tx_burst(frames)
+    fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
+        self.inner().tx_burst(route, frames)
     }
     /// See [`PortQueue::alloc`].
     #[inline]
@@ -133,8 +141,8 @@ pub trait QueueLayer: Send {
     }
     /// See [`PortQueue::build_burst`].
     #[inline]
-    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
-        self.inner().build_burst(most, builder)
+    fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
+        self.inner().build_burst(route, most, builder)
     }
     /// See [`PortQueue::arm`].
     #[inline]
@@ -154,8 +162,12 @@ impl<L: QueueLayer> PortQueue for L {
         QueueLayer::rx_burst(self, out)
     }
     #[inline]
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-        QueueLayer::tx_burst(self, frames)
+    fn route_to(&mut self, peer: IpAddr) -> Route {
+        QueueLayer::route_to(self, peer)
+    }
+    #[inline]
+    fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
+        QueueLayer::tx_burst(self, route, frames)
     }
     #[inline]
     fn alloc(&mut self) -> Option<Frame> {
@@ -166,8 +178,8 @@ impl<L: QueueLayer> PortQueue for L {
         QueueLayer::alloc_burst(self, out, n);
     }
     #[inline]
-    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
-        QueueLayer::build_burst(self, most, builder)
+    fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
+        QueueLayer::build_burst(self, route, most, builder)
     }
     #[inline]
     fn arm(&mut self) -> Armed {
@@ -184,7 +196,6 @@ mod tests {
     use super::super::{HeapPool, PortError};
     use super::*;
     use crate::id::Mac;
-    use core::net::IpAddr;
     use core::sync::atomic::{AtomicUsize, Ordering};
     use core::time::Duration;
     use std::sync::Arc;
@@ -267,8 +278,14 @@ mod tests {
             out.push(Frame::from_vec(vec![1]));
             1
         }
-        fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        fn route_to(&mut self, peer: IpAddr) -> Route {
             self.called();
+            assert_eq!(peer, ADDRESS);
+            Route(77)
+        }
+        fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
+            self.called();
+            assert_eq!(route, Route(77));
             frames.drain(..).count()
         }
         fn alloc(&mut self) -> Option<Frame> {
@@ -279,9 +296,9 @@ mod tests {
             self.called();
             out.extend((0..n).map(|_| Frame::from_vec(vec![0; 7])));
         }
-        fn build_burst(&mut self, most: usize, _: &mut dyn Build) -> Option<usize> {
+        fn build_burst(&mut self, route: Route, most: usize, _: &mut dyn Build) -> Option<usize> {
             self.called();
-            Some(most)
+            Some(most + usize::from(route.0))
         }
         fn arm(&mut self) -> Armed {
             self.called();
@@ -332,9 +349,10 @@ mod tests {
         assert!(got.is_empty());
         assert_eq!(queue.alloc().map(|frame| frame.capacity()), Some(7));
         queue.alloc_burst(&mut burst, 3);
-        assert_eq!(queue.tx_burst(&mut burst), 3);
-        assert_eq!(queue.build_burst(5, &mut |_: &mut [u8]| None), Some(5));
+        assert_eq!(queue.route_to(ADDRESS), Route(77));
+        assert_eq!(queue.tx_burst(Route(77), &mut burst), 3);
+        assert_eq!(queue.build_burst(Route(1), 5, &mut |_: &mut [u8]| None), Some(6));
         assert!(matches!(queue.arm(), Armed::Down(time, None) if time.as_secs() == 772));
-        assert_eq!(calls.load(Ordering::Relaxed), 1 + 7);
+        assert_eq!(calls.load(Ordering::Relaxed), 1 + 8);
     }
 }

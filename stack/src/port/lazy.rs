@@ -6,9 +6,10 @@
 use super::taken::Taken;
 use super::{
     Armed, Build, Frame, Host, Port, PortError, PortInfo, PortLayer, PortOptions, PortQueue, PortSpec,
-    PortStats, QueueLayer, RxBurst, TxBurst,
+    PortStats, QueueLayer, Route, RxBurst, TxBurst,
 };
 use crate::sync::lock::lock;
+use core::net::IpAddr;
 use core::time::Duration;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -163,14 +164,18 @@ impl PortQueue for DownQueue {
     fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
         0
     }
-    fn tx_burst(&mut self, _: &mut TxBurst) -> usize {
+    fn route_to(&mut self, _: IpAddr) -> Route {
+        Route::default()
+    }
+
+    fn tx_burst(&mut self, _: Route, _: &mut TxBurst) -> usize {
         0
     }
     fn alloc(&mut self) -> Option<Frame> {
         None
     }
     fn alloc_burst(&mut self, _: &mut TxBurst, _: usize) {}
-    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+    fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
         None
     }
     fn arm(&mut self) -> Armed {
@@ -223,7 +228,7 @@ mod tests {
         burst.push(frame(b"early"));
         for queue in &mut queues {
             assert_eq!(queue.rx_burst(&mut got), 0);
-            assert_eq!(queue.tx_burst(&mut burst), 0);
+            assert_eq!(queue.tx_burst(Route::default(), &mut burst), 0);
             assert!(queue.alloc().is_none());
             queue.recycle(&mut got);
         }
@@ -240,7 +245,7 @@ mod tests {
         });
         assert_eq!(opened.load(Ordering::Relaxed), 1, "it opens once, whoever starts it");
         assert!(port.link_up());
-        assert_eq!(queues[1].tx_burst(&mut burst), 1);
+        assert_eq!(queues[1].tx_burst(Route::default(), &mut burst), 1);
         assert_eq!(queues[0].rx_burst(&mut got), 0);
         assert_eq!(queues[1].rx_burst(&mut got), 1);
         assert_eq!(got[0].data(), b"early");
@@ -297,16 +302,16 @@ mod tests {
             }
         }
         impl Host for Known {
-            fn addresses(&self) -> Vec<core::net::IpAddr> {
+            fn addresses(&self) -> Vec<IpAddr> {
                 Vec::new()
             }
             fn generation(&self) -> u64 {
                 0
             }
-            fn source_to(&self, _: core::net::IpAddr, _: u32) -> Option<core::net::IpAddr> {
+            fn source_to(&self, _: IpAddr, _: u32) -> Option<IpAddr> {
                 None
             }
-            fn mtu_to(&self, _: core::net::IpAddr) -> Option<usize> {
+            fn mtu_to(&self, _: IpAddr) -> Option<usize> {
                 None
             }
         }

@@ -1,6 +1,7 @@
 //! A queue for tests, which takes so many frames, and has so many buffers, in all.
 
-use super::{Armed, Build, Frame, PortQueue, RxBurst, TxBurst};
+use super::{Armed, Build, Frame, PortQueue, Route, RxBurst, TxBurst};
+use core::net::IpAddr;
 
 pub(crate) struct Limited {
     /// Frames that it still takes.
@@ -13,7 +14,11 @@ impl PortQueue for Limited {
     fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
         0
     }
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+    fn route_to(&mut self, _: IpAddr) -> Route {
+        Route::default()
+    }
+
+    fn tx_burst(&mut self, _: Route, frames: &mut TxBurst) -> usize {
         let n = self.takes.min(frames.len());
         self.takes -= n;
         frames.drain(..n).count()
@@ -26,7 +31,7 @@ impl PortQueue for Limited {
         let n = n.min(out.remaining_capacity());
         out.extend(core::iter::from_fn(|| self.alloc()).take(n));
     }
-    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+    fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
         None
     }
     fn arm(&mut self) -> Armed {

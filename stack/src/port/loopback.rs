@@ -14,7 +14,7 @@ pub(super) fn loopback(options: &PortOptions) -> WirePort {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{PortSpec, RxBurst, TxBurst};
+    use super::super::{PortSpec, Route, RxBurst, TxBurst};
     use super::*;
 
     #[test]
@@ -28,7 +28,7 @@ mod tests {
         assert!(frame.capacity() >= port.info().max_frame());
         frame.fill(b"round and round");
         burst.push(frame);
-        assert_eq!(queues[1].tx_burst(&mut burst), 1);
+        assert_eq!(queues[1].tx_burst(Route::default(), &mut burst), 1);
         let mut got = RxBurst::new();
         assert_eq!(queues[0].rx_burst(&mut got), 0);
         assert_eq!(queues[1].rx_burst(&mut got), 1);

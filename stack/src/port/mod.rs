@@ -68,6 +68,14 @@ impl<F: FnMut(&mut [u8]) -> Option<usize>> Build for F {
     }
 }
 
+/// The link by which frames leave, of a port that consists of several: their numbers are the port's business. The default is that of a
+/// port with one link, and of frames that go to no peer in particular.
+///
+/// A link that takes no frames for a while holds up those of its own route alone. A port with several has a [`Host`], which finds the
+/// next hops.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Hash)]
+pub struct Route(pub u8);
+
 /// One queue of a port: frames in, frames out, buffers. One shard owns it and calls it from one thread at a time.
 ///
 /// It has no default methods; a queue around another one is a [`QueueLayer`].
@@ -76,27 +84,30 @@ pub trait PortQueue: Send {
     /// [`RX_BURST_BYTES`](config::RX_BURST_BYTES), so that it is still in L1 or L2 when the caller reads it.
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize;
 
-    /// Takes frames off the front of `frames` as long as the link accepts them; returns how many.
+    /// The route to a peer. Asked when the next hop of a destination is resolved, and again when neighbours or addresses have changed.
+    fn route_to(&mut self, peer: IpAddr) -> Route;
+
+    /// Takes frames off the front of `frames` as long as the link of this route accepts them; returns how many.
     ///
     /// The rest stays in order, for the next turn. A frame that can never be sent (too long for the port) is
     /// taken as well and counted under [`PortStats::tx_dropped`].
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize;
+    fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize;
 
     /// An empty frame that holds at least the port's [`max_frame`](PortInfo::max_frame) bytes; `None` while
-    /// all buffers are in use.
+    /// all buffers are in use. It may leave by any route.
     fn alloc(&mut self) -> Option<Frame>;
 
     /// Appends up to `n` empty frames to `out`, as [`alloc`](Self::alloc) gives them: fewer while buffers are short,
     /// or `out` has no more room.
     fn alloc_burst(&mut self, out: &mut TxBurst, n: usize);
 
-    /// Builds up to `most` frames, and [`TX_BURST`](config::TX_BURST) at most, directly in the memory from which the port sends
-    /// (the rings of a memif). They are on their way when this returns. Returns how many were built, 0 while there is no room;
+    /// Builds up to `most` frames, and [`TX_BURST`](config::TX_BURST) at most, directly in the memory from which the link of this route
+    /// sends (the rings of a memif). They are on their way when this returns. Returns how many were built, 0 while there is no room;
     /// `None` where the port has no such memory, or none now: then the caller has to use frames.
     ///
     /// A buffer's contents are arbitrary at first, and a peer that shares it may change what was written: only write to it.
-    /// Frames leave in the order of the calls of this and of [`tx_burst`](Self::tx_burst).
-    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize>;
+    /// Frames of one route leave in the order of the calls of this and of [`tx_burst`](Self::tx_burst).
+    fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize>;
 
     /// Prepares a sleep: from now on, until frames are received again, each arrival makes a descriptor readable. If frames wait
     /// already, or arrive during this call, it returns [`Armed::Pending`]; where the port cannot signal, [`Armed::Unable`].

@@ -3,10 +3,11 @@
 use super::counters::{Counters, sum};
 use super::taken::Taken;
 use super::{
-    Armed, Build, Frame, HeapPool, Host, Port, PortError, PortInfo, PortOptions, PortQueue, PortStats,
+    Armed, Build, Frame, HeapPool, Host, Port, PortError, PortInfo, PortOptions, PortQueue, PortStats, Route,
     RxBurst, TxBurst,
 };
 use crate::id::Mac;
+use core::net::IpAddr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -221,7 +222,11 @@ impl PortQueue for WireQueue {
         n
     }
 
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+    fn route_to(&mut self, _: IpAddr) -> Route {
+        Route::default()
+    }
+
+    fn tx_burst(&mut self, _: Route, frames: &mut TxBurst) -> usize {
         if !self.push_late() {
             return 0;
         }
@@ -261,7 +266,7 @@ impl PortQueue for WireQueue {
     }
 
     /// As a memif does it, for tests of building in place: the link takes each frame when it is built, or at the next call.
-    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
+    fn build_burst(&mut self, _: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
         let mut built = 0;
         while built < most.min(crate::config::TX_BURST) && self.push_late() {
             let Some(mut frame) = self.pool.alloc() else { break };
@@ -293,7 +298,7 @@ mod tests {
         let mut frame = queue.alloc().unwrap();
         frame.fill(bytes);
         burst.push(frame);
-        queue.tx_burst(&mut burst)
+        queue.tx_burst(Route::default(), &mut burst)
     }
 
     #[test]
@@ -329,14 +334,14 @@ mod tests {
                 sent += 1;
                 burst.push(frame);
             }
-            if qa.tx_burst(&mut burst) < burst.capacity() {
+            if qa.tx_burst(Route::default(), &mut burst) < burst.capacity() {
                 break;
             }
         }
         let mut got = RxBurst::new();
         let mut next = 0u32;
         while next < sent {
-            qa.tx_burst(&mut burst);
+            qa.tx_burst(Route::default(), &mut burst);
             qb.rx_burst(&mut got);
             for frame in got.drain(..) {
                 assert_eq!(frame.data(), next.to_be_bytes());
@@ -360,9 +365,14 @@ mod tests {
             next += 1;
             Some(4)
         };
-        let bursts = std::iter::from_fn(|| qa.build_burst(2 * DEPTH, &mut number).filter(|n| *n > 0));
+        let bursts = std::iter::from_fn(|| {
+            qa.build_burst(Route::default(), 2 * DEPTH, &mut number).filter(|n| *n > 0)
+        });
         assert_eq!(bursts.sum::<usize>(), DEPTH, "one of them waits");
-        assert_eq!(qa.build_burst(1, &mut |_: &mut [u8]| panic!("there is no room")), Some(0));
+        assert_eq!(
+            qa.build_burst(Route::default(), 1, &mut |_: &mut [u8]| panic!("there is no room")),
+            Some(0)
+        );
         assert_eq!(send(&mut *qa, b"not yet"), 0);
         let mut seen = Vec::new();
         let mut got = RxBurst::new();
@@ -372,7 +382,11 @@ mod tests {
         }
         let all: Vec<u32> = std::iter::once(u32::MAX).chain(0..DEPTH as u32).collect();
         assert_eq!(seen, all);
-        assert_eq!(qa.build_burst(5, &mut |_: &mut [u8]| None), Some(0), "whoever has nothing more says so");
+        assert_eq!(
+            qa.build_burst(Route::default(), 5, &mut |_: &mut [u8]| None),
+            Some(0),
+            "whoever has nothing more says so"
+        );
     }
 
     #[test]
@@ -395,7 +409,7 @@ mod tests {
         let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
         let mut burst = TxBurst::new();
         burst.push(Frame::from_vec(vec![0; a.info().max_frame() + 1]));
-        assert_eq!((qa.tx_burst(&mut burst), a.stats().tx_dropped), (1, 1));
+        assert_eq!((qa.tx_burst(Route::default(), &mut burst), a.stats().tx_dropped), (1, 1));
         assert_eq!(qb.rx_burst(&mut RxBurst::new()), 0);
     }
 }

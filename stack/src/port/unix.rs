@@ -14,12 +14,13 @@ use super::socket_file::{self, SocketFile};
 use super::taken::Taken;
 use super::{
     Armed, Build, Frame, HeapPool, Host, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec,
-    PortStats, RxBurst, TxBurst,
+    PortStats, Route, RxBurst, TxBurst,
 };
 use crate::sync::apart::{self, Apart};
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
 use core::mem::MaybeUninit;
+use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_passcred;
@@ -326,7 +327,11 @@ impl PortQueue for UnixQueue {
         out.len() - before
     }
 
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+    fn route_to(&mut self, _: IpAddr) -> Route {
+        Route::default()
+    }
+
+    fn tx_burst(&mut self, _: Route, frames: &mut TxBurst) -> usize {
         let counters = &self.shared.counters[self.index];
         let there = if frames.is_empty() { There::Nobody } else { self.shared.there() };
         if there != There::Peer {
@@ -363,7 +368,7 @@ impl PortQueue for UnixQueue {
         self.shared.pool.alloc_burst(out, n);
     }
 
-    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+    fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
         None
     }
 
@@ -390,7 +395,7 @@ mod tests {
         let mut frame = from.alloc().unwrap();
         assert!(frame.fill(bytes));
         burst.push(frame);
-        assert_eq!(from.tx_burst(&mut burst), 1);
+        assert_eq!(from.tx_burst(Route::default(), &mut burst), 1);
         let mut got = RxBurst::new();
         to.rx_burst(&mut got);
         got.iter().map(|frame| frame.data().to_vec()).collect()
@@ -412,7 +417,7 @@ mod tests {
         let mut burst = TxBurst::new();
         burst.push(Frame::from_vec(vec![1, 2, 3]));
         assert_eq!(
-            (qa.tx_burst(&mut burst), a.stats().tx_dropped),
+            (qa.tx_burst(Route::default(), &mut burst), a.stats().tx_dropped),
             (1, 1),
             "nobody is there: lost, and counted"
         );
@@ -490,13 +495,13 @@ mod tests {
                 burst.push(Frame::from_vec(sent.to_be_bytes().to_vec()));
                 sent += 1;
             }
-            if queue.tx_burst(&mut burst) < burst.capacity() {
+            if queue.tx_burst(Route::default(), &mut burst) < burst.capacity() {
                 break;
             }
         }
         let mut buffer = [0; 8];
         for next in 0..sent {
-            queue.tx_burst(&mut burst);
+            queue.tx_burst(Route::default(), &mut burst);
             peer.recv(&mut buffer).unwrap();
             assert_eq!(buffer[..4], next.to_be_bytes());
         }

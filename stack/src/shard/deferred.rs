@@ -5,6 +5,9 @@
 //! responses of the same queue pair, or for lack of a frame or of a next hop. Then that queue pair's receive completions
 //! are withdrawn from the lanes, in order, until a response with their number or a later one has been built, or the
 //! queue pair ends. Completions of other queue pairs go on.
+//!
+//! Over a port with several routes the port may take the answers of one route and not those of another. Then the queue pairs of the
+//! latter are held back in the same way, until their answers have gone.
 
 pub(super) mod list;
 
@@ -27,6 +30,27 @@ impl Shard {
             }
         }
     }
+
+    /// Lets go of the completions whose answers have gone, and withdraws those whose answers wait for their route.
+    #[cold]
+    pub(super) fn hold_back_receives(&mut self) {
+        let Self { env, qps, .. } = self;
+        while let Some(slot) = env.outbox.next_let_go() {
+            if let Some(qp) = qps.get(slot).filter(|qp| qp.deferred.is_some()) {
+                env.release_receives(qp);
+            }
+        }
+        for at in 0..env.completions.finished.len() {
+            let Some(qp) = qps.get(env.completions.finished[at]) else { continue };
+            let route = qp.hop.route();
+            if qp.hop.is_outside() && env.outbox.has_answers_for(route) {
+                env.completions.hold_back(qp);
+                if qp.deferred.is_some() {
+                    env.outbox.hold_back(route, qp.slot);
+                }
+            }
+        }
+    }
 }
 
 impl Completions {
@@ -38,18 +62,30 @@ impl Completions {
         }
     }
 
+    /// The port has not taken all answers of the queue pair: whatever it has staged for receive requests is withdrawn.
+    fn hold_back(&mut self, qp: &mut Qp) {
+        self.withdraw(qp);
+        // What was released in this turn comes before what is deferred still.
+        self.move_staged(qp, true);
+    }
+
     /// Moves what the queue pair has staged for receive requests from the lanes to those that are deferred.
     fn withdraw(&mut self, qp: &mut Qp) {
+        self.move_staged(qp, false);
+    }
+
+    /// Moves the completions of receive requests that were `released`, which go before those that are deferred, or the others, which go
+    /// behind them.
+    fn move_staged(&mut self, qp: &mut Qp, released: bool) {
         let mut list = qp.deferred.take().or_else(|| self.spare_lists.pop()).unwrap_or_default();
-        let until = qp.responder.asked();
+        let (until, deferred) = (qp.responder.asked(), list.len());
         for at in 0..self.staged.len() {
             let lane = self.staged[at];
             let Some(to) = self.get(lane) else { continue };
             let mut solicited = false;
             to.writer.withdraw(|cqe| {
                 let of_qp = (cqe.qp_index, cqe.epoch) == (qp.index, qp.epoch);
-                // A completion that was released stays: it goes before those that are still deferred.
-                let take = of_qp && cqe.opcode.is_recv() && !cqe.acknowledged;
+                let take = of_qp && cqe.opcode.is_recv() && cqe.acknowledged == released;
                 if take {
                     list.push(Deferred { lane, until, cqe: *cqe });
                 } else {
@@ -60,6 +96,9 @@ impl Completions {
             if solicited {
                 to.writer.mark_solicited();
             }
+        }
+        if released {
+            list.put_behind(deferred);
         }
         self.put_back(qp, list);
     }

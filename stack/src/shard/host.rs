@@ -2,13 +2,16 @@
 //! by the shard that called it.
 
 use super::counters::{Counter, Counters};
-use super::outbox::Outbox;
+use super::outbox::{Outbox, Traffic};
 use super::shared::Shared;
 use crate::id::{Gid, Mac};
 use crate::net::{FRAME_MAX, Net};
-use crate::port::Frame;
+use crate::port::{Frame, Route};
 use crate::time::Instant;
 use crate::wire::Discard;
+
+/// What a host sends leaves by the first route: a port with several has its host below it, and then this one sends nothing.
+const ROUTE: Route = Route(0);
 
 /// The IP host, and what a shard needs to call it: what the host sends then goes to the outbox.
 pub(super) struct IpHost<'a> {
@@ -39,7 +42,7 @@ impl IpHost<'_> {
     /// Frames that are no RoCE packets are the IP host's, which counts what becomes of each.
     pub fn receive(&mut self, frame: &Frame) {
         self.counters.add(Counter::NetFrames, 1);
-        let full = self.outbox.requests.frames.is_full();
+        let full = self.outbox.room(Traffic::Requests, ROUTE) == 0;
         let mut reply = if full { None } else { self.outbox.take_frame() };
         self.shared.with_net(|net| {
             let buffer = reply.as_mut().map_or(&mut [][..], |reply| reply.buffer_mut());
@@ -47,7 +50,7 @@ impl IpHost<'_> {
             match (reply, len) {
                 (Some(mut reply), Some(len)) => {
                     reply.set_len(len);
-                    self.outbox.requests.frames.push(reply);
+                    self.outbox.push(Traffic::Requests, ROUTE, reply);
                 }
                 (Some(reply), None) => self.outbox.keep_frame(reply),
                 (None, _) => {}
@@ -80,7 +83,7 @@ impl IpHost<'_> {
             match net.poll_transmit(self.now, frame.buffer_mut()) {
                 Some(len) => {
                     frame.set_len(len);
-                    self.outbox.requests.frames.push(frame);
+                    self.outbox.push(Traffic::Requests, ROUTE, frame);
                 }
                 None => return self.outbox.keep_frame(frame),
             }
@@ -127,9 +130,9 @@ mod tests {
         let [_, question] = frames_of_a_neighbour();
         // There are buffers, and one is left in the end; but the frames that wait have no room for another.
         let mut full = env(TxBurst::new().capacity() + 1);
-        while !full.outbox.requests.frames.is_full() {
+        while full.outbox.room(Traffic::Requests, ROUTE) > 0 {
             let frame = full.outbox.take_frame().expect("it has a buffer");
-            full.outbox.requests.frames.push(frame);
+            full.outbox.push(Traffic::Requests, ROUTE, frame);
         }
         full.host().receive(&question);
         let unanswered = (vec![(NetCounter::NeighbourLearned, 1), (NetCounter::NoReplyBuffer, 1)], 0);
@@ -144,7 +147,7 @@ mod tests {
         well.host().receive(&question);
         let answered = (vec![(NetCounter::ArpAnswered, 1), (NetCounter::NeighbourLearned, 1)], 0);
         assert_eq!(outcomes(&well), answered);
-        assert_eq!(well.outbox.requests.frames.len(), 1);
+        assert_eq!(well.outbox.backlog(), 1);
     }
 
     #[test]

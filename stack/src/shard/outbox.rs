@@ -1,8 +1,10 @@
 //! What leaves: frames on their way to the port, answers before requests, and empty ones to build packets in.
 //!
 //! Owns the port's queue and never waits for it: what a port does not take stays for the next turn, and counts as lost on the
-//! link when that was down for too long.
+//! link when that was down for too long. Each route of the port has backlogs of its own, so that a link which takes nothing holds up
+//! what leaves by it alone.
 
+use core::net::IpAddr;
 use std::collections::VecDeque;
 
 use super::counters::{Counter, Counters};
@@ -11,18 +13,33 @@ use super::qp::Qp;
 use super::shared::Shared;
 use super::tx::writer::{Built, InPlace, Source, write_frames};
 use crate::config::{TX_BURST, TX_STALL};
-use crate::port::{Frame, PortQueue, TxBurst};
+use crate::port::{Frame, PortQueue, Route, TxBurst};
 use crate::time::Instant;
 use crate::wire::Discard;
 
-/// Frames of one kind on their way to the port, oldest first.
+/// Frames of one kind on their way to the port by one route, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Backlog {
-    pub frames: TxBurst,
+struct Backlog {
+    frames: TxBurst,
     /// Since when the port has refused every frame; `None` while it takes some.
     refused_since: Option<Instant>,
     /// Frames that went, ever: the port took them, or they were lost on a link that was down too long.
     gone: u64,
+}
+
+/// What leaves by one route.
+#[derive(Debug, Default)]
+struct Backlogs {
+    /// Acknowledgements and responses: completions wait for these.
+    answers: Backlog,
+    /// Requests, and what the IP host sends.
+    requests: Backlog,
+    /// Unreliable work requests whose frames wait here, oldest first.
+    leaving: VecDeque<Leaving>,
+    /// Queue pairs whose receive completions wait until the answers have gone.
+    held_back: Vec<u32>,
+    /// In [`Others::in_use`].
+    listed: bool,
 }
 
 /// Unreliable work requests that are complete when frames of the request backlog have gone.
@@ -34,6 +51,59 @@ pub(super) struct Leaving {
     pub epoch: u32,
     /// Behind the last of them.
     pub seq: u32,
+}
+
+/// The routes of a port that has several, but for [`Route::default`].
+#[derive(Default)]
+struct Others {
+    /// By their numbers; empty for a port with one link.
+    by_route: Vec<Option<Box<Backlogs>>>,
+    /// Those with something that waits, and some that had.
+    in_use: Vec<Route>,
+}
+
+impl Others {
+    /// The backlogs of a route, to put something in.
+    #[cold]
+    fn of(&mut self, route: Route) -> &mut Backlogs {
+        let at = usize::from(route.0);
+        if self.by_route.len() <= at {
+            self.by_route.resize_with(at + 1, || None);
+        }
+        let backlogs = self.by_route[at].get_or_insert_default();
+        if !core::mem::replace(&mut backlogs.listed, true) {
+            self.in_use.push(route);
+        }
+        backlogs
+    }
+
+    #[cold]
+    fn get(&self, route: Route) -> Option<&Backlogs> {
+        self.by_route.get(usize::from(route.0))?.as_deref()
+    }
+
+    /// Those with something that waits.
+    fn iter(&self) -> impl Iterator<Item = &Backlogs> {
+        self.in_use.iter().filter_map(|route| self.get(*route))
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Backlogs> {
+        self.by_route.iter_mut().flatten().map(|backlogs| &mut **backlogs).filter(|backlogs| backlogs.listed)
+    }
+
+    /// Hands what waits to the port. Returns how many frames it took.
+    #[cold]
+    fn flush(&mut self, queue: &mut dyn PortQueue, now: Instant, counters: &Counters) -> usize {
+        let Self { by_route, in_use } = self;
+        let mut sent = 0;
+        in_use.retain(|route| {
+            let Some(backlogs) = &mut by_route[usize::from(route.0)] else { return false };
+            sent += backlogs.flush(queue, *route, now, counters);
+            backlogs.listed = !backlogs.is_empty();
+            backlogs.listed
+        });
+        sent
+    }
 }
 
 /// Kinds of frames.
@@ -58,31 +128,34 @@ pub(super) enum Ended<E> {
 pub(super) struct Outbox {
     /// The port's queue; frames are received from it, too.
     pub queue: Box<dyn PortQueue>,
-    /// Acknowledgements and responses: completions wait for these.
-    pub answers: Backlog,
-    /// Requests, and what the IP host sends.
-    pub requests: Backlog,
+    /// What leaves by the only route of a port, or the first of several.
+    first: Backlogs,
+    others: Others,
     /// IPv4 identification of the packet built last.
     pub ip_id: u16,
     /// An empty frame that was not needed.
     spare: Option<Frame>,
     /// Frames of this turn that left before its end: built in the port's own memory, or ahead of one that was.
     sent_early: usize,
-    /// Unreliable work requests whose frames wait for the port, oldest first.
-    leaving: VecDeque<Leaving>,
 }
 
 impl Outbox {
     pub fn new(queue: Box<dyn PortQueue>) -> Self {
         Self {
             queue,
-            answers: Backlog::default(),
-            requests: Backlog::default(),
+            first: Backlogs::default(),
+            others: Others::default(),
             ip_id: 0,
             spare: None,
             sent_early: 0,
-            leaving: VecDeque::new(),
         }
+    }
+
+    /// The route to a peer, which has backlogs from now on.
+    pub fn route_to(&mut self, peer: IpAddr) -> Route {
+        let route = self.queue.route_to(peer);
+        let _ = self.on(route);
+        route
     }
 
     /// The next IPv4 identification.
@@ -95,7 +168,12 @@ impl Outbox {
     /// Frames that wait for the port.
     #[inline]
     pub fn backlog(&self) -> usize {
-        self.answers.frames.len() + self.requests.frames.len()
+        self.first.waiting() + if self.others.in_use.is_empty() { 0 } else { self.backlog_of_others() }
+    }
+
+    #[cold]
+    fn backlog_of_others(&self) -> usize {
+        self.others.iter().map(Backlogs::waiting).sum()
     }
 
     /// Whether frames wait for the port.
@@ -111,6 +189,42 @@ impl Outbox {
             (true, true) => Due::Now,
             (true, false) => Due::At(now.after(TX_STALL)),
         }
+    }
+
+    /// Whether the port has several routes, as far as peers were found: then each has its own backlog, and completions wait for the
+    /// answers of their own route.
+    #[inline]
+    pub fn has_routes(&self) -> bool {
+        !self.others.by_route.is_empty()
+    }
+
+    /// Whether no route has room for another frame of this kind.
+    #[inline]
+    pub fn is_full(&self, traffic: Traffic) -> bool {
+        self.first.of(traffic).frames.is_full() && !self.has_routes()
+    }
+
+    /// How many frames a route has room for.
+    #[inline(always)]
+    pub fn room(&self, traffic: Traffic, route: Route) -> usize {
+        self.get(route).map_or(TX_BURST, |backlogs| backlogs.of(traffic).frames.remaining_capacity())
+    }
+
+    #[inline(always)]
+    fn get(&self, route: Route) -> Option<&Backlogs> {
+        if route == Route::default() { Some(&self.first) } else { self.others.get(route) }
+    }
+
+    /// The backlogs of a route, to put something in.
+    #[inline(always)]
+    fn on(&mut self, route: Route) -> &mut Backlogs {
+        if route == Route::default() { &mut self.first } else { self.others.of(route) }
+    }
+
+    /// Has a frame leave, behind those that wait. There is [`room`](Self::room).
+    #[inline(always)]
+    pub fn push(&mut self, traffic: Traffic, route: Route, frame: Frame) {
+        self.on(route).of_mut(traffic).frames.push(frame);
     }
 
     /// An empty frame to build a packet in.
@@ -136,21 +250,14 @@ impl Outbox {
         }
     }
 
-    /// The backlog of a kind of frames.
-    #[inline(always)]
-    pub fn of(&mut self, traffic: Traffic) -> &mut Backlog {
-        match traffic {
-            Traffic::Answers => &mut self.answers,
-            Traffic::Requests => &mut self.requests,
-        }
-    }
-
     /// Writes packets of a source: up to `in_place` in the port's own memory, if it has some and first takes all frames that
-    /// wait; else up to `next` in frames, behind those that wait.
+    /// wait for this route; else up to `next` in frames, behind those that wait.
     #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "each is passed on to one place")]
     pub fn write<S: Source>(
         &mut self,
         traffic: Traffic,
+        route: Route,
         in_place: Option<usize>,
         next: usize,
         source: &mut S,
@@ -158,21 +265,23 @@ impl Outbox {
         counters: &Counters,
     ) -> (Built, Ended<S::End>) {
         if let Some(most) = in_place
-            && self.is_flushed(now, counters)
-            && let Some(written) = self.write_in_place(most, source, counters)
+            && self.is_flushed(route, now, counters)
+            && let Some(written) = self.write_in_place(route, most, source, counters)
         {
             return written;
         }
-        self.write_to_frames(traffic, next, source)
+        self.write_to_frames(traffic, route, next, source)
     }
 
-    /// Hands waiting frames to the port. Whether none waits any more.
+    /// Hands the frames that wait for a route to the port. Whether none waits any more.
     #[inline(always)]
-    fn is_flushed(&mut self, now: Instant, counters: &Counters) -> bool {
-        if self.backlog() > 0 {
-            self.sent_early += self.flush(now, counters);
+    fn is_flushed(&mut self, route: Route, now: Instant, counters: &Counters) -> bool {
+        if self.on(route).waiting() > 0 {
+            let Self { queue, first, others, .. } = self;
+            let backlogs = if route == Route::default() { first } else { others.of(route) };
+            self.sent_early += backlogs.flush(&mut **queue, route, now, counters);
         }
-        self.backlog() == 0
+        self.on(route).waiting() == 0
     }
 
     /// Writes packets in the port's own memory, each finished while it is in the nearest cache: they are on their way then.
@@ -180,12 +289,13 @@ impl Outbox {
     #[inline(never)]
     fn write_in_place<S: Source>(
         &mut self,
+        route: Route,
         most: usize,
         source: &mut S,
         counters: &Counters,
     ) -> Option<(Built, Ended<S::End>)> {
         let mut writer = InPlace::new(source, &mut self.ip_id);
-        let sent = self.queue.build_burst(most, &mut writer)?;
+        let sent = self.queue.build_burst(route, most, &mut writer)?;
         let InPlace { built, end, .. } = writer;
         debug_assert_eq!(sent, built.frames, "what was built is on its way");
         counters.add(Counter::TxFrames, built.frames as u64);
@@ -204,14 +314,13 @@ impl Outbox {
     fn write_to_frames<S: Source>(
         &mut self,
         traffic: Traffic,
+        route: Route,
         n: usize,
         source: &mut S,
     ) -> (Built, Ended<S::End>) {
-        let Self { queue, answers, requests, spare, ip_id, .. } = self;
-        let frames = match traffic {
-            Traffic::Answers => &mut answers.frames,
-            Traffic::Requests => &mut requests.frames,
-        };
+        let Self { queue, first, others, spare, ip_id, .. } = self;
+        let backlogs = if route == Route::default() { first } else { others.of(route) };
+        let frames = &mut backlogs.of_mut(traffic).frames;
         let base = frames.len();
         if let Some(frame) = spare.take() {
             frames.push(frame);
@@ -241,21 +350,19 @@ impl Outbox {
     /// Hands waiting frames to the port, answers first. Returns how many it took.
     #[inline]
     pub fn flush(&mut self, now: Instant, counters: &Counters) -> usize {
-        let mut sent = 0;
-        if !self.answers.frames.is_empty() {
-            sent += self.answers.flush(&mut *self.queue, now, counters);
-        }
-        if self.answers.frames.is_empty() && !self.requests.frames.is_empty() {
-            sent += self.requests.flush(&mut *self.queue, now, counters);
+        let mut sent = self.first.flush(&mut *self.queue, Route::default(), now, counters);
+        if !self.others.in_use.is_empty() {
+            sent += self.others.flush(&mut *self.queue, now, counters);
         }
         sent
     }
 
-    /// Unreliable work requests before `seq` are complete when the frames that wait now have gone.
+    /// Unreliable work requests before `seq` are complete when the frames that wait for this route now have gone.
     #[inline]
-    pub fn note_leaving(&mut self, qp: &Qp, seq: u32) {
-        let mark = self.requests.gone + self.requests.frames.len() as u64;
-        self.leaving.push_back(Leaving { mark, slot: qp.slot, epoch: qp.epoch, seq });
+    pub fn note_leaving(&mut self, qp: &Qp, route: Route, seq: u32) {
+        let backlogs = self.on(route);
+        let mark = backlogs.requests.gone + backlogs.requests.frames.len() as u64;
+        backlogs.leaving.push_back(Leaving { mark, slot: qp.slot, epoch: qp.epoch, seq });
     }
 
     /// The `n` frames that were built last go to a shard of this device.
@@ -268,7 +375,7 @@ impl Outbox {
         shared: &Shared,
         counters: &Counters,
     ) {
-        let frames = &mut self.of(traffic).frames;
+        let frames = &mut self.first.of_mut(traffic).frames;
         for frame in frames.drain(frames.len() - n..) {
             counters.add(Counter::ToSelf, 1);
             shared.hand_over(shard, frame, counters);
@@ -278,27 +385,98 @@ impl Outbox {
     /// Whether unreliable work requests wait for their frames to leave.
     #[inline]
     pub fn any_leaving(&self) -> bool {
-        !self.leaving.is_empty()
+        !self.first.leaving.is_empty() || !self.others.in_use.is_empty()
     }
 
-    /// The oldest unreliable work requests whose frames have gone, once.
+    /// Unreliable work requests whose frames have gone, once; those of a route in order.
     pub fn next_gone(&mut self) -> Option<Leaving> {
-        let gone = self.leaving.front().is_some_and(|leaving| leaving.mark <= self.requests.gone);
-        if gone { self.leaving.pop_front() } else { None }
+        self.first.next_gone().or_else(|| self.others.iter_mut().find_map(Backlogs::next_gone))
     }
 
     /// Room for what the IP host sends unasked: only while half of the requests' backlog is free.
     pub fn has_room_for_host(&self) -> bool {
-        self.requests.frames.len() < TX_BURST / 2
+        self.first.requests.frames.len() < TX_BURST / 2
+    }
+
+    /// Whether answers wait that completions wait for, so that none may be published.
+    #[inline]
+    pub fn holds_all_back(&self) -> bool {
+        !self.first.answers.frames.is_empty() && !self.has_routes()
+    }
+
+    /// Whether answers wait for one of several routes.
+    pub fn has_answers_for(&self, route: Route) -> bool {
+        self.get(route).is_some_and(|backlogs| !backlogs.answers.frames.is_empty())
+    }
+
+    /// The receive completions of the queue pair in this slot wait until the answers that wait for the route have gone.
+    pub fn hold_back(&mut self, route: Route, slot: u32) {
+        self.on(route).held_back.push(slot);
+    }
+
+    /// A queue pair whose completions waited for answers that have gone, once.
+    pub fn next_let_go(&mut self) -> Option<u32> {
+        self.first.next_let_go().or_else(|| self.others.iter_mut().find_map(Backlogs::next_let_go))
+    }
+}
+
+impl Backlogs {
+    #[inline(always)]
+    fn of(&self, traffic: Traffic) -> &Backlog {
+        match traffic {
+            Traffic::Answers => &self.answers,
+            Traffic::Requests => &self.requests,
+        }
+    }
+
+    #[inline(always)]
+    fn of_mut(&mut self, traffic: Traffic) -> &mut Backlog {
+        match traffic {
+            Traffic::Answers => &mut self.answers,
+            Traffic::Requests => &mut self.requests,
+        }
+    }
+
+    /// Frames that wait.
+    #[inline]
+    fn waiting(&self) -> usize {
+        self.answers.frames.len() + self.requests.frames.len()
+    }
+
+    /// Whether nothing waits, and nobody waits for it.
+    fn is_empty(&self) -> bool {
+        self.waiting() == 0 && self.leaving.is_empty() && self.held_back.is_empty()
+    }
+
+    /// Hands frames to the port, answers first. Returns how many it took.
+    #[inline]
+    fn flush(&mut self, queue: &mut dyn PortQueue, route: Route, now: Instant, counters: &Counters) -> usize {
+        let mut sent = 0;
+        if !self.answers.frames.is_empty() {
+            sent += self.answers.flush(queue, route, now, counters);
+        }
+        if self.answers.frames.is_empty() && !self.requests.frames.is_empty() {
+            sent += self.requests.flush(queue, route, now, counters);
+        }
+        sent
+    }
+
+    fn next_gone(&mut self) -> Option<Leaving> {
+        let gone = self.leaving.front().is_some_and(|leaving| leaving.mark <= self.requests.gone);
+        if gone { self.leaving.pop_front() } else { None }
+    }
+
+    fn next_let_go(&mut self) -> Option<u32> {
+        if self.answers.frames.is_empty() { self.held_back.pop() } else { None }
     }
 }
 
 impl Backlog {
     /// Hands frames to the port. Returns how many it took.
     #[inline]
-    fn flush(&mut self, queue: &mut dyn PortQueue, now: Instant, counters: &Counters) -> usize {
+    fn flush(&mut self, queue: &mut dyn PortQueue, route: Route, now: Instant, counters: &Counters) -> usize {
         let bytes: usize = self.frames.iter().map(Frame::len).sum();
-        let sent = queue.tx_burst(&mut self.frames);
+        let sent = queue.tx_burst(route, &mut self.frames);
         let left: usize = self.frames.iter().map(Frame::len).sum();
         self.gone += sent as u64;
         if sent > 0 {
@@ -322,15 +500,19 @@ impl Backlog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::port::QueueLayer;
     use crate::port::limited::Limited;
     use crate::shard::tx::writer::source::Responses;
+
+    const ONE: Route = Route(0);
 
     fn outbox(takes: usize) -> Outbox {
         let mut outbox = Outbox::new(Box::new(Limited { takes, buffers: usize::MAX }));
         for _ in 0..2 {
             let (answer, request) = (outbox.take_frame(), outbox.take_frame());
-            outbox.answers.frames.extend(answer);
-            outbox.requests.frames.extend(request);
+            for (traffic, frame) in [(Traffic::Answers, answer), (Traffic::Requests, request)] {
+                outbox.push(traffic, ONE, frame.expect("it has a buffer"));
+            }
         }
         outbox
     }
@@ -339,10 +521,13 @@ mod tests {
     fn requests_leave_when_all_answers_have() {
         let (mut out, counters) = (outbox(1), Counters::default());
         assert_eq!(out.flush(Instant::ZERO, &counters), 1);
-        assert_eq!((out.answers.frames.len(), out.requests.frames.len(), out.backlog()), (1, 2, 3));
+        assert_eq!(
+            (out.first.answers.frames.len(), out.first.requests.frames.len(), out.backlog()),
+            (1, 2, 3)
+        );
         let mut out = outbox(3);
         assert_eq!(out.flush(Instant::ZERO, &counters), 3);
-        assert_eq!((out.answers.frames.len(), out.requests.frames.len()), (0, 1));
+        assert_eq!((out.first.answers.frames.len(), out.first.requests.frames.len()), (0, 1));
     }
 
     // A link that is down keeps its frames until they are late, and then they are lost on it, and counted.
@@ -354,9 +539,9 @@ mod tests {
         for now in [5, 5 + stall - 1] {
             assert_eq!((out.flush(after(now), &counters), out.backlog()), (0, 4));
         }
-        assert_eq!((out.flush(after(5 + stall), &counters), out.answers.frames.len()), (0, 0));
+        assert_eq!((out.flush(after(5 + stall), &counters), out.first.answers.frames.len()), (0, 0));
         assert_eq!(counters.snapshot().discarded(Discard::TxStalled), 2);
-        assert_eq!(out.requests.frames.len(), 2, "their time begins when it is their turn");
+        assert_eq!(out.first.requests.frames.len(), 2, "their time begins when it is their turn");
     }
 
     // Packets are written behind the frames that wait; an empty frame that was not needed is used next.
@@ -365,6 +550,7 @@ mod tests {
         let mut out = outbox(0);
         let (built, ended) = out.write(
             Traffic::Answers,
+            ONE,
             Some(4),
             3,
             &mut Responses::new(&[], &[0, 0]),
@@ -373,10 +559,11 @@ mod tests {
         );
         assert_eq!(built.frames, 2);
         assert!(matches!(ended, Ended::Source(())));
-        assert_eq!((out.answers.frames.len(), out.requests.frames.len(), out.ip_id), (4, 2, 2));
+        assert_eq!((out.first.answers.frames.len(), out.first.requests.frames.len(), out.ip_id), (4, 2, 2));
         assert!(out.spare.is_some());
         let (built, ended) = out.write(
             Traffic::Requests,
+            ONE,
             None,
             1,
             &mut Responses::new(&[], &[0, 0]),
@@ -385,6 +572,71 @@ mod tests {
         );
         assert_eq!(built.frames, 1);
         assert!(matches!(ended, Ended::Written) && out.spare.is_none());
-        assert_eq!(out.requests.frames[2].len() as u64, built.bytes);
+        assert_eq!(out.first.requests.frames[2].len() as u64, built.bytes);
+    }
+
+    /// A port with several links, each of which takes so many frames.
+    struct Several([usize; 3]);
+
+    impl QueueLayer for Several {
+        fn inner(&mut self) -> &mut dyn PortQueue {
+            unreachable!("nothing else is asked")
+        }
+        fn tx_burst(&mut self, Route(route): Route, frames: &mut TxBurst) -> usize {
+            let takes = &mut self.0[usize::from(route)];
+            let n = frames.len().min(*takes);
+            *takes -= n;
+            frames.drain(..n).count()
+        }
+    }
+
+    fn push(out: &mut Outbox, traffic: Traffic, route: u8, frames: usize) {
+        for _ in 0..frames {
+            out.push(traffic, Route(route), Frame::from_vec(vec![0; 64]));
+        }
+    }
+
+    // Goal: a link that takes nothing holds up its own frames, and their time runs for them alone.
+    #[test]
+    fn a_link_that_takes_nothing_holds_up_what_leaves_by_it_alone() {
+        let (mut out, counters) = (Outbox::new(Box::new(Several([9, 0, 9]))), Counters::default());
+        assert_eq!(out.room(Traffic::Requests, Route(2)), TX_BURST, "one that was never used");
+        for route in 0..3 {
+            push(&mut out, Traffic::Answers, route, 1);
+            push(&mut out, Traffic::Requests, route, 2);
+        }
+        assert_eq!((out.backlog(), out.flush(Instant::ZERO, &counters), out.backlog()), (9, 6, 3));
+        let left = [0, 1, 2].map(|route| out.has_answers_for(Route(route)));
+        assert_eq!((left, out.holds_all_back()), ([false, true, false], false));
+        push(&mut out, Traffic::Requests, 1, TX_BURST - 2);
+        assert_eq!((out.room(Traffic::Requests, Route(1)), out.room(Traffic::Answers, Route(1))), (0, 63));
+        assert!(!out.is_full(Traffic::Requests), "others have room");
+        push(&mut out, Traffic::Requests, 2, 1);
+        let late = Instant::ZERO.after(TX_STALL);
+        assert_eq!(out.flush(late, &counters), 1);
+        assert_eq!(counters.snapshot().discarded(Discard::TxStalled), 1, "the answer");
+        out.flush(late, &counters);
+        out.flush(late.after(TX_STALL), &counters);
+        assert_eq!(counters.snapshot().discarded(Discard::TxStalled), 1 + TX_BURST as u64);
+        assert!(!out.has_more() && out.others.in_use.is_empty());
+    }
+
+    // Whoever waits for frames of a route is told when they have gone, by whichever call that was.
+    #[test]
+    fn who_waits_for_a_route_is_told_when_its_frames_have_gone() {
+        let (mut out, counters) = (Outbox::new(Box::new(Several([9, 2, 9]))), Counters::default());
+        push(&mut out, Traffic::Answers, 1, 3);
+        for (route, slot) in [(0, 5), (1, 6), (1, 7)] {
+            out.hold_back(Route(route), slot);
+        }
+        assert_eq!((out.next_let_go(), out.next_let_go()), (Some(5), None), "no answers waited there");
+        assert_eq!((out.flush(Instant::ZERO, &counters), out.next_let_go()), (2, None));
+        out.flush(Instant::ZERO.after(TX_STALL), &counters);
+        assert_eq!((out.flush(Instant::ZERO.after(2 * TX_STALL), &counters), out.backlog()), (0, 0));
+        let mut told: Vec<u32> = core::iter::from_fn(|| out.next_let_go()).collect();
+        told.sort_unstable();
+        assert_eq!(told, [6, 7]);
+        out.flush(Instant::ZERO, &counters);
+        assert!(out.others.in_use.is_empty());
     }
 }

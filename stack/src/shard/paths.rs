@@ -1,6 +1,7 @@
 //! Where datagrams go: next hops by address, so that sending one takes no lock.
 
 use crate::id::{Gid, Mac};
+use crate::port::Route;
 use crate::proto::address::Source;
 
 /// Peers remembered; a power of two. Two that share a slot take turns, at the price of a lock each time.
@@ -9,8 +10,8 @@ const SLOTS: usize = 64;
 /// The way from one of our addresses to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Path {
-    /// To this station.
-    Known(Mac),
+    /// To this station, by this route.
+    Known(Mac, Route),
     /// To one of our own addresses: looped back inside the device.
     Inside,
     /// Being resolved.
@@ -64,7 +65,7 @@ impl Paths {
 mod tests {
     use super::*;
 
-    const STATION: Path = Path::Known(Mac([2, 0, 0, 0, 0, 1]));
+    const STATION: Path = Path::Known(Mac([2, 0, 0, 0, 0, 1]), Route(0));
 
     // A way is that of one address of ours and one of a peer; whoever takes its place in the table puts it out.
     #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::counters::Counter;
 use super::env::Env;
 use super::outbox::Traffic;
-use super::qp::{Qp, Route};
+use super::qp::{Hop, Qp};
 use super::state::Shard;
 use super::tx::writer::{Draft, Payload};
 use crate::id::{Psn, QpType, Qpn};
@@ -74,7 +74,7 @@ impl Env {
         if !qp.is_reachable() {
             self.resolve(qp);
         }
-        if !qp.is_reachable() || self.outbox.requests.frames.is_full() {
+        if !qp.is_reachable() || self.outbox.room(Traffic::Requests, qp.hop.route()) == 0 {
             return;
         }
         let Some(mut frame) = self.outbox.take_frame() else { return self.discard_of(qp, Discard::NoBuffer) };
@@ -91,10 +91,9 @@ impl Env {
         }
         self.count_of(qp, Counter::PeerChecks);
         qp.counters.sent(1, frame.len() as u64);
-        self.outbox.requests.frames.push(frame);
-        if qp.route == Route::Inside {
-            let (shared, counters) = (&self.shared, &self.counters);
-            self.outbox.send_inside(Traffic::Requests, 1, qp.peer_shard.into(), shared, counters);
+        self.outbox.push(Traffic::Requests, qp.hop.route(), frame);
+        if let Hop::Inside(shard) = qp.hop {
+            self.outbox.send_inside(Traffic::Requests, 1, shard.into(), &self.shared, &self.counters);
         }
     }
 }

@@ -7,7 +7,7 @@ use super::due::Due;
 use super::hops::Hops;
 use super::host::IpHost;
 use super::paths::{Path, Paths};
-use super::qp::{Qp, Route};
+use super::qp::{Hop, Qp};
 use super::shared::Shared;
 use crate::id::Gid;
 use crate::net::{Net, Resolution};
@@ -81,18 +81,19 @@ impl Peers {
     /// Looks the queue pair's next hop up, and asks for it if nobody knows it. `true`: it cannot be reached. A queue pair
     /// that has an address keeps it until there is another one: that nobody answers for it does not make it wrong.
     pub fn resolve(&mut self, host: &mut IpHost<'_>, qp: &mut Qp) -> bool {
-        if qp.route == Route::Inside {
+        if qp.hop.is_inside() {
             self.release(host.shared, qp.slot);
             return false;
         }
-        match self.hold_next_hop(host, qp.slot, &qp.template.dst()) {
+        let dst = qp.template.dst();
+        match self.hold_next_hop(host, qp.slot, &dst) {
             Resolution::Known(mac) => {
                 qp.template.set_dst_mac(mac);
-                qp.route = Route::Known;
+                qp.hop = Hop::Known(host.outbox.route_to(dst.to_ip()));
                 false
             }
             Resolution::Pending => false,
-            Resolution::Failed => qp.route == Route::Pending,
+            Resolution::Failed => qp.hop == Hop::Pending,
         }
     }
 
@@ -117,7 +118,7 @@ impl Peers {
     #[cold]
     fn find_path(&mut self, host: &mut IpHost<'_>, source: Source, gid: &Gid) -> Path {
         let path = look_up(host, source, gid, |net, now| net.resolve(now, gid));
-        if matches!(path, Path::Known(_) | Path::Inside) {
+        if matches!(path, Path::Known(..) | Path::Inside) {
             self.paths.set(source, gid, path);
         }
         path
@@ -143,7 +144,7 @@ fn look_up(
         return Path::Inside;
     }
     match host.ask(resolve) {
-        Resolution::Known(mac) => Path::Known(mac),
+        Resolution::Known(mac) => Path::Known(mac, host.outbox.route_to(gid.to_ip())),
         Resolution::Pending => Path::Pending,
         Resolution::Failed => Path::Failed,
     }
@@ -153,7 +154,7 @@ fn look_up(
 mod tests {
     use super::*;
     use crate::id::Mac;
-    use crate::port::{Frame, pair};
+    use crate::port::{Frame, Route, pair};
     use crate::shard::env::Env;
     use crate::shard::scale::shared;
 
@@ -194,6 +195,11 @@ mod tests {
         index.and_then(|i| env.shared.gids.source(i)).expect("it is our address")
     }
 
+    /// The way to a station over a port with one route.
+    fn known(mac: Mac) -> Path {
+        Path::Known(mac, Route::default())
+    }
+
     const FIRST: Mac = Mac([2, 0, 0, 0, 0, 0x21]);
     const SECOND: Mac = Mac([2, 0, 0, 0, 0, 0x22]);
 
@@ -205,11 +211,11 @@ mod tests {
         assert_eq!(path_to(&mut env, from, &to), Path::Pending);
         assert_eq!(env.peers.paths.get(from, &to), None, "what is not known is asked again");
         hear_from(&mut env, PEER, FIRST);
-        assert_eq!(path_to(&mut env, from, &to), Path::Known(FIRST));
+        assert_eq!(path_to(&mut env, from, &to), known(FIRST));
         env.peers.note_changes(&env.shared);
         assert!(env.peers.are_current(&env.shared));
-        assert_eq!(path_to(&mut env, from, &to), Path::Known(FIRST));
-        assert_eq!(env.peers.paths.get(from, &to), Some(Path::Known(FIRST)));
+        assert_eq!(path_to(&mut env, from, &to), known(FIRST));
+        assert_eq!(env.peers.paths.get(from, &to), Some(known(FIRST)));
 
         path_to(&mut env, from, &Gid::v4(OTHER));
         hear_from(&mut env, OTHER, SECOND);
@@ -217,8 +223,8 @@ mod tests {
         assert!(env.peers.paths.get(from, &to).is_some(), "not before the turn that takes note");
         env.peers.note_changes(&env.shared);
         assert_eq!(env.peers.paths.get(from, &to), None);
-        assert_eq!(path_to(&mut env, from, &to), Path::Known(FIRST));
-        assert_eq!(path_to(&mut env, from, &Gid::v4(OTHER)), Path::Known(SECOND));
+        assert_eq!(path_to(&mut env, from, &to), known(FIRST));
+        assert_eq!(path_to(&mut env, from, &Gid::v4(OTHER)), known(SECOND));
 
         assert_eq!(path_to(&mut env, from, &Gid::v4(OURS)), Path::Inside);
         env.shared.gids.remove(&Gid::v4(OURS));

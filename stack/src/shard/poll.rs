@@ -195,12 +195,15 @@ impl Shard {
     /// Makes completions visible, unless an answer that belongs to one is still here.
     #[inline]
     pub(super) fn publish_if_due(&mut self) {
+        if self.env.outbox.has_routes() {
+            self.hold_back_receives();
+        }
         let env = &mut self.env;
         let nothing = env.completions.is_empty()
             && !env.completions.missed_overrun(&env.shared)
             && !env.keys.in_grace_period();
         if !nothing
-            && env.outbox.answers.frames.is_empty()
+            && !env.outbox.holds_all_back()
             && (!env.keys.in_grace_period() || env.keys.poll_grace_period(&env.shared.turning, env.id))
         {
             self.publish();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::id::{Mac, PdId, QpState, QpType, Qpn};
+use crate::port::Route;
 use crate::proto::address::{GSI_QKEY, UdAddress};
 use crate::proto::attr::{QpAttr, QpCap};
 use crate::proto::fault::Fault;
@@ -74,15 +75,35 @@ impl SendRing for Sq {
     }
 }
 
-/// Whether frames can go to the peer.
+/// The next hop of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Route {
-    /// The template has the next hop's Ethernet address.
-    Known,
-    /// To one of our own addresses: looped back inside the device.
-    Inside,
+pub(super) enum Hop {
+    /// The template has its Ethernet address. Frames leave by this route.
+    Known(Route),
+    /// To one of our own addresses: looped back inside the device, to the shard with this number.
+    Inside(u8),
     /// Being resolved.
     Pending,
+}
+
+impl Hop {
+    /// The route of the backlog that frames are built in.
+    #[inline(always)]
+    pub fn route(self) -> Route {
+        if let Self::Known(route) = self { route } else { Route::default() }
+    }
+
+    /// Whether frames leave by the port.
+    #[inline(always)]
+    pub fn is_outside(self) -> bool {
+        matches!(self, Self::Known(_))
+    }
+
+    /// Whether they go to one of our own addresses.
+    #[inline(always)]
+    pub fn is_inside(self) -> bool {
+        matches!(self, Self::Inside(_))
+    }
 }
 
 /// A queue pair. Laid out by who needs what: see [`Part`].
@@ -95,7 +116,7 @@ pub(super) struct Qp {
     /// Transport class of its packets' opcodes. Requester and responder use the opcodes of RC for every class.
     pub class: Transport,
     pub state: QpState,
-    pub route: Route,
+    pub hop: Hop,
     /// In the list of queue pairs with requests to send.
     pub in_ready: bool,
     /// In the list of queue pairs with answers to send.
@@ -116,8 +137,6 @@ pub(super) struct Qp {
     pub draining: bool,
     /// Doorbells in a row, each soon after the one before.
     pub rings: u8,
-    /// The peer's shard, where the peer is on this device.
-    pub peer_shard: u8,
     pub slot: u32,
     pub index: u32,
     pub epoch: u32,
@@ -225,7 +244,7 @@ impl Qp {
                 QpType::XrcIni | QpType::XrcTgt => Transport::Xrc,
             },
             state: QpState::Reset,
-            route: Route::Pending,
+            hop: Hop::Pending,
             in_ready: false,
             in_answering: false,
             sends_finished: false,
@@ -256,7 +275,6 @@ impl Qp {
             line_3: LineStart,
             template: Template::new(&Flow::default()),
             address: matches!(spec.ty, QpType::Ud | QpType::Gsi).then(Box::default),
-            peer_shard: 0,
             leaving: first,
             counters: Arc::new(QpCounters::default()),
             deferred: None,
@@ -282,7 +300,7 @@ impl Qp {
     /// Whether its frames can leave.
     #[inline]
     pub fn is_reachable(&self) -> bool {
-        self.route != Route::Pending
+        self.hop != Hop::Pending
     }
 
     /// Whether nobody acknowledges its packets.
@@ -337,13 +355,13 @@ impl Qp {
     pub fn set_path(&mut self, shared: &Shared) {
         let Some(grh) = self.attr.ah_attr.grh else { return };
         let remote = Qpn::new(self.attr.dest_qp_num);
-        self.peer_shard = shared.shard_of(remote) as u8;
         self.counters.set_peer(Some((grh.dgid, remote)));
         let priority = u16::from(self.attr.ah_attr.sl & 7) << 13;
-        self.route = if shared.gids.contains(&grh.dgid) { Route::Inside } else { Route::Pending };
+        let inside = shared.gids.contains(&grh.dgid);
+        self.hop = if inside { Hop::Inside(shared.shard_of(remote) as u8) } else { Hop::Pending };
         self.template = Template::new(&Flow {
             src_mac: shared.mac,
-            dst_mac: if self.route == Route::Inside { shared.mac } else { Mac::default() },
+            dst_mac: if inside { shared.mac } else { Mac::default() },
             vlan: shared.vlan.map(|vid| priority | vid),
             src: shared.gids.get(usize::from(grh.sgid_index)).unwrap_or_default(),
             dst: grh.dgid,

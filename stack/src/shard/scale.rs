@@ -11,7 +11,7 @@ use crate::config::NEIGHBOUR_VISITS;
 use crate::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use crate::mark::steps;
 use crate::net::{FRAME_MAX, Net, NetConfig};
-use crate::port::{Port, PortQueue, RxBurst, TxBurst, pair};
+use crate::port::{Port, PortQueue, Route, RxBurst, TxBurst, pair};
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
 use crate::proto::requester::Policies;
 use crate::proto::status::WcStatus;
@@ -115,7 +115,7 @@ impl Rig {
     fn deliver(&mut self, bytes: &[u8]) {
         let mut frame = self.far.alloc().unwrap();
         assert!(frame.fill(bytes));
-        assert_eq!(self.far.tx_burst(&mut TxBurst::from_iter([frame])), 1);
+        assert_eq!(self.far.tx_burst(Route::default(), &mut TxBurst::from_iter([frame])), 1);
     }
 
     /// The frames that went to the link.
@@ -411,7 +411,7 @@ fn a_burst_received_early_is_work_to_do() {
         frame.fill(&[0xff; 60]); // nobody's, whoever looks at it
         let mut burst = TxBurst::new();
         burst.push(frame);
-        assert_eq!(peer.tx_burst(&mut burst), 1);
+        assert_eq!(peer.tx_burst(Route::default(), &mut burst), 1);
     }
     let now = Instant::from_nanos(1000);
     let first = shard.poll_once(now);
@@ -438,7 +438,7 @@ fn as_many_bursts_early_as_messages_need() {
             bytes[59] = n as u8;
             let mut frame = peer.alloc().unwrap();
             frame.fill(&bytes);
-            assert_eq!(peer.tx_burst(&mut TxBurst::from_iter([frame])), 1);
+            assert_eq!(peer.tx_burst(Route::default(), &mut TxBurst::from_iter([frame])), 1);
         }
         shard.lookahead.receive(&mut *shard.env.outbox.queue, &shard.qps, most);
         let (mut sizes, mut into) = (Vec::new(), Box::<RxBurst>::default());

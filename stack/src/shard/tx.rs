@@ -6,6 +6,7 @@ mod unreliable;
 pub(super) mod writer;
 
 use super::lookahead::GROUP;
+use super::outbox::Traffic;
 use super::state::Shard;
 use crate::config::{QP_TX_BUDGET, READY_BUDGET};
 
@@ -23,13 +24,17 @@ impl Shard {
     pub(super) fn send_answers(&mut self) {
         for _ in 0..self.env.agenda.answering.len() {
             let waiting = self.env.agenda.answering.len();
-            let room = self.env.outbox.answers.frames.remaining_capacity();
-            if room == 0 {
+            if self.env.outbox.is_full(Traffic::Answers) {
                 break;
             }
             let Some(slot) = self.env.agenda.answering.pop_front() else { break };
             let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_answering) else { continue };
             qp.in_answering = false;
+            let room = self.env.outbox.room(Traffic::Answers, qp.hop.route());
+            if room == 0 {
+                self.env.agenda.mark_answering(qp);
+                continue;
+            }
             let budget = QP_TX_BUDGET.min(room.saturating_sub(waiting - 1).max(1));
             if self.env.answer(qp, budget) == Stop::More {
                 self.env.agenda.mark_answering(qp);
@@ -44,7 +49,7 @@ impl Shard {
     pub(super) fn send_requests(&mut self) {
         let prefetch = self.lookahead.is_active();
         for n in 0..self.env.agenda.ready.len().min(READY_BUDGET) {
-            if self.env.outbox.requests.frames.is_full() {
+            if self.env.outbox.is_full(Traffic::Requests) {
                 break;
             }
             if prefetch && n.is_multiple_of(GROUP) {

@@ -5,7 +5,7 @@
 //! A queue pair may have one packet in flight, or one part of a READ, even if nothing of the window is left. So there is always an
 //! answer to come that makes it send more: no queue pair waits for another one's bytes, and none has to be woken.
 
-use super::qp::{Qp, Route};
+use super::qp::Qp;
 use crate::proto::requester::UNSHARED;
 
 /// Bytes that a packet counts beside its path MTU: its headers, and what a kernel keeps beside it.
@@ -101,7 +101,7 @@ impl InFlight {
 
 #[cold]
 fn share(window: &Window, qp: &Qp) -> u32 {
-    if qp.route == Route::Inside {
+    if qp.hop.is_inside() {
         return UNSHARED; // it leaves by no port
     }
     (window.share(qp.slot) / packet(qp)).clamp(1, UNSHARED.into()) as u32
@@ -109,8 +109,7 @@ fn share(window: &Window, qp: &Qp) -> u32 {
 
 #[cold]
 fn hold(window: &mut Window, qp: &Qp) {
-    let packets =
-        if qp.route == Route::Inside || qp.is_unreliable() { 0 } else { qp.requester.packets_in_flight() };
+    let packets = if qp.hop.is_inside() || qp.is_unreliable() { 0 } else { qp.requester.packets_in_flight() };
     window.hold(qp.slot, u64::from(packets) * packet(qp));
 }
 

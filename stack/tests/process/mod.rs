@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "not every test has a use for everything")]
 
 use rustix::process::{Pid, Signal, kill_process};
-use stack::port::{Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
+use stack::port::{Port, PortOptions, PortQueue, PortSpec, Route, RxBurst, TxBurst};
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -51,7 +51,7 @@ pub fn echo(port: &dyn Port, done: &AtomicBool) {
                 frame.data_mut()[0] = 0xee;
                 back.push(frame);
             }
-            queue.tx_burst(&mut back);
+            queue.tx_burst(Route::default(), &mut back);
             back.clear();
         }
     }
@@ -222,7 +222,7 @@ pub fn exchange(port: &dyn Port, queue: &mut dyn PortQueue, what: &str) {
                     *byte = (i % 251) as u8;
                 }
                 burst.push(frame);
-                queue.tx_burst(&mut burst);
+                queue.tx_burst(Route::default(), &mut burst);
                 burst.clear();
                 sent = Some(Instant::now());
             }

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use verbs::port::{Build, Frame, Port, PortLayer, PortQueue, PortSpec, QueueLayer, RxBurst, TxBurst};
+use verbs::port::{Build, Frame, Port, PortLayer, PortQueue, PortSpec, QueueLayer, Route, RxBurst, TxBurst};
 
 /// An operation of a queue of the port.
 pub enum Burst<'b> {
@@ -49,11 +49,11 @@ impl QueueLayer for Queue {
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         if (self.1)(Burst::Rx) { self.0.rx_burst(out) } else { 0 }
     }
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+    fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
         let given = frames.len();
         let goes_on = (self.1)(Burst::Tx(frames));
         let taken = given - frames.len();
-        if goes_on { taken + self.0.tx_burst(frames) } else { taken }
+        if goes_on { taken + self.0.tx_burst(route, frames) } else { taken }
     }
     fn alloc(&mut self) -> Option<Frame> {
         if (self.1)(Burst::Alloc) { self.0.alloc() } else { None }
@@ -63,7 +63,7 @@ impl QueueLayer for Queue {
         out.extend(std::iter::from_fn(|| QueueLayer::alloc(self)).take(n));
     }
     /// Everything is sent in frames, which the hook sees.
-    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+    fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
         None
     }
 }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use sim::peer::{Pkt, frame};
 use sim::seen::Seen;
 use stack::net::{Net, NetConfig};
-use stack::port::{PortQueue, RxBurst, TxBurst};
+use stack::port::{PortQueue, Route, RxBurst, TxBurst};
 use stack::wire::{Deth, Ext, Flow, Ingress, Opcode, locate};
 use verbs::{
     Context, Cq, DeviceConfig, Discard, Drive, Gid, Mr, Pd, Psn, Qp, Qpn, RcEndpoint, RcOptions, RecvWr, Wc,
@@ -82,7 +82,7 @@ impl Wire {
         assert!(frame.fill(bytes));
         let mut burst = TxBurst::new();
         burst.push(frame);
-        assert_eq!(self.queue.tx_burst(&mut burst), 1);
+        assert_eq!(self.queue.tx_burst(Route::default(), &mut burst), 1);
     }
 
     /// Sends packets to a queue pair, one by one; returns the device's packets.

@@ -7,7 +7,7 @@ use crate::memif_peer::{
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{FallocateFlags, OFlags, SealFlags};
-use stack::port::{Frame, PortQueue, RxBurst, TxBurst};
+use stack::port::{Frame, PortQueue, Route, RxBurst, TxBurst};
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// Steps of one input.
@@ -103,12 +103,12 @@ pub fn memif_peer(bytes: &[u8]) {
             6 => {
                 let len = usize::from(input.u16()) % (2 * max);
                 let mut burst: TxBurst = (0..input.u8() % 8).map(|_| Frame::from_vec(vec![7; len])).collect();
-                queue.tx_burst(&mut burst);
+                queue.tx_burst(Route::default(), &mut burst);
             }
             7 => {
                 // The peer changes its memory while frames are built in it.
                 let most = usize::from(input.u8() % 40);
-                queue.build_burst(most, &mut |buffer: &mut [u8]| {
+                queue.build_burst(Route::default(), most, &mut |buffer: &mut [u8]| {
                     assert_eq!(buffer.len(), max);
                     change(&peer, &mut input);
                     buffer.fill(9);

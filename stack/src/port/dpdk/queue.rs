@@ -3,9 +3,10 @@
 use super::port::Shared;
 use crate::config::{RX_BURST, TX_BURST};
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
-use crate::port::{Armed, Build, Frame, PortQueue, RxBurst, TxBurst};
+use crate::port::{Armed, Build, Frame, PortQueue, Route, RxBurst, TxBurst};
 use arrayvec::ArrayVec;
 use core::mem::{align_of, offset_of, size_of};
+use core::net::IpAddr;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use dpdk_sys as sys;
@@ -103,8 +104,12 @@ impl PortQueue for DpdkQueue {
         n
     }
 
+    fn route_to(&mut self, _: IpAddr) -> Route {
+        Route::default()
+    }
+
     #[inline]
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+    fn tx_burst(&mut self, _: Route, frames: &mut TxBurst) -> usize {
         let mut taken = 0;
         self.raw.max_len = self.shared.longest.load(Ordering::Relaxed);
         while !frames.is_empty() {
@@ -175,7 +180,7 @@ impl PortQueue for DpdkQueue {
         out.extend(core::iter::from_fn(|| self.alloc()).take(n));
     }
 
-    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+    fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
         None
     }
 

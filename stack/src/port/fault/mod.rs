@@ -7,7 +7,9 @@ pub mod rng;
 
 pub use link::{Fault, Flight, Link, Plan};
 
-use super::{Armed, Build, Frame, Port, PortLayer, PortQueue, PortStats, QueueLayer, RxBurst, TxBurst};
+use super::{
+    Armed, Build, Frame, Port, PortLayer, PortQueue, PortStats, QueueLayer, Route, RxBurst, TxBurst,
+};
 use crate::time::Instant;
 use core::cmp::Reverse;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -69,11 +71,9 @@ impl PortLayer for FaultPort {
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         let queue = self.port.take_queue(index)?;
         let mut rng = Rng::new(self.seed).fork(index as u64);
-        let mut direction =
-            |plan: Plan, part| (plan != Plan::CLEAN).then(|| Direction::new(plan, rng.fork(part), &self.met));
-        let (rx, tx) = (direction(self.rx, 0), direction(self.tx, 1));
-        let (now, ready, lost) = (Instant::ZERO, VecDeque::new(), Arc::clone(&self.lost));
-        Some(Box::new(FaultQueue { queue, rx, tx, now, ready, lost }))
+        let rx = (self.rx != Plan::CLEAN).then(|| Direction::new(self.rx, rng.fork(0), &self.met));
+        let (plan, met, lost) = (self.tx, Arc::clone(&self.met), Arc::clone(&self.lost));
+        Some(Box::new(FaultQueue { queue, rx, plan, rng, tx: Vec::new(), now: Instant::ZERO, met, lost }))
     }
 
     fn stats(&self) -> PortStats {
@@ -138,21 +138,17 @@ impl Direction {
     }
 }
 
-struct FaultQueue {
-    queue: Box<dyn PortQueue>,
-    /// `None` for a direction without faults.
-    rx: Option<Direction>,
-    tx: Option<Direction>,
-    now: Instant,
+/// The way out by one route.
+struct WayOut {
+    route: Route,
+    direction: Direction,
     /// Frames that the port did not accept yet.
     ready: VecDeque<Frame>,
-    lost: Arc<Lost>,
 }
 
-impl FaultQueue {
+impl WayOut {
     /// Sends the frames that have arrived.
-    fn pump(&mut self) {
-        let Some(direction) = &mut self.tx else { return };
+    fn pump(&mut self, queue: &mut dyn PortQueue, now: Instant, lost: &Lost) {
         loop {
             let mut burst = TxBurst::new();
             while !burst.is_full()
@@ -161,25 +157,59 @@ impl FaultQueue {
                 burst.push(frame);
             }
             while !burst.is_full()
-                && direction.is_due(self.now)
-                && let Some(mut frame) = self.queue.alloc()
-                && let Some(bytes) = direction.arrived(self.now)
+                && self.direction.is_due(now)
+                && let Some(mut frame) = queue.alloc()
+                && let Some(bytes) = self.direction.arrived(now)
             {
                 if frame.fill(&bytes) {
                     burst.push(frame);
                 } else {
-                    self.lost.tx.fetch_add(1, Ordering::Relaxed);
+                    lost.tx.fetch_add(1, Ordering::Relaxed);
                 }
             }
             if burst.is_empty() {
                 return;
             }
-            self.queue.tx_burst(&mut burst);
+            queue.tx_burst(self.route, &mut burst);
             if !burst.is_empty() {
                 self.ready.extend(burst);
                 return;
             }
         }
+    }
+}
+
+struct FaultQueue {
+    queue: Box<dyn PortQueue>,
+    /// `None`: no faults.
+    rx: Option<Direction>,
+    /// What frames meet on their way out, and what draws it.
+    plan: Plan,
+    rng: Rng,
+    /// By route, as they were used.
+    tx: Vec<WayOut>,
+    now: Instant,
+    met: Arc<Met>,
+    lost: Arc<Lost>,
+}
+
+impl FaultQueue {
+    /// Sends the frames that have arrived.
+    fn pump(&mut self) {
+        for way in &mut self.tx {
+            way.pump(&mut *self.queue, self.now, &self.lost);
+        }
+    }
+
+    /// The way out by a route.
+    fn way_out(&mut self, route: Route) -> &mut WayOut {
+        let at = self.tx.iter().position(|way| way.route == route).unwrap_or_else(|| {
+            let rng = self.rng.clone().fork(1 + u64::from(route.0));
+            let direction = Direction::new(self.plan, rng, &self.met);
+            self.tx.push(WayOut { route, direction, ready: VecDeque::new() });
+            self.tx.len() - 1
+        });
+        &mut self.tx[at]
     }
 }
 
@@ -209,14 +239,18 @@ impl QueueLayer for FaultQueue {
         out.len() - before
     }
 
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+    fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
         self.now = self.now.after(BURST);
+        if self.plan == Plan::CLEAN {
+            return self.queue.tx_burst(route, frames);
+        }
         self.pump();
-        let Some(direction) = &mut self.tx else { return self.queue.tx_burst(frames) };
-        if direction.is_full() {
+        let now = self.now;
+        let way = self.way_out(route);
+        if way.direction.is_full() {
             return 0;
         }
-        let lost = direction.take(self.now, frames.iter());
+        let lost = way.direction.take(now, frames.iter());
         self.lost.tx.fetch_add(lost, Ordering::Relaxed);
         let n = frames.len();
         frames.clear();
@@ -225,7 +259,7 @@ impl QueueLayer for FaultQueue {
     }
 
     /// Everything is sent in frames, which meet the faults.
-    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+    fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
         None
     }
 
@@ -256,7 +290,7 @@ mod tests {
             let mut frame = qa.alloc().unwrap();
             frame.fill(&sent(i));
             burst.push(frame);
-            qa.tx_burst(&mut burst);
+            qa.tx_burst(Route::default(), &mut burst);
             qb.rx_burst(&mut got);
             arrived.extend(got.drain(..).map(|frame| frame.data().to_vec()));
         }
@@ -320,7 +354,7 @@ mod tests {
             let (mut burst, mut got, mut arrived) = (TxBurst::new(), RxBurst::new(), 0);
             for i in 0..N {
                 burst.push(Frame::from_vec(sent(i)));
-                qa.tx_burst(&mut burst);
+                qa.tx_burst(Route::default(), &mut burst);
                 qb.rx_burst(&mut got);
                 arrived += got.drain(..).count();
             }
@@ -412,9 +446,9 @@ mod tests {
         let mut burst = TxBurst::new();
         let mut got = RxBurst::new();
         burst.push(Frame::from_vec(vec![1]));
-        assert_eq!((qa.tx_burst(&mut burst), qb.rx_burst(&mut got)), (1, 0));
+        assert_eq!((qa.tx_burst(Route::default(), &mut burst), qb.rx_burst(&mut got)), (1, 0));
         burst.push(Frame::from_vec(vec![2]));
-        assert_eq!((qb.tx_burst(&mut burst), qa.rx_burst(&mut got)), (1, 1));
+        assert_eq!((qb.tx_burst(Route::default(), &mut burst), qa.rx_burst(&mut got)), (1, 1));
     }
 
     #[test]
@@ -427,7 +461,7 @@ mod tests {
         // Nobody receives: the pair's ring fills up, and then what waits here.
         loop {
             burst.push(Frame::from_vec(sent(n)));
-            if qa.tx_burst(&mut burst) == 0 {
+            if qa.tx_burst(Route::default(), &mut burst) == 0 {
                 break;
             }
             n += 1;

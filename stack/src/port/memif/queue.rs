@@ -8,7 +8,8 @@ use super::tx::Tx;
 use super::wake::Waker;
 use crate::crc::copy_function;
 use crate::port::stock::Stock;
-use crate::port::{Armed, Build, Frame, PortQueue, RxBurst, TxBurst};
+use crate::port::{Armed, Build, Frame, PortQueue, Route, RxBurst, TxBurst};
+use core::net::IpAddr;
 use core::sync::atomic::{Ordering, compiler_fence};
 use core::time::Duration;
 use std::os::fd::{AsFd, OwnedFd};
@@ -233,8 +234,12 @@ impl PortQueue for MemifQueue {
         got.frames
     }
 
+    fn route_to(&mut self, _: IpAddr) -> Route {
+        Route::default()
+    }
+
     #[inline]
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+    fn tx_burst(&mut self, _: Route, frames: &mut TxBurst) -> usize {
         self.follow();
         let Some(ends) = &mut self.ends else { return 0 };
         let done = match ends.tx.burst(frames) {
@@ -271,7 +276,7 @@ impl PortQueue for MemifQueue {
         self.stock.take_burst(out, n);
     }
 
-    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
+    fn build_burst(&mut self, _: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
         self.follow();
         let ends = self.ends.as_mut()?;
         match ends.tx.build(most, builder) {

@@ -37,7 +37,7 @@ use super::counters::{Counters, sum};
 use super::taken::Taken;
 use super::{
     Armed, Build, Frame, HeapPool, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats,
-    RxBurst, TxBurst,
+    Route, RxBurst, TxBurst,
 };
 use crate::id::{Mac, Mtu};
 use crate::sync::lock::lock;
@@ -447,7 +447,11 @@ impl PortQueue for UdpQueue {
         self.receiver.as_mut().map_or(0, |receiver| receiver.burst(&self.shared, out))
     }
 
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+    fn route_to(&mut self, _: IpAddr) -> Route {
+        Route::default()
+    }
+
+    fn tx_burst(&mut self, _: Route, frames: &mut TxBurst) -> usize {
         self.sender.burst(&self.shared, frames)
     }
 
@@ -459,7 +463,7 @@ impl PortQueue for UdpQueue {
         self.shared.pool.alloc_burst(out, n);
     }
 
-    fn build_burst(&mut self, _: usize, _: &mut dyn Build) -> Option<usize> {
+    fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
         None
     }
 

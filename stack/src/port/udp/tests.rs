@@ -43,7 +43,7 @@ fn send(queue: &mut dyn PortQueue, packets: &[Vec<u8>]) -> usize {
         assert!(frame.fill(packet));
         frame
     }));
-    queue.tx_burst(&mut burst)
+    queue.tx_burst(Route::default(), &mut burst)
 }
 
 /// Receives so many frames.

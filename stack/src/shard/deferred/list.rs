@@ -24,6 +24,10 @@ impl DeferredReceives {
     pub fn push(&mut self, deferred: Deferred) {
         self.0.push_back(deferred);
     }
+    /// The oldest `n` become the newest.
+    pub fn put_behind(&mut self, n: u32) {
+        self.0.rotate_left(n as usize);
+    }
     /// Takes the oldest, if it is due.
     pub fn pop_if(&mut self, due: impl FnOnce(&Deferred) -> bool) -> Option<Deferred> {
         if self.0.front().is_some_and(due) { self.0.pop_front() } else { None }

@@ -14,7 +14,7 @@ use crate::shard::copy::{self, LocalProtection};
 use crate::shard::counters::{Counter, Counters};
 use crate::shard::env::Env;
 use crate::shard::outbox::{Ended, Traffic};
-use crate::shard::qp::{Qp, Route};
+use crate::shard::qp::{Hop, Qp};
 use crate::wire::{Aeth, Discard, Ext, ExtHeader, Header, Kind, Opcode, Position, Stencil, Tail, Template};
 
 const ACKNOWLEDGE: Opcode = Opcode::rc(Kind::Ack, Position::Only, Tail::None);
@@ -174,17 +174,24 @@ impl Env {
             }
         }
         while budget > 0 && qp.responder.has_answer() {
-            let (route, peer_shard) = (qp.route, qp.peer_shard);
-            let in_place = (qp.long_answers && route == Route::Known).then_some(budget);
+            let hop = qp.hop;
+            let in_place = (qp.long_answers && hop.is_outside()).then_some(budget);
             let waiting = qp.responder.waiting().clamp(1, budget);
             let mut source = Answers { qp: &mut *qp, keys: &self.shared.mrs, ack: None, fatal: None };
-            let (built, ended) =
-                self.outbox.write(Traffic::Answers, in_place, waiting, &mut source, self.now, &self.counters);
+            let (built, ended) = self.outbox.write(
+                Traffic::Answers,
+                hop.route(),
+                in_place,
+                waiting,
+                &mut source,
+                self.now,
+                &self.counters,
+            );
             let (ack, fatal) = (source.ack, source.fatal);
             count_answers(&self.counters, qp, &built, ack);
-            if route == Route::Inside {
+            if let Hop::Inside(shard) = hop {
                 let (shared, counters) = (&self.shared, &self.counters);
-                self.outbox.send_inside(Traffic::Answers, built.frames, peer_shard.into(), shared, counters);
+                self.outbox.send_inside(Traffic::Answers, built.frames, shard.into(), shared, counters);
             }
             budget -= built.frames;
             if let Some(fault) = fatal {

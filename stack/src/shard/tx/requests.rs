@@ -16,7 +16,7 @@ use crate::shard::copy::{Gather, LocalProtection, Memory};
 use crate::shard::counters::{Counter, Counters};
 use crate::shard::env::Env;
 use crate::shard::outbox::{Ended, Traffic};
-use crate::shard::qp::{Cause, Qp, Route};
+use crate::shard::qp::{Cause, Hop, Qp};
 use crate::time::Instant;
 use crate::wire::{Discard, Header, Reth, Stencil, Template, Transport};
 
@@ -232,15 +232,16 @@ impl Env {
             }
         }
         let share = self.in_flight.share(qp);
-        let mut budget = QP_TX_BUDGET.min(self.outbox.requests.frames.remaining_capacity());
+        let hop = qp.hop;
+        let mut budget = QP_TX_BUDGET.min(self.outbox.room(Traffic::Requests, hop.route()));
         while budget > 0 {
-            let (route, peer_shard) = (qp.route, qp.peer_shard);
-            let in_place = (qp.long && route == Route::Known).then_some(budget);
+            let in_place = (qp.long && hop.is_outside()).then_some(budget);
             let waiting = (qp.requester.waiting(self.now, &qp.sq, share) as usize).clamp(1, budget);
             let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
             let mut source = Requests { qp: &mut *qp, memory, now: self.now, share, again: 0 };
             let (built, ended) = self.outbox.write(
                 Traffic::Requests,
+                hop.route(),
                 in_place,
                 waiting,
                 &mut source,
@@ -249,9 +250,9 @@ impl Env {
             );
             let again = source.again;
             count_requests(&self.counters, qp, &built, again);
-            if route == Route::Inside {
+            if let Hop::Inside(shard) = hop {
                 let (shared, counters) = (&self.shared, &self.counters);
-                self.outbox.send_inside(Traffic::Requests, built.frames, peer_shard.into(), shared, counters);
+                self.outbox.send_inside(Traffic::Requests, built.frames, shard.into(), shared, counters);
             }
             budget -= built.frames;
             let end = match ended {

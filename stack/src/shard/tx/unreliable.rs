@@ -7,14 +7,16 @@ use super::Stop;
 use super::requests::draft;
 use crate::config::QP_TX_BUDGET;
 use crate::id::{QpType, Qpn};
+use crate::port::Route;
 use crate::proto::address::UdAddress;
 use crate::proto::requester::Idle;
 use crate::proto::status::WcStatus;
 use crate::shard::counters::Counter;
 use crate::shard::env::Env;
+use crate::shard::outbox::Traffic;
 use crate::shard::paths::Path;
 use crate::shard::peers::path_of_answer;
-use crate::shard::qp::{Qp, Route};
+use crate::shard::qp::{Hop, Qp};
 use crate::shard::state::Shard;
 use crate::wire::{Discard, Flow, Template, udp_source_port};
 
@@ -42,17 +44,19 @@ impl Shard {
 impl Env {
     /// Builds packets of an unreliable queue pair.
     pub(super) fn request_unreliable(&mut self, qp: &mut Qp) -> Stop {
-        let stop = self.build_unreliable(qp);
+        let mut route = qp.hop.route();
+        let stop = self.build_unreliable(qp, &mut route);
         let built = qp.requester.built();
         if built != qp.requester.head() && built != qp.leaving {
             qp.leaving = built;
-            self.outbox.note_leaving(qp, built);
+            self.outbox.note_leaving(qp, route, built);
         }
         stop
     }
 
-    fn build_unreliable(&mut self, qp: &mut Qp) -> Stop {
-        for _ in 0..QP_TX_BUDGET.min(self.outbox.requests.frames.remaining_capacity()) {
+    /// `route` is that of the last packet.
+    fn build_unreliable(&mut self, qp: &mut Qp, route: &mut Route) -> Stop {
+        for _ in 0..QP_TX_BUDGET {
             let seq = match qp.requester.peek_unreliable(qp.gates, qp.epoch, &qp.sq) {
                 Ok(seq) => seq,
                 Err(idle) => return self.rest(qp, idle),
@@ -60,6 +64,12 @@ impl Env {
             let path = if qp.is_datagram() { self.datagram_path(qp, seq) } else { self.connection_path(qp) };
             if path == Path::Pending {
                 return Stop::Done; // woken when the neighbour table changes, at the latest when it gives up
+            }
+            if let Path::Known(_, by) = path {
+                *route = by;
+            }
+            if self.outbox.room(Traffic::Requests, *route) == 0 {
+                return Stop::More;
             }
             let Some(mut frame) = self.outbox.take_frame() else {
                 self.discard_of(qp, Discard::NoBuffer);
@@ -107,7 +117,7 @@ impl Env {
                 self.count(Counter::ToSelf);
                 self.hand_over(self.shared.shard_of(dqpn), frame);
             } else {
-                self.outbox.requests.frames.push(frame);
+                self.outbox.push(Traffic::Requests, *route, frame);
             }
         }
         Stop::More
@@ -126,13 +136,13 @@ impl Env {
 
     /// The way of an unreliable connection; its template has the next hop.
     fn connection_path(&mut self, qp: &mut Qp) -> Path {
-        if qp.route == Route::Pending && self.resolve(qp) {
+        if qp.hop == Hop::Pending && self.resolve(qp) {
             return Path::Failed;
         }
-        match qp.route {
-            Route::Inside => Path::Inside,
-            Route::Known => Path::Known(self.shared.mac), // only the kind matters: the template has the address
-            Route::Pending => Path::Pending,
+        match qp.hop {
+            Hop::Inside(_) => Path::Inside,
+            Hop::Known(route) => Path::Known(self.shared.mac, route), // not the address, which the template has
+            Hop::Pending => Path::Pending,
         }
     }
 
@@ -156,7 +166,7 @@ impl Env {
             peers.hold_next_hop(&mut host, qp.slot, &dgid); // woken when it changes
         }
         let mac = match path {
-            Path::Known(mac) => mac,
+            Path::Known(mac, _) => mac,
             Path::Inside => self.shared.mac,
             Path::Pending | Path::Failed | Path::NoSource => return path,
         };

@@ -1,0 +1,351 @@
+//! A port of two links, with a peer behind each: frames leave by the route of their peer, and a link that takes nothing for a while
+//! holds up its own peer alone.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::common::{all_rights, nothing, options, pump};
+use verbs::port::{
+    Build, Host, Port, PortLayer, PortOptions, PortQueue, PortStats, QueueLayer, Route, RxBurst, TxBurst,
+    pair_with,
+};
+use verbs::{
+    Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Pd, Qp, QpInitAttr, QpType,
+    RecvWr, SendWr, Wc, WcOpcode, ah_attr_to,
+};
+
+const HUB: [u8; 4] = [192, 0, 2, 1];
+/// The peer behind each link.
+const PEERS: [[u8; 4]; 2] = [[192, 0, 2, 11], [192, 0, 2, 12]];
+
+/// A port whose one address is that of a host.
+struct OfHost {
+    port: Box<dyn Port>,
+    addr: IpAddr,
+}
+
+impl PortLayer for OfHost {
+    fn inner(&self) -> &dyn Port {
+        &*self.port
+    }
+    fn host(&self) -> Option<&dyn Host> {
+        Some(self)
+    }
+}
+
+impl Host for OfHost {
+    fn addresses(&self) -> Vec<IpAddr> {
+        vec![self.addr]
+    }
+    fn generation(&self) -> u64 {
+        0
+    }
+    fn source_to(&self, _: IpAddr, _: u32) -> Option<IpAddr> {
+        Some(self.addr)
+    }
+    fn mtu_to(&self, _: IpAddr) -> Option<usize> {
+        Some(4200)
+    }
+}
+
+/// Two ports as one: the first, and another one beside it.
+struct Joined {
+    ports: [Box<dyn Port>; 2],
+    shut: Arc<[AtomicBool; 2]>,
+}
+
+impl PortLayer for Joined {
+    fn inner(&self) -> &dyn Port {
+        &*self.ports[0]
+    }
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        let links = [self.ports[0].take_queue(index)?, self.ports[1].take_queue(index)?];
+        Some(Box::new(Links { links, shut: self.shut.clone() }))
+    }
+    fn stats(&self) -> PortStats {
+        let [a, b] = [0, 1].map(|n| self.ports[n].stats());
+        let mut sum = PortStats::default();
+        (sum.rx_frames, sum.tx_frames) = (a.rx_frames + b.rx_frames, a.tx_frames + b.tx_frames);
+        (sum.rx_bytes, sum.tx_bytes) = (a.rx_bytes + b.rx_bytes, a.tx_bytes + b.tx_bytes);
+        sum
+    }
+}
+
+struct Links {
+    links: [Box<dyn PortQueue>; 2],
+    shut: Arc<[AtomicBool; 2]>,
+}
+
+impl Links {
+    fn is_shut(&self, route: Route) -> bool {
+        self.shut[usize::from(route.0)].load(Ordering::Relaxed)
+    }
+}
+
+impl QueueLayer for Links {
+    fn inner(&mut self) -> &mut dyn PortQueue {
+        &mut *self.links[0]
+    }
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        self.links.iter_mut().map(|link| link.rx_burst(out)).sum()
+    }
+    fn route_to(&mut self, peer: IpAddr) -> Route {
+        let link = PEERS.iter().position(|addr| IpAddr::from(*addr) == peer).expect("a peer");
+        Route(link as u8)
+    }
+    fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
+        if self.is_shut(route) {
+            return 0;
+        }
+        self.links[usize::from(route.0)].tx_burst(route, frames)
+    }
+    fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
+        if self.is_shut(route) {
+            return Some(0);
+        }
+        self.links[usize::from(route.0)].build_burst(route, most, builder)
+    }
+}
+
+/// A device with memory.
+struct Node {
+    context: Context,
+    pd: Pd,
+    mr: Mr,
+}
+
+const REGION: usize = 64 << 10;
+const LONG: usize = 3000;
+
+impl Node {
+    fn new(config: DeviceConfig, clock: &Arc<AtomicU64>) -> Self {
+        let config = config.drive(Drive::Embedded).clock(Clock::Manual(clock.clone()));
+        let context = Context::open(config).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let mr = pd.reg_mr(REGION, all_rights()).unwrap();
+        Self { context, pd, mr }
+    }
+}
+
+/// A connection of the hub with a peer, with completion queues of its own.
+struct Line {
+    ours: Qp,
+    theirs: Qp,
+    our_sends: Cq,
+    our_receives: Cq,
+    their_sends: Cq,
+}
+
+struct World {
+    hub: Node,
+    peers: [Node; 2],
+    shut: Arc<[AtomicBool; 2]>,
+    clock: Arc<AtomicU64>,
+}
+
+impl World {
+    fn new() -> Self {
+        // A host behind a port sends to the address beside its own.
+        let options = |last| PortOptions { mac: Some(Mac([2, 0, 0, 0, 0, last])), ..PortOptions::default() };
+        let link = || pair_with(&options(2), &options(3), Arc::new(|queue, _, _| queue));
+        let [(hub_a, a), (hub_b, b)] = [link(), link()];
+        let (clock, shut) = (Arc::new(AtomicU64::new(1)), Arc::<[AtomicBool; 2]>::default());
+        let joined = Joined { ports: [hub_a, hub_b], shut: shut.clone() };
+        let hub = OfHost { port: Box::new(joined), addr: HUB.into() };
+        let hub = Node::new(DeviceConfig::new(Box::new(hub) as Box<dyn Port>), &clock);
+        let peer = |port: Box<dyn Port>, addr| {
+            let hub = options(2).mac.expect("it has one");
+            Node::new(DeviceConfig::new(port).addr(addr, 24).neighbour(HUB, hub), &clock)
+        };
+        let peers = [peer(a, PEERS[0]), peer(b, PEERS[1])];
+        Self { hub, peers, shut, clock }
+    }
+
+    fn shut(&self, link: usize, on: bool) {
+        self.shut[link].store(on, Ordering::Relaxed);
+    }
+
+    fn pump(&self) {
+        [&self.hub, &self.peers[0], &self.peers[1]].into_iter().for_each(|node| pump(&node.context));
+    }
+
+    fn connect(&self, peer: usize) -> Line {
+        let queue = |node: &Node| node.context.create_cq(4096).unwrap();
+        let (hub, peer) = (&self.hub, &self.peers[peer]);
+        let [our_sends, our_receives] = [queue(hub), queue(hub)];
+        let their_sends = queue(peer);
+        let ours = hub.pd.create_qp(&QpInitAttr::rc(&our_sends, &our_receives)).unwrap();
+        let theirs = peer.pd.create_qp(&QpInitAttr::rc(&their_sends, &their_sends)).unwrap();
+        let of = |sgid_index| options().sgid_index(sgid_index);
+        ours.connect_rc(&theirs.endpoint(1).unwrap(), &of(0)).unwrap();
+        theirs.connect_rc(&ours.endpoint(0).unwrap(), &of(1)).unwrap();
+        Line { ours, theirs, our_sends, our_receives, their_sends }
+    }
+
+    /// Turns everybody until there are `n` completions, which succeeded.
+    fn take(&self, cq: &Cq, n: usize) -> Vec<Wc> {
+        let (mut done, mut wc) = (Vec::new(), [Wc::default(); 16]);
+        for _ in 0..10_000 {
+            let room = (n - done.len()).min(wc.len());
+            let got = cq.poll(&mut wc[..room]).unwrap();
+            done.extend_from_slice(&wc[..got]);
+            if done.len() == n {
+                assert!(done.iter().all(Wc::is_ok), "{done:?}");
+                return done;
+            }
+            self.pump();
+        }
+        panic!("{} of {n} completions: {done:?}", done.len());
+    }
+
+    /// The peer sends `n` messages, numbered from `first`; the hub has a receive for each.
+    fn peer_sends(&self, line: &Line, first: u64, n: u64) {
+        let wrs: Vec<_> = (first..first + n).map(|id| RecvWr::new(id, &[])).collect();
+        line.ours.post_recv(&wrs).unwrap();
+        let wrs: Vec<_> = (first..first + n).map(|id| SendWr::send(id, &[]).signaled()).collect();
+        line.theirs.post_send(&wrs).unwrap();
+    }
+
+    /// The hub writes `n` times, numbered from `first`: short ones and long ones in turn.
+    fn hub_writes(&self, line: &Line, peer: usize, first: u64, n: u64) {
+        let remote = &self.peers[peer].mr;
+        for id in first..first + n {
+            let sge = [self.hub.mr.sge(0..if id % 2 == 0 { 8 } else { LONG }).unwrap()];
+            let write = SendWr::write(id, &sge, remote.addr(), remote.rkey()).signaled();
+            line.ours.post_send(&[write]).unwrap();
+        }
+    }
+}
+
+fn ids(done: &[Wc]) -> Vec<u64> {
+    done.iter().map(|wc| wc.wr_id).collect()
+}
+
+// Goal: while a link takes nothing the other peer notices nothing, whatever waits for the first one: requests in frames and in the
+// port's memory, and answers with the completions behind them. When the link takes frames again all goes on, in order, and nothing
+// was lost.
+#[test]
+fn a_link_that_takes_nothing_holds_up_its_own_peer_alone() {
+    for stuck in [1, 0] {
+        let w = World::new();
+        let (free, lines) = (1 - stuck, [w.connect(0), w.connect(1)]);
+        let (slow, fast) = (&lines[stuck], &lines[free]);
+        // Both ways over both links first.
+        for (peer, line) in lines.iter().enumerate() {
+            w.hub_writes(line, peer, 0, 8);
+            w.peer_sends(line, 0, 8);
+            assert_eq!(ids(&w.take(&line.our_sends, 8)), (0..8).collect::<Vec<_>>());
+            assert_eq!(ids(&w.take(&line.our_receives, 8)), (0..8).collect::<Vec<_>>());
+            w.take(&line.their_sends, 8);
+        }
+
+        w.shut(stuck, true);
+        // More than the backlogs of a route hold.
+        w.hub_writes(slow, stuck, 100, 100);
+        w.peer_sends(slow, 100, 100);
+        for round in 0..50 {
+            let first = 100 + 4 * round;
+            w.hub_writes(fast, free, first, 4);
+            w.peer_sends(fast, first, 4);
+            let expected: Vec<u64> = (first..first + 4).collect();
+            assert_eq!(ids(&w.take(&fast.our_sends, 4)), expected);
+            assert_eq!(ids(&w.take(&fast.our_receives, 4)), expected, "round {round}");
+            assert_eq!(ids(&w.take(&fast.their_sends, 4)), expected);
+        }
+        // No completion is seen whose acknowledgement is still here.
+        nothing(&w.hub.context, &slow.our_receives);
+        nothing(&w.hub.context, &slow.our_sends);
+        nothing(&w.peers[stuck].context, &slow.their_sends);
+
+        w.shut(stuck, false);
+        let expected: Vec<u64> = (100..200).collect();
+        assert_eq!(ids(&w.take(&slow.our_receives, 100)), expected);
+        assert_eq!(ids(&w.take(&slow.our_sends, 100)), expected);
+        assert_eq!(ids(&w.take(&slow.their_sends, 100)), expected);
+        for node in [&w.hub, &w.peers[0], &w.peers[1]] {
+            let counters = node.context.counters();
+            let dropped: Vec<_> = Discard::ALL.iter().filter(|why| counters.discarded(**why) > 0).collect();
+            assert_eq!((dropped, counters.get(Counter::Retransmitted)), (vec![], 0), "{stuck}");
+        }
+    }
+}
+
+// Goal: what a link refuses for too long is lost on it by name, its queue pair sends it again, and the other peer notices nothing.
+#[test]
+fn what_a_link_refuses_for_too_long_is_lost_on_it_alone() {
+    let w = World::new();
+    let lines = [w.connect(0), w.connect(1)];
+    w.shut(1, true);
+    w.hub_writes(&lines[1], 1, 0, 20);
+    w.peer_sends(&lines[1], 0, 20);
+    for round in 0..10 {
+        w.hub_writes(&lines[0], 0, round, 1);
+        w.peer_sends(&lines[0], round, 1);
+        w.take(&lines[0].our_sends, 1);
+        w.take(&lines[0].our_receives, 1);
+        w.clock.fetch_add(Duration::from_millis(5).as_nanos() as u64, Ordering::Relaxed);
+    }
+    assert!(w.hub.context.counters().discarded(Discard::TxStalled) > 0);
+    assert_eq!(lines[0].ours.counters().get(Counter::Retransmitted), 0);
+    // The messages are here, and their acknowledgements were lost: they are sent again, as their requests will be.
+    w.shut(1, false);
+    let mut received = Vec::new();
+    for _ in 0..100 {
+        w.clock.fetch_add(Duration::from_millis(100).as_nanos() as u64, Ordering::Relaxed);
+        for _ in 0..50 {
+            w.pump();
+        }
+        let mut wc = [Wc::default(); 32];
+        let got = lines[1].our_receives.poll(&mut wc).unwrap();
+        received.extend(ids(&wc[..got]));
+    }
+    assert_eq!(received, (0..20).collect::<Vec<_>>());
+    assert_eq!(ids(&w.take(&lines[1].our_sends, 20)), (0..20).collect::<Vec<_>>());
+    assert_eq!(ids(&w.take(&lines[1].their_sends, 20)), (0..20).collect::<Vec<_>>());
+}
+
+// Goal: each datagram of a queue pair goes by the route of its own peer, and waits for that alone.
+#[test]
+fn datagrams_of_one_queue_pair_go_by_the_routes_of_their_peers() {
+    const QKEY: u32 = 0x1111_1111;
+    let w = World::new();
+    let ud = |node: &Node| {
+        let cq = node.context.create_cq(256).unwrap();
+        let qp = node.pd.create_qp(&QpInitAttr::new(QpType::Ud, &cq, &cq)).unwrap();
+        qp.activate_ud(QKEY).unwrap();
+        (qp, cq)
+    };
+    let (hub, done) = ud(&w.hub);
+    let peers = [0, 1].map(|peer| ud(&w.peers[peer]));
+    let handles = PEERS.map(|addr| w.hub.pd.create_ah(&ah_attr_to(Gid::v4(addr), 0)).unwrap());
+    for ((qp, _), node) in peers.iter().zip(&w.peers) {
+        for id in 0..32 {
+            qp.post_recv(&[RecvWr::new(id, &[node.mr.sge(0..100).unwrap()])]).unwrap();
+        }
+    }
+    let send = |id: u64, peer: usize| {
+        let wr = SendWr::send(id, &[]).inline(b"datagram").to(&handles[peer], peers[peer].0.qp_num(), QKEY);
+        hub.post_send(&[wr.signaled()]).unwrap();
+    };
+    for id in 0..20 {
+        send(id, (id % 2) as usize);
+    }
+    w.take(&done, 20);
+    for (_, cq) in &peers {
+        assert!(w.take(cq, 10).iter().all(|wc| wc.opcode == WcOpcode::Recv));
+    }
+    w.shut(1, true);
+    for id in 20..24 {
+        send(id, 1);
+    }
+    for id in 24..28 {
+        send(id, 0);
+    }
+    assert_eq!(ids(&w.take(&peers[0].1, 4)), [10, 11, 12, 13]);
+    nothing(&w.peers[1].context, &peers[1].1);
+    w.shut(1, false);
+    assert_eq!(ids(&w.take(&peers[1].1, 4)), [10, 11, 12, 13]);
+    w.take(&done, 8);
+}
