@@ -227,10 +227,6 @@ impl GidTable {
     pub fn get(&self, index: usize) -> Option<Gid> {
         self.gids.get(index).copied()
     }
-    /// The index of a GID.
-    pub fn index_of(&self, gid: Gid) -> Option<usize> {
-        self.gids.iter().position(|g| *g == gid)
-    }
     /// Adds a GID, if there is room.
     pub(super) fn add(&mut self, gid: Gid) {
         if !self.is_local(&gid) && self.gids.len() < GIDS_MAX {

@@ -63,15 +63,15 @@ pub(super) fn belongs(tci: Option<u16>, vlan: Option<u16>) -> bool {
     given == vlan.map(|v| v & VID).filter(|vid| *vid != 0)
 }
 
-/// The addresses and VLAN of a frame to send.
+/// The Ethernet header of a frame to send: addresses and VLAN.
 #[derive(Clone, Copy)]
-pub(super) struct Link {
+pub(super) struct FrameHeader {
     pub(super) src: Mac,
     pub(super) dst: Mac,
     pub(super) vlan: Option<u16>,
 }
 
-impl Link {
+impl FrameHeader {
     /// Writes the header and returns the `len` bytes behind it, and the length of the frame.
     fn begin<'a>(&self, out: &'a mut [u8], ethertype: u16, len: usize) -> Option<(&'a mut [u8], usize)> {
         let (header, out) = out.split_first_chunk_mut::<12>()?;
@@ -100,35 +100,40 @@ fn eth(mac: Mac) -> EthernetAddress {
 /// An ARP reply: `ours` is at our Ethernet address.
 pub(super) fn arp_reply(
     out: &mut [u8],
-    link: Link,
+    header: FrameHeader,
     ours: Ipv4Addr,
     theirs: Ipv4Addr,
     mac: Mac,
 ) -> Option<usize> {
     let repr = ArpRepr::EthernetIpv4 {
         operation: ArpOperation::Reply,
-        source_hardware_addr: eth(link.src),
+        source_hardware_addr: eth(header.src),
         source_protocol_addr: ours,
         target_hardware_addr: eth(mac),
         target_protocol_addr: theirs,
     };
-    arp(out, link, &repr)
+    arp(out, header, &repr)
 }
 
 /// An ARP request: who has `target`?
-pub(super) fn arp_request(out: &mut [u8], link: Link, ours: Ipv4Addr, target: Ipv4Addr) -> Option<usize> {
+pub(super) fn arp_request(
+    out: &mut [u8],
+    header: FrameHeader,
+    ours: Ipv4Addr,
+    target: Ipv4Addr,
+) -> Option<usize> {
     let repr = ArpRepr::EthernetIpv4 {
         operation: ArpOperation::Request,
-        source_hardware_addr: eth(link.src),
+        source_hardware_addr: eth(header.src),
         source_protocol_addr: ours,
         target_hardware_addr: NO_MAC,
         target_protocol_addr: target,
     };
-    arp(out, link, &repr)
+    arp(out, header, &repr)
 }
 
-fn arp(out: &mut [u8], link: Link, repr: &ArpRepr) -> Option<usize> {
-    let (body, len) = link.begin(out, ARP, repr.buffer_len())?;
+fn arp(out: &mut [u8], header: FrameHeader, repr: &ArpRepr) -> Option<usize> {
+    let (body, len) = header.begin(out, ARP, repr.buffer_len())?;
     repr.emit(&mut ArpPacket::new_unchecked(body));
     Some(len)
 }
@@ -136,7 +141,7 @@ fn arp(out: &mut [u8], link: Link, repr: &ArpRepr) -> Option<usize> {
 /// An ICMP message over IPv4.
 pub(super) fn icmpv4(
     out: &mut [u8],
-    link: Link,
+    header: FrameHeader,
     src: Ipv4Addr,
     dst: Ipv4Addr,
     icmp: &Icmpv4Repr<'_>,
@@ -148,7 +153,7 @@ pub(super) fn icmpv4(
         payload_len: icmp.buffer_len(),
         hop_limit: HOP_LIMIT,
     };
-    let (body, len) = link.begin(out, IPV4, ip.buffer_len() + icmp.buffer_len())?;
+    let (body, len) = header.begin(out, IPV4, ip.buffer_len() + icmp.buffer_len())?;
     let checksums = ChecksumCapabilities::default();
     ip.emit(&mut Ipv4Packet::new_unchecked(&mut *body), &checksums);
     icmp.emit(&mut Icmpv4Packet::new_unchecked(&mut body[ip.buffer_len()..]), &checksums);
@@ -158,7 +163,7 @@ pub(super) fn icmpv4(
 /// An ICMPv6 message; neighbour discovery goes with the hop limit that it demands.
 pub(super) fn icmpv6(
     out: &mut [u8],
-    link: Link,
+    header: FrameHeader,
     src: Ipv6Addr,
     dst: Ipv6Addr,
     icmp: &Icmpv6Repr<'_>,
@@ -171,7 +176,7 @@ pub(super) fn icmpv6(
         payload_len: icmp.buffer_len(),
         hop_limit,
     };
-    let (body, len) = link.begin(out, IPV6, ip.buffer_len() + icmp.buffer_len())?;
+    let (body, len) = header.begin(out, IPV6, ip.buffer_len() + icmp.buffer_len())?;
     ip.emit(&mut Ipv6Packet::new_unchecked(&mut *body));
     let mut packet = Icmpv6Packet::new_unchecked(&mut body[ip.buffer_len()..]);
     icmp.emit(&src, &dst, &mut packet, &ChecksumCapabilities::default());
@@ -181,14 +186,14 @@ pub(super) fn icmpv6(
 /// A neighbour solicitation for `target`, to its multicast group or unicast.
 pub(super) fn solicitation(
     out: &mut [u8],
-    link: Link,
+    header: FrameHeader,
     ours: Ipv6Addr,
     target: Ipv6Addr,
     unicast: bool,
 ) -> Option<usize> {
     let dst = if unicast { target } else { solicited_node(target) };
-    let solicit = NdiscRepr::NeighborSolicit { target_addr: target, lladdr: Some(eth(link.src).into()) };
-    icmpv6(out, link, ours, dst, &Icmpv6Repr::Ndisc(solicit))
+    let solicit = NdiscRepr::NeighborSolicit { target_addr: target, lladdr: Some(eth(header.src).into()) };
+    icmpv6(out, header, ours, dst, &Icmpv6Repr::Ndisc(solicit))
 }
 
 /// The Internet checksum of `parts` (RFC 1071), all but the last of an even length; 0 if they include their right checksum.
@@ -212,14 +217,14 @@ pub(super) fn icmpv6_pseudo(src: Ipv6Addr, dst: Ipv6Addr, len: usize) -> [u8; 40
 /// An IGMPv2 message (RFC 2236 2): time to live 1, with the router alert option.
 pub(super) fn igmp(
     out: &mut [u8],
-    link: Link,
+    header: FrameHeader,
     src: Ipv4Addr,
     dst: Ipv4Addr,
     kind: u8,
     of: Ipv4Addr,
 ) -> Option<usize> {
     const HEADER: usize = 24;
-    let (body, len) = link.begin(out, IPV4, HEADER + 8)?;
+    let (body, len) = header.begin(out, IPV4, HEADER + 8)?;
     // Header with options; class "internetwork control", as other hosts send it; don't fragment; TTL 1; checksum follows below.
     let start = [0x46, 0xc0, 0, (HEADER + 8) as u8, 0, 0, 0x40, 0, 1, 2, 0, 0];
     body[..12].copy_from_slice(&start);
@@ -238,14 +243,14 @@ pub(super) fn igmp(
 /// An MLDv1 message (RFC 2710 3): hop limit 1, with the router alert option.
 pub(super) fn mld(
     out: &mut [u8],
-    link: Link,
+    header: FrameHeader,
     src: Ipv6Addr,
     dst: Ipv6Addr,
     kind: u8,
     of: Ipv6Addr,
 ) -> Option<usize> {
     const HEADERS: usize = 48;
-    let (body, len) = link.begin(out, IPV6, HEADERS + 24)?;
+    let (body, len) = header.begin(out, IPV6, HEADERS + 24)?;
     body[..8].copy_from_slice(&[0x60, 0, 0, 0, 0, 8 + 24, 0, 1]);
     body[8..24].copy_from_slice(&src.octets());
     body[24..40].copy_from_slice(&dst.octets());

@@ -52,7 +52,7 @@ pub use neighbour::{NeighbourId, Resolution};
 
 use config::{Routes, is_host, is_unicast};
 use counter::COUNTERS;
-use frame::{Ethernet, Link};
+use frame::{Ethernet, FrameHeader};
 use groups::{Groups, Membership};
 use neighbour::{Due, Initiator, Learned, Neighbours, Via};
 use reply_macs::ReplyMacs;
@@ -151,13 +151,13 @@ impl Net {
     /// The frame that announces to all hosts on the link that an address is at our Ethernet address.
     fn announcement(&self, gid: &Gid, out: &mut [u8]) -> Option<usize> {
         if let Some(ours) = gid.as_v4() {
-            return frame::arp_request(out, self.link(Mac::BROADCAST), ours.into(), ours.into());
+            return frame::arp_request(out, self.header_to(Mac::BROADCAST), ours.into(), ours.into());
         }
         let (ours, all) = (Ipv6Addr::from(gid.0), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
         let lladdr = Some(EthernetAddress(self.mac.0).into());
         let flags = NdiscNeighborFlags::OVERRIDE;
         let advert = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert { flags, target_addr: ours, lladdr });
-        frame::icmpv6(out, self.link(frame::group(all)), ours, all, &advert)
+        frame::icmpv6(out, self.header_to(frame::group(all)), ours, all, &advert)
     }
 
     /// Whether a frame with this tag control information (`None`: untagged) is of our VLAN. A priority tag, VLAN
@@ -352,14 +352,14 @@ impl Net {
             let Some(ours) = self.routes.source_for(&request.target) else { continue };
             let sent = match (ours.as_v4(), request.target.as_v4()) {
                 (Some(ours), Some(target)) => {
-                    let link = self.link(request.mac.unwrap_or(Mac::BROADCAST));
-                    frame::arp_request(out, link, ours.into(), target.into())
+                    let header = self.header_to(request.mac.unwrap_or(Mac::BROADCAST));
+                    frame::arp_request(out, header, ours.into(), target.into())
                 }
                 _ => {
                     let (ours, target) = (Ipv6Addr::from(ours.0), Ipv6Addr::from(request.target.0));
                     let group = frame::group(frame::solicited_node(target));
-                    let link = self.link(request.mac.unwrap_or(group));
-                    frame::solicitation(out, link, ours, target, request.mac.is_some())
+                    let header = self.header_to(request.mac.unwrap_or(group));
+                    frame::solicitation(out, header, ours, target, request.mac.is_some())
                 }
             };
             self.count(if sent.is_some() { NetCounter::RequestSent } else { NetCounter::ReplyTooLong });
@@ -378,14 +378,14 @@ impl Net {
             let kind = if leave { IGMP_LEAVE } else { IGMP_REPORT };
             // A host without an address of the family reports all the same (RFC 3376 4.2.13).
             let src = self.routes.source_for(&group).and_then(|g| g.as_v4()).unwrap_or_default();
-            let link = self.link(Mac::multicast(&Gid::v4(dst)));
-            frame::igmp(out, link, src.into(), dst.into(), kind, of.into())
+            let header = self.header_to(Mac::multicast(&Gid::v4(dst)));
+            frame::igmp(out, header, src.into(), dst.into(), kind, of.into())
         } else {
             const ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
             let of = Ipv6Addr::from(group.0);
             let (dst, kind) = if leave { (ROUTERS, MLD_DONE) } else { (of, MLD_REPORT) };
             let src = Ipv6Addr::from(Gid::link_local(self.mac).0);
-            frame::mld(out, self.link(frame::group(dst)), src, dst, kind, of)
+            frame::mld(out, self.header_to(frame::group(dst)), src, dst, kind, of)
         }
     }
 
@@ -426,8 +426,8 @@ impl Net {
         }
     }
 
-    fn link(&self, dst: Mac) -> Link {
-        Link { src: self.mac, dst, vlan: self.vlan }
+    fn header_to(&self, dst: Mac) -> FrameHeader {
+        FrameHeader { src: self.mac, dst, vlan: self.vlan }
     }
 
     /// Counts an answer that was written, or that did not fit.
@@ -485,7 +485,7 @@ impl Net {
                 if !probe {
                     self.learn(now, &sender_gid, mac, Via::Question);
                 }
-                let len = frame::arp_reply(reply, self.link(mac), target, sender, mac);
+                let len = frame::arp_reply(reply, self.header_to(mac), target, sender, mac);
                 self.answered(NetCounter::ArpAnswered, len)
             }
             ArpOperation::Request | ArpOperation::Reply if !probe => {
@@ -534,7 +534,7 @@ impl Net {
         }
         let echo =
             Icmpv4Repr::EchoReply { ident: icmp.echo_ident(), seq_no: icmp.echo_seq_no(), data: icmp.data() };
-        let len = frame::icmpv4(reply, self.link(frame.src), dst, src, &echo);
+        let len = frame::icmpv4(reply, self.header_to(frame.src), dst, src, &echo);
         self.answered(NetCounter::EchoAnswered, len)
     }
 
@@ -579,7 +579,7 @@ impl Net {
             }
             let (ident, seq_no) = (icmp.echo_ident(), icmp.echo_seq_no());
             let echo = Icmpv6Repr::EchoReply { ident, seq_no, data: icmp.payload() };
-            let len = frame::icmpv6(reply, self.link(frame.src), dst, src, &echo);
+            let len = frame::icmpv6(reply, self.header_to(frame.src), dst, src, &echo);
             return self.answered(NetCounter::EchoAnswered, len);
         }
         if packet.hop_limit() != frame::ND_HOP_LIMIT {
@@ -632,7 +632,7 @@ impl Net {
         };
         let lladdr = Some(EthernetAddress(self.mac.0).into());
         let advert = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert { flags, target_addr: target, lladdr });
-        let len = frame::icmpv6(reply, self.link(mac), target, dst, &advert);
+        let len = frame::icmpv6(reply, self.header_to(mac), target, dst, &advert);
         self.answered(NetCounter::SolicitationAnswered, len)
     }
 

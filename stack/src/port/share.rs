@@ -18,8 +18,8 @@ const ALL: usize = 64;
 const PORT: usize = 32;
 /// Threads for a user's processes at a port, if no other user needs any; a process of them gets at most half.
 const USER: usize = 16;
-/// Places: links that end take one beyond the bounds, each port one at a time.
-const PLACES: usize = 4 * ALL;
+/// Entries of the table: links that end take one beyond the bounds, each port one at a time.
+const ENTRIES: usize = 4 * ALL;
 
 /// A number for a port that no other one of the process has.
 pub fn port_number() -> u64 {
@@ -43,13 +43,13 @@ pub struct Party {
 #[derive(Debug)]
 pub struct Share {
     party: Party,
-    /// `None`: at rest, or every place was taken.
-    place: Option<&'static Place>,
+    /// `None`: at rest, or every entry was taken.
+    entry: Option<&'static InUse>,
 }
 
 /// A share in use.
 #[derive(Debug)]
-struct Place {
+struct InUse {
     /// The number of the process that uses it, plus 1; any other one: it is free.
     used_by: AtomicU32,
     port: AtomicU64,
@@ -57,8 +57,9 @@ struct Place {
     who: AtomicU64,
 }
 
-static TABLE: [Place; PLACES] =
-    [const { Place { used_by: AtomicU32::new(0), port: AtomicU64::new(0), who: AtomicU64::new(0) } }; PLACES];
+static TABLE: [InUse; ENTRIES] =
+    [const { InUse { used_by: AtomicU32::new(0), port: AtomicU64::new(0), who: AtomicU64::new(0) } };
+        ENTRIES];
 
 impl Party {
     /// Whose end the other one of a connected unix socket of `port` was when that connected, or began to listen.
@@ -85,9 +86,9 @@ impl Party {
     fn has_room(self) -> bool {
         let (mut all, mut port, mut user, mut process) = (0, 0, 0, 0);
         let me = mark();
-        for place in TABLE.iter().filter(|place| place.used_by.load(Ordering::Acquire) == me) {
-            let who = place.who.load(Ordering::Relaxed);
-            let same_port = place.port.load(Ordering::Relaxed) == self.port;
+        for entry in TABLE.iter().filter(|entry| entry.used_by.load(Ordering::Acquire) == me) {
+            let who = entry.who.load(Ordering::Relaxed);
+            let same_port = entry.port.load(Ordering::Relaxed) == self.port;
             let same_user = same_port && who >> 32 == u64::from(self.uid);
             all += 1;
             port += usize::from(same_port);
@@ -97,20 +98,20 @@ impl Party {
         all + port < ALL && port + user < PORT && user + process < USER
     }
 
-    fn place(self) -> Option<&'static Place> {
+    fn enter(self) -> Option<&'static InUse> {
         let me = mark();
-        let take = |place: &&Place| {
-            let was = place.used_by.load(Ordering::Relaxed);
-            was != me && place.used_by.compare_exchange(was, me, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let take = |entry: &&InUse| {
+            let was = entry.used_by.load(Ordering::Relaxed);
+            was != me && entry.used_by.compare_exchange(was, me, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
-        let place = TABLE.iter().find(take)?;
-        place.port.store(self.port, Ordering::Relaxed);
-        place.who.store(self.who(), Ordering::Relaxed);
-        Some(place)
+        let entry = TABLE.iter().find(take)?;
+        entry.port.store(self.port, Ordering::Relaxed);
+        entry.who.store(self.who(), Ordering::Relaxed);
+        Some(entry)
     }
 }
 
-/// What marks a place as used by this process: a fork has a copy of its parent's table, whose threads it has not.
+/// What marks an entry as used by this process: a fork has a copy of its parent's table, whose threads it has not.
 fn mark() -> u32 {
     Process::this().number() + 1
 }
@@ -121,12 +122,12 @@ impl Share {
         if !party.has_room() {
             return None;
         }
-        Some(Self { party, place: Some(party.place()?) })
+        Some(Self { party, entry: Some(party.enter()?) })
     }
 
     /// A thread for this party, whether that is within its share or not: the port ends, and its descriptors have to be closed.
     pub fn beyond(party: Party) -> Self {
-        let mut share = Self { party, place: None };
+        let mut share = Self { party, entry: None };
         share.resume();
         share
     }
@@ -138,15 +139,15 @@ impl Share {
 
     /// Gives it back for a while: the peer is connected, and costs no thread.
     pub fn rest(&mut self) {
-        if let Some(place) = self.place.take() {
-            place.used_by.store(0, Ordering::Release);
+        if let Some(entry) = self.entry.take() {
+            entry.used_by.store(0, Ordering::Release);
         }
     }
 
     /// Takes it again, whether there is room or not: the link is over, and its descriptors have to be closed.
     pub fn resume(&mut self) {
-        if self.place.is_none() {
-            self.place = self.party.place();
+        if self.entry.is_none() {
+            self.entry = self.party.enter();
         }
     }
 }
@@ -167,7 +168,7 @@ mod tests {
     }
 
     fn take_all(party: Party) -> Vec<Share> {
-        core::iter::from_fn(|| Share::take(party)).take(PLACES).collect()
+        core::iter::from_fn(|| Share::take(party)).take(ENTRIES).collect()
     }
 
     // Goal: whoever takes all it can leaves room for the next process, user and port; and what is given back can be taken again. The
@@ -178,7 +179,7 @@ mod tests {
         assert_eq!(process.len(), USER / 2);
         let another = take_all(party(1, 7, 101));
         assert_eq!(another.len(), (USER - process.len()) / 2);
-        // As many processes as there are places.
+        // As many processes as there are entries.
         let many: Vec<Share> = (200..300).flat_map(|pid| take_all(party(1, 7, pid))).collect();
         assert!(Share::take(party(1, 7, 300)).is_none(), "its user has no more");
         assert!(process.len() + another.len() + many.len() <= USER);

@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+/// Longest path of a unix socket (`sun_path` less its NUL, unix(7)).
+pub(super) const PATH_MAX: usize = 107;
 /// Time that another process may take to make its socket.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -108,7 +110,7 @@ fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
 
 /// What is at a path.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum Found {
     /// Nothing.
     Missing,
     /// A socket that a process has open.
@@ -119,33 +121,33 @@ pub(crate) enum Look {
     Other,
 }
 
-/// Looks without disturbing the process that owns the socket.
+/// Finds out what is there without disturbing the process that owns the socket.
 ///
 /// Connects a datagram socket. Linux looks for the socket before it compares the types: so the connection is refused if no process
 /// has the socket open, and fails for the wrong type if a process listens, which does not notice that. A connection to a datagram
 /// socket sends nothing either.
-pub(crate) fn look(path: &Path) -> Result<Look, String> {
+pub(crate) fn probe(path: &Path) -> Result<Found, String> {
     let metadata = match std::fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Look::Missing),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Missing),
         Err(error) => return Err(format!("{} cannot be looked at: {error}", path.display())),
     };
     if !metadata.file_type().is_socket() {
-        return Ok(Look::Other);
+        return Ok(Found::Other);
     }
     let probe = UnixDatagram::unbound().map_err(|error| format!("no socket can be made: {error}"))?;
     match probe.connect(path) {
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(Look::Stale),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(Found::Stale),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             // A datagram socket that is connected to another peer refuses in the same way, and is in use.
             match File::options().write(true).open(path) {
                 Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                     Err(format!("{} may not be used: change its owner or mode", path.display()))
                 }
-                _ => Ok(Look::Alive),
+                _ => Ok(Found::Alive),
             }
         }
-        Ok(()) | Err(_) => Ok(Look::Alive),
+        Ok(()) | Err(_) => Ok(Found::Alive),
     }
 }
 
@@ -171,14 +173,14 @@ impl Drop for DirLock {
 /// A sentence: a process uses the path, it is no socket, or it cannot be removed.
 pub(crate) fn lock_and_clear(path: &Path) -> Result<DirLock, String> {
     let lock = lock(dir_of(path))?;
-    match look(path)? {
-        Look::Missing => Ok(lock),
-        Look::Other => Err(format!("{} exists and is no socket: choose another path", path.display())),
-        Look::Alive => Err(format!(
+    match probe(path)? {
+        Found::Missing => Ok(lock),
+        Found::Other => Err(format!("{} exists and is no socket: choose another path", path.display())),
+        Found::Alive => Err(format!(
             "another process listens on {} already: end it, take another path, or take the other role",
             path.display()
         )),
-        Look::Stale => match std::fs::remove_file(path) {
+        Found::Stale => match std::fs::remove_file(path) {
             Ok(()) => Ok(lock),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(lock),
             Err(error) => Err(format!("the stale socket {} cannot be removed: {error}", path.display())),
@@ -264,11 +266,8 @@ pub(super) fn absolute(path: &Path) -> Result<String, String> {
         }
     }
     let text = path.to_str().ok_or("the path is not UTF-8")?;
-    if text.len() > super::spec::SOCKET_PATH_MAX {
-        return Err(format!(
-            "the path {text} is longer than the {} bytes that sockets may have",
-            super::spec::SOCKET_PATH_MAX
-        ));
+    if text.len() > PATH_MAX {
+        return Err(format!("the path {text} is longer than the {} bytes that sockets may have", PATH_MAX));
     }
     if text.contains(',') {
         return Err(format!("the path {text} has a comma, which DPDK's options cannot have"));
@@ -286,23 +285,23 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("roce-look-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join("a.sock");
-        assert_eq!(look(&path), Ok(Look::Missing));
+        assert_eq!(probe(&path), Ok(Found::Missing));
         let listener = UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
-        assert_eq!(look(&path), Ok(Look::Alive));
+        assert_eq!(probe(&path), Ok(Found::Alive));
         assert!(listener.accept().is_err(), "the listener notices nothing");
         assert!(lock_and_clear(&path).unwrap_err().contains("another process listens"));
         drop(listener);
-        assert_eq!(look(&path), Ok(Look::Stale));
+        assert_eq!(probe(&path), Ok(Found::Stale));
         assert!(lock_and_clear(&path).is_ok());
-        assert_eq!(look(&path), Ok(Look::Missing));
+        assert_eq!(probe(&path), Ok(Found::Missing));
         let datagrams = UnixDatagram::bind(&path).unwrap();
-        assert_eq!(look(&path), Ok(Look::Alive));
+        assert_eq!(probe(&path), Ok(Found::Alive));
         drop(datagrams);
-        assert_eq!(look(&path), Ok(Look::Stale));
+        assert_eq!(probe(&path), Ok(Found::Stale));
         let file = dir.join("file");
         std::fs::write(&file, "").unwrap();
-        assert_eq!(look(&file), Ok(Look::Other));
+        assert_eq!(probe(&file), Ok(Found::Other));
         assert!(lock_and_clear(&file).unwrap_err().contains("is no socket"));
         std::fs::remove_file(&file).unwrap();
         assert!(lock_and_clear_for_dpdk(&path).is_ok());
@@ -337,7 +336,7 @@ mod tests {
             assert!(
                 others.iter().all(|other| other.as_ref().unwrap_err().contains("another process listens"))
             );
-            assert_eq!(look(&path), Ok(Look::Alive), "round {round}");
+            assert_eq!(probe(&path), Ok(Found::Alive), "round {round}");
             drop(serving);
             std::fs::remove_file(&path).unwrap();
         }

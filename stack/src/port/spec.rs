@@ -1,5 +1,6 @@
 //! Names of ports: text to [`PortSpec`] and back.
 
+use super::socket_file::PATH_MAX;
 use super::{Port, PortError, PortOptions};
 use core::fmt;
 use core::net::IpAddr;
@@ -280,18 +281,14 @@ fn udp(rest: &str) -> Result<PortSpec, String> {
 /// What the buffers of a UDP socket may be asked to hold, in bytes.
 const BUFFER: core::ops::RangeInclusive<u32> = 1 << 14..=1 << 30;
 
-/// Longest path of a unix socket (`sun_path` less its NUL, unix(7)).
-pub(super) const SOCKET_PATH_MAX: usize = 107;
 /// Longest name of a network interface (`IFNAMSIZ` less its NUL, netdevice(7)).
 const IFACE_MAX: usize = 15;
 
 fn socket(path: &str) -> Result<PathBuf, String> {
     match path.len() {
         0 => Err("the socket's path is missing".into()),
-        1..=SOCKET_PATH_MAX => Ok(path.into()),
-        n => Err(format!(
-            "the socket's path has {n} bytes; the system allows {SOCKET_PATH_MAX}, use a shorter one"
-        )),
+        1..=PATH_MAX => Ok(path.into()),
+        n => Err(format!("the socket's path has {n} bytes; the system allows {PATH_MAX}, use a shorter one")),
     }
 }
 

@@ -185,7 +185,7 @@ impl Port for UnixPort {
 
     fn link_up(&self) -> bool {
         self.shared.there() == There::Peer
-            && matches!(socket_file::look(&self.shared.peer), Ok(socket_file::Look::Alive))
+            && matches!(socket_file::probe(&self.shared.peer), Ok(socket_file::Found::Alive))
     }
 
     fn host(&self) -> Option<&dyn Host> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::port::socket_file::{self, Look};
+use crate::port::socket_file::{self, Found};
 use crate::runtime::{self, Unusable};
 
 /// Version of the protocol.
@@ -202,12 +202,12 @@ impl Snapshot {
     /// [`StatsError`]; the data is checked, at most 64 MiB of it are taken, and no pause of more than 2 seconds.
     pub fn fetch(path: &Path) -> Result<Self, StatsError> {
         let io = |source: std::io::Error| {
-            // A file that is no socket refuses a connection, too. Connecting follows links, so `look` is given the target.
+            // A file that is no socket refuses a connection, too. Connecting follows links, so `probe` is given the target.
             let refused = source.kind() == std::io::ErrorKind::ConnectionRefused;
             let file = std::fs::canonicalize(path).ok().filter(|_| refused);
-            match file.map(|file| socket_file::look(&file)) {
-                Some(Ok(Look::Stale)) => StatsError::Stale { path: path.into() },
-                Some(Ok(Look::Other)) => {
+            match file.map(|file| socket_file::probe(&file)) {
+                Some(Ok(Found::Stale)) => StatsError::Stale { path: path.into() },
+                Some(Ok(Found::Other)) => {
                     StatsError::Format { path: path.into(), reason: "it is no socket".into() }
                 }
                 _ => StatsError::Io { path: path.into(), source },

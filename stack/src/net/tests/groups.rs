@@ -66,8 +66,8 @@ fn igmp_query(dst: [u8; 4], mut message: Vec<u8>) -> Vec<u8> {
     let sum = frame::checksum(&[&message]);
     message[2..4].copy_from_slice(&sum.to_be_bytes());
     let mut out = vec![0; 64];
-    let link = Link { src: B, dst: Mac::multicast(&Gid::v4(dst)), vlan: None };
-    let len = frame::igmp(&mut out, link, [10, 99, 0, 3].into(), dst.into(), 0, [0; 4].into()).unwrap();
+    let header = FrameHeader { src: B, dst: Mac::multicast(&Gid::v4(dst)), vlan: None };
+    let len = frame::igmp(&mut out, header, [10, 99, 0, 3].into(), dst.into(), 0, [0; 4].into()).unwrap();
     out.truncate(len - 8);
     out.extend(&message);
     let total = (24 + message.len()) as u16;
@@ -87,8 +87,8 @@ fn igmp(code: u8, group: [u8; 4]) -> Vec<u8> {
 fn mld_query(dst: &str, code: u16, group: &str, more: &[u8]) -> Vec<u8> {
     let (src, dst) = (v6("fe80::ff:fe00:9903"), v6(dst));
     let mut out = vec![0; 128];
-    let link = Link { src: B, dst: frame::group(dst), vlan: None };
-    let len = frame::mld(&mut out, link, src, dst, 130, v6(group)).unwrap();
+    let header = FrameHeader { src: B, dst: frame::group(dst), vlan: None };
+    let len = frame::mld(&mut out, header, src, dst, 130, v6(group)).unwrap();
     out.truncate(len);
     out.extend(more);
     let body = 24 + more.len();

@@ -17,7 +17,7 @@ pub(super) struct Iface {
     index: u32,
     /// For requests, in the network namespace of the interface.
     socket: OwnedFd,
-    /// The last state, as a [`Look`].
+    /// The last state, as an [`IfaceState`].
     last: AtomicU8,
     last_mtu: AtomicUsize,
 }
@@ -25,7 +25,7 @@ pub(super) struct Iface {
 /// The state of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Look {
+pub(super) enum IfaceState {
     /// Frames pass.
     Up,
     /// It is down, or has no carrier.
@@ -41,34 +41,34 @@ impl Iface {
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
         let socket = socket.map_err(unknown)?;
         let index = name_to_index(&socket, name).map_err(unknown)?;
-        let (last, last_mtu) = (AtomicU8::new(Look::Up as u8), AtomicUsize::new(usize::MAX));
+        let (last, last_mtu) = (AtomicU8::new(IfaceState::Up as u8), AtomicUsize::new(usize::MAX));
         Ok(Self { name: name.into(), index, socket, last, last_mtu })
     }
 
     /// Whether frames pass now, and its MTU: the last known one if it is gone. Each change is logged once.
-    pub(super) fn look(&self) -> (Look, usize) {
-        let state = netdevice::state(self.socket.as_fd(), self.index);
-        let look = match state {
-            Ok((true, _)) => Look::Up,
-            Ok((false, _)) => Look::Down,
-            Err(_) => Look::Gone,
+    pub(super) fn state(&self) -> (IfaceState, usize) {
+        let found = netdevice::state(self.socket.as_fd(), self.index);
+        let state = match found {
+            Ok((true, _)) => IfaceState::Up,
+            Ok((false, _)) => IfaceState::Down,
+            Err(_) => IfaceState::Gone,
         };
         let name = &self.name;
-        if self.last.swap(look as u8, Ordering::Relaxed) != look as u8 {
-            match look {
-                Look::Up => tracing::info!("{name} is up"),
-                Look::Down => tracing::warn!("{name} is down or has no carrier"),
-                Look::Gone => tracing::warn!(
+        if self.last.swap(state as u8, Ordering::Relaxed) != state as u8 {
+            match state {
+                IfaceState::Up => tracing::info!("{name} is up"),
+                IfaceState::Down => tracing::warn!("{name} is down or has no carrier"),
+                IfaceState::Gone => tracing::warn!(
                     "{name} was deleted, and the port stays down, also if another interface gets its name: open the port again"
                 ),
             }
         }
-        let Ok((_, mtu)) = state else { return (look, self.last_mtu.load(Ordering::Relaxed)) };
+        let Ok((_, mtu)) = found else { return (state, self.last_mtu.load(Ordering::Relaxed)) };
         let before = self.last_mtu.swap(mtu, Ordering::Relaxed);
         if before != mtu && before != usize::MAX {
             tracing::info!("{name} has an MTU of {mtu} now, {before} before");
         }
-        (look, mtu)
+        (state, mtu)
     }
 
     /// Sets its Ethernet address.

@@ -29,7 +29,7 @@ const ROOM_UNIT: usize = 128;
 
 /// What a specification asks of DPDK.
 #[derive(Debug)]
-struct Plan {
+struct DeviceRequest {
     bus: &'static str,
     name: String,
     args: String,
@@ -50,8 +50,8 @@ struct Plan {
     _dir_lock: Option<DirLock>,
 }
 
-impl Plan {
-    /// The plan of a virtual device that has no name yet.
+impl DeviceRequest {
+    /// The request of a virtual device that has no name yet.
     fn new(port: &PortOptions) -> Self {
         Self {
             bus: "vdev",
@@ -72,11 +72,11 @@ impl Plan {
 /// Opens a DPDK port.
 pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
-    let plan = plan(spec, options).map_err(fail)?;
+    let request = request_of(spec, options).map_err(fail)?;
     // With its options: the first port's PCI device is probed when the environment starts.
-    let pci = (plan.bus == "pci").then(|| match plan.args.as_str() {
-        "" => plan.name.clone(),
-        args => format!("{},{args}", plan.name),
+    let pci = (request.bus == "pci").then(|| match request.args.as_str() {
+        "" => request.name.clone(),
+        args => format!("{},{args}", request.name),
     });
     let eal = Eal::get(pci.as_deref())?;
     if pci.is_some() && !eal.pci {
@@ -87,11 +87,11 @@ pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Bo
     }
     let queues = options.queues;
     let frames = options.frames;
-    let device = Device { eal, bus: plan.bus, name: plan.name.clone() };
+    let device = Device { eal, bus: request.bus, name: request.name.clone() };
     let name = spec.to_string();
     let opened = eal.call(move || {
         eal::forget_log();
-        steps(device, &plan, queues, frames).map(|(shared, mac, mtu)| {
+        steps(device, &request, queues, frames).map(|(shared, mac, mtu)| {
             let info = PortInfo { name, mac, mtu, queues };
             DpdkPort::new(info, shared)
         })
@@ -106,20 +106,20 @@ const TAP_MTU: usize = 1500;
 pub(in crate::port) fn open_lazy(spec: &PortSpec, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
     // Only for its errors: it is made again at the start, as much may change until then.
-    let plan = plan(spec, options).map_err(fail)?;
-    let Some(mac) = chosen_address(spec, &plan) else { return open(spec, options) };
-    let mtu = if plan.makes_iface { plan.mtu.min(TAP_MTU) } else { plan.mtu };
+    let request = request_of(spec, options).map_err(fail)?;
+    let Some(mac) = chosen_address(spec, &request) else { return open(spec, options) };
+    let mtu = if request.makes_iface { request.mtu.min(TAP_MTU) } else { request.mtu };
     let info = PortInfo { name: spec.to_string(), mac, mtu, queues: options.queues };
     Ok(lazy::later(info, spec, options))
 }
 
 /// The address that a port will have, where we choose it: not for devices with an address of their own.
-fn chosen_address(spec: &PortSpec, plan: &Plan) -> Option<Mac> {
+fn chosen_address(spec: &PortSpec, request: &DeviceRequest) -> Option<Mac> {
     match spec {
-        PortSpec::Tap { .. } | PortSpec::Vhost { .. } => plan.mac,
-        PortSpec::Dpdk { .. } if plan.bus == "vdev" => {
-            let given = plan.args.split(',').find_map(|arg| arg.strip_prefix("mac="));
-            plan.mac.or(given.and_then(|mac| mac.parse().ok()).filter(Mac::is_unicast))
+        PortSpec::Tap { .. } | PortSpec::Vhost { .. } => request.mac,
+        PortSpec::Dpdk { .. } if request.bus == "vdev" => {
+            let given = request.args.split(',').find_map(|arg| arg.strip_prefix("mac="));
+            request.mac.or(given.and_then(|mac| mac.parse().ok()).filter(Mac::is_unicast))
         }
         _ => None,
     }
@@ -136,8 +136,8 @@ pub fn ring_pair(options: &PortOptions) -> Result<[Box<dyn Port>; 2], PortError>
     let pair = number();
     let ends = ["a", "b"].map(|end| format!("roce{pair}{end}"));
     let PortOptions { queues, frames, mtu, .. } = *options;
-    let mut plan = Plan::new(options);
-    plan.set_mtu = false;
+    let mut request = DeviceRequest::new(options);
+    request.set_mtu = false;
     let opened = eal.call(move || {
         eal::forget_log();
         Pool::reap();
@@ -149,10 +149,10 @@ pub fn ring_pair(options: &PortOptions) -> Result<[Box<dyn Port>; 2], PortError>
         }
         let mut open = |end: &str| -> Result<Box<dyn Port>, String> {
             let name = format!("net_ring_{end}");
-            let device = Device { eal, bus: plan.bus, name: name.clone() };
-            plan.name.clone_from(&name);
-            plan.mac = Some(Mac::random());
-            let (shared, mac, _) = set_up(device, &plan, queues, frames)?;
+            let device = Device { eal, bus: request.bus, name: name.clone() };
+            request.name.clone_from(&name);
+            request.mac = Some(Mac::random());
+            let (shared, mac, _) = set_up(device, &request, queues, frames)?;
             let info = PortInfo { name, mac, mtu, queues };
             Ok(Box::new(DpdkPort::new(info, shared)))
         };
@@ -164,17 +164,17 @@ pub fn ring_pair(options: &PortOptions) -> Result<[Box<dyn Port>; 2], PortError>
 /// The device's steps from nothing to running, on DPDK's thread.
 fn steps(
     device: Device,
-    plan: &Plan,
+    request: &DeviceRequest,
     queues: usize,
     frames: usize,
 ) -> Result<(Arc<Shared>, Mac, usize), String> {
     Pool::reap();
-    let name = c_string(&plan.name)?;
+    let name = c_string(&request.name)?;
     let bus = c_string(device.bus)?;
-    let args = c_string(&plan.args)?;
+    let args = c_string(&request.args)?;
     // Sets the umask of DPDK's thread alone.
-    if eal::set_umask(if plan.any_user { Mode::empty() } else { Mode::RWXG | Mode::RWXO }).is_err() {
-        tracing::warn!("{}: the socket's permissions are those of this process's umask", plan.name);
+    if eal::set_umask(if request.any_user { Mode::empty() } else { Mode::RWXG | Mode::RWXO }).is_err() {
+        tracing::warn!("{}: the socket's permissions are those of this process's umask", request.name);
     }
     // SAFETY: terminated strings that DPDK copies.
     let ret = unsafe { sys::dpdk_sys_hotplug_add(bus.as_ptr(), name.as_ptr(), args.as_ptr()) };
@@ -182,26 +182,26 @@ fn steps(
         // Nothing was added, so nothing is to be removed.
         let eal = device.eal;
         core::mem::forget(device);
-        return Err(match plan.bus {
-            "pci" => drivers::pci_not_added(&plan.name, ret),
-            _ => drivers::virtual_not_added(&plan.name, ret, eal),
+        return Err(match request.bus {
+            "pci" => drivers::pci_not_added(&request.name, ret),
+            _ => drivers::virtual_not_added(&request.name, ret, eal),
         });
     }
-    set_up(device, plan, queues, frames)
+    set_up(device, request, queues, frames)
 }
 
 /// The steps of a device that was added.
 fn set_up(
     device: Device,
-    plan: &Plan,
+    request: &DeviceRequest,
     queues: usize,
     frames: usize,
 ) -> Result<(Arc<Shared>, Mac, usize), String> {
-    let name = c_string(&plan.name)?;
+    let name = c_string(&request.name)?;
     // SAFETY: a terminated string.
     let port = unsafe { sys::dpdk_sys_port_by_name(name.as_ptr()) };
     let Ok(port) = u16::try_from(port) else {
-        return Err(format!("the device {} made no Ethernet port: name an Ethernet device", plan.name));
+        return Err(format!("the device {} made no Ethernet port: name an Ethernet device", request.name));
     };
 
     // SAFETY: an all-zero value of this plain structure is valid.
@@ -219,7 +219,7 @@ fn set_up(
     let ring = |preferred: u16| if preferred == 0 { RING } else { preferred };
     let (mut rx_ring, mut tx_ring) = (ring(limits.rx_ring), ring(limits.tx_ring));
     let buffers = queues * (frames + usize::from(rx_ring) + usize::from(tx_ring));
-    let room = plan.room.max(limits.min_rx_room as usize);
+    let room = request.room.max(limits.min_rx_room as usize);
     let pool = pool(device.eal, buffers, room)?;
     let mut stage = core::ptr::null();
     // SAFETY: the port exists and is stopped; the pool outlives it (see `Shared`).
@@ -227,7 +227,7 @@ fn set_up(
         sys::dpdk_sys_port_setup(
             port,
             queues as u16,
-            plan.mtu as u32,
+            request.mtu as u32,
             &raw mut rx_ring,
             &raw mut tx_ring,
             pool.as_ptr(),
@@ -240,25 +240,25 @@ fn set_up(
         return Err(format!("{stage} failed: {}{}", errno_text(ret), last_log()));
     }
 
-    let mac = address(port, plan.mac);
-    let mut mtu = plan.mtu;
-    if plan.set_mtu {
+    let mac = address(port, request.mac);
+    let mut mtu = request.mtu;
+    if request.set_mtu {
         // SAFETY: the port exists. A software device without the call carries what its buffers hold; a NIC and
         // net_tap refuse longer frames than theirs.
         let ret = unsafe { sys::dpdk_sys_port_set_mtu(port, mtu as u32) };
-        if ret != 0 && (plan.bus == "pci" || plan.makes_iface) {
+        if ret != 0 && (request.bus == "pci" || request.makes_iface) {
             let mut has = 0;
             // SAFETY: the port exists; the number is ours.
             if unsafe { sys::dpdk_sys_port_get_mtu(port, &raw mut has) } == 0 {
                 mtu = mtu.min(has as usize);
-                tracing::warn!("{} carries an MTU of {mtu} at most", plan.name);
+                tracing::warn!("{} carries an MTU of {mtu} at most", request.name);
             }
         }
     }
     // SAFETY: the port exists. Not every device knows it, and those that do not take all frames anyway.
     let _ = unsafe { sys::dpdk_sys_port_promiscuous(port) };
 
-    let iface = plan.iface.as_deref().map(Iface::find).transpose()?;
+    let iface = request.iface.as_deref().map(Iface::find).transpose()?;
     let counters = (0..queues).map(|_| Counters::default()).collect();
     let longest = AtomicU32::new((mtu + L2_OVERHEAD) as u32);
     // From here until `Shared` has the ids nothing fails.
@@ -269,7 +269,7 @@ fn set_up(
     if ret != 0 {
         return Err(format!("the device does not start: {}{}", errno_text(ret), last_log()));
     }
-    if let Some(iface) = shared.iface.as_ref().filter(|_| plan.makes_iface) {
+    if let Some(iface) = shared.iface.as_ref().filter(|_| request.makes_iface) {
         tell_apart(iface, mac);
     }
     Ok((shared, mac, mtu))
@@ -332,41 +332,41 @@ fn number() -> u32 {
     NUMBER.fetch_add(1, Ordering::Relaxed)
 }
 
-fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
+fn request_of(spec: &PortSpec, port: &PortOptions) -> Result<DeviceRequest, String> {
     let max_frame = port.mtu + L2_OVERHEAD;
-    let mut plan = Plan::new(port);
+    let mut request = DeviceRequest::new(port);
     match spec {
         PortSpec::Tap { iface, options } => {
             tap_possible(iface)?;
             let mac = port.mac.unwrap_or_else(Mac::random);
-            plan.mac = Some(mac);
-            plan.name = format!("net_tap{}", number());
-            plan.args = format!("iface={iface},mac={mac}");
-            more(&mut plan.args, options, &["remote"])?;
-            plan.iface = Some(iface.clone());
-            plan.makes_iface = true;
+            request.mac = Some(mac);
+            request.name = format!("net_tap{}", number());
+            request.args = format!("iface={iface},mac={mac}");
+            more(&mut request.args, options, &["remote"])?;
+            request.iface = Some(iface.clone());
+            request.makes_iface = true;
         }
         PortSpec::AfPacket { iface, options } => {
             let mtu = interface_mtu(iface)?;
             if !capable(CAP_NET_RAW) {
                 return Err("raw sockets need CAP_NET_RAW: run as root or grant the capability".into());
             }
-            plan.iface = Some(iface.clone());
-            plan.mtu = plan.mtu.min(mtu);
-            plan.set_mtu = false;
-            plan.name = format!("net_af_packet{}", number());
+            request.iface = Some(iface.clone());
+            request.mtu = request.mtu.min(mtu);
+            request.set_mtu = false;
+            request.name = format!("net_af_packet{}", number());
             // A slot holds the frame behind the kernel's header, and the driver copies whole slots.
             let slot = (max_frame + 128).next_power_of_two().max(2048);
-            plan.room = slot;
+            request.room = slot;
             let given = |key: &str| options.iter().any(|(k, _)| k == key);
-            plan.args = format!("iface={iface},qpairs={}", port.queues);
+            request.args = format!("iface={iface},qpairs={}", port.queues);
             for (key, value) in [("framesz", slot), ("blocksz", slot.max(4096)), ("framecnt", 512)] {
                 if !given(key) {
-                    plan.args.push_str(&format!(",{key}={value}"));
+                    request.args.push_str(&format!(",{key}={value}"));
                 }
             }
             more(
-                &mut plan.args,
+                &mut request.args,
                 options,
                 &["framesz", "blocksz", "framecnt", "qdisc_bypass", "fanout_mode"],
             )?;
@@ -381,17 +381,17 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
                 socket_file::belongs_to(Path::new(&path), &peers)?;
             } else {
                 // DPDK does not report who connects: only the socket's permissions keep others away.
-                plan.any_user = peers == Peers::Any;
-                if !users.is_empty() && !plan.any_user {
+                request.any_user = peers == Peers::Any;
+                if !users.is_empty() && !request.any_user {
                     return Err("who connects is not known here: peer-uid=any lets every user do so".into());
                 }
-                plan._dir_lock = Some(socket_file::lock_and_clear_for_dpdk(Path::new(&path))?);
+                request._dir_lock = Some(socket_file::lock_and_clear_for_dpdk(Path::new(&path))?);
             }
-            plan.mac = Some(port.mac.unwrap_or_else(Mac::random));
-            plan.name = format!("net_vhost{}", number());
-            plan.args = format!("iface={path},queues={}", port.queues);
+            request.mac = Some(port.mac.unwrap_or_else(Mac::random));
+            request.name = format!("net_vhost{}", number());
+            request.args = format!("iface={path},queues={}", port.queues);
             more(
-                &mut plan.args,
+                &mut request.args,
                 &options,
                 &[
                     "client",
@@ -406,23 +406,23 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
         }
         PortSpec::Dpdk { devargs } => {
             let (name, args) = devargs.split_once(',').unwrap_or((devargs, ""));
-            plan.args = args.into();
+            request.args = args.into();
             match pci_address(name) {
                 Some(address) => {
                     if !Path::new("/sys/bus/pci/devices").join(&address).exists() {
                         return Err(format!("there is no PCI device {address}: see lspci -D"));
                     }
-                    plan.bus = "pci";
-                    plan.name = address;
+                    request.bus = "pci";
+                    request.name = address;
                 }
-                None => plan.name = name.into(),
+                None => request.name = name.into(),
             }
         }
         PortSpec::Loopback | PortSpec::Unix { .. } | PortSpec::Memif { .. } | PortSpec::Udp { .. } => {
             return Err("this port does not use DPDK".into());
         }
     }
-    Ok(plan)
+    Ok(request)
 }
 
 /// Appends options, and refuses those that are not in `known`: DPDK's own message for them is of little help.
@@ -497,8 +497,8 @@ fn interface_mtu(iface: &str) -> Result<usize, String> {
 mod tests {
     use super::*;
 
-    fn planned(text: &str) -> Result<Plan, String> {
-        plan(&text.parse().unwrap(), &PortOptions::default())
+    fn requested(text: &str) -> Result<DeviceRequest, String> {
+        request_of(&text.parse().unwrap(), &PortOptions::default())
     }
 
     #[test]
@@ -512,9 +512,9 @@ mod tests {
 
     #[test]
     fn devices_that_are_not_there() {
-        let error = planned("af_packet:nosuchif0").unwrap_err();
+        let error = requested("af_packet:nosuchif0").unwrap_err();
         assert_eq!(error, "there is no network interface nosuchif0: see ip link");
-        let error = planned("dpdk:ffff:ff:1f.7").unwrap_err();
+        let error = requested("dpdk:ffff:ff:1f.7").unwrap_err();
         assert_eq!(error, "there is no PCI device ffff:ff:1f.7: see lspci -D");
     }
 }

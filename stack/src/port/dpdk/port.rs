@@ -1,7 +1,7 @@
 //! A started DPDK port: its life and its end.
 
 use super::eal::{Eal, forked};
-use super::iface::{Iface, Look};
+use super::iface::{Iface, IfaceState};
 use super::queue::DpdkQueue;
 use crate::port::counters::{Counters, sum};
 use crate::port::taken::Taken;
@@ -116,19 +116,19 @@ impl Shared {
 
     pub(super) fn link_up(&self) -> bool {
         match self.follow() {
-            Some((look, _)) => look == Look::Up,
+            Some((state, _)) => state == IfaceState::Up,
             // SAFETY: the port exists as long as `self`.
             None => unsafe { sys::dpdk_sys_port_link(self.port) != 0 },
         }
     }
 
     /// Checks the interface below, if there is one, and limits sends accordingly. Returns its state, and the MTU of the port.
-    fn follow(&self) -> Option<(Look, usize)> {
-        let (look, mtu) = self.iface.as_ref().filter(|_| !forked())?.look();
+    fn follow(&self) -> Option<(IfaceState, usize)> {
+        let (state, mtu) = self.iface.as_ref().filter(|_| !forked())?.state();
         let mtu = mtu.min(self.mtu);
-        let longest = if look == Look::Up { mtu + L2_OVERHEAD } else { 0 };
+        let longest = if state == IfaceState::Up { mtu + L2_OVERHEAD } else { 0 };
         self.longest.store(longest as u32, Ordering::Relaxed);
-        Some((look, mtu))
+        Some((state, mtu))
     }
 }
 

@@ -42,9 +42,9 @@ pub struct Connection {
     /// A client's layout; `None` for a server, which reads it from the descriptors.
     pub layout: Option<Layout>,
     /// Rings on which this end receives.
-    pub rx: Vec<Place>,
+    pub rx: Vec<RingLocation>,
     /// Rings on which it sends.
-    pub tx: Vec<Place>,
+    pub tx: Vec<RingLocation>,
     /// Where these lend buffers: each until its ring is taken.
     pub lent: Vec<Mutex<Option<Lent>>>,
     /// This connection's number, once it is in use.
@@ -52,7 +52,7 @@ pub struct Connection {
 }
 
 /// Where a ring is, and the event that wakes its receiver.
-pub struct Place {
+pub struct RingLocation {
     /// Where it begins.
     pub offset: u32,
     /// Base-2 logarithm of its slots.
@@ -76,7 +76,7 @@ pub struct Rings {
 impl Connection {
     /// The rings of a queue.
     pub fn rings(&self, queue: usize) -> Result<Rings, String> {
-        let ring = |place: &Place| Ring::new(&self.region, place.offset, place.log2);
+        let ring = |at: &RingLocation| Ring::new(&self.region, at.offset, at.log2);
         let buffers = |to_server| match &self.layout {
             Some(layout) => Buffers::Ours { first: layout.buffers(to_server, queue), size: layout.buffer },
             None => Buffers::Theirs,
@@ -105,7 +105,7 @@ pub struct State {
     /// Links that were lost.
     pub restarts: AtomicU64,
     common: Arc<Common>,
-    link: Mutex<Link>,
+    connector: Mutex<Connector>,
     made_by: Process,
 }
 
@@ -113,14 +113,15 @@ impl State {
     /// A link that is down.
     pub fn new(common: Common, end: End) -> Self {
         let common = Arc::new(common);
-        let link = Link { common: Arc::clone(&common), end, up: None, last_meeting: 0, last_number: 0 };
+        let connector =
+            Connector { common: Arc::clone(&common), end, up: None, last_meeting: 0, last_number: 0 };
         Self {
             number: AtomicU64::new(0),
             current: Mutex::new(None),
             broken: AtomicU64::new(0),
             restarts: AtomicU64::new(0),
             common,
-            link: Mutex::new(link),
+            connector: Mutex::new(connector),
             made_by: Process::this(),
         }
     }
@@ -145,18 +146,18 @@ impl State {
         if !self.made_by.is_this() {
             return;
         }
-        let mut link = match self.link.try_lock() {
-            Ok(link) => link,
+        let mut connector = match self.connector.try_lock() {
+            Ok(connector) => connector,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        link.serve(self, Instant::now());
+        connector.serve(self, Instant::now());
     }
 
     /// What the next step waits for, while there is no link.
     pub fn wait(&self) -> Wait {
-        match self.link.try_lock() {
-            Ok(link) => link.wait(),
+        match self.connector.try_lock() {
+            Ok(connector) => connector.wait(),
             Err(_) => Wait::Soon,
         }
     }
@@ -173,7 +174,7 @@ impl State {
 impl Drop for State {
     fn drop(&mut self) {
         if self.made_by.is_this() {
-            self.link.get_mut().unwrap_or_else(PoisonError::into_inner).close();
+            self.connector.get_mut().unwrap_or_else(PoisonError::into_inner).close();
         }
     }
 }
@@ -240,7 +241,8 @@ struct Up {
     since: Instant,
 }
 
-struct Link {
+/// Finds peers, meets them, and sees them off. One thread at a time takes its steps.
+struct Connector {
     common: Arc<Common>,
     end: End,
     up: Option<Up>,
@@ -249,7 +251,7 @@ struct Link {
     last_number: u64,
 }
 
-impl Link {
+impl Connector {
     fn wait(&self) -> Wait {
         match &self.end {
             _ if self.up.is_some() => Wait::Soon,
@@ -479,7 +481,7 @@ mod tests {
     }
 
     fn serve(state: &State, now: Instant) {
-        state.link.lock().unwrap().serve(state, now);
+        state.connector.lock().unwrap().serve(state, now);
     }
 
     fn known(stranger: Apart<Stranger>) -> Socket {

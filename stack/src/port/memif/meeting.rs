@@ -6,7 +6,7 @@
 use super::handshake::{
     Along, Client, ClientStep, Offer, RingOffer, Server, ServerStep, TAKEN, Terms, after_handshake,
 };
-use super::link::{Connection, Place};
+use super::link::{Connection, RingLocation};
 use super::message::Message;
 use super::region::{self, Layout};
 use super::ring::{self, Lent, Ring};
@@ -490,12 +490,15 @@ impl Memory {
 
     fn connection(self) -> Connection {
         let Self { layout, region, events: [to_server, to_client] } = self;
-        let places = |to_server: bool, events: Vec<Arc<OwnedFd>>| {
-            let place =
-                |(index, event)| Place { offset: layout.ring(to_server, index), log2: layout.log2, event };
-            events.into_iter().enumerate().map(place).collect()
+        let locations = |to_server: bool, events: Vec<Arc<OwnedFd>>| {
+            let location = |(index, event)| RingLocation {
+                offset: layout.ring(to_server, index),
+                log2: layout.log2,
+                event,
+            };
+            events.into_iter().enumerate().map(location).collect()
         };
-        let (tx, rx) = (places(true, to_server), places(false, to_client));
+        let (tx, rx) = (locations(true, to_server), locations(false, to_client));
         let buffers = |index| (layout.buffers(true, index), layout.buffer << layout.log2);
         let wanted: Vec<_> = (0..layout.queues).map(buffers).collect();
         let lent = lent(&region, &wanted);
@@ -506,8 +509,8 @@ impl Memory {
 /// Turns a client's offer into a connection, or refuses it.
 fn accept(offer: Offer<Arc<OwnedFd>>) -> Result<Connection, String> {
     let region = region::take(offer.region.as_fd(), offer.size)?;
-    let places = |rings: Vec<RingOffer<Arc<OwnedFd>>>| {
-        let place = |RingOffer { offset, log2, event }: RingOffer<Arc<OwnedFd>>| {
+    let locations = |rings: Vec<RingOffer<Arc<OwnedFd>>>| {
+        let location = |RingOffer { offset, log2, event }: RingOffer<Arc<OwnedFd>>| {
             if !Ring::new(&region, offset, log2)?.is_marked() {
                 return Err(format!("there is no ring at {offset}: its cookie is another one"));
             }
@@ -517,14 +520,14 @@ fn accept(offer: Offer<Arc<OwnedFd>>) -> Result<Connection, String> {
                     "the event of the ring at {offset} is no eventfd, or /proc/self/fd cannot be read"
                 ));
             }
-            Ok(Place { offset, log2, event })
+            Ok(RingLocation { offset, log2, event })
         };
-        rings.into_iter().map(place).collect::<Result<Vec<_>, String>>()
+        rings.into_iter().map(location).collect::<Result<Vec<_>, String>>()
     };
-    let (rx, tx) = (places(offer.to_server)?, places(offer.to_client)?);
+    let (rx, tx) = (locations(offer.to_server)?, locations(offer.to_client)?);
     // Frames are built in buffers that are where they are described now; others are copied to.
-    let described = |place: &Place| Ring::new(&region, place.offset, place.log2).ok()?.described();
-    let wanted: Vec<_> = tx.iter().map(|place| described(place).unwrap_or((0, 0))).collect();
+    let described = |at: &RingLocation| Ring::new(&region, at.offset, at.log2).ok()?.described();
+    let wanted: Vec<_> = tx.iter().map(|at| described(at).unwrap_or((0, 0))).collect();
     let lent = lent(&region, &wanted);
     Ok(Connection { region, layout: None, rx, tx, lent, number: 0 })
 }

@@ -35,7 +35,7 @@ mod wake;
 const RSIZE: u8 = 10;
 
 /// A specification, parsed.
-struct Plan {
+struct Settings {
     path: PathBuf,
     role: Option<MemifRole>,
     terms: handshake::Terms,
@@ -55,26 +55,30 @@ pub(super) fn open(
     options: &PortOptions,
 ) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
-    let plan = plan(path, role, more, options).map_err(fail)?;
+    let settings = settings(path, role, more, options).map_err(fail)?;
     // For a peer that sleeps: see `Rx::arm`.
     asymmetric::join();
     for _ in 1..TRIES {
-        let (port, found_server) = make(spec, &plan, options).map_err(fail)?;
-        if !found_server || meet(&port, &plan.path) {
+        let (port, found_server) = make(spec, &settings, options).map_err(fail)?;
+        if !found_server || meet(&port, &settings.path) {
             return Ok(Box::new(port));
         }
     }
-    make(spec, &plan, options).map(|(port, _)| Box::new(port) as _).map_err(fail)
+    make(spec, &settings, options).map(|(port, _)| Box::new(port) as _).map_err(fail)
 }
 
 /// A port, and whether it is the client because it has found a server.
-fn make(spec: &PortSpec, plan: &Plan, options: &PortOptions) -> Result<(port::MemifPort, bool), String> {
-    let end = end(plan)?;
-    let found_server = plan.role.is_none() && matches!(end, End::Client { .. });
+fn make(
+    spec: &PortSpec,
+    settings: &Settings,
+    options: &PortOptions,
+) -> Result<(port::MemifPort, bool), String> {
+    let end = end(settings)?;
+    let found_server = settings.role.is_none() && matches!(end, End::Client { .. });
     let info = PortInfo::of(spec, options);
     // Frames are copied in whole blocks, past their end.
     let pool = HeapPool::new(options.queues * (options.frames + stock::STOCK), room(info.max_frame()));
-    let common = meeting::Common::new(info.name.clone(), plan.terms.clone(), plan.peers.clone())
+    let common = meeting::Common::new(info.name.clone(), settings.terms.clone(), settings.peers.clone())
         .map_err(|error| format!("no descriptor is left: {error}"))?;
     let state = State::new(common, end);
     let shared = port::Shared::new(state, pool, &info);
@@ -86,21 +90,21 @@ const TRIES: u32 = 4;
 /// How long an end waits for the server that it found.
 const MEETING: Duration = Duration::from_secs(1);
 /// How often it looks meanwhile whether the server is still there.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const PROBE_EVERY: Duration = Duration::from_millis(20);
 
 /// Waits until the link is up, for at most [`MEETING`], so that the first frames of the program that starts second, among them
 /// datagrams that nobody repeats, are not lost. `false`: nobody listens there any more. The server that was found was about to end,
 /// as one of a pair of programs before this one; and as two ends may have found it, neither may stay the client.
 fn meet(port: &port::MemifPort, path: &Path) -> bool {
     let start = Instant::now();
-    let mut look_at = start + LOOK_EVERY;
+    let mut probe_at = start + PROBE_EVERY;
     while !port.link_up() {
         let now = Instant::now();
-        if now >= look_at {
-            if socket_file::look(path) != Ok(socket_file::Look::Alive) {
+        if now >= probe_at {
+            if socket_file::probe(path) != Ok(socket_file::Found::Alive) {
                 return false;
             }
-            look_at = now + LOOK_EVERY;
+            probe_at = now + PROBE_EVERY;
         }
         if now.saturating_duration_since(start) >= MEETING {
             break;
@@ -119,7 +123,7 @@ pub(super) fn open_lazy(
     options: &PortOptions,
 ) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
-    plan(path, role, more, options).map_err(fail)?;
+    settings(path, role, more, options).map_err(fail)?;
     Ok(lazy::later(PortInfo::of(spec, options), spec, options))
 }
 
@@ -129,21 +133,22 @@ fn room(max_frame: usize) -> usize {
 }
 
 /// The socket of an end. Without a role, the end that finds no process listening is the server.
-fn end(plan: &Plan) -> Result<End, String> {
-    if plan.role != Some(MemifRole::Client) {
-        match listen(plan) {
+fn end(settings: &Settings) -> Result<End, String> {
+    if settings.role != Some(MemifRole::Client) {
+        match listen(settings) {
             Ok(end) => return Ok(end),
             // Another process may have begun to listen just now.
             Err(_)
-                if plan.role.is_none() && socket_file::look(&plan.path) == Ok(socket_file::Look::Alive) => {}
+                if settings.role.is_none()
+                    && socket_file::probe(&settings.path) == Ok(socket_file::Found::Alive) => {}
             Err(reason) => return Err(reason),
         }
     }
-    Ok(End::client(plan.path.clone(), plan.buffer))
+    Ok(End::client(settings.path.clone(), settings.buffer))
 }
 
-fn listen(plan: &Plan) -> Result<End, String> {
-    let path = &plan.path;
+fn listen(settings: &Settings) -> Result<End, String> {
+    let path = &settings.path;
     let lock = socket_file::lock_and_clear(path)?;
     let shown = path.display();
     let listener = socket::Listener::new(path).map_err(|error| match error.kind() {
@@ -156,7 +161,7 @@ fn listen(plan: &Plan) -> Result<End, String> {
     })?;
     drop(lock);
     let file = SocketFile::new(path).map_err(|error| format!("the socket {shown} is gone again: {error}"))?;
-    let (user, group) = plan.owner;
+    let (user, group) = settings.owner;
     if user.is_some() || group.is_some() {
         std::os::unix::fs::chown(path, user, group)
             .map_err(|error| format!("the socket {shown} cannot be given to another owner: {error}"))?;
@@ -168,12 +173,12 @@ fn listen(plan: &Plan) -> Result<End, String> {
 /// Options that there are.
 const OPTIONS: &str = "rsize, bsize, id, secret, owner-uid, owner-gid, peer-uid";
 
-fn plan(
+fn settings(
     path: &Path,
     role: Option<MemifRole>,
     more: &[(String, String)],
     options: &PortOptions,
-) -> Result<Plan, String> {
+) -> Result<Settings, String> {
     let max_frame = options.mtu + super::L2_OVERHEAD;
     let mut terms =
         handshake::Terms { queues: options.queues, log2: RSIZE, id: 0, secret: [0; message::SECRET] };
@@ -233,7 +238,7 @@ fn plan(
             .join("memif.sock"),
         false => socket_file::absolute(path)?.into(),
     };
-    Ok(Plan { path, role, terms, buffer, peers, owner })
+    Ok(Settings { path, role, terms, buffer, peers, owner })
 }
 
 #[cfg(test)]

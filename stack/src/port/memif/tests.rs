@@ -2,25 +2,25 @@
 
 use super::*;
 
-fn planned(options: &str) -> Result<Plan, String> {
+fn parsed(options: &str) -> Result<Settings, String> {
     let text = format!("memif:{}/no-such-memif.sock{options}", std::env::temp_dir().display());
     let PortSpec::Memif { path, role, options } = text.parse().unwrap() else { panic!("{text}") };
-    plan(&path, role, &options, &PortOptions::default())
+    settings(&path, role, &options, &PortOptions::default())
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "looks at files")]
 fn options_are_what_they_say() {
     let me = rustix::process::geteuid().as_raw();
-    let plan = planned("").unwrap();
-    assert_eq!((plan.role, plan.terms.log2, plan.buffer), (None, 10, 4288));
-    assert_eq!(plan.peers, Peers::Users(vec![me, 0]));
-    let plan = planned(",role=client,rsize=11,bsize=9000,id=3,secret=psst").unwrap();
-    assert_eq!((plan.role, plan.terms.log2, plan.buffer), (Some(MemifRole::Client), 11, 9000));
-    assert_eq!((plan.terms.id, &plan.terms.secret[..6]), (3, &b"psst\0\0"[..]));
-    let plan = planned(",owner-uid=7,owner-gid=8,peer-uid=9").unwrap();
-    assert_eq!((plan.owner, plan.peers), ((Some(7), Some(8)), Peers::Users(vec![me, 0, 7, 9])));
-    assert_eq!(planned(",peer-uid=any").unwrap().peers, Peers::Any);
+    let settings = parsed("").unwrap();
+    assert_eq!((settings.role, settings.terms.log2, settings.buffer), (None, 10, 4288));
+    assert_eq!(settings.peers, Peers::Users(vec![me, 0]));
+    let settings = parsed(",role=client,rsize=11,bsize=9000,id=3,secret=psst").unwrap();
+    assert_eq!((settings.role, settings.terms.log2, settings.buffer), (Some(MemifRole::Client), 11, 9000));
+    assert_eq!((settings.terms.id, &settings.terms.secret[..6]), (3, &b"psst\0\0"[..]));
+    let settings = parsed(",owner-uid=7,owner-gid=8,peer-uid=9").unwrap();
+    assert_eq!((settings.owner, settings.peers), ((Some(7), Some(8)), Peers::Users(vec![me, 0, 7, 9])));
+    assert_eq!(parsed(",peer-uid=any").unwrap().peers, Peers::Any);
 }
 
 #[test]
@@ -41,10 +41,10 @@ fn errors_say_what_is_right() {
         let many = PortOptions { queues: 16, ..PortOptions::default() };
         let text = format!("memif:/tmp/x.sock{options}");
         let PortSpec::Memif { path, role, options } = text.parse().unwrap() else { panic!("{text}") };
-        let error = plan(&path, role, &options, &many).err().expect("an error");
+        let error = settings(&path, role, &options, &many).err().expect("an error");
         assert!(error.contains(part), "{text}: {error}");
     }
-    let nowhere = plan(Path::new("/no/such/directory/x.sock"), None, &[], &PortOptions::default());
+    let nowhere = settings(Path::new("/no/such/directory/x.sock"), None, &[], &PortOptions::default());
     assert!(nowhere.err().expect("an error").contains("/no/such/directory"));
 }
 
@@ -55,7 +55,7 @@ fn other_users_are_not_welcome() {
     // process has is accepted.
     let path = std::env::temp_dir().join(format!("roce-memif-user-{}.sock", std::process::id()));
     let terms = handshake::Terms { queues: 1, log2: 4, id: 0, secret: [0; message::SECRET] };
-    let plan = |role, peers| Plan {
+    let settings = |role, peers| Settings {
         path: path.clone(),
         role: Some(role),
         terms: terms.clone(),
@@ -64,9 +64,9 @@ fn other_users_are_not_welcome() {
         owner: (None, None),
     };
     let state = |role, peers: Peers| {
-        let plan = plan(role, peers);
-        let end = end(&plan).unwrap();
-        State::new(meeting::Common::new("test".into(), plan.terms, plan.peers).unwrap(), end)
+        let settings = settings(role, peers);
+        let end = end(&settings).unwrap();
+        State::new(meeting::Common::new("test".into(), settings.terms, settings.peers).unwrap(), end)
     };
     let refused = State::refused;
     let (nobody, all) = (Peers::Users(vec![u32::MAX - 1]), Peers::Any);

@@ -22,8 +22,8 @@ use crate::wire::UDP_PORT;
 /// `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV4_RULE`, `RTMGRP_IPV6_ROUTE`.
 const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x80 | 0x400;
 /// Least time between two looks at the host: where the kernel reports changes, and where it does not.
-const LOOK_GAP: Duration = Duration::from_millis(100);
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const REFRESH_GAP: Duration = Duration::from_millis(100);
+const REFRESH_EVERY: Duration = Duration::from_secs(1);
 /// Messages about changes that are taken in one look.
 const MESSAGES: usize = 64;
 
@@ -42,7 +42,7 @@ struct Entry {
 pub(super) struct Table(Vec<Entry>);
 
 impl Table {
-    fn look() -> std::io::Result<Self> {
+    fn read() -> std::io::Result<Self> {
         let socket =
             rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         let socket = socket.as_fd();
@@ -129,7 +129,7 @@ impl Table {
 /// The kernel does not say what addresses there are.
 pub fn addresses(named: &[IpAddr]) -> std::io::Result<Vec<HostAddress>> {
     let host = Host::new(named);
-    host.look()?;
+    host.refresh()?;
     let table = host.table();
     let own = crate::port::Host::addresses(&host);
     let with_iface = |addr| {
@@ -168,9 +168,9 @@ pub(super) struct Host {
     changed: AtomicU64,
     router: Option<Mutex<Router>>,
     /// The host is not looked at before this.
-    next_look: Mutex<Instant>,
+    next_refresh: Mutex<Instant>,
     /// Whether a thread looks at the host now.
-    looking: AtomicBool,
+    refreshing: AtomicBool,
 }
 
 impl Host {
@@ -184,8 +184,8 @@ impl Host {
             changes: changes().ok(),
             changed: AtomicU64::new(0),
             router: Router::open().map(Mutex::new),
-            next_look: Mutex::new(Instant::now()),
-            looking: AtomicBool::new(false),
+            next_refresh: Mutex::new(Instant::now()),
+            refreshing: AtomicBool::new(false),
         }
     }
 
@@ -212,8 +212,8 @@ impl Host {
     ///
     /// # Errors
     /// The kernel does not say what addresses there are.
-    pub fn look(&self) -> std::io::Result<()> {
-        let now = Arc::new(Table::look()?);
+    pub fn refresh(&self) -> std::io::Result<()> {
+        let now = Arc::new(Table::read()?);
         if now.0.iter().any(|entry| !entry.local.loopback) {
             self.beyond.store(true, Ordering::Relaxed);
         }
@@ -236,26 +236,26 @@ impl Host {
     /// Looks at the host, on a thread of its own, if something may have changed. The kernel makes a look wait while others change
     /// interfaces, so the calling thread does not wait for it.
     pub fn follow(self: &Arc<Self>) {
-        let mut next = lock(&self.next_look);
+        let mut next = lock(&self.next_refresh);
         let now = Instant::now();
         // What changes during a look is left for the next one.
-        if now < *next || self.looking.load(Ordering::Acquire) || !self.may_have_changed() {
+        if now < *next || self.refreshing.load(Ordering::Acquire) || !self.may_have_changed() {
             return;
         }
-        *next = now + if self.changes.is_some() { LOOK_GAP } else { LOOK_EVERY };
-        self.looking.store(true, Ordering::Relaxed);
+        *next = now + if self.changes.is_some() { REFRESH_GAP } else { REFRESH_EVERY };
+        self.refreshing.store(true, Ordering::Relaxed);
         // Where no thread can be had, this one looks.
         let host = Arc::clone(self);
-        if apart::spawn("roce-host", move || host.look_again()).is_err() {
-            self.look_again();
+        if apart::spawn("roce-host", move || host.refresh_apart()).is_err() {
+            self.refresh_apart();
         }
     }
 
-    fn look_again(&self) {
-        if let Err(error) = self.look() {
+    fn refresh_apart(&self) {
+        if let Err(error) = self.refresh() {
             tracing::warn!("the addresses of the host cannot be read: {error}");
         }
-        self.looking.store(false, Ordering::Release);
+        self.refreshing.store(false, Ordering::Release);
     }
 
     /// Whether the kernel reported a change, or cannot report any.
@@ -350,7 +350,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "it asks the kernel")]
     fn a_look_at_the_host_keeps_nobody_waiting() {
         let host = Arc::new(Host { changes: None, ..Host::new(&[]) });
-        let now = || *host.next_look.lock().unwrap() = Instant::now();
+        let now = || *host.next_refresh.lock().unwrap() = Instant::now();
         let held = host.table.write().unwrap();
         for _ in 0..3 {
             now();
@@ -358,7 +358,7 @@ mod tests {
         }
         assert!(held.0.is_empty());
         drop(held);
-        while host.looking.load(Ordering::Acquire) {
+        while host.refreshing.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
         assert!(!host.table().0.is_empty(), "there is a loopback interface");

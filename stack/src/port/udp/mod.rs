@@ -73,7 +73,7 @@ pub(super) fn open(
     };
     let sockets = sockets(addrs, buffer).map_err(fail)?;
     let host = Arc::new(Host::new(addrs));
-    host.look().map_err(|error| fail(format!("the host's addresses cannot be read: {error}")))?;
+    host.refresh().map_err(|error| fail(format!("the host's addresses cannot be read: {error}")))?;
     let mtu = host.mtu().unwrap_or(options.mtu).min(options.mtu);
     let info = PortInfo { mtu, ..PortInfo::of(spec, options) };
     let shared = Arc::new(Shared {
