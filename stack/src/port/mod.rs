@@ -2,7 +2,8 @@
 //! links for tests.
 //!
 //! A port never looks into a frame beyond the Ethernet addresses (but for `udp`, where the kernel has the headers), and never
-//! blocks. `device` opens ports; each shard owns one [`PortQueue`] and moves bursts through it.
+//! blocks. `device` opens ports; each shard owns one [`PortQueue`] and moves bursts through it. A port may consist of several links
+//! ([`Route`]).
 
 use crate::config;
 use crate::id::Mac;

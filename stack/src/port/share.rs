@@ -1,9 +1,9 @@
 #![allow(unsafe_code)]
 //! How many threads peers may keep busy or waiting: a share for each peer, and a bound for all.
 //!
-//! A peer costs a thread while it is met, and while its descriptors are closed, for which it can let that thread wait. So the bound
-//! is divided: among the ports of the process, among the users at a port, and among the processes of a user. Each gets, at its
-//! level, at most half of what the others leave: one that takes all it can still leaves as much to the next one.
+//! A peer costs a thread while it is met, and while its descriptors are closed, which can take as long as it likes. So the bound is
+//! divided: among the ports of the process, among the users at a port, and among the processes of a user. Each gets, at its level, at
+//! most half of what the others leave: one that takes all it can still leaves as much to the next one.
 //!
 //! Nothing here waits for a lock: a thread that had one when the process forked would never give it back in the fork.
 

@@ -3,9 +3,8 @@
 //! The sockets are not connected, so either side may start first, end and start again. A frame for a peer that
 //! is not there is lost, as on a cable; a peer whose socket is full pushes back.
 //!
-//! A datagram can bring descriptors, whoever sends it, and whoever closes them may have to wait for the sender
-//! ([`apart`]). So each datagram is looked at first, and one that brings any is taken, and they are closed, by a
-//! thread that is there for that.
+//! Any datagram can bring descriptors, and closing one can take as long as its sender likes ([`apart`]). So each datagram is looked
+//! at first. One that brings descriptors is received by a thread of its own, which closes them.
 
 use super::counters::{Counters, sum};
 use super::peers::Peers;

@@ -1,6 +1,6 @@
 //! A port that loses, repeats, delays and damages frames; the same seed gives the same faults.
 //!
-//! A [`Link`], which the simulator uses as well, decides what happens to a frame.
+//! A [`Link`], which the simulator uses as well, decides what happens to a frame. Each queue, direction and route has its own.
 
 mod link;
 pub mod rng;

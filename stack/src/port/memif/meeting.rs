@@ -1,7 +1,7 @@
 //! A meeting: the handshake with a peer that was found, on a thread of its own, which ends with it.
 //!
-//! The peer can let this thread wait (see [`socket`](super::socket)), the memory takes its time to be made, mapped and filled, and
-//! nobody waits for either: the link takes the outcome when it looks the next time.
+//! The peer can keep this thread waiting (see [`socket`](super::socket)), and memory takes time to be made, mapped and filled. Nobody
+//! waits for either: the link takes the outcome with its next step.
 
 use super::handshake::{
     Along, Client, ClientStep, Offer, RingOffer, Server, ServerStep, TAKEN, Terms, after_handshake,

@@ -1,4 +1,4 @@
-//! The places of the buffers of a ring's slots: a client knows them, a server reads them from the descriptors.
+//! Where the buffers of a ring's slots are: a client knows, a server reads it from the descriptors.
 
 use super::ring::{Ring, Slot};
 use super::shm::Part;

@@ -1,8 +1,8 @@
 //! The control socket: messages with descriptors; no call waits for a message.
 //!
-//! What a peer sends along may be anything, and so the kernel may let whoever closes it wait: a received descriptor, one of which
-//! too many came, one that lies in a socket that is closed. So only threads that are there for this one peer receive from a socket
-//! and close it ([`apart`](crate::sync::apart)); other threads have an [`Apart`] of it, and look
+//! A descriptor that a peer sends may be anything, and closing it can take as long as the peer likes: once it was received, if too
+//! many came, and if it lies in a socket that is closed. So only threads that serve this one peer receive from a socket and close it
+//! ([`apart`](crate::sync::apart)). Other threads have an [`Apart`] of it, and see no more than whether something came
 //! ([`Socket::has_news`]).
 
 use super::message::MESSAGE;

@@ -4,7 +4,7 @@
 //! The kernel routes, resolves neighbours and answers ARP; its addresses are the port's GIDs. Of a frame only the datagram in it is
 //! sent, and a received datagram is put into a frame whose headers are made anew. The ICRC covers fields that the kernel writes and
 //! does not show. What it will write is put into the ICRC of packets to send ([`tx`]); what it has removed is computed for received
-//! packets ([`rx`]); by queue pair a shard judges whether the result makes sense.
+//! packets ([`rx`]). A shard judges for each queue pair whether the result makes sense (`shard/identification.rs`).
 //!
 //! All datagrams arrive on queue 0: with a socket for each queue the packets of a queue pair would get out of order, because the
 //! kernel joins datagrams of several queue pairs. Every queue sends by itself.
