@@ -163,7 +163,7 @@ fn a_controller_is_told_when_packets_leave_and_arrive() {
 }
 
 #[test]
-fn a_run_is_told_of_at_once() {
+fn a_series_is_told_of_at_once() {
     let mut rig = Rig::new(100);
     for _ in 0..4 {
         rig.post(WrOpcode::RdmaWrite, 9);

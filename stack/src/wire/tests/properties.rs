@@ -78,10 +78,11 @@ const FIELDS: [Field; 9] = [
     ("psn",        0, 24, |b| b.psn().get()),
 ];
 
+/// A field of the BTH: its name, and what sets it.
+type Setter = (&'static str, fn(&mut Bth, u32));
+
 /// The fields that are set in a header that was made before.
 #[rustfmt::skip]
-/// A field of 24 bits, and how it is set.
-type Setter = (&'static str, fn(&mut Bth, u32));
 const SETTERS: [Setter; 3] = [
     ("mig_req", |b, v| b.set_mig_req(v & 1 != 0)),
     ("pkey",    |b, v| b.set_pkey(v as u16)),
