@@ -267,7 +267,7 @@ fn idle(depth: u32, reads: u8) -> i64 {
 // | its attributes | 136 |
 // | the indices of its two rings | 256 |
 // | a send request, a receive request of one buffer, the record of a sent request | 64 + 32 + 4 |
-// | its handle with the locks of its two rings, and its entry among the device's queue pairs | about 420 |
+// | its handle with the locks of its two rings, and its entry among the device's queue pairs | about 460 |
 //
 // Rings grow with their depth, and the responder's memory by 64 bytes for each READ or atomic that the peer may have
 // outstanding.
@@ -278,7 +278,7 @@ fn an_idle_queue_pair_is_small() {
     let grown = |depth, reads, by: i64| (idle(depth, reads) - least - by).abs() <= 16;
     assert!(grown(64, 0, 63 * (64 + 32 + 4)));
     assert!(grown(1, 16, 16 * 64));
-    assert!(least <= 1664, "{least} bytes");
+    assert!(least <= 1704, "{least} bytes");
 }
 
 // Control: the counter sees allocations, in the same places.
