@@ -1,6 +1,6 @@
 //! How much the kernel lets a socket hold, and all of them together.
 
-use super::{Finding, Verdict, bytes, read};
+use super::finding::{Finding, Verdict, bytes, read};
 use rustix::net::sockopt;
 use std::net::UdpSocket;
 use std::path::Path;

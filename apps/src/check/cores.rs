@@ -1,6 +1,6 @@
 //! The cores that a program of this user gets, and what runs on them now.
 
-use super::{Finding, Verdict, read};
+use super::finding::{Finding, Verdict, read};
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};

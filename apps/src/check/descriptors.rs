@@ -1,6 +1,6 @@
 //! How many files a process may have open.
 
-use super::{Finding, Verdict};
+use super::finding::{Finding, Verdict};
 use rustix::process::{Resource, getrlimit};
 
 /// Enough for a program with a thousand connections that have a channel each.

@@ -1,6 +1,6 @@
 //! The interfaces with addresses: what a packet may have, and whether packets are sent and received in batches.
 
-use super::{Finding, Verdict, interfaces_of, read};
+use super::finding::{Finding, Verdict, interfaces_of, read};
 use std::path::Path;
 use verbs::Mtu;
 use verbs::port::{HostAddress, interface_feature};

@@ -6,63 +6,17 @@
 mod buffers;
 mod cores;
 mod descriptors;
+mod finding;
 mod interfaces;
 mod route;
 mod udp_port;
 
 use crate::error::{AppError, Result};
 use crate::out::say;
-use serde::Serialize;
+use finding::{Finding, Verdict};
 use std::net::IpAddr;
 use std::path::Path;
-use verbs::port::{HostAddress, PortSpec};
-
-/// How something is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Verdict {
-    /// As it should be.
-    Ok,
-    /// It works, and could be better.
-    Note,
-    /// It keeps RoCE from working.
-    Broken,
-    /// It could not be seen.
-    Unknown,
-}
-
-impl Verdict {
-    const fn word(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Note => "note",
-            Self::Broken => "BROKEN",
-            Self::Unknown => "?",
-        }
-    }
-}
-
-/// What was found out about a thing.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-struct Finding {
-    topic: &'static str,
-    verdict: Verdict,
-    what: String,
-    /// What to do; empty where there is nothing to do.
-    advice: String,
-}
-
-impl Finding {
-    fn new(topic: &'static str, verdict: Verdict, what: impl Into<String>) -> Self {
-        Self { topic, verdict, what: what.into(), advice: String::new() }
-    }
-    fn ok(topic: &'static str, what: impl Into<String>) -> Self {
-        Self::new(topic, Verdict::Ok, what)
-    }
-    fn advice(self, advice: impl Into<String>) -> Self {
-        Self { advice: advice.into(), ..self }
-    }
-}
+use verbs::port::PortSpec;
 
 /// Looks at this host, and at the ways to some others; prints the page, or with `json` an array of findings.
 ///
@@ -109,31 +63,6 @@ fn page(findings: &[Finding]) -> String {
     lines.join("\n")
 }
 
-/// A file of the kernel; empty where it cannot be read.
-fn read(root: &Path, path: &str) -> String {
-    std::fs::read_to_string(root.join(path)).unwrap_or_default()
-}
-
-/// The interfaces that have addresses, each with one of them, without the loopback interface if there are others.
-fn interfaces_of(addrs: &[HostAddress]) -> Vec<&str> {
-    let mut names: Vec<&str> =
-        addrs.iter().map(|addr| addr.iface.as_str()).filter(|name| !name.is_empty()).collect();
-    names.dedup();
-    names.sort_unstable();
-    names.dedup();
-    names
-}
-
-/// Bytes as people write them.
-fn bytes(n: u64) -> String {
-    match n {
-        0..1024 => format!("{n} B"),
-        1024..1_048_576 => format!("{} KiB", n / 1024),
-        1_048_576..1_073_741_824 => format!("{} MiB", n / 1_048_576),
-        _ => format!("{:.1} GiB", n as f64 / 1_073_741_824.0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,11 +85,5 @@ mod tests {
                 "BROKEN  firewall  closed"
             ]
         );
-    }
-
-    #[test]
-    fn bytes_are_read_at_a_glance() {
-        let text = [0, 1023, 212_992, 4 << 20, 3 << 29].map(bytes);
-        assert_eq!(text, ["0 B", "1023 B", "208 KiB", "4 MiB", "1.5 GiB"]);
     }
 }

@@ -1,6 +1,6 @@
 //! The way to another host.
 
-use super::{Finding, Verdict};
+use super::finding::{Finding, Verdict};
 use crate::error::{AppError, Result};
 use rustix::net::sockopt;
 use std::io::ErrorKind;

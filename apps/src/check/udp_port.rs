@@ -1,6 +1,6 @@
 //! UDP port 4791: who has it, and whether what this host sends to it arrives.
 
-use super::{Finding, Verdict, read};
+use super::finding::{Finding, Verdict, read};
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
