@@ -84,7 +84,7 @@ pub struct CqReader<E> {
     older: Option<Box<CqReader<E>>>,
 }
 
-/// Arms a completion queue from any thread: the reader may be elsewhere. See [`CqReader::arm`].
+/// Arms a completion queue from any thread: the reader may be elsewhere.
 #[derive(Clone)]
 pub struct Armer(Arc<CachePadded<AtomicU8>>);
 
@@ -228,7 +228,7 @@ impl<E: Copy + Default + Send> CqLane<E> {
 
     fn take_event(&mut self) -> bool {
         let solicited = core::mem::take(&mut self.staged_solicited);
-        // Pairs with the fence in `CqReader::arm`.
+        // Pairs with the fence in `Armer::arm`.
         fence(Ordering::SeqCst);
         let wanted = match self.shared.armed.load(Ordering::Relaxed) {
             NOT_ARMED => false,
