@@ -56,11 +56,10 @@ pub(super) fn read(root: &Path, path: &str) -> String {
     std::fs::read_to_string(root.join(path)).unwrap_or_default()
 }
 
-/// The interfaces that have addresses, each with one of them, without the loopback interface if there are others.
+/// The names of the interfaces that have addresses.
 pub(super) fn interfaces_of(addrs: &[HostAddress]) -> Vec<&str> {
     let mut names: Vec<&str> =
         addrs.iter().map(|addr| addr.iface.as_str()).filter(|name| !name.is_empty()).collect();
-    names.dedup();
     names.sort_unstable();
     names.dedup();
     names
