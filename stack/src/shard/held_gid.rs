@@ -38,7 +38,7 @@ impl Shared {
         Some(HeldGid { shared: self, gid, source })
     }
 
-    /// Ends a hold that was [kept](HeldGid::keep). An address that was removed is gone with its last holder.
+    /// Ends a hold that was kept (`HeldGid::keep`). An address that was removed is gone with its last holder.
     pub fn release_gid(&self, index: u8) {
         if self.gids.release(index.into()) {
             self.with_net(crate::net::Net::source_gone);
