@@ -1,6 +1,9 @@
 //! A port that writes every frame, both ways, to a pcap file.
 
-use super::{Build, Port, PortError, PortLayer, PortQueue, QueueLayer, Route, RxBurst, TxBurst};
+use super::error::PortError;
+use super::frame::{RxBurst, TxBurst};
+use super::layer::{PortLayer, QueueLayer};
+use super::traits::{Build, Port, PortQueue, Route};
 use crate::runtime;
 use crate::sync::process::Process;
 use core::time::Duration;

@@ -1,6 +1,6 @@
 //! What a queue counts.
 
-use super::PortStats;
+use super::info::PortStats;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Counters of one queue, on a cache line of their own: the queue's owner writes them, anyone reads them.

@@ -12,10 +12,15 @@ use core::fmt;
 use core::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::RxBurst;
+use crate::config;
 use crate::crc::Sum;
 use crate::sync::lock::lock;
 use arrayvec::ArrayVec;
+
+/// Frames that a queue received in one burst.
+pub type RxBurst = ArrayVec<Frame, { config::RX_BURST }>;
+/// Frames that wait to be sent, oldest first.
+pub type TxBurst = ArrayVec<Frame, { config::TX_BURST }>;
 
 /// How a frame's buffer goes back to where it came from.
 ///

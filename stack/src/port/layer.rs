@@ -4,9 +4,10 @@
 //! implements [`PortLayer`] or [`QueueLayer`] and is a port or a queue by that. A method that `Port` gets does not compile before it
 //! is here, and from then on every layer forwards it.
 
-use super::{
-    Armed, Build, Frame, Host, Port, PortError, PortInfo, PortQueue, PortStats, Route, RxBurst, TxBurst,
-};
+use super::error::PortError;
+use super::frame::{Frame, RxBurst, TxBurst};
+use super::info::{PortInfo, PortStats};
+use super::traits::{Armed, Build, Host, Port, PortQueue, Route};
 use core::net::IpAddr;
 
 /// A [`Port`] around another one. Each method is that of the port below unless it is overridden.

@@ -3,11 +3,13 @@
 //! Until then it is a link that is down: nothing is received, nothing is accepted, there are no buffers. From the start on it is the
 //! port that was opened, and each queue is the queue of that number.
 
+use super::error::PortError;
+use super::frame::{Frame, RxBurst, TxBurst};
+use super::info::{PortInfo, PortOptions, PortStats};
+use super::layer::{PortLayer, QueueLayer};
+use super::spec::PortSpec;
 use super::taken::Taken;
-use super::{
-    Armed, Build, Frame, Host, Port, PortError, PortInfo, PortLayer, PortOptions, PortQueue, PortSpec,
-    PortStats, QueueLayer, Route, RxBurst, TxBurst,
-};
+use super::traits::{Armed, Build, Host, Port, PortQueue, Route};
 use crate::sync::lock::lock;
 use core::net::IpAddr;
 use core::time::Duration;

@@ -1,6 +1,7 @@
 //! A queue for tests, which takes so many frames, and has so many buffers, in all.
 
-use super::{Armed, Build, Frame, PortQueue, Route, RxBurst, TxBurst};
+use super::frame::{Frame, RxBurst, TxBurst};
+use super::traits::{Armed, Build, PortQueue, Route};
 use core::net::IpAddr;
 
 pub(crate) struct Limited {

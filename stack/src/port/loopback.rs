@@ -1,6 +1,6 @@
 //! A port whose frames come back to itself.
 
-use super::PortOptions;
+use super::info::PortOptions;
 use super::pair::{Wire, WirePort};
 use crate::id::Mac;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
 //! Two ports of one process joined back to back, and one joined to itself: a link for tests.
 
 use super::counters::{Counters, sum};
+use super::error::PortError;
+use super::frame::{Frame, HeapPool, RxBurst, TxBurst};
+use super::info::{PortInfo, PortOptions, PortStats};
 use super::taken::Taken;
-use super::{
-    Armed, Build, Frame, HeapPool, Host, Port, PortError, PortInfo, PortOptions, PortQueue, PortStats, Route,
-    RxBurst, TxBurst,
-};
+use super::traits::{Armed, Build, Host, Port, PortQueue, Route};
 use crate::id::Mac;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicUsize, Ordering};

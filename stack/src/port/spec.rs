@@ -1,7 +1,7 @@
 //! Names of ports: text to [`PortSpec`] and back.
 
+use super::error::PortError;
 use super::socket_file::PATH_MAX;
-use super::{Port, PortError, PortOptions};
 use core::fmt;
 use core::net::IpAddr;
 use core::str::FromStr;
@@ -83,51 +83,6 @@ pub enum PortSpec {
     },
 }
 
-impl PortSpec {
-    /// Opens the port. Its peer need not be there yet.
-    ///
-    /// # Errors
-    /// See [`PortError`].
-    pub fn open(&self, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
-        options.check()?;
-        match self {
-            Self::Loopback => Ok(Box::new(super::loopback::loopback(options))),
-            Self::Unix { local, peer, options: more } => super::unix::open(self, local, peer, more, options),
-            Self::Memif { path, role, options: more } => super::memif::open(self, path, *role, more, options),
-            Self::Udp { addrs, options: more } => Ok(Box::new(super::udp::open(self, addrs, more, options)?)),
-            #[cfg(feature = "dpdk")]
-            _ => super::dpdk::open(self, options),
-            #[cfg(not(feature = "dpdk"))]
-            _ => Err(PortError::NoDpdk(self.to_string())),
-        }
-    }
-
-    /// As [`open`](Self::open), but a memif, or a device of DPDK and DPDK's environment, may wait until the port is started
-    /// ([`Port::start`]).
-    ///
-    /// The opening waits where we choose the port's address and MTU: memif, tap, vhost, and virtual devices of
-    /// `dpdk:` for which the options or the arguments name an address (`mac=`). Such a port is a link that is down
-    /// until it is started; for a memif without a role the start decides who is the server. Where only the device
-    /// knows its address (af_packet, PCI, other virtual devices) it is opened at once, and so are the other ports without DPDK.
-    ///
-    /// # Errors
-    /// See [`PortError`]. What can be found without DPDK is returned here, the rest by [`Port::start`].
-    pub fn open_lazy(&self, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
-        match self {
-            Self::Memif { path, role, options: more } => {
-                options.check()?;
-                super::memif::open_lazy(self, path, *role, more, options)
-            }
-            #[cfg(feature = "dpdk")]
-            Self::Tap { .. } | Self::Vhost { .. } | Self::Dpdk { .. } => {
-                options.check()?;
-                super::dpdk::open_lazy(self, options)
-            }
-            _ => self.open(options),
-        }
-    }
-}
-
 /// An address of the host, as a device over the port has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -146,18 +101,6 @@ impl PortSpec {
         match self {
             Self::Tap { iface, .. } | Self::AfPacket { iface, .. } => Some(iface),
             _ => None,
-        }
-    }
-
-    /// The addresses that a device over the port has from the host at this moment, in the order of its GID table. There are none
-    /// where the device has addresses of its own.
-    ///
-    /// # Errors
-    /// The kernel does not say what addresses there are.
-    pub fn host_addresses(&self) -> std::io::Result<Vec<HostAddress>> {
-        match self {
-            Self::Udp { addrs, .. } => super::udp::addresses(addrs),
-            _ => Ok(Vec::new()),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! A cache of free frames for one queue of a port with heap buffers. Taking and giving back needs no lock and no atomic operation,
 //! as long as the queue's frames come back to it.
 
-use super::{Frame, HeapPool, RxBurst, TxBurst};
+use super::frame::{Frame, HeapPool, RxBurst, TxBurst};
+
 use arrayvec::ArrayVec;
 
 /// Most frames in the cache.

@@ -7,14 +7,15 @@
 //! at first. One that brings descriptors is received by a thread of its own, which closes them.
 
 use super::counters::{Counters, sum};
+use super::error::PortError;
+use super::frame::{Frame, HeapPool, RxBurst, TxBurst};
+use super::info::{PortInfo, PortOptions, PortStats};
 use super::peers::Peers;
 use super::share::{self, Party, Share};
 use super::socket_file::{self, SocketFile};
+use super::spec::PortSpec;
 use super::taken::Taken;
-use super::{
-    Armed, Build, Frame, HeapPool, Host, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec,
-    PortStats, Route, RxBurst, TxBurst,
-};
+use super::traits::{Armed, Build, Host, Port, PortQueue, Route};
 use crate::sync::apart::{self, Apart};
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;

@@ -24,7 +24,7 @@ const ERRORS: &[(&str, &str)] = &[
     ("AvError", "stack/src/proto/address.rs"),
     ("MemError", "stack/src/mem/table.rs"),
     ("NetConfigError", "stack/src/net/config.rs"),
-    ("PortError", "stack/src/port/mod.rs"),
+    ("PortError", "stack/src/port/error.rs"),
 ];
 
 /// Variants that hold an error of another type, whose variants are in the tables.

@@ -1,6 +1,6 @@
 //! DPDK's environment: started once a process, on a thread of its own, with options that do not conflict.
 
-use crate::port::PortError;
+use crate::port::error::PortError;
 use core::cell::Cell;
 use core::ffi::{c_char, c_int};
 use core::mem::zeroed;

@@ -12,6 +12,7 @@ mod iface;
 mod open;
 mod port;
 mod queue;
+mod shared;
 
 pub use eal::{EalOptions, configure, started};
 pub use open::ring_pair;

@@ -1,9 +1,10 @@
 //! One queue pair of a DPDK port: bursts, each one call into the shim.
 
-use super::port::Shared;
+use super::shared::Shared;
 use crate::config::{RX_BURST, TX_BURST};
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
-use crate::port::{Armed, Build, Frame, PortQueue, Route, RxBurst, TxBurst};
+use crate::port::frame::{Frame, RxBurst, TxBurst};
+use crate::port::traits::{Armed, Build, PortQueue, Route};
 use arrayvec::ArrayVec;
 use core::mem::{align_of, offset_of, size_of};
 use core::net::IpAddr;

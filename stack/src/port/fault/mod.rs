@@ -7,9 +7,10 @@ pub mod rng;
 
 pub use link::{Fault, Flight, Link, Plan};
 
-use super::{
-    Armed, Build, Frame, Port, PortLayer, PortQueue, PortStats, QueueLayer, Route, RxBurst, TxBurst,
-};
+use crate::port::frame::{Frame, RxBurst, TxBurst};
+use crate::port::info::PortStats;
+use crate::port::layer::{PortLayer, QueueLayer};
+use crate::port::traits::{Armed, Build, Port, PortQueue, Route};
 use crate::time::Instant;
 use core::cmp::Reverse;
 use core::sync::atomic::{AtomicU64, Ordering};

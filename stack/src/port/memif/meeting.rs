@@ -3,10 +3,10 @@
 //! The peer can keep this thread waiting (see [`socket`](super::socket)), and memory takes time to be made, mapped and filled. Nobody
 //! waits for either: the link takes the outcome with its next step.
 
+use super::connection::{Connection, RingLocation};
 use super::handshake::{
     Along, Client, ClientStep, Offer, RingOffer, Server, ServerStep, TAKEN, Terms, after_handshake,
 };
-use super::link::{Connection, RingLocation};
 use super::message::Message;
 use super::region::{self, Layout};
 use super::ring::{self, Lent, Ring};

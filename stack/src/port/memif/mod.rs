@@ -8,7 +8,12 @@
 
 use super::peers::Peers;
 use super::socket_file::{self, SocketFile};
-use super::{HeapPool, MemifRole, Port, PortError, PortInfo, PortOptions, PortSpec, lazy, stock};
+use super::{lazy, stock};
+use crate::port::error::PortError;
+use crate::port::frame::HeapPool;
+use crate::port::info::{PortInfo, PortOptions};
+use crate::port::spec::{MemifRole, PortSpec};
+use crate::port::traits::Port;
 use crate::runtime::{self, Unusable};
 use crate::sync::asymmetric;
 use link::{End, State};
@@ -16,6 +21,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+mod connection;
 mod handshake;
 mod link;
 mod meeting;
@@ -25,6 +31,7 @@ mod queue;
 mod region;
 mod ring;
 mod rx;
+mod shared;
 mod shm;
 mod slots;
 mod socket;
@@ -81,7 +88,7 @@ fn make(
     let common = meeting::Common::new(info.name.clone(), settings.terms.clone(), settings.peers.clone())
         .map_err(|error| format!("no descriptor is left: {error}"))?;
     let state = State::new(common, end);
-    let shared = port::Shared::new(state, pool, &info);
+    let shared = shared::Shared::new(state, pool, &info);
     Ok((port::MemifPort::new(info, shared), found_server))
 }
 

@@ -1,14 +1,16 @@
 //! One queue pair of a memif port: two rings of the current connection.
 
-use super::link::{Connection, Rings, Wait};
-use super::port::Shared;
+use super::connection::{Connection, Rings};
+use super::link::Wait;
 use super::rx::Rx;
+use super::shared::Shared;
 use super::slots::Impossible;
 use super::tx::Tx;
 use super::wake::Waker;
 use crate::crc::copy_function;
+use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::stock::Stock;
-use crate::port::{Armed, Build, Frame, PortQueue, Route, RxBurst, TxBurst};
+use crate::port::traits::{Armed, Build, PortQueue, Route};
 use core::net::IpAddr;
 use core::sync::atomic::{Ordering, compiler_fence};
 use core::time::Duration;

@@ -5,8 +5,9 @@ use super::shm::BLOCK;
 use super::slots::{Buffers, Impossible, SHORT_AHEAD};
 use crate::config::RX_BURST_BYTES;
 use crate::crc::{CopyFn, Sum};
+use crate::port::frame::{Frame, RxBurst};
 use crate::port::stock::Stock;
-use crate::port::{Frame, RxBurst};
+
 use crate::sync::{asymmetric, prefetch};
 use core::ptr;
 

@@ -4,7 +4,8 @@ use super::ring::{NEXT, Ring, Slot};
 use super::shm::BLOCK;
 use super::slots::{Buffers, Impossible};
 use crate::config::TX_BURST;
-use crate::port::{Build, Frame};
+use crate::port::frame::Frame;
+use crate::port::traits::Build;
 use arrayvec::ArrayVec;
 
 /// A frame up to this many bytes is copied to a slot in blocks, front to back.

@@ -5,7 +5,7 @@ use core::net::IpAddr;
 use core::ops::Range;
 
 use crate::id::{Gid, Mac};
-use crate::port::Frame;
+use crate::port::frame::Frame;
 use crate::wire::{
     ETH_LEN, ETHER_IPV4, ETHER_IPV6, ICRC_LEN, IP_PROTO_UDP, IPV4_LEN, IPV6_LEN, UDP_LEN, UDP_PORT, be16,
     icrc,

@@ -2,13 +2,14 @@
 
 use std::io::ErrorKind;
 
-use super::Shared;
 use super::packet::{DF, IDENTIFICATION, IpFields, build, headers_len};
+use super::shared::Shared;
 use super::sys::{MESSAGE, RECEIVES, Received, receive};
 use super::translation::Senders;
 use crate::config::{LONG_PACKET, RX_BURST_BYTES};
 use crate::crc::{self, Sum};
-use crate::port::{Frame, RxBurst};
+use crate::port::frame::{Frame, RxBurst};
+
 use crate::wire::{icrc, locate_plain};
 
 /// A message that is being taken apart into datagrams.

@@ -1,8 +1,14 @@
 //! Tests of the port over sockets, on addresses of the loopback interface that no other test uses.
 
+use super::control::Name;
+use super::packet::Outgoing;
+use super::shared::ERRORS;
+use super::socket::unusable_in;
 use super::*;
 use crate::id::{Gid, Psn, Qpn};
-use crate::wire::{Flow, HEADERS_MAX, Header, Ingress, Template, icrc, locate};
+use crate::port::{Armed, Frame, Port, PortQueue, Route, RxBurst, TxBurst};
+use crate::wire::{Flow, HEADERS_MAX, Header, Ingress, Template, UDP_PORT, icrc, locate};
+use rustix::event::epoll;
 use std::io::Write as _;
 use std::net::UdpSocket;
 

@@ -10,10 +10,12 @@ use arrayvec::ArrayVec;
 use super::control::{Control, Name};
 use super::host::Table;
 use super::packet::{IpFields, Outgoing};
+use super::shared::Shared;
+use super::socket::{HOP_LIMIT, Socket};
 use super::sys::{Message, send};
-use super::{HOP_LIMIT, Shared, Socket};
 use crate::config::TX_BURST;
-use crate::port::{Frame, TxBurst};
+use crate::port::frame::{Frame, TxBurst};
+
 use crate::wire::UDP_PORT;
 
 /// Datagrams of one message: what every kernel takes (`UDP_MAX_SEGMENTS` was 64).
@@ -40,7 +42,7 @@ pub(super) struct Sender {
     /// Which queue.
     index: usize,
     table: Arc<Table>,
-    /// [`Host::changed`](super::Host::changed) when `table` and `segments` were last valid.
+    /// [`Host::changed`](super::host::Host::changed) when `table` and `segments` were last valid.
     seen: Option<u64>,
     /// Whether messages of several datagrams may go from an address of ours to a peer.
     segments: HashMap<(IpAddr, IpAddr), bool>,

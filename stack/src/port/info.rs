@@ -1,0 +1,129 @@
+//! What a port says of itself, and how it is asked for.
+
+use super::error::PortError;
+use super::spec::PortSpec;
+use crate::config;
+use crate::id::Mac;
+
+/// Bytes of an Ethernet header with one VLAN tag: what a frame has beside its L3 packet.
+pub const L2_OVERHEAD: usize = 18;
+
+/// What a port is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortInfo {
+    /// The specification it was opened with, for messages.
+    pub name: String,
+    /// Its Ethernet address.
+    pub mac: Mac,
+    /// Largest L3 packet that it was opened for, in bytes. What it carries now may differ: [`Port::mtu`].
+    pub mtu: usize,
+    /// Number of queues.
+    pub queues: usize,
+}
+
+impl PortInfo {
+    /// A port that is what the options ask for: with a random address where they name none.
+    pub(super) fn of(spec: &PortSpec, options: &PortOptions) -> Self {
+        let mac = options.mac.unwrap_or_else(Mac::random);
+        Self { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues }
+    }
+
+    /// Bytes of the longest frame: Ethernet header, VLAN tag and an L3 packet of [`mtu`](Self::mtu) bytes.
+    pub fn max_frame(&self) -> usize {
+        self.mtu + L2_OVERHEAD
+    }
+}
+
+/// Counters of a port since it was opened, over all of its queues. A port of your own sets what it counts in the default.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PortStats {
+    /// Frames received.
+    pub rx_frames: u64,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Frames sent.
+    pub tx_frames: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Frames lost on the way in: no buffer, no room in a queue, too long.
+    pub rx_dropped: u64,
+    /// Frames that could not be sent: too long for the port, to a network interface that is down or gone, or to a peer that is not
+    /// there or has no usable buffer for them.
+    pub tx_dropped: u64,
+    /// Times the link was lost because its peer went away.
+    pub restarts: u64,
+    /// Peers that were refused, or violated the protocol of the link (memif); datagrams from or to other users (unix); packets of
+    /// ours that came back (UDP).
+    pub refused: u64,
+}
+
+/// How to open a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortOptions {
+    /// Number of queues, at least 1: one for each shard.
+    pub queues: usize,
+    /// Largest L3 packet in bytes. The default, 4200, carries the path MTU 4096.
+    pub mtu: usize,
+    /// The Ethernet address; a random, locally administered one (or the device's own) where absent.
+    pub mac: Option<Mac>,
+    /// Buffers for each queue beyond those that sit in the device's own rings.
+    pub frames: usize,
+}
+
+impl Default for PortOptions {
+    fn default() -> Self {
+        Self { queues: 1, mtu: 4200, mac: None, frames: 4096 }
+    }
+}
+
+impl PortOptions {
+    /// Numbers that every kind of port takes.
+    pub(super) fn check(&self) -> Result<(), PortError> {
+        let fail = |reason: String| Err(PortError::Options(reason));
+        if !(1..=config::SHARDS_MAX).contains(&self.queues) {
+            return fail(format!("a port has 1 to {} queues, not {}", config::SHARDS_MAX, self.queues));
+        }
+        if !(MTU_MIN..=MTU_MAX).contains(&self.mtu) {
+            return fail(format!("an MTU is {MTU_MIN} to {MTU_MAX} bytes, not {}", self.mtu));
+        }
+        if !(FRAMES_MIN..=FRAMES_MAX).contains(&self.frames) {
+            return fail(format!("a queue has {FRAMES_MIN} to {FRAMES_MAX} buffers, not {}", self.frames));
+        }
+        match self.mac {
+            Some(mac) if !mac.is_unicast() => {
+                fail(format!("{mac} is no address of one station: use one like 02:00:00:00:00:01"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Smallest and largest MTU of a port: IPv4's minimum, and jumbo frames.
+const MTU_MIN: usize = 576;
+const MTU_MAX: usize = 9600;
+/// Least and most buffers of a queue.
+const FRAMES_MIN: usize = 256;
+const FRAMES_MAX: usize = 1 << 18;
+
+impl Mac {
+    /// Whether it can be the address of one host: unicast, and not zero.
+    pub(crate) fn is_unicast(&self) -> bool {
+        self.0[0] & 1 == 0 && *self != Self::default()
+    }
+
+    /// An address that differs from this one, and is unicast if this is.
+    pub(crate) fn beside(mut self) -> Self {
+        self.0[5] ^= 1;
+        self
+    }
+
+    /// A random unicast address, locally administered.
+    pub(crate) fn random() -> Self {
+        let mut bytes = [0; 6];
+        // Without randomness two ports could get the same address.
+        getrandom::fill(&mut bytes).expect("the operating system has randomness");
+        bytes[0] = bytes[0] & 0xfc | 0x02;
+        Self(bytes)
+    }
+}

@@ -1,0 +1,154 @@
+//! What a port is for the rest of the stack: a factory of queues through which bursts of frames go.
+
+use core::net::IpAddr;
+use core::time::Duration;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::error::PortError;
+use super::frame::{Frame, RxBurst, TxBurst};
+use super::info::{PortInfo, PortStats};
+
+/// Builds frames in a port's memory: first builds all frames of a burst, then finishes each.
+pub trait Build {
+    /// Builds a frame in a buffer that holds [`max_frame`](PortInfo::max_frame) bytes. Returns its length, or `None` to end. Any
+    /// or all of it may be left to [`finish`](Self::finish).
+    fn build(&mut self, buffer: &mut [u8]) -> Option<usize>;
+
+    /// Finishes the `i`-th frame of the burst, whose buffer this is; its length stays. Code that reads what was stored just
+    /// before belongs here: by now the stores have left the core.
+    fn finish(&mut self, i: usize, buffer: &mut [u8]) {
+        let _ = (i, buffer);
+    }
+}
+
+impl<F: FnMut(&mut [u8]) -> Option<usize>> Build for F {
+    fn build(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        self(buffer)
+    }
+}
+
+/// The link by which frames leave, of a port that consists of several: their numbers are the port's business. The default is that of a
+/// port with one link, and of frames that go to no peer in particular.
+///
+/// A link that takes no frames for a while holds up those of its own route alone. A port with several has a [`Host`], which finds the
+/// next hops.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Hash)]
+pub struct Route(pub u8);
+
+/// One queue of a port: frames in, frames out, buffers. One shard owns it and calls it from one thread at a time.
+///
+/// It has no default methods; a queue around another one is a [`QueueLayer`].
+pub trait PortQueue: Send {
+    /// Appends received frames to `out` while it has room; returns how many. A port may end a burst behind
+    /// [`RX_BURST_BYTES`](config::RX_BURST_BYTES), so that it is still in L1 or L2 when the caller reads it.
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize;
+
+    /// The route to a peer. Asked when the next hop of a destination is resolved, and again when neighbours or addresses have changed.
+    fn route_to(&mut self, peer: IpAddr) -> Route;
+
+    /// Takes frames off the front of `frames` as long as the link of this route accepts them; returns how many.
+    ///
+    /// The rest stays in order, for the next turn. A frame that can never be sent (too long for the port) is
+    /// taken as well and counted under [`PortStats::tx_dropped`].
+    fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize;
+
+    /// An empty frame that holds at least the port's [`max_frame`](PortInfo::max_frame) bytes; `None` while
+    /// all buffers are in use. It may leave by any route.
+    fn alloc(&mut self) -> Option<Frame>;
+
+    /// Appends up to `n` empty frames to `out`, as [`alloc`](Self::alloc) gives them: fewer while buffers are short,
+    /// or `out` has no more room.
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize);
+
+    /// Builds up to `most` frames, and [`TX_BURST`](config::TX_BURST) at most, directly in the memory from which the link of this route
+    /// sends (the rings of a memif). They are on their way when this returns. Returns how many were built, 0 while there is no room;
+    /// `None` where the port has no such memory, or none now: then the caller has to use frames.
+    ///
+    /// A buffer's contents are arbitrary at first, and a peer that shares it may change what was written: only write to it.
+    /// Frames of one route leave in the order of the calls of this and of [`tx_burst`](Self::tx_burst).
+    fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize>;
+
+    /// Prepares a sleep: from now on, until frames are received again, each arrival makes a descriptor readable. If frames wait
+    /// already, or arrive during this call, it returns [`Armed::Pending`]; where the port cannot signal, [`Armed::Unable`].
+    fn arm(&mut self) -> Armed;
+
+    /// Gives back frames that are no longer needed, and their slots in the port's rings to the sender; a port may keep the slots
+    /// until this call or the next burst. Dropping frames gives back only the frames, and is slower for a whole burst.
+    fn recycle(&mut self, frames: &mut RxBurst);
+}
+
+/// Whether a queue signals that frames arrive.
+#[derive(Clone, Debug)]
+pub enum Armed {
+    /// Frames have arrived, or may have: receive them first.
+    Pending,
+    /// Becomes readable when frames arrive, and again whenever more of them do: wait for it edge-triggered, and do not read it.
+    /// The peer may share it.
+    Event(Arc<OwnedFd>),
+    /// It cannot signal: poll again soon.
+    Unable,
+    /// There is no link, so nothing arrives. Poll the queue after this time, so that it looks for a link, or earlier, when the
+    /// descriptor becomes readable: wait for that as for an [`Event`](Self::Event).
+    Down(Duration, Option<Arc<OwnedFd>>),
+}
+
+/// The host below a port, which owns the port's addresses: its kernel finds routes and neighbours, and answers ARP and ND.
+pub trait Host {
+    /// The addresses that the port has now, which are its GIDs.
+    fn addresses(&self) -> Vec<IpAddr>;
+
+    /// Changes whenever the addresses may have changed.
+    fn generation(&self) -> u64;
+
+    /// The address of the port from which a peer is reached. `None`: there is no route to the peer. `scope` is the number of the
+    /// interface behind which a link-local peer is; 0 where nobody says, which is enough if there is one.
+    fn source_to(&self, peer: IpAddr, scope: u32) -> Option<IpAddr>;
+
+    /// Largest L3 packet, in bytes, that the path to a peer carries as far as the host knows: by the MTU of the route or of the
+    /// interface, or by what routers reported. `None`: there is no route to the peer.
+    fn mtu_to(&self, peer: IpAddr) -> Option<usize>;
+}
+
+/// A link's end: a factory of queues, and what concerns all of them.
+///
+/// It has no default methods; a port around another one is a [`PortLayer`].
+pub trait Port: Send + Sync {
+    /// What the port is.
+    fn info(&self) -> &PortInfo;
+
+    /// The queue with this number, once; `None` when it is taken or does not exist.
+    ///
+    /// The queue keeps the port's device open.
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>>;
+
+    /// Opens the port's device, if that was put off ([`PortSpec::open_lazy`]); called before the port is used first. Starting it
+    /// again changes nothing; after an error it may be tried again.
+    ///
+    /// # Errors
+    /// Why the port's device cannot be opened.
+    fn start(&self) -> Result<(), PortError>;
+
+    /// Largest L3 packet, in bytes, that passes now: less than at the opening if the MTU of a network interface below was lowered
+    /// since; more if the started device turned out to carry more.
+    fn mtu(&self) -> usize;
+
+    /// Whether a frame that is sent now has a chance to arrive.
+    fn link_up(&self) -> bool;
+
+    /// The host that owns the port's addresses; `None`: `device` chooses them, and is an IP host of its own. Whether there is one
+    /// does not change, and is known before the start.
+    fn host(&self) -> Option<&dyn Host>;
+
+    /// Bytes of requests and of responses to READs that reliable queue pairs of the device may have in flight together, so that no
+    /// end has to drop any; each packet counts as its path MTU and 256 bytes. `None`: no bound. It does not change, and is known
+    /// before the start.
+    fn window(&self) -> Option<usize>;
+
+    /// Maintains the link: reconnects when a peer came back, flushes captures. Cheap; call it every 10 ms or more often, from one
+    /// thread or several.
+    fn maintain(&self);
+
+    /// The counters.
+    fn stats(&self) -> PortStats;
+}

@@ -1,0 +1,135 @@
+//! The port, and its queues.
+
+use core::net::IpAddr;
+use core::sync::atomic::Ordering;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::event::epoll;
+
+use super::rx::Receiver;
+use super::shared::Shared;
+use super::tx::Sender;
+use crate::port::counters::sum;
+use crate::port::error::PortError;
+use crate::port::frame::{Frame, HeapPool, RxBurst, TxBurst};
+use crate::port::info::{PortInfo, PortStats};
+use crate::port::taken::Taken;
+use crate::port::traits::{Armed, Build, Host, Port, PortQueue, Route};
+
+/// A port of UDP sockets.
+pub(in crate::port) struct UdpPort {
+    pub(super) info: PortInfo,
+    pub(super) taken: Taken,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Port for UdpPort {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        self.taken.take(index)?;
+        Some(Box::new(UdpQueue {
+            receiver: (index == 0).then(Receiver::new),
+            sender: Sender::new(index),
+            arrivals: None,
+            shared: Arc::clone(&self.shared),
+        }))
+    }
+
+    fn start(&self) -> Result<(), PortError> {
+        Ok(())
+    }
+
+    fn mtu(&self) -> usize {
+        self.shared.host.mtu().unwrap_or(self.info.mtu).min(self.info.mtu)
+    }
+
+    fn link_up(&self) -> bool {
+        self.shared.host.mtu().is_some()
+    }
+
+    fn host(&self) -> Option<&dyn Host> {
+        Some(&*self.shared.host)
+    }
+
+    /// The kernel counts the memory of a datagram, up to twice its bytes. Half of a buffer is for what we request, the other half
+    /// for what peers request. Peers are assumed to have buffers like ours.
+    fn window(&self) -> Option<usize> {
+        self.shared.sockets.iter().map(|socket| socket.accounted / 4).min()
+    }
+
+    fn maintain(&self) {
+        for socket in &self.shared.sockets {
+            let _ = self.shared.note_errors(socket); // there may be none
+        }
+        self.shared.host.follow();
+    }
+
+    fn stats(&self) -> PortStats {
+        PortStats { refused: self.shared.refused.load(Ordering::Relaxed), ..sum(&self.shared.counters) }
+    }
+}
+
+struct UdpQueue {
+    /// Of queue 0.
+    receiver: Option<Receiver>,
+    sender: Sender,
+    /// Readable when a socket is.
+    arrivals: Option<Arc<OwnedFd>>,
+    shared: Arc<Shared>,
+}
+
+impl UdpQueue {
+    /// Each queue has its own descriptor: a sleeping thread waits for those of several queues.
+    fn watch(&self) -> rustix::io::Result<OwnedFd> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for socket in self.receiver.iter().flat_map(|_| &self.shared.sockets) {
+            epoll::add(&epoll, &socket.fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        Ok(epoll)
+    }
+}
+
+impl PortQueue for UdpQueue {
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        self.receiver.as_mut().map_or(0, |receiver| receiver.burst(&self.shared, out))
+    }
+
+    fn route_to(&mut self, _: IpAddr) -> Route {
+        Route::default()
+    }
+
+    fn tx_burst(&mut self, _: Route, frames: &mut TxBurst) -> usize {
+        self.sender.burst(&self.shared, frames)
+    }
+
+    fn alloc(&mut self) -> Option<Frame> {
+        self.shared.pool.alloc()
+    }
+
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        self.shared.pool.alloc_burst(out, n);
+    }
+
+    fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
+        None
+    }
+
+    /// Each datagram is an edge of the descriptor, also while others wait.
+    fn arm(&mut self) -> Armed {
+        if self.receiver.as_ref().is_some_and(Receiver::pending) {
+            return Armed::Pending;
+        }
+        if self.arrivals.is_none() {
+            self.arrivals = self.watch().ok().map(Arc::new);
+        }
+        self.arrivals.clone().map_or(Armed::Unable, Armed::Event)
+    }
+
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        HeapPool::recycle(frames);
+    }
+}

@@ -1,0 +1,120 @@
+//! What the queues of a port share, and what they report.
+
+use core::net::IpAddr;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::io::Error;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::control::Refusal;
+use super::host::Host;
+use super::packet::{IpFields, Outgoing};
+use super::socket::Socket;
+use super::sys;
+use crate::id::{Mac, Mtu};
+use crate::port::counters::Counters;
+use crate::port::frame::HeapPool;
+use crate::sync::lock::lock;
+use crate::wire::UDP_PORT;
+
+/// Most errors that one call reads from a socket.
+pub(super) const ERRORS: usize = 64;
+/// At most one complaint in this time.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// What the queues share.
+pub(super) struct Shared {
+    pub(super) name: String,
+    /// Our Ethernet address, and one that stands for every peer.
+    pub(super) macs: (Mac, Mac),
+    pub(super) max_frame: usize,
+    pub(super) pool: HeapPool,
+    pub(super) counters: Vec<Counters>,
+    pub(super) sockets: Vec<Socket>,
+    pub(super) host: Arc<Host>,
+    /// Whether messages of several datagrams are sent; `None`: where the host allows it.
+    pub(super) gso: Option<bool>,
+    /// Errors that came back.
+    pub(super) refused: AtomicU64,
+    /// When something was last complained about.
+    pub(super) complaint: Mutex<Option<Instant>>,
+}
+
+impl Shared {
+    /// The socket by which packets from an address leave.
+    pub(super) fn socket_of(&self, src: IpAddr) -> Option<&Socket> {
+        self.sockets.iter().find(|socket| socket.serves(src))
+    }
+
+    /// Logs a warning, unless it did so within [`QUIET`].
+    #[cold]
+    pub(super) fn complain(&self, what: impl FnOnce() -> String) {
+        let mut last = lock(&self.complaint);
+        if last.is_none_or(|last| last.elapsed() >= QUIET) {
+            *last = Some(Instant::now());
+            tracing::warn!("port {}: {}", self.name, what());
+        }
+    }
+
+    #[cold]
+    pub(super) fn note_translation(&self, fields: &IpFields) {
+        self.complain(|| {
+            format!(
+                "every packet from {} has a wrong ICRC, which covers the addresses: is there address translation (NAT) between \
+                 here and there? RoCE cannot pass that; use addresses that reach each other as they are",
+                fields.src
+            )
+        });
+    }
+
+    /// Datagrams could not be sent.
+    #[cold]
+    pub(super) fn note_unsent(&self, out: &Outgoing, error: &Error) {
+        let (dst, len) = (out.ip.dst, out.payload.end - crate::wire::ETH_LEN);
+        self.complain(|| match error.raw_os_error() {
+            Some(libc::EMSGSIZE) => too_long(len, dst, None),
+            _ => format!("a packet from {} to {dst} could not be sent: {error}", out.ip.src),
+        });
+    }
+
+    /// Reads the errors that came back for datagrams that were sent. They may be forged, so they are only counted and logged.
+    /// Returns whether there were any.
+    #[cold]
+    pub(super) fn note_errors(&self, socket: &Socket) -> bool {
+        let mut any = false;
+        for _ in 0..ERRORS {
+            let Some((name, control)) = sys::take_error(socket.fd()) else { break };
+            let Some(Refusal { error, came_back, mtu }) = control.refusal() else { continue };
+            // An error of this host itself is counted by the send that failed.
+            self.refused.fetch_add(came_back.into(), Ordering::Relaxed);
+            any |= came_back;
+            self.complain(|| {
+                let peer = name.get().map_or_else(|| "a peer".into(), |(peer, _)| peer.to_string());
+                match error {
+                    libc::ECONNREFUSED => {
+                        format!("{peer} refuses RoCE: no program there has UDP port {UDP_PORT} open, or a firewall rejects it")
+                    }
+                    libc::EMSGSIZE => too_long(0, peer, Some(mtu)),
+                    error => format!("packets to {peer} come back: {}", Error::from_raw_os_error(error)),
+                }
+            });
+        }
+        any
+    }
+
+    /// A socket says how many datagrams its buffer had no room for so far.
+    pub(super) fn note_overflows(&self, socket: usize, total: u32) {
+        let lost = total.wrapping_sub(self.sockets[socket].overflows.swap(total, Ordering::Relaxed));
+        self.counters[0].rx_dropped.add(lost.into());
+    }
+}
+
+/// What to do where packets are too long for a path.
+pub(super) fn too_long(len: usize, dst: impl core::fmt::Display, mtu: Option<u32>) -> String {
+    let what = if len > 0 { format!("a packet of {len} bytes is") } else { "packets are".into() };
+    let carried = mtu.filter(|mtu| *mtu > 0).map_or_else(String::new, |mtu| {
+        let fitting = Mtu::of_link(mtu as usize).map_or(256, |mtu| mtu.bytes());
+        format!(", which carries {mtu} bytes: use a path MTU of {fitting}")
+    });
+    format!("{what} too long for the way to {dst}{carried}; ip route get {dst} says what it carries")
+}

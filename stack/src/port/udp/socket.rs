@@ -1,0 +1,196 @@
+//! The sockets of a port: how they are made, and what to do where one cannot be had.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::sync::atomic::AtomicU32;
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::control::{self, Name};
+use super::sys;
+use crate::sync::unforked::Unforked;
+use crate::wire::UDP_PORT;
+
+/// Default TTL and hop limit of a socket: the usual one of the stack.
+pub(super) const HOP_LIMIT: u8 = 64;
+/// Bytes that a socket's buffers are asked to hold unless the port's options say otherwise; the system's limit may be less.
+pub(super) const BUFFER: u32 = 4 << 20;
+/// A socket on port 4791 of one address, or of all.
+pub(super) struct Socket {
+    /// Dropped first.
+    unforked: Unforked,
+    pub(super) fd: OwnedFd,
+    /// Its address; `None`: any.
+    pub(super) addr: Option<IpAddr>,
+    /// Whether it is one of IPv6, which may carry IPv4, too.
+    pub(super) v6: bool,
+    /// Bytes of memory that the datagrams in its receive buffer may lie in.
+    pub(super) accounted: usize,
+    /// Datagrams that its buffer had no room for.
+    pub(super) overflows: AtomicU32,
+}
+
+impl Socket {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+    pub(super) fn v6(&self) -> bool {
+        self.v6
+    }
+    pub(super) fn is_wildcard(&self) -> bool {
+        self.addr.is_none()
+    }
+    /// Whether packets from this address leave by it.
+    pub(super) fn serves(&self, src: IpAddr) -> bool {
+        self.addr.map_or(self.v6 || src.is_ipv4(), |addr| addr == src)
+    }
+
+    /// Makes one. It may be of IPv6 and carry IPv4 as well.
+    fn open(addr: Option<IpAddr>, v6: bool, buffer: u32) -> Result<Self, Error> {
+        let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let make = || Ok(rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?);
+        let (fd, unforked) = Unforked::make(make)?;
+        let set = |level, option, value| sys::set(fd.as_fd(), level, option, value);
+        if v6 {
+            set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, addr.is_some().into())?;
+            // An ICMP message about a smaller path MTU may be forged, so only the MTU of the interface counts.
+            set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, HOP_LIMIT.into())?;
+            // Linux soft-RoCE sends packets without a UDP checksum; they have an ICRC.
+            set(libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
+        }
+        if !v6 || addr.is_none() {
+            // As for IPv6. As the socket is not connected and sets DF, the kernel sends the identification 0.
+            set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+            set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+            set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+            set(libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+            set(libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+            set(libc::IPPROTO_IP, libc::IP_TTL, HOP_LIMIT.into())?;
+        }
+        let buffer = i32::try_from(buffer).unwrap_or(i32::MAX);
+        set(libc::SOL_SOCKET, libc::SO_RCVBUF, buffer)?;
+        set(libc::SOL_SOCKET, libc::SO_SNDBUF, buffer)?;
+        set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
+        // Kernels before 5.0 do not join datagrams: they arrive one by one.
+        let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
+        let any: IpAddr = if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let scope = match addr {
+            Some(addr) if control::is_link_local(addr) => only_interface(addr)?,
+            _ => 0,
+        };
+        sys::bind(fd.as_fd(), &Name::new(v6, addr.unwrap_or(any), UDP_PORT, scope))?;
+        // Twice what was asked for, or twice the system's limit (socket(7)).
+        let accounted = sys::get(fd.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF)?.max(0) as usize;
+        let overflows = AtomicU32::new(0);
+        Ok(Self { unforked, fd, addr, v6, accounted, overflows })
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.unforked.end();
+    }
+}
+
+/// `UDP_NO_CHECK6_RX` of `<linux/udp.h>`.
+const UDP_NO_CHECK6_RX: i32 = 102;
+
+/// The sockets for these addresses, or one for all that the host has.
+pub(super) fn sockets(addrs: &[IpAddr], buffer: u32) -> Result<Vec<Socket>, String> {
+    if addrs.is_empty() {
+        // A host without IPv6 has no such sockets.
+        let both = Socket::open(None, true, buffer).or_else(|error| match error.kind() {
+            ErrorKind::AddrInUse => Err(error),
+            _ => Socket::open(None, false, buffer),
+        });
+        return both.map(|socket| vec![socket]).map_err(|error| why(None, &error));
+    }
+    addrs
+        .iter()
+        .map(|addr| {
+            Socket::open(Some(*addr), addr.is_ipv6(), buffer).map_err(|error| why(Some(*addr), &error))
+        })
+        .collect()
+}
+
+/// The number of the interface that has a link-local address, 0 if none has it.
+fn only_interface(addr: IpAddr) -> Result<u32, Error> {
+    let all = sys::addresses()?;
+    let mut of = all.iter().filter(|local| local.addr == addr);
+    match (of.next(), of.next()) {
+        (Some(one), Some(other)) => Err(Error::other(format!(
+            "{} and {} have it both; give one of them another link-local address, and name the one that is left",
+            one.iface, other.iface
+        ))),
+        (one, _) => Ok(one.map_or(0, |local| local.index)),
+    }
+}
+
+/// What the kernel has found out about an IPv6 address that it does not let us use yet, or at all: it asks on the link whether somebody
+/// else has it (RFC 4862 5.4).
+fn unusable(addr: IpAddr) -> Option<&'static str> {
+    let IpAddr::V6(addr) = addr else { return None };
+    unusable_in(addr, &std::fs::read_to_string("/proc/net/if_inet6").ok()?)
+}
+
+/// As [`unusable`], by the kernel's list: address, interface, prefix, scope and flags in hexadecimal, name.
+pub(super) fn unusable_in(addr: Ipv6Addr, list: &str) -> Option<&'static str> {
+    let wanted = format!("{:032x}", addr.to_bits());
+    let line = list.lines().find(|line| line.starts_with(&wanted))?;
+    let flags = u32::from_str_radix(line.split_whitespace().nth(4)?, 16).ok()?;
+    match flags {
+        flags if flags & libc::IFA_F_DADFAILED != 0 => {
+            Some("is tentative for good: another host on the link has it; give this host another one")
+        }
+        flags if flags & libc::IFA_F_TENTATIVE != 0 => Some(
+            "is still tentative: the kernel asks on the link whether another host has it; try again in some seconds",
+        ),
+        _ => None,
+    }
+}
+
+/// Why a socket cannot be had, and what to do.
+fn why(addr: Option<IpAddr>, error: &Error) -> String {
+    let of = addr.map_or_else(String::new, |addr| format!(" of {addr}"));
+    match error.kind() {
+        ErrorKind::AddrInUse if std::path::Path::new("/sys/module/rdma_rxe").exists() => format!(
+            "UDP port {UDP_PORT}{of} is taken, by the kernel's soft-RoCE as it seems: remove its devices (rdma link delete \
+             NAME) and its module (rmmod rdma_rxe)"
+        ),
+        ErrorKind::AddrInUse => {
+            let user = holder().map_or_else(String::new, |user| format!(" (of user {user})"));
+            format!(
+                "UDP port {UDP_PORT}{of} is taken by another program{user}: end that one (ss -lunp names it), or give \
+                 each program an address of its own (udp:ADDR)"
+            )
+        }
+        ErrorKind::AddrNotAvailable => match addr.and_then(|addr| Some((addr, unusable(addr)?))) {
+            Some((addr, how)) => format!("the address {addr} {how}"),
+            None => format!(
+                "no interface of this host has the address{of}: ip address lists those that there are",
+                of = of.replacen(" of", "", 1)
+            ),
+        },
+        _ => format!("a UDP socket on port {UDP_PORT}{of} cannot be had: {error}"),
+    }
+}
+
+/// The user whose socket has the port, as the kernel lists them.
+fn holder() -> Option<String> {
+    let port = format!(":{UDP_PORT:04X}");
+    ["/proc/net/udp", "/proc/net/udp6"].iter().find_map(|list| {
+        let list = std::fs::read_to_string(list).ok()?;
+        // sl local_address rem_address st tx:rx tr:when retrnsmt uid ...
+        let mut fields = list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let line = fields.find(|fields| fields.get(1).is_some_and(|local| local.ends_with(&port)))?;
+        line.get(7).map(|user| (*user).to_owned())
+    })
+}
