@@ -9,7 +9,7 @@
 use super::check::{self, Check, Completions};
 use super::layout::BLANK;
 use super::memory::Region;
-use super::node::{MrId, Node, QpId, SendWr};
+use super::node::{MrId, Node, QKEY, QpId, SendWr};
 use super::rng::Rng;
 use stack::id::{QpType, Qpn};
 use stack::mem::Access;
@@ -18,9 +18,6 @@ use stack::proto::attr::GlobalRoute;
 use stack::proto::responder::GRH_LEN;
 use stack::proto::status::{WcFlags, WcOpcode, WcStatus, WrOpcode};
 use stack::proto::wqe::Cqe;
-
-/// The Q_Key of every datagram queue pair of a run.
-pub const QKEY: u32 = 0x1122;
 
 /// The messages of an unreliable sender that arrived.
 #[derive(Clone, Debug, Default)]

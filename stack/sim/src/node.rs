@@ -25,6 +25,9 @@ use stack::shard::{EventElement, Shard, Shared, Turn};
 use stack::time::Instant;
 use stack::wire::Discard;
 
+/// The Q_Key of every datagram queue pair of a run.
+pub const QKEY: u32 = 0x1122;
+
 /// `EINVAL`: the request or the state is wrong.
 pub const EINVAL: i32 = 22;
 /// `ENOMEM`: the queue is full.
@@ -729,7 +732,7 @@ impl Node {
             retry_cnt: c.retry_cnt,
             rnr_retry: c.rnr_retry,
             port_num: 1,
-            qkey: super::lossy::QKEY,
+            qkey: QKEY,
             ..QpAttr::default()
         }
     }

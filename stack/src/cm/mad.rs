@@ -2,12 +2,11 @@
 
 use super::MAD_LEN;
 use super::counter::Counter;
-use super::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
+use super::message::{BODY_LEN, Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 
 /// Bytes of the header.
 pub const HEADER_LEN: usize = 24;
-/// Bytes of a message.
-pub const BODY_LEN: usize = MAD_LEN - HEADER_LEN;
+const _: () = assert!(HEADER_LEN + BODY_LEN == MAD_LEN);
 
 const BASE_VERSION: u8 = 1;
 const CLASS_CM: u8 = 0x07;

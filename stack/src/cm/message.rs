@@ -6,6 +6,9 @@ use super::field::Field;
 use super::reason::{Reason, SidrStatus};
 use super::service::ServiceId;
 
+/// Bytes of a message: what a MAD holds behind its header (IBA 12.6).
+pub const BODY_LEN: usize = 232;
+
 /// One row a field: byte, bit from the top, bits. Offsets count from the end of the MAD header.
 macro_rules! message {
     ($(#[$meta:meta])* $name:ident $(($attribute:literal))?; $($(#[$m:meta])* $field:ident: $ty:ty = $byte:literal $bit:literal $width:expr;)*) => {
@@ -29,7 +32,7 @@ macro_rules! message {
 
         impl Default for $name {
             fn default() -> Self {
-                Self::read(&[0; super::mad::BODY_LEN])
+                Self::read(&[0; BODY_LEN])
             }
         }
     };

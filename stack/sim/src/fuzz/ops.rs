@@ -4,8 +4,8 @@ use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::Input;
-use crate::lossy::{self, QKEY};
-use crate::node::{CqId, MrId, Node, NodeConfig, QpConfig, QpId, SendWr, SrqId, remote_rights};
+use crate::lossy;
+use crate::node::{CqId, MrId, Node, NodeConfig, QKEY, QpConfig, QpId, SendWr, SrqId, remote_rights};
 use crate::rng::Rng;
 use stack::id::{Mtu, QpState, QpType, Qpn};
 use stack::mem::{Access, MwType, Sge};
