@@ -15,7 +15,7 @@ pub struct PortInfo {
     pub name: String,
     /// Its Ethernet address.
     pub mac: Mac,
-    /// Largest L3 packet that it was opened for, in bytes. What it carries now may differ: [`Port::mtu`].
+    /// Largest L3 packet that it was opened for, in bytes. What it carries now may differ: [`Port::mtu`](super::Port::mtu).
     pub mtu: usize,
     /// Number of queues.
     pub queues: usize,

@@ -38,10 +38,10 @@ pub struct Route(pub u8);
 
 /// One queue of a port: frames in, frames out, buffers. One shard owns it and calls it from one thread at a time.
 ///
-/// It has no default methods; a queue around another one is a [`QueueLayer`].
+/// It has no default methods; a queue around another one is a [`QueueLayer`](super::QueueLayer).
 pub trait PortQueue: Send {
     /// Appends received frames to `out` while it has room; returns how many. A port may end a burst behind
-    /// [`RX_BURST_BYTES`](config::RX_BURST_BYTES), so that it is still in L1 or L2 when the caller reads it.
+    /// [`RX_BURST_BYTES`](crate::config::RX_BURST_BYTES), so that it is still in L1 or L2 when the caller reads it.
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize;
 
     /// The route to a peer. Asked when the next hop of a destination is resolved, and again when neighbours or addresses have changed.
@@ -61,9 +61,9 @@ pub trait PortQueue: Send {
     /// or `out` has no more room.
     fn alloc_burst(&mut self, out: &mut TxBurst, n: usize);
 
-    /// Builds up to `most` frames, and [`TX_BURST`](config::TX_BURST) at most, directly in the memory from which the link of this route
-    /// sends (the rings of a memif). They are on their way when this returns. Returns how many were built, 0 while there is no room;
-    /// `None` where the port has no such memory, or none now: then the caller has to use frames.
+    /// Builds up to `most` frames, and [`TX_BURST`](crate::config::TX_BURST) at most, directly in the memory from which the
+    /// link of this route sends (the rings of a memif). They are on their way when this returns. Returns how many were built, 0
+    /// while there is no room; `None` where the port has no such memory, or none now: then the caller has to use frames.
     ///
     /// A buffer's contents are arbitrary at first, and a peer that shares it may change what was written: only write to it.
     /// Frames of one route leave in the order of the calls of this and of [`tx_burst`](Self::tx_burst).
@@ -112,7 +112,7 @@ pub trait Host {
 
 /// A link's end: a factory of queues, and what concerns all of them.
 ///
-/// It has no default methods; a port around another one is a [`PortLayer`].
+/// It has no default methods; a port around another one is a [`PortLayer`](super::PortLayer).
 pub trait Port: Send + Sync {
     /// What the port is.
     fn info(&self) -> &PortInfo;
@@ -122,8 +122,8 @@ pub trait Port: Send + Sync {
     /// The queue keeps the port's device open.
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>>;
 
-    /// Opens the port's device, if that was put off ([`PortSpec::open_lazy`]); called before the port is used first. Starting it
-    /// again changes nothing; after an error it may be tried again.
+    /// Opens the port's device, if that was put off ([`PortSpec::open_lazy`](super::PortSpec::open_lazy)); called before the
+    /// port is used first. Starting it again changes nothing; after an error it may be tried again.
     ///
     /// # Errors
     /// Why the port's device cannot be opened.

@@ -12,13 +12,16 @@ use super::slots::Ticket;
 pub enum Step<'a> {
     /// Send the response; the command is done.
     Respond(Response),
-    /// Get these bytes of the host, then call [`Queue::handle_data`]. They are at most [`INPUT_MAX`](limits::INPUT_MAX).
+    /// Get these bytes of the host, then call [`Queue::handle_data`](super::Queue::handle_data). They are at most
+    /// [`INPUT_MAX`](crate::limits::INPUT_MAX).
     Fetch(Ticket, Source),
-    /// Call [`Queue::poll_data`] for as many bytes as `Remote` says, write them there, then send the response.
+    /// Call [`Queue::poll_data`](super::Queue::poll_data) for as many bytes as `Remote` says, write them there, then send the
+    /// response.
     Give(Ticket, Remote),
-    /// Do what is requested, then call [`Queue::handle_done`].
+    /// Do what is requested, then call [`Queue::handle_done`](super::Queue::handle_done).
     Run(Ticket, Request<'a>),
-    /// Nothing: the command waits for an event, or Connect for the host's earlier commands; [`Queue::poll_response`] will answer it.
+    /// Nothing: the command waits for an event, or Connect for the host's earlier commands;
+    /// [`Queue::poll_response`](super::Queue::poll_response) will answer it.
     Wait,
 }
 
