@@ -80,7 +80,7 @@ pub struct ServeArgs {
     #[arg(required_unless_present = "memory")]
     pub file: Option<PathBuf>,
     /// Instead of a file: one subsystem with a namespace of so much memory
-    #[arg(long, value_name = "SIZE", value_parser = parse::memory, conflicts_with = "file")]
+    #[arg(long, value_name = "SIZE", value_parser = parse::memory_size, conflicts_with = "file")]
     pub memory: Option<u64>,
     /// Bytes of a block of --memory
     #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = block)]
@@ -89,7 +89,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NQN", default_value = DEFAULT_SUBSYSTEM)]
     pub nqn: Nqn,
     /// Memory of each core for data on their way
-    #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = parse::memory)]
+    #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = parse::memory_size)]
     pub buffers: u64,
     /// Receives of each core for commands
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(64..=32768))]
@@ -207,7 +207,7 @@ pub struct RunArgs {
     #[arg(short, long, value_name = "TIME", default_value = "5s", value_parser = parse::duration)]
     pub time: Duration,
     /// Use so much of the namespace, from its start [default: all]
-    #[arg(long, value_name = "SIZE", value_parser = parse::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = parse::memory_size)]
     pub span: Option<u64>,
     /// Write everything first, check every byte that is read, and read everything once more at the end
     #[arg(long)]

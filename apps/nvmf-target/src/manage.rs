@@ -49,7 +49,7 @@ pub enum NamespaceCommand {
         /// Its identifier
         id: u32,
         /// Its size; a file that is smaller grows, and none is cut off [default: that of the file or the device]
-        #[arg(value_parser = parse::memory)]
+        #[arg(value_parser = parse::memory_size)]
         size: Option<u64>,
         /// Which target.
         #[command(flatten)]
@@ -65,10 +65,10 @@ pub struct AddArgs {
     #[arg(long, value_name = "PATH")]
     pub file: Option<PathBuf>,
     /// So much memory, gone when the target ends
-    #[arg(long, value_name = "SIZE", value_parser = parse::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = parse::memory_size)]
     pub memory: Option<u64>,
     /// Make the file, or let it grow, where it is smaller
-    #[arg(long, value_name = "SIZE", value_parser = parse::memory, conflicts_with = "memory")]
+    #[arg(long, value_name = "SIZE", value_parser = parse::memory_size, conflicts_with = "memory")]
     pub size: Option<u64>,
     /// Go past the page cache: true, false or try [default: true for block devices, false for files]
     #[arg(long, value_name = "HOW", value_parser = direct, conflicts_with = "memory")]
@@ -269,7 +269,7 @@ pub fn list(args: &ListArgs) -> Result<()> {
             None => say!("  every host may use it")?,
             Some(hosts) => hosts.iter().try_for_each(|host| say!("  may be used by {host}"))?,
         }
-        let theirs = |host: &&control::ListedHost| host.subsystem.as_ref() == Some(&subsystem.nqn);
+        let theirs = |host: &&control::ListedController| host.subsystem.as_ref() == Some(&subsystem.nqn);
         for host in list.hosts.iter().filter(theirs) {
             say!("  connected: {} (controller {:#x})", host.nqn, host.controller)?;
         }

@@ -54,7 +54,7 @@ impl Wanted {
         let wanted = match (&args.file, args.memory) {
             (Some(file), _) => Self::read(file)?,
             (None, Some(bytes)) => {
-                Self { offer: memory(args, bytes)?, name: "--memory".into(), text: String::new() }
+                Self { offer: memory_offer(args, bytes)?, name: "--memory".into(), text: String::new() }
             }
             (None, None) => return Err(AppError::Usage("give a file, or --memory SIZE".into())),
         };
@@ -83,7 +83,7 @@ impl Wanted {
 /// The first mistake, with file and line.
 pub fn check(args: &ServeArgs) -> Result<()> {
     let wanted = Wanted::of(args)?;
-    config::try_build(&wanted.offer, &served_now(args)).map_err(|e| wanted.mistake(&e))?;
+    config::build_dry(&wanted.offer, &served_now(args)).map_err(|e| wanted.mistake(&e))?;
     let subsystems = &wanted.offer.subsystems;
     let namespaces: usize = subsystems.iter().map(|subsystem| subsystem.namespaces.len()).sum();
     say!("{}: subsystems: {}, namespaces: {namespaces}", wanted.name, subsystems.len())
@@ -101,7 +101,7 @@ fn served_now(args: &ServeArgs) -> Vec<PathBuf> {
 }
 
 /// One subsystem with a namespace of memory.
-fn memory(args: &ServeArgs, bytes: u64) -> Result<Offer> {
+fn memory_offer(args: &ServeArgs, bytes: u64) -> Result<Offer> {
     if bytes == 0 || !bytes.is_multiple_of(args.block.into()) {
         let block = args.block;
         return Err(AppError::Usage(format!(
@@ -262,8 +262,8 @@ pub fn run(args: &RunArgs) -> Result<()> {
         let namespace = namespaces.iter().find(|namespace| wanted(namespace.nsid));
         let namespace = namespace.ok_or_else(|| AppError::Usage("there is no such namespace".into()))?;
         let mut shown = None;
-        let mut told = |phase, part| show(&mut shown, args, phase, part);
-        let report = perf::run(host, &mut controller, namespace, &load, &mut told)?;
+        let mut on_progress = |phase, part| show(&mut shown, args, phase, part);
+        let report = perf::run(host, &mut controller, namespace, &load, &mut on_progress)?;
         drop(shown);
         let quantile = |q| report::time(report.latency.value_at_quantile(q));
         say!(

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use nvmf_target::config::{Mistake, Offer, Storage, parse, try_build};
+use nvmf_target::config::{Mistake, Offer, Storage, build_dry, parse};
 
 use crate::common::Scratch;
 
 /// Reads a file's text, and makes every check that changes nothing.
 fn check(text: &str) -> Result<Offer, Mistake> {
     let offer = parse(text)?;
-    try_build(&offer, &[]).map(|()| offer)
+    build_dry(&offer, &[]).map(|()| offer)
 }
 
 const RIGHT: &str = r#"

@@ -11,7 +11,7 @@ use nvmf::BackendError;
 use nvmf::status::Status;
 use nvmf::wire::{Cqe, Sgl, Sqe};
 use nvmf_target::host::{Controller, Data, Host, HostQueue, Io, Options};
-use nvmf_target::store::{Blocks, Direct, Health, Work};
+use nvmf_target::store::{BlockingStorage, Direct, Health, Work};
 use nvmf_target::target::{Config, Core, run_all};
 use verbs::Access;
 use verbs::port::fault::rng::Rng;
@@ -62,7 +62,7 @@ impl Disk {
     }
 }
 
-impl Blocks for Disk {
+impl BlockingStorage for Disk {
     fn size(&self) -> std::io::Result<u64> {
         Ok(BYTES as u64)
     }
@@ -300,7 +300,7 @@ fn what_is_read_with_fua_is_stable() {
 #[derive(Debug, Default)]
 struct Stuck(Mutex<(bool, Vec<(u64, u8)>)>, Condvar, Health);
 
-impl Blocks for Stuck {
+impl BlockingStorage for Stuck {
     fn size(&self) -> std::io::Result<u64> {
         Ok(BYTES as u64)
     }
@@ -521,7 +521,7 @@ impl Drop for LetGo {
     }
 }
 
-impl Blocks for Slow {
+impl BlockingStorage for Slow {
     fn size(&self) -> std::io::Result<u64> {
         self.disk.size()
     }

@@ -14,7 +14,7 @@ pub const SIZE_MAX: u64 = 1 << 30;
 /// # Errors
 /// A sentence for the user.
 pub fn size(text: &str) -> Result<u64, String> {
-    match memory(text)? {
+    match memory_size(text)? {
         n if n <= SIZE_MAX => Ok(n),
         _ => Err(format!("a message has at most {SIZE_MAX} bytes (1g) here")),
     }
@@ -24,7 +24,7 @@ pub fn size(text: &str) -> Result<u64, String> {
 ///
 /// # Errors
 /// A sentence for the user.
-pub fn memory(text: &str) -> Result<u64, String> {
+pub fn memory_size(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (&text[..at], 1 << 10),
         Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),

@@ -124,7 +124,7 @@ pub struct ServerArgs {
     #[arg(long, value_name = "TIME", default_value = "60m", value_parser = parse::duration)]
     pub max_session: Duration,
     /// Most memory that a measurement may take here, for buffers and queues (suffixes k, m, g)
-    #[arg(long, value_name = "BYTES", default_value = "4g", value_parser = parse::memory)]
+    #[arg(long, value_name = "BYTES", default_value = "4g", value_parser = parse::memory_size)]
     pub max_memory: u64,
 }
 

@@ -39,7 +39,7 @@ pub fn build(offer: &Offer, address: IpAddr, pd: &Arc<Pd>) -> Result<Built, Mist
         offer.ports.push(SocketAddr::new(address, PORT));
     }
     // A mistake is found before a file is made.
-    try_build(&offer, &[])?;
+    build_dry(&offer, &[])?;
     let stores = Stores::default();
     let mut lens = Vec::new();
     let opener = Opener::new(pd);
@@ -95,10 +95,10 @@ fn apart(offer: &Offer) -> Result<(), Mistake> {
 ///
 /// # Errors
 /// The first mistake.
-pub fn try_build(offer: &Offer, serves: &[PathBuf]) -> Result<(), Mistake> {
+pub fn build_dry(offer: &Offer, serves: &[PathBuf]) -> Result<(), Mistake> {
     apart(offer)?;
     let all = offer.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
-    let tried = all.map(|namespace| opener::try_open(namespace, serves).map_err(|e| mistake(namespace, e)));
+    let tried = all.map(|namespace| opener::open_dry(namespace, serves).map_err(|e| mistake(namespace, e)));
     // All are held until the last one was tried.
     let tried = tried.collect::<Result<Vec<_>, _>>()?;
     let lens: Vec<_> = tried.iter().map(|tried| tried.len).collect();

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use apps::cli::parse::memory;
+use apps::cli::parse::memory_size;
 use nvmf::Nqn;
 use nvmf::config::Settings;
 use serde::Deserialize;
@@ -116,11 +116,11 @@ fn settings(table: Option<TargetTable>) -> Result<Settings, Mistake> {
     settings.io_queues = table.io_queues.unwrap_or(settings.io_queues);
     if let Some(text) = table.in_capsule {
         settings.in_capsule = value(&text, |text| {
-            memory(text)?.try_into().map_err(|_| format!("{text:?} is more than a capsule can have"))
+            memory_size(text)?.try_into().map_err(|_| format!("{text:?} is more than a capsule can have"))
         })?;
     }
     if let Some(text) = table.largest_transfer {
-        settings.mdts = value(&text, |text| match memory(text)? {
+        settings.mdts = value(&text, |text| match memory_size(text)? {
             n if n.is_power_of_two() && n >= 8192 => Ok((n / 4096).trailing_zeros() as u8),
             _ => Err(format!("the largest transfer is 8k, 16k, 32k and so on to 8m, not {text:?}")),
         })?;
@@ -165,7 +165,7 @@ fn namespace(table: Spanned<NamespaceTable>, next: u32) -> Result<OfferedNamespa
     }
     let bytes = |text: &Spanned<String>| {
         value(text, |text| {
-            let bytes = memory(text)?;
+            let bytes = memory_size(text)?;
             check_size(bytes, block).map(|()| bytes)
         })
     };

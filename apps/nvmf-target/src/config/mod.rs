@@ -9,7 +9,7 @@ mod memory;
 mod offer;
 mod opener;
 
-pub use build::{Built, build, try_build};
+pub use build::{Built, build, build_dry};
 pub use file::parse;
 pub use identity::{host_id, parse_uuid, uuid_text};
 pub use memory::fits;

@@ -43,12 +43,12 @@ pub(super) struct Tried {
 
 /// Tries to open the storage of a namespace, and changes nothing. Files that are in use because the target that runs `serves` them are
 /// not in the way.
-pub(super) fn try_open(namespace: &OfferedNamespace, serves: &[PathBuf]) -> Result<Tried, String> {
+pub(super) fn open_dry(namespace: &OfferedNamespace, serves: &[PathBuf]) -> Result<Tried, String> {
     let (bytes, held) = match &namespace.storage {
         Storage::Memory(bytes) => (*bytes, None),
         Storage::File { path, size, direct } => {
             let serves = || std::fs::canonicalize(path).is_ok_and(|path| serves.contains(&path));
-            match File::try_open(path, &opening(namespace, *size, *direct)) {
+            match File::open_dry(path, &opening(namespace, *size, *direct)) {
                 Ok((len, held)) => (len, Some(held)),
                 Err(FileError::InUse(_)) if serves() => {
                     let now = std::fs::File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0)));

@@ -8,7 +8,7 @@ use nvmf::config::{Hosts, Namespace, Subsystem};
 use nvmf::{Nqn, Target};
 
 use super::differ::differences;
-use super::message::{Answer, List, ListedHost, ListedNamespace, ListedSubsystem, Request};
+use super::message::{Answer, List, ListedController, ListedNamespace, ListedSubsystem, Request};
 use crate::config::{Len, OfferedNamespace, Opener, check_size, namespace_of, uuid_text};
 use crate::store::{Health, Store, Stores};
 
@@ -223,7 +223,7 @@ impl Control {
             },
             namespaces: subsystem.namespaces.iter().map(namespace).collect(),
         });
-        let hosts = self.target.connected().into_iter().map(|connected| ListedHost {
+        let hosts = self.target.connected().into_iter().map(|connected| ListedController {
             nqn: name(&connected.host),
             controller: connected.cntlid,
             subsystem: connected.subsystem.as_ref().map(name),

@@ -18,7 +18,7 @@ pub fn differences(file: &str, gave: &[Subsystem], now: &[Subsystem], table: &Ta
             let id = namespace.nsid;
             match of(before, id) {
                 Some(before) if before.backend == namespace.backend => {
-                    if let Some(again) = blocks_again(namespace, table) {
+                    if let Some(again) = blocks_after_restart(namespace, table) {
                         let blocks = namespace.blocks;
                         differs.push(format!(
                             "namespace {id} of {nqn} has {blocks} blocks, and will have {again} by {file}"
@@ -43,7 +43,7 @@ pub fn differences(file: &str, gave: &[Subsystem], now: &[Subsystem], table: &Ta
 }
 
 /// How many blocks a namespace will have when the target starts again, if not as many as now. A file that has grown stays so.
-fn blocks_again(namespace: &Namespace, table: &Table) -> Option<u64> {
+fn blocks_after_restart(namespace: &Namespace, table: &Table) -> Option<u64> {
     let size = table.get(namespace.backend)?.size().ok()?;
     let again = size >> namespace.block_shift;
     (again != namespace.blocks).then_some(again)

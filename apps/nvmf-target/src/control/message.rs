@@ -78,7 +78,7 @@ pub struct List {
     /// Its subsystems.
     pub subsystems: Vec<ListedSubsystem>,
     /// The hosts that are connected, discovery controllers included.
-    pub hosts: Vec<ListedHost>,
+    pub hosts: Vec<ListedController>,
     /// What differs from the configuration, and is lost when the target ends; a sentence each.
     #[serde(default)]
     pub differs: Vec<String>,
@@ -119,7 +119,7 @@ pub struct ListedNamespace {
 
 /// A host that is connected.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct ListedHost {
+pub struct ListedController {
     /// Its name.
     pub nqn: String,
     /// Its controller.

@@ -15,5 +15,5 @@ mod socket;
 pub use change::Control;
 pub use client::{AskError, SERVICE, ask, find, socket_name};
 pub use differ::differences;
-pub use message::{Answer, List, ListedHost, ListedNamespace, ListedSubsystem, Request};
+pub use message::{Answer, List, ListedController, ListedNamespace, ListedSubsystem, Request};
 pub use socket::{ControlSocket, SocketError};

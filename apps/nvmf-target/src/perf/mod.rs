@@ -20,7 +20,7 @@ use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, NamespaceInf
 /// The largest latency that is recorded; longer ones count as this one. A minute.
 const LATENCY_MAX_NS: u64 = 60_000_000_000;
 /// Turns between two looks at the clock of the run, and at the keep alive.
-const LOOK: u64 = 256;
+const CHECK_TURNS: u64 = 256;
 /// How long a run may make no progress.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -93,7 +93,7 @@ pub enum Phase {
 }
 
 /// What is told how far a run is, now and then: the phase, and the part of it that is done, from 0 to 1.
-pub type Told<'t> = &'t mut dyn FnMut(Phase, f64);
+pub type OnProgress<'t> = &'t mut dyn FnMut(Phase, f64);
 
 impl Report {
     /// Commands a second.
@@ -140,11 +140,11 @@ struct Sent {
     unit: u64,
     read: bool,
     /// With `verify`: when the read began, or which write it is.
-    judged: u64,
+    token: u64,
 }
 
 /// A queue of the run, with its memory.
-struct Lane {
+struct PerfQueue {
     queue: HostQueue,
     sent: Vec<Sent>,
     mr: Mr,
@@ -156,7 +156,7 @@ struct PerfRun<'r, 'c> {
     host: &'r mut Host<'c>,
     context: &'c Context,
     controller: &'r mut Controller,
-    lanes: Vec<Lane>,
+    queues: Vec<PerfQueue>,
     nsid: u32,
     block: usize,
     /// Units of `size` bytes in the span.
@@ -167,7 +167,7 @@ struct PerfRun<'r, 'c> {
     expected: Option<Expected>,
     checked: u64,
     scratch: Vec<u8>,
-    told: Told<'r>,
+    on_progress: OnProgress<'r>,
 }
 
 /// Puts a load on a namespace.
@@ -179,7 +179,7 @@ pub fn run<'r>(
     controller: &'r mut Controller,
     namespace: &NamespaceInfo,
     load: &'r Load,
-    told: Told<'r>,
+    on_progress: OnProgress<'r>,
 ) -> Result<Report, PerfError> {
     let block = namespace.block as usize;
     let bytes = namespace.blocks * block as u64;
@@ -205,7 +205,7 @@ pub fn run<'r>(
         Expected::new(run, units, load.size).map_err(PerfError::Load)
     });
     let expected = expected.transpose()?;
-    let mut lanes = Vec::new();
+    let mut queues = Vec::new();
     for qid in 1..=load.queues {
         let queue = controller.io_queue(host, qid, load.depth.saturating_add(1))?;
         let depth = queue.depth();
@@ -217,14 +217,14 @@ pub fn run<'r>(
         }
         let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let mr = host.pd().reg_mr(depth * load.size, rights)?;
-        lanes.push(Lane { queue, sent: vec![Sent::default(); depth], mr });
+        queues.push(PerfQueue { queue, sent: vec![Sent::default(); depth], mr });
     }
     let mut run = PerfRun {
         load,
         context: host.context(),
         host,
         controller,
-        lanes,
+        queues,
         nsid: namespace.nsid,
         block,
         units,
@@ -233,7 +233,7 @@ pub fn run<'r>(
         expected,
         checked: 0,
         scratch: vec![0; load.size],
-        told,
+        on_progress,
     };
     if !load.verify {
         return run.measure();
@@ -250,22 +250,23 @@ impl PerfRun<'_, '_> {
         let (mut to_send, mut done) = (0, 0);
         let mut progress = Instant::now();
         let (mut turns, mut seen) = (0u64, 0);
-        (self.told)(phase, 0.0);
+        (self.on_progress)(phase, 0.0);
         while done < self.units {
             self.host.turn();
-            for lane in 0..self.lanes.len() {
-                done += self.poll(lane, |_| {})?;
-                while to_send < self.units && self.lanes[lane].queue.under_way() < self.load.depth as usize {
-                    if !self.submit(lane, to_send, phase == Phase::Check, 0)? {
+            for index in 0..self.queues.len() {
+                done += self.poll(index, |_| {})?;
+                while to_send < self.units && self.queues[index].queue.under_way() < self.load.depth as usize
+                {
+                    if !self.submit(index, to_send, phase == Phase::Check, 0)? {
                         break;
                     }
                     to_send += 1;
                 }
             }
             turns += 1;
-            if turns.is_multiple_of(LOOK) {
-                self.look(done > seen, &mut progress)?;
-                (self.told)(phase, done as f64 / self.units as f64);
+            if turns.is_multiple_of(CHECK_TURNS) {
+                self.check_run(done > seen, &mut progress)?;
+                (self.on_progress)(phase, done as f64 / self.units as f64);
                 seen = done;
             }
         }
@@ -281,7 +282,7 @@ impl PerfRun<'_, '_> {
         let from = start + warm_up;
         let until = from + self.load.time.as_nanos() as u64;
         let mut progress = Instant::now();
-        (self.told)(Phase::Load, 0.0);
+        (self.on_progress)(Phase::Load, 0.0);
         let mut counted = false;
         let mut now = start;
         let (mut turns, mut seen) = (0u64, 0);
@@ -292,43 +293,43 @@ impl PerfRun<'_, '_> {
                 (commands, counted, seen) = (0, true, 0);
                 latency.reset();
             }
-            for lane in 0..self.lanes.len() {
-                commands += self.poll(lane, |at| latency.saturating_record(now.saturating_sub(at)))?;
-                while self.lanes[lane].queue.under_way() < self.load.depth as usize {
+            for index in 0..self.queues.len() {
+                commands += self.poll(index, |at| latency.saturating_record(now.saturating_sub(at)))?;
+                while self.queues[index].queue.under_way() < self.load.depth as usize {
                     let (unit, read) = self.choose();
-                    if !self.submit(lane, unit, read, now)? {
+                    if !self.submit(index, unit, read, now)? {
                         break;
                     }
                 }
             }
             turns += 1;
-            if turns.is_multiple_of(LOOK) {
-                self.look(commands != seen, &mut progress)?;
+            if turns.is_multiple_of(CHECK_TURNS) {
+                self.check_run(commands != seen, &mut progress)?;
                 let done = match self.load.count {
                     Some(count) => commands as f64 / count as f64,
                     None => (now - start) as f64 / (until - start).max(1) as f64,
                 };
-                (self.told)(Phase::Load, done);
+                (self.on_progress)(Phase::Load, done);
                 seen = commands;
             }
         }
         let time = Duration::from_nanos(now - from);
         // Commands under way access memory that is about to be freed: wait for their responses.
         let mut progress = Instant::now();
-        while self.lanes.iter().any(|lane| lane.queue.under_way() > 0) {
+        while self.queues.iter().any(|own| own.queue.under_way() > 0) {
             self.host.turn();
             let mut done = 0;
-            for lane in 0..self.lanes.len() {
-                done += self.poll(lane, |_| {})?;
+            for index in 0..self.queues.len() {
+                done += self.poll(index, |_| {})?;
             }
-            self.look(done > 0, &mut progress)?;
+            self.check_run(done > 0, &mut progress)?;
         }
         Ok(Report { commands, time, size: self.load.size, latency, checked: self.checked })
     }
 
     /// Sends a keep alive if it is time for one; fails when no command completed for too long, or a signal asks to end.
     #[inline]
-    fn look(&mut self, progressed: bool, progress: &mut Instant) -> Result<(), PerfError> {
+    fn check_run(&mut self, progressed: bool, progress: &mut Instant) -> Result<(), PerfError> {
         go_on()?;
         if progressed {
             *progress = Instant::now();
@@ -352,9 +353,9 @@ impl PerfRun<'_, '_> {
 
     /// Whether there was room for the command.
     #[inline]
-    fn submit(&mut self, lane: usize, unit: u64, read: bool, now: u64) -> Result<bool, PerfError> {
+    fn submit(&mut self, index: usize, unit: u64, read: bool, now: u64) -> Result<bool, PerfError> {
         let size = self.load.size;
-        let Lane { queue, sent, mr } = &mut self.lanes[lane];
+        let PerfQueue { queue, sent, mr } = &mut self.queues[index];
         let cid = queue.next_cid().ok_or(HostError::QueueFull)? as usize;
         let at = cid * size;
         let lba = unit * (size / self.block) as u64;
@@ -382,22 +383,22 @@ impl PerfRun<'_, '_> {
         if queue.submit(&sqe, data)?.is_none() {
             return Ok(false);
         }
-        let judged = match &mut self.expected {
+        let token = match &mut self.expected {
             None => 0,
             Some(expected) if read => expected.read_begins(unit),
             Some(expected) => expected.write_begins(unit),
         };
-        sent[cid] = Sent { at_ns: now, unit, read, judged };
+        sent[cid] = Sent { at_ns: now, unit, read, token };
         Ok(true)
     }
 
     #[inline]
-    fn poll(&mut self, lane: usize, mut each: impl FnMut(u64)) -> Result<u64, PerfError> {
-        let Lane { queue, sent, mr } = &mut self.lanes[lane];
+    fn poll(&mut self, index: usize, mut each: impl FnMut(u64)) -> Result<u64, PerfError> {
+        let PerfQueue { queue, sent, mr } = &mut self.queues[index];
         let mut wrong = None;
         let n = queue.poll(|cqe| {
             let cid = cqe.cid.get() as usize;
-            let Sent { at_ns, unit, read, judged } = sent[cid];
+            let Sent { at_ns, unit, read, token } = sent[cid];
             each(at_ns);
             let status = cqe.status.get() >> 1;
             if status != 0 {
@@ -406,13 +407,13 @@ impl PerfRun<'_, '_> {
             }
             let Some(expected) = &mut self.expected else { return };
             if !read {
-                return expected.write_ends(unit, judged);
+                return expected.write_ends(unit, token);
             }
             self.checked += 1;
             let bytes = &mut self.scratch[..];
             let judged = match mr.read(cid * bytes.len(), bytes) {
                 Ok(()) => {
-                    expected.read_ends(unit, judged, bytes).map_err(|e| in_blocks(unit, self.block, bytes, e))
+                    expected.read_ends(unit, token, bytes).map_err(|e| wrong_read(unit, self.block, bytes, e))
                 }
                 Err(e) => Err(e.into()),
             };
@@ -425,7 +426,7 @@ impl PerfRun<'_, '_> {
 }
 
 /// What is wrong with a read of a unit, in words.
-fn in_blocks(unit: u64, block: usize, bytes: &[u8], Wrong { at, found, wanted }: Wrong) -> PerfError {
+fn wrong_read(unit: u64, block: usize, bytes: &[u8], Wrong { at, found, wanted }: Wrong) -> PerfError {
     let size = bytes.len();
     let (lba, byte) = (unit * (size / block) as u64 + (at / block) as u64, at % block);
     PerfError::Wrong(format!(

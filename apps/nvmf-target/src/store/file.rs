@@ -24,7 +24,7 @@ use super::aligned::Aligned;
 use super::device;
 use super::health::Health;
 use super::open::{self, FileError, Locked, Opened, Opening};
-use super::work::{Blocks, Work};
+use super::work::{BlockingStorage, Work};
 
 /// Bytes that are compared, verified, or written as zeros at a time.
 const PIECE: usize = 256 << 10;
@@ -97,8 +97,8 @@ impl File {
     ///
     /// # Errors
     /// As [`open_with`](Self::open_with).
-    pub fn try_open(path: &Path, how: &Opening) -> Result<(u64, Locked), FileError> {
-        open::try_open(path, how).map(|opened| (opened.len, opened.file))
+    pub fn open_dry(path: &Path, how: &Opening) -> Result<(u64, Locked), FileError> {
+        open::open_dry(path, how).map(|opened| (opened.len, opened.file))
     }
 
     /// Its health.
@@ -347,7 +347,7 @@ impl File {
     }
 }
 
-impl Blocks for File {
+impl BlockingStorage for File {
     fn size(&self) -> std::io::Result<u64> {
         File::size(self)
     }

@@ -18,7 +18,7 @@ pub(crate) use open::dir_of;
 pub use open::{Direct, FileError, Locked, Opening};
 pub use ranges::merged;
 pub use ring::{Request, Ring};
-pub use work::{Blocks, CommandId, Done, MrSlice, Work};
+pub use work::{BlockingStorage, CommandIndex, Done, MrSlice, Work};
 pub use workers::{Job, Workers};
 
 use std::fmt;
@@ -37,7 +37,7 @@ pub enum Store {
     /// A file or a block device, with the threads that wait for it.
     File(Arc<File>, Arc<Workers>),
     /// Storage that a program brings along, with the threads that wait for it.
-    Other(Arc<dyn Blocks>, Arc<Workers>),
+    Other(Arc<dyn BlockingStorage>, Arc<Workers>),
 }
 
 impl Store {

@@ -130,7 +130,7 @@ pub fn open(path: &Path, how: &Opening) -> Result<Opened, FileError> {
 ///
 /// # Errors
 /// As [`open`].
-pub fn try_open(path: &Path, how: &Opening) -> Result<Opened, FileError> {
+pub fn open_dry(path: &Path, how: &Opening) -> Result<Opened, FileError> {
     open_at(path, how, true)
 }
 
@@ -278,19 +278,19 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         let of = |size| Opening { size, ..Opening::default() };
         let disk = dir.join("disk");
-        assert_eq!(try_open(&disk, &of(Some(8192))).unwrap().len, 8192);
+        assert_eq!(open_dry(&disk, &of(Some(8192))).unwrap().len, 8192);
         assert!(!disk.exists());
         std::fs::write(&disk, [0; 512]).unwrap();
-        assert_eq!(try_open(&disk, &of(Some(8192))).unwrap().len, 8192);
+        assert_eq!(open_dry(&disk, &of(Some(8192))).unwrap().len, 8192);
         assert_eq!(disk.metadata().unwrap().len(), 512);
         let has = open(&disk, &of(None)).unwrap();
-        assert!(matches!(try_open(&disk, &of(None)), Err(FileError::InUse(_))));
+        assert!(matches!(open_dry(&disk, &of(None)), Err(FileError::InUse(_))));
         drop(has);
         let too_large = Some(i64::MAX as u64);
         for (path, size) in
             [(dir.join("none/disk"), Some(8192)), (dir.join("new"), too_large), (disk, too_large)]
         {
-            let tried = try_open(&path, &of(size)).err().map(|e| e.to_string());
+            let tried = open_dry(&path, &of(size)).err().map(|e| e.to_string());
             let opened = open(&path, &of(size)).err().map(|e| e.to_string());
             // Some file systems have files of that size.
             assert!(tried == opened && (tried.is_some() || size == too_large), "{tried:?} {opened:?}");
@@ -308,7 +308,7 @@ mod tests {
         // Opening the pipe would wait for a writer for ever.
         for path in [pipe.as_path(), &dir, Path::new("/dev/null")] {
             assert!(matches!(open(path, &Opening::default()), Err(FileError::Kind(_))), "{path:?}");
-            assert!(matches!(try_open(path, &Opening::default()), Err(FileError::Kind(_))), "{path:?}");
+            assert!(matches!(open_dry(path, &Opening::default()), Err(FileError::Kind(_))), "{path:?}");
         }
         std::fs::remove_dir_all(&dir).unwrap();
     }

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use verbs::{Mr, MrPin, VerbsError};
 
 use super::file::{File, of_errno};
-use super::work::{CommandId, Done, MrSlice, Work};
+use super::work::{CommandIndex, Done, MrSlice, Work};
 
 /// Entries of the submission ring. Up to 16 times as many requests may be under way.
 const ENTRIES: u32 = 256;
@@ -104,7 +104,7 @@ impl Ring {
     ///
     /// # Errors
     /// If there is no room, or the command has one already: the request comes back.
-    pub fn give(&mut self, file: &Arc<File>, request: Request, command: CommandId) -> Result<(), Request> {
+    pub fn give(&mut self, file: &Arc<File>, request: Request, command: CommandIndex) -> Result<(), Request> {
         // The completion queue has room for all. What is under way for a command stays until the kernel has done with it.
         let at = command.0 as usize;
         if self.under_way >= 16 * ENTRIES as usize || self.requests.get(at).is_some_and(Option::is_some) {
@@ -130,7 +130,7 @@ impl Ring {
         self.submit()?;
         loop {
             let Some(completion) = self.ring.completion().next() else { return Ok(()) };
-            let (command, result) = (CommandId(completion.user_data() as u32), completion.result());
+            let (command, result) = (CommandIndex(completion.user_data() as u32), completion.result());
             let Some(UnderWay { file, request }) = self.requests[command.0 as usize].take() else { continue };
             self.under_way -= 1;
             let result = match after(request, result) {

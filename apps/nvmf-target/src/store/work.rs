@@ -10,13 +10,13 @@ use super::health::Health;
 
 /// The number of a command of a core.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct CommandId(pub u32);
+pub struct CommandIndex(pub u32);
 
 /// A command whose work is done.
 #[derive(Debug)]
 pub struct Done {
     /// Which one.
-    pub command: CommandId,
+    pub command: CommandIndex,
     /// How it ended.
     pub result: Result<(), BackendError>,
 }
@@ -50,7 +50,7 @@ pub(super) const PART: u64 = 8 << 20;
 
 impl Work {
     /// Takes a part off the front of work that is long; this is what is left then, and makes stable all of it where that is wanted.
-    pub(super) fn part(&mut self) -> Option<Self> {
+    pub(super) fn take_front(&mut self) -> Option<Self> {
         // Up to a multiple, so that parts end where storage can be given back.
         let end_of = |offset: u64| offset - offset % PART + PART;
         match self {
@@ -86,7 +86,7 @@ impl Work {
 }
 
 /// Storage that takes its time: [`Workers`](super::Workers) wait for it. A program may have kinds of its own.
-pub trait Blocks: Debug + Send + Sync {
+pub trait BlockingStorage: Debug + Send + Sync {
     /// Bytes that it has now.
     ///
     /// # Errors
@@ -127,7 +127,7 @@ mod tests {
             ] {
                 let whole = range(&work);
                 let mut done = Vec::new();
-                while let Some(part) = work.part() {
+                while let Some(part) = work.take_front() {
                     assert!(!matches!(part, Work::Zero { fua: true, .. } | Work::Verify { fua: true, .. }));
                     done.extend(range(&part));
                 }

@@ -7,15 +7,15 @@ use nvmf::BackendError;
 use nvmf::fair::{Turns, Who};
 use nvmf::sync::lock;
 
-use super::work::{Blocks, CommandId, Done, Work};
+use super::work::{BlockingStorage, CommandIndex, Done, Work};
 use crate::wake::Sender;
 
 /// Work for a command of a core. The command waits until it has been run.
 #[derive(Debug)]
 pub struct Job {
-    blocks: Arc<dyn Blocks>,
+    blocks: Arc<dyn BlockingStorage>,
     work: Work,
-    command: CommandId,
+    command: CommandIndex,
     to: Sender<Done>,
 }
 
@@ -27,7 +27,7 @@ impl Job {
     }
     /// Does a part of it; returns what is left.
     fn run_part(mut self) -> Option<Self> {
-        let Some(part) = self.work.part() else {
+        let Some(part) = self.work.take_front() else {
             self.run();
             return None;
         };
@@ -62,7 +62,7 @@ struct State {
     ended: bool,
     /// Threads that there are, of which so many wait for work, and that there may be.
     threads: Vec<JoinHandle<()>>,
-    free: usize,
+    idle: usize,
     /// None where the program takes the work itself.
     most: usize,
 }
@@ -77,9 +77,9 @@ impl Queue {
             if state.ended {
                 return None;
             }
-            state.free += 1;
+            state.idle += 1;
             state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.free -= 1;
+            state.idle -= 1;
         }
     }
     /// What a thread does.
@@ -87,7 +87,7 @@ impl Queue {
         while let Some((who, job)) = self.next() {
             if let Some(rest) = job.run_part() {
                 lock(&self.state).jobs.put_back(who, rest);
-                // Another thread may be free for it, or for what comes before it.
+                // Another thread may be idle for it, or for what comes before it.
                 self.wake.notify_one();
             }
         }
@@ -129,11 +129,18 @@ impl Workers {
         lock(&self.queue.state).jobs.pop().map(|(_, job)| job)
     }
     /// Gives them work of a host; the result goes to `to`.
-    pub fn give(&self, who: Who, blocks: Arc<dyn Blocks>, work: Work, command: CommandId, to: Sender<Done>) {
+    pub fn give(
+        &self,
+        who: Who,
+        blocks: Arc<dyn BlockingStorage>,
+        work: Work,
+        command: CommandIndex,
+        to: Sender<Done>,
+    ) {
         let mut state = lock(&self.queue.state);
         state.jobs.push(who, Job { blocks, work, command, to });
-        // Those that were woken already still count as free.
-        if state.jobs.len() > state.free && state.threads.len() < state.most {
+        // Those that were woken already still count as idle.
+        if state.jobs.len() > state.idle && state.threads.len() < state.most {
             // Where the system has no more threads, those that there are do the work.
             let _ = self.start(&mut state);
         }
@@ -170,7 +177,7 @@ mod tests {
     #[derive(Debug, Default)]
     struct Noted(Mutex<(bool, Vec<u64>)>, Condvar, Health);
 
-    impl Blocks for Noted {
+    impl BlockingStorage for Noted {
         fn size(&self) -> std::io::Result<u64> {
             Ok(0)
         }
@@ -198,11 +205,11 @@ mod tests {
                 host(1),
                 blocks.clone(),
                 zero(100 * n * PART, 10 * PART),
-                CommandId(n as u32),
+                CommandIndex(n as u32),
                 to.clone(),
             );
         }
-        workers.give(host(2), blocks.clone(), zero(1000 * PART, PART), CommandId(9), to);
+        workers.give(host(2), blocks.clone(), zero(1000 * PART, PART), CommandIndex(9), to);
         blocks.0.lock().unwrap().0 = true;
         blocks.1.notify_all();
         let order: Vec<_> =

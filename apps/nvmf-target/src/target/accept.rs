@@ -99,7 +99,7 @@ impl Core<'_> {
         let share = env.shared.join(id, accepted.queue.who(), accepted.named);
         env.shared.receives.add(commands);
         let mut connection = Connection::new(id, accepted, cm_id, qp, sq, share);
-        connection.number = env.statistics.counters.accepted.get();
+        connection.accepted_before = env.statistics.counters.accepted.get();
         connection.gauge = env.statistics.gauge(commands);
         let reply = ConnParam::with_data(reply.as_bytes());
         if let Err(e) = env.shared.receives.refill().and_then(|()| connection.cm_id.accept(&reply)) {

@@ -14,7 +14,7 @@ use super::commands::{CommandState, Commands};
 use super::disks::{Disks, GONE};
 use super::ids::ConnId;
 use super::shared::Shared;
-use crate::store::{CommandId, Store};
+use crate::store::{CommandIndex, Store};
 
 /// Bytes of each place that are prefetched at first: no more would arrive in time.
 const FIRST: usize = 256;
@@ -28,7 +28,7 @@ const TOGETHER: usize = 256 << 10;
 pub struct Batch {
     reads: Vec<Read>,
     /// Writes whose data are here.
-    writes: VecDeque<CommandId>,
+    writes: VecDeque<CommandIndex>,
     /// Writes that are done but not answered.
     written: VecDeque<Written>,
 }
@@ -43,7 +43,7 @@ struct Read {
 /// A Write that is done.
 #[derive(Debug)]
 pub struct Written {
-    pub command: CommandId,
+    pub command: CommandIndex,
     pub connection: ConnId,
     pub ticket: Ticket,
     pub result: Result<(), BackendError>,
@@ -57,7 +57,7 @@ impl Batch {
     }
     /// The data of a command are here, and go to their [place](CommandState::Place) at the end of the turn.
     #[inline]
-    pub fn write(&mut self, command: CommandId) {
+    pub fn write(&mut self, command: CommandIndex) {
         self.writes.push_back(command);
     }
 
@@ -104,7 +104,7 @@ impl Batch {
 }
 
 #[inline]
-fn prefetch_place(disks: &Disks, commands: &mut Commands, command: CommandId, most: usize) {
+fn prefetch_place(disks: &Disks, commands: &mut Commands, command: CommandIndex, most: usize) {
     let Some(CommandState::Place { backend, offset, len, .. }) =
         commands.get_mut(command).map(|command| command.state)
     else {

@@ -3,9 +3,9 @@
 use nvmf::config::Backend;
 use nvmf::{Remote, Ticket};
 
-use super::ids::{CapsuleId, ConnId};
+use super::ids::{ConnId, ReceiveId};
 use super::pool::Buffer;
-use crate::store::{CommandId, MrSlice, Work};
+use crate::store::{CommandIndex, MrSlice, Work};
 
 /// What a command waits for, and what happens then.
 #[derive(Clone, Copy, Debug)]
@@ -85,9 +85,9 @@ impl Transfer {
 #[derive(Debug)]
 pub enum Capsule {
     /// They are in this buffer, until the end of the turn.
-    Now(CapsuleId),
+    Now(ReceiveId),
     /// They are in this buffer, and at this place of its region. It counts as the host's.
-    Kept(CapsuleId, usize),
+    Kept(ReceiveId, usize),
     /// They were taken out: the host keeps as many capsules as it may.
     Copied(Box<[u8]>),
 }
@@ -111,35 +111,35 @@ pub struct Command {
 #[derive(Debug, Default)]
 pub struct Commands {
     entries: Vec<Option<Command>>,
-    free: Vec<CommandId>,
+    free: Vec<CommandIndex>,
 }
 
 impl Commands {
     /// Keeps a command; returns its number. Allocates only if more are under way than ever before.
     #[inline]
-    pub fn insert(&mut self, command: Command) -> CommandId {
+    pub fn insert(&mut self, command: Command) -> CommandIndex {
         if let Some(id) = self.free.pop() {
             self.entries[id.0 as usize] = Some(command);
             return id;
         }
         self.entries.push(Some(command));
-        CommandId((self.entries.len() - 1) as u32)
+        CommandIndex((self.entries.len() - 1) as u32)
     }
     /// The command of a number.
     #[inline]
-    pub fn get_mut(&mut self, id: CommandId) -> Option<&mut Command> {
+    pub fn get_mut(&mut self, id: CommandIndex) -> Option<&mut Command> {
         self.entries.get_mut(id.0 as usize)?.as_mut()
     }
     /// A command's data are in a capsule.
     #[inline]
-    pub fn set_capsule(&mut self, id: CommandId, capsule: Option<Capsule>) {
+    pub fn set_capsule(&mut self, id: CommandIndex, capsule: Option<Capsule>) {
         if let Some(command) = self.get_mut(id) {
             command.capsule = capsule;
         }
     }
     /// Takes a command out.
     #[inline]
-    pub fn remove(&mut self, id: CommandId) -> Option<Command> {
+    pub fn remove(&mut self, id: CommandIndex) -> Option<Command> {
         let command = self.entries.get_mut(id.0 as usize)?.take()?;
         self.free.push(id);
         Some(command)

@@ -29,7 +29,7 @@ pub struct Connection {
     /// Its part of what hosts share.
     pub share: Share,
     /// Connections that the core had accepted before.
-    pub number: u64,
+    pub accepted_before: u64,
     pub ending: Ending,
     /// It has been logged who the host is.
     pub announced: bool,
@@ -98,7 +98,7 @@ impl Connection {
             receives,
             commands: 0,
             share,
-            number: 0,
+            accepted_before: 0,
             ending: Ending::No,
             announced: false,
             gauge: None,

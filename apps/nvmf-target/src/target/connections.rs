@@ -74,7 +74,7 @@ impl Connections {
             if who.is_named() || !connection.is_open() {
                 continue;
             }
-            let (oldest, id) = (connection.number, connection.id);
+            let (oldest, id) = (connection.accepted_before, connection.id);
             let of = silent.entry(who.address).or_insert(Silent { count: 0, oldest, id });
             of.count += 1;
             if oldest < of.oldest {

@@ -306,7 +306,7 @@ impl<'c> Core<'c> {
             self.zero_a_piece();
             worked = true;
         }
-        self.env.disks.collect(&mut self.stored);
+        self.env.disks.submit_and_collect(&mut self.stored);
         if !self.stored.is_empty() {
             self.take_stored();
             worked = true;

@@ -10,7 +10,9 @@ use nvmf::{BackendError, Instant};
 use tracing::{debug, warn};
 use verbs::Mr;
 
-use crate::store::{Blocks, CommandId, Done, Request as RingRequest, Ring, Store, Stores, Table, Work};
+use crate::store::{
+    BlockingStorage, CommandIndex, Done, Request as RingRequest, Ring, Store, Stores, Table, Work,
+};
 use crate::wake::{Sender, Waker, channel};
 
 /// The namespace was removed. A host that tries again learns that it has none.
@@ -80,7 +82,7 @@ impl Disks {
         who: Who,
         backend: Backend,
         work: Work,
-        command: CommandId,
+        command: CommandIndex,
     ) -> Result<(), BackendError> {
         let (blocks, workers, work) = match self.table.get(backend) {
             Some(Store::Other(blocks, workers)) => (Arc::clone(blocks), workers, work),
@@ -101,7 +103,7 @@ impl Disks {
                         Err(work) => work,
                     },
                 };
-                (Arc::clone(file) as Arc<dyn Blocks>, workers, work)
+                (Arc::clone(file) as Arc<dyn BlockingStorage>, workers, work)
             }
             _ => return Err(GONE),
         };
@@ -111,7 +113,7 @@ impl Disks {
     }
     /// Submits what was given to the ring, and adds what is done to `done`.
     #[inline]
-    pub fn collect(&mut self, done: &mut Vec<Done>) {
+    pub fn submit_and_collect(&mut self, done: &mut Vec<Done>) {
         while self.at_threads > 0
             && let Ok(result) = self.results.try_recv()
         {

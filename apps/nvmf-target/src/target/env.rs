@@ -11,12 +11,12 @@ use super::batch::Batch;
 use super::commands::{Capsule, Command, CommandState, Commands};
 use super::connection::Connection;
 use super::disks::Disks;
-use super::ids::{CapsuleId, ConnId};
+use super::ids::{ConnId, ReceiveId};
 use super::outbox::{NotPosted, Outgoing};
 use super::shared::Shared;
 use super::statistics::Statistics;
 use super::zeroing::Zeroing;
-use crate::store::CommandId;
+use crate::store::CommandIndex;
 
 /// The parts.
 pub struct Env<'c> {
@@ -45,14 +45,14 @@ impl Env<'_> {
 
     /// Keeps a command that waits for something.
     #[inline]
-    pub fn keep(&mut self, connection: &mut Connection, ticket: Ticket, state: CommandState) -> CommandId {
+    pub fn keep(&mut self, connection: &mut Connection, ticket: Ticket, state: CommandState) -> CommandIndex {
         connection.commands += 1;
         let connection = connection.id;
         self.commands.insert(Command { connection, ticket, state, buffer: None, capsule: None })
     }
     /// A command waits for nothing any more: gives back its buffer.
     #[inline]
-    pub fn finish(&mut self, connection: &mut Connection, command: CommandId) {
+    pub fn finish(&mut self, connection: &mut Connection, command: CommandIndex) {
         let Some(command) = self.commands.remove(command) else { return };
         debug_assert!(command.connection == connection.id, "the connection is the command's");
         if let Some(buffer) = command.buffer {
@@ -67,12 +67,14 @@ impl Env<'_> {
         match capsule {
             None | Some(Capsule::Copied(_)) => {}
             Some(Capsule::Now(capsule)) => self.shared.receives.give(capsule),
-            Some(Capsule::Kept(capsule, _)) => self.shared.give_capsule(&mut connection.share, capsule),
+            Some(Capsule::Kept(capsule, _)) => {
+                self.shared.release_kept_receive(&mut connection.share, capsule)
+            }
         }
     }
     /// A capsule is not needed any more.
     #[inline]
-    pub fn drop_capsule(&mut self, capsule: Option<CapsuleId>) {
+    pub fn release_receive(&mut self, capsule: Option<ReceiveId>) {
         if let Some(capsule) = capsule {
             self.shared.receives.give(capsule);
         }
@@ -100,7 +102,7 @@ impl Env<'_> {
         connection: &mut Connection,
         ticket: Ticket,
         data: (Sge, Remote),
-        command: Option<CommandId>,
+        command: Option<CommandIndex>,
     ) {
         connection.meter_end(|| self.context.now(), ticket, true);
         let end = match connection.queue.as_mut().map(|queue| queue.handle_done(ticket, Ok(()))) {
@@ -122,7 +124,7 @@ impl Env<'_> {
         connection: &mut Connection,
         response: Response,
         data: Option<(Sge, Remote)>,
-        command: Option<CommandId>,
+        command: Option<CommandIndex>,
     ) {
         self.statistics.counters.responses.add(1);
         self.post(connection, Outgoing::Answer { response, data, command });

@@ -1,4 +1,4 @@
-//! The numbers of what a core has, which do not mix. That of a command is [`CommandId`](crate::store::CommandId): storage knows it, too.
+//! The numbers of what a core has, which do not mix. That of a command is [`CommandIndex`](crate::store::CommandIndex): storage knows it, too.
 
 /// A connection of a core, by its place among them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,9 +14,9 @@ impl ConnId {
 
 /// A buffer for a capsule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CapsuleId(pub u32);
+pub struct ReceiveId(pub u32);
 
-impl CapsuleId {
+impl ReceiveId {
     /// Its place among them.
     #[inline]
     pub const fn index(self) -> usize {

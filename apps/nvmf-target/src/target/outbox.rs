@@ -8,7 +8,7 @@ use verbs::{PostError, PostErrorKind, SendQueue, SendWr, Sge};
 use zerocopy::IntoBytes;
 
 use super::tag::Tag;
-use crate::store::CommandId;
+use crate::store::CommandIndex;
 
 /// Bytes of a response, which are posted inline.
 pub const INLINE: u32 = size_of::<Cqe>() as u32;
@@ -17,20 +17,20 @@ pub const INLINE: u32 = size_of::<Cqe>() as u32;
 #[derive(Clone, Copy, Debug)]
 pub enum Outgoing {
     /// An RDMA READ of a command's data, into its buffer.
-    Fetch(CommandId, Sge, Remote),
+    Fetch(CommandIndex, Sge, Remote),
     /// A response.
     Answer {
         response: Response,
         /// Data that go before it.
         data: Option<(Sge, Remote)>,
         /// The command whose buffer the data are in.
-        command: Option<CommandId>,
+        command: Option<CommandIndex>,
     },
 }
 
 impl Outgoing {
     /// The command that waits for its completion.
-    pub const fn command(&self) -> Option<CommandId> {
+    pub const fn command(&self) -> Option<CommandIndex> {
         match *self {
             Self::Fetch(command, ..) => Some(command),
             Self::Answer { command, .. } => command,

@@ -9,7 +9,7 @@ use verbs::{Access, Mr, Pd, RecvWr, Sge, Srq, SrqInitAttr, VerbsError};
 
 use nvmf::wire::Sqe;
 
-use super::ids::CapsuleId;
+use super::ids::ReceiveId;
 use super::tag::Tag;
 
 /// The receives of a core.
@@ -21,7 +21,7 @@ pub struct Receives {
     stride: usize,
     elements: Vec<[Sge; 1]>,
     /// Buffers that are neither posted nor in use. The one that was used last is posted first.
-    free: Vec<CapsuleId>,
+    free: Vec<ReceiveId>,
     posted: usize,
     /// Commands that hosts may send at a time.
     wanted: usize,
@@ -47,7 +47,7 @@ impl Receives {
             mr,
             stride,
             elements,
-            free: (0..count).rev().map(CapsuleId).collect(),
+            free: (0..count).rev().map(ReceiveId).collect(),
             posted: 0,
             wanted: 0,
         })
@@ -62,7 +62,7 @@ impl Receives {
         &self.mr
     }
     /// Where a buffer is in it.
-    pub fn offset(&self, capsule: CapsuleId) -> usize {
+    pub fn offset(&self, capsule: ReceiveId) -> usize {
         capsule.index() * self.stride
     }
     /// Buffers in use: commands whose data are in their capsules.
@@ -91,7 +91,7 @@ impl Receives {
         self.posted -= 1;
     }
     /// A buffer is not in use any more.
-    pub fn give(&mut self, capsule: CapsuleId) {
+    pub fn give(&mut self, capsule: ReceiveId) {
         self.free.push(capsule);
     }
     /// Posts as many as are missing.
@@ -108,7 +108,7 @@ impl Receives {
         let from = self.free.len() - missing;
         let capsules = self.free.drain(from..).rev();
         let recv =
-            |capsule: CapsuleId| RecvWr::new(Tag::Received(capsule).to_raw(), &elements[capsule.index()]);
+            |capsule: ReceiveId| RecvWr::new(Tag::Received(capsule).to_raw(), &elements[capsule.index()]);
         self.srq.post_recv(capsules.map(recv))?;
         self.posted += missing;
         Ok(())

@@ -10,7 +10,7 @@ use super::commands::{Capsule, CommandState, Purpose, Transfer};
 use super::connection::Connection;
 use super::disks::GONE;
 use super::env::Env;
-use super::ids::CapsuleId;
+use super::ids::ReceiveId;
 use super::zeroing::Order;
 use crate::store::{Memory, MrSlice, Store, Work, merged};
 
@@ -19,7 +19,7 @@ const ZERO_NOW: u64 = 64 << 10;
 
 impl Env<'_> {
     /// A capsule of `len` bytes is in a buffer.
-    pub fn handle_capsule(&mut self, connection: &mut Connection, capsule: CapsuleId, len: usize) {
+    pub fn handle_capsule(&mut self, connection: &mut Connection, capsule: ReceiveId, len: usize) {
         self.statistics.counters.capsules.add(1);
         let mut sqe = [0; Sqe::LEN];
         let first = len.min(Sqe::LEN);
@@ -37,7 +37,7 @@ impl Env<'_> {
     }
 
     /// Does what a command needs next. Its capsule is in the buffer.
-    fn advance(&mut self, connection: &mut Connection, step: Step<'_>, capsule: Option<CapsuleId>) {
+    fn advance(&mut self, connection: &mut Connection, step: Step<'_>, capsule: Option<ReceiveId>) {
         match step {
             Step::Run(ticket, request) => return self.request(connection, ticket, &request, capsule),
             Step::Fetch(ticket, Source::Capsule { offset, len }) => {
@@ -54,7 +54,7 @@ impl Env<'_> {
             }
             _ => {}
         }
-        self.drop_capsule(capsule);
+        self.release_receive(capsule);
         match step {
             Step::Respond(response) => self.answer(connection, response, None, None),
             Step::Fetch(ticket, Source::Remote(from)) => {
@@ -88,13 +88,13 @@ impl Env<'_> {
         connection: &mut Connection,
         ticket: Ticket,
         request: &Request<'_>,
-        capsule: Option<CapsuleId>,
+        capsule: Option<ReceiveId>,
     ) {
         connection.meter_begin(self.now.as_nanos(), ticket, request);
         let backend = request.backend;
         // Data that the host has come first, wherever the blocks are.
         if let Some((Source::Remote(from), transfer)) = transfer_of(request) {
-            self.drop_capsule(capsule);
+            self.release_receive(capsule);
             return self.fetch(connection, ticket, from, Purpose::Storage(transfer));
         }
         match self.disks.get(backend) {
@@ -107,7 +107,7 @@ impl Env<'_> {
                 if self.disks.renew() {
                     return self.request(connection, ticket, request, capsule);
                 }
-                self.drop_capsule(capsule);
+                self.release_receive(capsule);
                 self.respond(connection, ticket, Err(GONE));
             }
         }
@@ -120,7 +120,7 @@ impl Env<'_> {
         connection: &mut Connection,
         ticket: Ticket,
         request: &Request<'_>,
-        capsule: Option<CapsuleId>,
+        capsule: Option<ReceiveId>,
     ) {
         let backend = request.backend;
         let Some(Store::Memory(memory)) = self.disks.get(backend) else { return };
@@ -128,7 +128,7 @@ impl Env<'_> {
             Op::Read { offset, to, fua: _ } => {
                 let sge = memory.sge(offset, to.len);
                 self.batch.read(backend, offset);
-                self.drop_capsule(capsule);
+                self.release_receive(capsule);
                 // The data are where they will be sent from: nothing is copied, and nothing waits for the host to have them.
                 return match sge {
                     Ok(sge) => self.respond_with(connection, ticket, (sge, to), None),
@@ -150,17 +150,17 @@ impl Env<'_> {
             Op::WriteZeroes { offset, len, .. } if len <= ZERO_NOW => memory.zero(offset, len),
             Op::WriteZeroes { offset, len, deallocate, .. } => {
                 let memory = Arc::clone(memory);
-                self.drop_capsule(capsule);
+                self.release_receive(capsule);
                 return self.zero(connection, ticket, memory, vec![(offset, len)], deallocate, 1);
             }
             Op::Deallocate(ref ranges) => {
                 let memory = Arc::clone(memory);
-                self.drop_capsule(capsule);
+                self.release_receive(capsule);
                 let named = ranges.clone().count() as u64;
                 return self.zero(connection, ticket, memory, merged(ranges.clone()), true, named);
             }
         };
-        self.drop_capsule(capsule);
+        self.release_receive(capsule);
         self.respond(connection, ticket, done);
     }
     /// Orders zeros, which come a piece a turn.
@@ -184,13 +184,13 @@ impl Env<'_> {
         connection: &mut Connection,
         ticket: Ticket,
         request: &Request<'_>,
-        capsule: Option<CapsuleId>,
+        capsule: Option<ReceiveId>,
     ) {
         let backend = request.backend;
         if let (Some((from, transfer)), Some(capsule)) = (transfer_of(request), capsule) {
             return self.take_capsule_data(connection, ticket, from, transfer, capsule);
         }
-        self.drop_capsule(capsule);
+        self.release_receive(capsule);
         let work = match request.op {
             Op::Read { offset, to, fua } => {
                 let state = CommandState::Load { backend, offset, to, fua };
@@ -212,7 +212,7 @@ impl Env<'_> {
         ticket: Ticket,
         from: Source,
         transfer: Transfer,
-        capsule: CapsuleId,
+        capsule: ReceiveId,
     ) {
         let (at, len) = (self.in_capsule(Some(capsule), from), from.len());
         if !self.shared.keep_capsule(&mut connection.share) {
@@ -237,7 +237,7 @@ impl Env<'_> {
     }
     /// Where a capsule's data are in the region of receives.
     #[inline]
-    fn in_capsule(&self, capsule: Option<CapsuleId>, from: Source) -> usize {
+    fn in_capsule(&self, capsule: Option<ReceiveId>, from: Source) -> usize {
         let Source::Capsule { offset, .. } = from else { unreachable!("data of the host are fetched first") };
         self.shared.receives.offset(capsule.expect("data in the capsule come with it")) + offset as usize
     }

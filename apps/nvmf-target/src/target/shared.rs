@@ -6,10 +6,10 @@ use std::net::IpAddr;
 
 use nvmf::fair::{Party, Shares, Turns, Who};
 
-use super::ids::{CapsuleId, ConnId};
+use super::ids::{ConnId, ReceiveId};
 use super::pool::{Buffer, CLASSES, Class, Pool};
 use super::receives::Receives;
-use crate::store::CommandId;
+use crate::store::CommandIndex;
 
 /// Capsules with data that wait for the storage, behind the kinds of buffers.
 const CAPSULES: usize = CLASSES;
@@ -55,7 +55,7 @@ pub struct Share {
     /// What the connection has of that.
     has: [usize; KINDS],
     /// Its commands that wait for a buffer, by its class.
-    wants: [VecDeque<CommandId>; CLASSES],
+    wants: [VecDeque<CommandIndex>; CLASSES],
 }
 
 impl Share {
@@ -169,7 +169,7 @@ impl Shared {
 
     /// A buffer for `len` bytes; none where the command has to wait for one.
     #[inline]
-    pub fn get_buffer(&mut self, share: &mut Share, command: CommandId, len: u32) -> Option<Buffer> {
+    pub fn get_buffer(&mut self, share: &mut Share, command: CommandIndex, len: u32) -> Option<Buffer> {
         let class = self.pool.class_of(len as usize);
         // Commands that wait already come first.
         let may = self.waiting[class.index()].is_empty()
@@ -204,7 +204,7 @@ impl Shared {
         Some((connection, self.pool.take(class).expect("none may have one of none")))
     }
     /// The connection has a buffer that it waited for; returns the command that it is for.
-    pub fn hand_out(&mut self, share: &mut Share, buffer: &Buffer) -> CommandId {
+    pub fn hand_out(&mut self, share: &mut Share, buffer: &Buffer) -> CommandIndex {
         let class = buffer.class();
         self.take(share, class.index());
         let wants = &mut share.wants[class.index()];
@@ -221,7 +221,7 @@ impl Shared {
         self.pool.give(buffer);
     }
     /// Commands that waited for buffers: they need none any more.
-    pub fn forget_wants(&mut self, share: &mut Share) -> impl Iterator<Item = CommandId> + use<> {
+    pub fn forget_wants(&mut self, share: &mut Share) -> impl Iterator<Item = CommandIndex> + use<> {
         for waiting in &mut self.waiting {
             waiting.retain(|other| other.connection != share.connection);
         }
@@ -237,7 +237,7 @@ impl Shared {
         may
     }
     /// A command needs the capsule that it kept no more.
-    pub fn give_capsule(&mut self, share: &mut Share, capsule: CapsuleId) {
+    pub fn release_kept_receive(&mut self, share: &mut Share, capsule: ReceiveId) {
         self.give(share, CAPSULES);
         self.receives.give(capsule);
     }

@@ -1,17 +1,17 @@
 //! What the identifier of a work request says: what it does, and for which command or buffer.
 
-use super::ids::CapsuleId;
-use crate::store::CommandId;
+use super::ids::ReceiveId;
+use crate::store::CommandIndex;
 
 /// A work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tag {
     /// A receive; a capsule comes into its buffer.
-    Received(CapsuleId),
+    Received(ReceiveId),
     /// An RDMA READ of a command's data.
-    Fetched(CommandId),
+    Fetched(CommandIndex),
     /// A response, and the data before it, which are in the buffer of its command.
-    Answered(CommandId),
+    Answered(CommandIndex),
     /// A request that no command waits for: a response, or the data before one.
     Sent,
 }
@@ -35,9 +35,9 @@ impl Tag {
     pub const fn from_raw(wr_id: u64) -> Self {
         let number = wr_id as u32;
         match wr_id & !0xFFFF_FFFF {
-            RECEIVED => Self::Received(CapsuleId(number)),
-            FETCHED => Self::Fetched(CommandId(number)),
-            ANSWERED => Self::Answered(CommandId(number)),
+            RECEIVED => Self::Received(ReceiveId(number)),
+            FETCHED => Self::Fetched(CommandIndex(number)),
+            ANSWERED => Self::Answered(CommandIndex(number)),
             _ => Self::Sent,
         }
     }

@@ -11,7 +11,7 @@ use super::disks::GONE;
 use super::env::Env;
 use super::outbox::Outgoing;
 use super::pool::Buffer;
-use crate::store::{CommandId, MrSlice, Store, Work};
+use crate::store::{CommandIndex, MrSlice, Store, Work};
 
 impl Env<'_> {
     /// Gets bytes of the host.
@@ -33,14 +33,14 @@ impl Env<'_> {
     }
     /// Goes on with a command when it has a buffer for `len` bytes.
     #[inline]
-    pub fn get_buffer(&mut self, connection: &mut Connection, n: CommandId, len: u32) {
+    pub fn get_buffer(&mut self, connection: &mut Connection, n: CommandIndex, len: u32) {
         match self.shared.get_buffer(&mut connection.share, n, len) {
             Some(buffer) => self.begin(connection, n, buffer),
             None => self.statistics.counters.buffer_waits.add(1),
         }
     }
     /// A command has its buffer.
-    pub fn begin(&mut self, connection: &mut Connection, n: CommandId, buffer: Buffer) {
+    pub fn begin(&mut self, connection: &mut Connection, n: CommandIndex, buffer: Buffer) {
         let Some(command) = self.commands.get_mut(n) else {
             return self.shared.give_buffer(&mut connection.share, buffer);
         };
@@ -101,7 +101,7 @@ impl Env<'_> {
     }
     /// The bytes of the host are in the command's buffer.
     #[inline]
-    pub fn fetched(&mut self, connection: &mut Connection, n: CommandId) {
+    pub fn fetched(&mut self, connection: &mut Connection, n: CommandIndex) {
         let Some(command) = self.commands.get_mut(n) else { return };
         let (CommandState::Fetched(len, purpose), Some(buffer)) = (command.state, &command.buffer) else {
             return;
@@ -145,13 +145,13 @@ impl Env<'_> {
     }
 
     /// Gives the storage work for a command.
-    pub fn store(&mut self, connection: &mut Connection, n: CommandId, backend: Backend, work: Work) {
+    pub fn store(&mut self, connection: &mut Connection, n: CommandIndex, backend: Backend, work: Work) {
         if let Err(e) = self.disks.give(self.now, connection.share.who(), backend, work, n) {
             self.stored(connection, n, Err(e));
         }
     }
     /// The work for a command is done.
-    pub fn stored(&mut self, connection: &mut Connection, n: CommandId, result: Result<(), BackendError>) {
+    pub fn stored(&mut self, connection: &mut Connection, n: CommandIndex, result: Result<(), BackendError>) {
         let Some(command) = self.commands.get_mut(n) else { return };
         let ticket = command.ticket;
         if let (CommandState::Storage(Some(to)), Some(buffer), true) =

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nvmf::BackendError;
 use nvmf::fair::{Turns, Who};
 
-use crate::store::{CommandId, Memory, Zeroed};
+use crate::store::{CommandIndex, Memory, Zeroed};
 
 /// What a range costs to be merged with others and looked at, as bytes that are made zeros: so a host that orders what is zeros already
 /// has its turn no more often than one that orders others.
@@ -18,7 +18,7 @@ pub struct Zeroing(Turns<Order>);
 /// Ranges that become zeros, for a command.
 #[derive(Debug)]
 pub struct Order {
-    pub command: CommandId,
+    pub command: CommandIndex,
     memory: Arc<Memory>,
     /// Offset and length of what is left, without overlaps; the last one comes first.
     ranges: Vec<(u64, u64)>,
@@ -31,7 +31,7 @@ pub struct Order {
 impl Order {
     /// Of ranges that do not overlap, made of `named` ranges that the host named.
     pub fn new(
-        command: CommandId,
+        command: CommandIndex,
         memory: Arc<Memory>,
         ranges: Vec<(u64, u64)>,
         give_back: bool,
@@ -96,7 +96,7 @@ mod tests {
         let data = pd.reg_mr(LEN, Access::LOCAL_WRITE).unwrap();
         data.fill(0..LEN, 0xa5).unwrap();
         memory.write(0, &data, 0, LEN as u32).unwrap();
-        let order = |n| Order::new(CommandId(n), Arc::clone(&memory), vec![(0, LEN as u64)], false, 1);
+        let order = |n| Order::new(CommandIndex(n), Arc::clone(&memory), vec![(0, LEN as u64)], false, 1);
         let [greedy, modest] = [1, 2].map(|last| Who::at([10, 77, 0, last].into()));
         let mut zeroing = Zeroing::default();
         (0..ORDERS).for_each(|n| zeroing.push(greedy, order(n)));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nvmf::config::{Hosts, Namespace, Port, Ports, Settings, Subsystem};
 use nvmf::{Nqn, Target};
 use nvmf_target::host::Host;
-use nvmf_target::store::{Blocks, Direct, File, FileError, Memory, Opening, Store, Stores, Workers};
+use nvmf_target::store::{BlockingStorage, Direct, File, FileError, Memory, Opening, Store, Stores, Workers};
 use nvmf_target::target::{Config, Core, Counters, Usage};
 use verbs::port::fault::{self, Met, Plan};
 use verbs::port::{self, PortOptions};
@@ -49,7 +49,7 @@ pub struct Setup {
     /// Whether the file is used past the page cache.
     pub direct: Option<Direct>,
     /// The namespace is in this storage of the test's own.
-    pub blocks: Option<Arc<dyn Blocks>>,
+    pub blocks: Option<Arc<dyn BlockingStorage>>,
     /// What happens to frames, each way.
     pub faults: Plan,
     /// Cores sleep while there is nothing to do, as in the program. What they use is not seen then.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nvmf::BackendError;
-use nvmf_target::store::{Blocks, Health, Job, MrSlice, Work, Workers};
+use nvmf_target::store::{BlockingStorage, Health, Job, MrSlice, Work, Workers};
 use verbs::port::fault::rng::Rng;
 
 use crate::common::BLOCK;
@@ -161,7 +161,7 @@ impl Disk {
     }
 }
 
-impl Blocks for Disk {
+impl BlockingStorage for Disk {
     fn size(&self) -> std::io::Result<u64> {
         Ok(self.lock().stable.len() as u64)
     }
