@@ -15,11 +15,11 @@ use stack::device::{
 use stack::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use stack::mem::{Access, Bind, KeyFault, MwType, Sge, inc_rkey, sge};
 use stack::net::NetConfig;
-use stack::proto::address::{Source, UD_EXT, UdAddress};
+use stack::proto::address::{Source, UD_ADDR_GRANULES, UdAddress};
 use stack::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
 use stack::proto::state::{ModifyError, QP_ACCESS_FLAGS, required};
 use stack::proto::status::{AsyncEvent, SendFlags, WrOpcode};
-use stack::proto::wqe::{Cqe, RecvWqe, SendWqe, XRC_EXT, put_sges, put_srqn};
+use stack::proto::wqe::{Cqe, RecvWqe, SendWqe, XRC_ADDR_GRANULES, put_sges, put_srqn};
 use stack::shard::counters::{Counter, CounterSnapshot};
 use stack::shard::{EventElement, Shard, Shared, Turn};
 use stack::time::Instant;
@@ -804,9 +804,9 @@ impl Node {
             wqe = wqe.with_flags(SendFlags::SIGNALED);
         }
         let xrc = q.config.ty == QpType::XrcIni;
-        wqe.ext = match wr.address {
-            Some(_) => UD_EXT as u8,
-            None if xrc => XRC_EXT as u8,
+        wqe.addr_granules = match wr.address {
+            Some(_) => UD_ADDR_GRANULES as u8,
+            None if xrc => XRC_ADDR_GRANULES as u8,
             None => 0,
         };
         let body = wqe.put(slot);

@@ -10,10 +10,10 @@ use super::srq::SrqCore;
 use super::xrcd::XrcdCore;
 use crate::config::{INLINE_MAX, QUEUE_DEPTH_MAX, SGE_MAX};
 use crate::id::{QpType, Qpn};
-use crate::proto::address::UD_EXT;
+use crate::proto::address::UD_ADDR_GRANULES;
 use crate::proto::attr::QpCap;
 use crate::proto::requester::Policies;
-use crate::proto::wqe::{Granule, XRC_EXT, recv_stride, send_stride};
+use crate::proto::wqe::{Granule, XRC_ADDR_GRANULES, recv_stride, send_stride};
 use crate::shard::{LaneId, RecvSource};
 use crate::sync::spsc::{self, Consumer};
 
@@ -135,8 +135,8 @@ impl QpInit<'_> {
         target: Option<&TargetOf>,
         signals: &QpSignals,
     ) -> Result<Queues, DeviceError> {
-        let ext = ext_of(self.qp_type);
-        let send_stride = send_stride(ext, cap.max_send_sge as usize, cap.max_inline_data as usize);
+        let addr_granules = addr_granules_of(self.qp_type);
+        let send_stride = send_stride(addr_granules, cap.max_send_sge as usize, cap.max_inline_data as usize);
         let (ring, sq) = spsc::ring(cap.max_send_wr.max(1), send_stride);
         let send = (self.qp_type != QpType::XrcTgt).then(|| Poster::new(ring, signals.clone()));
         let rq = match (self.srq, target) {
@@ -182,10 +182,10 @@ impl TargetOf {
 }
 
 /// Granules of the address block in a type's send requests.
-const fn ext_of(qp_type: QpType) -> usize {
+const fn addr_granules_of(qp_type: QpType) -> usize {
     match qp_type {
-        QpType::Ud | QpType::Gsi => UD_EXT,
-        QpType::XrcIni => XRC_EXT,
+        QpType::Ud | QpType::Gsi => UD_ADDR_GRANULES,
+        QpType::XrcIni => XRC_ADDR_GRANULES,
         _ => 0,
     }
 }

@@ -118,7 +118,7 @@ pub struct UdAddress {
 }
 
 /// Granules of a [`UdAddress`].
-pub const UD_EXT: usize = size_of::<UdAddress>() / GRANULE;
+pub const UD_ADDR_GRANULES: usize = size_of::<UdAddress>() / GRANULE;
 const _: () = assert!(size_of::<UdAddress>() == 32);
 
 impl UdAddress {
@@ -177,7 +177,7 @@ impl UdAddress {
     /// The address block of a request's slot; none of a request that carries no block.
     #[inline]
     pub fn of(slot: &[Granule]) -> Option<&Self> {
-        let block = SendWqe::ext_block(slot).as_bytes();
+        let block = SendWqe::addr_block(slot).as_bytes();
         Self::ref_from_prefix(block).ok().map(|(address, _)| address)
     }
     /// Writes the block to the front of `body`, what [`SendWqe::put`] returned, and returns the rest.
@@ -302,7 +302,7 @@ mod tests {
             .is_none(),
             "no block, no address"
         );
-        wqe.ext = UD_EXT as u8;
+        wqe.addr_granules = UD_ADDR_GRANULES as u8;
         let body = address.put(wqe.put(&mut slot));
         body[..2].copy_from_slice(b"hi");
         assert_eq!(UdAddress::of(&slot), Some(&address));

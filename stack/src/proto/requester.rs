@@ -37,7 +37,7 @@ use ack_requests::SinceAckReq;
 use credits::Credits;
 use failure::LocalFailure;
 use operation::Operation;
-pub use peer_check::{CheckStep, PeerCheck};
+pub use peer_check::{CheckProgress, CheckStep};
 use rd_atomic::RdAtomic;
 use retries::Retries;
 pub use segment::{Segment, Unsent};

@@ -1,7 +1,7 @@
 //! Work queue elements: how a work request lies in a ring slot.
 //!
 //! A slot is a number of [`Granule`]s, 16 bytes each. A send slot holds a [`SendWqe`] (three granules), then its address block
-//! (datagrams and XRC: [`SendWqe::ext`] granules), then either its scatter/gather list (a granule each) or its
+//! (datagrams and XRC: [`SendWqe::addr_granules`] granules), then either its scatter/gather list (a granule each) or its
 //! inline data. A receive slot holds a [`RecvWqe`] (one granule), then its list. The slot size is fixed when the
 //! queue is made ([`send_stride`], [`recv_stride`]), so a work request is found by its sequence number alone.
 
@@ -41,7 +41,7 @@ pub struct SendWqe {
     /// Elements of the list behind the header; 0 for inline data.
     pub num_sge: u8,
     /// Granules of the address block between the header and the list.
-    pub ext: u8,
+    pub addr_granules: u8,
     /// Immediate data or key to invalidate (low half); the compare or add operand of an atomic; what a FLUSH selects;
     /// key (low half) and rights (high half) of a bind or registration.
     pub arg0: u64,
@@ -66,12 +66,12 @@ const RECV_HEADER: usize = size_of::<RecvWqe>() / GRANULE;
 const _: () = assert!(size_of::<Granule>() == 16 && size_of::<Sge>() == GRANULE);
 const _: () = assert!(size_of::<SendWqe>() == 48 && size_of::<RecvWqe>() == 16);
 
-/// Granules of a send slot that holds an address block of `ext` granules and `max_sge` elements or `max_inline`
+/// Granules of a send slot that holds an address block of `addr_granules` granules and `max_sge` elements or `max_inline`
 /// bytes; a multiple of a cache line.
-pub const fn send_stride(ext: usize, max_sge: usize, max_inline: usize) -> usize {
+pub const fn send_stride(addr_granules: usize, max_sge: usize, max_inline: usize) -> usize {
     let inline = max_inline.div_ceil(GRANULE);
     let body = if max_sge > inline { max_sge } else { inline };
-    (SEND_HEADER + ext + body).next_multiple_of(64 / GRANULE)
+    (SEND_HEADER + addr_granules + body).next_multiple_of(64 / GRANULE)
 }
 
 /// Granules of a receive slot that holds `max_sge` elements.
@@ -92,7 +92,7 @@ impl SendWqe {
             opcode: opcode as u8,
             flags: flags.bits() as u8,
             num_sge: 0,
-            ext: 0,
+            addr_granules: 0,
             arg0: 0,
             arg1: 0,
         }
@@ -197,10 +197,10 @@ impl SendWqe {
     /// The request as it is posted: with what is known only then.
     #[inline]
     #[must_use]
-    pub const fn posted(mut self, length: u32, num_sge: usize, ext: usize, epoch: u32) -> Self {
+    pub const fn posted(mut self, length: u32, num_sge: usize, addr_granules: usize, epoch: u32) -> Self {
         self.length = length;
         self.num_sge = num_sge as u8;
-        self.ext = ext as u8;
+        self.addr_granules = addr_granules as u8;
         self.epoch = epoch;
         self
     }
@@ -222,10 +222,10 @@ impl SendWqe {
     /// Operation, flags but [`SendFlags::SIGNALED`], and the shape of the slot, as a number: requests of the same number
     /// are built alike.
     #[inline(always)]
-    pub(super) fn likeness(&self) -> u32 {
+    pub(super) fn shape_key(&self) -> u32 {
         const SIGNALED: u32 = u32::from_ne_bytes([0, SendFlags::SIGNALED.bits() as u8, 0, 0]);
         let four = self.as_bytes()[core::mem::offset_of!(Self, opcode)..].first_chunk();
-        u32::from_ne_bytes(*four.expect("opcode, flags, num_sge, ext")) & !SIGNALED
+        u32::from_ne_bytes(*four.expect("opcode, flags, num_sge, addr_granules")) & !SIGNALED
     }
     /// Whether a success makes a completion.
     #[inline]
@@ -271,14 +271,14 @@ impl SendWqe {
     }
     /// The address block of a slot.
     #[inline]
-    pub(crate) fn ext_block(slot: &[Granule]) -> &[Granule] {
-        &slot[SEND_HEADER..SEND_HEADER + Self::of(slot).ext as usize]
+    pub(crate) fn addr_block(slot: &[Granule]) -> &[Granule] {
+        &slot[SEND_HEADER..SEND_HEADER + Self::of(slot).addr_granules as usize]
     }
     /// The scatter/gather list of a slot.
     #[inline]
     pub fn sges(slot: &[Granule]) -> &[Sge] {
         let wqe = Self::of(slot);
-        let (n, body) = (wqe.num_sge as usize, &slot[SEND_HEADER + wqe.ext as usize..]);
+        let (n, body) = (wqe.num_sge as usize, &slot[SEND_HEADER + wqe.addr_granules as usize..]);
         let list: &[Granule] = body.get(..n).unwrap_or_default();
         transmute_ref!(list)
     }
@@ -291,20 +291,20 @@ impl SendWqe {
     #[inline]
     pub(crate) fn inline_data(slot: &[Granule]) -> &[u8] {
         let wqe = Self::of(slot);
-        let body = slot[SEND_HEADER + wqe.ext as usize..].as_bytes();
+        let body = slot[SEND_HEADER + wqe.addr_granules as usize..].as_bytes();
         &body[..(wqe.length as usize).min(body.len())]
     }
-    /// The rest of a slot behind the fixed part and an address block of `ext` granules, for the list or the inline data.
+    /// The rest of a slot behind the fixed part and an address block of `addr_granules` granules, for the list or the inline data.
     #[inline]
-    pub fn body(slot: &mut [Granule], ext: usize) -> &mut [u8] {
-        slot[SEND_HEADER + ext..].as_mut_bytes()
+    pub fn body(slot: &mut [Granule], addr_granules: usize) -> &mut [u8] {
+        slot[SEND_HEADER + addr_granules..].as_mut_bytes()
     }
     /// Puts another epoch into the request of a slot.
     pub fn restamp(slot: &mut [Granule], epoch: u32) {
         let (wqe, _) = Self::mut_from_prefix(slot.as_mut_bytes()).expect("a send slot holds a header");
         wqe.epoch = epoch;
     }
-    /// Writes the fixed part and returns the rest of the slot: the address block, if `ext` says there is one, then
+    /// Writes the fixed part and returns the rest of the slot: the address block, if `addr_granules` says there is one, then
     /// the list or the inline data.
     #[inline]
     pub fn put(self, slot: &mut [Granule]) -> &mut [u8] {
@@ -315,12 +315,12 @@ impl SendWqe {
 }
 
 /// Granules of the address block of a request on an XRC initiator: the number of the peer's shared receive queue.
-pub const XRC_EXT: usize = 1;
+pub const XRC_ADDR_GRANULES: usize = 1;
 
 /// Writes the address block of a request on an XRC initiator to the body that [`SendWqe::put`] returned; the rest of
 /// the body.
 pub fn put_srqn(body: &mut [u8], srqn: u32) -> &mut [u8] {
-    let (block, rest) = body.split_at_mut(XRC_EXT * GRANULE);
+    let (block, rest) = body.split_at_mut(XRC_ADDR_GRANULES * GRANULE);
     block.fill(0);
     block[..4].copy_from_slice(&srqn.to_ne_bytes());
     rest
@@ -328,7 +328,7 @@ pub fn put_srqn(body: &mut [u8], srqn: u32) -> &mut [u8] {
 
 /// The peer's shared receive queue that a request on an XRC initiator names.
 pub fn srqn(slot: &[Granule]) -> u32 {
-    SendWqe::ext_block(slot).first().map_or(0, |block| {
+    SendWqe::addr_block(slot).first().map_or(0, |block| {
         let bytes = block.as_bytes();
         u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
     })
@@ -447,7 +447,10 @@ mod tests {
         assert_eq!(SendWqe::reg_mr(1, 2, 4, 5, access).key_and_access(), (0, access));
         let wqe = SendWqe::read(1, 2, 3).with_flags(SendFlags::SIGNALED).posted(4, 5, 6, 7);
         assert_eq!((wqe.opcode(), wqe.remote_addr, wqe.rkey), (WrOpcode::RdmaRead, 2, 3));
-        assert_eq!((wqe.length, wqe.num_sge, wqe.ext, wqe.epoch, wqe.signaled()), (4, 5, 6, 7, true));
+        assert_eq!(
+            (wqe.length, wqe.num_sge, wqe.addr_granules, wqe.epoch, wqe.signaled()),
+            (4, 5, 6, 7, true)
+        );
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(super) fn is_small(identification: u16) -> bool {
 
 /// What a connection's peer sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Trace {
+pub(super) struct IpIdTracker {
     /// When the last packet came that was accepted.
     seen: Instant,
     /// Its identification.
@@ -48,7 +48,7 @@ pub(super) struct Trace {
     far: u8,
 }
 
-impl Trace {
+impl IpIdTracker {
     /// Nothing yet.
     pub fn new(now: Instant) -> Self {
         Self { seen: now, last: 0, near: 0, far: 0 }
@@ -96,17 +96,17 @@ mod tests {
     }
 
     /// Judges a packet that will be accepted if it is let in.
-    fn accept(trace: &mut Trace, ms: u64, id: u16) -> Judgement {
-        let verdict = trace.judge(at(ms), id);
+    fn accept(tracker: &mut IpIdTracker, ms: u64, id: u16) -> Judgement {
+        let verdict = tracker.judge(at(ms), id);
         if verdict != Bad {
-            trace.follow(at(ms), id);
+            tracker.follow(at(ms), id);
         }
         verdict
     }
 
     #[test]
     fn a_counter_is_followed_and_one_that_jumps_is_found_again() {
-        let mut trace = Trace::new(at(0));
+        let mut tracker = IpIdTracker::new(at(0));
         for (ms, id, verdict) in [
             (0, 5000, Weak),
             (0, 5001, Weak),
@@ -127,42 +127,42 @@ mod tests {
             (70_000, 65000, Good),
             (70_001, 2, Good),
         ] {
-            assert_eq!(accept(&mut trace, ms, id), verdict, "{ms} {id}");
+            assert_eq!(accept(&mut tracker, ms, id), verdict, "{ms} {id}");
         }
     }
 
     // Goal: whatever comes that the queue pair does not accept, right packets are taken for right.
     #[test]
     fn what_is_not_accepted_moves_nothing() {
-        let mut trace = Trace::new(at(0));
+        let mut tracker = IpIdTracker::new(at(0));
         for id in 5000..5004 {
-            accept(&mut trace, 0, id);
+            accept(&mut tracker, 0, id);
         }
         for id in 5004..6000 {
             for forged in (0..50).map(|i| 30_000 + i).chain([id + 40, id + 64, 3]) {
-                trace.judge(at(1), forged);
+                tracker.judge(at(1), forged);
             }
-            assert_eq!(accept(&mut trace, 1, id), Good);
+            assert_eq!(accept(&mut tracker, 1, id), Good);
         }
     }
 
     #[test]
     fn a_peer_that_counts_from_zero_for_each_message_is_right() {
-        let mut trace = Trace::new(at(0));
+        let mut tracker = IpIdTracker::new(at(0));
         for _ in 0..50 {
             for id in 0..SEGMENTS {
-                assert_ne!(accept(&mut trace, 0, id), Bad);
+                assert_ne!(accept(&mut tracker, 0, id), Bad);
             }
         }
     }
 
     #[test]
     fn a_peer_that_does_not_count_is_judged_by_the_packet() {
-        let (mut trace, mut id) = (Trace::new(at(0)), 1u16);
+        let (mut tracker, mut id) = (IpIdTracker::new(at(0)), 1u16);
         let mut bad = 0;
         for _ in 0..10_000 {
             id = id.wrapping_mul(28_629).wrapping_add(15_731);
-            bad += u32::from(accept(&mut trace, 0, id) == Bad);
+            bad += u32::from(accept(&mut tracker, 0, id) == Bad);
         }
         assert!(bad < 10, "{bad} of 10000");
     }

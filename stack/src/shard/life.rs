@@ -133,7 +133,7 @@ impl Env {
             qp.recv_lane = LaneId::NONE; // that of the queue that it took from
         }
         qp.draining = false;
-        (qp.comm_est, qp.careful, qp.trace) = (false, true, None);
+        (qp.comm_est, qp.careful, qp.ip_ids) = (false, true, None);
         qp.counters.set_peer(None);
         qp.deferred = None;
         qp.overran = false;

@@ -22,7 +22,7 @@ use super::counters::QpCounters;
 use super::cq::LaneId;
 use super::deferred::list::DeferredReceives;
 use super::held_gid::HeldGid;
-use super::identification::Trace;
+use super::identification::IpIdTracker;
 use super::peer_check::check::Check;
 #[cfg(not(loom))]
 use super::qp_table::QpTable;
@@ -130,7 +130,7 @@ pub(super) struct Qp {
     pub in_answered: bool,
     /// Looked at every turn: its posters do not ring.
     pub watched: bool,
-    /// Each packet is looked at before it is handled: the first one, and over some ports all: [`Trace`].
+    /// Each packet is looked at before it is handled: the first one, and over some ports all: [`IpIdTracker`].
     pub careful: bool,
     /// The peer is being checked: `check` says how far that is.
     pub checks_peer: bool,
@@ -198,7 +198,7 @@ pub(super) struct Qp {
     /// The check of the peer, while `checks_peer`.
     pub check: Option<Box<Check>>,
     /// The identifications of the peer's packets, over a port that does not see them.
-    pub trace: Option<Box<Trace>>,
+    pub ip_ids: Option<Box<IpIdTracker>>,
 }
 
 // Under loom each atomic carries its history.
@@ -285,7 +285,7 @@ impl Qp {
             fault: None,
             retried: None,
             check: None,
-            trace: None,
+            ip_ids: None,
             held_gid: None,
             attr: Box::new(attr),
         }

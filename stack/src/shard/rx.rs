@@ -14,7 +14,7 @@ mod unreliable;
 
 use super::counters::Counter;
 use super::env::Env;
-use super::identification::{Judgement, Trace};
+use super::identification::{IpIdTracker, Judgement};
 use super::qp::Qp;
 use super::qps::Qps;
 use crate::config::{LONG_PACKET, PLACE_AHEAD};
@@ -193,8 +193,8 @@ impl Env {
         let identification = pkt.identification().filter(|_| self.shared.computed_ids);
         qp.careful = identification.is_some();
         let Some(identification) = identification else { return self.handle_packet(qp, pkt) };
-        let trace = qp.trace.get_or_insert_with(|| Box::new(Trace::new(self.now)));
-        match trace.judge(self.now, identification) {
+        let tracker = qp.ip_ids.get_or_insert_with(|| Box::new(IpIdTracker::new(self.now)));
+        match tracker.judge(self.now, identification) {
             Judgement::Good => {}
             Judgement::Weak => self.count(Counter::IcrcWeak),
             Judgement::Bad => return Err(Discard::BadIcrc),
@@ -203,9 +203,9 @@ impl Env {
         let before = at(qp);
         let handled = self.handle_packet(qp, pkt);
         if at(qp) != before
-            && let Some(trace) = &mut qp.trace
+            && let Some(tracker) = &mut qp.ip_ids
         {
-            trace.follow(self.now, identification);
+            tracker.follow(self.now, identification);
         }
         handled
     }

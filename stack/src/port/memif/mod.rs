@@ -67,7 +67,7 @@ pub(super) fn open(
     asymmetric::join();
     for _ in 1..TRIES {
         let (port, found_server) = make(spec, &settings, options).map_err(fail)?;
-        if !found_server || meet(&port, &settings.path) {
+        if !found_server || await_link(&port, &settings.path) {
             return Ok(Box::new(port));
         }
     }
@@ -95,14 +95,14 @@ fn make(
 /// How often an end without a role decides which end it is.
 const TRIES: u32 = 4;
 /// How long an end waits for the server that it found.
-const MEETING: Duration = Duration::from_secs(1);
+const LINK_UP_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often it looks meanwhile whether the server is still there.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
 
-/// Waits until the link is up, for at most [`MEETING`], so that the first frames of the program that starts second, among them
+/// Waits until the link is up, for at most [`LINK_UP_TIMEOUT`], so that the first frames of the program that starts second, among them
 /// datagrams that nobody repeats, are not lost. `false`: nobody listens there any more. The server that was found was about to end,
 /// as one of a pair of programs before this one; and as two ends may have found it, neither may stay the client.
-fn meet(port: &port::MemifPort, path: &Path) -> bool {
+fn await_link(port: &port::MemifPort, path: &Path) -> bool {
     let start = Instant::now();
     let mut probe_at = start + PROBE_EVERY;
     while !port.link_up() {
@@ -113,7 +113,7 @@ fn meet(port: &port::MemifPort, path: &Path) -> bool {
             }
             probe_at = now + PROBE_EVERY;
         }
-        if now.saturating_duration_since(start) >= MEETING {
+        if now.saturating_duration_since(start) >= LINK_UP_TIMEOUT {
             break;
         }
         std::thread::sleep(Duration::from_millis(1));

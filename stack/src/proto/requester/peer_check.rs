@@ -20,7 +20,7 @@ const TIMEOUT: u8 = 17;
 
 /// A check that is under way.
 #[derive(Debug)]
-pub struct PeerCheck {
+pub struct CheckProgress {
     /// As many as a request has.
     retries: Retries,
     /// The oldest number without an acknowledgement when it began: when that moves, the peer has answered.
@@ -31,7 +31,7 @@ pub struct PeerCheck {
     due: Instant,
 }
 
-impl PeerCheck {
+impl CheckProgress {
     /// When [`Requester::poll_check`] is due.
     pub fn due(&self) -> Instant {
         self.due
@@ -45,7 +45,7 @@ pub enum CheckStep {
     Send(Psn),
     /// A packet that is in flight goes out again, as it has not requested an acknowledgement: have the requester send. It waits then.
     Resend,
-    /// It waits until [`PeerCheck::due`], unless a response comes before.
+    /// It waits until [`CheckProgress::due`], unless a response comes before.
     Wait,
     /// The peer answered.
     Answered,
@@ -56,14 +56,14 @@ pub enum CheckStep {
 impl Requester {
     /// Begins a check of the peer. A response that answers nothing in flight ends it, which the caller sees; for all else there
     /// is [`poll_check`](Self::poll_check).
-    pub fn begin_check(&self, now: Instant) -> PeerCheck {
+    pub fn begin_check(&self, now: Instant) -> CheckProgress {
         let mut retries = self.retries;
         retries.restore();
-        PeerCheck { retries, una: self.in_flight.una(), asked: false, due: now }
+        CheckProgress { retries, una: self.in_flight.una(), asked: false, due: now }
     }
 
     /// The next step of a check.
-    pub fn poll_check(&mut self, now: Instant, check: &mut PeerCheck) -> CheckStep {
+    pub fn poll_check(&mut self, now: Instant, check: &mut CheckProgress) -> CheckStep {
         if self.in_flight.una() != check.una {
             return CheckStep::Answered;
         }

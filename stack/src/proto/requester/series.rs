@@ -93,7 +93,7 @@ pub struct Series<'a> {
     stride: usize,
     log: &'a mut [Remembered],
     epoch: u32,
-    like: u32,
+    shape_key: u32,
     /// Longest message, in bytes.
     longest: u32,
     psn: Psn,
@@ -132,12 +132,12 @@ impl<'a> Series<'a> {
         places: &mut [P],
         mut build: impl FnMut(SeriesRequest<'a>, &mut P) -> Result<(), Unbuilt>,
     ) -> (SeriesOutcome, Result<(), Unsent>) {
-        let (epoch, like, longest, first) = (self.epoch, self.like, self.longest, self.psn);
+        let (epoch, shape_key, longest, first) = (self.epoch, self.shape_key, self.longest, self.psn);
         let mut ack_requests = self.ack_requests;
         let (mut n, mut bytes, mut result) = (0, 0, Ok(()));
         for ((slot, entry), place) in self.slots.chunks_exact(self.stride).zip(self.log).zip(places) {
             let wqe = SendWqe::of(slot);
-            if wqe.epoch != epoch || wqe.likeness() != like || wqe.length > longest {
+            if wqe.epoch != epoch || wqe.shape_key() != shape_key || wqe.length > longest {
                 break;
             }
             let (index, psn) = (n, first.add(n));
@@ -193,7 +193,7 @@ impl<'a> Series<'a> {
         let (mut index, mut psn, mut numbers_left) = (0, self.psn, self.numbers_left);
         for ((slot, entry), place) in self.slots.chunks_exact(self.stride).zip(self.log).zip(places) {
             let wqe = SendWqe::of(slot);
-            if wqe.epoch != self.epoch || wqe.likeness() != self.like {
+            if wqe.epoch != self.epoch || wqe.shape_key() != self.shape_key {
                 break;
             }
             let packets = packets(wqe);
@@ -299,13 +299,13 @@ impl Requester {
             operation,
             kind: series,
             solicited: operation.takes_recv && flags.contains(SendFlags::SOLICITED),
-            sole: wqe.num_sge == 1 && wqe.ext == 0 && !flags.contains(SendFlags::INLINE),
+            sole: wqe.num_sge == 1 && wqe.addr_granules == 0 && !flags.contains(SendFlags::INLINE),
             mtu: self.mtu,
             first,
             slots,
             stride,
             epoch,
-            like: wqe.likeness(),
+            shape_key: wqe.shape_key(),
             longest,
             psn,
             numbers_left,

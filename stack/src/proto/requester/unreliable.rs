@@ -167,7 +167,7 @@ mod tests {
     use super::super::{Policies, RequesterConfig};
     use super::*;
     use crate::id::{Mtu, Psn, QpState, QpType};
-    use crate::proto::address::{Source, UD_EXT};
+    use crate::proto::address::{Source, UD_ADDR_GRANULES};
     use crate::proto::attr::GlobalRoute;
     use crate::proto::wqe::Granule;
 
@@ -181,7 +181,7 @@ mod tests {
             wqe.length = length;
             wqe.epoch = 1;
             wqe.arg0 = u32::from_ne_bytes([1, 2, 3, 4]).into();
-            wqe.ext = address.map_or(0, |_| UD_EXT as u8);
+            wqe.addr_granules = address.map_or(0, |_| UD_ADDR_GRANULES as u8);
             let body = wqe.put(&mut slot);
             if let Some(address) = address {
                 address.put(body);

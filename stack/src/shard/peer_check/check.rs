@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
 
-use crate::proto::requester::PeerCheck;
+use crate::proto::requester::CheckProgress;
 
 /// What a check has found out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,13 +40,13 @@ impl CheckOutcome {
 /// A check of a queue pair's peer.
 #[derive(Debug)]
 pub(in crate::shard) struct Check {
-    pub check: PeerCheck,
+    pub check: CheckProgress,
     outcome: Arc<CheckOutcome>,
 }
 
 impl Check {
     /// One that begins.
-    pub fn new(check: PeerCheck) -> Self {
+    pub fn new(check: CheckProgress) -> Self {
         Self { check, outcome: CheckOutcome::new(PeerState::Asked) }
     }
     /// For who asks.
