@@ -9,7 +9,7 @@ use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_grh, ibv_pd, ibv_wc};
 use crate::attr::{ah_attr, ah_attr_to};
 use crate::context::device_of;
 use crate::errno::{EINVAL, Result};
-use crate::guard::{minus_one, number, pointer};
+use crate::guard::{returning_errno, returning_minus_one, returning_pointer};
 use crate::log::say_once;
 use crate::object::{Kind, Object};
 use crate::{pd, wc};
@@ -52,12 +52,12 @@ static FAMILY: AtomicBool = AtomicBool::new(false);
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: as C promises.
-    pointer(|| unsafe { create(pd, attr.as_ref().ok_or(EINVAL)?) })
+    returning_pointer(|| unsafe { create(pd, attr.as_ref().ok_or(EINVAL)?) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
-    number(|| {
+    returning_errno(|| {
         let end = |ah: Ah| {
             ah.0.destroy();
             Ok(())
@@ -93,7 +93,7 @@ unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
-    minus_one(|| {
+    returning_minus_one(|| {
         // SAFETY: as C promises.
         unsafe { *attr.as_mut().ok_or(EINVAL)? = init_from_wc(context, port_num, wc, grh)? };
         Ok(0)
@@ -107,7 +107,7 @@ unsafe extern "C" fn ibv_create_ah_from_wc(
     grh: *mut ibv_grh,
     port_num: u8,
 ) -> *mut ibv_ah {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         unsafe {
             pd::of(pd)?;

@@ -5,7 +5,7 @@ use core::ptr::null_mut;
 
 use crate::abi::ibv_pd;
 use crate::errno::{EINVAL, ENOMEM, Errno, Result};
-use crate::guard::{minus_one, pointer, settled};
+use crate::guard::{returning_minus_one, returning_pointer, uncancelled};
 use crate::pd;
 
 /// `struct ibv_buf`, which programs only pass back.
@@ -33,7 +33,7 @@ pub(crate) unsafe fn check(buf: *const Buf, pd: *mut ibv_pd, addr: *mut c_void, 
 /// Memory at the beginning of a page.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, to: *mut *mut Buf) -> *mut c_void {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         let to = unsafe {
             pd::of(pd)?;
@@ -56,7 +56,7 @@ unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, to: *mut *mut B
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_free_buf(buf: *mut Buf) {
-    let _ = settled(|| {
+    let _ = uncancelled(|| {
         if !buf.is_null() {
             // SAFETY: C promises that it came from `ibv_alloc_buf`, and that it has done with it.
             unsafe {
@@ -71,5 +71,5 @@ unsafe extern "C" fn ibv_free_buf(buf: *mut Buf) {
 /// No buffer is one of DMA-buf.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_export_buf_dmabuf_fd(_buf: *mut Buf) -> c_int {
-    minus_one(|| Err(Errno(libc::ENODATA)))
+    returning_minus_one(|| Err(Errno(libc::ENODATA)))
 }

@@ -8,7 +8,7 @@ use verbs::CompChannel as Verbs;
 use crate::abi::{ibv_comp_channel, ibv_context};
 use crate::context::device_of;
 use crate::errno::{Errno, Result};
-use crate::guard::{number, pointer};
+use crate::guard::{returning_errno, returning_pointer};
 use crate::object::{Kind, Object};
 use crate::wait::let_block;
 
@@ -32,7 +32,7 @@ pub(crate) unsafe fn of<'a>(channel: *mut ibv_comp_channel) -> Result<&'a Verbs>
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         let channel = unsafe { device_of(context) }?.create_comp_channel()?;
         let fd = channel.as_raw_fd();
@@ -43,7 +43,7 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_contex
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    number(|| {
+    returning_errno(|| {
         let end = |channel: Channel| {
             channel.0.destroy().map_err(|(error, channel)| (Errno::from(error), Channel(channel)))
         };

@@ -39,7 +39,7 @@ pub(crate) struct Config {
     /// Of the process's own number among those that use a port of that name.
     pub claim: Option<Claim>,
     /// Its address and that of the other process, where two meet that have not chosen theirs.
-    pub meeting: Option<(IpAddr, IpAddr)>,
+    pub address_pair: Option<(IpAddr, IpAddr)>,
     /// Nothing outside of the process is touched before the port starts.
     pub lazy: bool,
     /// The port has no Ethernet address of its own: one is drawn.
@@ -69,7 +69,7 @@ pub(crate) fn read() -> Result<Config, String> {
             IpAddr::V6(gateway) => device.gateway6 = Some(gateway),
         }
     }
-    let (mut claim, mut meeting) = (None, None);
+    let (mut claim, mut address_pair) = (None, None);
     if meets && device.addrs.is_empty() {
         // Without a directory for sockets nothing can be claimed: the process takes the first address.
         let (number, claimed) = Claim::lowest_of(&port.to_string()).unzip();
@@ -77,7 +77,7 @@ pub(crate) fn read() -> Result<Config, String> {
         let number = number.unwrap_or(0);
         device.addrs = vec![(addr(number), 24)];
         if number < 2 && !matches!(port, PortSpec::Loopback) {
-            meeting = Some((addr(number), addr(1 - number)));
+            address_pair = Some((addr(number), addr(1 - number)));
         }
         claim = claimed;
     }
@@ -92,7 +92,7 @@ pub(crate) fn read() -> Result<Config, String> {
     // The process may start before the peer that it meets there.
     device.assume_link = meets;
     device.port = port.into();
-    Ok(Config { device, claim, meeting, lazy, draws_mac })
+    Ok(Config { device, claim, address_pair, lazy, draws_mac })
 }
 
 /// How much is said.

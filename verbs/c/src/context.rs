@@ -13,7 +13,7 @@ use crate::delivery::{self, Fds};
 use crate::engine;
 use crate::errno::Result;
 use crate::fd::{self, epoll, event_fd};
-use crate::guard::number;
+use crate::guard::returning_errno;
 use crate::object::{Kind, Object};
 
 /// `struct ibv_context`, inside of `struct verbs_context`.
@@ -115,7 +115,7 @@ pub(crate) unsafe fn rest(context: *mut ibv_context) -> Result<()> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    number(|| {
+    returning_errno(|| {
         delivery::contexts().close(context);
         // What the program has not destroyed stays, as with every libibverbs: the device is closed with its last object.
         // SAFETY: as C promises.

@@ -7,7 +7,7 @@ use verbs::{Cq as Verbs, CqExPoll, DeviceError, EventElement, VerbsError};
 
 use crate::abi::{ibv_cq, ibv_cq_ex, ibv_wc};
 use crate::errno::{EINVAL, Errno, Result};
-use crate::guard::{guarded, number};
+use crate::guard::{guarded, returning_errno};
 use crate::object::{self, Kind, Object};
 use crate::{delivery, wc};
 
@@ -51,7 +51,7 @@ pub(crate) unsafe fn fetched(cq: *mut ibv_cq) -> Result<*mut c_void> {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let (channel, element) = unsafe {
             let element = EventElement::Cq(of(cq)?.number());
@@ -78,7 +78,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         unsafe {
             let verbs = of(cq)?;
@@ -91,7 +91,7 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: as C promises.
-    number(|| match unsafe { of(cq) }?.req_notify(solicited_only != 0) {
+    returning_errno(|| match unsafe { of(cq) }?.req_notify(solicited_only != 0) {
         // Without a channel nobody is notified, as with other devices.
         Err(VerbsError::Device(DeviceError::NoChannel)) => Ok(()),
         armed => Ok(armed?),

@@ -9,7 +9,7 @@ use crate::abi::{self, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_
 use crate::context::device_of;
 use crate::cq::Cq;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result};
-use crate::guard::pointer;
+use crate::guard::returning_pointer;
 use crate::object::Object;
 use crate::{channel, cq_ex, delivery, pd};
 
@@ -71,7 +71,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
-    pointer(|| {
+    returning_pointer(|| {
         let wanted = Wanted {
             cqe: u32::try_from(cqe).map_err(|_| EINVAL)?,
             cq_context,
@@ -89,7 +89,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         let has = |mask| attr.comp_mask & mask != 0;

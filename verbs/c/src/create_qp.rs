@@ -10,7 +10,7 @@ use crate::abi::{
     self, QpEx, ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_open_attr,
 };
 use crate::errno::{EINVAL, EOPNOTSUPP, Result};
-use crate::guard::pointer;
+use crate::guard::returning_pointer;
 use crate::object::Object;
 use crate::qp::{Handle, Qp};
 use crate::{attr, context, cq, delivery, engine, pd, srq, wr_ex, xrcd};
@@ -148,7 +148,7 @@ pub(crate) fn extended(from: &ibv_qp_init_attr, pd: *mut ibv_pd) -> ibv_qp_init_
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         unsafe {
             pd::of(pd)?;
@@ -168,7 +168,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         unsafe {
             let attr = attr.as_mut().ok_or(EINVAL)?;
@@ -181,7 +181,7 @@ pub(crate) unsafe extern "C" fn open_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_open_attr,
 ) -> *mut ibv_qp {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         let attr = unsafe {
             context::of(context)?;

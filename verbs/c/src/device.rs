@@ -7,7 +7,7 @@ use core::ptr;
 use crate::abi::{IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_device, zeroed};
 use crate::engine;
 use crate::errno::{EINVAL, Errno};
-use crate::guard::{minus_one, pointer, settled};
+use crate::guard::{returning_minus_one, returning_pointer, uncancelled};
 
 /// The device, and behind it room that is all zeros: libraries of other devices look there for their own operations.
 #[repr(C)]
@@ -52,7 +52,7 @@ fn check(device: *mut ibv_device) -> Result<(), Errno> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: NULL, or a number of the caller's.
         if let Some(num) = unsafe { num_devices.as_mut() } {
             *num = 1;
@@ -71,7 +71,7 @@ unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
-    pointer(|| {
+    returning_pointer(|| {
         check(device)?;
         // SAFETY: the device is ours, and is only read.
         Ok(unsafe { (&raw mut (*device).name).cast() })
@@ -81,7 +81,7 @@ extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
 /// The GUID, in network byte order; 0 where the device cannot be opened.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
-    let guid = settled(|| {
+    let guid = uncancelled(|| {
         check(device)?;
         engine::briefly(|device| Ok(device.device_guid()))
     });
@@ -90,5 +90,5 @@ extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
-    minus_one(|| check(device).map(|()| 0))
+    returning_minus_one(|| check(device).map(|()| 0))
 }

@@ -23,7 +23,7 @@ use crate::claims::{self, Claim};
 use crate::config::{self, Config};
 use crate::errno::{EINVAL, ENODEV, Errno, Result};
 use crate::event_thread::EventThread;
-use crate::guard::{guarded, lock, settled};
+use crate::guard::{guarded, lock, uncancelled};
 use crate::log::{self, say};
 use crate::process::OfProcess;
 use crate::signals::{end_by_signals, without_signals};
@@ -57,7 +57,7 @@ struct Identity {
 /// A number among the processes that use a port of that name, and the addresses that follow from it.
 struct ProcessSlot {
     addrs: Vec<(IpAddr, u8)>,
-    meeting: Option<(IpAddr, IpAddr)>,
+    address_pair: Option<(IpAddr, IpAddr)>,
     _claim: Claim,
 }
 
@@ -161,11 +161,12 @@ impl Engine {
             EINVAL
         };
         log::begin(config::log().map_err(refused)?);
-        let Config { mut device, claim, mut meeting, lazy, draws_mac } = config::read().map_err(refused)?;
+        let Config { mut device, claim, mut address_pair, lazy, draws_mac } =
+            config::read().map_err(refused)?;
         device.mac = device.mac.or(identity.mac);
         if let Some(slot) = &identity.slot {
             device.addrs = slot.addrs.clone();
-            meeting = slot.meeting;
+            address_pair = slot.address_pair;
         }
         let addrs = device.addrs.clone();
         let context = without_signals(|| open(device))?;
@@ -173,11 +174,11 @@ impl Engine {
         if identity.mac.is_none() && draws_mac {
             identity.mac = context.query_port(1).ok().map(|port| port.mac);
         }
-        if let Some((own, other)) = meeting {
+        if let Some((own, other)) = address_pair {
             context.meet(own, other);
         }
         if identity.slot.is_none() {
-            identity.slot = claim.map(|claim| ProcessSlot { addrs, meeting, _claim: claim });
+            identity.slot = claim.map(|claim| ProcessSlot { addrs, address_pair, _claim: claim });
         }
         Ok(context)
     }
@@ -262,7 +263,7 @@ static AT_THE_END: extern "C" fn() = at_the_end;
 
 extern "C" fn at_the_end() {
     if let Some(engine) = ENGINE.known() {
-        let _ = settled(|| {
+        let _ = uncancelled(|| {
             engine.take_leave();
             Ok(())
         });

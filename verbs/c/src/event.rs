@@ -10,7 +10,7 @@ use crate::abi::{self, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, i
 use crate::context::device_of;
 use crate::cq::{self, Cq};
 use crate::errno::{EINVAL, EIO, Result};
-use crate::guard::settled;
+use crate::guard::uncancelled;
 use crate::object::Object;
 use crate::qp::Qp;
 use crate::srq::Srq;
@@ -46,7 +46,7 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
 /// A count above the number of fetched events acknowledges all of them: programs do that.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
-    let _ = settled(|| {
+    let _ = uncancelled(|| {
         let cq = cq.cast::<ibv_cq_ex>();
         // SAFETY: as C promises.
         let acked = unsafe { Object::<Cq>::acked(cq, count) }?;
@@ -97,7 +97,7 @@ unsafe extern "C-unwind" fn ibv_get_async_event(
 /// Does nothing for an event that the program does not have.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
-    let _ = settled(|| {
+    let _ = uncancelled(|| {
         // SAFETY: as C promises; an object's pointer is that of its whole structure.
         unsafe {
             let event = event.as_ref().ok_or(EINVAL)?;

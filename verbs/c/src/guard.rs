@@ -4,7 +4,7 @@
 //! guarded functions (`wait`), and no guarded function reaches a cancellation point of libc while its thread may be cancelled:
 //! whatever the library calls of libc is wrapped (`uncancelled.c`), on every port, at no cost where nothing is called. Calls that
 //! may call much of libc, some of which waits inside where no wrapper is (getaddrinfo(3)), disable cancellation as a whole
-//! (`settled`); posts and polls do not.
+//! (`uncancelled`); posts and polls do not.
 
 use core::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +28,7 @@ fn panicked() -> Errno {
 }
 
 /// As [`guarded`], for calls that may open, close or start threads: the thread is not cancelled before the call is over.
-pub(crate) fn settled<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn uncancelled<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     const DISABLE: c_int = 1; // PTHREAD_CANCEL_DISABLE
     let mut before = 0;
     // SAFETY: changes a state of the calling thread.
@@ -49,8 +49,8 @@ unsafe extern "C" {
 }
 
 /// For calls that return 0 or an error number; `errno` is set too, for programs that look there.
-pub(crate) fn number(call: impl FnOnce() -> Result<()>) -> c_int {
-    match settled(call) {
+pub(crate) fn returning_errno(call: impl FnOnce() -> Result<()>) -> c_int {
+    match uncancelled(call) {
         Ok(()) => 0,
         Err(error) => {
             errno::set(error);
@@ -60,18 +60,18 @@ pub(crate) fn number(call: impl FnOnce() -> Result<()>) -> c_int {
 }
 
 /// For calls that return -1 and set `errno`.
-pub(crate) fn minus_one(call: impl FnOnce() -> Result<c_int>) -> c_int {
-    settled(call).unwrap_or_else(errno::fail)
+pub(crate) fn returning_minus_one(call: impl FnOnce() -> Result<c_int>) -> c_int {
+    uncancelled(call).unwrap_or_else(errno::fail)
 }
 
 /// For calls that return 0, or -1 and set `errno`: all of librdmacm's.
-pub(crate) fn zero(call: impl FnOnce() -> Result<()>) -> c_int {
-    minus_one(|| call().map(|()| 0))
+pub(crate) fn returning_zero(call: impl FnOnce() -> Result<()>) -> c_int {
+    returning_minus_one(|| call().map(|()| 0))
 }
 
 /// For calls that return NULL and set `errno`.
-pub(crate) fn pointer<T>(call: impl FnOnce() -> Result<*mut T>) -> *mut T {
-    settled(call).unwrap_or_else(|error| {
+pub(crate) fn returning_pointer<T>(call: impl FnOnce() -> Result<*mut T>) -> *mut T {
+    uncancelled(call).unwrap_or_else(|error| {
         errno::set(error);
         core::ptr::null_mut()
     })
@@ -84,9 +84,9 @@ mod tests {
     #[test]
     fn a_panic_is_an_error_number() {
         assert_eq!(guarded(|| Ok(7)), Ok(7));
-        assert_eq!(number(|| panic!("a bug")), libc::EIO);
-        assert_eq!(minus_one(|| panic!("a bug")), -1);
-        assert!(pointer::<u8>(|| panic!("a bug")).is_null());
+        assert_eq!(returning_errno(|| panic!("a bug")), libc::EIO);
+        assert_eq!(returning_minus_one(|| panic!("a bug")), -1);
+        assert!(returning_pointer::<u8>(|| panic!("a bug")).is_null());
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EIO));
     }
 }

@@ -10,7 +10,7 @@ use crate::attr;
 use crate::buf::{self, Buf};
 use crate::config;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::guard::{number, pointer};
+use crate::guard::{returning_errno, returning_pointer};
 use crate::object::{Kind, Object};
 use crate::pd;
 
@@ -88,11 +88,11 @@ pub(crate) unsafe fn register(
 
 fn create(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: Option<u64>, bits: u32) -> *mut ibv_mr {
     // SAFETY: as C promises.
-    pointer(|| unsafe { register(pd, addr, length, iova, bits) })
+    returning_pointer(|| unsafe { register(pd, addr, length, iova, bits) })
 }
 
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         let (mr, context) = unsafe { (pd::of(pd)?.alloc_null_mr()?, (*pd).context) };
         let (addr, length) = (core::ptr::null_mut(), usize::MAX);
@@ -155,7 +155,7 @@ const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
 /// Registers memory of the process, by its address or as part of a buffer; not what a descriptor or a handle of DMA names.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut MrInitAttr) -> *mut ibv_mr {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         let has = |mask| attr.comp_mask & mask != 0;
@@ -184,7 +184,7 @@ unsafe extern "C" fn ibv_reg_buf_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     // SAFETY: as C promises.
-    pointer(|| unsafe {
+    returning_pointer(|| unsafe {
         buf::check(buf, pd, addr, length)?;
         register(pd, addr, length, None, access as u32)
     })
@@ -192,7 +192,7 @@ unsafe extern "C" fn ibv_reg_buf_mr(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    number(|| {
+    returning_errno(|| {
         #[allow(clippy::result_large_err, reason = "the object comes back with the error")]
         let end = |mr: Mr| {
             let Mr::Region(region) = mr else { return Ok(()) };
@@ -213,7 +213,7 @@ unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     bits: c_int,
 ) -> c_int {
-    let changed = number(|| {
+    let changed = returning_errno(|| {
         let flags = flags as u32;
         if flags & !abi::IBV_REREG_MR_FLAGS_SUPPORTED != 0 || flags == 0 {
             return Err(EINVAL);

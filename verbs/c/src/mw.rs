@@ -7,7 +7,7 @@ use verbs::{Access, Mw as Verbs, MwBindInfo, MwType};
 use crate::abi::{self, ibv_mw, ibv_mw_bind_info, ibv_mw_type, ibv_pd};
 use crate::attr::access;
 use crate::errno::{EINVAL, Errno, Result};
-use crate::guard::{number, pointer};
+use crate::guard::{returning_errno, returning_pointer};
 use crate::object::{Kind, Object};
 use crate::{mr, pd};
 
@@ -30,7 +30,7 @@ pub(crate) unsafe fn of<'a>(mw: *mut ibv_mw) -> Result<&'a Verbs> {
 }
 
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> *mut ibv_mw {
-    pointer(|| {
+    returning_pointer(|| {
         let kind = match mw_type {
             abi::IBV_MW_TYPE_1 => MwType::One,
             abi::IBV_MW_TYPE_2 => MwType::Two,
@@ -44,7 +44,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) 
 }
 
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    number(|| {
+    returning_errno(|| {
         let end = |mw: Mw| mw.0.dealloc().map_err(|(error, mw)| (Errno::from(error), Mw(mw)));
         // SAFETY: as C promises.
         unsafe { Object::<Mw>::destroy(mw, end) }

@@ -5,7 +5,7 @@ use core::mem::size_of;
 use crate::abi::{self, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::device::the_device;
 use crate::errno::{EINVAL, Result};
-use crate::guard::pointer;
+use crate::guard::returning_pointer;
 use crate::{context, cq, create_cq, create_qp, engine, mr, mw, pd, qp, query, srq, xrcd};
 
 /// Opens the device once more, for the program or for connection management.
@@ -15,7 +15,7 @@ pub(crate) fn open() -> Result<*mut ibv_context> {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    pointer(|| if device == the_device() { open() } else { Err(EINVAL) })
+    returning_pointer(|| if device == the_device() { open() } else { Err(EINVAL) })
 }
 
 fn calls() -> verbs_context {

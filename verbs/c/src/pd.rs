@@ -7,7 +7,7 @@ use verbs::{ParentDomainInitAttr, Pd as Verbs, Td as VerbsTd};
 use crate::abi::{self, ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 use crate::context::device_of;
 use crate::errno::{EINVAL, Errno, Result};
-use crate::guard::{number, pointer};
+use crate::guard::{returning_errno, returning_pointer};
 use crate::object::{Kind, Object};
 
 /// `struct ibv_pd`, also of a parent domain.
@@ -36,12 +36,12 @@ fn create(context: *mut ibv_context, pd: Verbs) -> *mut ibv_pd {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: as C promises.
-    pointer(|| Ok(create(context, unsafe { device_of(context) }?.alloc_pd()?)))
+    returning_pointer(|| Ok(create(context, unsafe { device_of(context) }?.alloc_pd()?)))
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    number(|| {
+    returning_errno(|| {
         let end = |pd: Pd| pd.0.dealloc().map_err(|(error, pd)| (Errno::from(error), Pd(pd)));
         // SAFETY: as C promises.
         unsafe { Object::<Pd>::destroy(pd, end) }
@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,
     init: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         let (device, init) = unsafe { (device_of(context)?, init.as_ref().ok_or(EINVAL)?) };
         if init.comp_mask != 0 {
@@ -72,7 +72,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
 }
 
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
-    number(|| {
+    returning_errno(|| {
         let end = |td: Td| td.0.dealloc().map_err(|(error, td)| (Errno::from(error), Td(td)));
         // SAFETY: as C promises.
         unsafe { Object::<Td>::destroy(td, end) }
@@ -86,7 +86,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         let (device, attr) = unsafe { (device_of(context)?, attr.as_ref().ok_or(EINVAL)?) };
         // The program's allocators may be ignored (ibv_alloc_parent_domain(3)), and so may its permission to use memory that a guest

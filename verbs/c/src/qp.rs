@@ -14,7 +14,7 @@ use crate::abi::{
 };
 use crate::attr::{self, attr_mask, put_sized, send_flags};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::guard::{lock, number, pointer};
+use crate::guard::{lock, returning_errno, returning_pointer};
 use crate::object::{Kind, Object};
 use crate::{delivery, mw, wr};
 
@@ -93,7 +93,7 @@ pub(crate) unsafe fn own(qp: *mut ibv_qp, owner: Owner) -> *mut rdma_cm_id {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         let extended = unsafe { Object::<Qp>::of(qp.cast()) }?.private().extended;
         if extended { Ok(qp.cast()) } else { Err(EOPNOTSUPP) }
@@ -102,7 +102,7 @@ extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let element = unsafe {
             let owner = *lock(&Object::<Qp>::of(qp.cast())?.private().owner);
@@ -137,7 +137,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, from: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let (object, from) = unsafe { (Object::<Qp>::of(qp.cast())?, from.as_ref().ok_or(EINVAL)?) };
         // SAFETY: the structure of a living object.
@@ -165,7 +165,7 @@ unsafe extern "C" fn ibv_query_qp(
     mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let object = unsafe { Object::<Qp>::of(qp.cast()) }?;
         if to.is_null() {
@@ -207,13 +207,13 @@ extern "C" fn ibv_query_qp_data_in_order(_: *mut ibv_qp, _: u32, _: u32) -> c_in
 /// There are no enhancements of connections to agree on.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_ece(_: *mut ibv_qp, _: *mut ibv_ece) -> c_int {
-    number(|| Err(EOPNOTSUPP))
+    returning_errno(|| Err(EOPNOTSUPP))
 }
 
 /// See `ibv_query_ece`.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_set_ece(_: *mut ibv_qp, _: *mut ibv_ece) -> c_int {
-    number(|| Err(EOPNOTSUPP))
+    returning_errno(|| Err(EOPNOTSUPP))
 }
 
 pub(crate) unsafe extern "C" fn post_send(
@@ -235,7 +235,7 @@ pub(crate) unsafe extern "C" fn post_recv(
 }
 
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         unsafe {
             let (qp, window, bind) = (of(qp)?, mw::of(mw)?, bind.as_ref().ok_or(EINVAL)?);
@@ -251,7 +251,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises; every view of a GID is 16 bytes.
         unsafe { of(qp)?.attach_mcast(Gid(gid.as_ref().ok_or(EINVAL)?.raw), lid) }?;
         Ok(())
@@ -260,7 +260,7 @@ unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid:
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises; every view of a GID is 16 bytes.
         unsafe { of(qp)?.detach_mcast(Gid(gid.as_ref().ok_or(EINVAL)?.raw), lid) }?;
         Ok(())

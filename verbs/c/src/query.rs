@@ -11,7 +11,7 @@ use crate::abi::{
 use crate::attr::put_sized;
 use crate::context::device_of;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::guard::{minus_one, number, settled};
+use crate::guard::{returning_errno, returning_minus_one, uncancelled};
 
 /// A text in a field of C, with a NUL behind it.
 fn put_text(text: &str, field: &mut [c_char]) {
@@ -71,7 +71,7 @@ fn device_attr(device: &Context) -> ibv_device_attr {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let (device, attr) = unsafe { (device_of(context)?, attr.as_mut().ok_or(EINVAL)?) };
         *attr = device_attr(&device);
@@ -85,7 +85,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let device = unsafe { device_of(context) }?;
         // SAFETY: as C promises.
@@ -150,7 +150,7 @@ pub(crate) unsafe extern "C" fn query_port(
     attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let port = unsafe { device_of(context) }?.query_port(port_num)?;
         if attr.is_null() {
@@ -178,7 +178,7 @@ unsafe extern "C" fn ibv_query_port(
 /// The speed of a port in units of 100 Mb/s.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port_num: u32, to: *mut u64) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let (device, to) = unsafe { (device_of(context)?, to.as_mut().ok_or(EINVAL)?) };
         let port = device.query_port(u8::try_from(port_num).map_err(|_| EINVAL)?)?;
@@ -214,7 +214,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     context: *mut ibv_context,
     values: *mut ibv_values_ex,
 ) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let (device, values) = unsafe { (device_of(context)?, values.as_mut().ok_or(EINVAL)?) };
         if values.comp_mask & !abi::IBV_VALUES_MASK_RAW_CLOCK != 0 {
@@ -243,7 +243,7 @@ unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
-    minus_one(|| {
+    returning_minus_one(|| {
         // SAFETY: as C promises.
         let (device, gid) = unsafe { (device_of(context)?, gid.as_mut().ok_or(EINVAL)?) };
         gid.raw = gid_at(&device, port_num, usize::try_from(index).map_err(|_| EINVAL)?)?;
@@ -267,7 +267,7 @@ unsafe extern "C" fn ibv_query_gid_type(
     index: u32,
     to: *mut u32,
 ) -> c_int {
-    minus_one(|| {
+    returning_minus_one(|| {
         // SAFETY: as C promises.
         let (device, to) = unsafe { (device_of(context)?, to.as_mut().ok_or(EINVAL)?) };
         gid_at(&device, port_num, index as usize)?;
@@ -308,7 +308,7 @@ unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     entry_size: usize,
 ) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let device = unsafe { device_of(context) }?;
         if flags != 0 {
@@ -332,7 +332,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
     flags: u32,
     entry_size: usize,
 ) -> isize {
-    let result = settled(|| {
+    let result = uncancelled(|| {
         // SAFETY: as C promises.
         let device = unsafe { device_of(context) }?;
         if flags != 0 {
@@ -362,7 +362,7 @@ unsafe extern "C" fn ibv_query_pkey(
     index: c_int,
     pkey: *mut u16,
 ) -> c_int {
-    minus_one(|| {
+    returning_minus_one(|| {
         // SAFETY: as C promises.
         let (device, pkey) = unsafe { (device_of(context)?, pkey.as_mut().ok_or(EINVAL)?) };
         let index = usize::try_from(index).map_err(|_| EINVAL)?;
@@ -373,7 +373,7 @@ unsafe extern "C" fn ibv_query_pkey(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port_num: u8, pkey: u16) -> c_int {
-    minus_one(|| {
+    returning_minus_one(|| {
         // SAFETY: as C promises.
         let device = unsafe { device_of(context) }?;
         Ok(at_most(device.get_pkey_index(port_num, u16::from_be(pkey))?))

@@ -8,7 +8,7 @@ use crate::abi::ibv_srq_init_attr_ex;
 use crate::abi::{self, ibv_context, ibv_pd, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use crate::context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::guard::{number, pointer};
+use crate::guard::{returning_errno, returning_pointer};
 use crate::object::{Kind, Object};
 use crate::{cq, delivery, pd, wr, xrcd};
 
@@ -68,7 +68,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         unsafe {
             let (domain, init) = (pd::of(pd)?, init.as_mut().ok_or(EINVAL)?);
@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         let init = unsafe {
             context::of(context)?;
@@ -122,7 +122,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let (srq, attr) = unsafe { (of(srq)?, attr.as_ref().ok_or(EINVAL)?) };
         let ibv_srq_attr { max_wr, max_sge, srq_limit } = *attr;
@@ -133,7 +133,7 @@ unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let (srq, attr) = unsafe { (of(srq)?, attr.as_mut().ok_or(EINVAL)?) };
         granted(srq, attr)
@@ -141,7 +141,7 @@ unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -
 }
 
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number_to: *mut u32) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let (object, to) = unsafe { (Object::<Srq>::of(srq)?, number_to.as_mut().ok_or(EINVAL)?) };
         let state = object.private();
@@ -155,7 +155,7 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number_to: *mut u
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let element = EventElement::Srq(unsafe { of(srq) }?.srq_num());
         let mut names = delivery::names();

@@ -12,7 +12,7 @@ use crate::abi::{
     ibv_wc_status, ibv_wr_opcode,
 };
 use crate::errno::EINVAL;
-use crate::guard::minus_one;
+use crate::guard::returning_minus_one;
 
 /// Texts with a NUL behind each, made of a table of the stack.
 macro_rules! texts {
@@ -160,7 +160,7 @@ unsafe extern "C" fn ibv_read_sysfs_file(
     buf: *mut c_char,
     size: usize,
 ) -> c_int {
-    minus_one(|| {
+    returning_minus_one(|| {
         if dir.is_null() || file.is_null() || buf.is_null() || size == 0 {
             return Err(EINVAL);
         }

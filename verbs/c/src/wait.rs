@@ -6,7 +6,7 @@
 use core::ffi::c_int;
 
 use crate::errno::{self, Errno, Result, fail};
-use crate::guard::settled;
+use crate::guard::uncancelled;
 
 unsafe extern "C-unwind" {
     /// The one cancellation point of the library: see `uncancelled.c`.
@@ -55,7 +55,7 @@ pub(crate) enum Found {
 )]
 pub(crate) extern "C-unwind" fn until<A: Copy>(look: fn(A) -> Result<Found>, at: A) -> c_int {
     loop {
-        let fd = match settled(|| look(at)) {
+        let fd = match uncancelled(|| look(at)) {
             Ok(Found::Done) => return 0,
             Ok(Found::Nothing(fd)) if !does_not_block(fd) => fd,
             Ok(Found::Nothing(_)) => return fail(Errno(libc::EAGAIN)),

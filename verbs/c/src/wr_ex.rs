@@ -9,7 +9,7 @@ use verbs::{FlushLevel, FlushPlacement, Qpn, SendFlags, SendOpsFlags, Sge, WrPos
 use crate::abi::{QpEx, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
 use crate::attr::send_flags;
 use crate::errno::{EINVAL, Result};
-use crate::guard::{guarded, number};
+use crate::guard::{guarded, returning_errno};
 use crate::object::Object;
 use crate::qp::{Building, Handle, Qp};
 use crate::{ah, mw};
@@ -95,7 +95,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    number(|| {
+    returning_errno(|| {
         // SAFETY: as C promises.
         let Building { list, fault } = unsafe { place(qp) }?.take().ok_or(EINVAL)?;
         fault.map_or(Ok(()), Err)?;

@@ -13,7 +13,7 @@ use crate::claims::Claim;
 use crate::config;
 use crate::context::device_of;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::guard::{number, pointer};
+use crate::guard::{returning_errno, returning_pointer};
 use crate::log::say;
 use crate::object::{Kind, Object};
 
@@ -51,7 +51,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     context: *mut ibv_context,
     init: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
-    pointer(|| {
+    returning_pointer(|| {
         // SAFETY: as C promises.
         let (device, init) = unsafe { (device_of(context)?, init.as_ref().ok_or(EINVAL)?) };
         let known = abi::IBV_XRCD_INIT_ATTR_FD | abi::IBV_XRCD_INIT_ATTR_OFLAGS;
@@ -78,7 +78,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
 }
 
 pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
-    number(|| {
+    returning_errno(|| {
         let end = |Xrcd { verbs, claim }| {
             verbs.close().map_err(|(error, verbs)| (Errno::from(error), Xrcd { verbs, claim }))
         };

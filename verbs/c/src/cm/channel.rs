@@ -6,7 +6,7 @@ use verbs::rdma_cm::EventChannel;
 
 use crate::abi::rdma_event_channel;
 use crate::errno::Result;
-use crate::guard::{pointer, settled};
+use crate::guard::{returning_pointer, uncancelled};
 use crate::object::{Kind, Object};
 use crate::wait::let_block;
 
@@ -60,11 +60,11 @@ pub(super) unsafe fn destroy(channel: *mut rdma_event_channel) -> Result<()> {
 
 #[unsafe(no_mangle)]
 extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
-    pointer(create)
+    returning_pointer(create)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
     // SAFETY: as C promises.
-    let _ = settled(|| unsafe { destroy(channel) });
+    let _ = uncancelled(|| unsafe { destroy(channel) });
 }

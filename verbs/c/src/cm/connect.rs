@@ -11,7 +11,7 @@ use super::{id, qp};
 use crate::abi::{self, ibv_event_type, ibv_qp_attr, rdma_cm_id, rdma_conn_param};
 use crate::attr;
 use crate::errno::{EINVAL, Errno};
-use crate::guard::{settled, zero};
+use crate::guard::{returning_zero, uncancelled};
 
 /// The largest retry count that a message has room for; larger ones are lowered to it.
 const RETRIES_MAX: u8 = 7;
@@ -51,7 +51,7 @@ unsafe fn param<'a>(given: *const rdma_conn_param) -> ConnParam<'a> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    let call = settled(|| {
+    let call = uncancelled(|| {
         // SAFETY: as C promises.
         let (id, param) = unsafe { (qp::follow(id)?, param(conn_param)) };
         Ok(id.private().cm.connect(&param)?)
@@ -62,7 +62,7 @@ unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut r
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    let call = settled(|| {
+    let call = uncancelled(|| {
         // SAFETY: as C promises.
         let (id, param) = unsafe { (qp::follow(id)?, param(conn_param)) };
         let cm = &id.private().cm;
@@ -79,7 +79,7 @@ unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rd
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         let (id, data) = unsafe { (id::of(id)?, data(private_data, len)) };
         Ok(id.private().cm.reject(data)?)
@@ -89,7 +89,7 @@ unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_voi
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: as C promises.
-    let call = settled(|| Ok(unsafe { qp::follow(id) }?.private().cm.disconnect()?));
+    let call = uncancelled(|| Ok(unsafe { qp::follow(id) }?.private().cm.disconnect()?));
     // SAFETY: as C promises.
     unsafe { complete(id, call) }
 }
@@ -97,12 +97,12 @@ unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: as C promises.
-    zero(|| Ok(unsafe { qp::follow(id) }?.private().cm.establish()?))
+    returning_zero(|| Ok(unsafe { qp::follow(id) }?.private().cm.establish()?))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         let id = unsafe { id::of(id) }?;
         match event {
@@ -116,7 +116,7 @@ unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_init_qp_attr(id: *mut rdma_cm_id, to: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         let (id, to, mask) =
             unsafe { (id::of(id)?, to.as_mut().ok_or(EINVAL)?, mask.as_mut().ok_or(EINVAL)?) };
@@ -130,7 +130,7 @@ unsafe extern "C" fn rdma_init_qp_attr(id: *mut rdma_cm_id, to: *mut ibv_qp_attr
 /// Vendor data for the peer (enhanced connection establishment): there is none, so only zeros are accepted.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv_ece) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         let (_, ece) = unsafe { (id::of(id)?, ece.as_ref().ok_or(EINVAL)?) };
         if ece.vendor_id == 0 && ece.options == 0 { Ok(()) } else { Err(Errno(libc::EOPNOTSUPP)) }
@@ -140,7 +140,7 @@ unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv_
 /// The peer's vendor data: the stack ignores it, so it is zeros.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv_ece) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         let (id, ece) = unsafe { (id::of(id)?, ece.as_mut().ok_or(EINVAL)?) };
         if matches!(id.private().cm.state(), IdState::Idle | IdState::Bound | IdState::Listening) {
@@ -154,7 +154,7 @@ unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv
 /// Refuses because of the peer's vendor data.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         let (id, data) = unsafe { (id::of(id)?, data(private_data, len)) };
         Ok(id.private().cm.reject_ece(data)?)

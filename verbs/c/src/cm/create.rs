@@ -13,7 +13,7 @@ use crate::abi::{
     RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, rdma_cm_id, rdma_event_channel, rdma_port_space,
 };
 use crate::errno::{EINVAL, Result};
-use crate::guard::zero;
+use crate::guard::returning_zero;
 use crate::object::Object;
 
 /// Makes an identifier; without a channel it gets its own, and its calls wait.
@@ -133,7 +133,7 @@ unsafe extern "C" fn rdma_create_id(
     context: *mut c_void,
     ps: rdma_port_space,
 ) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         unsafe {
             let to = to.as_mut().ok_or(EINVAL)?;
@@ -146,11 +146,11 @@ unsafe extern "C" fn rdma_create_id(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: as C promises.
-    zero(|| unsafe { destroy(id) })
+    returning_zero(|| unsafe { destroy(id) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
     // SAFETY: as C promises.
-    zero(|| unsafe { migrate(id, channel) })
+    returning_zero(|| unsafe { migrate(id, channel) })
 }

@@ -12,7 +12,7 @@ use verbs::Context;
 
 use crate::abi::{ibv_context, ibv_pd};
 use crate::errno::Result;
-use crate::guard::{pointer, settled};
+use crate::guard::{returning_pointer, uncancelled};
 use crate::pd::ibv_alloc_pd;
 use crate::process::OfProcess;
 use crate::{context, engine, ops};
@@ -79,7 +79,7 @@ pub(super) fn wire() -> Result<Arc<Context>> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
-    pointer(|| {
+    returning_pointer(|| {
         let list = [SHOWN.lock().context()?, null_mut()];
         // SAFETY: NULL, or a number of the caller's.
         if let Some(num) = unsafe { num_devices.as_mut() } {
@@ -91,7 +91,7 @@ unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
-    let _ = settled(|| {
+    let _ = uncancelled(|| {
         if !list.is_null() {
             // SAFETY: C promises that the list came from `rdma_get_devices`, which made it so.
             drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_context; 2]>()) });

@@ -18,7 +18,7 @@ use crate::abi::{
 use crate::attr;
 use crate::create_qp::extended;
 use crate::errno::{EINVAL, Errno, Result, fail};
-use crate::guard::{settled, zero};
+use crate::guard::{returning_zero, uncancelled};
 
 /// How long an endpoint waits for its peer's address and path.
 const RESOLVE_MS: c_int = 2000;
@@ -80,22 +80,22 @@ unsafe extern "C-unwind" fn rdma_create_ep(
     }
     // SAFETY: as C promises.
     unsafe {
-        let id = match settled(|| begin(info, pd, init)) {
+        let id = match uncancelled(|| begin(info, pd, init)) {
             Ok(id) => id,
             Err(error) => return fail(error),
         };
         if (*info).ai_flags as u32 & RAI_PASSIVE == 0 {
             let mut result = complete(id, Ok(()));
             if result == 0 {
-                let route = settled(|| Ok(id::of(id)?.private().cm.resolve_route(Duration::ZERO)?));
+                let route = uncancelled(|| Ok(id::of(id)?.private().cm.resolve_route(Duration::ZERO)?));
                 result = complete(id, route);
             }
             if result == 0 && !init.is_null() {
-                result = zero(|| make_qp(id, pd, &mut *init));
+                result = returning_zero(|| make_qp(id, pd, &mut *init));
             }
             if result != 0 {
                 let error: Errno = std::io::Error::last_os_error().into();
-                let _ = settled(|| create::destroy(id));
+                let _ = uncancelled(|| create::destroy(id));
                 return fail(error);
             }
         }
@@ -122,7 +122,7 @@ unsafe fn make_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_init_a
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     // SAFETY: as C promises.
-    let _ = settled(|| unsafe {
+    let _ = uncancelled(|| unsafe {
         id::of(id)?;
         // What an identifier does not have is not destroyed.
         let _ = qp::destroy(id);
@@ -135,7 +135,7 @@ unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
 unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, to: *mut *mut rdma_cm_id) -> c_int {
     // SAFETY: as C promises.
     unsafe {
-        let events = settled(|| {
+        let events = uncancelled(|| {
             let private = id::of(listen)?.private();
             // No request will come to one that does not listen.
             let listens = private.cm.state() == IdState::Listening;
@@ -150,7 +150,7 @@ unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, to: *mut *
         };
         let mut request = null_mut();
         match event::next(events, &raw mut request) {
-            0 => zero(|| {
+            0 => returning_zero(|| {
                 *to = incoming(listen, request)?;
                 Ok(())
             }),

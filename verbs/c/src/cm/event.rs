@@ -19,7 +19,7 @@ use crate::abi::{
 };
 use crate::attr::ah_attr_to;
 use crate::errno::{EINVAL, Result};
-use crate::guard::zero;
+use crate::guard::returning_zero;
 use crate::object::{Kind, Object};
 use crate::wait::{Found, until};
 
@@ -234,7 +234,7 @@ unsafe extern "C-unwind" fn rdma_get_cm_event(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     // SAFETY: as C promises.
-    zero(|| unsafe { ack(event) })
+    returning_zero(|| unsafe { ack(event) })
 }
 
 /// The program's own event, for whoever reads the identifier's channel.
@@ -245,7 +245,7 @@ unsafe extern "C" fn rdma_write_cm_event(
     status: c_int,
     arg: u64,
 ) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         if event != RDMA_CM_EVENT_USER {
             return Err(EINVAL);
         }

@@ -12,7 +12,7 @@ use crate::abi::{
     RDMA_PS_TCP, RDMA_PS_UDP, rdma_addrinfo, sockaddr, sockaddr_storage,
 };
 use crate::errno::{self, EINVAL, ENOMEM, Result};
-use crate::guard::settled;
+use crate::guard::uncancelled;
 
 /// What a call asks for.
 struct Hints {
@@ -181,7 +181,7 @@ pub(super) unsafe extern "C" fn rdma_getaddrinfo(
     hints: *const rdma_addrinfo,
     to: *mut *mut rdma_addrinfo,
 ) -> c_int {
-    let result = settled(|| {
+    let result = uncancelled(|| {
         if to.is_null() || (node.is_null() && service.is_null() && hints.is_null()) {
             return Err(EINVAL);
         }

@@ -9,7 +9,7 @@ use crate::abi::{
     RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, rdma_cm_id, rdma_cm_join_mc_attr_ex, sockaddr,
 };
 use crate::errno::{EINVAL, EOPNOTSUPP, Result};
-use crate::guard::{settled, zero};
+use crate::guard::{returning_zero, uncancelled};
 
 /// Joins a group, to send to it alone or to receive from it too.
 ///
@@ -41,7 +41,7 @@ unsafe extern "C-unwind" fn rdma_join_multicast(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: as C promises.
-    let call = settled(|| unsafe { join(id, addr, context, true) });
+    let call = uncancelled(|| unsafe { join(id, addr, context, true) });
     // SAFETY: as C promises.
     unsafe { complete(id, call) }
 }
@@ -52,7 +52,7 @@ unsafe extern "C-unwind" fn rdma_join_multicast_ex(
     attr: *mut rdma_cm_join_mc_attr_ex,
     context: *mut c_void,
 ) -> c_int {
-    let call = settled(|| {
+    let call = uncancelled(|| {
         // SAFETY: as C promises.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         let wanted = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
@@ -76,7 +76,7 @@ unsafe extern "C-unwind" fn rdma_join_multicast_ex(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         let (id, group) = unsafe { (qp::follow(id)?, addr::read(addr)?.ip().to_canonical()) };
         id.private().cm.leave_multicast(group)?;

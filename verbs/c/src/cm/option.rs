@@ -10,7 +10,7 @@ use crate::abi::{
     RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS, rdma_cm_id,
 };
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::guard::zero;
+use crate::guard::returning_zero;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_set_option(
@@ -20,7 +20,7 @@ unsafe extern "C" fn rdma_set_option(
     optval: *mut c_void,
     optlen: usize,
 ) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         let cm = &unsafe { id::of(id) }?.private().cm;
         let (Ok(level), Ok(name)) = (u32::try_from(level), u32::try_from(name)) else { return Err(EINVAL) };

@@ -13,7 +13,7 @@ use crate::cq::ibv_destroy_cq;
 use crate::create_cq::ibv_create_cq;
 use crate::create_qp::{create_with, extended};
 use crate::errno::{EINVAL, Errno, Result};
-use crate::guard::{settled, zero};
+use crate::guard::{returning_zero, uncancelled};
 use crate::object::Object;
 use crate::pd;
 use crate::qp::{self, Owner, ibv_destroy_qp};
@@ -268,7 +268,7 @@ unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         unsafe {
             let init = init.as_mut().ok_or(EINVAL)?;
@@ -284,13 +284,13 @@ unsafe extern "C" fn rdma_create_qp(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> c_int {
     // SAFETY: as C promises.
-    zero(|| unsafe { create(id, attr.as_mut().ok_or(EINVAL)?) })
+    returning_zero(|| unsafe { create(id, attr.as_mut().ok_or(EINVAL)?) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     // SAFETY: as C promises.
-    let _ = settled(|| unsafe { destroy(id) });
+    let _ = uncancelled(|| unsafe { destroy(id) });
 }
 
 #[unsafe(no_mangle)]
@@ -299,7 +299,7 @@ unsafe extern "C" fn rdma_create_srq(
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         unsafe {
             id::of(id)?;
@@ -319,7 +319,7 @@ unsafe extern "C" fn rdma_create_srq(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         unsafe {
             id::of(id)?;
@@ -343,5 +343,5 @@ unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     // SAFETY: as C promises.
-    let _ = settled(|| unsafe { destroy_srq(id) });
+    let _ = uncancelled(|| unsafe { destroy_srq(id) });
 }

@@ -11,11 +11,11 @@ use super::sync::complete;
 use super::{addr, id};
 use crate::abi::{rdma_addrinfo, rdma_cm_id, sockaddr};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
-use crate::guard::{settled, zero};
+use crate::guard::{returning_zero, uncancelled};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         let (id, addr) = unsafe { (id::of(id)?, addr::read(addr)?) };
         id.private().cm.bind_addr(addr)?;
@@ -36,7 +36,7 @@ unsafe extern "C-unwind" fn rdma_resolve_addr(
     dst: *mut sockaddr,
     timeout_ms: c_int,
 ) -> c_int {
-    let call = settled(|| {
+    let call = uncancelled(|| {
         // SAFETY: as C promises.
         let (id, src, dst) = unsafe { (id::of(id)?, addr::read_optional(src)?, addr::read(dst)?) };
         id.private().cm.resolve_addr(src, dst, timeout(timeout_ms))?;
@@ -49,7 +49,7 @@ unsafe extern "C-unwind" fn rdma_resolve_addr(
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
-    let call = settled(|| {
+    let call = uncancelled(|| {
         // SAFETY: as C promises.
         Ok(unsafe { id::of(id) }?.private().cm.resolve_route(timeout(timeout_ms))?)
     });
@@ -59,7 +59,7 @@ unsafe extern "C-unwind" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         let id = unsafe { id::of(id) }?;
         id.private().cm.listen(backlog.try_into().unwrap_or(0))?;
@@ -70,7 +70,7 @@ unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
 
 /// A port of an address, in network byte order.
 unsafe fn port_of(id: *mut rdma_cm_id, port: impl FnOnce(&CmId) -> u16) -> u16 {
-    let port = settled(|| {
+    let port = uncancelled(|| {
         // SAFETY: as C promises.
         Ok(port(&unsafe { id::of(id) }?.private().cm))
     });
@@ -133,7 +133,7 @@ unsafe extern "C-unwind" fn rdma_resolve_addrinfo(
     hints: *const rdma_addrinfo,
 ) -> c_int {
     // SAFETY: as C promises.
-    let call = settled(|| unsafe { look_up(id, node, service, hints) });
+    let call = uncancelled(|| unsafe { look_up(id, node, service, hints) });
     // SAFETY: as C promises.
     unsafe { complete(id, call) }
 }
@@ -141,7 +141,7 @@ unsafe extern "C-unwind" fn rdma_resolve_addrinfo(
 /// The result of `rdma_resolve_addrinfo`, once.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, to: *mut *mut rdma_addrinfo) -> c_int {
-    zero(|| {
+    returning_zero(|| {
         // SAFETY: as C promises.
         let (private, to) = unsafe { (id::of(id)?.private(), to.as_mut().ok_or(EINVAL)?) };
         let mut found = private.found();

@@ -8,7 +8,7 @@ use verbs::rdma_cm::IdState;
 use super::{event, id};
 use crate::abi::{RDMA_CM_EVENT_REJECTED, rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use crate::errno::{Errno, Result, fail};
-use crate::guard::settled;
+use crate::guard::uncancelled;
 
 /// Ends a call: one of a synchronous identifier waits for its event, and leaves it in `id->event`. Nothing in the caller needs to
 /// be dropped while it waits.
@@ -24,7 +24,7 @@ pub(super) unsafe extern "C-unwind" fn complete(id: *mut rdma_cm_id, call: Resul
     // SAFETY: as the caller promises.
     unsafe {
         let mut event = null_mut();
-        let channel = match settled(|| call.and_then(|()| before_event(id, &mut event))) {
+        let channel = match uncancelled(|| call.and_then(|()| before_event(id, &mut event))) {
             Ok(channel) => channel,
             Err(error) => return fail(error),
         };

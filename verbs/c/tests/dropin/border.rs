@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 /// What a function does its work in (`guard`, `wait`), or another function of C that does so.
 const GUARDS: &[&str] = &[
-    "number(",
-    "minus_one(",
-    "pointer(",
-    "settled(",
+    "returning_errno(",
+    "returning_minus_one(",
+    "returning_pointer(",
+    "uncancelled(",
     "guarded(",
-    "zero(",
+    "returning_zero(",
     "until(",
     "complete(",
     "create(",
