@@ -12,7 +12,7 @@ use stack::device::{
 use crate::error::VerbsError;
 
 /// State that a layer above the verbs objects attaches to a context, for as long as the context is open.
-type Above = Option<Arc<dyn Any + Send + Sync>>;
+type Attached = Option<Arc<dyn Any + Send + Sync>>;
 
 /// An open device (`struct ibv_context`).
 ///
@@ -24,13 +24,13 @@ type Above = Option<Arc<dyn Any + Send + Sync>>;
 pub struct Context {
     device: Arc<Device>,
     /// The state of connection management.
-    cm: Mutex<Above>,
+    cm: Mutex<Attached>,
     /// Its address, and that of the other process: see [`Context::meet`].
-    meeting: OnceLock<Box<Meeting>>,
+    address_pair: OnceLock<Box<AddressPair>>,
 }
 
 /// The addresses of two processes that meet on a link: ours, and the other one's.
-pub(crate) type Meeting = (IpAddr, IpAddr);
+pub(crate) type AddressPair = (IpAddr, IpAddr);
 
 impl Context {
     /// Opens a device: its port, its shards and, as [`Drive`](crate::Drive) says, its threads.
@@ -59,7 +59,7 @@ impl Context {
     /// [`VerbsError::Open`].
     #[doc(alias = "ibv_open_device")]
     pub fn open(config: DeviceConfig) -> Result<Self, VerbsError> {
-        Ok(Self { device: Device::open(config)?, cm: Mutex::default(), meeting: OnceLock::new() })
+        Ok(Self { device: Device::open(config)?, cm: Mutex::default(), address_pair: OnceLock::new() })
     }
 
     /// Starts the port unless it has started: for programs that want to know at once whether its device can be used, or that
@@ -264,12 +264,12 @@ impl Context {
     /// context comes back with the error.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (VerbsError, Self)> {
-        let Self { device, cm, meeting } = self;
+        let Self { device, cm, address_pair } = self;
         // Connection management that nobody uses ends first.
-        let used = |above: &Arc<_>| Arc::strong_count(above) > 1;
-        let above = cm.into_inner().unwrap_or_else(PoisonError::into_inner).filter(used);
+        let used = |attached: &Arc<_>| Arc::strong_count(attached) > 1;
+        let attached = cm.into_inner().unwrap_or_else(PoisonError::into_inner).filter(used);
         Device::close(device)
-            .map_err(|(e, device)| (e.into(), Self { device, cm: Mutex::new(above), meeting }))
+            .map_err(|(e, device)| (e.into(), Self { device, cm: Mutex::new(attached), address_pair }))
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -277,10 +277,10 @@ impl Context {
     }
 
     /// As [`cm`](Self::cm), if nobody has the lock.
-    pub(crate) fn try_cm(&self) -> Option<MutexGuard<'_, Above>> {
+    pub(crate) fn try_cm(&self) -> Option<MutexGuard<'_, Attached>> {
         match self.cm.try_lock() {
-            Ok(above) => Some(above),
-            Err(TryLockError::Poisoned(above)) => Some(above.into_inner()),
+            Ok(attached) => Some(attached),
+            Err(TryLockError::Poisoned(attached)) => Some(attached.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
     }
@@ -290,14 +290,14 @@ impl Context {
     /// where no identifier of this process listens there, resolves `other`; and one that is bound to `other` is bound to `own`.
     /// Only the first call counts, before connection management starts.
     pub fn meet(&self, own: IpAddr, other: IpAddr) {
-        let _ = self.meeting.set(Box::new((own, other)));
+        let _ = self.address_pair.set(Box::new((own, other)));
     }
 
-    pub(crate) fn meeting(&self) -> Option<Meeting> {
-        self.meeting.get().map(|meeting| **meeting)
+    pub(crate) fn address_pair(&self) -> Option<AddressPair> {
+        self.address_pair.get().map(|address_pair| **address_pair)
     }
 
-    pub(crate) fn cm(&self) -> MutexGuard<'_, Above> {
+    pub(crate) fn cm(&self) -> MutexGuard<'_, Attached> {
         lock(&self.cm)
     }
 

@@ -5,8 +5,10 @@ use core::ops::Range;
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use stack::device::address::UD_EXT;
-use stack::device::wqe::{Granule, RecvWqe, SendWqe, XRC_EXT, put_data, put_pieces, put_sges, put_srqn};
+use stack::device::address::UD_ADDR_GRANULES;
+use stack::device::wqe::{
+    Granule, RecvWqe, SendWqe, XRC_ADDR_GRANULES, put_data, put_pieces, put_sges, put_srqn,
+};
 use stack::device::{Access, MwType, PdCore, QpCap, QpType, Qpn, SendFlags, Sge, WrOpcode};
 
 use crate::ah::Ah;
@@ -579,13 +581,13 @@ impl<'a> SendWr<'a> {
     #[inline]
     pub(crate) fn encode(&self, slot: &mut [Granule], length: u32, epoch: u32, sig_all: bool) {
         let num_sge = if let Data::List(sges) = self.data { sges.len() } else { 0 };
-        let ext = match (self.ah, self.remote_srqn) {
+        let addr_granules = match (self.ah, self.remote_srqn) {
             (None, None) => 0,
-            (Some(_), _) => UD_EXT,
-            (None, Some(_)) => XRC_EXT,
+            (Some(_), _) => UD_ADDR_GRANULES,
+            (None, Some(_)) => XRC_ADDR_GRANULES,
         };
         let flags = if sig_all { SendFlags::SIGNALED } else { SendFlags::empty() };
-        let body = self.wqe.with_flags(flags).posted(length, num_sge, ext, epoch).put(slot);
+        let body = self.wqe.with_flags(flags).posted(length, num_sge, addr_granules, epoch).put(slot);
         let body = match (self.ah, self.remote_srqn) {
             (None, None) => body,
             (Some(ah), _) => ah.core().address().to(self.remote_qpn, self.remote_qkey).put(body),
@@ -804,10 +806,10 @@ impl SendLimits {
 
     /// Granules of the address block in a request that has data.
     #[inline]
-    pub(crate) fn ext(&self) -> usize {
+    pub(crate) fn addr_granules(&self) -> usize {
         match (self.datagram, self.xrc) {
-            (true, _) => UD_EXT,
-            (_, true) => XRC_EXT,
+            (true, _) => UD_ADDR_GRANULES,
+            (_, true) => XRC_ADDR_GRANULES,
             _ => 0,
         }
     }

@@ -404,13 +404,13 @@ impl<'q> WrPost<'q> {
         self.limits.check_srqn(&wqe, remote_srqn)?;
         let length = if inline { length as u32 } else { check_length(&wqe, length)? };
         let named = addressed || remote_srqn.is_some();
-        let ext = if named { self.limits.ext() } else { 0 };
+        let addr_granules = if named { self.limits.addr_granules() } else { 0 };
         let batch = self.batch.as_mut().ok_or(PostErrorKind::Split)?;
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::INLINE, inline);
         flags.set(SendFlags::SIGNALED, batch.sq_sig_all());
         batch.put(|slot, epoch| {
-            wqe.with_flags(flags).posted(length, num_sge, ext, epoch).put(slot);
+            wqe.with_flags(flags).posted(length, num_sge, addr_granules, epoch).put(slot);
         })?;
         Ok(())
     }
@@ -441,7 +441,7 @@ impl<'q> WrPost<'q> {
             if !takes_data(&request.wqe) {
                 return Err(PostErrorKind::NoData(request.wqe.opcode()));
             }
-            put(request, limits, SendWqe::body(slot, limits.ext()))
+            put(request, limits, SendWqe::body(slot, limits.addr_granules()))
         });
     }
 

@@ -207,7 +207,7 @@ impl CmId {
     pub fn bind_addr(&self, addr: impl Into<SocketAddr>) -> Result<(), VerbsError> {
         let addr = canonical(addr.into());
         self.service.call(|state, device, _| {
-            let ip = match state.meeting {
+            let ip = match state.address_pair {
                 Some((own, other)) if addr.ip() == other => own,
                 _ => addr.ip(),
             };

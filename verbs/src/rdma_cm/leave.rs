@@ -36,8 +36,8 @@ impl Context {
         let start = Instant::now();
         let mut asked = None;
         let look = || {
-            let left = Running::there_is(self)
-                .and_then(|running| running.map_or(Some(0), |running| running.ask(tell)));
+            let left = Running::running_of(self)
+                .and_then(|running| running.map_or(Some(0), |running| running.tell_peers(tell)));
             asked = left.or(asked);
             let locked_out = asked.is_none() && start.elapsed() >= LOCKED.min(at_most);
             (left == Some(0) || locked_out || !self.device().link_up()).then_some(())
@@ -54,6 +54,6 @@ impl Context {
             return 0;
         }
         // While a thread begins or ends connection management, that cannot be said: it is to be asked again.
-        Running::there_is(self).map_or(1, |running| running.map_or(0, |running| running.dreqs()))
+        Running::running_of(self).map_or(1, |running| running.map_or(0, |running| running.dreqs()))
     }
 }

@@ -24,7 +24,7 @@ use super::ports::Ports;
 use super::queue::{Queued, Queues};
 use super::record::Id;
 use super::state::IdState;
-use crate::context::{Context, Meeting};
+use crate::context::{AddressPair, Context};
 use crate::errno::{EADDRNOTAVAIL, ETIMEDOUT};
 use crate::error::VerbsError;
 use stack::device::{Counter, CounterSnapshot, Discard};
@@ -47,12 +47,12 @@ const EVENTS_MAX: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Service {
     running: Arc<Running>,
-    kept: Arc<Kept>,
+    kept: Arc<ContextCm>,
 }
 
 /// Connection management of a context.
 #[derive(Debug, Default)]
-struct Kept(Mutex<Entry>);
+struct ContextCm(Mutex<Entry>);
 
 #[derive(Debug, Default)]
 struct Entry {
@@ -60,7 +60,7 @@ struct Entry {
     running: Option<Arc<Running>>,
 }
 
-impl Kept {
+impl ContextCm {
     fn lock(&self) -> MutexGuard<'_, Entry> {
         lock(&self.0)
     }
@@ -152,7 +152,7 @@ impl device::Service for Shared {
 }
 
 impl Running {
-    fn start(device: Arc<Device>, meeting: Option<Meeting>) -> Result<Self, VerbsError> {
+    fn start(device: Arc<Device>, address_pair: Option<AddressPair>) -> Result<Self, VerbsError> {
         let attr = device.attr();
         let seed = u64::from(device.random()?) << 32 | u64::from(device.random()?);
         let machine = Machine::new(Config {
@@ -165,7 +165,7 @@ impl Running {
         let shared = Arc::new(Shared {
             device: device.clone(),
             inbox: Inbox::default(),
-            state: Mutex::new(State { meeting, ..State::new(machine) }),
+            state: Mutex::new(State { address_pair, ..State::new(machine) }),
         });
         let start = std::time::Instant::now();
         while let Err(e) = device.install(shared.clone()) {
@@ -186,9 +186,11 @@ impl Running {
     }
 
     /// Connection management of a context, if it has any; `None` while a thread begins or ends it.
-    pub(super) fn there_is(context: &Context) -> Option<Option<Arc<Self>>> {
-        let above = context.try_cm()?.clone();
-        let Some(kept) = above.and_then(|above| above.downcast::<Kept>().ok()) else { return Some(None) };
+    pub(super) fn running_of(context: &Context) -> Option<Option<Arc<Self>>> {
+        let attached = context.try_cm()?.clone();
+        let Some(kept) = attached.and_then(|attached| attached.downcast::<ContextCm>().ok()) else {
+            return Some(None);
+        };
         match kept.0.try_lock() {
             Ok(entry) => Some(entry.running.clone()),
             Err(TryLockError::Poisoned(entry)) => Some(entry.into_inner().running.clone()),
@@ -208,7 +210,7 @@ impl Running {
     ///
     /// Returns how many connections' peers have not answered; `None` while a thread is in a call: that may be this thread,
     /// interrupted by a signal.
-    pub(super) fn ask(&self, tell: fn(&mut State, Instant)) -> Option<usize> {
+    pub(super) fn tell_peers(&self, tell: fn(&mut State, Instant)) -> Option<usize> {
         // The turn may hold the IP host.
         self.device().check_outside_turn().ok()?;
         let mut state = self.shared.try_lock()?;
@@ -230,7 +232,7 @@ impl Running {
     fn wait_for_the_end(&self) {
         // The DREP of a peer whose link goes down with this port (a guest behind vhost): soft-RoCE's queue pair 1 fails for good if
         // the link goes down while it sends one.
-        let answered = || (self.ask(State::hurry) == Some(0)).then_some(());
+        let answered = || (self.tell_peers(State::hurry) == Some(0)).then_some(());
         let flushed = || self.lock().outbox.as_mut().is_none_or(Outbox::is_flushed).then_some(());
         // They fail only from inside a turn, where programs drop no handle.
         let _ = self.device().wait(END_TIMEOUT, None, answered);
@@ -254,16 +256,17 @@ impl Drop for Running {
 impl Service {
     /// Connection management of a context, started if need be.
     pub(super) fn of(context: &Context) -> Result<Arc<Self>, VerbsError> {
-        let mut above = context.cm();
-        let kept = above.clone().and_then(|above| above.downcast::<Kept>().ok()).unwrap_or_default();
-        *above = Some(kept.clone());
+        let mut attached = context.cm();
+        let kept =
+            attached.clone().and_then(|attached| attached.downcast::<ContextCm>().ok()).unwrap_or_default();
+        *attached = Some(kept.clone());
         let mut entry = kept.lock();
         if let Some(service) = entry.users.upgrade() {
             return Ok(service);
         }
         let running = match entry.running.take().filter(|running| running.shared.alive().is_ok()) {
             Some(running) => running,
-            None => Arc::new(Running::start(context.device().clone(), context.meeting())?),
+            None => Arc::new(Running::start(context.device().clone(), context.address_pair())?),
         };
         entry.running = Some(running.clone());
         let service = Arc::new(Self { running, kept: kept.clone() });
@@ -392,7 +395,7 @@ pub(super) struct State {
     /// Connections whose peers are being asked whether they still have them.
     pub checks: Vec<(ConnId, PeerCheck)>,
     /// Where it meets another process: see [`Context::meet`].
-    pub meeting: Option<Meeting>,
+    pub address_pair: Option<AddressPair>,
     /// It has ended, and every identifier was informed.
     ended: bool,
 }
@@ -413,7 +416,7 @@ impl State {
             accepting: BTreeSet::new(),
             looked_at: 0,
             checks: Vec::new(),
-            meeting: None,
+            address_pair: None,
             ended: false,
         }
     }
@@ -492,7 +495,7 @@ impl State {
             let Some(meant) = self.ids.get(&number).map(|id| self.meant(id)) else { continue };
             let Some(id) = self.ids.get_mut(&number) else { continue };
             let path = *known.entry(meant).or_insert_with(|| device.path_to(&meant));
-            let here = meant != id.path.dgid && now >= id.deadline;
+            let other_absent = meant != id.path.dgid && now >= id.deadline;
             let event = match path {
                 // The local address may have been removed during the resolution.
                 _ if sgid_index(device, &id.path.sgid).is_err() => {
@@ -500,7 +503,7 @@ impl State {
                     EventData::status(CmEventType::AddrError, -EADDRNOTAVAIL)
                 }
                 // There is no other process: as it was asked for, it is this one, where nobody listens.
-                _ if path == PeerPath::Known || here => {
+                _ if path == PeerPath::Known || other_absent => {
                     if path == PeerPath::Known && meant != id.path.dgid {
                         id.path.dgid = meant;
                         id.peer = id.peer.map(|peer| SocketAddr::new(meant.to_ip(), peer.port()));
@@ -528,7 +531,7 @@ impl State {
             let listeners = self.listeners.get(&(id.space, port)).map_or(&[][..], |(_, ids)| ids);
             listeners.iter().any(|n| self.ids.get(n).is_some_and(|listener| listener.serves(own) > 0))
         };
-        match self.meeting {
+        match self.address_pair {
             Some((own, other)) if dst == Gid::from_ip(own) && !here(own) => Gid::from_ip(other),
             _ => dst,
         }
