@@ -10,13 +10,13 @@ pub struct Row {
     /// `send`, `write`, `read`, `fetch_add`, `cmp_swap`, `raw`, or `pingpong`; of `roce-nvmf-perf` `nvme_read`, `nvme_write`, or
     /// `nvme_mixed`.
     pub op: &'static str,
-    /// `bw`, `lat` or `rate`.
+    /// `bw`, `lat` or `rate`; of `roce-nvmf-perf overhead` `cost`: the processor time of a command, of both ends together.
     pub mode: &'static str,
     /// Bytes of a message; of a frame (without FCS) where `op` is `raw`.
     pub size: u64,
     /// Path MTU in bytes.
     pub mtu: Option<u64>,
-    /// Queue pairs.
+    /// Queue pairs; of `roce-nvmf-perf` the I/O queues, each of which has one.
     pub qps: Option<u64>,
     /// The port's specification, as given.
     pub port: String,
@@ -27,7 +27,7 @@ pub struct Row {
     /// Shortest latency. Latencies are one-way (half a round trip) for send, write and raw, and whole round
     /// trips for read and atomics: see `latency`.
     pub min_ns: Option<u64>,
-    /// Median latency.
+    /// Median latency; where `mode` is `cost`, the median over the rounds of what a command costs.
     pub p50_ns: Option<u64>,
     /// 99th percentile of the latency.
     pub p99_ns: Option<u64>,
@@ -47,11 +47,12 @@ pub struct Row {
     pub rnr: Option<u64>,
     /// Frames discarded at either end.
     pub drops: Option<u64>,
-    /// The raw figure of the same kind, frame length and run; its unit is in `limit_kind`.
+    /// The raw figure of the same kind, frame length and run; where `mode` is `cost`, what the same bytes cost by SEND, RDMA WRITE and
+    /// SEND without NVMe. Its unit is in `limit_kind`.
     pub limit: Option<f64>,
     /// The measured figure, divided by `limit`.
     pub ratio: Option<f64>,
-    /// `frames_per_s` (a message's packets counted as one), `gbit_per_s`, `one_way_ns` or `round_trip_ns`.
+    /// `frames_per_s` (a message's packets counted as one), `gbit_per_s`, `one_way_ns`, `round_trip_ns`, or `ns` where `mode` is `cost`.
     pub limit_kind: Option<&'static str>,
     /// Messages that the figures are computed from.
     pub messages: u64,
@@ -59,7 +60,7 @@ pub struct Row {
     pub pattern: Option<&'static str>,
     /// Messages of a visit, where the pattern is `random`.
     pub visit: Option<u64>,
-    /// Visits outstanding, of all queue pairs together, where the pattern is `random`.
+    /// Outstanding of all queue pairs together: visits, where the pattern is `random`; commands, in a row of `roce-nvmf-perf run`.
     pub in_flight: Option<u64>,
     /// Whether all queue pairs took receive requests from one shared queue.
     pub srq: bool,

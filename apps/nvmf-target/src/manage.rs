@@ -269,9 +269,9 @@ pub fn list(args: &ListArgs) -> Result<()> {
             None => say!("  every host may use it")?,
             Some(hosts) => hosts.iter().try_for_each(|host| say!("  may be used by {host}"))?,
         }
-        let theirs = |host: &&control::ListedController| host.subsystem.as_ref() == Some(&subsystem.nqn);
-        for host in list.hosts.iter().filter(theirs) {
-            say!("  connected: {} (controller {:#x})", host.nqn, host.controller)?;
+        let of_it = |listed: &&control::ListedController| listed.subsystem.as_ref() == Some(&subsystem.nqn);
+        for listed in list.controllers.iter().filter(of_it) {
+            say!("  connected: {} (controller {:#x})", listed.nqn, listed.controller)?;
         }
     }
     if !list.differs.is_empty() {

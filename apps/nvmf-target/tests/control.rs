@@ -320,8 +320,8 @@ fn hosts_are_allowed_and_denied_while_they_are_there() {
         watch.told(0xF0, lid::DISCOVERY);
         assert!(sees(&mut host));
         let controller = connect(&mut host).unwrap();
-        let Answer::List(List { hosts, .. }) = control.handle(Request::List) else { panic!("a list") };
-        assert!(hosts.iter().any(|host| host.nqn == names().1 && host.subsystem == Some(names().0)));
+        let Answer::List(List { controllers, .. }) = control.handle(Request::List) else { panic!("a list") };
+        assert!(controllers.iter().any(|host| host.nqn == names().1 && host.subsystem == Some(names().0)));
 
         done(control.handle(deny()));
         watch.told(0xF0, lid::DISCOVERY);

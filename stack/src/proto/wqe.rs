@@ -1,4 +1,4 @@
-//! Work queue elements: how a work request lies in a ring slot.
+//! Work queue elements: how a work request lies in a ring slot; and the entry of a completion queue ([`Cqe`]).
 //!
 //! A slot is a number of [`Granule`]s, 16 bytes each. A send slot holds a [`SendWqe`] (three granules), then its address block
 //! (datagrams and XRC: [`SendWqe::addr_granules`] granules), then either its scatter/gather list (a granule each) or its
@@ -43,7 +43,7 @@ pub struct SendWqe {
     /// Granules of the address block between the header and the list.
     pub addr_granules: u8,
     /// Immediate data or key to invalidate (low half); the compare or add operand of an atomic; what a FLUSH selects;
-    /// key (low half) and rights (high half) of a bind or registration.
+    /// the rights (high half) of a bind or registration, of a bind also the region's key (low half).
     pub arg0: u64,
     /// The swap operand of COMPARE&SWAP; the length of a FLUSH, a bind or a registration.
     pub arg1: u64,
@@ -259,7 +259,7 @@ impl SendWqe {
         let feth = Feth { selectivity: (self.arg0 >> 8) as u8, placement: self.arg0 as u8 };
         (feth, self.arg1 as u32)
     }
-    /// Key and rights of a bind (the region's key) or a registration (no key).
+    /// The region's key of a bind, 0 of a registration; and the rights of either.
     pub fn key_and_access(&self) -> (u32, Access) {
         (self.arg0 as u32, Access::from_bits_retain((self.arg0 >> 32) as u32))
     }

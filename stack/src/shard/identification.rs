@@ -19,14 +19,14 @@ const SEGMENTS: u16 = 64;
 /// So many packets in a row near each other show that a host counts; so many far from its counter, that it may not any more.
 const SURE: u8 = 3;
 
-/// What a packet is taken for.
+/// What a packet is taken for, by its identification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Judgement {
-    /// Right.
+    /// It fits the peer's counter: the ICRC is right.
     Good,
-    /// Right as far as the packet alone says.
+    /// There is no counter to compare it with, not yet or not any more: the packet is let in, and counted (`IcrcWeak`).
     Weak,
-    /// Its ICRC is wrong.
+    /// It is far from the peer's counter: the ICRC is taken for wrong, and the packet dropped (`BadIcrc`).
     Bad,
 }
 

@@ -29,10 +29,11 @@ use crate::errno::{EADDRNOTAVAIL, ETIMEDOUT};
 use crate::error::VerbsError;
 use stack::device::{Counter, CounterSnapshot, Discard};
 
-/// How often it checks whether a peer was resolved, or data arrived before the last message of a connection.
+/// How soon it looks again at what rings no alarm: whether an address is resolved, a message can be sent that waited, data arrived
+/// before the last message of a connection, or the check of a peer is over.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
-/// How long the end of the service waits for the answers to its last messages, and for these to leave, if the port is full. A process
-/// that ends may have waited longer before: see [`Context::take_leave`].
+/// How long the end of the service waits for the answers to its last messages, and then once more for these messages to leave, if the
+/// port is full. A process that ends may have waited longer before: see [`Context::take_leave`].
 const END_TIMEOUT: Duration = Duration::from_millis(200);
 /// How long a new service waits for the end of the previous one.
 const HANDOVER: Duration = Duration::from_secs(5);
@@ -228,7 +229,7 @@ impl Running {
         self.lock().machine.dreqs()
     }
 
-    /// Waits for the answers of peers, and until the last messages have left, if that takes no longer than these times.
+    /// Waits for the answers of peers, then until the last messages have left: at most [`END_TIMEOUT`] for each.
     fn wait_for_the_end(&self) {
         // The DREP of a peer whose link goes down with this port (a guest behind vhost): soft-RoCE's queue pair 1 fails for good if
         // the link goes down while it sends one.
@@ -379,9 +380,11 @@ pub(super) struct State {
     outbox: Option<Outbox>,
     pub ids: HashMap<u64, Id>,
     pub queues: Queues,
-    /// Identifiers of the machine's connections, exchanges and listeners.
+    /// The identifier of each of the machine's connections.
     pub conns: HashMap<ConnId, u64>,
+    /// The identifier of each of its SIDR exchanges.
     pub sidrs: HashMap<SidrId, u64>,
+    /// The port of each of its listeners, which the port's identifiers share.
     pub listens: HashMap<ListenId, (PortSpace, u16)>,
     /// Listening identifiers of each port; the machine has one listener for all of them.
     pub listeners: HashMap<(PortSpace, u16), (ListenId, Vec<u64>)>,

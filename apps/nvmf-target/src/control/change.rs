@@ -223,13 +223,13 @@ impl Control {
             },
             namespaces: subsystem.namespaces.iter().map(namespace).collect(),
         });
-        let hosts = self.target.connected().into_iter().map(|connected| ListedController {
+        let controllers = self.target.connected().into_iter().map(|connected| ListedController {
             nqn: name(&connected.host),
             controller: connected.cntlid,
             subsystem: connected.subsystem.as_ref().map(name),
         });
-        let (subsystems, hosts) = (subsystems.collect(), hosts.collect());
-        List { pid: std::process::id(), subsystems, hosts, differs: self.differences() }
+        let (subsystems, controllers) = (subsystems.collect(), controllers.collect());
+        List { pid: std::process::id(), subsystems, controllers, differs: self.differences() }
     }
 }
 

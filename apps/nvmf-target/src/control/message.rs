@@ -77,8 +77,9 @@ pub struct List {
     pub pid: u32,
     /// Its subsystems.
     pub subsystems: Vec<ListedSubsystem>,
-    /// The hosts that are connected, discovery controllers included.
-    pub hosts: Vec<ListedController>,
+    /// The controllers that hosts are connected to, discovery controllers included.
+    #[serde(rename = "hosts")]
+    pub controllers: Vec<ListedController>,
     /// What differs from the configuration, and is lost when the target ends; a sentence each.
     #[serde(default)]
     pub differs: Vec<String>,
@@ -117,13 +118,13 @@ pub struct ListedNamespace {
     pub failed: Option<String>,
 }
 
-/// A host that is connected.
+/// A controller with its host; a host may have several.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ListedController {
-    /// Its name.
+    /// The name of the host.
     pub nqn: String,
-    /// Its controller.
+    /// The controller's identifier (CNTLID).
     pub controller: u16,
-    /// The subsystem; absent: discovery.
+    /// The subsystem; absent: it is a discovery controller.
     pub subsystem: Option<String>,
 }

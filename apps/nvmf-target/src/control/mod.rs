@@ -1,7 +1,7 @@
 //! Changes of a running target: namespaces and hosts that come and go.
 //!
 //! [`Control`] makes the changes; [`ControlSocket`] takes the requests of `roce-nvmf namespace`, `host` and `list` for them,
-//! from programs of the same user; [`ask`] sends one. What changes holds until the target ends: the configuration file is the
+//! from programs of the same user or root; [`ask`] sends one. What changes holds until the target ends: the configuration file is the
 //! administrator's. The list, and the log at the end, say what the file has not ([`differences`]).
 //!
 //! A request is one line of JSON ([`Request`]), and so is the answer ([`Answer`]); then the connection ends.

@@ -63,7 +63,7 @@ pub(crate) fn in_words(code: u16) -> String {
     Status::of_code(code).map_or_else(|| format!("status {code:#05x}"), |status| status.to_string())
 }
 
-/// What a refused Connect means.
+/// What the status of a refused Connect means, to go behind its name; nothing for any other status.
 fn hint(code: u16, result: u64) -> &'static str {
     if code == Status::InvalidHost.code() {
         return ": the subsystem does not allow this host";

@@ -19,7 +19,7 @@ use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, NamespaceInf
 
 /// The largest latency that is recorded; longer ones count as this one. A minute.
 const LATENCY_MAX_NS: u64 = 60_000_000_000;
-/// Turns between two looks at the clock of the run, and at the keep alive.
+/// Turns between two checks: for a signal, for progress, and for a keep alive that is due.
 const CHECK_TURNS: u64 = 256;
 /// How long a run may make no progress.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -37,7 +37,7 @@ pub struct Load {
     pub read_percent: u8,
     /// One block after the other instead of random ones.
     pub sequential: bool,
-    /// For how long; counting starts after a tenth of it.
+    /// How long commands are counted. A tenth of that goes before, as a warm-up.
     pub time: Duration,
     /// Instead of a time: so many commands, all of them counted.
     pub count: Option<u64>,

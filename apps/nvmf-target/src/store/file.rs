@@ -1,11 +1,14 @@
 //! A namespace in a file or on a block device.
 //!
-//! Every call here waits for the file; [`Workers`](super::Workers) make them.
+//! A core asks [`look_before`](File::look_before) itself, and may let the kernel read and write ([`Ring`](super::Ring)). All other work
+//! waits for the file, and [`Workers`](super::Workers) do it.
 //!
-//! The kernel tells a write-back that failed to one caller alone, and takes the pages for clean. So flushes of a file follow each
-//! other, and one that fails is the [end](Health) of the namespace. Others may cut the file, though it is locked: a lock binds only
-//! those who ask for it. The length is looked at before a command, and a write at the end of the file, which could make a file that
-//! was cut as long as it was, is sent only after that.
+//! The kernel reports a failed write-back to one caller alone, and then takes the pages for clean. So only one fsync of a file runs at
+//! a time, and the first one that fails is the [end](Health) of the namespace.
+//!
+//! Other programs may truncate the file although it is locked, for a lock binds only programs that ask for it. So the length is checked
+//! before commands: at most once a millisecond, and always before a write to the end of the file, which would make a truncated file as
+//! long as before.
 
 use std::fs::File as Handle;
 use std::io::{self, ErrorKind, Seek, SeekFrom};

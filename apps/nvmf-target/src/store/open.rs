@@ -125,8 +125,8 @@ pub struct Opened {
 pub fn open(path: &Path, how: &Opening) -> Result<Opened, FileError> {
     open_at(path, how, false)
 }
-/// As [`open`], but makes and grows nothing: in the place of a file that would be made, or grown, is one that has no name and goes when
-/// it is closed.
+/// A dry run of [`open`]: fails where that would, but creates and grows nothing. Instead of a file that would be created it opens one
+/// without a name, which goes when it is closed.
 ///
 /// # Errors
 /// As [`open`].

@@ -60,10 +60,11 @@ struct Queue {
 struct State {
     jobs: Turns<Job>,
     ended: bool,
-    /// Threads that there are, of which so many wait for work, and that there may be.
+    /// All threads.
     threads: Vec<JoinHandle<()>>,
+    /// Threads that wait for work.
     idle: usize,
-    /// None where the program takes the work itself.
+    /// Threads that may be started; 0 where the program takes the work itself.
     most: usize,
 }
 

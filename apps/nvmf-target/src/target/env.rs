@@ -20,7 +20,7 @@ use crate::store::CommandIndex;
 
 /// The parts.
 pub struct Env<'c> {
-    /// The clock.
+    /// The device, whose clock is the core's.
     pub context: &'c Context,
     pub target: Target,
     pub shared: Shared,
