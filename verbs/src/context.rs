@@ -25,7 +25,7 @@ pub struct Context {
     device: Arc<Device>,
     /// The state of connection management.
     cm: Mutex<Attached>,
-    /// Its address, and that of the other process: see [`Context::meet`].
+    /// The own address and that of the other process: see [`Context::meet`].
     address_pair: OnceLock<Box<AddressPair>>,
 }
 

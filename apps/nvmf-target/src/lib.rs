@@ -3,7 +3,8 @@
 //! [`target`] binds the controllers of the `nvmf` library to queue pairs: it accepts connections, moves data, and asks the
 //! storage ([`store`]). [`control`] changes it while it runs. [`host`] is the other end: it connects, identifies, reads and
 //! writes, and [`perf`] puts a load on a namespace; [`overhead`] measures what NVMe adds to RDMA. [`config`] reads what a target
-//! offers from a file; [`program`], [`manage`] and [`cli`] are `roce-nvmf` and `roce-nvmf-perf`.
+//! offers from a file; [`program`], [`manage`] and [`cli`] are `roce-nvmf` and `roce-nvmf-perf`. [`wake`] ends the sleep of a core when
+//! another thread has something for it.
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! What the programs do.
+//! What `roce-nvmf` (`serve`, `check`) and `roce-nvmf-perf` (`discover`, `identify`, `run`, `overhead`) do; [`manage`](crate::manage)
+//! has the commands that change a running target.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -89,7 +90,8 @@ pub fn check(args: &ServeArgs) -> Result<()> {
     say!("{}: subsystems: {}, namespaces: {namespaces}", wanted.name, subsystems.len())
 }
 
-/// The files of the target that runs, if one does and answers: the file of a target may be checked while it runs.
+/// The files that a running target serves, if one runs and answers. They are locked; a configuration may be checked while its target
+/// runs, so [`config::build_dry`] does not take these for used by others.
 fn served_now(args: &ServeArgs) -> Vec<PathBuf> {
     let found = || control::find(&verbs::stats::runtime_dir().ok()?).ok();
     let Some(socket) = args.control.clone().or_else(found) else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! The frame around each message: the MAD header (IBA 13.4.3).
+//! The MAD header, which is in front of each message of connection management (IBA 13.4.3).
 
 use super::MAD_LEN;
 use super::counter::Counter;
@@ -12,6 +12,10 @@ const BASE_VERSION: u8 = 1;
 const CLASS_CM: u8 = 0x07;
 const CLASS_VERSION: u8 = 2;
 const METHOD_SEND: u8 = 0x03;
+/// Load Alternate Path.
+const ATTR_LAP: u16 = 0x0019;
+/// Alternate Path Response.
+const ATTR_APR: u16 = 0x001a;
 
 /// A MAD of connection management.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -70,7 +74,7 @@ impl Mad {
             Drep::ATTRIBUTE => Message::Drep(Box::new(Drep::read(body))),
             SidrReq::ATTRIBUTE => Message::SidrReq(Box::new(SidrReq::read(body))),
             SidrRep::ATTRIBUTE => Message::SidrRep(Box::new(SidrRep::read(body))),
-            0x0019 | 0x001a => return Err(Counter::NoAlternatePaths),
+            ATTR_LAP | ATTR_APR => return Err(Counter::NoAlternatePaths),
             _ => return Err(Counter::UnknownAttribute),
         };
         let word = |at: usize| b[at..at + 8].try_into().expect("8 bytes");

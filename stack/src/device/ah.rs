@@ -7,7 +7,8 @@ use super::pd::PdCore;
 use crate::proto::address::UdAddress;
 use crate::proto::attr::AhAttr;
 
-/// An address handle. It holds its protection domain and our address; nothing holds the handle, as requests carry a copy of it.
+/// The device's part of an address handle. It holds its protection domain and a local address (GID). Nothing holds the handle: a request
+/// carries a copy of the address.
 #[derive(Debug)]
 pub struct AhCore {
     pd: Arc<PdCore>,
@@ -29,10 +30,10 @@ impl AhCore {
     fn new(pd: Arc<PdCore>, attr: &AhAttr) -> Result<Self, DeviceError> {
         let address = {
             let shared = &pd.device().core().shared;
-            // Held before the check, so that the address cannot change after it.
+            // Held before the check, so that the local address cannot change after it.
             let source = attr.grh.and_then(|grh| shared.hold_gid(grh.sgid_index));
             let grh = attr.check(shared.gids.len(), source.as_ref().map(|s| s.gid()))?;
-            let source = source.expect("no vector is good without an address of ours");
+            let source = source.expect("the check fails without a local address");
             UdAddress::new(&grh, source.keep(), attr.sl)
         };
         Ok(Self { pd, attr: *attr, address })

@@ -1,4 +1,4 @@
-//! Checks of the peers of queue pairs.
+//! Checks whether the peer of a queue pair still has its own.
 
 use std::sync::Arc;
 
@@ -7,25 +7,26 @@ use super::handle::Device;
 use crate::id::Qpn;
 use crate::shard::{CheckOutcome, PeerState};
 
-/// A check whether a queue pair's peer still has its own. It goes on while turns are made, whether or not this exists.
+/// A check whether the peer of a queue pair still has its queue pair. This is a handle to read the outcome: the shard carries the check
+/// out in its turns, also after the handle is gone.
 #[derive(Clone, Debug)]
 pub struct PeerCheck(Arc<CheckOutcome>);
 
 impl PeerCheck {
-    /// What is known by now; see there. Reads memory alone.
+    /// The outcome so far: [`PeerState`]. One load from memory, no call of the shard.
     pub fn state(&self) -> PeerState {
         self.0.state()
     }
 }
 
 impl Device {
-    /// Checks the peer of the queue pair with this number. Where one is checked already, this is the same check.
+    /// Checks the peer of the queue pair with this number. While a check of it is under way, the result is another handle of that check.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`], [`DeviceError::ShardDied`], [`DeviceError::Forked`].
     pub fn check_peer(&self, qpn: Qpn) -> Result<PeerCheck, DeviceError> {
         let core = self.core();
-        // A number of no shard is that of no queue pair: any shard says so.
+        // No queue pair has a number that belongs to no shard: any shard answers so.
         let shard = core.shared.shard_of(qpn).min(self.shards() - 1);
         core.control(shard, |shard, now| shard.check_peer(now, qpn)).map(PeerCheck)
     }

@@ -70,11 +70,12 @@ const _: () = assert!(size_of::<SendWqe>() == 48 && size_of::<RecvWqe>() == 16);
 /// bytes; a multiple of a cache line.
 pub const fn send_stride(addr_granules: usize, max_sge: usize, max_inline: usize) -> usize {
     let inline = max_inline.div_ceil(GRANULE);
-    let body = if max_sge > inline { max_sge } else { inline };
-    (SEND_HEADER + addr_granules + body).next_multiple_of(64 / GRANULE)
+    let longer = if max_sge > inline { max_sge } else { inline };
+    (SEND_HEADER + addr_granules + longer).next_multiple_of(64 / GRANULE)
 }
 
-/// Granules of a receive slot that holds `max_sge` elements.
+/// Granules of a receive slot that holds `max_sge` elements; a multiple of 32 bytes, so that the usual slot, of one element, lies in one
+/// cache line.
 pub const fn recv_stride(max_sge: usize) -> usize {
     (RECV_HEADER + max_sge).next_multiple_of(2)
 }
@@ -219,8 +220,8 @@ impl SendWqe {
     pub fn flags(&self) -> SendFlags {
         SendFlags::from_bits_truncate(u32::from(self.flags))
     }
-    /// Operation, flags but [`SendFlags::SIGNALED`], and the shape of the slot, as a number: requests of the same number
-    /// are built alike.
+    /// Operation, flags without [`SendFlags::SIGNALED`], and the shape of the slot (elements, address block), as one number: packets of
+    /// requests with the same number are built in the same way.
     #[inline(always)]
     pub(super) fn shape_key(&self) -> u32 {
         const SIGNALED: u32 = u32::from_ne_bytes([0, SendFlags::SIGNALED.bits() as u8, 0, 0]);
@@ -282,7 +283,8 @@ impl SendWqe {
         let list: &[Granule] = body.get(..n).unwrap_or_default();
         transmute_ref!(list)
     }
-    /// What would be the first element of a slot without an address block: the caller knows that there is one.
+    /// The first element of the list, in a slot without an address block. It is the caller who knows that the slot has an element there:
+    /// nothing is checked, for speed.
     #[inline(always)]
     pub(crate) fn first_sge(slot: &[Granule]) -> Option<&Sge> {
         slot.get(SEND_HEADER).map(|granule| transmute_ref!(granule))
@@ -294,7 +296,7 @@ impl SendWqe {
         let body = slot[SEND_HEADER + wqe.addr_granules as usize..].as_bytes();
         &body[..(wqe.length as usize).min(body.len())]
     }
-    /// The rest of a slot behind the fixed part and an address block of `addr_granules` granules, for the list or the inline data.
+    /// The body of a slot: what follows the fixed part and an address block of `addr_granules` granules, for the list or the inline data.
     #[inline]
     pub fn body(slot: &mut [Granule], addr_granules: usize) -> &mut [u8] {
         slot[SEND_HEADER + addr_granules..].as_mut_bytes()
@@ -317,8 +319,8 @@ impl SendWqe {
 /// Granules of the address block of a request on an XRC initiator: the number of the peer's shared receive queue.
 pub const XRC_ADDR_GRANULES: usize = 1;
 
-/// Writes the address block of a request on an XRC initiator to the body that [`SendWqe::put`] returned; the rest of
-/// the body.
+/// Writes the address block of a request on an XRC initiator to the front of what [`SendWqe::put`] returned; returns the rest, for the
+/// list or the inline data.
 pub fn put_srqn(body: &mut [u8], srqn: u32) -> &mut [u8] {
     let (block, rest) = body.split_at_mut(XRC_ADDR_GRANULES * GRANULE);
     block.fill(0);
@@ -417,7 +419,8 @@ pub struct Cqe {
     pub sl: u8,
     /// Whether the message asked for a solicited event.
     pub solicited: bool,
-    /// Whether it is a receive completion that waited for its acknowledgement, which has been built: it does not wait again.
+    /// A receive completion may have to wait until the acknowledgement of its message has been built. Set once that is so: it does not
+    /// wait again.
     pub acknowledged: bool,
     /// Index of the queue pair in the device's table of words (see [`crate::sync::words`]).
     pub qp_index: u32,

@@ -35,7 +35,7 @@ pub(super) fn is_small(identification: u16) -> bool {
     identification < SEGMENTS
 }
 
-/// What a connection's peer sent.
+/// Follows the counter from which a connection's peer takes its identifications.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IpIdTracker {
     /// When the last packet came that was accepted.
@@ -60,7 +60,8 @@ impl IpIdTracker {
         u64::from(ahead) <= u64::from(2 * NEAR) + grown
     }
 
-    /// Judges a packet. One that is far is let in by itself after some that were: the host may have begun to count anew.
+    /// Judges a packet. A packet that is far from the counter is dropped, but the third in a row is let in, as `Weak`: the host may have
+    /// begun to count anew, and if the queue pair accepts the packet, [`follow`](Self::follow) begins anew, too.
     pub fn judge(&mut self, now: Instant, identification: u16) -> Judgement {
         let fits = self.is_near(now, identification) || is_small(identification);
         if self.near + u8::from(fits) < SURE {

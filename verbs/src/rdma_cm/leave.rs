@@ -20,16 +20,16 @@ impl Context {
     ///
     /// Returns how many connections there are whose peers have not answered, and may still do so.
     pub fn take_leave(&self, at_most: Duration) -> usize {
-        self.ask(at_most, State::take_leave)
+        self.tell_and_wait(at_most, State::take_leave)
     }
 
     /// As [`take_leave`](Self::take_leave), for a process that has closed everything and lives on: waits for the answers of peers whose
     /// connections it has ended, and leaves others alone.
     pub fn await_peers(&self, at_most: Duration) -> usize {
-        self.ask(at_most, State::hurry)
+        self.tell_and_wait(at_most, State::hurry)
     }
 
-    fn ask(&self, at_most: Duration, tell: fn(&mut State, DeviceTime)) -> usize {
+    fn tell_and_wait(&self, at_most: Duration, tell: fn(&mut State, DeviceTime)) -> usize {
         if self.device().is_forked() {
             return 0;
         }

@@ -1,8 +1,15 @@
 //! The connection manager of a device: identifiers, their events, and the protocol machine ([`Machine`]).
 //!
-//! It runs between turns (`stack::device::Service`), on the thread that made the last turn, and inside the calls of programs;
-//! one lock guards all of it, and no data path takes that lock. It owns queue pair 1. It ends with the last identifier and event
-//! channel, unless peers have not answered a DREQ by then: these are asked again as long as the context is open.
+//! - [`State`]: identifiers, queues of events, and the machine. One lock guards all of it, and no data path takes that lock.
+//! - [`Shared`]: that lock, with the device. The device has it as its service (`stack::device::Service`) and calls its `step` between
+//!   turns, on the thread that made the last turn: when the device's alarm rings, at a time that was set or because something arrived.
+//! - [`Running`]: connection management from its start to its end. It owns queue pair 1; dropping it waits for peers'
+//!   last answers.
+//! - [`Service`]: what identifiers and event channels hold. Calls of programs go through it.
+//! - [`ContextCm`]: what a context keeps: the `Service` while it has users, and the `Running`.
+//!
+//! When the last identifier and event channel are gone, the `Service` is, and with it the `Running`: unless peers have not answered a DREQ
+//! by then, which are asked again as long as the context is open.
 //!
 //! After a shard of the device has died, or a panic in connection management itself, it has ended: each identifier
 //! gets DEVICE_REMOVAL, and calls return the error.
@@ -44,14 +51,14 @@ const MADS_MAX: usize = 256;
 /// Events of the machine handled in one call.
 const EVENTS_MAX: usize = 4096;
 
-/// The users' hold on connection management: identifiers and channels share it.
+/// The users' handle of connection management: identifiers and channels share it.
 #[derive(Debug)]
 pub(crate) struct Service {
     running: Arc<Running>,
     kept: Arc<ContextCm>,
 }
 
-/// Connection management of a context.
+/// What a context keeps of its connection management.
 #[derive(Debug, Default)]
 struct ContextCm(Mutex<Entry>);
 
@@ -67,7 +74,7 @@ impl ContextCm {
     }
 }
 
-/// Connection management, with users or without.
+/// Connection management from its start to its end: while it has users, and then while peers have a DREQ to answer.
 #[derive(Debug)]
 pub(super) struct Running {
     shared: Arc<Shared>,
@@ -186,7 +193,7 @@ impl Running {
         Ok(running)
     }
 
-    /// Connection management of a context, if it has any; `None` while a thread begins or ends it.
+    /// Connection management of a context: `Some(None)` if it has none; `None` while a thread begins or ends it.
     pub(super) fn running_of(context: &Context) -> Option<Option<Arc<Self>>> {
         let attached = context.try_cm()?.clone();
         let Some(kept) = attached.and_then(|attached| attached.downcast::<ContextCm>().ok()) else {
@@ -207,10 +214,10 @@ impl Running {
         self.shared.lock()
     }
 
-    /// Tells peers of the end of their connections: [`State::take_leave`] or [`State::hurry`].
+    /// Tells peers that their connections end; `tell` is [`State::take_leave`] or [`State::hurry`].
     ///
-    /// Returns how many connections' peers have not answered; `None` while a thread is in a call: that may be this thread,
-    /// interrupted by a signal.
+    /// Returns how many peers have not answered; `None` inside a turn, and while a thread is in a call: that may be this thread, which a
+    /// signal has interrupted.
     pub(super) fn tell_peers(&self, tell: fn(&mut State, Instant)) -> Option<usize> {
         // The turn may hold the IP host.
         self.device().check_outside_turn().ok()?;
@@ -393,11 +400,11 @@ pub(super) struct State {
     pub resolving: BTreeSet<u64>,
     /// Identifiers with a queue pair that accepted: data may arrive before the peer's last message.
     pub accepting: BTreeSet<u64>,
-    /// The last of them that was looked at.
+    /// The last of the `accepting` ones at which [`State::see_data`] has looked: it goes on behind it.
     looked_at: u64,
     /// Connections whose peers are being asked whether they still have them.
     pub checks: Vec<(ConnId, PeerCheck)>,
-    /// Where it meets another process: see [`Context::meet`].
+    /// The own address and that of the other process, where two have not chosen theirs: see [`Context::meet`].
     pub address_pair: Option<AddressPair>,
     /// It has ended, and every identifier was informed.
     ended: bool,
@@ -505,7 +512,7 @@ impl State {
                     id.state = IdState::Bound;
                     EventData::status(CmEventType::AddrError, -EADDRNOTAVAIL)
                 }
-                // There is no other process: as it was asked for, it is this one, where nobody listens.
+                // Resolved; or the other process did not answer in time: then the address means this process, as the program gave it.
                 _ if path == PeerPath::Known || other_absent => {
                     if path == PeerPath::Known && meant != id.path.dgid {
                         id.path.dgid = meant;

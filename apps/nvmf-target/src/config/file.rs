@@ -1,4 +1,4 @@
-//! The file: TOML, read into an [`Offer`].
+//! The configuration file of a target: TOML, read into an [`Offer`].
 
 use std::net::SocketAddr;
 use std::ops::Range;

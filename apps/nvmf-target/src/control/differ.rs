@@ -1,4 +1,5 @@
-//! What a running target has that its configuration has not, and the other way round: what its end would lose.
+//! How a running target differs from its configuration file. Changes made by control requests are not in the file, so they are lost when
+//! the target ends.
 
 use nvmf::config::{Hosts, Namespace, Subsystem};
 
@@ -42,7 +43,8 @@ pub fn differences(file: &str, gave: &[Subsystem], now: &[Subsystem], table: &Ta
     differs
 }
 
-/// How many blocks a namespace will have when the target starts again, if not as many as now. A file that has grown stays so.
+/// How many blocks a namespace will have after a restart, if not as many as now: then it has as many as its storage. A file that has grown
+/// keeps its size, so a namespace that was resized with its file does not differ.
 fn blocks_after_restart(namespace: &Namespace, table: &Table) -> Option<u64> {
     let size = table.get(namespace.backend)?.size().ok()?;
     let again = size >> namespace.block_shift;

@@ -1,7 +1,7 @@
 //! A load on a namespace, and what it measured.
 //!
-//! With `verify` each read is judged (`expected.rs`): first everything is written once, then comes the load, and at last everything is
-//! read once more, so that no write is the last one of its blocks and never looked at.
+//! With `verify` each read is checked (`expected.rs`). First every block is written, then comes the load, and at last every block is read
+//! once more: without that, nobody would see the last write of a block.
 
 mod content;
 mod expected;
@@ -39,7 +39,7 @@ pub struct Load {
     pub sequential: bool,
     /// How long commands are counted. A tenth of that goes before, as a warm-up.
     pub time: Duration,
-    /// Instead of a time: so many commands, all of them counted.
+    /// Ends after so many commands instead of a time; all of them are counted, without a warm-up.
     pub count: Option<u64>,
     /// Write all blocks first, check what is read, and read all blocks at the end. Each write has a content of its own.
     pub verify: bool,
@@ -92,7 +92,7 @@ pub enum Phase {
     Check,
 }
 
-/// What is told how far a run is, now and then: the phase, and the part of it that is done, from 0 to 1.
+/// Called now and then with how far a run is: the phase, and the part of it that is done, from 0 to 1.
 pub type OnProgress<'t> = &'t mut dyn FnMut(Phase, f64);
 
 impl Report {
@@ -139,7 +139,8 @@ struct Sent {
     at_ns: u64,
     unit: u64,
     read: bool,
-    /// With `verify`: when the read began, or which write it is.
+    /// With `verify`, what [`Expected`] returned when the command began, to be given back at its end: the moment of a read, the
+    /// generation of a write.
     token: u64,
 }
 
@@ -351,7 +352,7 @@ impl PerfRun<'_, '_> {
         (unit, read)
     }
 
-    /// Whether there was room for the command.
+    /// Sends a command on a queue. `false`: the queue has no room for it.
     #[inline]
     fn submit(&mut self, index: usize, unit: u64, read: bool, now: u64) -> Result<bool, PerfError> {
         let size = self.load.size;
@@ -411,13 +412,13 @@ impl PerfRun<'_, '_> {
             }
             self.checked += 1;
             let bytes = &mut self.scratch[..];
-            let judged = match mr.read(cid * bytes.len(), bytes) {
+            let checked = match mr.read(cid * bytes.len(), bytes) {
                 Ok(()) => {
                     expected.read_ends(unit, token, bytes).map_err(|e| wrong_read(unit, self.block, bytes, e))
                 }
                 Err(e) => Err(e.into()),
             };
-            if let Err(e) = judged {
+            if let Err(e) = checked {
                 wrong = Some(e);
             }
         })?;
@@ -425,7 +426,7 @@ impl PerfRun<'_, '_> {
     }
 }
 
-/// What is wrong with a read of a unit, in words.
+/// The error for a wrong read of a unit: which block, from which byte on, and what was there.
 fn wrong_read(unit: u64, block: usize, bytes: &[u8], Wrong { at, found, wanted }: Wrong) -> PerfError {
     let size = bytes.len();
     let (lba, byte) = (unit * (size / block) as u64 + (at / block) as u64, at % block);

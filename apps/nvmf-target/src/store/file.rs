@@ -31,7 +31,8 @@ use super::work::{BlockingStorage, Work};
 
 /// Bytes that are compared, verified, or written as zeros at a time.
 const PIECE: usize = 256 << 10;
-/// How often the length of a file in use is looked at, in nanoseconds: a millisecond costs nothing that can be measured.
+/// The length of a file in use is checked at most once in so many nanoseconds: at this interval the check costs nothing that can be
+/// measured.
 const LOOK_NS: u64 = 1_000_000;
 
 /// The file.
@@ -40,16 +41,17 @@ pub struct File {
     path: PathBuf,
     file: Locked,
     health: Health,
-    /// Bytes that are served: a file that has fewer was cut.
+    /// Bytes that are served: a file that has fewer was truncated.
     served: AtomicU64,
-    /// When its length was looked at.
+    /// When its length was checked last.
     looked_ns: AtomicU64,
-    /// Flushes that were wanted so far, and how many of them are done.
+    /// Flushes that were asked for so far.
     flushes: AtomicU64,
+    /// How many of them are done. Whoever has the lock calls fsync.
     flushed: Mutex<u64>,
-    /// No device: it may be cut.
+    /// A file and no device: it may be truncated.
     is_file: bool,
-    /// A file that can grow, and no device.
+    /// A file that may be written, and no device: it can grow.
     grows: bool,
     /// Bytes of storage that can be given back together, and read as zeros then.
     deallocates: Option<u32>,
@@ -57,7 +59,7 @@ pub struct File {
 }
 
 impl File {
-    /// Opens a file, and keeps others away from it. With `size` it is made, or grown to that, where it is smaller.
+    /// Opens a file, and keeps others away from it. With `size` a file is created, or grown to that size if it is smaller.
     ///
     /// # Errors
     /// If that is not possible, or somebody else has it.
@@ -95,8 +97,8 @@ impl File {
             direct,
         })
     }
-    /// As [`open_with`](Self::open_with), but makes and grows nothing. Returns the length that the file would have, and what keeps
-    /// others away from it meanwhile.
+    /// A dry run of [`open_with`](Self::open_with): creates and grows nothing. Returns the length that the file would have, and the lock
+    /// that keeps others away from it meanwhile.
     ///
     /// # Errors
     /// As [`open_with`](Self::open_with).
@@ -112,7 +114,8 @@ impl File {
     pub fn serve(&self, bytes: u64) {
         self.served.store(bytes, Ordering::Relaxed);
     }
-    /// Before a command at `now_ns`: fails if the file has failed, or was cut. A write that ends at `end` is told so.
+    /// Before a command at `now_ns`: fails if the file has failed, or was truncated. `end` is where a write ends; `None` for what is no
+    /// write. A write to the end of the file always has the length checked, others at most once a millisecond.
     ///
     /// # Errors
     /// [`BackendError::Lost`].
@@ -126,7 +129,7 @@ impl File {
         self.looked_ns.store(now_ns, Ordering::Relaxed);
         self.check_length()
     }
-    /// Fails if the file was cut.
+    /// Fails if the file was truncated.
     ///
     /// # Errors
     /// [`BackendError::Lost`]; others if it cannot be looked at.
@@ -161,7 +164,7 @@ impl File {
     pub fn size(&self) -> io::Result<u64> {
         self.handle().seek(SeekFrom::End(0))
     }
-    /// Makes a file that is smaller as large as that. Returns what it has now.
+    /// Grows the file to `size` bytes, if it is smaller. Returns the bytes that it has now.
     ///
     /// # Errors
     /// If it cannot grow so far.
@@ -174,7 +177,7 @@ impl File {
             let what = format!("it has {now} bytes and cannot grow to {size}");
             return Err(io::Error::new(ErrorKind::InvalidInput, what));
         }
-        // What is behind the end of a file that was cut would be zeros.
+        // A truncated file must not grow: its lost bytes would be zeros.
         self.check_length().map_err(|e| io::Error::other(e.to_string()))?;
         self.file.set_len(size)?;
         Ok(size)
@@ -189,7 +192,7 @@ impl File {
         self.deallocates
     }
 
-    /// Reads into a region; with `fua` what was read is on stable storage then.
+    /// Reads into a region; with `fua` the bytes that were read are on stable storage when this returns.
     ///
     /// # Errors
     /// If the file fails, or has become shorter.
@@ -213,7 +216,7 @@ impl File {
         }
         self.flush_if(fua)
     }
-    /// Writes from a region; with `fua` it is on stable storage then.
+    /// Writes from a region; with `fua` the bytes are on stable storage when this returns.
     ///
     /// # Errors
     /// If the file fails.
@@ -237,7 +240,7 @@ impl File {
         }
         self.flush_if(fua)
     }
-    /// Compares with bytes of a region; with `fua` those of the file are on stable storage then.
+    /// Compares with bytes of a region; with `fua` the file's bytes are on stable storage when this returns.
     ///
     /// # Errors
     /// If they differ, or the file fails.
@@ -257,7 +260,7 @@ impl File {
         })?;
         self.flush_if(fua)
     }
-    /// Reads, to see whether it can be read; with `fua` it is on stable storage then.
+    /// Reads a range only to see whether it can be read; with `fua` it is on stable storage when this returns.
     ///
     /// # Errors
     /// If it cannot.
@@ -319,7 +322,7 @@ impl File {
     pub fn deallocate(&self, offset: u64, len: u64) -> Result<(), BackendError> {
         if self.deallocates.is_some() { self.zero(offset, len, false, true) } else { Ok(()) }
     }
-    /// Makes stable what was written. One call of the system serves all that wait for it.
+    /// Makes stable what was written. Flushes are serialised, and one fsync serves all that wait when it begins.
     ///
     /// # Errors
     /// If it fails, or one failed before.
@@ -333,7 +336,7 @@ impl File {
         if *flushed >= mine {
             return Ok(());
         }
-        // Those who have asked by now had been told before that their writes are done.
+        // Whoever has asked by now had its writes done before: this fsync makes them stable, too.
         let all = self.flushes.load(Ordering::SeqCst);
         match sync() {
             Ok(()) => *flushed = all,

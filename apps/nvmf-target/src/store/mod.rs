@@ -100,7 +100,7 @@ impl Table {
     pub fn has_files(&self) -> bool {
         self.stores.iter().flatten().any(|store| matches!(store, Store::File(..)))
     }
-    /// The one of a number.
+    /// The storage of a number; `None` once it was removed.
     #[inline]
     pub fn get(&self, backend: Backend) -> Option<&Store> {
         self.stores.get(backend.0 as usize)?.as_ref()

@@ -33,7 +33,7 @@ pub struct Opening {
     pub read_only: bool,
     /// Whether to use direct I/O; where absent, for block devices and not for files.
     pub direct: Option<Direct>,
-    /// Bytes that are read and written together at least.
+    /// Bytes of a block of the namespace: the least that is read or written at once.
     pub block: u32,
 }
 
@@ -139,9 +139,9 @@ pub(crate) fn dir_of(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A file without a name beside `path`, as large as that. Where the file system has no such files, one in memory, if a file could be
-/// made in the directory.
-fn nameless(path: &Path, size: u64, flags: i32) -> io::Result<Handle> {
+/// A file of `size` bytes without a name, in the directory of `path`. Where the file system has no such files, it is in memory; fails if
+/// no file could be created in the directory.
+fn unnamed(path: &Path, size: u64, flags: i32) -> io::Result<Handle> {
     let dir = dir_of(path);
     let mut options = OpenOptions::new();
     let file = match options.read(true).write(true).custom_flags(libc::O_TMPFILE | flags).open(dir) {
@@ -172,11 +172,11 @@ fn open_at(path: &Path, how: &Opening, dry: bool) -> Result<Opened, FileError> {
     let device = kind.is_some_and(|kind| kind.is_block_device());
     let direct = how.direct.unwrap_or(if device { Direct::Yes } else { Direct::No });
     let open = |direct: bool| {
-        // A device that is mounted, or that another program has this way, cannot be opened this way.
+        // O_EXCL of a device fails while it is mounted, or another program has it open with O_EXCL.
         let exclusive = if device { libc::O_EXCL } else { 0 };
         let past = if direct { libc::O_DIRECT } else { 0 };
         let opened = if dry && kind.is_none() {
-            nameless(path, 0, past)
+            unnamed(path, 0, past)
         } else {
             let mut options = OpenOptions::new();
             options.read(true).write(!how.read_only).create(make && !device).truncate(false);
@@ -214,7 +214,8 @@ fn open_at(path: &Path, how: &Opening, dry: bool) -> Result<Opened, FileError> {
     let mut len = (&*file).seek(SeekFrom::End(0)).map_err(failed)?;
     if let Some(size) = how.size.filter(|&size| make && kind.is_file() && size > len) {
         if dry {
-            drop(nameless(path, size, 0).map_err(failed)?);
+            // Whether the file system takes a file of that size.
+            drop(unnamed(path, size, 0).map_err(failed)?);
         } else {
             file.set_len(size).map_err(failed)?;
         }

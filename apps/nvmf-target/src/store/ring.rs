@@ -59,8 +59,9 @@ pub struct Ring {
     ring: IoUring,
     /// Requests by the numbers of their commands.
     requests: Vec<Option<UnderWay>>,
-    /// Those that the kernel has, or will have with the next submission.
+    /// Requests that the kernel has, or will have with the next submission.
     under_way: usize,
+    /// Entries of the submission ring that the kernel does not have yet.
     unsubmitted: usize,
     /// The buffers are registered, in the order of the regions.
     registered: bool,

@@ -1,4 +1,4 @@
-//! Work for storage that takes its time, and who does such work.
+//! Work for storage that blocks its caller, and the trait of such storage.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use verbs::Mr;
 
 use super::health::Health;
 
-/// The number of a command of a core.
+/// A command of a core, by its index among those under way there. It is no CID, which the host chooses.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct CommandIndex(pub u32);
 
@@ -34,7 +34,10 @@ pub struct MrSlice {
 
 /// What to do with a file.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "as in nvmf::Op")]
+#[allow(
+    missing_docs,
+    reason = "operations and fields are those of nvmf::Op, with regions in the place of the host's memory"
+)]
 pub enum Work {
     Read { offset: u64, to: MrSlice, fua: bool },
     Write { offset: u64, from: MrSlice, fua: bool },
@@ -49,7 +52,8 @@ pub enum Work {
 pub(super) const PART: u64 = 8 << 20;
 
 impl Work {
-    /// Takes a part off the front of work that is long; this is what is left then, and makes stable all of it where that is wanted.
+    /// Splits a part off the front of long work and returns it; `self` is the rest then. `None`: the work is short enough. No part has
+    /// FUA, only the rest has: its flush, the last, makes all parts stable.
     pub(super) fn take_front(&mut self) -> Option<Self> {
         // Up to a multiple, so that parts end where storage can be given back.
         let end_of = |offset: u64| offset - offset % PART + PART;
@@ -85,7 +89,7 @@ impl Work {
     }
 }
 
-/// Storage that takes its time: [`Workers`](super::Workers) wait for it. A program may have kinds of its own.
+/// Storage that blocks the thread that uses it: [`Workers`](super::Workers) wait for it. A program may have kinds of its own.
 pub trait BlockingStorage: Debug + Send + Sync {
     /// Bytes that it has now.
     ///

@@ -25,7 +25,7 @@ impl Job {
         let result = self.run_if_healthy(&self.work);
         self.to.send(Done { command: self.command, result });
     }
-    /// Does a part of it; returns what is left.
+    /// Does its first part, so that other hosts' jobs come between; returns what is left.
     fn run_part(mut self) -> Option<Self> {
         let Some(part) = self.work.take_front() else {
             self.run();
@@ -95,15 +95,14 @@ impl Queue {
     }
 }
 
-/// Threads that wait for the storage of a namespace, started as they are needed. Dropping them ends them, after the work that they
-/// have.
+/// Threads that wait for the storage of a namespace, started as they are needed. Dropping this first waits until all work is done.
 #[derive(Debug)]
 pub struct Workers {
     queue: Arc<Queue>,
 }
 
 impl Workers {
-    /// Up to this many threads, one of them at once.
+    /// Up to `most` threads, and at least one: the first is started here, the others as work waits for them.
     ///
     /// # Errors
     /// If the system has no more.
@@ -140,7 +139,7 @@ impl Workers {
     ) {
         let mut state = lock(&self.queue.state);
         state.jobs.push(who, Job { blocks, work, command, to });
-        // Those that were woken already still count as idle.
+        // Threads that were woken and do not run yet still count as idle, as the jobs that they will take still count as waiting.
         if state.jobs.len() > state.idle && state.threads.len() < state.most {
             // Where the system has no more threads, those that there are do the work.
             let _ = self.start(&mut state);

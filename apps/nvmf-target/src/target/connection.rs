@@ -28,15 +28,16 @@ pub struct Connection {
     pub commands: u32,
     /// Its part of what hosts share.
     pub share: Share,
-    /// Connections that the core had accepted before.
+    /// How many connections the core had accepted before this one: the lower, the older.
     pub accepted_before: u64,
     pub ending: Ending,
     /// It has been logged who the host is.
     pub announced: bool,
     /// What its commands are counted by, where they are.
     pub gauge: Option<Gauge>,
-    /// Whether the host takes what is under way, and whether it takes anything at all.
+    /// How long the host has taken nothing while something was on its way to it.
     watch: Watch,
+    /// How long the host has taken nothing at all, also because there was nothing.
     quiet: Watch,
     /// The host was silent for a while, and is being asked.
     check: Option<PeerCheck>,

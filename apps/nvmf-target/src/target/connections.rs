@@ -1,4 +1,4 @@
-//! The connections of a core, by their own numbers and by those of their queue pairs.
+//! The connections of a core: found by their own numbers, and by the numbers of their queue pairs.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use verbs::Qpn;
 use super::connection::Connection;
 use super::ids::ConnId;
 
-/// Those that there are.
+/// The connections. The number of one that is gone is used again.
 #[derive(Default)]
 pub struct Connections {
     entries: Vec<Option<Box<Connection>>>,
@@ -18,12 +18,12 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// The number that the next one has.
+    /// The number that the next connection will have.
     pub fn next_id(&self) -> ConnId {
         let free = self.entries.iter().position(Option::is_none);
         ConnId(free.unwrap_or(self.entries.len()) as u32)
     }
-    /// Adds one of the [next](Self::next_id) number.
+    /// Adds a connection, made with the [next number](Self::next_id).
     pub fn insert(&mut self, connection: Connection) {
         let id = connection.id;
         if self.entries.len() == id.index() {
@@ -32,17 +32,17 @@ impl Connections {
         self.by_qpn.insert(connection.qp.qp_num(), id);
         self.entries[id.index()] = Some(Box::new(connection));
     }
-    /// The one of a number, which may be gone.
+    /// The connection of a number; `None` if it is gone.
     #[inline]
     pub fn get_mut(&mut self, id: ConnId) -> Option<&mut Connection> {
         self.entries.get_mut(id.index())?.as_deref_mut()
     }
-    /// The one of a command: it is kept until it has none.
+    /// The connection of a command, by the number that the command has: a connection is kept until all its commands are over.
     #[inline]
     pub fn of_command(&mut self, id: ConnId) -> &mut Connection {
         self.get_mut(id).expect("a connection is kept while it has commands")
     }
-    /// The one of a queue pair, which may be gone.
+    /// The connection of a queue pair; `None` if it is gone.
     #[inline]
     pub fn of_qp(&mut self, qpn: Qpn) -> Option<&mut Connection> {
         let id = *self.by_qpn.get(&qpn)?;
@@ -52,7 +52,7 @@ impl Connections {
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Connection> {
         self.entries.iter_mut().flatten().map(Box::as_mut)
     }
-    /// Drops those that are gone.
+    /// Drops the connections of which `is_gone` says so.
     pub fn drop_those(&mut self, mut is_gone: impl FnMut(&mut Connection) -> bool) {
         for entry in &mut self.entries {
             if let Some(gone) = entry.take_if(|connection| is_gone(connection)) {
@@ -60,8 +60,9 @@ impl Connections {
             }
         }
     }
-    /// A connection that may make room for a host of this address: the oldest one of the address that has most connections which do not
-    /// say who they are, if it has two more of them at least. So nobody keeps others out by connections that do nothing.
+    /// A connection that may be closed to make room for a host at the address `by`. Only silent connections count, of hosts that have not
+    /// said who they are. It is the oldest silent connection of the address with most of them, if that has at least two more than `by`.
+    /// So nobody keeps others out by connections that do nothing.
     pub fn replaceable(&mut self, by: IpAddr) -> Option<&mut Connection> {
         struct Silent {
             count: usize,
@@ -87,7 +88,7 @@ impl Connections {
     }
 }
 
-/// Spreads queue pair numbers, which this side has drawn itself.
+/// A cheap hash of queue pair numbers. This side has drawn them, so no host can choose numbers that collide.
 #[derive(Default)]
 struct QpnHasher(u64);
 

@@ -28,11 +28,11 @@ counters! {
     capsules;
     /// Responses.
     responses;
-    /// Connects that waited until the storage had done with what their host sent before.
+    /// Connect commands that waited until the storage had done all commands of an earlier connection of the same host.
     connect_waits;
     /// Commands that waited for a buffer.
     buffer_waits;
-    /// Times that the core slept, for nothing was to be done.
+    /// Times that the core slept because there was nothing to do.
     sleeps;
     /// Work requests that waited for room in a send queue, or for the host to take responses.
     send_waits;
@@ -59,12 +59,12 @@ impl Counter {
 pub struct Usage {
     /// Connections, those that end included.
     pub connections: usize,
-    /// Commands that wait for something.
+    /// Commands under way that wait for something: a buffer, bytes of the host, the storage, or the end of the response.
     pub commands: usize,
-    /// Buffers.
+    /// Buffers of the pool.
     pub buffers: usize,
-    /// Capsules whose data are in use.
+    /// Receives whose capsule a command still needs.
     pub capsules: usize,
-    /// Receives that are posted.
+    /// Receives that are posted and wait for a capsule.
     pub receives: usize,
 }

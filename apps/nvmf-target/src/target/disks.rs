@@ -1,4 +1,4 @@
-//! The storage of namespaces, as a core sees it: which there is, and the work that others do there while the core goes on.
+//! The storage of namespaces, as a core sees it: which there is, and the work that threads and the kernel do there while the core goes on.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -23,19 +23,22 @@ pub struct Disks {
     all: Arc<Stores>,
     /// The table when this core last looked.
     table: Arc<Table>,
-    /// Where the results of threads come in, and how many are to come.
+    /// Where threads send their results to.
     to_results: Sender<Done>,
+    /// Where these arrive.
     results: Receiver<Done>,
+    /// How many are to come.
     at_threads: usize,
-    /// The `io_uring` for files, where the system has it and one is wanted.
+    /// The `io_uring` for files, once there is a file.
     ring: Option<Ring>,
+    /// Whether to make one for the first file; not any more where the system has none.
     wants_ring: bool,
-    /// The regions of all buffers.
+    /// The memory regions of the receives and of the pool, which have all data: the ring registers them.
     regions: [Arc<Mr>; 2],
 }
 
 impl Disks {
-    /// Those of `all`. Data are in `regions`; results wake the core.
+    /// The storage in `all`, with a first look at it. All data that are read and written are in `regions`; a result wakes the core.
     pub fn new(all: Arc<Stores>, regions: [Arc<Mr>; 2], waker: &Arc<Waker>, io_uring: bool) -> Self {
         let (to_results, results) = channel(waker);
         let table = Arc::default();
@@ -52,7 +55,7 @@ impl Disks {
         disks.renew();
         disks
     }
-    /// The one of a number.
+    /// The storage of a number; `None` once it was removed.
     #[inline]
     pub fn get(&self, backend: Backend) -> Option<&Store> {
         self.table.get(backend)
@@ -72,7 +75,8 @@ impl Disks {
         matches!(self.get(backend), Some(Store::File(file, _)) if file.is_direct())
     }
 
-    /// Gives work for a command of a host to the ring or to threads; [`collect`](Self::collect) returns the result.
+    /// Gives work for a command of a host to the ring or to threads; [`submit_and_collect`](Self::submit_and_collect) returns the
+    /// result.
     ///
     /// # Errors
     /// Why it is not done.

@@ -1,6 +1,6 @@
-//! The parts of a core that its connections work with, and what each command needs of several of them: its response, its end.
+//! The parts of a core that its connections use, and the steps of a command that need several of them: its response, its end.
 //!
-//! Who calls has looked up the connection. It is the one of the command.
+//! The caller has looked up the connection: in each call it is the connection of the command.
 
 use std::collections::VecDeque;
 
@@ -18,22 +18,29 @@ use super::statistics::Statistics;
 use super::zeroing::Zeroing;
 use crate::store::CommandIndex;
 
-/// The parts.
+/// What a core has beside its connections.
 pub struct Env<'c> {
     /// The device, whose clock is the core's.
     pub context: &'c Context,
+    /// The controllers, of all cores.
     pub target: Target,
+    /// What hosts share: buffers, receives, places for connections.
     pub shared: Shared,
+    /// Commands that wait for something.
     pub commands: Commands,
+    /// The storage of namespaces.
     pub disks: Disks,
+    /// Ranges in memory that become zeros.
     pub zeroing: Zeroing,
+    /// Writes to memory that the end of the turn carries out.
     pub batch: Batch,
+    /// What is counted, measured and logged.
     pub statistics: Statistics,
-    /// Connections with something to post that found no room, in turn.
+    /// Connections whose send queue had no room for what they have to post, in turn.
     pub stalled: VecDeque<ConnId>,
-    /// Bytes that the controller reads.
+    /// Data of a command for the controller itself, taken out of registered memory.
     pub scratch: Vec<u8>,
-    /// The time when the core last looked.
+    /// The time as of the last look at the clock.
     pub now: Instant,
 }
 
@@ -61,7 +68,7 @@ impl Env<'_> {
         self.drop_data(connection, command.capsule);
         connection.commands -= 1;
     }
-    /// Gives back what data came in.
+    /// The data of a command that came in its capsule are not needed any more: gives back the receive that they are in.
     #[inline]
     pub fn drop_data(&mut self, connection: &mut Connection, capsule: Option<Capsule>) {
         match capsule {
@@ -72,7 +79,7 @@ impl Env<'_> {
             }
         }
     }
-    /// A capsule is not needed any more.
+    /// A capsule is not needed any more, and does not count as the host's: gives back its receive, if it still has it.
     #[inline]
     pub fn release_receive(&mut self, capsule: Option<ReceiveId>) {
         if let Some(capsule) = capsule {
@@ -95,7 +102,7 @@ impl Env<'_> {
             Err(end) => self.close(connection, &end),
         }
     }
-    /// A command has succeeded, and its data go before its response; with the command whose buffer they are in.
+    /// A command has succeeded: sends its data, then its response. `command` has the buffer that the data are in, if they are in one.
     #[inline]
     pub fn respond_with(
         &mut self,
@@ -117,7 +124,7 @@ impl Env<'_> {
             self.close(connection, &end);
         }
     }
-    /// Sends a response, after data.
+    /// Sends a response; before it `data`, which are in the buffer of `command`.
     #[inline]
     pub fn answer(
         &mut self,

@@ -1,23 +1,24 @@
-//! The numbers of what a core has, which do not mix. That of a command is [`CommandIndex`](crate::store::CommandIndex): storage knows it, too.
+//! Numbers of what a core has, a type for each kind. A command has a [`CommandIndex`](crate::store::CommandIndex), which is in `store`
+//! because storage names commands by it, too.
 
-/// A connection of a core, by its place among them.
+/// A connection of a core: its index in [`Connections`](super::connections::Connections).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnId(pub u32);
 
 impl ConnId {
-    /// Its place.
+    /// As an index.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A buffer for a capsule.
+/// A receive for a capsule: the index of its buffer in [`Receives`](super::receives::Receives).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReceiveId(pub u32);
 
 impl ReceiveId {
-    /// Its place among them.
+    /// As an index.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize

@@ -21,7 +21,7 @@ impl Class {
     /// All of them.
     pub const ALL: [Self; CLASSES] = [Self(0), Self(1), Self(2)];
 
-    /// Its place among them.
+    /// Its index: 0 is the smallest size.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -58,13 +58,13 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// About `memory` bytes of buffers, the largest of `largest` bytes; at least one of each size.
+    /// About `memory_size` bytes of buffers, the largest of `largest` bytes; at least one of each size.
     ///
     /// # Errors
     /// If the memory cannot be registered.
-    pub fn new(pd: &Pd, memory: usize, largest: usize) -> Result<Self, VerbsError> {
+    pub fn new(pd: &Pd, memory_size: usize, largest: usize) -> Result<Self, VerbsError> {
         let lens = [SMALL.min(largest), MIDDLE.min(largest), largest];
-        let shares = [memory / 4, memory / 2, memory / 4];
+        let shares = [memory_size / 4, memory_size / 2, memory_size / 4];
         let counts: [usize; CLASSES] = std::array::from_fn(|class| (shares[class] / lens[class]).max(1));
         let len = (0..CLASSES).map(|class| counts[class] * lens[class]).sum();
         let mr = Arc::new(pd.reg_mr(len, Access::LOCAL_WRITE)?);

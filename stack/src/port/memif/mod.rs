@@ -83,7 +83,7 @@ fn make(
     let end = end(settings)?;
     let found_server = settings.role.is_none() && matches!(end, End::Client { .. });
     let info = PortInfo::of(spec, options);
-    // Frames are copied in whole blocks, past their end.
+    // Frames are copied in whole blocks of 16 bytes, past their end.
     let pool = HeapPool::new(options.queues * (options.frames + stock::STOCK), room(info.max_frame()));
     let common = meeting::Common::new(info.name.clone(), settings.terms.clone(), settings.peers.clone())
         .map_err(|error| format!("no descriptor is left: {error}"))?;
@@ -94,14 +94,16 @@ fn make(
 
 /// How often an end without a role decides which end it is.
 const TRIES: u32 = 4;
-/// How long an end waits for the server that it found.
+/// How long a client without a role waits until the link to the server that it found is up.
 const LINK_UP_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often it looks meanwhile whether the server is still there.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
 
-/// Waits until the link is up, for at most [`LINK_UP_TIMEOUT`], so that the first frames of the program that starts second, among them
-/// datagrams that nobody repeats, are not lost. `false`: nobody listens there any more. The server that was found was about to end,
-/// as one of a pair of programs before this one; and as two ends may have found it, neither may stay the client.
+/// Waits until the link is up, for at most [`LINK_UP_TIMEOUT`]: else the first frames of the program that starts second would be lost, and
+/// nobody repeats datagrams.
+///
+/// `false`: no process listens there any more. The server that was found has ended meanwhile, perhaps one of an earlier pair of programs.
+/// Both ends of a new pair may have found it: so the caller decides anew which end it is, else both would stay clients for ever.
 fn await_link(port: &port::MemifPort, path: &Path) -> bool {
     let start = Instant::now();
     let mut probe_at = start + PROBE_EVERY;

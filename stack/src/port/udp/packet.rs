@@ -84,15 +84,16 @@ impl Outgoing {
     }
 }
 
-/// Builds a frame around a datagram that arrived from `port`. `false`: the frame has no room for it.
+/// Builds a frame around a datagram that arrived from the UDP port `src_port`. `macs` are the frame's Ethernet addresses (destination,
+/// source). `false`: the frame has no room for it.
 ///
-/// Fields that a socket does not report are made up: the Ethernet addresses of the port, and zeros for the IPv4 header checksum,
-/// identification, flow label and UDP checksum (which the kernel has checked).
+/// A socket does not report all fields. The checksums of IPv4 and UDP, which the kernel has verified, and the flow label are zeros. So is
+/// the IPv4 identification, which the caller fills in afterwards: the ICRC covers it.
 pub(super) fn build(
     frame: &mut Frame,
     macs: (Mac, Mac),
     fields: &IpFields,
-    port: u16,
+    src_port: u16,
     datagram: &[u8],
 ) -> bool {
     let v6 = fields.dst.is_ipv6();
@@ -126,7 +127,7 @@ pub(super) fn build(
             ip[24..40].copy_from_slice(&Gid::from_ip(dst).0);
         }
     }
-    udp[..2].copy_from_slice(&port.to_be_bytes());
+    udp[..2].copy_from_slice(&src_port.to_be_bytes());
     udp[2..4].copy_from_slice(&UDP_PORT.to_be_bytes());
     udp[4..6].copy_from_slice(&udp_len);
     payload.copy_from_slice(datagram);

@@ -50,10 +50,11 @@ pub(super) unsafe fn address(addr: *const sockaddr, len: u32) -> Result<Option<S
     unsafe { addr::read_optional(addr) }
 }
 
-/// A destination is read only where no node and no service names one.
+/// The hints of a call. Their destination address is read only if `reads_dst`: where a node or a service gives one, it is ignored, and
+/// may be uninitialised.
 ///
 /// # Safety
-/// NULL, or hints as C promises.
+/// `hints` is NULL, or valid as C promises.
 unsafe fn read(hints: *const rdma_addrinfo, reads_dst: bool) -> Result<Hints> {
     // SAFETY: as the caller promises.
     unsafe {
@@ -74,7 +75,7 @@ unsafe fn read(hints: *const rdma_addrinfo, reads_dst: bool) -> Result<Hints> {
 /// Asks the system for an address; an error is one of getaddrinfo(3).
 ///
 /// # Safety
-/// NULL, or texts.
+/// `node` and `service` are NULL or strings that end in NUL.
 unsafe fn find(
     node: *const c_char,
     service: *const c_char,
@@ -114,19 +115,19 @@ unsafe fn find(
     }
 }
 
-/// Memory for C, all zeros, that free(3) takes.
+/// Memory of calloc(3) for C: all zeros, and freed by free(3).
 ///
 /// # Errors
 /// `ENOMEM`.
-fn made<T>() -> Result<*mut T> {
-    // SAFETY: any size is fine; the result is looked at.
-    let made = unsafe { libc::calloc(1, size_of::<T>()) };
-    if made.is_null() { Err(ENOMEM) } else { Ok(made.cast()) }
+fn calloc<T>() -> Result<*mut T> {
+    // SAFETY: any size is fine; the result is checked.
+    let memory = unsafe { libc::calloc(1, size_of::<T>()) };
+    if memory.is_null() { Err(ENOMEM) } else { Ok(memory.cast()) }
 }
 
-/// An address for C, and its length.
-fn made_address(addr: SocketAddr) -> Result<(*mut sockaddr, u32)> {
-    let place = made::<sockaddr_storage>()?;
+/// An address for C, in memory of calloc(3), and its length.
+fn calloc_address(addr: SocketAddr) -> Result<(*mut sockaddr, u32)> {
+    let place = calloc::<sockaddr_storage>()?;
     // SAFETY: any address fits.
     let len = unsafe { addr::write(addr, place) };
     Ok((place.cast(), len as u32))
@@ -139,7 +140,7 @@ fn info(
     dst: Option<SocketAddr>,
     name: Option<&CStr>,
 ) -> Result<*mut rdma_addrinfo> {
-    let info = made::<rdma_addrinfo>()?;
+    let info = calloc::<rdma_addrinfo>()?;
     // SAFETY: it was just made, and nobody else has it; all zeros are a value.
     let public = unsafe { &mut *info };
     public.ai_flags = hints.flags as c_int;
@@ -149,13 +150,13 @@ fn info(
     public.ai_family = dst.or(src).map_or(hints.family, family);
     let mut fill = || {
         if let Some(src) = src {
-            (public.ai_src_addr, public.ai_src_len) = made_address(src)?;
+            (public.ai_src_addr, public.ai_src_len) = calloc_address(src)?;
         }
         if let Some(dst) = dst {
-            (public.ai_dst_addr, public.ai_dst_len) = made_address(dst)?;
+            (public.ai_dst_addr, public.ai_dst_len) = calloc_address(dst)?;
         }
         if let Some(name) = name {
-            // SAFETY: a text.
+            // SAFETY: a string that ends in NUL.
             let copy = unsafe { libc::strdup(name.as_ptr()) };
             if copy.is_null() {
                 return Err(ENOMEM);
