@@ -1,6 +1,6 @@
 //! What the NVMe layer adds to a command: reads through a target and a host, against the same bytes moved by SEND, RDMA WRITE
-//! and SEND alone. Both ends of both are on one thread, so a figure is the processor time of both ends, and rounds alternate,
-//! so a busy machine slows both.
+//! and SEND alone. In either measurement both ends are on one thread, so a figure is the processor time of both ends. Rounds of the two
+//! alternate, so a busy machine slows both.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Overhead {
     /// A read through the target and the host.
     pub nvme_ns: f64,
-    /// The same bytes without them.
+    /// The same bytes without target and host.
     pub bare_ns: f64,
     /// The median of the rounds' differences.
     pub added_ns: f64,
@@ -157,9 +157,11 @@ struct End {
     sq: SendQueue,
     rq: RecvQueue,
     poller: CqPoller,
-    /// Where messages arrive, a slot each; and where blocks are read from, or go.
+    /// Where messages arrive.
     messages: Mr,
+    /// The parts of `messages`, one for each receive.
     slots: Vec<[Sge; 1]>,
+    /// Where blocks are read from, or go.
     blocks: Mr,
     done: Vec<Wc>,
     // Last: handles are dropped before what they are of.

@@ -45,7 +45,7 @@ pub(crate) struct Applicant {
     pub named: bool,
 }
 
-/// The I/O queues that were granted, and those that exist.
+/// The I/O queues of a controller: how many were granted, and which are connected.
 #[derive(Debug)]
 struct Queues {
     enabled: bool,

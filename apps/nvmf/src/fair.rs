@@ -119,7 +119,7 @@ impl<const KINDS: usize> Shares<KINDS> {
     }
 }
 
-/// Those who have something, by number.
+/// Hosts, or addresses, that have something of what is shared.
 #[derive(Debug)]
 struct Members<K, const KINDS: usize> {
     by_key: HashMap<K, u32>,
@@ -240,7 +240,7 @@ impl<T> Turns<T> {
         }
         None
     }
-    /// Keeps those that wait of which `keep` says so.
+    /// Drops what waits, except what `keep` says to keep.
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         self.len = 0;
         for address in &mut self.addresses {

@@ -288,7 +288,7 @@ impl Command<'_> {
     fn range(&self) -> Result<(u64, u64), Status> {
         bytes(self.namespace, self.sqe.slba(), Control::of(self.sqe).blocks())
     }
-    /// The same for a command that transfers these blocks: also checks the largest transfer.
+    /// As [`range`](Self::range), of a command that transfers its blocks: they must not be more than the largest transfer.
     fn transfer(&self) -> Result<(u64, u32), Status> {
         let len = (Control::of(self.sqe).blocks() as u64) << self.namespace.block_shift;
         if len > self.settings.transfer_max() as u64 {

@@ -472,7 +472,7 @@ impl State {
             |s: &Served| s.hosts.named().iter().filter(|&host| !here.contains(&(&s.live.nqn, host))).count();
         self.subsystems.iter().map(away).sum()
     }
-    /// A number that no controller has; those that were used last come last.
+    /// A controller identifier that is free; a used one comes again only after all others.
     fn free_cntlid(&mut self) -> Option<u16> {
         for _ in 0..CNTLID_MAX {
             let cntlid = self.cntlid_next;

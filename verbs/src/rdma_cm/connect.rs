@@ -108,17 +108,17 @@ impl CmId {
         Ok(qp)
     }
 
-    /// Gives the identifier a queue pair that it did not make, in place of the one that it has; or takes that away. What is done with
-    /// connections from now on is done with this one, in whatever state it is. Multicast groups are left. Programs of C do so by
-    /// writing `rdma_cm_id.qp`, to move a queue pair to the identifier of a request, for example.
+    /// Gives the identifier a queue pair that it did not make, instead of its own; or none. From now on the identifier's calls use the new
+    /// queue pair, in whatever state that is. The old queue pair leaves its multicast groups. Programs of C do this by writing
+    /// `rdma_cm_id.qp`, for example to move a queue pair to the identifier of a request.
     ///
     /// # Errors
-    /// `EINVAL` for one of another type or device; the identifier then has the one that it had.
+    /// `EINVAL` for a queue pair of another type or device; the identifier then keeps the old one.
     pub fn set_qp(&self, qp: Option<Arc<Qp>>) -> Result<(), VerbsError> {
         if qp.as_ref().is_some_and(|qp| !Arc::ptr_eq(qp.core().device(), self.service.device())) {
             return Err(DeviceError::Foreign { what: "queue pair" }.into());
         }
-        // One that has no other reference is destroyed outside of the lock.
+        // Without another reference, the old queue pair is destroyed, outside of the lock.
         let before = self.with(|id| {
             if id.qp.as_ref().map(Arc::as_ptr) == qp.as_ref().map(Arc::as_ptr) {
                 return Ok(qp);

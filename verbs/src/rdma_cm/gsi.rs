@@ -27,7 +27,7 @@ pub(super) const RECEIVES: u32 = 1024;
 const SENDS: u32 = 256;
 /// Bytes of a receive buffer: a network header and a MAD, in whole cache lines.
 pub(super) const STRIDE: usize = (GRH_LEN + MAD_LEN).next_multiple_of(64);
-/// MADs that may wait for address resolution: so many of all hosts, of which the one with most loses its own.
+/// MADs of all hosts that may wait for address resolution. If there are more, the host with most of them loses one.
 const WAITING_MAX: usize = 4096;
 /// MADs that wait, looked at in one call.
 const LOOKS: usize = 256;

@@ -90,7 +90,7 @@ impl State {
             }
             Event::CheckPeer { id, qpn, .. } => match device.check_peer(qpn) {
                 Ok(check) => self.checks.push((id, check)),
-                // It cannot be asked, and does not end by anybody's word.
+                // The peer cannot be asked: the connection goes on, as if it had answered.
                 Err(_) => self.machine.peer_checked(now, id, true),
             },
             Event::TimeWaitExit { id, .. } => {

@@ -91,8 +91,8 @@ fn canonical(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
-/// Where an identifier is bound: a loopback address that the port has not means all addresses, as on Linux. libfabric binds to one
-/// where its program names no address.
+/// Where an identifier is bound: a loopback address that the port does not have means all addresses, as on Linux. libfabric binds to a
+/// loopback address if its program names no address.
 fn binding(device: &Device, addr: SocketAddr) -> SocketAddr {
     let any: IpAddr = match addr.ip() {
         ip if !ip.is_loopback() || device.gids().contains(&Gid::from_ip(ip)) => ip,
@@ -107,7 +107,7 @@ fn own(addr: IpAddr) -> Option<IpAddr> {
     (!addr.is_unspecified()).then_some(addr)
 }
 
-/// The interface that an address names, 0 for none: that of a link-local one.
+/// The interface that an address names, as a link-local address does; 0 for none.
 fn scope_of(addr: SocketAddr) -> u32 {
     if let SocketAddr::V6(addr) = addr { addr.scope_id() } else { 0 }
 }
@@ -236,8 +236,8 @@ impl CmId {
     /// or to `src`. Ends in [`AddrResolved`](CmEventType::AddrResolved), or after `timeout` in
     /// [`AddrError`](CmEventType::AddrError); then it can be repeated, with another destination too.
     ///
-    /// Where [`Context::meet`] was called, the own address means the other process unless somebody listens here, and that process
-    /// may still come within `timeout`.
+    /// Where [`Context::meet`] was called, the own address means the other process, unless an identifier of this process listens there. The
+    /// other process may still start within `timeout`.
     ///
     /// A bound identifier stays bound: `src` may leave address and port open, by the wildcard and 0, and may name an address
     /// where the identifier is bound to all.

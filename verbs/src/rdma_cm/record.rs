@@ -48,10 +48,11 @@ pub(super) struct Id {
     pub qp: Option<Arc<Qp>>,
     /// Frames that the queue pair had received when the request was accepted.
     pub frames: u64,
-    /// Multicast groups that it joined, and whether its queue pair is attached.
+    /// Multicast groups that it joined; with each, whether its queue pair is attached to the group.
     pub groups: Vec<(Gid, bool)>,
-    /// Limit on requests that wait to be fetched, and these, by peer.
+    /// Of a listener: how many requests may wait to be fetched.
     pub backlog: u32,
+    /// Of a listener: the requests that wait to be fetched, by peer.
     pub unfetched: Shares<u64>,
     /// The listener whose backlog it counts in, while it is a request that waits to be fetched.
     pub listener: Option<u64>,

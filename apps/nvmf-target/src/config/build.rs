@@ -23,9 +23,9 @@ pub struct Built {
     pub target: Target,
     /// The storage.
     pub stores: Arc<Stores>,
-    /// Where to listen, and the number of the port there.
+    /// The ports of the target: the number of each, and where it listens.
     pub ports: Vec<(u16, SocketAddr)>,
-    /// Opens more.
+    /// Opens the storage of namespaces that are added later.
     pub opener: Opener,
 }
 
@@ -90,8 +90,8 @@ fn apart(offer: &Offer) -> Result<(), Mistake> {
     Ok(())
 }
 
-/// Makes every check that changes nothing: all storage is tried, and the controllers are built. Files that `serves` lists are those of the
-/// target that runs: that they are in use is no mistake.
+/// A dry run of [`build`]: makes all its checks, on storage and controllers, and changes nothing. `serves` lists the files of the target
+/// that runs: it is no mistake that these are in use.
 ///
 /// # Errors
 /// The first mistake.
@@ -99,7 +99,7 @@ pub fn build_dry(offer: &Offer, serves: &[PathBuf]) -> Result<(), Mistake> {
     apart(offer)?;
     let all = offer.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
     let tried = all.map(|namespace| opener::open_dry(namespace, serves).map_err(|e| mistake(namespace, e)));
-    // All are held until the last one was tried.
+    // The locks of all files are held until the last file was tried.
     let tried = tried.collect::<Result<Vec<_>, _>>()?;
     let lens: Vec<_> = tried.iter().map(|tried| tried.len).collect();
     target_of(offer, &lens).map(drop)

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use super::offer::{Mistake, Offer, Storage};
 
-/// Checks that the namespaces in memory, and `also` so many bytes, find room.
+/// Checks that there is memory for the namespaces in memory, and for `also` bytes more.
 ///
 /// # Errors
-/// The first namespace for which there is none.
+/// The first namespace for which no memory is left.
 pub fn fits(offer: &Offer, also: u64) -> Result<(), Mistake> {
     fits_into(offer, also, available())
 }
@@ -27,7 +27,7 @@ fn fits_into(offer: &Offer, also: u64, there: u64) -> Result<(), Mistake> {
     Ok(())
 }
 
-/// The same of one namespace.
+/// Checks that there is memory for a namespace of `bytes` bytes.
 ///
 /// # Errors
 /// A sentence.
@@ -44,7 +44,7 @@ fn check(needed: u64, there: u64) -> Result<(), String> {
 }
 
 /// Bytes that this process can take at most: what the system has left, and no more than its control groups may have in all. What
-/// these have already is not taken off: much of that is page cache, which makes room.
+/// the groups use now is not subtracted: much of it is page cache, which the kernel frees when memory is needed.
 fn available() -> u64 {
     let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
     let of_system = of_meminfo(&read(Path::new("/proc/meminfo"))).unwrap_or(u64::MAX);

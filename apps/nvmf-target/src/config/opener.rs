@@ -13,7 +13,8 @@ use super::memory;
 use super::offer::{OfferedNamespace, Storage};
 use crate::store::{Direct, File, FileError, Locked, Memory, Opening, Store, Workers};
 
-/// Threads that wait for the file of a namespace, at most: each has its own, so that none waits for another one's disk.
+/// Most threads that wait for the file of one namespace. Each namespace has threads of its own, so that none waits for another one's
+/// disk.
 const WORKERS: usize = 8;
 
 /// What a namespace's storage says of itself.
@@ -25,7 +26,7 @@ pub struct Len {
 }
 
 impl Len {
-    /// That of storage that is open.
+    /// What open storage says of itself.
     ///
     /// # Errors
     /// If a device is gone.
@@ -35,14 +36,14 @@ impl Len {
     }
 }
 
-/// Storage that was tried: what [`Opener::open`] would find, and what keeps others away from it until all of it was tried.
+/// The outcome of a dry run: what [`Opener::open`] would find, and the lock that keeps others away from the file until the dry run of all
+/// storage is over.
 pub(super) struct Tried {
     pub len: Len,
     _held: Option<Locked>,
 }
 
-/// Tries to open the storage of a namespace, and changes nothing. Files that are in use because the target that runs `serves` them are
-/// not in the way.
+/// A dry run of [`Opener::open`], which changes nothing. A file may be in use if `serves` lists it: by the target that runs.
 pub(super) fn open_dry(namespace: &OfferedNamespace, serves: &[PathBuf]) -> Result<Tried, String> {
     let (bytes, held) = match &namespace.storage {
         Storage::Memory(bytes) => (*bytes, None),
@@ -73,11 +74,11 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// Memory is of this domain.
+    /// Namespaces in memory are registered in this domain.
     pub fn new(pd: &Arc<Pd>) -> Self {
         Self { pd: Arc::clone(pd) }
     }
-    /// Opens that of a namespace.
+    /// Opens the storage of a namespace.
     ///
     /// # Errors
     /// Why it cannot be: a sentence.

@@ -23,13 +23,14 @@ pub struct Control {
     target: Target,
     stores: Arc<Stores>,
     opener: Opener,
-    /// The name of the configuration, and what it gave.
+    /// The name of the configuration file.
     file: String,
+    /// The subsystems that the file gave.
     gave: Vec<Subsystem>,
-    /// Memory of removed namespaces, and since when: responses refer to it until hosts have acknowledged them. And storage that was
-    /// still at work.
+    /// Storage of removed namespaces that cannot go yet, and since when it is here. Responses refer to memory until hosts have
+    /// acknowledged them; other storage may still be at work.
     lingering: Vec<(Instant, Store)>,
-    /// Set when the target ends: its cores release no storage any more, so nobody waits for that.
+    /// Set when the target ends. Its cores release no storage any more then, so the removal of a namespace does not wait for them.
     stop: Arc<AtomicBool>,
 }
 

@@ -13,7 +13,7 @@ use super::message::{Answer, Request};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes of an answer, at most.
 const ANSWER_MAX: u64 = 64 << 20;
-/// What sockets of targets are called.
+/// What the names of control sockets end in.
 const SUFFIX: &str = "control";
 /// Where the socket of the system's service is.
 pub const SERVICE: &str = "/run/roce-nvmf/control";
@@ -25,7 +25,7 @@ pub enum AskError {
     /// The target does not run.
     #[error("no target runs with a control socket in {}; start one by roce-nvmf serve", .0.display())]
     None(PathBuf),
-    /// Which one?
+    /// Several targets run, and the user named none.
     #[error("several targets run; choose one by --control: {}", list(.0))]
     Several(Vec<PathBuf>),
     /// The socket cannot be used.
@@ -36,7 +36,7 @@ pub enum AskError {
         /// Why.
         error: std::io::Error,
     },
-    /// The answer is none.
+    /// What came back is no answer of a target.
     #[error("{}: this is no control socket of a target ({reason})", path.display())]
     Format {
         /// The socket.

@@ -1,7 +1,7 @@
 //! What a write puts into each sector: which run wrote it, where it belongs, and by which write.
 //!
-//! Every byte follows from these three. So a sector of another place, of an earlier write or of another run is told from the right
-//! one, and so is one of which a part is from elsewhere.
+//! Every byte follows from these three. So the right sector is told from a sector of another place, of an earlier write or of another run,
+//! and from a sector of which a part is from elsewhere.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub struct Sector {
     pub run: u64,
     /// Where it is: its bytes begin at 512 times this.
     pub at: u64,
-    /// Who wrote it.
+    /// Which write wrote it.
     pub generation: Generation,
 }
 
@@ -55,10 +55,10 @@ const fn mixed(x: u64) -> u64 {
     x ^ x >> 31
 }
 
-/// The sectors from one on, of one write.
+/// The content of one write: consecutive sectors.
 #[derive(Clone, Copy, Debug)]
 pub struct Content {
-    /// The first.
+    /// The first sector.
     pub first: Sector,
 }
 
@@ -69,7 +69,7 @@ impl Content {
             Sector { at: self.first.at + n, ..self.first }.fill(sector);
         }
     }
-    /// The first byte that is another one.
+    /// The index of the first byte that differs from the content.
     pub fn first_wrong(&self, bytes: &[u8]) -> Option<usize> {
         let mut right = [0; SECTOR];
         (0..).zip(bytes.chunks_exact(SECTOR)).find_map(|(n, sector)| {
@@ -91,7 +91,7 @@ pub enum Found {
     Torn(Generation, usize),
     /// Zeros alone.
     Zeros,
-    /// None of the run's.
+    /// No sector of this run.
     Unknown,
 }
 

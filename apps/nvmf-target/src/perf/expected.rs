@@ -2,8 +2,8 @@
 //!
 //! Each command covers one unit, and each write is a generation of its unit. A unit that nobody writes has one generation, and a read
 //! must give exactly that. While a write is under way, a read may give what was there, what is written, or a part of each. Of two
-//! writes that were under way together either may be the last, or a part of each; the first read after both decides, and those after
-//! it must give the same. A write that was sent when another had been answered replaces that one for good.
+//! writes that were under way together either may be the last, or a part of each; the first read after both decides, and later reads
+//! must give the same. A write that was sent after the response to another write replaces that other write for good.
 //!
 //! Time is counted in calls: the target acts on a command between its posting and its response.
 
@@ -24,7 +24,7 @@ struct Write {
     generation: Generation,
     began: Moment,
     ended: Option<Moment>,
-    /// A later one is in its place, for sure.
+    /// When a later write was known to be in its place.
     replaced: Option<Moment>,
 }
 
@@ -41,7 +41,7 @@ struct Open {
 /// What is wrong with a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wrong {
-    /// The first byte of the unit that is.
+    /// The first byte of the unit that is wrong.
     pub at: usize,
     /// What its sector holds.
     pub found: Found,
@@ -163,7 +163,7 @@ impl Expected {
 }
 
 impl Open {
-    /// Judges a read that began then.
+    /// Judges a read that began at `began`.
     fn judge(&mut self, contents: Contents, unit: Unit, began: Moment, bytes: &[u8]) -> Result<(), Wrong> {
         let may = |write: &&Write| write.replaced.is_none_or(|replaced| replaced > began);
         let legal: Vec<Write> = self.writes.iter().filter(may).copied().collect();
@@ -199,8 +199,8 @@ impl Contents {
         let at = unit * (self.size / SECTOR) as u64;
         Content { first: Sector { run: self.run, at, generation } }
     }
-    /// The write that all bytes are of, if there is one; else whether each byte is of one of them. The first byte that is of none
-    /// otherwise.
+    /// Which of the `legal` writes the bytes are of: one write; or `None` where they are of several, or nobody has written yet, so that
+    /// they may be anything. An error is the first byte that is of no legal write.
     fn first_wrong(self, unit: Unit, legal: &[Write], bytes: &[u8]) -> Result<Option<Generation>, usize> {
         let mut first = 0;
         for write in legal.iter().rev() {

@@ -2,14 +2,15 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// No device wants more.
+/// The alignment: a page, and no device wants more.
 pub const ALIGN: usize = 4096;
 
 /// Bytes that begin at a page boundary.
 #[derive(Debug)]
 pub struct Aligned {
-    /// With room to begin at a boundary. It is never grown, so it stays where it is.
+    /// More bytes than `len`, so that a page boundary is among the first. It never grows, so it stays at its address.
     bytes: Vec<u8>,
+    /// Where the boundary is in `bytes`.
     from: usize,
     len: usize,
 }

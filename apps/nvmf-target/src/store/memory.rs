@@ -2,11 +2,12 @@
 //!
 //! Writes come by way of a buffer: a host that dies in the middle of a transfer leaves no block half written.
 //!
-//! Of each piece it is known whether it is zeros, so that to order zeros again and again costs next to nothing. One core may write
-//! while another one makes zeros. Who makes zeros puts a number of its own into the piece's mark, writes them, and changes the mark
-//! to "zeros" if it is still that number. Who writes stores "written" behind its bytes: so whatever comes last, a piece that is
-//! marked as zeros is zeros. Memory that hosts deallocate goes back to the system, a huge page at a time, and comes again when it is
-//! written.
+//! Each piece has a mark that says whether it is zeros, so that to order zeros again and again costs next to nothing. One core may write
+//! to a piece while another one makes zeros of it. The core that makes zeros puts a number of its own into the mark, writes the zeros,
+//! and changes the mark to "zeros" if that number is still there. The core that writes stores its bytes first and the mark "written"
+//! after them. So whoever is last, a piece that is marked as zeros is zeros.
+//!
+//! Memory that hosts deallocate goes back to the system, a huge page at a time, and comes again when it is written.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,9 +24,11 @@ const LOOK: u64 = 256;
 /// Bytes that are given back to the system together.
 const GIVEN_BACK: u64 = 2 << 20;
 
-/// Marks: bytes were written since; zeros; zeros without memory behind them. Larger ones are numbers of those who make zeros.
+/// The mark of a piece to which bytes were written. Marks above these three are numbers: each zeroing of a piece draws one.
 const WRITTEN: u32 = 0;
+/// The mark of a piece of zeros.
 const ZEROS: u32 = 1;
+/// The mark of a piece that has no memory behind it, and reads as zeros.
 const NOTHING: u32 = 2;
 
 /// How far the making of zeros has come.

@@ -1,7 +1,7 @@
 //! Namespaces in memory: what a turn writes there, at its end and all together.
 //!
-//! A block at a random place is in no cache, nor is its page in the TLB. One by one, each command would wait for that: a Write for
-//! the last of its cache lines, before its response can be posted, and a Read for the first one, when it is sent. So the places
+//! A block at a random place is in no cache, nor is its page in the TLB. One by one, each command would wait for both: a Write for
+//! the last of its cache lines, before its response can be posted, and a Read for its first one, when it is sent. So the places
 //! of all commands of a turn are prefetched in a row, and their misses and page walks overlap. Then the blocks are copied, each
 //! while the place of the next one is prefetched, and several Writes are answered together.
 
@@ -55,7 +55,7 @@ impl Batch {
     pub fn read(&mut self, backend: Backend, offset: u64) {
         self.reads.push(Read { backend, offset });
     }
-    /// The data of a command are here, and go to their [place](CommandState::Place) at the end of the turn.
+    /// The data of a command have come, and go to their [place](CommandState::Place) at the end of the turn.
     #[inline]
     pub fn write(&mut self, command: CommandIndex) {
         self.writes.push_back(command);

@@ -31,13 +31,13 @@ use crate::wake::Waker;
 
 /// Completions that are taken at a time.
 const BATCH: usize = 64;
-/// How often connections are looked after that do nothing.
+/// How often all connections are looked after: timeouts, silent hosts, connections that end.
 const LOOK_AFTER: Duration = Duration::from_millis(10);
-/// Requests for connections that are handled at a time, and events.
+/// Events of connection management that are handled at a time, and as many connections that other cores gave to this one.
 const EVENTS: usize = 16;
-/// Bytes that are made zeros in a turn where nothing else is to be done.
+/// Bytes of memory that are made zeros in a turn, while hosts have no other commands.
 const ZERO_PIECE: u64 = 1 << 20;
-/// The same where hosts have other commands: these wait about as long as one of them takes.
+/// Bytes of memory that are made zeros in a turn, while hosts have other commands. Zeroing them takes about as long as a command.
 const ZERO_PIECE_BUSY: u64 = 64 << 10;
 
 /// What a core is made of.

@@ -63,11 +63,11 @@ impl Env<'_> {
             }
             _ => debug!(connection = connection.id.0, %why, "a connection ends"),
         }
-        // What the controller had is free at once: the host may come back before the queue pair is flushed. But it is not served
-        // before the storage has done with what it sent.
+        // All that the controller has is freed at once, so the host may connect again before this queue pair is flushed. But its new
+        // connection has to wait until the storage has done the commands of this one.
         connection.in_flight = queue.as_ref().and_then(Queue::in_flight);
         drop(queue);
-        // It fails where the connection was never established; then only the queue pair ends.
+        // Fails if the connection was never established: then there is only the queue pair to end.
         if connection.cm_id.disconnect().is_err() {
             let _ = connection.qp.begin_drain(DrainKind::Qp);
         }
@@ -92,7 +92,7 @@ impl Env<'_> {
                 }
                 false
             }
-            // Completions that were in the queue then have been handled.
+            // The completions that were in the queue when the queue pair was flushed have been handled.
             Ending::Flushed(since) if pace.emptied_since(since) && connection.commands == 0 => {
                 self.release(connection, network);
                 true

@@ -94,12 +94,12 @@ impl Network {
     pub fn poll(&mut self, done: &mut [Wc]) -> Result<usize, VerbsError> {
         self.poller.poll(done)
     }
-    /// Sleeps until something comes, or one of `fds` is readable; so long at most.
+    /// Sleeps until something comes or one of `fds` is readable, for at most `most`.
     pub fn sleep(&mut self, fds: &[BorrowedFd<'_>], most: Duration) {
         self.reactor.sleep(fds, most);
     }
 
-    /// A queue pair for a connection of a host that may send so many commands at a time. Its events come here.
+    /// A queue pair for a connection whose host may send `commands` commands at a time. The events of the connection come here.
     ///
     /// # Errors
     /// If there is no memory.
@@ -111,8 +111,7 @@ impl Network {
     ) -> Result<(Arc<Qp>, SendQueue), VerbsError> {
         cm_id.migrate_id(Some(&self.events))?;
         let cap = QpCap {
-            // A command takes two requests, and its slots are free when the host has acknowledged them: maybe after the
-            // command that follows it.
+            // A command takes two slots, and the next command may come before the host has acknowledged them.
             max_send_wr: 4 * commands as u32 + SPARE,
             max_recv_wr: 0,
             max_send_sge: 1,
@@ -121,7 +120,7 @@ impl Network {
         };
         let init = QpInitAttr::rc(&self.cq, &self.cq).cap(cap).srq(srq);
         let qp = cm_id.create_qp(&self.pd, &init.on_shard(self.shard))?;
-        // Every request of a queue pair that fails has a completion.
+        // When a queue pair fails, each of its requests has a completion.
         let needed = self.cq_needed + qp.cap().max_send_wr;
         if needed > self.cq.cqe() {
             self.poller.resize(needed.next_power_of_two())?;
@@ -130,18 +129,18 @@ impl Network {
         self.cq_needed = needed;
         Ok((qp, sq))
     }
-    /// A queue pair completes nothing any more.
+    /// A queue pair goes that completes nothing any more: its room in the completion queue is free.
     pub fn forget(&mut self, qp: &Qp) {
         self.cq_needed -= qp.cap().max_send_wr;
     }
-    /// Whether all completions of a queue pair in ERR are in the queue: call it again where they are not.
+    /// Whether all completions of a queue pair in ERR are in the completion queue; if not, call it again.
     pub fn is_flushed(&mut self, qp: &Qp) -> bool {
-        // A drain marks where the queues end now, and the next turn takes it there.
+        // A drain marks where the work queues end now, and the next turn completes them up to the mark.
         let drained = qp.begin_drain(DrainKind::Qp).and_then(|mut drain: Drain| {
             self.turn();
             drain.try_finish()
         });
-        // An error: the shard is dead, and completes nothing any more.
+        // An error means that the shard is dead, and completes nothing any more.
         drained.unwrap_or(true)
     }
 }

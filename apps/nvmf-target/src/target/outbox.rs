@@ -50,10 +50,11 @@ pub enum NotPosted {
 #[derive(Debug)]
 pub struct Outbox {
     sq: SendQueue,
-    /// Responses that the host can take at a time, where these are fewer than its commands.
+    /// Responses that the host can take at a time, if they are fewer than its commands.
     answers_max: Option<u16>,
-    /// Responses that it has not taken yet, where there is such a bound.
+    /// Responses that the host has not taken yet; counted only with `answers_max`.
     answers: u16,
+    /// What waits for room, oldest first.
     waiting: VecDeque<Outgoing>,
     /// Requests that were posted, ever.
     posted: u64,
@@ -104,7 +105,7 @@ impl Outbox {
         }
         (posted, Ok(()))
     }
-    /// A response has completed that was to.
+    /// The completion of a response has come, of one that was posted with a completion.
     #[inline]
     pub fn answer_completed(&mut self) {
         self.answers = self.answers.saturating_sub(1);

@@ -28,8 +28,9 @@ pub enum Rest {
 #[derive(Debug, Default)]
 pub struct Pace {
     turns: u64,
-    /// Turns without work, and when the first of them were over.
+    /// Turns without work since the last one with work.
     idle: u64,
+    /// When the first of these were over.
     idle_since: Instant,
     /// The last turn with completions.
     completed: u64,

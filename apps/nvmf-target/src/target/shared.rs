@@ -11,34 +11,34 @@ use super::pool::{Buffer, CLASSES, Class, Pool};
 use super::receives::Receives;
 use crate::store::CommandIndex;
 
-/// Capsules with data that wait for the storage, behind the kinds of buffers.
+/// The kind of capsules that are kept, because their data wait for the storage. The kinds before it are the classes of buffers.
 const CAPSULES: usize = CLASSES;
-/// Connections, behind the capsules.
+/// The kind of places for connections.
 const CONNECTIONS: usize = CAPSULES + 1;
-/// What is shared.
+/// Kinds of what is shared.
 const KINDS: usize = CONNECTIONS + 1;
-/// Where a subsystem names its hosts, one connection of so many is kept for those.
+/// Where a subsystem names its hosts, one place in so many is kept for the hosts that it names.
 const KEPT: usize = 4;
 
 /// Whether there is room for one more connection of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Room {
-    /// There is.
+    /// There is room.
     Free,
-    /// Only if a subsystem names the host, which it will say.
+    /// Only a place that is kept: if a subsystem names the host, which is known when the host has said its name.
     Kept,
-    /// There is none, or the host has its share.
+    /// There is no room, or the host has its share already.
     None,
 }
 
 /// Places for connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Places {
-    /// An address has so many of them.
+    /// Places that the address has.
     pub has: usize,
-    /// So many are left.
+    /// Places that are left.
     pub left: usize,
-    /// There are so many.
+    /// All places.
     pub most: usize,
 }
 
@@ -50,9 +50,9 @@ pub struct Share {
     who: Who,
     /// No subsystem names the host, as far as is known.
     guest: bool,
-    /// The host's place among those that share.
+    /// The host, as the shares know it.
     party: Party,
-    /// What the connection has of that.
+    /// How much the connection has of each kind.
     has: [usize; KINDS],
     /// Its commands that wait for a buffer, by its class.
     wants: [VecDeque<CommandIndex>; CLASSES],
@@ -79,9 +79,11 @@ pub struct Shared {
     shares: Shares<KINDS>,
     /// Connections with commands that wait for a buffer, in turn.
     waiting: [Turns<Waiting>; CLASSES],
-    /// Connections that there may be, that there are, and how many of these are guests.
+    /// Connections that there may be.
     places: usize,
+    /// Connections that there are.
     connections: usize,
+    /// Connections of hosts that no subsystem names, as far as is known.
     guests: usize,
 }
 

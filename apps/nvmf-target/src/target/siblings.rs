@@ -8,32 +8,35 @@ use verbs::rdma_cm::CmId;
 
 use crate::wake::{Sender, Waker, channel};
 
-/// A request for a connection that was found right.
+/// A connection request that the target accepts.
 pub struct Admitted {
     pub cm_id: CmId,
     pub accepted: Accepted,
 }
 
-/// The other cores, and what they send to this one.
+/// The other cores, and the connections that they give to this one.
 pub struct Siblings {
+    /// The inboxes of the other cores.
     others: Vec<Sender<Admitted>>,
-    /// Whose turn it is: 0 is this core.
+    /// The core that gets the next connection: 0 is this one, n is `others[n - 1]`.
     next: usize,
+    /// For other cores, to send to `inbox`.
     to_inbox: Sender<Admitted>,
+    /// Connections that other cores give to this one.
     inbox: Receiver<Admitted>,
 }
 
 impl Siblings {
-    /// None; what comes later wakes the core.
+    /// A core without siblings so far. A connection that a sibling gives to it wakes it by `waker`.
     pub fn new(waker: &Arc<Waker>) -> Self {
         let (to_inbox, inbox) = channel(waker);
         Self { others: Vec::new(), next: 0, to_inbox, inbox }
     }
-    /// Some of the connections go to another core.
+    /// From now on `other` gets its part of the connections.
     pub fn add(&mut self, other: &Self) {
         self.others.push(other.to_inbox.clone());
     }
-    /// Gives a connection to the core whose turn it is; returns it if that is this one.
+    /// Gives a connection to the core whose turn it is; returns the connection if it is this core's turn.
     pub fn assign(&mut self, admitted: Admitted) -> Option<Admitted> {
         let to = self.next;
         self.next = (self.next + 1) % (self.others.len() + 1);

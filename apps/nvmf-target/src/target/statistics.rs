@@ -34,7 +34,7 @@ impl Statistics {
     pub const fn is_metered(&self) -> bool {
         self.meters.is_some()
     }
-    /// What the commands of a queue are counted by, which has so many entries.
+    /// The counters of a connection whose queue has so many entries; `None` without meters.
     pub fn gauge(&self, entries: u16) -> Option<Gauge> {
         self.meters.as_ref().map(|meters| Gauge::new(meters, self.core, entries))
     }
@@ -42,7 +42,7 @@ impl Statistics {
     #[cold]
     pub fn storage_failed(&mut self, now: Instant, queue: &Queue, error: BackendError) {
         let Some((host, subsystem)) = queue.host().zip(queue.subsystem()) else { return };
-        // What is lost the storage itself has logged.
+        // Lost data were logged by the storage itself.
         if error != BackendError::Lost && self.failed.is_news(error, now) {
             warn!(%error, %host, %subsystem, "a command failed; others that fail so are not logged for a minute");
         }

@@ -7,8 +7,8 @@ use nvmf::fair::{Turns, Who};
 
 use crate::store::{CommandIndex, Memory, Zeroed};
 
-/// What a range costs to be merged with others and looked at, as bytes that are made zeros: so a host that orders what is zeros already
-/// has its turn no more often than one that orders others.
+/// What it costs to merge a range with others and to look at its marks, as bytes that are made zeros. So ranges that are zeros already are
+/// not free, and a host that orders many of them gets no more turns than other hosts.
 const RANGE: u64 = 4096;
 
 /// What is ordered, in turn.
@@ -20,7 +20,7 @@ pub struct Zeroing(Turns<Order>);
 pub struct Order {
     pub command: CommandIndex,
     memory: Arc<Memory>,
-    /// Offset and length of what is left, without overlaps; the last one comes first.
+    /// Offset and length of the ranges that are left, without overlaps. They are taken from the end of the list.
     ranges: Vec<(u64, u64)>,
     /// Memory goes back to the system.
     give_back: bool,

@@ -94,8 +94,8 @@ impl Queue {
     pub fn is_named(&self) -> bool {
         self.association().is_some_and(|association| association.named)
     }
-    /// Only a host that a subsystem names in its list may connect from now on: the program has room left for these alone. Others are
-    /// told that the controller is busy.
+    /// The program has room left only for hosts that a subsystem names in its list. So only such a host may connect on this queue; the
+    /// Connect of any other host fails with "controller busy".
     pub fn keep_for_named(&mut self) {
         self.named_only = true;
     }
