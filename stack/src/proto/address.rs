@@ -180,12 +180,12 @@ impl UdAddress {
         let block = SendWqe::addr_block(slot).as_bytes();
         Self::ref_from_prefix(block).ok().map(|(address, _)| address)
     }
-    /// Writes the block to the front of `body`, what [`SendWqe::put`] returned, and returns the rest.
+    /// Writes the block to the front of the tail of a slot, which [`SendWqe::put`] returned, and returns the body behind it.
     #[inline]
-    pub fn put<'a>(&self, body: &'a mut [u8]) -> &'a mut [u8] {
-        let (block, rest) = body.split_at_mut(size_of::<Self>());
+    pub fn put<'a>(&self, tail: &'a mut [u8]) -> &'a mut [u8] {
+        let (block, body) = tail.split_at_mut(size_of::<Self>());
         block.copy_from_slice(self.as_bytes());
-        rest
+        body
     }
     /// The Q_Key that goes on the wire, of a queue pair whose own is `own` (IBA 10.2.5).
     #[inline]

@@ -306,26 +306,26 @@ impl SendWqe {
         let (wqe, _) = Self::mut_from_prefix(slot.as_mut_bytes()).expect("a send slot holds a header");
         wqe.epoch = epoch;
     }
-    /// Writes the fixed part and returns the rest of the slot: the address block, if `addr_granules` says there is one, then
-    /// the list or the inline data.
+    /// Writes the fixed part and returns the tail of the slot: the address block, if `addr_granules` says there is one, then the body (the
+    /// list or the inline data).
     #[inline]
     pub fn put(self, slot: &mut [Granule]) -> &mut [u8] {
-        let (head, body) = slot.split_at_mut(SEND_HEADER);
+        let (head, tail) = slot.split_at_mut(SEND_HEADER);
         head.as_mut_bytes().copy_from_slice(self.as_bytes());
-        body.as_mut_bytes()
+        tail.as_mut_bytes()
     }
 }
 
 /// Granules of the address block of a request on an XRC initiator: the number of the peer's shared receive queue.
 pub const XRC_ADDR_GRANULES: usize = 1;
 
-/// Writes the address block of a request on an XRC initiator to the front of what [`SendWqe::put`] returned; returns the rest, for the
-/// list or the inline data.
-pub fn put_srqn(body: &mut [u8], srqn: u32) -> &mut [u8] {
-    let (block, rest) = body.split_at_mut(XRC_ADDR_GRANULES * GRANULE);
+/// Writes the address block of a request on an XRC initiator to the front of the tail that [`SendWqe::put`] returned; returns the body
+/// behind it.
+pub fn put_srqn(tail: &mut [u8], srqn: u32) -> &mut [u8] {
+    let (block, body) = tail.split_at_mut(XRC_ADDR_GRANULES * GRANULE);
     block.fill(0);
     block[..4].copy_from_slice(&srqn.to_ne_bytes());
-    rest
+    body
 }
 
 /// The peer's shared receive queue that a request on an XRC initiator names.
@@ -350,7 +350,7 @@ impl RecvWqe {
         let list: &[Granule] = slot[RECV_HEADER..].get(..n).unwrap_or_default();
         transmute_ref!(list)
     }
-    /// Writes the fixed part and returns the rest of the slot, for the list.
+    /// Writes the fixed part and returns the body of the slot, for the list.
     #[inline]
     pub fn put(self, slot: &mut [Granule]) -> &mut [u8] {
         let (head, body) = slot.split_at_mut(RECV_HEADER);
@@ -359,7 +359,7 @@ impl RecvWqe {
     }
 }
 
-/// Copies a scatter/gather list into the body that [`SendWqe::put`] or [`RecvWqe::put`] returned.
+/// Copies a scatter/gather list into the body of a slot.
 #[inline]
 pub fn put_sges(body: &mut [u8], sges: &[Sge]) {
     match sges {
@@ -369,7 +369,7 @@ pub fn put_sges(body: &mut [u8], sges: &[Sge]) {
     }
 }
 
-/// Copies inline data, one piece behind the other, into the body that [`SendWqe::put`] returned.
+/// Copies inline data, one piece behind the other, into the body of a slot.
 #[inline]
 pub fn put_pieces<'a>(body: &mut [u8], pieces: impl Iterator<Item = &'a [u8]>) {
     let mut rest = body;
@@ -380,8 +380,7 @@ pub fn put_pieces<'a>(body: &mut [u8], pieces: impl Iterator<Item = &'a [u8]>) {
     }
 }
 
-/// Copies inline data, or a list as bytes, into the body that [`SendWqe::put`] or [`RecvWqe::put`] returned. A function of
-/// its own: without the call, a post of one element keeps everything in registers.
+/// Copies inline data, or a list as bytes, into the body of a slot. A function of its own: without the call, a post of one element keeps everything in registers.
 #[inline(never)]
 pub fn put_data(body: &mut [u8], data: &[u8]) {
     body[..data.len()].copy_from_slice(data);
