@@ -297,7 +297,6 @@ const NO_CIRCLE: &[&str] = &[
     "stack/src/wire",
     "stack/src/net",
     "stack/src/port",
-    "stack/src/sync",
     // A part of a shard names neither what works with several of them nor the shard.
     "stack/src/shard",
     // What a C program calls stands above the objects that it is about; see its layers below.
