@@ -5,19 +5,19 @@ use rustix::net::sockopt;
 use std::net::UdpSocket;
 use std::path::Path;
 
+/// The topic of a socket's own buffers.
+const SOCKET: &str = "socket buffers";
 /// What a `udp` port asks for.
 const WANTED: u64 = 4 << 20;
 /// What all UDP sockets of a host should be able to hold: some ports' worth.
 const ALL: u64 = 16 * WANTED;
 
-pub(super) fn check(root: &Path) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    findings.extend(granted().map_or_else(
-        |error| vec![Finding::new("socket buffers", Verdict::Unknown, error.to_string())],
-        |granted| vec![socket(granted)],
-    ));
-    findings.push(host(&read(root, "proc/sys/net/ipv4/udp_mem"), &read(root, "proc/net/sockstat")));
-    findings
+pub(super) fn check(root: &Path) -> [Finding; 2] {
+    let socket = match granted() {
+        Ok(granted) => socket(granted),
+        Err(error) => Finding::new(SOCKET, Verdict::Unknown, error.to_string()),
+    };
+    [socket, host(&read(root, "proc/sys/net/ipv4/udp_mem"), &read(root, "proc/net/sockstat"))]
 }
 
 /// Bytes that a socket gets who asks for what a port asks for: to receive, and to send.
@@ -31,7 +31,6 @@ fn granted() -> std::io::Result<[u64; 2]> {
 }
 
 fn socket(granted: [u64; 2]) -> Finding {
-    const TOPIC: &str = "socket buffers";
     let what = format!("{} to receive, {} to send", bytes(granted[0]), bytes(granted[1]));
     let short: Vec<_> = ["net.core.rmem_max", "net.core.wmem_max"]
         .into_iter()
@@ -40,11 +39,11 @@ fn socket(granted: [u64; 2]) -> Finding {
         .map(|(setting, _)| format!("{setting}={WANTED}"))
         .collect();
     if short.is_empty() {
-        return Finding::ok(TOPIC, what);
+        return Finding::ok(SOCKET, what);
     }
     let what =
         format!("{what}; a port asks for {}, and loses packets when its program does not run", bytes(WANTED));
-    Finding::new(TOPIC, Verdict::Note, what).advice(format!("sysctl -w {}", short.join(" ")))
+    Finding::new(SOCKET, Verdict::Note, what).advice(format!("sysctl -w {}", short.join(" ")))
 }
 
 /// `limits` and `used` are the kernel's, in pages.

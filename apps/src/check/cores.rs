@@ -12,13 +12,13 @@ const BUSY: f64 = 0.2;
 /// Most processes that are named.
 const NAMED: usize = 3;
 
-pub(super) fn check(root: &Path) -> Vec<Finding> {
+pub(super) fn check(root: &Path) -> Finding {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (before, began) = (processes(root), Instant::now());
     std::thread::sleep(WATCHED);
     let busy = busiest(&before, &processes(root), began.elapsed());
     let pressure = read(root, "proc/pressure/cpu");
-    vec![finding(cores, &busy, &pressure)]
+    finding(cores, &busy, &pressure)
 }
 
 /// What processes have run so far, in ticks, by their numbers, with their names.

@@ -6,9 +6,9 @@ use rustix::process::{Resource, getrlimit};
 /// Enough for a program with a thousand connections that have a channel each.
 const PLENTY: u64 = 4096;
 
-pub(super) fn check() -> Vec<Finding> {
+pub(super) fn check() -> Finding {
     let limit = getrlimit(Resource::Nofile);
-    vec![descriptors(limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX))]
+    descriptors(limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX))
 }
 
 fn descriptors(now: u64, most: u64) -> Finding {

@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 use std::path::Path;
-use verbs::port::HostAddress;
 
 /// How something is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -54,15 +53,6 @@ impl Finding {
 /// A file of the kernel; empty where it cannot be read.
 pub(super) fn read(root: &Path, path: &str) -> String {
     std::fs::read_to_string(root.join(path)).unwrap_or_default()
-}
-
-/// The names of the interfaces that have addresses.
-pub(super) fn interfaces_of(addrs: &[HostAddress]) -> Vec<&str> {
-    let mut names: Vec<&str> =
-        addrs.iter().map(|addr| addr.iface.as_str()).filter(|name| !name.is_empty()).collect();
-    names.sort_unstable();
-    names.dedup();
-    names
 }
 
 /// Bytes as people write them.

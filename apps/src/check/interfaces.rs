@@ -1,6 +1,6 @@
 //! The interfaces with addresses: what a packet may have, and whether packets are sent and received in batches.
 
-use super::finding::{Finding, Verdict, interfaces_of, read};
+use super::finding::{Finding, Verdict, read};
 use std::path::Path;
 use verbs::Mtu;
 use verbs::port::{HostAddress, interface_feature};
@@ -29,6 +29,15 @@ pub(super) fn check(root: &Path, addrs: &[HostAddress]) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// The names of the interfaces that have addresses.
+fn interfaces_of(addrs: &[HostAddress]) -> Vec<&str> {
+    let mut names: Vec<&str> =
+        addrs.iter().map(|addr| addr.iface.as_str()).filter(|name| !name.is_empty()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
 }
 
 fn interface(name: &str, addrs: &str, up: bool, mtu: &str) -> Finding {
@@ -99,20 +108,12 @@ mod tests {
 
     #[test]
     fn batches_are_seen_by_the_interfaces_features() {
-        let verdicts =
-            |gso, gro| batches("eth0", |name| if name == "rx-gro" { gro } else { gso }).map_verdicts();
+        let verdicts = |gso, gro| {
+            let findings = batches("eth0", |name| if name == "rx-gro" { gro } else { gso });
+            findings.iter().map(|finding| finding.verdict).collect::<Vec<_>>()
+        };
         assert_eq!(verdicts(Some(false), Some(true)), [Verdict::Ok, Verdict::Ok]);
         assert_eq!(verdicts(Some(true), Some(false)), [Verdict::Note, Verdict::Note]);
         assert_eq!(verdicts(None, None), [Verdict::Unknown, Verdict::Unknown]);
-    }
-
-    trait Verdicts {
-        fn map_verdicts(self) -> Vec<Verdict>;
-    }
-
-    impl Verdicts for Vec<Finding> {
-        fn map_verdicts(self) -> Vec<Verdict> {
-            self.into_iter().map(|finding| finding.verdict).collect()
-        }
     }
 }

@@ -28,14 +28,14 @@ pub fn run(hosts: &[String], json: bool) -> Result<()> {
     let spec: PortSpec = "udp".parse().expect("it is a port");
     let addrs = spec.host_addresses().unwrap_or_default();
     let root = Path::new("/");
-    let (held, mut findings) = udp_port::check(root);
-    findings.extend(udp_port::check_loop(held.as_ref(), &addrs));
+    let (held, port) = udp_port::check(root);
+    let mut findings = vec![port, udp_port::check_loop(held.as_ref(), &addrs)];
     drop(held);
     findings.extend(buffers::check(root));
     findings.extend(interfaces::check(root, &addrs));
     findings.extend(peers.iter().flat_map(|(name, peer)| route::check(name, *peer)));
-    findings.extend(descriptors::check());
-    findings.extend(cores::check(root));
+    findings.push(descriptors::check());
+    findings.push(cores::check(root));
     let text =
         if json { serde_json::to_string(&findings).expect("findings are text") } else { page(&findings) };
     say!("{text}")?;

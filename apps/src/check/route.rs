@@ -1,6 +1,7 @@
 //! The way to another host.
 
 use super::finding::{Finding, Verdict};
+use super::udp_port::PORT;
 use crate::error::{AppError, Result};
 use rustix::net::sockopt;
 use std::io::ErrorKind;
@@ -8,7 +9,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 use verbs::Mtu;
 
-const PORT: u16 = 4791;
 /// How long a refusal may take to come back.
 const PATIENCE: Duration = Duration::from_millis(500);
 

@@ -7,12 +7,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use verbs::port::HostAddress;
 
-const PORT: u16 = 4791;
+pub(super) const PORT: u16 = 4791;
 /// How long a datagram to an address of this host may take.
 const PATIENCE: Duration = Duration::from_millis(300);
 
 /// The port, if nobody else has it, and who has it.
-pub(super) fn check(root: &Path) -> (Option<UdpSocket>, Vec<Finding>) {
+pub(super) fn check(root: &Path) -> (Option<UdpSocket>, Finding) {
     const TOPIC: &str = "UDP port 4791";
     // A host without IPv6 has no such sockets.
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT)).or_else(|error| match error.kind() {
@@ -36,19 +36,19 @@ pub(super) fn check(root: &Path) -> (Option<UdpSocket>, Vec<Finding>) {
         }
         Err(error) => Finding::new(TOPIC, Verdict::Broken, format!("a socket cannot be had: {error}")),
     };
-    (socket.ok(), vec![finding])
+    (socket.ok(), finding)
 }
 
 /// Sends from each address to the port at the same address: a loop through the firewall of this host.
-pub(super) fn check_loop(socket: Option<&UdpSocket>, addrs: &[HostAddress]) -> Vec<Finding> {
+pub(super) fn check_loop(socket: Option<&UdpSocket>, addrs: &[HostAddress]) -> Finding {
     const TOPIC: &str = "firewall";
     let Some(socket) = socket else {
         let what = "not tried, as another program has the port";
-        return vec![Finding::new(TOPIC, Verdict::Unknown, what)];
+        return Finding::new(TOPIC, Verdict::Unknown, what);
     };
     let usable = addrs.iter().filter(|of| of.up && !is_link_local(of.addr)).map(|of| of.addr);
     let lost: Vec<_> = usable.filter(|addr| !arrives(socket, *addr)).map(|addr| addr.to_string()).collect();
-    vec![if lost.is_empty() {
+    if lost.is_empty() {
         Finding::ok(
             TOPIC,
             "what this host sends to its own port arrives (the way to another host: --check HOST)",
@@ -57,7 +57,7 @@ pub(super) fn check_loop(socket: Option<&UdpSocket>, addrs: &[HostAddress]) -> V
         Finding::new(TOPIC, Verdict::Broken, format!("what is sent to {} does not arrive", lost.join(", "))).advice(
             "a firewall of this host drops it: accept UDP port 4791, for example nft add rule inet filter input udp dport 4791 accept",
         )
-    }]
+    }
 }
 
 /// Link-local addresses need an interface's number, and nothing more can be seen by them.

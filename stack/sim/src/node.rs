@@ -782,15 +782,12 @@ impl Node {
         {
             return Err(EINVAL);
         }
-        let epoch = batch.epoch();
-        let slot = batch.slot().map_err(|_| ENOMEM)?;
         let mut flags = wr.flags;
         flags.set(SendFlags::INLINE, wr.inline.is_some());
         let mut wqe = SendWqe::new(wr.wr_id, wr.opcode, flags);
         wqe.remote_addr = wr.remote_addr;
         wqe.rkey = wr.rkey;
         wqe.length = length as u32;
-        wqe.epoch = epoch;
         wqe.num_sge = if wr.inline.is_some() { 0 } else { wr.sges.len() as u8 };
         match wr.opcode {
             WrOpcode::SendWithInv => wqe.arg0 = u64::from(wr.inv),
@@ -809,14 +806,17 @@ impl Node {
             None if xrc => XRC_ADDR_GRANULES as u8,
             None => 0,
         };
-        let body = wqe.put(slot);
-        let body = wr.address.iter().fold(body, |body, address| address.put(body));
-        let body = if xrc { put_srqn(body, wr.srqn) } else { body };
-        match &wr.inline {
-            Some(data) => body[..data.len()].copy_from_slice(data),
-            None => put_sges(body, &wr.sges),
-        }
-        batch.advance();
+        let put = batch.put(|slot, epoch| {
+            wqe.epoch = epoch;
+            let body = wqe.put(slot);
+            let body = wr.address.iter().fold(body, |body, address| address.put(body));
+            let body = if xrc { put_srqn(body, wr.srqn) } else { body };
+            match &wr.inline {
+                Some(data) => body[..data.len()].copy_from_slice(data),
+                None => put_sges(body, &wr.sges),
+            }
+        });
+        put.map_err(|_| ENOMEM)?;
         batch.post();
         Ok(())
     }

@@ -206,12 +206,7 @@ impl<Q: Side, P: DerefMut<Target = Poster<Q>>> Batch<P> {
     pub fn sq_sig_all(&self) -> bool {
         self.poster.signals.sq_sig_all
     }
-    /// The epoch of its requests.
-    #[inline]
-    pub fn epoch(&self) -> u32 {
-        self.epoch
-    }
-    /// The slot of the next request: the same one until [`advance`](Self::advance).
+    /// The slot of the next request: the same one until it is [`put`](Self::put).
     ///
     /// # Errors
     /// [`Full`].
@@ -219,11 +214,6 @@ impl<Q: Side, P: DerefMut<Target = Poster<Q>>> Batch<P> {
     pub fn slot(&mut self) -> Result<&mut [Granule], Full> {
         let full = Full { depth: self.poster.ring.slots() };
         self.poster.ring.slot(self.put).ok_or(full)
-    }
-    /// The next request is in its slot.
-    #[inline]
-    pub fn advance(&mut self) {
-        self.put += 1;
     }
     /// Puts one more request, which `write` lays out in a slot for an epoch.
     ///
