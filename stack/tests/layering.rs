@@ -458,7 +458,8 @@ fn crates_point_down() {
 /// The body of a trait in a file.
 fn body_of(file: &Path, name: &str) -> String {
     let text: String = code(file).into_iter().map(|(_, line)| line + "\n").collect();
-    let (_, from) = text.split_once(&format!("pub trait {name}:")).expect("the file has the trait");
+    let after = |end| text.split_once(&format!("pub trait {name}{end}"));
+    let (_, from) = after(":").or_else(|| after(" {")).expect("the file has the trait");
     from.split("\n}\n").next().expect("a split has a first part").to_string()
 }
 
@@ -477,6 +478,15 @@ fn ports_inherit_no_answers() {
             let name = method.split('(').next().expect("a split has a first part");
             let forwards = format!("self.inner().{name}(");
             assert!(layer.contains(&forwards), "{of_layer}::{name} is not that of the port below");
+        }
+    }
+    // What a port calls, and what it has below it.
+    for name in ["Build", "Host"] {
+        let body = body_of(&dir.join("traits.rs"), name);
+        let methods: Vec<&str> = body.lines().filter_map(|line| line.trim().strip_prefix("fn ")).collect();
+        assert!(methods.len() > 1, "it sees the methods: {methods:?}");
+        for method in methods {
+            assert!(method.ends_with(';'), "{name} has a default for a method: fn {method}");
         }
     }
 }

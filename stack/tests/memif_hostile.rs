@@ -8,7 +8,7 @@ use sim::memif_peer::{
     self, BUFFER, CONNECT, Dir, LOG2, Peer, SIZE, SLOTS, Sent, TO_CLIENT, TO_SERVER, add_region, add_ring,
     buffer, init, memory, message,
 };
-use stack::port::{Frame, Port, PortQueue, Route, RxBurst, TxBurst};
+use stack::port::{AtOnce, Frame, Port, PortQueue, Route, RxBurst, TxBurst};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -199,8 +199,11 @@ fn buffers_to_send_in_are_looked_at_each_time() {
     let n = bad.len() as u16;
     peer.give_slots(n);
     let frame = [0xabu8; 100];
-    let built =
-        queue.build_burst(Route::default(), 4, &mut |_: &mut [u8]| panic!("nothing can be built there"));
+    let built = queue.build_burst(
+        Route::default(),
+        4,
+        &mut AtOnce(|_: &mut [u8]| panic!("nothing can be built there")),
+    );
     assert_eq!(built, None);
     for slot in 0..n {
         assert_eq!(transmit(&mut *queue, &[&frame]), 1);
@@ -239,10 +242,14 @@ fn buffers_to_send_in_are_looked_at_each_time() {
     }
     peer.give_slots(next.wrapping_add(SLOTS));
     for _ in 0..4 {
-        let _ = queue.build_burst(Route::default(), 64, &mut |buffer: &mut [u8]| {
-            buffer.fill(0xff);
-            Some(buffer.len())
-        });
+        let _ = queue.build_burst(
+            Route::default(),
+            64,
+            &mut AtOnce(|buffer: &mut [u8]| {
+                buffer.fill(0xff);
+                Some(buffer.len())
+            }),
+        );
         transmit(&mut *queue, &[&[0xff; 4000][..]; 32]);
         receive(&mut *queue);
     }
@@ -286,10 +293,14 @@ fn events_wake_waiters_and_block_no_caller() {
     peer.give_slots(SLOTS);
     assert_eq!((transmit(&mut *queue, &[b"a", b"b"]), count()), (2, 1), "one event a burst");
     let mut builds = 0;
-    queue.build_burst(Route::default(), 3, &mut |_: &mut [u8]| {
-        builds += 1;
-        (builds < 3).then_some(60)
-    });
+    queue.build_burst(
+        Route::default(),
+        3,
+        &mut AtOnce(|_: &mut [u8]| {
+            builds += 1;
+            (builds < 3).then_some(60)
+        }),
+    );
     assert_eq!(count(), 1);
     receive(&mut *queue);
     assert_eq!(count(), 1, "and one when it was looked at again");
@@ -427,11 +438,15 @@ fn memory_that_changes_while_it_is_read() {
                 }
                 queue.recycle(&mut got);
                 match turn % 3 {
-                    0 => drop(queue.build_burst(Route::default(), 8, &mut |buffer: &mut [u8]| {
-                        assert_eq!(buffer.len(), max);
-                        buffer[..100].fill(turn as u8);
-                        Some(100)
-                    })),
+                    0 => drop(queue.build_burst(
+                        Route::default(),
+                        8,
+                        &mut AtOnce(|buffer: &mut [u8]| {
+                            assert_eq!(buffer.len(), max);
+                            buffer[..100].fill(turn as u8);
+                            Some(100)
+                        }),
+                    )),
                     1 => drop(transmit(&mut *queue, &[&[1; 60], &[2; 1500]])),
                     _ => port.maintain(),
                 }

@@ -2,7 +2,7 @@
 
 use process::{PATIENCE, Peer, exchange, socket};
 use stack::port::dpdk::EalOptions;
-use stack::port::{Port, PortOptions, PortSpec, Route, RxBurst, TxBurst};
+use stack::port::{AtOnce, Port, PortOptions, PortSpec, Route, RxBurst, TxBurst};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Once;
@@ -70,7 +70,7 @@ fn a_stock_client_with_small_buffers() {
     let _peer = Peer::start(&stock(&path, "client", ",bsize=2048"), 1);
     exchange(&*port, &mut *queue, "buffers of 2048 bytes");
     assert_eq!(
-        queue.build_burst(Route::default(), 1, &mut |_: &mut [u8]| panic!("they hold no frame")),
+        queue.build_burst(Route::default(), 1, &mut AtOnce(|_: &mut [u8]| panic!("they hold no frame"))),
         None
     );
 }

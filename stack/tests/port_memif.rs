@@ -2,7 +2,7 @@
 
 use process::{PATIENCE, Peer, Ticker, exchange, open, socket};
 use rustix::process::Signal;
-use stack::port::{Armed, Build, Port, PortOptions, PortQueue, PortSpec, Route, RxBurst, TxBurst};
+use stack::port::{Armed, AtOnce, Build, Port, PortOptions, PortQueue, PortSpec, Route, RxBurst, TxBurst};
 use stack::sync::sleeper::Sleeper;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -223,7 +223,11 @@ fn frames_are_built_in_the_ring() {
         let mut queue = port.take_queue(0).unwrap();
         if ours == "server" && !port.link_up() {
             assert_eq!(
-                queue.build_burst(Route::default(), 1, &mut |_: &mut [u8]| panic!("there is no link")),
+                queue.build_burst(
+                    Route::default(),
+                    1,
+                    &mut AtOnce(|_: &mut [u8]| panic!("there is no link"))
+                ),
                 None
             );
         }
@@ -262,7 +266,7 @@ fn frames_are_built_in_the_ring() {
         let filled = queue.build_burst(Route::default(), 1000, &mut build).expect("the link is up");
         assert_eq!(filled, SLOTS, "{ours}: a ring holds as many frames as it has slots");
         assert_eq!(
-            queue.build_burst(Route::default(), 1, &mut |_: &mut [u8]| panic!("there is no room")),
+            queue.build_burst(Route::default(), 1, &mut AtOnce(|_: &mut [u8]| panic!("there is no room"))),
             Some(0)
         );
         assert_eq!(port.stats().tx_dropped, 0);
@@ -272,7 +276,7 @@ fn frames_are_built_in_the_ring() {
             receive(&mut *queue, &mut seen);
         }
         assert_eq!(
-            queue.build_burst(Route::default(), 1, &mut |_: &mut [u8]| None),
+            queue.build_burst(Route::default(), 1, &mut AtOnce(|_: &mut [u8]| None)),
             Some(0),
             "who has nothing more says so"
         );

@@ -110,7 +110,9 @@ impl<L: PortLayer> Port for L {
 /// A [`PortQueue`] around another one. Each method is that of the queue below unless it is overridden.
 ///
 /// Frames leave by [`tx_burst`](Self::tx_burst) and by [`build_burst`](Self::build_burst), and buffers come from
-/// [`alloc`](Self::alloc) and [`alloc_burst`](Self::alloc_burst): a layer that overrides one of two overrides the other one, too.
+/// [`alloc`](Self::alloc) and [`alloc_burst`](Self::alloc_burst): a layer that overrides one of two overrides the other one, too. What
+/// [`rx_burst`](Self::rx_burst) receives is announced by [`arm`](Self::arm) and goes back by [`recycle`](Self::recycle): a layer that
+/// receives from elsewhere than the queue below overrides all three.
 pub trait QueueLayer: Send {
     /// The queue below.
     fn inner(&mut self) -> &mut dyn PortQueue;
@@ -194,7 +196,7 @@ impl<L: QueueLayer> PortQueue for L {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{HeapPool, PortError};
+    use super::super::{AtOnce, HeapPool, PortError};
     use super::*;
     use crate::id::Mac;
     use core::sync::atomic::{AtomicUsize, Ordering};
@@ -352,7 +354,7 @@ mod tests {
         queue.alloc_burst(&mut burst, 3);
         assert_eq!(queue.route_to(ADDRESS), Route(77));
         assert_eq!(queue.tx_burst(Route(77), &mut burst), 3);
-        assert_eq!(queue.build_burst(Route(1), 5, &mut |_: &mut [u8]| None), Some(6));
+        assert_eq!(queue.build_burst(Route(1), 5, &mut AtOnce(|_: &mut [u8]| None)), Some(6));
         assert!(matches!(queue.arm(), Armed::Down(time, None) if time.as_secs() == 772));
         assert_eq!(calls.load(Ordering::Relaxed), 1 + 8);
     }

@@ -291,6 +291,7 @@ impl PortQueue for WireQueue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::traits::AtOnce;
     use super::*;
 
     fn send(queue: &mut dyn PortQueue, bytes: &[u8]) -> usize {
@@ -359,18 +360,18 @@ mod tests {
         let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
         assert_eq!(send(&mut *qa, &u32::MAX.to_be_bytes()), 1);
         let mut next = 0u32;
-        let mut number = |buffer: &mut [u8]| {
+        let mut number = AtOnce(|buffer: &mut [u8]| {
             assert!(buffer.len() >= a.info().max_frame());
             buffer[..4].copy_from_slice(&next.to_be_bytes());
             next += 1;
             Some(4)
-        };
+        });
         let bursts = std::iter::from_fn(|| {
             qa.build_burst(Route::default(), 2 * DEPTH, &mut number).filter(|n| *n > 0)
         });
         assert_eq!(bursts.sum::<usize>(), DEPTH, "one of them waits");
         assert_eq!(
-            qa.build_burst(Route::default(), 1, &mut |_: &mut [u8]| panic!("there is no room")),
+            qa.build_burst(Route::default(), 1, &mut AtOnce(|_: &mut [u8]| panic!("there is no room"))),
             Some(0)
         );
         assert_eq!(send(&mut *qa, b"not yet"), 0);
@@ -383,7 +384,7 @@ mod tests {
         let all: Vec<u32> = std::iter::once(u32::MAX).chain(0..DEPTH as u32).collect();
         assert_eq!(seen, all);
         assert_eq!(
-            qa.build_burst(Route::default(), 5, &mut |_: &mut [u8]| None),
+            qa.build_burst(Route::default(), 5, &mut AtOnce(|_: &mut [u8]| None)),
             Some(0),
             "whoever has nothing more says so"
         );

@@ -17,24 +17,32 @@ pub trait Build {
 
     /// Finishes the `i`-th frame of the burst, whose buffer this is; its length stays. Code that reads what was stored just
     /// before belongs here: by now the stores have left the core.
-    fn finish(&mut self, i: usize, buffer: &mut [u8]) {
-        let _ = (i, buffer);
-    }
+    fn finish(&mut self, i: usize, buffer: &mut [u8]);
 }
 
-impl<F: FnMut(&mut [u8]) -> Option<usize>> Build for F {
+/// Builds frames by a function, which leaves nothing to [`finish`](Build::finish).
+#[derive(Clone, Copy, Debug)]
+pub struct AtOnce<F>(pub F);
+
+impl<F: FnMut(&mut [u8]) -> Option<usize>> Build for AtOnce<F> {
     fn build(&mut self, buffer: &mut [u8]) -> Option<usize> {
-        self(buffer)
+        self.0(buffer)
     }
+    fn finish(&mut self, _: usize, _: &mut [u8]) {}
 }
 
-/// The link by which frames leave, of a port that consists of several: their numbers are the port's business. The default is that of a
-/// port with one link, and of frames that go to no peer in particular.
+/// The link by which frames leave, of a port that consists of several: their numbers, below [`Route::COUNT`], are the port's business.
+/// The default is that of a port with one link, and of frames that go to no peer in particular.
 ///
 /// A link that takes no frames for a while holds up those of its own route alone. A port with several has a [`Host`], which finds the
-/// next hops.
+/// next hops: requests for neighbours leave by the default route.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Hash)]
 pub struct Route(pub u8);
+
+impl Route {
+    /// Routes that a port may have.
+    pub const COUNT: usize = u8::MAX as usize;
+}
 
 /// One queue of a port: frames in, frames out, buffers. One shard owns it and calls it from one thread at a time.
 ///
@@ -44,7 +52,9 @@ pub trait PortQueue: Send {
     /// [`RX_BURST_BYTES`](crate::config::RX_BURST_BYTES), so that it is still in L1 or L2 when the caller reads it.
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize;
 
-    /// The route to a peer. Asked when the next hop of a destination is resolved, and again when neighbours or addresses have changed.
+    /// The route to a peer. Asked when the next hop of a destination is resolved: for datagrams again when neighbours or addresses have
+    /// changed, and for a connection again when its neighbour has. Over a port with a [`Host`] the stack knows no neighbours, so there
+    /// the route of a connection is that which it had when it was made.
     fn route_to(&mut self, peer: IpAddr) -> Route;
 
     /// Takes frames off the front of `frames` as long as the link of this route accepts them; returns how many.
@@ -142,7 +152,7 @@ pub trait Port: Send + Sync {
 
     /// Bytes of requests and of responses to READs that reliable queue pairs of the device may have in flight together, so that no
     /// end has to drop any; each packet counts as its path MTU and 256 bytes. `None`: no bound. It does not change, and is known
-    /// before the start.
+    /// before the start. A port of several links has one for all of them.
     fn window(&self) -> Option<usize>;
 
     /// Maintains the link: reconnects when a peer came back, flushes captures. Cheap; call it every 10 ms or more often, from one

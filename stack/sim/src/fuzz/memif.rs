@@ -7,7 +7,7 @@ use crate::memif_peer::{
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{FallocateFlags, OFlags, SealFlags};
-use stack::port::{Frame, PortQueue, Route, RxBurst, TxBurst};
+use stack::port::{AtOnce, Frame, PortQueue, Route, RxBurst, TxBurst};
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// Steps of one input.
@@ -108,12 +108,16 @@ pub fn memif_peer(bytes: &[u8]) {
             7 => {
                 // The peer changes its memory while frames are built in it.
                 let most = usize::from(input.u8() % 40);
-                queue.build_burst(Route::default(), most, &mut |buffer: &mut [u8]| {
-                    assert_eq!(buffer.len(), max);
-                    change(&peer, &mut input);
-                    buffer.fill(9);
-                    Some(1 + usize::from(input.u16()) % max)
-                });
+                queue.build_burst(
+                    Route::default(),
+                    most,
+                    &mut AtOnce(|buffer: &mut [u8]| {
+                        assert_eq!(buffer.len(), max);
+                        change(&peer, &mut input);
+                        buffer.fill(9);
+                        Some(1 + usize::from(input.u16()) % max)
+                    }),
+                );
             }
             8 => {
                 let flags = if input.u8() & 1 == 0 { OFlags::empty() } else { OFlags::NONBLOCK };
