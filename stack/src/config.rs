@@ -19,7 +19,7 @@ pub const QP_TX_BUDGET: usize = 16;
 pub const LONG_PACKET: usize = 1024;
 /// When a long packet is placed, memory is prefetched this many bytes ahead of where the last one was placed.
 pub const PLACE_AHEAD: u64 = 4096;
-/// Queue pairs served from the ready list in a turn.
+/// Queue pairs served in a turn from the list of those with requests, and from that of those with answers.
 pub const READY_BUDGET: usize = 64;
 /// Queue pairs whose send queues a shard checks every turn, so that their posters need not ring.
 pub const WATCHED_MAX: usize = 8;
@@ -33,6 +33,8 @@ pub const WATCH_IDLE: Duration = Duration::from_millis(1);
 pub const PREFETCH_FROM: usize = 256;
 /// Frames waiting in a shard's inbox (handed over, or addressed to ourselves).
 pub const INBOX_DEPTH: usize = 1024;
+/// Frames of a kind that wait for one of several links, while it refuses all: the buffers are everybody's.
+pub const TX_REFUSED: usize = TX_BURST / 4;
 /// How long a port may refuse every frame before the backlog is dropped, under its counter: some time slices of the
 /// peer's process or virtual machine, and less than the usual ACK timeout (67 ms), which a dropped frame costs.
 pub const TX_STALL: Duration = Duration::from_millis(20);

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use crate::common::{all_rights, nothing, options, pump};
 use verbs::port::{
-    Build, Host, Port, PortLayer, PortOptions, PortQueue, PortStats, QueueLayer, Route, RxBurst, TxBurst,
-    pair_with,
+    Armed, Build, Host, Port, PortLayer, PortOptions, PortQueue, PortStats, QueueLayer, Route, RxBurst,
+    TxBurst, pair_with,
 };
 use verbs::{
-    Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Pd, Qp, QpInitAttr, QpType,
-    RecvWr, SendWr, Wc, WcOpcode, ah_attr_to,
+    Ah, Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Pd, Qp, QpInitAttr, QpType,
+    Qpn, RecvWr, SendWr, Wc, WcOpcode, ah_attr_to,
 };
 
 const HUB: [u8; 4] = [192, 0, 2, 1];
@@ -54,6 +54,7 @@ impl Host for OfHost {
 struct Joined {
     ports: [Box<dyn Port>; 2],
     shut: Arc<[AtomicBool; 2]>,
+    paces: Arc<[AtomicU64; 2]>,
 }
 
 impl PortLayer for Joined {
@@ -62,7 +63,7 @@ impl PortLayer for Joined {
     }
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         let links = [self.ports[0].take_queue(index)?, self.ports[1].take_queue(index)?];
-        Some(Box::new(Links { links, shut: self.shut.clone() }))
+        Some(Box::new(Links { links, shut: self.shut.clone(), paces: self.paces.clone() }))
     }
     fn stats(&self) -> PortStats {
         let [a, b] = [0, 1].map(|n| self.ports[n].stats());
@@ -76,11 +77,16 @@ impl PortLayer for Joined {
 struct Links {
     links: [Box<dyn PortQueue>; 2],
     shut: Arc<[AtomicBool; 2]>,
+    /// Frames that each takes in a burst; 0 for all.
+    paces: Arc<[AtomicU64; 2]>,
 }
 
 impl Links {
     fn is_shut(&self, route: Route) -> bool {
         self.shut[usize::from(route.0)].load(Ordering::Relaxed)
+    }
+    fn pace(&self, route: Route) -> usize {
+        self.paces[usize::from(route.0)].load(Ordering::Relaxed) as usize
     }
 }
 
@@ -99,11 +105,28 @@ impl QueueLayer for Links {
         if self.is_shut(route) {
             return 0;
         }
-        self.links[usize::from(route.0)].tx_burst(route, frames)
+        let (pace, link) = (self.pace(route), &mut self.links[usize::from(route.0)]);
+        if pace == 0 || frames.len() <= pace {
+            return link.tx_burst(route, frames);
+        }
+        let mut first: TxBurst = frames.drain(..pace).collect();
+        let sent = link.tx_burst(route, &mut first);
+        first.extend(frames.drain(..));
+        *frames = first;
+        sent
+    }
+    fn arm(&mut self) -> Armed {
+        Armed::Unable // the descriptors of two links are not one
+    }
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        frames.clear(); // each goes back to where it came from
     }
     fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
         if self.is_shut(route) {
             return Some(0);
+        }
+        if self.pace(route) > 0 {
+            return None;
         }
         self.links[usize::from(route.0)].build_burst(route, most, builder)
     }
@@ -138,10 +161,21 @@ struct Line {
     their_sends: Cq,
 }
 
+/// A datagram queue pair and its completion queue.
+fn datagrams(node: &Node, ty: QpType) -> (Qp, Cq) {
+    let cq = node.context.create_cq(256).unwrap();
+    let qp = node.pd.create_qp(&QpInitAttr::new(ty, &cq, &cq)).unwrap();
+    qp.activate_ud(QKEY).unwrap();
+    (qp, cq)
+}
+
+const QKEY: u32 = 0x1111_1111;
+
 struct World {
     hub: Node,
     peers: [Node; 2],
     shut: Arc<[AtomicBool; 2]>,
+    paces: Arc<[AtomicU64; 2]>,
     clock: Arc<AtomicU64>,
 }
 
@@ -152,7 +186,8 @@ impl World {
         let link = || pair_with(&options(2), &options(3), Arc::new(|queue, _, _| queue));
         let [(hub_a, a), (hub_b, b)] = [link(), link()];
         let (clock, shut) = (Arc::new(AtomicU64::new(1)), Arc::<[AtomicBool; 2]>::default());
-        let joined = Joined { ports: [hub_a, hub_b], shut: shut.clone() };
+        let paces = Arc::<[AtomicU64; 2]>::default();
+        let joined = Joined { ports: [hub_a, hub_b], shut: shut.clone(), paces: paces.clone() };
         let hub = OfHost { port: Box::new(joined), addr: HUB.into() };
         let hub = Node::new(DeviceConfig::new(Box::new(hub) as Box<dyn Port>), &clock);
         let peer = |port: Box<dyn Port>, addr| {
@@ -160,7 +195,7 @@ impl World {
             Node::new(DeviceConfig::new(port).addr(addr, 24).neighbour(HUB, hub), &clock)
         };
         let peers = [peer(a, PEERS[0]), peer(b, PEERS[1])];
-        Self { hub, peers, shut, clock }
+        Self { hub, peers, shut, paces, clock }
     }
 
     fn shut(&self, link: usize, on: bool) {
@@ -306,46 +341,162 @@ fn what_a_link_refuses_for_too_long_is_lost_on_it_alone() {
     assert_eq!(ids(&w.take(&lines[1].their_sends, 20)), (0..20).collect::<Vec<_>>());
 }
 
+/// Datagrams of one queue pair of the hub, to one at each peer.
+struct Datagrams {
+    hub: Qp,
+    done: Cq,
+    peers: [(Qp, Cq); 2],
+    handles: [Ah; 2],
+}
+
+impl Datagrams {
+    fn new(w: &World, ty: QpType) -> Self {
+        let (hub, done) = datagrams(&w.hub, ty);
+        let peers = [0, 1].map(|peer| datagrams(&w.peers[peer], ty));
+        let handles = PEERS.map(|addr| w.hub.pd.create_ah(&ah_attr_to(Gid::v4(addr), 0)).unwrap());
+        for ((qp, _), node) in peers.iter().zip(&w.peers) {
+            for id in 0..32 {
+                qp.post_recv(&[RecvWr::new(id, &[node.mr.sge(0..300).unwrap()])]).unwrap();
+            }
+        }
+        Self { hub, done, peers, handles }
+    }
+
+    fn send(&self, id: u64, peer: usize) {
+        let (qp, qkey) =
+            (&self.peers[peer].0, if self.hub.qp_num() == Qpn::GSI { 0x8001_0000 } else { QKEY });
+        let wr = SendWr::send(id, &[]).inline(b"datagram").to(&self.handles[peer], qp.qp_num(), qkey);
+        self.hub.post_send(&[wr.signaled()]).unwrap();
+    }
+}
+
 // Goal: each datagram of a queue pair goes by the route of its own peer, and waits for that alone.
 #[test]
 fn datagrams_of_one_queue_pair_go_by_the_routes_of_their_peers() {
-    const QKEY: u32 = 0x1111_1111;
     let w = World::new();
-    let ud = |node: &Node| {
-        let cq = node.context.create_cq(256).unwrap();
-        let qp = node.pd.create_qp(&QpInitAttr::new(QpType::Ud, &cq, &cq)).unwrap();
-        qp.activate_ud(QKEY).unwrap();
-        (qp, cq)
-    };
-    let (hub, done) = ud(&w.hub);
-    let peers = [0, 1].map(|peer| ud(&w.peers[peer]));
-    let handles = PEERS.map(|addr| w.hub.pd.create_ah(&ah_attr_to(Gid::v4(addr), 0)).unwrap());
-    for ((qp, _), node) in peers.iter().zip(&w.peers) {
-        for id in 0..32 {
-            qp.post_recv(&[RecvWr::new(id, &[node.mr.sge(0..100).unwrap()])]).unwrap();
-        }
-    }
-    let send = |id: u64, peer: usize| {
-        let wr = SendWr::send(id, &[]).inline(b"datagram").to(&handles[peer], peers[peer].0.qp_num(), QKEY);
-        hub.post_send(&[wr.signaled()]).unwrap();
-    };
+    let d = Datagrams::new(&w, QpType::Ud);
     for id in 0..20 {
-        send(id, (id % 2) as usize);
+        d.send(id, (id % 2) as usize);
     }
-    w.take(&done, 20);
-    for (_, cq) in &peers {
+    w.take(&d.done, 20);
+    for (_, cq) in &d.peers {
         assert!(w.take(cq, 10).iter().all(|wc| wc.opcode == WcOpcode::Recv));
     }
     w.shut(1, true);
     for id in 20..24 {
-        send(id, 1);
+        d.send(id, 1);
     }
     for id in 24..28 {
-        send(id, 0);
+        d.send(id, 0);
     }
-    assert_eq!(ids(&w.take(&peers[0].1, 4)), [10, 11, 12, 13]);
-    nothing(&w.peers[1].context, &peers[1].1);
+    assert_eq!(ids(&w.take(&d.peers[0].1, 4)), [10, 11, 12, 13]);
+    nothing(&w.peers[1].context, &d.peers[1].1);
     w.shut(1, false);
-    assert_eq!(ids(&w.take(&peers[1].1, 4)), [10, 11, 12, 13]);
-    w.take(&done, 8);
+    assert_eq!(ids(&w.take(&d.peers[1].1, 4)), [10, 11, 12, 13]);
+    w.take(&d.done, 8);
+}
+
+// Goal: a datagram is complete when its own frame is with the port, and those behind it are complete no earlier, by whichever route
+// they go, in one turn or in several.
+#[test]
+fn a_datagram_is_complete_when_its_own_frame_is_with_the_port() {
+    for in_one_turn in [true, false] {
+        let w = World::new();
+        let d = Datagrams::new(&w, QpType::Ud);
+        w.shut(1, true);
+        for (id, peer) in (0..).zip([0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0]) {
+            d.send(id, peer);
+            if !in_one_turn {
+                w.pump();
+            }
+        }
+        assert_eq!(ids(&w.take(&d.done, 2)), [0, 1]);
+        assert_eq!(w.take(&d.peers[0].1, 7).len(), 7, "they need not wait for the others");
+        nothing(&w.hub.context, &d.done);
+        w.shut(1, false);
+        assert_eq!(ids(&w.take(&d.done, 10)), (2..12).collect::<Vec<_>>());
+        assert_eq!(w.take(&d.peers[1].1, 5).len(), 5);
+    }
+}
+
+// Goal: the MADs of queue pair 1 to everybody do not wait for a peer whose link takes nothing.
+#[test]
+fn no_mad_waits_for_the_link_of_another_peer() {
+    let w = World::new();
+    let (slow, d) = (w.connect(1), Datagrams::new(&w, QpType::Gsi));
+    w.shut(1, true);
+    w.hub_writes(&slow, 1, 0, 100);
+    (0..10).for_each(|_| w.pump());
+    for id in 0..8 {
+        d.send(id, 1);
+        d.send(10 + id, 0);
+    }
+    assert_eq!(w.take(&d.peers[0].1, 8).len(), 8);
+    assert!(d.hub.counters().discarded(Discard::TxStalled) > 0, "the others are lost by name");
+    w.take(&d.done, 16);
+}
+
+// Goal: however many queue pairs wait for a link that takes nothing, the others are served as fast as without them.
+#[test]
+fn queue_pairs_that_wait_for_a_link_take_nothing_from_the_others() {
+    let w = World::new();
+    let fast = w.connect(0);
+    let slow: Vec<Line> = (0..200).map(|_| w.connect(1)).collect();
+    let read = |id| {
+        let sge = [w.peers[0].mr.sge(0..REGION).unwrap()];
+        let read = SendWr::read(id, &sge, w.hub.mr.addr(), w.hub.mr.rkey()).signaled();
+        fast.theirs.post_send(&[read]).unwrap();
+        let mut wc = [Wc::default(); 1];
+        let turns = (1..1000).find(|_| {
+            w.pump();
+            fast.their_sends.poll(&mut wc).unwrap() == 1
+        });
+        turns.expect("it is answered")
+    };
+    let before = read(0);
+    w.shut(1, true);
+    for (id, line) in (0..).zip(&slow) {
+        w.peer_sends(line, id, 1);
+        w.hub_writes(line, 1, 2 * id, 1);
+    }
+    (0..100).for_each(|_| w.pump());
+    let after = read(1);
+    assert!(after <= before + 2, "{after} turns instead of {before}");
+    for line in &slow {
+        nothing_yet(&line.our_receives);
+    }
+    w.shut(1, false);
+    for (id, line) in (0..).zip(&slow) {
+        assert_eq!(ids(&w.take(&line.our_receives, 1)), [id]);
+        w.take(&line.our_sends, 1);
+        w.take(&line.their_sends, 1);
+    }
+}
+
+fn nothing_yet(cq: &Cq) {
+    assert_eq!(cq.poll(&mut [Wc::default(); 1]).unwrap(), 0);
+}
+
+// Goal: a link that is never idle lets receive completions go all the same.
+#[test]
+fn receives_complete_over_a_link_that_always_has_more_to_send() {
+    const TAKES: u64 = 4;
+    let w = World::new();
+    let (line, reader) = (w.connect(1), w.connect(1));
+    w.paces[1].store(TAKES, Ordering::Relaxed);
+    let read = |id| {
+        let sge = [w.peers[1].mr.sge(0..REGION).unwrap()];
+        let read = SendWr::read(id, &sge, w.hub.mr.addr(), w.hub.mr.rkey());
+        reader.theirs.post_send(&[read]).unwrap();
+    };
+    (0..8).for_each(read);
+    (0..20).for_each(|_| w.pump());
+    w.peer_sends(&line, 0, 1);
+    let (mut wc, mut turns) = ([Wc::default(); 1], 0);
+    while line.our_receives.poll(&mut wc).unwrap() == 0 {
+        read(8 + turns); // there are always more answers
+        turns += 1;
+        assert!(turns < 60, "it waits for a link without answers");
+        w.pump();
+    }
 }

@@ -1,6 +1,7 @@
 //! Which queue pairs have something to do: a list of their slots for each kind of work, and a timer wheel.
 //!
-//! A queue pair is on each list once at most, and has a flag that says so. One that is destroyed stays on its lists: whoever takes a
+//! A queue pair is on each list once at most, and has a flag that says so; while it is parked it is with its route in the outbox
+//! instead. One that is destroyed stays on its lists: whoever takes a
 //! slot off a list looks whether a queue pair is there, and whether its flag is set.
 
 use std::collections::VecDeque;
@@ -9,6 +10,7 @@ use arrayvec::ArrayVec;
 
 use super::corrections::Corrections;
 use super::due::Due;
+use super::listed::Listed;
 use super::qp::Qp;
 use super::qps::Qps;
 use super::wheel::Wheel;
@@ -66,8 +68,8 @@ impl Agenda {
     /// Marks a queue pair as having requests to send.
     #[inline]
     pub fn mark_ready(&mut self, qp: &mut Qp) {
-        if !qp.in_ready {
-            qp.in_ready = true;
+        if qp.in_ready == Listed::No {
+            qp.in_ready = Listed::Yes;
             self.ready.push_back(qp.slot);
         }
     }
@@ -75,10 +77,32 @@ impl Agenda {
     /// Marks a queue pair as having answers to send.
     #[inline]
     pub fn mark_answering(&mut self, qp: &mut Qp) {
-        if !qp.in_answering {
-            qp.in_answering = true;
+        if qp.in_answering == Listed::No {
+            qp.in_answering = Listed::Yes;
             self.answering.push_back(qp.slot);
         }
+    }
+
+    /// A queue pair that is parked is ready again: its route has room.
+    pub fn unpark_ready(&mut self, qp: &mut Qp) {
+        if qp.in_ready == Listed::Parked {
+            qp.in_ready = Listed::No;
+            self.mark_ready(qp);
+        }
+    }
+
+    /// As [`unpark_ready`](Self::unpark_ready), of answers.
+    pub fn unpark_answering(&mut self, qp: &mut Qp) {
+        if qp.in_answering == Listed::Parked {
+            qp.in_answering = Listed::No;
+            self.mark_answering(qp);
+        }
+    }
+
+    /// A queue pair enters another state, or has another way: it waits for its route no more.
+    pub fn unpark(&mut self, qp: &mut Qp) {
+        self.unpark_ready(qp);
+        self.unpark_answering(qp);
     }
 
     /// The requester's state moved: what follows from it is done once for all responses of a burst.
@@ -122,7 +146,7 @@ impl Agenda {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::id::{PdId, QpType, Qpn};
     use crate::proto::attr::QpCap;
@@ -133,7 +157,7 @@ mod tests {
     use crate::shard::scale::shared;
     use crate::sync::spsc::ring;
 
-    fn qp(slot: u32) -> Qp {
+    pub fn qp(slot: u32) -> Qp {
         let spec = QpSpec {
             slot,
             qpn: Qpn::new(0x100 + slot),
@@ -163,6 +187,22 @@ mod tests {
         assert_eq!((agenda.ready.len(), agenda.answering.len()), (2, 2));
         assert_eq!(agenda.answered, [1, 2]);
         assert!(agenda.any_to_send());
+    }
+
+    // One that is parked is in no list of the shard, and marking it changes nothing, until it is given back.
+    #[test]
+    fn a_parked_queue_pair_is_given_back_once() {
+        let (mut agenda, mut qp) = (Agenda::new(Instant::ZERO), qp(1));
+        (qp.in_ready, qp.in_answering) = (Listed::Parked, Listed::Parked);
+        agenda.mark_ready(&mut qp);
+        agenda.mark_answering(&mut qp);
+        assert!(!agenda.any_to_send());
+        agenda.unpark_ready(&mut qp);
+        assert_eq!((agenda.ready.len(), agenda.answering.len()), (1, 0));
+        for _ in 0..2 {
+            agenda.unpark(&mut qp);
+        }
+        assert_eq!((agenda.ready.len(), agenda.answering.len()), (1, 1));
     }
 
     // A timer without a deadline stays until it fires, for nothing; among many queue pairs it is cancelled at once.

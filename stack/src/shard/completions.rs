@@ -17,6 +17,10 @@ pub(super) struct Completions {
     pub staged: Vec<LaneId>,
     /// Queue pairs whose ring slots are freed when completions are published.
     pub finished: Vec<u32>,
+    /// Queue pairs with deferred receive completions.
+    pub deferring: usize,
+    /// Queue pairs whose receive completions are being withdrawn: their slots. Empty between two uses.
+    pub waiting: Vec<u32>,
     /// Lists for deferred receive completions that are not in use.
     #[allow(clippy::vec_box, reason = "the boxes move to queue pairs and back")]
     pub spare_lists: Vec<Box<DeferredReceives>>,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::counters::QpCounters;
 use super::held_gid::HeldGid;
+use super::listed::Listed;
 use super::qp::QpSpec;
 use super::qp::{Cause, Qp};
 use super::state::Shard;
@@ -47,6 +48,9 @@ impl Shard {
         attr: &QpAttr,
         mask: AttrMask,
     ) -> Result<(), ModifyError> {
+        if mask.contains(AttrMask::AV) && self.env.outbox.has_routes() {
+            self.hold_back_receives(); // by the route that they were answered by
+        }
         let env = &mut self.env;
         env.now = now;
         let qp = self.qps.get(slot).expect("the device knows which slots are taken");
@@ -105,6 +109,7 @@ impl Shard {
         }
         if mask.contains(AttrMask::AV) {
             env.resolve(qp);
+            env.agenda.unpark(qp);
         }
         if to == QpState::Sqd && from == QpState::Rts && !mask.contains(AttrMask::EN_SQD_ASYNC_NOTIFY) {
             qp.attr.en_sqd_async_notify = false;
@@ -158,8 +163,8 @@ impl Shard {
             let (started, built) = (qp.requester.started(), self.env.outbox.ip_id);
             let served = self.env.agenda.ready.len() <= READY_BUDGET;
             let turn = self.poll_once(now);
-            let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_ready) else {
-                return; // the rest waits for the peer, or for a next hop
+            let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_ready == Listed::Yes) else {
+                return; // the rest waits for the peer, for a next hop, or for room on its route
             };
             let went_on = turn.tx > 0 || self.env.outbox.ip_id != built || qp.requester.started() != started;
             if served && !went_on {
@@ -171,6 +176,7 @@ impl Shard {
     /// Removes a queue pair. Poll skips its completions from now on; the slot and its number are free.
     pub fn destroy_qp(&mut self, slot: u32) {
         let Some(mut qp) = self.qps.remove(slot) else { return };
+        self.env.completions.forget_deferred(&mut qp);
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
         self.env.agenda.wheel.cancel(slot);
         self.env.peers.release(&self.env.shared, slot);

@@ -2,54 +2,89 @@
 //!
 //! A receive completion must not be seen before the acknowledgement that its sender waits for is with the port. As a
 //! rule it is not: a turn sends its answers, then publishes. But an answer may be left for a later turn: behind READ
-//! responses of the same queue pair, or for lack of a frame or of a next hop. Then that queue pair's receive completions
-//! are withdrawn from the lanes, in order, until a response with their number or a later one has been built, or the
-//! queue pair ends. Completions of other queue pairs go on.
-//!
-//! Over a port with several routes the port may take the answers of one route and not those of another. Then the queue pairs of the
-//! latter are held back in the same way, until their answers have gone.
+//! responses of the same queue pair, or for lack of a frame or of a next hop; or it is built, and its route takes nothing.
+//! Then that queue pair's receive completions are withdrawn from the lanes, in order, before the turn publishes, until a
+//! response with their number or a later one has been built and has gone, or the queue pair ends. What it receives
+//! meanwhile comes behind them. Completions of other queue pairs go on.
 
 pub(super) mod list;
 
 use super::completions::Completions;
+use super::cq::LaneId;
 use super::env::Env;
+use super::listed::Listed;
+use super::outbox::Outbox;
 use super::qp::Qp;
 use super::state::Shard;
+use crate::proto::state::Gates;
 use crate::proto::wqe::Cqe;
-use list::{Deferred, DeferredReceives};
+use list::Deferred;
 
 impl Shard {
-    /// Answers were left for a later turn: the completions of this one that wait for them are withdrawn.
-    #[cold]
-    pub(super) fn defer_receives(&mut self) {
-        let completions = &mut self.env.completions;
-        for at in 0..completions.finished.len() {
-            let Some(qp) = self.qps.get(completions.finished[at]) else { continue };
-            if qp.in_answering {
-                completions.defer(qp);
-            }
-        }
+    /// Before completions are published: whether some may have to wait.
+    #[inline]
+    pub(super) fn may_hold_back(&self) -> bool {
+        let Env { outbox, completions, agenda, .. } = &self.env;
+        outbox.has_routes()
+            || outbox.any_waiting()
+            || completions.deferring > 0
+            || !agenda.answering.is_empty()
     }
 
-    /// Lets go of the completions whose answers have gone, and withdraws those whose answers wait for their route.
+    /// Withdraws the completions that may not be seen yet, in one pass over what is staged.
     #[cold]
     pub(super) fn hold_back_receives(&mut self) {
         let Self { env, qps, .. } = self;
-        while let Some(slot) = env.outbox.next_let_go() {
-            if let Some(qp) = qps.get(slot).filter(|qp| qp.deferred.is_some()) {
-                env.release_receives(qp);
+        let mut waiting = core::mem::take(&mut env.completions.waiting);
+        for at in 0..env.completions.finished.len() {
+            let slot = env.completions.finished[at];
+            if let Some(qp) = qps.get(slot).filter(|qp| qp.receives_finished && waits(&env.outbox, qp)) {
+                env.completions.give_list(qp);
+                waiting.push(slot);
             }
         }
-        for at in 0..env.completions.finished.len() {
-            let Some(qp) = qps.get(env.completions.finished[at]) else { continue };
-            let route = qp.hop.route();
-            if qp.hop.is_outside() && env.outbox.has_answers_for(route) {
-                env.completions.hold_back(qp);
-                if qp.deferred.is_some() {
-                    env.outbox.hold_back(route, qp.slot);
+        if !waiting.is_empty() {
+            let first = (env.id * env.shared.qps_per_shard) as u32;
+            env.completions.take_staged(|lane, cqe| {
+                let qp = qps.get(cqe.qp_index - first).filter(|qp| qp.epoch == cqe.epoch);
+                qp.is_some_and(|qp| qp.defer(lane, cqe))
+            });
+            for slot in waiting.drain(..) {
+                if let Some(qp) = qps.get(slot) {
+                    env.completions.tidy(qp);
+                    env.note_built(qp);
                 }
             }
         }
+        env.completions.waiting = waiting;
+        self.let_receives_go(); // what waited for nothing but its turn
+    }
+
+    /// Stages the completions whose answers have gone.
+    #[cold]
+    pub(super) fn let_receives_go(&mut self) {
+        let Self { env, qps, .. } = self;
+        while let Some(held) = env.outbox.next_let_go() {
+            if let Some(qp) = qps.get(held.slot).filter(|qp| qp.epoch == held.epoch) {
+                env.release_gone(qp);
+            }
+        }
+    }
+}
+
+/// Whether receive completions of the queue pair that are staged now must wait.
+fn waits(outbox: &Outbox, qp: &Qp) -> bool {
+    let left = || qp.in_answering != Listed::No && qp.responder.owes_acknowledgement();
+    let stays = || qp.hop.is_outside() && outbox.has_answers_for(qp.hop.route());
+    let acknowledges = !qp.is_unreliable() && !qp.gates.has(Gates::FLUSH_RQ);
+    qp.deferred.is_some() || acknowledges && (left() || stays())
+}
+
+impl Qp {
+    /// Defers a completion that was staged, if it has a list for it. Whether it has.
+    fn defer(&mut self, lane: LaneId, cqe: &Cqe) -> bool {
+        let until = self.responder.asked();
+        self.deferred.as_mut().map(|list| list.push(lane, until, *cqe)).is_some()
     }
 }
 
@@ -62,66 +97,80 @@ impl Completions {
         }
     }
 
-    /// The port has not taken all answers of the queue pair: whatever it has staged for receive requests is withdrawn.
-    fn hold_back(&mut self, qp: &mut Qp) {
-        self.withdraw(qp);
-        // What was released in this turn comes before what is deferred still.
-        self.move_staged(qp, true);
-    }
-
-    /// Moves what the queue pair has staged for receive requests from the lanes to those that are deferred.
+    /// Moves what the queue pair has staged for receive requests from the lanes to those that are deferred, behind them.
     fn withdraw(&mut self, qp: &mut Qp) {
-        self.move_staged(qp, false);
+        if !qp.receives_finished {
+            return; // it has staged nothing
+        }
+        self.give_list(qp);
+        self.take_staged(|lane, cqe| {
+            (cqe.qp_index, cqe.epoch) == (qp.index, qp.epoch) && qp.defer(lane, cqe)
+        });
+        self.tidy(qp);
     }
 
-    /// Moves the completions of receive requests that were `released`, which go before those that are deferred, or the others, which go
-    /// behind them.
-    fn move_staged(&mut self, qp: &mut Qp, released: bool) {
-        let mut list = qp.deferred.take().or_else(|| self.spare_lists.pop()).unwrap_or_default();
-        let (until, deferred) = (qp.responder.asked(), list.len());
+    /// Takes back the completions of receive requests for which `take` returns true, but for those that have waited already.
+    fn take_staged(&mut self, mut take: impl FnMut(LaneId, &Cqe) -> bool) {
         for at in 0..self.staged.len() {
             let lane = self.staged[at];
             let Some(to) = self.get(lane) else { continue };
             let mut solicited = false;
             to.writer.withdraw(|cqe| {
-                let of_qp = (cqe.qp_index, cqe.epoch) == (qp.index, qp.epoch);
-                let take = of_qp && cqe.opcode.is_recv() && cqe.acknowledged == released;
-                if take {
-                    list.push(Deferred { lane, until, cqe: *cqe });
-                } else {
-                    solicited |= cqe.solicited;
-                }
-                take
+                let taken = cqe.opcode.is_recv() && !cqe.acknowledged && take(lane, cqe);
+                solicited |= !taken && cqe.solicited;
+                taken
             });
             if solicited {
                 to.writer.mark_solicited();
             }
         }
-        if released {
-            list.put_behind(deferred);
+    }
+
+    /// The queue pair has a list from now on.
+    fn give_list(&mut self, qp: &mut Qp) {
+        if qp.deferred.is_none() {
+            self.deferring += 1;
+            qp.deferred = Some(self.spare_lists.pop().unwrap_or_default());
         }
-        self.put_back(qp, list);
     }
 
     /// An empty list is kept for the next queue pair: deferring allocates only if more queue pairs wait than ever before.
-    fn put_back(&mut self, qp: &mut Qp, list: Box<DeferredReceives>) {
-        if list.is_empty() {
+    fn tidy(&mut self, qp: &mut Qp) {
+        if let Some(list) = qp.deferred.take_if(|list| list.is_empty()) {
+            self.deferring -= 1;
             self.spare_lists.push(list);
-        } else {
-            qp.deferred = Some(list);
         }
+    }
+
+    /// What the queue pair has deferred is gone.
+    #[cold]
+    pub fn forget_deferred(&mut self, qp: &mut Qp) {
+        self.deferring -= usize::from(qp.deferred.take().is_some());
     }
 }
 
 impl Env {
-    /// After answers of a queue pair were built: stages the completions that waited for them, in order.
+    /// After answers of a queue pair were built: the completions that waited for these wait until they have gone.
     #[cold]
-    pub fn release_receives(&mut self, qp: &mut Qp) {
-        if qp.responder.owes_acknowledgement() {
-            self.completions.withdraw(qp); // they came later
-            self.release_while(qp, |qp, deferred| qp.responder.has_acknowledged(deferred.until));
-        } else {
-            self.release_all_receives(qp);
+    pub fn note_built_receives(&mut self, qp: &mut Qp) {
+        self.completions.withdraw(qp); // they came later
+        self.note_built(qp);
+    }
+
+    fn note_built(&mut self, qp: &mut Qp) {
+        let (all, route) = (!qp.responder.owes_acknowledgement(), qp.hop.route());
+        let (responder, outbox) = (&qp.responder, &mut self.outbox);
+        if let Some(list) = &mut qp.deferred {
+            let built = |deferred: &Deferred| all || responder.has_acknowledged(deferred.until);
+            list.note_built(built, || outbox.hold_back(route, qp.slot, qp.epoch));
+        }
+    }
+
+    /// Answers of the queue pair have gone: stages the completions that waited for them, in order.
+    fn release_gone(&mut self, qp: &mut Qp) {
+        if qp.deferred.is_some() {
+            self.note_built_receives(qp);
+            self.release_while(qp, |outbox, next| next.built.is_some_and(|mark| outbox.has_gone(mark)));
         }
     }
 
@@ -132,16 +181,170 @@ impl Env {
         self.release_while(qp, |_, _| true);
     }
 
-    fn release_while(&mut self, qp: &mut Qp, due: impl Fn(&Qp, &Deferred) -> bool) {
+    fn release_while(&mut self, qp: &mut Qp, due: impl Fn(&Outbox, &Deferred) -> bool) {
         let Some(mut list) = qp.deferred.take() else { return };
         let mut taken = true;
-        while let Some(next) = list.pop_if(|next| due(qp, next)) {
+        while let Some(next) = list.pop_if(|next| due(&self.outbox, next)) {
             taken &= self.stage(qp, next.lane, Cqe { acknowledged: true, ..next.cqe });
         }
-        self.completions.put_back(qp, list);
+        qp.deferred = Some(list);
+        self.completions.tidy(qp);
         self.completions.mark_received(qp);
         if !taken {
             self.end_by_overrun(qp);
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::id::Psn;
+    use crate::port::limited::Limited;
+    use crate::port::{Frame, Route};
+    use crate::proto::status::WcOpcode;
+    use crate::shard::agenda::tests::qp;
+    use crate::shard::cq::{CqState, Lane};
+    use crate::shard::outbox::Traffic;
+    use crate::shard::qp::Hop;
+    use crate::shard::scale::shared;
+    use crate::sync::lanes::{CqReader, cq};
+    use crate::time::Instant;
+    use std::sync::Arc;
+
+    const A: Route = Route(1);
+    const B: Route = Route(2);
+
+    /// A shard with queue pairs in these slots, which have acknowledged all that they were asked, and their completion queue. The port
+    /// takes so many frames.
+    fn shard(takes: usize, slots: u32) -> (Shard, CqReader<Cqe>) {
+        let queue = Box::new(Limited { takes, buffers: usize::MAX });
+        let mut shard = Shard::new(0, shared(1, 8), queue, Instant::ZERO);
+        let (reader, mut lanes) = cq::<Cqe>(4096, 1);
+        let lane = Lane { writer: lanes.remove(0), cq: Arc::new(CqState::new(0, 0, None)), lost: false };
+        let lane = shard.env.completions.attach(lane);
+        for slot in 0..slots {
+            let mut qp = qp(slot);
+            (qp.recv_lane, qp.hop) = (lane, Hop::Known(A));
+            shard.qps.slots.insert(slot, qp);
+        }
+        (shard, reader)
+    }
+
+    /// A message is received, and its acknowledgement, if it asked for one, waits for the route.
+    fn receive(shard: &mut Shard, slot: u32, wr_id: u64, answered_by: Option<Route>) {
+        let Shard { env, qps, .. } = shard;
+        let qp = qps.get(slot).expect("it is there");
+        let cqe = env.entry(qp, wr_id, crate::proto::status::WcStatus::Success, WcOpcode::Recv);
+        assert!(env.push(qp, qp.recv_lane, cqe));
+        env.completions.mark_received(qp);
+        if let Some(route) = answered_by {
+            env.outbox.push(Traffic::Answers, route, Frame::from_vec(vec![0; 64]));
+        }
+    }
+
+    /// The end of a turn: what may be seen of that which was received.
+    fn publish(shard: &mut Shard, reader: &mut CqReader<Cqe>) -> Vec<u64> {
+        let _ = shard.env.flush();
+        if shard.env.outbox.any_waiting() {
+            shard.let_receives_go();
+            shard.env.outbox.settle();
+        }
+        if shard.may_hold_back() {
+            shard.hold_back_receives();
+        }
+        shard.env.completions.finished.clear();
+        for qp in shard.qps.iter_mut() {
+            qp.receives_finished = false;
+        }
+        shard.env.completions.publish();
+        let mut seen = Vec::new();
+        reader.poll_with(64, |cqe| seen.push(cqe.wr_id));
+        seen
+    }
+
+    fn gone(shard: &mut Shard, frames: usize) {
+        shard.env.outbox.queue = Box::new(Limited { takes: frames, buffers: usize::MAX });
+    }
+
+    // Goal: what is received behind a completion that waits is seen behind it, though it asked for nothing, and though the queue pair
+    // has another way meanwhile.
+    #[test]
+    fn completions_stay_in_order_when_the_way_changes() {
+        for hop in [Hop::Known(B), Hop::Inside(0), Hop::Pending] {
+            let (mut shard, mut reader) = shard(0, 1);
+            receive(&mut shard, 0, 1, Some(A));
+            assert_eq!(publish(&mut shard, &mut reader), [0; 0]);
+            shard.qps.get(0).expect("it is there").hop = hop;
+            receive(&mut shard, 0, 2, None);
+            assert_eq!(publish(&mut shard, &mut reader), [0; 0], "{hop:?}");
+            gone(&mut shard, 1);
+            assert_eq!(publish(&mut shard, &mut reader), [1, 2], "{hop:?}");
+            assert_eq!(shard.env.completions.deferring, 0);
+        }
+    }
+
+    // Goal: a completion waits for the answers that were there before it, and for none that come later.
+    #[test]
+    fn a_completion_does_not_wait_for_later_answers() {
+        let (mut shard, mut reader) = shard(0, 1);
+        receive(&mut shard, 0, 0, Some(A));
+        assert_eq!(publish(&mut shard, &mut reader), [0; 0]);
+        for turn in 1..200 {
+            receive(&mut shard, 0, turn, Some(A));
+            gone(&mut shard, 1);
+            assert_eq!(
+                publish(&mut shard, &mut reader),
+                [turn - 1],
+                "one answer leaves, and another one comes"
+            );
+        }
+    }
+
+    // Goal: what waits is noted once, however many turns pass before it goes; only queue pairs that wait are touched.
+    #[test]
+    fn what_waits_is_noted_once() {
+        let (mut shard, mut reader) = shard(0, 2);
+        receive(&mut shard, 0, 1, Some(A));
+        shard.qps.get(1).expect("it is there").hop = Hop::Known(B);
+        receive(&mut shard, 1, 2, None);
+        for _ in 0..1000 {
+            shard.hold_back_receives(); // a grace period: nothing is published
+        }
+        assert_eq!(publish(&mut shard, &mut reader), [2]);
+        gone(&mut shard, 1);
+        let _ = shard.env.flush();
+        assert!(shard.env.outbox.next_let_go().is_some_and(|held| held.slot == 0));
+        assert!(shard.env.outbox.next_let_go().is_none());
+    }
+
+    // UC acknowledges nothing: its completions wait for no answers of others.
+    #[test]
+    fn unreliable_receives_wait_for_no_answers() {
+        let (mut shard, mut reader) = shard(0, 2);
+        receive(&mut shard, 0, 1, Some(A));
+        shard.qps.get(1).expect("it is there").ty = crate::id::QpType::Uc;
+        receive(&mut shard, 1, 2, None);
+        assert_eq!(publish(&mut shard, &mut reader), [2]);
+    }
+
+    #[test]
+    fn a_list_keeps_those_whose_answers_are_built_in_front() {
+        let mut list = list::DeferredReceives::default();
+        let mark = |gone| list::Mark { route: A, gone };
+        (1..=4).for_each(|wr_id| {
+            list.push(LaneId(wr_id), Psn::new(wr_id), Cqe { wr_id: wr_id.into(), ..Cqe::default() })
+        });
+        list.note_built(|next| next.until.get() <= 1, || mark(1));
+        list.note_built(|next| next.until.get() <= 3, || mark(2));
+        list.note_built(|next| next.until.get() <= 3, || panic!("they are noted"));
+        list.forget(LaneId(2));
+        let mut marks =
+            core::iter::from_fn(|| list.pop_if(|_| true)).map(|next| next.built.map(|mark| mark.gone));
+        assert!(marks.by_ref().eq([Some(1), Some(2), None]));
+        drop(marks);
+        list.push(LaneId(5), Psn::new(5), Cqe::default());
+        list.note_built(|_| true, || mark(3));
+        assert!(list.pop_if(|next| next.built == Some(mark(3))).is_some() && list.is_empty());
     }
 }

@@ -83,6 +83,7 @@ impl Env {
         self.connected -= usize::from(connected(qp.state));
         self.connected += usize::from(connected(to));
         qp.state = to;
+        self.agenda.unpark(qp);
         if to == QpState::Reset {
             qp.epoch = qp.epoch.wrapping_add(1);
         }
@@ -135,7 +136,7 @@ impl Env {
         qp.draining = false;
         (qp.comm_est, qp.careful, qp.ip_ids) = (false, true, None);
         qp.counters.set_peer(None);
-        qp.deferred = None;
+        self.completions.forget_deferred(qp);
         qp.overran = false;
         qp.fault = None;
         qp.retried = None;

@@ -33,6 +33,7 @@ mod idle;
 mod inspect;
 mod keys;
 mod life;
+mod listed;
 mod local;
 mod lookahead;
 mod mcast;

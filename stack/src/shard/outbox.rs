@@ -3,16 +3,20 @@
 //! Owns the port's queue and never waits for it: what a port does not take stays for the next turn, and counts as lost on the
 //! link when that was down for too long. Each route of the port has backlogs of its own, so that a link which takes nothing holds up
 //! what leaves by it alone.
+//!
+//! Whoever waits for a route is kept with its backlogs, and costs nothing until that route moves: queue pairs that are parked until
+//! there is room, and completions that may be seen when the frames up to a mark have gone.
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
 use super::counters::{Counter, Counters};
+use super::deferred::list::Mark;
 use super::due::Due;
-use super::qp::Qp;
+use super::qp::{INSIDE, Qp};
 use super::shared::Shared;
 use super::tx::writer::{Built, InPlace, Source, write_frames};
-use crate::config::{TX_BURST, TX_STALL};
+use crate::config::{TX_BURST, TX_REFUSED, TX_STALL};
 use crate::port::{Frame, PortQueue, Route, TxBurst};
 use crate::time::Instant;
 use crate::wire::Discard;
@@ -25,6 +29,8 @@ struct Backlog {
     refused_since: Option<Instant>,
     /// Frames that went, ever: the port took them, or they were lost on a link that was down too long.
     gone: u64,
+    /// Queue pairs that have more for this backlog than it has room for.
+    parked: VecDeque<u32>,
 }
 
 /// What leaves by one route.
@@ -36,8 +42,8 @@ struct Backlogs {
     requests: Backlog,
     /// Unreliable work requests whose frames wait here, oldest first.
     leaving: VecDeque<Leaving>,
-    /// Queue pairs whose receive completions wait until the answers have gone.
-    held_back: Vec<u32>,
+    /// Queue pairs whose receive completions wait for answers here, oldest first.
+    held_back: VecDeque<HeldBack>,
     /// In [`Others::in_use`].
     listed: bool,
 }
@@ -49,8 +55,18 @@ pub(super) struct Leaving {
     mark: u64,
     pub slot: u32,
     pub epoch: u32,
+    /// The first of them.
+    pub from: u32,
     /// Behind the last of them.
     pub seq: u32,
+}
+
+/// A queue pair with receive completions that may be seen when frames of the answer backlog have gone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldBack {
+    mark: u64,
+    pub slot: u32,
+    pub epoch: u32,
 }
 
 /// The routes of a port that has several, but for [`Route::default`].
@@ -131,6 +147,10 @@ pub(super) struct Outbox {
     /// What leaves by the only route of a port, or the first of several.
     first: Backlogs,
     others: Others,
+    /// What goes to shards of this device: empty but for the moment in which it is built, so that it waits for no route.
+    inside: Backlogs,
+    /// Something waits beside the frames of the first route: those of others, or whoever waits for any.
+    more: bool,
     /// IPv4 identification of the packet built last.
     pub ip_id: u16,
     /// An empty frame that was not needed.
@@ -145,6 +165,8 @@ impl Outbox {
             queue,
             first: Backlogs::default(),
             others: Others::default(),
+            inside: Backlogs::default(),
+            more: false,
             ip_id: 0,
             spare: None,
             sent_early: 0,
@@ -154,7 +176,10 @@ impl Outbox {
     /// The route to a peer, which has backlogs from now on.
     pub fn route_to(&mut self, peer: IpAddr) -> Route {
         let route = self.queue.route_to(peer);
-        let _ = self.on(route);
+        assert!(route != INSIDE, "the port has more routes than the {} that it may have", Route::COUNT);
+        if route != Route::default() {
+            let _ = self.on(route);
+        }
         route
     }
 
@@ -168,7 +193,13 @@ impl Outbox {
     /// Frames that wait for the port.
     #[inline]
     pub fn backlog(&self) -> usize {
-        self.first.waiting() + if self.others.in_use.is_empty() { 0 } else { self.backlog_of_others() }
+        self.first.waiting() + if self.more { self.backlog_of_others() } else { 0 }
+    }
+
+    /// Whether [`flush`](Self::flush) has something to do.
+    #[inline]
+    pub fn needs_flush(&self) -> bool {
+        self.first.waiting() > 0 || self.more
     }
 
     #[cold]
@@ -207,18 +238,35 @@ impl Outbox {
     /// How many frames a route has room for.
     #[inline(always)]
     pub fn room(&self, traffic: Traffic, route: Route) -> usize {
-        self.get(route).map_or(TX_BURST, |backlogs| backlogs.of(traffic).frames.remaining_capacity())
+        if route == Route::default() {
+            self.first.of(traffic).frames.remaining_capacity()
+        } else {
+            self.get_other(route).map_or(TX_BURST, |backlogs| backlogs.room(traffic))
+        }
     }
 
     #[inline(always)]
     fn get(&self, route: Route) -> Option<&Backlogs> {
-        if route == Route::default() { Some(&self.first) } else { self.others.get(route) }
+        if route == Route::default() { Some(&self.first) } else { self.get_other(route) }
+    }
+
+    #[cold]
+    fn get_other(&self, route: Route) -> Option<&Backlogs> {
+        if route == INSIDE { Some(&self.inside) } else { self.others.get(route) }
     }
 
     /// The backlogs of a route, to put something in.
     #[inline(always)]
     fn on(&mut self, route: Route) -> &mut Backlogs {
-        if route == Route::default() { &mut self.first } else { self.others.of(route) }
+        self.parts(route).1
+    }
+
+    /// The port's queue, and the backlogs of a route.
+    #[inline(always)]
+    fn parts(&mut self, route: Route) -> (&mut dyn PortQueue, &mut Backlogs) {
+        let Self { queue, first, others, inside, more, .. } = self;
+        let backlogs = if route == Route::default() { first } else { other(others, inside, more, route) };
+        (&mut **queue, backlogs)
     }
 
     /// Has a frame leave, behind those that wait. There is [`room`](Self::room).
@@ -276,12 +324,14 @@ impl Outbox {
     /// Hands the frames that wait for a route to the port. Whether none waits any more.
     #[inline(always)]
     fn is_flushed(&mut self, route: Route, now: Instant, counters: &Counters) -> bool {
-        if self.on(route).waiting() > 0 {
-            let Self { queue, first, others, .. } = self;
-            let backlogs = if route == Route::default() { first } else { others.of(route) };
-            self.sent_early += backlogs.flush(&mut **queue, route, now, counters);
+        let (queue, backlogs) = self.parts(route);
+        if backlogs.waiting() == 0 {
+            return true;
         }
-        self.on(route).waiting() == 0
+        let sent = backlogs.flush(queue, route, now, counters);
+        let empty = backlogs.waiting() == 0;
+        self.sent_early += sent;
+        empty
     }
 
     /// Writes packets in the port's own memory, each finished while it is in the nearest cache: they are on their way then.
@@ -318,12 +368,15 @@ impl Outbox {
         n: usize,
         source: &mut S,
     ) -> (Built, Ended<S::End>) {
-        let Self { queue, first, others, spare, ip_id, .. } = self;
-        let backlogs = if route == Route::default() { first } else { others.of(route) };
+        let Self { queue, first, others, inside, more, spare, ip_id, .. } = self;
+        let backlogs = if route == Route::default() { first } else { other(others, inside, more, route) };
         let frames = &mut backlogs.of_mut(traffic).frames;
         let base = frames.len();
-        if let Some(frame) = spare.take() {
-            frames.push(frame);
+        debug_assert!(n <= frames.remaining_capacity(), "the caller has asked for room");
+        if let Some(frame) = spare.take()
+            && let Err(full) = frames.try_push(frame)
+        {
+            *spare = Some(full.element());
         }
         let missing = n - (frames.len() - base);
         if missing > 0 {
@@ -351,18 +404,68 @@ impl Outbox {
     #[inline]
     pub fn flush(&mut self, now: Instant, counters: &Counters) -> usize {
         let mut sent = self.first.flush(&mut *self.queue, Route::default(), now, counters);
-        if !self.others.in_use.is_empty() {
+        if self.more {
             sent += self.others.flush(&mut *self.queue, now, counters);
         }
         sent
     }
 
-    /// Unreliable work requests before `seq` are complete when the frames that wait for this route now have gone.
+    /// Whether queue pairs may be parked, or completions may wait for frames to go.
     #[inline]
-    pub fn note_leaving(&mut self, qp: &Qp, route: Route, seq: u32) {
+    pub fn any_waiting(&self) -> bool {
+        self.more
+    }
+
+    /// At the end of a turn: whether any are.
+    #[cold]
+    pub fn settle(&mut self) {
+        self.more = !self.others.in_use.is_empty() || !self.first.is_left_alone();
+    }
+
+    /// The queue pair in this slot has more for this route than that has room for: [`unpark`](Self::unpark) gives it back.
+    #[cold]
+    pub fn park(&mut self, traffic: Traffic, route: Route, slot: u32) {
+        self.on(route).of_mut(traffic).parked.push_back(slot);
+        self.more = true;
+    }
+
+    /// Gives back parked queue pairs whose routes have room again: as many as there is room for frames, those that came first.
+    #[cold]
+    pub fn unpark(&mut self, mut back: impl FnMut(Traffic, u32)) {
+        for backlogs in core::iter::once(&mut self.first).chain(self.others.iter_mut()) {
+            for traffic in [Traffic::Answers, Traffic::Requests] {
+                let room = backlogs.room(traffic);
+                let parked = &mut backlogs.of_mut(traffic).parked;
+                let n = parked.len().min(room);
+                parked.drain(..n).for_each(|slot| back(traffic, slot));
+            }
+        }
+    }
+
+    /// Whether a route takes no frames now.
+    pub fn refuses(&self, route: Route) -> bool {
+        self.get(route).is_some_and(Backlogs::refuses)
+    }
+
+    /// Unreliable work requests from `from` to before `seq` are complete when the frames that wait for this route now have gone, and
+    /// not before those ahead of them.
+    #[inline]
+    pub fn note_leaving(&mut self, qp: &Qp, route: Route, from: u32, seq: u32) {
         let backlogs = self.on(route);
-        let mark = backlogs.requests.gone + backlogs.requests.frames.len() as u64;
-        backlogs.leaving.push_back(Leaving { mark, slot: qp.slot, epoch: qp.epoch, seq });
+        let mark = backlogs.requests.mark();
+        backlogs.leaving.push_back(Leaving { mark, slot: qp.slot, epoch: qp.epoch, from, seq });
+        self.more = true;
+    }
+
+    /// The frames of these have gone, but not those of the ones ahead of them, which went by another route: they are complete together.
+    #[cold]
+    pub fn leave_with_those_ahead(&mut self, slot: u32, epoch: u32, from: u32, seq: u32) {
+        let all = core::iter::once(&mut self.first).chain(self.others.iter_mut());
+        let mut noted = all.flat_map(|backlogs| backlogs.leaving.iter_mut().rev());
+        let ahead = noted.find(|ahead| (ahead.slot, ahead.epoch, ahead.seq) == (slot, epoch, from));
+        if let Some(ahead) = ahead {
+            ahead.seq = seq;
+        }
     }
 
     /// The `n` frames that were built last go to a shard of this device.
@@ -375,17 +478,11 @@ impl Outbox {
         shared: &Shared,
         counters: &Counters,
     ) {
-        let frames = &mut self.first.of_mut(traffic).frames;
+        let frames = &mut self.inside.of_mut(traffic).frames;
         for frame in frames.drain(frames.len() - n..) {
             counters.add(Counter::ToSelf, 1);
             shared.hand_over(shard, frame, counters);
         }
-    }
-
-    /// Whether unreliable work requests wait for their frames to leave.
-    #[inline]
-    pub fn any_leaving(&self) -> bool {
-        !self.first.leaving.is_empty() || !self.others.in_use.is_empty()
     }
 
     /// Unreliable work requests whose frames have gone, once; those of a route in order.
@@ -409,15 +506,43 @@ impl Outbox {
         self.get(route).is_some_and(|backlogs| !backlogs.answers.frames.is_empty())
     }
 
-    /// The receive completions of the queue pair in this slot wait until the answers that wait for the route have gone.
-    pub fn hold_back(&mut self, route: Route, slot: u32) {
-        self.on(route).held_back.push(slot);
+    /// Receive completions of a queue pair wait until the answers that wait for the route now have gone:
+    /// [`next_let_go`](Self::next_let_go) names it then.
+    #[cold]
+    pub fn hold_back(&mut self, route: Route, slot: u32, epoch: u32) -> Mark {
+        let backlogs = self.on(route);
+        let mark = backlogs.answers.mark();
+        backlogs.held_back.push_back(HeldBack { mark, slot, epoch });
+        self.more = true;
+        Mark { route, gone: mark }
     }
 
-    /// A queue pair whose completions waited for answers that have gone, once.
-    pub fn next_let_go(&mut self) -> Option<u32> {
-        self.first.next_let_go().or_else(|| self.others.iter_mut().find_map(Backlogs::next_let_go))
+    /// Whether the answers have gone.
+    pub fn has_gone(&self, mark: Mark) -> bool {
+        self.get(mark.route).is_none_or(|backlogs| mark.gone <= backlogs.answers.gone)
     }
+
+    /// A queue pair whose completions waited for answers that have gone, once for each [`hold_back`](Self::hold_back).
+    #[cold]
+    pub fn next_let_go(&mut self) -> Option<HeldBack> {
+        let mut all = core::iter::once(&mut self.first).chain(self.others.iter_mut());
+        all.find_map(Backlogs::next_let_go).or_else(|| self.inside.next_let_go())
+    }
+}
+
+/// The backlogs of a route that is not the first.
+#[cold]
+fn other<'a>(
+    others: &'a mut Others,
+    inside: &'a mut Backlogs,
+    more: &mut bool,
+    route: Route,
+) -> &'a mut Backlogs {
+    if route == INSIDE {
+        return inside;
+    }
+    *more = true;
+    others.of(route)
 }
 
 impl Backlogs {
@@ -437,15 +562,32 @@ impl Backlogs {
         }
     }
 
+    /// Whether the port takes nothing.
+    fn refuses(&self) -> bool {
+        self.answers.refused_since.or(self.requests.refused_since).is_some()
+    }
+
+    /// How many frames it has room for, as one of several routes.
+    fn room(&self, traffic: Traffic) -> usize {
+        let most = if self.refuses() { TX_REFUSED } else { TX_BURST };
+        most.saturating_sub(self.of(traffic).frames.len())
+    }
+
     /// Frames that wait.
     #[inline]
     fn waiting(&self) -> usize {
         self.answers.frames.len() + self.requests.frames.len()
     }
 
+    /// Whether nobody waits for it.
+    fn is_left_alone(&self) -> bool {
+        let parked = self.answers.parked.len() + self.requests.parked.len();
+        parked == 0 && self.leaving.is_empty() && self.held_back.is_empty()
+    }
+
     /// Whether nothing waits, and nobody waits for it.
     fn is_empty(&self) -> bool {
-        self.waiting() == 0 && self.leaving.is_empty() && self.held_back.is_empty()
+        self.waiting() == 0 && self.is_left_alone()
     }
 
     /// Hands frames to the port, answers first. Returns how many it took.
@@ -466,12 +608,18 @@ impl Backlogs {
         if gone { self.leaving.pop_front() } else { None }
     }
 
-    fn next_let_go(&mut self) -> Option<u32> {
-        if self.answers.frames.is_empty() { self.held_back.pop() } else { None }
+    fn next_let_go(&mut self) -> Option<HeldBack> {
+        let gone = self.held_back.front().is_some_and(|held| held.mark <= self.answers.gone);
+        if gone { self.held_back.pop_front() } else { None }
     }
 }
 
 impl Backlog {
+    /// The value of `gone` once all that waits has gone.
+    fn mark(&self) -> u64 {
+        self.gone + self.frames.len() as u64
+    }
+
     /// Hands frames to the port. Returns how many it took.
     #[inline]
     fn flush(&mut self, queue: &mut dyn PortQueue, route: Route, now: Instant, counters: &Counters) -> usize {
@@ -606,10 +754,12 @@ mod tests {
             push(&mut out, Traffic::Requests, route, 2);
         }
         assert_eq!((out.backlog(), out.flush(Instant::ZERO, &counters), out.backlog()), (9, 6, 3));
+        assert_eq!([0, 1, 2].map(|route| out.refuses(Route(route))), [false, true, false]);
         let left = [0, 1, 2].map(|route| out.has_answers_for(Route(route)));
         assert_eq!((left, out.holds_all_back()), ([false, true, false], false));
         push(&mut out, Traffic::Requests, 1, TX_BURST - 2);
-        assert_eq!((out.room(Traffic::Requests, Route(1)), out.room(Traffic::Answers, Route(1))), (0, 63));
+        let room = [Traffic::Requests, Traffic::Answers].map(|traffic| out.room(traffic, Route(1)));
+        assert_eq!(room, [0, TX_REFUSED - 1], "less while it refuses");
         assert!(!out.is_full(Traffic::Requests), "others have room");
         push(&mut out, Traffic::Requests, 2, 1);
         let late = Instant::ZERO.after(TX_STALL);
@@ -621,22 +771,98 @@ mod tests {
         assert!(!out.has_more() && out.others.in_use.is_empty());
     }
 
-    // Whoever waits for frames of a route is told when they have gone, by whichever call that was.
+    // Whoever waits for frames of a route is told when those have gone that waited then, by whichever call that was, whatever has
+    // come behind them.
     #[test]
     fn who_waits_for_a_route_is_told_when_its_frames_have_gone() {
-        let (mut out, counters) = (Outbox::new(Box::new(Several([9, 2, 9]))), Counters::default());
+        let (mut out, counters) = (Outbox::new(Box::new(Several([9, 4, 9]))), Counters::default());
+        let told = |out: &mut Outbox| -> Vec<u32> {
+            core::iter::from_fn(|| out.next_let_go()).map(|held| held.slot).collect()
+        };
+        out.hold_back(ONE, 5, 0);
+        assert_eq!(told(&mut out), [5], "no answers waited there");
         push(&mut out, Traffic::Answers, 1, 3);
-        for (route, slot) in [(0, 5), (1, 6), (1, 7)] {
-            out.hold_back(Route(route), slot);
-        }
-        assert_eq!((out.next_let_go(), out.next_let_go()), (Some(5), None), "no answers waited there");
-        assert_eq!((out.flush(Instant::ZERO, &counters), out.next_let_go()), (2, None));
+        let first = out.hold_back(Route(1), 6, 0);
+        push(&mut out, Traffic::Answers, 1, 3);
+        let second = out.hold_back(Route(1), 7, 0);
+        assert!(told(&mut out).is_empty() && out.any_waiting());
+        assert_eq!((out.flush(Instant::ZERO, &counters), told(&mut out)), (4, vec![6]));
+        assert_eq!([first, second].map(|mark| out.has_gone(mark)), [true, false]);
+        assert!(out.has_answers_for(Route(1)), "it is never empty meanwhile");
         out.flush(Instant::ZERO.after(TX_STALL), &counters);
         assert_eq!((out.flush(Instant::ZERO.after(2 * TX_STALL), &counters), out.backlog()), (0, 0));
-        let mut told: Vec<u32> = core::iter::from_fn(|| out.next_let_go()).collect();
-        told.sort_unstable();
-        assert_eq!(told, [6, 7]);
+        assert_eq!((told(&mut out), out.has_gone(second)), (vec![7], true));
         out.flush(Instant::ZERO, &counters);
-        assert!(out.others.in_use.is_empty());
+        out.settle();
+        assert!(out.others.in_use.is_empty() && !out.any_waiting());
+    }
+
+    // Goal: a queue pair that waits for room costs nothing until there is some, and as many go on as find some.
+    #[test]
+    fn queue_pairs_are_parked_until_their_route_has_room() {
+        let (mut out, counters) = (Outbox::new(Box::new(Several([9, 2, 9]))), Counters::default());
+        let unparked = |out: &mut Outbox| {
+            let mut back = Vec::new();
+            out.unpark(|traffic, slot| back.push((traffic, slot)));
+            out.settle();
+            back
+        };
+        push(&mut out, Traffic::Answers, 1, TX_BURST);
+        push(&mut out, Traffic::Requests, 1, TX_BURST);
+        for slot in 0..5000 {
+            out.park(Traffic::Answers, Route(1), slot);
+        }
+        out.park(Traffic::Requests, Route(1), 7);
+        assert_eq!(unparked(&mut out), []);
+        assert_eq!(out.flush(Instant::ZERO, &counters), 2);
+        assert_eq!(unparked(&mut out), [0, 1].map(|slot| (Traffic::Answers, slot)));
+        // What is lost makes room, too. All routes that have some give theirs back.
+        out.park(Traffic::Requests, ONE, 9);
+        out.flush(Instant::ZERO, &counters);
+        out.flush(Instant::ZERO.after(TX_STALL), &counters);
+        let back = unparked(&mut out);
+        let answers = back.iter().filter(|(traffic, _)| *traffic == Traffic::Answers).count();
+        // The requests of that route are refused from now on.
+        assert_eq!((answers, back[0]), (TX_REFUSED, (Traffic::Requests, 9)));
+        assert!(out.needs_flush(), "the others wait");
+    }
+
+    // Goal: unreliable work requests of a queue pair are complete in order, whichever of their routes is first.
+    #[test]
+    fn work_requests_leave_with_those_ahead() {
+        let (mut out, counters) = (Outbox::new(Box::new(Several([0, 9, 9]))), Counters::default());
+        let qp = crate::shard::agenda::tests::qp(3);
+        let gone = |out: &mut Outbox| -> Vec<(u32, u32)> {
+            core::iter::from_fn(|| out.next_gone()).map(|leaving| (leaving.from, leaving.seq)).collect()
+        };
+        for (route, from, seq) in [(0, 0, 4), (1, 4, 8), (2, 8, 9)] {
+            push(&mut out, Traffic::Requests, route, 1);
+            out.note_leaving(&qp, Route(route), from, seq);
+        }
+        assert_eq!(out.flush(Instant::ZERO, &counters), 2);
+        let early = gone(&mut out);
+        assert_eq!(early, [(4, 8), (8, 9)]);
+        for (from, seq) in early {
+            out.leave_with_those_ahead(qp.slot, qp.epoch, from, seq);
+        }
+        assert_eq!(gone(&mut out), []);
+        out.flush(Instant::ZERO.after(TX_STALL), &counters);
+        assert_eq!(gone(&mut out), [(0, 9)]);
+    }
+
+    // What goes to a shard of this device waits for no route.
+    #[test]
+    fn what_goes_inside_waits_for_no_route() {
+        let mut out = Outbox::new(Box::new(Several([0, 0, 0])));
+        push(&mut out, Traffic::Requests, 0, TX_BURST);
+        let mut source = Responses::new(&[], &[0]);
+        out.spare = Some(Frame::from_vec(vec![0; 256]));
+        let room = out.room(Traffic::Requests, INSIDE);
+        let (built, _) =
+            out.write(Traffic::Requests, INSIDE, None, 1, &mut source, Instant::ZERO, &Counters::default());
+        assert_eq!((room, built.frames, out.inside.waiting()), (TX_BURST, 1, 1));
+        let (shared, counters) = (crate::shard::scale::shared(1, 4), Counters::default());
+        out.send_inside(Traffic::Requests, 1, 0, &shared, &counters);
+        assert_eq!((out.inside.waiting(), out.backlog(), out.has_routes()), (0, TX_BURST, false));
     }
 }

@@ -4,6 +4,7 @@
 //! it is prefetched, and what was received is handled meanwhile.
 
 use super::counters::Counter;
+use super::outbox::Traffic;
 use super::qp::Part;
 use super::state::Shard;
 use crate::config::{NEIGHBOUR_VISITS, READY_BUDGET};
@@ -90,7 +91,7 @@ impl Shard {
         if !self.env.agenda.ready.is_empty() {
             self.send_requests();
         }
-        if self.env.outbox.backlog() > 0 { self.env.flush() } else { 0 }
+        if self.env.outbox.needs_flush() { self.env.flush() } else { 0 }
     }
 
     /// What follows when frames were received: responses, timers, answers, and then completions. Frames that the port took.
@@ -104,18 +105,30 @@ impl Shard {
         // What must be with the port before a completion may be seen.
         if !self.env.agenda.answering.is_empty() {
             self.send_answers();
-            if !self.env.agenda.answering.is_empty() {
-                self.defer_receives();
-            }
         }
-        let sent = if self.env.outbox.backlog() > 0 { self.env.flush() } else { 0 };
-        if self.env.outbox.any_leaving() {
-            self.complete_gone();
+        let sent = if self.env.outbox.needs_flush() { self.env.flush() } else { 0 };
+        if self.env.outbox.any_waiting() {
+            self.tell_who_waited();
         }
         self.publish_if_due();
         // For a message that comes alone, which has to wait for it otherwise.
         self.env.outbox.prepare_spare();
         sent
+    }
+
+    /// Frames may have gone: who waited for that, or for the room that they leave, goes on.
+    #[cold]
+    fn tell_who_waited(&mut self) {
+        let Self { env, qps, .. } = self;
+        let (outbox, agenda) = (&mut env.outbox, &mut env.agenda);
+        outbox.unpark(|traffic, slot| match (traffic, qps.get(slot)) {
+            (Traffic::Requests, Some(qp)) => agenda.unpark_ready(qp),
+            (Traffic::Answers, Some(qp)) => agenda.unpark_answering(qp),
+            (_, None) => {}
+        });
+        self.complete_gone();
+        self.let_receives_go();
+        self.env.outbox.settle();
     }
 
     #[inline]
@@ -171,6 +184,9 @@ impl Shard {
     /// Queue pairs whose neighbour was found, moved, or is not there: as many as a turn may take.
     #[cold]
     fn visit_moved(&mut self) {
+        if self.env.outbox.has_routes() {
+            self.hold_back_receives(); // by the routes that they were answered by
+        }
         for _ in 0..NEIGHBOUR_VISITS {
             let Some(slot) = self.env.peers.hops.next_due() else { break };
             let Some(qp) = self.qps.get(slot) else { continue };
@@ -182,6 +198,7 @@ impl Shard {
             }
             let waited = !qp.is_reachable();
             env.resolve(qp);
+            env.agenda.unpark(qp);
             if waited {
                 env.agenda.mark_ready(qp);
             }
@@ -195,9 +212,6 @@ impl Shard {
     /// Makes completions visible, unless an answer that belongs to one is still here.
     #[inline]
     pub(super) fn publish_if_due(&mut self) {
-        if self.env.outbox.has_routes() {
-            self.hold_back_receives();
-        }
         let env = &mut self.env;
         let nothing = env.completions.is_empty()
             && !env.completions.missed_overrun(&env.shared)
@@ -225,6 +239,9 @@ impl Shard {
     /// [`publish`](Self::publish), but for queues that overran.
     #[inline(always)]
     fn publish_staged(&mut self) {
+        if self.may_hold_back() {
+            self.hold_back_receives();
+        }
         while let Some(slot) = self.env.completions.finished.pop() {
             if let Some(qp) = self.qps.get(slot) {
                 if core::mem::take(&mut qp.sends_finished) {

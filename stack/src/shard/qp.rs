@@ -23,6 +23,7 @@ use super::cq::LaneId;
 use super::deferred::list::DeferredReceives;
 use super::held_gid::HeldGid;
 use super::identification::IpIdTracker;
+use super::listed::Listed;
 use super::peer_check::check::Check;
 #[cfg(not(loom))]
 use super::qp_table::QpTable;
@@ -75,6 +76,9 @@ impl SendRing for Sq {
     }
 }
 
+/// The route of what goes to a shard of this device: no port has one with this number.
+pub(super) const INSIDE: Route = Route(Route::COUNT as u8);
+
 /// The next hop of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Hop {
@@ -90,7 +94,11 @@ impl Hop {
     /// The route of the backlog that frames are built in.
     #[inline(always)]
     pub fn route(self) -> Route {
-        if let Self::Known(route) = self { route } else { Route::default() }
+        match self {
+            Self::Known(route) => route,
+            Self::Inside(_) => INSIDE,
+            Self::Pending => Route::default(),
+        }
     }
 
     /// Whether frames leave by the port.
@@ -117,10 +125,10 @@ pub(super) struct Qp {
     pub class: Transport,
     pub state: QpState,
     pub hop: Hop,
-    /// In the list of queue pairs with requests to send.
-    pub in_ready: bool,
-    /// In the list of queue pairs with answers to send.
-    pub in_answering: bool,
+    /// In a list of queue pairs with requests to send.
+    pub in_ready: Listed,
+    /// In a list of queue pairs with answers to send.
+    pub in_answering: Listed,
     /// Send requests are complete whose ring slots are freed when completions are published. The queue pair is then in the list
     /// of [`Completions`](super::completions::Completions).
     pub sends_finished: bool,
@@ -245,8 +253,8 @@ impl Qp {
             },
             state: QpState::Reset,
             hop: Hop::Pending,
-            in_ready: false,
-            in_answering: false,
+            in_ready: Listed::No,
+            in_answering: Listed::No,
             sends_finished: false,
             receives_finished: false,
             in_answered: false,

@@ -5,42 +5,45 @@ mod requests;
 mod unreliable;
 pub(super) mod writer;
 
+use super::listed::Listed;
 use super::lookahead::GROUP;
 use super::outbox::Traffic;
 use super::state::Shard;
-use crate::config::{QP_TX_BUDGET, READY_BUDGET};
+use crate::config::READY_BUDGET;
+use crate::port::Route;
 
 /// Why a queue pair stopped sending for this turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stop {
     /// Nothing left to send until something happens.
     Done,
-    /// Out of budget, frames or room: it goes on next turn.
+    /// Out of budget or frames: it goes on next turn.
     More,
+    /// Its route has no room: it goes on when that has.
+    Full(Route),
 }
 
 impl Shard {
     /// Builds the answers that are due: each queue pair one acknowledgement, or a share of READ responses.
     pub(super) fn send_answers(&mut self) {
-        for _ in 0..self.env.agenda.answering.len() {
+        for _ in 0..self.env.agenda.answering.len().min(READY_BUDGET) {
             let waiting = self.env.agenda.answering.len();
             if self.env.outbox.is_full(Traffic::Answers) {
                 break;
             }
             let Some(slot) = self.env.agenda.answering.pop_front() else { break };
-            let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_answering) else { continue };
-            qp.in_answering = false;
-            let room = self.env.outbox.room(Traffic::Answers, qp.hop.route());
-            if room == 0 {
-                self.env.agenda.mark_answering(qp);
-                continue;
-            }
-            let budget = QP_TX_BUDGET.min(room.saturating_sub(waiting - 1).max(1));
-            if self.env.answer(qp, budget) == Stop::More {
-                self.env.agenda.mark_answering(qp);
+            let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_answering == Listed::Yes) else { continue };
+            qp.in_answering = Listed::No;
+            match self.env.answer(qp, waiting) {
+                Stop::Done => {}
+                Stop::More => self.env.agenda.mark_answering(qp),
+                Stop::Full(route) => {
+                    qp.in_answering = Listed::Parked;
+                    self.env.outbox.park(Traffic::Answers, route, slot);
+                }
             }
             if qp.deferred.is_some() {
-                self.env.release_receives(qp);
+                self.env.note_built_receives(qp);
             }
         }
     }
@@ -56,11 +59,16 @@ impl Shard {
                 self.qps.prefetch_ready(&self.env.agenda.ready, n == 0);
             }
             let Some(slot) = self.env.agenda.ready.pop_front() else { break };
-            let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_ready) else { continue };
-            qp.in_ready = false;
+            let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_ready == Listed::Yes) else { continue };
+            qp.in_ready = Listed::No;
             self.env.agenda.corrections.sent.push(slot);
-            if self.env.request(qp) == Stop::More {
-                self.env.agenda.mark_ready(qp);
+            match self.env.request(qp) {
+                Stop::Done => {}
+                Stop::More => self.env.agenda.mark_ready(qp),
+                Stop::Full(route) => {
+                    qp.in_ready = Listed::Parked;
+                    self.env.outbox.park(Traffic::Requests, route, slot);
+                }
             }
             self.env.in_flight.note(qp);
             self.env.agenda.arm(qp);

@@ -3,7 +3,7 @@
 
 use super::Stop;
 use super::writer::{Built, Draft, Payload, Source, WrittenSeries};
-use crate::config::LONG_PACKET;
+use crate::config::{LONG_PACKET, QP_TX_BUDGET};
 use crate::id::{PdId, Psn, Qpn};
 use crate::mem::{Access, CachedKey, GrantedRange, KeyFault, MrTable};
 use crate::port::Frame;
@@ -164,8 +164,8 @@ fn write_series(
 }
 
 impl Env {
-    /// Builds answers of a queue pair.
-    pub(super) fn answer(&mut self, qp: &mut Qp, mut budget: usize) -> Stop {
+    /// Builds answers of a queue pair, one of so many that have some: each finds room for one.
+    pub(super) fn answer(&mut self, qp: &mut Qp, waiting: usize) -> Stop {
         if !qp.is_reachable() {
             self.resolve(qp);
             if !qp.is_reachable() {
@@ -173,6 +173,13 @@ impl Env {
                 return Stop::Done; // woken when the neighbour answers, or is found not to
             }
         }
+        // Now that the route is known.
+        let route = qp.hop.route();
+        let room = self.outbox.room(Traffic::Answers, route);
+        if room == 0 {
+            return Stop::Full(route);
+        }
+        let mut budget = QP_TX_BUDGET.min(room.saturating_sub(waiting - 1).max(1));
         while budget > 0 && qp.responder.has_answer() {
             let hop = qp.hop;
             let in_place = (qp.long_answers && hop.is_outside()).then_some(budget);

@@ -234,6 +234,9 @@ impl Env {
         let share = self.in_flight.share(qp);
         let hop = qp.hop;
         let mut budget = QP_TX_BUDGET.min(self.outbox.room(Traffic::Requests, hop.route()));
+        if budget == 0 {
+            return Stop::Full(hop.route());
+        }
         while budget > 0 {
             let in_place = (qp.long && hop.is_outside()).then_some(budget);
             let waiting = (qp.requester.waiting(self.now, &qp.sq, share) as usize).clamp(1, budget);

@@ -13,7 +13,7 @@ use crate::proto::requester::Idle;
 use crate::proto::status::WcStatus;
 use crate::shard::counters::Counter;
 use crate::shard::env::Env;
-use crate::shard::outbox::Traffic;
+use crate::shard::outbox::{Leaving, Traffic};
 use crate::shard::paths::Path;
 use crate::shard::peers::path_of_answer;
 use crate::shard::qp::{Hop, Qp};
@@ -24,38 +24,62 @@ impl Shard {
     /// Completes unreliable work requests whose frames have gone.
     pub(in crate::shard) fn complete_gone(&mut self) {
         let env = &mut self.env;
-        while let Some(leaving) = env.outbox.next_gone() {
+        while let Some(Leaving { slot, epoch, from, seq, .. }) = env.outbox.next_gone() {
             // An epoch ends with a RESET and with the queue pair.
-            let Some(qp) = self.qps.get(leaving.slot).filter(|qp| qp.epoch == leaving.epoch) else {
-                continue;
-            };
-            qp.requester.left(leaving.seq);
-            env.complete_sends(qp);
-            if let Some(status) = qp.requester.local_failure() {
-                env.fail_send(qp, status);
-            }
-            if qp.requester.drained() {
-                env.agenda.mark_ready(qp); // an invalidation may have waited for this
+            let Some(qp) = self.qps.get(slot).filter(|qp| qp.epoch == epoch) else { continue };
+            if is_behind(from, qp.requester.head()) {
+                env.outbox.leave_with_those_ahead(slot, epoch, from, seq);
+            } else {
+                env.complete_left(qp, seq);
             }
         }
     }
 }
 
+/// Whether the work request with this number comes behind that one.
+fn is_behind(seq: u32, other: u32) -> bool {
+    (seq.wrapping_sub(other) as i32) > 0
+}
+
 impl Env {
     /// Builds packets of an unreliable queue pair.
     pub(super) fn request_unreliable(&mut self, qp: &mut Qp) -> Stop {
-        let mut route = qp.hop.route();
+        let mut route = None;
         let stop = self.build_unreliable(qp, &mut route);
-        let built = qp.requester.built();
-        if built != qp.requester.head() && built != qp.leaving {
-            qp.leaving = built;
-            self.outbox.note_leaving(qp, route, built);
-        }
+        self.note_leaving(qp, route);
         stop
     }
 
-    /// `route` is that of the last packet.
-    fn build_unreliable(&mut self, qp: &mut Qp, route: &mut Route) -> Stop {
+    /// Work requests are built whose last frame leaves by this route, or by none: they went nowhere, or to one of our own addresses.
+    fn note_leaving(&mut self, qp: &mut Qp, route: Option<Route>) {
+        let (built, head) = (qp.requester.built(), qp.requester.head());
+        if built == head || built == qp.leaving {
+            return;
+        }
+        let before = core::mem::replace(&mut qp.leaving, built);
+        let waits = is_behind(before, head);
+        let from = if waits { before } else { head };
+        match route {
+            Some(route) => self.outbox.note_leaving(qp, route, from, built),
+            None if waits => self.outbox.leave_with_those_ahead(qp.slot, qp.epoch, from, built),
+            None => self.complete_left(qp, built),
+        }
+    }
+
+    /// Every frame of the work requests before `seq` has left.
+    fn complete_left(&mut self, qp: &mut Qp, seq: u32) {
+        qp.requester.left(seq);
+        self.complete_sends(qp);
+        if let Some(status) = qp.requester.local_failure() {
+            self.fail_send(qp, status);
+        }
+        if qp.requester.drained() {
+            self.agenda.mark_ready(qp); // an invalidation may have waited for this
+        }
+    }
+
+    /// `route` is that of the last frame.
+    fn build_unreliable(&mut self, qp: &mut Qp, route: &mut Option<Route>) -> Stop {
         for _ in 0..QP_TX_BUDGET {
             let seq = match qp.requester.peek_unreliable(qp.gates, qp.epoch, &qp.sq) {
                 Ok(seq) => seq,
@@ -65,11 +89,23 @@ impl Env {
             if path == Path::Pending {
                 return Stop::Done; // woken when the neighbour table changes, at the latest when it gives up
             }
+            let mut lost = match path {
+                Path::Failed => Some(Discard::Unreachable),
+                Path::NoSource => Some(Discard::NoSource),
+                _ => None,
+            };
             if let Path::Known(_, by) = path {
-                *route = by;
-            }
-            if self.outbox.room(Traffic::Requests, *route) == 0 {
-                return Stop::More;
+                if self.outbox.room(Traffic::Requests, by) == 0 {
+                    // As with a neighbour that is not known: no MAD waits for the link of another peer.
+                    let others_wait = qp.ty == QpType::Gsi && self.outbox.has_routes();
+                    if !others_wait || !self.outbox.refuses(by) {
+                        return Stop::Full(by);
+                    }
+                    lost = Some(Discard::TxStalled);
+                } else if *route != Some(by) {
+                    self.note_leaving(qp, *route);
+                    *route = Some(by);
+                }
             }
             let Some(mut frame) = self.outbox.take_frame() else {
                 self.discard_of(qp, Discard::NoBuffer);
@@ -101,8 +137,7 @@ impl Env {
                 qp.requester.fail_local(seq, WcStatus::LocProtErr);
                 continue; // the next look says whether older requests have to leave first
             }
-            if matches!(path, Path::Failed | Path::NoSource) {
-                let lost = if path == Path::Failed { Discard::Unreachable } else { Discard::NoSource };
+            if let Some(lost) = lost {
                 self.discard_of(qp, lost);
                 self.outbox.keep_frame(frame);
                 continue;
@@ -113,11 +148,12 @@ impl Env {
             if dqpn == Qpn::MULTICAST {
                 self.loop_back(&frame, &qp.template.dst());
             }
-            if path == Path::Inside {
-                self.count(Counter::ToSelf);
-                self.hand_over(self.shared.shard_of(dqpn), frame);
-            } else {
-                self.outbox.push(Traffic::Requests, *route, frame);
+            match path {
+                Path::Known(_, by) => self.outbox.push(Traffic::Requests, by, frame),
+                _ => {
+                    self.count(Counter::ToSelf);
+                    self.hand_over(self.shared.shard_of(dqpn), frame);
+                }
             }
         }
         Stop::More
