@@ -7,127 +7,21 @@
 //! Whoever waits for a route is kept with its backlogs, and costs nothing until that route moves: queue pairs that are parked until
 //! there is room, and completions that may be seen when the frames up to a mark have gone.
 
-use core::net::IpAddr;
-use std::collections::VecDeque;
+mod backlogs;
 
+use core::net::IpAddr;
+
+use self::backlogs::{Backlogs, Others};
+pub(super) use self::backlogs::{HeldBack, Leaving, Traffic};
 use super::counters::{Counter, Counters};
 use super::deferred::list::Mark;
 use super::due::Due;
-use super::qp::{INSIDE, Qp};
+use super::qp::{Hop, INSIDE, Qp};
 use super::shared::Shared;
 use super::tx::writer::{Built, InPlace, Source, write_frames};
-use crate::config::{TX_BURST, TX_REFUSED, TX_STALL};
-use crate::port::{Frame, PortQueue, Route, TxBurst};
+use crate::config::{TX_BURST, TX_STALL};
+use crate::port::{Frame, PortQueue, Route};
 use crate::time::Instant;
-use crate::wire::Discard;
-
-/// Frames of one kind on their way to the port by one route, oldest first.
-#[derive(Debug, Default)]
-struct Backlog {
-    frames: TxBurst,
-    /// Since when the port has refused every frame; `None` while it takes some.
-    refused_since: Option<Instant>,
-    /// Frames that went, ever: the port took them, or they were lost on a link that was down too long.
-    gone: u64,
-    /// Queue pairs that have more for this backlog than it has room for.
-    parked: VecDeque<u32>,
-}
-
-/// What leaves by one route.
-#[derive(Debug, Default)]
-struct Backlogs {
-    /// Acknowledgements and responses: completions wait for these.
-    answers: Backlog,
-    /// Requests, and what the IP host sends.
-    requests: Backlog,
-    /// Unreliable work requests whose frames wait here, oldest first.
-    leaving: VecDeque<Leaving>,
-    /// Queue pairs whose receive completions wait for answers here, oldest first.
-    held_back: VecDeque<HeldBack>,
-    /// In [`Others::in_use`].
-    listed: bool,
-}
-
-/// Unreliable work requests that are complete when frames of the request backlog have gone.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Leaving {
-    /// The value of [`Backlog::gone`] once their last frame has gone.
-    mark: u64,
-    pub slot: u32,
-    pub epoch: u32,
-    /// The first of them.
-    pub from: u32,
-    /// Behind the last of them.
-    pub seq: u32,
-}
-
-/// A queue pair with receive completions that may be seen when frames of the answer backlog have gone.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HeldBack {
-    mark: u64,
-    pub slot: u32,
-    pub epoch: u32,
-}
-
-/// The routes of a port that has several, but for [`Route::default`].
-#[derive(Default)]
-struct Others {
-    /// By their numbers; empty for a port with one link.
-    by_route: Vec<Option<Box<Backlogs>>>,
-    /// Those with something that waits, and some that had.
-    in_use: Vec<Route>,
-}
-
-impl Others {
-    /// The backlogs of a route, to put something in.
-    #[cold]
-    fn of(&mut self, route: Route) -> &mut Backlogs {
-        let at = usize::from(route.0);
-        if self.by_route.len() <= at {
-            self.by_route.resize_with(at + 1, || None);
-        }
-        let backlogs = self.by_route[at].get_or_insert_default();
-        if !core::mem::replace(&mut backlogs.listed, true) {
-            self.in_use.push(route);
-        }
-        backlogs
-    }
-
-    #[cold]
-    fn get(&self, route: Route) -> Option<&Backlogs> {
-        self.by_route.get(usize::from(route.0))?.as_deref()
-    }
-
-    /// Those with something that waits.
-    fn iter(&self) -> impl Iterator<Item = &Backlogs> {
-        self.in_use.iter().filter_map(|route| self.get(*route))
-    }
-
-    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Backlogs> {
-        self.by_route.iter_mut().flatten().map(|backlogs| &mut **backlogs).filter(|backlogs| backlogs.listed)
-    }
-
-    /// Hands what waits to the port. Returns how many frames it took.
-    #[cold]
-    fn flush(&mut self, queue: &mut dyn PortQueue, now: Instant, counters: &Counters) -> usize {
-        let Self { by_route, in_use } = self;
-        let mut sent = 0;
-        in_use.retain(|route| {
-            let Some(backlogs) = &mut by_route[usize::from(route.0)] else { return false };
-            sent += backlogs.flush(queue, *route, now, counters);
-            backlogs.listed = !backlogs.is_empty();
-            backlogs.listed
-        });
-        sent
-    }
-}
-
-/// Kinds of frames.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Traffic {
-    Answers,
-    Requests,
-}
 
 /// Why [`Outbox::write`] wrote no more packets.
 pub(super) enum Ended<E> {
@@ -226,7 +120,7 @@ impl Outbox {
     /// answers of their own route.
     #[inline]
     pub fn has_routes(&self) -> bool {
-        !self.others.by_route.is_empty()
+        !self.others.is_empty()
     }
 
     /// Whether no route has room for another frame of this kind.
@@ -419,13 +313,13 @@ impl Outbox {
     /// At the end of a turn: whether any are.
     #[cold]
     pub fn settle(&mut self) {
-        self.more = !self.others.in_use.is_empty() || !self.first.is_left_alone();
+        self.more = self.others.any_in_use() || !self.first.is_left_alone();
     }
 
     /// The queue pair in this slot has more for this route than that has room for: [`unpark`](Self::unpark) gives it back.
     #[cold]
     pub fn park(&mut self, traffic: Traffic, route: Route, slot: u32) {
-        self.on(route).of_mut(traffic).parked.push_back(slot);
+        self.on(route).park(traffic, slot);
         self.more = true;
     }
 
@@ -434,10 +328,7 @@ impl Outbox {
     pub fn unpark(&mut self, mut back: impl FnMut(Traffic, u32)) {
         for backlogs in core::iter::once(&mut self.first).chain(self.others.iter_mut()) {
             for traffic in [Traffic::Answers, Traffic::Requests] {
-                let room = backlogs.room(traffic);
-                let parked = &mut backlogs.of_mut(traffic).parked;
-                let n = parked.len().min(room);
-                parked.drain(..n).for_each(|slot| back(traffic, slot));
+                backlogs.unpark(traffic, |slot| back(traffic, slot));
             }
         }
     }
@@ -451,33 +342,34 @@ impl Outbox {
     /// not before those ahead of them.
     #[inline]
     pub fn note_leaving(&mut self, qp: &Qp, route: Route, from: u32, seq: u32) {
-        let backlogs = self.on(route);
-        let mark = backlogs.requests.mark();
-        backlogs.leaving.push_back(Leaving { mark, slot: qp.slot, epoch: qp.epoch, from, seq });
+        self.on(route).note_leaving(qp.slot, qp.epoch, from, seq);
         self.more = true;
     }
 
     /// The frames of these have gone, but not those of the ones ahead of them, which went by another route: they are complete together.
     #[cold]
     pub fn leave_with_those_ahead(&mut self, slot: u32, epoch: u32, from: u32, seq: u32) {
-        let all = core::iter::once(&mut self.first).chain(self.others.iter_mut());
-        let mut noted = all.flat_map(|backlogs| backlogs.leaving.iter_mut().rev());
-        let ahead = noted.find(|ahead| (ahead.slot, ahead.epoch, ahead.seq) == (slot, epoch, from));
-        if let Some(ahead) = ahead {
-            ahead.seq = seq;
-        }
+        let mut all = core::iter::once(&mut self.first).chain(self.others.iter_mut());
+        all.any(|backlogs| backlogs.extend_leaving(slot, epoch, from, seq));
     }
 
-    /// The `n` frames that were built last go to a shard of this device.
-    #[cold]
+    /// Hands the `n` frames that were built last over to a shard of this device, if that is where `hop` leads.
+    #[inline(always)]
     pub fn send_inside(
         &mut self,
         traffic: Traffic,
+        hop: Hop,
         n: usize,
-        shard: usize,
         shared: &Shared,
         counters: &Counters,
     ) {
+        if let Hop::Inside(shard) = hop {
+            self.hand_over(traffic, n, shard.into(), shared, counters);
+        }
+    }
+
+    #[cold]
+    fn hand_over(&mut self, traffic: Traffic, n: usize, shard: usize, shared: &Shared, counters: &Counters) {
         let frames = &mut self.inside.of_mut(traffic).frames;
         for frame in frames.drain(frames.len() - n..) {
             counters.add(Counter::ToSelf, 1);
@@ -510,16 +402,14 @@ impl Outbox {
     /// [`next_let_go`](Self::next_let_go) names it then.
     #[cold]
     pub fn hold_back(&mut self, route: Route, slot: u32, epoch: u32) -> Mark {
-        let backlogs = self.on(route);
-        let mark = backlogs.answers.mark();
-        backlogs.held_back.push_back(HeldBack { mark, slot, epoch });
+        let gone = self.on(route).hold_back(slot, epoch);
         self.more = true;
-        Mark { route, gone: mark }
+        Mark { route, gone }
     }
 
     /// Whether the answers have gone.
     pub fn has_gone(&self, mark: Mark) -> bool {
-        self.get(mark.route).is_none_or(|backlogs| mark.gone <= backlogs.answers.gone)
+        self.get(mark.route).is_none_or(|backlogs| mark.gone <= backlogs.answers.gone())
     }
 
     /// A queue pair whose completions waited for answers that have gone, once for each [`hold_back`](Self::hold_back).
@@ -545,112 +435,14 @@ fn other<'a>(
     others.of(route)
 }
 
-impl Backlogs {
-    #[inline(always)]
-    fn of(&self, traffic: Traffic) -> &Backlog {
-        match traffic {
-            Traffic::Answers => &self.answers,
-            Traffic::Requests => &self.requests,
-        }
-    }
-
-    #[inline(always)]
-    fn of_mut(&mut self, traffic: Traffic) -> &mut Backlog {
-        match traffic {
-            Traffic::Answers => &mut self.answers,
-            Traffic::Requests => &mut self.requests,
-        }
-    }
-
-    /// Whether the port takes nothing.
-    fn refuses(&self) -> bool {
-        self.answers.refused_since.or(self.requests.refused_since).is_some()
-    }
-
-    /// How many frames it has room for, as one of several routes.
-    fn room(&self, traffic: Traffic) -> usize {
-        let most = if self.refuses() { TX_REFUSED } else { TX_BURST };
-        most.saturating_sub(self.of(traffic).frames.len())
-    }
-
-    /// Frames that wait.
-    #[inline]
-    fn waiting(&self) -> usize {
-        self.answers.frames.len() + self.requests.frames.len()
-    }
-
-    /// Whether nobody waits for it.
-    fn is_left_alone(&self) -> bool {
-        let parked = self.answers.parked.len() + self.requests.parked.len();
-        parked == 0 && self.leaving.is_empty() && self.held_back.is_empty()
-    }
-
-    /// Whether nothing waits, and nobody waits for it.
-    fn is_empty(&self) -> bool {
-        self.waiting() == 0 && self.is_left_alone()
-    }
-
-    /// Hands frames to the port, answers first. Returns how many it took.
-    #[inline]
-    fn flush(&mut self, queue: &mut dyn PortQueue, route: Route, now: Instant, counters: &Counters) -> usize {
-        let mut sent = 0;
-        if !self.answers.frames.is_empty() {
-            sent += self.answers.flush(queue, route, now, counters);
-        }
-        if self.answers.frames.is_empty() && !self.requests.frames.is_empty() {
-            sent += self.requests.flush(queue, route, now, counters);
-        }
-        sent
-    }
-
-    fn next_gone(&mut self) -> Option<Leaving> {
-        let gone = self.leaving.front().is_some_and(|leaving| leaving.mark <= self.requests.gone);
-        if gone { self.leaving.pop_front() } else { None }
-    }
-
-    fn next_let_go(&mut self) -> Option<HeldBack> {
-        let gone = self.held_back.front().is_some_and(|held| held.mark <= self.answers.gone);
-        if gone { self.held_back.pop_front() } else { None }
-    }
-}
-
-impl Backlog {
-    /// The value of `gone` once all that waits has gone.
-    fn mark(&self) -> u64 {
-        self.gone + self.frames.len() as u64
-    }
-
-    /// Hands frames to the port. Returns how many it took.
-    #[inline]
-    fn flush(&mut self, queue: &mut dyn PortQueue, route: Route, now: Instant, counters: &Counters) -> usize {
-        let bytes: usize = self.frames.iter().map(Frame::len).sum();
-        let sent = queue.tx_burst(route, &mut self.frames);
-        let left: usize = self.frames.iter().map(Frame::len).sum();
-        self.gone += sent as u64;
-        if sent > 0 {
-            counters.add(Counter::TxFrames, sent as u64);
-            counters.add(Counter::TxBytes, (bytes - left) as u64);
-            self.refused_since = None;
-        } else {
-            // A link that is down keeps its frames for a moment; then they count as lost on it.
-            let since = *self.refused_since.get_or_insert(now);
-            if now.nanos_since(since) >= TX_STALL.as_nanos() as u64 {
-                counters.discard(Discard::TxStalled, self.frames.len() as u64);
-                self.gone += self.frames.len() as u64;
-                self.frames.clear();
-                self.refused_since = None;
-            }
-        }
-        sent
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::QueueLayer;
+    use crate::config::TX_REFUSED;
     use crate::port::limited::Limited;
+    use crate::port::{QueueLayer, TxBurst};
     use crate::shard::tx::writer::source::Responses;
+    use crate::wire::Discard;
 
     const ONE: Route = Route(0);
 
@@ -768,7 +560,7 @@ mod tests {
         out.flush(late, &counters);
         out.flush(late.after(TX_STALL), &counters);
         assert_eq!(counters.snapshot().discarded(Discard::TxStalled), 1 + TX_BURST as u64);
-        assert!(!out.has_more() && out.others.in_use.is_empty());
+        assert!(!out.has_more() && !out.others.any_in_use());
     }
 
     // Whoever waits for frames of a route is told when those have gone that waited then, by whichever call that was, whatever has
@@ -794,7 +586,7 @@ mod tests {
         assert_eq!((told(&mut out), out.has_gone(second)), (vec![7], true));
         out.flush(Instant::ZERO, &counters);
         out.settle();
-        assert!(out.others.in_use.is_empty() && !out.any_waiting());
+        assert!(!out.others.any_in_use() && !out.any_waiting());
     }
 
     // Goal: a queue pair that waits for room costs nothing until there is some, and as many go on as find some.
@@ -862,7 +654,7 @@ mod tests {
             out.write(Traffic::Requests, INSIDE, None, 1, &mut source, Instant::ZERO, &Counters::default());
         assert_eq!((room, built.frames, out.inside.waiting()), (TX_BURST, 1, 1));
         let (shared, counters) = (crate::shard::scale::shared(1, 4), Counters::default());
-        out.send_inside(Traffic::Requests, 1, 0, &shared, &counters);
+        out.send_inside(Traffic::Requests, Hop::Inside(0), 1, &shared, &counters);
         assert_eq!((out.inside.waiting(), out.backlog(), out.has_routes()), (0, TX_BURST, false));
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::counters::Counter;
 use super::env::Env;
 use super::outbox::Traffic;
-use super::qp::{Hop, Qp};
+use super::qp::Qp;
 use super::state::Shard;
 use super::tx::writer::{Draft, Payload};
 use crate::id::{Psn, QpType, Qpn};
@@ -92,8 +92,6 @@ impl Env {
         self.count_of(qp, Counter::PeerChecks);
         qp.counters.sent(1, frame.len() as u64);
         self.outbox.push(Traffic::Requests, qp.hop.route(), frame);
-        if let Hop::Inside(shard) = qp.hop {
-            self.outbox.send_inside(Traffic::Requests, 1, shard.into(), &self.shared, &self.counters);
-        }
+        self.outbox.send_inside(Traffic::Requests, qp.hop, 1, &self.shared, &self.counters);
     }
 }

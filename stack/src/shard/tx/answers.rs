@@ -14,7 +14,7 @@ use crate::shard::copy::{self, LocalProtection};
 use crate::shard::counters::{Counter, Counters};
 use crate::shard::env::Env;
 use crate::shard::outbox::{Ended, Traffic};
-use crate::shard::qp::{Hop, Qp};
+use crate::shard::qp::Qp;
 use crate::wire::{Aeth, Discard, Ext, ExtHeader, Header, Kind, Opcode, Position, Stencil, Tail, Template};
 
 const ACKNOWLEDGE: Opcode = Opcode::rc(Kind::Ack, Position::Only, Tail::None);
@@ -196,10 +196,7 @@ impl Env {
             );
             let (ack, fatal) = (source.ack, source.fatal);
             count_answers(&self.counters, qp, &built, ack);
-            if let Hop::Inside(shard) = hop {
-                let (shared, counters) = (&self.shared, &self.counters);
-                self.outbox.send_inside(Traffic::Answers, built.frames, shard.into(), shared, counters);
-            }
+            self.outbox.send_inside(Traffic::Answers, hop, built.frames, &self.shared, &self.counters);
             budget -= built.frames;
             if let Some(fault) = fatal {
                 self.end_by_fault(qp, fault);

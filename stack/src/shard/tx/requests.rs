@@ -16,7 +16,7 @@ use crate::shard::copy::{Gather, LocalProtection, Memory};
 use crate::shard::counters::{Counter, Counters};
 use crate::shard::env::Env;
 use crate::shard::outbox::{Ended, Traffic};
-use crate::shard::qp::{Cause, Hop, Qp};
+use crate::shard::qp::{Cause, Qp};
 use crate::time::Instant;
 use crate::wire::{Discard, Header, Reth, Stencil, Template, Transport};
 
@@ -253,10 +253,7 @@ impl Env {
             );
             let again = source.again;
             count_requests(&self.counters, qp, &built, again);
-            if let Hop::Inside(shard) = hop {
-                let (shared, counters) = (&self.shared, &self.counters);
-                self.outbox.send_inside(Traffic::Requests, built.frames, shard.into(), shared, counters);
-            }
+            self.outbox.send_inside(Traffic::Requests, hop, built.frames, &self.shared, &self.counters);
             budget -= built.frames;
             let end = match ended {
                 Ended::Source(End::Idle(Idle::Local(seq))) => {

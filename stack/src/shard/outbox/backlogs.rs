@@ -1,0 +1,276 @@
+//! Frames that wait for a route of the port, whoever waits for them to go, and whoever waits for room.
+
+use std::collections::VecDeque;
+
+use crate::config::{TX_BURST, TX_REFUSED, TX_STALL};
+use crate::port::{Frame, PortQueue, Route, TxBurst};
+use crate::shard::counters::{Counter, Counters};
+use crate::time::Instant;
+use crate::wire::Discard;
+
+/// Kinds of frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::shard) enum Traffic {
+    Answers,
+    Requests,
+}
+
+/// Frames of one kind on their way to the port by one route, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    pub frames: TxBurst,
+    /// Since when the port has refused every frame; `None` while it takes some.
+    refused_since: Option<Instant>,
+    /// As [`gone`](Self::gone).
+    gone: u64,
+    /// Queue pairs that have more for this backlog than it has room for.
+    parked: VecDeque<u32>,
+}
+
+/// What leaves by one route.
+#[derive(Debug, Default)]
+pub(super) struct Backlogs {
+    /// Acknowledgements and responses: completions wait for these.
+    pub answers: Backlog,
+    /// Requests, and what the IP host sends.
+    pub requests: Backlog,
+    /// Unreliable work requests whose frames wait here, oldest first.
+    leaving: VecDeque<Leaving>,
+    /// Queue pairs whose receive completions wait for answers here, oldest first.
+    held_back: VecDeque<HeldBack>,
+    /// In [`Others::in_use`].
+    listed: bool,
+}
+
+/// Unreliable work requests that are complete when frames of the request backlog have gone.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::shard) struct Leaving {
+    /// The value of [`Backlog::gone`] once their last frame has gone.
+    mark: u64,
+    pub slot: u32,
+    pub epoch: u32,
+    /// The first of them.
+    pub from: u32,
+    /// Behind the last of them.
+    pub seq: u32,
+}
+
+/// A queue pair with receive completions that may be seen when frames of the answer backlog have gone.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::shard) struct HeldBack {
+    mark: u64,
+    pub slot: u32,
+    pub epoch: u32,
+}
+
+/// The routes of a port that has several, but for [`Route::default`].
+#[derive(Default)]
+pub(super) struct Others {
+    /// By their numbers; empty for a port with one link.
+    by_route: Vec<Option<Box<Backlogs>>>,
+    /// Those with something that waits, and some that had.
+    in_use: Vec<Route>,
+}
+
+impl Others {
+    /// The backlogs of a route, to put something in.
+    #[cold]
+    pub fn of(&mut self, route: Route) -> &mut Backlogs {
+        let at = usize::from(route.0);
+        if self.by_route.len() <= at {
+            self.by_route.resize_with(at + 1, || None);
+        }
+        let backlogs = self.by_route[at].get_or_insert_default();
+        if !core::mem::replace(&mut backlogs.listed, true) {
+            self.in_use.push(route);
+        }
+        backlogs
+    }
+
+    #[cold]
+    pub fn get(&self, route: Route) -> Option<&Backlogs> {
+        self.by_route.get(usize::from(route.0))?.as_deref()
+    }
+
+    /// Whether no other route was found.
+    pub fn is_empty(&self) -> bool {
+        self.by_route.is_empty()
+    }
+
+    /// Whether something waits, or did since the last flush.
+    pub fn any_in_use(&self) -> bool {
+        !self.in_use.is_empty()
+    }
+
+    /// Those with something that waits.
+    pub fn iter(&self) -> impl Iterator<Item = &Backlogs> {
+        self.in_use.iter().filter_map(|route| self.get(*route))
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Backlogs> {
+        self.by_route.iter_mut().flatten().map(|backlogs| &mut **backlogs).filter(|backlogs| backlogs.listed)
+    }
+
+    /// Hands what waits to the port. Returns how many frames it took.
+    #[cold]
+    pub fn flush(&mut self, queue: &mut dyn PortQueue, now: Instant, counters: &Counters) -> usize {
+        let Self { by_route, in_use } = self;
+        let mut sent = 0;
+        in_use.retain(|route| {
+            let Some(backlogs) = &mut by_route[usize::from(route.0)] else { return false };
+            sent += backlogs.flush(queue, *route, now, counters);
+            backlogs.listed = !backlogs.is_empty();
+            backlogs.listed
+        });
+        sent
+    }
+}
+
+impl Backlogs {
+    #[inline(always)]
+    pub fn of(&self, traffic: Traffic) -> &Backlog {
+        match traffic {
+            Traffic::Answers => &self.answers,
+            Traffic::Requests => &self.requests,
+        }
+    }
+
+    #[inline(always)]
+    pub fn of_mut(&mut self, traffic: Traffic) -> &mut Backlog {
+        match traffic {
+            Traffic::Answers => &mut self.answers,
+            Traffic::Requests => &mut self.requests,
+        }
+    }
+
+    /// Whether the port takes nothing.
+    pub fn refuses(&self) -> bool {
+        self.answers.refused_since.or(self.requests.refused_since).is_some()
+    }
+
+    /// How many frames it has room for, as one of several routes.
+    pub fn room(&self, traffic: Traffic) -> usize {
+        let most = if self.refuses() { TX_REFUSED } else { TX_BURST };
+        most.saturating_sub(self.of(traffic).frames.len())
+    }
+
+    /// Frames that wait.
+    #[inline]
+    pub fn waiting(&self) -> usize {
+        self.answers.frames.len() + self.requests.frames.len()
+    }
+
+    /// Whether nobody waits for it.
+    pub fn is_left_alone(&self) -> bool {
+        let parked = self.answers.parked.len() + self.requests.parked.len();
+        parked == 0 && self.leaving.is_empty() && self.held_back.is_empty()
+    }
+
+    /// Whether nothing waits, and nobody waits for it.
+    fn is_empty(&self) -> bool {
+        self.waiting() == 0 && self.is_left_alone()
+    }
+
+    /// Hands frames to the port, answers first. Returns how many it took.
+    #[inline]
+    pub fn flush(
+        &mut self,
+        queue: &mut dyn PortQueue,
+        route: Route,
+        now: Instant,
+        counters: &Counters,
+    ) -> usize {
+        let mut sent = 0;
+        if !self.answers.frames.is_empty() {
+            sent += self.answers.flush(queue, route, now, counters);
+        }
+        if self.answers.frames.is_empty() && !self.requests.frames.is_empty() {
+            sent += self.requests.flush(queue, route, now, counters);
+        }
+        sent
+    }
+
+    /// Unreliable work requests from `from` to before `seq` are complete when the frames that wait now have gone.
+    #[inline]
+    pub fn note_leaving(&mut self, slot: u32, epoch: u32, from: u32, seq: u32) {
+        self.leaving.push_back(Leaving { mark: self.requests.mark(), slot, epoch, from, seq });
+    }
+
+    /// The last work requests of a queue pair that are noted here, if they end before `seq`, end before `to` from now on. Whether they do.
+    pub fn extend_leaving(&mut self, slot: u32, epoch: u32, seq: u32, to: u32) -> bool {
+        let same = |noted: &&mut Leaving| (noted.slot, noted.epoch, noted.seq) == (slot, epoch, seq);
+        self.leaving.iter_mut().rev().find(same).map(|noted| noted.seq = to).is_some()
+    }
+
+    /// Receive completions of a queue pair wait until the answers that wait now have gone. Returns [`Backlog::gone`] of that time.
+    pub fn hold_back(&mut self, slot: u32, epoch: u32) -> u64 {
+        let mark = self.answers.mark();
+        self.held_back.push_back(HeldBack { mark, slot, epoch });
+        mark
+    }
+
+    /// The queue pair in this slot has more frames of this kind than there is room for.
+    pub fn park(&mut self, traffic: Traffic, slot: u32) {
+        self.of_mut(traffic).parked.push_back(slot);
+    }
+
+    /// Gives back parked queue pairs: as many as there is room for frames, those that came first.
+    pub fn unpark(&mut self, traffic: Traffic, back: impl FnMut(u32)) {
+        let room = self.room(traffic);
+        let parked = &mut self.of_mut(traffic).parked;
+        let n = parked.len().min(room);
+        parked.drain(..n).for_each(back);
+    }
+
+    pub fn next_gone(&mut self) -> Option<Leaving> {
+        let gone = self.leaving.front().is_some_and(|leaving| leaving.mark <= self.requests.gone);
+        if gone { self.leaving.pop_front() } else { None }
+    }
+
+    pub fn next_let_go(&mut self) -> Option<HeldBack> {
+        let gone = self.held_back.front().is_some_and(|held| held.mark <= self.answers.gone);
+        if gone { self.held_back.pop_front() } else { None }
+    }
+}
+
+impl Backlog {
+    /// Frames that went, ever: the port took them, or they were lost on a link that was down too long.
+    pub fn gone(&self) -> u64 {
+        self.gone
+    }
+
+    /// The value of `gone` once all that waits has gone.
+    fn mark(&self) -> u64 {
+        self.gone + self.frames.len() as u64
+    }
+
+    /// Hands frames to the port. Returns how many it took.
+    #[inline]
+    pub fn flush(
+        &mut self,
+        queue: &mut dyn PortQueue,
+        route: Route,
+        now: Instant,
+        counters: &Counters,
+    ) -> usize {
+        let bytes: usize = self.frames.iter().map(Frame::len).sum();
+        let sent = queue.tx_burst(route, &mut self.frames);
+        let left: usize = self.frames.iter().map(Frame::len).sum();
+        self.gone += sent as u64;
+        if sent > 0 {
+            counters.add(Counter::TxFrames, sent as u64);
+            counters.add(Counter::TxBytes, (bytes - left) as u64);
+            self.refused_since = None;
+        } else {
+            // A link that is down keeps its frames for a moment; then they count as lost on it.
+            let since = *self.refused_since.get_or_insert(now);
+            if now.nanos_since(since) >= TX_STALL.as_nanos() as u64 {
+                counters.discard(Discard::TxStalled, self.frames.len() as u64);
+                self.gone += self.frames.len() as u64;
+                self.frames.clear();
+                self.refused_since = None;
+            }
+        }
+        sent
+    }
+}
