@@ -80,9 +80,9 @@ fn requester(c: &mut Criterion) {
         b.iter(|| {
             sq.published = sq.published.wrapping_add(STRIDE);
             let mut last = Psn::new(0);
+            let window = requester.send_window(now, UNSHARED);
             for _ in 0..STRIDE {
-                last =
-                    black_box(requester.poll_transmit(now, gates, 0, &sq, UNSHARED)).expect("a packet").psn;
+                last = black_box(requester.poll_transmit(&window, gates, 0, &sq)).expect("a packet").psn;
             }
             ack.psn = last;
             black_box(requester.handle_response(now, &ack, &sq)).expect("it answers something")

@@ -11,7 +11,7 @@ use stack::config::{ACK_REQ_STRIDE, RETRY_PATIENCE, WINDOW_PACKETS};
 use stack::id::{Mtu, PdId, Psn, QpState};
 use stack::mem::{Access, Sge};
 use stack::proto::attr::{AttrMask, QpAttr};
-use stack::proto::requester::{Idle, Policies, Requester, RequesterConfig, SendRing, UNSHARED};
+use stack::proto::requester::{Idle, Policies, Requester, RequesterConfig, Segment, SendRing, UNSHARED};
 use stack::proto::state::Gates;
 use stack::proto::status::{SendFlags, WcOpcode, WcStatus, WrOpcode};
 use stack::proto::tables::{ack_timeout, rnr_delay};
@@ -122,7 +122,7 @@ fn a_timer_is_corrected_once() {
     requester.start(&config());
     let at = [0, 1, 2].map(|ms| Instant::from_nanos(ms * 1_000_000));
     let gates = Gates::of(QpState::Rts, stack::id::QpType::Rc);
-    requester.poll_transmit(at[0], gates, 0, &OneRequest(slot), UNSHARED).unwrap();
+    poll(&mut requester, at[0], gates, 0, &OneRequest(slot), UNSHARED).unwrap();
     assert!(requester.deadline() >= at[0].after(T));
     requester.left_by(at[0], at[1]);
     let deadline = requester.deadline();
@@ -147,7 +147,7 @@ fn q04_write_of_2_31_bytes() {
     let (mut packets, mut bytes, mut in_flight) = (0u32, 0u64, 0);
     let mut last = None;
     loop {
-        match requester.poll_transmit(now, gates, 0, &sq, UNSHARED) {
+        match poll(&mut requester, now, gates, 0, &sq, UNSHARED) {
             Ok(segment) => {
                 assert_eq!(segment.psn, Psn::new(0xff_0000).add(packets));
                 assert_eq!(u64::from(segment.offset), bytes);
@@ -209,14 +209,14 @@ fn the_last_request_of_an_earlier_epoch_is_passed_over() {
     let gates = Gates::of(QpState::Rts, stack::id::QpType::Rc);
     let now = Instant::from_nanos(1);
     for seq in 0..2 {
-        assert_eq!(requester.poll_transmit(now, gates, 1, &sq, UNSHARED).unwrap().seq, seq);
+        assert_eq!(poll(&mut requester, now, gates, 1, &sq, UNSHARED).unwrap().seq, seq);
         acknowledge(&mut requester, now, Psn::new(seq), &sq);
     }
     sq.published = 3;
-    assert_eq!(requester.poll_transmit(now, gates, 1, &sq, UNSHARED).unwrap_err(), Idle::NothingToDo);
+    assert_eq!(poll(&mut requester, now, gates, 1, &sq, UNSHARED).unwrap_err(), Idle::NothingToDo);
     assert_eq!(requester.head(), 3);
     sq.published = 4;
-    assert_eq!(requester.poll_transmit(now, gates, 1, &sq, UNSHARED).unwrap().seq, 3);
+    assert_eq!(poll(&mut requester, now, gates, 1, &sq, UNSHARED).unwrap().seq, 3);
 }
 
 // Goal: a share that becomes smaller than what is in flight lets one more packet go, if no other one requested an acknowledgement.
@@ -231,13 +231,31 @@ fn a_share_that_shrinks_leaves_a_packet_that_is_answered() {
     requester.start(&config());
     let (gates, now) = (Gates::of(QpState::Rts, stack::id::QpType::Rc), Instant::from_nanos(1));
     for _ in 0..5 {
-        assert!(!requester.poll_transmit(now, gates, 0, &sq, 100).unwrap().ack_req);
+        assert!(!poll(&mut requester, now, gates, 0, &sq, 100).unwrap().ack_req);
     }
-    assert!(requester.poll_transmit(now, gates, 0, &sq, 2).unwrap().ack_req);
-    assert_eq!(requester.poll_transmit(now, gates, 0, &sq, 2).unwrap_err(), Idle::Waiting);
-    assert_eq!((requester.packets_in_flight(), requester.waiting(now, &sq, 2)), (6, 0));
+    assert!(poll(&mut requester, now, gates, 0, &sq, 2).unwrap().ack_req);
+    assert_eq!(poll(&mut requester, now, gates, 0, &sq, 2).unwrap_err(), Idle::Waiting);
+    assert_eq!((requester.packets_in_flight(), waiting(&requester, now, &sq, 2)), (6, 0));
     acknowledge(&mut requester, now, Psn::new(5), &sq);
-    assert_eq!(requester.waiting(now, &sq, 2), 2);
+    assert_eq!(waiting(&requester, now, &sq, 2), 2);
+}
+
+/// The next packet of a queue pair that may have `share` packets in flight.
+fn poll<'a>(
+    requester: &mut Requester,
+    now: Instant,
+    gates: Gates,
+    epoch: u32,
+    sq: &'a impl SendRing,
+    share: u32,
+) -> Result<Segment<'a>, Idle> {
+    let window = requester.send_window(now, share);
+    requester.poll_transmit(&window, gates, epoch, sq)
+}
+
+/// Packets that it may send now.
+fn waiting(requester: &Requester, now: Instant, sq: &impl SendRing, share: u32) -> u32 {
+    requester.waiting(&requester.send_window(now, share), sq)
 }
 
 /// Passes the requester an acknowledgement as from the wire.

@@ -189,8 +189,9 @@ impl Rig {
         let mut packets = Vec::new();
         while (packets.len() as u32) < n {
             let room = n - packets.len() as u32;
-            let limits = SeriesLimits { packets: room, bytes: LONGEST, share };
-            if let Some(series) = with.begin_series(now, gates, EPOCH, sq, limits) {
+            let limits = SeriesLimits { packets: room, bytes: LONGEST };
+            let window = with.send_window(now, share);
+            if let Some(series) = with.begin_series(&window, gates, EPOCH, sq, limits) {
                 let (kind, opcode, solicited) = (series.kind(), series.opcode(), series.solicited());
                 let mut places = vec![None; room as usize];
                 let sent = packets.len() as u32;
@@ -337,6 +338,11 @@ impl Rig {
     }
 }
 
+/// Packets that may be sent now, of a queue pair that shares no window.
+fn waiting(requester: &Requester, now: Instant, sq: &Queue) -> u32 {
+    requester.waiting(&requester.send_window(now, UNSHARED), sq)
+}
+
 /// One packet by [`Requester::poll_transmit`]; whether there was one.
 fn one(
     requester: &mut Requester,
@@ -348,7 +354,8 @@ fn one(
     packets: &mut Vec<SentPacket>,
 ) -> bool {
     let segment = loop {
-        match requester.poll_transmit(now, gates, EPOCH, sq, share) {
+        let window = requester.send_window(now, share);
+        match requester.poll_transmit(&window, gates, EPOCH, sq) {
             Ok(segment) => break segment,
             Err(Idle::Local(seq)) => requester.local_done(seq),
             Err(_) => return false,
@@ -441,7 +448,7 @@ fn every_short_history_is_the_same_wherever_numbers_begin() {
             });
             assert_eq!(with, without);
             let first = rig.oldest().map(|(first, wqe)| (first.sub(sq_psn), wqe.wr_id));
-            seen.push((with, first, rig.both[0].waiting(rig.now, &rig.sq, UNSHARED)));
+            seen.push((with, first, waiting(&rig.both[0], rig.now, &rig.sq)));
         }
         seen
     };

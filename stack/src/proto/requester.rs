@@ -29,6 +29,7 @@ mod rd_atomic;
 mod retries;
 mod segment;
 mod send_log;
+mod send_window;
 mod series;
 mod timer;
 mod unreliable;
@@ -44,6 +45,7 @@ pub use segment::{Segment, Unsent};
 pub(super) use send_log::Acknowledged;
 pub use send_log::RequestKind;
 use send_log::{Remembered, SendLog, Started};
+pub use send_window::SendWindow;
 pub use series::{Series, SeriesKind, SeriesLimits, SeriesOutcome, SeriesRequest, Unbuilt};
 pub(super) use timer::Awaited;
 use timer::Timer;
@@ -293,7 +295,7 @@ impl Requester {
     /// Packets that may be sent now, estimated from the next request alone: for a caller that allocates buffers for a
     /// burst.
     #[inline]
-    pub fn waiting(&self, now: Instant, sq: &impl SendRing, share: u32) -> u32 {
+    pub fn waiting(&self, window: &SendWindow, sq: &impl SendRing) -> u32 {
         let begun = match self.log.all_sent() {
             true => 0,
             false => (self.log.get(self.log.current()).last.diff(self.in_flight.cursor()) + 1).max(1) as u32,
@@ -303,7 +305,7 @@ impl Requester {
             0 => begun,
             posted => begun + self.unstarted(SendWqe::of(sq.slot(started)), posted),
         };
-        waiting.min(self.window(now, share))
+        waiting.min(self.room(window))
     }
 
     /// Whether nothing is left to send and no failure to report: [`Requester::poll_transmit`] need not be called.
@@ -327,24 +329,20 @@ impl Requester {
     }
 
     /// The next packet to build, or why there is none.
-    ///
-    /// `share` is how many packets the queue pair may have in flight, responses to READs among them: 1 to [`UNSHARED`]. If
-    /// nothing in flight brings an answer, one packet may go out beyond it.
     #[inline(always)]
     pub fn poll_transmit<'a>(
         &mut self,
-        now: Instant,
+        window: &SendWindow,
         gates: Gates,
         epoch: u32,
         sq: &'a impl SendRing,
-        share: u32,
     ) -> Result<Segment<'a>, Idle> {
         let (started, slot) = loop {
             if self.timer.is_rnr() || self.failure.is_some() || !gates.has(Gates::TX_RETRY) {
                 self.held_up(gates)?;
             }
             if self.log.all_sent() {
-                match self.start_next(gates, epoch, sq, share)? {
+                match self.start_next(window, gates, epoch, sq)? {
                     Some(next) => break next,
                     None => continue,
                 }
@@ -357,28 +355,28 @@ impl Requester {
             }
             break (started, sq.slot(current));
         };
-        let mut window = self.window(now, share);
-        if window == 0 {
-            window = self.window_full(now)?;
+        let mut room = self.room(window);
+        if room == 0 {
+            room = self.window_full(window)?;
         }
         let psn = self.in_flight.cursor();
         let last = if started.kind == RequestKind::Message { psn } else { started.part_end(psn) };
         if started.kind != RequestKind::Message {
-            self.may_request(&started, psn, last, share)?;
+            self.may_request(window, &started, psn, last)?;
         }
-        self.arm(now);
+        self.arm(window.now);
         let wqe = SendWqe::of(slot);
         let operation = Operation::of(wqe).expect("a request that has started becomes packets");
         let (seq, since_ack_req) = (self.log.current(), self.since_ack_req);
         let segment = if started.kind == RequestKind::Message {
             // In SQD nothing follows that could request the acknowledgement of what has started.
             let draining = !gates.has(Gates::START_WQE);
-            let ack_req = self.asks(operation, wqe, psn, psn == started.last, window, draining);
+            let ack_req = self.asks(operation, wqe, psn, psn == started.last, room, draining);
             self.message_segment(seq, slot, operation, &started, psn, ack_req)
         } else {
             self.request_segment(seq, slot, operation, &started, psn, last)
         };
-        self.sent(now, &started, &segment, last);
+        self.sent(window.now, &started, &segment, last);
         Ok(Segment { since_ack_req, ..segment })
     }
 
@@ -390,7 +388,7 @@ impl Requester {
         wqe: &SendWqe,
         psn: Psn,
         is_last: bool,
-        window: u32,
+        room: u32,
         draining: bool,
     ) -> bool {
         // The first packet of a retry requests at once.
@@ -399,15 +397,15 @@ impl Requester {
         // The message itself has started, so it counts.
         let unasked =
             if is_last && !wanted { (self.unasked_messages(operation) + 1).max(0) as u32 } else { u32::MAX };
-        let asks = wanted || self.since_ack_req.requests(window, unasked).are_due(0);
+        let asks = wanted || self.since_ack_req.requests(room, unasked).are_due(0);
         self.since_ack_req.count(asks);
         asks
     }
 
     /// Whether a request for the responses from `psn` to `last` may go out now.
     #[inline(always)]
-    fn may_request(&self, started: &Started, psn: Psn, last: Psn, share: u32) -> Result<(), Idle> {
-        if distance(psn, last) >= self.share_left(share) {
+    fn may_request(&self, window: &SendWindow, started: &Started, psn: Psn, last: Psn) -> Result<(), Idle> {
+        if distance(psn, last) >= self.share_left(window) {
             self.share_used()?;
         }
         // The first part of a READ counts since the READ started.
@@ -486,10 +484,10 @@ impl Requester {
     #[inline(always)]
     fn start_next<'a>(
         &mut self,
+        window: &SendWindow,
         gates: Gates,
         epoch: u32,
         sq: &'a impl SendRing,
-        share: u32,
     ) -> Result<Option<(Started, &'a [Granule])>, Idle> {
         let seq = self.log.started();
         if seq == sq.published() || !gates.has(Gates::START_WQE) {
@@ -516,7 +514,7 @@ impl Requester {
             return Err(Idle::Waiting);
         }
         let remembered = match operation.kind {
-            RequestKind::Read => self.read(packets, share),
+            RequestKind::Read => self.read(packets, window.share),
             kind => Remembered::new(self.log.assigned(), kind),
         };
         let started = self.log.start(remembered, packets);

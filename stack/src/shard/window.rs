@@ -82,9 +82,9 @@ impl InFlight {
         }
     }
 
-    /// Packets that a queue pair may have in flight now: see [`Requester::poll_transmit`].
+    /// Packets that a queue pair may have in flight now: see [`Requester::send_window`].
     ///
-    /// [`Requester::poll_transmit`]: crate::proto::requester::Requester::poll_transmit
+    /// [`Requester::send_window`]: crate::proto::requester::Requester::send_window
     #[inline(always)]
     pub fn share(&self, qp: &Qp) -> u32 {
         self.0.as_ref().map_or(UNSHARED, |window| share(window, qp))

@@ -4,7 +4,9 @@ use super::{Congestion, Controller, Event, Probe};
 use crate::id::{Gid, Mtu, Psn, QpState, QpType};
 use crate::proto::completer::Response;
 use crate::proto::recovery::{self, Recovery, RetryCause, Scheme};
-use crate::proto::requester::{Idle, Policies, Requester, RequesterConfig, SendRing, SeriesLimits, UNSHARED};
+use crate::proto::requester::{
+    Idle, Policies, Requester, RequesterConfig, SendRing, SendWindow, SeriesLimits, UNSHARED,
+};
 use crate::proto::state::Gates;
 use crate::proto::status::{SendFlags, WrOpcode};
 use crate::proto::tables::{NakCode, Syndrome};
@@ -63,11 +65,15 @@ impl Rig {
         self.ring.0.extend(slot);
     }
 
+    fn window(&self) -> SendWindow {
+        self.requester.send_window(self.now, UNSHARED)
+    }
+
     /// Every packet that may go: its number and whether it requests an acknowledgement.
     fn send(&mut self) -> (Vec<(u32, bool)>, Idle) {
         let mut sent = Vec::new();
         loop {
-            match self.requester.poll_transmit(self.now, GATES, 0, &self.ring, UNSHARED) {
+            match self.requester.poll_transmit(&self.window(), GATES, 0, &self.ring) {
                 Ok(segment) => sent.push((segment.psn.get(), segment.ack_req)),
                 Err(idle) => return (sent, idle),
             }
@@ -126,18 +132,13 @@ fn the_window_is_the_controllers() {
         rig.post(WrOpcode::RdmaWrite, 1);
     }
     assert_eq!(rig.send(), (vec![(0xff_fffe, false), (0xff_ffff, false), (0, true)], Idle::Waiting));
-    assert_eq!(rig.requester.waiting(rig.now, &rig.ring, UNSHARED), 0);
+    assert_eq!(rig.requester.waiting(&rig.window(), &rig.ring), 0);
     rig.answer(0xff_fffe, ACK);
-    assert_eq!(rig.requester.waiting(rig.now, &rig.ring, UNSHARED), 1);
+    assert_eq!(rig.requester.waiting(&rig.window(), &rig.ring), 1);
     assert_eq!(rig.send(), (vec![(1, true)], Idle::Waiting));
     rig.probe().window = 100;
-    let series = rig.requester.begin_series(
-        rig.now,
-        GATES,
-        0,
-        &rig.ring,
-        SeriesLimits { packets: 8, bytes: 256, share: UNSHARED },
-    );
+    let (window, limits) = (rig.window(), SeriesLimits { packets: 8, bytes: 256 });
+    let series = rig.requester.begin_series(&window, GATES, 0, &rig.ring, limits);
     assert!(series.is_none(), "one is left");
     assert_eq!(rig.send(), (vec![(2, false)], Idle::NothingToDo));
 }
@@ -168,10 +169,8 @@ fn a_series_is_told_of_at_once() {
     for _ in 0..4 {
         rig.post(WrOpcode::RdmaWrite, 9);
     }
-    let series = rig
-        .requester
-        .begin_series(rig.now, GATES, 0, &rig.ring, SeriesLimits { packets: 3, bytes: 256, share: UNSHARED })
-        .expect("all are alike");
+    let (window, limits) = (rig.window(), SeriesLimits { packets: 3, bytes: 256 });
+    let series = rig.requester.begin_series(&window, GATES, 0, &rig.ring, limits).expect("all are alike");
     let (outcome, built) = series.messages(&mut [(); 3], |_, ()| Ok(()));
     rig.requester.end_series(outcome);
     assert_eq!((built, rig.told()), (Ok(()), vec![(1000, sent(0xff_fffe, 1, 27, false))]));

@@ -3,25 +3,12 @@
 
 use super::operation::Operation;
 use super::send_log::Remembered;
-use super::{Idle, RequestKind, Requester};
+use super::{Idle, RequestKind, Requester, SendWindow};
 use crate::config::CREDITS_LOW;
 use crate::mark::{Mark, hit};
 use crate::proto::status::WcStatus;
-use crate::time::Instant;
 
 impl Requester {
-    /// Request packets that may go out now; `share` as in [`Requester::poll_transmit`].
-    #[inline(always)]
-    pub(super) fn window(&self, now: Instant, share: u32) -> u32 {
-        self.congestion.allowance(now, self.in_flight.requests()).min(self.share_left(share))
-    }
-
-    /// What is left of a share.
-    #[inline(always)]
-    pub(super) fn share_left(&self, share: u32) -> u32 {
-        share.saturating_sub(self.in_flight.packets())
-    }
-
     /// Whether a packet goes out though the share has no room for it: nothing else would bring an answer, which makes room.
     pub(super) fn may_pass_share(&self) -> bool {
         self.in_flight.packets() == 0 || self.since_ack_req.any()
@@ -29,8 +16,8 @@ impl Requester {
 
     /// The window has no room for a packet. Whether one goes out all the same.
     #[cold]
-    pub(super) fn window_full(&self, now: Instant) -> Result<u32, Idle> {
-        if self.congestion.allowance(now, self.in_flight.requests()) == 0 {
+    pub(super) fn window_full(&self, window: &SendWindow) -> Result<u32, Idle> {
+        if self.requests_left(window) == 0 {
             hit(Mark::WindowFull);
             return Err(Idle::Waiting);
         }

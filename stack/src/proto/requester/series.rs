@@ -7,7 +7,7 @@
 //! those of `poll_transmit`.
 
 use super::ack_requests::{AckRequests, SinceAckReq};
-use super::{Operation, Remembered, RequestKind, Requester, SendRing, Unsent};
+use super::{Operation, Remembered, RequestKind, Requester, SendRing, SendWindow, Unsent};
 use crate::id::{Mtu, Psn};
 use crate::proto::congestion::Event;
 use crate::proto::in_flight::distance;
@@ -56,8 +56,6 @@ pub struct SeriesLimits {
     pub packets: u32,
     /// Bytes of a message.
     pub bytes: u32,
-    /// Packets in flight: as in [`Requester::poll_transmit`].
-    pub share: u32,
 }
 
 /// The caller could not build a packet: a series ends with it.
@@ -241,11 +239,11 @@ impl Requester {
     #[inline(always)]
     pub fn begin_series<'a>(
         &'a mut self,
-        now: Instant,
+        window: &SendWindow,
         gates: Gates,
         epoch: u32,
         sq: &'a impl SendRing,
-        SeriesLimits { packets: room, bytes: longest, share }: SeriesLimits,
+        SeriesLimits { packets, bytes: longest }: SeriesLimits,
     ) -> Option<Series<'a>> {
         if !self.log.all_sent()
             || self.timer.is_rnr()
@@ -256,10 +254,10 @@ impl Requester {
         {
             return None;
         }
-        let window = self.window(now, share);
+        let (now, room) = (window.now, self.room(window));
         let (first, psn) = (self.log.started(), self.log.assigned());
         let posted = sq.published().wrapping_sub(first);
-        let most = posted.min(room).min(window).min(self.log.contiguous());
+        let most = posted.min(packets).min(room).min(self.log.contiguous());
         if most < 2 {
             return None; // a single packet is cheaper without a series
         }
@@ -284,7 +282,7 @@ impl Requester {
             unasked = self.unasked_messages(operation).max(0) as u32;
         } else {
             // The READs take a quarter of the share together, so none is requested in parts.
-            numbers_left = numbers_left.min(self.share_left(share)).min(share / 4);
+            numbers_left = numbers_left.min(self.share_left(window)).min(window.share / 4);
             if operation.packets(self.mtu, wqe.length) > numbers_left {
                 return None;
             }
@@ -293,7 +291,7 @@ impl Requester {
             return None;
         }
         self.arm(now);
-        let ack_requests = self.since_ack_req.requests(window, unasked);
+        let ack_requests = self.since_ack_req.requests(room, unasked);
         Some(Series {
             now,
             operation,

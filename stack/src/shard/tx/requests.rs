@@ -7,7 +7,8 @@ use crate::config::{LONG_PACKET, QP_TX_BUDGET};
 use crate::port::Frame;
 use crate::proto::recovery::RetryCause;
 use crate::proto::requester::{
-    Idle, Segment, Series, SeriesKind, SeriesLimits, SeriesOutcome, SeriesRequest, Unbuilt, Unsent,
+    Idle, Segment, SendWindow, Series, SeriesKind, SeriesLimits, SeriesOutcome, SeriesRequest, Unbuilt,
+    Unsent,
 };
 use crate::proto::state::Gates;
 use crate::proto::status::WcStatus;
@@ -17,16 +18,13 @@ use crate::shard::counters::{Counter, Counters};
 use crate::shard::env::Env;
 use crate::shard::outbox::{Ended, Traffic};
 use crate::shard::qp::{Cause, Qp};
-use crate::time::Instant;
 use crate::wire::{Discard, Header, Reth, Stencil, Template, Transport};
 
 /// What a requester sends.
 struct Requests<'a> {
     qp: &'a mut Qp,
     memory: Memory<'a>,
-    now: Instant,
-    /// Packets that it may have in flight.
-    share: u32,
+    window: SendWindow,
     /// Packets that had gone out before.
     again: u64,
 }
@@ -49,10 +47,8 @@ impl Source for Requests<'_> {
         write: impl FnOnce(&Template, &Draft<'_>) -> Result<R, LocalProtection>,
     ) -> Result<R, End> {
         let qp = &mut *self.qp;
-        let segment = qp
-            .requester
-            .poll_transmit(self.now, qp.gates, qp.epoch, &qp.sq, self.share)
-            .map_err(End::Idle)?;
+        let segment =
+            qp.requester.poll_transmit(&self.window, qp.gates, qp.epoch, &qp.sq).map_err(End::Idle)?;
         *ip_id = ip_id.wrapping_add(1);
         let draft = draft(qp.class, &segment, self.memory, *ip_id);
         let written = write(&qp.template, &draft).map_err(|_| End::Protection(segment.unsent()))?;
@@ -66,7 +62,7 @@ impl Source for Requests<'_> {
         if frames.len() < 2 || qp.class != Transport::Rc || !qp.template.is_plain() {
             return None;
         }
-        write_series(qp, self.memory, self.now, self.share, ip_id, frames)
+        write_series(qp, self.memory, &self.window, ip_id, frames)
     }
 
     #[inline(always)]
@@ -102,13 +98,12 @@ pub(super) fn draft<'a>(
 fn write_series(
     qp: &mut Qp,
     memory: Memory<'_>,
-    now: Instant,
-    share: u32,
+    window: &SendWindow,
     ip_id: &mut u16,
     frames: &mut [Frame],
 ) -> Option<WrittenSeries<End>> {
-    let limits = SeriesLimits { packets: frames.len() as u32, bytes: LONG_PACKET as u32, share };
-    let series = qp.requester.begin_series(now, qp.gates, qp.epoch, &qp.sq, limits)?;
+    let limits = SeriesLimits { packets: frames.len() as u32, bytes: LONG_PACKET as u32 };
+    let series = qp.requester.begin_series(window, qp.gates, qp.epoch, &qp.sq, limits)?;
     let stencil = qp.template.stencil(series.opcode(), series.solicited())?;
     let mut out = Out { stencil: &stencil, memory, ip_id: *ip_id, bytes: 0 };
     let (outcome, result) = match series.kind() {
@@ -231,7 +226,7 @@ impl Env {
                 return Stop::Done;
             }
         }
-        let share = self.in_flight.share(qp);
+        let window = qp.requester.send_window(self.now, self.in_flight.share(qp));
         let hop = qp.hop;
         let mut budget = QP_TX_BUDGET.min(self.outbox.room(Traffic::Requests, hop.route()));
         if budget == 0 {
@@ -239,9 +234,9 @@ impl Env {
         }
         while budget > 0 {
             let in_place = (qp.long && hop.is_outside()).then_some(budget);
-            let waiting = (qp.requester.waiting(self.now, &qp.sq, share) as usize).clamp(1, budget);
+            let waiting = (qp.requester.waiting(&window, &qp.sq) as usize).clamp(1, budget);
             let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
-            let mut source = Requests { qp: &mut *qp, memory, now: self.now, share, again: 0 };
+            let mut source = Requests { qp: &mut *qp, memory, window, again: 0 };
             let (built, ended) = self.outbox.write(
                 Traffic::Requests,
                 hop.route(),
