@@ -71,9 +71,9 @@ marks! {
     RetriesExhausted "retries_exhausted",
     /// An acknowledgement overtook the cursor of a retry.
     RetryOvertaken "retry_overtaken",
-    /// The responder sees a gap, and sends a NAK.
+    /// The responder sees a gap of which the peer was not told.
     Gap "gap",
-    /// The responder sees a gap again, and sends nothing.
+    /// The responder sees a gap behind which a NAK is out.
     GapAgain "gap_again",
     /// A duplicate SEND or WRITE.
     DuplicateMessage "duplicate_message",

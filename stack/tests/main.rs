@@ -15,6 +15,7 @@ mod held_numbers;
 mod layering;
 mod peer_check;
 mod rc_bits;
+mod rc_gaps;
 mod rc_keys;
 mod rc_order;
 mod rc_regressions;

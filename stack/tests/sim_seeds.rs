@@ -20,8 +20,9 @@ fn number(name: &str) -> Option<u64> {
 /// Seeds from which on a zero in the report is a failure.
 const ENOUGH: u64 = 300;
 /// Marks that few seeds reach: a zero fails from [`ENOUGH_FOR_RARE`] seeds on. Tests that lead there on purpose:
-/// `r52_key_invalidated_while_a_read_is_answered` and `a_replayed_read_does_not_take_the_slot_of_a_new_one`.
-const RARE: [Mark; 2] = [Mark::ReadRevoked, Mark::ReplayCutOff];
+/// `r52_key_invalidated_while_a_read_is_answered`, `a_replayed_read_does_not_take_the_slot_of_a_new_one` and
+/// `a_nak_is_withdrawn_when_the_packet_comes`.
+const RARE: [Mark; 3] = [Mark::ReadRevoked, Mark::ReplayCutOff, Mark::NakWithdrawn];
 /// Seeds from which on a zero of a rare mark is a failure, too.
 const ENOUGH_FOR_RARE: u64 = 10_000;
 

@@ -210,11 +210,9 @@ fn provoke(reason: Discard) -> Option<(Seen, fn(&mut Bench))> {
             b.send(&write);
         }),
         Discard::OutOfSequence => (Seen::QueuePair, |b| {
-            // The first is answered by a NAK, the second by silence.
-            for ahead in [3, 4] {
-                let write = b.write(PEER_PSN + ahead);
-                b.send(&write);
-            }
+            // Too far ahead to be held.
+            let write = b.write(PEER_PSN + stack::config::HELD_PER_QP + 1);
+            b.send(&write);
         }),
         Discard::Duplicate => (Seen::QueuePair, |b| {
             let atomic = pkt(O::RC_FETCH_ADD, PEER_PSN - 1).atomic(0, 0, 1, 0);
@@ -331,6 +329,7 @@ fn naks_are_counted_by_code_both_ways() {
     ] {
         let mut b = Bench::new();
         b.send(&packet);
+        b.later(2 * stack::config::GAP_LONGEST.as_nanos() as u64);
         assert_eq!(b.drain(), 1, "{counter:?}");
         for counted in b.counted() {
             assert_eq!((counted.get(counter), counted.get(Counter::NaksSent)), (1, 1), "{counter:?}");

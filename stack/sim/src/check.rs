@@ -473,9 +473,10 @@ pub fn counters(node: &Node, delivered: u64, taken: u64) -> Check {
     .map(|counter| c.get(counter))
     .sum();
     let dropped = c.drops();
-    if rx > named + dropped {
+    let held: u64 = node.shards(|shard| u64::from(shard.packets_held())).sum();
+    if rx > named + dropped + held {
         return Err(format!(
-            "node {}: of {rx} frames received only {named} were used and {dropped} dropped by name",
+            "node {}: of {rx} frames received only {named} were used, {dropped} dropped by name and {held} held",
             node.config.index
         ));
     }

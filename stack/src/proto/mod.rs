@@ -13,6 +13,7 @@ mod in_flight;
 pub mod recovery;
 pub mod requester;
 pub mod responder;
+pub mod rtt;
 pub mod state;
 pub mod status;
 pub mod tables;

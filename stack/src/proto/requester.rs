@@ -209,6 +209,13 @@ impl Requester {
         self.in_flight.una()
     }
 
+    /// The number of the last packet, if it requests an acknowledgement and nothing goes out again; of a READ, that of its last
+    /// response.
+    pub fn asked_last(&self) -> Option<Psn> {
+        let asked = !self.since_ack_req.any() && self.in_flight.is_at_end() && !self.in_flight.is_empty();
+        (asked && !self.repair.resending).then(|| self.in_flight.next().sub(1))
+    }
+
     /// Path MTU.
     #[inline]
     pub fn mtu(&self) -> Mtu {

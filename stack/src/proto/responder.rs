@@ -16,10 +16,12 @@ use replay::{Replay, Resource};
 mod answers;
 mod checks;
 mod duplicates;
+mod gap;
 mod replay;
 mod unreliable;
 
 pub use answers::Answer;
+pub use gap::Gap;
 pub use unreliable::GRH_LEN;
 
 /// The receive side's settings, from the queue pair's attributes.
@@ -77,8 +79,8 @@ pub enum Effect {
 pub enum Unexpected {
     /// It was accepted before: an answer is queued where one is due; nothing is placed.
     Duplicate,
-    /// Something is wrong with it: [`Responder::refuse`] answers that.
-    Refuse(Fault),
+    /// A packet before it is missing. Whether the peer knows: [`Responder::told_of_gap`]. It is told by [`Responder::refuse`].
+    BehindGap,
     /// Dropped under this name, without an answer.
     Drop(Discard),
 }
@@ -136,14 +138,23 @@ pub struct Responder {
     mtu: Mtu,
     min_rnr_timer: u8,
     in_progress: InProgress,
-    /// A NAK is out: no other one until the expected packet arrives.
-    nak_latch: bool,
+    /// Which NAK is out: no other one until the expected packet arrives.
+    nak_out: NakOut,
     /// A receive request is held by the message in progress.
     holds_receive: bool,
     /// READs and atomics that wait to be answered.
     pending: u8,
     /// A request that had been answered in full is answered again: the requests that are being answered need not be the newest.
     replaying: bool,
+}
+
+/// The NAK that the expected packet has not answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum NakOut {
+    None,
+    /// For a sequence error, or one that ends the queue pair.
+    Gap,
+    Rnr,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -171,7 +182,7 @@ impl Responder {
             access: Access::empty(),
             min_rnr_timer: 0,
             in_progress: InProgress::None,
-            nak_latch: false,
+            nak_out: NakOut::None,
             holds_receive: false,
             fatal: None,
             ack: None,
@@ -268,7 +279,7 @@ impl Responder {
         keys: &MrTable,
     ) -> Result<Effect, Fault> {
         debug_assert!(self.expects(pkt.psn));
-        self.nak_latch = false;
+        self.nak_out = NakOut::None;
         self.check_sequence(pkt)?;
         self.check_enabled(pkt)?;
         self.take_resource(pkt, rq)?;
@@ -295,14 +306,24 @@ impl Responder {
         self.handle_duplicate(pkt)
     }
 
-    /// A packet before this one is missing. One NAK says so.
+    /// A packet before this one is missing. One NAK says so; after an RNR NAK nothing does, because the requester sends all again.
     fn handle_gap(&mut self) -> Unexpected {
-        if self.nak_latch {
-            hit(Mark::GapAgain);
-            return Unexpected::Drop(Discard::OutOfSequence);
+        match self.nak_out {
+            NakOut::None => hit(Mark::Gap),
+            NakOut::Gap => hit(Mark::GapAgain),
+            NakOut::Rnr => return Unexpected::Drop(Discard::OutOfSequence),
         }
-        hit(Mark::Gap);
-        Unexpected::Refuse(Fault::PsnGap)
+        Unexpected::BehindGap
+    }
+
+    /// Whether the peer was told of the gap that there is.
+    pub fn told_of_gap(&self) -> bool {
+        self.nak_out == NakOut::Gap
+    }
+
+    /// Whether the peer waits out an RNR NAK, and then sends everything again.
+    pub fn told_of_no_receive(&self) -> bool {
+        self.nak_out == NakOut::Rnr
     }
 
     /// The packet that [`Responder::handle_expected`] passed is placed: the state moves on.

@@ -123,7 +123,12 @@ impl Agenda {
     pub fn arm(&mut self, qp: &mut Qp) {
         let deadline = qp.requester.deadline();
         self.wake_at(qp, deadline);
-        if self.cancels_timers && deadline == Instant::FAR && qp.wakes_at != Instant::FAR && !qp.checks_peer {
+        if self.cancels_timers
+            && deadline == Instant::FAR
+            && qp.wakes_at != Instant::FAR
+            && !qp.checks_peer
+            && !qp.holds
+        {
             self.disarm(qp);
         }
     }

@@ -84,6 +84,10 @@ impl Shard {
         let from = qp.state;
         if mask.contains(AttrMask::AV) || mask.contains(AttrMask::DEST_QPN) {
             qp.set_path(&env.shared);
+            if let Some(grh) = qp.attr.ah_attr.grh.filter(|_| !qp.is_datagram()) {
+                env.drop_held(qp);
+                env.peers.hosts.join(&mut qp.peer, grh.dgid);
+            }
         }
         match (from, to) {
             (_, QpState::Reset | QpState::Err) => {}
@@ -177,6 +181,9 @@ impl Shard {
     pub fn destroy_qp(&mut self, slot: u32) {
         let Some(mut qp) = self.qps.remove(slot) else { return };
         self.env.completions.forget_deferred(&mut qp);
+        self.env.drop_held(&mut qp);
+        self.env.stop_timing(&qp);
+        self.env.peers.hosts.leave(&mut qp.peer);
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
         self.env.agenda.wheel.cancel(slot);
         self.env.peers.release(&self.env.shared, slot);

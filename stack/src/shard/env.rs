@@ -21,6 +21,7 @@ use super::window::InFlight;
 use crate::id::PdId;
 use crate::mem::Sge;
 use crate::port::{Frame, PortQueue};
+use crate::proto::rtt::Stopwatch;
 use crate::time::Instant;
 use crate::wire::Discard;
 
@@ -38,6 +39,8 @@ pub(super) struct Env {
     pub peers: Peers,
     /// What reliable queue pairs may have in flight together.
     pub in_flight: InFlight,
+    /// Times a packet now and then.
+    pub stopwatch: Stopwatch,
     /// Multicast groups with their queue pairs, of the whole device.
     pub mcast: Arc<McastTable>,
     /// XRC shared receive queues, by number.
@@ -61,6 +64,7 @@ impl Env {
             keys: Keys::new(),
             peers: Peers::default(),
             in_flight: InFlight::default(),
+            stopwatch: Stopwatch::NEW,
             mcast: Arc::default(),
             xrc_srqs: Vec::new(),
             connected: 0,

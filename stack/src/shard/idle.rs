@@ -33,6 +33,7 @@ impl Shard {
             keys,
             peers,
             in_flight: _,
+            stopwatch: _,
             mcast: _,
             xrc_srqs: _,
             connected: _,

@@ -26,6 +26,11 @@ impl Shard {
         self.env.outbox.backlog()
     }
 
+    /// Request packets that are held behind gaps.
+    pub fn packets_held(&self) -> u32 {
+        self.env.peers.hosts.held()
+    }
+
     /// Adds the lane by which this shard alone feeds a completion queue that is polled only.
     pub fn attach_lane(&mut self, lane: CqLane<Cqe>) -> LaneId {
         self.attach_cq(lane, Arc::new(CqState::new(0, 0, None)))

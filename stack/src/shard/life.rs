@@ -90,6 +90,8 @@ impl Env {
         qp.publish_word(&self.shared.words);
         if matches!(to, QpState::Reset | QpState::Err) {
             qp.end_check(PeerState::NotConnected);
+            self.drop_held(qp);
+            self.stop_timing(qp);
         }
         match to {
             QpState::Reset => {
@@ -127,6 +129,7 @@ impl Env {
         let sq_end = qp.sq.0.published();
         qp.requester.reset(sq_end);
         qp.responder = Responder::new();
+        self.peers.hosts.leave(&mut qp.peer);
         qp.sq_done = sq_end;
         qp.sq.0.release_to(sq_end);
         qp.rq.reset(qp.epoch);

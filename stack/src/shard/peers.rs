@@ -7,6 +7,7 @@ use super::due::Due;
 use super::hops::Hops;
 use super::host::IpHost;
 use super::paths::{Path, Paths};
+use super::peer_hosts::PeerHosts;
 use super::qp::{Hop, Qp};
 use super::shared::Shared;
 use crate::id::Gid;
@@ -20,6 +21,8 @@ pub(super) struct Peers {
     paths: Paths,
     /// Neighbours that queue pairs send to, or wait for.
     pub hops: Hops,
+    /// The hosts that queue pairs are connected with.
+    pub hosts: PeerHosts,
     /// Generation of the neighbour table that all of this is from.
     seen: u64,
 }

@@ -167,6 +167,9 @@ impl Shard {
             if qp.checks_peer {
                 env.go_on_checking(qp);
             }
+            if qp.holds {
+                env.watch_gap(qp);
+            }
         }
     }
 

@@ -21,11 +21,13 @@ use crate::wire::{Discard, Flow, Packet, Template, Transport, udp_source_port};
 use super::counters::QpCounters;
 use super::cq::LaneId;
 use super::deferred::list::DeferredReceives;
+use super::held::Held;
 use super::held_gid::HeldGid;
 use super::identification::IpIdTracker;
 use super::listed::Listed;
 use super::peer_check::check::Check;
 #[cfg(not(loom))]
+use super::peer_hosts::Peer;
 use super::qp_table::QpTable;
 use super::rq::{RecvSource, Rq};
 use super::shared::Shared;
@@ -181,6 +183,8 @@ pub(super) struct Qp {
     /// The protection domain of the receive buffers: that of a shared receive queue may be another one.
     pub recv_pd: PdId,
     pub recv_lane: LaneId,
+    /// Request packets are held behind a gap: `held`.
+    pub holds: bool,
     /// The last READ response was long: the next ones are built in the port's own memory, if it has some.
     pub long_answers: bool,
 
@@ -207,6 +211,10 @@ pub(super) struct Qp {
     pub check: Option<Box<Check>>,
     /// The identifications of the peer's packets, over a port that does not see them.
     pub ip_ids: Option<Box<IpIdTracker>>,
+    /// What came from behind a gap, while `holds`.
+    pub held: Option<Box<Held>>,
+    /// The host at the other end of a connection.
+    pub peer: Peer,
 }
 
 // Under loom each atomic carries its history.
@@ -261,6 +269,7 @@ impl Qp {
             watched: false,
             careful: true,
             checks_peer: false,
+            holds: false,
             draining: false,
             slot: spec.slot,
             index,
@@ -294,6 +303,8 @@ impl Qp {
             retried: None,
             check: None,
             ip_ids: None,
+            held: None,
+            peer: Peer::default(),
             held_gid: None,
             attr: Box::new(attr),
         }

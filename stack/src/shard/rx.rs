@@ -7,6 +7,7 @@
 //! Functions on this path that are not inlined take them by value: a reference would make the compiler store them for every packet.
 
 mod burst;
+mod holding;
 mod multicast;
 mod requests;
 mod responses;
@@ -71,31 +72,32 @@ impl Env {
 
     /// A packet of any kind, to any queue pair: one of another shard is handed over.
     #[inline(never)]
-    fn receive_located(&mut self, qps: &mut Qps, arrival: Arrival<'_>, layout: Layout) {
+    fn receive_located(&mut self, qps: &mut Qps, mut arrival: Arrival<'_>, layout: Layout) {
         let shard = self.shared.shard_of(layout.dqpn);
         if shard != self.id && shard < self.shared.inboxes.len() {
             self.count(Counter::HandedOver);
             return self.hand_over(shard, arrival.take());
         }
-        if let Err(reason) = self.receive_packet(qps, arrival, layout) {
-            self.drop_packet(qps, layout.dqpn, reason);
+        if let Err(reason) = self.receive_packet(qps, arrival.frame_mut(), layout) {
+            self.hold_or_drop(qps, arrival, layout.dqpn, reason);
         }
     }
 
     /// A packet whose layout is constants to the compiler. The operations that come often, to queue pairs of the commonest
     /// type, have a function each.
     #[inline(always)]
-    fn receive_plain(&mut self, qps: &mut Qps, arrival: Arrival<'_>, layout: Layout) {
+    fn receive_plain(&mut self, qps: &mut Qps, mut arrival: Arrival<'_>, layout: Layout) {
         let dqpn = layout.dqpn;
         // The numbers in a shard's table are its own.
         let Some(qp) = qps.find(dqpn).filter(|qp| qp.ty == QpType::Rc) else {
             return self.receive_located(qps, arrival, layout);
         };
+        let frame = arrival.frame_mut();
         macro_rules! one_of {
             ($($name:ident)+) => {
                 match layout.row.opcode {
-                    $(Opcode::$name => self.receive_one::<{ Opcode::$name.0 }>(qp, arrival, layout.udp_words()),)+
-                    _ => self.receive_at(qp, arrival, layout),
+                    $(Opcode::$name => self.receive_one::<{ Opcode::$name.0 }>(qp, frame, layout.udp_words()),)+
+                    _ => self.receive_at(qp, frame, layout),
                 }
             };
         }
@@ -104,7 +106,7 @@ impl Env {
             RC_ACKNOWLEDGE RC_READ_RESPONSE_ONLY RC_READ_RESPONSE_MIDDLE RC_ATOMIC_ACKNOWLEDGE
         };
         if let Err(reason) = received {
-            self.drop_packet(qps, dqpn, reason);
+            self.hold_or_drop(qps, arrival, dqpn, reason);
         }
     }
 
@@ -114,11 +116,11 @@ impl Env {
     fn receive_one<const CODE: u8>(
         &mut self,
         qp: &mut Qp,
-        arrival: Arrival<'_>,
+        frame: &mut Frame,
         udp_words: u32,
     ) -> Result<(), Discard> {
         let row = Opcode(CODE).row().ok_or(Discard::UnknownOpcode)?;
-        self.receive_rc(qp, arrival, Layout::plain(row, qp.qpn, udp_words))
+        self.receive_rc(qp, frame, Layout::plain(row, qp.qpn, udp_words))
     }
 
     /// Counts a dropped packet, at its queue pair too, if it has one.
@@ -130,31 +132,25 @@ impl Env {
         }
     }
 
-    fn receive_packet(
-        &mut self,
-        qps: &mut Qps,
-        mut arrival: Arrival<'_>,
-        layout: Layout,
-    ) -> Result<(), Discard> {
+    fn receive_packet(&mut self, qps: &mut Qps, frame: &mut Frame, layout: Layout) -> Result<(), Discard> {
         let Some(qp) = qps.find(layout.dqpn) else {
-            return self.receive_unaddressed(qps, arrival.frame_mut(), layout);
+            return self.receive_unaddressed(qps, frame, layout);
         };
-        self.receive_at(qp, arrival, layout)
+        self.receive_at(qp, frame, layout)
     }
 
     /// A packet of any kind, to a queue pair of any type.
     #[inline(never)]
-    fn receive_at(&mut self, qp: &mut Qp, mut arrival: Arrival<'_>, layout: Layout) -> Result<(), Discard> {
+    fn receive_at(&mut self, qp: &mut Qp, frame: &mut Frame, layout: Layout) -> Result<(), Discard> {
         if (qp.ty != QpType::Rc || layout.row.transport != Transport::Rc) && !admits_xrc(qp.ty, layout.row) {
-            return self.receive_unreliable(qp, arrival.frame_mut(), &layout);
+            return self.receive_unreliable(qp, frame, &layout);
         }
-        self.receive_rc(qp, arrival, layout)
+        self.receive_rc(qp, frame, layout)
     }
 
     /// A packet of a reliable connection, to one of its ends.
     #[inline(always)]
-    fn receive_rc(&mut self, qp: &mut Qp, mut arrival: Arrival<'_>, layout: Layout) -> Result<(), Discard> {
-        let frame = arrival.frame_mut();
+    fn receive_rc(&mut self, qp: &mut Qp, frame: &mut Frame, layout: Layout) -> Result<(), Discard> {
         if !qp.gates.has(if layout.row.request { Gates::RX_REQ } else { Gates::RX_RESP }) {
             return Err(Discard::BadState);
         }
@@ -176,10 +172,17 @@ impl Env {
     /// A packet that its connection lets in.
     #[inline(always)]
     fn handle_packet(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
-        if pkt.row.request && pkt.row.transport == Transport::Xrc {
-            return self.handle_xrc_request(qp, pkt);
+        if !pkt.row.request {
+            return self.handle_response(qp, pkt);
         }
-        if pkt.row.request { self.handle_request(qp, pkt) } else { self.handle_response(qp, pkt) }
+        if !qp.responder.expects(pkt.psn) {
+            return self.handle_unexpected(qp, &{ pkt });
+        }
+        self.handle_request(qp, pkt);
+        if qp.holds {
+            self.release_held(qp);
+        }
+        Ok(())
     }
 
     /// The first packet of a connection; or, over a port that computes identifications, any of IPv4: it is judged by those of the

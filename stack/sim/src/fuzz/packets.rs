@@ -26,6 +26,7 @@ fn accounted(c: &CounterSnapshot) -> u64 {
         C::HandedOver,
         C::RequestsReceived,
         C::RequestsRefused,
+        C::PacketsHeld,
         C::DuplicatesAnswered,
         C::AcksReceived,
         C::NaksReceived,

@@ -1,7 +1,7 @@
 //! Answers: acknowledgements, NAKs and responses, in the order in which they go out.
 
 use super::replay::Resource;
-use super::{Pending, Responder};
+use super::{NakOut, Pending, Responder};
 use crate::id::{PdId, Psn, QpType};
 use crate::mark::{Mark, hit};
 use crate::proto::fault::{Fault, Reply};
@@ -72,7 +72,7 @@ impl Responder {
     }
 
     fn nak(&mut self, psn: Psn, syndrome: Syndrome) {
-        self.nak_latch = true;
+        self.nak_out = if matches!(syndrome, Syndrome::RnrNak { .. }) { NakOut::Rnr } else { NakOut::Gap };
         self.ack = Some((psn, Pending::Nak(syndrome.encode())));
     }
 

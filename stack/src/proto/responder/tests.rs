@@ -208,6 +208,16 @@ fn nothing_is_owed_while_only_reads_are_answered() {
     }
 }
 
+// Goal: a NAK that has not left yet says nothing new once the packet that it asks for is here.
+#[test]
+fn a_nak_is_withdrawn_when_the_packet_comes() {
+    let mut responder = ready(7);
+    responder.refuse(Psn::new(7), Fault::PsnGap, crate::id::QpType::Rc);
+    assert!(responder.told_of_gap() && !responder.told_of_no_receive());
+    take_send(&mut responder, false);
+    assert!(!responder.told_of_gap() && responder.poll_transmit(None).is_none());
+}
+
 // Goal: a NAK leaves the packet that it asks for to be acknowledged.
 #[test]
 fn what_follows_a_nak_is_owed_an_acknowledgement() {

@@ -12,25 +12,26 @@ use crate::shard::qp::{Cause, Qp};
 use crate::wire::{Discard, Kind, Packet, Transport};
 
 impl Env {
+    /// The request that is expected.
     #[inline(always)]
-    pub(super) fn handle_request(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
-        if !qp.responder.expects(pkt.psn) {
-            return self.handle_unexpected(qp, &{ pkt });
+    pub(super) fn handle_request(&mut self, qp: &mut Qp, pkt: Packet<'_>) {
+        if pkt.row.transport == Transport::Xrc && !self.attach_xrc_srq(qp, pkt.xrceth()) {
+            self.refuse(qp, pkt.psn, Fault::BadXrcSrq);
+            return self.note_answer(qp);
         }
         let checked = qp.responder.handle_expected(&pkt, qp.pd, &mut qp.rq, &self.shared.mrs);
         if let Err(fault) = checked.and_then(|effect| self.place(qp, &pkt, effect)) {
             self.refuse(qp, pkt.psn, fault);
         }
         self.note_answer(qp);
-        Ok(())
     }
 
-    /// A request that is a duplicate, comes after a gap, or to a queue pair that is about to end.
+    /// A request that is a duplicate, comes from behind a gap, or to a queue pair that is about to end.
     #[cold]
-    fn handle_unexpected(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
+    pub(super) fn handle_unexpected(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
         match qp.responder.handle_unexpected(*pkt) {
             Unexpected::Duplicate => self.count_of(qp, Counter::DuplicatesAnswered),
-            Unexpected::Refuse(fault) => self.refuse(qp, pkt.psn, fault),
+            Unexpected::BehindGap => return Err(Discard::OutOfSequence), // who has the frame holds it
             Unexpected::Drop(reason) => return Err(reason),
         }
         self.note_answer(qp);
@@ -39,39 +40,29 @@ impl Env {
 
     /// The responder may have an answer to send.
     #[inline(always)]
-    fn note_answer(&mut self, qp: &mut Qp) {
+    pub(super) fn note_answer(&mut self, qp: &mut Qp) {
         if qp.responder.has_answer() {
             self.agenda.mark_answering(qp);
         }
     }
 
     /// A request to an XRC target: receive requests, protection domain and completion queue are those of the shared
-    /// receive queue that the packet names, which has to be of the target's domain (IBA A14).
+    /// receive queue that the packet names, which has to be of the target's domain (IBA A14). Whether it is.
     #[inline(never)]
-    pub(super) fn handle_xrc_request(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
-        // A duplicate, or a packet after a gap, needs none of it.
-        if qp.responder.expects(pkt.psn) {
-            let (number, attached) = (pkt.xrceth(), qp.rq.srq_number());
-            let named = self.xrc_srqs.binary_search_by_key(&number, |srq| srq.end.number);
-            let named = named.ok().map(|at| &self.xrc_srqs[at]);
-            // All packets of a message name the same queue.
-            let stays = !qp.responder.in_message() || attached == Some(number);
-            match named.filter(|srq| stays && Some(srq.xrcd) == qp.rq.xrcd()) {
-                Some(srq) if attached != Some(number) => {
-                    qp.pd = srq.end.pd;
-                    qp.recv_pd = srq.end.pd;
-                    qp.recv_lane = srq.lane;
-                    qp.rq.attach(Some(srq.end.clone()));
-                }
-                Some(_) => {}
-                None => {
-                    self.refuse(qp, pkt.psn, Fault::BadXrcSrq);
-                    self.note_answer(qp);
-                    return Ok(());
-                }
-            }
+    fn attach_xrc_srq(&mut self, qp: &mut Qp, number: u32) -> bool {
+        let attached = qp.rq.srq_number();
+        let named = self.xrc_srqs.binary_search_by_key(&number, |srq| srq.end.number);
+        let named = named.ok().map(|at| &self.xrc_srqs[at]);
+        // All packets of a message name the same queue.
+        let stays = !qp.responder.in_message() || attached == Some(number);
+        let Some(srq) = named.filter(|srq| stays && Some(srq.xrcd) == qp.rq.xrcd()) else { return false };
+        if attached != Some(number) {
+            qp.pd = srq.end.pd;
+            qp.recv_pd = srq.end.pd;
+            qp.recv_lane = srq.lane;
+            qp.rq.attach(Some(srq.end.clone()));
         }
-        self.handle_request(qp, pkt)
+        true
     }
 
     /// Gives the packet its effect on our memory, then lets the responder move on.
@@ -121,7 +112,7 @@ impl Env {
     }
 
     #[cold]
-    fn refuse(&mut self, qp: &mut Qp, psn: Psn, fault: Fault) {
+    pub(super) fn refuse(&mut self, qp: &mut Qp, psn: Psn, fault: Fault) {
         self.count_of(qp, Counter::RequestsRefused);
         let ends = qp.responder.refuse(psn, fault, qp.ty);
         if ends && !qp.responder.has_answer() {

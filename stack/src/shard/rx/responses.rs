@@ -78,6 +78,9 @@ impl Env {
     pub(in crate::shard) fn after_requester(&mut self, qp: &mut Qp, response: Response) {
         self.complete_sends(qp);
         self.in_flight.note(qp);
+        if self.stopwatch.times(qp.slot) {
+            self.read_stopwatch(qp, response == Response::Done);
+        }
         match response {
             Response::Failed(status) => return self.fail_send(qp, status),
             Response::Retry(cause) => {

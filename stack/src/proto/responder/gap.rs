@@ -1,0 +1,85 @@
+//! A gap in the sequence of request packets: how long the responder waits for what is missing before it says so.
+//!
+//! A NAK makes the requester send everything from the missing packet on again, so one for a packet that only took another way costs
+//! more than the packet. The specification says that a gap is answered with a NAK, and not when (IBA 9.7.5.2.8).
+
+use crate::config::{GAP_LONGEST, GAP_PACKETS, GAP_SHORTEST, GAP_THRESHOLD};
+use crate::proto::rtt::Rtt;
+use crate::time::Instant;
+
+/// What is known of a gap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gap {
+    since: Instant,
+    latest: Instant,
+    /// Packets that came from behind it.
+    behind: u32,
+}
+
+impl Gap {
+    /// A gap that is seen now; `behind` packets from behind it are here.
+    pub fn new(now: Instant, behind: u32) -> Self {
+        Self { since: now, latest: now, behind }
+    }
+
+    /// Another packet came from behind it.
+    pub fn pass(&mut self, now: Instant) {
+        self.latest = now;
+        self.behind += 1;
+    }
+
+    /// When the NAK is due: once [`GAP_THRESHOLD`] packets came from behind the gap and a quarter of the round-trip time is over. While
+    /// that time is not known it is that of [`GAP_PACKETS`] packets, at the rate at which they come.
+    pub fn due(&self, rtt: Rtt) -> Instant {
+        let longest = GAP_LONGEST.as_nanos() as u64;
+        if self.behind < GAP_THRESHOLD {
+            return self.since.after_nanos(longest);
+        }
+        let wait = match rtt.smoothed() {
+            Some(time) => time.as_nanos() as u64 / 4,
+            None => {
+                let packets = self.latest.nanos_since(self.since) * u64::from(GAP_PACKETS);
+                (packets / u64::from(self.behind)).max(GAP_SHORTEST.as_nanos() as u64)
+            }
+        };
+        self.since.after_nanos(wait.min(longest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T0: Instant = Instant::from_nanos(1_000_000);
+
+    fn wait(gap: &Gap, rtt: Rtt) -> u64 {
+        gap.due(rtt).nanos_since(T0)
+    }
+
+    #[test]
+    fn few_packets_say_little() {
+        let mut rtt = Rtt::default();
+        rtt.sample(20_000);
+        let mut gap = Gap::new(T0, 1);
+        assert_eq!(wait(&gap, rtt), 100_000);
+        gap.pass(T0);
+        assert_eq!(wait(&gap, rtt), 100_000);
+        gap.pass(T0);
+        assert_eq!(wait(&gap, rtt), 5_000, "a quarter of the round-trip time");
+        rtt = Rtt::default();
+        rtt.sample(10_000_000);
+        assert_eq!(wait(&gap, rtt), 100_000, "and no longer than that");
+    }
+
+    #[test]
+    fn without_a_round_trip_time_the_rate_says_how_long() {
+        let mut gap = Gap::new(T0, 1);
+        gap.pass(T0);
+        gap.pass(T0);
+        assert_eq!(wait(&gap, Rtt::default()), 5_000, "all came at once");
+        gap.pass(T0.after_nanos(8_000));
+        assert_eq!(wait(&gap, Rtt::default()), 32_000, "four packets in 8 us");
+        gap.pass(T0.after_nanos(90_000));
+        assert_eq!(wait(&gap, Rtt::default()), 100_000);
+    }
+}

@@ -1,0 +1,172 @@
+//! The hosts at the other ends of a shard's connections, and what the queue pairs with one of them share: what was learnt of the path,
+//! and what is bounded by host.
+
+use core::num::NonZeroU32;
+use std::collections::HashMap;
+
+use crate::config::HELD_PER_SHARD;
+use crate::id::Gid;
+use crate::proto::rtt::Rtt;
+
+/// A host that queue pairs have as their peer.
+#[derive(Clone, Copy, Default, Debug)]
+struct PeerHost {
+    address: Gid,
+    /// Queue pairs with it.
+    queue_pairs: u32,
+    /// How long it takes to answer.
+    rtt: Rtt,
+    /// Request packets of it that are held.
+    held: u32,
+}
+
+/// The host that a queue pair has as its peer; none before it is connected.
+#[derive(Default, PartialEq, Eq, Debug)]
+pub(super) struct Peer(Option<HostId>);
+
+/// The number of a host, counted from 1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct HostId(NonZeroU32);
+
+impl HostId {
+    fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
+/// Hosts by number, and by address.
+#[derive(Default, Debug)]
+pub(super) struct PeerHosts {
+    hosts: Vec<PeerHost>,
+    free: Vec<HostId>,
+    by_address: HashMap<Gid, HostId>,
+    /// Request packets that are held, of all hosts.
+    held: u32,
+}
+
+impl PeerHosts {
+    /// A queue pair has the host at this address as its peer from now on, instead of the one before.
+    pub fn join(&mut self, peer: &mut Peer, address: Gid) {
+        self.leave(peer);
+        let Self { hosts, free, by_address, .. } = self;
+        let id = *by_address.entry(address).or_insert_with(|| {
+            let id = free.pop().unwrap_or_else(|| {
+                hosts.push(PeerHost::default());
+                HostId(NonZeroU32::new(hosts.len() as u32).expect("there is one at least"))
+            });
+            hosts[id.index()].address = address;
+            id
+        });
+        hosts[id.index()].queue_pairs += 1;
+        peer.0 = Some(id);
+    }
+
+    /// A queue pair has no peer any more, and holds nothing.
+    pub fn leave(&mut self, peer: &mut Peer) {
+        let Some(id) = peer.0.take() else { return };
+        let host = &mut self.hosts[id.index()];
+        host.queue_pairs -= 1;
+        if host.queue_pairs == 0 {
+            debug_assert!(host.held == 0, "who holds nothing leaves");
+            self.by_address.remove(&host.address);
+            *host = PeerHost::default();
+            self.free.push(id);
+        }
+    }
+
+    fn of(&self, peer: &Peer) -> Option<&PeerHost> {
+        peer.0.map(|id| &self.hosts[id.index()])
+    }
+
+    fn of_mut(&mut self, peer: &Peer) -> Option<&mut PeerHost> {
+        peer.0.map(|id| &mut self.hosts[id.index()])
+    }
+
+    /// How long the peer of a queue pair takes to answer, as far as that is known.
+    pub fn rtt_to(&self, peer: &Peer) -> Rtt {
+        self.of(peer).map_or(Rtt::default(), |host| host.rtt)
+    }
+
+    /// The peer of a queue pair took so many nanoseconds to answer.
+    pub fn note_rtt(&mut self, peer: &Peer, nanos: u64) {
+        if let Some(host) = self.of_mut(peer) {
+            host.rtt.sample(nanos);
+        }
+    }
+
+    /// Whether one more request packet may be held for this queue pair: the queue pairs with its host have half of what the others
+    /// leave.
+    pub fn may_hold(&self, peer: &Peer) -> bool {
+        let of_host = self.of(peer).map_or(0, |host| host.held);
+        of_host < HELD_PER_SHARD.saturating_sub(self.held - of_host) / 2
+    }
+
+    /// Request packets that are held.
+    pub fn held(&self) -> u32 {
+        self.held
+    }
+
+    /// So many more request packets of a queue pair are held, or fewer.
+    pub fn note_held(&mut self, peer: &Peer, packets: i32) {
+        if let Some(host) = self.of_mut(peer) {
+            host.held = host.held.wrapping_add_signed(packets);
+            self.held = self.held.wrapping_add_signed(packets);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Gid = Gid::v4([10, 0, 0, 1]);
+    const B: Gid = Gid::v4([10, 0, 0, 2]);
+
+    #[test]
+    fn queue_pairs_with_one_host_share_what_is_known_of_it() {
+        let (mut hosts, mut first, mut second) = (PeerHosts::default(), Peer::default(), Peer::default());
+        hosts.join(&mut first, A);
+        hosts.join(&mut second, A);
+        hosts.note_rtt(&first, 1000);
+        assert!(hosts.rtt_to(&second).smoothed().is_some());
+        hosts.join(&mut second, B);
+        assert!(hosts.rtt_to(&second).smoothed().is_none());
+    }
+
+    // One that holds all it can leaves as much to the next one.
+    #[test]
+    fn what_is_held_has_a_share_for_each_host() {
+        let (mut hosts, mut peers) = (PeerHosts::default(), [const { Peer(None) }; 3]);
+        for (peer, address) in peers.iter_mut().zip([A, A, B]) {
+            hosts.join(peer, address);
+        }
+        let held = peers.each_ref().map(|peer| {
+            let mut held = 0;
+            while hosts.may_hold(peer) {
+                hosts.note_held(peer, 1);
+                held += 1;
+            }
+            held
+        });
+        assert_eq!(held, [HELD_PER_SHARD / 2, 0, HELD_PER_SHARD / 4]);
+        for (peer, held) in peers.iter_mut().zip(held) {
+            hosts.note_held(peer, -(held as i32));
+        }
+        for peer in &mut peers {
+            hosts.leave(peer);
+        }
+        assert_eq!((hosts.held, hosts.by_address.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_host_without_queue_pairs_is_forgotten() {
+        let (mut hosts, mut peer) = (PeerHosts::default(), Peer::default());
+        for address in [A, B, A, B] {
+            hosts.join(&mut peer, address);
+            assert!(hosts.rtt_to(&peer).smoothed().is_none());
+            hosts.note_rtt(&peer, 1000);
+        }
+        hosts.leave(&mut peer);
+        assert!(hosts.of(&peer).is_none() && hosts.by_address.is_empty() && hosts.hosts.len() == 1);
+    }
+}

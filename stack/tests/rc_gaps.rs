@@ -1,0 +1,213 @@
+//! Request packets that come before one that is missing: they are held for a while, and the peer is told if that does not come.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sim::link::Fate;
+use sim::peer::{Pkt, Rig, RigConfig, pkt, psns};
+use sim::rng::Rng;
+use sim::seen::Seen;
+use sim::story::{A, B, Story};
+use stack::config::{GAP_LONGEST, GAP_SHORTEST, HELD_FOR, HELD_PER_QP};
+use stack::id::QpState;
+use stack::proto::status::{WcStatus, WrOpcode};
+use stack::proto::tables::NakCode::PsnSequenceError;
+use stack::shard::counters::Counter;
+use stack::time::Instant;
+use stack::wire::{Discard, Opcode as O};
+
+/// The number expected first.
+const E: u32 = 0x1000;
+
+fn rig() -> Rig {
+    Rig::with(|c: &mut RigConfig| c.qp.rq_psn = E)
+}
+
+/// By then the peer was told of a gap: a timer fires up to a tick late.
+const TOLD: Duration = GAP_LONGEST.saturating_add(Duration::from_micros(5));
+
+/// A SEND of one packet that requests no acknowledgement.
+fn send(psn: u32) -> Pkt {
+    pkt(O::RC_SEND_ONLY, psn).len(4)
+}
+
+fn held(rig: &Rig) -> u64 {
+    rig.node.counters().get(Counter::PacketsHeld)
+}
+
+#[track_caller]
+fn is_one_nak(said: &[Seen], psn: u32) {
+    assert!(said.len() == 1 && said[0].is_nak(psn, PsnSequenceError), "{said:?}");
+}
+
+#[test]
+fn a_packet_that_is_late_costs_nothing() {
+    let mut rig = rig();
+    assert!(rig.send_all(&[send(E + 2), send(E + 1).a()]).is_empty());
+    assert!(rig.wait(GAP_LONGEST / 2).is_empty());
+    let said = rig.send(&send(E));
+    assert!(said.len() == 1 && said[0].is_ack(E + 1), "{said:?}");
+    assert_eq!(rig.done().len(), 3);
+    assert!(rig.wait(2 * HELD_FOR).is_empty());
+    assert_eq!(
+        (held(&rig), rig.node.counters().get(Counter::NaksSent), rig.node.counters().drops()),
+        (2, 0, 0)
+    );
+}
+
+// A READ takes several numbers, and an atomic may not be carried out twice: they are held like any request.
+#[test]
+fn requests_of_every_kind_are_held_and_answered_in_order() {
+    let mut rig = rig();
+    let (va, rkey) = (rig.va(0), rig.rkey());
+    let requests = [
+        send(E),
+        pkt(O::RC_READ_REQUEST, E + 1).a().reth(va, rkey, 3000),
+        pkt(O::RC_FETCH_ADD, E + 4).a().atomic(va, rkey, 1, 0),
+        pkt(O::RC_WRITE_FIRST, E + 5).reth(va + 8, rkey, 2000).len(1024),
+        pkt(O::RC_WRITE_LAST, E + 6).a().len(976),
+    ];
+    for at in [3, 1, 4, 2] {
+        assert!(rig.send(&requests[at]).is_empty(), "{at}");
+    }
+    let said = rig.send(&requests[0]);
+    assert_eq!(psns(&said), [E + 1, E + 2, E + 3, E + 4, E + 6]);
+    assert_eq!(said[3].opcode, O::RC_ATOMIC_ACKNOWLEDGE);
+    assert!(said[4].is_ack(E + 6));
+}
+
+// With three packets from behind the gap it takes as long as sixteen of them at their rate; all came at once.
+#[test]
+fn the_peer_is_told_sooner_the_more_packets_come() {
+    let mut rig = rig();
+    rig.send_all(&[send(E + 1), send(E + 2)]);
+    assert!(rig.wait(GAP_LONGEST / 2).is_empty());
+    is_one_nak(&rig.send(&send(E + 3)).into_iter().chain(rig.wait(TOLD)).collect::<Vec<_>>(), E);
+    let mut rig = self::rig();
+    rig.send_all(&[send(E + 1), send(E + 2), send(E + 3)]);
+    // The wheel rounds up to its tick.
+    is_one_nak(&rig.wait(2 * GAP_SHORTEST), E);
+}
+
+// A requester that goes back sends everything again, and gets each acknowledged.
+#[test]
+fn what_was_held_is_a_duplicate_when_it_comes_again() {
+    let mut rig = rig();
+    let all: Vec<Pkt> = (0..8).map(|n| send(E + n).a()).collect();
+    assert!(rig.send_all(&all[1..]).is_empty());
+    is_one_nak(&rig.wait(TOLD), E);
+    let said = rig.send(&all[0]);
+    assert!(said.len() == 1 && said[0].is_ack(E + 7), "{said:?}");
+    for again in &all[1..] {
+        assert!(rig.send(again)[0].is_ack(E + 7));
+    }
+    assert_eq!(rig.done().len(), 8, "each once");
+}
+
+// A packet that is sent again while it is held counts instead of the first: it may request what that did not.
+#[test]
+fn a_held_packet_that_comes_again_takes_its_place() {
+    let mut rig = rig();
+    rig.send_all(&[send(E + 1), send(E + 1).a()]);
+    let said = rig.send(&send(E));
+    assert!(said.len() == 1 && said[0].is_ack(E + 1), "{said:?}");
+    assert_eq!((rig.done().len(), rig.node.discarded(Discard::Duplicate)), (2, 1));
+}
+
+#[test]
+fn after_the_missing_packet_there_may_be_another_gap() {
+    let mut rig = rig();
+    rig.send_all(&[send(E + 1), send(E + 4)]);
+    assert!(rig.send(&send(E)).is_empty());
+    assert_eq!(rig.done().len(), 2);
+    is_one_nak(&rig.wait(TOLD), E + 2);
+    rig.send_all(&[send(E + 2), send(E + 3)]);
+    assert_eq!(rig.done().len(), 3);
+}
+
+#[test]
+fn what_is_held_ends() {
+    let mut rig = rig();
+    let far: Vec<Pkt> = (1..=HELD_PER_QP + 3).map(|n| send(E + n)).collect();
+    rig.send_all(&far);
+    assert_eq!((held(&rig), rig.node.discarded(Discard::OutOfSequence)), (u64::from(HELD_PER_QP), 3));
+    is_one_nak(&rig.wait(HELD_FOR + Duration::from_millis(1)), E);
+    assert_eq!(rig.node.discarded(Discard::OutOfSequence), u64::from(HELD_PER_QP) + 3);
+    assert!(rig.send(&send(E).a())[0].is_ack(E), "and what comes next is as ever");
+
+    // By the queue pair's end, too.
+    let mut rig = self::rig();
+    rig.send_all(&[send(E + 1), send(E + 2)]);
+    rig.node.modify_state(rig.now, rig.qp, QpState::Err).unwrap();
+    assert_eq!(rig.node.shard(0, |shard| shard.packets_held()), 0);
+    assert!(rig.wait(2 * HELD_FOR).is_empty());
+}
+
+// The requester waits, and sends all of them again: what was held would be refused as well.
+#[test]
+fn nothing_is_held_behind_a_receive_that_is_missing() {
+    let mut rig = Rig::with(|c: &mut RigConfig| {
+        c.qp.rq_psn = E;
+        c.receives = 0;
+    });
+    rig.send(&send(E + 1));
+    assert!(rig.send(&send(E))[0].is_rnr(E, 12));
+    assert!(rig.send(&send(E + 2)).is_empty());
+    assert_eq!(
+        (rig.node.shard(0, |shard| shard.packets_held()), rig.node.discarded(Discard::OutOfSequence)),
+        (0, 2)
+    );
+    rig.post_recv_of(5, &[rig.sge(0, 8)]);
+    assert!(rig.send(&send(E).a())[0].is_ack(E));
+    assert_eq!(rig.done(), [(5, WcStatus::Success)]);
+}
+
+/// How much of what a requester that goes back at each NAK sends is new, where so many packets of a thousand are late by up to eight
+/// others; and the NAKs that it got.
+fn goodput(late_permille: u64, messages: u32) -> (f64, u64) {
+    /// Bytes of a message; its packets are 1024 bytes long.
+    const LEN: usize = 16 << 10;
+    /// Packets leave one after the other.
+    const SPACING: u64 = 500;
+    let mut story = Story::with(|_| ());
+    let mut rng = Rng::new(46);
+    let (mut line, mut sent) = (Instant::ZERO, 0u64);
+    let counted = Rc::new(Cell::new(0));
+    let packets = counted.clone();
+    story.world.link(A, B).rule = Some(Box::new(move |packet| {
+        sent += 1;
+        packets.set(sent);
+        line = line.after_nanos(SPACING).max(packet.at);
+        let queued = line.nanos_since(packet.at);
+        let late =
+            if rng.below(1000) < late_permille { SPACING * (1 + rng.below(8)) + SPACING / 2 } else { 0 };
+        Fate::Late(Duration::from_nanos(queued + late))
+    }));
+    let mut done = 0;
+    for n in 0..messages {
+        story.post(A, WrOpcode::RdmaWrite, LEN);
+        if n % 8 == 7 {
+            let arrived = story.world.run_until(Duration::from_secs(1), |world| {
+                done += world.nodes[A]
+                    .poll_cq(story.ends[A].cq, 64)
+                    .iter()
+                    .filter(|c| c.status == WcStatus::Success)
+                    .count();
+                done as u32 == n + 1
+            });
+            assert!(arrived, "{done} of {}", n + 1);
+        }
+    }
+    let needed = u64::from(messages) * (LEN as u64 / 1024);
+    (needed as f64 / counted.get() as f64, story.world.nodes[B].count(Counter::NaksSent))
+}
+
+// A NAK for each packet that is late would have everything behind it sent again.
+#[test]
+fn a_requester_that_goes_back_sends_little_again_where_packets_are_late() {
+    assert_eq!(goodput(0, 64), (1.0, 0));
+    let (new, naks) = goodput(50, 512);
+    println!("5 % of the packets late by up to 8: {:.1} % of what was sent is new, {naks} NAKs", 100.0 * new);
+    assert!(new >= 0.9, "{new}");
+}
