@@ -1,4 +1,7 @@
-//! The program's calls about connections.
+//! The program's calls about connections: connect, accept, reject, confirm, disconnect and destroy.
+//!
+//! Each call checks its arguments and the connection's state first; a call that fails has changed nothing. What it sends is queued for
+//! [`Machine::poll_send`](super::Machine::poll_send).
 
 use super::code;
 use super::config::Timing;
@@ -91,6 +94,7 @@ fn check_connect(connect: &Connect, mtu: Mtu) -> Result<(), Error> {
 fn req(connect: &Connect, local_comm_id: u32, local_ca_guid: u64, params: &QpParams) -> Req {
     let Connect { timing, path, .. } = connect;
     let on_link = path.hop_limit == 1;
+    // RoCE has no LIDs. As Linux does: 0 on the link, and the permissive LID beyond a router.
     let lid = if on_link { 0 } else { 0xffff };
     Req {
         local_comm_id,
@@ -129,9 +133,9 @@ fn req(connect: &Connect, local_comm_id: u32, local_ca_guid: u64, params: &QpPar
 
 /// Connections.
 impl Machine {
-    /// Sends a REQ. Ends in [`Event::ConnectResponse`], [`Event::Rejected`] or [`Event::Unreachable`]. The last comes after the
-    /// times of [`Connect::timing`], whatever MRAs the peer sends: (`max_cm_retries` + 1) × (2 × the packet lifetime + the remote
-    /// response timeout).
+    /// Sends a REQ. Ends in [`Event::ConnectResponse`], [`Event::Rejected`] or [`Event::Unreachable`]. By
+    /// [`Connect::timing`], the last comes after (`max_cm_retries` + 1) × (2 × the packet lifetime + the remote response timeout);
+    /// no MRA of the peer extends that.
     ///
     /// # Errors
     /// Everything in [`Connect`] that is out of range; [`Error::QpBusy`], [`Error::Limit`].
@@ -145,7 +149,7 @@ impl Machine {
 
         let local_id = self.new_local_id();
         let tid = self.random.next();
-        let psn = connect.psn.unwrap_or_else(|| Psn::new(self.random_psn()));
+        let psn = connect.psn.unwrap_or_else(|| self.random_psn());
         let timeout = code::ack_timeout(timing.packet_lifetime, self.config.ack_delay);
         let params = QpParams {
             transport: connect.transport,
@@ -186,8 +190,8 @@ impl Machine {
     }
 
     /// A random sequence number.
-    pub(super) fn random_psn(&mut self) -> u32 {
-        self.random.next() as u32
+    pub(super) fn random_psn(&mut self) -> Psn {
+        Psn::new(self.random.next() as u32)
     }
 
     fn check_qpn(&self, qpn: Qpn) -> Result<(), Error> {
@@ -247,7 +251,7 @@ impl Machine {
         let interval = accept.response_timeout.map_or(conn.interval, code::time);
         let retries = accept.max_cm_retries.unwrap_or(conn.retries);
         let max_wait = self.max_wait(interval, retries);
-        let conn = self.conns.get_mut(&id).expect("it is there, the plan says");
+        let conn = self.conns.get_mut(&id).expect("`plan_accept` found it");
         (conn.interval, conn.retries, conn.max_wait) = (interval, retries, max_wait);
         conn.params = params;
         let rep = Rep {
@@ -392,7 +396,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The peer knows that we accepted.
+    /// The peer has our REP, as its RTU, its data or its DREQ shows: the connection is established, and the REP is not repeated.
     pub(super) fn accepted(&mut self, now: Instant, id: ConnId, private_data: Vec<u8>) {
         self.establish(now, id);
         if let Some(conn) = self.conns.get_mut(&id) {

@@ -1,4 +1,4 @@
-//! Time codes of connection management: 4.096 µs · 2^t in the specification; counted as in Linux, in milliseconds.
+//! Time codes of connection management. A code t is 4.096 µs · 2^t in the specification, and here, as in Linux, 2^(t - 8) ms.
 
 use core::time::Duration;
 
@@ -14,7 +14,8 @@ pub fn request_interval(packet_lifetime: u8, response: u8) -> Duration {
 }
 
 /// Time code of the ACK timeout of a path with this packet lifetime and this ACK delay at its end (IBA 12.7.34): the sum of
-/// twice the lifetime and the delay, rounded up to a code.
+/// twice the lifetime and the delay. It is rounded as in Linux: up to the next code where the smaller of the two is at least half
+/// of the larger one, and else down to the larger one's code.
 pub fn ack_timeout(packet_lifetime: u8, ack_delay: u8) -> u8 {
     let there_and_back = packet_lifetime.saturating_add(1);
     let code = if there_and_back >= ack_delay {
@@ -39,7 +40,7 @@ mod tests {
         assert_eq!(request_interval(16, 20), Duration::from_millis(512 + 4096));
     }
 
-    // A code c is enough for a + b if 2^c >= 2^a + 2^b, or nearly: Linux takes 17 for 17 and 15.
+    // A code c is enough for codes a and b if 2^c >= 2^a + 2^b, or nearly: 17 is taken for 17 and 15, as in Linux.
     #[test]
     fn ack_timeouts_hold_there_and_back_and_the_delay() {
         for (lifetime, delay, code) in

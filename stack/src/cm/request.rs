@@ -11,7 +11,7 @@ use super::reason::Reason;
 use super::receive::{MRA_REQ, is_qp};
 use super::service::{IpHeader, ServiceId};
 use crate::config::RD_ATOMIC_MAX;
-use crate::id::{Gid, Mtu, Psn, Qpn};
+use crate::id::{Gid, Mtu, Qpn};
 use crate::time::Instant;
 
 /// The header of a service of `rdma_cm`, and the private data behind it.
@@ -222,7 +222,7 @@ impl Machine {
             transport: offer.transport,
             qpn: Qpn::default(),
             dest_qpn: req.local_qpn,
-            rq_psn: Psn::new(self.random_psn()),
+            rq_psn: self.random_psn(),
             sq_psn: req.starting_psn,
             path_mtu: offer.mtu,
             max_rd_atomic: 0,

@@ -1,23 +1,24 @@
-//! The device's clock: the system's, or one that a simulation sets.
+//! The device's clock: monotonic time, or time that a simulation sets.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crate::time::Instant;
 
-/// The source of the device's time.
+/// Which clock the device reads.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
-    /// The system's monotonic clock, from the opening of the device on.
+    /// Monotonic time, which begins when the device is opened.
     #[default]
     Monotonic,
     /// Nanoseconds that the program sets: a simulation.
     Manual(Arc<AtomicU64>),
 }
 
-/// A clock that runs.
+/// The clock of an open device.
 pub(super) enum ClockSource {
-    /// The CPU's counter if its rate is constant, else the system's clock; and its reading at the origin.
+    /// The CPU's time stamp counter if its rate is constant, else the system's monotonic clock; and its reading when the device was
+    /// opened.
     Monotonic(quanta::Clock, u64),
     Manual(Arc<AtomicU64>),
 }

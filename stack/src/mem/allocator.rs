@@ -1,4 +1,7 @@
-//! The next slot and key: the part of the table that only registration needs.
+//! Which slot and key a registration gets: the part of the table that only registration needs.
+//!
+//! The key of a region for fast registration or of a memory window is *variable*: its user changes the low byte. Its slot is a variable
+//! slot.
 
 use super::key::{MwType, NO_KEY, TAG_BITS, USER_BITS, USER_MASK};
 use crate::config::MR_MAX;
@@ -64,7 +67,7 @@ impl FirstUseOrder {
 /// Allocates slots and keys.
 #[derive(Default)]
 pub(super) struct KeyAllocator {
-    /// Slots that were used before and may be used again, longest free first: ordinary ones, variable ones.
+    /// Slots that were used before and may be used again, longest free first: those of plain regions, and variable ones.
     queues: [VecDeque<u16>; 2],
     order: FirstUseOrder,
     /// One entry for each slot that was ever used, in this order. The others have been free for longer than any in `queues`.
@@ -74,8 +77,9 @@ pub(super) struct KeyAllocator {
 }
 
 impl KeyAllocator {
-    /// Takes a slot that was never used, or else the one that has been free for longest. Returns it and its key. Some bits of
-    /// `random` choose the slot, its first generation and the user's bits; others are its secret, which no key reveals.
+    /// Takes a slot that was never used. Where there is none it takes the one that has been free for longest, if possible one that
+    /// had the same kind of key, variable or not. Returns the slot and its key. Some bits of `random` choose the slot, its first
+    /// generation and the user's bits; others are its secret, which no key reveals.
     pub fn allocate(&mut self, random: u128, kind: SlotKind, pd: PdId) -> Option<(usize, u32)> {
         let variable = kind != SlotKind::Region;
         let index = if self.records.len() < MR_MAX {
@@ -116,28 +120,28 @@ impl KeyAllocator {
         Some((index, key))
     }
 
-    /// The state of a slot that was ever used.
+    /// The record of a slot; `None` if it was never used.
     pub fn record_of(&mut self, slot: usize) -> Option<&mut SlotRecord> {
         let place = self.order.places.get(slot)?;
         self.records.get_mut(usize::from(*place))
     }
 
-    /// Slots whose windows are bound, of those that `which` is true for.
+    /// The slots of the bound windows for which `which` is true.
     pub fn bound_slots(&self, which: impl Fn(&SlotRecord) -> bool) -> Vec<usize> {
         let bound =
             self.records.iter().enumerate().filter(|(_, record)| record.region.is_some() && which(record));
         bound.map(|(place, _)| usize::from(self.order.slots[place])).collect()
     }
 
-    /// The use of a slot that this key belongs to; of a variable key the user's bits may be any.
+    /// The record of the slot whose key this is; of a variable key the user's bits may be any.
     pub fn record_of_key(&mut self, key: u32) -> Option<&mut SlotRecord> {
         let record = self.record_of((key >> TAG_BITS) as usize)?;
-        let foreign = match record.kind {
+        let ignored = match record.kind {
             SlotKind::Retired => return None,
             SlotKind::Region => 0,
             _ => USER_MASK,
         };
-        (record.key? | foreign == key | foreign).then_some(record)
+        (record.key? | ignored == key | ignored).then_some(record)
     }
 
     /// Counts a window as bound to a region, for a queue pair (0: for all of them).
@@ -162,7 +166,7 @@ impl KeyAllocator {
         }
     }
 
-    /// Frees the slot of a key. Returns whether the key was in use.
+    /// Frees the slot of a key, for another use. Returns whether the key was in use.
     pub fn put_back(&mut self, key: u32) -> bool {
         let index = key >> TAG_BITS;
         match self.record_of(index as usize) {
@@ -189,7 +193,8 @@ pub(super) fn permute(x: u16, secret: u64) -> u16 {
     u16::from_be_bytes([left, right])
 }
 
-/// A permutation of the 8-bit numbers chosen by `secret`: odd multiplications, shifts and additions, each of them one.
+/// A permutation of the 8-bit numbers chosen by `secret`. Each of its steps is a permutation itself: an addition, an exclusive or with
+/// a constant or with the upper bits, a multiplication by an odd number.
 fn permute_byte(x: u8, secret: u64) -> u8 {
     let [a, b, c, d, ..] = secret.to_be_bytes();
     let x = x.wrapping_mul(a | 1) ^ b;

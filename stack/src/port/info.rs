@@ -22,7 +22,7 @@ pub struct PortInfo {
 }
 
 impl PortInfo {
-    /// A port that is what the options ask for: with a random address where they name none.
+    /// Exactly what the options ask for, with a random address where they name none.
     pub(super) fn of(spec: &PortSpec, options: &PortOptions) -> Self {
         let mac = options.mac.unwrap_or_else(Mac::random);
         Self { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues }
@@ -34,7 +34,8 @@ impl PortInfo {
     }
 }
 
-/// Counters of a port since it was opened, over all of its queues. A port of your own sets what it counts in the default.
+/// Counters of a port since it was opened, over all of its queues. A port that you write begins with the default,
+/// and sets what it counts.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PortStats {

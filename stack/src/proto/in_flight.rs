@@ -1,5 +1,5 @@
-//! What was sent and is not acknowledged. Nothing else counts that, so a scheme of recovery that takes acknowledgements out of order
-//! has one place to count them.
+//! What was sent and is not acknowledged. It is counted here alone, so a recovery scheme that acknowledges packets out of order changes
+//! only this file to count them.
 
 use crate::id::Psn;
 
@@ -14,9 +14,9 @@ pub(super) struct InFlight {
     una: Psn,
     /// The number of the next packet.
     cursor: Psn,
-    /// Behind the highest number used so far.
+    /// The number after the highest one used so far.
     next: Psn,
-    /// Numbers of READ responses in flight, but for one of each request packet: these packets are the peer's.
+    /// Numbers in flight that stand for packets of the peer alone: those of the READ responses, but for one of each request packet.
     responses: u32,
 }
 
@@ -38,7 +38,7 @@ impl InFlight {
         self.cursor
     }
 
-    /// Behind the highest number used so far.
+    /// The number after the highest one used so far.
     #[inline(always)]
     pub const fn next(&self) -> Psn {
         self.next
@@ -62,7 +62,7 @@ impl InFlight {
         psn.diff(self.next) < 0
     }
 
-    /// Whether the next packet is a new one, and none goes out again.
+    /// Whether the next packet is a new one, and not a repeated one.
     #[inline(always)]
     pub fn is_at_end(&self) -> bool {
         self.cursor == self.next
@@ -86,8 +86,8 @@ impl InFlight {
         NUMBERS_MAX.saturating_sub(distance(self.una, assigned))
     }
 
-    /// The packet at the cursor was handed out: moves the cursor to `behind`, past the numbers that the packet uses (READ: those of
-    /// its responses).
+    /// The packet at the cursor was handed out: moves the cursor to `behind`, the number after those that the packet uses (READ: those
+    /// of its responses).
     #[inline(always)]
     pub fn advance(&mut self, behind: Psn) {
         // What goes out for the first time sets `next`. `diff` alone does not tell: a READ may use 2^23 numbers, half of the circle,
@@ -99,14 +99,14 @@ impl InFlight {
         }
     }
 
-    /// New packets were handed out, with the numbers to before `behind`.
+    /// New packets were handed out, with the numbers from [`next`](Self::next) to before `behind`.
     #[inline(always)]
     pub fn advance_new(&mut self, behind: Psn) {
         self.cursor = behind;
         self.next = behind;
     }
 
-    /// New request packets are answered by so many responses more than there are packets.
+    /// New request packets are answered by one response each and `more` beyond that.
     #[inline(always)]
     pub fn expect_responses(&mut self, more: u32) {
         self.responses += more;
@@ -132,14 +132,14 @@ impl InFlight {
         self.una = una;
     }
 
-    /// The response with the number `una` is here; `ends`: it is the last that its request packet asked for.
+    /// The response `psn` is here, the oldest one that was missing; `ends`: it is the last that its request packet asked for.
     #[inline(always)]
     pub fn receive_response(&mut self, psn: Psn, ends: bool) {
         self.una = psn.add(1);
         self.responses -= u32::from(!ends);
     }
 
-    /// Whether packets that were about to go out again are acknowledged meanwhile.
+    /// Whether packets that were about to go out again have been acknowledged meanwhile.
     #[inline(always)]
     pub const fn is_overtaken(&self) -> bool {
         self.una.diff(self.cursor) > 0

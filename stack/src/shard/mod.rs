@@ -5,9 +5,9 @@
 //! and of the address table. Whoever holds the claim on it (see `device`) calls [`Shard::poll_once`] and, between two turns,
 //! the control calls.
 //!
-//! From the bottom up, each importing from those before alone: `shared`, with what all shards have; `qp`, with what a queue pair holds;
-//! the parts that a turn works with; `env`, which holds the parts; what a queue pair and several parts do together (`complete`,
-//! `life`, and with packets `rx` and `tx`); `state`, the shard; `poll`, its turn, and `control`, the calls between two turns.
+//! The files from the bottom up, where each imports only from those before it: `shared`, with what all shards have; `qp`, with what a
+//! queue pair holds; the parts that a turn works with; `env`, which holds the parts; what a queue pair and several parts do together
+//! (`complete`, `life`, and with packets `rx` and `tx`); `state`, the shard; `poll`, its turn, and `control`, the calls between two turns.
 
 mod agenda;
 pub(crate) mod blocks;

@@ -229,8 +229,7 @@ fn visit(
     n: u32,
     mut each: impl FnMut(u32) -> (bool, bool),
 ) -> (bool, bool) {
-    let base = n * WORD;
-    let of = below(end.saturating_sub(base)) & !below(first.saturating_sub(base));
+    let of = range_mask(n, first, end);
     if word.load(Ordering::Relaxed) & of == 0 {
         return (true, word.load(Ordering::Relaxed) != 0);
     }
@@ -241,7 +240,7 @@ fn visit(
     while on && bits != 0 {
         let at = bits.trailing_zeros();
         bits &= bits - 1;
-        let (more, remain) = each(base + at);
+        let (more, remain) = each(n * WORD + at);
         on = more;
         again |= u64::from(remain) << at;
     }
@@ -251,7 +250,7 @@ fn visit(
     (on, before & !of != 0 || bits | again != 0)
 }
 
-/// Numbers of words, with the bits that were cleared and are not reported yet.
+/// Words by their numbers, with the bits in them that were cleared and are not reported yet.
 type Taken = ArrayVec<(u32, u64), TAKEN_MAX>;
 
 /// Reports the doorbells that were cleared: one fence for all of them.
@@ -271,7 +270,7 @@ fn report(taken: &mut Taken, each: &mut impl FnMut(u32)) {
     }
 }
 
-/// The lowest `n` bits.
+/// A word in which the lowest `n` bits are set.
 #[inline]
 fn below(n: u32) -> u64 {
     if n >= WORD { u64::MAX } else { (1 << n) - 1 }
@@ -294,7 +293,7 @@ fn lowest(bits: u64, n: u32) -> u64 {
     bits & !rest
 }
 
-/// The bits of word `w` that stand for doorbells in `lo .. hi`.
+/// The bits of word `w` of a level that stand for numbers in `lo .. hi`.
 #[inline]
 fn range_mask(w: u32, lo: u32, hi: u32) -> u64 {
     let base = w * WORD;
@@ -307,7 +306,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Both sides of a word and of a word of words; only small ones under Miri.
+    /// Around the sizes at which another word, or another level, is needed; only small ones under Miri.
     const SIZES: &[u32] =
         if cfg!(miri) { &[1, 2, 63, 64, 65, 200] } else { &[1, 2, 63, 64, 65, 4096, 4097, 20_000, 1 << 17] };
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 /// Bytes of a huge page.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// Asks the kernel to put huge pages under the memory between two addresses, where whole ones fit. The contents stay, and can be
+/// Asks the kernel to put huge pages under the memory between two addresses, where whole ones fit. The contents stay, and may be
 /// accessed meanwhile. Takes some 0.3 ms a huge page. `false`: it failed, or the kernel cannot (Linux before 6.1, no memory).
 #[cfg(not(any(miri, loom)))]
 pub fn collapse(from: usize, to: usize) -> bool {
@@ -28,8 +28,7 @@ pub fn collapse(from: usize, to: usize) -> bool {
 /// become a huge one, so they are filled first; where the kernel cannot do that (Linux before 5.14), the first access does.
 #[cfg(not(any(miri, loom)))]
 pub fn fill(from: usize, to: usize) {
-    // SAFETY: the advice changes neither what memory contains nor who may touch it, whatever is mapped there; where nothing is it
-    // fails.
+    // SAFETY: as in `collapse`.
     unsafe { libc::madvise(core::ptr::without_provenance_mut(from), to - from, libc::MADV_POPULATE_WRITE) };
     collapse(from, to);
 }
@@ -50,14 +49,15 @@ pub fn collapse(_from: usize, _to: usize) -> bool {
     false
 }
 
-/// Tracks where objects are allocated, and puts huge pages under them where they fill enough of one.
+/// Tracks where objects are allocated, and puts huge pages under them where they fill enough of one. A page is a huge one here, or the
+/// range of addresses where one fits.
 ///
 /// Allocators mostly put objects that are made in succession side by side, but jump now and then. A page is tried when the next
-/// object lies on another page; if objects use too little of it, it is left until they return to it. So is a page that failed:
-/// mostly a part of it is not mapped yet, as at the end of a heap, or never will be, as at its start.
+/// object lies on another page. If objects use too little of it then, it waits until they come back to it and leave it again. So does a
+/// page that failed: mostly a part of it is not mapped yet, as at the end of a heap, or never will be, as at its start.
 #[derive(Debug, Default)]
 pub struct Filling {
-    /// Pages with objects that are not huge yet, by page number.
+    /// Pages that have objects and are not huge yet, by page number.
     pages: HashMap<usize, Page>,
     /// The page of the last object.
     at: usize,
@@ -79,8 +79,8 @@ impl Filling {
     const WORTH: usize = HUGE_PAGE / 8;
     /// A page that failed is tried again with this many more bytes: some thirty tries at most.
     const AGAIN: usize = HUGE_PAGE / 32;
-    /// After this many pages in a row whose first try failed no more are tried: this kernel gives none. Later tries of a page do
-    /// not count, as objects can alternate between two pages that fail.
+    /// If the first try of so many pages in a row fails, no more are tried: this kernel gives none. Later tries of a page do not
+    /// count, as objects can alternate between two pages that fail.
     const FAILURES: u32 = 8;
 
     /// Records an object of `len` bytes at this address.
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_fits_in() {
+    fn a_range_without_a_whole_page_succeeds() {
         assert!(cfg!(miri) || collapse(1, HUGE_PAGE - 1));
         assert!(cfg!(miri) || collapse(HUGE_PAGE, 2 * HUGE_PAGE - 1));
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::port::socket_file::{self, Found};
 use crate::runtime::{self, Unusable};
 
-/// Version of the protocol.
+/// Version of what goes over the socket: the JSON of a [`Snapshot`].
 pub const VERSION: u32 = 1;
 /// Queue pairs that a snapshot lists; [`Snapshot::qps_total`] is their number.
 pub const QPS_LISTED: usize = 16_384;
@@ -26,7 +26,7 @@ pub type Counts = BTreeMap<String, u64>;
 /// A running stack at about one moment: shards that run are not read at the same instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Version of the protocol.
+    /// [`VERSION`] of the stack that took it.
     pub version: u32,
     /// Process.
     pub pid: u32,
@@ -199,7 +199,7 @@ impl Snapshot {
     /// Takes a snapshot from the device that listens at `path`.
     ///
     /// # Errors
-    /// [`StatsError`]; the data is checked, at most 64 MiB of it are taken, and no pause of more than 2 seconds.
+    /// [`StatsError`]. The data is checked; more than 64 MiB of it, or a pause of more than 2 seconds, is an error.
     pub fn fetch(path: &Path) -> Result<Self, StatsError> {
         let io = |source: std::io::Error| {
             // A file that is no socket refuses a connection, too. Connecting follows links, so `probe` is given the target.
@@ -251,7 +251,7 @@ pub fn runtime_dir() -> Result<PathBuf, StatsError> {
 mod tests {
     use super::*;
 
-    // Goal: a socket that refuses while its process is there, as one does that is about to listen, is not called stale.
+    // Goal: a socket that is bound but does not listen yet refuses connections too. While its process is there it is not called stale.
     #[test]
     fn only_what_a_process_left_behind_is_stale() {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_survives_the_way() {
+    fn a_snapshot_is_read_as_it_was_written() {
         let sent = Snapshot {
             version: VERSION,
             pid: 7,

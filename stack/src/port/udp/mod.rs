@@ -3,8 +3,9 @@
 //!
 //! The kernel routes, resolves neighbours and answers ARP; its addresses are the port's GIDs. Of a frame only the datagram in it is
 //! sent, and a received datagram is put into a frame whose headers are made anew. The ICRC covers fields that the kernel writes and
-//! does not show. What it will write is put into the ICRC of packets to send ([`tx`]); what it has removed is computed for received
-//! packets ([`rx`]). A shard judges for each queue pair whether the result makes sense (`shard/identification.rs`).
+//! does not show. For packets to send, what the kernel will write is put into the ICRC ([`tx`]). For received packets, the values with
+//! which the ICRC is right are computed ([`rx`]), and a shard judges for each queue pair whether they make sense
+//! (`shard/identification.rs`).
 //!
 //! All datagrams arrive on queue 0: with a socket for each queue the packets of a queue pair would get out of order, because the
 //! kernel joins datagrams of several queue pairs. Every queue sends by itself.
@@ -41,6 +42,7 @@ use port::UdpPort;
 use shared::Shared;
 use socket::{BUFFER, sockets};
 
+/// Opens a port on these addresses of the host, or on all that it has; `more` are the options of its specification.
 pub(super) fn open(
     spec: &PortSpec,
     addrs: &[IpAddr],

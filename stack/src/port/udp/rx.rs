@@ -1,4 +1,7 @@
 //! Datagrams in: from the sockets into frames, with the headers that the stack checks.
+//!
+//! One call receives several messages from a socket. A message is one datagram, or several of one sender that the kernel joined
+//! (UDP_GRO): it is taken apart here, and each datagram becomes a frame.
 
 use std::io::ErrorKind;
 
@@ -9,17 +12,17 @@ use super::translation::Senders;
 use crate::config::{LONG_PACKET, RX_BURST_BYTES};
 use crate::crc::{self, Sum};
 use crate::port::frame::{Frame, RxBurst};
-
 use crate::wire::{icrc, locate_plain};
 
 /// A message that is being taken apart into datagrams.
 struct Open {
     ip: IpFields,
+    /// The UDP port that it came from.
     port: u16,
-    /// Bytes that are left of it, in the buffers.
+    /// What is left of it: bytes `from .. to` of the buffers.
     from: usize,
     to: usize,
-    /// Bytes of a datagram.
+    /// Bytes of each datagram but the last, which may be shorter.
     segment: usize,
 }
 
@@ -29,7 +32,7 @@ pub(super) struct Receiver {
     /// What the last call received: the first `count` are messages.
     received: Box<[Received; RECEIVES]>,
     count: usize,
-    /// How many of these were opened.
+    /// How many of these were opened, to be taken apart.
     opened: usize,
     open: Option<Open>,
     /// The buffer of the next frame, kept over calls that find nothing.
@@ -102,6 +105,7 @@ impl Receiver {
         false
     }
 
+    /// Opens the next received message. Drops it if it is empty or cut off, or if it is not known from where or to where it was sent.
     fn open_next(&mut self, shared: &Shared) {
         let (at, received) = (self.opened, &self.received[self.opened]);
         self.opened += 1;
@@ -127,7 +131,8 @@ impl Receiver {
         });
     }
 
-    /// Puts the next datagram of the open message into a frame, which comes back as an error if it has no room.
+    /// Puts the next datagram of the open message into `frame`. A datagram that is too long is dropped, and the frame comes back as
+    /// an error.
     fn next(&mut self, shared: &Shared, mut frame: Frame) -> Result<Frame, Frame> {
         let Some(open) = &mut self.open else { return Err(frame) };
         let end = (open.from + open.segment).min(open.to);
@@ -143,15 +148,15 @@ impl Receiver {
             return Err(frame);
         }
         if fields.dst.is_ipv4() {
-            self.complete(shared, &mut frame, &fields);
+            self.fit_identification(shared, &mut frame, &fields);
         }
         Ok(frame)
     }
 
     /// Fills in the identification that makes the ICRC right, as a socket does not show it. If no allowed one does, the ICRC stays
     /// wrong, and the stack drops the packet.
-    fn complete(&mut self, shared: &Shared, frame: &mut Frame, fields: &IpFields) {
-        // What `build` made is a plain packet, or none.
+    fn fit_identification(&mut self, shared: &Shared, frame: &mut Frame, fields: &IpFields) {
+        // `build` makes the plain form, if the datagram is a RoCE packet at all.
         let Some(layout) = locate_plain(frame.data()) else { return };
         // A long packet is read once, here: the later check uses the sum.
         let sum = if frame.len() >= LONG_PACKET { crc::of(frame.data()) } else { None };
@@ -170,7 +175,7 @@ impl Receiver {
     }
 }
 
-/// The socket that was asked last.
+/// The socket that was asked last, before `next`.
 fn received_on(next: usize, shared: &Shared) -> usize {
     (next + shared.sockets.len() - 1) % shared.sockets.len()
 }

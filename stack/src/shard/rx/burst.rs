@@ -1,4 +1,7 @@
 //! Received frames: bursts of the port's queue, and what other shards handed over.
+//!
+//! With very many queue pairs bursts are received ahead: they wait in [`Lookahead`], which prefetches in steps what their frames need,
+//! while earlier frames are handled.
 
 use crate::config::{RX_BURST, RX_BURST_BYTES, RX_BURSTS};
 use crate::port::{Frame, RxBurst};
@@ -7,7 +10,7 @@ use crate::shard::lookahead::Lookahead;
 use crate::shard::state::Shard;
 use crate::sync::prefetch;
 
-/// A received frame, in its burst. Who keeps it beyond the turn takes it out; the others go back to the port together.
+/// A received frame, in its burst. A frame that is kept beyond the turn is taken out; the others go back to the port together.
 pub(super) struct Arrival<'a> {
     burst: &'a mut RxBurst,
     at: usize,
@@ -44,14 +47,14 @@ impl Shard {
                 bytes += self.handle(&mut at);
             }
             received += n;
-            if self.is_last(n, bytes) {
+            if self.finish_burst(n, bytes) {
                 break;
             }
         }
         received
     }
 
-    /// [`Self::receive`] with very many queue pairs: what the frames of a burst need was prefetched before.
+    /// [`Self::receive`] with very many queue pairs: handles bursts that were received ahead, for which [`Lookahead`] has prefetched.
     #[inline(always)]
     pub(in crate::shard) fn receive_prefetched(&mut self) -> usize {
         self.lookahead.step_if_any(&self.qps, &self.env.shared.words);
@@ -81,14 +84,14 @@ impl Shard {
                 }
             }
             received += n;
-            if self.is_last(n, bytes) {
+            if self.finish_burst(n, bytes) {
                 break;
             }
         }
         received
     }
 
-    /// Receives a burst for later, while none waits, and prefetches what it needs.
+    /// Receives a burst ahead, if none waits, and begins to prefetch what it needs.
     #[inline(always)]
     pub(in crate::shard) fn receive_early(&mut self) {
         if self.lookahead.is_on() && self.lookahead.is_empty() {
@@ -104,10 +107,10 @@ impl Shard {
         }
     }
 
-    /// Counts a burst of `n` frames that was handled. Whether it is the last of this turn: if it was neither full nor long the port
-    /// has no more, and if it brought requests they are answered first.
+    /// Counts a burst of `n` frames that was handled. Returns whether it is the last of this turn: if it was neither full nor long the
+    /// port has no more, and if it brought requests they are answered first.
     #[inline(always)]
-    fn is_last(&self, n: usize, bytes: u64) -> bool {
+    fn finish_burst(&self, n: usize, bytes: u64) -> bool {
         self.env.counters.add(Counter::RxFrames, n as u64);
         self.env.counters.add(Counter::RxBytes, bytes);
         n < RX_BURST && bytes < RX_BURST_BYTES || !self.env.agenda.answering.is_empty()
