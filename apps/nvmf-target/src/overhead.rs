@@ -21,7 +21,7 @@ use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, Options, go_
 use crate::perf::PerfError;
 use crate::target::{Config, Core};
 
-/// Bytes of a command.
+/// Bytes that a command reads.
 pub const SIZE: usize = 4096;
 /// Bytes of a block.
 const BLOCK: u32 = 512;
@@ -29,7 +29,7 @@ const BLOCK: u32 = 512;
 const DEPTH: usize = 32;
 /// Bytes that commands read from, at random: more than a core's caches hold.
 const SPAN: usize = 64 << 20;
-/// How long a round may make no progress.
+/// A round without progress for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What was measured: medians of the rounds, in nanoseconds a command, of both ends together.
@@ -78,7 +78,7 @@ fn device(port: Box<dyn Port>, last: u8) -> Result<Context, VerbsError> {
     Context::open(DeviceConfig::new(port).addrs(addrs).drive(Drive::Embedded))
 }
 
-/// Does `step` until it has done `commands`; returns the nanoseconds of one.
+/// Repeats `step`, which returns how many commands it has completed, until `commands` are done; returns the nanoseconds of one command.
 fn time(commands: u64, mut step: impl FnMut() -> Result<u64, PerfError>) -> Result<f64, PerfError> {
     let start = Instant::now();
     let (mut done, mut progress) = (0, start);
@@ -100,7 +100,7 @@ fn time(commands: u64, mut step: impl FnMut() -> Result<u64, PerfError>) -> Resu
 struct Nvme<'c> {
     core: Core<'c>,
     queue: HostQueue,
-    /// Keeps the association.
+    /// Keeps the association with the target open.
     _controller: Controller,
     mr: Mr,
     rng: Rng,
@@ -164,7 +164,7 @@ struct End {
     /// Where blocks are read from, or go.
     blocks: Mr,
     done: Vec<Wc>,
-    // Last: handles are dropped before what they are of.
+    // These are last, and so dropped last: what is above refers to them.
     qp: Qp,
     _cq: Cq,
     _pd: Pd,
@@ -196,7 +196,8 @@ impl End {
         Ok(Self { reactor, sq, rq, poller, messages, slots, blocks, done, qp, _cq, _pd, _context })
     }
 
-    /// Turns, and takes what has come: `each` gets the send queue, the blocks, and the message's bytes.
+    /// Makes a turn of the shard, and calls `each` for every message that has come, with the send queue, the blocks, and the message's
+    /// bytes. Returns how many came.
     fn turn(
         &mut self,
         mut each: impl FnMut(&mut SendQueue, &Mr, [u8; Sqe::LEN]) -> Result<(), PerfError>,
@@ -268,6 +269,7 @@ impl Bare {
     }
 }
 
+/// The number at an offset of a message.
 fn number(message: &[u8; Sqe::LEN], at: usize) -> u64 {
     u64::from_ne_bytes(message[at..at + 8].try_into().expect("eight bytes"))
 }

@@ -45,12 +45,15 @@ impl From<PerfError> for AppError {
 /// What a target is to offer, and where that is written.
 struct Wanted {
     offer: Offer,
+    /// The file's name, or the option's, for messages.
     name: String,
+    /// The file's text: a mistake is reported with its line.
     text: String,
 }
 
 impl Wanted {
-    /// As the command line says, with all checks that look at the machine alone: its memory, and the addresses of the port.
+    /// What the command line asks for. Checks what can be checked without opening anything: whether there is memory enough, and
+    /// whether the port has the addresses.
     fn of(args: &ServeArgs) -> Result<Self> {
         let wanted = match (&args.file, args.memory) {
             (Some(file), _) => Self::read(file)?,
@@ -78,7 +81,7 @@ impl Wanted {
     }
 }
 
-/// `roce-nvmf check`: what `serve` does, as far as it changes nothing.
+/// `roce-nvmf check`: makes the checks of `serve`, and changes nothing.
 ///
 /// # Errors
 /// The first mistake, with file and line.
@@ -113,10 +116,10 @@ fn memory_offer(args: &ServeArgs, bytes: u64) -> Result<Offer> {
     Ok(Offer::of_memory(&args.nqn, bytes, args.block))
 }
 
-/// `roce-nvmf serve`.
+/// `roce-nvmf serve`: runs a target until it is asked to stop.
 ///
 /// # Errors
-/// A mistake in the configuration, or what fails.
+/// A mistake in the configuration, or a failure of the device, of a core or of the control socket.
 pub fn serve(args: &ServeArgs) -> Result<()> {
     let wanted = Wanted::of(args)?;
     let mut rig = Rig::open(&args.device, Side::Server)?;
@@ -164,7 +167,7 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
     Ok(ended?)
 }
 
-/// Where the target takes changes.
+/// The control socket, over which a running target takes changes.
 fn control_path(args: &ServeArgs) -> Result<PathBuf> {
     match &args.control {
         Some(path) => Ok(path.clone()),
@@ -175,9 +178,10 @@ fn control_path(args: &ServeArgs) -> Result<PathBuf> {
     }
 }
 
-/// A host on the device of the command line.
+/// Opens the device that the command line names, and calls `f` with a host on it.
 fn with_host(args: &ReachArgs, f: impl FnOnce(&mut Host<'_>) -> Result<()>) -> Result<()> {
     let mut rig = Rig::open(&args.device, Side::Client)?;
+    // Some ports look for a link only while a device polls them.
     rig.device()?;
     // A target that has just lost another host takes the link up again in a moment.
     rig.wait_for_link()?;
@@ -341,7 +345,7 @@ pub fn overhead(args: &OverheadArgs) -> Result<()> {
     Ok(())
 }
 
-/// What `run` measured, for programs.
+/// What `run` measured, as a row of the JSON output.
 fn row(args: &RunArgs, report: &Report) -> Row {
     let quantile = |q| Some(report.latency.value_at_quantile(q));
     Row {

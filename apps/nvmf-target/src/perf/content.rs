@@ -1,7 +1,7 @@
 //! What a write puts into each sector: which run wrote it, where it belongs, and by which write.
 //!
-//! Every byte follows from these three. So the right sector is told from a sector of another place, of an earlier write or of another run,
-//! and from a sector of which a part is from elsewhere.
+//! Every byte follows from these three. So a sector of another place, of an earlier write or of another run does not pass for the right
+//! one, nor does a sector of which a part is from elsewhere.
 
 use std::fmt;
 
@@ -87,7 +87,7 @@ pub enum Found {
     Write(Generation),
     /// A sector of another place.
     Misplaced(Sector),
-    /// A part of a sector: its beginning says it is this write's, and this byte is not.
+    /// A part of a sector: its beginning says that it is of this write, and the byte at this index is not.
     Torn(Generation, usize),
     /// Zeros alone.
     Zeros,
@@ -96,7 +96,7 @@ pub enum Found {
 }
 
 impl Found {
-    /// What the sector `wanted.at` is, which has these bytes.
+    /// What these bytes are, which were read where the sector `wanted` should be.
     pub fn of(bytes: &[u8], wanted: Sector) -> Self {
         if bytes.iter().all(|byte| *byte == 0) {
             return Self::Zeros;

@@ -13,7 +13,7 @@ use std::hash::Hasher;
 
 use super::content::{Content, Found, Generation, SECTOR, Sector};
 
-/// A unit: bytes of one command, from that many times their length on.
+/// A unit, by its number: the bytes that one command covers. Unit `n` begins at `n` times the length of a unit.
 pub type Unit = u64;
 /// A moment of the run.
 pub type Moment = u64;
@@ -24,7 +24,7 @@ struct Write {
     generation: Generation,
     began: Moment,
     ended: Option<Moment>,
-    /// When a later write was known to be in its place.
+    /// When it was known that a later write has replaced it.
     replaced: Option<Moment>,
 }
 
@@ -34,7 +34,7 @@ struct Open {
     writes: Vec<Write>,
     /// When the reads began that are under way.
     reads: Vec<Moment>,
-    /// What a read gave when no write was under way: a mark of the bytes.
+    /// What a read gave when no write was under way: a hash of the bytes.
     seen: Option<u64>,
 }
 
@@ -45,11 +45,11 @@ pub struct Wrong {
     pub at: usize,
     /// What its sector holds.
     pub found: Found,
-    /// The latest write that it should hold, or a part of it.
+    /// The latest write that the unit may hold, as a whole or in part.
     pub wanted: Generation,
 }
 
-/// What writes of the run have in them.
+/// How the bytes of a write of this run are made.
 #[derive(Clone, Copy, Debug)]
 struct Contents {
     /// A number that no other run has.
@@ -167,14 +167,14 @@ impl Open {
     fn judge(&mut self, contents: Contents, unit: Unit, began: Moment, bytes: &[u8]) -> Result<(), Wrong> {
         let may = |write: &&Write| write.replaced.is_none_or(|replaced| replaced > began);
         let legal: Vec<Write> = self.writes.iter().filter(may).copied().collect();
-        // Whether no write was under way while it was: then the next such read gives the same.
+        // Whether no write was under way during the read: then the next such read must give the same.
         let quiet = legal.iter().all(|write| write.ended.is_some_and(|ended| ended < began));
-        let at = match contents.first_wrong(unit, &legal, bytes) {
+        let at = match contents.written_by(unit, &legal, bytes) {
             Err(at) => at,
             Ok(whole) if quiet => {
-                let seen = mark(bytes);
+                let seen = hash(bytes);
                 if let Some(generation) = whole.filter(|_| self.seen.is_none()) {
-                    // It is the last one, wholly.
+                    // This read decides: that write was the last one, as a whole.
                     self.writes.retain(|write| write.generation == generation || write.replaced.is_some());
                     return Ok(());
                 }
@@ -199,9 +199,9 @@ impl Contents {
         let at = unit * (self.size / SECTOR) as u64;
         Content { first: Sector { run: self.run, at, generation } }
     }
-    /// Which of the `legal` writes the bytes are of: one write; or `None` where they are of several, or nobody has written yet, so that
-    /// they may be anything. An error is the first byte that is of no legal write.
-    fn first_wrong(self, unit: Unit, legal: &[Write], bytes: &[u8]) -> Result<Option<Generation>, usize> {
+    /// Which of the `legal` writes the bytes are of. `None`: they are of several, or nobody has written yet, so that they may be anything.
+    /// An error is the first byte that is of no legal write.
+    fn written_by(self, unit: Unit, legal: &[Write], bytes: &[u8]) -> Result<Option<Generation>, usize> {
         let mut first = 0;
         for write in legal.iter().rev() {
             match self.of(unit, write.generation).first_wrong(bytes) {
@@ -223,7 +223,7 @@ impl Contents {
     }
 }
 
-fn mark(bytes: &[u8]) -> u64 {
+fn hash(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(bytes);
     hasher.finish()
@@ -235,7 +235,7 @@ mod tests {
 
     const SIZE: usize = 4 * SECTOR;
 
-    /// A judge, and a disk of one unit that keeps what it is told.
+    /// What is expected, and the bytes of each write of one unit.
     struct Case {
         expected: Expected,
         contents: Vec<Vec<u8>>,

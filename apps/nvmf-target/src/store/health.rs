@@ -1,7 +1,7 @@
 //! Whether a namespace's blocks are what its hosts were told.
 //!
-//! A file that was cut, or a flush that failed, has lost data that hosts count on, and the next command would succeed: the file grows
-//! again and reads as zeros, and the kernel takes pages that it could not write for clean. So the storage fails once and for all, and
+//! A file that was truncated, or a flush that failed, has lost data that hosts count on. Yet the next command would succeed: the file
+//! grows again and reads as zeros, and the kernel takes pages that it could not write for clean. So from then on the storage fails, and
 //! every command with it, until an administrator says that its data are as they should be.
 
 use std::fmt::Display;
@@ -27,7 +27,7 @@ impl Health {
     pub fn check(&self) -> Result<(), BackendError> {
         if self.failed.load(Ordering::Acquire) { Err(BackendError::Lost) } else { Ok(()) }
     }
-    /// From now on the storage `name` has failed; returns the error of the command that showed it. Logs it, the first time.
+    /// From now on the storage `name` has failed. Logs that the first time; returns the error for the command that showed it.
     #[cold]
     pub fn fail(&self, name: impl Display, why: impl Display) -> BackendError {
         let mut known = lock(&self.why);

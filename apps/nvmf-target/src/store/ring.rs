@@ -33,8 +33,8 @@ const RWF_DSYNC: i32 = 2;
 pub enum Request {
     /// Read bytes from an offset on.
     Read(u64, MrSlice),
-    /// Write bytes from an offset on; the flag is FUA: they are on stable storage when it is done. For files past the page cache alone:
-    /// elsewhere it is a flush, of which a failure must come before whatever follows ([`File`]).
+    /// Write bytes from an offset on; the flag is FUA: they are on stable storage when it is done. The flag is only for files that bypass
+    /// the page cache. For others FUA is a flush, and a flush that fails must be seen before anything that follows it ([`File`]).
     Write(u64, MrSlice, bool),
 }
 
@@ -97,14 +97,14 @@ impl Ring {
         self.under_way
     }
 
-    /// Whether all that was given is submitted: its descriptor tells when something is done.
+    /// Whether all that was given is submitted: only then does the descriptor tell when something is done.
     pub fn is_submitted(&self) -> bool {
         self.unsubmitted == 0
     }
-    /// Gives the ring a request for a command. It is submitted by [`turn`](Self::turn).
+    /// Gives the ring a request for a command. It is submitted by [`submit_and_collect`](Self::submit_and_collect).
     ///
     /// # Errors
-    /// If there is no room, or the command has one already: the request comes back.
+    /// If there is no room, the command has one already, or its bytes are in none of the regions: the request comes back.
     pub fn give(&mut self, file: &Arc<File>, request: Request, command: CommandIndex) -> Result<(), Request> {
         // The completion queue has room for all. What is under way for a command stays until the kernel has done with it.
         let at = command.0 as usize;
@@ -127,14 +127,14 @@ impl Ring {
     ///
     /// # Errors
     /// If the system refuses the submission.
-    pub fn turn(&mut self, mut done: impl FnMut(Done)) -> io::Result<()> {
+    pub fn submit_and_collect(&mut self, mut done: impl FnMut(Done)) -> io::Result<()> {
         self.submit()?;
         loop {
             let Some(completion) = self.ring.completion().next() else { return Ok(()) };
             let (command, result) = (CommandIndex(completion.user_data() as u32), completion.result());
             let Some(UnderWay { file, request }) = self.requests[command.0 as usize].take() else { continue };
             self.under_way -= 1;
-            let result = match after(request, result) {
+            let result = match rest_after(request, result) {
                 // There is room: a completion has just made some.
                 Ok(Some(rest)) => match self.give(&file, rest, command) {
                     Ok(()) => continue,
@@ -156,7 +156,7 @@ impl Ring {
                 self.unsubmitted = self.unsubmitted.saturating_sub(n);
                 Ok(())
             }
-            // Later: completions are to be taken first, or a signal came.
+            // Tried again in the next turn: the kernel wants completions to be taken first, or a signal came.
             Err(e)
                 if matches!(
                     e.kind(),
@@ -219,7 +219,7 @@ impl AsFd for Ring {
 }
 
 /// What is left of a request after `result`, if anything.
-fn after(request: Request, result: i32) -> Result<Option<Request>, BackendError> {
+fn rest_after(request: Request, result: i32) -> Result<Option<Request>, BackendError> {
     let Ok(n) = usize::try_from(result) else {
         let again = [Errno::INTR, Errno::AGAIN].map(|errno| -errno.raw_os_error());
         return if again.contains(&result) { Ok(Some(request)) } else { Err(of_errno(-result)) };

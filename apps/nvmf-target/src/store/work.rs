@@ -32,7 +32,7 @@ pub struct MrSlice {
     pub len: usize,
 }
 
-/// What to do with a file.
+/// What to do with storage.
 #[derive(Clone, Debug)]
 #[allow(
     missing_docs,
@@ -55,7 +55,7 @@ impl Work {
     /// Splits a part off the front of long work and returns it; `self` is the rest then. `None`: the work is short enough. No part has
     /// FUA, only the rest has: its flush, the last, makes all parts stable.
     pub(super) fn take_front(&mut self) -> Option<Self> {
-        // Up to a multiple, so that parts end where storage can be given back.
+        // Up to a multiple of `PART`, so that parts end where storage can be given back.
         let end_of = |offset: u64| offset - offset % PART + PART;
         match self {
             Self::Verify { offset, len, .. } | Self::Zero { offset, len, .. } => {

@@ -27,13 +27,13 @@ const TOGETHER: usize = 256 << 10;
 #[derive(Debug, Default)]
 pub struct Batch {
     reads: Vec<Read>,
-    /// Writes whose data are here.
+    /// Writes whose data have come, and are not copied yet.
     writes: VecDeque<CommandIndex>,
     /// Writes that are done but not answered.
     written: VecDeque<Written>,
 }
 
-/// Where a Read begins.
+/// Where the data of a Read begin.
 #[derive(Debug)]
 struct Read {
     backend: Backend,
@@ -52,12 +52,12 @@ pub struct Written {
 impl Batch {
     /// A Read from this place is posted: its first bytes are prefetched at the end of the turn.
     #[inline]
-    pub fn read(&mut self, backend: Backend, offset: u64) {
+    pub fn add_read(&mut self, backend: Backend, offset: u64) {
         self.reads.push(Read { backend, offset });
     }
     /// The data of a command have come, and go to their [place](CommandState::Place) at the end of the turn.
     #[inline]
-    pub fn write(&mut self, command: CommandIndex) {
+    pub fn add_write(&mut self, command: CommandIndex) {
         self.writes.push_back(command);
     }
 
@@ -74,8 +74,8 @@ impl Batch {
         }
         !self.writes.is_empty()
     }
-    /// Copies data of Writes to their places, of as many as are answered together: posting waits for all earlier stores, once for all
-    /// the responses. Returns whether there were any.
+    /// Copies the data of some Writes to their places: of as many as are answered together, because posting waits for all earlier
+    /// stores, but only once for all these responses. Returns whether there are Writes to answer.
     pub fn copy_some(&mut self, disks: &Disks, commands: &mut Commands, shared: &Shared) -> bool {
         let mut bytes = 0;
         while bytes < TOGETHER {
@@ -96,7 +96,7 @@ impl Batch {
         }
         !self.written.is_empty()
     }
-    /// A Write that is done, to be answered.
+    /// The next Write that is done and has to be answered.
     #[inline]
     pub fn next_written(&mut self) -> Option<Written> {
         self.written.pop_front()

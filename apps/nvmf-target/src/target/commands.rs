@@ -14,7 +14,7 @@ pub enum CommandState {
     Fetch(Remote, Purpose),
     /// A buffer, to give bytes to the host.
     Give(Remote),
-    /// A buffer, to read bytes of a file, which are then given to the host.
+    /// A buffer, to read bytes of the storage into, which are then given to the host.
     Load {
         /// The namespace's storage.
         backend: Backend,
@@ -25,13 +25,13 @@ pub enum CommandState {
         /// FUA: the bytes that are read must be on stable storage.
         fua: bool,
     },
-    /// A buffer, for so many bytes that came in the capsule and cannot go to the storage from there.
+    /// A buffer, to copy so many bytes into: they came in the capsule, and cannot go to the storage from there.
     Copy(u32, Transfer),
     /// The bytes of the host: an RDMA READ is under way.
     Fetched(u32, Purpose),
-    /// The file; the data of a Read go to the host then.
+    /// The storage, which works on it. For a Read: the memory of the host that the data go to afterwards.
     Storage(Option<Remote>),
-    /// The end of the turn, where its data go into a namespace in memory.
+    /// The end of the turn, when its data are copied into a namespace in memory.
     Place {
         /// The namespace's storage.
         backend: Backend,
@@ -44,7 +44,7 @@ pub enum CommandState {
     },
     /// Zeros are being written, a piece a turn.
     Zeroing,
-    /// The response is out, and the buffer in use until the host has taken it.
+    /// The host, to acknowledge the response that was sent: the data before it are in the buffer until then.
     Answered,
 }
 
@@ -86,9 +86,10 @@ impl Transfer {
 pub enum Capsule {
     /// They are in this buffer, until the end of the turn.
     Now(ReceiveId),
-    /// They are in this buffer, and at this place of its region. It counts as the host's.
+    /// They are in this buffer, at this offset of the region of all receives, until the storage has them. The buffer counts in the
+    /// host's share.
     Kept(ReceiveId, usize),
-    /// They were taken out: the host keeps as many capsules as it may.
+    /// They were copied out, because the host's commands keep as many buffers as its share allows.
     Copied(Box<[u8]>),
 }
 
@@ -130,7 +131,7 @@ impl Commands {
     pub fn get_mut(&mut self, id: CommandIndex) -> Option<&mut Command> {
         self.entries.get_mut(id.0 as usize)?.as_mut()
     }
-    /// A command's data are in a capsule.
+    /// Notes which capsule a command's data are in; `None`: in none any more.
     #[inline]
     pub fn set_capsule(&mut self, id: CommandIndex, capsule: Option<Capsule>) {
         if let Some(command) = self.get_mut(id) {

@@ -37,7 +37,7 @@ impl Connections {
     pub fn get_mut(&mut self, id: ConnId) -> Option<&mut Connection> {
         self.entries.get_mut(id.index())?.as_deref_mut()
     }
-    /// The connection of a command, by the number that the command has: a connection is kept until all its commands are over.
+    /// The connection of a command, by the connection number in the command: a connection is kept until all its commands are over.
     #[inline]
     pub fn of_command(&mut self, id: ConnId) -> &mut Connection {
         self.get_mut(id).expect("a connection is kept while it has commands")
@@ -60,12 +60,13 @@ impl Connections {
             }
         }
     }
-    /// A connection that may be closed to make room for a host at the address `by`. Only silent connections count, of hosts that have not
-    /// said who they are. It is the oldest silent connection of the address with most of them, if that has at least two more than `by`.
-    /// So nobody keeps others out by connections that do nothing.
+    /// A connection that may be closed to make room for a host at the address `by`. Only silent connections count: open ones whose host
+    /// has not said who it is. It is the oldest silent connection of the address that has most of them, if these are at least two more
+    /// than those of `by`. So nobody keeps others out by connections that do nothing.
     pub fn replaceable(&mut self, by: IpAddr) -> Option<&mut Connection> {
         struct Silent {
             count: usize,
+            /// How many connections the core had accepted before the oldest one.
             oldest: u64,
             id: ConnId,
         }
@@ -76,14 +77,14 @@ impl Connections {
                 continue;
             }
             let (oldest, id) = (connection.accepted_before, connection.id);
-            let of = silent.entry(who.address).or_insert(Silent { count: 0, oldest, id });
-            of.count += 1;
-            if oldest < of.oldest {
-                (of.oldest, of.id) = (oldest, id);
+            let here = silent.entry(who.address).or_insert(Silent { count: 0, oldest, id });
+            here.count += 1;
+            if oldest < here.oldest {
+                (here.oldest, here.id) = (oldest, id);
             }
         }
-        let ours = silent.get(&by).map_or(0, |of| of.count);
-        let most = silent.into_values().max_by_key(|of| (of.count, Reverse(of.oldest)))?;
+        let ours = silent.get(&by).map_or(0, |here| here.count);
+        let most = silent.into_values().max_by_key(|here| (here.count, Reverse(here.oldest)))?;
         self.get_mut(most.id).filter(|_| most.count > ours + 1)
     }
 }

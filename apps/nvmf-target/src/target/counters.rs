@@ -47,7 +47,7 @@ impl Counter {
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
-    /// One writer: no locked addition is needed.
+    /// Adds `n`. With one writer that takes no atomic read-modify-write.
     #[inline]
     pub(super) fn add(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);

@@ -126,7 +126,7 @@ impl Disks {
         }
         if let Some(ring) = &mut self.ring
             && ring.under_way() > 0
-            && let Err(e) = ring.turn(|result| done.push(result))
+            && let Err(e) = ring.submit_and_collect(|result| done.push(result))
         {
             // The requests stay in the ring, and are submitted again in the next turn.
             debug!(error = %e, "the ring was not submitted");

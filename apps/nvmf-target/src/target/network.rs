@@ -32,7 +32,7 @@ pub struct Network {
 /// Where hosts connect.
 struct Listener {
     cm_id: CmId,
-    /// The number of the port of the target.
+    /// The number of the target's NVMe port.
     port: u16,
 }
 
@@ -71,17 +71,17 @@ impl Network {
         self.listeners.push(Listener { cm_id, port });
         Ok(at)
     }
-    /// The port that a request for a connection came to.
+    /// The number of the NVMe port that a connection request came to.
     pub fn port_of(&self, event: &CmEvent) -> Option<u16> {
         let listener = self.listeners.iter().find(|listener| event.is_of(&listener.cm_id))?;
         Some(listener.port)
     }
-    /// Something that happened to a connection.
+    /// The next event of a listener or a connection, if there is one.
     pub fn next_event(&self) -> Option<CmEvent> {
         self.events.try_get_event()
     }
 
-    /// A turn of the shard.
+    /// Makes a turn of the shard.
     #[inline]
     pub fn turn(&mut self) -> Option<Turn> {
         self.reactor.poll_once()
@@ -129,11 +129,12 @@ impl Network {
         self.cq_needed = needed;
         Ok((qp, sq))
     }
-    /// A queue pair goes that completes nothing any more: its room in the completion queue is free.
+    /// A queue pair is about to be destroyed, and completes nothing any more: its room in the completion queue is free.
     pub fn forget(&mut self, qp: &Qp) {
         self.cq_needed -= qp.cap().max_send_wr;
     }
-    /// Whether all completions of a queue pair in ERR are in the completion queue; if not, call it again.
+    /// Whether all completions of a queue pair in ERR are in the completion queue. Makes a turn of the shard for them; if that was not
+    /// enough, call it again.
     pub fn is_flushed(&mut self, qp: &Qp) -> bool {
         // A drain marks where the work queues end now, and the next turn completes them up to the mark.
         let drained = qp.begin_drain(DrainKind::Qp).and_then(|mut drain: Drain| {

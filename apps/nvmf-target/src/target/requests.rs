@@ -127,7 +127,7 @@ impl Env<'_> {
         let done = match request.op {
             Op::Read { offset, to, fua: _ } => {
                 let sge = memory.sge(offset, to.len);
-                self.batch.read(backend, offset);
+                self.batch.add_read(backend, offset);
                 self.release_receive(capsule);
                 // The data are where they will be sent from: nothing is copied, and nothing waits for the host to have them.
                 return match sge {
@@ -139,7 +139,7 @@ impl Env<'_> {
                 let (at, len) = (self.in_capsule(capsule, from), from.len());
                 let n = self.keep(connection, ticket, CommandState::Place { backend, offset, at, len });
                 self.commands.set_capsule(n, capsule.map(Capsule::Now));
-                return self.batch.write(n);
+                return self.batch.add_write(n);
             }
             Op::Compare { offset, from, fua: _ } => {
                 let at = self.in_capsule(capsule, from);

@@ -126,7 +126,7 @@ impl Env<'_> {
             }
             Some(Store::Memory(_)) => {
                 command.state = CommandState::Place { backend, offset, at, len };
-                return self.batch.write(n);
+                return self.batch.add_write(n);
             }
             Some(Store::File(..) | Store::Other(..)) => {
                 command.state = CommandState::Storage(None);

@@ -15,6 +15,7 @@ use verbs::{
 
 /// Bytes of the registered region of either side.
 const REGION: usize = 8 << 20;
+/// Where the upper half begins.
 pub(super) const HALF: usize = REGION / 2;
 /// A cell without progress for this long has failed.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
@@ -463,18 +464,7 @@ impl Bench {
         if op.receives() {
             for n in 0..count {
                 let wc = self.next()?;
-                if wc.status != WcStatus::Success {
-                    return Err(AppError::Completion(format!("receive {n}: {}", completion::status(&wc))));
-                }
-                if wc.byte_len != len + extra {
-                    return Err(AppError::Verify(format!(
-                        "message {n} has {} bytes, not {len}",
-                        wc.byte_len
-                    )));
-                }
-                if op.imm() && wc.imm_data() != Some(n as u32) {
-                    return Err(AppError::Verify(format!("message {n} has immediate {:?}", wc.imm_data())));
-                }
+                check_receive(cell, &wc, n, extra)?;
                 if op != Op::WriteImm {
                     let at = HALF + wc.wr_id as usize * slot_of(len + extra) + extra as usize;
                     self.compare(at, len, seed + n, &format!("message {n}"))?;
@@ -498,6 +488,20 @@ impl Bench {
 /// Bytes of the network header in front of a received message.
 fn grh(service: Service) -> u32 {
     if service == Service::Ud { GRH_LEN as u32 } else { 0 }
+}
+
+/// Checks the receive completion of message `n` of a cell; `extra` is the length of a network header before the message.
+pub(super) fn check_receive(cell: &Cell, wc: &Wc, n: u64, extra: u32) -> Result<()> {
+    if wc.status != WcStatus::Success {
+        return Err(AppError::Completion(format!("receive {n}: {}", completion::status(wc))));
+    }
+    if wc.byte_len != cell.len + extra {
+        return Err(AppError::Verify(format!("message {n} has {} bytes, not {}", wc.byte_len, cell.len)));
+    }
+    if cell.op.imm() && wc.imm_data() != Some(n as u32) {
+        return Err(AppError::Verify(format!("message {n} has immediate {:?}", wc.imm_data())));
+    }
+    Ok(())
 }
 
 /// Repeats a check until it succeeds; for a reliable service it must succeed at once.

@@ -1,8 +1,11 @@
 //! Unreliable messages longer than what the queues on the path can hold: one at a time, and sent again after a loss. A
 //! message that arrives has to be complete and correct; occasional losses are allowed.
+//!
+//! A cell is one combination of the test matrix: operation, length, service type and so on (`cell`). The program in the guest does what
+//! lines of text tell it (`remote`).
 
 use super::cell::{Cell, Op, Requester};
-use super::run::{Bench, HALF, Pair, Target, all_done, slot_of};
+use super::run::{Bench, HALF, Pair, Target, all_done, check_receive, slot_of};
 use apps::completion;
 use apps::error::{AppError, Result};
 use apps::out::say;
@@ -15,7 +18,7 @@ const TRIES: u32 = 10;
 const SECONDS: u64 = 3;
 
 impl Bench {
-    /// Transfers the messages of a cell, `seed + n` the pattern of message `n`. Receives are posted.
+    /// Transfers the messages of a cell; message `n` has the pattern `seed + n`. The receives are posted already.
     pub(super) fn one_by_one(&mut self, cell: &Cell, pair: &Pair, seed: u64) -> Result<()> {
         let mut lost = 0;
         for n in 0..cell.count.into() {
@@ -26,7 +29,7 @@ impl Bench {
                 }
                 let arrived = match cell.by {
                     Requester::Us => self.send_one(cell, pair, seed, n)?,
-                    Requester::Linux => self.take_one(cell, pair, seed, n)?,
+                    Requester::Linux => self.receive_one(cell, pair, seed, n)?,
                 };
                 if arrived {
                     break;
@@ -40,6 +43,7 @@ impl Bench {
         Ok(())
     }
 
+    /// Sends message `n` to the guest. Returns whether it has arrived.
     fn send_one(&mut self, cell: &Cell, pair: &Pair, seed: u64, n: u64) -> Result<bool> {
         let (op, len, id) = (cell.op, cell.len, pair.id);
         let pattern = seed + n;
@@ -72,7 +76,8 @@ impl Bench {
         Ok(in_time(|| self.remote.ask(&line).is_ok()))
     }
 
-    fn take_one(&mut self, cell: &Cell, pair: &Pair, seed: u64, n: u64) -> Result<bool> {
+    /// Has the guest send message `n`. Returns whether it has arrived.
+    fn receive_one(&mut self, cell: &Cell, pair: &Pair, seed: u64, n: u64) -> Result<bool> {
         let (op, len) = (cell.op, cell.len);
         let pattern = seed + n;
         let (addr, rkey) = self.region();
@@ -86,13 +91,14 @@ impl Bench {
             all_done(&reply, 1)?;
             return Ok(in_time(|| self.compare(0, len, pattern, "WRITE").is_ok()));
         }
+        // It may arrive before the guest says that it has sent it.
         let early = self.wait_for_one()?;
         let reply = self.remote.answer()?;
         all_done(&reply, 1)?;
         // The message has left completely: now its time runs.
         let wc = if early.is_some() { early } else { self.wait_for_one()? };
         let Some(wc) = wc else { return Ok(false) };
-        self.judge(cell, &wc, n)?;
+        check_receive(cell, &wc, n, 0)?;
         let at = if op == Op::WriteImm { 0 } else { HALF + wc.wr_id as usize * slot_of(len) };
         self.compare(at, len, pattern, &format!("message {n}"))?;
         self.post_recv(pair, wc.wr_id as u32, len)?;
@@ -108,26 +114,13 @@ impl Bench {
         });
         found
     }
-
-    fn judge(&self, cell: &Cell, wc: &Wc, n: u64) -> Result<()> {
-        if wc.status != WcStatus::Success {
-            return Err(AppError::Completion(format!("receive {n}: {}", completion::status(wc))));
-        }
-        if wc.byte_len != cell.len {
-            return Err(AppError::Verify(format!("message {n} has {} bytes, not {}", wc.byte_len, cell.len)));
-        }
-        if cell.op.imm() && wc.imm_data() != Some(n as u32) {
-            return Err(AppError::Verify(format!("message {n} has immediate {:?}", wc.imm_data())));
-        }
-        Ok(())
-    }
 }
 
-/// Repeats a check until it succeeds or the time is over.
-fn in_time(mut there: impl FnMut() -> bool) -> bool {
+/// Repeats a check until it succeeds, for [`SECONDS`] at most. Returns whether it did.
+fn in_time(mut check: impl FnMut() -> bool) -> bool {
     let since = Instant::now();
     loop {
-        if there() {
+        if check() {
             return true;
         }
         if since.elapsed() > Duration::from_secs(SECONDS) {
