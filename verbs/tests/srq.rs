@@ -1,4 +1,4 @@
-//! Shared receive queues through the public API, over a cable between two devices.
+//! Shared receive queues through the public API, over a cable between two devices (`link`). An entry is a receive request in such a queue.
 
 use crate::common::{PATIENCE, options};
 use crate::link::{self, Cable, Side, rc_to};
@@ -63,7 +63,7 @@ fn l02_an_empty_queue_is_not_ready() {
     assert_eq!(link.take(&a.cq, 1)[0].status, WcStatus::Success);
     let wc = link.take(&b.cq, 1)[0];
     assert_eq!((wc.wr_id, wc.status, wc.qp_num), (7, WcStatus::Success, peer.qp_num()));
-    // With a few retries the request fails.
+    // With one retry the request fails.
     let few = options().rnr_retry(1);
     let (qp2, peer2) = rc_to(&a, &b, &QpInitAttr::rc(&b.cq, &b.cq).srq(&srq), &few);
     qp2.post_send(&[SendWr::send(2, &[])]).unwrap();
@@ -443,7 +443,7 @@ fn posters_and_shards_share_the_queue() {
 }
 
 #[test]
-fn queries_of_a_queue_pair_name_its_queue() {
+fn a_queue_pair_without_a_shared_queue_names_none_and_has_no_last_entry() {
     let link = Cable::new(1);
     let b = Side::new(&link.b);
     let qp = b.pd.create_qp(&QpInitAttr::rc(&b.cq, &b.cq)).unwrap();
@@ -497,7 +497,7 @@ fn u07_a_message_that_is_cut_off_completes_its_entry_in_error() {
     assert_eq!((peer.state().unwrap(), srq.waiting().unwrap(), link.event_of_b()), (QpState::Rts, 1, None));
 }
 
-// The same class: a message longer than the entry's buffers.
+// A message that is longer than the entry's buffers ends in the same way as one that is cut off.
 #[test]
 fn u07_a_message_that_does_not_fit_completes_its_entry_in_error() {
     let link = Cable::new(1);

@@ -1,7 +1,7 @@
 //! Waiting in a call of C, where the thread may be cancelled.
 //!
-//! pthread_cancel(3) unwinds a thread that waits. So the frames between C and the wait own nothing that is dropped, stand in no
-//! guard, and may be unwound (`C-unwind`).
+//! pthread_cancel(3) unwinds a thread that waits. So the stack frames between C and the wait own nothing that must be dropped, may be
+//! unwound (`C-unwind`), and are not inside a guard, which would end the process (`guard`).
 
 use core::ffi::c_int;
 
@@ -40,7 +40,7 @@ pub(crate) unsafe extern "C-unwind" fn poll(
 
 /// What a call that may wait found.
 pub(crate) enum Found {
-    /// Its result.
+    /// What it waits for: the call is over.
     Done,
     /// Nothing yet; the descriptor becomes readable when there is something.
     Nothing(c_int),
@@ -63,16 +63,16 @@ pub(crate) extern "C-unwind" fn until<A: Copy>(look: fn(A) -> Result<Found>, at:
         };
         let mut wanted = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: one structure of ours.
-        if unsafe { poll(&raw mut wanted, 1, -1) } < 0 && interrupts() {
+        if unsafe { poll(&raw mut wanted, 1, -1) } < 0 && failed_for_good() {
             return -1;
         }
     }
 }
 
-/// Whether `poll` failed for good: not by EINTR, or by EINTR while some signal has a handler without SA_RESTART. Elsewhere these
-/// calls wait in read(2), which the kernel resumes after a handler with SA_RESTART; poll(2) it never resumes.
+/// Whether `poll` failed for good: not by EINTR, or by EINTR while some signal has a handler without SA_RESTART. In the stock libraries
+/// these calls wait in read(2), which the kernel resumes after a handler with SA_RESTART; it never resumes poll(2).
 #[cold]
-fn interrupts() -> bool {
+fn failed_for_good() -> bool {
     let last = std::io::Error::last_os_error();
     if last.kind() != std::io::ErrorKind::Interrupted {
         return true;

@@ -6,11 +6,11 @@
 
 use core::ffi::{CStr, c_char};
 
-/// What precedes the name.
-const BEFORE: &[u8] = b"ROCE_DEFAULT_";
-/// The names begin with this.
-const OURS: &[u8] = b"UCX_";
-/// Bytes of the longest name that is looked for, with both.
+/// What precedes the name of a variable in the name of its default.
+const DEFAULT_PREFIX: &[u8] = b"ROCE_DEFAULT_";
+/// The names of UCX's variables begin with this.
+const UCX_PREFIX: &[u8] = b"UCX_";
+/// Bytes of the longest name of a default, with the zero that ends it.
 const NAME_MAX: usize = 128;
 
 /// `getenv` of the C library, with a default for the variables of UCX.
@@ -20,8 +20,8 @@ const NAME_MAX: usize = 128;
 // SAFETY: takes the place of the function of this name on purpose, with its arguments.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getenv(name: *const c_char) -> *mut c_char {
-    // `secure_getenv` of the C library is its `getenv` in every process that the loader lets us into. To ask the loader for the other
-    // one could need an allocator, which may be the caller.
+    // The C library's `secure_getenv` differs from its `getenv` only in set-user-ID programs and the like, into which the loader does not
+    // preload us. To ask the loader for `getenv` could need an allocator, which may be the caller.
     // SAFETY: the caller promises a string.
     let value = unsafe { secure_getenv(name) };
     if !value.is_null() || name.is_null() {
@@ -31,11 +31,11 @@ pub unsafe extern "C" fn getenv(name: *const c_char) -> *mut c_char {
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
     let mut bytes = [0; NAME_MAX];
     // The last byte stays zero.
-    if !name.starts_with(OURS) || BEFORE.len() + name.len() >= NAME_MAX {
+    if !name.starts_with(UCX_PREFIX) || DEFAULT_PREFIX.len() + name.len() >= NAME_MAX {
         return value;
     }
-    bytes[..BEFORE.len()].copy_from_slice(BEFORE);
-    bytes[BEFORE.len()..][..name.len()].copy_from_slice(name);
+    bytes[..DEFAULT_PREFIX.len()].copy_from_slice(DEFAULT_PREFIX);
+    bytes[DEFAULT_PREFIX.len()..][..name.len()].copy_from_slice(name);
     // SAFETY: a string that lives until the call returns.
     unsafe { secure_getenv(bytes.as_ptr().cast()) }
 }
