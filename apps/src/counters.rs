@@ -107,11 +107,12 @@ const TRAFFIC: [&str; 17] = [
 ];
 
 /// Counters with details of events that are counted elsewhere, or that are informative though nothing is wrong.
-const DETAILS: [&str; 25] = [
+const DETAILS: [&str; 26] = [
     "ack_probes",
     "peer_checks",
     "requests_refused",
     "handed_over",
+    "packets_held",
     "naks_received",
     "rnr_naks_received",
     "duplicates_answered",
