@@ -9,7 +9,6 @@ use crate::flags::{CqWcFlags, SendOpsFlags};
 use crate::rdma_cm::error::CmError;
 
 /// The error of a call that needs the posting or polling end of a queue while another user holds it.
-#[cold]
 pub(crate) fn unavailable(what: &'static str, why: Unavailable) -> VerbsError {
     match why {
         Unavailable::Taken => VerbsError::Split { what },

@@ -562,7 +562,6 @@ impl Mr {
     pub(crate) fn writable(&self) -> Result<(), VerbsError> {
         if self.memory.is_writable() { Ok(()) } else { Err(VerbsError::ReadOnly) }
     }
-    #[cold]
     fn outside(&self, start: usize, end: usize) -> VerbsError {
         VerbsError::OutOfRegion { start: start as u64, end: end as u64, len: self.len() as u64 }
     }

@@ -571,7 +571,6 @@ fn post_recv<'w>(
 }
 
 /// The error when there is no queue to post to: it is split off, or the queue pair has none.
-#[cold]
 fn no_queue(core: &QpCore) -> Result<(), PostError> {
     let kind = match core.srq() {
         Some(srq) => PostErrorKind::SharedReceiveQueue { number: srq.number() },

@@ -62,7 +62,7 @@ impl Wc {
         self.status == WcStatus::Success
     }
 
-    #[inline(always)]
+    #[inline]
     pub(crate) fn from_cqe(cqe: &Cqe) -> Self {
         Self {
             wr_id: cqe.wr_id,

@@ -23,7 +23,7 @@ impl CachedKey {
     }
 
     /// Empties it, at the end of a turn.
-    #[inline(always)]
+    #[inline]
     pub fn forget(&mut self) {
         self.pd = NOBODY;
     }
@@ -33,7 +33,7 @@ impl CachedKey {
     ///
     /// # Errors
     /// As those.
-    #[inline(always)]
+    #[inline]
     pub fn check(
         &mut self,
         keys: &MrTable,
@@ -49,7 +49,6 @@ impl CachedKey {
         self.look_up(keys, key, pd, qpn, va, len)
     }
 
-    #[inline(never)]
     fn look_up(
         &mut self,
         keys: &MrTable,

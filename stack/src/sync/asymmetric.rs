@@ -20,7 +20,7 @@ const NO: u8 = 2;
 
 /// The frequent side's fence.
 #[cfg(not(loom))]
-#[inline(always)]
+#[inline]
 pub fn light() {
     if SUPPORT.load(Ordering::Relaxed) == YES {
         compiler_fence(Ordering::SeqCst);

@@ -15,18 +15,18 @@ const L1: i32 = 3;
 const L2: i32 = 2;
 
 /// Prefetches the line at `at` into L2. Any address will do: the processor ignores the hint for one that cannot be read.
-#[inline(always)]
+#[inline]
 pub fn line<T>(at: *const T) {
     hint::<L2>(at.cast());
 }
 
 /// Prefetches the line at `at` into L1; meant for a line that is in L2.
-#[inline(always)]
+#[inline]
 pub fn near<T>(at: *const T) {
     hint::<L1>(at.cast());
 }
 
-#[inline(always)]
+#[inline]
 fn hint<const INTO: i32>(at: *const i8) {
     #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
     // SAFETY: PREFETCHh is a hint: it reads nothing that a program could see, and faults on no address.
@@ -38,7 +38,7 @@ fn hint<const INTO: i32>(at: *const i8) {
 }
 
 /// Prefetches the lines of `of` from `first` up to and not including `end`, counted from its start.
-#[inline(always)]
+#[inline]
 pub fn lines<T>(of: *const T, first: usize, end: usize) {
     let at = of.cast::<u8>();
     for n in first..end {

@@ -221,7 +221,6 @@ impl Taker {
 
     /// Goes on to the newest ring, after a resize. [`take`](Self::take) does so by itself; this is for a taker that is seldom used,
     /// which would keep the old ring in memory.
-    #[cold]
     pub fn refresh(&mut self) {
         while let Some(next) = self.ring.next.get().cloned() {
             if self.ring.head.load(Ordering::Acquire) & CLOSED == 0 {
