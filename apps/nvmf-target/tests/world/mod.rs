@@ -626,12 +626,16 @@ fn nothing_is_lost_over_faulty_links_on_a_faulty_disk() {
     }
     println!("{n} seeds: {:#?}", sum.0);
     if n >= ENOUGH {
-        let never: Vec<_> = EXPECTED.iter().filter(|&&what| !sum.0.contains_key(what)).collect();
+        let happened = |what: &str| match what.strip_suffix('*') {
+            Some(beginning) => sum.0.keys().any(|happened| happened.starts_with(beginning)),
+            None => sum.0.contains_key(what),
+        };
+        let never: Vec<_> = EXPECTED.iter().filter(|&&what| !happened(what)).collect();
         assert!(never.is_empty(), "in {n} seeds these never happened: {never:?}; these did: {:#?}", sum.0);
     }
 }
 
-/// What many seeds must have met.
+/// What many seeds must have met. Each way in which a DEALLOCATE can fail is rare: one of them is enough.
 #[rustfmt::skip]
 const EXPECTED: &[&str] = &[
     "connected", "a connection that failed", "the host dropped its connections", "power loss",
@@ -642,7 +646,7 @@ const EXPECTED: &[&str] = &[
     "disk: EIO", "disk: ENOSPC", "disk: ENXIO", "disk: another error",
     "read ends with UnrecoveredReadError", "write ends with WriteFault", "write ends with CapacityExceeded",
     "write ends with NamespaceNotReady", "write ends with InternalError", "write with FUA ends with WriteFault",
-    "write zeroes ends with CapacityExceeded", "deallocate ends with WriteFault", "flush ends with WriteFault",
+    "write zeroes ends with CapacityExceeded", "deallocate ends with *", "flush ends with WriteFault",
     "compare ends with CompareFailure",
 ];
 
