@@ -86,6 +86,8 @@ pub const CREDITS_LOW: i32 = 16;
 
 /// Time between two packets of a shard that are timed, to learn how long the peer takes to answer.
 pub const RTT_PERIOD: Duration = Duration::from_micros(100);
+/// A packet that was not answered for so long is not timed any more: longer times change nothing.
+pub const RTT_LONGEST: Duration = Duration::from_millis(1);
 /// Packets that must have come from behind a gap before a NAK says so earlier than [`GAP_LONGEST`].
 pub const GAP_THRESHOLD: u32 = 3;
 /// A responder waits for a missing packet as long as so many packets take, where it does not know the round-trip time.
@@ -95,9 +97,10 @@ pub const GAP_SHORTEST: Duration = Duration::from_micros(5);
 /// It waits no longer than this.
 pub const GAP_LONGEST: Duration = Duration::from_micros(100);
 /// How far behind a gap a request packet may be to be held until the gap is closed; and how many a queue pair holds.
-pub const HELD_PER_QP: u32 = 64;
-/// Request packets that a shard holds. The queue pairs with one host hold half of what the others leave at most.
-pub const HELD_PER_SHARD: u32 = 512;
+pub const HELD_PER_QP: u32 = 32;
+/// Request packets that a shard holds: half of the buffers that a port's queue has at least, so that what is missing finds one. The queue
+/// pairs with one host hold half of what the others leave at most.
+pub const HELD_PER_SHARD: u32 = 128;
 /// How long they are held after the last of a queue pair has come: a requester that was told of the gap sends all of them again.
 pub const HELD_FOR: Duration = Duration::from_millis(10);
 
@@ -157,6 +160,7 @@ const _: () =
     assert!(GAP_SHORTEST.as_nanos() < GAP_LONGEST.as_nanos() && GAP_LONGEST.as_nanos() < HELD_FOR.as_nanos());
 const _: () =
     assert!(HELD_PER_QP < HELD_PER_SHARD / 2, "one queue pair leaves something to the others of its host");
+const _: () = assert!(RTT_LONGEST.as_nanos() > 4 * GAP_LONGEST.as_nanos());
 const _: () = assert!(WATCH_GAP.as_nanos() < WATCH_IDLE.as_nanos());
 const _: () = assert!(WINDOW_PACKETS < 1 << 23, "half the PSN circle is the specification's limit");
 const _: () = assert!(ACK_REQ_STRIDE * 2 <= WINDOW_PACKETS, "an ACK must arrive before the window closes");

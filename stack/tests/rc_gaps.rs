@@ -126,6 +126,34 @@ fn after_the_missing_packet_there_may_be_another_gap() {
     assert_eq!(rig.done().len(), 3);
 }
 
+// A peer that was told of one gap sends what is missing behind the next one, too: it is told of that only if it does not.
+#[test]
+fn of_two_losses_in_a_window_one_is_told() {
+    let mut rig = rig();
+    rig.send_all(&[1, 2, 3, 4, 6, 7, 8].map(|n| send(E + n)));
+    is_one_nak(&rig.wait(TOLD), E);
+    rig.send(&send(E));
+    assert_eq!(rig.done().len(), 5);
+    assert!(rig.wait(GAP_LONGEST / 2).is_empty());
+    for n in 1..5 {
+        rig.send(&send(E + n));
+    }
+    let said = rig.send(&send(E + 5).a());
+    assert!(said.iter().all(|s| s.is_ack(E + 5)) && !said.is_empty(), "{said:?}");
+    assert_eq!((rig.done().len(), rig.node.counters().get(Counter::NaksSent)), (4, 1));
+}
+
+// A packet with a number that a READ takes can only be a forged one.
+#[test]
+fn what_a_read_has_stepped_over_is_dropped_by_name() {
+    let mut rig = rig();
+    let (va, rkey) = (rig.va(0), rig.rkey());
+    rig.send_all(&[send(E + 2), send(E + 3).a()]);
+    let said = rig.send(&pkt(O::RC_READ_REQUEST, E).a().reth(va, rkey, 3000));
+    assert_eq!(psns(&said), [E, E + 1, E + 2, E + 3]);
+    assert_eq!((rig.done().len(), rig.node.discarded(Discard::OutOfSequence)), (1, 1));
+}
+
 #[test]
 fn what_is_held_ends() {
     let mut rig = rig();

@@ -106,6 +106,7 @@ const MTU_MAX: usize = 9600;
 /// Least and most buffers of a queue.
 const FRAMES_MIN: usize = 256;
 const FRAMES_MAX: usize = 1 << 18;
+const _: () = assert!(crate::config::HELD_PER_SHARD as usize <= FRAMES_MIN / 2);
 
 impl Mac {
     /// Whether it can be the address of one host: unicast, and not zero.

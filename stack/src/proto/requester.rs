@@ -209,11 +209,13 @@ impl Requester {
         self.in_flight.una()
     }
 
-    /// The number of the last packet, if it requests an acknowledgement and nothing goes out again; of a READ, that of its last
-    /// response.
+    /// The number of the packet that was sent last, if it ends a message, requests an acknowledgement, and nothing goes out again. (What
+    /// a READ takes says more of its length than of the way.)
     pub fn asked_last(&self) -> Option<Psn> {
         let asked = !self.since_ack_req.any() && self.in_flight.is_at_end() && !self.in_flight.is_empty();
-        (asked && !self.repair.resending).then(|| self.in_flight.next().sub(1))
+        let is_message = || self.log.get(self.log.started().wrapping_sub(1)).kind == RequestKind::Message;
+        let last = asked && !self.repair.resending && !self.log.is_drained() && is_message();
+        last.then(|| self.in_flight.next().sub(1))
     }
 
     /// Path MTU.

@@ -388,7 +388,9 @@ impl Responder {
             self.asked = pkt.psn;
         } else if matches!(self.ack, Some((_, Pending::Nak(_)))) {
             hit(Mark::NakWithdrawn);
-            self.ack = None; // the packet that it asked for is here
+            // The packet that it asked for is here. It may have stood for an acknowledgement, too.
+            let owed = !self.has_acknowledged(self.asked);
+            self.ack = owed.then_some((pkt.psn, Pending::Ack));
         }
         received
     }

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::config::RTT_PERIOD;
+use crate::config::{RTT_LONGEST, RTT_PERIOD};
 use crate::id::Psn;
 use crate::time::Instant;
 
@@ -32,7 +32,7 @@ impl Rtt {
 /// Times one packet of a shard after the other: of whichever queue pair sends when the one before is answered.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch {
-    /// When a packet may be timed; `FAR` while one is.
+    /// When a packet may be timed.
     free_from: Instant,
     /// The queue pair of the packet that is timed, by its slot; `u32::MAX` while none is.
     slot: u32,
@@ -58,9 +58,10 @@ impl Stopwatch {
         self.slot == slot
     }
 
-    /// This packet leaves now, for the first time, and requests an acknowledgement.
+    /// This packet leaves now, for the first time, and requests an acknowledgement. Another one may take its place when it has not been
+    /// answered for long.
     pub fn start(&mut self, now: Instant, slot: u32, psn: Psn) {
-        *self = Self { free_from: Instant::FAR, slot, psn, left_at: now };
+        *self = Self { free_from: now.after(RTT_LONGEST), slot, psn, left_at: now };
     }
 
     /// The packet is not timed any more: it may be sent again, or its queue pair forgets it.
@@ -89,6 +90,7 @@ mod tests {
         assert!(watch.is_free(at(0)) && !watch.times(7));
         watch.start(at(1), 7, last);
         assert!(!watch.is_free(at(1)) && watch.times(7) && !watch.times(8));
+        assert!(watch.is_free(at(1).after(RTT_LONGEST)), "nobody keeps it for ever");
         assert_eq!(watch.read(at(2), last), None, "the one before it");
         assert_eq!(watch.read(at(5), Psn::new(3)), Some(4000));
         assert!(!watch.times(7) && !watch.is_free(at(6)) && watch.is_free(at(5).after(RTT_PERIOD)));

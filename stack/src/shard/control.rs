@@ -86,6 +86,7 @@ impl Shard {
             qp.set_path(&env.shared);
             if let Some(grh) = qp.attr.ah_attr.grh.filter(|_| !qp.is_datagram()) {
                 env.drop_held(qp);
+                env.stop_timing(qp);
                 env.peers.hosts.join(&mut qp.peer, grh.dgid);
             }
         }

@@ -17,6 +17,8 @@ pub(super) struct Held {
     gap: Gap,
     /// What is missing.
     expected: Psn,
+    /// The peer was told, so that what is behind the next gap too is on its way.
+    told: bool,
     /// When the last packet came.
     latest: Instant,
 }
@@ -24,7 +26,7 @@ pub(super) struct Held {
 impl Held {
     /// A gap is seen now: this packet is missing.
     pub fn new(now: Instant, expected: Psn) -> Self {
-        Self { frames: VecDeque::new(), gap: Gap::new(now, 0), expected, latest: now }
+        Self { frames: VecDeque::new(), gap: Gap::new(now), expected, told: false, latest: now }
     }
 
     /// Packets that are held.
@@ -38,11 +40,18 @@ impl Held {
         self.latest = now;
     }
 
-    /// This packet is missing now: if it is another one than before, so is the gap.
+    /// This packet is missing now: if it is another one than before, so is the gap. A peer that was told of the last one sends
+    /// everything behind that again, so packets that are here already say nothing of this one.
     pub fn follow(&mut self, now: Instant, expected: Psn) {
         if expected != self.expected {
-            (self.gap, self.expected) = (Gap::new(now, self.len()), expected);
+            let behind = if self.told { 0 } else { self.len() };
+            (self.gap, self.expected, self.told) = (self.gap.next(now, behind), expected, false);
         }
+    }
+
+    /// The peer is told of the gap.
+    pub fn tell(&mut self) {
+        self.told = true;
     }
 
     /// Whether a packet with this number can be held.
@@ -63,13 +72,13 @@ impl Held {
         }
     }
 
-    /// The packet with this number, if it is held; those before it are dropped. Returns how many left, too.
+    /// The packet with this number, if it is held, and how many before it were dropped.
     pub fn take(&mut self, psn: Psn) -> (Option<Frame>, u32) {
         let before = self.frames.partition_point(|(other, _)| other.diff(psn) < 0);
         self.frames.drain(..before);
         let is_next = self.frames.front().is_some_and(|(other, _)| *other == psn);
         let found = if is_next { self.frames.pop_front() } else { None };
-        (found.map(|(_, frame)| frame), before as u32 + u32::from(is_next))
+        (found.map(|(_, frame)| frame), before as u32)
     }
 
     /// When the peer is to be told of the gap; if it was (`told`), when what is held is dropped, unless another packet comes.
@@ -100,11 +109,11 @@ mod tests {
         );
         assert_eq!(held.len(), 3);
         let mut take = |n| {
-            let (frame, left) = held.take(first.add(n));
-            (frame.map(|frame| frame.data()[0]), left)
+            let (frame, dropped) = held.take(first.add(n));
+            (frame.map(|frame| frame.data()[0]), dropped)
         };
-        assert_eq!([take(0), take(1), take(2)], [(None, 0), (Some(1), 1), (None, 0)]);
-        assert_eq!(take(4), (Some(5), 2), "with the one before it");
+        assert_eq!([take(0), take(1), take(2)], [(None, 0), (Some(1), 0), (None, 0)]);
+        assert_eq!(take(4), (Some(5), 1), "the one before it is dropped");
         assert_eq!(held.len(), 0);
     }
 

@@ -97,8 +97,7 @@ impl PeerHosts {
     /// Whether one more request packet may be held for this queue pair: the queue pairs with its host have half of what the others
     /// leave.
     pub fn may_hold(&self, peer: &Peer) -> bool {
-        let of_host = self.of(peer).map_or(0, |host| host.held);
-        of_host < HELD_PER_SHARD.saturating_sub(self.held - of_host) / 2
+        self.of(peer).is_some_and(|host| host.held < HELD_PER_SHARD.saturating_sub(self.held - host.held) / 2)
     }
 
     /// Request packets that are held.

@@ -26,8 +26,8 @@ use super::held_gid::HeldGid;
 use super::identification::IpIdTracker;
 use super::listed::Listed;
 use super::peer_check::check::Check;
-#[cfg(not(loom))]
 use super::peer_hosts::Peer;
+#[cfg(not(loom))]
 use super::qp_table::QpTable;
 use super::rq::{RecvSource, Rq};
 use super::shared::Shared;

@@ -5,7 +5,7 @@ use super::env::Env;
 use super::qp::Qp;
 
 impl Env {
-    /// Times the packet that a queue pair sent last, if it requests an acknowledgement.
+    /// Times the packet that a queue pair has just sent, if it is of a message and requests an acknowledgement.
     #[cold]
     pub fn time_packet(&mut self, qp: &Qp) {
         if qp.hop.is_outside()

@@ -70,9 +70,6 @@ impl Shard {
                     self.env.outbox.park(Traffic::Requests, route, slot);
                 }
             }
-            if self.env.stopwatch.is_free(self.env.now) {
-                self.env.time_packet(qp);
-            }
             self.env.in_flight.note(qp);
             self.env.agenda.arm(qp);
         }

@@ -24,7 +24,11 @@ impl Requester {
     pub fn send_window(&self, now: Instant, share: u32) -> SendWindow {
         debug_assert!((1..=UNSHARED).contains(&share), "a share has room for a packet");
         let in_flight = self.in_flight.requests();
-        SendWindow { now, requests: in_flight + self.congestion.allowance(now, in_flight), share }
+        SendWindow {
+            now,
+            requests: in_flight.saturating_add(self.congestion.allowance(now, in_flight)),
+            share,
+        }
     }
 
     /// Request packets that may go out now.

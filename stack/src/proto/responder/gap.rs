@@ -11,38 +11,40 @@ use crate::time::Instant;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gap {
     since: Instant,
-    latest: Instant,
     /// Packets that came from behind it.
     behind: u32,
+    /// Nanoseconds a packet, as far as that is known: of those behind it, or of those behind the gap before.
+    pace: u64,
 }
 
 impl Gap {
-    /// A gap that is seen now; `behind` packets from behind it are here.
-    pub fn new(now: Instant, behind: u32) -> Self {
-        Self { since: now, latest: now, behind }
+    /// A gap that is seen now.
+    pub fn new(now: Instant) -> Self {
+        Self { since: now, behind: 0, pace: 0 }
+    }
+
+    /// What was missing is there, and something else is, behind which `behind` packets are here already.
+    #[must_use]
+    pub fn next(self, now: Instant, behind: u32) -> Self {
+        Self { since: now, behind, ..self }
     }
 
     /// Another packet came from behind it.
     pub fn pass(&mut self, now: Instant) {
-        self.latest = now;
         self.behind += 1;
+        self.pace = self.pace.max(now.nanos_since(self.since) / u64::from(self.behind));
     }
 
     /// When the NAK is due: once [`GAP_THRESHOLD`] packets came from behind the gap and a quarter of the round-trip time is over. While
     /// that time is not known it is that of [`GAP_PACKETS`] packets, at the rate at which they come.
     pub fn due(&self, rtt: Rtt) -> Instant {
-        let longest = GAP_LONGEST.as_nanos() as u64;
-        if self.behind < GAP_THRESHOLD {
-            return self.since.after_nanos(longest);
-        }
+        let [shortest, longest] = [GAP_SHORTEST, GAP_LONGEST].map(|time| time.as_nanos() as u64);
         let wait = match rtt.smoothed() {
+            _ if self.behind < GAP_THRESHOLD => longest,
             Some(time) => time.as_nanos() as u64 / 4,
-            None => {
-                let packets = self.latest.nanos_since(self.since) * u64::from(GAP_PACKETS);
-                (packets / u64::from(self.behind)).max(GAP_SHORTEST.as_nanos() as u64)
-            }
+            None => self.pace * u64::from(GAP_PACKETS),
         };
-        self.since.after_nanos(wait.min(longest))
+        self.since.after_nanos(wait.clamp(shortest, longest))
     }
 }
 
@@ -60,7 +62,8 @@ mod tests {
     fn few_packets_say_little() {
         let mut rtt = Rtt::default();
         rtt.sample(20_000);
-        let mut gap = Gap::new(T0, 1);
+        let mut gap = Gap::new(T0);
+        gap.pass(T0);
         assert_eq!(wait(&gap, rtt), 100_000);
         gap.pass(T0);
         assert_eq!(wait(&gap, rtt), 100_000);
@@ -69,16 +72,23 @@ mod tests {
         rtt = Rtt::default();
         rtt.sample(10_000_000);
         assert_eq!(wait(&gap, rtt), 100_000, "and no longer than that");
+        rtt = Rtt::default();
+        rtt.sample(0);
+        assert_eq!(wait(&gap, rtt), 5_000, "an answer in the turn in which the packet left");
     }
 
     #[test]
     fn without_a_round_trip_time_the_rate_says_how_long() {
-        let mut gap = Gap::new(T0, 1);
-        gap.pass(T0);
-        gap.pass(T0);
+        let mut gap = Gap::new(T0);
+        for _ in 0..3 {
+            gap.pass(T0);
+        }
         assert_eq!(wait(&gap, Rtt::default()), 5_000, "all came at once");
         gap.pass(T0.after_nanos(8_000));
         assert_eq!(wait(&gap, Rtt::default()), 32_000, "four packets in 8 us");
+        let next = gap.next(T0, 4);
+        assert_eq!(wait(&next, Rtt::default()), 32_000, "they came at that rate");
+        assert_eq!(wait(&gap.next(T0, 0), Rtt::default()), 100_000);
         gap.pass(T0.after_nanos(90_000));
         assert_eq!(wait(&gap, Rtt::default()), 100_000);
     }

@@ -218,6 +218,17 @@ fn a_nak_is_withdrawn_when_the_packet_comes() {
     assert!(!responder.told_of_gap() && responder.poll_transmit(None).is_none());
 }
 
+// Goal: an acknowledgement that a NAK stood for is sent when the NAK is withdrawn.
+#[test]
+fn a_nak_that_is_withdrawn_leaves_what_was_owed_before() {
+    let mut responder = ready(7);
+    take_send(&mut responder, true);
+    responder.refuse(Psn::new(8), Fault::PsnGap, crate::id::QpType::Rc);
+    take_send(&mut responder, false);
+    assert!(matches!(responder.poll_transmit(None), Some(Answer::Ack { psn, .. }) if psn == Psn::new(8)));
+    assert!(responder.poll_transmit(None).is_none());
+}
+
 // Goal: a NAK leaves the packet that it asks for to be acknowledged.
 #[test]
 fn what_follows_a_nak_is_owed_an_acknowledgement() {

@@ -70,6 +70,7 @@ impl Env {
             }
             self.refuse(qp, qp.responder.rq_psn(), Fault::PsnGap);
             self.note_answer(qp);
+            qp.held.iter_mut().for_each(|held| held.tell());
         }
         if let Some(held) = &qp.held {
             let due = held.due(rtt, qp.responder.told_of_gap());
@@ -87,13 +88,20 @@ impl Env {
         while qp.gates.has(Gates::RX_REQ) {
             let expected = qp.responder.rq_psn();
             let Some(held) = &mut qp.held else { return };
-            let (frame, left) = held.take(expected);
-            self.peers.hosts.note_held(&qp.peer, -(left as i32));
+            let (frame, dropped) = held.take(expected);
+            self.peers.hosts.note_held(&qp.peer, -((dropped + u32::from(frame.is_some())) as i32));
+            for _ in 0..dropped {
+                self.discard_of(qp, Discard::OutOfSequence); // a READ has its number
+            }
             let Some(frame) = frame else { break };
             let Ok(Ingress::Roce(layout)) = locate(frame.data()) else { break };
-            self.handle_request(qp, layout.packet(frame.data()));
+            let pkt = layout.packet(frame.data());
+            self.handle_request(qp, pkt);
             if qp.responder.rq_psn() == expected {
                 return self.drop_held(qp); // it was refused: the requester sends everything from it on again
+            }
+            if let (Some(tracker), Some(identification)) = (&mut qp.ip_ids, pkt.identification()) {
+                tracker.follow(self.now, identification);
             }
         }
         let (now, expected) = (self.now, qp.responder.rq_psn());

@@ -248,6 +248,9 @@ impl Env {
             );
             let again = source.again;
             count_requests(&self.counters, qp, &built, again);
+            if self.stopwatch.is_free(self.now) && built.frames > 0 && again == 0 {
+                self.time_packet(qp);
+            }
             self.outbox.send_inside(Traffic::Requests, hop, built.frames, &self.shared, &self.counters);
             budget -= built.frames;
             let end = match ended {
