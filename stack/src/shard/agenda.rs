@@ -1,8 +1,8 @@
 //! Which queue pairs have something to do: a list of their slots for each kind of work, and a timer wheel.
 //!
 //! A queue pair is on each list once at most, and has a flag that says so; while it is parked it is with its route in the outbox
-//! instead. One that is destroyed stays on its lists: whoever takes a
-//! slot off a list looks whether a queue pair is there, and whether its flag is set.
+//! instead. One that is destroyed stays on its lists: whoever takes a slot off a list looks whether a queue pair is there, and whether
+//! its flag is set.
 
 use std::collections::VecDeque;
 

@@ -89,11 +89,9 @@ impl Env {
             let expected = qp.responder.rq_psn();
             let Some(held) = &mut qp.held else { return };
             let (frame, dropped) = held.take(expected);
-            self.peers.hosts.note_held(&qp.peer, -((dropped + u32::from(frame.is_some())) as i32));
-            for _ in 0..dropped {
-                self.discard_of(qp, Discard::OutOfSequence); // a READ has its number
-            }
+            self.note_dropped(qp, dropped); // a READ has their numbers
             let Some(frame) = frame else { break };
+            self.peers.hosts.note_held(&qp.peer, -1);
             let Ok(Ingress::Roce(layout)) = locate(frame.data()) else { break };
             let pkt = layout.packet(frame.data());
             self.handle_request(qp, pkt);
@@ -119,11 +117,16 @@ impl Env {
     #[cold]
     pub(in crate::shard) fn drop_held(&mut self, qp: &mut Qp) {
         let packets = qp.held.as_ref().map_or(0, |held| held.len());
+        self.note_dropped(qp, packets);
+        self.forget_held(qp);
+    }
+
+    /// So many packets that were held are dropped.
+    fn note_dropped(&mut self, qp: &Qp, packets: u32) {
+        self.peers.hosts.note_held(&qp.peer, -(packets as i32));
         for _ in 0..packets {
             self.discard_of(qp, Discard::OutOfSequence);
         }
-        self.peers.hosts.note_held(&qp.peer, -(packets as i32));
-        self.forget_held(qp);
     }
 
     fn forget_held(&mut self, qp: &mut Qp) {
