@@ -219,6 +219,27 @@ fn the_last_request_of_an_earlier_epoch_is_passed_over() {
     assert_eq!(poll(&mut requester, now, gates, 1, &sq, UNSHARED).unwrap().seq, 3);
 }
 
+// Goal: a probe is over when the acknowledgement comes before it left: a READ that may not be sent, posted next, fails. (The
+// requester tried that one again, for ever, in order to send the probe first.)
+#[test]
+fn a_probe_that_an_acknowledgement_overtakes_is_over() {
+    let slot = |opcode| {
+        let mut slot = vec![Granule::default(); send_stride(0, 1, 0)];
+        SendWqe::new(1, opcode, SendFlags::empty()).put(&mut slot);
+        slot
+    };
+    let mut sq = Epochs { slots: [RdmaWrite, RdmaRead, RdmaRead, RdmaRead].map(slot), published: 1 };
+    let mut requester = Requester::new(4, Policies::default());
+    requester.start(&RequesterConfig { max_rd_atomic: 0, ..config() });
+    let gates = Gates::of(QpState::Rts, stack::id::QpType::Rc);
+    let now = Instant::from_nanos(1);
+    assert!(!poll(&mut requester, now, gates, 0, &sq, UNSHARED).unwrap().ack_req);
+    requester.drain();
+    acknowledge(&mut requester, now, Psn::new(0), &sq);
+    sq.published = 2;
+    assert_eq!(poll(&mut requester, now, gates, 0, &sq, UNSHARED).unwrap_err(), Idle::Failed);
+}
+
 // Goal: a share that becomes smaller than what is in flight lets one more packet go, if no other one requested an acknowledgement.
 #[test]
 fn a_share_that_shrinks_leaves_a_packet_that_is_answered() {

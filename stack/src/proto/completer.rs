@@ -291,6 +291,7 @@ impl Requester {
         if self.in_flight.is_overtaken() {
             hit(Mark::RetryOvertaken);
             self.rewind(self.in_flight.una());
+            self.repair.probing = false; // what it was to ask for is here
         }
         if !self.timer.is_rnr() {
             self.rearm(now);
