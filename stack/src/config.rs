@@ -88,17 +88,17 @@ pub const CREDITS_LOW: i32 = 16;
 pub const RTT_PERIOD: Duration = Duration::from_micros(100);
 /// A packet that was not answered for so long is not timed any more: longer times change nothing.
 pub const RTT_LONGEST: Duration = Duration::from_millis(1);
-/// Packets that must have come from behind a gap before a NAK says so earlier than [`GAP_LONGEST`].
+/// Packets that must have come from behind a gap before what is missing counts as lost earlier than after [`GAP_LONGEST`].
 pub const GAP_THRESHOLD: u32 = 3;
-/// A responder waits for a missing packet as long as so many packets take, where it does not know the round-trip time.
+/// A missing packet is waited for as long as so many packets take, where it does not know the round-trip time.
 pub const GAP_PACKETS: u32 = 16;
 /// It waits this long at least, where it does not know the round-trip time.
 pub const GAP_SHORTEST: Duration = Duration::from_micros(5);
 /// It waits no longer than this.
 pub const GAP_LONGEST: Duration = Duration::from_micros(100);
-/// How far behind a gap a request packet may be to be held until the gap is closed; and how many a queue pair holds.
+/// How far behind a gap a packet may be to be held until the gap is closed; and how many a queue pair holds.
 pub const HELD_PER_QP: u32 = 32;
-/// Request packets that a shard holds: half of the buffers that a port's queue has at least, so that what is missing finds one. The queue
+/// Packets that a shard holds: half of the buffers that a port's queue has at least, so that what is missing finds one. The queue
 /// pairs with one host hold half of what the others leave at most.
 pub const HELD_PER_SHARD: u32 = 128;
 /// How long they are held after the last of a queue pair has come: a requester that was told of the gap sends all of them again.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use sim::node::SendWr;
 use sim::peer::{Pkt, REMOTE_KEY, REMOTE_VA, Rig, ack, ack_with, opcodes, pkt, psns};
 use sim::seen::Seen;
-use stack::config::{ACK_REQ_STRIDE, RETRY_PATIENCE, WINDOW_PACKETS};
+use stack::config::{ACK_REQ_STRIDE, GAP_LONGEST, RETRY_PATIENCE, WINDOW_PACKETS};
 use stack::id::{Mtu, PdId, Psn, QpState};
 use stack::mem::{Access, Sge};
 use stack::proto::attr::{AttrMask, QpAttr};
@@ -618,7 +618,8 @@ fn q27_read_of_four_packets() {
 fn restarted(rig: &mut Rig) -> Vec<Seen> {
     rig.post(&rig.wr(1, RdmaRead, 4096));
     rig.send(&response(O::RC_READ_RESPONSE_FIRST, 0x100, 1024));
-    rig.send(&response(O::RC_READ_RESPONSE_MIDDLE, 0x102, 1024))
+    rig.inject(&response(O::RC_READ_RESPONSE_MIDDLE, 0x102, 1024));
+    rig.wait(2 * GAP_LONGEST)
 }
 
 #[test]
@@ -657,8 +658,8 @@ fn q31_one_packet_of_a_read_left() {
 fn q32_read_passed_by_an_acknowledgement() {
     let mut rig = rig();
     rig.post_all(&[rig.wr(1, RdmaRead, 100), rig.wr(2, Send, 10)]);
-    let said = rig.send(&ack(0x101, 2));
-    assert_eq!(opcodes(&said), [O::RC_READ_REQUEST, O::RC_SEND_ONLY]);
+    rig.inject(&ack(0x101, 2));
+    assert_eq!(opcodes(&rig.wait(2 * GAP_LONGEST)), [O::RC_READ_REQUEST, O::RC_SEND_ONLY]);
     assert!(rig.done().is_empty(), "the SEND waits for the READ");
     rig.send(&response(O::RC_READ_RESPONSE_ONLY, 0x100, 100));
     rig.send(&ack(0x101, 2));

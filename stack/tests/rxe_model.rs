@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use sim::peer::{Pkt, REMOTE_KEY, REMOTE_VA, Rig, ack, ack_with, bth_of, opcodes, pkt, psns, reseal};
+use stack::config::GAP_LONGEST;
 use stack::proto::status::{WcStatus, WrOpcode};
 use stack::wire::{Ext, Opcode as O, Reth};
 
@@ -61,9 +62,7 @@ fn i04_read_of_64_kib_with_a_loss_in_the_middle() {
             for i in (0..lost).chain(lost + 1..N) {
                 said.extend(rig.send(&response(i, N)));
             }
-            if lost == N - 1 {
-                said.extend(rig.wait(Duration::from_millis(70)));
-            }
+            said.extend(rig.wait(if lost == N - 1 { Duration::from_millis(70) } else { 2 * GAP_LONGEST }));
             assert_eq!((said.len(), said[0].psn), (1, FIRST + lost), "one request for the rest");
             assert_eq!(said[0].ext, asks_for(lost, N));
             for i in lost..N {
@@ -110,6 +109,7 @@ fn i06_restarted_read_is_asked_for_once() {
     for i in 2..N {
         said.extend(rig.send(&response(i, N)));
     }
+    said.extend(rig.wait(2 * GAP_LONGEST));
     assert_eq!((said.len(), said[0].psn), (1, FIRST + 1));
     for i in 1..N {
         assert!(rig.send(&response(i, N)).is_empty(), "packet {i} answers the second request");

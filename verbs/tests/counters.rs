@@ -401,6 +401,7 @@ fn retries_and_timeouts_by_cause() {
     b.post_write(2);
     b.turn();
     b.send(&ack(psn + 1, 2));
+    b.later(1_000_000);
     for counted in b.counted() {
         assert_eq!(counted.get(Counter::RetriesImplied), 1);
     }

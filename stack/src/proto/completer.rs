@@ -40,6 +40,9 @@ pub enum Response {
         /// The value before the operation.
         original: u64,
     },
+    /// A response to a READ or ATOMIC before it is missing. What is acknowledged up to there counts. The caller passes the packet again
+    /// when that is here, or calls [`Requester::lose_response`]: the request of what is missing then goes out again.
+    Early,
     /// The oldest work request failed; the queue pair goes to ERR.
     Failed(WcStatus),
 }
@@ -173,9 +176,9 @@ impl Requester {
             }
             Syndrome::Nak(NakCode::PsnSequenceError) => {
                 hit(Mark::SequenceNak);
-                let implied = self.acknowledge(now, psn.sub(1));
-                if implied != Response::Done {
-                    return Ok(implied);
+                let acknowledged = self.acknowledge(now, psn.sub(1));
+                if acknowledged != Response::Done {
+                    return Ok(acknowledged);
                 }
                 Ok(self.handle_loss(now, RetryCause::SequenceNak))
             }
@@ -260,7 +263,7 @@ impl Requester {
             }
             if psn != self.in_flight.una() {
                 hit(Mark::ImpliedByResponse);
-                return Some(self.handle_loss(now, RetryCause::ImpliedNak));
+                return Some(Response::Early);
             }
         }
         None
@@ -277,9 +280,21 @@ impl Requester {
         }
         if passed_request {
             hit(Mark::ImpliedByAck);
-            return self.handle_loss(now, RetryCause::ImpliedNak);
+            return Response::Early;
         }
         Response::Done
+    }
+
+    /// The oldest response that is missing is lost, later ones imply that (an implied NAK): it is requested again.
+    #[cold]
+    pub fn lose_response(&mut self, now: Instant) -> Response {
+        if self.in_flight.is_empty() { Response::Done } else { self.handle_loss(now, RetryCause::ImpliedNak) }
+    }
+
+    /// So many packets wait for a response that is missing: they were [`Response::Early`].
+    #[cold]
+    pub fn hold_early(&mut self, packets: u32) {
+        self.in_flight.answered_early(packets);
     }
 
     #[inline]

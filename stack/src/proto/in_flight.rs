@@ -1,5 +1,5 @@
-//! What was sent and is not acknowledged. It is counted here alone, so a recovery scheme that acknowledges packets out of order changes
-//! only this file to count them.
+//! What was sent and is not answered. It is counted here alone: up to the oldest packet that is not answered, and beyond it what is
+//! known to be here out of order.
 
 use crate::id::Psn;
 
@@ -16,14 +16,50 @@ pub(super) struct InFlight {
     cursor: Psn,
     /// The number after the highest one used so far.
     next: Psn,
-    /// Numbers in flight that stand for packets of the peer alone: those of the READ responses, but for one of each request packet.
-    responses: u32,
+    responses: Responses,
+}
+
+/// Answers, as far as they are not counted by their numbers. Two counts in a word: there is no more room in the lines of a queue pair
+/// that every message touches.
+#[derive(Clone, Copy, Debug)]
+struct Responses(u32);
+
+impl Responses {
+    const NONE: Self = Self(0);
+
+    /// Numbers in flight that stand for packets of the peer alone: those of the READ responses, but for one of each request packet. At
+    /// most [`NUMBERS_MAX`].
+    #[inline(always)]
+    const fn awaited(self) -> u32 {
+        self.0 >> 8
+    }
+
+    /// Packets whose answers are here, and wait for one before them.
+    #[inline(always)]
+    const fn early(self) -> u32 {
+        self.0 & 0xff
+    }
+
+    #[inline(always)]
+    fn add(&mut self, awaited: u32) {
+        self.0 += awaited << 8;
+    }
+
+    #[inline(always)]
+    fn remove(&mut self, awaited: u32) {
+        self.0 -= awaited << 8;
+    }
+
+    fn set_early(&mut self, packets: u32) {
+        debug_assert!(packets <= 0xff, "a queue pair holds fewer");
+        self.0 = self.awaited() << 8 | packets & 0xff;
+    }
 }
 
 impl InFlight {
     /// Nothing is in flight; `psn` is next.
     pub const fn at(psn: Psn) -> Self {
-        Self { una: psn, cursor: psn, next: psn, responses: 0 }
+        Self { una: psn, cursor: psn, next: psn, responses: Responses::NONE }
     }
 
     /// The oldest number that is not acknowledged (READ: not received).
@@ -69,15 +105,33 @@ impl InFlight {
     }
 
     /// Packets sent that are neither answered nor about to be sent again; responses to READs among them.
-    #[inline(always)]
     pub fn packets(&self) -> u32 {
+        self.numbers().saturating_sub(self.early())
+    }
+
+    /// Numbers from the oldest that is not answered to before the cursor: [`packets`](Self::packets), and those that are here
+    /// [early](Self::early).
+    #[inline(always)]
+    pub fn numbers(&self) -> u32 {
         distance(self.una, self.cursor)
     }
 
-    /// Request packets among [`packets`](Self::packets).
+    /// Packets whose answers are here, and wait for one before them.
+    #[inline(always)]
+    pub const fn early(&self) -> u32 {
+        self.responses.early()
+    }
+
+    /// Request packets among [`numbers`](Self::numbers): the congestion controller learns of an early answer when it counts.
     #[inline(always)]
     pub fn requests(&self) -> u32 {
-        self.packets().saturating_sub(self.responses)
+        self.numbers().saturating_sub(self.responses.awaited())
+    }
+
+    /// Of so many packets behind the oldest one the answers are here.
+    #[inline]
+    pub fn answered_early(&mut self, packets: u32) {
+        self.responses.set_early(packets);
     }
 
     /// Sequence numbers that may be assigned, from `assigned` on.
@@ -109,7 +163,7 @@ impl InFlight {
     /// New request packets are answered by one response each and `more` beyond that.
     #[inline(always)]
     pub fn expect_responses(&mut self, more: u32) {
-        self.responses += more;
+        self.responses.add(more);
     }
 
     /// The packet at `psn`, the last that was handed out, did not leave; `again`: it had left before.
@@ -136,7 +190,7 @@ impl InFlight {
     #[inline(always)]
     pub fn receive_response(&mut self, psn: Psn, ends: bool) {
         self.una = psn.add(1);
-        self.responses -= u32::from(!ends);
+        self.responses.remove(u32::from(!ends));
     }
 
     /// Whether packets that were about to go out again have been acknowledged meanwhile.
@@ -183,6 +237,17 @@ mod tests {
         in_flight.advance(Psn::new(1));
         let moved = (in_flight.cursor(), in_flight.next(), in_flight.requests());
         assert_eq!(moved, (Psn::new(1), Psn::new(2), 2));
+    }
+
+    #[test]
+    fn what_is_answered_early_is_not_in_flight() {
+        let mut in_flight = InFlight::at(Psn::new(0xff_fffe));
+        in_flight.advance(Psn::new(2)); // a READ of four packets
+        in_flight.expect_responses(3);
+        in_flight.answered_early(2);
+        assert_eq!((in_flight.packets(), in_flight.requests()), (2, 1));
+        in_flight.resend_from(Psn::new(0xff_fffe));
+        assert_eq!(in_flight.packets(), 0);
     }
 
     #[test]

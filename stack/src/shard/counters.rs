@@ -58,7 +58,7 @@ counters! {
     DuplicatesAnswered "duplicates_answered",
     /// Request packets refused: a NAK was due, sent or overtaken by the packet that it asked for.
     RequestsRefused "requests_refused",
-    /// Request packets that came before one that is missing, and were held until it came.
+    /// Packets that came before one that is missing, and were held until it came.
     PacketsHeld "packets_held",
     /// Packets sent again.
     Retransmitted "retransmitted",

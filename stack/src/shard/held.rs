@@ -1,4 +1,4 @@
-//! Request packets that came before one that is missing: a queue pair holds them until that is there.
+//! Packets that came before one that is missing: a queue pair holds them until that is there. Requests and responses have an order each.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::proto::responder::Gap;
 use crate::proto::rtt::Rtt;
 use crate::time::Instant;
 
-/// What a queue pair holds. The frames passed every check that needs no order: ICRC, addresses, VLAN, P_Key.
+/// What a queue pair holds of its requests, or of its responses. The frames passed every check that needs no order: ICRC, addresses, VLAN, P_Key.
 #[derive(Debug)]
 pub(super) struct Held {
     /// Ascending, all behind the gap.
@@ -79,6 +79,11 @@ impl Held {
         let is_next = self.frames.front().is_some_and(|(other, _)| *other == psn);
         let found = if is_next { self.frames.pop_front() } else { None };
         (found.map(|(_, frame)| frame), before as u32)
+    }
+
+    /// The packet behind the gap that comes first.
+    pub fn pop(&mut self) -> Option<(Psn, Frame)> {
+        self.frames.pop_front()
     }
 
     /// When the peer is to be told of the gap; if it was (`told`), when what is held is dropped, unless another packet comes.

@@ -26,7 +26,7 @@ impl Shard {
         self.env.outbox.backlog()
     }
 
-    /// Request packets that are held behind gaps.
+    /// Packets that are held behind gaps.
     pub fn packets_held(&self) -> u32 {
         self.env.peers.hosts.held()
     }

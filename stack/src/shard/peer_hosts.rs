@@ -16,7 +16,7 @@ struct PeerHost {
     queue_pairs: u32,
     /// How long it takes to answer.
     rtt: Rtt,
-    /// Request packets of it that are held.
+    /// Packets of it that are held.
     held: u32,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct PeerHosts {
     hosts: Vec<PeerHost>,
     free: Vec<HostId>,
     by_address: HashMap<Gid, HostId>,
-    /// Request packets that are held, of all hosts.
+    /// Packets that are held, of all hosts.
     held: u32,
 }
 
@@ -94,18 +94,18 @@ impl PeerHosts {
         }
     }
 
-    /// Whether one more request packet may be held for this queue pair: the queue pairs with its host have half of what the others
+    /// Whether one more packet may be held for this queue pair: the queue pairs with its host have half of what the others
     /// leave.
     pub fn may_hold(&self, peer: &Peer) -> bool {
         self.of(peer).is_some_and(|host| host.held < HELD_PER_SHARD.saturating_sub(self.held - host.held) / 2)
     }
 
-    /// Request packets that are held.
+    /// Packets that are held.
     pub fn held(&self) -> u32 {
         self.held
     }
 
-    /// So many more request packets of a queue pair are held, or fewer.
+    /// So many more packets of a queue pair are held, or fewer.
     pub fn note_held(&mut self, peer: &Peer, packets: i32) {
         if let Some(host) = self.of_mut(peer) {
             host.held = host.held.wrapping_add_signed(packets);

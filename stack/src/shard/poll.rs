@@ -168,7 +168,7 @@ impl Shard {
                 env.go_on_checking(qp);
             }
             if qp.holds {
-                env.watch_gap(qp);
+                env.watch_gaps(qp);
             }
         }
     }

@@ -140,7 +140,8 @@ pub(super) struct Qp {
     pub in_answered: bool,
     /// Looked at every turn: its posters do not ring.
     pub watched: bool,
-    /// Each packet is looked at before it is handled: the first one, and over some ports all: [`IpIdTracker`].
+    /// Packets are handled one by one, with care: the first one, those that come while others are [held](Self::holds), and over some
+    /// ports all ([`IpIdTracker`]).
     pub careful: bool,
     /// The peer is being checked: `check` says how far that is.
     pub checks_peer: bool,
@@ -183,7 +184,7 @@ pub(super) struct Qp {
     /// The protection domain of the receive buffers: that of a shared receive queue may be another one.
     pub recv_pd: PdId,
     pub recv_lane: LaneId,
-    /// Request packets are held behind a gap: `held`.
+    /// Packets are held behind a gap: `held_requests`, `held_responses`.
     pub holds: bool,
     /// The last READ response was long: the next ones are built in the port's own memory, if it has some.
     pub long_answers: bool,
@@ -211,8 +212,10 @@ pub(super) struct Qp {
     pub check: Option<Box<Check>>,
     /// The identifications of the peer's packets, over a port that does not see them.
     pub ip_ids: Option<Box<IpIdTracker>>,
-    /// What came from behind a gap, while `holds`.
-    pub held: Option<Box<Held>>,
+    /// Requests that came before one that is missing.
+    pub held_requests: Option<Box<Held>>,
+    /// Responses that came before one that is missing.
+    pub held_responses: Option<Box<Held>>,
     /// The host at the other end of a connection.
     pub peer: Peer,
 }
@@ -303,7 +306,8 @@ impl Qp {
             retried: None,
             check: None,
             ip_ids: None,
-            held: None,
+            held_requests: None,
+            held_responses: None,
             peer: Peer::default(),
             held_gid: None,
             attr: Box::new(attr),

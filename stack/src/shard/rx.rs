@@ -179,14 +179,11 @@ impl Env {
             return self.handle_unexpected(qp, &{ pkt });
         }
         self.handle_request(qp, pkt);
-        if qp.holds {
-            self.release_held(qp);
-        }
         Ok(())
     }
 
-    /// The first packet of a connection; or, over a port that computes identifications, any of IPv4: it is judged by those of the
-    /// packets before that were accepted, and is one of them if it moves the queue pair on.
+    /// The first packet of a connection; or one behind which others may be held; or, over a port that computes identifications, any of
+    /// IPv4.
     #[cold]
     #[inline(never)]
     fn receive_carefully(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
@@ -194,8 +191,20 @@ impl Env {
             qp.establish(&self.shared.events);
         }
         let identification = pkt.identification().filter(|_| self.shared.computed_ids);
-        qp.careful = identification.is_some();
-        let Some(identification) = identification else { return self.handle_packet(qp, pkt) };
+        match identification {
+            Some(identification) => self.handle_judged(qp, pkt, identification)?,
+            None => self.handle_packet(qp, pkt)?,
+        }
+        if qp.holds {
+            self.release_held(qp);
+        }
+        qp.careful = identification.is_some() || qp.holds;
+        Ok(())
+    }
+
+    /// A packet whose identification the port computed: it is judged by those of the packets before that were accepted, and is one of
+    /// them if it moves the queue pair on.
+    fn handle_judged(&mut self, qp: &mut Qp, pkt: Packet<'_>, identification: u16) -> Result<(), Discard> {
         let tracker = qp.ip_ids.get_or_insert_with(|| Box::new(IpIdTracker::new(self.now)));
         match tracker.judge(self.now, identification) {
             Judgement::Good => {}

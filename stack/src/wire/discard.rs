@@ -98,8 +98,8 @@ discards! {
     /// The Q_Key does not match.
     BadQkey,
 
-    /// A request beyond the expected sequence number that could not be held, or not any longer; or an unreliable message that lost a
-    /// packet.
+    /// A request beyond the expected sequence number, or a response, that could not be held, or not any longer; or an unreliable message
+    /// that lost a packet.
     OutOfSequence,
     /// A request seen before, with nothing to answer.
     Duplicate,

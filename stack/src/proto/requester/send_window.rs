@@ -11,7 +11,7 @@ pub struct SendWindow {
     pub(super) now: Instant,
     /// Request packets: what the congestion controller lets out.
     pub(super) requests: u32,
-    /// Packets, responses to READs among them: the share of a window that queue pairs have together.
+    /// Packets, responses to READs among them: the share of a window that queue pairs have together, and what is here early.
     pub(super) share: u32,
 }
 
@@ -27,7 +27,7 @@ impl Requester {
         SendWindow {
             now,
             requests: in_flight.saturating_add(self.congestion.allowance(now, in_flight)),
-            share,
+            share: share.saturating_add(self.in_flight.early()),
         }
     }
 
@@ -46,6 +46,6 @@ impl Requester {
     /// What is left of the share.
     #[inline(always)]
     pub(super) fn share_left(&self, window: &SendWindow) -> u32 {
-        window.share.saturating_sub(self.in_flight.packets())
+        window.share.saturating_sub(self.in_flight.numbers())
     }
 }

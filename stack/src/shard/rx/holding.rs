@@ -1,13 +1,14 @@
-//! Request packets from behind a gap: they are held, and handled when what is missing is there. A NAK tells of the gap once it is
-//! likely that the packet is lost, and did not only take another way ([`Gap`]).
+//! Packets from behind a gap: they are held, and handled when what is missing is there. It counts as lost once it is likely that it did
+//! not only take another way ([`Gap`]): a NAK asks for a request, a retry for a response.
 //!
-//! On the wire this is a standard responder. A requester that was told of the gap sends everything again, and what was held and is
-//! accepted by then is acknowledged as a duplicate.
+//! On the wire this is a standard end of a connection. A requester that was told of the gap sends everything again, and what was held
+//! and is accepted by then is acknowledged as a duplicate.
 //!
 //! [`Gap`]: crate::proto::responder::Gap
 
 use super::burst::Arrival;
 use crate::id::{Psn, Qpn};
+use crate::port::Frame;
 use crate::proto::fault::Fault;
 use crate::proto::state::Gates;
 use crate::shard::counters::Counter;
@@ -15,10 +16,10 @@ use crate::shard::env::Env;
 use crate::shard::held::Held;
 use crate::shard::qp::Qp;
 use crate::shard::qps::Qps;
-use crate::wire::{Discard, Ingress, locate};
+use crate::wire::{Discard, Ingress, Packet, locate};
 
 impl Env {
-    /// A packet was not handled. A request packet of a connection that came from behind a gap is held; any other is dropped.
+    /// A packet was not handled. One of a connection that came from behind a gap is held; any other is dropped.
     #[cold]
     #[inline(never)]
     pub(super) fn hold_or_drop(&mut self, qps: &mut Qps, arrival: Arrival<'_>, dqpn: Qpn, reason: Discard) {
@@ -26,8 +27,13 @@ impl Env {
             && let Some(qp) = qps.find(dqpn).filter(|qp| !qp.is_unreliable())
             && let Ok(Ingress::Roce(layout)) = locate(arrival.frame().data())
         {
-            let psn = layout.packet(arrival.frame().data()).psn;
-            if self.hold(qp, psn, arrival) {
+            let Packet { psn, row, .. } = layout.packet(arrival.frame().data());
+            let held = if row.request {
+                self.hold_request(qp, psn, arrival)
+            } else {
+                self.hold_response(qp, psn, arrival)
+            };
+            if held {
                 return;
             }
         }
@@ -35,17 +41,48 @@ impl Env {
     }
 
     /// A request packet came from behind a gap. Whether it is held.
-    fn hold(&mut self, qp: &mut Qp, psn: Psn, arrival: Arrival<'_>) -> bool {
+    fn hold_request(&mut self, qp: &mut Qp, psn: Psn, arrival: Arrival<'_>) -> bool {
         if qp.responder.told_of_no_receive() {
             return false;
         }
-        let (now, expected) = (self.now, qp.responder.rq_psn());
-        let may_hold = self.peers.hosts.may_hold(&qp.peer);
-        let held = qp.held.get_or_insert_with(|| Box::new(Held::new(now, expected)));
-        qp.holds = true;
+        let expected = qp.responder.rq_psn();
+        let mut held = qp.held_requests.take();
+        let keeps = self.hold(qp, &mut held, expected, psn, arrival);
+        qp.held_requests = held;
+        self.watch_requests(qp);
+        keeps
+    }
+
+    /// A response came before one that is missing. Whether it is held; if not, the missing one counts as lost.
+    fn hold_response(&mut self, qp: &mut Qp, psn: Psn, arrival: Arrival<'_>) -> bool {
+        let expected = qp.requester.oldest();
+        let mut held = qp.held_responses.take();
+        let keeps = self.hold(qp, &mut held, expected, psn, arrival);
+        qp.held_responses = held;
+        if keeps {
+            self.count_early(qp);
+            self.watch_responses(qp);
+        } else {
+            self.lose_response(qp);
+        }
+        keeps
+    }
+
+    /// Holds a packet that came while `expected` is missing, if there is a place for it.
+    fn hold(
+        &mut self,
+        qp: &mut Qp,
+        held: &mut Option<Box<Held>>,
+        expected: Psn,
+        psn: Psn,
+        arrival: Arrival<'_>,
+    ) -> bool {
+        let now = self.now;
+        let held = held.get_or_insert_with(|| Box::new(Held::new(now, expected)));
+        (qp.holds, qp.careful) = (true, true);
         held.follow(now, expected);
         held.pass(now);
-        let keeps = may_hold && held.has_place(psn);
+        let keeps = held.has_place(psn) && self.peers.hosts.may_hold(&qp.peer);
         if keeps {
             if held.put(psn, arrival.take()).is_none() {
                 self.peers.hosts.note_held(&qp.peer, 1);
@@ -54,71 +91,134 @@ impl Env {
                 self.discard_of(qp, Discard::Duplicate);
             }
         }
-        self.watch_gap(qp);
         keeps
     }
 
-    /// The queue pair was woken, or another packet came from behind its gap: tells the peer of the gap, or drops what is held, if it is
-    /// time.
+    /// The queue pair was woken: what is missing may be lost by now.
     #[cold]
-    pub(in crate::shard) fn watch_gap(&mut self, qp: &mut Qp) {
+    pub(in crate::shard) fn watch_gaps(&mut self, qp: &mut Qp) {
+        self.watch_requests(qp);
+        self.watch_responses(qp);
+    }
+
+    /// Tells the peer of the gap in its requests, or drops what is held, if it is time.
+    fn watch_requests(&mut self, qp: &mut Qp) {
         let rtt = self.peers.hosts.rtt_to(&qp.peer);
-        let Some(held) = &qp.held else { return };
+        let Some(held) = &qp.held_requests else { return };
         if self.now >= held.due(rtt, qp.responder.told_of_gap()) {
             if qp.responder.told_of_gap() {
-                return self.drop_held(qp);
+                return self.drop_requests(qp);
             }
             self.refuse(qp, qp.responder.rq_psn(), Fault::PsnGap);
             self.note_answer(qp);
-            qp.held.iter_mut().for_each(|held| held.tell());
+            qp.held_requests.iter_mut().for_each(|held| held.tell());
         }
-        if let Some(held) = &qp.held {
+        if let Some(held) = &qp.held_requests {
             let due = held.due(rtt, qp.responder.told_of_gap());
             self.agenda.wake_at(qp, due);
         }
     }
 
-    /// The packet that was missing may be there: handles those behind it, up to the next gap.
+    /// Requests the response that is missing again, if it is time.
+    fn watch_responses(&mut self, qp: &mut Qp) {
+        let Some(held) = &qp.held_responses else { return };
+        let due = held.due(self.peers.hosts.rtt_to(&qp.peer), false);
+        if self.now < due {
+            return self.agenda.wake_at(qp, due);
+        }
+        self.lose_response(qp);
+    }
+
+    /// The response that is missing counts as lost. Those behind it come again with it.
+    fn lose_response(&mut self, qp: &mut Qp) {
+        self.drop_responses(qp);
+        let response = qp.requester.lose_response(self.now);
+        self.after_requester(qp, response);
+    }
+
+    /// What was missing may be there: handles what is behind it, up to the next gap.
     #[cold]
     #[inline(never)]
     pub(super) fn release_held(&mut self, qp: &mut Qp) {
+        self.release_requests(qp);
+        self.release_responses(qp);
+    }
+
+    fn release_requests(&mut self, qp: &mut Qp) {
         if qp.responder.told_of_no_receive() {
-            return self.drop_held(qp);
+            return self.drop_requests(qp);
         }
         while qp.gates.has(Gates::RX_REQ) {
             let expected = qp.responder.rq_psn();
-            let Some(held) = &mut qp.held else { return };
+            let Some(held) = &mut qp.held_requests else { return };
             let (frame, dropped) = held.take(expected);
             self.note_dropped(qp, dropped); // a READ has their numbers
             let Some(frame) = frame else { break };
             self.peers.hosts.note_held(&qp.peer, -1);
-            let Ok(Ingress::Roce(layout)) = locate(frame.data()) else { break };
-            let pkt = layout.packet(frame.data());
+            let Some(pkt) = packet_of(&frame) else { break };
             self.handle_request(qp, pkt);
             if qp.responder.rq_psn() == expected {
-                return self.drop_held(qp); // it was refused: the requester sends everything from it on again
+                return self.drop_requests(qp); // it was refused: the requester sends everything from it on again
             }
-            if let (Some(tracker), Some(identification)) = (&mut qp.ip_ids, pkt.identification()) {
-                tracker.follow(self.now, identification);
-            }
+            self.follow_identification(qp, &pkt);
         }
         let (now, expected) = (self.now, qp.responder.rq_psn());
-        match &mut qp.held {
+        match &mut qp.held_requests {
             None => {}
-            Some(held) if held.len() == 0 => self.forget_held(qp),
+            Some(held) if held.len() == 0 => self.drop_requests(qp),
             Some(held) => {
                 held.follow(now, expected);
-                self.watch_gap(qp);
+                self.watch_requests(qp);
             }
+        }
+    }
+
+    fn release_responses(&mut self, qp: &mut Qp) {
+        while qp.gates.has(Gates::RX_RESP) {
+            let Some(held) = &mut qp.held_responses else { return };
+            let Some((psn, frame)) = held.pop() else { return self.drop_responses(qp) };
+            let Some(pkt) = packet_of(&frame) else { break };
+            match self.handle_response(qp, pkt) {
+                Err(Discard::OutOfSequence) => {
+                    let (now, expected) = (self.now, qp.requester.oldest());
+                    let held = qp.held_responses.as_mut().expect("an early response ends no queue pair");
+                    held.follow(now, expected);
+                    held.put(psn, frame);
+                    self.count_early(qp);
+                    return self.watch_responses(qp);
+                }
+                Err(reason) => self.discard_of(qp, reason),
+                Ok(()) => self.follow_identification(qp, &pkt),
+            }
+            self.peers.hosts.note_held(&qp.peer, -1);
+        }
+    }
+
+    /// A packet that was held moved the queue pair on.
+    fn follow_identification(&self, qp: &mut Qp, pkt: &Packet<'_>) {
+        if let (Some(tracker), Some(identification)) = (&mut qp.ip_ids, pkt.identification()) {
+            tracker.follow(self.now, identification);
         }
     }
 
     /// Drops what a queue pair holds.
     #[cold]
     pub(in crate::shard) fn drop_held(&mut self, qp: &mut Qp) {
-        let packets = qp.held.as_ref().map_or(0, |held| held.len());
-        self.note_dropped(qp, packets);
-        self.forget_held(qp);
+        self.drop_requests(qp);
+        self.drop_responses(qp);
+    }
+
+    fn drop_requests(&mut self, qp: &mut Qp) {
+        let held = qp.held_requests.take();
+        self.note_dropped(qp, held.map_or(0, |held| held.len()));
+        qp.holds = qp.held_responses.is_some();
+    }
+
+    fn drop_responses(&mut self, qp: &mut Qp) {
+        let held = qp.held_responses.take();
+        self.note_dropped(qp, held.map_or(0, |held| held.len()));
+        qp.holds = qp.held_requests.is_some();
+        self.count_early(qp);
     }
 
     /// So many packets that were held are dropped.
@@ -129,7 +229,16 @@ impl Env {
         }
     }
 
-    fn forget_held(&mut self, qp: &mut Qp) {
-        (qp.held, qp.holds) = (None, false);
+    /// The requester knows how many responses are here early.
+    fn count_early(&self, qp: &mut Qp) {
+        qp.requester.hold_early(qp.held_responses.as_ref().map_or(0, |held| held.len()));
+    }
+}
+
+/// The packet in a frame that was held.
+fn packet_of(frame: &Frame) -> Option<Packet<'_>> {
+    match locate(frame.data()) {
+        Ok(Ingress::Roce(layout)) => Some(layout.packet(frame.data())),
+        _ => None,
     }
 }

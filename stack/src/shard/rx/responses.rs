@@ -16,8 +16,12 @@ use crate::wire::{Discard, Kind, Packet};
 impl Env {
     #[inline(always)]
     pub(super) fn handle_response(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
+        let outcome = qp.requester.handle_response(self.now, &pkt, &qp.sq);
+        if let Ok(Response::Early) = outcome {
+            return self.handle_early(qp);
+        }
         count_response(&self.counters, qp, &pkt);
-        let response = match qp.requester.handle_response(self.now, &pkt, &qp.sq) {
+        let response = match outcome {
             Ok(response) => response,
             Err(reason) => return self.handle_unmatched(qp, reason),
         };
@@ -51,6 +55,16 @@ impl Env {
             _ => self.agenda.mark_answered(qp),
         }
         Ok(())
+    }
+
+    /// A response that says that one before it is missing: it is to be held.
+    #[cold]
+    fn handle_early(&mut self, qp: &mut Qp) -> Result<(), Discard> {
+        if qp.checks_peer {
+            qp.end_check(PeerState::Alive);
+        }
+        self.agenda.mark_answered(qp);
+        Err(Discard::OutOfSequence)
     }
 
     /// A response that answers nothing in flight: it is dropped, unless the peer is being checked.
