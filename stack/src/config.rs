@@ -96,7 +96,8 @@ pub const GAP_PACKETS: u32 = 16;
 pub const GAP_SHORTEST: Duration = Duration::from_micros(5);
 /// It waits no longer than this.
 pub const GAP_LONGEST: Duration = Duration::from_micros(100);
-/// How far behind a gap a packet may be to be held until the gap is closed; and how many a queue pair holds.
+/// How many packets from behind a gap a queue pair holds of its requests, and as many of its responses; and how far behind the gap a
+/// request may be.
 pub const HELD_PER_QP: u32 = 32;
 /// Packets that a shard holds: half of the buffers that a port's queue has at least, so that what is missing finds one. The queue
 /// pairs with one host hold half of what the others leave at most.

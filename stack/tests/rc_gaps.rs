@@ -13,6 +13,7 @@ use stack::config::{GAP_LONGEST, GAP_SHORTEST, HELD_FOR, HELD_PER_QP};
 use stack::id::QpState;
 use stack::proto::status::{WcStatus, WrOpcode};
 use stack::proto::tables::NakCode::PsnSequenceError;
+use stack::proto::tables::ack_timeout;
 use stack::shard::counters::Counter;
 use stack::time::Instant;
 use stack::wire::{Discard, Opcode as O};
@@ -239,9 +240,56 @@ fn a_response_that_does_not_come_is_requested_again() {
     assert!(rig.wait(GAP_LONGEST / 2).is_empty());
     let said = rig.wait(TOLD);
     assert_eq!(psns(&said), [Q + 2, Q + 4], "the READ from there on, and the message behind it");
-    assert_eq!(rig.node.shard(0, |shard| shard.packets_held()), 0);
-    rig.send_all(&[response(2), response(3), ack(Q + 4, 2)]);
+    // What is held by then waits for it, too, but no longer than what is held of requests.
+    rig.send_all(&[response(2), ack(Q + 4, 2)]);
     assert_eq!(rig.done(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    let mut rig = reading();
+    rig.send(&response(3));
+    assert_eq!(rig.wait(HELD_FOR + Duration::from_millis(1)).len(), 2, "once");
+    assert_eq!(rig.node.shard(0, |shard| shard.packets_held()), 0);
+}
+
+// A timeout requests everything again, so the gap that there is counts for no other retry.
+#[test]
+fn a_gap_and_a_timeout_are_one_retry() {
+    let mut rig = Rig::with(|c: &mut RigConfig| (c.qp.timeout, c.qp.retry_cnt) = (1, 1));
+    rig.unlimited();
+    rig.post(&rig.wr(1, WrOpcode::RdmaRead, 4096));
+    let timeout = ack_timeout(1).unwrap();
+    let mut said = rig.wait(timeout - Duration::from_nanos(100));
+    said.extend(rig.send(&response(2)));
+    while said.is_empty() {
+        said.extend(rig.wait(timeout / 8));
+    }
+    assert_eq!(psns(&said), [Q]);
+    assert!(rig.wait(TOLD.min(timeout)).is_empty(), "one retry, and the next one is for a silent peer");
+    assert_eq!(rig.state(), QpState::Rts);
+    rig.send_all(&[response(0), response(1), response(3)]);
+    assert_eq!(rig.done(), [(1, WcStatus::Success)]);
+}
+
+// What is missing may be the next packet of a burst that was received late.
+#[test]
+fn a_gap_is_judged_behind_the_burst() {
+    let mut rig = reading();
+    rig.send(&response(1));
+    rig.now = rig.now.after(GAP_LONGEST * 2);
+    assert!(rig.send_all(&[response(2), response(0), response(3), ack(Q + 4, 2)]).is_empty());
+    assert_eq!(rig.done(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    let mut rig = self::rig();
+    rig.send(&send(E + 1));
+    rig.now = rig.now.after(GAP_LONGEST * 2);
+    let said = rig.send_all(&[send(E + 2).a(), send(E)]);
+    assert!(said.len() == 1 && said[0].is_ack(E + 2), "{said:?}");
+}
+
+// An acknowledgement with a number of the READ is no data.
+#[test]
+fn an_acknowledgement_puts_no_data_out() {
+    let mut rig = reading();
+    rig.send_all(&[response(2), ack(Q + 2, 1), ack(Q, 1), response(0), response(1), response(3)]);
+    assert_eq!(rig.done(), [(1, WcStatus::Success)]);
+    assert_eq!(rig.node.counters().get(Counter::RetriesImplied), 0);
 }
 
 // What comes again, because it is asked for again or twice, is placed once.

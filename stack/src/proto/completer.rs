@@ -41,7 +41,7 @@ pub enum Response {
         original: u64,
     },
     /// A response to a READ or ATOMIC before it is missing. What is acknowledged up to there counts. The caller passes the packet again
-    /// when that is here, or calls [`Requester::lose_response`]: the request of what is missing then goes out again.
+    /// when that is here, or calls [`Requester::lose_response`]: then what is missing is requested again, unless it was already.
     Early,
     /// The oldest work request failed; the queue pair goes to ERR.
     Failed(WcStatus),

@@ -116,10 +116,11 @@ impl InFlight {
         distance(self.una, self.cursor)
     }
 
-    /// Packets whose answers are here, and wait for one before them.
+    /// Packets among [`numbers`](Self::numbers) whose answers are here, and wait for one before them. During a retransmission they may be
+    /// behind the cursor: none.
     #[inline(always)]
-    pub const fn early(&self) -> u32 {
-        self.responses.early()
+    pub fn early(&self) -> u32 {
+        if self.is_at_end() { self.responses.early() } else { 0 }
     }
 
     /// Request packets among [`numbers`](Self::numbers): the congestion controller learns of an early answer when it counts.
@@ -247,7 +248,8 @@ mod tests {
         in_flight.answered_early(2);
         assert_eq!((in_flight.packets(), in_flight.requests()), (2, 1));
         in_flight.resend_from(Psn::new(0xff_fffe));
-        assert_eq!(in_flight.packets(), 0);
+        in_flight.advance(Psn::new(1));
+        assert_eq!(in_flight.packets(), 3, "they are answered again");
     }
 
     #[test]

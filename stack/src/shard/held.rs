@@ -54,9 +54,19 @@ impl Held {
         self.told = true;
     }
 
-    /// Whether a packet with this number can be held.
-    pub fn has_place(&self, psn: Psn) -> bool {
-        (1..=HELD_PER_QP as i32).contains(&psn.diff(self.expected))
+    /// Whether it was told.
+    pub fn is_told(&self) -> bool {
+        self.told
+    }
+
+    /// Whether one more packet can be held.
+    pub fn has_place(&self) -> bool {
+        self.len() < HELD_PER_QP
+    }
+
+    /// Whether a packet with this number is held.
+    pub fn has(&self, psn: Psn) -> bool {
+        self.frames.iter().any(|(other, _)| *other == psn)
     }
 
     /// Holds a packet. One with the same number is dropped and returned: the requester may have sent it again because it wants
@@ -123,11 +133,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_far_behind_has_no_place() {
+    fn there_is_an_end_to_what_is_held() {
         let expected = Psn::new(0xff_fff0);
-        let held = Held::new(Instant::ZERO, expected);
-        let places = [0, 1, HELD_PER_QP, HELD_PER_QP + 1].map(|n| held.has_place(expected.add(n)));
-        assert_eq!(places, [false, true, true, false]);
-        assert!(!held.has_place(expected.sub(1)));
+        let mut held = Held::new(Instant::ZERO, expected);
+        for n in 1..=HELD_PER_QP {
+            assert!(held.has_place());
+            held.put(expected.add(n), frame(0));
+        }
+        assert!(!held.has_place() && held.has(expected.add(HELD_PER_QP)) && !held.has(expected));
     }
 }

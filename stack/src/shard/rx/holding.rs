@@ -7,6 +7,7 @@
 //! [`Gap`]: crate::proto::responder::Gap
 
 use super::burst::Arrival;
+use crate::config::HELD_PER_QP;
 use crate::id::{Psn, Qpn};
 use crate::port::Frame;
 use crate::proto::fault::Fault;
@@ -16,7 +17,7 @@ use crate::shard::env::Env;
 use crate::shard::held::Held;
 use crate::shard::qp::Qp;
 use crate::shard::qps::Qps;
-use crate::wire::{Discard, Ingress, Packet, locate};
+use crate::wire::{Discard, Ingress, Kind, Packet, locate};
 
 impl Env {
     /// A packet was not handled. One of a connection that came from behind a gap is held; any other is dropped.
@@ -28,10 +29,9 @@ impl Env {
             && let Ok(Ingress::Roce(layout)) = locate(arrival.frame().data())
         {
             let Packet { psn, row, .. } = layout.packet(arrival.frame().data());
-            let held = if row.request {
-                self.hold_request(qp, psn, arrival)
-            } else {
-                self.hold_response(qp, psn, arrival)
+            let held = match row.kind {
+                _ if row.request => self.hold_request(qp, psn, arrival),
+                kind => self.hold_response(qp, psn, kind, arrival),
             };
             if held {
                 return;
@@ -47,91 +47,96 @@ impl Env {
         }
         let expected = qp.responder.rq_psn();
         let mut held = qp.held_requests.take();
-        let keeps = self.hold(qp, &mut held, expected, psn, arrival);
+        let near = (1..=HELD_PER_QP as i32).contains(&psn.diff(expected));
+        let keeps = self.hold(qp, &mut held, expected, psn, near.then_some(arrival));
         qp.held_requests = held;
-        self.watch_requests(qp);
+        self.wake_for_gaps(qp);
         keeps
     }
 
-    /// A response came before one that is missing. Whether it is held; if not, the missing one counts as lost.
-    fn hold_response(&mut self, qp: &mut Qp, psn: Psn, arrival: Arrival<'_>) -> bool {
+    /// A response came before one that is missing. Whether it is held.
+    fn hold_response(&mut self, qp: &mut Qp, psn: Psn, kind: Kind, arrival: Arrival<'_>) -> bool {
         let expected = qp.requester.oldest();
         let mut held = qp.held_responses.take();
-        let keeps = self.hold(qp, &mut held, expected, psn, arrival);
+        // An acknowledgement does not put out the data of a READ.
+        let needless = kind == Kind::Ack && held.as_ref().is_some_and(|held| held.has(psn));
+        let keeps = self.hold(qp, &mut held, expected, psn, (!needless).then_some(arrival));
         qp.held_responses = held;
-        if keeps {
-            self.count_early(qp);
-            self.watch_responses(qp);
-        } else {
-            self.lose_response(qp);
-        }
+        self.count_early(qp);
+        self.wake_for_gaps(qp);
         keeps
     }
 
-    /// Holds a packet that came while `expected` is missing, if there is a place for it.
+    /// A packet came while `expected` is missing: holds it, if it is one to hold and there is a place for it.
     fn hold(
         &mut self,
         qp: &mut Qp,
         held: &mut Option<Box<Held>>,
         expected: Psn,
         psn: Psn,
-        arrival: Arrival<'_>,
+        arrival: Option<Arrival<'_>>,
     ) -> bool {
         let now = self.now;
         let held = held.get_or_insert_with(|| Box::new(Held::new(now, expected)));
         (qp.holds, qp.careful) = (true, true);
         held.follow(now, expected);
         held.pass(now);
-        let keeps = held.has_place(psn) && self.peers.hosts.may_hold(&qp.peer);
-        if keeps {
-            if held.put(psn, arrival.take()).is_none() {
-                self.peers.hosts.note_held(&qp.peer, 1);
-                self.count_of(qp, Counter::PacketsHeld);
-            } else {
-                self.discard_of(qp, Discard::Duplicate);
-            }
+        let has_place = held.has(psn) || held.has_place() && self.peers.hosts.may_hold(&qp.peer);
+        let Some(arrival) = arrival.filter(|_| has_place) else { return false };
+        if held.put(psn, arrival.take()).is_none() {
+            self.peers.hosts.note_held(&qp.peer, 1);
+            self.count_of(qp, Counter::PacketsHeld);
+        } else {
+            self.discard_of(qp, Discard::Duplicate);
         }
-        keeps
+        true
     }
 
-    /// The queue pair was woken: what is missing may be lost by now.
-    #[cold]
-    pub(in crate::shard) fn watch_gaps(&mut self, qp: &mut Qp) {
-        self.watch_requests(qp);
-        self.watch_responses(qp);
-    }
-
-    /// Tells the peer of the gap in its requests, or drops what is held, if it is time.
-    fn watch_requests(&mut self, qp: &mut Qp) {
+    /// Wakes the queue pair when what is missing may be lost.
+    fn wake_for_gaps(&mut self, qp: &mut Qp) {
         let rtt = self.peers.hosts.rtt_to(&qp.peer);
-        let Some(held) = &qp.held_requests else { return };
-        if self.now >= held.due(rtt, qp.responder.told_of_gap()) {
-            if qp.responder.told_of_gap() {
-                return self.drop_requests(qp);
-            }
-            self.refuse(qp, qp.responder.rq_psn(), Fault::PsnGap);
-            self.note_answer(qp);
-            qp.held_requests.iter_mut().for_each(|held| held.tell());
-        }
-        if let Some(held) = &qp.held_requests {
-            let due = held.due(rtt, qp.responder.told_of_gap());
+        let requests = qp.held_requests.as_ref().map(|held| held.due(rtt, qp.responder.told_of_gap()));
+        let responses = qp.held_responses.as_ref().map(|held| held.due(rtt, held.is_told()));
+        for due in [requests, responses].into_iter().flatten() {
             self.agenda.wake_at(qp, due);
         }
     }
 
-    /// Requests the response that is missing again, if it is time.
-    fn watch_responses(&mut self, qp: &mut Qp) {
-        let Some(held) = &qp.held_responses else { return };
-        let due = held.due(self.peers.hosts.rtt_to(&qp.peer), false);
-        if self.now < due {
-            return self.agenda.wake_at(qp, due);
-        }
-        self.lose_response(qp);
+    /// The queue pair was woken: what is missing may be lost by now. Only now, as what is missing may be in the burst that was just
+    /// received.
+    #[cold]
+    pub(in crate::shard) fn watch_gaps(&mut self, qp: &mut Qp) {
+        self.watch_requests(qp);
+        self.watch_responses(qp);
+        self.wake_for_gaps(qp);
     }
 
-    /// The response that is missing counts as lost. Those behind it come again with it.
-    fn lose_response(&mut self, qp: &mut Qp) {
-        self.drop_responses(qp);
+    /// Tells the peer of the gap in its requests, or drops what is held, if it is time.
+    fn watch_requests(&mut self, qp: &mut Qp) {
+        let told = qp.responder.told_of_gap();
+        let rtt = self.peers.hosts.rtt_to(&qp.peer);
+        let Some(held) = qp.held_requests.as_mut().filter(|held| self.now >= held.due(rtt, told)) else {
+            return;
+        };
+        if told {
+            return self.drop_requests(qp);
+        }
+        held.tell();
+        self.refuse(qp, qp.responder.rq_psn(), Fault::PsnGap);
+        self.note_answer(qp);
+    }
+
+    /// Has the response that is missing requested again, or drops what is held, if it is time.
+    fn watch_responses(&mut self, qp: &mut Qp) {
+        let rtt = self.peers.hosts.rtt_to(&qp.peer);
+        let Some(held) = qp.held_responses.as_mut() else { return };
+        if self.now < held.due(rtt, held.is_told()) {
+            return;
+        }
+        if held.is_told() {
+            return self.drop_responses(qp);
+        }
+        held.tell();
         let response = qp.requester.lose_response(self.now);
         self.after_requester(qp, response);
     }
@@ -168,7 +173,7 @@ impl Env {
             Some(held) if held.len() == 0 => self.drop_requests(qp),
             Some(held) => {
                 held.follow(now, expected);
-                self.watch_requests(qp);
+                self.wake_for_gaps(qp);
             }
         }
     }
@@ -178,14 +183,14 @@ impl Env {
             let Some(held) = &mut qp.held_responses else { return };
             let Some((psn, frame)) = held.pop() else { return self.drop_responses(qp) };
             let Some(pkt) = packet_of(&frame) else { break };
-            match self.handle_response(qp, pkt) {
+            match self.apply_response(qp, pkt) {
                 Err(Discard::OutOfSequence) => {
                     let (now, expected) = (self.now, qp.requester.oldest());
                     let held = qp.held_responses.as_mut().expect("an early response ends no queue pair");
-                    held.follow(now, expected);
                     held.put(psn, frame);
+                    held.follow(now, expected);
                     self.count_early(qp);
-                    return self.watch_responses(qp);
+                    return self.wake_for_gaps(qp);
                 }
                 Err(reason) => self.discard_of(qp, reason),
                 Ok(()) => self.follow_identification(qp, &pkt),
@@ -194,7 +199,7 @@ impl Env {
         }
     }
 
-    /// A packet that was held moved the queue pair on.
+    /// A packet that was held is handled: the identifications of those behind it go on from its.
     fn follow_identification(&self, qp: &mut Qp, pkt: &Packet<'_>) {
         if let (Some(tracker), Some(identification)) = (&mut qp.ip_ids, pkt.identification()) {
             tracker.follow(self.now, identification);

@@ -16,12 +16,15 @@ use crate::wire::{Discard, Kind, Packet};
 impl Env {
     #[inline(always)]
     pub(super) fn handle_response(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
-        let outcome = qp.requester.handle_response(self.now, &pkt, &qp.sq);
-        if let Ok(Response::Early) = outcome {
-            return self.handle_early(qp);
-        }
         count_response(&self.counters, qp, &pkt);
-        let response = match outcome {
+        self.apply_response(qp, pkt)
+    }
+
+    /// A response that is counted; it may have been held.
+    #[inline(always)]
+    pub(super) fn apply_response(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
+        let response = match qp.requester.handle_response(self.now, &pkt, &qp.sq) {
+            Ok(Response::Early) => return self.handle_early(qp),
             Ok(response) => response,
             Err(reason) => return self.handle_unmatched(qp, reason),
         };
@@ -63,6 +66,7 @@ impl Env {
         if qp.checks_peer {
             qp.end_check(PeerState::Alive);
         }
+        self.stop_timing(qp); // what it acknowledges waits for what is missing
         self.agenda.mark_answered(qp);
         Err(Discard::OutOfSequence)
     }
@@ -102,6 +106,8 @@ impl Env {
                     qp.retried = Some(cause);
                 }
                 count_retry(&self.counters, qp, cause);
+                // Everything comes again: the gap that there is says nothing more.
+                qp.held_responses.iter_mut().for_each(|held| held.tell());
             }
             Response::Wait => self.agenda.corrections.waits.push(qp.slot),
             _ => {}
