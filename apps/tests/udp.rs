@@ -85,6 +85,22 @@ impl Lab {
         done
     }
 
+    /// From now on the first host lets in only what it asked for, as stateful firewalls do. `false`, with a printed reason, where that
+    /// cannot be.
+    fn lets_in_answers_alone(&self) -> bool {
+        let rules = [
+            "add table inet roce",
+            "add chain inet roce in { type filter hook input priority 0 ; policy drop ; }",
+            "add rule inet roce in ct state established,related accept",
+        ];
+        let done = rules.iter().all(|rule| run(&format!("ip netns exec {} nft {rule}", self.hosts[0])));
+        if !done {
+            let _ =
+                writeln!(std::io::stderr(), "SKIPPED apps/tests/udp.rs: a stateful firewall needs nftables");
+        }
+        done
+    }
+
     fn start(&self, host: usize, program: &str, args: &[&str]) -> Running {
         Running::start("ip", &[&["netns", "exec", &self.hosts[host], program][..], args].concat())
     }
@@ -141,6 +157,47 @@ fn ipv4_through_a_router_in_long_messages() {
 #[test]
 fn ipv6_alone_through_a_router() {
     through_a_router('6', &V6, "");
+}
+
+// Goal: a client whose firewall lets in only what it asked for connects all the same, by either way of connecting, and is told why its
+// queue pairs share one path. Each has several.
+#[test]
+fn a_firewall_that_lets_in_answers_alone() {
+    let Some(lab) = Lab::new('f', &V4) else { return };
+    if !lab.lets_in_answers_alone() {
+        return;
+    }
+    let there = V4[1].host;
+    for (port, warns) in [("udp", true), ("udp:flows=0", false)] {
+        for by_manager in [false, true] {
+            let (managed, at): (&[&str], &[&str]) =
+                if by_manager { (&["-R"], &[]) } else { (&[], &["--bind", there]) };
+            let server =
+                lab.start(1, PERF, &[&["server", "--once", "--port", port][..], managed, at].concat());
+            let client = [
+                "client",
+                "--port",
+                port,
+                there,
+                "--op",
+                "write,read",
+                "--mode",
+                "lat,bw",
+                "-n",
+                "64",
+                "--qps",
+                "4",
+            ];
+            let end = lab
+                .start(0, PERF, &[&client[..], &["--verify"], managed, &PATIENCE].concat())
+                .finish()
+                .good();
+            server.finish().good();
+            let said = end.all();
+            let warned = said.contains("a firewall seems to drop those from other ports");
+            assert_eq!(warned, warns, "{port} {by_manager}: {said}");
+        }
+    }
 }
 
 // Goal: what cannot work is told, by who can know it, and the program ends with its error.

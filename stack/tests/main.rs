@@ -29,3 +29,4 @@ mod rxe_model;
 mod sim_cases;
 mod sim_neighbours;
 mod sim_seeds;
+mod source_ports;

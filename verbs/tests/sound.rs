@@ -364,6 +364,14 @@ impl PortQueue for FragileQueue {
         step(&self.breaks, "route_to");
         self.queue.route_to(peer)
     }
+    fn take_source_port(&mut self, hint: u16, labelled: bool) -> u16 {
+        step(&self.breaks, "take_source_port");
+        self.queue.take_source_port(hint, labelled)
+    }
+    fn release_source_port(&mut self, port: u16) {
+        step(&self.breaks, "release_source_port");
+        self.queue.release_source_port(port);
+    }
     fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
         step(&self.breaks, "tx_burst");
         self.queue.tx_burst(route, frames)

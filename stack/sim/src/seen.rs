@@ -14,6 +14,8 @@ pub struct Seen {
     pub at: Instant,
     /// Opcode.
     pub opcode: Opcode,
+    /// UDP source port.
+    pub src_port: u16,
     /// Destination queue pair.
     pub dqpn: Qpn,
     /// Packet sequence number.
@@ -41,6 +43,7 @@ impl Seen {
         Some(Self {
             at,
             opcode: header.opcode,
+            src_port: layout.flow(frame).src_port,
             dqpn: packet.dqpn(),
             psn: packet.psn.get(),
             ack_req: packet.ack_req,

@@ -127,6 +127,14 @@ pub trait QueueLayer: Send {
     fn route_to(&mut self, peer: IpAddr) -> Route {
         self.inner().route_to(peer)
     }
+    /// See [`PortQueue::take_source_port`].
+    fn take_source_port(&mut self, hint: u16, labelled: bool) -> u16 {
+        self.inner().take_source_port(hint, labelled)
+    }
+    /// See [`PortQueue::release_source_port`].
+    fn release_source_port(&mut self, port: u16) {
+        self.inner().release_source_port(port);
+    }
     /// See [`PortQueue::tx_burst`].
     #[inline]
     fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
@@ -167,6 +175,12 @@ impl<L: QueueLayer> PortQueue for L {
     #[inline]
     fn route_to(&mut self, peer: IpAddr) -> Route {
         QueueLayer::route_to(self, peer)
+    }
+    fn take_source_port(&mut self, hint: u16, labelled: bool) -> u16 {
+        QueueLayer::take_source_port(self, hint, labelled)
+    }
+    fn release_source_port(&mut self, port: u16) {
+        QueueLayer::release_source_port(self, port);
     }
     #[inline]
     fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
@@ -286,6 +300,14 @@ mod tests {
             assert_eq!(peer, ADDRESS);
             Route(77)
         }
+        fn take_source_port(&mut self, hint: u16, labelled: bool) -> u16 {
+            self.called();
+            hint + u16::from(labelled)
+        }
+        fn release_source_port(&mut self, port: u16) {
+            self.called();
+            assert_eq!(port, 78);
+        }
         fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
             self.called();
             assert_eq!(route, Route(77));
@@ -353,9 +375,11 @@ mod tests {
         assert_eq!(queue.alloc().map(|frame| frame.capacity()), Some(7));
         queue.alloc_burst(&mut burst, 3);
         assert_eq!(queue.route_to(ADDRESS), Route(77));
+        assert_eq!(queue.take_source_port(77, true), 78);
+        queue.release_source_port(78);
         assert_eq!(queue.tx_burst(Route(77), &mut burst), 3);
         assert_eq!(queue.build_burst(Route(1), 5, &mut AtOnce(|_: &mut [u8]| None)), Some(6));
         assert!(matches!(queue.arm(), Armed::Down(time, None) if time.as_secs() == 772));
-        assert_eq!(calls.load(Ordering::Relaxed), 1 + 8);
+        assert_eq!(calls.load(Ordering::Relaxed), 1 + 10);
     }
 }

@@ -225,6 +225,10 @@ impl PortQueue for WireQueue {
     fn route_to(&mut self, _: IpAddr) -> Route {
         Route::default()
     }
+    fn take_source_port(&mut self, hint: u16, _: bool) -> u16 {
+        hint
+    }
+    fn release_source_port(&mut self, _: u16) {}
 
     fn tx_burst(&mut self, _: Route, frames: &mut TxBurst) -> usize {
         if !self.push_late() {

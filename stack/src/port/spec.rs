@@ -73,7 +73,8 @@ pub enum PortSpec {
         addrs: Vec<IpAddr>,
         /// More options: `gso=on|off` (whether datagrams to one peer leave in messages that are taken apart on their way; by
         /// default only where it is known how the parts are numbered); `buffer=BYTES` (what each buffer of a socket is asked to
-        /// hold, 16384 to 2^30, by default 4 MiB; the system's limit may be less).
+        /// hold, 16384 to 2^30, by default 4 MiB; the system's limit may be less); `flows=N` (how many UDP source ports connections have, 0
+        /// to 64, by default 64; with 0 every packet leaves from port 4791).
         options: Vec<(String, String)>,
     },
     /// `dpdk:DEVARGS`: any DPDK device, a virtual one with its arguments or a PCI address.
@@ -206,10 +207,16 @@ fn udp(rest: &str) -> Result<PortSpec, String> {
                 let (least, most) = (BUFFER.start(), BUFFER.end());
                 return Err(format!("buffer={value:?} is not a number of bytes from {least} to {most}"));
             }
-            "gso" | "buffer" => {}
+            "flows" if !value.parse().is_ok_and(|flows| FLOWS.contains(&flows)) => {
+                let (least, most) = (FLOWS.start(), FLOWS.end());
+                return Err(format!(
+                    "flows={value:?} is not a number of source ports from {least} to {most}"
+                ));
+            }
+            "gso" | "buffer" | "flows" => {}
             _ => {
                 return Err(format!(
-                    "a udp port has no option {key:?}; only gso=on, gso=off and buffer=BYTES"
+                    "a udp port has no option {key:?}; only gso=on, gso=off, buffer=BYTES and flows=N"
                 ));
             }
         }
@@ -223,6 +230,8 @@ fn udp(rest: &str) -> Result<PortSpec, String> {
 
 /// What the buffers of a UDP socket may be asked to hold, in bytes.
 const BUFFER: core::ops::RangeInclusive<u32> = 1 << 14..=1 << 30;
+/// How many source ports a port of UDP sockets may have.
+const FLOWS: core::ops::RangeInclusive<usize> = 0..=64;
 
 /// Longest name of a network interface (`IFNAMSIZ` less its NUL, netdevice(7)).
 const IFACE_MAX: usize = 15;
@@ -317,6 +326,7 @@ mod tests {
             "udp:10.0.0.1,fd00::1",
             "udp:gso=on",
             "udp:127.0.0.1,gso=off",
+            "udp:flows=0",
             "udp:buffer=65536",
             "udp:10.0.0.1,buffer=1048576,gso=on",
             "tap:roce0",
@@ -356,6 +366,7 @@ mod tests {
             ("udp:10.0.0.1,::ffff:10.0.0.1", "twice"),
             ("udp:gro=on", "no option \"gro\""),
             ("udp:gso=1", "gso=\"1\" is neither on nor off"),
+            ("udp:flows=65", "is not a number of source ports from 0 to 64"),
             ("udp:gso=on,gso=off", "twice"),
             ("udp:buffer=65536,gso=on,buffer=65536", "twice"),
             ("udp:buffer=4k", "not a number of bytes from 16384 to 1073741824"),

@@ -57,6 +57,15 @@ pub trait PortQueue: Send {
     /// the route of a connection is that which it had when it was made.
     fn route_to(&mut self, peer: IpAddr) -> Route;
 
+    /// The UDP source port for one more flow of packets, by which networks choose a path and hosts a queue. `hint` is what the flow
+    /// label or the queue pair numbers give ([`udp_source_port`](crate::wire::udp_source_port)): a port that writes no UDP headers
+    /// itself returns that. `labelled`: the program chose it, by a flow label, so the same hint gets the same port again. The flow
+    /// ends by [`release_source_port`](Self::release_source_port).
+    fn take_source_port(&mut self, hint: u16, labelled: bool) -> u16;
+
+    /// A flow with this source port ends.
+    fn release_source_port(&mut self, port: u16);
+
     /// Takes frames off the front of `frames` as long as the link of this route accepts them; returns how many.
     ///
     /// The rest stays in order, for the next turn. A frame that can never be sent (too long for the port) is

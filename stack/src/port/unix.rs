@@ -330,6 +330,10 @@ impl PortQueue for UnixQueue {
     fn route_to(&mut self, _: IpAddr) -> Route {
         Route::default()
     }
+    fn take_source_port(&mut self, hint: u16, _: bool) -> u16 {
+        hint
+    }
+    fn release_source_port(&mut self, _: u16) {}
 
     fn tx_burst(&mut self, _: Route, frames: &mut TxBurst) -> usize {
         let counters = &self.shared.counters[self.index];

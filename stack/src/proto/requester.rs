@@ -568,6 +568,11 @@ impl Requester {
         self.log.start_without_psn(RequestKind::Local);
     }
 
+    /// Whether two retries, or all that there are, were used since the last progress.
+    pub(crate) fn retried_twice(&self) -> bool {
+        self.retries.used() >= self.retries.count().min(2)
+    }
+
     /// Whether packets went out since the last that requested an acknowledgement, and nothing is left to send.
     pub(super) fn lacks_ack_request(&self) -> bool {
         let all_sent = self.in_flight.is_at_end() && !self.in_flight.is_empty();

@@ -83,11 +83,13 @@ impl Shard {
         }
         let from = qp.state;
         if mask.contains(AttrMask::AV) || mask.contains(AttrMask::DEST_QPN) {
+            env.release_source_port(qp);
             qp.set_path(&env.shared);
             if let Some(grh) = qp.attr.ah_attr.grh.filter(|_| !qp.is_datagram()) {
                 env.drop_held(qp);
                 env.stop_timing(qp);
                 env.peers.hosts.join(&mut qp.peer, grh.dgid);
+                env.take_source_port(qp);
             }
         }
         match (from, to) {
@@ -184,6 +186,7 @@ impl Shard {
         self.env.completions.forget_deferred(&mut qp);
         self.env.drop_held(&mut qp);
         self.env.stop_timing(&qp);
+        self.env.release_source_port(&mut qp);
         self.env.peers.hosts.leave(&mut qp.peer);
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
         self.env.agenda.wheel.cancel(slot);

@@ -60,6 +60,8 @@ counters! {
     RequestsRefused "requests_refused",
     /// Packets that came before one that is missing, and were held until it came.
     PacketsHeld "packets_held",
+    /// Connections that go on from source port 4791, because nothing came back or because their peer does.
+    SourcePortsLeft "source_ports_left",
     /// Packets sent again.
     Retransmitted "retransmitted",
     /// Retries after the local ACK timeout.

@@ -130,6 +130,7 @@ impl Env {
         qp.requester.reset(sq_end);
         qp.responder = Responder::new();
         self.peers.hosts.leave(&mut qp.peer);
+        self.release_source_port(qp);
         qp.sq_done = sq_end;
         qp.sq.0.release_to(sq_end);
         qp.rq.reset(qp.epoch);

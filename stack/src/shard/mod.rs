@@ -54,6 +54,7 @@ mod rx;
 mod scale;
 mod shared;
 mod slab;
+mod source_port;
 mod state;
 mod timing;
 mod tx;

@@ -18,6 +18,10 @@ struct PeerHost {
     rtt: Rtt,
     /// Packets of it that are held.
     held: u32,
+    /// It answered packets that left from a source port of their own.
+    answers_any_port: bool,
+    /// It answered only packets that left from port 4791.
+    wants_well_known_port: bool,
 }
 
 /// The host that a queue pair has as its peer; none before it is connected.
@@ -92,6 +96,20 @@ impl PeerHosts {
         if let Some(host) = self.of_mut(peer) {
             host.rtt.sample(nanos);
         }
+    }
+
+    /// The peer of a queue pair answered packets: those from a source port of their own, or (`own` is false) only those from port 4791. Whether
+    /// it is new that it answers no others.
+    pub fn note_source_port(&mut self, peer: &Peer, own: bool) -> bool {
+        let Some(host) = self.of_mut(peer) else { return false };
+        host.answers_any_port |= own;
+        let only = !host.answers_any_port;
+        only && !core::mem::replace(&mut host.wants_well_known_port, only)
+    }
+
+    /// Whether the peer of a queue pair is known to answer only packets from port 4791.
+    pub fn wants_well_known_port(&self, peer: &Peer) -> bool {
+        self.of(peer).is_some_and(|host| host.wants_well_known_port && !host.answers_any_port)
     }
 
     /// Whether one more packet may be held for this queue pair: the queue pairs with its host have half of what the others

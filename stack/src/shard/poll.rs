@@ -158,6 +158,7 @@ impl Shard {
                     response
                 {
                     env.count_of(qp, Counter::Timeouts);
+                    env.doubt_source_port(qp);
                     env.peers.recheck(&env.shared, env.now, slot);
                 }
                 env.after_requester(qp, response);

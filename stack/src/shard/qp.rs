@@ -116,6 +116,17 @@ impl Hop {
     }
 }
 
+/// How a queue pair has its source port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SourcePort {
+    /// It is the one that the path gives, or 4791.
+    Given,
+    /// Taken from the port.
+    Taken,
+    /// It is 4791, because nothing came back for what left from the one that was taken.
+    Left,
+}
+
 /// A queue pair. Laid out by who needs what: see [`Part`].
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -218,6 +229,8 @@ pub(super) struct Qp {
     pub held_responses: Option<Box<Held>>,
     /// The host at the other end of a connection.
     pub peer: Peer,
+    /// How it has the source port that its template names.
+    pub source_port: SourcePort,
 }
 
 // Under loom each atomic carries its history.
@@ -309,6 +322,7 @@ impl Qp {
             held_requests: None,
             held_responses: None,
             peer: Peer::default(),
+            source_port: SourcePort::Given,
             held_gid: None,
             attr: Box::new(attr),
         }

@@ -23,7 +23,9 @@ use crate::id::{QpType, Qpn};
 use crate::port::Frame;
 use crate::proto::state::Gates;
 use crate::sync::prefetch;
-use crate::wire::{Discard, Ingress, Layout, Opcode, Packet, Row, Transport, icrc, locate, locate_plain};
+use crate::wire::{
+    Discard, Ingress, Layout, Opcode, Packet, Row, Transport, UDP_PORT, icrc, locate, locate_plain,
+};
 use burst::Arrival;
 
 /// Refuses a packet whose ICRC is wrong.
@@ -164,7 +166,7 @@ impl Env {
         check_vlan_and_pkey(&layout, &pkt, self.shared.vlan)?;
         self.note_received(qp, &pkt, frame.len());
         if qp.careful {
-            return self.receive_carefully(qp, pkt);
+            return self.receive_carefully(qp, pkt, layout.src_port(frame.data()));
         }
         self.handle_packet(qp, pkt)
     }
@@ -186,9 +188,15 @@ impl Env {
     /// IPv4.
     #[cold]
     #[inline(never)]
-    fn receive_carefully(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
+    fn receive_carefully(&mut self, qp: &mut Qp, pkt: Packet<'_>, src_port: u16) -> Result<(), Discard> {
         if !qp.comm_est {
             qp.establish(&self.shared.events);
+            if !pkt.row.request {
+                self.learn_of_source_port(qp);
+            }
+        }
+        if src_port == UDP_PORT {
+            self.leave_source_port(qp);
         }
         let identification = pkt.identification().filter(|_| self.shared.computed_ids);
         match identification {

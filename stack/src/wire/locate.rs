@@ -272,6 +272,11 @@ impl Layout {
         self.vlan.map(|tci| tci & 0x0fff)
     }
 
+    /// UDP source port of the packet in the same frame.
+    pub(crate) fn src_port(&self, frame: &[u8]) -> u16 {
+        be16(frame, self.bth as usize - UDP_LEN)
+    }
+
     /// The flow that the packet belongs to, as its sender sees it.
     ///
     /// # Panics
@@ -295,7 +300,7 @@ impl Layout {
             traffic_class: packet.traffic_class(),
             hop_limit: if self.ipv6 { ip[7] } else { ip[8] },
             flow_label: if self.ipv6 { u32::from_be_bytes([0, ip[1] & 0x0f, ip[2], ip[3]]) } else { 0 },
-            src_port: be16(frame, self.bth as usize - UDP_LEN),
+            src_port: self.src_port(frame),
             dqpn: packet.dqpn(),
             pkey: packet.pkey(),
             mig_req: packet.bth.mig_req(),

@@ -245,6 +245,11 @@ impl Template {
         self.head[at..at + 3].copy_from_slice(&dqpn.get().to_be_bytes()[1..]);
     }
 
+    /// UDP source port.
+    pub(crate) fn src_port(&self) -> u16 {
+        be16(&self.head, self.bth as usize - UDP_LEN)
+    }
+
     /// Sends with another UDP source port from now on.
     pub(crate) fn set_src_port(&mut self, port: u16) {
         let at = self.bth as usize - UDP_LEN;

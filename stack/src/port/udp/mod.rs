@@ -8,7 +8,8 @@
 //! (`shard/identification.rs`).
 //!
 //! All datagrams arrive on queue 0: with a socket for each queue the packets of a queue pair would get out of order, because the
-//! kernel joins datagrams of several queue pairs. Every queue sends by itself.
+//! kernel joins datagrams of several queue pairs. Every queue sends by itself, and connections leave from source
+//! ports of their own ([`sources`]).
 
 mod control;
 mod host;
@@ -18,6 +19,7 @@ mod route;
 mod rx;
 mod shared;
 mod socket;
+mod sources;
 mod sys;
 mod translation;
 mod tx;
@@ -41,6 +43,7 @@ use host::Host;
 use port::UdpPort;
 use shared::Shared;
 use socket::{BUFFER, sockets};
+use sources::{SOURCES_MAX, Sources};
 
 /// Opens a port on these addresses of the host, or on all that it has; `more` are the options of its specification.
 pub(super) fn open(
@@ -56,6 +59,10 @@ pub(super) fn open(
         Some(bytes) => bytes.parse().map_err(|error| fail(format!("buffer={bytes:?}: {error}")))?,
         None => BUFFER,
     };
+    let most = match option("flows") {
+        Some(flows) => flows.parse().map_err(|error| fail(format!("flows={flows:?}: {error}")))?,
+        None => SOURCES_MAX,
+    };
     let sockets = sockets(addrs, buffer).map_err(fail)?;
     let host = Arc::new(Host::new(addrs));
     host.refresh().map_err(|error| fail(format!("the host's addresses cannot be read: {error}")))?;
@@ -67,6 +74,7 @@ pub(super) fn open(
         max_frame: info.max_frame(),
         pool: HeapPool::new(options.queues * options.frames, info.max_frame()),
         counters: (0..options.queues).map(|_| Counters::default()).collect(),
+        sources: Sources::new(most, sockets.len(), buffer),
         sockets,
         host,
         gso,

@@ -41,6 +41,8 @@ pub(super) struct IpFields {
 pub(super) struct Outgoing {
     /// Its IP header.
     pub ip: IpFields,
+    /// UDP source port.
+    pub port: u16,
     /// Where the datagram is in the frame, without headers.
     pub payload: Range<usize>,
 }
@@ -67,16 +69,19 @@ impl Outgoing {
         let payload = from..from + usize::from(be16(udp, 4)).checked_sub(UDP_LEN)?;
         let whole =
             payload.end <= frame.len() && payload.len() >= ICRC_LEN && payload.len().is_multiple_of(4);
-        (protocol == IP_PROTO_UDP && be16(udp, 2) == UDP_PORT && whole)
-            .then_some(Self { ip: fields, payload })
+        (protocol == IP_PROTO_UDP && be16(udp, 2) == UDP_PORT && whole).then_some(Self {
+            ip: fields,
+            port: be16(udp, 0),
+            payload,
+        })
     }
 
-    /// Puts into the frame what the kernel will send: the IPv4 identification, and the source port of the socket. The ICRC covers
+    /// Puts into the frame what the kernel will send: the IPv4 identification, and `port`, the source port of the socket. The ICRC covers
     /// both.
-    pub fn fit(&self, frame: &mut Frame, identification: u16) {
+    pub fn fit(&self, frame: &mut Frame, identification: u16, port: u16) {
         let (frame, end) = (frame.data_mut(), self.payload.end);
-        let [port_high, port_low] = UDP_PORT.to_be_bytes();
-        icrc::exchange(frame, self.payload.start - UDP_LEN, end, [port_high, port_low, port_high, port_low]);
+        let ([source_high, source_low], [high, low]) = (port.to_be_bytes(), UDP_PORT.to_be_bytes());
+        icrc::exchange(frame, self.payload.start - UDP_LEN, end, [source_high, source_low, high, low]);
         if self.ip.src.is_ipv4() {
             let [high, low] = identification.to_be_bytes();
             icrc::exchange(frame, IDENTIFICATION, end, [high, low, DF[0], DF[1]]);
@@ -172,8 +177,8 @@ mod tests {
                 let mut frame = packet(v6, payload, 0xabcd, 0xc123);
                 let out = Outgoing::of(frame.data()).unwrap();
                 assert_eq!((out.ip.traffic_class, out.ip.hop_limit), (0x6a, 64));
-                out.fit(&mut frame, 17);
-                let right = packet(v6, payload, 17, UDP_PORT);
+                out.fit(&mut frame, 17, 61_007);
+                let right = packet(v6, payload, 17, 61_007);
                 // The checksum of the IPv4 header is the kernel's.
                 let (from, payload_right) =
                     (out.payload.start - UDP_LEN, &right.data()[out.payload.start - UDP_LEN..]);

@@ -65,6 +65,7 @@ impl Port for UdpPort {
         for socket in &self.shared.sockets {
             let _ = self.shared.note_errors(socket); // there may be none
         }
+        self.shared.sources.with_errors(|socket| _ = self.shared.note_errors(socket));
         self.shared.host.follow();
     }
 
@@ -100,6 +101,14 @@ impl PortQueue for UdpQueue {
 
     fn route_to(&mut self, _: IpAddr) -> Route {
         Route::default()
+    }
+
+    fn take_source_port(&mut self, hint: u16, labelled: bool) -> u16 {
+        self.shared.sources.take(&self.shared.sockets, labelled.then_some(hint))
+    }
+
+    fn release_source_port(&mut self, port: u16) {
+        self.shared.sources.release(port);
     }
 
     fn tx_burst(&mut self, _: Route, frames: &mut TxBurst) -> usize {

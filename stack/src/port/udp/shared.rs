@@ -1,6 +1,5 @@
 //! What the queues of a port share, and what they report.
 
-use core::net::IpAddr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::io::Error;
 use std::sync::{Arc, Mutex};
@@ -10,6 +9,7 @@ use super::control::Refusal;
 use super::host::Host;
 use super::packet::{IpFields, Outgoing};
 use super::socket::Socket;
+use super::sources::Sources;
 use super::sys;
 use crate::id::{Mac, Mtu};
 use crate::port::counters::Counters;
@@ -30,7 +30,9 @@ pub(super) struct Shared {
     pub(super) max_frame: usize,
     pub(super) pool: HeapPool,
     pub(super) counters: Vec<Counters>,
+    /// On port 4791.
     pub(super) sockets: Vec<Socket>,
+    pub(super) sources: Sources,
     pub(super) host: Arc<Host>,
     /// Whether messages of several datagrams are sent; `None`: where the host allows it.
     pub(super) gso: Option<bool>,
@@ -41,11 +43,6 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// The socket by which packets from an address leave.
-    pub(super) fn socket_of(&self, src: IpAddr) -> Option<&Socket> {
-        self.sockets.iter().find(|socket| socket.serves(src))
-    }
-
     /// Logs a warning, unless it did so within [`QUIET`].
     #[cold]
     pub(super) fn complain(&self, what: impl FnOnce() -> String) {

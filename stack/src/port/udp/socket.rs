@@ -16,7 +16,7 @@ use crate::wire::UDP_PORT;
 pub(super) const HOP_LIMIT: u8 = 64;
 /// Bytes that a socket's buffers are asked to hold unless the port's options say otherwise; the system's limit may be less.
 pub(super) const BUFFER: u32 = 4 << 20;
-/// A socket on port 4791 of one address, or of all.
+/// A socket on a port of one address, or of all.
 pub(super) struct Socket {
     /// Dropped first.
     unforked: Unforked,
@@ -46,8 +46,43 @@ impl Socket {
         self.addr.map_or(self.v6 || src.is_ipv4(), |addr| addr == src)
     }
 
-    /// Makes one. It may be of IPv6 and carry IPv4 as well.
+    /// The one on port 4791, which sends and receives. It may be of IPv6 and carry IPv4 as well.
     fn open(addr: Option<IpAddr>, v6: bool, buffer: u32) -> Result<Self, Error> {
+        let mut socket = Self::make(addr, v6, buffer)?;
+        let set = |level, option, value| sys::set(socket.fd(), level, option, value);
+        if v6 {
+            set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+            // Linux soft-RoCE sends packets without a UDP checksum; they have an ICRC.
+            set(libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
+        }
+        if !v6 || addr.is_none() {
+            set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+            set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+            set(libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+        }
+        set(libc::SOL_SOCKET, libc::SO_RCVBUF, as_option(buffer))?;
+        set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
+        // Kernels before 5.0 do not join datagrams: they arrive one by one.
+        let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
+        socket.bind(UDP_PORT)?;
+        // Twice what was asked for, or twice the system's limit (socket(7)).
+        socket.accounted = sys::get(socket.fd(), libc::SOL_SOCKET, libc::SO_RCVBUF)?.max(0) as usize;
+        Ok(socket)
+    }
+
+    /// One on another port, which sends as this one does, and drops what comes for it.
+    pub(super) fn source(&self, port: u16, buffer: u32) -> Result<Self, Error> {
+        let socket = Self::make(self.addr, self.v6, buffer)?;
+        sys::drop_all(socket.fd())?;
+        sys::set(socket.fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, ERRORS_HELD)?;
+        socket.bind(port)?;
+        Ok(socket)
+    }
+
+    /// One that is not bound yet, and can send.
+    fn make(addr: Option<IpAddr>, v6: bool, buffer: u32) -> Result<Self, Error> {
         let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let make = || Ok(rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?);
@@ -58,41 +93,36 @@ impl Socket {
             // An ICMP message about a smaller path MTU may be forged, so only the MTU of the interface counts.
             set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
-            set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
-            set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
-            set(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, HOP_LIMIT.into())?;
-            // Linux soft-RoCE sends packets without a UDP checksum; they have an ICRC.
-            set(libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
         }
         if !v6 || addr.is_none() {
             // As for IPv6. As the socket is not connected and sets DF, the kernel sends the identification 0.
             set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
-            set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
-            set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
-            set(libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
             set(libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
             set(libc::IPPROTO_IP, libc::IP_TTL, HOP_LIMIT.into())?;
         }
-        let buffer = i32::try_from(buffer).unwrap_or(i32::MAX);
-        set(libc::SOL_SOCKET, libc::SO_RCVBUF, buffer)?;
-        set(libc::SOL_SOCKET, libc::SO_SNDBUF, buffer)?;
-        set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
-        // Kernels before 5.0 do not join datagrams: they arrive one by one.
-        let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
-        let any: IpAddr = if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-        let scope = match addr {
+        set(libc::SOL_SOCKET, libc::SO_SNDBUF, as_option(buffer))?;
+        Ok(Self { unforked, fd, addr, v6, accounted: 0, overflows: AtomicU32::new(0) })
+    }
+
+    fn bind(&self, port: u16) -> Result<(), Error> {
+        let any: IpAddr = if self.v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let scope = match self.addr {
             Some(addr) if control::is_link_local(addr) => only_interface(addr)?,
             _ => 0,
         };
-        sys::bind(fd.as_fd(), &Name::new(v6, addr.unwrap_or(any), UDP_PORT, scope))?;
-        // Twice what was asked for, or twice the system's limit (socket(7)).
-        let accounted = sys::get(fd.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF)?.max(0) as usize;
-        let overflows = AtomicU32::new(0);
-        Ok(Self { unforked, fd, addr, v6, accounted, overflows })
+        sys::bind(self.fd(), &Name::new(self.v6, self.addr.unwrap_or(any), port, scope))
     }
 }
+
+/// The size of a buffer as an option of a socket.
+fn as_option(buffer: u32) -> i32 {
+    i32::try_from(buffer).unwrap_or(i32::MAX)
+}
+
+/// Bytes for errors that came back for what a socket sent, where it receives nothing else.
+const ERRORS_HELD: i32 = 16 << 10;
 
 impl Drop for Socket {
     fn drop(&mut self) {

@@ -49,6 +49,16 @@ pub(super) fn bind(socket: BorrowedFd<'_>, name: &Name) -> Result<()> {
     check(unsafe { libc::bind(socket.as_raw_fd(), at, len) })
 }
 
+/// Has a socket drop every datagram that comes for it (a program of classic BPF: return 0).
+pub(super) fn drop_all(socket: BorrowedFd<'_>) -> Result<()> {
+    let mut drop = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
+    let program = libc::sock_fprog { len: 1, filter: &raw mut drop };
+    let (at, len) = ((&raw const program).cast(), size_of_val(&program) as libc::socklen_t);
+    let fd = socket.as_raw_fd();
+    // SAFETY: the program and its only instruction live until the call returns; the kernel copies them.
+    check(unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, at, len) })
+}
+
 fn check(result: impl Into<c_long>) -> Result<()> {
     if result.into() < 0 { Err(Error::last_os_error()) } else { Ok(()) }
 }

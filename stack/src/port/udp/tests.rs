@@ -86,7 +86,9 @@ fn exchange(src: &str, dst: &str, (a, b): (&dyn Port, &dyn Port)) {
     for (i, (frame, sent)) in got.iter_mut().zip(&sent).enumerate() {
         assert!(is_right(frame), "{i}");
         // Addresses, traffic class, hop limit and length; then all that the ICRC ends.
-        let (was, is) = (Outgoing::of(sent).unwrap(), Outgoing::of(frame.data()).unwrap());
+        // All that is from a port that was not taken leaves from 4791.
+        let was = Outgoing { port: UDP_PORT, ..Outgoing::of(sent).unwrap() };
+        let is = Outgoing::of(frame.data()).unwrap();
         assert_eq!(was, is, "{i}");
         let body = was.payload.start..was.payload.end - 4;
         assert_eq!(frame.data()[body.clone()], sent[body], "{i}");
@@ -114,6 +116,73 @@ fn packets_of_ipv6_arrive_as_they_were_sent() {
     }
     let port = port("::1", "");
     exchange("::1", "::1", (&*port, &*port));
+}
+
+#[test]
+fn packets_leave_from_the_source_port_that_was_taken() {
+    let (src, dst) = ("127.47.91.30", "127.47.91.31");
+    for more in ["", ",gso=on", ",gso=off"] {
+        let (a, b) = (port(src, more), port(dst, more));
+        let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
+        let [one, two] = [0xc000, 0xc001].map(|hint| qa.take_source_port(hint, false));
+        assert!(one != two && one >= 61_000 && two >= 61_000);
+        // Three flows in one burst.
+        let flow = |port| packets_from(port, src, dst, 0, &[64, 64, 1000]);
+        let sent: Vec<_> = [flow(one), flow(two), flow(0xc777), flow(one)].concat();
+        assert_eq!(send(&mut *qa, &sent), 12);
+        let mut ports: Vec<u16> = receive(&mut *qb, 12)
+            .iter_mut()
+            .map(|frame| {
+                assert!(is_right(frame));
+                Outgoing::of(frame.data()).unwrap().port
+            })
+            .collect();
+        ports.sort_unstable();
+        assert_eq!(ports, [[UDP_PORT; 3].as_slice(), &[one; 6], &[two; 3]].concat());
+        assert_eq!((a.stats().tx_dropped, b.stats().rx_dropped), (0, 0));
+    }
+}
+
+#[test]
+fn source_ports_are_the_least_used() {
+    let port = port("127.47.91.32", ",flows=3");
+    let mut queue = port.take_queue(0).unwrap();
+    let mut take = || queue.take_source_port(0xc000, false);
+    let [a, b, c, d, e] = [take(), take(), take(), take(), take()];
+    assert!(a != b && b != c && a != c);
+    assert_eq!((d, e), (a, b));
+    queue.release_source_port(c);
+    assert_eq!(queue.take_source_port(0xc000, false), c, "one that nobody has");
+    // A flow label gets one and the same.
+    let [x, y, z] = [0xd001, 0xd001, 0xd002].map(|hint| queue.take_source_port(hint, true));
+    assert!(x == y && x != z && [a, b, c].contains(&x), "{x} {y} {z}");
+    let none = self::port("127.47.91.33", ",flows=0");
+    assert_eq!(none.take_queue(0).unwrap().take_source_port(0xc000, true), UDP_PORT);
+}
+
+// A source port that another program has is passed over, on each address.
+#[test]
+fn a_source_port_that_is_taken_is_passed_over() {
+    let (ours, both) = ("127.47.91.34", "127.47.91.34,127.47.91.35");
+    let first = port(ours, "").take_queue(0).unwrap().take_source_port(0, false);
+    let _other = UdpSocket::bind(("127.47.91.35", first)).unwrap();
+    let port = port(both, "");
+    assert_eq!(port.take_queue(0).unwrap().take_source_port(0, false), first + 1);
+}
+
+// What comes for a socket that only sends is dropped, and what comes back for what it sent is counted.
+#[test]
+fn a_source_port_receives_errors_alone() {
+    let (a, to) = (port("127.47.91.36", ""), "127.47.91.37");
+    let mut queue = a.take_queue(0).unwrap();
+    let source = queue.take_source_port(0, false);
+    let stranger = UdpSocket::bind("127.47.91.38:0").unwrap();
+    for _ in 0..100 {
+        stranger.send_to(b"x", ("127.47.91.36", source)).unwrap();
+    }
+    assert_eq!(send(&mut *queue, &packets_from(source, "127.47.91.36", to, 0, &[8])), 1);
+    a.maintain();
+    assert_eq!((a.stats().refused, a.stats().tx_dropped), (1, 0));
 }
 
 #[test]

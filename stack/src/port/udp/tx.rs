@@ -12,6 +12,7 @@ use super::host::Table;
 use super::packet::{IpFields, Outgoing};
 use super::shared::Shared;
 use super::socket::{HOP_LIMIT, Socket};
+use super::sources::Source;
 use super::sys::{Message, send};
 use crate::config::TX_BURST;
 use crate::port::frame::{Frame, TxBurst};
@@ -46,11 +47,13 @@ pub(super) struct Sender {
     seen: Option<u64>,
     /// Whether messages of several datagrams may go from an address of ours to a peer.
     segments: HashMap<(IpAddr, IpAddr), bool>,
+    /// The source ports that there were.
+    sources: Vec<Arc<Source>>,
 }
 
 impl Sender {
     pub fn new(index: usize) -> Self {
-        Self { index, table: Arc::default(), seen: None, segments: HashMap::new() }
+        Self { index, table: Arc::default(), seen: None, segments: HashMap::new(), sources: Vec::new() }
     }
 
     /// See [`PortQueue::tx_burst`](crate::port::PortQueue::tx_burst).
@@ -59,6 +62,9 @@ impl Sender {
         if self.seen != Some(changed) {
             (self.seen, self.table) = (Some(changed), shared.host.table());
             self.segments.clear();
+        }
+        if self.sources.len() != shared.sources.count() {
+            self.sources = shared.sources.all();
         }
         let mut taken = 0;
         while taken < frames.len() {
@@ -83,16 +89,21 @@ impl Sender {
         out.extend(
             frames.iter_mut().take(TX_BURST).take_while(fits).map_while(|frame| Outgoing::of(frame.data())),
         );
-        let Some(socket) = out.first().and_then(|first| shared.socket_of(first.ip.src)) else {
-            return drop_first();
+        let Some(&Outgoing { ip: IpFields { src, .. }, port, .. }) = out.first() else { return drop_first() };
+        // A packet from another port than those leaves from 4791.
+        let source = self.sources.iter().find(|source| source.port == port).map(Arc::clone);
+        let (sockets, socket_port) = match &source {
+            Some(source) => (&source.sockets, port),
+            None => (&shared.sockets, UDP_PORT),
         };
+        let Some(socket) = sockets.iter().find(|socket| socket.serves(src)) else { return drop_first() };
         let mut messages = ArrayVec::<Message, TX_BURST>::new();
         let mut at = 0;
-        while let Some(first) = out.get(at).filter(|next| socket.serves(next.ip.src)) {
+        while let Some(first) = out.get(at).filter(|next| next.port == port && socket.serves(next.ip.src)) {
             let n = if self.may_segment(shared, &first.ip) { run(&out[at..]) } else { 1 };
             for (i, out) in out[at..at + n].iter().enumerate() {
                 // The kernel numbers the datagrams of a message from 0; a datagram alone gets 0.
-                out.fit(&mut frames[at + i], i as u16);
+                out.fit(&mut frames[at + i], i as u16, socket_port);
             }
             messages.push(self.message(socket, first, at..at + n));
             at += n;
@@ -172,7 +183,7 @@ fn run(out: &[Outgoing]) -> usize {
     let most = SEGMENTS.min(MESSAGE / first.payload.len()).max(1);
     let mut n = 1;
     while let Some(next) = out[..out.len().min(most)].get(n) {
-        if next.ip != first.ip || next.payload.len() > first.payload.len() {
+        if next.ip != first.ip || next.port != first.port || next.payload.len() > first.payload.len() {
             break;
         }
         n += 1;

@@ -29,6 +29,10 @@ impl Retries {
     pub const fn is_untouched(self) -> bool {
         self.left() == self.count()
     }
+    /// How many were used since the last progress.
+    pub const fn used(self) -> u8 {
+        self.count() - self.left()
+    }
     /// There was progress: all are left again.
     #[inline(always)]
     pub fn restore(&mut self) {

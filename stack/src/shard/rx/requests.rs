@@ -30,7 +30,10 @@ impl Env {
     #[cold]
     pub(super) fn handle_unexpected(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
         match qp.responder.handle_unexpected(*pkt) {
-            Unexpected::Duplicate => self.count_of(qp, Counter::DuplicatesAnswered),
+            Unexpected::Duplicate => {
+                qp.careful = true; // its answer may not have arrived: see `source_port.rs`
+                self.count_of(qp, Counter::DuplicatesAnswered);
+            }
             Unexpected::BehindGap => return Err(Discard::OutOfSequence), // who has the frame holds it
             Unexpected::Drop(reason) => return Err(reason),
         }

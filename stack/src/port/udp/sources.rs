@@ -1,0 +1,130 @@
+//! The UDP source ports of a port. A network chooses a path by addresses and ports, and a host a queue, so a queue pair has a source
+//! port of its own: a socket that sends. All receive on port 4791.
+
+use core::ops::RangeInclusive;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::io::{Error, ErrorKind};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::socket::Socket;
+use crate::sync::lock::lock;
+use crate::wire::UDP_PORT;
+
+/// Sockets beside those on port 4791 that a port has at most.
+pub(super) const SOURCES_MAX: usize = 64;
+/// Where source ports are taken from: those that Linux gives to nobody by itself, unless it is told to (`ip_local_port_range`).
+const PORTS: RangeInclusive<u16> = 61_000..=65_535;
+
+/// A source port, with a socket on each address of the port.
+pub(super) struct Source {
+    pub port: u16,
+    pub sockets: Vec<Socket>,
+}
+
+/// A source port, and how many flows have it.
+struct Used {
+    source: Arc<Source>,
+    flows: usize,
+}
+
+/// The source ports of a port.
+pub(super) struct Sources {
+    /// What the buffers of a socket are asked to hold.
+    buffer: u32,
+    /// Those that there are stay.
+    used: Mutex<Vec<Used>>,
+    /// How many there are, and how many there may be.
+    count: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Sources {
+    /// So many at most, of so many sockets each.
+    pub fn new(most: usize, addresses: usize, buffer: u32) -> Self {
+        let most = if most == 0 { 0 } else { most.min(SOURCES_MAX / addresses).max(1) };
+        Self { buffer, used: Mutex::default(), count: AtomicUsize::new(0), most: AtomicUsize::new(most) }
+    }
+
+    /// How many there are: changes when there is another one.
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// All that there are.
+    pub fn all(&self) -> Vec<Arc<Source>> {
+        lock(&self.used).iter().map(|used| Arc::clone(&used.source)).collect()
+    }
+
+    /// The source port for one more flow: the one that fewest have; a new one while all are in use and there may be more. `label`: the
+    /// same one as for other flows with this label. Port 4791 where there can be no other one; `beside` are the sockets on that.
+    pub fn take(&self, beside: &[Socket], label: Option<u16>) -> u16 {
+        let mut used = lock(&self.used);
+        let more = |used: &Vec<Used>| used.len() < self.most.load(Ordering::Relaxed);
+        while more(&used) && (label.is_some() || used.iter().all(|used| used.flows > 0)) {
+            match self.open(beside, used.last().map(|used| used.source.port)) {
+                Ok(source) => used.push(Used { source: Arc::new(source), flows: 0 }),
+                Err(error) => {
+                    self.most.store(used.len(), Ordering::Relaxed); // it is not tried again
+                    let (first, last, n) = (PORTS.start(), PORTS.end(), used.len());
+                    tracing::warn!(
+                        "only {n} UDP ports from {first} to {last} can be had, so connections share {}: {error}",
+                        if n == 0 { UDP_PORT.to_string() } else { "them".into() }
+                    );
+                }
+            }
+            self.count.store(used.len(), Ordering::Release);
+        }
+        let len = used.len();
+        let chosen = match label {
+            Some(label) => used.get_mut(usize::from(label) % len.max(1)),
+            None => used.iter_mut().min_by_key(|used| used.flows),
+        };
+        chosen.map_or(UDP_PORT, |used| {
+            used.flows += 1;
+            used.source.port
+        })
+    }
+
+    /// A flow with this source port ends.
+    pub fn release(&self, port: u16) {
+        let mut used = lock(&self.used);
+        if let Some(used) = used.iter_mut().find(|used| used.source.port == port) {
+            used.flows = used.flows.saturating_sub(1);
+        }
+    }
+
+    /// Opens another one, on the first port behind the last one that nobody has.
+    fn open(&self, beside: &[Socket], last: Option<u16>) -> Result<Source, Error> {
+        let first = last.map_or(*PORTS.start(), |last| last.saturating_add(1));
+        let mut error = Error::from(ErrorKind::AddrInUse);
+        for port in first..=*PORTS.end() {
+            match beside.iter().map(|socket| socket.source(port, self.buffer)).collect() {
+                Ok(sockets) => return Ok(Source { port, sockets }),
+                Err(other) => error = other,
+            }
+            if error.kind() != ErrorKind::AddrInUse {
+                break;
+            }
+        }
+        Err(error)
+    }
+
+    /// Calls `note` with each socket on which errors wait.
+    pub fn with_errors(&self, mut note: impl FnMut(&Socket)) {
+        let all = self.all();
+        let sockets: Vec<&Socket> = all.iter().flat_map(|source| &source.sockets).collect();
+        let mut asked: Vec<_> = sockets
+            .iter()
+            .map(|socket| PollFd::from_borrowed_fd(socket.fd.as_fd(), PollFlags::empty()))
+            .collect();
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if asked.is_empty() || !poll(&mut asked, Some(&now)).is_ok_and(|found| found > 0) {
+            return;
+        }
+        let failed: Vec<bool> = asked.iter().map(|asked| !asked.revents().is_empty()).collect();
+        sockets.into_iter().zip(failed).filter(|(_, failed)| *failed).for_each(|(socket, _)| note(socket));
+    }
+}
