@@ -107,12 +107,13 @@ const TRAFFIC: [&str; 17] = [
 ];
 
 /// Counters with details of events that are counted elsewhere, or that are informative though nothing is wrong.
-const DETAILS: [&str; 26] = [
+const DETAILS: [&str; 27] = [
     "ack_probes",
     "peer_checks",
     "requests_refused",
     "handed_over",
     "packets_held",
+    "source_ports_left",
     "naks_received",
     "rnr_naks_received",
     "duplicates_answered",

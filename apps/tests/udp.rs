@@ -159,6 +159,27 @@ fn ipv6_alone_through_a_router() {
     through_a_router('6', &V6, "");
 }
 
+// Goal: each shard receives what is for its own queue pairs.
+#[test]
+fn no_packet_is_handed_from_shard_to_shard() {
+    let bench = Bench::new(Link::Udp);
+    let Some(lab) = Lab::new('s', &V4) else { return };
+    let (there, stats) = (V4[1].host, bench.path("stats"));
+    let socket = format!("--stats={}", stats.display());
+    let shards = ["--port", "udp", "--shards", "2"];
+    let mut server = lab.start(1, PERF, &[&["server", "--bind", there, &socket][..], &shards].concat());
+    let client =
+        ["client", there, "--op", "write,read", "--mode", "bw", "-n", "64", "--qps", "16", "--verify"];
+    lab.start(0, PERF, &[&client[..], &shards, &PATIENCE].concat()).finish().good();
+    let shown =
+        crate::common::run(STAT, &["--once", "--json", "--interval", "10ms", stats.to_str().unwrap()]);
+    let shown: serde_json::Value = serde_json::from_str(&shown.good().stdout).unwrap();
+    let counted = shown["stacks"][0].to_string();
+    assert!(counted.contains("\"rx_frames\":") && !counted.contains("\"handed_over\":"), "{counted}");
+    server.kill();
+    server.finish();
+}
+
 // Goal: a client whose firewall lets in only what it asked for connects all the same, by either way of connecting, and is told why its
 // queue pairs share one path. Each has several.
 #[test]

@@ -84,6 +84,10 @@ pub const ACK_REQ_STRIDE: u32 = 32;
 /// With fewer credits left than this, every message requests an acknowledgement, which brings new ones.
 pub const CREDITS_LOW: i32 = 16;
 
+/// How long a connection tries a source port of its own while nothing is answered.
+pub const SOURCE_PORT_TRY: Duration = Duration::from_millis(200);
+/// Of so many connections with a host that answered only packets from port 4791 one tries another port.
+pub const SOURCE_PORT_AGAIN: u8 = 16;
 /// Time between two packets of a shard that are timed, to learn how long the peer takes to answer.
 pub const RTT_PERIOD: Duration = Duration::from_micros(100);
 /// A packet that was not answered for so long is not timed any more: longer times change nothing.

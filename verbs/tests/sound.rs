@@ -287,7 +287,7 @@ struct Fragile {
 }
 
 /// What a device calls of a port and its queues once it is open.
-const METHODS: [&str; 16] = [
+const METHODS: [&str; 19] = [
     "info",
     "start",
     "mtu",
@@ -304,6 +304,9 @@ const METHODS: [&str; 16] = [
     "build_burst",
     "arm",
     "recycle",
+    "take_source_port",
+    "release_source_port",
+    "steer",
 ];
 
 fn step(breaks: &Mutex<Option<&'static str>>, method: &str) {
@@ -340,6 +343,10 @@ impl Port for Fragile {
         step(&self.breaks, "window");
         self.port.window()
     }
+    fn steer(&self, numbers: &[(std::ops::RangeInclusive<stack::id::Qpn>, usize)]) {
+        step(&self.breaks, "steer");
+        self.port.steer(numbers);
+    }
     fn maintain(&self) {
         step(&self.breaks, "maintain");
         self.port.maintain();
@@ -364,9 +371,9 @@ impl PortQueue for FragileQueue {
         step(&self.breaks, "route_to");
         self.queue.route_to(peer)
     }
-    fn take_source_port(&mut self, hint: u16, labelled: bool) -> u16 {
+    fn take_source_port(&mut self, hint: u16, kind: stack::port::FlowKind) -> u16 {
         step(&self.breaks, "take_source_port");
-        self.queue.take_source_port(hint, labelled)
+        self.queue.take_source_port(hint, kind)
     }
     fn release_source_port(&mut self, port: u16) {
         step(&self.breaks, "release_source_port");

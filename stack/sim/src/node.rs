@@ -52,6 +52,8 @@ pub struct NodeConfig {
     pub window: Option<usize>,
     /// Queue pairs each shard can hold.
     pub qps_per_shard: usize,
+    /// Connections have source ports of their own, as over sockets.
+    pub own_source_ports: bool,
 }
 
 impl Default for NodeConfig {
@@ -65,6 +67,7 @@ impl Default for NodeConfig {
             buffers: 512,
             window: None,
             qps_per_shard: 16,
+            own_source_ports: false,
         }
     }
 }
@@ -339,7 +342,8 @@ impl Node {
         let net = net_config(config.index, config.ipv6);
         let (port, wires) = SimPort::new(net.mac, config.mtu, config.shards, config.buffers, special);
         let clock = Arc::new(AtomicU64::new(now.as_nanos()));
-        let port: Box<dyn stack::port::Port> = Box::new(port.with_window(config.window));
+        let port: Box<dyn stack::port::Port> =
+            Box::new(port.with_window(config.window).with_own_source_ports(config.own_source_ports));
         let device = Device::open(
             DeviceConfig::new(port)
                 .addrs(net.addrs)

@@ -10,8 +10,8 @@ use stack::config::TX_BURST;
 use stack::crc;
 use stack::id::{Mac, Mtu};
 use stack::port::{
-    Armed, Build, Frame, HeapPool, Host, Port, PortError, PortInfo, PortQueue, PortStats, Route, RxBurst,
-    TxBurst,
+    Armed, Build, FlowKind, Frame, HeapPool, Host, Port, PortError, PortInfo, PortQueue, PortStats, Route,
+    RxBurst, TxBurst,
 };
 use stack::sync::lock::lock;
 
@@ -60,6 +60,14 @@ impl SimPort {
         (Self { info, window: None, queues }, wires)
     }
 
+    /// The same, where each flow has a source port of its own, as over sockets.
+    pub fn with_own_source_ports(self, on: bool) -> Self {
+        for queue in &self.queues {
+            lock(queue).as_mut().expect("nobody has it yet").source_ports = on.then_some(61_000);
+        }
+        self
+    }
+
     /// The same, where so many bytes may be in flight.
     pub fn with_window(self, window: Option<usize>) -> Self {
         Self { window, ..self }
@@ -89,6 +97,7 @@ impl Port for SimPort {
     fn window(&self) -> Option<usize> {
         self.window
     }
+    fn steer(&self, _: &[(core::ops::RangeInclusive<stack::id::Qpn>, usize)]) {}
     fn maintain(&self) {}
     fn stats(&self) -> PortStats {
         PortStats::default()
@@ -102,6 +111,8 @@ pub struct SimQueue {
     pool: HeapPool,
     /// Frames may be built where they are sent from.
     lends: bool,
+    /// The source port of the next flow, if each has its own.
+    source_ports: Option<u16>,
 }
 
 /// The world's end.
@@ -116,7 +127,10 @@ pub struct SimWire {
 pub fn queue(buffers: usize, frame_len: usize) -> (SimQueue, SimWire) {
     let pool = HeapPool::new(buffers, frame_len);
     let state = Arc::new(Mutex::new(State::default()));
-    (SimQueue { state: state.clone(), pool: pool.clone(), lends: false }, SimWire { state, pool, buffers })
+    (
+        SimQueue { state: state.clone(), pool: pool.clone(), lends: false, source_ports: None },
+        SimWire { state, pool, buffers },
+    )
 }
 
 /// The state, for a call of the shard.
@@ -143,8 +157,11 @@ impl PortQueue for SimQueue {
     fn route_to(&mut self, _: IpAddr) -> Route {
         Route::default()
     }
-    fn take_source_port(&mut self, hint: u16, _: bool) -> u16 {
-        hint
+    fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
+        match &mut self.source_ports {
+            Some(next) if kind == FlowKind::Own => core::mem::replace(next, *next + 1),
+            _ => hint,
+        }
     }
     fn release_source_port(&mut self, _: u16) {}
 

@@ -238,6 +238,7 @@ impl Workload {
     fn new(seed: u64, swarm: Swarm, record: Option<Record>, plant: Plant) -> Self {
         let mut rng = Rng::new(!seed);
         let config = |(i, shards): (usize, &usize)| NodeConfig {
+            own_source_ports: i % 2 == 1,
             index: i as u8,
             shards: *shards,
             ipv6: swarm.ipv6,

@@ -4,6 +4,7 @@
 //! an attacker cannot guess a queue pair. The number of a destroyed queue pair rests before it can be drawn again: packets to the
 //! destroyed one may still be under way.
 
+use core::ops::RangeInclusive;
 use std::collections::{BTreeSet, VecDeque};
 
 use super::error::DeviceError;
@@ -110,13 +111,41 @@ impl Numbers {
             None => {
                 let limit = QpnBlock::COUNT * QPN_BLOCK_USE as usize;
                 let exhausted = DeviceError::Exhausted { what: "queue pair number", limit };
-                let block = blocks.lease(shard, random()?).ok_or(exhausted)?;
+                // Behind its last block, so that a shard's numbers are few ranges.
+                let last = self.leases.iter().rfind(|lease| lease.shard == shard);
+                let from = match last {
+                    Some(lease) => lease.block.index() as u32 + 1,
+                    None => random()?,
+                };
+                let block = blocks.lease(shard, from).ok_or(exhausted)?;
                 self.leases.push(Lease::new(block, shard));
                 let last = self.leases.len() - 1;
                 self.leases[last].take(random()?)
             }
         };
         Ok((self.take_slot(shard), number))
+    }
+
+    /// How many blocks are leased: changes when the ranges do.
+    pub(super) fn leases(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// The numbers of each shard: ascending ranges.
+    pub(super) fn ranges(&self) -> Vec<(RangeInclusive<Qpn>, usize)> {
+        let mut blocks: Vec<_> = self.leases.iter().map(|lease| (lease.block, lease.shard)).collect();
+        blocks.sort_unstable();
+        let mut ranges: Vec<(RangeInclusive<Qpn>, usize)> = Vec::new();
+        for (block, shard) in blocks {
+            let (first, last) = (block.number(0), block.number(QpnBlock::NUMBERS - 1));
+            match ranges.last_mut() {
+                Some((range, of)) if *of == shard && range.end().get() + 1 == first.get() => {
+                    *range = *range.start()..=last
+                }
+                _ => ranges.push((first..=last, shard)),
+            }
+        }
+        ranges
     }
 
     /// Ends the rest of a number of the shard, and takes it.

@@ -68,7 +68,11 @@ fn draw(
             let at = shard.or(td.and_then(|td| td.shard()));
             let at = at.unwrap_or_else(|| numbers.least_loaded(|shard| device.core().cells[shard].is_dead()));
             let blocks = &device.core().shared.blocks;
+            let leases = numbers.leases();
             let taken = numbers.take(device.now(), at, wish.take(), blocks, || device.random.next())?;
+            if numbers.leases() != leases {
+                device.port().steer(&numbers.ranges());
+            }
             // Under the lock, so that two threads that make the first one choose the same shard.
             if let (Some(td), None) = (td, shard) {
                 td.set_shard(at);

@@ -7,8 +7,10 @@
 use super::error::PortError;
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::info::{PortInfo, PortStats};
-use super::traits::{Armed, Build, Host, Port, PortQueue, Route};
+use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
+use crate::id::Qpn;
 use core::net::IpAddr;
+use core::ops::RangeInclusive;
 
 /// A [`Port`] around another one. Each method is that of the port below unless it is overridden.
 ///
@@ -67,6 +69,10 @@ pub trait PortLayer: Send + Sync {
     fn window(&self) -> Option<usize> {
         self.inner().window()
     }
+    /// See [`Port::steer`].
+    fn steer(&self, numbers: &[(RangeInclusive<Qpn>, usize)]) {
+        self.inner().steer(numbers);
+    }
     /// See [`Port::maintain`].
     fn maintain(&self) {
         self.inner().maintain();
@@ -99,6 +105,9 @@ impl<L: PortLayer> Port for L {
     fn window(&self) -> Option<usize> {
         PortLayer::window(self)
     }
+    fn steer(&self, numbers: &[(RangeInclusive<Qpn>, usize)]) {
+        PortLayer::steer(self, numbers);
+    }
     fn maintain(&self) {
         PortLayer::maintain(self);
     }
@@ -128,8 +137,8 @@ pub trait QueueLayer: Send {
         self.inner().route_to(peer)
     }
     /// See [`PortQueue::take_source_port`].
-    fn take_source_port(&mut self, hint: u16, labelled: bool) -> u16 {
-        self.inner().take_source_port(hint, labelled)
+    fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
+        self.inner().take_source_port(hint, kind)
     }
     /// See [`PortQueue::release_source_port`].
     fn release_source_port(&mut self, port: u16) {
@@ -176,8 +185,8 @@ impl<L: QueueLayer> PortQueue for L {
     fn route_to(&mut self, peer: IpAddr) -> Route {
         QueueLayer::route_to(self, peer)
     }
-    fn take_source_port(&mut self, hint: u16, labelled: bool) -> u16 {
-        QueueLayer::take_source_port(self, hint, labelled)
+    fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
+        QueueLayer::take_source_port(self, hint, kind)
     }
     fn release_source_port(&mut self, port: u16) {
         QueueLayer::release_source_port(self, port);
@@ -265,6 +274,9 @@ mod tests {
             self.called();
             Some(775)
         }
+        fn steer(&self, _: &[(RangeInclusive<Qpn>, usize)]) {
+            self.called();
+        }
         fn maintain(&self) {
             self.called();
         }
@@ -300,9 +312,9 @@ mod tests {
             assert_eq!(peer, ADDRESS);
             Route(77)
         }
-        fn take_source_port(&mut self, hint: u16, labelled: bool) -> u16 {
+        fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
             self.called();
-            hint + u16::from(labelled)
+            hint + u16::from(kind == FlowKind::Labelled)
         }
         fn release_source_port(&mut self, port: u16) {
             self.called();
@@ -363,9 +375,10 @@ mod tests {
         assert_eq!((port.mtu(), port.link_up(), port.window()), (776, true, Some(775)));
         let host = port.host().expect("the port below has one");
         assert_eq!((host.addresses(), host.generation()), (vec![ADDRESS], 773));
+        port.steer(&[]);
         port.maintain();
         assert_eq!(port.stats().refused, 774);
-        assert_eq!(calls.swap(0, Ordering::Relaxed), 10);
+        assert_eq!(calls.swap(0, Ordering::Relaxed), 11);
 
         let mut queue: Box<dyn PortQueue> = Box::new(OverQueue(port.take_queue(6).expect("it has that one")));
         let (mut got, mut burst) = (RxBurst::new(), TxBurst::new());
@@ -375,7 +388,7 @@ mod tests {
         assert_eq!(queue.alloc().map(|frame| frame.capacity()), Some(7));
         queue.alloc_burst(&mut burst, 3);
         assert_eq!(queue.route_to(ADDRESS), Route(77));
-        assert_eq!(queue.take_source_port(77, true), 78);
+        assert_eq!(queue.take_source_port(77, FlowKind::Labelled), 78);
         queue.release_source_port(78);
         assert_eq!(queue.tx_burst(Route(77), &mut burst), 3);
         assert_eq!(queue.build_burst(Route(1), 5, &mut AtOnce(|_: &mut [u8]| None)), Some(6));

@@ -9,7 +9,7 @@ use super::info::{PortInfo, PortOptions, PortStats};
 use super::layer::{PortLayer, QueueLayer};
 use super::spec::PortSpec;
 use super::taken::Taken;
-use super::traits::{Armed, Build, Host, Port, PortQueue, Route};
+use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
 use crate::sync::lock::lock;
 use core::net::IpAddr;
 use core::time::Duration;
@@ -153,6 +153,7 @@ impl Port for Down {
     fn window(&self) -> Option<usize> {
         None
     }
+    fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
     fn maintain(&self) {}
     fn stats(&self) -> PortStats {
         PortStats::default()
@@ -169,7 +170,7 @@ impl PortQueue for DownQueue {
     fn route_to(&mut self, _: IpAddr) -> Route {
         Route::default()
     }
-    fn take_source_port(&mut self, hint: u16, _: bool) -> u16 {
+    fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {
         hint
     }
     fn release_source_port(&mut self, _: u16) {}

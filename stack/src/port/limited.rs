@@ -1,7 +1,7 @@
 //! A queue for tests, which takes so many frames, and has so many buffers, in all.
 
 use super::frame::{Frame, RxBurst, TxBurst};
-use super::traits::{Armed, Build, PortQueue, Route};
+use super::traits::{Armed, Build, FlowKind, PortQueue, Route};
 use core::net::IpAddr;
 
 pub(crate) struct Limited {
@@ -18,7 +18,7 @@ impl PortQueue for Limited {
     fn route_to(&mut self, _: IpAddr) -> Route {
         Route::default()
     }
-    fn take_source_port(&mut self, hint: u16, _: bool) -> u16 {
+    fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {
         hint
     }
     fn release_source_port(&mut self, _: u16) {}

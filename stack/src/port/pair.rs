@@ -5,7 +5,7 @@ use super::error::PortError;
 use super::frame::{Frame, HeapPool, RxBurst, TxBurst};
 use super::info::{PortInfo, PortOptions, PortStats};
 use super::taken::Taken;
-use super::traits::{Armed, Build, Host, Port, PortQueue, Route};
+use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
 use crate::id::Mac;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -142,6 +142,7 @@ impl Port for WirePort {
     fn window(&self) -> Option<usize> {
         None
     }
+    fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
 
     fn maintain(&self) {}
 
@@ -225,7 +226,7 @@ impl PortQueue for WireQueue {
     fn route_to(&mut self, _: IpAddr) -> Route {
         Route::default()
     }
-    fn take_source_port(&mut self, hint: u16, _: bool) -> u16 {
+    fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {
         hint
     }
     fn release_source_port(&mut self, _: u16) {}

@@ -1,6 +1,7 @@
 //! What a port is for the rest of the stack: a factory of queues through which bursts of frames go.
 
 use core::net::IpAddr;
+use core::ops::RangeInclusive;
 use core::time::Duration;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use super::error::PortError;
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::info::{PortInfo, PortStats};
+use crate::id::Qpn;
 
 /// Builds frames in a port's memory: first builds all frames of a burst, then finishes each.
 pub trait Build {
@@ -44,6 +46,17 @@ impl Route {
     pub const COUNT: usize = u8::MAX as usize;
 }
 
+/// What a flow of packets is, to which a port gives a source port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FlowKind {
+    /// It is to have a source port of its own.
+    Own,
+    /// The program chose its source port by a flow label: the same hint gets the same one.
+    Labelled,
+    /// It leaves from the port's common source port.
+    Shared,
+}
+
 /// One queue of a port: frames in, frames out, buffers. One shard owns it and calls it from one thread at a time.
 ///
 /// It has no default methods; a queue around another one is a [`QueueLayer`](super::QueueLayer).
@@ -57,13 +70,12 @@ pub trait PortQueue: Send {
     /// the route of a connection is that which it had when it was made.
     fn route_to(&mut self, peer: IpAddr) -> Route;
 
-    /// The UDP source port for one more flow of packets, by which networks choose a path and hosts a queue. `hint` is what the flow
-    /// label or the queue pair numbers give ([`udp_source_port`](crate::wire::udp_source_port)): a port that writes no UDP headers
-    /// itself returns that. `labelled`: the program chose it, by a flow label, so the same hint gets the same port again. The flow
-    /// ends by [`release_source_port`](Self::release_source_port).
-    fn take_source_port(&mut self, hint: u16, labelled: bool) -> u16;
+    /// The UDP source port for a flow of packets, by which networks choose a path and hosts a queue. `hint` is what the flow label or
+    /// the queue pair numbers give ([`udp_source_port`](crate::wire::udp_source_port)): a port that writes no UDP headers itself
+    /// returns that.
+    fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16;
 
-    /// A flow with this source port ends.
+    /// A flow that has this source port ends; it was not a [shared](FlowKind::Shared) one.
     fn release_source_port(&mut self, port: u16);
 
     /// Takes frames off the front of `frames` as long as the link of this route accepts them; returns how many.
@@ -163,6 +175,10 @@ pub trait Port: Send + Sync {
     /// end has to drop any; each packet counts as its path MTU and 256 bytes. `None`: no bound. It does not change, and is known
     /// before the start. A port of several links has one for all of them.
     fn window(&self) -> Option<usize>;
+
+    /// Packets to these queue pair numbers should arrive on these queues: ascending ranges. What arrives on another one is handed over,
+    /// so a port that cannot steer does nothing.
+    fn steer(&self, numbers: &[(RangeInclusive<Qpn>, usize)]);
 
     /// Maintains the link: reconnects when a peer came back, flushes captures. Cheap; call it every 10 ms or more often, from one
     /// thread or several.

@@ -15,7 +15,7 @@ use super::share::{self, Party, Share};
 use super::socket_file::{self, SocketFile};
 use super::spec::PortSpec;
 use super::taken::Taken;
-use super::traits::{Armed, Build, Host, Port, PortQueue, Route};
+use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
 use crate::sync::apart::{self, Apart};
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
@@ -195,6 +195,7 @@ impl Port for UnixPort {
     fn window(&self) -> Option<usize> {
         None
     }
+    fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
 
     fn maintain(&self) {}
 
@@ -330,7 +331,7 @@ impl PortQueue for UnixQueue {
     fn route_to(&mut self, _: IpAddr) -> Route {
         Route::default()
     }
-    fn take_source_port(&mut self, hint: u16, _: bool) -> u16 {
+    fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {
         hint
     }
     fn release_source_port(&mut self, _: u16) {}

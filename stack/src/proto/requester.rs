@@ -568,9 +568,17 @@ impl Requester {
         self.log.start_without_psn(RequestKind::Local);
     }
 
-    /// Whether two retries, or all that there are, were used since the last progress.
-    pub(crate) fn retried_twice(&self) -> bool {
-        self.retries.used() >= self.retries.count().min(2)
+    /// Whether a retry is left.
+    pub fn may_retry(&self) -> bool {
+        self.retries.any_left()
+    }
+
+    /// Sends everything again that is not answered, which is no retry.
+    pub fn repeat(&mut self) {
+        if !self.in_flight.is_empty() && !self.timer.is_rnr() {
+            self.rewind(self.in_flight.una());
+            self.timer.stop(); // until the first of them leaves again
+        }
     }
 
     /// Whether packets went out since the last that requested an acknowledgement, and nothing is left to send.

@@ -11,7 +11,7 @@ use arrayvec::ArrayVec;
 use super::corrections::Corrections;
 use super::due::Due;
 use super::listed::Listed;
-use super::qp::Qp;
+use super::qp::{Qp, SourcePort};
 use super::qps::Qps;
 use super::wheel::Wheel;
 use crate::config::WATCHED_MAX;
@@ -128,6 +128,7 @@ impl Agenda {
             && qp.wakes_at != Instant::FAR
             && !qp.checks_peer
             && !qp.holds
+            && qp.source_port != SourcePort::Tried
         {
             self.disarm(qp);
         }

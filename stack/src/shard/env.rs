@@ -3,6 +3,7 @@
 //! Where a queue pair meets several parts, as when a packet is placed and its completion staged, that is a method of [`Env`], in the
 //! file of its concern. What needs one or two parts takes those.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::agenda::Agenda;
@@ -41,6 +42,8 @@ pub(super) struct Env {
     pub in_flight: InFlight,
     /// Times a packet now and then.
     pub stopwatch: Stopwatch,
+    /// When source ports that are tried are left, by the slots of their queue pairs.
+    pub tries: HashMap<u32, Instant>,
     /// Multicast groups with their queue pairs, of the whole device.
     pub mcast: Arc<McastTable>,
     /// XRC shared receive queues, by number.
@@ -65,6 +68,7 @@ impl Env {
             peers: Peers::default(),
             in_flight: InFlight::default(),
             stopwatch: Stopwatch::NEW,
+            tries: HashMap::new(),
             mcast: Arc::default(),
             xrc_srqs: Vec::new(),
             connected: 0,

@@ -38,6 +38,7 @@ impl Shard {
             xrc_srqs: _,
             connected: _,
             from_inside: _,
+            tries: _, // the timer wheel wakes their queue pairs
         } = env;
         let due = [
             Due::now_if(lookahead.has_more()),

@@ -4,7 +4,7 @@
 use core::num::NonZeroU32;
 use std::collections::HashMap;
 
-use crate::config::HELD_PER_SHARD;
+use crate::config::{HELD_PER_SHARD, SOURCE_PORT_AGAIN};
 use crate::id::Gid;
 use crate::proto::rtt::Rtt;
 
@@ -22,6 +22,8 @@ struct PeerHost {
     answers_any_port: bool,
     /// It answered only packets that left from port 4791.
     wants_well_known_port: bool,
+    /// Connections that left from there for that reason.
+    sent_to_it: u8,
 }
 
 /// The host that a queue pair has as its peer; none before it is connected.
@@ -51,6 +53,9 @@ pub(super) struct PeerHosts {
 impl PeerHosts {
     /// A queue pair has the host at this address as its peer from now on, instead of the one before.
     pub fn join(&mut self, peer: &mut Peer, address: Gid) {
+        if self.of(peer).is_some_and(|host| host.address == address) {
+            return;
+        }
         self.leave(peer);
         let Self { hosts, free, by_address, .. } = self;
         let id = *by_address.entry(address).or_insert_with(|| {
@@ -107,9 +112,16 @@ impl PeerHosts {
         only && !core::mem::replace(&mut host.wants_well_known_port, only)
     }
 
-    /// Whether the peer of a queue pair is known to answer only packets from port 4791.
-    pub fn wants_well_known_port(&self, peer: &Peer) -> bool {
-        self.of(peer).is_some_and(|host| host.wants_well_known_port && !host.answers_any_port)
+    /// Whether packets to the peer of a queue pair are to leave from port 4791, because it answered no others. One connection of
+    /// [`SOURCE_PORT_AGAIN`] tries whether that is still so.
+    pub fn wants_well_known_port(&mut self, peer: &Peer) -> bool {
+        let Some(host) =
+            self.of_mut(peer).filter(|host| host.wants_well_known_port && !host.answers_any_port)
+        else {
+            return false;
+        };
+        host.sent_to_it = (host.sent_to_it + 1) % SOURCE_PORT_AGAIN;
+        host.sent_to_it != 0
     }
 
     /// Whether one more packet may be held for this queue pair: the queue pairs with its host have half of what the others

@@ -5,7 +5,7 @@
 
 use super::counters::Counter;
 use super::outbox::Traffic;
-use super::qp::Part;
+use super::qp::{Part, SourcePort};
 use super::state::Shard;
 use crate::config::{NEIGHBOUR_VISITS, READY_BUDGET};
 use crate::proto::completer::Response;
@@ -152,13 +152,14 @@ impl Shard {
             qp.wakes_at = Instant::FAR;
             if qp.requester.deadline() > env.now {
                 env.agenda.arm(qp);
+            } else if qp.source_port == SourcePort::Tried && !qp.requester.may_retry() {
+                env.repeat_from_well_known_port(qp);
             } else if qp.is_reachable() || qp.requester.waits_for_receive() {
                 let response = qp.requester.handle_timeout(env.now);
                 if let Response::Retry(RetryCause::Timeout) | Response::Failed(WcStatus::RetryExcErr) =
                     response
                 {
                     env.count_of(qp, Counter::Timeouts);
-                    env.doubt_source_port(qp);
                     env.peers.recheck(&env.shared, env.now, slot);
                 }
                 env.after_requester(qp, response);
@@ -170,6 +171,9 @@ impl Shard {
             }
             if qp.holds {
                 env.watch_gaps(qp);
+            }
+            if qp.source_port == SourcePort::Tried {
+                env.watch_source_port(qp);
             }
         }
     }

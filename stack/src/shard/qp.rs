@@ -123,6 +123,10 @@ pub(super) enum SourcePort {
     Given,
     /// Taken from the port.
     Taken,
+    /// Taken, and something left from it: it is left if nothing is answered for long (`Env::tries`).
+    Tried,
+    /// Taken, and what left from it was answered, or nobody doubts that it would be.
+    Answered,
     /// It is 4791, because nothing came back for what left from the one that was taken.
     Left,
 }
@@ -179,6 +183,8 @@ pub(super) struct Qp {
     /// A request packet of the last burst was long: the next ones are built in the port's own memory, if it has some. (Not the
     /// last packet: a storage target alternates between data and short responses.)
     pub long: bool,
+    /// How it has the source port that its template names.
+    pub source_port: SourcePort,
 
     line_3: LineStart,
     // Line 3: every packet sent, and the addresses of every packet received. What IPv6 and VLAN tags add is behind it.
@@ -229,8 +235,6 @@ pub(super) struct Qp {
     pub held_responses: Option<Box<Held>>,
     /// The host at the other end of a connection.
     pub peer: Peer,
-    /// How it has the source port that its template names.
-    pub source_port: SourcePort,
 }
 
 // Under loom each atomic carries its history.

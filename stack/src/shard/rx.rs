@@ -166,7 +166,7 @@ impl Env {
         check_vlan_and_pkey(&layout, &pkt, self.shared.vlan)?;
         self.note_received(qp, &pkt, frame.len());
         if qp.careful {
-            return self.receive_carefully(qp, pkt, layout.src_port(frame.data()));
+            return self.receive_carefully(qp, pkt);
         }
         self.handle_packet(qp, pkt)
     }
@@ -188,20 +188,18 @@ impl Env {
     /// IPv4.
     #[cold]
     #[inline(never)]
-    fn receive_carefully(&mut self, qp: &mut Qp, pkt: Packet<'_>, src_port: u16) -> Result<(), Discard> {
-        if !qp.comm_est {
+    fn receive_carefully(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
+        let first = !qp.comm_est;
+        if first {
             qp.establish(&self.shared.events);
-            if !pkt.row.request {
-                self.learn_of_source_port(qp);
-            }
-        }
-        if src_port == UDP_PORT {
-            self.leave_source_port(qp);
         }
         let identification = pkt.identification().filter(|_| self.shared.computed_ids);
         match identification {
             Some(identification) => self.handle_judged(qp, pkt, identification)?,
             None => self.handle_packet(qp, pkt)?,
+        }
+        if first && pkt.src_port() == UDP_PORT {
+            self.leave_source_port(qp);
         }
         if qp.holds {
             self.release_held(qp);

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 /// Most sockets that are listed at the same time.
-const LISTED_MAX: usize = 1024;
+const LISTED_MAX: usize = 4096;
 const NONE: i32 = -1;
 
 static LISTED: [AtomicI32; LISTED_MAX] = [const { AtomicI32::new(NONE) }; LISTED_MAX];

@@ -246,7 +246,7 @@ impl Layout {
             psn: bth.psn(),
             ack_req: bth.ack_req(),
             bth,
-            ip_header: &frame[self.l3 as usize..self.bth as usize - UDP_LEN],
+            headers: &frame[self.l3 as usize..self.bth as usize],
             ext,
             payload: &rest[..rest.len() - ICRC_LEN - bth.pad() as usize],
         }
@@ -272,18 +272,13 @@ impl Layout {
         self.vlan.map(|tci| tci & 0x0fff)
     }
 
-    /// UDP source port of the packet in the same frame.
-    pub(crate) fn src_port(&self, frame: &[u8]) -> u16 {
-        be16(frame, self.bth as usize - UDP_LEN)
-    }
-
     /// The flow that the packet belongs to, as its sender sees it.
     ///
     /// # Panics
     /// As [`Layout::packet`].
     pub fn flow(&self, frame: &[u8]) -> Flow {
         let packet = self.packet(frame);
-        let ip = packet.ip_header;
+        let ip = packet.headers;
         let mac = |at: usize| {
             let mut mac = [0; 6];
             mac.copy_from_slice(&frame[at..at + 6]);
@@ -300,7 +295,7 @@ impl Layout {
             traffic_class: packet.traffic_class(),
             hop_limit: if self.ipv6 { ip[7] } else { ip[8] },
             flow_label: if self.ipv6 { u32::from_be_bytes([0, ip[1] & 0x0f, ip[2], ip[3]]) } else { 0 },
-            src_port: self.src_port(frame),
+            src_port: packet.src_port(),
             dqpn: packet.dqpn(),
             pkey: packet.pkey(),
             mig_req: packet.bth.mig_req(),

@@ -2,7 +2,7 @@
 
 use super::header::{Ext, Header};
 use super::headers::{Aeth, AtomicEth, Bth, Deth, Feth, Reth};
-use super::numbers::{IPV4_LEN, be16};
+use super::numbers::{IPV4_LEN, UDP_LEN, be16};
 use super::opcode::{ExtHeader, Row};
 use crate::id::{Gid, Psn, Qpn};
 
@@ -20,8 +20,8 @@ pub struct Packet<'a> {
     pub ack_req: bool,
     /// The base transport header.
     pub bth: &'a Bth,
-    /// The IP header as received, 20 or 40 bytes.
-    pub ip_header: &'a [u8],
+    /// The headers of IP (20 or 40 bytes) and UDP as received.
+    pub headers: &'a [u8],
     /// The extension headers.
     pub ext: &'a [u8],
     /// The payload, without pad and ICRC.
@@ -52,11 +52,19 @@ impl<'a> Packet<'a> {
     /// Whether the packet came over IPv6.
     #[inline]
     fn ipv6(&self) -> bool {
-        self.ip_header.len() != IPV4_LEN
+        self.headers.len() != IPV4_LEN + UDP_LEN
     }
     /// The IPv4 identification.
     pub(crate) fn identification(&self) -> Option<u16> {
-        (!self.ipv6()).then(|| be16(self.ip_header, 4))
+        (!self.ipv6()).then(|| be16(self.headers, 4))
+    }
+    /// The IP header as received, 20 or 40 bytes.
+    pub fn ip_header(&self) -> &'a [u8] {
+        &self.headers[..self.headers.len() - UDP_LEN]
+    }
+    /// UDP source port.
+    pub fn src_port(&self) -> u16 {
+        be16(self.headers, self.headers.len() - UDP_LEN)
     }
     /// Source address.
     #[inline]
@@ -81,17 +89,17 @@ impl<'a> Packet<'a> {
     /// The IPv6 address at `at`.
     #[inline(always)]
     fn gid(&self, at: usize) -> Gid {
-        self.ip_header.get(at..).and_then(|ip| ip.first_chunk()).map_or(Gid::default(), |gid| Gid(*gid))
+        self.headers.get(at..).and_then(|ip| ip.first_chunk()).map_or(Gid::default(), |gid| Gid(*gid))
     }
     /// The IPv4 address at `at`.
     #[inline(always)]
     fn v4(&self, at: usize) -> [u8; 4] {
-        self.ip_header.get(at..).and_then(|ip| ip.first_chunk()).copied().unwrap_or_default()
+        self.headers.get(at..).and_then(|ip| ip.first_chunk()).copied().unwrap_or_default()
     }
     /// TOS byte or traffic class: DSCP in bits 7:2, ECN in 1:0.
     #[inline(always)]
     pub fn traffic_class(&self) -> u8 {
-        match self.ip_header {
+        match self.headers {
             [a, b, ..] if self.ipv6() => a << 4 | b >> 4,
             [_, tos, ..] => *tos,
             _ => 0,
@@ -182,7 +190,7 @@ impl<'a> Packet<'a> {
             psn: self.psn,
             ack_req: self.ack_req,
             solicited: self.solicited(),
-            ip_id: if self.ipv6() { 0 } else { be16(self.ip_header, 4) },
+            ip_id: if self.ipv6() { 0 } else { be16(self.headers, 4) },
             srqn,
             ext,
             payload_len: self.payload.len() as u32,

@@ -52,6 +52,7 @@ impl Port for DpdkPort {
     fn window(&self) -> Option<usize> {
         None
     }
+    fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
 
     fn maintain(&self) {
         self.shared.follow();

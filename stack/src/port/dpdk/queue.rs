@@ -4,7 +4,7 @@ use super::shared::Shared;
 use crate::config::{RX_BURST, TX_BURST};
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
 use crate::port::frame::{Frame, RxBurst, TxBurst};
-use crate::port::traits::{Armed, Build, PortQueue, Route};
+use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route};
 use arrayvec::ArrayVec;
 use core::mem::{align_of, offset_of, size_of};
 use core::net::IpAddr;
@@ -108,7 +108,7 @@ impl PortQueue for DpdkQueue {
     fn route_to(&mut self, _: IpAddr) -> Route {
         Route::default()
     }
-    fn take_source_port(&mut self, hint: u16, _: bool) -> u16 {
+    fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {
         hint
     }
     fn release_source_port(&mut self, _: u16) {}

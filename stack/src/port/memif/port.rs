@@ -54,6 +54,7 @@ impl Port for MemifPort {
     fn window(&self) -> Option<usize> {
         None
     }
+    fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
 
     fn maintain(&self) {
         self.shared.state.serve();

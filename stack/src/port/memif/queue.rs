@@ -10,7 +10,7 @@ use super::wake::Waker;
 use crate::crc::copy_function;
 use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::stock::Stock;
-use crate::port::traits::{Armed, Build, PortQueue, Route};
+use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route};
 use core::net::IpAddr;
 use core::sync::atomic::{Ordering, compiler_fence};
 use core::time::Duration;
@@ -239,7 +239,7 @@ impl PortQueue for MemifQueue {
     fn route_to(&mut self, _: IpAddr) -> Route {
         Route::default()
     }
-    fn take_source_port(&mut self, hint: u16, _: bool) -> u16 {
+    fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {
         hint
     }
     fn release_source_port(&mut self, _: u16) {}

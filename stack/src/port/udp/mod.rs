@@ -7,9 +7,9 @@
 //! which the ICRC is right are computed ([`rx`]), and a shard judges for each queue pair whether they make sense
 //! (`shard/identification.rs`).
 //!
-//! All datagrams arrive on queue 0: with a socket for each queue the packets of a queue pair would get out of order, because the
-//! kernel joins datagrams of several queue pairs. Every queue sends by itself, and connections leave from source
-//! ports of their own ([`sources`]).
+//! A datagram arrives at the socket of the queue whose shard has its queue pair ([`steering`]). The kernel joins datagrams of one flow,
+//! and chooses by the first: so what peers send from one port to several shards arrives mixed, and is handed over by the shard that
+//! received it. Every queue sends by itself, and connections leave from source ports of their own ([`sources`]).
 
 mod control;
 mod host;
@@ -20,6 +20,7 @@ mod rx;
 mod shared;
 mod socket;
 mod sources;
+mod steering;
 mod sys;
 mod translation;
 mod tx;
@@ -63,7 +64,7 @@ pub(super) fn open(
         Some(flows) => flows.parse().map_err(|error| fail(format!("flows={flows:?}: {error}")))?,
         None => SOURCES_MAX,
     };
-    let sockets = sockets(addrs, buffer).map_err(fail)?;
+    let sockets = sockets(addrs, buffer, options.queues).map_err(fail)?;
     let host = Arc::new(Host::new(addrs));
     host.refresh().map_err(|error| fail(format!("the host's addresses cannot be read: {error}")))?;
     let mtu = host.mtu().unwrap_or(options.mtu).min(options.mtu);
@@ -74,7 +75,7 @@ pub(super) fn open(
         max_frame: info.max_frame(),
         pool: HeapPool::new(options.queues * options.frames, info.max_frame()),
         counters: (0..options.queues).map(|_| Counters::default()).collect(),
-        sources: Sources::new(most, sockets.len(), buffer),
+        sources: Sources::new(most, sockets[0].len(), buffer),
         sockets,
         host,
         gso,

@@ -1,6 +1,7 @@
 //! The port, and its queues.
 
 use core::net::IpAddr;
+use core::ops::RangeInclusive;
 use core::sync::atomic::Ordering;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,12 +11,14 @@ use rustix::event::epoll;
 use super::rx::Receiver;
 use super::shared::Shared;
 use super::tx::Sender;
+use super::{steering, sys};
+use crate::id::Qpn;
 use crate::port::counters::sum;
 use crate::port::error::PortError;
 use crate::port::frame::{Frame, HeapPool, RxBurst, TxBurst};
 use crate::port::info::{PortInfo, PortStats};
 use crate::port::taken::Taken;
-use crate::port::traits::{Armed, Build, Host, Port, PortQueue, Route};
+use crate::port::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
 
 /// A port of UDP sockets.
 pub(in crate::port) struct UdpPort {
@@ -32,7 +35,7 @@ impl Port for UdpPort {
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         self.taken.take(index)?;
         Some(Box::new(UdpQueue {
-            receiver: (index == 0).then(Receiver::new),
+            receiver: (index < self.shared.sockets.len()).then(|| Receiver::new(index)),
             sender: Sender::new(index),
             arrivals: None,
             shared: Arc::clone(&self.shared),
@@ -58,11 +61,25 @@ impl Port for UdpPort {
     /// The kernel counts the memory of a datagram, up to twice its bytes. Half of a buffer is for what we request, the other half
     /// for what peers request. Peers are assumed to have buffers like ours.
     fn window(&self) -> Option<usize> {
-        self.shared.sockets.iter().map(|socket| socket.accounted / 4).min()
+        self.shared.sockets.iter().flatten().map(|socket| socket.accounted / 4).min()
+    }
+
+    fn steer(&self, numbers: &[(RangeInclusive<Qpn>, usize)]) {
+        let [first, _, ..] = &self.shared.sockets[..] else { return };
+        let mut program = steering::program(numbers);
+        for socket in first {
+            if let Err(error) = sys::steer(socket.fd(), &mut program) {
+                self.shared.complain(|| {
+                    format!(
+                        "packets are handed from shard to shard, as the system does not steer them: {error}"
+                    )
+                });
+            }
+        }
     }
 
     fn maintain(&self) {
-        for socket in &self.shared.sockets {
+        for socket in self.shared.sockets.iter().flatten() {
             let _ = self.shared.note_errors(socket); // there may be none
         }
         self.shared.sources.with_errors(|socket| _ = self.shared.note_errors(socket));
@@ -75,7 +92,7 @@ impl Port for UdpPort {
 }
 
 struct UdpQueue {
-    /// Of queue 0.
+    /// Of a queue that receives.
     receiver: Option<Receiver>,
     sender: Sender,
     /// Readable when a socket is.
@@ -87,7 +104,7 @@ impl UdpQueue {
     /// Each queue has its own descriptor: a sleeping thread waits for those of several queues.
     fn watch(&self) -> rustix::io::Result<OwnedFd> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for socket in self.receiver.iter().flat_map(|_| &self.shared.sockets) {
+        for socket in self.receiver.iter().flat_map(|receiver| receiver.sockets(&self.shared)) {
             epoll::add(&epoll, &socket.fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
         Ok(epoll)
@@ -103,8 +120,8 @@ impl PortQueue for UdpQueue {
         Route::default()
     }
 
-    fn take_source_port(&mut self, hint: u16, labelled: bool) -> u16 {
-        self.shared.sources.take(&self.shared.sockets, labelled.then_some(hint))
+    fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
+        self.shared.sources.take(&self.shared.sockets[0], hint, kind)
     }
 
     fn release_source_port(&mut self, port: u16) {

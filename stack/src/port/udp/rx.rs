@@ -7,6 +7,7 @@ use std::io::ErrorKind;
 
 use super::packet::{DF, IDENTIFICATION, IpFields, build, headers_len};
 use super::shared::Shared;
+use super::socket::Socket;
 use super::sys::{MESSAGE, RECEIVES, Received, receive};
 use super::translation::Senders;
 use crate::config::{LONG_PACKET, RX_BURST_BYTES};
@@ -26,8 +27,10 @@ struct Open {
     segment: usize,
 }
 
-/// The receiving half of a port.
+/// The receiving half of a queue.
 pub(super) struct Receiver {
+    /// Which queue.
+    index: usize,
     buffers: Box<[u8]>,
     /// What the last call received: the first `count` are messages.
     received: Box<[Received; RECEIVES]>,
@@ -43,8 +46,9 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    pub fn new() -> Self {
+    pub fn new(index: usize) -> Self {
         Self {
+            index,
             buffers: vec![0; RECEIVES * MESSAGE].into(),
             received: Box::new([Received::nothing(); RECEIVES]),
             count: 0,
@@ -54,6 +58,11 @@ impl Receiver {
             socket: 0,
             senders: Senders::default(),
         }
+    }
+
+    /// Its sockets.
+    pub fn sockets<'a>(&self, shared: &'a Shared) -> &'a [Socket] {
+        &shared.sockets[self.index]
     }
 
     /// Whether something waits here that was received already.
@@ -81,7 +90,7 @@ impl Receiver {
             }
         }
         if out.len() > before {
-            shared.counters[0].rx(out.len() - before, bytes);
+            shared.counters[self.index].rx(out.len() - before, bytes);
         }
         out.len() - before
     }
@@ -89,9 +98,10 @@ impl Receiver {
     /// Receives messages from a socket that has some.
     fn receive(&mut self, shared: &Shared) -> bool {
         (self.count, self.opened) = (0, 0);
-        for _ in 0..shared.sockets.len() {
-            let socket = &shared.sockets[self.socket];
-            self.socket = (self.socket + 1) % shared.sockets.len();
+        let sockets = self.sockets(shared);
+        for _ in 0..sockets.len() {
+            let socket = &sockets[self.socket];
+            self.socket = (self.socket + 1) % sockets.len();
             match receive(socket.fd(), &mut self.buffers, &mut self.received) {
                 Ok(count) => {
                     self.count = count;
@@ -111,15 +121,18 @@ impl Receiver {
         self.opened += 1;
         let arrival = received.control.arrival();
         if let Some(overflows) = arrival.overflows {
-            shared.note_overflows(received_on(self.socket, shared), overflows);
+            // `self.socket` is the one behind the one that was asked last.
+            let sockets = self.sockets(shared);
+            let asked = &sockets[(self.socket + sockets.len() - 1) % sockets.len()];
+            shared.note_overflows(self.index, asked, overflows);
         }
         let ((Some((src, port)), Some(dst)), true) = ((received.from.get(), arrival.to), received.whole)
         else {
-            shared.counters[0].rx_dropped.add(1);
+            shared.counters[self.index].rx_dropped.add(1);
             return;
         };
         if received.len == 0 || src.is_ipv6() != dst.is_ipv6() {
-            shared.counters[0].rx_dropped.add(1);
+            shared.counters[self.index].rx_dropped.add(1);
             return;
         }
         self.open = Some(Open {
@@ -144,7 +157,7 @@ impl Receiver {
         }
         let fits = headers_len(fields.dst.is_ipv6()) + datagram.len() <= shared.max_frame;
         if !fits || !build(&mut frame, shared.macs, &fields, port, datagram) {
-            shared.counters[0].rx_dropped.add(1);
+            shared.counters[self.index].rx_dropped.add(1);
             return Err(frame);
         }
         if fields.dst.is_ipv4() {
@@ -173,9 +186,4 @@ impl Receiver {
         frame.data_mut()[IDENTIFICATION..IDENTIFICATION + 4].copy_from_slice(&word);
         frame.set_sum(sum.and_then(|sum| Sum::new(sum.register() ^ change)));
     }
-}
-
-/// The socket that was asked last, before `next`.
-fn received_on(next: usize, shared: &Shared) -> usize {
-    (next + shared.sockets.len() - 1) % shared.sockets.len()
 }

@@ -30,8 +30,8 @@ pub(super) struct Shared {
     pub(super) max_frame: usize,
     pub(super) pool: HeapPool,
     pub(super) counters: Vec<Counters>,
-    /// On port 4791.
-    pub(super) sockets: Vec<Socket>,
+    /// On port 4791, for each queue that receives: the first one, or all.
+    pub(super) sockets: Vec<Vec<Socket>>,
     pub(super) sources: Sources,
     pub(super) host: Arc<Host>,
     /// Whether messages of several datagrams are sent; `None`: where the host allows it.
@@ -99,10 +99,10 @@ impl Shared {
         any
     }
 
-    /// A socket says how many datagrams its buffer had no room for so far.
-    pub(super) fn note_overflows(&self, socket: usize, total: u32) {
-        let lost = total.wrapping_sub(self.sockets[socket].overflows.swap(total, Ordering::Relaxed));
-        self.counters[0].rx_dropped.add(lost.into());
+    /// A socket of a queue says how many datagrams its buffer had no room for so far.
+    pub(super) fn note_overflows(&self, queue: usize, socket: &Socket, total: u32) {
+        let lost = total.wrapping_sub(socket.overflows.swap(total, Ordering::Relaxed));
+        self.counters[queue].rx_dropped.add(lost.into());
     }
 }
 

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::control::{self, Name};
-use super::sys;
+use super::{steering, sys};
 use crate::sync::unforked::Unforked;
 use crate::wire::UDP_PORT;
 
@@ -47,7 +47,7 @@ impl Socket {
     }
 
     /// The one on port 4791, which sends and receives. It may be of IPv6 and carry IPv4 as well.
-    fn open(addr: Option<IpAddr>, v6: bool, buffer: u32) -> Result<Self, Error> {
+    fn open(addr: Option<IpAddr>, v6: bool, buffer: u32, shared: bool) -> Result<Self, Error> {
         let mut socket = Self::make(addr, v6, buffer)?;
         let set = |level, option, value| sys::set(socket.fd(), level, option, value);
         if v6 {
@@ -66,6 +66,7 @@ impl Socket {
         set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
         // Kernels before 5.0 do not join datagrams: they arrive one by one.
         let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
+        set(libc::SOL_SOCKET, libc::SO_REUSEPORT, shared.into())?;
         socket.bind(UDP_PORT)?;
         // Twice what was asked for, or twice the system's limit (socket(7)).
         socket.accounted = sys::get(socket.fd(), libc::SOL_SOCKET, libc::SO_RCVBUF)?.max(0) as usize;
@@ -133,22 +134,45 @@ impl Drop for Socket {
 /// `UDP_NO_CHECK6_RX` of `<linux/udp.h>`.
 const UDP_NO_CHECK6_RX: i32 = 102;
 
-/// The sockets for these addresses, or one for all that the host has.
-pub(super) fn sockets(addrs: &[IpAddr], buffer: u32) -> Result<Vec<Socket>, String> {
+/// The sockets on port 4791 of a port, for each of its queues: for each of these addresses, or one for all that the host has. The kernel
+/// chooses among those of an address by a program ([`steer`](sys::steer)); where it has no such programs, the first queue receives alone.
+pub(super) fn sockets(addrs: &[IpAddr], buffer: u32, queues: usize) -> Result<Vec<Vec<Socket>>, String> {
+    // No other program shares our port, also none that would let us.
+    let alone = set(addrs, buffer, false)?;
+    if queues == 1 {
+        return Ok(vec![alone]);
+    }
+    drop(alone);
+    let first = set(addrs, buffer, true)?;
+    let mut first_alone = steering::program(&[]);
+    if let Err(error) = first.iter().try_for_each(|socket| sys::steer(socket.fd(), &mut first_alone)) {
+        tracing::info!(
+            "packets are received by one of {queues} shards: the system has no steering by programs ({error})"
+        );
+        return Ok(vec![first]);
+    }
+    let mut all = vec![first];
+    for _ in 1..queues {
+        all.push(set(addrs, buffer, true)?);
+    }
+    Ok(all)
+}
+
+/// A socket for each of these addresses, or one for all that the host has. `shared`: others of this port have them, too.
+fn set(addrs: &[IpAddr], buffer: u32, shared: bool) -> Result<Vec<Socket>, String> {
     if addrs.is_empty() {
         // A host without IPv6 has no such sockets.
-        let both = Socket::open(None, true, buffer).or_else(|error| match error.kind() {
+        let both = Socket::open(None, true, buffer, shared).or_else(|error| match error.kind() {
             ErrorKind::AddrInUse => Err(error),
-            _ => Socket::open(None, false, buffer),
+            _ => Socket::open(None, false, buffer, shared),
         });
         return both.map(|socket| vec![socket]).map_err(|error| why(None, &error));
     }
-    addrs
-        .iter()
-        .map(|addr| {
-            Socket::open(Some(*addr), addr.is_ipv6(), buffer).map_err(|error| why(Some(*addr), &error))
-        })
-        .collect()
+    let open = |addr: &IpAddr| {
+        let socket = Socket::open(Some(*addr), addr.is_ipv6(), buffer, shared);
+        socket.map_err(|error| why(Some(*addr), &error))
+    };
+    addrs.iter().map(open).collect()
 }
 
 /// The number of the interface that has a link-local address, 0 if none has it.

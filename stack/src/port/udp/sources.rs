@@ -2,7 +2,7 @@
 //! port of its own: a socket that sends. All receive on port 4791.
 
 use core::ops::RangeInclusive;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::io::{Error, ErrorKind};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::socket::Socket;
+use crate::port::traits::FlowKind;
 use crate::sync::lock::lock;
 use crate::wire::UDP_PORT;
 
@@ -39,13 +40,21 @@ pub(super) struct Sources {
     /// How many there are, and how many there may be.
     count: AtomicUsize,
     most: AtomicUsize,
+    /// That another one could not be had was said.
+    failed: AtomicBool,
 }
 
 impl Sources {
     /// So many at most, of so many sockets each.
     pub fn new(most: usize, addresses: usize, buffer: u32) -> Self {
         let most = if most == 0 { 0 } else { most.min(SOURCES_MAX / addresses).max(1) };
-        Self { buffer, used: Mutex::default(), count: AtomicUsize::new(0), most: AtomicUsize::new(most) }
+        Self {
+            buffer,
+            used: Mutex::default(),
+            count: AtomicUsize::new(0),
+            most: AtomicUsize::new(most),
+            failed: AtomicBool::new(false),
+        }
     }
 
     /// How many there are: changes when there is another one.
@@ -58,34 +67,49 @@ impl Sources {
         lock(&self.used).iter().map(|used| Arc::clone(&used.source)).collect()
     }
 
-    /// The source port for one more flow: the one that fewest have; a new one while all are in use and there may be more. `label`: the
-    /// same one as for other flows with this label. Port 4791 where there can be no other one; `beside` are the sockets on that.
-    pub fn take(&self, beside: &[Socket], label: Option<u16>) -> u16 {
+    /// The source port for one more flow. One of its own is the one that fewest have; a new one while all are in use and there may be
+    /// more. It is port 4791 where there can be no other one; `beside` are the sockets on that.
+    pub fn take(&self, beside: &[Socket], hint: u16, kind: FlowKind) -> u16 {
+        if kind == FlowKind::Shared {
+            return UDP_PORT;
+        }
         let mut used = lock(&self.used);
-        let more = |used: &Vec<Used>| used.len() < self.most.load(Ordering::Relaxed);
-        while more(&used) && (label.is_some() || used.iter().all(|used| used.flows > 0)) {
+        // A flow label gets the same one at any time, so all are there from then on.
+        let more = |used: &Vec<Used>| kind == FlowKind::Labelled || used.iter().all(|used| used.flows > 0);
+        while used.len() < self.most.load(Ordering::Relaxed) && more(&used) {
             match self.open(beside, used.last().map(|used| used.source.port)) {
                 Ok(source) => used.push(Used { source: Arc::new(source), flows: 0 }),
                 Err(error) => {
-                    self.most.store(used.len(), Ordering::Relaxed); // it is not tried again
-                    let (first, last, n) = (PORTS.start(), PORTS.end(), used.len());
-                    tracing::warn!(
-                        "only {n} UDP ports from {first} to {last} can be had, so connections share {}: {error}",
-                        if n == 0 { UDP_PORT.to_string() } else { "them".into() }
-                    );
+                    self.note_failure(used.len(), &error);
+                    break;
                 }
             }
-            self.count.store(used.len(), Ordering::Release);
         }
         let len = used.len();
-        let chosen = match label {
-            Some(label) => used.get_mut(usize::from(label) % len.max(1)),
-            None => used.iter_mut().min_by_key(|used| used.flows),
+        self.count.store(len, Ordering::Release);
+        let chosen = match kind {
+            FlowKind::Labelled => used.get_mut(usize::from(hint) % len.max(1)),
+            _ => used.iter_mut().min_by_key(|used| used.flows),
         };
         chosen.map_or(UDP_PORT, |used| {
             used.flows += 1;
             used.source.port
         })
+    }
+
+    /// There are so many, and another one cannot be had: all ports are taken, or descriptors or an address are missing for now.
+    #[cold]
+    fn note_failure(&self, count: usize, error: &Error) {
+        if error.kind() == ErrorKind::AddrInUse {
+            self.most.store(count, Ordering::Relaxed); // it is not tried again
+        }
+        if !self.failed.swap(true, Ordering::Relaxed) {
+            let (first, last) = (PORTS.start(), PORTS.end());
+            let shared = if count == 0 { UDP_PORT.to_string() } else { "them".into() };
+            tracing::warn!(
+                "{count} UDP ports from {first} to {last} can be had, so connections share {shared}: {error}"
+            );
+        }
     }
 
     /// A flow with this source port ends.

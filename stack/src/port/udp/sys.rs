@@ -49,6 +49,17 @@ pub(super) fn bind(socket: BorrowedFd<'_>, name: &Name) -> Result<()> {
     check(unsafe { libc::bind(socket.as_raw_fd(), at, len) })
 }
 
+/// Has a group of sockets on one port (SO_REUSEPORT) receive by a program of classic BPF, which sees a datagram's payload and returns the
+/// index of a socket: in the order in which they were bound. Any socket of the group will do.
+pub(super) fn steer(socket: BorrowedFd<'_>, program: &mut [libc::sock_filter]) -> Result<()> {
+    let len = u16::try_from(program.len()).map_err(|_| Error::from(std::io::ErrorKind::InvalidInput))?;
+    let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+    let (at, size) = ((&raw const program).cast(), size_of_val(&program) as libc::socklen_t);
+    let (fd, option) = (socket.as_raw_fd(), libc::SO_ATTACH_REUSEPORT_CBPF);
+    // SAFETY: the program and its instructions live until the call returns; the kernel copies them, and checks them.
+    check(unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, option, at, size) })
+}
+
 /// Has a socket drop every datagram that comes for it (a program of classic BPF: return 0).
 pub(super) fn drop_all(socket: BorrowedFd<'_>) -> Result<()> {
     let mut drop = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };

@@ -6,7 +6,7 @@ use super::shared::ERRORS;
 use super::socket::unusable_in;
 use super::*;
 use crate::id::{Gid, Psn, Qpn};
-use crate::port::{Armed, Frame, Port, PortQueue, Route, RxBurst, TxBurst};
+use crate::port::{Armed, FlowKind, Frame, Port, PortQueue, Route, RxBurst, TxBurst};
 use crate::wire::{Flow, HEADERS_MAX, Header, Ingress, Template, UDP_PORT, icrc, locate};
 use rustix::event::epoll;
 use std::io::Write as _;
@@ -25,8 +25,13 @@ pub(super) fn packets(src: &str, dst: &str, tclass: u8, lens: &[usize]) -> Vec<V
 
 /// As [`packets`], from this UDP port.
 fn packets_from(src_port: u16, src: &str, dst: &str, tclass: u8, lens: &[usize]) -> Vec<Vec<u8>> {
+    packets_to(Qpn::new(9), src_port, src, dst, tclass, lens)
+}
+
+/// As [`packets_from`], to this queue pair.
+fn packets_to(dqpn: Qpn, src_port: u16, src: &str, dst: &str, tclass: u8, lens: &[usize]) -> Vec<Vec<u8>> {
     let gid = |addr: &str| Gid::from_ip(addr.parse().unwrap());
-    let (src, dst, dqpn) = (gid(src), gid(dst), Qpn::new(9));
+    let (src, dst) = (gid(src), gid(dst));
     let flow = Flow { src, dst, src_port, dqpn, traffic_class: tclass, hop_limit: 3, ..Flow::default() };
     let template = Template::new(&flow);
     let packet = |(i, len): (usize, &usize)| {
@@ -124,7 +129,7 @@ fn packets_leave_from_the_source_port_that_was_taken() {
     for more in ["", ",gso=on", ",gso=off"] {
         let (a, b) = (port(src, more), port(dst, more));
         let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
-        let [one, two] = [0xc000, 0xc001].map(|hint| qa.take_source_port(hint, false));
+        let [one, two] = [0xc000, 0xc001].map(|hint| qa.take_source_port(hint, FlowKind::Own));
         assert!(one != two && one >= 61_000 && two >= 61_000);
         // Three flows in one burst.
         let flow = |port| packets_from(port, src, dst, 0, &[64, 64, 1000]);
@@ -143,31 +148,62 @@ fn packets_leave_from_the_source_port_that_was_taken() {
     }
 }
 
+// Each queue receives the packets of its numbers, and until it is said which these are, the first one does.
+#[test]
+fn packets_arrive_at_the_queue_of_their_number() {
+    let to = "127.47.91.41";
+    let spec: PortSpec = format!("udp:{to}").parse().unwrap();
+    let options = PortOptions { queues: 3, frames: 512, ..PortOptions::default() };
+    let b = spec.open(&options).unwrap();
+    let mut queues: Vec<_> = (0..3).map(|queue| b.take_queue(queue).unwrap()).collect();
+    let a = port("127.47.91.40", "");
+    let mut from = a.take_queue(0).unwrap();
+    let numbers = [9, 0x1000, 0x1fff, 0x2000, 0xab_c000, 0xff_ffff].map(Qpn::new);
+    let mut arrive_at = |wanted: [usize; 6]| {
+        for (number, wanted) in numbers.iter().zip(wanted) {
+            assert_eq!(send(&mut *from, &packets_to(*number, 0xc777, "127.47.91.40", to, 0, &[8, 8])), 2);
+            let got = receive(&mut *queues[wanted], 2);
+            assert_eq!(locate(got[0].data()).unwrap(), locate(got[1].data()).unwrap());
+        }
+    };
+    arrive_at([0; 6]);
+    let range = |from, to| Qpn::new(from)..=Qpn::new(to);
+    b.steer(&[(range(0x1000, 0x1fff), 1), (range(0x2000, 0x2fff), 0), (range(0xab_c000, 0xab_cfff), 2)]);
+    arrive_at([0, 1, 1, 0, 2, 0]);
+    b.steer(&[(range(0x1000, 0x2fff), 2)]);
+    arrive_at([0, 2, 2, 2, 0, 0]);
+    assert_eq!(b.stats().rx_dropped, 0);
+    // Nobody else gets in, though the sockets share a port among them.
+    assert!(
+        spec.open(&options).is_err_and(|error| error.to_string().contains("is taken by another program"))
+    );
+}
+
 #[test]
 fn source_ports_are_the_least_used() {
     let port = port("127.47.91.32", ",flows=3");
     let mut queue = port.take_queue(0).unwrap();
-    let mut take = || queue.take_source_port(0xc000, false);
+    let mut take = || queue.take_source_port(0xc000, FlowKind::Own);
     let [a, b, c, d, e] = [take(), take(), take(), take(), take()];
     assert!(a != b && b != c && a != c);
     assert_eq!((d, e), (a, b));
     queue.release_source_port(c);
-    assert_eq!(queue.take_source_port(0xc000, false), c, "one that nobody has");
+    assert_eq!(queue.take_source_port(0xc000, FlowKind::Own), c, "one that nobody has");
     // A flow label gets one and the same.
-    let [x, y, z] = [0xd001, 0xd001, 0xd002].map(|hint| queue.take_source_port(hint, true));
+    let [x, y, z] = [0xd001, 0xd001, 0xd002].map(|hint| queue.take_source_port(hint, FlowKind::Labelled));
     assert!(x == y && x != z && [a, b, c].contains(&x), "{x} {y} {z}");
     let none = self::port("127.47.91.33", ",flows=0");
-    assert_eq!(none.take_queue(0).unwrap().take_source_port(0xc000, true), UDP_PORT);
+    assert_eq!(none.take_queue(0).unwrap().take_source_port(0xc000, FlowKind::Labelled), UDP_PORT);
 }
 
 // A source port that another program has is passed over, on each address.
 #[test]
 fn a_source_port_that_is_taken_is_passed_over() {
     let (ours, both) = ("127.47.91.34", "127.47.91.34,127.47.91.35");
-    let first = port(ours, "").take_queue(0).unwrap().take_source_port(0, false);
+    let first = port(ours, "").take_queue(0).unwrap().take_source_port(0, FlowKind::Own);
     let _other = UdpSocket::bind(("127.47.91.35", first)).unwrap();
     let port = port(both, "");
-    assert_eq!(port.take_queue(0).unwrap().take_source_port(0, false), first + 1);
+    assert_eq!(port.take_queue(0).unwrap().take_source_port(0, FlowKind::Own), first + 1);
 }
 
 // What comes for a socket that only sends is dropped, and what comes back for what it sent is counted.
@@ -175,7 +211,7 @@ fn a_source_port_that_is_taken_is_passed_over() {
 fn a_source_port_receives_errors_alone() {
     let (a, to) = (port("127.47.91.36", ""), "127.47.91.37");
     let mut queue = a.take_queue(0).unwrap();
-    let source = queue.take_source_port(0, false);
+    let source = queue.take_source_port(0, FlowKind::Own);
     let stranger = UdpSocket::bind("127.47.91.38:0").unwrap();
     for _ in 0..100 {
         stranger.send_to(b"x", ("127.47.91.36", source)).unwrap();
@@ -270,9 +306,9 @@ fn a_flood_of_refusals_costs_no_other_peer_a_packet() {
     // Each that is sent comes back, and fails the next one.
     let mut failed = 0;
     while failed < 4 * ERRORS {
-        failed += usize::from(sys::send(a.shared.sockets[0].fd(), &nobody, &parts).is_err());
+        failed += usize::from(sys::send(a.shared.sockets[0][0].fd(), &nobody, &parts).is_err());
     }
-    sys::send(a.shared.sockets[0].fd(), &nobody, &parts).unwrap();
+    sys::send(a.shared.sockets[0][0].fd(), &nobody, &parts).unwrap();
     assert_eq!(send(&mut *qa, &packets("127.47.91.16", "127.47.91.17", 0, &[8])), 1);
     assert!(a.stats().tx_dropped == 0 && a.stats().refused > 2 * ERRORS as u64, "{:?}", a.stats());
     assert_eq!(receive(&mut *qb, 1).len(), 1);

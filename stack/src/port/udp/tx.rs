@@ -66,10 +66,19 @@ impl Sender {
         if self.sources.len() != shared.sources.count() {
             self.sources = shared.sources.all();
         }
+        let mut out = ArrayVec::<Outgoing, TX_BURST>::new();
         let mut taken = 0;
         while taken < frames.len() {
-            match self.send(shared, &mut frames[taken..]) {
-                Sent::Frames(n) => taken += n,
+            if out.is_empty() {
+                let fits = |frame: &&Frame| frame.len() <= shared.max_frame;
+                let next = frames[taken..].iter().take(TX_BURST).take_while(fits);
+                out.extend(next.map_while(|frame| Outgoing::of(frame.data())));
+            }
+            match self.send(shared, &mut frames[taken..], &out) {
+                Sent::Frames(n) => {
+                    taken += n;
+                    out.drain(..n.min(out.len()));
+                }
                 Sent::Full => break,
             }
         }
@@ -77,35 +86,31 @@ impl Sender {
         taken
     }
 
-    /// Sends some of the first frames, at least one.
-    fn send(&mut self, shared: &Shared, frames: &mut [Frame]) -> Sent {
-        let counters = &shared.counters[self.index];
+    /// Sends some of the first frames, at least one; `out` says what is in the first of them. Without that, the first one cannot be
+    /// sent.
+    fn send(&mut self, shared: &Shared, frames: &mut [Frame], out: &[Outgoing]) -> Sent {
+        let Self { index, table, segments, sources, .. } = self;
+        let counters = &shared.counters[*index];
         let drop_first = || {
             counters.tx_dropped.add(1);
             Sent::Frames(1)
         };
-        let mut out = ArrayVec::<Outgoing, TX_BURST>::new();
-        let fits = |frame: &&mut Frame| frame.len() <= shared.max_frame;
-        out.extend(
-            frames.iter_mut().take(TX_BURST).take_while(fits).map_while(|frame| Outgoing::of(frame.data())),
-        );
         let Some(&Outgoing { ip: IpFields { src, .. }, port, .. }) = out.first() else { return drop_first() };
         // A packet from another port than those leaves from 4791.
-        let source = self.sources.iter().find(|source| source.port == port).map(Arc::clone);
-        let (sockets, socket_port) = match &source {
+        let (sockets, socket_port) = match sources.iter().find(|source| source.port == port) {
             Some(source) => (&source.sockets, port),
-            None => (&shared.sockets, UDP_PORT),
+            None => (&shared.sockets[0], UDP_PORT),
         };
         let Some(socket) = sockets.iter().find(|socket| socket.serves(src)) else { return drop_first() };
         let mut messages = ArrayVec::<Message, TX_BURST>::new();
         let mut at = 0;
         while let Some(first) = out.get(at).filter(|next| next.port == port && socket.serves(next.ip.src)) {
-            let n = if self.may_segment(shared, &first.ip) { run(&out[at..]) } else { 1 };
+            let n = if may_segment(segments, shared, &first.ip) { run(&out[at..]) } else { 1 };
             for (i, out) in out[at..at + n].iter().enumerate() {
                 // The kernel numbers the datagrams of a message from 0; a datagram alone gets 0.
                 out.fit(&mut frames[at + i], i as u16, socket_port);
             }
-            messages.push(self.message(socket, first, at..at + n));
+            messages.push(message(table, socket, first, at..at + n));
             at += n;
         }
         let parts: ArrayVec<IoSlice<'_>, TX_BURST> = frames
@@ -130,7 +135,7 @@ impl Sender {
                         let lost = messages[0].parts.len();
                         if lost > 1 && cannot_segment(&error) {
                             // The kernel refuses messages to this peer: from now on one datagram at a time.
-                            self.segments.insert((out[0].ip.src, out[0].ip.dst), false);
+                            segments.insert((out[0].ip.src, out[0].ip.dst), false);
                             return Sent::Frames(0);
                         }
                         counters.tx_dropped.add(lost as u64);
@@ -141,39 +146,40 @@ impl Sender {
             }
         }
     }
+}
 
-    fn may_segment(&mut self, shared: &Shared, fields: &IpFields) -> bool {
-        if shared.gso == Some(false) {
-            return false;
-        }
-        if self.segments.len() >= PEERS {
-            self.segments.clear();
-        }
-        let segments = self.segments.entry((fields.src, fields.dst));
-        let chosen = shared.gso == Some(true);
-        *segments.or_insert_with(|| chosen || shared.host.may_segment(fields.src, fields.dst))
+/// Whether messages of several datagrams may go this way.
+fn may_segment(segments: &mut HashMap<(IpAddr, IpAddr), bool>, shared: &Shared, fields: &IpFields) -> bool {
+    if shared.gso == Some(false) {
+        return false;
     }
+    if segments.len() >= PEERS {
+        segments.clear();
+    }
+    let segments = segments.entry((fields.src, fields.dst));
+    let chosen = shared.gso == Some(true);
+    *segments.or_insert_with(|| chosen || shared.host.may_segment(fields.src, fields.dst))
+}
 
-    fn message(&self, socket: &Socket, first: &Outgoing, parts: core::ops::Range<usize>) -> Message {
-        let IpFields { src, dst, traffic_class, hop_limit } = first.ip;
-        let v6 = dst.is_ipv6();
-        // A link-local peer is on the link of our own address.
-        let scope = self.table.scope(src);
-        let mut control = Control::empty();
-        if socket.is_wildcard() {
-            control.push_source(src, scope);
-        }
-        if traffic_class != 0 {
-            control.push_traffic_class(v6, traffic_class);
-        }
-        if hop_limit != HOP_LIMIT {
-            control.push_hop_limit(v6, hop_limit);
-        }
-        if parts.len() > 1 {
-            control.push_segment(first.payload.len() as u16);
-        }
-        Message { to: Name::new(socket.v6(), dst, UDP_PORT, scope), control, parts }
+fn message(table: &Table, socket: &Socket, first: &Outgoing, parts: core::ops::Range<usize>) -> Message {
+    let IpFields { src, dst, traffic_class, hop_limit } = first.ip;
+    let v6 = dst.is_ipv6();
+    // A link-local peer is on the link of our own address.
+    let scope = table.scope(src);
+    let mut control = Control::empty();
+    if socket.is_wildcard() {
+        control.push_source(src, scope);
     }
+    if traffic_class != 0 {
+        control.push_traffic_class(v6, traffic_class);
+    }
+    if hop_limit != HOP_LIMIT {
+        control.push_hop_limit(v6, hop_limit);
+    }
+    if parts.len() > 1 {
+        control.push_segment(first.payload.len() as u16);
+    }
+    Message { to: Name::new(socket.v6(), dst, UDP_PORT, scope), control, parts }
 }
 
 /// How many of the first packets can be one message: they go the same way and are equally long, but for the last, which may be
@@ -235,13 +241,13 @@ mod tests {
             let mut send = |peer: &str, checksums: bool| {
                 // The kernel refuses such messages where they have no checksums.
                 let option = (libc::SOL_SOCKET, libc::SO_NO_CHECK, i32::from(!checksums));
-                sys::set(shared.sockets[0].fd(), option.0, option.1, option.2).unwrap();
+                sys::set(shared.sockets[0][0].fd(), option.0, option.1, option.2).unwrap();
                 let frames = packets(OURS, peer, 0, &[64; 8]);
                 let mut burst: TxBurst = frames.into_iter().map(Frame::from_vec).collect();
                 assert_eq!(sender.burst(shared, &mut burst), 8);
                 let (src, dst) = (OURS.parse().unwrap(), peer.parse().unwrap());
                 let fields = IpFields { src, dst, traffic_class: 0, hop_limit: HOP_LIMIT };
-                sender.may_segment(shared, &fields)
+                may_segment(&mut sender.segments, shared, &fields)
             };
             assert!(!send(PEERS[0], false));
             assert!(send(PEERS[1], true));

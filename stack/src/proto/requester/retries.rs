@@ -29,9 +29,9 @@ impl Retries {
     pub const fn is_untouched(self) -> bool {
         self.left() == self.count()
     }
-    /// How many were used since the last progress.
-    pub const fn used(self) -> u8 {
-        self.count() - self.left()
+    /// Whether one is left.
+    pub const fn any_left(self) -> bool {
+        self.left() > 0
     }
     /// There was progress: all are left again.
     #[inline(always)]

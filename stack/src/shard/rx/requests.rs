@@ -9,7 +9,7 @@ use crate::shard::copy;
 use crate::shard::counters::Counter;
 use crate::shard::env::Env;
 use crate::shard::qp::{Cause, Qp};
-use crate::wire::{Discard, Kind, Packet, Transport};
+use crate::wire::{Discard, Kind, Packet, Transport, UDP_PORT};
 
 impl Env {
     /// The request that is expected.
@@ -31,8 +31,10 @@ impl Env {
     pub(super) fn handle_unexpected(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
         match qp.responder.handle_unexpected(*pkt) {
             Unexpected::Duplicate => {
-                qp.careful = true; // its answer may not have arrived: see `source_port.rs`
                 self.count_of(qp, Counter::DuplicatesAnswered);
+                if pkt.src_port() == UDP_PORT {
+                    self.leave_source_port(qp);
+                }
             }
             Unexpected::BehindGap => return Err(Discard::OutOfSequence), // who has the frame holds it
             Unexpected::Drop(reason) => return Err(reason),

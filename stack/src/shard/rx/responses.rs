@@ -9,7 +9,7 @@ use crate::proto::wqe::SendWqe;
 use crate::shard::counters::{Counter, Counters};
 use crate::shard::env::Env;
 use crate::shard::peer_check::check::PeerState;
-use crate::shard::qp::{Cause, Qp};
+use crate::shard::qp::{Cause, Qp, SourcePort};
 use crate::shard::qps::Qps;
 use crate::wire::{Discard, Kind, Packet};
 
@@ -53,6 +53,7 @@ impl Env {
                 if qp.checks_peer {
                     qp.end_check(PeerState::Alive);
                 }
+                self.prove_source_port(qp);
                 self.after_requester(qp, response);
             }
             _ => self.agenda.mark_answered(qp),
@@ -87,6 +88,9 @@ impl Env {
         while let Some(slot) = self.agenda.answered.pop() {
             if let Some(qp) = qps.get(slot) {
                 qp.in_answered = false;
+                if matches!(qp.source_port, SourcePort::Tried | SourcePort::Left) {
+                    self.prove_source_port(qp);
+                }
                 self.after_requester(qp, Response::Done);
             }
         }

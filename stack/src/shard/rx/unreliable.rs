@@ -99,8 +99,8 @@ impl Env {
         };
         // An IPv4 header lies at the end of the area, behind zeros.
         let mut network = [0; GRH_LEN];
-        let at = network.len() - pkt.ip_header.len();
-        network[at..].copy_from_slice(pkt.ip_header);
+        let at = network.len() - pkt.ip_header().len();
+        network[at..].copy_from_slice(pkt.ip_header());
         let (pd, sges) = (qp.recv_pd, RecvWqe::sges(qp.rq.current()));
         let placed = self
             .scatter(pd, sges, 0, &network, false)

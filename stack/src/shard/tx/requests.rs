@@ -17,7 +17,7 @@ use crate::shard::copy::{Gather, LocalProtection, Memory};
 use crate::shard::counters::{Counter, Counters};
 use crate::shard::env::Env;
 use crate::shard::outbox::{Ended, Traffic};
-use crate::shard::qp::{Cause, Qp};
+use crate::shard::qp::{Cause, Qp, SourcePort};
 use crate::wire::{Discard, Header, Reth, Stencil, Template, Transport};
 
 /// What a requester sends.
@@ -225,6 +225,9 @@ impl Env {
                 qp.requester.rest();
                 return Stop::Done;
             }
+        }
+        if qp.source_port == SourcePort::Taken && due {
+            self.try_source_port(qp);
         }
         let window = qp.requester.send_window(self.now, self.in_flight.share(qp));
         let hop = qp.hop;

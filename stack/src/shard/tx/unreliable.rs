@@ -7,7 +7,7 @@ use super::Stop;
 use super::requests::draft;
 use crate::config::QP_TX_BUDGET;
 use crate::id::{QpType, Qpn};
-use crate::port::Route;
+use crate::port::{FlowKind, Route};
 use crate::proto::address::UdAddress;
 use crate::proto::requester::Idle;
 use crate::proto::status::WcStatus;
@@ -226,7 +226,8 @@ impl Env {
         let remote = address.remote_qpn();
         qp.template.set_dst_mac(mac);
         qp.template.set_dqpn(remote);
-        qp.template.set_src_port(udp_source_port(address.flow_label(), qp.qpn, remote));
+        let hint = udp_source_port(address.flow_label(), qp.qpn, remote);
+        qp.template.set_src_port(self.outbox.queue.take_source_port(hint, FlowKind::Shared));
         path
     }
 }
