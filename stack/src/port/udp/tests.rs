@@ -203,7 +203,8 @@ fn a_source_port_that_is_taken_is_passed_over() {
     let first = port(ours, "").take_queue(0).unwrap().take_source_port(0, FlowKind::Own);
     let _other = UdpSocket::bind(("127.47.91.35", first)).unwrap();
     let port = port(both, "");
-    assert_eq!(port.take_queue(0).unwrap().take_source_port(0, FlowKind::Own), first + 1);
+    let taken = port.take_queue(0).unwrap().take_source_port(0, FlowKind::Own);
+    assert!(taken != first && taken >= 61_000, "{taken}");
 }
 
 // What comes for a socket that only sends is dropped, and what comes back for what it sent is counted.
