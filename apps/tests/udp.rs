@@ -2,6 +2,7 @@
 
 use crate::common::{Bench, Link, PATIENCE, PERF, PINGPONG, Running, rows, until};
 use std::io::Write as _;
+use std::path::Path;
 use std::process::Command;
 
 const STAT: &str = env!("CARGO_BIN_EXE_roce-stat");
@@ -10,6 +11,14 @@ fn run(command: &str) -> bool {
     let mut words = command.split(' ');
     let mut command = Command::new(words.next().unwrap());
     command.args(words).output().is_ok_and(|output| output.status.success())
+}
+
+/// What roce-stat shows of the program with this socket.
+fn counted(stats: &Path) -> String {
+    let shown =
+        crate::common::run(STAT, &["--once", "--json", "--interval", "10ms", stats.to_str().unwrap()]);
+    let shown: serde_json::Value = serde_json::from_str(&shown.good().stdout).unwrap();
+    shown["stacks"][0].to_string()
 }
 
 /// Two hosts, each on a link of its own to a router; gone when the test ends.
@@ -171,10 +180,7 @@ fn no_packet_is_handed_from_shard_to_shard() {
     let client =
         ["client", there, "--op", "write,read", "--mode", "bw", "-n", "64", "--qps", "16", "--verify"];
     lab.start(0, PERF, &[&client[..], &shards, &PATIENCE].concat()).finish().good();
-    let shown =
-        crate::common::run(STAT, &["--once", "--json", "--interval", "10ms", stats.to_str().unwrap()]);
-    let shown: serde_json::Value = serde_json::from_str(&shown.good().stdout).unwrap();
-    let counted = shown["stacks"][0].to_string();
+    let counted = counted(&stats);
     assert!(counted.contains("\"rx_frames\":") && !counted.contains("\"handed_over\":"), "{counted}");
     server.kill();
     server.finish();
@@ -237,10 +243,7 @@ fn address_translation_in_between_is_told_and_counted() {
         ["client", "--port", "udp", there, "--op", "write", "--mode", "bw", "--size", "64k", "--qps", "4"];
     let ends_soon = ["--retry", "2", "--wait", "60s"];
     lab.start(0, PERF, &[&args[..], &ends_soon].concat()).finish().bad("RETRY_EXC_ERR");
-    let shown =
-        crate::common::run(STAT, &["--once", "--json", "--interval", "10ms", stats.to_str().unwrap()]);
-    let shown: serde_json::Value = serde_json::from_str(&shown.good().stdout).unwrap();
-    let counted = shown["stacks"][0].to_string();
+    let counted = counted(&stats);
     let wrong = counted.split_once("\"bad_icrc\":").expect("it is counted").1;
     let wrong: u32 = wrong.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap();
     assert!(wrong >= 64, "{counted}");

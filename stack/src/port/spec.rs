@@ -207,10 +207,9 @@ fn udp(rest: &str) -> Result<PortSpec, String> {
                 let (least, most) = (BUFFER.start(), BUFFER.end());
                 return Err(format!("buffer={value:?} is not a number of bytes from {least} to {most}"));
             }
-            "flows" if !value.parse().is_ok_and(|flows| FLOWS.contains(&flows)) => {
-                let (least, most) = (FLOWS.start(), FLOWS.end());
+            "flows" if !value.parse().is_ok_and(|flows: usize| flows <= SOURCES_MAX) => {
                 return Err(format!(
-                    "flows={value:?} is not a number of source ports from {least} to {most}"
+                    "flows={value:?} is not a number of source ports from 0 to {SOURCES_MAX}"
                 ));
             }
             "gso" | "buffer" | "flows" => {}
@@ -230,8 +229,8 @@ fn udp(rest: &str) -> Result<PortSpec, String> {
 
 /// What the buffers of a UDP socket may be asked to hold, in bytes.
 const BUFFER: core::ops::RangeInclusive<u32> = 1 << 14..=1 << 30;
-/// How many source ports a port of UDP sockets may have.
-const FLOWS: core::ops::RangeInclusive<usize> = 0..=64;
+/// Sockets that a port of UDP sockets has at most beside those on port 4791, each with a source port.
+pub(super) const SOURCES_MAX: usize = 64;
 
 /// Longest name of a network interface (`IFNAMSIZ` less its NUL, netdevice(7)).
 const IFACE_MAX: usize = 15;

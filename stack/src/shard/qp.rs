@@ -131,6 +131,13 @@ pub(super) enum SourcePort {
     Left,
 }
 
+impl SourcePort {
+    /// Whether it is to be given back to the port.
+    pub fn is_taken(self) -> bool {
+        matches!(self, Self::Taken | Self::Tried | Self::Answered)
+    }
+}
+
 /// A queue pair. Laid out by who needs what: see [`Part`].
 #[derive(Debug)]
 #[repr(C, align(64))]

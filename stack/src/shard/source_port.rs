@@ -41,7 +41,7 @@ impl Env {
         if qp.source_port == SourcePort::Given {
             return;
         }
-        if matches!(qp.source_port, SourcePort::Taken | SourcePort::Tried | SourcePort::Answered) {
+        if qp.source_port.is_taken() {
             self.outbox.queue.release_source_port(qp.template.src_port());
         }
         self.tries.remove(&qp.slot);
@@ -100,8 +100,7 @@ impl Env {
     /// Packets of the queue pair leave from port 4791 from now on: those of its peer do, because others do not arrive.
     #[cold]
     pub fn leave_source_port(&mut self, qp: &mut Qp) {
-        let taken = matches!(qp.source_port, SourcePort::Taken | SourcePort::Tried | SourcePort::Answered);
-        if taken && qp.template.src_port() != UDP_PORT {
+        if qp.source_port.is_taken() && qp.template.src_port() != UDP_PORT {
             self.count_of(qp, Counter::SourcePortsLeft);
             self.release_source_port(qp);
             qp.template.set_src_port(UDP_PORT);

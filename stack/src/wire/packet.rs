@@ -190,7 +190,7 @@ impl<'a> Packet<'a> {
             psn: self.psn,
             ack_req: self.ack_req,
             solicited: self.solicited(),
-            ip_id: if self.ipv6() { 0 } else { be16(self.headers, 4) },
+            ip_id: self.identification().unwrap_or(0),
             srqn,
             ext,
             payload_len: self.payload.len() as u32,

@@ -38,13 +38,13 @@ use crate::port::counters::Counters;
 use crate::port::error::PortError;
 use crate::port::frame::HeapPool;
 use crate::port::info::{PortInfo, PortOptions};
-use crate::port::spec::PortSpec;
+use crate::port::spec::{PortSpec, SOURCES_MAX};
 use crate::port::taken::Taken;
 use host::Host;
 use port::UdpPort;
 use shared::Shared;
 use socket::{BUFFER, sockets};
-use sources::{SOURCES_MAX, Sources};
+use sources::Sources;
 
 /// Opens a port on these addresses of the host, or on all that it has; `more` are the options of its specification.
 pub(super) fn open(

@@ -10,12 +10,11 @@ use std::sync::{Arc, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::socket::Socket;
+use crate::port::spec::SOURCES_MAX;
 use crate::port::traits::FlowKind;
 use crate::sync::lock::lock;
 use crate::wire::UDP_PORT;
 
-/// Sockets beside those on port 4791 that a port has at most.
-pub(super) const SOURCES_MAX: usize = 64;
 /// Where source ports are taken from: those that Linux gives to nobody by itself, unless it is told to (`ip_local_port_range`).
 const PORTS: RangeInclusive<u16> = 61_000..=65_535;
 

@@ -52,22 +52,22 @@ pub(super) fn bind(socket: BorrowedFd<'_>, name: &Name) -> Result<()> {
 /// Has a group of sockets on one port (SO_REUSEPORT) receive by a program of classic BPF, which sees a datagram's payload and returns the
 /// index of a socket: in the order in which they were bound. Any socket of the group will do.
 pub(super) fn steer(socket: BorrowedFd<'_>, program: &mut [libc::sock_filter]) -> Result<()> {
-    let len = u16::try_from(program.len()).map_err(|_| Error::from(std::io::ErrorKind::InvalidInput))?;
-    let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
-    let (at, size) = ((&raw const program).cast(), size_of_val(&program) as libc::socklen_t);
-    let (fd, option) = (socket.as_raw_fd(), libc::SO_ATTACH_REUSEPORT_CBPF);
-    // SAFETY: the program and its instructions live until the call returns; the kernel copies them, and checks them.
-    check(unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, option, at, size) })
+    attach(socket, libc::SO_ATTACH_REUSEPORT_CBPF, program)
 }
 
 /// Has a socket drop every datagram that comes for it (a program of classic BPF: return 0).
 pub(super) fn drop_all(socket: BorrowedFd<'_>) -> Result<()> {
-    let mut drop = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
-    let program = libc::sock_fprog { len: 1, filter: &raw mut drop };
-    let (at, len) = ((&raw const program).cast(), size_of_val(&program) as libc::socklen_t);
-    let fd = socket.as_raw_fd();
-    // SAFETY: the program and its only instruction live until the call returns; the kernel copies them.
-    check(unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, at, len) })
+    let drop = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
+    attach(socket, libc::SO_ATTACH_FILTER, &mut [drop])
+}
+
+/// Gives a socket a program of classic BPF.
+fn attach(socket: BorrowedFd<'_>, option: c_int, program: &mut [libc::sock_filter]) -> Result<()> {
+    let len = u16::try_from(program.len()).map_err(|_| Error::from(std::io::ErrorKind::InvalidInput))?;
+    let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+    let (at, size) = ((&raw const program).cast(), size_of_val(&program) as libc::socklen_t);
+    // SAFETY: the program and its instructions live until the call returns; the kernel copies them, and checks them.
+    check(unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, at, size) })
 }
 
 fn check(result: impl Into<c_long>) -> Result<()> {
