@@ -13,7 +13,8 @@ pub const RX_BURST_BYTES: u64 = 8192;
 pub const RX_BURSTS: usize = 4;
 /// Frames a turn may hold for the port: an ACK for each frame received, and as many data packets.
 pub const TX_BURST: usize = 64;
-/// Packets one queue pair may build in a turn before the next one gets its chance.
+/// Packets one queue pair may build in a turn before the next one gets its chance, where the port sends each by itself. Where it sends
+/// messages of several ([`PortInfo::message`](crate::port::PortInfo::message)) they are as many as a message may have.
 pub const QP_TX_BUDGET: usize = 16;
 /// A packet of this many bytes or more gets its ICRC at once, while it is in L1; shorter ones wait for the end of the burst.
 pub const LONG_PACKET: usize = 1024;

@@ -25,7 +25,11 @@ pub(super) fn check(root: &Path, addrs: &[HostAddress]) -> Vec<Finding> {
             read(root, &format!("sys/class/net/{name}/mtu")).trim(),
         ));
         if name != "lo" {
-            findings.extend(batches(name, |feature| interface_feature(name, feature)));
+            findings.extend(batches(
+                name,
+                of.iter().any(|of| of.segments),
+                interface_feature(name, "rx-gro"),
+            ));
         }
     }
     findings
@@ -66,20 +70,20 @@ fn interface(name: &str, addrs: &str, up: bool, mtu: &str) -> Finding {
 }
 
 /// Whether the kernel cuts what is sent and joins what is received.
-fn batches(name: &str, feature: impl Fn(&str) -> Option<bool>) -> Vec<Finding> {
-    let sending = match feature("tx-udp-segmentation") {
-        Some(false) => Finding::ok("GSO", format!("{name}: many packets leave with one call")),
-        Some(true) => Finding::new(
+fn batches(name: &str, gso: bool, gro: Option<bool>) -> Vec<Finding> {
+    let sending = if gso {
+        Finding::ok("GSO", format!("{name}: many packets leave with one call"))
+    } else {
+        Finding::new(
             "GSO",
             Verdict::Note,
             format!("{name}: its device would number the packets in a way that is not known, so each has a call of its own"),
         )
         .advice(format!(
-            "ethtool -K {name} tx-udp-segmentation off; or --port udp:gso=on, where it is a virtual device that cuts in software"
-        )),
-        None => Finding::new("GSO", Verdict::Unknown, format!("{name} does not say whether its device cuts packets")),
+            "ethtool -K {name} tx-udp-segmentation off; or --port udp:gso=on, where every peer has this stack"
+        ))
     };
-    let receiving = match feature("rx-gro") {
+    let receiving = match gro {
         Some(true) => Finding::ok("GRO", format!("{name}: many packets arrive with one call")),
         Some(false) => {
             Finding::new("GRO", Verdict::Note, format!("{name}: each packet that arrives is a call"))
@@ -109,11 +113,11 @@ mod tests {
     #[test]
     fn batches_are_seen_by_the_interfaces_features() {
         let verdicts = |gso, gro| {
-            let findings = batches("eth0", |name| if name == "rx-gro" { gro } else { gso });
+            let findings = batches("eth0", gso, gro);
             findings.iter().map(|finding| finding.verdict).collect::<Vec<_>>()
         };
-        assert_eq!(verdicts(Some(false), Some(true)), [Verdict::Ok, Verdict::Ok]);
-        assert_eq!(verdicts(Some(true), Some(false)), [Verdict::Note, Verdict::Note]);
-        assert_eq!(verdicts(None, None), [Verdict::Unknown, Verdict::Unknown]);
+        assert_eq!(verdicts(true, Some(true)), [Verdict::Ok, Verdict::Ok]);
+        assert_eq!(verdicts(false, Some(false)), [Verdict::Note, Verdict::Note]);
+        assert_eq!(verdicts(true, None), [Verdict::Ok, Verdict::Unknown]);
     }
 }

@@ -1,10 +1,11 @@
-//! The library of the tools of development: `roce-bench` and `roce-interop`.
+//! The library of the tools of development: `roce-bench`, `roce-interop` and `roce-relay`.
 //!
 //! `bench` runs `roce-perf` through the table of marks, and other programs beside it. `interop` runs the stack against Linux
-//! soft-RoCE, and examines captures.
+//! soft-RoCE, and examines captures. `relay` is a network that caps each flow.
 
 // These macros panic when the output cannot be written; `apps::out` has replacements.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod bench;
 pub mod interop;
+pub mod relay;

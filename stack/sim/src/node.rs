@@ -343,7 +343,7 @@ impl Node {
         let (port, wires) = SimPort::new(net.mac, config.mtu, config.shards, config.buffers, special);
         let clock = Arc::new(AtomicU64::new(now.as_nanos()));
         let port: Box<dyn stack::port::Port> =
-            Box::new(port.with_window(config.window).with_own_source_ports(config.own_source_ports));
+            Box::new(port.with_window(config.window).like_sockets(config.own_source_ports));
         let device = Device::open(
             DeviceConfig::new(port)
                 .addrs(net.addrs)

@@ -53,15 +53,16 @@ impl SimPort {
     /// A port, and the world's ends of its queues, each with a pool of `buffers` frames. With `lends` long frames are built where
     /// they are sent from, as on a memif.
     pub fn new(mac: Mac, mtu: Mtu, queues: usize, buffers: usize, lends: bool) -> (Self, Vec<SimWire>) {
-        let info = PortInfo { name: "sim".into(), mac, mtu: mtu.of_packet(), queues };
+        let info = PortInfo { name: "sim".into(), mac, mtu: mtu.of_packet(), queues, message: 0 };
         let made = (0..queues).map(|_| queue(buffers, info.max_frame()));
         let (queues, wires): (Vec<_>, _) =
             made.map(|(queue, wire)| (Mutex::new(Some(SimQueue { lends, ..queue })), wire)).unzip();
         (Self { info, window: None, queues }, wires)
     }
 
-    /// The same, where each flow has a source port of its own, as over sockets.
-    pub fn with_own_source_ports(self, on: bool) -> Self {
+    /// The same, where each flow has a source port of its own, and frames leave in messages, as over sockets.
+    pub fn like_sockets(mut self, on: bool) -> Self {
+        self.info.message = if on { 60_000 } else { 0 };
         for queue in &self.queues {
             lock(queue).as_mut().expect("nobody has it yet").source_ports = on.then_some(61_000);
         }

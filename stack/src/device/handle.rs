@@ -106,6 +106,10 @@ impl Device {
             if let Some(window) = port.window() {
                 shard.bound(window / shards);
             }
+            let message = port.info().message;
+            if message > 0 {
+                shard.send_in_messages(message);
+            }
             made.push(shard);
         }
         let core = Arc::new(Core::new(shared, made, port, clock, &drive, config.assume_link));

@@ -19,13 +19,16 @@ pub struct PortInfo {
     pub mtu: usize,
     /// Number of queues.
     pub queues: usize,
+    /// Bytes of consecutive frames to one peer that leave in one go, as a message that the kernel takes apart; 0 where each frame leaves
+    /// by itself.
+    pub message: usize,
 }
 
 impl PortInfo {
     /// Exactly what the options ask for, with a random address where they name none.
     pub(super) fn of(spec: &PortSpec, options: &PortOptions) -> Self {
         let mac = options.mac.unwrap_or_else(Mac::random);
-        Self { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues }
+        Self { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues, message: 0 }
     }
 
     /// Bytes of the longest frame: Ethernet header, VLAN tag and an L3 packet of [`mtu`](Self::mtu) bytes.

@@ -236,8 +236,13 @@ mod tests {
 
     impl Peculiar {
         fn new() -> Self {
-            let info =
-                PortInfo { name: "peculiar".into(), mac: Mac([2, 0, 0, 0, 7, 7]), mtu: 777, queues: 7 };
+            let info = PortInfo {
+                name: "peculiar".into(),
+                mac: Mac([2, 0, 0, 0, 7, 7]),
+                mtu: 777,
+                queues: 7,
+                message: 772,
+            };
             Self { info, calls: Arc::default() }
         }
         fn called(&self) {

@@ -208,7 +208,7 @@ mod tests {
 
     fn info() -> PortInfo {
         let PortOptions { queues, mtu, mac, .. } = options();
-        PortInfo { name: "later".into(), mac: mac.unwrap(), mtu, queues }
+        PortInfo { name: "later".into(), mac: mac.unwrap(), mtu, queues, message: 0 }
     }
 
     /// A frame of our own, as the port has none before it is started.

@@ -73,6 +73,7 @@ pub(super) fn set_mac(socket: BorrowedFd<'_>, iface: &str, mac: Mac) -> Result<(
 }
 
 /// Commands and structures of `<linux/ethtool.h>`.
+const ETHTOOL_GDRVINFO: u32 = 0x3;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
 const ETHTOOL_GFEATURES: u32 = 0x3a;
@@ -81,6 +82,14 @@ const ETH_SS_FEATURES: u32 = 4;
 const ETH_GSTRING_LEN: usize = 32;
 /// Features that an interface may have, at most.
 const FEATURES: usize = 256;
+
+/// `struct ethtool_drvinfo`: what is behind the driver's name is of no interest here.
+#[repr(C)]
+struct DriverInfo {
+    cmd: u32,
+    driver: [u8; 32],
+    rest: [u32; 40],
+}
 
 /// `struct ethtool_sset_info`, with room for one number.
 #[repr(C)]
@@ -108,6 +117,18 @@ struct Features {
     blocks: [[u32; 4]; FEATURES / 32],
 }
 
+/// Gives a command of ethtool(8) to the kernel.
+///
+/// # Safety
+/// What is pointed to begins with a command, and is the structure that this command reads and writes, with room for as many elements as
+/// it says.
+unsafe fn ethtool(socket: BorrowedFd<'_>, iface: &str, about: *mut c_void) -> Option<()> {
+    let mut request = named(iface);
+    request.ifr_ifru.ifru_data = about.cast();
+    // SAFETY: the caller answers for what is pointed to.
+    unsafe { ask(socket, libc::SIOCETHTOOL, &mut request) }.ok()
+}
+
 /// Whether a feature of a network interface of this host is active, by its name in ethtool(8) (`rx-gro`); `None`: there is no such
 /// interface, or it does not say.
 pub fn interface_feature(iface: &str, feature: &str) -> Option<bool> {
@@ -115,17 +136,19 @@ pub fn interface_feature(iface: &str, feature: &str) -> Option<bool> {
     has_feature(socket.as_fd(), iface, feature)
 }
 
+/// The name of an interface's driver; `None`: it does not say.
+pub(super) fn driver(socket: BorrowedFd<'_>, iface: &str) -> Option<String> {
+    let mut info = DriverInfo { cmd: ETHTOOL_GDRVINFO, driver: [0; 32], rest: [0; 40] };
+    // SAFETY: a structure of this command.
+    unsafe { ethtool(socket, iface, (&raw mut info).cast()) }?;
+    CStr::from_bytes_until_nul(&info.driver).ok()?.to_str().ok().map(str::to_owned)
+}
+
 /// As [`interface_feature`], through a socket.
 pub(super) fn has_feature(socket: BorrowedFd<'_>, iface: &str, feature: &str) -> Option<bool> {
-    let ethtool = |about: *mut c_void| {
-        let mut request = named(iface);
-        request.ifr_ifru.ifru_data = about.cast();
-        // SAFETY: the command, the first member of what is pointed to, reads and writes a structure of that kind: the callers
-        // below have one, with room for as many elements as the interface says that it has.
-        unsafe { ask(socket, libc::SIOCETHTOOL, &mut request) }.ok()
-    };
     let mut info = SetInfo { cmd: ETHTOOL_GSSET_INFO, reserved: 0, mask: 1 << ETH_SS_FEATURES, data: [0] };
-    ethtool((&raw mut info).cast())?;
+    // SAFETY: a structure of this command, with room for the one number that it asks for.
+    unsafe { ethtool(socket, iface, (&raw mut info).cast()) }?;
     let count = info.data[0] as usize;
     if info.mask == 0 || count > FEATURES {
         return None;
@@ -136,7 +159,8 @@ pub(super) fn has_feature(socket: BorrowedFd<'_>, iface: &str, feature: &str) ->
         len: count as u32,
         data: [0; FEATURES * ETH_GSTRING_LEN],
     });
-    ethtool((&raw mut *strings).cast())?;
+    // SAFETY: a structure of this command, with room for more names than it asks for.
+    unsafe { ethtool(socket, iface, (&raw mut *strings).cast()) }?;
     let (names, _) = strings.data.as_chunks::<ETH_GSTRING_LEN>();
     let is_it = |name: &[u8; ETH_GSTRING_LEN]| {
         CStr::from_bytes_until_nul(name).is_ok_and(|name| name.to_bytes() == feature.as_bytes())
@@ -144,6 +168,7 @@ pub(super) fn has_feature(socket: BorrowedFd<'_>, iface: &str, feature: &str) ->
     let at = names[..count].iter().position(is_it)?;
     let size = count.div_ceil(32) as u32;
     let mut features = Features { cmd: ETHTOOL_GFEATURES, size, blocks: [[0; 4]; FEATURES / 32] };
-    ethtool((&raw mut features).cast())?;
+    // SAFETY: a structure of this command, with room for more blocks than it asks for.
+    unsafe { ethtool(socket, iface, (&raw mut features).cast()) }?;
     Some(features.blocks[at / 32][2] >> (at % 32) & 1 != 0)
 }

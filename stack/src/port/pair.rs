@@ -97,7 +97,7 @@ pub(super) struct WirePort {
 
 impl WirePort {
     pub(super) fn new(name: String, mac: Mac, options: &PortOptions, tx: Arc<Wire>, rx: Arc<Wire>) -> Self {
-        let info = PortInfo { name, mac, mtu: options.mtu, queues: options.queues };
+        let info = PortInfo { name, mac, mtu: options.mtu, queues: options.queues, message: 0 };
         let pool = HeapPool::new(options.queues * options.frames, info.max_frame());
         let taken = Taken::none_of(options.queues);
         let counters = (0..options.queues).map(|_| Counters::default()).collect();

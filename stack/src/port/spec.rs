@@ -94,6 +94,8 @@ pub struct HostAddress {
     pub iface: String,
     /// The interface is up and has a carrier.
     pub up: bool,
+    /// Many datagrams leave by it with one call, as the kernel takes them apart and not a device.
+    pub segments: bool,
 }
 
 impl PortSpec {

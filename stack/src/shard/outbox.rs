@@ -8,11 +8,13 @@
 //! there is room, and completions that may be seen when the frames up to a mark have gone.
 
 mod backlogs;
+mod budget;
 
 use core::net::IpAddr;
 
 use self::backlogs::{Backlogs, Others};
 pub(super) use self::backlogs::{HeldBack, Leaving, Traffic};
+pub(super) use self::budget::Budget;
 use super::counters::{Counter, Counters};
 use super::deferred::list::Mark;
 use super::due::Due;
@@ -45,6 +47,8 @@ pub(super) struct Outbox {
     inside: Backlogs,
     /// Something waits beside the frames of the first route: those of others, or whoever waits for any.
     more: bool,
+    /// What a queue pair may build in a turn.
+    budget: Budget,
     /// IPv4 identification of the packet built last.
     pub ip_id: u16,
     /// An empty frame that was not needed.
@@ -61,10 +65,22 @@ impl Outbox {
             others: Others::default(),
             inside: Backlogs::default(),
             more: false,
+            budget: Budget::default(),
             ip_id: 0,
             spare: None,
             sent_early: 0,
         }
+    }
+
+    /// The port sends consecutive frames to one peer in messages of so many bytes.
+    pub fn send_in_messages(&mut self, bytes: usize) {
+        self.budget = Budget::of_message(bytes);
+    }
+
+    /// What a queue pair may build in this turn, for a route with so much room.
+    #[inline(always)]
+    pub fn budget(&self, room: usize) -> Budget {
+        self.budget.in_room(room)
     }
 
     /// The route to a peer, which has backlogs from now on.
@@ -192,8 +208,8 @@ impl Outbox {
         }
     }
 
-    /// Writes packets of a source: up to `in_place` in the port's own memory, if it has some and first takes all frames that
-    /// wait for this route; else up to `next` in frames, behind those that wait.
+    /// Writes packets of a source: up to `in_place` ([`Budget::next_in_place`]) in the port's own memory, if it has some and first takes all
+    /// frames that wait for this route; else up to `next` in frames, behind those that wait.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "each is passed on to one place")]
     pub fn write<S: Source>(

@@ -46,6 +46,11 @@ impl Shard {
         self.env.in_flight.bound(window);
     }
 
+    /// The port sends consecutive frames to one peer in messages of so many bytes.
+    pub fn send_in_messages(&mut self, bytes: usize) {
+        self.env.outbox.send_in_messages(bytes);
+    }
+
     /// Follows a change of the number of queue pairs.
     pub(super) fn count_qps(&mut self) {
         self.lookahead.count(self.qps.table.len());

@@ -52,6 +52,8 @@ enum Of {
     Above,
     /// The rate, in parts of that of the measurement's first part.
     Share,
+    /// The figure, in parts of that of what is beside it.
+    Ratio,
 }
 
 /// The mark that applies when the machine is slow.
@@ -89,9 +91,10 @@ const fn mark(
 
 const RATE: (Of, Unit) = (Of::Rate, Unit::PerSecond);
 const GBIT: (Of, Unit) = (Of::Gbit, Unit::Gbit);
+const RATIO: (Of, Unit) = (Of::Ratio, Unit::Part);
 
 #[rustfmt::skip]
-const MARKS: [Mark; 31] = [
+const MARKS: [Mark; 35] = [
     mark("SEND 64 B, 16 queue pairs",      ("many", "send"),          RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("WRITE 64 B, 16 queue pairs",     ("many", "write"),         RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("SEND 64 B, one queue pair",      ("one", "send"),           RATE, (8e6, 12e6),  Slow::OfRaw(0.2)),
@@ -108,10 +111,14 @@ const MARKS: [Mark; 31] = [
     mark("SEND 64 B, 16 queue pairs, through ethdev",  ("ethdev", "send"),  RATE, (0.0, 0.0), Slow::Nothing),
     mark("WRITE 64 KiB, MTU 4096, through ethdev",     ("ethdev", "write"), GBIT, (0.0, 0.0), Slow::Nothing),
     mark("WRITE 64 KiB over UDP sockets, beside iperf3's TCP stream",  ("udp-bw", "write"),    GBIT, (0.0, 0.0), Slow::Nothing),
+    mark("the same, in parts of that stream",                          ("udp-bw", "write"),    RATIO, (0.9, 1.2), Slow::Same),
+    mark("WRITE 64 KiB over UDP between hosts, MTU 1500, in parts of iperf3's stream", ("hosts1500", "write"), RATIO, (0.35, 0.6), Slow::Same),
+    mark("WRITE 64 KiB over UDP between hosts, MTU 9000, in parts of iperf3's stream", ("hosts9000", "write"), RATIO, (0.6, 1.0), Slow::Same),
     mark("SEND 64 B over UDP sockets, beside UCX over TCP",            ("udp-rate", "send"),   RATE, (0.0, 0.0), Slow::Nothing),
     mark("SEND 64 B over UDP sockets, p50, beside UCX over TCP",       ("udp-lat", "send"),    (Of::P50, Unit::Ns), (0.0, 0.0), Slow::Nothing),
     mark("UCX 64 KiB on this stack, beside UCX over TCP",              ("ucx-bw", "program"),  GBIT, (0.0, 0.0), Slow::Nothing),
     mark("UCX 8 B on this stack, p50, beside UCX over TCP",            ("ucx-lat", "program"), (Of::P50, Unit::Ns), (0.0, 0.0), Slow::Nothing),
+    mark("16 queue pairs against one, where the network caps each flow", ("flows16", "write"), (Of::Share, Unit::Part), (15.0, 15.8), Slow::Same),
     mark("NVMe 4 KiB random read, 4 queues, 32 deep",  ("nvme4k", "nvme_read"),   RATE, (1e6, 1.37e6), Slow::Nothing),
     mark("NVMe 4 KiB random write, 4 queues, 32 deep", ("nvme4k", "nvme_write"),  RATE, (0.8e6, 1.2e6), Slow::Nothing),
     mark("NVMe 128 KiB random read",                   ("nvme128k", "nvme_read"), GBIT, (80.0, 110.0),  Slow::Nothing),
@@ -180,6 +187,7 @@ impl Mark {
             Of::Added => row.num("added_ns"),
             Of::Above => Some(row.num("p50_ns")? - row.num("limit")?),
             Of::Share => row.num("of_first"),
+            Of::Ratio => row.num("ratio"),
         }
     }
 }

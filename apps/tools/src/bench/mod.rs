@@ -7,6 +7,7 @@
 pub mod child;
 pub mod cli;
 pub mod cores;
+pub mod hosts;
 pub mod html;
 pub mod machine;
 pub mod marks;
@@ -24,6 +25,7 @@ use apps::error::{AppError, Result};
 use apps::out::{note, say};
 use apps::stop;
 use cli::BenchCli;
+use hosts::Hosts;
 use machine::Machine;
 use pairs::{By, PAIRS, Pair};
 use peers::{Missing, Paths, Peer};
@@ -96,6 +98,7 @@ struct Bench<'a> {
     missing: Vec<Missing>,
     paths: Paths,
     dir: Scratch,
+    _hosts: Option<Hosts>,
 }
 
 /// A directory that is removed when the value is dropped.
@@ -155,9 +158,23 @@ impl<'a> Bench<'a> {
         std::fs::create_dir_all(&dir).map_err(|e| AppError::Setup(format!("{}: {e}", dir.display())))?;
         let time = cli.duration.unwrap_or(Duration::from_millis(if cli.quick { 60 } else { 200 }));
         let paths = Paths { run: perf.with_file_name("roce-run"), dir: dir.clone() };
-        let missing = if cli.no_peers { Vec::new() } else { peers::missing(&paths.run) };
+        let mut missing = if cli.no_peers { Vec::new() } else { peers::missing(&paths.run) };
+        let hosts = Hosts::new(&perf.with_file_name("roce-relay")).ok();
+        if hosts.is_none() {
+            missing.push(Missing::Hosts);
+        }
         let notes = missing.iter().map(|missing| missing.note().into()).collect();
-        Ok(Self { cli, perf, time, started: Instant::now(), notes, missing, paths, dir: Scratch(dir) })
+        Ok(Self {
+            cli,
+            perf,
+            time,
+            started: Instant::now(),
+            notes,
+            missing,
+            paths,
+            dir: Scratch(dir),
+            _hosts: hosts,
+        })
     }
 
     /// Prints the progress, with the time since the start.
@@ -214,7 +231,9 @@ impl<'a> Bench<'a> {
 
     /// The steps of a run.
     fn steps(&self) -> Vec<Step> {
-        let ours = plan::run(self.time, !self.cli.no_scale).into_iter().map(Step::Ours);
+        let no_hosts = self.missing.contains(&Missing::Hosts);
+        let possible = |parts: &Vec<Part>| !(no_hosts && parts.iter().any(Part::is_between_hosts));
+        let ours = plan::run(self.time, !self.cli.no_scale).into_iter().filter(possible).map(Step::Ours);
         let peers = peers::PEERS.iter().filter(|p| p.lacks(&self.missing).is_none()).map(Step::Peer);
         let pairs = PAIRS.into_iter().filter(|p| p.lacks(&self.missing).is_none()).map(Step::Pair);
         let others = peers.chain(pairs).filter(|_| !self.cli.no_peers);

@@ -1,6 +1,7 @@
 //! Measurements beside another way to move the same bytes, one right after the other: the ratio of two figures of one moment says
 //! more than either.
 
+use super::hosts::Cable;
 use super::peers::{self, Peer};
 use super::plan::{Link, Part, part};
 use super::row::Row;
@@ -21,6 +22,8 @@ pub struct Pair {
 enum Ours {
     /// `roce-perf` over UDP sockets, with these options.
     Udp(&'static str),
+    /// The same between two hosts.
+    Hosts(Cable, &'static str),
     /// A program that does not know of it.
     Program(Peer),
 }
@@ -35,11 +38,21 @@ pub enum By {
 }
 
 /// All of them.
-pub const PAIRS: [Pair; 5] = [
+pub const PAIRS: [Pair; 7] = [
     Pair {
         name: "udp-bw",
         ours: Ours::Udp("--op write --mode bw --size 65536 --mtu 4096"),
         theirs: peers::IPERF,
+    },
+    Pair {
+        name: "hosts1500",
+        ours: Ours::Hosts(Cable::Mtu1500, "--op write --mode bw --size 65536"),
+        theirs: peers::iperf_between_hosts(Cable::Mtu1500),
+    },
+    Pair {
+        name: "hosts9000",
+        ours: Ours::Hosts(Cable::Mtu9000, "--op write --mode bw --size 65536"),
+        theirs: peers::iperf_between_hosts(Cable::Mtu9000),
     },
     Pair {
         name: "udp-rate",
@@ -68,6 +81,9 @@ impl Pair {
     pub fn title(&self) -> String {
         match self.ours {
             Ours::Udp(line) => format!("over UDP sockets, {line}, beside {}", self.theirs.title()),
+            Ours::Hosts(cable, line) => {
+                format!("over UDP sockets between hosts, {cable:?}, {line}, beside {}", self.theirs.title())
+            }
             Ours::Program(ours) => format!("{}, beside {}", ours.title(), self.theirs.title()),
         }
     }
@@ -77,6 +93,9 @@ impl Pair {
         match self.ours {
             Ours::Udp(line) => {
                 By::Perf(Part { link: Link::Udp, ..part(self.name, &self.title(), line, time) })
+            }
+            Ours::Hosts(cable, line) => {
+                By::Perf(Part { link: Link::Hosts(cable), ..part(self.name, &self.title(), line, time) })
             }
             Ours::Program(peer) => By::Peer(peer),
         }
@@ -133,10 +152,11 @@ mod tests {
     #[test]
     fn what_is_missing_leaves_pairs_out() {
         let lacks = |missing: &[peers::Missing]| PAIRS.map(|pair| pair.lacks(missing).is_some());
-        assert_eq!(lacks(&[]), [false; 5]);
-        assert_eq!(lacks(&[peers::Missing::Iperf]), [true, false, false, false, false]);
-        assert_eq!(lacks(&[peers::Missing::Ucx]), [false, true, true, true, true]);
-        assert_eq!(lacks(&[peers::Missing::DropIn]), [false, false, false, true, true]);
+        assert_eq!(lacks(&[]), [false; 7]);
+        assert_eq!(lacks(&[peers::Missing::Iperf]), [true, true, true, false, false, false, false]);
+        assert_eq!(lacks(&[peers::Missing::Ucx]), [false, false, false, true, true, true, true]);
+        assert_eq!(lacks(&[peers::Missing::DropIn]), [false, false, false, false, false, true, true]);
+        assert_eq!(lacks(&[peers::Missing::Hosts]), [false, true, true, false, false, false, false]);
         assert_eq!(PAIRS[0].lacks(&[peers::Missing::Iperf]), Some("iperf3"));
     }
 }

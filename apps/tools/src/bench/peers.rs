@@ -1,6 +1,7 @@
 //! Alternatives on the same machine: TCP over loopback, and UCX over TCP and shared memory; and UCX on this stack.
 
 use super::child::{self, Guard};
+use super::hosts::{self, Cable};
 use super::row::Row;
 use apps::error::{AppError, Result};
 use std::path::{Path, PathBuf};
@@ -24,7 +25,10 @@ pub struct Peer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
+    /// `iperf3` over loopback.
     Iperf,
+    /// Between two hosts.
+    IperfHosts(Cable),
     /// UCX with these transports, this test, and this many messages.
     Ucx(&'static str, &'static str, u64),
     /// UCX on this stack, by the drop-in library: this test, and this many messages.
@@ -33,6 +37,11 @@ enum How {
 
 /// TCP over loopback, a single stream.
 pub const IPERF: Peer = Peer { name: "TCP loopback (iperf3)", how: How::Iperf, mode: "bw", size: 131_072 };
+
+/// TCP between two hosts, a single stream.
+pub const fn iperf_between_hosts(cable: Cable) -> Peer {
+    Peer { name: "TCP between hosts (iperf3)", how: How::IperfHosts(cable), mode: "bw", size: 131_072 }
+}
 
 /// UCX's test of a mode, and messages of it for TCP.
 const fn test(mode: &'static str, size: u64) -> (&'static str, u64) {
@@ -90,6 +99,8 @@ pub enum Missing {
     Ucx,
     /// `roce-run` with its library.
     DropIn,
+    /// Two hosts.
+    Hosts,
 }
 
 impl Missing {
@@ -99,6 +110,7 @@ impl Missing {
             Self::Iperf => "iperf3",
             Self::Ucx => "ucx-utils",
             Self::DropIn => "roce-run (scripts/dropin --build)",
+            Self::Hosts => "network namespaces (root, iproute2, ethtool)",
         }
     }
     /// A sentence for a report.
@@ -107,6 +119,9 @@ impl Missing {
             Self::Iperf => "iperf3 is not installed (apt-get install iperf3): TCP over loopback is left out",
             Self::Ucx => "ucx_perftest is not installed (apt-get install ucx-utils): UCX is left out",
             Self::DropIn => "roce-run has no library (scripts/dropin --build): UCX on this stack is left out",
+            Self::Hosts => {
+                "no network namespaces (they need root, iproute2 and ethtool): UDP between hosts is left out"
+            }
         }
     }
 }
@@ -147,6 +162,7 @@ impl Peer {
     pub fn lacks(&self, missing: &[Missing]) -> Option<&'static str> {
         let needs: &[Missing] = match self.how {
             How::Iperf => &[Missing::Iperf],
+            How::IperfHosts(_) => &[Missing::Iperf, Missing::Hosts],
             How::Ucx(..) => &[Missing::Ucx],
             How::Here(..) => &[Missing::Ucx, Missing::DropIn],
         };
@@ -167,16 +183,12 @@ impl Peer {
         let row = Row::peer(self.name, self.mode, self.size);
         match self.how {
             How::Iperf => {
-                let mut server = Command::new("iperf3");
-                let _server = Guard::quiet(server.args(["-s", "-1", "-A", "0", "-p", &port]))?;
-                let seconds = (2.0 * share).ceil().to_string();
-                let client = || {
-                    let mut client = Command::new("iperf3");
-                    client.args(["-c", "127.0.0.1", "-A", "1", "-J", "-p", &port, "-t", &seconds]);
-                    client
-                };
-                let bits = patiently(client, iperf)?;
+                let bits = iperf(|_| Command::new("iperf3"), "127.0.0.1", &port, share)?;
                 Ok(row.with("gbit_per_s", bits / 1e9))
+            }
+            How::IperfHosts(cable) => {
+                let on = |side| hosts::command(cable, side, "iperf3");
+                Ok(row.with("gbit_per_s", iperf(on, hosts::ADDRS[0], &port, share)? / 1e9))
             }
             How::Ucx(transports, test, messages) => {
                 let ucx = || {
@@ -228,6 +240,18 @@ impl Peer {
     }
 }
 
+/// Bits a second of one stream of `iperf3`, which `on` starts on the server's and on the client's side.
+fn iperf(on: impl Fn(usize) -> Command, addr: &str, port: &str, share: f64) -> Result<f64> {
+    let _server = Guard::quiet(on(0).args(["-s", "-1", "-A", "0", "-p", port]))?;
+    let seconds = (2.0 * share).ceil().to_string();
+    let client = || {
+        let mut client = on(1);
+        client.args(["-c", addr, "-A", "1", "-J", "-p", port, "-t", &seconds]);
+        client
+    };
+    patiently(client, received)
+}
+
 /// Repeats a client until its server listens: some report a failure by their exit code, some by missing figures.
 fn patiently<T>(client: impl Fn() -> Command, figures: impl Fn(&str) -> Option<T>) -> Result<T> {
     let mut last = None;
@@ -253,7 +277,7 @@ fn unreadable(command: &Command, said: &str) -> AppError {
 }
 
 /// Bits a second that arrived, from iperf3's JSON.
-fn iperf(json: &str) -> Option<f64> {
+fn received(json: &str) -> Option<f64> {
     let all: serde_json::Value = serde_json::from_str(json).ok()?;
     all.get("end")?.get("sum_received")?.get("bits_per_second")?.as_f64()
 }
@@ -295,8 +319,8 @@ mod tests {
     #[test]
     fn iperf_prints_bits_a_second() {
         let json = r#"{"end":{"sum_sent":{"bits_per_second":2.0},"sum_received":{"bits_per_second":9.5e9}}}"#;
-        assert_eq!(iperf(json), Some(9.5e9));
-        assert_eq!(iperf("{}"), None);
+        assert_eq!(received(json), Some(9.5e9));
+        assert_eq!(received("{}"), None);
     }
 
     #[test]

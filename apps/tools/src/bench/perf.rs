@@ -2,6 +2,7 @@
 
 use super::child::{self, Guard};
 use super::cores::CORES;
+use super::hosts;
 use super::plan::{Link, Part};
 use super::row::Row;
 use apps::error::{AppError, Result};
@@ -58,9 +59,9 @@ impl Server {
                 target.args(["serve", "--memory", NAMESPACE]);
                 target
             }
-            Link::Memif | Link::Ethdev | Link::Udp | Link::Inside => {
-                let mut server = Command::new(&self.perf);
-                server.args(["server", "--bind", "127.0.0.1", "--oob-port", &self.oob.to_string()]);
+            Link::Memif | Link::Ethdev | Link::Udp | Link::Hosts(_) | Link::Inside => {
+                let mut server = self.perf_at(0);
+                server.args(["server", "--bind", self.server_addr(), "--oob-port", &self.oob.to_string()]);
                 server
             }
         };
@@ -114,10 +115,10 @@ impl Server {
         let json = self.dir.join("rows.json");
         let mut command = match part.link {
             Link::Nvme | Link::Inside => Command::new(self.perf.with_file_name("roce-nvmf-perf")),
-            Link::Memif | Link::Ethdev | Link::Udp => {
-                let mut client = Command::new(&self.perf);
+            Link::Memif | Link::Ethdev | Link::Udp | Link::Hosts(_) => {
+                let mut client = self.perf_at(1);
                 client.args(part.raw.then_some("raw"));
-                client.args(["client", "127.0.0.1", "--oob-port", &self.oob.to_string()]);
+                client.args(["client", self.server_addr(), "--oob-port", &self.oob.to_string()]);
                 client
             }
         };
@@ -132,10 +133,25 @@ impl Server {
         Ok(rows.into_iter().map(|row| row.with("part", part.name)).collect())
     }
 
+    /// `roce-perf` on the server's or the client's host.
+    fn perf_at(&self, side: usize) -> Command {
+        match self.link {
+            Link::Hosts(cable) => hosts::command(cable, side, &self.perf),
+            _ => Command::new(&self.perf),
+        }
+    }
+
+    /// Where the client finds the server.
+    fn server_addr(&self) -> &'static str {
+        if matches!(self.link, Link::Hosts(_)) { hosts::ADDRS[0] } else { "127.0.0.1" }
+    }
+
     fn port(&self, role: &str) -> String {
+        let side = usize::from(role != "server");
         match self.link {
             Link::Memif | Link::Nvme | Link::Inside => format!("memif:{}", self.dir.join("memif").display()),
-            Link::Udp => format!("udp:{}", if role == "server" { UDP[0] } else { UDP[1] }),
+            Link::Udp => format!("udp:{}", UDP[side]),
+            Link::Hosts(_) => format!("udp:{}", hosts::ADDRS[side]),
             // Buffers of the default size do not hold a packet of path MTU 4096.
             Link::Ethdev => {
                 let socket = self.ethdev_socket();

@@ -1,5 +1,6 @@
 //! The parts of a run, each one call of `roce-perf` (`client`, `raw client`) or `roce-nvmf-perf` (`run`, `overhead`).
 
+use super::hosts::Cable;
 use std::time::Duration;
 
 /// What the two processes are joined by.
@@ -14,6 +15,8 @@ pub enum Link {
     Nvme,
     /// UDP sockets on the loopback interface.
     Udp,
+    /// UDP sockets between two hosts.
+    Hosts(Cable),
     /// None: one process has both ends.
     Inside,
 }
@@ -31,6 +34,13 @@ pub struct Part {
     pub raw: bool,
     /// What it is measured over.
     pub link: Link,
+}
+
+impl Part {
+    /// Whether it needs two hosts.
+    pub fn is_between_hosts(&self) -> bool {
+        matches!(self.link, Link::Hosts(_))
+    }
 }
 
 /// READs and atomics outstanding, per queue pair, in rate measurements: one queue pair is then as fast as sixteen, and more
@@ -143,6 +153,15 @@ pub fn run(time: Duration, scale: bool) -> Vec<Vec<Part>> {
             parts.map(|((name, title), qps)| part(name, title, &line(qps), time * RATIO_TIMES)).collect()
         }));
     }
+    // Packets that wait for their turn in the network take a while to get through.
+    let flows = |name, title: &str, qps: u32| {
+        let line = format!("--op write --mode bw --size 65536 --qps {qps}");
+        Part { link: Link::Hosts(Cable::Capped), ..part(name, title, &line, time * RATIO_TIMES) }
+    };
+    groups.push(vec![
+        flows("flows1", "a network that caps each flow, one queue pair", 1),
+        flows("flows16", "a network that caps each flow, 16 queue pairs", 16),
+    ]);
     let time = (time / 3).max(Duration::from_millis(30));
     let lengths = "--mode rate --size 64,128,256,512,1024,2048,4154";
     groups.push(vec![raw(RAW_SIZES, "bare frames by length", lengths, time)]);

@@ -97,7 +97,7 @@ pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Bo
     let opened = eal.call(move || {
         eal::forget_log();
         steps(device, &request, queues, frames).map(|(shared, mac, mtu)| {
-            let info = PortInfo { name, mac, mtu, queues };
+            let info = PortInfo { name, mac, mtu, queues, message: 0 };
             DpdkPort::new(info, shared)
         })
     });
@@ -114,7 +114,7 @@ pub(in crate::port) fn open_lazy(spec: &PortSpec, options: &PortOptions) -> Resu
     let request = request_of(spec, options).map_err(fail)?;
     let Some(mac) = chosen_address(spec, &request) else { return open(spec, options) };
     let mtu = if request.makes_iface { request.mtu.min(TAP_MTU) } else { request.mtu };
-    let info = PortInfo { name: spec.to_string(), mac, mtu, queues: options.queues };
+    let info = PortInfo { name: spec.to_string(), mac, mtu, queues: options.queues, message: 0 };
     Ok(lazy::later(info, spec, options))
 }
 
@@ -158,7 +158,7 @@ pub fn ring_pair(options: &PortOptions) -> Result<[Box<dyn Port>; 2], PortError>
             request.name.clone_from(&name);
             request.mac = Some(Mac::random());
             let (shared, mac, _) = set_up(device, &request, queues, frames)?;
-            let info = PortInfo { name, mac, mtu, queues };
+            let info = PortInfo { name, mac, mtu, queues, message: 0 };
             Ok(Box::new(DpdkPort::new(info, shared)))
         };
         Ok([open(&ends[0])?, open(&ends[1])?])

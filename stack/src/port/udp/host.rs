@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
 use super::control::is_link_local;
 use super::route::{self, Router, Way};
+use super::segmentation;
 use super::sys::{self, Interface, Local};
 use crate::port::netdevice;
 use crate::port::spec::HostAddress;
@@ -34,7 +35,7 @@ struct Entry {
     local: Local,
     /// Largest IP packet that routes carry from it.
     mtu: usize,
-    /// The kernel itself takes apart messages that leave by this interface, and numbers their datagrams from 0.
+    /// The kernel takes apart messages that leave by this interface, and numbers their datagrams from 0.
     segments: bool,
 }
 
@@ -49,7 +50,7 @@ impl Table {
         let socket = socket.as_fd();
         let about = |iface: &str| {
             let mtu = netdevice::mtu(socket, iface).ok()?;
-            let segments = netdevice::has_feature(socket, iface, "tx-udp-segmentation") == Some(false);
+            let segments = segmentation::by_kernel(socket, iface) == Some(true);
             Some((mtu, segments))
         };
         let (addresses, interfaces) = sys::interfaces()?;
@@ -134,9 +135,10 @@ pub fn addresses(named: &[IpAddr]) -> std::io::Result<Vec<HostAddress>> {
     let table = host.table();
     let own = crate::port::Host::addresses(&host);
     let with_iface = |addr| {
-        let local = table.of(addr).map(|entry| &entry.local);
-        let iface = local.map_or_else(String::new, |local| local.iface.clone());
-        HostAddress { addr, iface, up: local.is_some_and(|local| local.up) }
+        let entry = table.of(addr);
+        let iface = entry.map_or_else(String::new, |entry| entry.local.iface.clone());
+        let up = entry.is_some_and(|entry| entry.local.up);
+        HostAddress { addr, iface, up, segments: entry.is_some_and(|entry| entry.segments) }
     };
     Ok(own.into_iter().map(with_iface).collect())
 }

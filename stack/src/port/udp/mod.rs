@@ -11,12 +11,14 @@
 //! and chooses by the first: so what peers send from one port to several shards arrives mixed, and is handed over by the shard that
 //! received it. Every queue sends by itself, and connections leave from source ports of their own ([`sources`]).
 
+mod buffers;
 mod control;
 mod host;
 mod packet;
 mod port;
 mod route;
 mod rx;
+mod segmentation;
 mod shared;
 mod socket;
 mod sources;
@@ -43,7 +45,7 @@ use crate::port::taken::Taken;
 use host::Host;
 use port::UdpPort;
 use shared::Shared;
-use socket::{BUFFER, sockets};
+use socket::sockets;
 use sources::Sources;
 
 /// Opens a port on these addresses of the host, or on all that it has; `more` are the options of its specification.
@@ -58,17 +60,21 @@ pub(super) fn open(
     let gso = option("gso").map(|value| value == "on");
     let buffer = match option("buffer") {
         Some(bytes) => bytes.parse().map_err(|error| fail(format!("buffer={bytes:?}: {error}")))?,
-        None => BUFFER,
+        None => buffers::default_size(options.queues * addrs.len().max(1)),
     };
     let most = match option("flows") {
         Some(flows) => flows.parse().map_err(|error| fail(format!("flows={flows:?}: {error}")))?,
         None => SOURCES_MAX,
     };
     let sockets = sockets(addrs, buffer, options.queues).map_err(fail)?;
+    if let Some(memory) = sockets.iter().flatten().map(|socket| socket.memory).min() {
+        buffers::warn_if_small(&spec.to_string(), buffer, memory);
+    }
     let host = Arc::new(Host::new(addrs));
     host.refresh().map_err(|error| fail(format!("the host's addresses cannot be read: {error}")))?;
     let mtu = host.mtu().unwrap_or(options.mtu).min(options.mtu);
-    let info = PortInfo { mtu, ..PortInfo::of(spec, options) };
+    let message = if gso == Some(false) { 0 } else { tx::MESSAGE };
+    let info = PortInfo { mtu, message, ..PortInfo::of(spec, options) };
     let shared = Arc::new(Shared {
         name: info.name.clone(),
         macs: (info.mac, info.mac.beside()),

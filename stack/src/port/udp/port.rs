@@ -61,7 +61,7 @@ impl Port for UdpPort {
     /// The kernel counts the memory of a datagram, up to twice its bytes. Half of a buffer is for what we request, the other half
     /// for what peers request. Peers are assumed to have buffers like ours.
     fn window(&self) -> Option<usize> {
-        self.shared.sockets.iter().flatten().map(|socket| socket.accounted / 4).min()
+        self.shared.sockets.iter().flatten().map(|socket| socket.memory / 4).min()
     }
 
     fn steer(&self, numbers: &[(RangeInclusive<Qpn>, usize)]) {

@@ -8,14 +8,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::control::{self, Name};
-use super::{steering, sys};
+use super::{buffers, steering, sys};
 use crate::sync::unforked::Unforked;
 use crate::wire::UDP_PORT;
 
 /// Default TTL and hop limit of a socket: the usual one of the stack.
 pub(super) const HOP_LIMIT: u8 = 64;
-/// Bytes that a socket's buffers are asked to hold unless the port's options say otherwise; the system's limit may be less.
-pub(super) const BUFFER: u32 = 4 << 20;
 /// A socket on a port of one address, or of all.
 pub(super) struct Socket {
     /// Dropped first.
@@ -25,8 +23,8 @@ pub(super) struct Socket {
     pub(super) addr: Option<IpAddr>,
     /// Whether it is one of IPv6, which may carry IPv4, too.
     pub(super) v6: bool,
-    /// Bytes of memory that the datagrams in its receive buffer may lie in.
-    pub(super) accounted: usize,
+    /// Bytes of memory that the datagrams in its receive buffer may take.
+    pub(super) memory: usize,
     /// Datagrams that its buffer had no room for.
     pub(super) overflows: AtomicU32,
 }
@@ -62,14 +60,13 @@ impl Socket {
             set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
             set(libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
         }
-        set(libc::SOL_SOCKET, libc::SO_RCVBUF, as_option(buffer))?;
+        let memory = buffers::set_receiving(socket.fd(), buffer)?;
         set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
         // Kernels before 5.0 do not join datagrams: they arrive one by one.
         let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
         set(libc::SOL_SOCKET, libc::SO_REUSEPORT, shared.into())?;
         socket.bind(UDP_PORT)?;
-        // Twice what was asked for, or twice the system's limit (socket(7)).
-        socket.accounted = sys::get(socket.fd(), libc::SOL_SOCKET, libc::SO_RCVBUF)?.max(0) as usize;
+        socket.memory = memory;
         Ok(socket)
     }
 
@@ -103,8 +100,8 @@ impl Socket {
             set(libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
             set(libc::IPPROTO_IP, libc::IP_TTL, HOP_LIMIT.into())?;
         }
-        set(libc::SOL_SOCKET, libc::SO_SNDBUF, as_option(buffer))?;
-        Ok(Self { unforked, fd, addr, v6, accounted: 0, overflows: AtomicU32::new(0) })
+        buffers::set_sending(fd.as_fd(), buffer)?;
+        Ok(Self { unforked, fd, addr, v6, memory: 0, overflows: AtomicU32::new(0) })
     }
 
     fn bind(&self, port: u16) -> Result<(), Error> {
@@ -115,11 +112,6 @@ impl Socket {
         };
         sys::bind(self.fd(), &Name::new(self.v6, self.addr.unwrap_or(any), port, scope))
     }
-}
-
-/// The size of a buffer as an option of a socket.
-fn as_option(buffer: u32) -> i32 {
-    i32::try_from(buffer).unwrap_or(i32::MAX)
 }
 
 /// Bytes for errors that came back for what a socket sent, where it receives nothing else.

@@ -22,7 +22,7 @@ use crate::wire::UDP_PORT;
 /// Datagrams of one message: what every kernel takes (`UDP_MAX_SEGMENTS` was 64).
 const SEGMENTS: usize = 64;
 /// Bytes of one message: the longest datagram.
-const MESSAGE: usize = 65_535 - 40 - 8;
+pub(super) const MESSAGE: usize = 65_535 - 40 - 8;
 
 /// Most pairs of addresses in [`Sender::segments`]; then all are forgotten.
 const PEERS: usize = 4096;

@@ -3,7 +3,7 @@
 
 use super::Stop;
 use super::writer::{Built, Draft, Payload, Source, WrittenSeries};
-use crate::config::{LONG_PACKET, QP_TX_BUDGET};
+use crate::config::LONG_PACKET;
 use crate::id::{PdId, Psn, Qpn};
 use crate::mem::{Access, CachedKey, GrantedRange, KeyFault, MrTable};
 use crate::port::Frame;
@@ -179,11 +179,11 @@ impl Env {
         if room == 0 {
             return Stop::Full(route);
         }
-        let mut budget = QP_TX_BUDGET.min(room.saturating_sub(waiting - 1).max(1));
-        while budget > 0 && qp.responder.has_answer() {
+        let mut budget = self.outbox.budget(room.saturating_sub(waiting - 1).max(1));
+        while !budget.is_spent() && qp.responder.has_answer() {
             let hop = qp.hop;
-            let in_place = (qp.long_answers && hop.is_outside()).then_some(budget);
-            let waiting = qp.responder.waiting().clamp(1, budget);
+            let in_place = budget.next_in_place().filter(|_| qp.long_answers && hop.is_outside());
+            let waiting = qp.responder.waiting().clamp(1, budget.next());
             let mut source = Answers { qp: &mut *qp, keys: &self.shared.mrs, ack: None, fatal: None };
             let (built, ended) = self.outbox.write(
                 Traffic::Answers,
@@ -197,7 +197,7 @@ impl Env {
             let (ack, fatal) = (source.ack, source.fatal);
             count_answers(&self.counters, qp, &built, ack);
             self.outbox.send_inside(Traffic::Answers, hop, built.frames, &self.shared, &self.counters);
-            budget -= built.frames;
+            budget.spend(&built);
             if let Some(fault) = fatal {
                 self.end_by_fault(qp, fault);
                 return Stop::Done;
@@ -206,7 +206,7 @@ impl Env {
                 Ended::Written => {}
                 Ended::Source(End::Idle) => return Stop::Done,
                 Ended::Source(End::Refused(psn)) => {
-                    budget = budget.saturating_sub(1);
+                    budget.spend_one();
                     if !qp.responder.refuse_read(psn) {
                         self.discard_of(qp, Discard::Duplicate);
                     }

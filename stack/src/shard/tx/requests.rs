@@ -3,7 +3,7 @@
 
 use super::Stop;
 use super::writer::{Built, Draft, Payload, Source, WrittenSeries};
-use crate::config::{LONG_PACKET, QP_TX_BUDGET};
+use crate::config::LONG_PACKET;
 use crate::port::Frame;
 use crate::proto::recovery::RetryCause;
 use crate::proto::requester::{
@@ -231,13 +231,13 @@ impl Env {
         }
         let window = qp.requester.send_window(self.now, self.in_flight.share(qp));
         let hop = qp.hop;
-        let mut budget = QP_TX_BUDGET.min(self.outbox.room(Traffic::Requests, hop.route()));
-        if budget == 0 {
+        let mut budget = self.outbox.budget(self.outbox.room(Traffic::Requests, hop.route()));
+        if budget.is_spent() {
             return Stop::Full(hop.route());
         }
-        while budget > 0 {
-            let in_place = (qp.long && hop.is_outside()).then_some(budget);
-            let waiting = (qp.requester.waiting(&window, &qp.sq) as usize).clamp(1, budget);
+        while !budget.is_spent() {
+            let in_place = budget.next_in_place().filter(|_| qp.long && hop.is_outside());
+            let waiting = (qp.requester.waiting(&window, &qp.sq) as usize).clamp(1, budget.next());
             let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
             let mut source = Requests { qp: &mut *qp, memory, window, again: 0 };
             let (built, ended) = self.outbox.write(
@@ -255,17 +255,17 @@ impl Env {
                 self.time_packet(qp);
             }
             self.outbox.send_inside(Traffic::Requests, hop, built.frames, &self.shared, &self.counters);
-            budget -= built.frames;
+            budget.spend(&built);
             let end = match ended {
                 Ended::Source(End::Idle(Idle::Local(seq))) => {
                     self.keys.carry_out(&self.shared.mrs, qp, seq);
-                    budget -= 1;
+                    budget.spend_one();
                     continue;
                 }
                 // The next poll says whether older requests have to complete first.
                 Ended::Source(End::Protection(unsent)) => {
                     qp.requester.take_back(unsent, WcStatus::LocProtErr);
-                    budget -= 1;
+                    budget.spend_one();
                     continue;
                 }
                 Ended::Source(End::Idle(idle)) => Some(idle),

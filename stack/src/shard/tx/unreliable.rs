@@ -5,7 +5,7 @@
 
 use super::Stop;
 use super::requests::draft;
-use crate::config::QP_TX_BUDGET;
+use crate::config::TX_BURST;
 use crate::id::{QpType, Qpn};
 use crate::port::{FlowKind, Route};
 use crate::proto::address::UdAddress;
@@ -80,7 +80,9 @@ impl Env {
 
     /// `route` is that of the last frame.
     fn build_unreliable(&mut self, qp: &mut Qp, route: &mut Option<Route>) -> Stop {
-        for _ in 0..QP_TX_BUDGET {
+        let mut budget = self.outbox.budget(TX_BURST);
+        while !budget.is_spent() {
+            budget.spend_one();
             let seq = match qp.requester.peek_unreliable(qp.gates, qp.epoch, &qp.sq) {
                 Ok(seq) => seq,
                 Err(idle) => return self.rest(qp, idle),
