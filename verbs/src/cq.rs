@@ -50,8 +50,11 @@ impl Cq {
     /// (`EIO`) when the queue overran and all completions in it have been polled.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, wc: &mut [Wc]) -> Result<usize, VerbsError> {
-        let mut tap = self.core.tap().lock().map_err(|why| unavailable("completion queue", why))?;
-        poll(&self.core, &mut tap, wc)
+        let n = {
+            let mut tap = self.core.tap().lock().map_err(|why| unavailable("completion queue", why))?;
+            poll(&self.core, &mut tap, wc)?
+        };
+        Ok(found(&self.core, n))
     }
 
     /// As [`poll`](Self::poll), but passes up to `max` completions to `each`.
@@ -87,8 +90,11 @@ impl Cq {
     /// As [`poll`](Self::poll); `EDEADLK` where `each` polls this queue.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> Result<usize, VerbsError> {
-        let mut tap = self.core.tap().lock().map_err(|why| unavailable("completion queue", why))?;
-        fill(&self.core, &mut tap, max, |cqe| each(Wc::from_cqe(cqe)))
+        let n = {
+            let mut tap = self.core.tap().lock().map_err(|why| unavailable("completion queue", why))?;
+            fill(&self.core, &mut tap, max, |cqe| each(Wc::from_cqe(cqe)))?
+        };
+        Ok(found(&self.core, n))
     }
 
     /// Requests one event on the queue's channel: for the next completion, or with `solicited_only` for the next that is of a
@@ -190,7 +196,7 @@ impl CqPoller {
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&mut self, wc: &mut [Wc]) -> Result<usize, VerbsError> {
         match &mut self.tap {
-            Some(tap) => poll(&self.core, tap, wc),
+            Some(tap) => Ok(found(&self.core, poll(&self.core, tap, wc)?)),
             None => Ok(0),
         }
     }
@@ -203,7 +209,10 @@ impl CqPoller {
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll_with(&mut self, max: usize, mut each: impl FnMut(Wc)) -> Result<usize, VerbsError> {
         match &mut self.tap {
-            Some(tap) => fill(&self.core, tap, max, |cqe| each(Wc::from_cqe(cqe))),
+            Some(tap) => {
+                let n = fill(&self.core, tap, max, |cqe| each(Wc::from_cqe(cqe)))?;
+                Ok(found(&self.core, n))
+            }
             None => Ok(0),
         }
     }
@@ -236,6 +245,15 @@ impl Drop for CqPoller {
             self.core.tap().give_back(tap);
         }
     }
+}
+
+/// A poll found so many completions. One that found none may sleep, as no lock is held any more.
+#[inline]
+fn found(core: &CqCore, n: usize) -> usize {
+    if n == 0 {
+        core.rest();
+    }
+    n
 }
 
 #[inline]

@@ -135,7 +135,12 @@ impl<'a> CqExPoll<'a> {
     fn start(core: &'a CqCore) -> Result<Option<Self>, VerbsError> {
         let tap = core.tap().borrow().map_err(|why| unavailable("completion queue", why))?;
         let mut poll = Self { core, tap: Some(tap), cqe: Cqe::default() };
-        Ok(poll.next_poll()?.then_some(poll))
+        if poll.next_poll()? {
+            return Ok(Some(poll));
+        }
+        drop(poll);
+        core.rest();
+        Ok(None)
     }
 
     /// Moves on to the next completion. `false`: there is none, and it still refers to the last one.

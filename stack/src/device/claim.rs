@@ -62,7 +62,15 @@ pub(super) struct Cell {
     shard: Claim<Shard>,
     /// Turns by threads other than the background helper, so that it can see them.
     turns: AtomicU32,
+    /// A thread sleeps for it inside a poll.
+    polled: AtomicBool,
+    /// Threads that poll sleep for it now and then, so posts need not wake the helper: for so many looks of the helper that find none of
+    /// them.
+    left: AtomicU32,
 }
+
+/// See [`Cell::left`]: looks of a millisecond each. A thread may be off its core for some slices of the scheduler.
+const LEFT: u32 = 32;
 
 impl Cell {
     /// Whether the shard is dead: a holder panicked.
@@ -107,7 +115,14 @@ impl Core {
     ) -> Self {
         let cells = shards
             .into_iter()
-            .map(|shard| CachePadded::new(Cell { shard: Claim::new(shard), turns: AtomicU32::new(0) }))
+            .map(|shard| {
+                CachePadded::new(Cell {
+                    shard: Claim::new(shard),
+                    turns: AtomicU32::new(0),
+                    polled: AtomicBool::new(false),
+                    left: AtomicU32::new(0),
+                })
+            })
             .collect();
         let upkeep = Upkeep::new(&*port, assume_link);
         Self {
@@ -396,6 +411,28 @@ impl Core {
     /// Turns by threads other than the helper, modulo 2^32.
     pub(super) fn turns_of_callers(&self, index: usize) -> u32 {
         self.cells[index].turns.load(Ordering::Relaxed)
+    }
+    /// A thread sleeps for these shards, as bits, inside a poll, or does so no more.
+    pub(super) fn set_polled(&self, shards: u32, polled: bool) {
+        for (_, cell) in self.cells.iter().enumerate().filter(|(i, _)| shards >> i & 1 != 0) {
+            cell.polled.store(polled, Ordering::Relaxed);
+            if polled {
+                cell.left.store(LEFT, Ordering::Relaxed);
+            }
+        }
+    }
+    /// Whether a thread sleeps for a shard inside a poll.
+    pub(super) fn is_polled(&self, index: usize) -> bool {
+        self.cells[index].polled.load(Ordering::Relaxed)
+    }
+    /// A look of the helper: whether it leaves it to threads that poll to be woken for a shard.
+    pub(super) fn is_left(&self, index: usize, callers_turn: bool) -> bool {
+        let left = &self.cells[index].left;
+        let looks = left.load(Ordering::Relaxed);
+        if looks > 0 && !callers_turn {
+            left.store(looks - 1, Ordering::Relaxed);
+        }
+        looks > 0
     }
     /// A turn by the helper: its work, and how many queue pairs are connected.
     pub(super) fn turn_by_helper(&self, index: usize) -> Option<(Turn, usize)> {

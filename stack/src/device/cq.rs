@@ -1,7 +1,7 @@
 //! Completion queues: a lane from each shard, one reader.
 
 use core::fmt;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::time::Duration;
 use std::sync::{Arc, Mutex};
 
@@ -11,6 +11,7 @@ use super::handle::Device;
 use super::inside_turn::not_inside_turn;
 use super::pd::PdCore;
 use super::quota::Share;
+use super::vain;
 use crate::config::CQE_MAX;
 use crate::proto::wqe::Cqe;
 use crate::shard::{CqState, EventElement, LaneId};
@@ -57,6 +58,8 @@ pub struct CqCore {
     lanes: Mutex<Vec<Lane>>,
     /// Shards that have a lane, as bits.
     feeders: AtomicU32,
+    /// A thread that polls this queue is to sleep: see [`rest`](Self::rest).
+    rest_is_due: AtomicBool,
     state: Arc<CqState>,
     /// The channel, which must outlive this, and the handle that arms; `None` where there are no events.
     channel: Option<(Arc<ChannelCore>, Armer)>,
@@ -110,6 +113,7 @@ impl CqCore {
             tap: Exclusive::new(Some(CqTap(reader))),
             lanes: Mutex::new(lanes.into_iter().map(Lane::Spare).collect()),
             feeders: AtomicU32::new(0),
+            rest_is_due: AtomicBool::new(false),
             state: Arc::new(CqState::new(number, init.context, events)),
             _parent: init.parent.cloned(),
             _share: share,
@@ -184,10 +188,34 @@ impl CqCore {
         not_inside_turn()?;
         let mut feeders = self.feeders.load(Ordering::Relaxed);
         while feeders != 0 {
-            core.turn(feeders.trailing_zeros() as usize);
+            let index = feeders.trailing_zeros() as usize;
+            let turn = core.turn(index);
+            if core.turns_of_callers(index).is_multiple_of(vain::EVERY)
+                && vain::note(turn.is_some_and(|turn| !turn.idle()))
+            {
+                self.rest_is_due.store(true, Ordering::Relaxed);
+            }
             feeders &= feeders - 1;
         }
         Ok(true)
+    }
+
+    /// After a poll that found nothing, once others may poll: where cores are busy, and this thread has polled in vain for a while, it
+    /// sleeps until there may be work, for a millisecond at most.
+    #[inline]
+    pub fn rest(&self) {
+        if self.rest_is_due.load(Ordering::Relaxed) {
+            self.rest_now();
+        }
+    }
+
+    #[cold]
+    fn rest_now(&self) {
+        self.rest_is_due.store(false, Ordering::Relaxed);
+        // Another thread's, if it is not this one's.
+        if let Some(at_most) = vain::take_due() {
+            self.device.core().sleep_in_poll(self.feeders.load(Ordering::Relaxed), at_most);
+        }
     }
 
     /// Waits for the end of turns that are under way, so that what they completed can be polled. Where shards are turned without

@@ -104,9 +104,13 @@ fn help(core: &Core) {
     let mut longest = SLEEP;
     while !core.stopped() && !core.all_dead() {
         let (mut look, mut at_most) = (SLEEP, Duration::MAX);
-        let (mut helped, mut work) = (0u32, false);
+        let (mut helped, mut left, mut work) = (0u32, 0u32, false);
         for (index, callers) in callers.iter_mut().enumerate() {
-            let callers_turned = callers.turned(core.turns_of_callers(index));
+            let callers_turned = callers.turned(core.turns_of_callers(index)) || core.is_polled(index);
+            if core.is_left(index, callers_turned) {
+                left |= 1 << index;
+                at_most = at_most.min(HELPER_SLEEP);
+            }
             let turn = if callers_turned { None } else { core.turn_by_helper(index) };
             let now = SystemInstant::now();
             let Some((turn, connected)) = turn else {
@@ -130,7 +134,7 @@ fn help(core: &Core) {
             Next::Spin => core::hint::spin_loop(),
             Next::Yield => thread::yield_now(),
             Next::Sleep => {
-                core.sleep(helped, None, longest.min(at_most), look);
+                core.sleep(helped, left, None, longest.min(at_most), look);
                 longest = (longest * 2).min(IDLE_SLEEP);
             }
         }

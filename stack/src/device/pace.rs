@@ -1,26 +1,19 @@
 //! What the helper does between two looks at its shards: spin, yield, or sleep; and how long it leaves them to callers.
 //!
-//! Frequent looks cost a core. Where a core is free, the helper spins after there was work, then yields, and answers a peer
-//! without a system call. Where other threads run on every core, a spinning helper takes their time, and a yielding one waits for
-//! the end of their slices: the scheduler runs a thread that an event wakes first, and one that yields last. So a helper that was
-//! off its core for longer than on it sleeps as soon as there is no work, and tries to spin again later.
+//! With a core to spare ([`Contention`]) the helper spins after there was work, then yields; without one it sleeps as soon as there is
+//! no work.
 //!
 //! No clock here, no threads: times are passed in.
 
 use core::time::Duration;
 use std::time::Instant;
 
+use super::contention::Contention;
 use crate::config::{HELPER_HOT, HELPER_SLEEP};
 
 /// After its hot phase the helper yields its time slice between looks, for this long.
 const YIELD: Duration = Duration::from_micros(200);
-/// If so much time passes between two looks, another thread had the core: it is more than a look takes, and less than a slice of
-/// the scheduler.
-const AWAY: Duration = Duration::from_micros(150);
-/// Cores count as busy once the helper was off its core for this much longer than on it; less is an interruption.
-const PATIENCE: Duration = Duration::from_millis(1);
-/// How long cores then count as busy: `BUSY` the first time, twice as long each further time, up to `BUSY_AT_MOST`.
-const BUSY: Duration = Duration::from_millis(10);
+/// How long cores count as busy at most before the helper tries again whether one is to spare.
 const BUSY_AT_MOST: Duration = Duration::from_millis(160);
 
 /// The helper leaves a shard that callers turn alone for at least this long, and at most [`HELPER_SLEEP`].
@@ -41,18 +34,15 @@ pub struct Pace {
     worked_at: Instant,
     /// The previous look, unless the helper slept after it.
     looked_at: Option<Instant>,
-    /// How much longer other threads had the core than the helper, while the helper could run.
-    away: Duration,
-    /// No core is to spare before this.
-    busy_until: Instant,
-    /// How long cores are taken to be busy the next time.
-    busy_for: Duration,
+    /// The times of `contention` begin here.
+    began: Instant,
+    contention: Contention,
 }
 
 impl Pace {
     /// A helper that begins: as if there was work just now.
     pub fn new(now: Instant) -> Self {
-        Self { worked_at: now, looked_at: None, away: Duration::ZERO, busy_until: now, busy_for: BUSY }
+        Self { worked_at: now, looked_at: None, began: now, contention: Contention::new(BUSY_AT_MOST) }
     }
 
     /// After a look: whether the helper turned a shard, and whether there was work.
@@ -78,26 +68,11 @@ impl Pace {
 
     /// Whether no core is to spare.
     fn is_busy(&mut self, now: Instant) -> bool {
-        if now < self.busy_until {
-            return true;
+        let at = now.saturating_duration_since(self.began);
+        match self.looked_at {
+            Some(before) => self.contention.note(at, now.saturating_duration_since(before)),
+            None => self.contention.is_known(at),
         }
-        let Some(at) = self.looked_at else { return false };
-        let since = now.saturating_duration_since(at);
-        if since < AWAY {
-            self.away = self.away.saturating_sub(since);
-            if self.away.is_zero() {
-                self.busy_for = BUSY;
-            }
-            return false;
-        }
-        self.away += since;
-        if self.away < PATIENCE {
-            return false;
-        }
-        self.away = PATIENCE;
-        self.busy_until = now + self.busy_for;
-        self.busy_for = (self.busy_for * 2).min(BUSY_AT_MOST);
-        true
     }
 }
 
@@ -139,6 +114,7 @@ impl Callers {
 
 #[cfg(test)]
 mod tests {
+    use super::super::contention::{AWAY, BUSY, PATIENCE};
     use super::*;
 
     const US: Duration = Duration::from_micros(1);
@@ -210,7 +186,8 @@ mod tests {
             now = end + US;
         }
         assert_eq!(loses_a_slice(&mut pace, &mut now), Next::Sleep);
-        assert_eq!(pace.busy_until, now + BUSY);
+        let at = now.saturating_duration_since(pace.began);
+        assert!(pace.contention.is_known(at + BUSY - US) && !pace.contention.is_known(at + BUSY));
     }
 
     #[test]

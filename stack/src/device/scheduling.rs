@@ -1,5 +1,7 @@
 #![allow(unsafe_code)]
-//! Scheduling of a thread for which others wait.
+//! Scheduling of a thread: of one for which others wait, and of one that looks for work again and again.
+
+use core::cell::Cell;
 
 /// `struct sched_attr` of `<linux/sched/types.h>`, in its first version.
 #[repr(C)]
@@ -38,4 +40,20 @@ pub fn wake_at_once() {
     attr.runtime_ns = SHORTEST_NS;
     // SAFETY: reads `attr`, whose size is in it. Older kernels ignore the slice, and a refusal changes nothing.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+}
+
+thread_local! {
+    /// How often the kernel took the core from this thread, at the last look.
+    static TAKEN: Cell<libc::c_long> = const { Cell::new(0) };
+}
+
+/// Whether the kernel gave the calling thread's core to another one since the last call, while the thread could run.
+pub fn was_preempted() -> bool {
+    // SAFETY: a structure of numbers, for which zeros are a value.
+    let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
+    // SAFETY: writes the structure. No cancellation point (pthreads(7)).
+    if unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) } != 0 {
+        return false;
+    }
+    TAKEN.replace(usage.ru_nivcsw) != usage.ru_nivcsw
 }

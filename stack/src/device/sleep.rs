@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use super::claim::Core;
 use super::inside_turn::inside_turn;
+use crate::config::HELPER_SLEEP;
 use crate::port::Armed;
 use crate::sync::eventfd::{EventFd, to_wait_for, wait_readable};
 use crate::sync::sleeper::{OTHERS, Sleep};
@@ -12,6 +13,9 @@ use crate::sync::sleeper::{OTHERS, Sleep};
 /// The longest sleep, after there was work, of a thread that turns shards: the port has to be maintained, and a peer may lose a
 /// wake-up.
 pub(super) const SLEEP: Duration = Duration::from_millis(10);
+
+/// A sleep that nothing ends.
+const NAP: Duration = Duration::from_micros(50);
 
 /// Sleeps until one of the descriptors is readable, or the time is over.
 fn nap(fds: &[BorrowedFd<'_>], time: Duration) {
@@ -25,9 +29,17 @@ fn nap(fds: &[BorrowedFd<'_>], time: Duration) {
 
 impl Core {
     /// Sleeps until one of these shards, as bits, may have work, `fd` is readable, or `at_most` is over. Ports that cannot signal
-    /// are checked every `look`. Returns at once where there is work already.
-    pub(super) fn sleep(&self, shards: u32, fd: Option<&EventFd>, at_most: Duration, look: Duration) {
-        match self.shared.sleeper.begin() {
+    /// are checked every `look`. Returns at once where there is work already. Work for other shards wakes the thread as well, but for
+    /// those that are `left` to others.
+    pub(super) fn sleep(
+        &self,
+        shards: u32,
+        left: u32,
+        fd: Option<&EventFd>,
+        at_most: Duration,
+        look: Duration,
+    ) {
+        match self.shared.sleeper.begin_for(0, !left) {
             Some(sleep) => self.sleep_here(sleep, shards, fd.map(AsFd::as_fd).as_slice(), at_most, look),
             None => nap(fd.map(AsFd::as_fd).as_slice(), at_most.min(look)),
         }
@@ -42,6 +54,21 @@ impl Core {
             Some(sleep) => self.sleep_here(sleep, 1 << shard, fds, at_most, look),
             None => nap(fds, at_most.min(look)),
         }
+    }
+    /// As [`Core::sleep_for`], inside a poll of a queue that these shards, as bits, feed. No cancellation point: it makes system calls
+    /// by itself.
+    #[cold]
+    pub(super) fn sleep_in_poll(&self, shards: u32, at_most: Duration) {
+        if shards == 0 || self.is_forked() || inside_turn() {
+            return;
+        }
+        self.set_polled(shards, true);
+        match self.shared.sleeper.begin_for(1 + shards.trailing_zeros() as usize, shards) {
+            Some(sleep) => self.sleep_here(sleep, shards, &[], at_most, at_most.min(HELPER_SLEEP)),
+            // The helper sleeps for one of them still, or another thread that polls does.
+            None => _ = wait_readable(&mut [], at_most.min(NAP)),
+        }
+        self.set_polled(shards, false);
     }
     fn sleep_here(
         &self,

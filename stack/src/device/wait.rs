@@ -87,9 +87,9 @@ impl Device {
                 // This thread cannot make the result come sooner; but it has to notice the death of a shard.
                 Some(fd) if self.core().dedicated => fd.wait(left.min(DEATH_NOTICE)),
                 None if self.core().dedicated => std::thread::sleep(nap),
-                Some(_) => self.core().sleep(u32::MAX, fd, left.min(SLEEP), nap),
+                Some(_) => self.core().sleep(u32::MAX, 0, fd, left.min(SLEEP), nap),
                 // Another thread may cause the result, and does not wake this one.
-                None => self.core().sleep(u32::MAX, None, nap, nap),
+                None => self.core().sleep(u32::MAX, 0, None, nap, nap),
             }
         }
     }
