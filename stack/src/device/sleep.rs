@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use super::claim::Core;
 use super::inside_turn::inside_turn;
-use crate::config::HELPER_SLEEP;
 use crate::port::Armed;
 use crate::sync::eventfd::{EventFd, to_wait_for, wait_readable};
 use crate::sync::sleeper::{OTHERS, Sleep};
@@ -64,7 +63,7 @@ impl Core {
         }
         self.set_polled(shards, true);
         match self.shared.sleeper.begin_for(1 + shards.trailing_zeros() as usize, shards) {
-            Some(sleep) => self.sleep_here(sleep, shards, &[], at_most, at_most.min(HELPER_SLEEP)),
+            Some(sleep) => self.sleep_here(sleep, shards, &[], at_most, at_most),
             // The helper sleeps for one of them still, or another thread that polls does.
             None => _ = wait_readable(&mut [], at_most.min(NAP)),
         }

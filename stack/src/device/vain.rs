@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use super::contention::{AWAY, Contention};
 use super::scheduling::was_preempted;
+use crate::config::HELPER_SLEEP;
 
 /// How long cores count as busy at most before the thread tries again whether one is to spare: that costs it some slices of the scheduler.
 const BUSY_AT_MOST: Duration = Duration::from_millis(1280);
@@ -19,7 +20,7 @@ const VAIN: Duration = Duration::from_micros(20);
 /// A program may have other work than what it polls for. So its first sleep is short, and each that brings nothing is followed by one of
 /// twice the time.
 const SHORTEST: Duration = Duration::from_micros(50);
-const LONGEST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = HELPER_SLEEP;
 
 thread_local! {
     static POLLS: RefCell<Polls> = RefCell::default();

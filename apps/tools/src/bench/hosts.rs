@@ -47,18 +47,15 @@ impl Cable {
 
 /// Two hosts on each cable, gone when this value is dropped.
 #[derive(Debug)]
-pub struct Hosts {
-    /// Ends before the interfaces that it joins.
-    _relay: Option<Guard>,
-}
+pub struct Hosts(());
 
 impl Hosts {
-    /// Sets them up, with this `roce-relay`.
+    /// Sets them up.
     ///
     /// # Errors
     /// Why it cannot be done: it takes root, and the tools ip and ethtool.
-    pub fn new(relay: &Path) -> Result<Self> {
-        let mut hosts = Self { _relay: None };
+    pub fn new() -> Result<Self> {
+        let hosts = Self(());
         for cable in Cable::ALL {
             for name in cable.hosts().iter().chain(&cable.between()) {
                 ip(&["netns", "add", name])?;
@@ -74,10 +71,6 @@ impl Hosts {
                         // A relay sees frames as they are on a cable: cut, and with their checksums.
                         exec(host, "ethtool", &["-K", "eth0", "tx", "off", "tx-udp-segmentation", "off"])?;
                     }
-                    let mut command = Command::new("ip");
-                    command.args(["netns", "exec", between, "nice", "-n", "-20"]).arg(relay);
-                    command.args(["--rate", &CAP.to_string(), "left", "right"]);
-                    hosts._relay = Some(Guard::quiet(&command)?);
                 }
             }
             for (host, addr) in [a, b].into_iter().zip(ADDRS) {
@@ -90,7 +83,6 @@ impl Hosts {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        self._relay = None;
         for cable in Cable::ALL {
             for name in cable.hosts().iter().chain(&cable.between()) {
                 let _ = ip(&["netns", "delete", name]);
@@ -107,6 +99,19 @@ fn join(one: [&str; 2], other: [&str; 2], cable: Cable) -> Result<()> {
         ip(&["-n", host, "link", "set", iface, "mtu", &cable.mtu().to_string(), "up"])?;
     }
     Ok(())
+}
+
+/// Starts what joins the hosts on this cable, if that is a program: `roce-relay`, from beside `perf`. It takes time of the cores while it
+/// runs.
+///
+/// # Errors
+/// When it does not start.
+pub fn relay(cable: Cable, perf: &Path) -> Result<Option<Guard>> {
+    let Some(between) = cable.between() else { return Ok(None) };
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", &between, "nice", "-n", "-20"]).arg(perf.with_file_name("roce-relay"));
+    command.args(["--rate", &CAP.to_string(), "left", "right"]);
+    Guard::quiet(&command).map(Some)
 }
 
 /// A command that runs on the server's or the client's host, on this cable.
@@ -145,8 +150,7 @@ mod tests {
                 "SKIPPED the_hosts_reach_each_other_and_leave_nothing_behind: it needs root, ip, ethtool";
             return writeln!(std::io::stderr(), "{skipped}").unwrap();
         }
-        // In the place of the relay: nothing passes.
-        let hosts = Hosts::new(Path::new("/bin/true")).unwrap();
+        let hosts = Hosts::new().unwrap();
         for cable in Cable::ALL {
             let said = command(cable, 1, "ip").args(["route", "get", ADDRS[0]]).output().unwrap();
             assert!(String::from_utf8_lossy(&said.stdout).contains("dev eth0"), "{said:?}");

@@ -159,7 +159,7 @@ impl<'a> Bench<'a> {
         let time = cli.duration.unwrap_or(Duration::from_millis(if cli.quick { 60 } else { 200 }));
         let paths = Paths { run: perf.with_file_name("roce-run"), dir: dir.clone() };
         let mut missing = if cli.no_peers { Vec::new() } else { peers::missing(&paths.run) };
-        let hosts = Hosts::new(&perf.with_file_name("roce-relay")).ok();
+        let hosts = Hosts::new().ok();
         if hosts.is_none() {
             missing.push(Missing::Hosts);
         }

@@ -20,10 +20,8 @@ pub struct Pair {
 /// This stack's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ours {
-    /// `roce-perf` over UDP sockets, with these options.
-    Udp(&'static str),
-    /// The same between two hosts.
-    Hosts(Cable, &'static str),
+    /// `roce-perf` over UDP sockets, between two hosts or over loopback, with these options.
+    Udp(Option<Cable>, &'static str),
     /// A program that does not know of it.
     Program(Peer),
 }
@@ -41,27 +39,27 @@ pub enum By {
 pub const PAIRS: [Pair; 7] = [
     Pair {
         name: "udp-bw",
-        ours: Ours::Udp("--op write --mode bw --size 65536 --mtu 4096"),
+        ours: Ours::Udp(None, "--op write --mode bw --size 65536 --mtu 4096"),
         theirs: peers::IPERF,
     },
     Pair {
         name: "hosts1500",
-        ours: Ours::Hosts(Cable::Mtu1500, "--op write --mode bw --size 65536"),
+        ours: Ours::Udp(Some(Cable::Mtu1500), "--op write --mode bw --size 65536"),
         theirs: peers::iperf_between_hosts(Cable::Mtu1500),
     },
     Pair {
         name: "hosts9000",
-        ours: Ours::Hosts(Cable::Mtu9000, "--op write --mode bw --size 65536"),
+        ours: Ours::Udp(Some(Cable::Mtu9000), "--op write --mode bw --size 65536"),
         theirs: peers::iperf_between_hosts(Cable::Mtu9000),
     },
     Pair {
         name: "udp-rate",
-        ours: Ours::Udp("--op send --mode rate --size 64 --post-list 32"),
+        ours: Ours::Udp(None, "--op send --mode rate --size 64 --post-list 32"),
         theirs: peers::ucx_over_tcp("rate", 64),
     },
     Pair {
         name: "udp-lat",
-        ours: Ours::Udp("--op send --mode lat --size 64"),
+        ours: Ours::Udp(None, "--op send --mode lat --size 64"),
         theirs: peers::ucx_over_tcp("lat", 64),
     },
     Pair {
@@ -80,9 +78,9 @@ impl Pair {
     /// Its title in progress messages.
     pub fn title(&self) -> String {
         match self.ours {
-            Ours::Udp(line) => format!("over UDP sockets, {line}, beside {}", self.theirs.title()),
-            Ours::Hosts(cable, line) => {
-                format!("over UDP sockets between hosts, {cable:?}, {line}, beside {}", self.theirs.title())
+            Ours::Udp(cable, line) => {
+                let between = cable.map_or_else(String::new, |cable| format!(" between hosts, {cable:?}"));
+                format!("over UDP sockets{between}, {line}, beside {}", self.theirs.title())
             }
             Ours::Program(ours) => format!("{}, beside {}", ours.title(), self.theirs.title()),
         }
@@ -91,11 +89,9 @@ impl Pair {
     /// This stack's side, `time` long if `roce-perf` measures it.
     pub fn ours(&self, time: Duration) -> By {
         match self.ours {
-            Ours::Udp(line) => {
-                By::Perf(Part { link: Link::Udp, ..part(self.name, &self.title(), line, time) })
-            }
-            Ours::Hosts(cable, line) => {
-                By::Perf(Part { link: Link::Hosts(cable), ..part(self.name, &self.title(), line, time) })
+            Ours::Udp(cable, line) => {
+                let link = cable.map_or(Link::Udp, Link::Hosts);
+                By::Perf(Part { link, ..part(self.name, &self.title(), line, time) })
             }
             Ours::Program(peer) => By::Peer(peer),
         }

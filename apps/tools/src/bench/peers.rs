@@ -25,10 +25,8 @@ pub struct Peer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
-    /// `iperf3` over loopback.
-    Iperf,
-    /// Between two hosts.
-    IperfHosts(Cable),
+    /// `iperf3` between two hosts, or over loopback.
+    Iperf(Option<Cable>),
     /// UCX with these transports, this test, and this many messages.
     Ucx(&'static str, &'static str, u64),
     /// UCX on this stack, by the drop-in library: this test, and this many messages.
@@ -36,11 +34,12 @@ enum How {
 }
 
 /// TCP over loopback, a single stream.
-pub const IPERF: Peer = Peer { name: "TCP loopback (iperf3)", how: How::Iperf, mode: "bw", size: 131_072 };
+pub const IPERF: Peer =
+    Peer { name: "TCP loopback (iperf3)", how: How::Iperf(None), mode: "bw", size: 131_072 };
 
 /// TCP between two hosts, a single stream.
 pub const fn iperf_between_hosts(cable: Cable) -> Peer {
-    Peer { name: "TCP between hosts (iperf3)", how: How::IperfHosts(cable), mode: "bw", size: 131_072 }
+    Peer { name: "TCP between hosts (iperf3)", how: How::Iperf(Some(cable)), mode: "bw", size: 131_072 }
 }
 
 /// UCX's test of a mode, and messages of it for TCP.
@@ -161,8 +160,8 @@ impl Peer {
     /// The package that it needs, if that is missing.
     pub fn lacks(&self, missing: &[Missing]) -> Option<&'static str> {
         let needs: &[Missing] = match self.how {
-            How::Iperf => &[Missing::Iperf],
-            How::IperfHosts(_) => &[Missing::Iperf, Missing::Hosts],
+            How::Iperf(None) => &[Missing::Iperf],
+            How::Iperf(Some(_)) => &[Missing::Iperf, Missing::Hosts],
             How::Ucx(..) => &[Missing::Ucx],
             How::Here(..) => &[Missing::Ucx, Missing::DropIn],
         };
@@ -182,14 +181,7 @@ impl Peer {
         let port = child::free_port()?.to_string();
         let row = Row::peer(self.name, self.mode, self.size);
         match self.how {
-            How::Iperf => {
-                let bits = iperf(|_| Command::new("iperf3"), "127.0.0.1", &port, share)?;
-                Ok(row.with("gbit_per_s", bits / 1e9))
-            }
-            How::IperfHosts(cable) => {
-                let on = |side| hosts::command(cable, side, "iperf3");
-                Ok(row.with("gbit_per_s", iperf(on, hosts::ADDRS[0], &port, share)? / 1e9))
-            }
+            How::Iperf(cable) => Ok(row.with("gbit_per_s", iperf(cable, &port, share)? / 1e9)),
             How::Ucx(transports, test, messages) => {
                 let ucx = || {
                     let mut command = Command::new("ucx_perftest");
@@ -240,8 +232,13 @@ impl Peer {
     }
 }
 
-/// Bits a second of one stream of `iperf3`, which `on` starts on the server's and on the client's side.
-fn iperf(on: impl Fn(usize) -> Command, addr: &str, port: &str, share: f64) -> Result<f64> {
+/// Bits a second of one stream of `iperf3`, between two hosts or over loopback.
+fn iperf(cable: Option<Cable>, port: &str, share: f64) -> Result<f64> {
+    let on = |side| match cable {
+        Some(cable) => hosts::command(cable, side, "iperf3"),
+        None => Command::new("iperf3"),
+    };
+    let addr = if cable.is_some() { hosts::ADDRS[0] } else { "127.0.0.1" };
     let _server = Guard::quiet(on(0).args(["-s", "-1", "-A", "0", "-p", port]))?;
     let seconds = (2.0 * share).ceil().to_string();
     let client = || {

@@ -28,6 +28,8 @@ pub struct Server {
     oob: u16,
     link: Link,
     server: Option<Guard>,
+    /// What joins its host with that of the clients.
+    relay: Option<Guard>,
 }
 
 impl Server {
@@ -36,8 +38,14 @@ impl Server {
     /// # Errors
     /// When the program does not start.
     pub fn start(perf: &Path, dir: &Path) -> Result<Self> {
-        let mut out =
-            Self { perf: perf.into(), dir: dir.into(), oob: 0, link: Link::default(), server: None };
+        let mut out = Self {
+            perf: perf.into(),
+            dir: dir.into(),
+            oob: 0,
+            link: Link::default(),
+            server: None,
+            relay: None,
+        };
         out.restart(Link::default())?;
         Ok(out)
     }
@@ -48,11 +56,14 @@ impl Server {
     /// When the program does not start.
     pub fn restart(&mut self, link: Link) -> Result<()> {
         // The old one first: both would listen on the same socket.
-        self.server = None;
+        (self.server, self.relay) = (None, None);
         // A server that was killed leaves its socket behind.
         let _ = std::fs::remove_file(self.ethdev_socket());
         self.oob = child::free_port()?;
         self.link = link;
+        if let Link::Hosts(cable) = link {
+            self.relay = hosts::relay(cable, &self.perf)?;
+        }
         let mut command = match link {
             Link::Nvme => {
                 let mut target = Command::new(self.perf.with_file_name("roce-nvmf"));
