@@ -10,7 +10,7 @@ use apps::error::{AppError, Result};
 use std::time::{Duration, Instant};
 use verbs::{
     Access, Ah, Context, Cq, GRH_LEN, Gid, Mr, Pd, Psn, Qp, QpCap, QpInitAttr, QpType, Qpn, RcEndpoint,
-    RcOptions, RecvWr, SendWr, Srq, SrqInitAttr, Wc, WcStatus, ah_attr_to,
+    RcOptions, RecvWr, SendWr, Srq, SrqInitAttr, VendorErr, Wc, WcStatus, ah_attr_to,
 };
 
 /// Bytes of the registered region of either side.
@@ -101,6 +101,14 @@ pub struct Target {
 
 fn hex(gid: Gid) -> String {
     gid.0.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The error with what the queue pair counted: it tells a peer that was silent from one that missed packets.
+fn with_counters(error: AppError, qp: &Qp) -> AppError {
+    let AppError::Completion(what) = error else { return error };
+    let counts: Vec<_> =
+        qp.counters().iter().filter(|&(_, n)| n > 0).map(|(name, n)| format!("{name} {n}")).collect();
+    AppError::Completion(format!("{what}; {}", counts.join(", ")))
 }
 
 fn put(into: &mut Vec<u8>, len: usize, seed: u64) {
@@ -347,7 +355,7 @@ impl Bench {
         let timeout = if self.lossy { 17 } else { Terms::default().timeout };
         let terms = Terms { timeout, ..Terms::default() };
         let pair = self.pair(cell, depth.next_power_of_two().min(64), &terms)?;
-        let done = self.messages(cell, &pair, depth);
+        let done = self.messages(cell, &pair, depth).map_err(|e| with_counters(e, &pair.qp));
         let closed = self.close(pair);
         done.and(closed)
     }
@@ -405,7 +413,7 @@ impl Bench {
             self.remote.ask(&format!("word qp={id} off=0 set={seed}"))?;
         }
         let to = Target { addr: pair.addr, rkey: pair.rkey, seed, slots: window };
-        let (mut posted, mut done) = (0, 0);
+        let (mut posted, mut done, mut last) = (0, 0, Instant::now());
         while done < count {
             while posted < count && posted - done < window {
                 self.post(pair, op, posted, len, &to)?;
@@ -413,8 +421,14 @@ impl Bench {
             }
             let wc = self.next()?;
             if wc.status != WcStatus::Success {
-                return Err(AppError::Completion(completion::status(&wc)));
+                let why = VendorErr(wc.vendor_err);
+                let after = last.elapsed().as_secs_f64();
+                return Err(AppError::Completion(format!(
+                    "{} ({why}), {after:.2} s after the one before",
+                    completion::status(&wc)
+                )));
             }
+            last = Instant::now();
             let slot = done % window;
             let at = slot as usize * stride;
             if op == Op::Read {
