@@ -107,9 +107,10 @@ const TRAFFIC: [&str; 17] = [
 ];
 
 /// Counters with details of events that are counted elsewhere, or that are informative though nothing is wrong.
-const DETAILS: [&str; 27] = [
+const DETAILS: [&str; 28] = [
     "ack_probes",
     "peer_checks",
+    "peer_stalls",
     "requests_refused",
     "handed_over",
     "packets_held",

@@ -1,7 +1,7 @@
 //! Errors end in one sentence and an exit code, and leave nothing behind.
 
-use crate::common::{self, Bench, Link, PERF, PINGPONG, free_port, run, until};
-use rustix::process::{Pid, Signal, kill_process};
+use crate::common::{self, Bench, Link, PERF, PINGPONG, free_port, run, signal, until, wait_for_traffic};
+use rustix::process::Signal;
 use std::io::Write;
 use std::net::TcpStream;
 use std::process::Command;
@@ -91,15 +91,6 @@ fn nobody_answers() {
 /// Waits until the server has its sockets.
 fn wait_for(path: &std::path::Path) {
     until(|| path.exists().then_some(()));
-}
-
-/// Waits until a measurement is running: a fixed sleep would end before a client on a busy machine has connected.
-fn wait_for_traffic(pcap: &std::path::Path) {
-    until(|| (std::fs::metadata(pcap).map_or(0, |file| file.len()) >= 64 << 10).then_some(()));
-}
-
-fn signal(name: Signal, process: u32) {
-    kill_process(Pid::from_raw(process as i32).unwrap(), name).unwrap();
 }
 
 #[test]

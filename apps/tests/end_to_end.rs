@@ -1,6 +1,7 @@
 //! The programs against each other, as two processes over a real port.
 
 use crate::common::{self, Bench, Link, PERF, PINGPONG, Running, rows, run};
+use rustix::process::Signal;
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -31,6 +32,28 @@ fn pingpong(link: Link, extra: &[&str]) {
 fn pingpong_over_every_link() {
     for &link in Link::ALL {
         pingpong(link, &[]);
+    }
+}
+
+// SIGSTOP, a debugger or a frozen container are not death: over a link that shows it, hardly any retry is needed.
+#[test]
+fn a_stopped_server_is_waited_for() {
+    for op in ["write", "send", "read"] {
+        let bench = Bench::new(Link::Memif);
+        let pcap = bench.path("frames.pcap");
+        let mut server = bench.perf_server(&["--once"]);
+        let (port, tcp) = (bench.client_port(), bench.tcp.to_string());
+        let to =
+            ["client", "--port", &port, "--oob-port", &tcp, "127.0.0.1", "--pcap", pcap.to_str().unwrap()];
+        let few = ["--op", op, "--mode", "rate", "-D", "3s", "--timeout", "14", "--retry", "2"];
+        let client = Running::start(PERF, &[&to[..], &few].concat());
+        common::wait_for_traffic(&pcap);
+        common::signal(Signal::STOP, server.id());
+        // 22 times the ACK timeout.
+        std::thread::sleep(Duration::from_millis(1500));
+        common::signal(Signal::CONT, server.id());
+        client.finish().good();
+        server.finish().good();
     }
 }
 

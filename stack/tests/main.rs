@@ -30,3 +30,4 @@ mod sim_cases;
 mod sim_neighbours;
 mod sim_seeds;
 mod source_ports;
+mod stalled_peers;

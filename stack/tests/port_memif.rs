@@ -270,9 +270,23 @@ fn frames_are_built_in_the_ring() {
             Some(0)
         );
         assert_eq!(port.stats().tx_dropped, 0);
+        let stalled = |queue: &mut dyn PortQueue, ms: u64| {
+            let now = stack::time::Instant::ZERO.after(Duration::from_millis(ms));
+            queue.stalled(Route::default(), now).map(|wait| wait.as_millis())
+        };
+        assert_eq!(
+            [1, 2, 50_000, 60_001].map(|ms| stalled(&mut *queue, ms)),
+            [Some(1), Some(100), Some(100), None]
+        );
         peer.signal(Signal::CONT);
         sent += filled as u32;
         while seen < sent {
+            receive(&mut *queue, &mut seen);
+        }
+        // A client gives its slots back when it receives again.
+        let start = Instant::now();
+        while stalled(&mut *queue, 70_000).is_some() {
+            assert!(start.elapsed() < PATIENCE, "{ours}: the peer has taken everything");
             receive(&mut *queue, &mut seen);
         }
         assert_eq!(

@@ -363,6 +363,10 @@ struct FragileQueue {
 }
 
 impl PortQueue for FragileQueue {
+    fn stalled(&mut self, route: Route, now: stack::time::Instant) -> Option<Duration> {
+        step(&self.breaks, "stalled");
+        self.queue.stalled(route, now)
+    }
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         step(&self.breaks, "rx_burst");
         self.queue.rx_burst(out)

@@ -1,6 +1,7 @@
 //! Starts the programs in pairs, each pair on its own ports.
 #![allow(dead_code)]
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -260,4 +261,14 @@ pub fn run(program: &str, args: &[&str]) -> Finished {
 pub fn rows(path: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(path).unwrap();
     serde_json::from_str::<Vec<serde_json::Value>>(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+/// Waits until a measurement is running: a fixed sleep would end before a client on a busy machine has connected.
+pub fn wait_for_traffic(pcap: &Path) {
+    until(|| (std::fs::metadata(pcap).map_or(0, |file| file.len()) >= 64 << 10).then_some(()));
+}
+
+/// Sends a signal to a process.
+pub fn signal(name: Signal, process: u32) {
+    kill_process(Pid::from_raw(process as i32).unwrap(), name).unwrap();
 }

@@ -52,6 +52,8 @@ pub struct NodeConfig {
     pub window: Option<usize>,
     /// Queue pairs each shard can hold.
     pub qps_per_shard: usize,
+    /// The port sees whether what it sent waits for a peer that is stopped, as that of a memif does.
+    pub sees_stalls: bool,
     /// Connections have source ports of their own, as over sockets.
     pub own_source_ports: bool,
 }
@@ -67,6 +69,7 @@ impl Default for NodeConfig {
             buffers: 512,
             window: None,
             qps_per_shard: 16,
+            sees_stalls: false,
             own_source_ports: false,
         }
     }

@@ -1,6 +1,7 @@
 //! A port without a link: the simulated world holds the other ends of its queues.
 
 use core::net::IpAddr;
+use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -14,6 +15,10 @@ use stack::port::{
     RxBurst, TxBurst,
 };
 use stack::sync::lock::lock;
+use stack::time::Instant;
+
+/// How often a peer that is stopped is looked at.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// State that the two ends of a queue share.
 #[derive(Debug, Default)]
@@ -24,6 +29,8 @@ struct State {
     tx_room: Option<usize>,
     /// No buffer is given out.
     starved: bool,
+    /// Frames wait for a peer that is stopped.
+    stalled: bool,
     refused: u64,
     denied: u64,
     /// Calls until the port panics.
@@ -208,6 +215,10 @@ impl PortQueue for SimQueue {
         Some(built)
     }
 
+    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
+        asked(&self.state).stalled.then_some(LOOK)
+    }
+
     fn arm(&mut self) -> Armed {
         Armed::Unable
     }
@@ -235,6 +246,11 @@ impl SimWire {
     /// Limits the transmit ring to so many frames; `None` for no limit.
     pub fn limit_tx(&self, room: Option<usize>) {
         lock(&self.state).tx_room = room;
+    }
+
+    /// Whether frames of this queue wait for a peer that is stopped, and the port sees it.
+    pub fn stall(&self, on: bool) {
+        lock(&self.state).stalled = on;
     }
 
     /// Whether the pool gives no buffer out.

@@ -137,6 +137,8 @@ pub struct World {
     pub liar: Option<Liar>,
     /// The thread of a node is preempted for so long, in its next turn, after it has read the clock.
     pub interrupt: Option<(usize, Duration)>,
+    /// The process of a node is stopped: it has no turns, and what arrives waits for it.
+    pub stopped: Option<usize>,
     links: Vec<SimLink>,
     flights: BinaryHeap<Reverse<FrameInFlight>>,
     sent: u64,
@@ -176,6 +178,7 @@ impl World {
             datagrams: BTreeMap::new(),
             liar: None,
             interrupt: None,
+            stopped: None,
             links,
             flights: BinaryHeap::new(),
             sent: 0,
@@ -260,7 +263,9 @@ impl World {
         self.deliver();
         self.squeeze();
         let mut busy = false;
-        for node in 0..self.nodes.len() {
+        self.look_for_stalls();
+        let stopped = self.stopped;
+        for node in (0..self.nodes.len()).filter(|node| Some(*node) != stopped) {
             for shard in 0..self.nodes[node].config.shards {
                 let clock = self.now;
                 if let Some((_, long)) = self.interrupt.take_if(|(who, _)| *who == node) {
@@ -274,7 +279,8 @@ impl World {
                 busy |= waits && !self.nodes[node].is_dead(shard);
             }
         }
-        let deadlines = self.nodes.iter().filter_map(Node::next_deadline);
+        let running = self.nodes.iter().enumerate().filter(|(node, _)| Some(*node) != stopped);
+        let deadlines = running.filter_map(|(_, node)| node.next_deadline());
         let arrival = self.flights.peek().map(|Reverse(f)| f.at);
         let stalls = self.squeezed.iter().flatten().copied().filter(|until| *until != Instant::ZERO);
         let next = deadlines.chain(arrival).chain(stalls).min();
@@ -366,6 +372,15 @@ impl World {
             Steering::ByQpn => self.nodes[to].shared.shard_of(dqpn).min(queues - 1),
             Steering::Hash => (dqpn.get().wrapping_mul(0x9e37_79b9) >> 16) as usize % queues,
             Steering::Random => self.rng.below(queues as u64) as usize,
+        }
+    }
+
+    /// Ports that see it see that what they sent waits for a stopped peer.
+    fn look_for_stalls(&mut self) {
+        let waits = |node: usize| self.nodes[node].wires.iter().any(|wire| wire.waiting() > 0);
+        let stalled = self.stopped.is_some_and(waits);
+        for node in self.nodes.iter().filter(|node| node.config.sees_stalls) {
+            node.wires.iter().for_each(|wire| wire.stall(stalled));
         }
     }
 

@@ -11,6 +11,7 @@ use super::spec::PortSpec;
 use super::taken::Taken;
 use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
 use crate::sync::lock::lock;
+use crate::time::Instant;
 use core::net::IpAddr;
 use core::time::Duration;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -185,6 +186,10 @@ impl PortQueue for DownQueue {
     fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
         None
     }
+    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
+        None
+    }
+
     fn arm(&mut self) -> Armed {
         // The start of the port wakes the sleeping thread.
         Armed::Down(Duration::MAX, None)

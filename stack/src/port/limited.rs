@@ -2,7 +2,9 @@
 
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::traits::{Armed, Build, FlowKind, PortQueue, Route};
+use crate::time::Instant;
 use core::net::IpAddr;
+use core::time::Duration;
 
 pub(crate) struct Limited {
     /// Frames that it still takes.
@@ -37,6 +39,9 @@ impl PortQueue for Limited {
         out.extend(core::iter::from_fn(|| self.alloc()).take(n));
     }
     fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
+        None
+    }
+    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
         None
     }
     fn arm(&mut self) -> Armed {

@@ -27,6 +27,7 @@ mod share;
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
 pub mod socket_file;
 mod spec;
+mod stall;
 mod stock;
 mod taken;
 mod traits;

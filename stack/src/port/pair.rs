@@ -7,8 +7,10 @@ use super::info::{PortInfo, PortOptions, PortStats};
 use super::taken::Taken;
 use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
 use crate::id::Mac;
+use crate::time::Instant;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, TryLockError};
 
@@ -283,6 +285,10 @@ impl PortQueue for WireQueue {
             built += 1;
         }
         Some(built)
+    }
+
+    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
+        None
     }
 
     fn arm(&mut self) -> Armed {

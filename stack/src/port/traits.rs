@@ -10,6 +10,7 @@ use super::error::PortError;
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::info::{PortInfo, PortStats};
 use crate::id::Qpn;
+use crate::time::Instant;
 
 /// Builds frames in a port's memory: first builds all frames of a burst, then finishes each.
 pub trait Build {
@@ -99,6 +100,11 @@ pub trait PortQueue: Send {
     /// A buffer's contents are arbitrary at first, and a peer that shares it may change what was written: only write to it.
     /// Frames of one route leave in the order of the calls of this and of [`tx_burst`](Self::tx_burst).
     fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize>;
+
+    /// How long an ACK timer that ended now goes on for the peer at the end of this route, and uses no retry: frames wait in the link
+    /// and the peer, which lives, takes none of them, so it is stopped and not silent. `None`: the timer counts. Nothing waits, or the
+    /// peer takes frames, or it has taken none for longer than the port allows, or the port cannot tell.
+    fn stalled(&mut self, route: Route, now: Instant) -> Option<Duration>;
 
     /// Prepares a sleep: from now on, until frames are received again, each arrival makes a descriptor readable. If frames wait
     /// already, or arrive during this call, it returns [`Armed::Pending`]; where the port cannot signal, [`Armed::Unable`].

@@ -19,9 +19,11 @@ use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
 use crate::sync::apart::{self, Apart};
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
+use crate::time::Instant;
 use core::mem::MaybeUninit;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::time::Duration;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, UCred, shutdown};
@@ -374,6 +376,10 @@ impl PortQueue for UnixQueue {
     }
 
     fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
+        None
+    }
+
+    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
         None
     }
 

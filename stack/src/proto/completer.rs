@@ -15,6 +15,7 @@ use crate::id::Psn;
 use crate::mark::{Mark, hit};
 use crate::time::Instant;
 use crate::wire::{Aeth, Discard, Kind, Packet, Position};
+use core::time::Duration;
 
 /// What the caller does after a response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -128,6 +129,17 @@ impl Requester {
                 self.handle_loss(now, RetryCause::Timeout)
             }
         }
+    }
+
+    /// Whether the ACK timer has ended: the peer did not answer in time.
+    pub fn is_overdue(&self, now: Instant) -> bool {
+        self.timer.awaits_answer() && now >= self.timer.deadline()
+    }
+
+    /// The peer does not run now, so the ACK timer goes on for so long: no retry is used.
+    #[cold]
+    pub fn wait_for_peer(&mut self, now: Instant, wait: Duration) {
+        self.timer.await_answer(now.after(wait));
     }
 
     /// An RNR NAK handled in the turn that began at `then` may have arrived as late as `now`: its delay counts from `now`.

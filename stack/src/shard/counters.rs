@@ -78,6 +78,8 @@ counters! {
     PeerChecks "peer_checks",
     /// Local ACK timeouts: those that led to a retry, and the last one, after which no retry was left.
     Timeouts "timeouts",
+    /// Times that a local ACK timeout was put off, because frames wait in the link and the peer, which lives, takes none of them.
+    PeerStalls "peer_stalls",
     /// Send requests that failed because nobody answered for the address of the next hop: no packet was sent.
     Unreachable "next_hop_unreachable",
     /// NAKs sent, RNR NAKs aside; each is under its code, too.

@@ -55,6 +55,7 @@ mod scale;
 mod shared;
 mod slab;
 mod source_port;
+mod stalled;
 mod state;
 mod timing;
 mod tx;

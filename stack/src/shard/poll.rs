@@ -154,6 +154,8 @@ impl Shard {
                 env.agenda.arm(qp);
             } else if qp.source_port == SourcePort::Tried && !qp.requester.may_retry() {
                 env.repeat_from_well_known_port(qp);
+            } else if env.wait_for_stalled_peer(qp) {
+                env.agenda.arm(qp);
             } else if qp.is_reachable() || qp.requester.waits_for_receive() {
                 let response = qp.requester.handle_timeout(env.now);
                 if let Response::Retry(RetryCause::Timeout) | Response::Failed(WcStatus::RetryExcErr) =

@@ -5,11 +5,13 @@ use crate::config::{RX_BURST, TX_BURST};
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
 use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route};
+use crate::time::Instant;
 use arrayvec::ArrayVec;
 use core::mem::{align_of, offset_of, size_of};
 use core::net::IpAddr;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
+use core::time::Duration;
 use dpdk_sys as sys;
 use std::sync::Arc;
 
@@ -186,6 +188,10 @@ impl PortQueue for DpdkQueue {
     }
 
     fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
+        None
+    }
+
+    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
         None
     }
 

@@ -40,6 +40,9 @@ mod wake;
 
 /// Base-2 logarithm of the slots of a ring, unless the options say otherwise.
 const RSIZE: u8 = 10;
+/// How long a peer may take nothing before it counts as silent, unless the options say otherwise; and at most, in seconds.
+const STALL: Duration = Duration::from_secs(60);
+const STALL_MAX: u32 = 86_400;
 
 /// A specification, parsed.
 struct Settings {
@@ -51,6 +54,8 @@ struct Settings {
     peers: Peers,
     /// User and group that the socket is given to.
     owner: (Option<u32>, Option<u32>),
+    /// How long the peer may take nothing before it counts as silent.
+    stall: Duration,
 }
 
 /// Opens a port; its peer need not be there yet.
@@ -88,7 +93,7 @@ fn make(
     let common = meeting::Common::new(info.name.clone(), settings.terms.clone(), settings.peers.clone())
         .map_err(|error| format!("no descriptor is left: {error}"))?;
     let state = State::new(common, end);
-    let shared = shared::Shared::new(state, pool, &info);
+    let shared = shared::Shared::new(state, pool, &info, settings.stall);
     Ok((port::MemifPort::new(info, shared), found_server))
 }
 
@@ -180,7 +185,7 @@ fn listen(settings: &Settings) -> Result<End, String> {
 }
 
 /// Options that there are.
-const OPTIONS: &str = "rsize, bsize, id, secret, owner-uid, owner-gid, peer-uid";
+const OPTIONS: &str = "rsize, bsize, id, secret, owner-uid, owner-gid, peer-uid, stall";
 
 fn settings(
     path: &Path,
@@ -195,6 +200,7 @@ fn settings(
     let mut buffer = room(max_frame) as u32 + 64;
     let mut peers = Peers::default();
     let mut owner = (None, None);
+    let mut stall = STALL;
     for (key, value) in more {
         let number = || value.parse::<u32>().map_err(|_| format!("{key}={value} is not a number"));
         match key.as_str() {
@@ -231,6 +237,15 @@ fn settings(
             }
             "owner-gid" => owner.1 = Some(number()?),
             "peer-uid" => peers.take(value)?,
+            "stall" => {
+                let seconds = number()?;
+                if seconds > STALL_MAX {
+                    return Err(format!(
+                        "stall={seconds} is out of range: it is 0 (off) to {STALL_MAX} seconds"
+                    ));
+                }
+                stall = Duration::from_secs(seconds.into());
+            }
             "zero-copy" => {
                 return Err(
                     "zero-copy is off for good: the peer could change a frame that was checked already"
@@ -247,7 +262,7 @@ fn settings(
             .join("memif.sock"),
         false => socket_file::absolute(path)?.into(),
     };
-    Ok(Settings { path, role, terms, buffer, peers, owner })
+    Ok(Settings { path, role, terms, buffer, peers, owner, stall })
 }
 
 #[cfg(test)]

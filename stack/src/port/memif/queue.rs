@@ -9,8 +9,10 @@ use super::tx::Tx;
 use super::wake::Waker;
 use crate::crc::copy_function;
 use crate::port::frame::{Frame, RxBurst, TxBurst};
+use crate::port::stall::Stall;
 use crate::port::stock::Stock;
 use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route};
+use crate::time;
 use core::net::IpAddr;
 use core::sync::atomic::{Ordering, compiler_fence};
 use core::time::Duration;
@@ -41,6 +43,8 @@ pub struct MemifQueue {
     looked_at: Option<Instant>,
     /// A peer that has left, until what it had sent is received.
     left: Option<Left>,
+    /// Whether the peer takes what waits for it.
+    stall: Stall,
     shared: Arc<Shared>,
 }
 
@@ -87,6 +91,7 @@ impl MemifQueue {
             waker: None,
             looked_at: None,
             left: None,
+            stall: Stall::new(shared.stall),
             shared,
         }
     }
@@ -300,6 +305,12 @@ impl PortQueue for MemifQueue {
                 None
             }
         }
+    }
+
+    fn stalled(&mut self, _: Route, now: time::Instant) -> Option<Duration> {
+        self.follow();
+        let reached = self.ends.as_ref().and_then(|ends| ends.tx.reached());
+        self.stall.wait(reached.map(|slot| self.number << u16::BITS | u64::from(slot)), now)
     }
 
     fn arm(&mut self) -> Armed {

@@ -6,6 +6,7 @@ use crate::port::frame::HeapPool;
 use crate::port::info::PortInfo;
 use std::io;
 use std::sync::Once;
+use std::time::Duration;
 
 /// What a port and its queues share.
 pub struct Shared {
@@ -14,16 +15,18 @@ pub struct Shared {
     pub(super) counters: Vec<Counters>,
     /// Bytes of the longest frame.
     pub(super) max_frame: usize,
+    /// How long the peer may take nothing before it counts as silent.
+    pub(super) stall: Duration,
     /// What was warned of: it is not repeated.
     unwakeable: Once,
     too_long: Once,
 }
 
 impl Shared {
-    pub(super) fn new(state: State, pool: HeapPool, info: &PortInfo) -> Self {
+    pub(super) fn new(state: State, pool: HeapPool, info: &PortInfo, stall: Duration) -> Self {
         let counters = (0..info.queues).map(|_| Counters::default()).collect();
         let max_frame = info.max_frame();
-        Self { state, pool, counters, max_frame, unwakeable: Once::new(), too_long: Once::new() }
+        Self { state, pool, counters, max_frame, stall, unwakeable: Once::new(), too_long: Once::new() }
     }
 
     /// Frames were dropped, of ours (`sent`) or of the peer.

@@ -62,6 +62,7 @@ fn other_users_are_not_welcome() {
         buffer: 4288,
         peers,
         owner: (None, None),
+        stall: STALL,
     };
     let state = |role, peers: Peers| {
         let settings = settings(role, peers);

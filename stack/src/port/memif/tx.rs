@@ -83,6 +83,15 @@ impl Tx {
         }
     }
 
+    /// The slot that the receiver takes next, if it has not taken all that were sent.
+    pub fn reached(&self) -> Option<u16> {
+        let taken = match self.buffers.are_ours() {
+            true => self.ring.tail(),
+            false => self.ring.head().wrapping_sub(self.ring.slots()),
+        };
+        (taken != self.next).then_some(taken)
+    }
+
     /// Whether the receiver polls, or waits for an event.
     #[inline(always)]
     pub fn is_polled(&self) -> bool {

@@ -3,6 +3,7 @@
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
 use core::sync::atomic::Ordering;
+use core::time::Duration;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use crate::port::frame::{Frame, HeapPool, RxBurst, TxBurst};
 use crate::port::info::{PortInfo, PortStats};
 use crate::port::taken::Taken;
 use crate::port::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
+use crate::time::Instant;
 
 /// A port of UDP sockets.
 pub(in crate::port) struct UdpPort {
@@ -141,6 +143,10 @@ impl PortQueue for UdpQueue {
     }
 
     fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
+        None
+    }
+
+    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
         None
     }
 

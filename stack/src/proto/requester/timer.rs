@@ -105,6 +105,11 @@ impl Timer {
         }
     }
 
+    /// Whether an answer is waited for.
+    pub fn awaits_answer(&self) -> bool {
+        self.awaited == Awaited::Answer
+    }
+
     /// Stops the timer if it has ended. What it timed.
     pub fn expire(&mut self, now: Instant) -> Awaited {
         if now < self.deadline() {
