@@ -183,7 +183,7 @@ fn checkers_notice() {
         (Plant::EventsIgnored, "did not flush"),
         (Plant::NoReceives, "never complete"),
     ] {
-        let noticed = (0..60).filter_map(|seed| workload::run_planted(seed, plant).err());
+        let noticed = (1..=60).filter_map(|seed| workload::run_planted(seed, plant).err());
         let messages: Vec<String> = noticed.map(|f| f.message.clone()).take(5).collect();
         assert!(messages.len() >= 3, "{plant:?} was noticed {} times in 60 seeds", messages.len());
         assert!(messages.iter().any(|m| m.contains(complaint)), "{plant:?}: {messages:?}");

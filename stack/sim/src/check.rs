@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::node::Node;
+use super::rng::Rng;
 use super::seen::Seen;
 use stack::config::WINDOW_PACKETS;
 use stack::id::{Psn, Qpn};
@@ -189,6 +190,14 @@ impl FlatWord {
     /// Its value after everything that is posted.
     pub fn expected(&self) -> u64 {
         self.pending.iter().fold(self.value, |value, op| Self::next(value, *op))
+    }
+
+    /// An operation that is posted, a swap or an addition: its operands. Half of the swaps match.
+    pub fn draw(&mut self, rng: &mut Rng, swap: bool) -> (u64, u64) {
+        let (a, b) = (rng.next() >> rng.below(64), rng.next());
+        let compare = if rng.one_in(2) { self.expected() } else { a };
+        self.pending.push_back(if swap { Ok((compare, b)) } else { Err(a) });
+        (if swap { compare } else { a }, b)
     }
 
     fn next(value: u64, op: Result<(u64, u64), u64>) -> u64 {

@@ -10,7 +10,7 @@ use super::rng::Rng;
 use super::swarm::{Swarm, rights};
 use super::window::{Window, WindowRequest};
 use stack::id::{QpType, Qpn};
-use stack::mem::Access;
+use stack::mem::{Access, Sge};
 use stack::proto::status::{SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 use stack::proto::wqe::Cqe;
 
@@ -451,15 +451,7 @@ impl Flow {
         (board, tally): (MrId, &mut Tally),
     ) -> DrawnRequest {
         let sizes = self.sizes;
-        let mtu = self.config.mtu.bytes();
-        let len = match rng.below(8) {
-            0 => 0,
-            1..=3 => rng.range(1, 64) as usize,
-            4 => mtu * rng.range(1, 3) as usize,
-            5 => mtu * rng.range(1, 3) as usize + 1,
-            _ => rng.range(1, sizes.max_len as u64) as usize,
-        }
-        .min(sizes.max_len);
+        let len = self.draw_len(rng);
         let opcode = rng.pick(&[
             WrOpcode::Send,
             WrOpcode::SendWithImm,
@@ -493,16 +485,9 @@ impl Flow {
         let node = &nodes[self.from];
         let target = nodes[self.to].mr(self.mrs.target);
         let place = if windowed { self.window.name(target, offset) } else { (target.va(offset), target.key) };
-        let into_sink = |rng: &mut Rng, len: usize, max: usize| {
-            let sink = node.mr(self.mrs.sink);
-            let layout = Layout::draw(rng, slot, sizes.slot, len, max);
-            sink.fill(slot * sizes.slot, sizes.slot, BLANK);
-            let sges = layout.sges(sink, rng);
-            (layout, sges)
-        };
         match opcode {
             WrOpcode::RdmaRead => {
-                let (sink, sges) = into_sink(rng, len, 4);
+                let (sink, sges) = self.draw_sink(node, rng, slot, (len, 4));
                 let wr = wr.sges(&sges).remote(place.0, place.1);
                 DrawnRequest { wr, kind: Kind::Read { offset }, sink, offset, data: Vec::new(), windowed }
             }
@@ -513,7 +498,7 @@ impl Flow {
                 DrawnRequest { wr, kind: Kind::Flush, sink, offset, data, windowed }
             }
             WrOpcode::AtomicFetchAndAdd if rng.one_in(3) => {
-                let (sink, sges) = into_sink(rng, 8, 2);
+                let (sink, sges) = self.draw_sink(node, rng, slot, (8, 2));
                 let board = nodes[self.to].mr(board);
                 tally.posted += 1;
                 let wr = wr.sges(&sges).remote(board.va(0), board.key).operands(1, 0);
@@ -521,30 +506,16 @@ impl Flow {
             }
             WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => {
                 let word = rng.below(WORDS as u64) as usize;
-                let (sink, sges) = into_sink(rng, 8, 2);
-                let (a, b) = (rng.next() >> rng.below(64), rng.next());
-                let model = &mut self.words[word];
-                // Half of the swaps match.
-                let compare = if rng.one_in(2) { model.expected() } else { a };
-                let swap = opcode == WrOpcode::AtomicCmpAndSwp;
-                model.pending.push_back(if swap { Ok((compare, b)) } else { Err(a) });
+                let (sink, sges) = self.draw_sink(node, rng, slot, (8, 2));
+                let operands = self.words[word].draw(rng, opcode == WrOpcode::AtomicCmpAndSwp);
                 let wr = wr
                     .sges(&sges)
                     .remote(target.va(sizes.target + 8 * word), target.key)
-                    .operands(if swap { compare } else { a }, b);
+                    .operands(operands.0, operands.1);
                 DrawnRequest { wr, kind: Kind::Atomic { word }, sink, offset, data: Vec::new(), windowed }
             }
             _ => {
-                let src = node.mr(self.mrs.src);
-                let (mut sges, mut data) = (Vec::new(), Vec::new());
-                let (n, mut left) = (rng.range(1, 4), len);
-                for k in 0..n {
-                    let part = if k + 1 == n { left } else { rng.below(left as u64 + 1) as usize };
-                    let at = rng.below((src.len() - part) as u64 + 1) as usize;
-                    data.extend(src.read(at, part));
-                    sges.push(src.sge(at, part));
-                    left -= part;
-                }
+                let (sges, data) = self.draw_source(node, rng, len);
                 wr = if len <= self.config.inline as usize && rng.one_in(3) {
                     wr.inline(&data)
                 } else {
@@ -557,6 +528,49 @@ impl Flow {
                 DrawnRequest { wr, kind, sink: Layout::default(), offset, data, windowed }
             }
         }
+    }
+
+    /// Bytes of a message.
+    fn draw_len(&self, rng: &mut Rng) -> usize {
+        let mtu = self.config.mtu.bytes();
+        let len = match rng.below(8) {
+            0 => 0,
+            1..=3 => rng.range(1, 64) as usize,
+            4 => mtu * rng.range(1, 3) as usize,
+            5 => mtu * rng.range(1, 3) as usize + 1,
+            _ => rng.range(1, self.sizes.max_len as u64) as usize,
+        };
+        len.min(self.sizes.max_len)
+    }
+
+    /// Where `len` bytes of a response go, in `max` pieces at most of a slot, which is blank then.
+    fn draw_sink(
+        &self,
+        node: &Node,
+        rng: &mut Rng,
+        slot: usize,
+        (len, max): (usize, usize),
+    ) -> (Layout, Vec<Sge>) {
+        let sink = node.mr(self.mrs.sink);
+        let layout = Layout::draw(rng, slot, self.sizes.slot, len, max);
+        sink.fill(slot * self.sizes.slot, self.sizes.slot, BLANK);
+        let sges = layout.sges(sink, rng);
+        (layout, sges)
+    }
+
+    /// The data of a message, and the pieces of memory that have it.
+    fn draw_source(&self, node: &Node, rng: &mut Rng, len: usize) -> (Vec<Sge>, Vec<u8>) {
+        let src = node.mr(self.mrs.src);
+        let (mut sges, mut data) = (Vec::new(), Vec::new());
+        let (n, mut left) = (rng.range(1, 4), len);
+        for k in 0..n {
+            let part = if k + 1 == n { left } else { rng.below(left as u64 + 1) as usize };
+            let at = rng.below((src.len() - part) as u64 + 1) as usize;
+            data.extend(src.read(at, part));
+            sges.push(src.sge(at, part));
+            left -= part;
+        }
+        (sges, data)
     }
 
     /// A key at the receiver that a SEND will invalidate.

@@ -20,6 +20,8 @@ stack::link_faults! {
         TxFull "tx_full",
         /// The pool gives no buffer out for a while.
         NoBuffer "no_buffer",
+        /// The process is stopped, and the ports of its peers see it.
+        Stopped "stopped",
         /// The program does not poll its completions.
         SlowConsumer "slow_consumer",
         /// The program posts no receives.

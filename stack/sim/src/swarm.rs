@@ -189,6 +189,7 @@ fn rate(fault: Fault, rng: &mut Rng) -> u32 {
         Fault::Partition => rng.pick(&[0, 0, 500, 2_000]),
         Fault::Blackhole | Fault::Narrow => rng.pick(&[0, 500, 3_000]),
         Fault::TxFull | Fault::NoBuffer => rng.pick(&[200, 2_000, 10_000]),
+        Fault::Stopped => rng.pick(&[100, 1_000]),
         // Other faults cause it.
         Fault::EarlierLife => 0,
         Fault::SlowConsumer | Fault::FewReceives => rng.pick(&[1_000, 10_000, 50_000]),

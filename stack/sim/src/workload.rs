@@ -228,6 +228,8 @@ pub(super) struct Workload {
     /// The faults are on.
     pub faulty: bool,
     pub teardown: bool,
+    /// Until when the process of a node is stopped.
+    stopped_until: Instant,
     /// Until when each node's program does not poll.
     asleep: Vec<Instant>,
     /// Until when each flow's program posts no receives.
@@ -239,6 +241,7 @@ impl Workload {
         let mut rng = Rng::new(!seed);
         let config = |(i, shards): (usize, &usize)| NodeConfig {
             own_source_ports: i % 2 == 1,
+            sees_stalls: true,
             index: i as u8,
             shards: *shards,
             ipv6: swarm.ipv6,
@@ -255,6 +258,7 @@ impl Workload {
         let cqs = (0..nodes).map(|i| world.nodes[i].create_cq(4096)).collect();
         let boards = (0..nodes).map(|i| world.nodes[i].register(8, remote_rights())).collect();
         let mut workload = Self {
+            stopped_until: Instant::ZERO,
             asleep: vec![Instant::ZERO; nodes],
             dry: vec![Instant::ZERO; 2 * swarm.conns.len()],
             swarm,
@@ -566,8 +570,9 @@ impl Workload {
         Ok(())
     }
 
-    /// Programs stop polling, and stop posting receives.
+    /// Processes are stopped; programs stop polling, and stop posting receives.
     fn program_faults(&mut self) {
+        self.stop_a_process();
         if !self.faulty {
             self.asleep.fill(Instant::ZERO);
             self.dry.fill(if self.plant == Plant::NoReceives { Instant::FAR } else { Instant::ZERO });
@@ -590,10 +595,31 @@ impl Workload {
         }
     }
 
+    /// One process at a time is stopped, for up to a hundred ACK timeouts, and goes on.
+    fn stop_a_process(&mut self) {
+        let now = self.world.now;
+        if !self.faulty || self.stopped_until <= now {
+            self.world.stopped = None;
+        }
+        if !self.faulty || self.world.stopped.is_some() {
+            return;
+        }
+        for node in 0..self.asleep.len() {
+            let rate = self.swarm.program(node, Fault::Stopped);
+            if self.rng.ppm(rate) {
+                self.world.stopped = Some(node);
+                self.stopped_until = now.after_nanos(self.rng.range(100_000, 50_000_000));
+                self.world.fired.count(Fault::Stopped);
+                return;
+            }
+        }
+    }
+
     /// Polls the completion queues of the programs that are awake.
     fn poll(&mut self) -> Check {
-        let now = self.world.now;
-        let awake: Vec<usize> = (0..self.cqs.len()).filter(|i| self.asleep[*i] <= now).collect();
+        let (now, stopped) = (self.world.now, self.world.stopped);
+        let runs = |node: &usize| stopped != Some(*node) && self.asleep[*node] <= now;
+        let awake: Vec<usize> = (0..self.cqs.len()).filter(runs).collect();
         self.poll_nodes(&awake)
     }
 
