@@ -10,14 +10,20 @@
 
 use crate::time::Instant;
 
-/// An identification may be this far from the last one: packets overtake each other, and others are sent between two of ours.
+/// Identifications of packets in a row are this near each other where a host counts for one connection, or for some that take turns:
+/// packets overtake each other, and others are sent between two of ours.
 const NEAR: u16 = 64;
-/// A kernel's counter also moves by itself, by up to so many in a second.
-const PER_SECOND: u64 = 1000;
+/// One that is further than this from the last tells of an error, if all before it were near.
+const FAR: u16 = 512;
+/// A host has one counter for all that it sends to us, to whichever connection: it may have moved by so many in a second.
+const PER_SECOND: u64 = 1_000_000;
 /// A sender that has the kernel take its messages apart (this stack, too) numbers the parts of each from 0.
 const SEGMENTS: u16 = 64;
-/// So many packets in a row near each other show that a host counts; so many far from its counter, that it may not any more.
-const SURE: u8 = 3;
+/// So many packets in a row near each other show that the counter is this connection's. Less may be what it sends in its turn, among
+/// hundreds (Linux soft-RoCE: 128 packets).
+const SURE: u8 = 255;
+/// So many packets far from the counter, and none that is accepted between them, show that the host counts anew.
+const MISSES: u8 = 3;
 
 /// What a packet is taken for, by its identification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +50,7 @@ pub(super) struct IpIdTracker {
     last: u16,
     /// Packets in a row near each other, up to [`SURE`].
     near: u8,
-    /// Packets far from a counter that is sure, since one was accepted, up to [`SURE`].
+    /// Packets far from a counter that is sure, since one was accepted, up to [`MISSES`].
     far: u8,
 }
 
@@ -54,38 +60,48 @@ impl IpIdTracker {
         Self { seen: now, last: 0, near: 0, far: 0 }
     }
 
-    fn is_near(&self, now: Instant, identification: u16) -> bool {
-        let grown = now.nanos_since(self.seen) / 1_000_000 * PER_SECOND / 1000;
-        let ahead = identification.wrapping_sub(self.last).wrapping_add(NEAR);
-        u64::from(ahead) <= u64::from(2 * NEAR) + grown
+    /// Whether an identification is `most` from the last one, or less.
+    fn is_within(&self, most: u64, identification: u16) -> bool {
+        let ahead = identification.wrapping_sub(self.last);
+        u64::from(ahead.min(ahead.wrapping_neg())) <= most
+    }
+
+    fn is_near(&self, identification: u16) -> bool {
+        is_small(identification) || self.is_within(NEAR.into(), identification)
+    }
+
+    fn is_far(&self, now: Instant, identification: u16) -> bool {
+        let grown = now.nanos_since(self.seen) / (1_000_000_000 / PER_SECOND);
+        !is_small(identification) && !self.is_within(u64::from(FAR) + grown, identification)
     }
 
     /// Judges a packet. A packet that is far from the counter is dropped, but the third in a row is let in, as `Weak`: the host may have
     /// begun to count anew, and if the queue pair accepts the packet, [`follow`](Self::follow) begins anew, too.
     pub fn judge(&mut self, now: Instant, identification: u16) -> Judgement {
-        let fits = self.is_near(now, identification) || is_small(identification);
-        if self.near + u8::from(fits) < SURE {
+        if self.near < SURE {
             return Judgement::Weak;
         }
-        if fits {
+        if !self.is_far(now, identification) {
             return Judgement::Good;
         }
-        self.far = (self.far + 1).min(SURE);
-        if self.far < SURE { Judgement::Bad } else { Judgement::Weak }
+        self.far = (self.far + 1).min(MISSES);
+        if self.far < MISSES { Judgement::Bad } else { Judgement::Weak }
     }
 
     /// The queue pair accepted a packet.
     pub fn follow(&mut self, now: Instant, identification: u16) {
-        let near = self.is_near(now, identification);
+        let near = self.is_near(identification);
         self.far = 0;
         // A small number may be of a message that the sender's kernel took apart, while it counts other packets.
-        if self.near == SURE && !near && is_small(identification) {
+        if self.near == SURE && near && !self.is_within(NEAR.into(), identification) {
             return;
         }
-        self.near = if near || is_small(identification) { (self.near + 1).min(SURE) } else { 0 };
+        self.near = if near { self.near.saturating_add(1) } else { 0 };
         (self.last, self.seen) = (identification, now);
     }
 }
+
+const _: () = assert!(SURE == u8::MAX, "it is where counting ends");
 
 #[cfg(test)]
 mod tests {
@@ -105,13 +121,20 @@ mod tests {
         verdict
     }
 
+    /// A tracker of a host that counts for this connection alone: it is at 5000.
+    fn sure() -> IpIdTracker {
+        let mut tracker = IpIdTracker::new(at(0));
+        for n in 0..=u16::from(SURE) {
+            assert_eq!(accept(&mut tracker, 0, 4745 + n), Weak, "{n}");
+        }
+        tracker
+    }
+
     #[test]
     fn a_counter_is_followed_and_one_that_jumps_is_found_again() {
-        let mut tracker = IpIdTracker::new(at(0));
+        let mut tracker = sure();
         for (ms, id, verdict) in [
-            (0, 5000, Weak),
-            (0, 5001, Weak),
-            (0, 5010, Weak),
+            (0, 5010, Good),
             (0, 5009, Good),
             (0, 30000, Bad),
             (0, 5011, Good),
@@ -121,25 +144,44 @@ mod tests {
             (1, 40_001, Bad),
             (1, 40_002, Weak),
             (1, 40_003, Weak),
-            (1, 40_004, Weak),
-            (1, 40_005, Good),
-            (1001, 41_000, Good),
-            (1001, 65000, Bad),
-            (70_000, 65000, Good),
-            (70_001, 2, Good),
+            (1, 5012, Weak),
         ] {
             assert_eq!(accept(&mut tracker, ms, id), verdict, "{ms} {id}");
+        }
+        for (ms, id, verdict) in
+            [(2, 5000 + 512 + 2000, Good), (2, 5000 + 513 + 2000, Bad), (40, 65_000, Good)]
+        {
+            assert_eq!(sure().judge(at(ms), id), verdict, "{ms} {id}");
+        }
+    }
+
+    // Goal: packets are right however many connections the host sends on by turns, and however many of them come at once.
+    #[test]
+    fn connections_that_share_a_counter_do_not_harm_each_other() {
+        for connections in [1, 2, 4, 16, 64, 256, 1000] {
+            for turn in [1, 2, 16, 64, 128] {
+                let mut tracker = IpIdTracker::new(at(0));
+                let mut id = 100u16;
+                for _ in 0..2000 / turn + 10 {
+                    for _ in 0..turn {
+                        id = id.wrapping_add(1);
+                        assert_ne!(
+                            accept(&mut tracker, 0, id),
+                            Bad,
+                            "{connections} connections, {turn} in a row"
+                        );
+                    }
+                    id = id.wrapping_add((turn * (connections - 1)) as u16);
+                }
+            }
         }
     }
 
     // Goal: whatever comes that the queue pair does not accept, right packets are taken for right.
     #[test]
     fn what_is_not_accepted_moves_nothing() {
-        let mut tracker = IpIdTracker::new(at(0));
-        for id in 5000..5004 {
-            accept(&mut tracker, 0, id);
-        }
-        for id in 5004..6000 {
+        let mut tracker = sure();
+        for id in 5001..6000 {
             for forged in (0..50).map(|i| 30_000 + i).chain([id + 40, id + 64, 3]) {
                 tracker.judge(at(1), forged);
             }
