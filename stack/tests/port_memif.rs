@@ -2,7 +2,9 @@
 
 use process::{PATIENCE, Peer, Ticker, exchange, open, socket};
 use rustix::process::Signal;
-use stack::port::{Armed, AtOnce, Build, Port, PortOptions, PortQueue, PortSpec, Route, RxBurst, TxBurst};
+use stack::port::{
+    Armed, AtOnce, Build, Port, PortOptions, PortQueue, PortSpec, Route, RxBurst, Stalled, TxBurst,
+};
 use stack::sync::sleeper::Sleeper;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -272,11 +274,16 @@ fn frames_are_built_in_the_ring() {
         assert_eq!(port.stats().tx_dropped, 0);
         let stalled = |queue: &mut dyn PortQueue, ms: u64| {
             let now = stack::time::Instant::ZERO.after(Duration::from_millis(ms));
-            queue.stalled(Route::default(), now).map(|wait| wait.as_millis())
+            queue.stalled(Route::default(), now)
         };
         assert_eq!(
             [1, 2, 50_000, 60_001].map(|ms| stalled(&mut *queue, ms)),
-            [Some(1), Some(100), Some(100), None]
+            [
+                Stalled::Perhaps(Duration::from_millis(1)),
+                Stalled::Yes(Duration::from_millis(100)),
+                Stalled::Yes(Duration::from_millis(100)),
+                Stalled::No
+            ]
         );
         peer.signal(Signal::CONT);
         sent += filled as u32;
@@ -285,7 +292,7 @@ fn frames_are_built_in_the_ring() {
         }
         // A client gives its slots back when it receives again.
         let start = Instant::now();
-        while stalled(&mut *queue, 70_000).is_some() {
+        while stalled(&mut *queue, 70_000) != Stalled::No {
             assert!(start.elapsed() < PATIENCE, "{ours}: the peer has taken everything");
             receive(&mut *queue, &mut seen);
         }

@@ -363,7 +363,7 @@ struct FragileQueue {
 }
 
 impl PortQueue for FragileQueue {
-    fn stalled(&mut self, route: Route, now: stack::time::Instant) -> Option<Duration> {
+    fn stalled(&mut self, route: Route, now: stack::time::Instant) -> stack::port::Stalled {
         step(&self.breaks, "stalled");
         self.queue.stalled(route, now)
     }

@@ -1,7 +1,6 @@
 //! A port without a link: the simulated world holds the other ends of its queues.
 
 use core::net::IpAddr;
-use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -12,13 +11,10 @@ use stack::crc;
 use stack::id::{Mac, Mtu};
 use stack::port::{
     Armed, Build, FlowKind, Frame, HeapPool, Host, Port, PortError, PortInfo, PortQueue, PortStats, Route,
-    RxBurst, TxBurst,
+    RxBurst, Stalled, TxBurst,
 };
 use stack::sync::lock::lock;
 use stack::time::Instant;
-
-/// How often a peer that is stopped is looked at.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// State that the two ends of a queue share.
 #[derive(Debug, Default)]
@@ -29,8 +25,8 @@ struct State {
     tx_room: Option<usize>,
     /// No buffer is given out.
     starved: bool,
-    /// Frames wait for a peer that is stopped.
-    stalled: bool,
+    /// Whether the peers take frames, if the port sees it.
+    stalled: Option<Stalled>,
     refused: u64,
     denied: u64,
     /// Calls until the port panics.
@@ -215,8 +211,8 @@ impl PortQueue for SimQueue {
         Some(built)
     }
 
-    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
-        asked(&self.state).stalled.then_some(LOOK)
+    fn stalled(&mut self, _: Route, _: Instant) -> Stalled {
+        asked(&self.state).stalled.unwrap_or(Stalled::No)
     }
 
     fn arm(&mut self) -> Armed {
@@ -248,9 +244,9 @@ impl SimWire {
         lock(&self.state).tx_room = room;
     }
 
-    /// Whether frames of this queue wait for a peer that is stopped, and the port sees it.
-    pub fn stall(&self, on: bool) {
-        lock(&self.state).stalled = on;
+    /// What the port sees: whether the peers take frames.
+    pub fn stall(&self, stalled: Stalled) {
+        lock(&self.state).stalled = Some(stalled);
     }
 
     /// Whether the pool gives no buffer out.

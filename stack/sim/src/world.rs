@@ -17,6 +17,7 @@ use super::node::{Node, NodeConfig, QpConfig, QpId};
 use super::rng::Rng;
 use super::seen::Seen;
 use stack::id::{Psn, Qpn};
+use stack::port::Stalled;
 use stack::port::fault::Flight;
 use stack::time::Instant;
 use stack::wire::{Ingress, Transport, locate};
@@ -34,6 +35,9 @@ pub enum Steering {
 
 /// Time that a turn takes when there is more work.
 const TURN: Duration = Duration::from_nanos(200);
+/// After so long a port looks again whether a peer takes frames; and a peer that is stopped.
+const LOOK: Duration = Duration::from_millis(1);
+const STOPPED_LOOK: Duration = Duration::from_millis(100);
 
 /// A trace and every frame, for people. Kept only on request.
 #[derive(Debug, Default)]
@@ -378,7 +382,11 @@ impl World {
     /// Ports that see it see that what they sent waits for a stopped peer.
     fn look_for_stalls(&mut self) {
         let waits = |node: usize| self.nodes[node].wires.iter().any(|wire| wire.waiting() > 0);
-        let stalled = self.stopped.is_some_and(waits);
+        let stalled = match self.stopped {
+            Some(node) if waits(node) => Stalled::Yes(STOPPED_LOOK),
+            _ if (0..self.nodes.len()).any(waits) => Stalled::Perhaps(LOOK),
+            _ => Stalled::No,
+        };
         for node in self.nodes.iter().filter(|node| node.config.sees_stalls) {
             node.wires.iter().for_each(|wire| wire.stall(stalled));
         }

@@ -7,12 +7,11 @@
 use super::error::PortError;
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::info::{PortInfo, PortStats};
-use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
+use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route, Stalled};
 use crate::id::Qpn;
 use crate::time::Instant;
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
-use core::time::Duration;
 
 /// A [`Port`] around another one. Each method is that of the port below unless it is overridden.
 ///
@@ -167,7 +166,7 @@ pub trait QueueLayer: Send {
         self.inner().build_burst(route, most, builder)
     }
     /// See [`PortQueue::stalled`].
-    fn stalled(&mut self, route: Route, now: Instant) -> Option<Duration> {
+    fn stalled(&mut self, route: Route, now: Instant) -> Stalled {
         self.inner().stalled(route, now)
     }
     /// See [`PortQueue::arm`].
@@ -213,7 +212,7 @@ impl<L: QueueLayer> PortQueue for L {
     fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
         QueueLayer::build_burst(self, route, most, builder)
     }
-    fn stalled(&mut self, route: Route, now: Instant) -> Option<Duration> {
+    fn stalled(&mut self, route: Route, now: Instant) -> Stalled {
         QueueLayer::stalled(self, route, now)
     }
     #[inline]
@@ -351,9 +350,9 @@ mod tests {
             self.called();
             Some(most + usize::from(route.0))
         }
-        fn stalled(&mut self, route: Route, now: Instant) -> Option<Duration> {
+        fn stalled(&mut self, route: Route, now: Instant) -> Stalled {
             self.called();
-            Some(Duration::from_nanos(now.nanos_since(Instant::ZERO) + u64::from(route.0)))
+            Stalled::Yes(Duration::from_nanos(now.nanos_since(Instant::ZERO) + u64::from(route.0)))
         }
         fn arm(&mut self) -> Armed {
             self.called();
@@ -410,7 +409,8 @@ mod tests {
         queue.release_source_port(78);
         assert_eq!(queue.tx_burst(Route(77), &mut burst), 3);
         assert_eq!(queue.build_burst(Route(1), 5, &mut AtOnce(|_: &mut [u8]| None)), Some(6));
-        assert_eq!(queue.stalled(Route(2), Instant::ZERO.after_nanos(5)), Some(Duration::from_nanos(7)));
+        let stalled = queue.stalled(Route(2), Instant::ZERO.after_nanos(5));
+        assert_eq!(stalled, Stalled::Yes(Duration::from_nanos(7)));
         assert!(matches!(queue.arm(), Armed::Down(time, None) if time.as_secs() == 772));
         assert_eq!(calls.load(Ordering::Relaxed), 1 + 11);
     }

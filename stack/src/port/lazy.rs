@@ -9,7 +9,7 @@ use super::info::{PortInfo, PortOptions, PortStats};
 use super::layer::{PortLayer, QueueLayer};
 use super::spec::PortSpec;
 use super::taken::Taken;
-use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
+use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route, Stalled};
 use crate::sync::lock::lock;
 use crate::time::Instant;
 use core::net::IpAddr;
@@ -186,8 +186,8 @@ impl PortQueue for DownQueue {
     fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
         None
     }
-    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
-        None
+    fn stalled(&mut self, _: Route, _: Instant) -> Stalled {
+        Stalled::No
     }
 
     fn arm(&mut self) -> Armed {

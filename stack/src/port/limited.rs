@@ -1,10 +1,9 @@
 //! A queue for tests, which takes so many frames, and has so many buffers, in all.
 
 use super::frame::{Frame, RxBurst, TxBurst};
-use super::traits::{Armed, Build, FlowKind, PortQueue, Route};
+use super::traits::{Armed, Build, FlowKind, PortQueue, Route, Stalled};
 use crate::time::Instant;
 use core::net::IpAddr;
-use core::time::Duration;
 
 pub(crate) struct Limited {
     /// Frames that it still takes.
@@ -41,8 +40,8 @@ impl PortQueue for Limited {
     fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
         None
     }
-    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
-        None
+    fn stalled(&mut self, _: Route, _: Instant) -> Stalled {
+        Stalled::No
     }
     fn arm(&mut self) -> Armed {
         Armed::Unable

@@ -43,4 +43,4 @@ pub use layer::{PortLayer, QueueLayer};
 pub use netdevice::interface_feature;
 pub use pair::{Steering, pair, pair_with};
 pub use spec::{HostAddress, MemifRole, PortSpec};
-pub use traits::{Armed, AtOnce, Build, FlowKind, Host, Port, PortQueue, Route};
+pub use traits::{Armed, AtOnce, Build, FlowKind, Host, Port, PortQueue, Route, Stalled};

@@ -5,12 +5,11 @@ use super::error::PortError;
 use super::frame::{Frame, HeapPool, RxBurst, TxBurst};
 use super::info::{PortInfo, PortOptions, PortStats};
 use super::taken::Taken;
-use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
+use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route, Stalled};
 use crate::id::Mac;
 use crate::time::Instant;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, TryLockError};
 
@@ -287,8 +286,8 @@ impl PortQueue for WireQueue {
         Some(built)
     }
 
-    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
-        None
+    fn stalled(&mut self, _: Route, _: Instant) -> Stalled {
+        Stalled::No
     }
 
     fn arm(&mut self) -> Armed {

@@ -2,6 +2,7 @@
 //!
 //! No clock here: times are passed in.
 
+use super::traits::Stalled;
 use crate::time::Instant;
 use core::time::Duration;
 
@@ -25,23 +26,25 @@ impl Stall {
         Self { most, seen: None }
     }
 
-    /// How long to wait for a peer that has reached `position`, behind which frames wait: see
-    /// [`PortQueue::stalled`](super::traits::PortQueue::stalled). `None`: no frames wait for it.
-    pub fn wait(&mut self, position: Option<u64>, now: Instant) -> Option<Duration> {
+    /// Whether a peer that has reached `position` is stalled; `None`: no frames wait for it.
+    pub fn look(&mut self, position: Option<u64>, now: Instant) -> Stalled {
         if self.most.is_zero() {
-            return None;
+            return Stalled::No;
         }
         let before = core::mem::replace(&mut self.seen, position.map(|position| (position, now)));
-        let position = position?;
-        let Some((seen, since)) = before else { return Some(LOOK) };
+        let (Some(position), Some((seen, since))) = (position, before) else {
+            return if position.is_some() { Stalled::Perhaps(LOOK) } else { Stalled::No };
+        };
         let past = Duration::from_nanos(now.nanos_since(since));
-        if position == seen {
-            self.seen = before;
-            let wait = if past < LOOK { LOOK } else { AGAIN };
-            return (past < self.most).then_some(wait);
+        if position != seen {
+            return Stalled::Perhaps(LOOK);
         }
-        // It has moved: just now, so it runs, or long ago.
-        (past > 2 * LOOK).then_some(LOOK)
+        self.seen = before;
+        match past {
+            past if past < LOOK => Stalled::Perhaps(LOOK),
+            past if past < self.most => Stalled::Yes(AGAIN),
+            _ => Stalled::No,
+        }
     }
 }
 
@@ -56,42 +59,37 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_takes_nothing_is_waited_for_until_the_bound() {
+    fn a_peer_that_takes_nothing_is_stalled_until_the_bound() {
         let mut stall = Stall::new(60 * 1000 * MS);
-        assert_eq!(stall.wait(Some(7), at(5)), Some(LOOK), "it may run");
-        assert_eq!(stall.wait(Some(7), at(5)), Some(LOOK), "another queue pair asks");
+        assert_eq!(stall.look(Some(7), at(5)), Stalled::Perhaps(LOOK), "it may run");
+        assert_eq!(stall.look(Some(7), at(5)), Stalled::Perhaps(LOOK), "another queue pair asks");
         for ms in [6, 106, 30_000, 60_004] {
-            assert_eq!(stall.wait(Some(7), at(ms)), Some(AGAIN), "{ms}");
+            assert_eq!(stall.look(Some(7), at(ms)), Stalled::Yes(AGAIN), "{ms}");
         }
         for ms in [60_005, 60_105, 90_000] {
-            assert_eq!(stall.wait(Some(7), at(ms)), None, "{ms}");
+            assert_eq!(stall.look(Some(7), at(ms)), Stalled::No, "{ms}");
         }
         // It goes on, and stops again.
-        assert_eq!(stall.wait(Some(8), at(90_100)), Some(LOOK));
-        assert_eq!(stall.wait(Some(8), at(90_101)), Some(AGAIN));
+        assert_eq!(stall.look(Some(8), at(90_100)), Stalled::Perhaps(LOOK));
+        assert_eq!(stall.look(Some(8), at(90_101)), Stalled::Yes(AGAIN));
     }
 
     #[test]
-    fn a_peer_that_runs_is_silent_by_its_own_will() {
+    fn a_peer_that_takes_frames_is_not() {
         let mut stall = Stall::new(60 * 1000 * MS);
-        // Frames always wait for it, and it takes them.
         for ms in 0..100 {
-            let wait = stall.wait(Some(ms), at(ms));
-            assert_eq!(wait, (ms == 0).then_some(LOOK), "{ms}");
+            assert_eq!(stall.look(Some(ms), at(ms)), Stalled::Perhaps(LOOK), "{ms}: others may wait");
         }
-        // Nothing waits: it has taken everything.
-        assert_eq!(stall.wait(None, at(200)), None);
-        assert_eq!(stall.wait(None, at(201)), None);
-        // A time-out now and then: each is looked at once.
-        for n in 1..10 {
-            assert_eq!(stall.wait(Some(1000 + 2 * n), at(1000 * n)), Some(LOOK));
-            assert_eq!(stall.wait(Some(1001 + 2 * n), at(1000 * n + 1)), None);
-        }
+        assert_eq!(
+            [200, 201].map(|ms| stall.look(None, at(ms))),
+            [Stalled::No; 2],
+            "it has taken everything"
+        );
     }
 
     #[test]
     fn it_can_be_off() {
         let mut stall = Stall::new(Duration::ZERO);
-        assert_eq!([5, 6, 200].map(|ms| stall.wait(Some(7), at(ms))), [None; 3]);
+        assert_eq!([5, 6, 200].map(|ms| stall.look(Some(7), at(ms))), [Stalled::No; 3]);
     }
 }

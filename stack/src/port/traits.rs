@@ -58,6 +58,17 @@ pub enum FlowKind {
     Shared,
 }
 
+/// Whether a peer that lives takes none of the frames that wait for it in the link: then it is stopped, and not silent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stalled {
+    /// Nothing waits, or the peer takes frames, or it has taken none for longer than the port allows, or the port cannot tell.
+    No,
+    /// Frames wait: after this time the port can tell.
+    Perhaps(Duration),
+    /// It takes none. Ask again after this time.
+    Yes(Duration),
+}
+
 /// One queue of a port: frames in, frames out, buffers. One shard owns it and calls it from one thread at a time.
 ///
 /// It has no default methods; a queue around another one is a [`QueueLayer`](super::QueueLayer).
@@ -101,10 +112,8 @@ pub trait PortQueue: Send {
     /// Frames of one route leave in the order of the calls of this and of [`tx_burst`](Self::tx_burst).
     fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize>;
 
-    /// How long an ACK timer that ended now goes on for the peer at the end of this route, and uses no retry: frames wait in the link
-    /// and the peer, which lives, takes none of them, so it is stopped and not silent. `None`: the timer counts. Nothing waits, or the
-    /// peer takes frames, or it has taken none for longer than the port allows, or the port cannot tell.
-    fn stalled(&mut self, route: Route, now: Instant) -> Option<Duration>;
+    /// Whether the peer at the end of this route takes no frames. Asked when an ACK timer has ended.
+    fn stalled(&mut self, route: Route, now: Instant) -> Stalled;
 
     /// Prepares a sleep: from now on, until frames are received again, each arrival makes a descriptor readable. If frames wait
     /// already, or arrive during this call, it returns [`Armed::Pending`]; where the port cannot signal, [`Armed::Unable`].

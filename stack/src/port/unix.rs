@@ -15,7 +15,7 @@ use super::share::{self, Party, Share};
 use super::socket_file::{self, SocketFile};
 use super::spec::PortSpec;
 use super::taken::Taken;
-use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
+use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route, Stalled};
 use crate::sync::apart::{self, Apart};
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
@@ -23,7 +23,6 @@ use crate::time::Instant;
 use core::mem::MaybeUninit;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use core::time::Duration;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, UCred, shutdown};
@@ -379,8 +378,8 @@ impl PortQueue for UnixQueue {
         None
     }
 
-    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
-        None
+    fn stalled(&mut self, _: Route, _: Instant) -> Stalled {
+        Stalled::No
     }
 
     /// Each datagram is an edge of the descriptor; those that wait already make one when the descriptor is first waited for.

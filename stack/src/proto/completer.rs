@@ -116,15 +116,15 @@ impl Requester {
                 // Everything may have been acknowledged meanwhile: then nothing is left to send again, or to time.
                 if self.in_flight.is_empty() { Response::Done } else { Response::Retry(RetryCause::Rnr) }
             }
-            Awaited::Answer if self.lacks_ack_request() && self.retries.is_untouched() => {
+            Awaited::Answer | Awaited::Look if self.lacks_ack_request() && self.retries.is_untouched() => {
                 self.probe();
                 Response::Retry(RetryCause::Probe)
             }
-            Awaited::Answer if self.retries.prolong() => {
+            Awaited::Answer | Awaited::Look if self.retries.prolong() => {
                 self.timer.await_answer(now.after_nanos(self.timer.prolongation_ns()));
                 Response::Done
             }
-            Awaited::Answer => {
+            Awaited::Answer | Awaited::Look => {
                 hit(Mark::Timeout);
                 self.handle_loss(now, RetryCause::Timeout)
             }
@@ -140,6 +140,12 @@ impl Requester {
     #[cold]
     pub fn wait_for_peer(&mut self, now: Instant, wait: Duration) {
         self.timer.await_answer(now.after(wait));
+    }
+
+    /// Whether the peer runs is known after so long: the ACK timer goes on until then, once. `false`: it did already.
+    #[cold]
+    pub fn look_at_peer(&mut self, now: Instant, wait: Duration) -> bool {
+        self.timer.await_look(now.after(wait))
     }
 
     /// An RNR NAK handled in the turn that began at `then` may have arrived as late as `now`: its delay counts from `now`.

@@ -4,6 +4,7 @@
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::Qp;
+use crate::port::Stalled;
 
 impl Env {
     /// The time of a queue pair has come. Whether that is its ACK timer, which goes on: the port sees that the peer takes nothing of
@@ -12,9 +13,14 @@ impl Env {
         if !qp.requester.is_overdue(self.now) || !qp.hop.is_outside() {
             return false;
         }
-        let Some(wait) = self.outbox.queue.stalled(qp.hop.route(), self.now) else { return false };
-        qp.requester.wait_for_peer(self.now, wait);
-        self.count_of(qp, Counter::PeerStalls);
-        true
+        match self.outbox.queue.stalled(qp.hop.route(), self.now) {
+            Stalled::Yes(wait) => {
+                qp.requester.wait_for_peer(self.now, wait);
+                self.count_of(qp, Counter::PeerStalls);
+                true
+            }
+            Stalled::Perhaps(wait) => qp.requester.look_at_peer(self.now, wait),
+            Stalled::No => false,
+        }
     }
 }

@@ -4,14 +4,13 @@ use super::shared::Shared;
 use crate::config::{RX_BURST, TX_BURST};
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
 use crate::port::frame::{Frame, RxBurst, TxBurst};
-use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route};
+use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route, Stalled};
 use crate::time::Instant;
 use arrayvec::ArrayVec;
 use core::mem::{align_of, offset_of, size_of};
 use core::net::IpAddr;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
-use core::time::Duration;
 use dpdk_sys as sys;
 use std::sync::Arc;
 
@@ -191,8 +190,8 @@ impl PortQueue for DpdkQueue {
         None
     }
 
-    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
-        None
+    fn stalled(&mut self, _: Route, _: Instant) -> Stalled {
+        Stalled::No
     }
 
     fn arm(&mut self) -> Armed {

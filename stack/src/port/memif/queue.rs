@@ -11,7 +11,7 @@ use crate::crc::copy_function;
 use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::stall::Stall;
 use crate::port::stock::Stock;
-use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route};
+use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route, Stalled};
 use crate::time;
 use core::net::IpAddr;
 use core::sync::atomic::{Ordering, compiler_fence};
@@ -307,10 +307,10 @@ impl PortQueue for MemifQueue {
         }
     }
 
-    fn stalled(&mut self, _: Route, now: time::Instant) -> Option<Duration> {
+    fn stalled(&mut self, _: Route, now: time::Instant) -> Stalled {
         self.follow();
         let reached = self.ends.as_ref().and_then(|ends| ends.tx.reached());
-        self.stall.wait(reached.map(|slot| self.number << u16::BITS | u64::from(slot)), now)
+        self.stall.look(reached.map(|slot| self.number << u16::BITS | u64::from(slot)), now)
     }
 
     fn arm(&mut self) -> Armed {

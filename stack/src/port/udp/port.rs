@@ -3,7 +3,6 @@
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
 use core::sync::atomic::Ordering;
-use core::time::Duration;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ use crate::port::error::PortError;
 use crate::port::frame::{Frame, HeapPool, RxBurst, TxBurst};
 use crate::port::info::{PortInfo, PortStats};
 use crate::port::taken::Taken;
-use crate::port::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route};
+use crate::port::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route, Stalled};
 use crate::time::Instant;
 
 /// A port of UDP sockets.
@@ -146,8 +145,8 @@ impl PortQueue for UdpQueue {
         None
     }
 
-    fn stalled(&mut self, _: Route, _: Instant) -> Option<Duration> {
-        None
+    fn stalled(&mut self, _: Route, _: Instant) -> Stalled {
+        Stalled::No
     }
 
     /// Each datagram is an edge of the descriptor, also while others wait.

@@ -11,6 +11,8 @@ pub(in crate::proto) enum Awaited {
     Nothing,
     /// An answer to what was sent: the local ACK timeout (IBA 9.7.6.1.3).
     Answer,
+    /// Likewise, a little longer: to see whether the peer runs.
+    Look,
     /// The end of the delay of an RNR NAK: nothing is sent meanwhile.
     Receive,
 }
@@ -81,6 +83,15 @@ impl Timer {
         (self.awaited, self.end) = (Awaited::Answer, end);
     }
 
+    /// Waits for an answer until `end`, longer than the ACK timeout: once, until there is an answer. Whether it does.
+    pub fn await_look(&mut self, end: Instant) -> bool {
+        let first = self.awaited == Awaited::Answer;
+        if first {
+            (self.awaited, self.end) = (Awaited::Look, end);
+        }
+        first
+    }
+
     /// Sends nothing until `end`.
     pub fn await_receive(&mut self, end: Instant) {
         (self.awaited, self.end) = (Awaited::Receive, end);
@@ -107,7 +118,7 @@ impl Timer {
 
     /// Whether an answer is waited for.
     pub fn awaits_answer(&self) -> bool {
-        self.awaited == Awaited::Answer
+        matches!(self.awaited, Awaited::Answer | Awaited::Look)
     }
 
     /// Stops the timer if it has ended. What it timed.
