@@ -31,16 +31,16 @@ impl Stall {
         if self.most.is_zero() {
             return Stalled::No;
         }
-        let before = core::mem::replace(&mut self.seen, position.map(|position| (position, now)));
-        let (Some(position), Some((seen, since))) = (position, before) else {
-            return if position.is_some() { Stalled::Perhaps(LOOK) } else { Stalled::No };
+        let Some(position) = position else {
+            self.seen = None;
+            return Stalled::No;
         };
-        let past = Duration::from_nanos(now.nanos_since(since));
-        if position != seen {
-            return Stalled::Perhaps(LOOK);
-        }
-        self.seen = before;
-        match past {
+        let since = match self.seen {
+            Some((seen, since)) if seen == position => since,
+            _ => now,
+        };
+        self.seen = Some((position, since));
+        match Duration::from_nanos(now.nanos_since(since)) {
             past if past < LOOK => Stalled::Perhaps(LOOK),
             past if past < self.most => Stalled::Yes(AGAIN),
             _ => Stalled::No,

@@ -3,7 +3,8 @@
 //! The ICRC covers the identification and the flags beside it, which a UDP socket does not show. So that port computes, from the rest
 //! of the packet, those with which the ICRC is right. If the packet has an error they come out at random, and for two packets in
 //! 65 536 the flags are such as an IPv4 header may have. Most hosts count their packets: there an identification that is not near those
-//! of the packets before tells of an error, too. A host that does not count is recognised, and judged by the flags alone.
+//! of the packets before tells of an error, too. A host that does not count, or that counts the packets of many connections
+//! together, is recognised, and judged by the flags alone.
 //!
 //! What is near is known from packets that the queue pair accepted: those moved it on. Others may come from anybody who knows its
 //! number, and move nothing here.
