@@ -35,12 +35,27 @@ def two_hosts(server):
     # They ask for the address of a network interface.
     base.RDMATestCase._get_ip_mac = lambda test, *of: test.args.append([*of, server, "00:00:00:00:00:00"])
     for module in importlib.import_module("tests.base_rdmacm"), importlib.import_module("tests.rdmacm_utils"):
-        make = module.AddrInfo
+        module.AddrInfo = of_two_hosts(module.AddrInfo, server)
 
-        def addr_info(src=None, make=make, **more):
-            return make(src=os.environ["ROCE_ADDR"] if src == server else src, **more)
 
-        module.AddrInfo = addr_info
+def of_two_hosts(base, server):
+    """The class of address information, of which the source is this process's own address in place of the server's."""
+
+    def own(src):
+        return os.environ["ROCE_ADDR"] if src == server else src
+
+    class AddrInfo(base):
+        def __new__(cls, src=None, **more):
+            return base.__new__(cls, src=own(src), **more)
+
+        def __init__(self, src=None, **more):
+            super().__init__(src=own(src), **more)
+
+        # Of later releases.
+        def get_addrinfo(self, src=None, *rest, **more):
+            super().get_addrinfo(own(src), *rest, **more)
+
+    return AddrInfo
 
 
 if hosts:
