@@ -17,6 +17,8 @@ pub struct Findings {
     pub right: [u64; 2],
     /// How many packets of each opcode there were.
     pub opcodes: BTreeMap<u8, u64>,
+    /// The source port of this stack's last packet to each connected queue pair, by its host and number.
+    sources: BTreeMap<(Vec<u8>, u32), u16>,
     /// Errors, with the frame of each; the first few.
     pub wrong: Vec<String>,
     /// Frames with an error.
@@ -44,28 +46,67 @@ impl Findings {
     /// Checks one frame.
     pub fn frame(&mut self, bytes: &[u8], ours: [u8; 6]) {
         self.frames += 1;
-        match roce(bytes) {
-            Ok(None) => {}
-            Ok(Some(opcode)) => {
-                self.right[usize::from(bytes[6..12] != ours)] += 1;
-                *self.opcodes.entry(opcode).or_default() += 1;
-            }
-            Err(why) => {
-                self.wrong_frames += 1;
-                if self.wrong.len() < 10 {
-                    self.wrong.push(format!("frame {}: {why}", self.frames));
-                }
-            }
+        let packet = match roce(bytes) {
+            Ok(None) => return,
+            Ok(Some(packet)) => packet,
+            Err(why) => return self.wrong(&why),
+        };
+        let our_own = bytes[6..12] == ours;
+        self.right[usize::from(!our_own)] += 1;
+        *self.opcodes.entry(packet.opcode).or_default() += 1;
+        if our_own && let Err(why) = self.source_port(&packet) {
+            self.wrong(&why);
         }
     }
+
+    fn wrong(&mut self, why: &str) {
+        self.wrong_frames += 1;
+        if self.wrong.len() < 10 {
+            self.wrong.push(format!("frame {}: {why}", self.frames));
+        }
+    }
+
+    /// Source ports are as networks want them (IBA A17.3.2, and the custom of NICs): 49152 or above, and one for a connection, whose
+    /// packets would overtake each other on different paths. What is not answered goes on from port 4791, and stays there.
+    fn source_port(&mut self, packet: &Packet<'_>) -> core::result::Result<(), String> {
+        let Packet { opcode, source, to, qpn } = *packet;
+        if source != WELL_KNOWN && source < 0xc000 {
+            return Err(format!("source port {source}"));
+        }
+        // RC, UC and XRC.
+        if ![0, 1, 5].contains(&(opcode >> 5)) {
+            return Ok(());
+        }
+        match self.sources.insert((to.to_vec(), qpn), source) {
+            Some(before) if before != source && source != WELL_KNOWN => {
+                Err(format!("source port {source}, and {before} before it, to queue pair {qpn:#08x}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The UDP port of RoCEv2.
+const WELL_KNOWN: u16 = 4791;
+
+/// What is read of a RoCEv2 packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Packet<'a> {
+    opcode: u8,
+    /// Its UDP source port.
+    source: u16,
+    /// The IP address of its destination.
+    to: &'a [u8],
+    /// The destination queue pair.
+    qpn: u32,
 }
 
 fn word(bytes: &[u8], at: usize) -> usize {
     usize::from(bytes[at]) << 8 | usize::from(bytes[at + 1])
 }
 
-/// The opcode of a RoCEv2 packet with valid lengths and ICRC; `None` for other frames.
-fn roce(frame: &[u8]) -> core::result::Result<Option<u8>, String> {
+/// A RoCEv2 packet with valid lengths and ICRC; `None` for other frames.
+fn roce(frame: &[u8]) -> core::result::Result<Option<Packet<'_>>, String> {
     if frame.len() < 14 {
         return Err("shorter than an Ethernet header".into());
     }
@@ -88,7 +129,7 @@ fn roce(frame: &[u8]) -> core::result::Result<Option<u8>, String> {
         0x86dd if ip.len() >= 40 && ip[6] == 17 => (40, 40 + word(ip, 4), &[1..4, 7..8]),
         _ => return Ok(None),
     };
-    if ip.len() < udp + 8 || word(ip, udp + 2) != 4791 {
+    if ip.len() < udp + 8 || word(ip, udp + 2) != usize::from(WELL_KNOWN) {
         return Ok(None);
     }
     let (length, packet) = (word(ip, udp + 4), ip.get(..total).ok_or("shorter than IP says")?);
@@ -117,7 +158,12 @@ fn roce(frame: &[u8]) -> core::result::Result<Option<u8>, String> {
     if icrc != wanted {
         return Err(format!("ICRC {icrc:#010x}, not {wanted:#010x}, opcode {:#04x}", body[udp + 8]));
     }
-    Ok(Some(body[udp + 8]))
+    Ok(Some(Packet {
+        opcode: body[udp + 8],
+        source: word(ip, udp) as u16,
+        to: if udp == 20 { &ip[16..20] } else { &ip[24..40] },
+        qpn: u32::from_be_bytes([0, ip[udp + 13], ip[udp + 14], ip[udp + 15]]),
+    }))
 }
 
 #[cfg(test)]
@@ -152,12 +198,13 @@ mod tests {
     #[test]
     fn a_packet_is_right_until_a_bit_of_it_changes() {
         let whole = sealed();
-        assert_eq!(roce(&whole), Ok(Some(0x11)));
+        let right = Packet { opcode: 0x11, source: 0xc000, to: &[10, 99, 0, 10], qpn: 0x11 };
+        assert_eq!(roce(&whole), Ok(Some(right)));
         // Fields that may change on the path: the UDP checksum, FECN.
         let mut marked = whole.clone();
         marked[40] = 0x12;
         marked[46] = 0x40;
-        assert_eq!(roce(&marked), Ok(Some(0x11)));
+        assert_eq!(roce(&marked), Ok(Some(right)));
         for at in [26, 34, 42, 43, 49, 53, 54, 58, 59, 61] {
             let mut bad = whole.clone();
             bad[at] ^= 1;
@@ -183,6 +230,22 @@ mod tests {
         assert_eq!((found.frames, found.right, found.wrong_frames), (5, [2, 1], 1));
         assert!(found.wrong[0].starts_with("frame 4: ICRC"), "{:?}", found.wrong);
         assert_eq!(found.opcodes, BTreeMap::from([(0x11, 3)]));
+    }
+
+    // Goal: packets of a connection keep to one path, and leave it once at most.
+    #[test]
+    fn a_connection_has_one_source_port_until_it_goes_on_from_the_well_known_one() {
+        let wrong = |packets: &[(u8, u16)]| {
+            let mut found = Findings::default();
+            let of = |&(opcode, source)| Packet { opcode, source, to: &[10, 99, 0, 10], qpn: 0x11 };
+            packets.iter().map(of).filter(|packet| found.source_port(packet).is_err()).count()
+        };
+        let [one, two] = [61_000, 61_001];
+        assert_eq!(wrong(&[(0x04, one), (0x11, one), (0x04, WELL_KNOWN), (0x04, WELL_KNOWN)]), 0);
+        assert_eq!(wrong(&[(0x04, one), (0x11, two)]), 1);
+        assert_eq!(wrong(&[(0x04, WELL_KNOWN), (0x04, one)]), 1);
+        assert_eq!(wrong(&[(0x64, one), (0x64, two), (0x64, WELL_KNOWN)]), 0);
+        assert_eq!(wrong(&[(0x64, 49_151), (0x04, 0)]), 2);
     }
 
     // Captures of this stack and Linux, connecting over IPv6 and in a VLAN.

@@ -30,7 +30,7 @@ pub enum InteropCommand {
     Run(RunArgs),
     /// This stack's side of a program of librdmacm, for a stock one as the peer
     Cm(CmArgs),
-    /// Checks every frame of a capture: lengths, checksums, the ICRC of each packet both ways
+    /// Checks every frame of a capture: lengths, checksums, the ICRC of each packet both ways, and this stack's source ports
     Check(CheckArgs),
     /// Adds a result of another program
     Note(NoteArgs),
