@@ -451,7 +451,7 @@ fn other<'a>(
     others.of(route)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::config::TX_REFUSED;
