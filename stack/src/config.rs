@@ -152,6 +152,16 @@ pub const HELPER_SLEEP: Duration = Duration::from_millis(1);
 /// Most queue pair numbers of a block in use. The others stay free, so that a number drawn at random is hard to guess.
 pub const QPN_BLOCK_USE: u32 = QpnBlock::NUMBERS / 2;
 
+/// Blocks of queue pair numbers that a process leases together, from the registry of its host.
+pub const RUN_BLOCKS: usize = 8;
+/// Runs, of so many blocks, that a process may have: each takes a descriptor.
+pub const RUNS_PER_PROCESS: usize = 8;
+/// How long the numbers of a process that has ended rest: longer than a packet to it is under way, or repeated.
+pub const RUN_REST: Duration = Duration::from_secs(10);
+/// How long a process waits, in all, for those who let it join the registry: they may be stopped, or not run for a while.
+pub const REGISTRY_PATIENCE: Duration = Duration::from_secs(20);
+
+const _: () = assert!(QpnBlock::COUNT.is_multiple_of(RUN_BLOCKS));
 const _: () = assert!(
     SHARDS_MAX * QPS_PER_SHARD_MAX <= QPN_BLOCK_USE as usize * QpnBlock::COUNT / 2,
     "blocks for every queue pair, and as many for numbers at rest"

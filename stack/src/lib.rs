@@ -17,6 +17,7 @@ pub mod net;
 pub mod port;
 pub mod proto;
 pub mod racy;
+pub mod registry;
 pub mod runtime;
 pub mod shard;
 pub mod sync;

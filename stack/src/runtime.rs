@@ -110,6 +110,19 @@ fn may_be_replaced_in(dir: &Metadata) -> bool {
     is_shared(dir) && dir.mode() & STICKY == 0
 }
 
+/// Whether the kernel also calls users by this number whom this user namespace does not know.
+pub(crate) fn stands_for_unknown(uid: u32) -> bool {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    stands_for_others(uid, &read("/proc/sys/kernel/overflowuid"), &read("/proc/self/uid_map"))
+}
+
+fn stands_for_others(uid: u32, stand_in: &str, map: &str) -> bool {
+    let counts = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
+    // Every number but the last one, which is no user.
+    let knows_all = counts.sum::<u64>() >= u32::MAX.into();
+    stand_in.trim().parse() == Ok(uid) && !knows_all
+}
+
 /// Who is neither this user nor root.
 struct Foreign {
     uid: u32,
@@ -287,5 +300,11 @@ mod tests {
         assert!(!is_mapped("      1000       1000          1\n", 65534));
         assert!(is_mapped("0 1000 1\n1 100000 65535\n", 65534));
         assert!(!is_mapped("", 65534));
+        let whole = "         0          0 4294967295\n";
+        let container = "0 100000 65536\n";
+        let cases = [(65534, container, true), (65534, whole, false), (1000, container, false)];
+        for (user, map, stands) in cases {
+            assert_eq!(stands_for_others(user, "65534\n", map), stands, "{user} {map}");
+        }
     }
 }

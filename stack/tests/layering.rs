@@ -19,6 +19,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("crc", &["racy"]),
     ("wire", &["crc"]),
     ("sync", &[]),
+    ("registry", &["sync"]),
     ("mem", &["racy"]),
     ("proto", &["wire", "mem"]),
     ("cm", &["wire", "mem"]),
@@ -47,8 +48,10 @@ const UNSAFE: &[&str] = &[
     // Handlers of forks.
     "stack/src/sync/process.rs",
     "stack/src/sync/unforked.rs",
-    // Who the peer of a socket is.
+    // Who the peer of a socket is, and whether it lives; the memory that the processes of a host share.
     "stack/src/port/share.rs",
+    "stack/src/registry/sys.rs",
+    "stack/src/registry/memory.rs",
     // Frames; a memif's shared memory, and the wake-up of its peer; requests about network interfaces; system calls of UDP sockets.
     "stack/src/port/frame.rs",
     "stack/src/port/memif/ring.rs",
@@ -296,6 +299,7 @@ const NO_CIRCLE: &[&str] = &[
     "stack/src/mem",
     "stack/src/wire",
     "stack/src/net",
+    "stack/src/registry",
     "stack/src/port",
     // A part of a shard names neither what works with several of them nor the shard.
     "stack/src/shard",

@@ -58,9 +58,37 @@ pub fn echo(port: &dyn Port, done: &AtomicBool) {
 }
 
 /// A fork, which does nothing until it is killed.
-fn fork() -> i32 {
+pub fn fork() -> i32 {
     // SAFETY: the child only makes system calls, and dies of one of them at the latest.
+    idle_child(unsafe { libc::fork() })
+}
+
+/// A fork that the C library does not know of, so that no handler runs in it: as of a program that makes the system call itself.
+pub fn fork_without_handlers() -> i32 {
+    // SAFETY: as above. The call has the arguments of fork(2): a signal at the end, and nothing else.
+    idle_child(unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32)
+}
+
+/// Whether something holds in a fork of this process.
+pub fn in_fork(holds: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child runs what the caller wants to see in a fork, and exits without running anything else of its parent's.
     let child = unsafe { libc::fork() };
+    assert!(child >= 0, "{}", std::io::Error::last_os_error());
+    if child == 0 {
+        // SAFETY: takes a number. A child that waits for ever ends by a signal.
+        unsafe { libc::alarm(5 * PATIENCE.as_secs() as u32) };
+        let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(holds)).unwrap_or(false);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(if right { 7 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for that child; the status is ours.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    (libc::WIFEXITED(status), libc::WEXITSTATUS(status)) == (true, 7)
+}
+
+/// What a fork returned; in the child, never.
+fn idle_child(child: i32) -> i32 {
     assert!(child >= 0, "{}", std::io::Error::last_os_error());
     if child == 0 {
         loop {
@@ -109,6 +137,12 @@ impl Drop for Fork {
     }
 }
 
+impl Fork {
+    pub fn of(pid: i32) -> Self {
+        Self(Pid::from_raw(pid).unwrap())
+    }
+}
+
 impl Peer {
     pub fn start(spec: &str, queues: usize) -> Self {
         Self::spawn(spec, queues, |command| command).0
@@ -118,7 +152,7 @@ impl Peer {
     pub fn start_and_fork(spec: &str) -> (Self, Fork) {
         let (peer, said) = Self::spawn(spec, 1, |command| command.env(FORKS, ""));
         let fork = said.iter().find_map(|line| line.strip_prefix("fork is ")?.parse().ok());
-        (peer, Fork(fork.and_then(Pid::from_raw).unwrap()))
+        (peer, Fork::of(fork.unwrap()))
     }
 
     /// One that has a PID namespace of its own, in which we have no number; as root only. `None` where unshare(1) is missing.

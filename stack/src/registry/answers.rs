@@ -1,0 +1,200 @@
+//! Answers processes that want to join.
+//!
+//! Turns a listening socket that is readable, and connections that are, into answers. Nothing waits, so any thread can do it
+//! between other things. Strangers cost a bounded amount: connections that have said nothing are a few at a time, each for a
+//! while, and the oldest one gives way to the next. Only processes of our own user are heard; whatever they say, they get an
+//! answer or the end of their connection.
+
+use super::memory::Memory;
+use super::message::{REQUEST, Reply, Request};
+use super::socket::{Connection, Lies, Listener};
+use super::table::VERSION;
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+/// Connections that have said nothing yet.
+const OPEN_MAX: usize = 16;
+/// How long they may take to say something, if nobody else wants their place.
+const OPEN_FOR: Duration = Duration::from_secs(5);
+/// Connections that are accepted in one go.
+const ACCEPTED: usize = 64;
+/// Connections that cannot be closed at once, before no more are accepted.
+const CLOSING_MAX: usize = 32;
+/// Time between two tries of what the system refuses for now.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// The end of a listener's round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Round {
+    /// Look again when it is readable.
+    Done,
+    /// Look again after a while, readable or not: the system has no room.
+    Later,
+}
+
+/// The answers of a member.
+#[derive(Debug)]
+pub struct Answers {
+    memory: Memory,
+    birth: u128,
+    uid: u32,
+    open: VecDeque<Open>,
+    /// They have been heard, and wait until closing them keeps nobody waiting.
+    closing: Vec<Connection>,
+    counts: Counts,
+}
+
+/// What became of those that connected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Processes that were let in.
+    pub joins: u64,
+    /// Processes with another version of the layout.
+    pub unlike: u64,
+    /// Processes of other users.
+    pub foreign: u64,
+    /// Processes that said something else, or nothing in time.
+    pub refused: u64,
+}
+
+#[derive(Debug)]
+struct Open {
+    connection: Connection,
+    since: Instant,
+    /// What it has asked for, and could not be given for lack of room.
+    asked: Option<Request>,
+}
+
+/// What comes of a look at a connection.
+enum Heard {
+    /// It is to be looked at again.
+    Open(Option<Request>),
+    /// It is over.
+    Over,
+}
+
+impl Answers {
+    /// A member's, who has this memory of this birth.
+    pub fn new(memory: Memory, birth: u128, uid: u32) -> Self {
+        let (open, closing) = (VecDeque::new(), Vec::new());
+        Self { memory, birth, uid, open, closing, counts: Counts::default() }
+    }
+
+    /// What became of those that connected.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Accepts those that have connected, and answers them.
+    pub fn handle_listener(&mut self, now: Instant, listener: &Listener) -> Round {
+        self.close_some();
+        for _ in 0..ACCEPTED {
+            if self.closing.len() >= CLOSING_MAX {
+                return Round::Later;
+            }
+            match listener.accept() {
+                Ok(connection) => self.admit(now, connection),
+                Err(None) => return Round::Done,
+                Err(Some(_)) => return Round::Later,
+            }
+        }
+        Round::Done
+    }
+
+    /// Looks at the open connections.
+    pub fn handle_open(&mut self, now: Instant) {
+        self.close_some();
+        for _ in 0..self.open.len() {
+            let Some(open) = self.open.pop_front() else { break };
+            self.hear(now, open);
+        }
+    }
+
+    /// What is readable when there is something to handle.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.open.iter().filter(|open| open.asked.is_none()).map(|open| open.connection.as_fd())
+    }
+
+    /// When to look, readable or not.
+    pub fn timeout(&self, now: Instant) -> Option<Duration> {
+        let waits = !self.closing.is_empty() || self.open.iter().any(|open| open.asked.is_some());
+        let oldest = self.open.front().map(|open| (open.since + OPEN_FOR).saturating_duration_since(now));
+        [waits.then_some(RETRY), oldest].into_iter().flatten().min()
+    }
+
+    fn admit(&mut self, now: Instant, connection: Connection) {
+        if connection.peer().map(|peer| peer.uid).ok() != Some(self.uid) {
+            self.counts.foreign += 1;
+            return self.end(connection);
+        }
+        self.hear(now, Open { connection, since: now, asked: None });
+        if self.open.len() > OPEN_MAX
+            && let Some(oldest) = self.open.pop_front()
+        {
+            self.counts.refused += 1;
+            self.end(oldest.connection);
+        }
+    }
+
+    fn hear(&mut self, now: Instant, open: Open) {
+        let heard = match open.asked {
+            Some(request) => self.answer(&open.connection, request),
+            None => self.listen(&open.connection),
+        };
+        match heard {
+            Heard::Open(asked) if now.saturating_duration_since(open.since) < OPEN_FOR => {
+                self.open.push_back(Open { asked, ..open });
+            }
+            Heard::Open(_) => {
+                self.counts.refused += 1;
+                self.end(open.connection);
+            }
+            Heard::Over => self.end(open.connection),
+        }
+    }
+
+    fn listen(&mut self, connection: &Connection) -> Heard {
+        let mut bytes = [0; REQUEST + 1];
+        let request = match connection.peek(&mut bytes) {
+            Lies::Nothing => return Heard::Open(None),
+            Lies::End => return Heard::Over,
+            Lies::Descriptors => None,
+            Lies::Bytes(len) => Request::parse(&bytes[..len]),
+        };
+        let Some(request) = request else {
+            self.counts.refused += 1;
+            return Heard::Over;
+        };
+        // Something unread would reset the connection, and the answer with it.
+        connection.take(&mut bytes);
+        self.answer(connection, request)
+    }
+
+    fn answer(&mut self, connection: &Connection, request: Request) -> Heard {
+        let (reply, count) = match request {
+            Request::Join(VERSION) => (Reply::Welcome(self.birth), &mut self.counts.joins),
+            Request::Join(_) => (Reply::Unlike(VERSION), &mut self.counts.unlike),
+            Request::Unknown => (Reply::Unknown, &mut self.counts.refused),
+        };
+        let memory = matches!(reply, Reply::Welcome(_)).then(|| self.memory.as_fd());
+        match connection.send(&reply.encode(), memory) {
+            Ok(true) => {
+                *count += 1;
+                Heard::Over
+            }
+            Ok(false) => Heard::Open(Some(request)),
+            Err(_) => Heard::Over,
+        }
+    }
+
+    fn end(&mut self, connection: Connection) {
+        self.closing.extend(connection.close());
+    }
+
+    fn close_some(&mut self) {
+        let closing = core::mem::take(&mut self.closing);
+        self.closing.extend(closing.into_iter().filter_map(Connection::close));
+    }
+}

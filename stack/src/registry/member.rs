@@ -1,0 +1,144 @@
+//! A process that has joined: its runs, and what it knows of others.
+
+use super::error::RegistryError;
+use super::join::{Joined, join};
+use super::kernel::{Found, Kernel};
+use super::lease::{self, Lease, Terms};
+use super::name::Name;
+use super::patience::Patience;
+use super::run::Run;
+use super::table::{RunInfo, Table};
+use crate::config::RUNS_PER_PROCESS;
+use crate::sync::lock::lock;
+use core::time::Duration;
+use std::sync::Mutex;
+
+/// Who has a run, as the kernel says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Holder {
+    /// Nobody.
+    Nobody,
+    /// This process.
+    Ourselves,
+    /// A living process of this user; 0: it is not visible from here.
+    Process(u32),
+    /// A process that has ended, of which a descriptor is left elsewhere.
+    Dead,
+    /// A process of another user.
+    Foreign(u32),
+    /// A process that accepts no more connections.
+    Unknown,
+}
+
+/// A process that has joined. When it is dropped its runs are free, and rest.
+#[derive(Debug)]
+pub struct Member<K: Kernel> {
+    kernel: K,
+    table: Table<K::Memory>,
+    birth: u128,
+    terms: Terms,
+    /// The first one is kept as long as the process is a member: see `join`.
+    leases: Mutex<Vec<Lease<K::Held>>>,
+}
+
+impl<K: Kernel> Member<K> {
+    /// Joins the registry of the host, or gives birth to it.
+    ///
+    /// # Errors
+    /// Nobody answers, versions differ, nothing is left, or a system call failed.
+    pub fn join(kernel: K, terms: Terms, patience: Duration) -> Result<Self, RegistryError> {
+        let Joined { table, birth, lease } = join(&kernel, &terms, &mut Patience::new(patience))?;
+        Ok(Self { kernel, table, birth, terms, leases: Mutex::new(vec![lease]) })
+    }
+
+    /// Leases one more run.
+    ///
+    /// # Errors
+    /// None is left, or the process has as many as it may have.
+    pub fn lease_run(&self) -> Result<Run, RegistryError> {
+        self.check()?;
+        let mut leases = lock(&self.leases);
+        if leases.len() >= RUNS_PER_PROCESS {
+            return Err(RegistryError::TooMany(leases.len()));
+        }
+        let mut lease = lease::take(&self.kernel, &self.table, &self.terms)?;
+        lease::begin(&self.kernel, &self.table, &mut lease);
+        let run = lease.run;
+        leases.push(lease);
+        Ok(run)
+    }
+
+    /// Fails in a fork of the process that has joined.
+    fn check(&self) -> Result<(), RegistryError> {
+        if self.kernel.is_ours() { Ok(()) } else { Err(RegistryError::Forked) }
+    }
+
+    /// Its runs: the first one, and those that were leased later. A fork of the process has none.
+    pub fn runs(&self) -> Vec<Run> {
+        if !self.kernel.is_ours() {
+            return Vec::new();
+        }
+        lock(&self.leases).iter().map(|lease| lease.run).collect()
+    }
+
+    /// The names that it holds.
+    pub fn held(&self) -> Vec<K::Held> {
+        lock(&self.leases).iter().map(|lease| lease.held.clone()).collect()
+    }
+
+    /// Who has a run.
+    ///
+    /// # Errors
+    /// Those of socket(2), or the process is a fork.
+    pub fn holder_of(&self, run: Run) -> Result<Holder, RegistryError> {
+        self.check()?;
+        if self.runs().contains(&run) {
+            return Ok(Holder::Ourselves);
+        }
+        Ok(match self.kernel.find(Name::Run(run))? {
+            Found::Nobody => Holder::Nobody,
+            Found::Living(process) => Holder::Process(self.kernel.pid_of(&process)),
+            Found::Dead => Holder::Dead,
+            Found::Foreign(uid) => Holder::Foreign(uid),
+            Found::Full => Holder::Unknown,
+        })
+    }
+
+    /// What the memory says of a run: whatever its processes wrote there.
+    pub fn info(&self, run: Run) -> RunInfo {
+        self.table.info(run)
+    }
+
+    /// Whether the memory still begins as it was made.
+    pub fn is_sound(&self) -> bool {
+        self.table.is_sound(self.birth)
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &K::Memory {
+        self.table.memory()
+    }
+
+    /// The number of the registry's birth: the same for all members, and for no other registry.
+    pub fn birth(&self) -> u128 {
+        self.birth
+    }
+
+    /// The system.
+    pub fn kernel(&self) -> &K {
+        &self.kernel
+    }
+}
+
+impl<K: Kernel> Drop for Member<K> {
+    fn drop(&mut self) {
+        // A fork holds none of the names, and its parent goes on.
+        if !self.kernel.is_ours() {
+            return;
+        }
+        // The first one last: until then this process is a member.
+        for lease in lock(&self.leases).drain(..).rev() {
+            lease::end(&self.kernel, &self.table, lease);
+        }
+    }
+}

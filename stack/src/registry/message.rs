@@ -1,0 +1,143 @@
+//! What a process says at another one's name, and what that one answers: one message each, in the order of the machine.
+//!
+//! Both begin with magic, kind and the version of the layout, in every version: so unlike ones can say what they are. A request
+//! that is unknown is refused, so that others can come.
+
+use super::table::VERSION;
+
+/// `ROCEJOIN`.
+const MAGIC: u64 = u64::from_ne_bytes(*b"ROCEJOIN");
+/// Bytes of a request.
+pub const REQUEST: usize = 16;
+/// Bytes of an answer.
+pub const REPLY: usize = 32;
+
+/// Whoever sends this wants to have the memory.
+const JOIN: u32 = 1;
+
+const WELCOME: u32 = 1;
+const UNLIKE: u32 = 2;
+const UNKNOWN: u32 = 3;
+
+/// A request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Request {
+    /// To join, with this version of the layout.
+    Join(u32),
+    /// Of a kind that is not known.
+    Unknown,
+}
+
+/// An answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reply {
+    /// The memory comes along; this is the number of its birth.
+    Welcome(u128),
+    /// The layout has this version.
+    Unlike(u32),
+    /// The request is not known.
+    Unknown,
+}
+
+fn head(kind: u32) -> [u8; REQUEST] {
+    let mut bytes = [0; REQUEST];
+    bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&kind.to_ne_bytes());
+    bytes[12..].copy_from_slice(&VERSION.to_ne_bytes());
+    bytes
+}
+
+/// Kind and version.
+fn parse_head(bytes: &[u8]) -> Option<(u32, u32)> {
+    let (magic, rest) = bytes.split_first_chunk()?;
+    let (kind, rest) = rest.split_first_chunk()?;
+    let (version, _) = rest.split_first_chunk()?;
+    let known = u64::from_ne_bytes(*magic) == MAGIC;
+    known.then_some((u32::from_ne_bytes(*kind), u32::from_ne_bytes(*version)))
+}
+
+impl Request {
+    /// A request to join.
+    pub fn join() -> [u8; REQUEST] {
+        head(JOIN)
+    }
+
+    /// A request, of any bytes; `None`: it is none.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let (kind, version) = parse_head(bytes)?;
+        Some(match kind {
+            JOIN if bytes.len() == REQUEST => Self::Join(version),
+            _ => Self::Unknown,
+        })
+    }
+}
+
+impl Reply {
+    /// Its bytes.
+    pub fn encode(self) -> [u8; REPLY] {
+        let (kind, birth) = match self {
+            Self::Welcome(birth) => (WELCOME, birth),
+            Self::Unlike(_) => (UNLIKE, 0),
+            Self::Unknown => (UNKNOWN, 0),
+        };
+        let mut bytes = [0; REPLY];
+        bytes[..REQUEST].copy_from_slice(&head(kind));
+        bytes[REQUEST..].copy_from_slice(&birth.to_ne_bytes());
+        bytes
+    }
+
+    /// An answer, of any bytes; `None`: it is none.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let (kind, version) = parse_head(bytes)?;
+        match (kind, bytes.get(REQUEST..)?.try_into()) {
+            // Whatever else it says, it has another layout.
+            _ if version != VERSION => Some(Self::Unlike(version)),
+            (WELCOME, Ok(birth)) => Some(Self::Welcome(u128::from_ne_bytes(birth))),
+            (UNKNOWN, Ok(_)) => Some(Self::Unknown),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_understood() {
+        assert_eq!(Request::parse(&Request::join()), Some(Request::Join(VERSION)));
+        for reply in [Reply::Welcome(u128::MAX / 3), Reply::Unknown] {
+            assert_eq!(Reply::parse(&reply.encode()), Some(reply));
+        }
+    }
+
+    #[test]
+    fn another_version_is_told_whatever_else_it_says() {
+        let mut bytes = Reply::Welcome(5).encode().to_vec();
+        bytes[12] = 9;
+        for len in REQUEST..REPLY {
+            assert_eq!(Reply::parse(&bytes[..len]), Some(Reply::Unlike(9)));
+        }
+        bytes[8..12].fill(0xff);
+        assert_eq!(Reply::parse(&bytes), Some(Reply::Unlike(9)));
+        let mut request = Request::join();
+        request[12] = 9;
+        assert_eq!(Request::parse(&request), Some(Request::Join(9)));
+        request[8] = 77;
+        assert_eq!(Request::parse(&request), Some(Request::Unknown));
+    }
+
+    #[test]
+    fn what_is_no_message_is_none() {
+        for len in 0..REPLY + 8 {
+            assert_eq!((Request::parse(&vec![0x5a; len]), Reply::parse(&vec![0x5a; len])), (None, None));
+            let welcome = Reply::Welcome(1).encode();
+            assert_eq!(
+                welcome.get(..len).and_then(Reply::parse),
+                None.or((len == REPLY).then_some(Reply::Welcome(1)))
+            );
+            let join = Request::join();
+            assert!(join.get(..len).is_none_or(|part| (Request::parse(part).is_some()) == (len == REQUEST)));
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The registry of a host: which of a user's processes has which numbers.
+//!
+//! All processes of a user in a network namespace are one RDMA device with the same addresses: a host (`identity`). A queue
+//! pair number says which process it belongs to. So a process leases numbers by the [`Run`], eight adjacent blocks of 4096, and
+//! no daemon gives them out: a lease is a name that the kernel gives to one process at a time, and frees when that ends
+//! (`name`, `lease`). At the name others find the process. Beside the names the processes have memory in common, in which
+//! stands when each run was used, so that the numbers of the dead rest (`table`, `draw`). The first process makes it (`birth`);
+//! each later one gets it from any member (`join`).
+//!
+//! Processes of the same user are admitted, and never believed: one that goes mad can write to all of the memory, and answer
+//! whatever it likes. It can thereby shorten the rest of runs and keep processes from joining through itself; it cannot make
+//! two processes have one run. Those of other users are not heard. They can take names before us: those are skipped, and if
+//! nothing is left the error names the user.
+//!
+//! What is decided is in `draw`, `lease`, `birth` and `join`, over what the system has to do ([`Kernel`]): the simulator has a
+//! system of its own. Here is the one that programs have: [`Registry`], which has a thread that answers (`serving`). `unsafe`
+//! is in `sys` and `memory`.
+
+mod answers;
+mod birth;
+mod draw;
+mod error;
+mod identity;
+mod join;
+mod kernel;
+mod lease;
+mod linux;
+mod member;
+mod memory;
+mod message;
+mod name;
+mod patience;
+mod run;
+mod serving;
+mod socket;
+mod sys;
+mod table;
+
+pub use answers::Counts;
+pub use error::RegistryError;
+pub use identity::Identity;
+pub use kernel::{Answer, Found, Kernel};
+pub use lease::Terms;
+pub use member::{Holder, Member};
+pub use name::Name;
+pub use run::Run;
+pub use table::{Mark, RunInfo, VERSION, WORDS, Words, mark_in};
+
+use crate::config::{REGISTRY_PATIENCE, RUN_REST};
+use answers::Answers;
+use core::time::Duration;
+use linux::Linux;
+use serving::Serving;
+
+/// How to join. Programs take the default; the fields are for tests.
+#[derive(Clone, Debug)]
+pub struct RegistryConfig {
+    /// What all names begin with. Those with different ones do not see each other.
+    pub space: String,
+    /// How many runs there are.
+    pub runs: usize,
+    /// How long a run rests.
+    pub rest: Duration,
+    /// How long others may keep this process waiting.
+    pub patience: Duration,
+}
+
+impl Default for RegistryConfig {
+    fn default() -> Self {
+        Self { space: "roce".into(), runs: Run::COUNT, rest: RUN_REST, patience: REGISTRY_PATIENCE }
+    }
+}
+
+/// A process's place in the registry of its host. When it is dropped, or the process ends, its runs are free, and rest. A fork
+/// of the process has nothing of it, and may join by itself.
+#[derive(Debug)]
+pub struct Registry {
+    /// Dropped first: it answers only while the process is a member.
+    serving: Serving,
+    member: Member<Linux>,
+}
+
+impl Registry {
+    /// Joins the registry of the host, or makes it; leases the first run.
+    ///
+    /// # Errors
+    /// [`RegistryError`] says what to do.
+    ///
+    /// # Panics
+    /// When the configuration has no run, or more than there are.
+    pub fn join(config: &RegistryConfig) -> Result<Self, RegistryError> {
+        assert!((1..=Run::COUNT).contains(&config.runs), "{} runs", config.runs);
+        let terms = Terms { runs: config.runs, rest: config.rest };
+        let member = Member::join(Linux::new(&config.space)?, terms, config.patience)?;
+        let answers = Answers::new(member.memory().clone(), member.birth(), member.kernel().uid());
+        let serving = Serving::start(answers, member.held())
+            .map_err(RegistryError::system("starting the thread of the registry"))?;
+        if !member.is_sound() {
+            tracing::warn!("a process of this user writes to the registry's memory where it should not");
+        }
+        Ok(Self { serving, member })
+    }
+
+    /// Leases one more run.
+    ///
+    /// # Errors
+    /// None is left, or the process has as many as it may have.
+    pub fn lease_run(&self) -> Result<Run, RegistryError> {
+        let run = self.member.lease_run()?;
+        self.serving.listen_at(self.member.held());
+        Ok(run)
+    }
+
+    /// The runs of this process, in the order in which they were leased.
+    pub fn runs(&self) -> Vec<Run> {
+        self.member.runs()
+    }
+
+    /// Who has a run, as the kernel says.
+    ///
+    /// # Errors
+    /// Those of socket(2), or this process is a fork of the one that joined.
+    pub fn holder_of(&self, run: Run) -> Result<Holder, RegistryError> {
+        self.member.holder_of(run)
+    }
+
+    /// The runs that were ever used, and what the memory says of them: hints, for people and for [`holder_of`](Self::holder_of).
+    pub fn used_runs(&self) -> Vec<(Run, RunInfo)> {
+        let infos = Run::all().map(|run| (run, self.member.info(run)));
+        infos.filter(|(_, info)| info.mark != Mark::Never).collect()
+    }
+
+    /// The node GUID of the host, until the last member ends.
+    pub fn node_guid(&self) -> [u8; 8] {
+        self.member.kernel().host().node_guid(self.member.birth())
+    }
+
+    /// The host.
+    pub fn host(&self) -> Identity {
+        self.member.kernel().host()
+    }
+
+    /// What became of those that wanted to join by way of this process.
+    pub fn counts(&self) -> Counts {
+        self.serving.counts()
+    }
+
+    /// How often this process found a name that another user had taken, and passed over it.
+    pub fn foreign_names(&self) -> u64 {
+        self.member.kernel().foreign()
+    }
+
+    /// Whether the memory still begins as it was made.
+    pub fn is_sound(&self) -> bool {
+        self.member.is_sound()
+    }
+}

@@ -1,0 +1,105 @@
+//! A thread that answers those who want to join, as long as this process is a member. It sleeps until one comes.
+
+use super::answers::{Answers, Counts, Round};
+use super::socket::Listener;
+use crate::sync::apart;
+use crate::sync::eventfd::{EventFd, wait_readable};
+use crate::sync::lock::lock;
+use crate::sync::process::Process;
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use rustix::event::{PollFd, PollFlags};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// How long the thread leaves listeners alone when the system has no room for those who connected.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The thread; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Serving {
+    shared: Arc<Shared>,
+    /// `None` only while it is dropped.
+    thread: Option<JoinHandle<()>>,
+    made_by: Process,
+}
+
+#[derive(Debug)]
+struct Shared {
+    listeners: Mutex<Vec<Arc<Listener>>>,
+    counts: Mutex<Counts>,
+    event: EventFd,
+    is_over: AtomicBool,
+}
+
+impl Serving {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// Those of eventfd(2) and pthread_create(3).
+    pub fn start(answers: Answers, listeners: Vec<Arc<Listener>>) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            listeners: Mutex::new(listeners),
+            counts: Mutex::default(),
+            event: EventFd::new()?,
+            is_over: AtomicBool::new(false),
+        });
+        let theirs = Arc::clone(&shared);
+        let thread = apart::spawn("roce-registry", move || serve(&theirs, answers))?;
+        Ok(Self { shared, thread: Some(thread), made_by: Process::this() })
+    }
+
+    /// Answers at these names from now on.
+    pub fn listen_at(&self, listeners: Vec<Arc<Listener>>) {
+        *lock(&self.shared.listeners) = listeners;
+        self.shared.event.signal();
+    }
+
+    /// What became of those that connected.
+    pub fn counts(&self) -> Counts {
+        *lock(&self.shared.counts)
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let thread = self.thread.take();
+        if !self.made_by.is_this() {
+            // A fork has no such thread.
+            core::mem::forget(thread);
+            return;
+        }
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        self.shared.event.signal();
+        // It waits for nobody.
+        let _ = thread.map(JoinHandle::join);
+    }
+}
+
+fn serve(shared: &Shared, mut answers: Answers) {
+    let mut pause = None;
+    while !shared.is_over.load(Ordering::Relaxed) {
+        let listeners = lock(&shared.listeners).clone();
+        wait(shared, &answers, &listeners, pause);
+        // First, so that what is signalled from now on wakes again.
+        shared.event.clear();
+        let now = Instant::now();
+        answers.handle_open(now);
+        let later =
+            listeners.iter().filter(|listener| answers.handle_listener(now, listener) == Round::Later);
+        pause = (later.count() > 0).then_some(PAUSE);
+        *lock(&shared.counts) = answers.counts();
+    }
+}
+
+/// Waits until there is something to do.
+fn wait(shared: &Shared, answers: &Answers, listeners: &[Arc<Listener>], pause: Option<Duration>) {
+    let timeout = [answers.timeout(Instant::now()), pause].into_iter().flatten().min();
+    let listeners = listeners.iter().map(|listener| listener.as_fd()).filter(|_| pause.is_none());
+    let all = [shared.event.as_fd()].into_iter().chain(listeners).chain(answers.fds());
+    let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    wait_readable(&mut fds, timeout.unwrap_or(Duration::MAX));
+}

@@ -1,0 +1,389 @@
+//! Stream sockets with names in the abstract space. No call waits, but where a descriptor that a peer sent is closed at last.
+//!
+//! Whoever connects may send descriptors along, of anything: to close one can take as long as its owner likes. So nobody
+//! receives any but from a member that was asked, and a connection in which something lies is closed on a thread of its own
+//! ([`apart`]), so many at a time.
+
+use super::sys::{self, Life, Peer};
+use crate::sync::apart::{self, Apart};
+use crate::sync::process::Process;
+use crate::sync::unforked::Unforked;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+/// Most descriptors that are taken with an answer.
+const DESCRIPTORS: usize = 4;
+/// Connections that are closed on threads of their own at the same time.
+const CLOSING_MAX: usize = 32;
+
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
+
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+fn socket() -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?)
+}
+
+fn address(name: &str) -> io::Result<SocketAddrUnix> {
+    Ok(SocketAddrUnix::new_abstract_name(name.as_bytes())?)
+}
+
+/// A name that this process holds.
+#[derive(Debug)]
+pub struct Listener {
+    /// Dropped first.
+    _unforked: Unforked,
+    fd: OwnedFd,
+    made_by: Process,
+}
+
+impl Listener {
+    /// Takes a name; `None`: another socket has it. It does not listen yet.
+    ///
+    /// # Errors
+    /// Those of socket(2) and bind(2).
+    pub fn bind(name: &str) -> io::Result<Option<Self>> {
+        let (fd, unforked) = Unforked::make(socket)?;
+        match rustix::net::bind(&fd, &address(name)?) {
+            Ok(()) => Ok(Some(Self { _unforked: unforked, fd, made_by: Process::this() })),
+            Err(Errno::ADDRINUSE) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Lets others connect.
+    ///
+    /// # Errors
+    /// Those of listen(2).
+    pub fn listen(&self) -> io::Result<()> {
+        Ok(rustix::net::listen(&self.fd, BACKLOG)?)
+    }
+
+    /// The next one that has connected.
+    ///
+    /// # Errors
+    /// `None`: nobody. Otherwise this process has no descriptor left, or the system none and no memory: they wait.
+    pub fn accept(&self) -> Result<Connection, Option<io::Error>> {
+        accept(self.fd.as_fd())
+    }
+}
+
+/// See [`Listener::accept`].
+fn accept(listener: BorrowedFd<'_>) -> Result<Connection, Option<io::Error>> {
+    let made = Unforked::make(|| Ok(rustix::net::accept_with(listener, FLAGS)?));
+    let open = made.map(|(fd, unforked)| Connection(Some(Open { _unforked: unforked, fd })));
+    open.map_err(|error| is_exhausted(&error).then_some(error))
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // A fork has let go of it.
+        if !self.made_by.is_this() {
+            return;
+        }
+        // What is left in its queue would be closed with it.
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+        while self.accept().is_ok() {}
+    }
+}
+
+/// Whether there are no descriptors or no memory.
+fn is_exhausted(error: &io::Error) -> bool {
+    let no_more = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|number| no_more.contains(&number))
+}
+
+/// A connection. Dropped, it is closed: on a thread of its own, if something lies in it.
+#[derive(Debug)]
+pub struct Connection(Option<Open>);
+
+#[derive(Debug)]
+struct Open {
+    /// Dropped first.
+    _unforked: Unforked,
+    fd: OwnedFd,
+}
+
+/// What is at a name.
+#[derive(Debug)]
+pub enum Connected {
+    /// A process that listens.
+    Open(Connection),
+    /// Nothing, or one that does not listen.
+    Nobody,
+    /// A process whose queue is full.
+    Full,
+}
+
+/// What lies in a connection.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Lies {
+    /// Nothing, yet.
+    Nothing,
+    /// Nothing, and nothing comes any more.
+    End,
+    /// Bytes, as many as there was room for.
+    Bytes(usize),
+    /// Bytes and descriptors.
+    Descriptors,
+}
+
+/// What was received.
+#[derive(Debug)]
+pub enum Came {
+    /// Nothing, yet.
+    Nothing,
+    /// The end of the connection.
+    End,
+    /// So many bytes, and descriptors.
+    Message(usize, Vec<Apart<OwnedFd>>),
+    /// Bytes, and descriptors for which this process has no room.
+    NoRoom,
+}
+
+impl Connection {
+    /// Connects to whoever has a name.
+    ///
+    /// # Errors
+    /// Those of socket(2).
+    pub fn to(name: &str) -> io::Result<Connected> {
+        let (fd, unforked) = Unforked::make(socket)?;
+        let open = Open { _unforked: unforked, fd };
+        match rustix::net::connect(&open.fd, &address(name)?) {
+            Ok(()) => Ok(Connected::Open(Self(Some(open)))),
+            Err(Errno::AGAIN) => Ok(Connected::Full),
+            Err(Errno::CONNREFUSED) => Ok(Connected::Nobody),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Who is at the other end.
+    ///
+    /// # Errors
+    /// As [`sys::peer`].
+    pub fn peer(&self) -> io::Result<Peer> {
+        sys::peer(self)
+    }
+
+    /// Whether the process at the other end lives.
+    ///
+    /// # Errors
+    /// As [`sys::life_of_peer`].
+    pub fn life(&self, peer: Peer) -> io::Result<Life> {
+        sys::life_of_peer(self, peer)
+    }
+
+    /// Sends a message, with a descriptor or without; `false`: there is no room for it now.
+    ///
+    /// # Errors
+    /// The peer is gone.
+    pub fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<bool> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = fd.map(|fd| [fd]);
+        if let Some(fds) = &fds {
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match rustix::net::sendmsg(self, &[IoSlice::new(bytes)], &mut control, flags) {
+            Ok(_) => Ok(true),
+            // The last one: the user has too many descriptors under way.
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR | Errno::TOOMANYREFS) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Looks what lies in the connection, and takes nothing.
+    pub fn peek(&self, bytes: &mut [u8]) -> Lies {
+        self.look(bytes, RecvFlags::DONTWAIT | RecvFlags::PEEK)
+    }
+
+    /// Takes bytes that lie in the connection, in which no descriptor does.
+    pub fn take(&self, bytes: &mut [u8]) {
+        let _ = self.look(bytes, RecvFlags::DONTWAIT);
+    }
+
+    fn look(&self, bytes: &mut [u8], flags: RecvFlags) -> Lies {
+        let slice = &mut [IoSliceMut::new(bytes)];
+        // Without room for descriptors a look shows that there are some, and touches none.
+        match rustix::net::recvmsg(self, slice, &mut RecvAncillaryBuffer::default(), flags) {
+            Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) => Lies::Descriptors,
+            // In a stream no message is empty.
+            Ok(got) if got.bytes == 0 => Lies::End,
+            Ok(got) => Lies::Bytes(got.bytes),
+            Err(Errno::AGAIN | Errno::INTR) => Lies::Nothing,
+            Err(_) => Lies::End,
+        }
+    }
+
+    /// Takes what has come, with its descriptors, which are dropped on threads of their own.
+    pub fn receive(&self, bytes: &mut [u8]) -> Came {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut receive = || rustix::net::recvmsg(self, &mut [IoSliceMut::new(bytes)], &mut control, flags);
+        let got = match receive() {
+            // The peer closed its end and left something unread. That is reported once, before what it had sent.
+            Err(Errno::CONNRESET) => receive(),
+            got => got,
+        };
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights.map(Apart::new));
+            }
+        }
+        match got {
+            Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) && fds.is_empty() => Came::NoRoom,
+            Ok(got) if got.bytes == 0 => Came::End,
+            Ok(got) => Came::Message(got.bytes, fds),
+            Err(Errno::AGAIN | Errno::INTR) => Came::Nothing,
+            Err(_) => Came::End,
+        }
+    }
+
+    /// Closes it without waiting; gives it back where that is not possible now.
+    pub fn close(mut self) -> Option<Self> {
+        if self.is_empty() {
+            drop(self.0.take());
+            return None;
+        }
+        if CLOSING.fetch_add(1, Ordering::Relaxed) >= CLOSING_MAX {
+            CLOSING.fetch_sub(1, Ordering::Relaxed);
+            return Some(self);
+        }
+        let open = self.0.take();
+        apart::run(move || {
+            drop(open);
+            CLOSING.fetch_sub(1, Ordering::Relaxed);
+        });
+        None
+    }
+
+    /// Takes nothing any more. Returns whether nothing is in it either.
+    fn is_empty(&self) -> bool {
+        let _ = rustix::net::shutdown(self, Shutdown::Both);
+        match self.peek(&mut [0; 1]) {
+            // A reset is reported once, before what lies there.
+            Lies::End => self.peek(&mut [0; 1]) == Lies::End,
+            // A fork, which has let go of it.
+            Lies::Nothing => true,
+            Lies::Bytes(_) | Lies::Descriptors => false,
+        }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_ref().expect("it is there until it is closed").fd.as_fd()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if self.0.is_some() && !self.is_empty() {
+            let open = Apart::new(self.0.take());
+            drop(open);
+        }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    fn name(of: &str) -> String {
+        format!("roce-test-{}-{of}", std::process::id())
+    }
+
+    fn connect(name: &str) -> Connection {
+        match Connection::to(name).unwrap() {
+            Connected::Open(connection) => connection,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn pair(of: &str) -> (Connection, Connection, Listener) {
+        let listener = Listener::bind(&name(of)).unwrap().unwrap();
+        listener.listen().unwrap();
+        let client = connect(&name(of));
+        (client, listener.accept().unwrap(), listener)
+    }
+
+    #[test]
+    fn a_name_has_one_holder_until_it_is_dropped() {
+        let name = name("one");
+        assert!(matches!(Connection::to(&name).unwrap(), Connected::Nobody));
+        let listener = Listener::bind(&name).unwrap().unwrap();
+        assert!(Listener::bind(&name).unwrap().is_none());
+        assert!(matches!(Connection::to(&name).unwrap(), Connected::Nobody), "it does not listen");
+        listener.listen().unwrap();
+        let client = connect(&name);
+        assert_eq!(client.peer().unwrap().pid, std::process::id());
+        drop(listener);
+        assert_eq!(client.peek(&mut [0; 8]), Lies::End);
+        assert!(Listener::bind(&name).unwrap().is_some());
+    }
+
+    #[test]
+    fn who_listens_and_takes_nobody_is_full_some_time() {
+        let name = name("full");
+        let listener = Listener::bind(&name).unwrap().unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _client = connect(&name);
+        assert!(matches!(Connection::to(&name).unwrap(), Connected::Full));
+    }
+
+    #[test]
+    fn what_is_sent_is_seen_and_then_taken() {
+        let (client, server, _listener) = pair("sent");
+        let mut bytes = [0; 8];
+        assert_eq!(server.peek(&mut bytes), Lies::Nothing);
+        assert!(client.send(b"request", None).unwrap());
+        assert_eq!((server.peek(&mut bytes), &bytes[..7]), (Lies::Bytes(7), &b"request"[..]));
+        server.take(&mut bytes);
+        assert_eq!(server.peek(&mut bytes), Lies::Nothing);
+        assert!(server.send(b"answer", Some(server.as_fd())).unwrap());
+        let Came::Message(6, fds) = client.receive(&mut bytes) else { panic!() };
+        assert_eq!((fds.len(), &bytes[..6]), (1, &b"answer"[..]));
+    }
+
+    // Goal: a descriptor that somebody sends is not received, nor closed by who looks.
+    #[test]
+    fn descriptors_are_seen_and_not_touched() {
+        let (client, server, _listener) = pair("rights");
+        let (mut read, write) = std::io::pipe().unwrap();
+        assert!(client.send(b"with", Some(write.as_fd())).unwrap());
+        drop(write);
+        let mut bytes = [0; 8];
+        assert_eq!(
+            (server.peek(&mut bytes), server.peek(&mut bytes)),
+            (Lies::Descriptors, Lies::Descriptors)
+        );
+        assert!(!server.is_empty());
+        rustix::io::ioctl_fionbio(&read, true).unwrap();
+        let is_open = |read: &mut std::io::PipeReader| {
+            std::io::Read::read(read, &mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        };
+        assert!(is_open(&mut read));
+        assert!(server.close().is_none());
+        while is_open(&mut read) {
+            std::thread::yield_now();
+        }
+    }
+}

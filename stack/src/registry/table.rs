@@ -1,0 +1,239 @@
+//! The memory that the processes of a host share: its layout, and what its words mean.
+//!
+//! Any of them may write any word at any moment, also nonsense. So nothing here decides who has a run: the kernel's names do. The
+//! memory says which runs were never used, and since when the others rest. Whoever changes the mark of a run holds the run's name
+//! meanwhile, and compares and exchanges the mark that it has seen.
+//!
+//! Words, in the order of the machine: a header of [`HEADER`] words (magic, version and bytes of it all, the two halves of the
+//! birth's number), then [`ENTRY`] words for each run (mark, generation, process, beginning). All others are zero, for what
+//! comes later.
+
+use super::run::Run;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Version of this layout. Another one is another registry: see `join`.
+pub const VERSION: u32 = 1;
+/// `ROCEHOST`, as it is read in a dump.
+const MAGIC: u64 = u64::from_ne_bytes(*b"ROCEHOST");
+/// Words of the header: a page.
+const HEADER: usize = 512;
+/// Words of a run: a cache line.
+const ENTRY: usize = 8;
+/// Words of it all.
+pub const WORDS: usize = HEADER + ENTRY * Run::COUNT;
+/// Bytes of it all.
+pub const BYTES: usize = WORDS * size_of::<u64>();
+
+/// In a mark: the run is held, since the time of the other bits. Without it: it rests since then.
+const HELD: u64 = 1 << 63;
+
+/// Shared memory, as words.
+pub trait Words {
+    /// A word, by its index below [`WORDS`].
+    fn word(&self, index: usize) -> &AtomicU64;
+}
+
+/// What the memory says of a run. Times are nanoseconds since the start of the system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mark {
+    /// Nobody ever had it.
+    Never,
+    /// Leased at that time; its holder may have ended since.
+    Held(u64),
+    /// Its holder had ended by that time.
+    Ended(u64),
+}
+
+impl Mark {
+    fn of(word: u64) -> Self {
+        match word {
+            0 => Self::Never,
+            _ if word & HELD != 0 => Self::Held(word & !HELD),
+            _ => Self::Ended(word),
+        }
+    }
+
+    fn word(self) -> u64 {
+        match self {
+            Self::Never => 0,
+            Self::Held(at) => at | HELD,
+            Self::Ended(at) => at.clamp(1, HELD - 1),
+        }
+    }
+}
+
+/// What the memory says of a run, to be read by people.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RunInfo {
+    /// Whether it is held.
+    pub mark: Mark,
+    /// How often it was leased.
+    pub generation: u64,
+    /// The process that leased it last, as that process's own PID namespace calls it.
+    pub pid: u64,
+    /// When that was.
+    pub began: u64,
+}
+
+/// The mark of a run in words that nobody else has a part in.
+pub fn mark_in(words: &[AtomicU64], run: Run) -> Mark {
+    Mark::of(words[HEADER + ENTRY * run.index() + Field::Mark as usize].load(Ordering::Relaxed))
+}
+
+#[derive(Clone, Copy)]
+enum Field {
+    Mark,
+    Generation,
+    Pid,
+    Began,
+}
+
+/// The shared memory of a registry.
+#[derive(Debug)]
+pub struct Table<M>(M);
+
+impl<M: Words> Table<M> {
+    /// That of a registry which is born.
+    pub fn born(memory: M, birth: u128) -> Self {
+        for (index, value) in Self::header(birth).into_iter().enumerate() {
+            memory.word(index).store(value, Ordering::Relaxed);
+        }
+        Self(memory)
+    }
+
+    /// One that is there already.
+    pub fn of(memory: M) -> Self {
+        Self(memory)
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &M {
+        &self.0
+    }
+
+    /// Whether it still begins as that of this birth. If not, some process writes where it should not.
+    pub fn is_sound(&self, birth: u128) -> bool {
+        let is = |(index, value)| self.0.word(index).load(Ordering::Relaxed) == value;
+        Self::header(birth).into_iter().enumerate().all(is)
+    }
+
+    fn header(birth: u128) -> [u64; 4] {
+        [MAGIC, u64::from(VERSION) << 32 | BYTES as u64, (birth >> 64) as u64, birth as u64]
+    }
+
+    fn field(&self, run: Run, field: Field) -> &AtomicU64 {
+        self.0.word(HEADER + ENTRY * run.index() + field as usize)
+    }
+
+    /// What is known of a run.
+    pub fn mark(&self, run: Run) -> Mark {
+        Mark::of(self.field(run, Field::Mark).load(Ordering::Acquire))
+    }
+
+    /// All that is known of a run.
+    pub fn info(&self, run: Run) -> RunInfo {
+        let get = |field| self.field(run, field).load(Ordering::Relaxed);
+        RunInfo {
+            mark: self.mark(run),
+            generation: get(Field::Generation),
+            pid: get(Field::Pid),
+            began: get(Field::Began),
+        }
+    }
+
+    /// Notes that a run with this mark is free. The caller holds its name, or is its holder and ends.
+    pub fn end(&self, run: Run, before: Mark, now: u64) {
+        // Fails where a process that does not keep to the rules has written to it.
+        let _ = self.change(run, before, Mark::Ended(now));
+    }
+
+    /// Notes that the caller leases a run with this mark, whose name it holds. Returns the new mark.
+    pub fn lease(&self, run: Run, before: Mark, now: u64, pid: u32) -> Mark {
+        let ended = if let Mark::Ended(at) = before { at } else { 0 };
+        // Later than all marks before it, so that no two leases have the same.
+        let began = if ended < now { now } else { ended.saturating_add(1) } & !HELD;
+        let mark = Mark::Held(began);
+        self.field(run, Field::Pid).store(pid.into(), Ordering::Relaxed);
+        self.field(run, Field::Began).store(began, Ordering::Relaxed);
+        self.field(run, Field::Generation).fetch_add(1, Ordering::Relaxed);
+        if !self.change(run, before, mark) {
+            // Somebody wrote to it who does not hold the name: nobody has more right to it than the caller.
+            self.field(run, Field::Mark).store(mark.word(), Ordering::Release);
+        }
+        mark
+    }
+
+    fn change(&self, run: Run, before: Mark, after: Mark) -> bool {
+        let (mark, [before, after]) = (self.field(run, Field::Mark), [before, after].map(Mark::word));
+        mark.compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Memory of one process.
+    #[derive(Clone, Debug)]
+    pub struct Plain(std::sync::Arc<[AtomicU64]>);
+
+    impl Default for Plain {
+        fn default() -> Self {
+            Self((0..WORDS).map(|_| AtomicU64::new(0)).collect())
+        }
+    }
+
+    impl Words for Plain {
+        fn word(&self, index: usize) -> &AtomicU64 {
+            &self.0[index]
+        }
+    }
+
+    fn run(index: usize) -> Run {
+        Run::all().nth(index).unwrap()
+    }
+
+    #[test]
+    fn a_run_is_never_used_then_held_then_rests() {
+        let table = Table::born(Plain::default(), 7);
+        assert!(table.is_sound(7) && !table.is_sound(8));
+        for run in [run(0), run(Run::COUNT - 1)] {
+            assert_eq!(table.mark(run), Mark::Never);
+            let held = table.lease(run, Mark::Never, 10, 77);
+            assert_eq!((held, table.mark(run)), (Mark::Held(10), Mark::Held(10)));
+            table.end(run, held, 20);
+            assert_eq!(table.info(run), RunInfo { mark: Mark::Ended(20), generation: 1, pid: 77, began: 10 });
+        }
+        assert!(table.is_sound(7), "no run's words are the header's");
+        assert!(Run::all().skip(1).take(Run::COUNT - 2).all(|run| table.mark(run) == Mark::Never));
+    }
+
+    // Goal: who looked at a run before another one leased it does not end that lease.
+    #[test]
+    fn the_end_of_an_earlier_lease_is_not_noted_for_a_later_one() {
+        let table = Table::of(Plain::default());
+        let first = table.lease(run(3), Mark::Never, 10, 1);
+        table.end(run(3), first, 20);
+        // The clock has not moved.
+        let second = table.lease(run(3), Mark::Ended(20), 20, 2);
+        assert_ne!(first, second);
+        table.end(run(3), first, 30);
+        assert_eq!(table.mark(run(3)), second);
+    }
+
+    #[test]
+    fn any_words_are_marks() {
+        for word in [0, 1, HELD, HELD - 1, u64::MAX, 0xdead_beef] {
+            let plain = Plain::default();
+            (0..WORDS).for_each(|index| plain.word(index).store(word, Ordering::Relaxed));
+            let table = Table::of(plain);
+            let mark = table.mark(run(5));
+            for now in [0, 1, HELD - 1, HELD, u64::MAX] {
+                let held = table.lease(run(5), mark, now, 1);
+                assert!(matches!(held, Mark::Held(_)) && table.mark(run(5)) == held);
+                table.end(run(5), held, now);
+                assert!(matches!(table.mark(run(5)), Mark::Ended(_)), "{word:x} {now:x}");
+            }
+        }
+    }
+}
