@@ -28,6 +28,7 @@ mod rc_wire;
 mod rxe_model;
 mod sim_cases;
 mod sim_neighbours;
+mod sim_registry;
 mod sim_seeds;
 mod source_ports;
 mod stalled_peers;

@@ -12,6 +12,7 @@
 //! - [`fuzz`]: any bytes as packets, calls or attributes; used by fuzzers and by the replay of their findings.
 //! - [`mads::MadWorld`]: connection managers alone, on a link for MADs, where a [third host](forger) forges;
 //!   [`manager::Manager`]: one behind the queue pair 1 of a node, whose MADs go through shards.
+//! - [`registry::run`]: the processes of a host, which join its registry, stop, fork and die.
 //! - [`workload::run`]: a whole random run of one seed: which faults are on and how often ([`swarm`]), connections that are
 //!   drained, broken and made anew, RC ([`flow`]), UC and UD ([`lossy`]), with every [checker](check::CHECKERS).
 
@@ -34,6 +35,7 @@ pub mod memory;
 pub mod node;
 pub mod peer;
 pub mod port;
+pub mod registry;
 pub mod seen;
 pub mod story;
 pub mod swarm;
