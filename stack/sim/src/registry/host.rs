@@ -42,8 +42,8 @@ pub struct State {
     pub steps: u64,
     /// The processes; the first one is the story itself.
     pub processes: Vec<Process>,
-    /// When a name was last taken, or set free: the step.
-    pub touched: BTreeMap<Name, u64>,
+    /// When a process last took a name, or set it free: the step.
+    pub touched: BTreeMap<(Name, Pid), u64>,
     /// When somebody last gave up a run of a registry, or ended.
     pub ends: BTreeMap<(u128, Run), u64>,
     /// Whether some process writes to all of the memory.
@@ -128,7 +128,7 @@ impl State {
         self.leave(pid);
         for (name, socket) in &mut self.sockets {
             if socket.holders.remove(&pid) {
-                self.touched.insert(*name, self.steps);
+                self.touched.insert((*name, pid), self.steps);
             }
         }
         self.sockets.retain(|_, socket| !socket.holders.is_empty());
@@ -292,7 +292,7 @@ impl Drop for SimHeld {
             if socket.holders.is_empty() {
                 state.sockets.remove(&self.name);
             }
-            state.touched.insert(self.name, steps);
+            state.touched.insert((self.name, self.kernel.pid), steps);
         }
     }
 }
@@ -432,7 +432,7 @@ impl Kernel for SimKernel {
         let id = state.next_socket;
         state.next_socket += 1;
         let (steps, holders) = (state.steps, BTreeSet::from([self.pid]));
-        state.touched.insert(name, steps);
+        state.touched.insert((name, self.pid), steps);
         state.sockets.insert(name, Socket { id, owner: self.pid, listens: false, foreign: None, holders });
         drop(state);
         Ok(Some(Arc::new(SimHeld { kernel: self.clone(), name, id })))

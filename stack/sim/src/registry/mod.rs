@@ -65,6 +65,7 @@ type Shared = Arc<std::sync::Mutex<Report>>;
 /// When a process began to take a run: time and step.
 #[derive(Clone, Copy)]
 struct Began {
+    pid: Pid,
     now: u64,
     steps: u64,
 }
@@ -173,7 +174,7 @@ fn live(kernel: SimKernel, weather: Weather, report: &Shared) {
 
 fn began(kernel: &SimKernel) -> Began {
     let state = kernel.host.state();
-    Began { now: state.now, steps: state.steps }
+    Began { pid: kernel.pid, now: state.now, steps: state.steps }
 }
 
 /// Checks, and counts, an error since `began`.
@@ -189,10 +190,12 @@ fn failed(kernel: &SimKernel, error: &RegistryError, began: Began, weather: Weat
     count(report, |report| *report.errors.entry(variant).or_default() += 1);
 }
 
-/// Whether nobody had a run or wanted it since `began`.
+/// Whether nobody else had a run or wanted it since `began`.
 fn is_free(state: &State, run: Run, began: Began) -> bool {
     let name = Name::Run(run);
-    !state.is_taken(name) && state.touched.get(&name).is_none_or(|at| *at < began.steps)
+    let touches = state.touched.range((name, 0)..=(name, Pid::MAX));
+    let mut others = touches.filter(|((_, pid), _)| *pid != began.pid);
+    !state.is_taken(name) && others.all(|(_, at)| *at < began.steps)
 }
 
 /// What a member does until it leaves or is killed.
