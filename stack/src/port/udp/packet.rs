@@ -23,6 +23,9 @@ pub(super) fn headers_len(v6: bool) -> usize {
     L3 + if v6 { IPV6_LEN } else { IPV4_LEN } + UDP_LEN
 }
 
+/// [`headers_len`] at most.
+pub(super) const HEADERS_MAX: usize = L3 + IPV6_LEN + UDP_LEN;
+
 /// The fields of an IP header that a program can choose: addresses, traffic class and hop limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct IpFields {
@@ -89,33 +92,30 @@ impl Outgoing {
     }
 }
 
-/// Builds a frame around a datagram that arrived from the UDP port `src_port`. `macs` are the frame's Ethernet addresses (destination,
-/// source). `false`: the frame has no room for it.
+/// Writes the headers of a datagram of `len` bytes that arrived from the UDP port `src_port` to `headers`, which has
+/// [`headers_len`] bytes. `macs` are the frame's Ethernet addresses (destination, source).
 ///
 /// A socket does not report all fields. The checksums of IPv4 and UDP, which the kernel has verified, and the flow label are zeros. So is
 /// the IPv4 identification, which the caller fills in afterwards: the ICRC covers it.
-pub(super) fn build(
-    frame: &mut Frame,
+pub(super) fn write_headers(
+    headers: &mut [u8],
     macs: (Mac, Mac),
     fields: &IpFields,
     src_port: u16,
-    datagram: &[u8],
-) -> bool {
+    len: usize,
+) {
     let v6 = fields.dst.is_ipv6();
-    let (from, len) = (headers_len(v6), headers_len(v6) + datagram.len());
-    let udp_len = ((UDP_LEN + datagram.len()) as u16).to_be_bytes();
-    let Some(buffer) = frame.buffer_mut().get_mut(..len) else { return false };
-    let (headers, payload) = buffer.split_at_mut(from);
+    let udp_len = ((UDP_LEN + len) as u16).to_be_bytes();
     headers.fill(0);
     headers[..6].copy_from_slice(&macs.0.0);
     headers[6..12].copy_from_slice(&macs.1.0);
     headers[12..14].copy_from_slice(&if v6 { ETHER_IPV6 } else { ETHER_IPV4 }.to_be_bytes());
-    let (ip, udp) = headers[L3..].split_at_mut(from - L3 - UDP_LEN);
+    let (ip, udp) = headers[L3..].split_at_mut(headers_len(v6) - L3 - UDP_LEN);
     match (fields.src, fields.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             ip[0] = 0x45;
             ip[1] = fields.traffic_class;
-            ip[2..4].copy_from_slice(&((len - L3) as u16).to_be_bytes());
+            ip[2..4].copy_from_slice(&((IPV4_LEN + UDP_LEN + len) as u16).to_be_bytes());
             ip[6..8].copy_from_slice(&DF);
             ip[8] = fields.hop_limit;
             ip[9] = IP_PROTO_UDP;
@@ -135,9 +135,6 @@ pub(super) fn build(
     udp[..2].copy_from_slice(&src_port.to_be_bytes());
     udp[2..4].copy_from_slice(&UDP_PORT.to_be_bytes());
     udp[4..6].copy_from_slice(&udp_len);
-    payload.copy_from_slice(datagram);
-    frame.set_len(len);
-    true
 }
 
 #[cfg(test)]
@@ -192,13 +189,15 @@ mod tests {
         for v6 in [false, true] {
             let sent = packet(v6, 300, 0, UDP_PORT);
             let out = Outgoing::of(sent.data()).unwrap();
-            let mut frame = Frame::from_vec(vec![0xee; 600]);
+            let datagram = &sent.data()[out.payload.clone()];
+            let mut frame = vec![0xee; headers_len(v6)];
             let macs = (Mac::default(), Mac::default());
-            assert!(build(&mut frame, macs, &out.ip, UDP_PORT, &sent.data()[out.payload.clone()]));
+            write_headers(&mut frame, macs, &out.ip, UDP_PORT, datagram.len());
+            frame.extend_from_slice(datagram);
+            let mut frame = Frame::from_vec(frame);
             let Ok(Ingress::Roce(layout)) = locate(frame.data()) else { panic!("no packet") };
             assert!(icrc::check(frame.data_mut(), &layout, None));
             assert_eq!(layout.packet(frame.data()).src(), Gid::from_ip(out.ip.src));
-            assert!(!build(&mut Frame::from_vec(vec![0; 340]), macs, &out.ip, UDP_PORT, &[0; 300]));
         }
     }
 

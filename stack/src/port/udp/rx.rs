@@ -5,15 +5,17 @@
 
 use std::io::ErrorKind;
 
-use super::packet::{DF, IDENTIFICATION, IpFields, build, headers_len};
+use super::packet::{DF, HEADERS_MAX, IDENTIFICATION, IpFields, headers_len, write_headers};
 use super::shared::Shared;
 use super::socket::Socket;
-use super::sys::{MESSAGE, RECEIVES, Received, receive};
+use super::sys::{BUFFER, FRONT, RECEIVES, Received, receive};
 use super::translation::Senders;
 use crate::config::{LONG_PACKET, RX_BURST_BYTES};
 use crate::crc::{self, Sum};
 use crate::port::frame::{Frame, RxBurst};
 use crate::wire::{icrc, locate_plain};
+
+const _: () = assert!(HEADERS_MAX <= FRONT);
 
 /// A message that is being taken apart into datagrams.
 struct Open {
@@ -49,7 +51,7 @@ impl Receiver {
     pub fn new(index: usize) -> Self {
         Self {
             index,
-            buffers: vec![0; RECEIVES * MESSAGE].into(),
+            buffers: vec![0; RECEIVES * BUFFER].into(),
             received: Box::new([Received::nothing(); RECEIVES]),
             count: 0,
             opened: 0,
@@ -138,8 +140,8 @@ impl Receiver {
         self.open = Some(Open {
             ip: IpFields { src, dst, traffic_class: arrival.traffic_class, hop_limit: arrival.hop_limit },
             port,
-            from: at * MESSAGE,
-            to: at * MESSAGE + received.len,
+            from: at * BUFFER + FRONT,
+            to: at * BUFFER + FRONT + received.len,
             segment: arrival.segment.unwrap_or(received.len),
         });
     }
@@ -148,18 +150,31 @@ impl Receiver {
     /// an error.
     fn next(&mut self, shared: &Shared, mut frame: Frame) -> Result<Frame, Frame> {
         let Some(open) = &mut self.open else { return Err(frame) };
-        let end = (open.from + open.segment).min(open.to);
-        let datagram = &self.buffers[open.from..end];
+        let (from, end) = (open.from, (open.from + open.segment).min(open.to));
         let (fields, port) = (open.ip, open.port);
         open.from = end;
         if end == open.to {
             self.open = None;
         }
-        let fits = headers_len(fields.dst.is_ipv6()) + datagram.len() <= shared.max_frame;
-        if !fits || !build(&mut frame, shared.macs, &fields, port, datagram) {
+        // In front of it is what was there before the message, or the datagram before it, which is in a frame by now.
+        let start = from - headers_len(fields.dst.is_ipv6());
+        write_headers(&mut self.buffers[start..from], shared.macs, &fields, port, end - from);
+        let packet = &self.buffers[start..end];
+        let room = frame.buffer_mut().get_mut(..packet.len()).filter(|room| room.len() <= shared.max_frame);
+        let Some(room) = room else {
             shared.counters[self.index].rx_dropped.add(1);
             return Err(frame);
-        }
+        };
+        // A long packet is summed up as it is copied: it is not read once more to check it.
+        let sum = match packet.len() >= LONG_PACKET {
+            true => crc::copy(room, packet),
+            false => {
+                room.copy_from_slice(packet);
+                None
+            }
+        };
+        frame.set_len(end - start);
+        frame.set_sum(sum);
         if fields.dst.is_ipv4() {
             self.fit_identification(shared, &mut frame, &fields);
         }
@@ -169,10 +184,9 @@ impl Receiver {
     /// Fills in the identification that makes the ICRC right, as a socket does not show it. If no allowed one does, the ICRC stays
     /// wrong, and the stack drops the packet.
     fn fit_identification(&mut self, shared: &Shared, frame: &mut Frame, fields: &IpFields) {
-        // `build` makes the plain form, if the datagram is a RoCE packet at all.
+        // The headers are in their plain form, if the datagram is a RoCE packet at all.
         let Some(layout) = locate_plain(frame.data()) else { return };
-        // A long packet is read once, here: the later check uses the sum.
-        let sum = if frame.len() >= LONG_PACKET { crc::of(frame.data()) } else { None };
+        let sum = frame.sum();
         let fitting = icrc::fitting(frame.data_mut(), &layout, IDENTIFICATION, sum);
         let Some((word, change)) = fitting else { return };
         // Flags that are never set tell that the ICRC is wrong.

@@ -25,6 +25,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 pub(super) const RECEIVES: usize = 8;
 /// Bytes of the longest message: a whole buffer of datagrams that the kernel put together.
 pub(super) const MESSAGE: usize = 1 << 16;
+/// Bytes in front of a message, for headers.
+pub(super) const FRONT: usize = 64;
+/// Bytes of the buffer that a message is received to.
+pub(super) const BUFFER: usize = FRONT + MESSAGE;
 
 /// Sets an option of a socket to a number.
 pub(super) fn set(socket: BorrowedFd<'_>, level: c_int, option: c_int, value: c_int) -> Result<()> {
@@ -133,8 +137,8 @@ impl Received {
     }
 }
 
-/// Receives messages, each into [`MESSAGE`] bytes of `buffers`, and writes what came with them over the first of `out`. Returns how
-/// many.
+/// Receives messages, each into [`BUFFER`] bytes of `buffers`, behind [`FRONT`] of them, and writes what came with them over the first
+/// of `out`. Returns how many.
 ///
 /// # Errors
 /// Nothing was received. Also the error of an earlier send, which is reported here.
@@ -145,9 +149,9 @@ pub(super) fn receive(
 ) -> Result<usize> {
     let mut vectors = [MaybeUninit::<libc::iovec>::uninit(); RECEIVES];
     let mut headers = ArrayVec::<libc::mmsghdr, RECEIVES>::new();
-    for ((received, vector), buffer) in
-        out.iter_mut().zip(&mut vectors).zip(buffers.chunks_exact_mut(MESSAGE))
+    for ((received, vector), buffer) in out.iter_mut().zip(&mut vectors).zip(buffers.chunks_exact_mut(BUFFER))
     {
+        let buffer = &mut buffer[FRONT..];
         vector.write(libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() });
         // SAFETY: as in `send`.
         let mut header: libc::mmsghdr = unsafe { zeroed() };
