@@ -78,7 +78,12 @@ impl Core {
         look: Duration,
     ) {
         let mut at_most = if self.stopped() { Duration::ZERO } else { at_most };
-        for index in (0..self.cells.len()).filter(|i| shards >> i & 1 != 0) {
+        for index in 0..self.cells.len() {
+            if shards >> index & 1 == 0 {
+                // Its frames are for whoever turns it, and wake nobody here: removing a descriptor does not fail.
+                let _ = sleep.watch(index, None);
+                continue;
+            }
             match self.arm(index) {
                 Some((Armed::Down(again, event), due)) => {
                     at_most = at_most.min(due).min(again);
@@ -108,6 +113,47 @@ impl Core {
         }
         if !at_most.is_zero() {
             sleep.wait(fds, at_most);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom), not(miri)))]
+mod tests {
+    use super::*;
+    use crate::device::{Device, DeviceConfig, Drive};
+    use std::net::UdpSocket;
+    use std::time::Instant;
+
+    // Goal: frames wake a thread that sleeps for their shard, and nobody whose program turns it: each would cost that a preemption.
+    #[test]
+    fn frames_wake_who_turns_their_shard_alone() {
+        const PAUSE: Duration = Duration::from_millis(20);
+        let port = "udp:127.47.94.1".parse::<crate::port::PortSpec>().unwrap();
+        let device = Device::open(DeviceConfig::new(port).drive(Drive::Embedded)).unwrap();
+        let (core, peer) = (device.core(), UdpSocket::bind("127.47.94.2:0").unwrap());
+        let send = || assert_eq!(peer.send_to(&[0; 64], "127.47.94.1:4791").unwrap(), 64);
+        let sleep = |shards, left, at_most| {
+            let began = Instant::now();
+            core.sleep(shards, left, None, at_most, PAUSE);
+            began.elapsed()
+        };
+        for _ in 0..3 {
+            // Once a thread has slept for it, its descriptor is known.
+            sleep(1, 0, Duration::from_millis(1));
+            for _ in 0..3 {
+                send();
+                assert!(sleep(0, 1, PAUSE) >= PAUSE);
+            }
+            // They are there, and an arrival wakes whoever sleeps for the shard again.
+            assert!(core.turn(0).is_some_and(|turn| turn.rx > 0));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(1));
+                    send();
+                });
+                sleep(1, 0, Duration::MAX);
+            });
+            assert!(core.turn(0).is_some_and(|turn| turn.rx > 0));
         }
     }
 }
