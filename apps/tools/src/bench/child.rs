@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// How often a running program is polled.
 const LOOK: Duration = Duration::from_millis(20);
+/// Longest time that a server needs until it listens.
+const START: Duration = Duration::from_secs(10);
 
 /// Makes the kernel kill the command when this process ends, in whatever way: runs it by `setpriv` of util-linux, where that
 /// is installed.
@@ -59,6 +61,14 @@ impl Drop for Guard {
     }
 }
 
+/// Starts programs that use all the CPU time they get.
+///
+/// # Errors
+/// When one does not start.
+pub fn busy_loops(n: usize) -> Result<Vec<Guard>> {
+    (0..n).map(|_| Guard::quiet(Command::new("sh").args(["-c", "while :; do :; done"]))).collect()
+}
+
 /// Runs a program to its end and returns what it printed.
 ///
 /// # Errors
@@ -98,6 +108,20 @@ pub fn output(command: &Command, limit: Duration) -> Result<String> {
     Err(failed(command, &format!("{status}: {said}")))
 }
 
+/// The CPU time of all child processes that have ended, and of theirs.
+pub fn cpu_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let ticks = ended_children_ticks(&stat).unwrap_or(0);
+    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Fields 16 and 17 of proc_pid_stat(5), cutime and cstime; the name before them may have blanks.
+fn ended_children_ticks(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(13);
+    let mut next = || fields.next()?.parse::<u64>().ok();
+    Some(next()? + next()?)
+}
+
 fn failed(command: &Command, why: &str) -> AppError {
     AppError::Setup(format!("{}: {why}", command.get_program().display()))
 }
@@ -124,6 +148,19 @@ pub fn free_port() -> Result<u16> {
     }
     let why = why.map(|e| e.to_string()).unwrap_or_default();
     Err(AppError::Setup(format!("no TCP port on 127.0.0.1 from {} to {}: {why}", PORTS.start, PORTS.end)))
+}
+
+/// Waits until a program listens at this port, as long as a start may take.
+///
+/// # Errors
+/// [`AppError::Interrupted`].
+pub fn wait_for_listener(port: u16) -> Result<()> {
+    let end = Instant::now() + START;
+    while bound(port).is_ok() && Instant::now() < end {
+        stop::check()?;
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
 }
 
 /// A socket bound to a port, if no program listens there. It never listens itself: a child process that another thread starts
@@ -198,6 +235,17 @@ mod tests {
         drop(starter);
         // Gone, or nobody has taken note of its end yet.
         wait_for("it ends", &|stat| stat.is_empty() || stat.contains(") Z "));
+    }
+
+    #[test]
+    fn cpu_time_is_that_of_programs_that_ended() {
+        let fields = "1 (a b) c) R 2 3 4 5 6 7 8 9 10 11 12 13 150 30 18";
+        assert_eq!(ended_children_ticks(fields), Some(180));
+        let before = cpu_time();
+        let mut work = Command::new("sh");
+        work.args(["-c", "n=0; while [ $n -lt 300000 ]; do n=$((n + 1)); done"]);
+        output(&work, Duration::from_secs(300)).unwrap();
+        assert!(cpu_time() > before);
     }
 
     #[test]

@@ -56,6 +56,9 @@ pub struct BenchCli {
     /// Measure these parts alone, named as in the rows (`"part"`): udp-bw,udp-rate
     #[arg(long, value_name = "PART,..", value_delimiter = ',')]
     pub only: Vec<String>,
+    /// Measure beside busy loops as well, and CPU time: three minutes more a run
+    #[arg(long, conflicts_with = "no_peers")]
+    pub busy: bool,
     /// Leave the alternatives out
     #[arg(long)]
     pub no_peers: bool,

@@ -15,6 +15,8 @@ pub enum Unit {
     Ns,
     /// A part of something, 1 is all of it: more is better.
     Part,
+    /// The same, of something that is spent: less is better.
+    Cost,
 }
 
 impl Unit {
@@ -27,15 +29,18 @@ impl Unit {
             // A difference may be negative if the machine's state changed between its two measurements.
             Self::Ns if n < 0.0 => format!("-{}", report::time((-n).round() as u64)),
             Self::Ns => report::time(n.round() as u64),
-            Self::Part => format!("{:.0} %", 100.0 * n),
+            Self::Part | Self::Cost => format!("{:.0} %", 100.0 * n),
         }
+    }
+    const fn is_less_better(self) -> bool {
+        matches!(self, Self::Ns | Self::Cost)
     }
     /// Whether `figure` is at least as good as `mark`.
     pub fn reaches(self, figure: f64, mark: f64) -> bool {
-        if self == Self::Ns { figure <= mark } else { figure >= mark }
+        if self.is_less_better() { figure <= mark } else { figure >= mark }
     }
     fn bound(self, n: f64) -> String {
-        format!("{} {}", if self == Self::Ns { "≤" } else { "≥" }, self.show(n))
+        format!("{} {}", if self.is_less_better() { "≤" } else { "≥" }, self.show(n))
     }
 }
 
@@ -92,9 +97,10 @@ const fn mark(
 const RATE: (Of, Unit) = (Of::Rate, Unit::PerSecond);
 const GBIT: (Of, Unit) = (Of::Gbit, Unit::Gbit);
 const RATIO: (Of, Unit) = (Of::Ratio, Unit::Part);
+const COST: (Of, Unit) = (Of::Ratio, Unit::Cost);
 
 #[rustfmt::skip]
-const MARKS: [Mark; 35] = [
+const MARKS: [Mark; 47] = [
     mark("SEND 64 B, 16 queue pairs",      ("many", "send"),          RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("WRITE 64 B, 16 queue pairs",     ("many", "write"),         RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("SEND 64 B, one queue pair",      ("one", "send"),           RATE, (8e6, 12e6),  Slow::OfRaw(0.2)),
@@ -118,6 +124,18 @@ const MARKS: [Mark; 35] = [
     mark("SEND 64 B over UDP sockets, p50, beside UCX over TCP",       ("udp-lat", "send"),    (Of::P50, Unit::Ns), (0.0, 0.0), Slow::Nothing),
     mark("UCX 64 KiB on this stack, beside UCX over TCP",              ("ucx-bw", "program"),  GBIT, (0.0, 0.0), Slow::Nothing),
     mark("UCX 8 B on this stack, p50, beside UCX over TCP",            ("ucx-lat", "program"), (Of::P50, Unit::Ns), (0.0, 0.0), Slow::Nothing),
+    mark("ib_write_bw 1 MiB over UDP sockets, CPU time of both ends, in parts of iperf3's", ("cpu-udp-write", "program"), COST, (1.2, 0.7), Slow::Same),
+    mark("ib_read_bw 1 MiB over UDP sockets, CPU time of both ends, in parts of iperf3's",  ("cpu-udp-read", "program"),  COST, (1.2, 0.7), Slow::Same),
+    mark("2 busy loops: ib_write_bw 64 KiB, in parts of iperf3's stream",      ("busy2-memif-write", "program"), RATIO, (0.9, 1.5), Slow::Same),
+    mark("2 busy loops: ib_read_bw 1 MiB, in parts of iperf3's stream",        ("busy2-memif-read", "program"),  RATIO, (0.9, 1.5), Slow::Same),
+    mark("2 busy loops: ib_write_bw 64 KiB over UDP sockets, in parts of that", ("busy2-udp-write", "program"),  RATIO, (0.5, 1.0), Slow::Same),
+    mark("2 busy loops: ib_read_bw 1 MiB over UDP sockets, in parts of that",  ("busy2-udp-read", "program"),    RATIO, (0.5, 1.0), Slow::Same),
+    mark("2 busy loops: ib_send_lat 64 B, mean, in parts of a TCP ping-pong that blocks", ("busy2-lat", "program"), COST, (1.0, 0.5), Slow::Same),
+    mark("8 busy loops: ib_write_bw 64 KiB, in parts of iperf3's stream",      ("busy8-memif-write", "program"), RATIO, (0.5, 0.8), Slow::Same),
+    mark("8 busy loops: ib_read_bw 1 MiB, in parts of iperf3's stream",        ("busy8-memif-read", "program"),  RATIO, (0.5, 0.8), Slow::Same),
+    mark("8 busy loops: ib_write_bw 64 KiB over UDP sockets, in parts of that", ("busy8-udp-write", "program"),  RATIO, (0.25, 0.5), Slow::Same),
+    mark("8 busy loops: ib_read_bw 1 MiB over UDP sockets, in parts of that",  ("busy8-udp-read", "program"),    RATIO, (0.25, 0.5), Slow::Same),
+    mark("8 busy loops: ib_send_lat 64 B, mean, in parts of a TCP ping-pong that blocks", ("busy8-lat", "program"), COST, (0.0, 0.0), Slow::Nothing),
     mark("16 queue pairs against one, where the network caps each flow", ("flows16", "write"), (Of::Share, Unit::Part), (15.0, 15.8), Slow::Same),
     mark("NVMe 4 KiB random read, 4 queues, 32 deep",  ("nvme4k", "nvme_read"),   RATE, (1e6, 1.37e6), Slow::Nothing),
     mark("NVMe 4 KiB random write, 4 queues, 32 deep", ("nvme4k", "nvme_write"),  RATE, (0.8e6, 1.2e6), Slow::Nothing),

@@ -14,9 +14,11 @@ pub mod marks;
 pub mod pairs;
 pub mod peers;
 pub mod perf;
+pub mod ping_pong;
 pub mod plan;
 pub mod row;
 pub mod state;
+pub mod stock;
 pub mod suite;
 pub mod svg;
 pub mod table;
@@ -132,6 +134,11 @@ impl Step {
         }
     }
 
+    /// Whether it takes seconds.
+    fn is_long(&self) -> bool {
+        matches!(self, Self::Pair(pair) if pair.is_long)
+    }
+
     /// Whether it is one of the parts with these names; of all without any.
     fn is_among(&self, only: &[String]) -> bool {
         let name_is = |name: &str| only.iter().any(|only| only == name);
@@ -221,9 +228,12 @@ impl<'a> Bench<'a> {
             let pair = PAIRS.iter().find(|pair| pair.name == line.part);
             line.lacks = pair.and_then(|pair| pair.lacks(&self.missing));
         }
-        if !self.cli.only.is_empty() {
-            lines.retain(|line| line.figure.is_some() || line.lacks.is_some());
-        }
+        let is_partial = !self.cli.only.is_empty();
+        lines.retain(|line| {
+            let long = PAIRS.iter().find(|pair| pair.is_long && pair.name == line.part);
+            let is_wanted = long.is_none_or(|pair| self.is_wanted(pair));
+            line.figure.is_some() || is_wanted && (!is_partial || line.lacks.is_some())
+        });
         let notes = std::mem::take(&mut self.notes).into_iter().collect();
         let steps = steps.iter().map(Step::title).collect();
         Ok(Suite { machine: Machine::here(), steps, measured, kind, wanted, rows, lines, notes })
@@ -235,9 +245,15 @@ impl<'a> Bench<'a> {
         let possible = |parts: &Vec<Part>| !(no_hosts && parts.iter().any(Part::is_between_hosts));
         let ours = plan::run(self.time, !self.cli.no_scale).into_iter().filter(possible).map(Step::Ours);
         let peers = peers::PEERS.iter().filter(|p| p.lacks(&self.missing).is_none()).map(Step::Peer);
-        let pairs = PAIRS.into_iter().filter(|p| p.lacks(&self.missing).is_none()).map(Step::Pair);
+        let pairs = PAIRS.into_iter().filter(|p| self.is_wanted(p) && p.lacks(&self.missing).is_none());
+        let pairs = pairs.map(Step::Pair);
         let others = peers.chain(pairs).filter(|_| !self.cli.no_peers);
         ours.chain(others).filter(|step| step.is_among(&self.cli.only)).collect()
+    }
+
+    /// Whether a pair is measured in these runs.
+    fn is_wanted(&self, pair: &Pair) -> bool {
+        !pair.is_long || self.cli.busy || self.cli.only.iter().any(|name| name == pair.name)
     }
 
     /// Measures each step between two checks of the machine's state, except for those that were measured often enough in
@@ -254,13 +270,10 @@ impl<'a> Bench<'a> {
             let Some(rows) = self.step(&mut server, what)? else { continue };
             let after = self.sample(&mut server, &probe)?;
             let samples = [before, after];
-            all.push(Measured {
-                run,
-                step,
-                kind: Kind::of(&samples.map(|sample| sample.bare_ns)),
-                samples,
-                rows,
-            });
+            // Over seconds the state changes to and fro; such a measurement is of ratios alone, and counts where it begins.
+            let of = if what.is_long() { &samples[..1] } else { &samples };
+            let kind = Kind::of(&of.iter().map(|sample| sample.bare_ns).collect::<Vec<_>>());
+            all.push(Measured { run, step, kind, samples, rows });
             before = after;
         }
         Ok(())
@@ -295,6 +308,7 @@ impl<'a> Bench<'a> {
                 Ok(row.map(|row| vec![row.with("part", PEERS)]))
             }
             Step::Pair(pair) => {
+                let _loops = child::busy_loops(pair.loops)?;
                 let ours = match pair.ours(self.time) {
                     By::Perf(part) => self.part(server, &part)?.and_then(|rows| rows.into_iter().next()),
                     By::Peer(peer) => self.peer(&peer)?,

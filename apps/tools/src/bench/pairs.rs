@@ -5,6 +5,7 @@ use super::hosts::Cable;
 use super::peers::{self, Peer};
 use super::plan::{Link, Part, part};
 use super::row::Row;
+use super::stock::{Over, Program, Stock};
 use std::time::Duration;
 
 /// Two measurements that belong together.
@@ -15,6 +16,31 @@ pub struct Pair {
     ours: Ours,
     /// The other way.
     pub theirs: Peer,
+    /// Busy loops beside both.
+    pub loops: usize,
+    /// Whether it takes so long that it is measured only if asked for.
+    pub is_long: bool,
+}
+
+/// A pair with nothing beside it.
+const fn pair(name: &'static str, ours: Ours, theirs: Peer) -> Pair {
+    Pair { name, ours, theirs, loops: 0, is_long: false }
+}
+
+/// A program of perftest beside busy loops, and TCP beside as many.
+const fn busy(name: &'static str, loops: usize, program: Program, over: Over) -> Pair {
+    let stock = Stock::new(program, over);
+    let (mode, theirs) = match program {
+        Program::Latency => ("mean", peers::PING_PONG),
+        _ => ("busy", peers::IPERF_BUSY),
+    };
+    Pair { name, ours: Ours::Program(peers::stock(stock, mode)), theirs, loops, is_long: true }
+}
+
+/// The CPU time of a program of perftest over UDP sockets, and that of TCP.
+const fn cpu(name: &'static str, program: Program) -> Pair {
+    let ours = Ours::Program(peers::stock(Stock::new(program, Over::Udp), "cpu"));
+    Pair { name, ours, theirs: peers::IPERF_CPU, loops: 0, is_long: true }
 }
 
 /// This stack's side.
@@ -36,42 +62,38 @@ pub enum By {
 }
 
 /// All of them.
-pub const PAIRS: [Pair; 7] = [
-    Pair {
-        name: "udp-bw",
-        ours: Ours::Udp(None, "--op write --mode bw --size 65536 --mtu 4096"),
-        theirs: peers::IPERF,
-    },
-    Pair {
-        name: "hosts1500",
-        ours: Ours::Udp(Some(Cable::Mtu1500), "--op write --mode bw --size 65536"),
-        theirs: peers::iperf_between_hosts(Cable::Mtu1500),
-    },
-    Pair {
-        name: "hosts9000",
-        ours: Ours::Udp(Some(Cable::Mtu9000), "--op write --mode bw --size 65536"),
-        theirs: peers::iperf_between_hosts(Cable::Mtu9000),
-    },
-    Pair {
-        name: "udp-rate",
-        ours: Ours::Udp(None, "--op send --mode rate --size 64 --post-list 32"),
-        theirs: peers::ucx_over_tcp("rate", 64),
-    },
-    Pair {
-        name: "udp-lat",
-        ours: Ours::Udp(None, "--op send --mode lat --size 64"),
-        theirs: peers::ucx_over_tcp("lat", 64),
-    },
-    Pair {
-        name: "ucx-bw",
-        ours: Ours::Program(peers::ucx_over_us("bw", 65536)),
-        theirs: peers::ucx_over_tcp("bw", 65536),
-    },
-    Pair {
-        name: "ucx-lat",
-        ours: Ours::Program(peers::ucx_over_us("lat", 8)),
-        theirs: peers::ucx_over_tcp("lat", 8),
-    },
+pub const PAIRS: [Pair; 19] = [
+    pair("udp-bw", Ours::Udp(None, "--op write --mode bw --size 65536 --mtu 4096"), peers::IPERF),
+    pair(
+        "hosts1500",
+        Ours::Udp(Some(Cable::Mtu1500), "--op write --mode bw --size 65536"),
+        peers::iperf_between_hosts(Cable::Mtu1500),
+    ),
+    pair(
+        "hosts9000",
+        Ours::Udp(Some(Cable::Mtu9000), "--op write --mode bw --size 65536"),
+        peers::iperf_between_hosts(Cable::Mtu9000),
+    ),
+    pair(
+        "udp-rate",
+        Ours::Udp(None, "--op send --mode rate --size 64 --post-list 32"),
+        peers::ucx_over_tcp("rate", 64),
+    ),
+    pair("udp-lat", Ours::Udp(None, "--op send --mode lat --size 64"), peers::ucx_over_tcp("lat", 64)),
+    pair("ucx-bw", Ours::Program(peers::ucx_over_us("bw", 65536)), peers::ucx_over_tcp("bw", 65536)),
+    pair("ucx-lat", Ours::Program(peers::ucx_over_us("lat", 8)), peers::ucx_over_tcp("lat", 8)),
+    cpu("cpu-udp-write", Program::LongWrite),
+    cpu("cpu-udp-read", Program::Read),
+    busy("busy2-memif-write", 2, Program::Write, Over::Memif),
+    busy("busy2-memif-read", 2, Program::Read, Over::Memif),
+    busy("busy2-udp-write", 2, Program::Write, Over::Udp),
+    busy("busy2-udp-read", 2, Program::Read, Over::Udp),
+    busy("busy2-lat", 2, Program::Latency, Over::Memif),
+    busy("busy8-memif-write", 8, Program::Write, Over::Memif),
+    busy("busy8-memif-read", 8, Program::Read, Over::Memif),
+    busy("busy8-udp-write", 8, Program::Write, Over::Udp),
+    busy("busy8-udp-read", 8, Program::Read, Over::Udp),
+    busy("busy8-lat", 8, Program::Latency, Over::Memif),
 ];
 
 impl Pair {
@@ -81,6 +103,9 @@ impl Pair {
             Ours::Udp(cable, line) => {
                 let between = cable.map_or_else(String::new, |cable| format!(" between hosts, {cable:?}"));
                 format!("over UDP sockets{between}, {line}, beside {}", self.theirs.title())
+            }
+            Ours::Program(ours) if self.loops > 0 => {
+                format!("{} busy loops: {}, beside {}", self.loops, ours.title(), self.theirs.title())
             }
             Ours::Program(ours) => format!("{}, beside {}", ours.title(), self.theirs.title()),
         }
@@ -108,6 +133,8 @@ impl Pair {
         let key = match ours.text("mode") {
             "lat" => "p50_ns",
             "rate" => "msgs_per_s",
+            "mean" => "mean_ns",
+            "cpu" => "cpu_s_per_gib",
             _ => "gbit_per_s",
         };
         let both = ours.num(key).zip(theirs.num(key)).filter(|(_, theirs)| *theirs > 0.0);
@@ -147,12 +174,17 @@ mod tests {
 
     #[test]
     fn what_is_missing_leaves_pairs_out() {
-        let lacks = |missing: &[peers::Missing]| PAIRS.map(|pair| pair.lacks(missing).is_some());
+        let lacks = |missing: &[peers::Missing]| {
+            let short = PAIRS.iter().filter(|pair| !pair.is_long);
+            short.map(|pair| pair.lacks(missing).is_some()).collect::<Vec<_>>()
+        };
         assert_eq!(lacks(&[]), [false; 7]);
         assert_eq!(lacks(&[peers::Missing::Iperf]), [true, true, true, false, false, false, false]);
         assert_eq!(lacks(&[peers::Missing::Ucx]), [false, false, false, true, true, true, true]);
         assert_eq!(lacks(&[peers::Missing::DropIn]), [false, false, false, false, false, true, true]);
         assert_eq!(lacks(&[peers::Missing::Hosts]), [false, true, true, false, false, false, false]);
         assert_eq!(PAIRS[0].lacks(&[peers::Missing::Iperf]), Some("iperf3"));
+        let long = PAIRS.iter().filter(|pair| pair.is_long);
+        assert!(long.into_iter().all(|pair| pair.lacks(&[peers::Missing::Perftest]) == Some("perftest")));
     }
 }

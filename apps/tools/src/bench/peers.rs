@@ -1,8 +1,10 @@
-//! Alternatives on the same machine: TCP over loopback, and UCX over TCP and shared memory; and UCX on this stack.
+//! Alternatives on the same machine: TCP over loopback, and UCX over TCP and shared memory; and programs of others on this stack.
 
 use super::child::{self, Guard};
 use super::hosts::{self, Cable};
+use super::ping_pong;
 use super::row::Row;
+use super::stock::Stock;
 use apps::error::{AppError, Result};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,6 +14,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A server needs a moment to listen.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(100);
+/// Seconds of a measurement that counts CPU time, or is taken beside busy loops.
+const LONG_SECONDS: f64 = 20.0;
+/// Rounds of a ping-pong.
+const PING_PONGS: f64 = 100_000.0;
 
 /// An alternative, one measurement of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,11 +37,30 @@ enum How {
     Ucx(&'static str, &'static str, u64),
     /// UCX on this stack, by the drop-in library: this test, and this many messages.
     Here(&'static str, u64),
+    /// A program of perftest on this stack.
+    Stock(Stock),
+    /// A ping-pong over TCP, with system calls that block.
+    PingPong,
 }
 
 /// TCP over loopback, a single stream.
 pub const IPERF: Peer =
     Peer { name: "TCP loopback (iperf3)", how: How::Iperf(None), mode: "bw", size: 131_072 };
+
+/// The CPU time of that.
+pub const IPERF_CPU: Peer = Peer { mode: "cpu", ..IPERF };
+
+/// The same for longer, because other programs want the cores.
+pub const IPERF_BUSY: Peer = Peer { mode: "busy", ..IPERF };
+
+/// A ping-pong over TCP whose ends sleep in the kernel while they wait.
+pub const PING_PONG: Peer =
+    Peer { name: "TCP ping-pong that blocks", how: How::PingPong, mode: "mean", size: 64 };
+
+/// A program of perftest on this stack.
+pub const fn stock(stock: Stock, mode: &'static str) -> Peer {
+    Peer { name: stock.name(), how: How::Stock(stock), mode, size: stock.size() }
+}
 
 /// TCP between two hosts, a single stream.
 pub const fn iperf_between_hosts(cable: Cable) -> Peer {
@@ -98,6 +123,8 @@ pub enum Missing {
     Ucx,
     /// `roce-run` with its library.
     DropIn,
+    /// `ib_write_bw` and the like.
+    Perftest,
     /// Two hosts.
     Hosts,
 }
@@ -109,6 +136,7 @@ impl Missing {
             Self::Iperf => "iperf3",
             Self::Ucx => "ucx-utils",
             Self::DropIn => "roce-run (scripts/dropin --build)",
+            Self::Perftest => "perftest",
             Self::Hosts => "network namespaces (root, iproute2, ethtool)",
         }
     }
@@ -117,7 +145,12 @@ impl Missing {
         match self {
             Self::Iperf => "iperf3 is not installed (apt-get install iperf3): TCP over loopback is left out",
             Self::Ucx => "ucx_perftest is not installed (apt-get install ucx-utils): UCX is left out",
-            Self::DropIn => "roce-run has no library (scripts/dropin --build): UCX on this stack is left out",
+            Self::DropIn => {
+                "roce-run has no library (scripts/dropin --build): programs of others on this stack are left out"
+            }
+            Self::Perftest => {
+                "perftest is not installed (apt-get install perftest): its programs are left out"
+            }
             Self::Hosts => {
                 "no network namespaces (they need root, iproute2 and ethtool): UDP between hosts is left out"
             }
@@ -153,6 +186,9 @@ pub fn missing(run: &Path) -> Vec<Missing> {
     if !works(run) {
         out.push(Missing::DropIn);
     }
+    if !there("ib_write_bw", "--version") {
+        out.push(Missing::Perftest);
+    }
     out
 }
 
@@ -164,6 +200,8 @@ impl Peer {
             How::Iperf(Some(_)) => &[Missing::Iperf, Missing::Hosts],
             How::Ucx(..) => &[Missing::Ucx],
             How::Here(..) => &[Missing::Ucx, Missing::DropIn],
+            How::Stock(_) => &[Missing::Perftest, Missing::DropIn],
+            How::PingPong => &[],
         };
         needs.iter().find(|needed| missing.contains(needed)).map(|needed| needed.package())
     }
@@ -178,10 +216,28 @@ impl Peer {
     /// # Errors
     /// The program's error.
     pub fn measure(&self, share: f64, paths: &Paths) -> Result<Row> {
+        let before = child::cpu_time();
+        let row = self.run(share, paths)?;
+        let Some(bytes) = row.num("bytes").filter(|_| self.mode == "cpu") else { return Ok(row) };
+        let used = child::cpu_time().saturating_sub(before);
+        Ok(row.with("cpu_s_per_gib", used.as_secs_f64() / (bytes / f64::from(1 << 30))))
+    }
+
+    fn run(&self, share: f64, paths: &Paths) -> Result<Row> {
         let port = child::free_port()?.to_string();
         let row = Row::peer(self.name, self.mode, self.size);
         match self.how {
-            How::Iperf(cable) => Ok(row.with("gbit_per_s", iperf(cable, &port, share)? / 1e9)),
+            How::Iperf(cable) => {
+                let seconds = if self.is_long() { LONG_SECONDS } else { 2.0 } * share;
+                let Received { bytes, bits_per_second } = iperf(cable, &port, seconds)?;
+                Ok(row.with("gbit_per_s", bits_per_second / 1e9).with("bytes", bytes))
+            }
+            How::Stock(stock) => stock.measure(row, &port, LONG_SECONDS * share, paths),
+            How::PingPong => {
+                let rounds = (PING_PONGS * share) as u32;
+                let mean_ns = ping_pong::mean_ns(self.size as usize, rounds.max(1000));
+                Ok(row.with("mean_ns", mean_ns.map_err(|e| AppError::Setup(format!("TCP ping-pong: {e}")))?))
+            }
             How::Ucx(transports, test, messages) => {
                 let ucx = || {
                     let mut command = Command::new("ucx_perftest");
@@ -205,6 +261,11 @@ impl Peer {
                 self.ucx(row, ucx, (test, messages), share, &port)
             }
         }
+    }
+
+    /// Whether it takes seconds to even out how the scheduler gave the cores away.
+    const fn is_long(&self) -> bool {
+        matches!(self.mode.as_bytes(), b"cpu" | b"busy")
     }
 
     /// Measures with `ucx_perftest`, which `ucx` starts.
@@ -232,15 +293,15 @@ impl Peer {
     }
 }
 
-/// Bits a second of one stream of `iperf3`, between two hosts or over loopback.
-fn iperf(cable: Option<Cable>, port: &str, share: f64) -> Result<f64> {
+/// One stream of `iperf3`, between two hosts or over loopback.
+fn iperf(cable: Option<Cable>, port: &str, seconds: f64) -> Result<Received> {
     let on = |side| match cable {
         Some(cable) => hosts::command(cable, side, "iperf3"),
         None => Command::new("iperf3"),
     };
     let addr = if cable.is_some() { hosts::ADDRS[0] } else { "127.0.0.1" };
     let _server = Guard::quiet(on(0).args(["-s", "-1", "-A", "0", "-p", port]))?;
-    let seconds = (2.0 * share).ceil().to_string();
+    let seconds = seconds.ceil().to_string();
     let client = || {
         let mut client = on(1);
         client.args(["-c", addr, "-A", "1", "-J", "-p", port, "-t", &seconds]);
@@ -250,7 +311,7 @@ fn iperf(cable: Option<Cable>, port: &str, share: f64) -> Result<f64> {
 }
 
 /// Repeats a client until its server listens: some report a failure by their exit code, some by missing figures.
-fn patiently<T>(client: impl Fn() -> Command, figures: impl Fn(&str) -> Option<T>) -> Result<T> {
+pub(super) fn patiently<T>(client: impl Fn() -> Command, figures: impl Fn(&str) -> Option<T>) -> Result<T> {
     let mut last = None;
     for _ in 0..TRIES {
         let command = client();
@@ -273,10 +334,18 @@ fn unreadable(command: &Command, said: &str) -> AppError {
     AppError::Setup(format!("{program} printed no figures: {end:?}"))
 }
 
-/// Bits a second that arrived, from iperf3's JSON.
-fn received(json: &str) -> Option<f64> {
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Received {
+    bytes: u64,
+    bits_per_second: f64,
+}
+
+/// What arrived, from iperf3's JSON.
+fn received(json: &str) -> Option<Received> {
     let all: serde_json::Value = serde_json::from_str(json).ok()?;
-    all.get("end")?.get("sum_received")?.get("bits_per_second")?.as_f64()
+    let sum = all.get("end")?.get("sum_received")?;
+    let of = |name| sum.get(name);
+    Some(Received { bytes: of("bytes")?.as_u64()?, bits_per_second: of("bits_per_second")?.as_f64()? })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -315,8 +384,9 @@ mod tests {
 
     #[test]
     fn iperf_prints_bits_a_second() {
-        let json = r#"{"end":{"sum_sent":{"bits_per_second":2.0},"sum_received":{"bits_per_second":9.5e9}}}"#;
-        assert_eq!(received(json), Some(9.5e9));
+        let json = r#"{"end":{"sum_sent":{"bits_per_second":2.0,"bytes":1},
+                       "sum_received":{"bits_per_second":9.5e9,"bytes":7}}}"#;
+        assert_eq!(received(json), Some(Received { bytes: 7, bits_per_second: 9.5e9 }));
         assert_eq!(received("{}"), None);
     }
 
