@@ -11,6 +11,7 @@ pub mod config;
 pub mod crc;
 pub mod device;
 pub mod id;
+pub mod ipc;
 pub mod mark;
 pub mod mem;
 pub mod net;

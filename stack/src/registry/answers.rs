@@ -179,7 +179,7 @@ impl Answers {
             Request::Unknown => (Reply::Unknown, &mut self.counts.refused),
         };
         let memory = matches!(reply, Reply::Welcome(_)).then(|| self.memory.as_fd());
-        match connection.send(&reply.encode(), memory) {
+        match connection.send(&reply.encode(), memory.as_slice()) {
             Ok(true) => {
                 *count += 1;
                 Heard::Over

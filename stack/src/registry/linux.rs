@@ -149,7 +149,7 @@ impl Kernel for Linux {
 
     fn ask(&self, process: &Neighbour) {
         // If it fails, the connection has ended, which is an answer.
-        let _ = process.connection.send(&Request::join(), None);
+        let _ = process.connection.send(&Request::join(), &[]);
     }
 
     fn answer(

@@ -1,22 +1,19 @@
 #![allow(unsafe_code)]
 //! The shared memory itself: a memfd that cannot change its size, mapped as words.
 //!
-//! Other processes write to it at any moment. All accesses are those of atomics of 64 bits, so none is torn or repeated; an
-//! access beyond the end of the file would end the process by SIGBUS, so what others give is mapped only if it is sealed and
-//! long enough.
+//! Other processes write to it at any moment. All accesses are those of atomics of 64 bits, so none is torn or repeated. What others
+//! give is mapped only if it is sealed and long enough ([`sealed`]).
 
 use super::table::{BYTES, WORDS, Words};
+use crate::ipc::sealed;
 use crate::sync::unforked::Unforked;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::AtomicU64;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-
-/// The type that statfs(2) reports for a memfd without huge pages.
-const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// Memory that processes share.
 #[derive(Clone, Debug)]
@@ -41,22 +38,13 @@ impl Memory {
     /// # Errors
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
     pub fn make() -> io::Result<Self> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let (fd, unforked) = Unforked::make(|| Ok(rustix::fs::memfd_create("roce-registry", flags)?))?;
-        rustix::fs::ftruncate(&fd, BYTES as u64)?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let (fd, unforked) = Unforked::make(|| sealed::make("roce-registry", BYTES as u64))?;
         Self::map(fd, unforked)
     }
 
     /// Maps what another process gives; `None`: it is no such memory.
     pub fn take(given: OwnedFd) -> Option<Self> {
-        // Seals are checked first: fstatfs(2) on a file of FUSE waits for as long as its daemon likes, but such files have
-        // none. Huge pages are refused: where none is left, the first access ends the process.
-        let seals = rustix::fs::fcntl_get_seals(&given).ok()?;
-        let is_fixed = seals.contains(SealFlags::SHRINK | SealFlags::GROW)
-            && rustix::fs::fstatfs(&given).is_ok_and(|of| of.f_type == TMPFS_MAGIC)
-            && rustix::fs::fstat(&given).is_ok_and(|of| of.st_size == BYTES as i64);
-        if !is_fixed {
+        if sealed::len(&given, SealFlags::SHRINK | SealFlags::GROW) != Some(BYTES as u64) {
             return None;
         }
         let (fd, unforked) = Unforked::make(|| Ok(given)).ok()?;
@@ -98,6 +86,7 @@ impl Drop for Mapped {
 mod tests {
     use super::*;
     use core::sync::atomic::Ordering;
+    use rustix::fs::MemfdFlags;
 
     #[test]
     fn what_one_writes_another_reads() {

@@ -5,23 +5,22 @@
 //! ([`apart`]), so many at a time.
 
 use super::sys::{self, Life, Peer};
+use crate::ipc::is_exhausted;
+use crate::ipc::rights::{self, Sent};
 use crate::sync::apart::{self, Apart};
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
-use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType,
 };
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// Most descriptors that are taken with an answer.
-const DESCRIPTORS: usize = 4;
 /// Connections that are closed on threads of their own at the same time.
 const CLOSING_MAX: usize = 32;
 
@@ -100,12 +99,6 @@ impl Drop for Listener {
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
         while self.accept().is_ok() {}
     }
-}
-
-/// Whether there are no descriptors or no memory.
-fn is_exhausted(error: &io::Error) -> bool {
-    let no_more = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS].map(Errno::raw_os_error);
-    error.raw_os_error().is_some_and(|number| no_more.contains(&number))
 }
 
 /// A connection. Dropped, it is closed: on a thread of its own, if something lies in it.
@@ -188,24 +181,12 @@ impl Connection {
         sys::life_of_peer(self, peer)
     }
 
-    /// Sends a message, with a descriptor or without; `false`: there is no room for it now.
+    /// Sends a message, with descriptors, [`DESCRIPTORS`](rights::DESCRIPTORS) at most; `false`: it cannot be sent now.
     ///
     /// # Errors
     /// The peer is gone.
-    pub fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<bool> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = fd.map(|fd| [fd]);
-        if let Some(fds) = &fds {
-            control.push(SendAncillaryMessage::ScmRights(fds));
-        }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match rustix::net::sendmsg(self, &[IoSlice::new(bytes)], &mut control, flags) {
-            Ok(_) => Ok(true),
-            // The last one: the user has too many descriptors under way.
-            Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR | Errno::TOOMANYREFS) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
+        Ok(rights::send(self, bytes, fds)? == Sent::Yes)
     }
 
     /// Looks what lies in the connection, and takes nothing.
@@ -233,27 +214,13 @@ impl Connection {
 
     /// Takes what has come, with its descriptors, which are dropped on threads of their own.
     pub fn receive(&self, bytes: &mut [u8]) -> Came {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let mut receive = || rustix::net::recvmsg(self, &mut [IoSliceMut::new(bytes)], &mut control, flags);
-        let got = match receive() {
-            // The peer closed its end and left something unread. That is reported once, before what it had sent.
-            Err(Errno::CONNRESET) => receive(),
-            got => got,
-        };
-        let mut fds = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights.map(Apart::new));
+        match rights::receive(self, bytes) {
+            rights::Came::Nothing => Came::Nothing,
+            rights::Came::End => Came::End,
+            rights::Came::Message { fds, is_cut: true, .. } if fds.is_empty() => Came::NoRoom,
+            rights::Came::Message { len, fds, .. } => {
+                Came::Message(len, fds.into_iter().map(Apart::new).collect())
             }
-        }
-        match got {
-            Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) && fds.is_empty() => Came::NoRoom,
-            Ok(got) if got.bytes == 0 => Came::End,
-            Ok(got) => Came::Message(got.bytes, fds),
-            Err(Errno::AGAIN | Errno::INTR) => Came::Nothing,
-            Err(_) => Came::End,
         }
     }
 
@@ -354,11 +321,11 @@ mod tests {
         let (client, server, _listener) = pair("sent");
         let mut bytes = [0; 8];
         assert_eq!(server.peek(&mut bytes), Lies::Nothing);
-        assert!(client.send(b"request", None).unwrap());
+        assert!(client.send(b"request", &[]).unwrap());
         assert_eq!((server.peek(&mut bytes), &bytes[..7]), (Lies::Bytes(7), &b"request"[..]));
         server.take(&mut bytes);
         assert_eq!(server.peek(&mut bytes), Lies::Nothing);
-        assert!(server.send(b"answer", Some(server.as_fd())).unwrap());
+        assert!(server.send(b"answer", &[server.as_fd()]).unwrap());
         let Came::Message(6, fds) = client.receive(&mut bytes) else { panic!() };
         assert_eq!((fds.len(), &bytes[..6]), (1, &b"answer"[..]));
     }
@@ -368,7 +335,7 @@ mod tests {
     fn descriptors_are_seen_and_not_touched() {
         let (client, server, _listener) = pair("rights");
         let (mut read, write) = std::io::pipe().unwrap();
-        assert!(client.send(b"with", Some(write.as_fd())).unwrap());
+        assert!(client.send(b"with", &[write.as_fd()]).unwrap());
         drop(write);
         let mut bytes = [0; 8];
         assert_eq!(

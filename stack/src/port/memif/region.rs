@@ -2,7 +2,8 @@
 
 use super::ring::{self, Ring};
 use super::shm::Region;
-use rustix::fs::{MemfdFlags, SealFlags};
+use crate::ipc::sealed;
+use rustix::fs::SealFlags;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -62,9 +63,7 @@ impl Layout {
     /// # Errors
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
     pub fn make(&self) -> io::Result<(OwnedFd, Arc<Region>)> {
-        let fd = rustix::fs::memfd_create("memif_region_0", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&fd, self.size())?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let fd = sealed::make("memif_region_0", self.size())?;
         let region = Arc::new(Region::map(fd.as_fd(), self.size() as usize)?);
         for to_server in [true, false] {
             for index in 0..self.queues {
@@ -79,24 +78,14 @@ impl Layout {
 
 /// Bytes of the largest region: offsets in it have 32 bits.
 const REGION_MAX: u64 = u32::MAX as u64;
-/// The type that statfs(2) reports for a memfd without huge pages.
-const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// Maps the memory that a client offers.
 ///
 /// # Errors
 /// Why not: the memory could shrink while it is used, or is less than offered.
 pub fn take(fd: BorrowedFd<'_>, size: u64) -> Result<Arc<Region>, String> {
-    // Only files of memfd_create(2) can be sealed against shrinking. Those of huge pages are refused: where none is left,
-    // the first access ends the process.
-    let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
-    // Seals are checked first: fstatfs(2) on a file of FUSE blocks for as long as its daemon likes, but such files have none.
-    let in_memory = || rustix::fs::fstatfs(fd).is_ok_and(|of| of.f_type == TMPFS_MAGIC);
-    if !seals.contains(SealFlags::SHRINK) || !in_memory() {
-        return Err("the region could shrink: use a memfd of small pages with F_SEAL_SHRINK".into());
-    }
-    // Sealed, it is never less than now.
-    let there = rustix::fs::fstat(fd).map_or(0, |of| of.st_size.try_into().unwrap_or(0));
+    let there = sealed::len(fd, SealFlags::SHRINK)
+        .ok_or("the region could shrink: use a memfd of small pages with F_SEAL_SHRINK")?;
     if size > there || size > REGION_MAX {
         return Err(format!(
             "the region has {there} bytes of the {size} that are offered, or more than 4 GiB"
@@ -110,6 +99,7 @@ pub fn take(fd: BorrowedFd<'_>, size: u64) -> Result<Arc<Region>, String> {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
+    use rustix::fs::MemfdFlags;
 
     #[test]
     fn rings_and_buffers_do_not_overlap() {

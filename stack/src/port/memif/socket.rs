@@ -6,25 +6,21 @@
 //! ([`Socket::has_news`]).
 
 use super::message::MESSAGE;
+use crate::ipc::is_exhausted;
+use crate::ipc::rights::{self, Sent};
 use crate::port::share::{Party, Share};
 use crate::sync::apart::Apart;
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
-use core::mem::MaybeUninit;
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
-use std::io::{self, IoSlice, IoSliceMut};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 8;
-/// Most descriptors that are taken with a message.
-const DESCRIPTORS: usize = 4;
 
 fn socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -119,12 +115,6 @@ impl Stranger {
     }
 }
 
-/// Whether there are no descriptors or no memory.
-fn is_exhausted(error: &io::Error) -> bool {
-    let no_more = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS].map(Errno::raw_os_error);
-    error.raw_os_error().is_some_and(|number| no_more.contains(&number))
-}
-
 /// A connected socket.
 #[derive(Debug)]
 pub struct Socket {
@@ -160,17 +150,11 @@ impl Socket {
     /// # Errors
     /// The peer is gone.
     pub fn send(&self, bytes: &[u8; MESSAGE], fd: Option<BorrowedFd<'_>>) -> io::Result<bool> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = fd.map(|fd| [fd]);
-        if let Some(fds) = &fds {
-            control.push(SendAncillaryMessage::ScmRights(fds));
-        }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match rustix::net::sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut control, flags) {
-            Ok(_) => Ok(true),
-            Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => Ok(false),
-            Err(error) => Err(error.into()),
+        match rights::send(&self.fd, bytes, fd.as_slice())? {
+            Sent::Yes => Ok(true),
+            Sent::NoRoom => Ok(false),
+            // Nothing says when to try again: the meeting is given up, and another one tried.
+            Sent::TooManyUnderWay => Err(Errno::TOOMANYREFS.into()),
         }
     }
 
@@ -182,34 +166,16 @@ impl Socket {
 
     /// Takes the next message. May wait for whoever serves a descriptor that is not taken.
     pub fn receive(&self) -> Came {
-        // Descriptors for which there is no room here are closed by the kernel.
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
         // One byte more than a message, so that one that is too long shows.
         let mut bytes = vec![0; MESSAGE + 1];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let mut receive =
-            || rustix::net::recvmsg(&self.fd, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
-        let got = match receive() {
-            // The peer closed its end and left something unread. That is reported once, before what it had sent.
-            Err(Errno::CONNRESET) => receive(),
-            got => got,
-        };
-        let mut fds = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights);
-            }
-        }
-        match got {
-            Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) => Came::TooMany,
-            Ok(got) if got.bytes == 0 => Came::End,
-            Ok(got) => {
-                bytes.truncate(got.bytes);
+        match rights::receive(&self.fd, &mut bytes) {
+            rights::Came::Nothing => Came::Nothing,
+            rights::Came::End => Came::End,
+            rights::Came::Message { is_cut: true, .. } => Came::TooMany,
+            rights::Came::Message { len, fds, .. } => {
+                bytes.truncate(len);
                 Came::Message(bytes, fds)
             }
-            Err(Errno::AGAIN | Errno::INTR) => Came::Nothing,
-            Err(_) => Came::End,
         }
     }
 }
@@ -223,6 +189,10 @@ impl AsFd for Socket {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
+    use crate::ipc::rights::DESCRIPTORS;
+    use core::mem::MaybeUninit;
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    use std::io::IoSlice;
 
     /// No port of another test has this number.
     const PORT: u64 = 1 << 32;
