@@ -4,13 +4,15 @@
 use process::{Fork, PATIENCE, become_user};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
-use stack::registry::{Holder, Mark, Registry, RegistryConfig, RegistryError, Run};
+use stack::registry::{
+    Call, Called, Came, Holder, Mark, Registry, RegistryConfig, RegistryError, Run, TakeCalls,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 mod process;
@@ -87,6 +89,13 @@ fn obey_more(order: &str, config: &RegistryConfig, registry: &mut Option<Registr
     if let Some(index) = order.strip_prefix("holder of ") {
         let run = run(index.parse().unwrap());
         return format!("{:?}", registry.as_ref().unwrap().holder_of(run).unwrap());
+    }
+    if let Some(index) = order.strip_prefix("call ") {
+        let Called::Open(call) = registry.as_ref().unwrap().call(run(index.parse().unwrap())).unwrap() else {
+            return "nobody".into();
+        };
+        let (bytes, fds) = hear(&call);
+        return format!("heard {} with {fds}", String::from_utf8(bytes).unwrap());
     }
     let limit = order.strip_prefix("join with ").unwrap_or_else(|| panic!("{order}")).parse().unwrap();
     let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
@@ -520,6 +529,81 @@ fn another_user_who_connects_is_not_heard() {
     });
     assert_eq!(registry.counts().joins, 0);
     wait_for(|| registry.counts().foreign == 1);
+}
+
+/// Keeps the calls of others.
+#[derive(Default)]
+struct Kept(Mutex<Vec<Call>>);
+
+impl TakeCalls for Kept {
+    fn take(&self, call: Call) -> Option<Call> {
+        self.0.lock().unwrap().push(call);
+        None
+    }
+}
+
+impl Kept {
+    fn next(&self) -> Call {
+        wait_for(|| !self.0.lock().unwrap().is_empty());
+        self.0.lock().unwrap().remove(0)
+    }
+}
+
+fn hear(call: &Call) -> (Vec<u8>, usize) {
+    let mut bytes = [0; 64];
+    loop {
+        match call.connection.receive(&mut bytes) {
+            Came::Nothing => std::thread::yield_now(),
+            Came::Message(len, fds) => break (bytes[..len].to_vec(), fds.len()),
+            Came::End => break (Vec::new(), 0),
+            Came::NoRoom => panic!("there is room"),
+        }
+    }
+}
+
+#[test]
+fn a_call_reaches_who_takes_calls_at_the_run() {
+    let config = config();
+    let registry = Registry::join(&config).unwrap();
+    let (mut other, _, theirs) = Starter::joined(&config);
+    let ours = registry.runs()[0];
+    // Nobody takes calls: it ends.
+    let Called::Open(refused) = registry.call(run(theirs)).unwrap() else { panic!("it lives") };
+    assert_eq!(refused.pid, other.pid());
+    assert_eq!(hear(&refused), (Vec::new(), 0));
+    assert!(matches!(registry.call(ours).unwrap(), Called::Nobody(Holder::Ourselves)));
+    let nobodys = Run::all().find(|run| *run != ours && run.index() != theirs).unwrap();
+    assert!(matches!(registry.call(nobodys).unwrap(), Called::Nobody(Holder::Nobody)));
+    // We do: who is called speaks first, and descriptors come along.
+    let kept = Arc::new(Kept::default());
+    registry.take_calls(Some(Arc::clone(&kept) as Arc<dyn TakeCalls>));
+    other.tell(&format!("call {}", ours.index()));
+    let call = kept.next();
+    assert_eq!((call.pid, registry.counts().calls), (other.pid(), 1));
+    let mut bytes = [0; 8];
+    assert!(matches!(call.connection.receive(&mut bytes), Came::Nothing));
+    assert!(call.connection.send(b"hello", &[call.connection.as_fd(); 2]).unwrap());
+    assert_eq!(other.hear(), "heard hello with 2");
+    // Others join meanwhile, and one that says more than the request is refused: that is no request.
+    let (_another, _, _) = Starter::joined(&config);
+    let eager = connect(&name(&config, &format!("run/{ours}")));
+    let more = [link_request(1), vec![0]].concat();
+    rustix::io::write(&eager, &more).unwrap();
+    let mut reply = [0; 64];
+    assert_eq!((rustix::io::read(&eager, &mut reply).unwrap(), reply[8]), (32, 3));
+    // And one of another release is told so.
+    let unlike = connect(&name(&config, &format!("run/{ours}")));
+    rustix::io::write(&unlike, &link_request(9)).unwrap();
+    assert_eq!(rustix::io::read(&unlike, &mut reply).unwrap(), 32);
+    assert_eq!((reply[8], reply[12]), (2, 1));
+    assert_eq!(registry.counts().calls, 1);
+    other.kill();
+    assert!(matches!(registry.call(run(theirs)).unwrap(), Called::Nobody(Holder::Nobody)));
+}
+
+/// A request for a link, of a release with this version.
+fn link_request(version: u32) -> Vec<u8> {
+    [&b"ROCEJOIN"[..], &2u32.to_ne_bytes(), &version.to_ne_bytes()].concat()
 }
 
 fn wait_for(holds: impl Fn() -> bool) {

@@ -1,10 +1,11 @@
-//! Answers processes that want to join.
+//! Answers processes that want to join, and hands those over that want a link.
 //!
 //! Turns a listening socket that is readable, and connections that are, into answers. Nothing waits, so any thread can do it
 //! between other things. Strangers cost a bounded amount: connections that have said nothing are a few at a time, each for a
 //! while, and the oldest one gives way to the next. Only processes of our own user are heard; whatever they say, they get an
 //! answer or the end of their connection.
 
+use super::call::{Call, Receiver};
 use super::memory::Memory;
 use super::message::{REQUEST, Reply, Request};
 use super::socket::{Connection, Lies, Listener};
@@ -40,6 +41,7 @@ pub struct Answers {
     memory: Memory,
     birth: u128,
     uid: u32,
+    receiver: Receiver,
     open: VecDeque<Open>,
     /// They have been heard, and wait until closing them keeps nobody waiting.
     closing: Vec<Connection>,
@@ -51,11 +53,13 @@ pub struct Answers {
 pub struct Counts {
     /// Processes that were let in.
     pub joins: u64,
+    /// Calls for a link that were handed over.
+    pub calls: u64,
     /// Processes with another version of the layout.
     pub unlike: u64,
     /// Processes of other users.
     pub foreign: u64,
-    /// Processes that said something else, or nothing in time.
+    /// Processes that said something else, or nothing in time, or called where nobody takes calls.
     pub refused: u64,
 }
 
@@ -71,15 +75,17 @@ struct Open {
 enum Heard {
     /// It is to be looked at again.
     Open(Option<Request>),
+    /// It wants a link.
+    Call,
     /// It is over.
     Over,
 }
 
 impl Answers {
     /// A member's, who has this memory of this birth.
-    pub fn new(memory: Memory, birth: u128, uid: u32) -> Self {
+    pub fn new(memory: Memory, birth: u128, uid: u32, receiver: Receiver) -> Self {
         let (open, closing) = (VecDeque::new(), Vec::new());
-        Self { memory, birth, uid, open, closing, counts: Counts::default() }
+        Self { memory, birth, uid, receiver, open, closing, counts: Counts::default() }
     }
 
     /// What became of those that connected.
@@ -151,7 +157,19 @@ impl Answers {
                 self.counts.refused += 1;
                 self.end(open.connection);
             }
+            Heard::Call => self.hand_over(open.connection),
             Heard::Over => self.end(open.connection),
+        }
+    }
+
+    fn hand_over(&mut self, connection: Connection) {
+        let pid = connection.peer().map_or(0, |peer| peer.pid);
+        match self.receiver.hand_over(Call { connection, pid }) {
+            None => self.counts.calls += 1,
+            Some(call) => {
+                self.counts.refused += 1;
+                self.end(call.connection);
+            }
         }
     }
 
@@ -175,7 +193,8 @@ impl Answers {
     fn answer(&mut self, connection: &Connection, request: Request) -> Heard {
         let (reply, count) = match request {
             Request::Join(VERSION) => (Reply::Welcome(self.birth), &mut self.counts.joins),
-            Request::Join(_) => (Reply::Unlike(VERSION), &mut self.counts.unlike),
+            Request::Link(VERSION) => return Heard::Call,
+            Request::Join(_) | Request::Link(_) => (Reply::Unlike(VERSION), &mut self.counts.unlike),
             Request::Unknown => (Reply::Unknown, &mut self.counts.refused),
         };
         let memory = matches!(reply, Reply::Welcome(_)).then(|| self.memory.as_fd());

@@ -1,5 +1,6 @@
 //! The system as it is: names in the abstract space, memory in a memfd, the clock that goes on while the system sleeps.
 
+use super::call::Call;
 use super::error::RegistryError;
 use super::identity::Identity;
 use super::kernel::{Answer, Found, Kernel};
@@ -70,6 +71,13 @@ impl Linux {
     /// The user whose processes may join.
     pub fn uid(&self) -> u32 {
         self.uid
+    }
+
+    /// Asks a process for a link; `None`: it is gone, or takes nothing now.
+    pub fn call(&self, process: Neighbour) -> Option<Call> {
+        let Neighbour { connection, peer, .. } = process;
+        let is_sent = connection.send(&Request::link(), &[]).unwrap_or(false);
+        is_sent.then_some(Call { connection, pid: peer.pid })
     }
 
     fn text(&self, name: Name) -> String {

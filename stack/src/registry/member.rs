@@ -91,16 +91,27 @@ impl<K: Kernel> Member<K> {
     /// # Errors
     /// Those of socket(2), or the process is a fork.
     pub fn holder_of(&self, run: Run) -> Result<Holder, RegistryError> {
+        Ok(match self.find(run)? {
+            Ok(process) => Holder::Process(self.kernel.pid_of(&process)),
+            Err(other) => other,
+        })
+    }
+
+    /// The living process of this user that has a run, and is another one; or who has it else.
+    ///
+    /// # Errors
+    /// As [`holder_of`](Self::holder_of).
+    pub fn find(&self, run: Run) -> Result<Result<K::Process, Holder>, RegistryError> {
         self.check()?;
         if self.runs().contains(&run) {
-            return Ok(Holder::Ourselves);
+            return Ok(Err(Holder::Ourselves));
         }
         Ok(match self.kernel.find(Name::Run(run))? {
-            Found::Nobody => Holder::Nobody,
-            Found::Living(process) => Holder::Process(self.kernel.pid_of(&process)),
-            Found::Dead => Holder::Dead,
-            Found::Foreign(uid) => Holder::Foreign(uid),
-            Found::Full => Holder::Unknown,
+            Found::Living(process) => Ok(process),
+            Found::Nobody => Err(Holder::Nobody),
+            Found::Dead => Err(Holder::Dead),
+            Found::Foreign(uid) => Err(Holder::Foreign(uid)),
+            Found::Full => Err(Holder::Unknown),
         })
     }
 

@@ -14,6 +14,8 @@ pub const REPLY: usize = 32;
 
 /// Whoever sends this wants to have the memory.
 const JOIN: u32 = 1;
+/// Whoever sends this wants a link, and waits to be spoken to.
+const LINK: u32 = 2;
 
 const WELCOME: u32 = 1;
 const UNLIKE: u32 = 2;
@@ -24,6 +26,8 @@ const UNKNOWN: u32 = 3;
 pub enum Request {
     /// To join, with this version of the layout.
     Join(u32),
+    /// To have a link, from a process with this version of the layout.
+    Link(u32),
     /// Of a kind that is not known.
     Unknown,
 }
@@ -62,11 +66,17 @@ impl Request {
         head(JOIN)
     }
 
+    /// A request for a link.
+    pub fn link() -> [u8; REQUEST] {
+        head(LINK)
+    }
+
     /// A request, of any bytes; `None`: it is none.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (kind, version) = parse_head(bytes)?;
         Some(match kind {
             JOIN if bytes.len() == REQUEST => Self::Join(version),
+            LINK if bytes.len() == REQUEST => Self::Link(version),
             _ => Self::Unknown,
         })
     }
@@ -106,6 +116,7 @@ mod tests {
     #[test]
     fn what_is_said_is_understood() {
         assert_eq!(Request::parse(&Request::join()), Some(Request::Join(VERSION)));
+        assert_eq!(Request::parse(&Request::link()), Some(Request::Link(VERSION)));
         for reply in [Reply::Welcome(u128::MAX / 3), Reply::Unknown] {
             assert_eq!(Reply::parse(&reply.encode()), Some(reply));
         }

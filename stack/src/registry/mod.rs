@@ -5,7 +5,8 @@
 //! no daemon gives them out: a lease is a name that the kernel gives to one process at a time, and frees when that ends
 //! (`name`, `lease`). At the name others find the process. Beside the names the processes have memory in common, in which
 //! stands when each run was used, so that the numbers of the dead rest (`table`, `draw`). The first process makes it (`birth`);
-//! each later one gets it from any member (`join`).
+//! each later one gets it from any member (`join`). And at the name one process calls another one for a link of their own (`call`),
+//! which is made elsewhere.
 //!
 //! Processes of the same user are admitted, and never believed: one that goes mad can write to all of the memory, and answer
 //! whatever it likes. It can thereby shorten the rest of runs and keep processes from joining through itself; it cannot make
@@ -18,6 +19,7 @@
 
 mod answers;
 mod birth;
+mod call;
 mod draw;
 mod error;
 mod identity;
@@ -37,6 +39,7 @@ mod sys;
 mod table;
 
 pub use answers::Counts;
+pub use call::{Call, TakeCalls};
 pub use error::RegistryError;
 pub use identity::Identity;
 pub use kernel::{Answer, Found, Kernel};
@@ -44,13 +47,16 @@ pub use lease::Terms;
 pub use member::{Holder, Member};
 pub use name::Name;
 pub use run::Run;
+pub use socket::{Came, Connection, Lies};
 pub use table::{Mark, RunInfo, VERSION, WORDS, Words, mark_in};
 
 use crate::config::{REGISTRY_PATIENCE, RUN_REST};
 use answers::Answers;
+use call::Receiver;
 use core::time::Duration;
 use linux::Linux;
 use serving::Serving;
+use std::sync::Arc;
 
 /// How to join. Programs take the default; the fields are for tests.
 #[derive(Clone, Debug)]
@@ -77,7 +83,17 @@ impl Default for RegistryConfig {
 pub struct Registry {
     /// Dropped first: it answers only while the process is a member.
     serving: Serving,
+    receiver: Receiver,
     member: Member<Linux>,
+}
+
+/// What comes of a call.
+#[derive(Debug)]
+pub enum Called {
+    /// The request is sent: the other process speaks next.
+    Open(Call),
+    /// No other process of this user that could be called has the run.
+    Nobody(Holder),
 }
 
 impl Registry {
@@ -92,13 +108,15 @@ impl Registry {
         assert!((1..=Run::COUNT).contains(&config.runs), "{} runs", config.runs);
         let terms = Terms { runs: config.runs, rest: config.rest };
         let member = Member::join(Linux::new(&config.space)?, terms, config.patience)?;
-        let answers = Answers::new(member.memory().clone(), member.birth(), member.kernel().uid());
+        let receiver = Receiver::default();
+        let uid = member.kernel().uid();
+        let answers = Answers::new(member.memory().clone(), member.birth(), uid, receiver.clone());
         let serving = Serving::start(answers, member.held())
             .map_err(RegistryError::system("starting the thread of the registry"))?;
         if !member.is_sound() {
             tracing::warn!("a process of this user writes to the registry's memory where it should not");
         }
-        Ok(Self { serving, member })
+        Ok(Self { serving, receiver, member })
     }
 
     /// Leases one more run.
@@ -124,6 +142,25 @@ impl Registry {
         self.member.holder_of(run)
     }
 
+    /// Calls the process that has a run, for a link. Waits for nobody.
+    ///
+    /// # Errors
+    /// As [`holder_of`](Self::holder_of).
+    pub fn call(&self, run: Run) -> Result<Called, RegistryError> {
+        Ok(match self.member.find(run)? {
+            Ok(process) => match self.member.kernel().call(process) {
+                Some(call) => Called::Open(call),
+                None => Called::Nobody(Holder::Unknown),
+            },
+            Err(holder) => Called::Nobody(holder),
+        })
+    }
+
+    /// Hands the calls of others to this from now on; `None`: they are refused.
+    pub fn take_calls(&self, by: Option<Arc<dyn TakeCalls>>) {
+        self.receiver.set(by);
+    }
+
     /// The runs that were ever used, and what the memory says of them: hints, for people and for [`holder_of`](Self::holder_of).
     pub fn used_runs(&self) -> Vec<(Run, RunInfo)> {
         let infos = Run::all().map(|run| (run, self.member.info(run)));
@@ -140,7 +177,7 @@ impl Registry {
         self.member.kernel().host()
     }
 
-    /// What became of those that wanted to join by way of this process.
+    /// What became of those that wanted to join by way of this process, or a link.
     pub fn counts(&self) -> Counts {
         self.serving.counts()
     }

@@ -20,6 +20,11 @@ impl Run {
         (0..Self::COUNT as u16).map(Self)
     }
 
+    /// The run with this number; `None`: there are fewer.
+    pub const fn at(index: usize) -> Option<Self> {
+        if index < Self::COUNT { Some(Self(index as u16)) } else { None }
+    }
+
     /// The run that a block is in.
     pub const fn of(block: QpnBlock) -> Self {
         Self((block.index() / RUN_BLOCKS) as u16)

@@ -17,7 +17,7 @@ use rustix::net::{
     SocketType,
 };
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -165,6 +165,16 @@ impl Connection {
         }
     }
 
+    /// The same with a descriptor whose number is at least `least`, where that is possible.
+    #[must_use]
+    pub fn renumbered(mut self, least: RawFd) -> Self {
+        if let Ok((fd, unforked)) = Unforked::make(|| Ok(rustix::io::fcntl_dupfd_cloexec(&self, least)?)) {
+            // The old number is closed, which ends nothing.
+            self.0 = Some(Open { _unforked: unforked, fd });
+        }
+        self
+    }
+
     /// Who is at the other end.
     ///
     /// # Errors
@@ -242,8 +252,13 @@ impl Connection {
         None
     }
 
+    /// Closes it on this thread, which may have to wait.
+    pub fn close_here(mut self) {
+        drop(self.0.take());
+    }
+
     /// Takes nothing any more. Returns whether nothing is in it either.
-    fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         let _ = rustix::net::shutdown(self, Shutdown::Both);
         match self.peek(&mut [0; 1]) {
             // A reset is reported once, before what lies there.
