@@ -1,7 +1,8 @@
-//! An established connection of a memif, as queues use it: its memory, its rings, and the events that wake who receives.
+//! An established connection, as queues use it: its memory, its rings, and the events that wake who receives. How the two ends
+//! came to it, and how they see that it is over, is not known here: those of a memif have its control socket.
 
 use super::region::Layout;
-use super::ring::{Lent, Ring};
+use super::ring::{self, Lent, Ring};
 use super::shm::Region;
 use super::slots::Buffers;
 use crate::sync::lock::lock;
@@ -34,36 +35,79 @@ pub struct RingLocation {
     pub event: Arc<OwnedFd>,
 }
 
-/// What a queue needs of a connection.
-pub struct Rings {
-    /// Ring and buffers to receive from.
-    pub rx: (Ring, Buffers),
-    /// Ring and buffers to send to.
-    pub tx: (Ring, Buffers),
-    /// Wakes the peer, which receives on `tx`.
-    pub event: Arc<OwnedFd>,
-    /// The peer wakes us with this.
-    pub our_event: Arc<OwnedFd>,
-}
+/// A ring and its buffers.
+pub type RingEnd = (Ring, Buffers);
 
 impl Connection {
-    /// The rings of a queue.
-    pub fn rings(&self, queue: usize) -> Result<Rings, String> {
-        let ring = |at: &RingLocation| Ring::new(&self.region, at.offset, at.log2);
-        let buffers = |to_server| match &self.layout {
-            Some(layout) => Buffers::Ours { first: layout.buffers(to_server, queue), size: layout.buffer },
+    /// A client's, who has laid out the memory. `events`: those of the rings to the server, and of those back.
+    pub fn of_client(layout: Layout, region: Arc<Region>, events: [Vec<Arc<OwnedFd>>; 2]) -> Self {
+        let locations = |to_server: bool, events: Vec<Arc<OwnedFd>>| {
+            let location = |(index, event)| RingLocation {
+                offset: layout.ring(to_server, index),
+                log2: layout.log2,
+                event,
+            };
+            events.into_iter().enumerate().map(location).collect()
+        };
+        let [to_server, to_client] = events;
+        let (tx, rx) = (locations(true, to_server), locations(false, to_client));
+        let buffers = |index| (layout.buffers(true, index), layout.buffer << layout.log2);
+        let wanted: Vec<_> = (0..layout.queues).map(buffers).collect();
+        let lent = lent(&region, &wanted);
+        Self { region, layout: Some(layout), rx, tx, lent, number: 0 }
+    }
+
+    /// A server's, who was told where the rings are.
+    ///
+    /// # Errors
+    /// Something else is there.
+    pub fn of_server(
+        region: Arc<Region>,
+        rx: Vec<RingLocation>,
+        tx: Vec<RingLocation>,
+    ) -> Result<Self, String> {
+        for RingLocation { offset, log2, .. } in rx.iter().chain(&tx) {
+            if !Ring::new(&region, *offset, *log2)?.is_marked() {
+                return Err(format!("there is no ring at {offset}: its cookie is another one"));
+            }
+        }
+        // Frames are built in buffers that are where they are described now; others are copied to.
+        let described = |at: &RingLocation| Ring::new(&region, at.offset, at.log2).ok()?.described();
+        let wanted: Vec<_> = tx.iter().map(|at| described(at).unwrap_or((0, 0))).collect();
+        let lent = lent(&region, &wanted);
+        Ok(Self { region, layout: None, rx, tx, lent, number: 0 })
+    }
+
+    /// The ring with this number on which this end receives.
+    ///
+    /// # Errors
+    /// It is not in the region.
+    pub fn receiving(&self, index: usize) -> Result<RingEnd, String> {
+        self.end(&self.rx[index], false, index)
+    }
+
+    /// The ring with this number on which this end sends. Who takes it first builds frames in its buffers.
+    ///
+    /// # Errors
+    /// It is not in the region.
+    pub fn sending(&self, index: usize) -> Result<RingEnd, String> {
+        let (mut ring, buffers) = self.end(&self.tx[index], true, index)?;
+        if let Some(lent) = lock(&self.lent[index]).take() {
+            ring.lend(lent);
+        }
+        Ok((ring, buffers))
+    }
+
+    fn end(&self, at: &RingLocation, to_server: bool, index: usize) -> Result<RingEnd, String> {
+        let ring = Ring::new(&self.region, at.offset, at.log2)?;
+        let buffers = match &self.layout {
+            Some(layout) => Buffers::Ours { first: layout.buffers(to_server, index), size: layout.buffer },
             None => Buffers::Theirs,
         };
-        let (rx, tx) = (&self.rx[queue], &self.tx[queue]);
-        let mut to_peer = ring(tx)?;
-        if let Some(lent) = lock(&self.lent[queue]).take() {
-            to_peer.lend(lent);
-        }
-        Ok(Rings {
-            rx: (ring(rx)?, buffers(false)),
-            tx: (to_peer, buffers(true)),
-            event: Arc::clone(&tx.event),
-            our_event: Arc::clone(&rx.event),
-        })
+        Ok((ring, buffers))
     }
+}
+
+fn lent(region: &Arc<Region>, wanted: &[(u32, u32)]) -> Vec<Mutex<Option<Lent>>> {
+    ring::divide(region, wanted).into_iter().map(|lent| Mutex::new(Some(lent))).collect()
 }

@@ -9,7 +9,6 @@ use super::handshake::{
 };
 use super::message::Message;
 use super::region::{self, Layout};
-use super::ring::{self, Lent, Ring};
 use super::shm::Region;
 use super::socket::{Came, Socket, Stranger};
 use super::wake;
@@ -489,20 +488,7 @@ impl Memory {
     }
 
     fn connection(self) -> Connection {
-        let Self { layout, region, events: [to_server, to_client] } = self;
-        let locations = |to_server: bool, events: Vec<Arc<OwnedFd>>| {
-            let location = |(index, event)| RingLocation {
-                offset: layout.ring(to_server, index),
-                log2: layout.log2,
-                event,
-            };
-            events.into_iter().enumerate().map(location).collect()
-        };
-        let (tx, rx) = (locations(true, to_server), locations(false, to_client));
-        let buffers = |index| (layout.buffers(true, index), layout.buffer << layout.log2);
-        let wanted: Vec<_> = (0..layout.queues).map(buffers).collect();
-        let lent = lent(&region, &wanted);
-        Connection { region, layout: Some(layout), rx, tx, lent, number: 0 }
+        Connection::of_client(self.layout, self.region, self.events)
     }
 }
 
@@ -511,9 +497,6 @@ fn accept(offer: Offer<Arc<OwnedFd>>) -> Result<Connection, String> {
     let region = region::take(offer.region.as_fd(), offer.size)?;
     let locations = |rings: Vec<RingOffer<Arc<OwnedFd>>>| {
         let location = |RingOffer { offset, log2, event }: RingOffer<Arc<OwnedFd>>| {
-            if !Ring::new(&region, offset, log2)?.is_marked() {
-                return Err(format!("there is no ring at {offset}: its cookie is another one"));
-            }
             // From here on its close waits for nobody.
             if !wake::is_event(&event) {
                 return Err(format!(
@@ -524,14 +507,5 @@ fn accept(offer: Offer<Arc<OwnedFd>>) -> Result<Connection, String> {
         };
         rings.into_iter().map(location).collect::<Result<Vec<_>, String>>()
     };
-    let (rx, tx) = (locations(offer.to_server)?, locations(offer.to_client)?);
-    // Frames are built in buffers that are where they are described now; others are copied to.
-    let described = |at: &RingLocation| Ring::new(&region, at.offset, at.log2).ok()?.described();
-    let wanted: Vec<_> = tx.iter().map(|at| described(at).unwrap_or((0, 0))).collect();
-    let lent = lent(&region, &wanted);
-    Ok(Connection { region, layout: None, rx, tx, lent, number: 0 })
-}
-
-fn lent(region: &Arc<Region>, wanted: &[(u32, u32)]) -> Vec<Mutex<Option<Lent>>> {
-    ring::divide(region, wanted).into_iter().map(|lent| Mutex::new(Some(lent))).collect()
+    Connection::of_server(region, locations(offer.to_server)?, locations(offer.to_client)?)
 }

@@ -2,7 +2,7 @@
 //! thread, except while a link comes or goes ([`meeting`]).
 //!
 //! Two ends meet at a unix socket, at which one of them, the server, listens. The client makes the memory, rings and buffers, and
-//! hands it over ([`link`], [`handshake`], [`region`]); from then on frames pass only through that memory ([`rx`], [`tx`]). The peer is
+//! hands it over ([`link`], [`handshake`], [`region`]); from then on frames pass only through that memory ([`queue_end`], [`rx`], [`tx`]). The peer is
 //! another process and not trusted: it can spoil its own frames and the link, and nothing else. What it sends is copied before it
 //! is examined.
 
@@ -28,6 +28,7 @@ mod meeting;
 mod message;
 mod port;
 mod queue;
+mod queue_end;
 mod region;
 mod ring;
 mod rx;

@@ -1,7 +1,8 @@
 //! One queue pair of a memif port: two rings of the current connection.
 
-use super::connection::{Connection, Rings};
+use super::connection::Connection;
 use super::link::Wait;
+use super::queue_end::{Left, TxEnd};
 use super::rx::Rx;
 use super::shared::Shared;
 use super::slots::Impossible;
@@ -14,7 +15,7 @@ use crate::port::stock::Stock;
 use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route, Stalled};
 use crate::time;
 use core::net::IpAddr;
-use core::sync::atomic::{Ordering, compiler_fence};
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -26,9 +27,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 const LOOK_AT_MOST: Duration = Duration::from_secs(1);
 /// The longest sleep of a queue while a peer is met: another one may come.
 const LOOK_WHILE_MEETING: Duration = Duration::from_millis(10);
-/// Polls without frames until the peer's flag is read again: by then the peer has seen what was sent, or its flag says that it
-/// sleeps.
-const LOOK_AGAIN: u32 = 64;
 
 /// A queue pair.
 pub struct MemifQueue {
@@ -37,8 +35,6 @@ pub struct MemifQueue {
     number: u64,
     index: usize,
     stock: Stock,
-    /// Polls until the peer's flag is read again; 0: not needed.
-    look_again: u32,
     waker: Option<Waker>,
     looked_at: Option<Instant>,
     /// A peer that has left, until what it had sent is received.
@@ -48,33 +44,23 @@ pub struct MemifQueue {
     shared: Arc<Shared>,
 }
 
-/// The ends of a connection that is over.
-struct Left {
-    ends: Box<Ends>,
-    /// Slots that were filled when the connection was found to be over. The peer, which still has the memory, may fill more: those
-    /// are not received.
-    slots: u16,
-}
-
 /// Both ends in use.
 struct Ends {
     rx: Rx,
-    tx: Tx,
-    /// Wakes the peer.
-    event: Arc<OwnedFd>,
+    tx: TxEnd,
     /// The peer wakes us with this.
     our_event: Arc<OwnedFd>,
 }
 
 impl Ends {
     fn new(connection: &Connection, queue: usize, max_frame: usize) -> Result<Self, String> {
-        let Rings { rx: (rx, rx_buffers), tx: (tx, tx_buffers), event, our_event } =
-            connection.rings(queue)?;
+        let (rx, rx_buffers) = connection.receiving(queue)?;
+        let (tx, tx_buffers) = connection.sending(queue)?;
+        let tx = Tx::new(tx, tx_buffers, max_frame);
         Ok(Self {
             rx: Rx::new(rx, rx_buffers, copy_function(), max_frame),
-            tx: Tx::new(tx, tx_buffers, max_frame),
-            event,
-            our_event,
+            tx: TxEnd::new(tx, Arc::clone(&connection.tx[queue].event)),
+            our_event: Arc::clone(&connection.rx[queue].event),
         })
     }
 }
@@ -87,7 +73,6 @@ impl MemifQueue {
             number: 0,
             index,
             stock,
-            look_again: 0,
             waker: None,
             looked_at: None,
             left: None,
@@ -108,15 +93,13 @@ impl MemifQueue {
     fn change(&mut self) {
         // What a peer sent before it left comes first; until then the number stays, and this is called again.
         if let Some(ends) = self.ends.take() {
-            let slots = ends.rx.unread();
-            self.left = (slots > 0).then_some(Left { ends, slots });
+            self.left = Left::of(ends.rx);
         }
         if self.left.is_some() {
             return;
         }
         let connection = self.shared.state.current();
         self.number = connection.as_ref().map_or(0, |connection| connection.number);
-        self.look_again = 0;
         let max_frame = self.shared.max_frame;
         self.ends = connection
             .and_then(|connection| Ends::new(&connection, self.index, max_frame).ok())
@@ -126,12 +109,7 @@ impl MemifQueue {
     /// Receives what a peer had sent before it left.
     #[cold]
     fn receive_from_left(&mut self, left: &mut Left, out: &mut RxBurst) -> usize {
-        let Ok(got) = left.ends.rx.burst(out, &mut self.stock) else {
-            left.slots = 0;
-            return 0;
-        };
-        let slots = left.slots.saturating_sub((got.frames + got.dropped) as u16);
-        left.slots = slots.min(left.ends.rx.unread());
+        let got = left.receive(out, &mut self.stock);
         let counters = &self.shared.counters[self.index];
         counters.rx(got.frames, got.bytes);
         counters.rx_dropped.add(got.dropped as u64);
@@ -172,29 +150,6 @@ impl MemifQueue {
         self.shared.state.is_broken(self.number);
     }
 
-    /// Frames were sent: wakes the peer, if it waits for an event.
-    #[inline(always)]
-    fn notify(&mut self) {
-        self.look_again = LOOK_AGAIN;
-        // The compiler must keep the load of the flag behind the store of the index: see `Rx::arm`.
-        compiler_fence(Ordering::SeqCst);
-        if self.ends.as_ref().is_some_and(|ends| !ends.tx.is_polled()) {
-            self.wake();
-        }
-    }
-
-    /// A peer that went to sleep while we sent may have missed that: the processor may load its flag before our store of the
-    /// index is visible. So the flag is read again later.
-    #[inline(always)]
-    fn look_again(&mut self) {
-        if self.look_again > 0 {
-            self.look_again -= 1;
-            if self.look_again == 0 && self.ends.as_ref().is_some_and(|ends| !ends.tx.is_polled()) {
-                self.wake();
-            }
-        }
-    }
-
     #[cold]
     fn wake(&mut self) {
         if self.waker.is_none() {
@@ -205,7 +160,7 @@ impl MemifQueue {
         }
         let (Some(waker), Some(ends)) = (&mut self.waker, &self.ends) else { return };
         // Fails only where the descriptor is no eventfd, which was checked when the peer connected.
-        let _ = waker.wake(ends.event.as_fd());
+        let _ = waker.wake(ends.tx.event().as_fd());
     }
 }
 
@@ -216,7 +171,7 @@ impl PortQueue for MemifQueue {
         let Some(ends) = &mut self.ends else {
             if let Some(mut left) = self.left.take() {
                 let frames = self.receive_from_left(&mut left, out);
-                self.left = (left.slots > 0).then_some(left);
+                self.left = (!left.is_over()).then_some(left);
                 return frames;
             }
             self.look_for_link();
@@ -227,7 +182,9 @@ impl PortQueue for MemifQueue {
             return 0;
         };
         if got.frames + got.dropped == 0 {
-            self.look_again();
+            if ends.tx.look_again() {
+                self.wake();
+            }
             return 0;
         }
         // What was received is likely to be answered.
@@ -264,13 +221,16 @@ impl PortQueue for MemifQueue {
             return 0;
         }
         ends.rx.give_back();
+        let wakes = ends.tx.has_sent();
         let counters = &self.shared.counters[self.index];
         counters.tx(done.taken - done.dropped, done.bytes);
         if done.dropped > 0 {
             counters.tx_dropped.add(done.dropped as u64);
             self.shared.note_dropped(true);
         }
-        self.notify();
+        if wakes {
+            self.wake();
+        }
         for frame in frames.drain(..done.taken) {
             self.stock.put(frame);
         }
@@ -296,7 +256,9 @@ impl PortQueue for MemifQueue {
                 if !lens.is_empty() {
                     let counters = &self.shared.counters[self.index];
                     counters.tx(lens.len(), lens.iter().sum::<u32>() as usize);
-                    self.notify();
+                    if ends.tx.has_sent() {
+                        self.wake();
+                    }
                 }
                 Some(lens.len())
             }
@@ -315,9 +277,9 @@ impl PortQueue for MemifQueue {
 
     fn arm(&mut self) -> Armed {
         self.follow();
-        // The next poll may be far away: reads the peer's flag again now.
-        self.look_again = self.look_again.min(1);
-        self.look_again();
+        if self.ends.as_mut().is_some_and(|ends| ends.tx.look_now()) {
+            self.wake();
+        }
         let Some(ends) = &mut self.ends else { return self.arm_for_link() };
         match ends.rx.arm() {
             true => Armed::Event(Arc::clone(&ends.our_event)),

@@ -78,6 +78,20 @@ impl Rx {
     /// Where the sender moved its index further than there is room.
     #[inline]
     pub fn burst(&mut self, out: &mut RxBurst, stock: &mut Stock) -> Result<Received, Impossible> {
+        self.burst_of(usize::MAX, out, stock)
+    }
+
+    /// As [`burst`](Self::burst), of so many frames at most.
+    ///
+    /// # Errors
+    /// As [`burst`](Self::burst).
+    #[inline(always)]
+    pub fn burst_of(
+        &mut self,
+        most: usize,
+        out: &mut RxBurst,
+        stock: &mut Stock,
+    ) -> Result<Received, Impossible> {
         self.give_back();
         if let Some(ahead) = self.ahead {
             // A frame that comes alone is in three or four lines of the sender's cache, each of which names the next. Prefetched
@@ -101,7 +115,7 @@ impl Rx {
         if self.armed {
             self.disarm();
         }
-        Ok(self.receive(slots, out, stock))
+        Ok(self.receive(slots, most, out, stock))
     }
 
     /// Slots that the sender has filled.
@@ -119,11 +133,23 @@ impl Rx {
 
     /// Requests an event from the sender when it sends, until the next frame is received. `false`: it has sent already.
     pub fn arm(&mut self) -> bool {
-        self.give_back();
-        self.ring.set_polled(false);
-        self.armed = true;
-        // A sender stores its index, then loads our flag. This is the fence between the two.
+        self.ask_for_event();
         asymmetric::heavy_between_processes();
+        self.waits()
+    }
+
+    /// The first half of [`arm`](Self::arm). A sender stores its index, then loads our flag: a fence comes between this and
+    /// [`waits`](Self::waits), one for all rings.
+    pub fn ask_for_event(&mut self) {
+        self.give_back();
+        if !self.armed {
+            self.ring.set_polled(false);
+            self.armed = true;
+        }
+    }
+
+    /// The second half: whether the sender has sent nothing yet.
+    pub fn waits(&mut self) -> bool {
         let empty = self.published() == 0;
         if !empty {
             self.disarm();
@@ -137,9 +163,9 @@ impl Rx {
         self.armed = false;
     }
 
-    fn receive(&mut self, mut slots: u16, out: &mut RxBurst, stock: &mut Stock) -> Received {
+    fn receive(&mut self, mut slots: u16, most: usize, out: &mut RxBurst, stock: &mut Stock) -> Received {
         let mut got = Received::default();
-        let mut n = usize::from(slots).min(out.remaining_capacity());
+        let mut n = usize::from(slots).min(out.remaining_capacity()).min(most);
         // Frames that come together are mostly of one length.
         let first = self.ring.slot(self.next).length;
         if n > 1 {
