@@ -25,7 +25,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("proto", &["wire", "mem"]),
     ("cm", &["wire", "mem"]),
     ("net", &["wire"]),
-    ("port", &["racy", "crc", "wire", "sync", "ipc"]),
+    ("port", &["racy", "crc", "wire", "sync", "ipc", "registry"]),
     ("shard", &["racy", "crc", "wire", "sync", "mem", "proto", "net", "port"]),
     ("device", &["racy", "cm", "wire", "sync", "mem", "proto", "net", "port", "shard"]),
 ];

@@ -8,7 +8,7 @@
 //! - [`world::World`]: several nodes and links with [faults](link::Fault); hand-written stories use it.
 //! - [`story::Story`]: two connected queue pairs and a few functions to script and check what happens to them.
 //! - [`liar::Liar`]: a third host that claims the addresses of others.
-//! - `memif_peer`: the other end of a memif, made by hand.
+//! - `memif_peer`: the other end of a memif, made by hand; `host_liar`: that of a link between two processes of a host.
 //! - [`fuzz`]: any bytes as packets, calls or attributes; used by fuzzers and by the replay of their findings.
 //! - [`mads::MadWorld`]: connection managers alone, on a link for MADs, where a [third host](forger) forges;
 //!   [`manager::Manager`]: one behind the queue pair 1 of a node, whose MADs go through shards.
@@ -23,6 +23,8 @@ mod conn;
 pub mod flow;
 pub mod forger;
 pub mod fuzz;
+#[cfg(not(miri))]
+pub mod host_liar;
 pub mod layout;
 pub mod liar;
 pub mod link;

@@ -12,6 +12,7 @@ pub mod dpdk;
 mod error;
 pub mod fault;
 pub mod frame;
+pub mod host;
 mod info;
 mod layer;
 mod lazy;

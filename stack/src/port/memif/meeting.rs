@@ -9,7 +9,7 @@ use super::handshake::{
 };
 use super::message::Message;
 use super::region::{self, Layout};
-use super::shm::Region;
+use super::shm::{Fill, Region};
 use super::socket::{Came, Socket, Stranger};
 use super::wake;
 use crate::port::peers::Peers;
@@ -481,7 +481,7 @@ struct Memory {
 
 impl Memory {
     fn make(layout: Layout) -> std::io::Result<(Self, OwnedFd)> {
-        let (fd, region) = layout.make()?;
+        let (fd, region) = layout.make("memif_region_0", Fill::Now)?;
         let event = || -> std::io::Result<Arc<OwnedFd>> { Ok(Arc::new(EventFd::new()?.into())) };
         let events = || (0..layout.queues).map(|_| event()).collect::<std::io::Result<Vec<_>>>();
         Ok((Self { layout, region, events: [events()?, events()?] }, fd))
@@ -494,7 +494,7 @@ impl Memory {
 
 /// Turns a client's offer into a connection, or refuses it.
 fn accept(offer: Offer<Arc<OwnedFd>>) -> Result<Connection, String> {
-    let region = region::take(offer.region.as_fd(), offer.size)?;
+    let region = region::take(offer.region.as_fd(), offer.size, Fill::Now)?;
     let locations = |rings: Vec<RingOffer<Arc<OwnedFd>>>| {
         let location = |RingOffer { offset, log2, event }: RingOffer<Arc<OwnedFd>>| {
             // From here on its close waits for nobody.

@@ -21,23 +21,23 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-mod connection;
+pub(in crate::port) mod connection;
 mod handshake;
 mod link;
 mod meeting;
 mod message;
 mod port;
 mod queue;
-mod queue_end;
-mod region;
+pub(in crate::port) mod queue_end;
+pub(in crate::port) mod region;
 mod ring;
-mod rx;
+pub(in crate::port) mod rx;
 mod shared;
-mod shm;
-mod slots;
+pub(in crate::port) mod shm;
+pub(in crate::port) mod slots;
 mod socket;
-mod tx;
-mod wake;
+pub(in crate::port) mod tx;
+pub(in crate::port) mod wake;
 
 /// Base-2 logarithm of the slots of a ring, unless the options say otherwise.
 const RSIZE: u8 = 10;

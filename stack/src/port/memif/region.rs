@@ -1,7 +1,7 @@
 //! The memory of a connection: a client lays out rings and buffers in it, a server maps it.
 
 use super::ring::{self, Ring};
-use super::shm::Region;
+use super::shm::{Fill, Region};
 use crate::ipc::sealed;
 use rustix::fs::SealFlags;
 use std::io;
@@ -62,9 +62,9 @@ impl Layout {
     ///
     /// # Errors
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
-    pub fn make(&self) -> io::Result<(OwnedFd, Arc<Region>)> {
-        let fd = sealed::make("memif_region_0", self.size())?;
-        let region = Arc::new(Region::map(fd.as_fd(), self.size() as usize)?);
+    pub fn make(&self, name: &str, fill: Fill) -> io::Result<(OwnedFd, Arc<Region>)> {
+        let fd = sealed::make(name, self.size())?;
+        let region = Arc::new(Region::map(fd.as_fd(), self.size() as usize, fill)?);
         for to_server in [true, false] {
             for index in 0..self.queues {
                 let ring =
@@ -83,7 +83,7 @@ const REGION_MAX: u64 = u32::MAX as u64;
 ///
 /// # Errors
 /// Why not: the memory could shrink while it is used, or is less than offered.
-pub fn take(fd: BorrowedFd<'_>, size: u64) -> Result<Arc<Region>, String> {
+pub fn take(fd: BorrowedFd<'_>, size: u64, fill: Fill) -> Result<Arc<Region>, String> {
     let there = sealed::len(fd, SealFlags::SHRINK)
         .ok_or("the region could shrink: use a memfd of small pages with F_SEAL_SHRINK")?;
     if size > there || size > REGION_MAX {
@@ -91,7 +91,7 @@ pub fn take(fd: BorrowedFd<'_>, size: u64) -> Result<Arc<Region>, String> {
             "the region has {there} bytes of the {size} that are offered, or more than 4 GiB"
         ));
     }
-    Region::map(fd, size as usize)
+    Region::map(fd, size as usize, fill)
         .map(Arc::new)
         .map_err(|error| format!("the region of {size} bytes cannot be mapped: {error}"))
 }
@@ -129,9 +129,10 @@ mod tests {
     #[test]
     fn only_memory_that_stays_is_taken() {
         let layout = Layout { queues: 2, log2: 10, buffer: 4288 };
-        let (fd, ours) = layout.make().unwrap();
+        let (fd, ours) = layout.make("test", Fill::Now).unwrap();
         assert!(rustix::fs::ftruncate(&fd, 4096).is_err(), "ours can neither shrink");
         assert!(rustix::fs::ftruncate(&fd, layout.size() + 4096).is_err(), "nor grow");
+        let take = |fd: BorrowedFd<'_>, size| take(fd, size, Fill::Now);
         let theirs = take(fd.as_fd(), layout.size()).unwrap();
         assert_eq!((ours.len(), theirs.len()), (layout.size() as usize, layout.size() as usize));
         assert!(take(fd.as_fd(), layout.size() + 1).unwrap_err().contains("are offered"));

@@ -334,6 +334,7 @@ impl Ring {
 mod tests {
     use super::*;
     use crate::port::memif::region::Layout;
+    use crate::port::memif::shm::Fill;
 
     // Goal: no byte is lent by two rings, whatever the parts that are wanted: all small cases, each byte looked at.
     #[test]
@@ -364,7 +365,7 @@ mod tests {
     #[test]
     fn a_ring_lends_its_own_part_alone() {
         let layout = Layout { queues: 2, log2: 4, buffer: 64 };
-        let (_fd, region) = layout.make().unwrap();
+        let (_fd, region) = layout.make("test", Fill::Now).unwrap();
         let rings = [0, 1].map(|queue| Ring::new(&region, layout.ring(true, queue), 4).unwrap());
         let wanted: Vec<_> = rings.iter().map(|ring| ring.described().unwrap()).collect();
         assert_eq!(wanted, [0, 1].map(|queue| (layout.buffers(true, queue), 64 << 4)));

@@ -46,15 +46,23 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
+/// When a region gets its memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fill {
+    /// At once, on huge pages where the kernel can: the buffers of a ring are on more small pages than the TLB of a core has entries.
+    Now,
+    /// Page by page, as it is used.
+    AsUsed,
+}
+
 impl Region {
-    /// Maps the first `len` bytes of a file, which cannot shrink below that, on huge pages where the kernel can: the buffers of a
-    /// ring are on more small pages than the TLB of a core has entries.
+    /// Maps the first `len` bytes of a file, which cannot shrink below that.
     ///
     /// # Errors
     /// Those of mmap(2).
-    pub fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+    pub fn map(fd: BorrowedFd<'_>, len: usize, fill: Fill) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        if !(HUGE_PAGE..=FILLED_MAX).contains(&len) {
+        if fill == Fill::AsUsed || !(HUGE_PAGE..=FILLED_MAX).contains(&len) {
             // SAFETY: a new mapping, wherever there is room.
             let base = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
             return Self::new(base, len);

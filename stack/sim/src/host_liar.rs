@@ -1,0 +1,213 @@
+//! A process that has links with others, made by hand, and keeps to the rules or not: for tests and fuzzing.
+
+use rustix::event::EventfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::net::sockopt::Timeout;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use stack::registry::RegistryConfig;
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+/// Bytes of its longest frame.
+pub const MAX_FRAME: usize = 4218;
+
+/// Kinds of messages: a greeting.
+pub const HELLO: u32 = 1;
+/// An offer of memory.
+pub const OFFER: u32 = 2;
+/// Consent.
+pub const UP: u32 = 3;
+/// A refusal.
+pub const REFUSED: u32 = 4;
+
+/// Slots of a ring.
+pub const SLOTS: u64 = 64;
+const BUFFER: u64 = (MAX_FRAME as u64).next_multiple_of(64) + 64;
+const RING: u64 = 128 + 16 * SLOTS;
+/// Bytes of the memory of a link with one ring each way.
+pub const SIZE: u64 = 2 * (RING + SLOTS * BUFFER);
+/// Where the ring to who was called is.
+pub const TO_CALLED: u64 = 0;
+/// The one back.
+pub const TO_CALLER: u64 = RING;
+const COOKIE: u32 = 0x03e3_1f20;
+
+/// A message: numbers behind the magic.
+pub fn message(version: u32, kind: u32, numbers: &[u32]) -> Vec<u8> {
+    let mut bytes = b"ROCELINK".to_vec();
+    [version, kind].iter().chain(numbers).for_each(|number| bytes.extend(number.to_ne_bytes()));
+    bytes.resize(128, 0);
+    bytes
+}
+
+/// What it says of itself: one shard, and a run that is nobody's.
+pub fn about() -> Vec<u32> {
+    let mut about = vec![1, MAX_FRAME as u32, 1, 511];
+    about.resize(3 + 8, 0);
+    about
+}
+
+/// And what it offers.
+pub fn offer() -> Vec<u32> {
+    let memory = [1, 6, BUFFER as u32, SIZE as u32, (SIZE >> 32) as u32];
+    [about(), memory.to_vec()].concat()
+}
+
+/// An event.
+///
+/// # Panics
+/// Where the system gives none; as do the functions below.
+pub fn event() -> OwnedFd {
+    rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap()
+}
+
+/// Memory with these seals.
+pub fn memory(size: u64, seals: SealFlags) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("roce-liar", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, size).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+/// Memory as it should be: rings that are marked, with their buffers described.
+pub fn good_memory() -> OwnedFd {
+    let fd = memory(SIZE, SealFlags::SHRINK | SealFlags::GROW);
+    let file = File::from(fd.try_clone().unwrap());
+    for ring in 0..2 {
+        let at = ring * RING;
+        file.write_all_at(&COOKIE.to_ne_bytes(), at).unwrap();
+        for slot in 0..SLOTS {
+            let offset = (2 * RING + (ring * SLOTS + slot) * BUFFER) as u32;
+            let descriptor = [0, BUFFER as u32, offset, 0].map(u32::to_ne_bytes).concat();
+            file.write_all_at(&descriptor, at + 128 + 16 * slot).unwrap();
+        }
+    }
+    fd
+}
+
+/// The name of a run.
+pub fn address(config: &RegistryConfig, run: usize) -> SocketAddrUnix {
+    let uid = rustix::process::geteuid().as_raw();
+    SocketAddrUnix::new_abstract_name(format!("{}/{uid}/run/{run}", config.space).as_bytes()).unwrap()
+}
+
+/// A socket as names have them.
+pub fn socket() -> OwnedFd {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+/// A connection to a member.
+#[derive(Debug)]
+pub struct Liar {
+    /// Its end.
+    pub socket: OwnedFd,
+    /// The memory that it offers.
+    pub memory: File,
+    /// Its event.
+    pub event: OwnedFd,
+    /// The event of who greeted.
+    pub theirs: OwnedFd,
+}
+
+impl Liar {
+    /// One that has called, and was greeted.
+    ///
+    /// # Panics
+    /// Where it was not; as do the functions below where they are not answered as they say.
+    pub fn call(config: &RegistryConfig, run: usize) -> Self {
+        Self::try_call(config, run, None).expect("it is greeted")
+    }
+
+    /// As [`call`](Self::call); `None`: it was not greeted, or not in time. It waits so long for each message.
+    pub fn try_call(config: &RegistryConfig, run: usize, patience: Option<Duration>) -> Option<Self> {
+        let socket = socket();
+        rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Recv, patience).unwrap();
+        rustix::net::connect(&socket, &address(config, run)).unwrap();
+        let mut liar = Self::at(socket);
+        let request = [&b"ROCEJOIN"[..], &2u32.to_ne_bytes(), &1u32.to_ne_bytes()].concat();
+        liar.send(&request, &[]);
+        let (bytes, mut fds) = liar.hear();
+        if bytes.get(..16) != Some(&message(1, HELLO, &[])[..16]) || fds.len() != 1 {
+            return None;
+        }
+        liar.theirs = fds.remove(0);
+        Some(liar)
+    }
+
+    /// One that has this connection.
+    pub fn at(socket: OwnedFd) -> Self {
+        Self { socket, memory: File::from(good_memory()), event: event(), theirs: event() }
+    }
+
+    /// One that keeps to the rules, and has a link.
+    pub fn linked(config: &RegistryConfig, run: usize) -> Self {
+        let liar = Self::call(config, run);
+        assert!(liar.is_accepted());
+        liar
+    }
+
+    /// Makes its offer. Returns whether there is a link.
+    pub fn is_accepted(&self) -> bool {
+        self.send(&message(1, OFFER, &offer()), &[self.memory.as_fd(), self.event.as_fd()]);
+        self.hear().0 == message(1, UP, &[])
+    }
+
+    /// Sends bytes and descriptors, 60 at most.
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(60))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let _ = rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+    }
+
+    /// The next message and its descriptors; nothing at the end.
+    pub fn hear(&self) -> (Vec<u8>, Vec<OwnedFd>) {
+        let mut bytes = [0; 128];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let slices = &mut [IoSliceMut::new(&mut bytes)];
+        let len = loop {
+            match rustix::net::recvmsg(&self.socket, slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                // It has closed its end, and left something unread; what it said before comes then.
+                Err(rustix::io::Errno::CONNRESET) => {}
+                got => break got.map_or(0, |got| got.bytes),
+            }
+        };
+        let fds = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds.collect::<Vec<_>>()),
+            _ => None,
+        });
+        let fds = fds.flatten().collect();
+        (bytes[..len].to_vec(), fds)
+    }
+
+    /// The reason of a refusal; nothing more comes then.
+    pub fn refusal(&self) -> u32 {
+        let (bytes, _) = self.hear();
+        assert_eq!(bytes.get(..16), Some(&message(1, REFUSED, &[])[..16]));
+        assert!(self.hear().0.is_empty());
+        u32::from_ne_bytes(bytes[16..20].try_into().unwrap())
+    }
+
+    /// Writes a number of 16 bits into its memory.
+    pub fn put(&self, at: u64, number: u16) {
+        self.memory.write_all_at(&number.to_ne_bytes(), at).unwrap();
+    }
+
+    /// Sends a frame in the first slot, and gives all slots back in which others send.
+    pub fn send_first(&self, frame: &[u8]) {
+        self.memory.write_all_at(frame, 2 * RING).unwrap();
+        self.memory.write_all_at(&(frame.len() as u32).to_ne_bytes(), TO_CALLED + 128 + 4).unwrap();
+        self.put(TO_CALLED + 6, 1);
+        self.put(TO_CALLER + 6, SLOTS as u16);
+    }
+}

@@ -1,0 +1,257 @@
+//! Keeps the links of a process, on a thread of its own: takes calls, calls others where a shard needs it, makes links, and sees their
+//! ends. It waits for no other process.
+//!
+//! There is one link between two processes at most, where they see each other's numbers (one PID namespace). Both may call at once: of
+//! two offers that meet, that of the process with the lower first run counts. Which process has a run is the kernel's word: whoever is
+//! at the run's name. What a process says of its runs is only a reason to look there.
+
+use super::greeting::Fault;
+use super::inbox::Inbox;
+use super::meeting::{Meeting, Step};
+use super::shared::{LINKS_MAX, Link, LinkId, Shared};
+use super::table::Table;
+use super::talk::Talk;
+use super::terms::{About, Terms};
+use crate::port::memif::connection::Connection;
+use crate::port::memif::wake::Waker;
+use crate::port::share::{self, Party};
+use crate::registry::{Holder, Lies, Registry, Run};
+use crate::sync::eventfd::wait_readable;
+use crate::sync::lock::lock;
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use rustix::event::{PollFd, PollFlags};
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Connections of a process that wait to be closed, before it may call again.
+const CLOSING_MAX: usize = 4;
+/// Time between two looks at what waits until a process's share is not in use.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// A link that is up.
+struct Up {
+    talk: Talk,
+    link: Arc<Link>,
+}
+
+/// The keeper.
+pub struct Keeper {
+    pub(super) registry: Arc<Registry>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) table: Table,
+    pub(super) us: Party,
+    pub(super) max_frame: usize,
+    pub(super) patience: Duration,
+    /// The number of the last meeting.
+    pub(super) last_meeting: u64,
+    pub(super) meetings: VecDeque<Meeting>,
+    up: Vec<Up>,
+    /// Links that have ended, while a queue has them.
+    ended: Vec<Arc<Link>>,
+    /// Connections that are over.
+    pub(super) closing: Vec<Talk>,
+    waker: Option<Waker>,
+    /// The last text that was logged: it is not repeated.
+    logged: Option<String>,
+}
+
+impl Keeper {
+    /// One without links.
+    pub fn new(
+        registry: Arc<Registry>,
+        shared: Arc<Shared>,
+        inbox: Arc<Inbox>,
+        max_frame: usize,
+        patience: Duration,
+    ) -> Self {
+        Self {
+            table: Table::new(Arc::clone(&shared.published), patience),
+            us: Party { port: share::port_number(), uid: rustix::process::geteuid().as_raw(), pid: 0 },
+            waker: Waker::new().inspect_err(|error| shared.cannot_wake(error)).ok(),
+            registry,
+            shared,
+            inbox,
+            max_frame,
+            patience,
+            last_meeting: 0,
+            meetings: VecDeque::new(),
+            up: Vec::new(),
+            ended: Vec::new(),
+            closing: Vec::new(),
+            logged: None,
+        }
+    }
+
+    /// Keeps links until `is_over`, and then ends them.
+    pub fn run(mut self, is_over: &AtomicBool) {
+        while !is_over.load(Ordering::Relaxed) {
+            let ready = self.wait(Instant::now());
+            // First, so that what is signalled from now on wakes again.
+            self.shared.keeper.clear();
+            self.look_at_links(&ready);
+            self.take_steps(Instant::now());
+        }
+        while !self.up.is_empty() {
+            self.end(0);
+        }
+    }
+
+    /// Waits until there is something to do. Returns which links have something to say.
+    fn wait(&self, now: Instant) -> Vec<bool> {
+        let talks = || self.meetings.iter().filter_map(|meeting| meeting.talk.as_ref());
+        let unsent = self.up.iter().map(|up| &up.talk).chain(talks()).filter_map(Talk::unsent_until);
+        let times = self.meetings.iter().map(|meeting| meeting.until).chain(self.table.due()).chain(unsent);
+        let is_held = !self.closing.is_empty()
+            || self.inbox.has_calls()
+            || self.meetings.iter().any(|meeting| meeting.is_held);
+        let due = times.chain(is_held.then(|| now + RETRY)).min();
+        let timeout = due.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
+        let met = self.meetings.iter().filter(|meeting| !meeting.is_held);
+        let met = met.filter_map(|meeting| meeting.talk.as_ref()).map(|talk| talk.as_fd());
+        let links = self.up.iter().map(|up| up.talk.as_fd());
+        let all = [self.shared.keeper.as_fd()].into_iter().chain(links).chain(met);
+        let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        wait_readable(&mut fds, timeout);
+        fds[1..=self.up.len()].iter().map(|fd| !fd.revents().is_empty()).collect()
+    }
+
+    /// Ends links whose process has ended, or says or writes what cannot be.
+    fn look_at_links(&mut self, ready: &[bool]) {
+        for at in (0..self.up.len()).rev() {
+            let Up { talk, link } = &self.up[at];
+            let pid = link.pid;
+            let wrong = match if ready[at] { talk.look() } else { Lies::Nothing } {
+                _ if link.is_broken() => "it writes what cannot be to the memory of a link".to_owned(),
+                Lies::Nothing => continue,
+                Lies::End => String::new(),
+                Lies::Bytes(_) | Lies::Descriptors => Fault::Order.to_string(),
+            };
+            if !wrong.is_empty() {
+                self.log(pid, &wrong);
+                lock(&self.shared.counts).refused += 1;
+            }
+            self.end(at);
+        }
+    }
+
+    fn take_steps(&mut self, now: Instant) {
+        self.up.iter_mut().for_each(|up| up.talk.flush(now));
+        self.closing = core::mem::take(&mut self.closing).into_iter().filter_map(Talk::close).collect();
+        let closing = |pid| self.closing.iter().filter(|talk| talk.pid() == pid).count();
+        for call in self.inbox.take_calls(|pid| closing(pid) < CLOSING_MAX) {
+            self.greet(call, now);
+        }
+        for (number, talk, heard) in self.inbox.take_heard() {
+            self.take_heard(number, talk, heard, now);
+        }
+        for at in (0..self.meetings.len()).rev() {
+            self.look_at_meeting(at, now);
+        }
+        self.table.expire(now);
+        for run in self.shared.published.take_wanted() {
+            self.table.ask(run, now);
+        }
+        while let Some(run) = self.table.next_due(now) {
+            self.call(run, now);
+        }
+    }
+
+    /// A link is up.
+    pub(super) fn publish(
+        &mut self,
+        talk: Talk,
+        them: &About,
+        (terms, connection): (Terms, Connection),
+        runs: &[Run],
+        now: Instant,
+    ) {
+        let Some(id) = self.free_number() else {
+            // Others were quicker. That the connection is closed ends the link for the other process.
+            runs.iter().for_each(|run| self.table.again(*run, now));
+            return self.closing.push(talk);
+        };
+        let pid = talk.pid();
+        let link = Arc::new(Link::new(id, pid, connection, them.queues, terms.max_frame));
+        self.shared.add(&link);
+        self.up.push(Up { talk, link: Arc::clone(&link) });
+        runs.iter().for_each(|run| self.lead(*run, &link));
+        self.end_calls_to(&link);
+        for run in &them.runs {
+            let is_its = || matches!(self.registry.holder_of(*run), Ok(Holder::Process(of)) if of == pid);
+            if pid != 0 && self.table.link_to(*run).is_none() && is_its() {
+                self.lead(*run, &link);
+            }
+        }
+        let mut counts = lock(&self.shared.counts);
+        counts.up += 1;
+        counts.made += 1;
+        drop(counts);
+        self.logged = None;
+        self.wake();
+    }
+
+    /// A process with which there is a link needs not be called any more.
+    fn end_calls_to(&mut self, link: &Link) {
+        let is_call = |meeting: &Meeting| {
+            link.pid != 0 && meeting.pid == link.pid && !matches!(meeting.step, Step::Offer)
+        };
+        while let Some(at) = self.meetings.iter().position(is_call) {
+            let Some(Meeting { talk, runs, .. }) = self.meetings.remove(at) else { break };
+            runs.into_iter().for_each(|run| self.lead(run, link));
+            self.closing.extend(talk);
+        }
+    }
+
+    pub(super) fn lead(&mut self, run: Run, link: &Link) {
+        link.leads_to(run);
+        self.table.up(run, link.id.number());
+    }
+
+    /// The link with a process.
+    pub(super) fn link_with(&self, pid: u32) -> Option<Arc<Link>> {
+        let up = self.up.iter().find(|up| pid != 0 && up.link.pid == pid)?;
+        Some(Arc::clone(&up.link))
+    }
+
+    /// A number that no link has, nor one that has ended and is still named somewhere.
+    pub(super) fn free_number(&mut self) -> Option<LinkId> {
+        self.ended.retain(|link| !self.shared.remove(link));
+        let links = || self.up.iter().map(|up| &up.link).chain(&self.ended);
+        (0..LINKS_MAX as u8).map(LinkId).find(|id| links().all(|link| link.id != *id))
+    }
+
+    fn end(&mut self, at: usize) {
+        let Up { talk, link } = self.up.remove(at);
+        self.table.end(link.id.number());
+        self.shared.end(&link);
+        self.ended.push(link);
+        let mut counts = lock(&self.shared.counts);
+        counts.up -= 1;
+        counts.ended += 1;
+        drop(counts);
+        self.closing.extend(talk.close());
+        self.wake();
+    }
+
+    /// Wakes the shards of this process: others may have filled the event, and made it one that waits.
+    pub(super) fn wake(&mut self) {
+        if let Some(waker) = &mut self.waker {
+            let _ = waker.wake(self.shared.event.as_fd());
+        }
+    }
+
+    pub(super) fn log(&mut self, pid: u32, why: &str) {
+        let text = match pid {
+            0 => format!("no link with a process of this user: {why}"),
+            pid => format!("no link with process {pid} of this user: {why}"),
+        };
+        if self.logged.as_ref() != Some(&text) {
+            tracing::warn!("{text}");
+            self.logged = Some(text);
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! One shard's ends of all links of the process: frames to a link, frames from all of them.
+//!
+//! Nothing here waits or makes a system call, but to wake a process that sleeps and to ask the keeper for a link.
+
+use super::end::End;
+use super::ended::{Ended, Ending};
+use super::published::Way;
+use super::shared::{LINKS_MAX, LinkId, Shared};
+use crate::config::RX_BURST;
+use crate::id::Qpn;
+use crate::port::counters::Counters;
+use crate::port::frame::{Frame, RxBurst, TxBurst};
+use crate::port::memif::rx::Rx;
+use crate::port::memif::slots::Impossible;
+use crate::port::memif::wake::Waker;
+use crate::port::stock::Stock;
+use crate::port::traits::{Armed, Build, Stalled};
+use crate::registry::Run;
+use crate::sync::asymmetric;
+use crate::time;
+use arrayvec::ArrayVec;
+use core::sync::atomic::Ordering;
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// Frames that a link may bring before others that wait get their turn.
+const TURN: usize = 8;
+const _: () = assert!(RX_BURST.is_multiple_of(TURN));
+
+/// How a queue pair number is reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// By this link.
+    Link(LinkId),
+    /// It is being found out. What is to be sent there waits, as for the address of a neighbour: no link has it, so none loses it, and
+    /// no retry is charged.
+    Asked,
+    /// It is this process's own.
+    Ourselves,
+    /// No process of this host that could be reached has it, for now.
+    Nobody,
+}
+
+/// A shard's ends of all links.
+pub struct LinkQueue {
+    index: usize,
+    /// How often the list of links had changed when it was looked at.
+    seen: u64,
+    /// By number.
+    ends: Vec<Option<Box<End>>>,
+    /// The numbers of those that there are.
+    order: ArrayVec<u8, LINKS_MAX>,
+    /// Where in that order the next burst begins.
+    turn: usize,
+    /// Links that brought something in the last burst.
+    fed: ArrayVec<u8, RX_BURST>,
+    ending: Vec<Ending>,
+    ended: VecDeque<Ended>,
+    stock: Stock,
+    waker: Option<Waker>,
+    shared: Arc<Shared>,
+}
+
+impl LinkQueue {
+    pub(super) fn new(shared: Arc<Shared>, index: usize) -> Self {
+        Self {
+            index,
+            seen: 0,
+            ends: (0..LINKS_MAX).map(|_| None).collect(),
+            order: ArrayVec::new(),
+            turn: 0,
+            fed: ArrayVec::new(),
+            ending: Vec::new(),
+            ended: VecDeque::new(),
+            stock: Stock::new(shared.pool.clone()),
+            waker: None,
+            shared,
+        }
+    }
+
+    /// How a number is reached. Has a link made if there is none: ask again then.
+    pub fn route_to(&mut self, number: Qpn) -> Reach {
+        if self.is_fork() {
+            return Reach::Nobody;
+        }
+        let run = Run::of(number.block());
+        match self.shared.published.way(run) {
+            Way::Link(link) => {
+                if self.ends[usize::from(link)].is_none() {
+                    self.follow();
+                }
+                // One that has ended meanwhile is asked for anew.
+                let is_there = self.ends[usize::from(link)].is_some();
+                if is_there { Reach::Link(LinkId(link)) } else { Reach::Asked }
+            }
+            Way::Unknown => {
+                if self.shared.published.want(run) {
+                    self.shared.keeper.signal();
+                }
+                Reach::Asked
+            }
+            Way::Asked => Reach::Asked,
+            Way::Ourselves => Reach::Ourselves,
+            Way::Nobody => Reach::Nobody,
+        }
+    }
+
+    /// The links that there are.
+    pub fn links(&self) -> impl Iterator<Item = LinkId> + '_ {
+        self.order.iter().map(|link| LinkId(*link))
+    }
+
+    /// The next link of which the end was noticed. What it had brought was received before.
+    pub fn next_ended(&mut self) -> Option<Ended> {
+        self.follow();
+        self.ended.pop_front()
+    }
+
+    /// Appends received frames to `out`, while it has room; returns how many. Links that have many waiting share the room.
+    pub fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        if self.is_fork() {
+            return 0;
+        }
+        self.follow();
+        self.fed.clear();
+        let before = out.len();
+        if !self.ending.is_empty() {
+            self.receive_what_is_left(out);
+        }
+        let links = self.order.len();
+        let mut more = ArrayVec::<u8, { RX_BURST / TURN }>::new();
+        let turn = core::mem::take(&mut self.turn);
+        for step in 0..links {
+            if out.is_full() {
+                self.turn = (turn + step) % links;
+                break;
+            }
+            let link = self.order[(turn + step) % links];
+            if self.receive_from(link, TURN, out) >= TURN {
+                let _ = more.try_push(link);
+            }
+        }
+        // There is room left: those go on that have more.
+        for link in more {
+            if !out.is_full() {
+                self.receive_from(link, RX_BURST, out);
+            }
+        }
+        if !self.ending.is_empty() {
+            self.settle();
+        }
+        out.len() - before
+    }
+
+    /// Receives up to so many frames from a link; returns how many.
+    #[inline]
+    fn receive_from(&mut self, link: u8, most: usize, out: &mut RxBurst) -> usize {
+        let Some(end) = &mut self.ends[usize::from(link)] else { return 0 };
+        let Ok(got) = end.receive(most, out, &mut self.stock) else {
+            self.give_up(link);
+            return 0;
+        };
+        if got.frames + got.dropped == 0 {
+            if end.tx.look_again() {
+                self.wake(link);
+            }
+            return 0;
+        }
+        // What was received is likely to be answered.
+        end.tx.prefetch();
+        let _ = self.fed.try_push(link);
+        let counters = self.counters();
+        counters.rx(got.frames, got.bytes);
+        if got.dropped > 0 {
+            counters.rx_dropped.add(got.dropped as u64);
+        }
+        got.frames
+    }
+
+    /// Takes frames off the front of `frames` as long as the link has room; returns how many. Those to a link that has ended are
+    /// dropped, and counted under [`LinkCounts::tx_ended`](super::LinkCounts::tx_ended).
+    pub fn tx_burst(&mut self, link: LinkId, frames: &mut TxBurst) -> usize {
+        if self.is_fork() {
+            return self.put_all(frames);
+        }
+        self.follow();
+        let Some(end) = &mut self.ends[usize::from(link.0)] else { return self.drop_all(frames) };
+        let Ok(done) = end.tx.burst(frames) else {
+            self.give_up(link.0);
+            self.settle();
+            return self.drop_all(frames);
+        };
+        if done.taken == 0 {
+            return 0;
+        }
+        end.give_back();
+        let wakes = end.tx.has_sent();
+        let counters = self.counters();
+        counters.tx(done.taken - done.dropped, done.bytes);
+        if done.dropped > 0 {
+            counters.tx_dropped.add(done.dropped as u64);
+        }
+        if wakes {
+            self.wake(link.0);
+        }
+        for frame in frames.drain(..done.taken) {
+            self.stock.put(frame);
+        }
+        done.taken
+    }
+
+    /// As [`build_burst`](crate::port::PortQueue::build_burst) of a port.
+    pub fn build_burst(&mut self, link: LinkId, most: usize, builder: &mut dyn Build) -> Option<usize> {
+        if self.is_fork() {
+            return None;
+        }
+        self.follow();
+        let end = self.ends[usize::from(link.0)].as_mut()?;
+        match end.tx.build(most, builder) {
+            Ok(lens) => {
+                let lens = lens?;
+                if !lens.is_empty() {
+                    let wakes = end.tx.has_sent();
+                    self.counters().tx(lens.len(), lens.iter().sum::<u32>() as usize);
+                    if wakes {
+                        self.wake(link.0);
+                    }
+                }
+                Some(lens.len())
+            }
+            Err(Impossible) => {
+                self.give_up(link.0);
+                self.settle();
+                None
+            }
+        }
+    }
+
+    /// Whether the process at the other end takes no frames.
+    pub fn stalled(&mut self, link: LinkId, now: time::Instant) -> Stalled {
+        self.follow();
+        let Some(end) = &mut self.ends[usize::from(link.0)] else { return Stalled::No };
+        end.stall.look(end.tx.reached().map(u64::from), now)
+    }
+
+    /// Prepares a sleep, as [`arm`](crate::port::PortQueue::arm) of a port. The end of a link, and a new one, wake as frames do.
+    pub fn arm(&mut self) -> Armed {
+        if self.is_fork() {
+            return Armed::Unable;
+        }
+        self.follow();
+        if !(self.ending.is_empty() && self.ended.is_empty()) {
+            return Armed::Pending;
+        }
+        for link in self.order.clone() {
+            let Some(end) = &mut self.ends[usize::from(link)] else { continue };
+            for rx in &mut end.rx {
+                rx.ask_for_event();
+            }
+            if end.tx.look_now() {
+                self.wake(link);
+            }
+        }
+        // One fence for all.
+        asymmetric::heavy_between_processes();
+        let mut is_quiet = self.shared.changes() == self.seen;
+        for link in &self.order {
+            if let Some(end) = &mut self.ends[usize::from(*link)] {
+                is_quiet &= end.rx.iter_mut().all(Rx::waits);
+            }
+        }
+        match is_quiet {
+            true => Armed::Event(Arc::clone(&self.shared.event)),
+            false => Armed::Pending,
+        }
+    }
+
+    /// An empty frame; `None` while all are in use.
+    pub fn alloc(&mut self) -> Option<Frame> {
+        self.stock.take()
+    }
+
+    /// Appends up to `n` empty frames to `out`, as far as there is room and there are any.
+    pub fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        self.stock.take_burst(out, n);
+    }
+
+    /// Gives back frames, and their slots to those who sent them.
+    pub fn recycle(&mut self, frames: &mut RxBurst) {
+        if !self.is_fork() {
+            for link in self.fed.take() {
+                if let Some(end) = &mut self.ends[usize::from(link)] {
+                    end.give_back();
+                }
+            }
+        }
+        for frame in frames.drain(..) {
+            self.stock.put(frame);
+        }
+    }
+
+    /// Whether this is the copy of a fork: the links are its parent's.
+    #[inline(always)]
+    fn is_fork(&self) -> bool {
+        !self.shared.made_by.is_this()
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.shared.counters[self.index]
+    }
+
+    /// Takes the ends of new links, and gives up those of links that have ended.
+    #[inline(always)]
+    fn follow(&mut self) {
+        if self.shared.changes() != self.seen && !self.is_fork() {
+            self.change();
+        }
+    }
+
+    #[cold]
+    fn change(&mut self) {
+        self.seen = self.shared.changes();
+        for link in self.shared.links().into_iter().flatten() {
+            let at = usize::from(link.id.0);
+            if link.take(self.index) {
+                let Shared { queues, stall, .. } = &*self.shared;
+                // Its rings are in its memory: that was checked when it was made.
+                self.ends[at] = End::new(Arc::clone(&link), self.index, *queues, *stall).ok().map(Box::new);
+            }
+            if link.is_over()
+                && let Some(end) = self.ends[at].take()
+            {
+                self.ending.push(Ending::new(end.link, end.rx));
+            }
+        }
+        self.settle();
+    }
+
+    /// Tells of links of which nothing is left, and lists those that there are.
+    fn settle(&mut self) {
+        for ending in core::mem::take(&mut self.ending) {
+            match ending.end() {
+                Ok(ended) => self.ended.push_back(ended),
+                Err(ending) => self.ending.push(ending),
+            }
+        }
+        let there = |number: &usize| self.ends[*number].is_some();
+        self.order = (0..LINKS_MAX).filter(there).map(|number| number as u8).collect();
+        self.turn = 0;
+    }
+
+    #[cold]
+    fn receive_what_is_left(&mut self, out: &mut RxBurst) {
+        for ending in &mut self.ending {
+            let got = ending.receive(out, &mut self.stock);
+            let counters = &self.shared.counters[self.index];
+            counters.rx(got.frames, got.bytes);
+            counters.rx_dropped.add(got.dropped as u64);
+        }
+    }
+
+    /// The other process writes what cannot be: nothing of it is read any more. It is listed until the next [`settle`](Self::settle).
+    #[cold]
+    fn give_up(&mut self, link: u8) {
+        if let Some(end) = self.ends[usize::from(link)].take() {
+            self.shared.is_broken(&end.link);
+            self.ending.push(Ending::new(end.link, []));
+        }
+    }
+
+    #[cold]
+    fn wake(&mut self, link: u8) {
+        if self.waker.is_none() {
+            match Waker::new() {
+                Ok(waker) => self.waker = Some(waker),
+                Err(error) => return self.shared.cannot_wake(&error),
+            }
+        }
+        let (Some(waker), Some(end)) = (&mut self.waker, &self.ends[usize::from(link)]) else { return };
+        // Fails only where the descriptor is no eventfd, which was checked when the other process gave it.
+        let _ = waker.wake(end.tx.event().as_fd());
+    }
+
+    #[cold]
+    fn drop_all(&mut self, frames: &mut TxBurst) -> usize {
+        self.shared.tx_ended.fetch_add(frames.len() as u64, Ordering::Relaxed);
+        self.put_all(frames)
+    }
+
+    fn put_all(&mut self, frames: &mut TxBurst) -> usize {
+        let all = frames.len();
+        frames.drain(..).for_each(|frame| self.stock.put(frame));
+        all
+    }
+}

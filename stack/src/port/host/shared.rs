@@ -1,0 +1,214 @@
+//! What the keeper of the links and the queues share.
+//!
+//! The keeper makes and ends links; each queue takes its ends of them. A queue looks at one number in each turn, and at the list only
+//! when that has changed. A link that has ended stays there until each queue has taken its end; who has a [`Link`] keeps its number from
+//! being used again.
+
+use super::published::Published;
+use crate::port::counters::Counters;
+use crate::port::frame::HeapPool;
+use crate::port::memif::connection::Connection;
+use crate::registry::Run;
+use crate::sync::eventfd::EventFd;
+use crate::sync::lock::lock;
+use crate::sync::process::Process;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, Once};
+
+/// Links of a process: two descriptors each, where a process has 1024 by default. A [`Route`](crate::port::Route) can name them all.
+pub const LINKS_MAX: usize = 224;
+
+/// A link, by its number. Once its end was told ([`LinkQueue::next_ended`](super::LinkQueue::next_ended)) the number may be another
+/// link's.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct LinkId(pub(super) u8);
+
+impl LinkId {
+    /// The number, below [`LINKS_MAX`].
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
+
+/// A link, as queues have it.
+pub struct Link {
+    /// Its number.
+    pub id: LinkId,
+    /// The process at its other end, as the kernel says; 0: it is not visible from here.
+    pub pid: u32,
+    /// Its rings.
+    pub connection: Connection,
+    /// Rings on which the other process sends.
+    pub their_queues: usize,
+    /// Bytes of the longest frame.
+    pub max_frame: usize,
+    /// The runs to which it leads, or led.
+    runs: Mutex<Vec<Run>>,
+    broken: AtomicBool,
+    over: AtomicBool,
+    /// The queues that have taken their ends of it, as bits.
+    taken: AtomicU32,
+}
+
+impl Link {
+    /// One that leads nowhere yet.
+    pub fn new(id: LinkId, pid: u32, connection: Connection, their_queues: usize, max_frame: usize) -> Self {
+        Self {
+            id,
+            pid,
+            connection,
+            their_queues,
+            max_frame,
+            runs: Mutex::default(),
+            broken: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            taken: AtomicU32::new(0),
+        }
+    }
+
+    /// It leads to this run, too.
+    pub fn leads_to(&self, run: Run) {
+        lock(&self.runs).push(run);
+    }
+
+    /// The runs to which it leads, or led.
+    pub fn runs(&self) -> Vec<Run> {
+        lock(&self.runs).clone()
+    }
+
+    /// Whether it has ended. Nothing that the other process writes from then on counts.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Notes that a queue takes its end of it; returns whether that had not.
+    pub fn take(&self, queue: usize) -> bool {
+        self.taken.fetch_or(1 << queue, Ordering::AcqRel) >> queue & 1 == 0
+    }
+
+    /// Whether so many queues have taken their ends of it.
+    pub fn is_taken_by_all(&self, queues: usize) -> bool {
+        self.taken.load(Ordering::Acquire).count_ones() as usize >= queues
+    }
+
+    /// Whether a queue has found that the other process writes what cannot be.
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+}
+
+/// What happened to links, and to what others wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct LinkCounts {
+    /// Links that are up.
+    pub up: u64,
+    /// Links that came up.
+    pub made: u64,
+    /// Links that have ended.
+    pub ended: u64,
+    /// Processes that were refused, or whose link was ended, for what they said or wrote.
+    pub refused: u64,
+    /// Frames that a shard sent on a link that had ended.
+    pub tx_ended: u64,
+}
+
+/// What the keeper and the queues share.
+pub struct Shared {
+    /// The ways to runs.
+    pub published: Arc<Published>,
+    /// How often the list has changed.
+    changes: AtomicU64,
+    links: Mutex<Vec<Option<Arc<Link>>>>,
+    /// Wakes the keeper.
+    pub keeper: EventFd,
+    /// Wakes this process's queues: all its peers have it.
+    pub event: Arc<OwnedFd>,
+    pub(super) pool: HeapPool,
+    pub(super) counters: Vec<Counters>,
+    /// Frames that were sent on links that had ended.
+    pub(super) tx_ended: AtomicU64,
+    /// What the keeper has counted.
+    pub(super) counts: Mutex<LinkCounts>,
+    /// Shards of this process.
+    pub queues: usize,
+    /// How long a process may take nothing before it counts as silent.
+    pub(super) stall: Duration,
+    pub(super) made_by: Process,
+    /// What was warned of: it is not repeated.
+    unwakeable: Once,
+}
+
+impl Shared {
+    pub(super) fn new(queues: usize, pool: HeapPool, event: OwnedFd, stall: Duration) -> io::Result<Self> {
+        Ok(Self {
+            published: Arc::default(),
+            changes: AtomicU64::new(0),
+            links: Mutex::new(vec![None; LINKS_MAX]),
+            keeper: EventFd::new()?,
+            event: Arc::new(event),
+            pool,
+            counters: (0..queues).map(|_| Counters::default()).collect(),
+            tx_ended: AtomicU64::new(0),
+            counts: Mutex::default(),
+            queues,
+            stall,
+            made_by: Process::this(),
+            unwakeable: Once::new(),
+        })
+    }
+
+    /// How often the list of links has changed.
+    #[inline]
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// The links, by number.
+    pub fn links(&self) -> Vec<Option<Arc<Link>>> {
+        lock(&self.links).clone()
+    }
+
+    /// A link is up.
+    pub fn add(&self, link: &Arc<Link>) {
+        lock(&self.links)[usize::from(link.id.0)] = Some(Arc::clone(link));
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// A link has ended. It stays in the list, so that every queue receives what had arrived.
+    pub fn end(&self, link: &Link) {
+        link.over.store(true, Ordering::Release);
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// Takes a link that has ended out of the list. Returns whether nobody else has it any more.
+    pub fn remove(&self, link: &Arc<Link>) -> bool {
+        if !link.is_taken_by_all(self.queues) {
+            return false;
+        }
+        let listed = &mut lock(&self.links)[usize::from(link.id.0)];
+        if listed.as_ref().is_some_and(|listed| Arc::ptr_eq(listed, link)) {
+            *listed = None;
+        }
+        Arc::strong_count(link) == 1
+    }
+
+    /// Tells the keeper that the process at the other end of a link writes what cannot be.
+    pub fn is_broken(&self, link: &Link) {
+        link.broken.store(true, Ordering::Relaxed);
+        self.keeper.signal();
+    }
+
+    /// The system does not let us wake others.
+    #[cold]
+    pub fn cannot_wake(&self, error: &io::Error) {
+        self.unwakeable.call_once(|| {
+            tracing::warn!(
+                "processes of this host that wait cannot be woken without io_setup(2): {error}; let them poll, or permit that"
+            );
+        });
+    }
+}

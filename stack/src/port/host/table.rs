@@ -1,0 +1,194 @@
+//! Which run belongs to which link, as the keeper knows it: nobody has asked, it is asked, a link is up, nobody has it. What changes is
+//! published at once.
+//!
+//! Decides when whom to call, and for how long. No clock here: times are passed in.
+
+use super::published::{Published, Way};
+use crate::registry::Run;
+use core::time::Duration;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Time until a run is called again, at first and at most, where its process lives and it came to no link.
+const AGAIN: Duration = Duration::from_millis(1);
+const AGAIN_MAX: Duration = Duration::from_millis(64);
+/// How long nobody is asked for a run that nobody has, and for one whose process does not answer or wants no link.
+pub const NOBODY_FOR: Duration = Duration::from_millis(100);
+pub const REFUSED_FOR: Duration = Duration::from_secs(1);
+
+/// A run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// Nobody asks.
+    None,
+    /// It is to be called at this time.
+    Due { at: Instant, pause: Duration, since: Instant },
+    /// It is being called.
+    Called { pause: Duration, since: Instant },
+    /// A link leads there.
+    Up(u8),
+    /// There is no way until then.
+    Nobody(Instant),
+    /// This process has it.
+    Ours,
+}
+
+/// All runs.
+#[derive(Debug)]
+pub struct Table {
+    runs: Vec<State>,
+    published: Arc<Published>,
+    /// For how long a run is asked.
+    patience: Duration,
+}
+
+impl Table {
+    /// Nobody has asked for any.
+    pub fn new(published: Arc<Published>, patience: Duration) -> Self {
+        Self { runs: vec![State::None; Run::COUNT], published, patience }
+    }
+
+    fn set(&mut self, run: Run, state: State) {
+        self.runs[run.index()] = state;
+        self.published.set(
+            run,
+            match state {
+                State::None => Way::Unknown,
+                State::Due { .. } | State::Called { .. } => Way::Asked,
+                State::Up(link) => Way::Link(link),
+                State::Nobody(_) => Way::Nobody,
+                State::Ours => Way::Ourselves,
+            },
+        );
+    }
+
+    fn get(&self, run: Run) -> State {
+        self.runs[run.index()]
+    }
+
+    /// A shard wants a way there.
+    pub fn ask(&mut self, run: Run, now: Instant) {
+        if self.get(run) == State::None {
+            self.set(run, State::Due { at: now, pause: AGAIN, since: now });
+        }
+    }
+
+    /// The next run to call now, which is called from now on.
+    pub fn next_due(&mut self, now: Instant) -> Option<Run> {
+        let run = Run::all().find(|run| matches!(self.get(*run), State::Due { at, .. } if at <= now))?;
+        if let State::Due { pause, since, .. } = self.get(run) {
+            self.set(run, State::Called { pause, since });
+        }
+        Some(run)
+    }
+
+    /// A link leads to this run.
+    pub fn up(&mut self, run: Run, link: u8) {
+        self.set(run, State::Up(link));
+    }
+
+    /// The link that leads to this run.
+    pub fn link_to(&self, run: Run) -> Option<u8> {
+        if let State::Up(link) = self.get(run) { Some(link) } else { None }
+    }
+
+    /// It came to no link this time: whoever asked waits on.
+    pub fn again(&mut self, run: Run, now: Instant) {
+        let (pause, since) = match self.get(run) {
+            State::Called { pause, since } | State::Due { pause, since, .. } => (pause, since),
+            State::Up(_) | State::None | State::Nobody(_) | State::Ours => return,
+        };
+        if now.saturating_duration_since(since) >= self.patience {
+            return self.nobody(run, now, REFUSED_FOR);
+        }
+        self.set(run, State::Due { at: now + pause, pause: AGAIN_MAX.min(2 * pause), since });
+    }
+
+    /// This process has the run.
+    pub fn ours(&mut self, run: Run) {
+        self.set(run, State::Ours);
+    }
+
+    /// There is no way to this run for a while.
+    pub fn nobody(&mut self, run: Run, now: Instant, time: Duration) {
+        self.set(run, State::Nobody(now + time));
+    }
+
+    /// A link has ended. Returns the runs to which it led: their process is gone, and others may take them.
+    pub fn end(&mut self, link: u8) -> Vec<Run> {
+        let runs: Vec<Run> = Run::all().filter(|run| self.get(*run) == State::Up(link)).collect();
+        runs.iter().for_each(|run| self.set(*run, State::None));
+        runs
+    }
+
+    /// Forgets what is known no longer.
+    pub fn expire(&mut self, now: Instant) {
+        for run in Run::all() {
+            if matches!(self.get(run), State::Nobody(until) if until <= now) {
+                self.set(run, State::None);
+            }
+        }
+    }
+
+    /// When something is due, or known no longer.
+    pub fn due(&self) -> Option<Instant> {
+        let due = |state: &State| match state {
+            State::Due { at, .. } => Some(*at),
+            State::Nobody(until) => Some(*until),
+            State::None | State::Called { .. } | State::Up(_) | State::Ours => None,
+        };
+        self.runs.iter().filter_map(due).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn table() -> (Table, Arc<Published>, Run, Instant) {
+        let published = Arc::new(Published::default());
+        (Table::new(Arc::clone(&published), 300 * MS), published, Run::at(7).unwrap(), Instant::now())
+    }
+
+    #[test]
+    fn a_run_is_asked_called_up_and_ended() {
+        let (mut table, published, run, now) = table();
+        assert_eq!((table.next_due(now), table.due()), (None, None));
+        table.ask(run, now);
+        assert_eq!((published.way(run), table.due()), (Way::Asked, Some(now)));
+        assert_eq!((table.next_due(now), table.next_due(now)), (Some(run), None), "it is called once");
+        assert_eq!((published.way(run), table.due()), (Way::Asked, None));
+        table.up(run, 3);
+        table.up(Run::at(8).unwrap(), 3);
+        assert_eq!((published.way(run), table.link_to(run)), (Way::Link(3), Some(3)));
+        table.again(run, now);
+        table.ask(run, now);
+        assert_eq!(published.way(run), Way::Link(3), "late words change nothing");
+        assert_eq!(table.end(3), [run, Run::at(8).unwrap()]);
+        assert_eq!(published.way(run), Way::Unknown);
+    }
+
+    #[test]
+    fn pauses_grow_and_patience_ends() {
+        let (mut table, published, run, start) = table();
+        table.ask(run, start);
+        let (mut now, mut pauses) = (start, Vec::new());
+        loop {
+            assert_eq!(table.next_due(now), Some(run));
+            table.again(run, now);
+            if published.way(run) == Way::Nobody {
+                break;
+            }
+            let due = table.due().unwrap();
+            pauses.push((due - now).as_millis());
+            now = due;
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 64, 64, 64]);
+        table.ask(run, now);
+        assert_eq!(published.way(run), Way::Nobody, "for a while");
+        table.expire(now + REFUSED_FOR);
+        assert_eq!(published.way(run), Way::Unknown);
+    }
+}

@@ -1,0 +1,103 @@
+//! What two processes come to terms about: how many rings, how long frames are, and how their memory is laid out.
+//!
+//! The process that calls makes the memory and uses it as the client of a memif does; the other one as the server. There is a ring each
+//! way for each shard of the process that has more of them. A shard sends on the ring of its own number, and receives from those whose
+//! number, modulo the shards of its process, is its own. So each ring has one sender and one receiver.
+
+use crate::config::RUNS_PER_PROCESS;
+use crate::port::memif::region::Layout;
+use crate::registry::Run;
+use arrayvec::ArrayVec;
+
+/// Base-2 logarithm of the slots of a ring.
+pub const LOG2: u8 = 6;
+
+/// What a process says of itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct About {
+    /// Its shards.
+    pub queues: usize,
+    /// Bytes of its longest frame.
+    pub max_frame: usize,
+    /// Its runs, the first one first; there is one at least. What it says of others than that by which it was called is a hint.
+    pub runs: ArrayVec<Run, RUNS_PER_PROCESS>,
+}
+
+/// The memory that a process offers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Offer {
+    /// Rings in each direction.
+    pub queues: u32,
+    /// Base-2 logarithm of the slots of each.
+    pub log2: u32,
+    /// Bytes of a buffer.
+    pub buffer: u32,
+    /// Bytes of it all.
+    pub size: u64,
+}
+
+/// What holds for a link between two processes, the same seen from either end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Terms {
+    /// Bytes of the longest frame that both take.
+    pub max_frame: usize,
+    /// How its memory is laid out.
+    pub layout: Layout,
+}
+
+impl Terms {
+    /// Those of two processes.
+    pub fn of(one: &About, other: &About) -> Self {
+        let max_frame = one.max_frame.min(other.max_frame);
+        // A stride that is no power of two spreads the buffers over the sets of a cache.
+        let buffer = max_frame.next_multiple_of(64) as u32 + 64;
+        Self { max_frame, layout: Layout { queues: one.queues.max(other.queues), log2: LOG2, buffer } }
+    }
+
+    /// The offer of who makes the memory.
+    pub fn offer(&self) -> Offer {
+        let Layout { queues, log2, buffer } = self.layout;
+        Offer { queues: queues as u32, log2: log2.into(), buffer, size: self.layout.size() }
+    }
+}
+
+/// The numbers of the rings, of those of the other process, from which a shard receives.
+pub fn rings_to(shard: usize, shards: usize, theirs: usize) -> impl Iterator<Item = usize> {
+    (shard..theirs).step_by(shards)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SHARDS_MAX;
+
+    pub fn about(queues: usize, max_frame: usize) -> About {
+        About { queues, max_frame, runs: ArrayVec::from_iter(Run::all().take(1)) }
+    }
+
+    #[test]
+    fn both_ends_come_to_the_same_terms_and_no_region_is_large() {
+        for one in 1..=SHARDS_MAX {
+            for other in 1..=SHARDS_MAX {
+                let (a, b) = (about(one, 9618), about(other, 4218));
+                assert_eq!(Terms::of(&a, &b), Terms::of(&b, &a));
+                assert_eq!(Terms::of(&a, &b).max_frame, 4218);
+            }
+        }
+        let most = about(SHARDS_MAX, 16 << 10);
+        assert!(Terms::of(&most, &most).layout.size() < 64 << 20);
+    }
+
+    // Goal: each ring has one receiver, whatever the numbers of shards.
+    #[test]
+    fn each_ring_has_one_receiver() {
+        for shards in 1..=SHARDS_MAX {
+            for theirs in 1..=SHARDS_MAX {
+                let mut all: Vec<usize> =
+                    (0..shards).flat_map(|shard| rings_to(shard, shards, theirs)).collect();
+                all.sort_unstable();
+                assert!(all.into_iter().eq(0..theirs), "{shards} {theirs}");
+            }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Members that are called and answer as they like.
+
+use crate::member::wait_for;
+use rustix::net::{bind, listen};
+use sim::host_liar::{Liar, address, socket};
+use stack::registry::RegistryConfig;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// A name that somebody has, who never accepts.
+pub fn mute(config: &RegistryConfig, run: usize) -> OwnedFd {
+    let listener = socket();
+    // A process that another test starts has all of our descriptors for a moment.
+    wait_for(|| bind(&listener, &address(config, run)).is_ok());
+    listen(&listener, 100).unwrap();
+    listener
+}
+
+/// Somebody who has a run and answers a call with these messages and numbers of descriptors, each when something has come. Returns
+/// what came last.
+pub fn answer(
+    config: &RegistryConfig,
+    run: usize,
+    answers: Vec<(Vec<u8>, usize)>,
+) -> std::thread::JoinHandle<Vec<u8>> {
+    let listener = mute(config, run);
+    std::thread::spawn(move || {
+        let mut last = Vec::new();
+        while let Ok(socket) = rustix::net::accept(&listener) {
+            let caller = Liar::at(socket);
+            // Who looks who has the name says nothing.
+            if caller.hear().0.len() != 16 {
+                continue;
+            }
+            for (bytes, fds) in &answers {
+                caller.send(bytes, &vec![caller.event.as_fd(); *fds]);
+                last = caller.hear().0;
+            }
+            break;
+        }
+        last
+    })
+}

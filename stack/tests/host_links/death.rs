@@ -1,0 +1,146 @@
+//! Processes end, stop and fork.
+
+use crate::member::{Member, Other, config, wait_for};
+use rustix::process::Signal;
+use stack::port::host::Reach;
+
+#[test]
+fn what_a_killed_process_had_sent_arrives_before_its_end_is_told() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    for _ in 0..20 {
+        let mut other = Other::new(&config);
+        let (pid, run) = (other.pid(), other.run);
+        // So that the link is there, and its slots are given.
+        let before = here.received();
+        other.tell(&format!("send {} 1", here.run()));
+        here.receive(before + 1);
+        assert_eq!(other.hear(), "sent");
+        let said = other.order(&format!("fill {}", here.run()));
+        let filled: usize = said.strip_prefix("filled ").unwrap().parse().unwrap();
+        assert!(filled >= 32, "{said}");
+        other.kill();
+        wait_for(|| here.links.counts().up == 0);
+        let ended = here.next_ended();
+        assert_eq!(here.received(), before + 1 + filled);
+        assert_eq!((ended.pid(), ended.runs()[0].index()), (pid, run));
+        drop(ended);
+        assert!(here.queues[0].next_ended().is_none(), "it is told once");
+    }
+    assert_eq!(here.links.counts().ended, 20);
+}
+
+#[test]
+fn a_process_that_is_killed_under_load_harms_nobody_else() {
+    let config = config();
+    let mut here = Other::new(&config);
+    let mut neighbour = Other::new(&config);
+    for round in 1..=10 {
+        let mut victim = Other::new(&config);
+        assert_eq!(victim.order(&format!("flood {}", here.run)), "floods");
+        assert_eq!(here.order("take 500"), "taken");
+        neighbour.tell(&format!("receive {}", 2000 * round));
+        assert_eq!(here.order(&format!("send {} 2000", neighbour.run)), "sent");
+        let (pid, run) = (victim.pid(), victim.run);
+        victim.kill();
+        assert_eq!(here.order("ended"), format!("ended {pid} {run}"));
+        assert_eq!(neighbour.hear(), "received");
+    }
+    let counts = here.order("counts");
+    assert!(counts.starts_with("up 1 made 11 ended 10 refused 0"), "{counts}");
+}
+
+#[test]
+fn frames_to_a_link_that_has_ended_are_counted_and_its_run_is_asked_anew() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    let other = Other::new(&config);
+    let run = other.run;
+    let link = here.link_to(run);
+    other.kill();
+    wait_for(|| here.links.counts().up == 0);
+    // Its end is not taken yet: its number is nobody else's.
+    assert_eq!(here.try_send(link, 5), 5);
+    assert_eq!(here.links.counts().tx_ended, 5);
+    wait_for(|| here.reach(run) == Reach::Nobody);
+    let next = Other::new(&config);
+    let new = here.link_to(next.run);
+    assert_ne!(new, link);
+    drop(here.next_ended());
+    next.kill();
+    drop(here.next_ended());
+    let last = Other::new(&config);
+    assert!([link, new].contains(&here.link_to(last.run)), "numbers are used again");
+}
+
+#[test]
+fn a_process_that_is_stopped_is_not_dead() {
+    let config = config();
+    let (mut a, mut b) = (Other::new(&config), Other::new(&config));
+    a.tell(&format!("send {} 10", b.run));
+    assert_eq!(b.order("receive 10"), "received");
+    assert_eq!(a.hear(), "sent");
+    b.stop();
+    let said = a.order(&format!("fill {}", b.run));
+    let filled: usize = said.strip_prefix("filled ").unwrap().parse().unwrap();
+    assert_eq!(a.order(&format!("stalled {}", b.run)), "stalled");
+    assert_eq!(a.order(&format!("fill {}", b.run)), "filled 0");
+    // Others meet meanwhile.
+    let mut c = Other::new(&config);
+    c.tell(&format!("send {} 1000", a.run));
+    assert_eq!(a.order("receive 1000"), "received");
+    assert_eq!(c.hear(), "sent");
+    assert_eq!(a.order("counts"), "up 2 made 2 ended 0 refused 0");
+    b.signal(Signal::CONT);
+    assert_eq!(b.order(&format!("receive {}", 10 + filled)), "received");
+    // One that was never met is stopped: it is asked until it goes on.
+    b.stop();
+    c.tell(&format!("send {} 10", b.run));
+    b.signal(Signal::CONT);
+    assert_eq!(b.order(&format!("receive {}", 20 + filled)), "received");
+    assert_eq!(c.hear(), "sent");
+}
+
+#[test]
+fn a_fork_has_nothing_of_its_parent() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    let mut other = Other::new(&config);
+    other.tell(&format!("send {} 3", here.run()));
+    here.receive(3);
+    assert_eq!(other.hear(), "sent");
+    // It lives on, and keeps no link open.
+    let fork = other.fork();
+    let (pid, run) = (other.pid(), other.run);
+    other.kill();
+    let ended = here.next_ended();
+    assert_eq!((ended.pid(), ended.runs()[0].index()), (pid, run));
+    assert!(fork.lives());
+    drop(ended);
+
+    // Its copy of a queue sends and receives nothing.
+    let mut other = Other::new(&config);
+    let link = here.link_to(other.run);
+    let before = here.links.stats();
+    let right = crate::process::in_fork(|| {
+        let sent = here.try_send(link, 3) == 3;
+        let unable = matches!(here.queues[0].arm(), stack::port::Armed::Unable);
+        let nobody = here.reach(other.run) == Reach::Nobody;
+        sent && unable && nobody && here.poll() == 0 && here.queues[0].next_ended().is_none()
+    });
+    assert!(right);
+    assert_eq!(here.links.stats(), before);
+    here.send(other.run, 5);
+    assert_eq!(other.order("receive 5"), "received");
+}
+
+#[test]
+fn links_end_when_they_are_dropped() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    let mut other = Other::new(&config);
+    here.send(other.run, 7);
+    let (pid, run) = (std::process::id(), here.run());
+    drop(here);
+    assert_eq!(other.order("ended"), format!("ended {pid} {run}"));
+}

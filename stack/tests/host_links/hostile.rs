@@ -1,0 +1,358 @@
+//! A member that goes mad: whatever it says and writes, it spoils its own link, and nobody waits for it.
+
+use crate::by_hand::{answer, mute};
+use crate::member::{Member, Other, config, wait_for};
+use rustix::fs::SealFlags;
+use rustix::process::Signal;
+use sim::host_liar::{
+    HELLO, Liar, MAX_FRAME, OFFER, REFUSED, SIZE, TO_CALLED, TO_CALLER, UP, about, event, good_memory,
+    memory, message, offer,
+};
+use stack::port::host::{LinkId, Reach};
+use stack::port::{AtOnce, Frame, RxBurst, TxBurst};
+use stack::registry::RegistryConfig;
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+/// The reason of who is told what is wrong.
+const WRONG: u32 = 2;
+const LINKED: u32 = 0;
+
+/// A process that keeps to the rules can use the member.
+fn works(config: &RegistryConfig, here: &mut Member) {
+    let mut other = Other::new(config);
+    let before = here.received();
+    other.tell(&format!("send {} 100", here.run()));
+    here.receive(before + 100);
+    assert_eq!(other.hear(), "sent");
+    other.tell("receive 100");
+    here.send(other.run, 100);
+    assert_eq!(other.hear(), "received");
+    other.kill();
+    drop(here.next_ended());
+}
+
+/// An offer with another number at this place.
+fn offer_with(at: usize, number: u32) -> Vec<u8> {
+    let mut numbers = offer();
+    numbers[at] = number;
+    message(1, OFFER, &numbers)
+}
+
+#[test]
+fn who_lies_in_a_greeting_is_refused() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    let good = || message(1, OFFER, &offer());
+    let sealed = |size| memory(size, SealFlags::SHRINK | SealFlags::GROW);
+    let null = || -> OwnedFd { File::open("/dev/null").unwrap().into() };
+    let pipe = || -> OwnedFd { std::io::pipe().unwrap().1.into() };
+    let both = || vec![good_memory(), event()];
+    let mut tricks: Vec<(&str, Vec<u8>, Vec<OwnedFd>)> = vec![
+        ("no message", vec![0x5a; 128], both()),
+        ("an unknown kind", message(1, 77, &offer()), both()),
+        ("another release", message(9, OFFER, &offer()), both()),
+        ("a greeting at the wrong time", message(1, HELLO, &about()), vec![event()]),
+        ("consent at the wrong time", message(1, UP, &[]), vec![]),
+        ("a refusal without a reason", message(1, REFUSED, &[99]), vec![]),
+        ("no descriptor", good(), vec![]),
+        ("one descriptor", good(), vec![good_memory()]),
+        ("one too many", good(), vec![good_memory(), event(), event()]),
+        ("as many as there is room for", good(), (0..4).map(|_| event()).collect()),
+        ("more than that", good(), (0..60).map(|_| event()).collect()),
+        ("no memory", good(), vec![null(), event()]),
+        ("events for memory", good(), vec![event(), event()]),
+        ("the wrong order", good(), vec![event(), good_memory()]),
+        ("no event", good(), vec![good_memory(), pipe()]),
+        ("a file for an event", good(), vec![good_memory(), null()]),
+        ("memory without seals", good(), vec![memory(SIZE, SealFlags::empty()), event()]),
+        ("memory that can shrink", good(), vec![memory(SIZE, SealFlags::GROW), event()]),
+        ("memory that is too small", good(), vec![sealed(SIZE - 1), event()]),
+        ("memory of a page", good(), vec![sealed(4096), event()]),
+        ("no bytes", good(), vec![sealed(0), event()]),
+        ("memory that cannot be written", good(), vec![read_only(), event()]),
+        ("no rings in it", good(), vec![sealed(SIZE), event()]),
+    ];
+    // Shards, frames, runs, a run; then rings, slots, bytes of a buffer, and of it all.
+    for at in (0..4).chain(11..16) {
+        for number in [0, 1 << 20, u32::MAX] {
+            // There is a run 0.
+            if offer()[at] != number && (at, number) != (3, 0) {
+                tricks.push(("a number", offer_with(at, number), both()));
+            }
+        }
+    }
+    let refused = tricks.len() as u64;
+    for (what, bytes, fds) in tricks {
+        let liar = Liar::call(&config, here.run());
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        liar.send(&bytes, &fds);
+        assert_eq!(liar.refusal(), WRONG, "{what}");
+    }
+    assert_eq!(here.links.counts().refused, refused);
+    assert_eq!(here.links.counts().made, 0);
+    works(&config, &mut here);
+}
+
+/// Memory that is large enough and sealed, and against writing as well.
+fn read_only() -> OwnedFd {
+    let fd = good_memory();
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE).unwrap();
+    fd
+}
+
+#[test]
+fn a_message_comes_in_one_piece_and_a_link_once() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    for len in [1, 16, 127] {
+        let liar = Liar::call(&config, here.run());
+        let offer = message(1, OFFER, &offer());
+        liar.send(&offer[..len], &[liar.memory.as_fd()]);
+        liar.send(&offer[len..], &[liar.event.as_fd()]);
+        assert_eq!(liar.refusal(), WRONG);
+    }
+    let _liar = Liar::linked(&config, here.run());
+    let second = Liar::call(&config, here.run());
+    second.send(&message(1, OFFER, &offer()), &[second.memory.as_fd(), second.event.as_fd()]);
+    assert_eq!(second.refusal(), LINKED);
+    assert_eq!(here.links.counts().made, 1);
+    works(&config, &mut here);
+}
+
+// Goal: descriptors that take for ever to close hold up the threads of their own process's share, and nobody else.
+#[test]
+fn descriptors_that_wait_when_they_are_closed_keep_nobody() {
+    let config = config();
+    let mut member = Other::new(&config);
+    // To close such a socket takes as long as its linger time, until its peer has read what was sent: never.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut unread = Vec::new();
+    let mut slow = || {
+        let mut slow = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        unread.push(listener.accept().unwrap());
+        rustix::net::sockopt::set_socket_linger(&slow, Some(Duration::from_secs(3600))).unwrap();
+        slow.set_nonblocking(true).unwrap();
+        while slow.write(&[0; 1 << 16]).is_ok() {}
+        OwnedFd::from(slow)
+    };
+    // With greetings, on links, and behind what there is room for.
+    let mut heard = 0;
+    for round in 0..40 {
+        // When its share is in use it is not heard.
+        let Some(liar) = Liar::try_call(&config, member.run, Some(Duration::from_millis(20))) else {
+            continue;
+        };
+        let is_linked = round % 4 == 0 && liar.is_accepted();
+        // So that the last one who has the descriptors is the member.
+        member.stop();
+        let all: Vec<OwnedFd> = (0..if round % 3 == 0 { 2 } else { 6 }).map(|_| slow()).collect();
+        let fds: Vec<_> = all.iter().map(AsFd::as_fd).collect();
+        liar.send(&message(1, if is_linked { UP } else { OFFER }, &offer()), &fds);
+        drop(all);
+        member.signal(Signal::CONT);
+        heard += 1;
+    }
+    assert!(heard > 4, "{heard}");
+    let mut other = Other::new(&config);
+    for (from, to) in [(0, 1), (1, 0)] {
+        let run = [member.run, other.run][to];
+        let both = [&mut member, &mut other];
+        both[from].tell(&format!("send {run} 100"));
+        assert_eq!(both[to].order("receive 100"), "received");
+        assert_eq!(both[from].hear(), "sent");
+    }
+}
+
+#[test]
+fn who_says_nothing_is_given_up() {
+    let config = config();
+    let mut here = Member::with(&config, 1, Duration::from_millis(50));
+    // Many of them, who call and say nothing, and those who have a run and never accept.
+    let silent: Vec<Liar> = (0..100).map(|_| Liar::call(&config, here.run())).collect();
+    let runs: Vec<usize> = (0..20).filter(|run| *run != here.run()).collect();
+    let _mute: Vec<OwnedFd> = runs.iter().map(|run| mute(&config, *run)).collect();
+    runs.iter().for_each(|run| assert_eq!(here.reach(*run), Reach::Asked));
+    for run in runs {
+        wait_for(|| here.reach(run) == Reach::Nobody);
+    }
+    for liar in silent {
+        assert!(liar.hear().0.is_empty());
+    }
+    works(&config, &mut here);
+}
+
+#[test]
+fn who_is_called_and_lies_is_refused() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    let ours = here.run();
+    let runs = (0..).filter(|run| *run != ours);
+    let hello = message(1, HELLO, &about());
+    let tricks: Vec<Vec<(Vec<u8>, usize)>> = vec![
+        vec![(vec![0; 128], 1)],
+        vec![(hello.clone(), 0)],
+        vec![(hello.clone(), 2)],
+        vec![(hello.clone(), 60)],
+        vec![(message(1, HELLO, &[0; 11]), 1)],
+        vec![(message(1, OFFER, &offer()), 2)],
+        vec![(message(1, UP, &[]), 0)],
+        vec![(hello.clone(), 1), (hello.clone(), 1)],
+        vec![(hello, 1), (message(1, OFFER, &offer()), 2)],
+        // Of another release: it is told ours.
+        vec![(message(9, HELLO, &[u32::MAX; 20]), 1)],
+    ];
+    let count = tricks.len() as u64;
+    for (run, answers) in runs.zip(tricks) {
+        let liar = answer(&config, run, answers);
+        assert_eq!(here.reach(run), Reach::Asked);
+        assert_eq!(liar.join().unwrap()[..20], message(1, REFUSED, &[WRONG])[..20]);
+        wait_for(|| here.reach(run) == Reach::Nobody);
+    }
+    assert_eq!((here.links.counts().refused, here.links.counts().made), (count, 0));
+    works(&config, &mut here);
+}
+
+#[test]
+fn who_says_that_it_has_the_runs_of_others_gets_nothing_of_theirs() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    let mut other = Other::new(&config);
+    let mut numbers = offer();
+    numbers[3] = other.run as u32;
+    let liar = Liar::call(&config, here.run());
+    liar.send(&message(1, OFFER, &numbers), &[liar.memory.as_fd(), liar.event.as_fd()]);
+    assert_eq!(liar.hear().0, message(1, UP, &[]));
+    other.tell("receive 100");
+    here.send(other.run, 100);
+    assert_eq!(other.hear(), "received");
+    assert_eq!(here.links.counts().made, 2);
+}
+
+#[test]
+fn an_index_that_cannot_be_ends_the_link() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    for (ring, at, number) in
+        [(TO_CALLED, 6, 65), (TO_CALLED, 6, 0x8000), (TO_CALLER, 6, 65), (TO_CALLER, 6, u16::MAX)]
+    {
+        let liar = Liar::linked(&config, here.run());
+        let refused = here.links.counts().refused;
+        let link = link_of(&mut here, None);
+        liar.put(ring + at, number);
+        wait_for(|| {
+            here.poll();
+            let mut frames: TxBurst = [Frame::from_vec(vec![1; 100])].into_iter().collect();
+            here.queues[0].tx_burst(link, &mut frames);
+            here.links.counts().refused == refused + 1
+        });
+        assert!(liar.hear().0.is_empty());
+        drop(here.next_ended());
+    }
+    // And so does whatever is said on it.
+    for (bytes, fds) in [(message(1, UP, &[]), 0), (vec![0; 128], 4), (message(1, OFFER, &offer()), 2)] {
+        let liar = Liar::linked(&config, here.run());
+        let refused = here.links.counts().refused;
+        liar.send(&bytes, &vec![liar.event.as_fd(); fds]);
+        wait_for(|| here.links.counts().refused == refused + 1);
+        drop(here.next_ended());
+    }
+    works(&config, &mut here);
+}
+
+/// The link of a liar: the one that is not another process's.
+fn link_of(here: &mut Member, others: Option<LinkId>) -> LinkId {
+    let mut link = None;
+    wait_for(|| {
+        drop(here.queues[0].next_ended());
+        link = here.queues[0].links().find(|link| Some(*link) != others);
+        link.is_some()
+    });
+    link.unwrap()
+}
+
+#[test]
+fn memory_that_changes_all_the_time_harms_nobody() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    let mut other = Other::new(&config);
+    let others = here.link_to(other.run);
+    let mut state = 7u64;
+    let mut random = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    for round in 0..300 {
+        let liar = Liar::linked(&config, here.run());
+        let link = link_of(&mut here, Some(others));
+        for _ in 0..random(40) {
+            // Headers and descriptors, mostly; with numbers that are nearly right, mostly.
+            let at = if random(10) == 0 { random(SIZE - 8) } else { random(2 * 1152) };
+            let numbers =
+                [random(70), random(1 << 16), random(1 << 32), u64::from(u32::MAX), SIZE - random(70)];
+            let number = numbers[random(5) as usize];
+            liar.memory.write_all_at(&number.to_ne_bytes()[..1 + random(7) as usize], at).unwrap();
+            use_all(&mut here, link);
+        }
+        drop(liar);
+        // Whatever frames it sent are none of this test's: they are not looked at.
+        wait_for(|| {
+            use_all(&mut here, link);
+            here.queues[0].next_ended().is_some()
+        });
+        other.tell("take 50");
+        here.send(other.run, 50);
+        assert_eq!(other.hear(), "taken", "round {round}");
+    }
+    assert!(here.links.counts().refused > 10, "{:?}", here.links.counts());
+}
+
+/// Receives, sends and builds, whatever comes of it.
+fn use_all(here: &mut Member, link: LinkId) {
+    let queue = &mut here.queues[0];
+    let mut got = RxBurst::new();
+    queue.rx_burst(&mut got);
+    assert!(got.iter().all(|frame| (1..=MAX_FRAME).contains(&frame.len())));
+    queue.recycle(&mut got);
+    let mut frames: TxBurst = [100, 4000].into_iter().map(|len| Frame::from_vec(vec![1; len])).collect();
+    queue.tx_burst(link, &mut frames);
+    let mut fill = AtOnce(|buffer: &mut [u8]| {
+        buffer.fill(9);
+        Some(buffer.len())
+    });
+    queue.build_burst(link, 3, &mut fill);
+    let _ = queue.arm();
+}
+
+/// Fills an event, whatever is in it.
+fn fill(event: &OwnedFd) {
+    rustix::fs::fcntl_setfl(event, rustix::fs::OFlags::NONBLOCK).unwrap();
+    for step in (0..u64::BITS).rev() {
+        while rustix::io::write(event, &(1u64 << step).to_ne_bytes()).is_ok() {}
+    }
+}
+
+#[test]
+fn an_event_that_is_full_and_waits_keeps_nobody() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    let liar = Liar::linked(&config, here.run());
+    fill(&liar.event);
+    rustix::fs::fcntl_setfl(&liar.event, rustix::fs::OFlags::empty()).unwrap();
+    // It gives all slots and never polls: each frame wakes it.
+    liar.put(TO_CALLER + 6, 64);
+    let link = link_of(&mut here, None);
+    let mut sent = 0;
+    for _ in 0..64 {
+        let mut frames: TxBurst = [Frame::from_vec(vec![1; 100])].into_iter().collect();
+        sent += here.queues[0].tx_burst(link, &mut frames);
+    }
+    assert_eq!(sent, 64);
+    // Nor does ours, which it has.
+    fill(&liar.theirs);
+    rustix::fs::fcntl_setfl(&liar.theirs, rustix::fs::OFlags::empty()).unwrap();
+    works(&config, &mut here);
+}
