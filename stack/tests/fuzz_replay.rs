@@ -60,6 +60,11 @@ fn fuzz_corpus_memif_peer() {
     replay("memif_peer");
 }
 
+#[test]
+fn fuzz_corpus_host_links() {
+    replay("host_links");
+}
+
 // Goal: a target that is added is replayed too.
 #[test]
 fn every_target_is_replayed() {

@@ -6,6 +6,8 @@
 //! invalid, none takes long, and none behaves differently the second time.
 
 mod cm;
+#[cfg(not(miri))]
+mod links;
 mod masks;
 #[cfg(not(miri))]
 mod memif;
@@ -18,6 +20,8 @@ pub mod replay;
 mod wire;
 
 pub use cm::cm_bytes;
+#[cfg(not(miri))]
+pub use links::host_links;
 pub use masks::modify_masks;
 #[cfg(not(miri))]
 pub use memif::memif_peer;
@@ -44,6 +48,8 @@ pub const TARGETS: &[Target] = &[
     ("port_names", port_names),
     #[cfg(not(miri))]
     ("memif_peer", memif_peer),
+    #[cfg(not(miri))]
+    ("host_links", host_links),
 ];
 
 /// Reads numbers from an input; behind its end there are zeros.
