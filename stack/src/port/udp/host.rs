@@ -1,8 +1,8 @@
 //! The addresses and interfaces of the host, followed as they change.
 
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
 use super::control::is_link_local;
+use super::order::{self, Standing};
 use super::route::{self, Router, Way};
 use super::segmentation;
 use super::sys::{self, Interface, Local};
@@ -18,7 +19,6 @@ use crate::port::netdevice;
 use crate::port::spec::HostAddress;
 use crate::sync::apart;
 use crate::sync::lock::lock;
-use crate::wire::UDP_PORT;
 
 /// Groups of messages about interfaces, their addresses, and routes (rtnetlink(7)): `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
 /// `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV4_RULE`, `RTMGRP_IPV6_ROUTE`.
@@ -37,6 +37,7 @@ struct Entry {
     mtu: usize,
     /// The kernel takes apart messages that leave by this interface, and numbers their datagrams from 0.
     segments: bool,
+    standing: Standing,
 }
 
 /// The host at one moment.
@@ -53,8 +54,10 @@ impl Table {
             let segments = segmentation::by_kernel(socket, iface) == Some(true);
             Some((mtu, segments))
         };
+        let sources = order::default_sources();
+        let standing = |local: &Local| Standing::of(local, &sources, order::is_bridge(&local.iface));
         let (addresses, interfaces) = sys::interfaces()?;
-        Ok(Self::new(addresses, &interfaces, &route::ways(), about))
+        Ok(Self::new(addresses, &interfaces, &route::ways(), about, standing))
     }
 
     /// A table of these addresses, without those whose interface cannot be asked any more: it has gone since.
@@ -63,6 +66,7 @@ impl Table {
         interfaces: &[Interface],
         ways: &[Way],
         about: impl Fn(&str) -> Option<(usize, bool)>,
+        standing: impl Fn(&Local) -> Standing,
     ) -> Self {
         let mut known = BTreeMap::new();
         let mut about = |iface: &str| match known.get(iface) {
@@ -77,7 +81,7 @@ impl Table {
         let out: Vec<_> = out.collect();
         let entries = addresses.into_iter().filter_map(|local| {
             let (mtu, segments) = about(&local.iface)?;
-            Some(Entry { mtu: carried(&local, mtu, &out), local, segments })
+            Some(Entry { mtu: carried(&local, mtu, &out), standing: standing(&local), local, segments })
         });
         Self(entries.collect())
     }
@@ -295,11 +299,10 @@ impl crate::port::Host for Host {
             return self.named.clone();
         }
         let table = self.table();
-        let mut all: Vec<_> = table.0.iter().map(|entry| entry.local.addr).collect();
-        // Those that reach farthest come first.
-        all.sort_by_key(|addr| (addr.is_loopback(), is_link_local(*addr), addr.is_ipv6()));
-        all.dedup();
-        all
+        let mut all: Vec<&Entry> = table.0.iter().collect();
+        all.sort_by_key(|entry| (entry.standing, entry.local.addr.is_ipv6()));
+        let mut seen = BTreeSet::new();
+        all.into_iter().map(|entry| entry.local.addr).filter(|addr| seen.insert(*addr)).collect()
     }
 
     fn generation(&self) -> u64 {
@@ -311,7 +314,7 @@ impl crate::port::Host for Host {
         if is_link_local(peer) {
             return self.table().link_local(scope, |addr| own.contains(&addr));
         }
-        let source = towards(peer)?.local_addr().ok()?.ip();
+        let source = route::towards(peer)?.local_addr().ok()?.ip();
         let same_family = |addr: &&IpAddr| addr.is_ipv6() == peer.is_ipv6();
         own.iter().find(|addr| **addr == source).or_else(|| own.iter().find(same_family)).copied()
     }
@@ -321,19 +324,8 @@ impl crate::port::Host for Host {
             IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU),
             IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
         };
-        sys::get(towards(peer)?.as_fd(), level, option).ok()?.try_into().ok()
+        sys::get(route::towards(peer)?.as_fd(), level, option).ok()?.try_into().ok()
     }
-}
-
-/// A socket that is connected to a peer's address. That sends nothing: the kernel looks for a route.
-fn towards(peer: IpAddr) -> Option<std::net::UdpSocket> {
-    let any: IpAddr = match peer {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = std::net::UdpSocket::bind((any, 0)).ok()?;
-    socket.connect(SocketAddr::new(peer, UDP_PORT)).ok()?;
-    Some(socket)
 }
 
 /// A socket on which the kernel says that interfaces, addresses or routes changed.
@@ -382,7 +374,8 @@ mod tests {
             Local { addr, iface, index: 1, up: true, loopback: false }
         };
         let locals = vec![local("10.0.0.1", "stays"), local("10.0.1.1", "goes"), local("10.0.0.2", "stays")];
-        let table = Table::new(locals, &[], &[], |iface| (iface == "stays").then_some((1500, true)));
+        let about = |iface: &str| (iface == "stays").then_some((1500, true));
+        let table = Table::new(locals, &[], &[], about, |_| Standing::Outside);
         let host = Host::new(&[]);
         *host.table.write().unwrap() = Arc::new(table);
         assert_eq!(
@@ -411,7 +404,9 @@ mod tests {
         let about = |iface: &str| Some((mtus[names.iter().position(|name| *name == iface)?], false));
         let way = |name: &str, v6, mtu| Way { index: index(name), v6, mtu };
         let carried = |addr: &str, iface: &str, ways: &[Way]| {
-            let table = Table::new(vec![local(addr, iface, index(iface))], &interfaces, ways, about);
+            let table = Table::new(vec![local(addr, iface, index(iface))], &interfaces, ways, about, |_| {
+                Standing::Outside
+            });
             table.0[0].mtu
         };
         let ways = [way("eth", false, None), way("jumbo", false, None), way("tunnel", true, None)];
@@ -445,7 +440,7 @@ mod tests {
         let about = |_: &str| Some((1500, false));
         let table = |addrs: &[(&str, &str, u32)]| {
             let locals = addrs.iter().map(|(addr, iface, index)| local(addr, iface, *index)).collect();
-            Table::new(locals, &[], &[], about)
+            Table::new(locals, &[], &[], about, |_| Standing::Outside)
         };
         let source = |table: &Table, scope| table.link_local(scope, |_| true).map(|addr| addr.to_string());
         let two = table(&[("fe80::1", "a", 1), ("fd00::1", "b", 2), ("fe80::2", "b", 2)]);
@@ -468,7 +463,7 @@ mod tests {
         let entry = |addr: &str, index, segments| {
             let iface = format!("eth{index}");
             let local = Local { addr: addr.parse().unwrap(), iface, index, up: true, loopback: false };
-            Entry { local, mtu: 1500, segments }
+            Entry { local, mtu: 1500, segments, standing: Standing::Outside }
         };
         // The kernel takes messages apart that leave by the first interface, hardware those of the second.
         let table = Table(vec![entry("10.0.0.1", 1, true), entry("10.0.1.1", 2, false)]);

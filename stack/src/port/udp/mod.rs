@@ -14,6 +14,7 @@
 mod buffers;
 mod control;
 mod host;
+mod order;
 mod packet;
 mod port;
 mod route;

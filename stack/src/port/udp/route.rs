@@ -1,10 +1,12 @@
 //! By which interface the kernel sends: its answers to requests for one route, and for all (rtnetlink(7)).
 
-use core::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::wire::UDP_PORT;
 
 /// `RTM_NEWROUTE` and `RTM_GETROUTE` of `<linux/rtnetlink.h>`.
 const NEWROUTE: u16 = 24;
@@ -38,6 +40,17 @@ const ANSWER: usize = 1 << 15;
 const ANSWERS: usize = 1 << 10;
 /// Bytes of a request.
 const LEN: usize = HEADER + ROUTE + 2 * (ATTRIBUTE + 4);
+
+/// A socket that is connected to a peer's address. That sends nothing: the kernel looks for a route.
+pub(super) fn towards(peer: IpAddr) -> Option<std::net::UdpSocket> {
+    let any: IpAddr = match peer {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = std::net::UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(SocketAddr::new(peer, UDP_PORT)).ok()?;
+    Some(socket)
+}
 
 /// A socket on which routes are looked up.
 pub(super) struct Router(OwnedFd);
