@@ -27,7 +27,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("net", &["wire"]),
     ("port", &["racy", "crc", "wire", "sync", "ipc", "registry"]),
     ("shard", &["racy", "crc", "wire", "sync", "mem", "proto", "net", "port"]),
-    ("device", &["racy", "cm", "wire", "sync", "mem", "proto", "net", "port", "shard"]),
+    ("device", &["racy", "cm", "wire", "sync", "mem", "proto", "net", "port", "shard", "registry"]),
 ];
 const COMMON: &[&str] = &["id", "time", "config", "mark", "runtime"];
 

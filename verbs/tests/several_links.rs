@@ -97,7 +97,7 @@ impl QueueLayer for Links {
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         self.links.iter_mut().map(|link| link.rx_burst(out)).sum()
     }
-    fn route_to(&mut self, peer: IpAddr) -> Route {
+    fn route_to(&mut self, peer: IpAddr, _: verbs::Qpn) -> Route {
         let link = PEERS.iter().position(|addr| IpAddr::from(*addr) == peer).expect("a peer");
         Route(link as u8)
     }

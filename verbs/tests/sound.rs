@@ -347,6 +347,9 @@ impl Port for Fragile {
         step(&self.breaks, "steer");
         self.port.steer(numbers);
     }
+    fn numbers(&self) -> Option<&dyn stack::port::Numbers> {
+        None
+    }
     fn maintain(&self) {
         step(&self.breaks, "maintain");
         self.port.maintain();
@@ -371,9 +374,9 @@ impl PortQueue for FragileQueue {
         step(&self.breaks, "rx_burst");
         self.queue.rx_burst(out)
     }
-    fn route_to(&mut self, peer: std::net::IpAddr) -> Route {
+    fn route_to(&mut self, peer: std::net::IpAddr, remote: stack::id::Qpn) -> Route {
         step(&self.breaks, "route_to");
-        self.queue.route_to(peer)
+        self.queue.route_to(peer, remote)
     }
     fn take_source_port(&mut self, hint: u16, kind: stack::port::FlowKind) -> u16 {
         step(&self.breaks, "take_source_port");

@@ -102,6 +102,9 @@ impl Port for SimPort {
         self.window
     }
     fn steer(&self, _: &[(core::ops::RangeInclusive<stack::id::Qpn>, usize)]) {}
+    fn numbers(&self) -> Option<&dyn stack::port::Numbers> {
+        None
+    }
     fn maintain(&self) {}
     fn stats(&self) -> PortStats {
         PortStats::default()
@@ -158,7 +161,7 @@ impl PortQueue for SimQueue {
         n
     }
 
-    fn route_to(&mut self, _: IpAddr) -> Route {
+    fn route_to(&mut self, _: IpAddr, _: stack::id::Qpn) -> Route {
         Route::default()
     }
     fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {

@@ -23,7 +23,8 @@ use super::xrc_domain::Domains;
 use crate::config::{CQ_MAX, PD_MAX};
 use crate::id::Mtu;
 use crate::net::{Net, NetConfig};
-use crate::port::{Port, PortInfo};
+use crate::port::Port;
+use crate::shard::blocks::Blocks;
 use crate::shard::{Shard, Shared, SharedConfig};
 use crate::sync::alarm::Alarm;
 use crate::sync::lock::lock;
@@ -61,10 +62,12 @@ pub struct Device {
 /// [`OpenError::PortMtu`].
 fn shared_state(
     config: &NetConfig,
-    port: &PortInfo,
+    port: &dyn Port,
     shards: usize,
     qps_per_shard: usize,
 ) -> Result<Shared, OpenError> {
+    let has_numbers = port.numbers().is_some();
+    let port = port.info();
     let net = Net::new(config);
     let gids = net.gids().iter().collect();
     let mtu = Mtu::of_link(port.mtu)
@@ -72,7 +75,12 @@ fn shared_state(
     // Everybody is behind one next hop where the port's frames are those of UDP sockets.
     let computed_ids = config.next_hop.is_some();
     let (mac, vlan) = (port.mac, config.vlan);
-    Ok(Shared::new(SharedConfig { net, gids, mac, vlan, mtu, shards, qps_per_shard, computed_ids }))
+    let mut shared =
+        Shared::new(SharedConfig { net, gids, mac, vlan, mtu, shards, qps_per_shard, computed_ids });
+    if has_numbers {
+        shared.blocks = Blocks::foreign();
+    }
+    Ok(shared)
 }
 
 impl Device {
@@ -93,7 +101,7 @@ impl Device {
             return Err(OpenError::Queues { port: info.name.clone(), queues: info.queues, shards });
         }
         let net_config = config.net(&*port)?;
-        let shared = Arc::new(shared_state(&net_config, info, shards, config.qps_per_shard)?);
+        let shared = Arc::new(shared_state(&net_config, &*port, shards, config.qps_per_shard)?);
         let drive = config.drive.clone();
         let clock = ClockSource::new(&config.clock);
         let now = clock.now();

@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, VecDeque};
 use super::error::DeviceError;
 use crate::config::QPN_BLOCK_USE;
 use crate::id::{Qpn, QpnBlock};
+use crate::registry::Run;
 use crate::shard::blocks::Blocks;
 use crate::time::Instant;
 
@@ -45,6 +46,18 @@ impl Lease {
         self.taken[(qpn.get() % QpnBlock::NUMBERS) as usize] = false;
         self.used -= 1;
     }
+}
+
+/// Where numbers come from.
+pub(super) trait Supply {
+    /// The blocks that shards may lease.
+    fn blocks(&self) -> &Blocks;
+
+    /// A random number.
+    fn random(&self) -> Result<u32, DeviceError>;
+
+    /// More blocks for a shard, where the device does not have all of them.
+    fn lease(&self, shard: usize) -> Result<Option<Run>, DeviceError>;
 }
 
 #[derive(Default)]
@@ -87,14 +100,13 @@ impl Numbers {
     }
 
     /// Takes a slot and a number on `shard`, from a block of the shard that is less than half used; leases a block if there is
-    /// none. `random` gives random numbers. `again`: takes this number, which a queue pair of the shard had before.
+    /// none. `again`: takes this number, which a queue pair of the shard had before.
     pub(super) fn take(
         &mut self,
         now: Instant,
         shard: usize,
         again: Option<Qpn>,
-        blocks: &Blocks,
-        mut random: impl FnMut() -> Result<u32, DeviceError>,
+        supply: &impl Supply,
     ) -> Result<(u32, Qpn), DeviceError> {
         self.wake(now);
         let limit = self.per_shard as usize;
@@ -107,23 +119,32 @@ impl Numbers {
         }
         let roomy = |lease: &&mut Lease| lease.shard == shard && lease.used < QPN_BLOCK_USE;
         let number = match self.leases.iter_mut().filter(roomy).min_by_key(|lease| lease.used) {
-            Some(lease) => lease.take(random()?),
-            None => {
-                let limit = QpnBlock::COUNT * QPN_BLOCK_USE as usize;
-                let exhausted = DeviceError::Exhausted { what: "queue pair number", limit };
-                // Behind its last block, so that a shard's numbers are few ranges.
-                let last = self.leases.iter().rfind(|lease| lease.shard == shard);
-                let from = match last {
-                    Some(lease) => lease.block.index() as u32 + 1,
-                    None => random()?,
-                };
-                let block = blocks.lease(shard, from).ok_or(exhausted)?;
-                self.leases.push(Lease::new(block, shard));
-                let last = self.leases.len() - 1;
-                self.leases[last].take(random()?)
-            }
+            Some(lease) => lease.take(supply.random()?),
+            None => self.lease(shard, supply)?.take(supply.random()?),
         };
         Ok((self.take_slot(shard), number))
+    }
+
+    /// Leases a block for a shard, or several, of which it returns the first.
+    fn lease(&mut self, shard: usize, supply: &impl Supply) -> Result<&mut Lease, DeviceError> {
+        let first = self.leases.len();
+        if let Some(run) = supply.lease(shard)? {
+            for block in run.blocks() {
+                supply.blocks().add(block, shard);
+                self.leases.push(Lease::new(block, shard));
+            }
+            return Ok(&mut self.leases[first]);
+        }
+        // Behind its last block, if that is free, so that a shard's numbers are few ranges.
+        let from = match self.leases.iter().rfind(|lease| lease.shard == shard) {
+            Some(lease) => lease.block.index() as u32 + 1,
+            None => supply.random()?,
+        };
+        let limit = QpnBlock::COUNT * QPN_BLOCK_USE as usize;
+        let exhausted = DeviceError::Exhausted { what: "queue pair number", limit };
+        let block = supply.blocks().lease(shard, from).ok_or(exhausted)?;
+        self.leases.push(Lease::new(block, shard));
+        Ok(&mut self.leases[first])
     }
 
     /// How many blocks are leased: changes when the ranges do.
@@ -212,6 +233,7 @@ impl Numbers {
 
 #[cfg(test)]
 mod tests {
+    use core::cell::Cell;
     use std::collections::HashSet;
 
     use super::*;
@@ -220,13 +242,65 @@ mod tests {
         Instant::from_nanos(ms * 1_000_000)
     }
 
-    // Any numbers will do that are spread.
-    fn spread() -> impl FnMut() -> Result<u32, DeviceError> {
-        let mut x = 1u32;
-        move || {
-            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            Ok(x >> 8)
+    /// Blocks, and a function that gives numbers in place of random ones.
+    struct Given<'a, F>(&'a Blocks, F);
+
+    impl<F: Fn() -> u32> Supply for Given<'_, F> {
+        fn blocks(&self) -> &Blocks {
+            self.0
         }
+        fn random(&self) -> Result<u32, DeviceError> {
+            Ok(self.1())
+        }
+        fn lease(&self, _: usize) -> Result<Option<Run>, DeviceError> {
+            Ok(None)
+        }
+    }
+
+    // Any numbers will do that are spread.
+    fn spread() -> impl Fn() -> u32 {
+        let x = Cell::new(1u32);
+        move || {
+            x.set(x.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223));
+            x.get() >> 8
+        }
+    }
+
+    /// Leases these runs, one after the other.
+    struct Runs(Blocks, Cell<&'static [usize]>);
+
+    impl Supply for Runs {
+        fn blocks(&self) -> &Blocks {
+            &self.0
+        }
+        fn random(&self) -> Result<u32, DeviceError> {
+            Ok(3)
+        }
+        fn lease(&self, _: usize) -> Result<Option<Run>, DeviceError> {
+            let exhausted = DeviceError::Exhausted { what: "run", limit: 3 };
+            let (next, rest) = self.1.get().split_first().ok_or(exhausted)?;
+            self.1.set(rest);
+            Ok(Run::all().nth(*next))
+        }
+    }
+
+    // Goal: where numbers are leased no other number is drawn, each shard has its own, and more are leased when none is left.
+    #[test]
+    fn numbers_are_of_the_runs_that_were_leased() {
+        let runs = Runs(Blocks::foreign(), Cell::new(&[7, 0, 9]));
+        let of_run = 8 * QPN_BLOCK_USE as usize;
+        let mut n = Numbers::new(2, 3 * of_run);
+        let mut take = |shard| n.take(at(0), shard, None, &runs).map(|(_, qpn)| qpn);
+        let run_of = |qpn: Qpn| Run::of(qpn.block()).index();
+        assert_eq!([take(1), take(0)].map(|qpn| run_of(qpn.unwrap())), [7, 0]);
+        let mut of_1: Vec<Qpn> = (0..of_run).map(|_| take(1).unwrap()).collect();
+        assert_eq!(of_1.pop().map(run_of), Some(9), "the first run is used to half");
+        assert!(of_1.iter().all(|qpn| run_of(*qpn) == 7 && runs.0.shard_of(*qpn) == 1));
+        let left = of_run - 1;
+        (0..left).for_each(|_| assert_eq!(run_of(take(1).unwrap()), 9));
+        let error = take(1).unwrap_err();
+        assert!(matches!(error, DeviceError::Exhausted { what: "run", .. }), "{error}");
+        assert_eq!(take(0).map(run_of).unwrap(), 0);
     }
 
     #[test]
@@ -234,7 +308,7 @@ mod tests {
         let (mut n, blocks) = (Numbers::new(16, 8), Blocks::default());
         for shard in 0..16 {
             for wish in [0, 1, 2, u32::MAX, 0xfff] {
-                let (_, qpn) = n.take(at(0), shard, None, &blocks, || Ok(wish)).unwrap();
+                let (_, qpn) = n.take(at(0), shard, None, &Given(&blocks, || wish)).unwrap();
                 assert_eq!(blocks.shard_of(qpn), shard);
                 assert!(!matches!(qpn.get(), 0 | 1 | 0xff_ffff), "{qpn:?}");
             }
@@ -244,10 +318,10 @@ mod tests {
     #[test]
     fn blocks_are_used_to_half_at_most() {
         let count = 5 * QPN_BLOCK_USE as usize / 2;
-        let (mut n, blocks, mut random) = (Numbers::new(2, count), Blocks::default(), spread());
+        let (mut n, blocks, random) = (Numbers::new(2, count), Blocks::default(), spread());
         let mut numbers = HashSet::new();
         for _ in 0..count {
-            let (_, qpn) = n.take(at(0), 1, None, &blocks, &mut random).unwrap();
+            let (_, qpn) = n.take(at(0), 1, None, &Given(&blocks, &random)).unwrap();
             assert!(numbers.insert(qpn) && blocks.shard_of(qpn) == 1);
         }
         let used: Vec<u32> = n.leases.iter().map(|lease| lease.used).collect();
@@ -259,21 +333,21 @@ mod tests {
         for (slot, qpn) in (0..).zip(numbers) {
             n.put_back(1, slot, qpn, at(100));
         }
-        n.take(at(100), 1, None, &blocks, random).unwrap();
+        n.take(at(100), 1, None, &Given(&blocks, &random)).unwrap();
         assert_eq!((n.leases.len(), n.leases.iter().map(|lease| lease.used).sum()), (3, 1));
     }
 
     #[test]
     fn numbers_rest_and_slots_come_back_last() {
         let (mut n, blocks) = (Numbers::new(1, 2), Blocks::default());
-        let (slot, qpn) = n.take(at(0), 0, None, &blocks, || Ok(7)).unwrap();
+        let (slot, qpn) = n.take(at(0), 0, None, &Given(&blocks, || 7)).unwrap();
         assert_eq!((slot, qpn.get()), (0, 0x7007));
         n.put_back(0, slot, qpn, at(100));
-        let (slot, other) = n.take(at(50), 0, None, &blocks, || Ok(7)).unwrap();
+        let (slot, other) = n.take(at(50), 0, None, &Given(&blocks, || 7)).unwrap();
         assert_eq!((slot, other.get()), (1, 0x7008), "7 rests until 100 ms, slot 0 was used before");
-        let (slot, again) = n.take(at(100), 0, None, &blocks, || Ok(7)).unwrap();
+        let (slot, again) = n.take(at(100), 0, None, &Given(&blocks, || 7)).unwrap();
         assert_eq!((slot, again), (0, qpn));
-        let full = n.take(at(100), 0, None, &blocks, || Ok(7));
+        let full = n.take(at(100), 0, None, &Given(&blocks, || 7));
         assert!(matches!(full, Err(DeviceError::Exhausted { limit: 2, .. })));
     }
 
@@ -281,25 +355,25 @@ mod tests {
     #[test]
     fn a_number_that_rests_long_holds_up_no_other() {
         let (mut n, blocks) = (Numbers::new(1, 2), Blocks::default());
-        let taken = [7, 8].map(|wish| n.take(at(0), 0, None, &blocks, || Ok(wish)).unwrap());
+        let taken = [7, 8].map(|wish| n.take(at(0), 0, None, &Given(&blocks, || wish)).unwrap());
         for ((slot, qpn), until) in taken.into_iter().zip([1000, 100]) {
             n.put_back(0, slot, qpn, at(until));
         }
-        let next = n.take(at(100), 0, None, &blocks, || Ok(7)).unwrap().1;
+        let next = n.take(at(100), 0, None, &Given(&blocks, || 7)).unwrap().1;
         assert_eq!(next, taken[1].1, "7 rests, 8 does not");
     }
 
     #[test]
     fn a_number_is_taken_again_if_it_is_the_shards_and_nobody_has_it() {
         let (mut n, blocks) = (Numbers::new(2, 2), Blocks::default());
-        let (slot, qpn) = n.take(at(0), 0, None, &blocks, || Ok(7)).unwrap();
-        let again = |n: &mut Numbers, now, shard| n.take(now, shard, Some(qpn), &blocks, || Ok(9));
+        let (slot, qpn) = n.take(at(0), 0, None, &Given(&blocks, || 7)).unwrap();
+        let again = |n: &mut Numbers, now, shard| n.take(now, shard, Some(qpn), &Given(&blocks, || 9));
         assert!(matches!(again(&mut n, at(50), 0), Err(DeviceError::Exists { .. })), "it lives");
         n.put_back(0, slot, qpn, at(100));
         assert!(matches!(again(&mut n, at(50), 1), Err(DeviceError::Foreign { .. })));
         let (slot, taken) = again(&mut n, at(50), 0).unwrap();
         assert_eq!(taken, qpn, "it rests no longer");
-        assert_eq!(n.take(at(100), 0, None, &blocks, || Ok(7)).unwrap().1.get(), 0x7008);
+        assert_eq!(n.take(at(100), 0, None, &Given(&blocks, || 7)).unwrap().1.get(), 0x7008);
         n.put_back(0, slot, qpn, at(200));
         assert_eq!(again(&mut n, at(300), 0).unwrap().1, qpn, "it had rested");
     }

@@ -6,11 +6,14 @@ use std::sync::Arc;
 
 use super::error::DeviceError;
 use super::handle::Device;
+use super::numbers::Supply;
 use super::qp_init::QpInit;
 use super::td::TdCore;
 use crate::id::{QpType, Qpn};
 use crate::proto::attr::QpAttr;
 use crate::proto::tables::ack_timeout;
+use crate::registry::Run;
+use crate::shard::blocks::Blocks;
 
 /// The shortest rest of a queue pair's number, for peers with longer timeouts than ours.
 const REST_MIN: Duration = Duration::from_secs(1);
@@ -54,6 +57,24 @@ impl Drop for QpNumber<'_> {
     }
 }
 
+/// The numbers of a device.
+struct OfDevice<'a>(&'a Device);
+
+impl Supply for OfDevice<'_> {
+    fn blocks(&self) -> &Blocks {
+        &self.0.core().shared.blocks
+    }
+
+    fn random(&self) -> Result<u32, DeviceError> {
+        self.0.random.next()
+    }
+
+    fn lease(&self, shard: usize) -> Result<Option<Run>, DeviceError> {
+        let leased = self.0.port().numbers().map(|numbers| numbers.lease(shard));
+        leased.transpose().map_err(|error| DeviceError::Port(Box::new(error)))
+    }
+}
+
 /// Takes a slot and a number that no connection holds: a connection in TIMEWAIT may rest longer than the queue pair that it had,
 /// and peers would refuse a new connection with the same number (IBA 12.9.8).
 fn draw(
@@ -67,9 +88,8 @@ fn draw(
             let mut numbers = device.numbers();
             let at = shard.or(td.and_then(|td| td.shard()));
             let at = at.unwrap_or_else(|| numbers.least_loaded(|shard| device.core().cells[shard].is_dead()));
-            let blocks = &device.core().shared.blocks;
             let leases = numbers.leases();
-            let taken = numbers.take(device.now(), at, wish.take(), blocks, || device.random.next())?;
+            let taken = numbers.take(device.now(), at, wish.take(), &OfDevice(device))?;
             if numbers.leases() != leases {
                 device.port().steer(&numbers.ranges());
             }

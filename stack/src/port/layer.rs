@@ -7,7 +7,7 @@
 use super::error::PortError;
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::info::{PortInfo, PortStats};
-use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route, Stalled};
+use super::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
 use crate::id::Qpn;
 use crate::time::Instant;
 use core::net::IpAddr;
@@ -74,6 +74,10 @@ pub trait PortLayer: Send + Sync {
     fn steer(&self, numbers: &[(RangeInclusive<Qpn>, usize)]) {
         self.inner().steer(numbers);
     }
+    /// See [`Port::numbers`].
+    fn numbers(&self) -> Option<&dyn Numbers> {
+        self.inner().numbers()
+    }
     /// See [`Port::maintain`].
     fn maintain(&self) {
         self.inner().maintain();
@@ -109,6 +113,9 @@ impl<L: PortLayer> Port for L {
     fn steer(&self, numbers: &[(RangeInclusive<Qpn>, usize)]) {
         PortLayer::steer(self, numbers);
     }
+    fn numbers(&self) -> Option<&dyn Numbers> {
+        PortLayer::numbers(self)
+    }
     fn maintain(&self) {
         PortLayer::maintain(self);
     }
@@ -134,8 +141,8 @@ pub trait QueueLayer: Send {
     }
     /// See [`PortQueue::route_to`].
     #[inline]
-    fn route_to(&mut self, peer: IpAddr) -> Route {
-        self.inner().route_to(peer)
+    fn route_to(&mut self, peer: IpAddr, remote: Qpn) -> Route {
+        self.inner().route_to(peer, remote)
     }
     /// See [`PortQueue::take_source_port`].
     fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
@@ -187,8 +194,8 @@ impl<L: QueueLayer> PortQueue for L {
         QueueLayer::rx_burst(self, out)
     }
     #[inline]
-    fn route_to(&mut self, peer: IpAddr) -> Route {
-        QueueLayer::route_to(self, peer)
+    fn route_to(&mut self, peer: IpAddr, remote: Qpn) -> Route {
+        QueueLayer::route_to(self, peer, remote)
     }
     fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
         QueueLayer::take_source_port(self, hint, kind)
@@ -230,6 +237,7 @@ mod tests {
     use super::super::{AtOnce, HeapPool, PortError};
     use super::*;
     use crate::id::Mac;
+    use crate::registry::Run;
     use core::sync::atomic::{AtomicUsize, Ordering};
     use core::time::Duration;
     use std::sync::Arc;
@@ -290,6 +298,10 @@ mod tests {
         fn steer(&self, _: &[(RangeInclusive<Qpn>, usize)]) {
             self.called();
         }
+        fn numbers(&self) -> Option<&dyn Numbers> {
+            self.called();
+            Some(self)
+        }
         fn maintain(&self) {
             self.called();
         }
@@ -314,15 +326,21 @@ mod tests {
         }
     }
 
+    impl Numbers for Peculiar {
+        fn lease(&self, queue: usize) -> Result<Run, PortError> {
+            Ok(Run::all().nth(queue).expect("there are more"))
+        }
+    }
+
     impl PortQueue for Peculiar {
         fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
             self.called();
             out.push(Frame::from_vec(vec![1]));
             1
         }
-        fn route_to(&mut self, peer: IpAddr) -> Route {
+        fn route_to(&mut self, peer: IpAddr, remote: Qpn) -> Route {
             self.called();
-            assert_eq!(peer, ADDRESS);
+            assert_eq!((peer, remote), (ADDRESS, Qpn::new(76)));
             Route(77)
         }
         fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
@@ -393,9 +411,11 @@ mod tests {
         let host = port.host().expect("the port below has one");
         assert_eq!((host.addresses(), host.generation()), (vec![ADDRESS], 773));
         port.steer(&[]);
+        let numbers = port.numbers().expect("the port below has some");
+        assert_eq!(Some(numbers.lease(5).unwrap()), Run::all().nth(5));
         port.maintain();
         assert_eq!(port.stats().refused, 774);
-        assert_eq!(calls.swap(0, Ordering::Relaxed), 11);
+        assert_eq!(calls.swap(0, Ordering::Relaxed), 12);
 
         let mut queue: Box<dyn PortQueue> = Box::new(OverQueue(port.take_queue(6).expect("it has that one")));
         let (mut got, mut burst) = (RxBurst::new(), TxBurst::new());
@@ -404,7 +424,7 @@ mod tests {
         assert!(got.is_empty());
         assert_eq!(queue.alloc().map(|frame| frame.capacity()), Some(7));
         queue.alloc_burst(&mut burst, 3);
-        assert_eq!(queue.route_to(ADDRESS), Route(77));
+        assert_eq!(queue.route_to(ADDRESS, Qpn::new(76)), Route(77));
         assert_eq!(queue.take_source_port(77, FlowKind::Labelled), 78);
         queue.release_source_port(78);
         assert_eq!(queue.tx_burst(Route(77), &mut burst), 3);

@@ -155,6 +155,9 @@ impl Port for Down {
         None
     }
     fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
+    fn numbers(&self) -> Option<&dyn crate::port::Numbers> {
+        None
+    }
     fn maintain(&self) {}
     fn stats(&self) -> PortStats {
         PortStats::default()
@@ -168,7 +171,7 @@ impl PortQueue for DownQueue {
     fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
         0
     }
-    fn route_to(&mut self, _: IpAddr) -> Route {
+    fn route_to(&mut self, _: IpAddr, _: crate::id::Qpn) -> Route {
         Route::default()
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

@@ -144,6 +144,9 @@ impl Port for WirePort {
         None
     }
     fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
+    fn numbers(&self) -> Option<&dyn crate::port::Numbers> {
+        None
+    }
 
     fn maintain(&self) {}
 
@@ -224,7 +227,7 @@ impl PortQueue for WireQueue {
         n
     }
 
-    fn route_to(&mut self, _: IpAddr) -> Route {
+    fn route_to(&mut self, _: IpAddr, _: crate::id::Qpn) -> Route {
         Route::default()
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

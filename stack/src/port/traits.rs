@@ -10,6 +10,7 @@ use super::error::PortError;
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::info::{PortInfo, PortStats};
 use crate::id::Qpn;
+use crate::registry::Run;
 use crate::time::Instant;
 
 /// Builds frames in a port's memory: first builds all frames of a burst, then finishes each.
@@ -77,10 +78,11 @@ pub trait PortQueue: Send {
     /// [`RX_BURST_BYTES`](crate::config::RX_BURST_BYTES), so that it is still in L1 or L2 when the caller reads it.
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize;
 
-    /// The route to a peer. Asked when the next hop of a destination is resolved: for datagrams again when neighbours or addresses have
+    /// The route to a queue pair of a peer. The number matters only where the address is the port's own, and other processes share it.
+    /// Asked when the next hop of a destination is resolved: for datagrams again when neighbours or addresses have
     /// changed, and for a connection again when its neighbour has. Over a port with a [`Host`] the stack knows no neighbours, so there
     /// the route of a connection is that which it had when it was made.
-    fn route_to(&mut self, peer: IpAddr) -> Route;
+    fn route_to(&mut self, peer: IpAddr, remote: Qpn) -> Route;
 
     /// The UDP source port for a flow of packets, by which networks choose a path and hosts a queue. `hint` is what the flow label or
     /// the queue pair numbers give ([`udp_source_port`](crate::wire::udp_source_port)): a port that writes no UDP headers itself
@@ -156,6 +158,15 @@ pub trait Host {
     fn mtu_to(&self, peer: IpAddr) -> Option<usize>;
 }
 
+/// Queue pair numbers of which each of several processes with the same addresses has its own.
+pub trait Numbers {
+    /// Leases numbers whose packets arrive on this queue, until the port is closed.
+    ///
+    /// # Errors
+    /// Why there are no more.
+    fn lease(&self, queue: usize) -> Result<Run, PortError>;
+}
+
 /// A link's end: a factory of queues, and what concerns all of them.
 ///
 /// It has no default methods; a port around another one is a [`PortLayer`](super::PortLayer).
@@ -194,6 +205,10 @@ pub trait Port: Send + Sync {
     /// Packets to these queue pair numbers should arrive on these queues: ascending ranges. What arrives on another one is handed over,
     /// so a port that cannot steer does nothing.
     fn steer(&self, numbers: &[(RangeInclusive<Qpn>, usize)]);
+
+    /// Where the device's queue pair numbers come from, if other processes have the port's addresses as well; `None`: all numbers are the
+    /// device's. Whether there is one does not change, and is known before the start.
+    fn numbers(&self) -> Option<&dyn Numbers>;
 
     /// Maintains the link: reconnects when a peer came back, flushes captures. Cheap; call it every 10 ms or more often, from one
     /// thread or several.

@@ -197,6 +197,9 @@ impl Port for UnixPort {
         None
     }
     fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
+    fn numbers(&self) -> Option<&dyn crate::port::Numbers> {
+        None
+    }
 
     fn maintain(&self) {}
 
@@ -329,7 +332,7 @@ impl PortQueue for UnixQueue {
         out.len() - before
     }
 
-    fn route_to(&mut self, _: IpAddr) -> Route {
+    fn route_to(&mut self, _: IpAddr, _: crate::id::Qpn) -> Route {
         Route::default()
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

@@ -1,7 +1,8 @@
 //! Which shard has each block of queue pair numbers.
 //!
 //! The device leases blocks for its shards, and never gives one back. A shard looks up the numbers that are not its own, to
-//! hand their packets over.
+//! hand their packets over. Where several processes have the same addresses, their ports lease the blocks: here is which of them the
+//! device has.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -10,8 +11,10 @@ use crate::id::{Qpn, QpnBlock};
 
 /// In place of a shard: nobody has the block.
 const NOBODY: u8 = u8::MAX;
+/// The block is not the device's: another process may have it.
+const FOREIGN: u8 = NOBODY - 1;
 
-const _: () = assert!(SHARDS_MAX <= NOBODY as usize);
+const _: () = assert!(SHARDS_MAX <= FOREIGN as usize);
 
 /// The shard of each block, by its number.
 #[derive(Debug)]
@@ -20,17 +23,37 @@ pub struct Blocks(Box<[AtomicU8]>);
 impl Default for Blocks {
     /// Nobody has any, but for the block of queue pair 1, which lives on shard 0.
     fn default() -> Self {
-        let blocks = Self((0..QpnBlock::COUNT).map(|_| AtomicU8::new(NOBODY)).collect());
-        assert!(blocks.grant(Qpn::GSI.block(), 0));
-        blocks
+        Self::all(NOBODY)
     }
 }
 
 impl Blocks {
+    fn all(owner: u8) -> Self {
+        let blocks = Self((0..QpnBlock::COUNT).map(|_| AtomicU8::new(owner)).collect());
+        blocks.0[Qpn::GSI.block().index()].store(0, Ordering::Relaxed);
+        blocks
+    }
+
+    /// Of a device whose blocks are leased elsewhere: it has none yet.
+    pub fn foreign() -> Self {
+        Self::all(FOREIGN)
+    }
+
+    /// A block that was leased for a shard is the shard's from now on.
+    pub fn add(&self, block: QpnBlock, shard: usize) {
+        self.0[block.index()].store(shard as u8, Ordering::Relaxed);
+    }
+
     /// The shard that has the block of this number; a number beyond all shards if none has it.
     #[inline]
     pub fn shard_of(&self, qpn: Qpn) -> usize {
         self.0[qpn.block().index()].load(Ordering::Relaxed).into()
+    }
+
+    /// Whether this number is of a block that is not the device's.
+    #[inline]
+    pub fn is_foreign(&self, qpn: Qpn) -> bool {
+        self.0[qpn.block().index()].load(Ordering::Relaxed) == FOREIGN
     }
 
     /// Gives a block to a shard, unless another one has it. Returns whether it is the shard's now.
@@ -42,7 +65,7 @@ impl Blocks {
         }
     }
 
-    /// Leases a block that nobody has to a shard: the first one from that number on, going round. `None`: all are taken.
+    /// Leases a block that nobody has to a shard: the first one from that number on, going round. `None`: all are taken, or foreign.
     pub fn lease(&self, shard: usize, from: u32) -> Option<QpnBlock> {
         (0..QpnBlock::COUNT as u32)
             .map(|n| QpnBlock::new(from.wrapping_add(n)))
@@ -84,5 +107,18 @@ mod tests {
         assert!(blocks.shard_of(Qpn::new(0x8000)) >= SHARDS_MAX);
         assert_eq!(blocks.shard_of(Qpn::GSI), 0);
         assert_eq!(blocks.lease(1, 7), Some(QpnBlock::new(8)));
+    }
+
+    #[test]
+    fn blocks_of_other_processes_are_not_leased() {
+        let blocks = Blocks::foreign();
+        assert_eq!(blocks.lease(0, 0), None);
+        let [first, second] = [24, 33].map(QpnBlock::new);
+        blocks.add(first, 3);
+        assert!(!blocks.is_foreign(first.number(5)) && blocks.shard_of(first.number(5)) == 3);
+        assert!(blocks.is_foreign(second.number(5)) && blocks.shard_of(second.number(5)) >= SHARDS_MAX);
+        assert!(!blocks.grant(second, 0) && blocks.lease(0, 0).is_none());
+        assert!(!blocks.is_foreign(Qpn::GSI));
+        assert_eq!(blocks.shard_of(Qpn::GSI), 0);
     }
 }

@@ -22,6 +22,7 @@ use super::qp::{Hop, INSIDE, Qp};
 use super::shared::Shared;
 use super::tx::writer::{Built, InPlace, Source, write_frames};
 use crate::config::{TX_BURST, TX_STALL};
+use crate::id::Qpn;
 use crate::port::{Frame, PortQueue, Route};
 use crate::time::Instant;
 
@@ -84,8 +85,8 @@ impl Outbox {
     }
 
     /// The route to a peer, which has backlogs from now on.
-    pub fn route_to(&mut self, peer: IpAddr) -> Route {
-        let route = self.queue.route_to(peer);
+    pub fn route_to(&mut self, peer: IpAddr, remote: Qpn) -> Route {
+        let route = self.queue.route_to(peer, remote);
         assert!(route != INSIDE, "the port has more routes than the {} that it may have", Route::COUNT);
         if route != Route::default() {
             let _ = self.on(route);

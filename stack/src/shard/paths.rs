@@ -12,7 +12,7 @@ const SLOTS: usize = 64;
 pub(super) enum Path {
     /// To this station, by this route.
     Known(Mac, Route),
-    /// To one of our own addresses: looped back inside the device.
+    /// To one of our own addresses, and a queue pair of this device: looped back inside.
     Inside,
     /// Being resolved.
     Pending,

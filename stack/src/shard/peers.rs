@@ -10,7 +10,7 @@ use super::paths::{Path, Paths};
 use super::peer_hosts::PeerHosts;
 use super::qp::{Hop, Qp};
 use super::shared::Shared;
-use crate::id::Gid;
+use crate::id::{Gid, Qpn};
 use crate::net::{Net, Resolution};
 use crate::proto::address::Source;
 use crate::time::Instant;
@@ -92,7 +92,8 @@ impl Peers {
         match self.hold_next_hop(host, qp.slot, &dst) {
             Resolution::Known(mac) => {
                 qp.template.set_dst_mac(mac);
-                qp.hop = Hop::Known(host.outbox.route_to(dst.to_ip()));
+                let remote = Qpn::new(qp.attr.dest_qp_num);
+                qp.hop = Hop::Known(host.outbox.route_to(dst.to_ip(), remote));
                 false
             }
             Resolution::Pending => false,
@@ -109,18 +110,19 @@ impl Peers {
         found
     }
 
-    /// The way from an address of ours to another; asks the link for it if need be.
+    /// The way from an address of ours to a queue pair at another one; asks the link for it if need be.
     #[inline]
-    pub fn path_to(&mut self, host: &mut IpHost<'_>, source: Source, gid: &Gid) -> Path {
-        match self.paths.get(source, gid) {
+    pub fn path_to(&mut self, host: &mut IpHost<'_>, source: Source, gid: &Gid, remote: Qpn) -> Path {
+        let path = match self.paths.get(source, gid) {
             Some(path) => path,
-            None => self.find_path(host, source, gid),
-        }
+            None => self.find_path(host, source, gid, remote),
+        };
+        to_queue_pair(host, path, gid, remote)
     }
 
     #[cold]
-    fn find_path(&mut self, host: &mut IpHost<'_>, source: Source, gid: &Gid) -> Path {
-        let path = look_up(host, source, gid, |net, now| net.resolve(now, gid));
+    fn find_path(&mut self, host: &mut IpHost<'_>, source: Source, gid: &Gid, remote: Qpn) -> Path {
+        let path = look_up(host, source, gid, remote, |net, now| net.resolve(now, gid));
         if matches!(path, Path::Known(..) | Path::Inside) {
             self.paths.set(source, gid, path);
         }
@@ -128,16 +130,29 @@ impl Peers {
     }
 }
 
+/// The way to an address as that to a queue pair there: of those at our own addresses some are in other processes.
+#[inline]
+fn to_queue_pair(host: &mut IpHost<'_>, path: Path, gid: &Gid, remote: Qpn) -> Path {
+    match path {
+        Path::Inside if host.shared.blocks.is_foreign(remote) => {
+            Path::Known(host.shared.mac, host.outbox.route_to(gid.to_ip(), remote))
+        }
+        path => path,
+    }
+}
+
 /// The way of an answer from an address of ours to another, which may be a stranger's and does not become a neighbour in use.
 #[cold]
-pub(super) fn path_of_answer(host: &mut IpHost<'_>, source: Source, gid: &Gid) -> Path {
-    look_up(host, source, gid, |net, now| net.resolve_answer(now, gid))
+pub(super) fn path_of_answer(host: &mut IpHost<'_>, source: Source, gid: &Gid, remote: Qpn) -> Path {
+    let path = look_up(host, source, gid, remote, |net, now| net.resolve_answer(now, gid));
+    to_queue_pair(host, path, gid, remote)
 }
 
 fn look_up(
     host: &mut IpHost<'_>,
     source: Source,
     gid: &Gid,
+    remote: Qpn,
     resolve: impl FnOnce(&mut Net, Instant) -> Resolution,
 ) -> Path {
     if host.shared.gids.of(source).is_none() {
@@ -147,7 +162,7 @@ fn look_up(
         return Path::Inside;
     }
     match host.ask(resolve) {
-        Resolution::Known(mac) => Path::Known(mac, host.outbox.route_to(gid.to_ip())),
+        Resolution::Known(mac) => Path::Known(mac, host.outbox.route_to(gid.to_ip(), remote)),
         Resolution::Pending => Path::Pending,
         Resolution::Failed => Path::Failed,
     }
@@ -185,7 +200,7 @@ mod tests {
 
     fn path_to(env: &mut Env, source: Source, gid: &Gid) -> Path {
         let (peers, mut host) = env.peers_and_host();
-        peers.path_to(&mut host, source, gid)
+        peers.path_to(&mut host, source, gid, Qpn::new(9))
     }
 
     fn hold_next_hop(env: &mut Env, slot: u32, dst: &Gid) -> Resolution {

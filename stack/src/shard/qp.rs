@@ -86,7 +86,7 @@ pub(super) const INSIDE: Route = Route(Route::COUNT as u8);
 pub(super) enum Hop {
     /// The template has its Ethernet address. Frames leave by this route.
     Known(Route),
-    /// To one of our own addresses: looped back inside the device, to the shard with this number.
+    /// To a queue pair of this device: looped back inside, to the shard with this number.
     Inside(u8),
     /// Being resolved.
     Pending,
@@ -109,7 +109,7 @@ impl Hop {
         matches!(self, Self::Known(_))
     }
 
-    /// Whether they go to one of our own addresses.
+    /// Whether they go to a queue pair of this device.
     #[inline(always)]
     pub fn is_inside(self) -> bool {
         matches!(self, Self::Inside(_))
@@ -405,7 +405,7 @@ impl Qp {
         let remote = Qpn::new(self.attr.dest_qp_num);
         self.counters.set_peer(Some((grh.dgid, remote)));
         let priority = u16::from(self.attr.ah_attr.sl & 7) << 13;
-        let inside = shared.gids.contains(&grh.dgid);
+        let inside = shared.is_inside(&grh.dgid, remote);
         self.hop = if inside { Hop::Inside(shared.shard_of(remote) as u8) } else { Hop::Pending };
         self.template = Template::new(&Flow {
             src_mac: shared.mac,

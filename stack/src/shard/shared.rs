@@ -129,6 +129,11 @@ impl Shared {
         self.blocks.shard_of(qpn)
     }
 
+    /// Whether a queue pair is in this device: its address is one of ours, and no other process has its number.
+    pub fn is_inside(&self, gid: &Gid, qpn: Qpn) -> bool {
+        self.gids.contains(gid) && !self.blocks.is_foreign(qpn)
+    }
+
     /// A shard died in a turn or between two; nobody holds it or will hold it. No lookup of it counts as under way any more, and
     /// posters see that nobody looks at what is posted to its queue pairs.
     pub fn end_shard(&self, id: usize) {

@@ -53,6 +53,9 @@ impl Port for DpdkPort {
         None
     }
     fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
+    fn numbers(&self) -> Option<&dyn crate::port::Numbers> {
+        None
+    }
 
     fn maintain(&self) {
         self.shared.follow();

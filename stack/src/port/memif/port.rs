@@ -55,6 +55,9 @@ impl Port for MemifPort {
         None
     }
     fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
+    fn numbers(&self) -> Option<&dyn crate::port::Numbers> {
+        None
+    }
 
     fn maintain(&self) {
         self.shared.state.serve();

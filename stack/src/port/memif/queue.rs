@@ -198,7 +198,7 @@ impl PortQueue for MemifQueue {
         got.frames
     }
 
-    fn route_to(&mut self, _: IpAddr) -> Route {
+    fn route_to(&mut self, _: IpAddr, _: crate::id::Qpn) -> Route {
         Route::default()
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

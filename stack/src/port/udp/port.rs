@@ -18,7 +18,7 @@ use crate::port::error::PortError;
 use crate::port::frame::{Frame, HeapPool, RxBurst, TxBurst};
 use crate::port::info::{PortInfo, PortStats};
 use crate::port::taken::Taken;
-use crate::port::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route, Stalled};
+use crate::port::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
 use crate::time::Instant;
 
 /// A port of UDP sockets.
@@ -79,6 +79,10 @@ impl Port for UdpPort {
         }
     }
 
+    fn numbers(&self) -> Option<&dyn Numbers> {
+        None
+    }
+
     fn maintain(&self) {
         for socket in self.shared.sockets.iter().flatten() {
             let _ = self.shared.note_errors(socket); // there may be none
@@ -117,7 +121,7 @@ impl PortQueue for UdpQueue {
         self.receiver.as_mut().map_or(0, |receiver| receiver.burst(&self.shared, out))
     }
 
-    fn route_to(&mut self, _: IpAddr) -> Route {
+    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
         Route::default()
     }
 

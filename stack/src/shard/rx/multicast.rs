@@ -33,14 +33,14 @@ impl Env {
         check_icrc(frame, layout)?;
         let pkt = layout.packet(frame.data());
         check_vlan_and_pkey(layout, &pkt, self.shared.vlan)?;
-        let ours = self.shared.gids.is_source(&pkt.src());
+        let sender = pkt.deth().src_qpn;
+        let ours = self.shared.gids.is_source(&pkt.src()) && !self.shared.blocks.is_foreign(sender);
         if !self.from_inside {
             if ours {
                 return Err(Discard::OwnMulticast);
             }
             self.copy_to_shards(frame, members, Some(self.id), Counter::HandedOver);
         }
-        let sender = pkt.deth().src_qpn;
         for member in members {
             let blocked = ours && member.block_self && member.qpn == sender;
             if blocked || self.shared.shard_of(member.qpn) != self.id {

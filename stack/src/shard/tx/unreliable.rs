@@ -189,16 +189,16 @@ impl Env {
         let Some(address) = UdAddress::of(qp.sq.0.slot(seq)).copied() else {
             return Path::Inside; // goes nowhere: the requester refuses it
         };
-        let (source, dgid) = (address.source, address.dgid());
+        let (source, dgid, remote) = (address.source, address.dgid(), address.remote_qpn());
         let (peers, mut host) = self.peers_and_host();
         let path = match qp.ty {
             // Queue pair 1 sends to everybody, strangers among them: no MAD waits for the neighbour of another one, and no
             // stranger is held as a neighbour in use. A MAD that is lost is sent again, when the neighbour has answered.
-            QpType::Gsi => match path_of_answer(&mut host, source, &dgid) {
+            QpType::Gsi => match path_of_answer(&mut host, source, &dgid, remote) {
                 Path::Pending => Path::Failed,
                 path => path,
             },
-            _ => peers.path_to(&mut host, source, &dgid),
+            _ => peers.path_to(&mut host, source, &dgid, remote),
         };
         if path == Path::Pending {
             peers.hold_next_hop(&mut host, qp.slot, &dgid); // woken when it changes
@@ -225,7 +225,6 @@ impl Env {
         if let Some(before) = &mut qp.address {
             **before = address;
         }
-        let remote = address.remote_qpn();
         qp.template.set_dst_mac(mac);
         qp.template.set_dqpn(remote);
         let hint = udp_source_port(address.flow_label(), qp.qpn, remote);
