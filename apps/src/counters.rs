@@ -107,7 +107,7 @@ const TRAFFIC: [&str; 17] = [
 ];
 
 /// Counters with details of events that are counted elsewhere, or that are informative though nothing is wrong.
-const DETAILS: [&str; 28] = [
+const DETAILS: [&str; 29] = [
     "ack_probes",
     "peer_checks",
     "peer_stalls",
@@ -123,6 +123,7 @@ const DETAILS: [&str; 28] = [
     "notifications_received",
     "cq_overflows",
     "qp_errors",
+    "port_rx_strayed",
     "port_restarts",
     "port_refused",
     "icrc_weak",

@@ -56,7 +56,8 @@ pub fn check_address(args: &DeviceArgs, side: Side, address: SocketAddr) -> std:
         format!("port {port} has no address {addr}; it has {}", all.join(", "))
     };
     match port {
-        PortSpec::Udp { addrs, .. } => {
+        PortSpec::Udp { .. } | PortSpec::Host { .. } => {
+            let addrs = if let PortSpec::Udp { addrs, .. } = port { addrs.as_slice() } else { &[] };
             if !addrs.is_empty() && !addr.is_unspecified() && !addrs.contains(&addr) {
                 return Err(among(addrs));
             }
@@ -404,6 +405,7 @@ impl Rig {
         let port = [
             ("port_rx_dropped", stats.rx_dropped),
             ("port_tx_dropped", stats.tx_dropped),
+            ("port_rx_strayed", stats.rx_strayed),
             ("port_restarts", stats.restarts),
             ("port_refused", stats.refused),
         ];

@@ -186,6 +186,60 @@ fn no_packet_is_handed_from_shard_to_shard() {
     server.finish();
 }
 
+// Goal: several processes have the addresses of their host at the same time, each receives what is for its own queue pairs, from its host and
+// from the network, and the end of one is no matter to the others.
+#[test]
+fn the_processes_of_a_host_share_its_addresses() {
+    let bench = Bench::new(Link::Udp);
+    let Some(lab) = Lab::new('h', &V4) else { return };
+    let there = V4[1].host;
+    let start = |host, which: &'static str, role: &[&str]| {
+        let stats = bench.path(&format!("{}{which}", role[0]));
+        let socket = format!("--stats={}", stats.display());
+        let more = ["--port", "host", "--oob-port", which, &socket];
+        (lab.start(host, PERF, &[role, &more[..]].concat()), stats)
+    };
+    let client = [&["client", there, "--op", "send,write,read,atomic"][..], &PATIENCE].concat();
+    let few = ["--mode", "lat,bw,rate", "-n", "64", "--qps", "4", "--verify"];
+    let frames = |stats: &Path| {
+        let said = if stats.exists() { counted(stats) } else { String::new() };
+        let frames = said
+            .split_once("\"rx_frames\":")
+            .map(|(_, n)| n.split(',').next().unwrap_or_default().to_owned());
+        frames.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0)
+    };
+    // Two pairs between the hosts that go on all the time, by many flows.
+    let pair = |port, duration| {
+        let (server, _) = start(1, port, &["server", "--bind", there]);
+        let many = ["--mode", "rate", "--qps", "8", "--duration", duration, "--timeout", "17"];
+        let (going, seen) = start(0, port, &[&client[..3], &["write"], &many].concat());
+        until(|| (frames(&seen) > 1000).then_some(()));
+        ([server, going], seen)
+    };
+    let (mut oldest, seen) = pair("7000", "100s");
+    let (second, _) = pair("7001", "100s");
+    for (host, port) in [(1, "7002"), (0, "7003"), (1, "7004")] {
+        let (mut server, stats) = start(1, port, &["server", "--bind", there]);
+        let (end, _) = start(host, port, &[&client[..], &few].concat());
+        end.finish().good();
+        assert!(frames(&stats) > 0);
+        server.kill();
+        server.finish();
+        let before = frames(&seen);
+        until(|| (frames(&seen) > before + 1000).then_some(()));
+    }
+    // The kernel puts the socket of the last one in the place of the first.
+    let ([mut server, last], _) = pair("7005", "10s");
+    oldest[0].kill();
+    last.finish().good();
+    server.kill();
+    server.finish();
+    for mut running in oldest.into_iter().chain(second) {
+        running.kill();
+        running.finish();
+    }
+}
+
 // Goal: a client whose firewall lets in only what it asked for connects all the same, by either way of connecting, and is told why its
 // queue pairs share one path. Each has several.
 #[test]

@@ -29,9 +29,9 @@ pub struct DeviceArgs {
     /// Port to send and receive frames on
     ///
     /// memif or memif:PATH (shared memory with a process on this machine; without a path, with one of the same user),
-    /// udp or udp:ADDR (UDP sockets of this host: any network that it has), tap:IFACE, af_packet:IFACE, vhost:PATH, dpdk:DEVARGS
-    /// (any DPDK device, by name with arguments or by PCI address), unix:LOCAL,peer=REMOTE (datagrams), loopback.
-    /// memif, udp, unix and loopback need no DPDK.
+    /// udp or udp:ADDR (UDP sockets of this host: any network that it has), host (the same, shared by all processes of this
+    /// user), tap:IFACE, af_packet:IFACE, vhost:PATH, dpdk:DEVARGS (any DPDK device, by name with arguments or by PCI
+    /// address), unix:LOCAL,peer=REMOTE (datagrams), loopback. memif, udp, host, unix and loopback need no DPDK.
     #[arg(long, value_name = "SPEC", default_value = DEFAULT_PORT, value_parser = parse::port)]
     pub port: PortSpec,
 

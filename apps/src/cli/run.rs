@@ -37,7 +37,7 @@ pub struct RunCli {
     /// Port to send and receive frames on [default: shared memory with one other program of this user]
     ///
     /// memif or memif:PATH (shared memory with a process on this machine), udp: or udp:ADDR (UDP sockets on the host's own
-    /// addresses, no root), unix:LOCAL,peer=REMOTE, loopback; with a library that was built with DPDK tap:IFACE,
+    /// addresses, no root), host (the same, shared by all processes of this user), unix:LOCAL,peer=REMOTE, loopback; with a library that was built with DPDK tap:IFACE,
     /// af_packet:IFACE, dpdk:DEVARGS.
     #[arg(long, value_name = "SPEC", value_parser = port)]
     pub port: Option<String>,

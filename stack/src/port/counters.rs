@@ -13,6 +13,7 @@ pub(super) struct Counters {
     pub(super) tx_bytes: Counter,
     pub(super) rx_dropped: Counter,
     pub(super) tx_dropped: Counter,
+    pub(super) rx_strayed: Counter,
 }
 
 /// A counter with one writer, so that adding takes no locked instruction.
@@ -50,6 +51,7 @@ pub(super) fn sum(queues: &[Counters]) -> PortStats {
         tx_bytes: sum.tx_bytes + queue.tx_bytes.get(),
         rx_dropped: sum.rx_dropped + queue.rx_dropped.get(),
         tx_dropped: sum.tx_dropped + queue.tx_dropped.get(),
+        rx_strayed: sum.rx_strayed + queue.rx_strayed.get(),
         restarts: 0,
         refused: 0,
     })

@@ -55,6 +55,8 @@ pub struct PortStats {
     /// Frames that could not be sent: too long for the port, to a network interface that is down or gone, or to a peer that is not
     /// there or has no usable buffer for them.
     pub tx_dropped: u64,
+    /// Frames for queue pairs of other processes with the same addresses, which arrived here.
+    pub rx_strayed: u64,
     /// Times the link was lost because its peer went away.
     pub restarts: u64,
     /// Peers that were refused, or violated the protocol of the link (memif); datagrams from or to other users (unix); packets of

@@ -77,6 +77,11 @@ pub enum PortSpec {
         /// to 64, by default 64; with 0 every packet leaves from port 4791).
         options: Vec<(String, String)>,
     },
+    /// `host[:OPTION=VALUE,..]`: UDP sockets on all addresses of the host, which all processes of a user share: the device of the host.
+    Host {
+        /// More options: those of [`Udp`](Self::Udp).
+        options: Vec<(String, String)>,
+    },
     /// `dpdk:DEVARGS`: any DPDK device, a virtual one with its arguments or a PCI address.
     Dpdk {
         /// As after EAL's `--vdev` or `--allow`.
@@ -109,7 +114,7 @@ impl PortSpec {
 }
 
 /// The forms, for messages.
-const FORMS: &str = "loopback, unix:LOCAL,peer=REMOTE, memif, memif:PATH, udp, udp:ADDR, tap:IFACE, af_packet:IFACE, vhost:PATH, dpdk:DEVARGS";
+const FORMS: &str = "loopback, unix:LOCAL,peer=REMOTE, memif, memif:PATH, host, udp, udp:ADDR, tap:IFACE, af_packet:IFACE, vhost:PATH, dpdk:DEVARGS";
 
 impl FromStr for PortSpec {
     type Err = PortError;
@@ -129,6 +134,7 @@ fn parse(text: &str) -> Result<PortSpec, String> {
         "loopback" if rest.is_empty() => return Ok(PortSpec::Loopback),
         "loopback" => return Err("loopback takes no arguments".into()),
         "udp" => return udp(rest),
+        "host" => return host(rest),
         "unix" | "memif" | "tap" | "af_packet" | "vhost" | "dpdk" => {}
         _ => return Err(format!("no such kind of port; there are {FORMS}")),
     }
@@ -229,6 +235,13 @@ fn udp(rest: &str) -> Result<PortSpec, String> {
     Ok(PortSpec::Udp { addrs, options })
 }
 
+fn host(rest: &str) -> Result<PortSpec, String> {
+    match udp(rest)? {
+        PortSpec::Udp { addrs, options } if addrs.is_empty() => Ok(PortSpec::Host { options }),
+        _ => Err("the port host has all addresses of the host; a program that is to have some alone takes udp:ADDR".into()),
+    }
+}
+
 /// What the buffers of a UDP socket may be asked to hold, in bytes.
 const BUFFER: core::ops::RangeInclusive<u32> = 1 << 14..=1 << 30;
 /// Sockets that a port of UDP sockets has at most beside those on port 4791, each with a source port.
@@ -281,13 +294,8 @@ impl fmt::Display for PortSpec {
                 }
                 options
             }
-            Self::Udp { addrs, options } => {
-                let parts = addrs.iter().map(IpAddr::to_string);
-                let parts = parts
-                    .chain(options.iter().map(|(key, value)| format!("{key}={value}")))
-                    .collect::<Vec<_>>();
-                return write!(f, "udp{}{}", if parts.is_empty() { "" } else { ":" }, parts.join(","));
-            }
+            Self::Udp { addrs, options } => return write_parts(f, "udp", addrs, options),
+            Self::Host { options } => return write_parts(f, "host", &[], options),
             Self::Tap { iface, options } => {
                 write!(f, "tap:{iface}")?;
                 options
@@ -308,6 +316,19 @@ impl fmt::Display for PortSpec {
     }
 }
 
+/// A kind of port, a colon if anything follows, addresses and options.
+fn write_parts(
+    f: &mut fmt::Formatter<'_>,
+    kind: &str,
+    addrs: &[IpAddr],
+    options: &[(String, String)],
+) -> fmt::Result {
+    let addrs = addrs.iter().map(IpAddr::to_string);
+    let options = options.iter().map(|(key, value)| format!("{key}={value}"));
+    let parts: Vec<_> = addrs.chain(options).collect();
+    write!(f, "{kind}{}{}", if parts.is_empty() { "" } else { ":" }, parts.join(","))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -324,6 +345,8 @@ mod tests {
             "memif:/tmp/m.sock,role=server,rsize=11",
             "memif:/tmp/m.sock,role=client",
             "udp",
+            "host",
+            "host:flows=0,gso=on",
             "udp:10.0.0.1,fd00::1",
             "udp:gso=on",
             "udp:127.0.0.1,gso=off",

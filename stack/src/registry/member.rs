@@ -120,6 +120,23 @@ impl<K: Kernel> Member<K> {
         self.table.info(run)
     }
 
+    /// Notes at which socket packets to a run of this process arrive: its index in the group of the host's sockets.
+    pub fn set_socket(&self, run: Run, index: u32) {
+        if self.runs().contains(&run) {
+            self.table.set_socket(run, index);
+        }
+    }
+
+    /// The runs that are said to be held, and the indices of their sockets, where they are known.
+    pub fn sockets(&self) -> Vec<(Run, u32)> {
+        Run::all().filter_map(|run| Some((run, self.table.socket(run)?))).collect()
+    }
+
+    /// Changes with every change of a socket.
+    pub fn socket_changes(&self) -> u64 {
+        self.table.socket_changes()
+    }
+
     /// Whether the memory still begins as it was made.
     pub fn is_sound(&self) -> bool {
         self.table.is_sound(self.birth)

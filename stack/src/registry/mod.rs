@@ -167,6 +167,26 @@ impl Registry {
         infos.filter(|(_, info)| info.mark != Mark::Never).collect()
     }
 
+    /// Notes at which socket packets to a run of this process arrive: its index in the group of the host's sockets.
+    pub fn set_socket(&self, run: Run, index: u32) {
+        self.member.set_socket(run, index);
+    }
+
+    /// The runs that are said to be held, and the indices of their sockets, where they are known: hints.
+    pub fn sockets(&self) -> Vec<(Run, u32)> {
+        self.member.sockets()
+    }
+
+    /// Changes with every change of a socket: what was noted before a change is seen by whoever sees the change.
+    pub fn socket_changes(&self) -> u64 {
+        self.member.socket_changes()
+    }
+
+    /// The number of the registry's birth: its members know it, and nobody else.
+    pub fn birth(&self) -> u128 {
+        self.member.birth()
+    }
+
     /// The node GUID of the host, until the last member ends.
     pub fn node_guid(&self) -> [u8; 8] {
         self.member.kernel().host().node_guid(self.member.birth())

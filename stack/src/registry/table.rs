@@ -5,8 +5,8 @@
 //! meanwhile, and compares and exchanges the mark that it has seen.
 //!
 //! Words, in the order of the machine: a header of [`HEADER`] words (magic, version and bytes of it all, the two halves of the
-//! birth's number), then [`ENTRY`] words for each run (mark, generation, process, beginning). All others are zero, for what
-//! comes later.
+//! birth's number, changes of sockets), then [`ENTRY`] words for each run (mark, generation, process, beginning, socket). All others are
+//! zero, for what comes later.
 
 use super::run::Run;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +17,8 @@ pub const VERSION: u32 = 1;
 const MAGIC: u64 = u64::from_ne_bytes(*b"ROCEHOST");
 /// Words of the header: a page.
 const HEADER: usize = 512;
+/// The word that counts changes of the runs' sockets.
+const SOCKET_CHANGES: usize = 4;
 /// Words of a run: a cache line.
 const ENTRY: usize = 8;
 /// Words of it all.
@@ -86,6 +88,7 @@ enum Field {
     Generation,
     Pid,
     Began,
+    Socket,
 }
 
 /// The shared memory of a registry.
@@ -155,12 +158,31 @@ impl<M: Words> Table<M> {
         let mark = Mark::Held(began);
         self.field(run, Field::Pid).store(pid.into(), Ordering::Relaxed);
         self.field(run, Field::Began).store(began, Ordering::Relaxed);
+        self.field(run, Field::Socket).store(0, Ordering::Relaxed);
         self.field(run, Field::Generation).fetch_add(1, Ordering::Relaxed);
         if !self.change(run, before, mark) {
             // Somebody wrote to it who does not hold the name: nobody has more right to it than the caller.
             self.field(run, Field::Mark).store(mark.word(), Ordering::Release);
         }
         mark
+    }
+
+    /// Notes at which socket packets to a run arrive: its index in the group.
+    pub fn set_socket(&self, run: Run, index: u32) {
+        self.field(run, Field::Socket).store(u64::from(index) + 1, Ordering::Relaxed);
+        self.0.word(SOCKET_CHANGES).fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The index of the socket of a run that is said to be held, if one is known.
+    pub fn socket(&self, run: Run) -> Option<u32> {
+        let socket = self.field(run, Field::Socket).load(Ordering::Relaxed);
+        let is_held = matches!(self.mark(run), Mark::Held(_));
+        u32::try_from(socket.checked_sub(1)?).ok().filter(|_| is_held)
+    }
+
+    /// Changes with every change of a socket. What was noted before a change is seen by whoever sees the change.
+    pub fn socket_changes(&self) -> u64 {
+        self.0.word(SOCKET_CHANGES).load(Ordering::Acquire)
     }
 
     fn change(&self, run: Run, before: Mark, after: Mark) -> bool {
@@ -206,6 +228,20 @@ pub(super) mod tests {
         }
         assert!(table.is_sound(7), "no run's words are the header's");
         assert!(Run::all().skip(1).take(Run::COUNT - 2).all(|run| table.mark(run) == Mark::Never));
+    }
+
+    #[test]
+    fn a_socket_is_known_until_the_run_is_free() {
+        let table = Table::born(Plain::default(), 7);
+        let held = table.lease(run(3), Mark::Never, 10, 1);
+        assert_eq!((table.socket(run(3)), table.socket_changes()), (None, 0));
+        table.set_socket(run(3), 0);
+        assert_eq!((table.socket(run(3)), table.socket_changes()), (Some(0), 1));
+        table.end(run(3), held, 20);
+        assert_eq!(table.socket(run(3)), None);
+        table.lease(run(3), Mark::Ended(20), 30, 1);
+        assert_eq!(table.socket(run(3)), None);
+        assert!(table.is_sound(7));
     }
 
     // Goal: who looked at a run before another one leased it does not end that lease.

@@ -60,7 +60,8 @@ pub(crate) fn read() -> Result<Config, String> {
         port,
         PortSpec::Memif { .. } | PortSpec::Loopback | PortSpec::Tap { .. } | PortSpec::Vhost { .. }
     );
-    let draws_mac = lazy || matches!(port, PortSpec::Unix { .. } | PortSpec::Udp { .. });
+    let draws_mac =
+        lazy || matches!(port, PortSpec::Unix { .. } | PortSpec::Udp { .. } | PortSpec::Host { .. });
     let mut device = DeviceConfig::default().mac(value::<Mac>("ROCE_MAC")?);
     device.addrs = list("ROCE_ADDR", address)?;
     for gateway in list("ROCE_GATEWAY", |text| text.parse::<IpAddr>().map_err(|e| e.to_string()))? {

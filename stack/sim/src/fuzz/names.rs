@@ -60,6 +60,7 @@ fn holds(spec: &PortSpec) {
             assert!(addrs.iter().all(|addr| !addr.is_unspecified() && !addr.is_multicast()), "{addrs:?}");
             assert!(options.len() <= 1);
         }
+        PortSpec::Host { options } => assert!(options.len() <= 3),
         PortSpec::Dpdk { devargs } => assert!(!devargs.contains('\0'), "{devargs:?}"),
         PortSpec::Loopback => {}
         other => panic!("{other:?} has no check here"),

@@ -52,6 +52,7 @@ impl Snapshot {
                     ("tx_bytes", port.tx_bytes),
                     ("rx_dropped", port.rx_dropped),
                     ("tx_dropped", port.tx_dropped),
+                    ("rx_strayed", port.rx_strayed),
                     ("restarts", port.restarts),
                     ("refused", port.refused),
                 ]

@@ -423,7 +423,11 @@ fn request_of(spec: &PortSpec, port: &PortOptions) -> Result<DeviceRequest, Stri
                 None => request.name = name.into(),
             }
         }
-        PortSpec::Loopback | PortSpec::Unix { .. } | PortSpec::Memif { .. } | PortSpec::Udp { .. } => {
+        PortSpec::Loopback
+        | PortSpec::Unix { .. }
+        | PortSpec::Memif { .. }
+        | PortSpec::Udp { .. }
+        | PortSpec::Host { .. } => {
             return Err("this port does not use DPDK".into());
         }
     }

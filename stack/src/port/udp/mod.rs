@@ -13,6 +13,7 @@
 
 mod buffers;
 mod control;
+mod group;
 mod host;
 mod order;
 mod packet;
@@ -43,10 +44,12 @@ use crate::port::frame::HeapPool;
 use crate::port::info::{PortInfo, PortOptions};
 use crate::port::spec::{PortSpec, SOURCES_MAX};
 use crate::port::taken::Taken;
+use crate::registry::Registry;
+use group::Group;
 use host::Host;
 use port::UdpPort;
 use shared::Shared;
-use socket::sockets;
+use socket::{shared_sockets, sockets};
 use sources::Sources;
 
 /// Opens a port on these addresses of the host, or on all that it has; `more` are the options of its specification.
@@ -55,6 +58,26 @@ pub(super) fn open(
     addrs: &[IpAddr],
     more: &[(String, String)],
     options: &PortOptions,
+) -> Result<UdpPort, PortError> {
+    make(spec, addrs, more, options, None)
+}
+
+/// Opens a port on all addresses of the host, which the other processes of this registry have as well.
+pub(super) fn open_shared(
+    spec: &PortSpec,
+    more: &[(String, String)],
+    options: &PortOptions,
+    registry: Arc<Registry>,
+) -> Result<UdpPort, PortError> {
+    make(spec, &[], more, options, Some(registry))
+}
+
+fn make(
+    spec: &PortSpec,
+    addrs: &[IpAddr],
+    more: &[(String, String)],
+    options: &PortOptions,
+    registry: Option<Arc<Registry>>,
 ) -> Result<UdpPort, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
     let option = |name| more.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
@@ -67,7 +90,15 @@ pub(super) fn open(
         Some(flows) => flows.parse().map_err(|error| fail(format!("flows={flows:?}: {error}")))?,
         None => SOURCES_MAX,
     };
-    let sockets = sockets(addrs, buffer, options.queues).map_err(fail)?;
+    let sockets = match registry {
+        None => sockets(addrs, buffer, options.queues),
+        Some(_) => shared_sockets(buffer, options.queues),
+    };
+    let sockets = sockets.map_err(fail)?;
+    let group = registry.map(|registry| Group::new(registry, options.queues));
+    if let Some(group) = &group {
+        group.enter(sockets.iter().map(|sockets| sockets[0].fd()));
+    }
     if let Some(memory) = sockets.iter().flatten().map(|socket| socket.memory).min() {
         buffers::warn_if_small(&spec.to_string(), buffer, memory);
     }
@@ -84,6 +115,7 @@ pub(super) fn open(
         counters: (0..options.queues).map(|_| Counters::default()).collect(),
         sources: Sources::new(most, sockets[0].len(), buffer),
         sockets,
+        group,
         host,
         gso,
         refused: AtomicU64::new(0),

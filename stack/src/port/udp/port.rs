@@ -19,6 +19,7 @@ use crate::port::frame::{Frame, HeapPool, RxBurst, TxBurst};
 use crate::port::info::{PortInfo, PortStats};
 use crate::port::taken::Taken;
 use crate::port::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
+use crate::registry::Run;
 use crate::time::Instant;
 
 /// A port of UDP sockets.
@@ -66,6 +67,9 @@ impl Port for UdpPort {
     }
 
     fn steer(&self, numbers: &[(RangeInclusive<Qpn>, usize)]) {
+        if self.shared.group.is_some() {
+            return; // leases steer
+        }
         let [first, _, ..] = &self.shared.sockets[..] else { return };
         let mut program = steering::program(numbers);
         for socket in first {
@@ -80,7 +84,7 @@ impl Port for UdpPort {
     }
 
     fn numbers(&self) -> Option<&dyn Numbers> {
-        None
+        self.shared.group.is_some().then_some(self)
     }
 
     fn maintain(&self) {
@@ -89,10 +93,24 @@ impl Port for UdpPort {
         }
         self.shared.sources.with_errors(|socket| _ = self.shared.note_errors(socket));
         self.shared.host.follow();
+        if let Some(group) = &self.shared.group {
+            group.maintain(self.shared.sockets[0][0].fd());
+        }
     }
 
     fn stats(&self) -> PortStats {
         PortStats { refused: self.shared.refused.load(Ordering::Relaxed), ..sum(&self.shared.counters) }
+    }
+}
+
+impl Numbers for UdpPort {
+    fn lease(&self, queue: usize) -> Result<Run, PortError> {
+        let port = || self.shared.name.clone();
+        let Some(group) = &self.shared.group else {
+            return Err(PortError::Open { port: port(), reason: "all numbers are the device's".into() });
+        };
+        let leased = group.lease(queue, self.shared.sockets[queue][0].fd());
+        leased.map_err(|error| PortError::Open { port: port(), reason: error.to_string() })
     }
 }
 

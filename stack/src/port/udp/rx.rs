@@ -3,15 +3,19 @@
 //! One call receives several messages from a socket. A message is one datagram, or several of one sender that the kernel joined
 //! (UDP_GRO): it is taken apart here, and each datagram becomes a frame.
 
+use core::ops::Range;
 use std::io::ErrorKind;
 
+use super::group::Group;
 use super::packet::{DF, HEADERS_MAX, IDENTIFICATION, IpFields, headers_len, write_headers};
 use super::shared::Shared;
 use super::socket::Socket;
+use super::steering::{DEST_QP, PROBED};
 use super::sys::{BUFFER, FRONT, RECEIVES, Received, receive};
 use super::translation::Senders;
 use crate::config::{LONG_PACKET, RX_BURST_BYTES};
 use crate::crc::{self, Sum};
+use crate::id::Qpn;
 use crate::port::frame::{Frame, RxBurst};
 use crate::wire::{icrc, locate_plain};
 
@@ -156,6 +160,11 @@ impl Receiver {
         if end == open.to {
             self.open = None;
         }
+        if let Some(group) = &shared.group
+            && !self.is_for_us(shared, group, &fields, from..end)
+        {
+            return Err(frame);
+        }
         // In front of it is what was there before the message, or the datagram before it, which is in a frame by now.
         let start = from - headers_len(fields.dst.is_ipv6());
         write_headers(&mut self.buffers[start..from], shared.macs, &fields, port, end - from);
@@ -179,6 +188,23 @@ impl Receiver {
             self.fit_identification(shared, &mut frame, &fields);
         }
         Ok(frame)
+    }
+
+    /// Whether a datagram may be for a queue pair of this process. Else it is dropped, or it was a probe.
+    fn is_for_us(&self, shared: &Shared, group: &Group, ip: &IpFields, datagram: Range<usize>) -> bool {
+        let datagram = &self.buffers[datagram];
+        // Without a destination it is for nobody, and counted like all that is no RoCE packet.
+        let Some(word) = datagram.get(DEST_QP..).and_then(|from| from.first_chunk()) else { return true };
+        let number = Qpn::new(u32::from_be_bytes(*word));
+        if number == PROBED {
+            group.note(self.index, ip.src, datagram);
+            return false;
+        }
+        let is_ours = group.is_ours(number);
+        if !is_ours {
+            shared.counters[self.index].rx_strayed.add(1);
+        }
+        is_ours
     }
 
     /// Fills in the identification that makes the ICRC right, as a socket does not show it. If no allowed one does, the ICRC stays

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::control::Refusal;
+use super::group::Group;
 use super::host::Host;
 use super::packet::{IpFields, Outgoing};
 use super::socket::Socket;
@@ -32,6 +33,8 @@ pub(super) struct Shared {
     pub(super) counters: Vec<Counters>,
     /// On port 4791, for each queue that receives: the first one, or all.
     pub(super) sockets: Vec<Vec<Socket>>,
+    /// Where other processes have sockets on the same port; dropped behind ours.
+    pub(super) group: Option<Group>,
     pub(super) sources: Sources,
     pub(super) host: Arc<Host>,
     /// Whether messages of several datagrams are sent; `None`: where the host allows it.

@@ -150,6 +150,11 @@ pub(super) fn sockets(addrs: &[IpAddr], buffer: u32, queues: usize) -> Result<Ve
     Ok(all)
 }
 
+/// A socket on port 4791 of all addresses for each queue, which the other processes of this user on this host have as well.
+pub(super) fn shared_sockets(buffer: u32, queues: usize) -> Result<Vec<Vec<Socket>>, String> {
+    (0..queues).map(|_| set(&[], buffer, true)).collect()
+}
+
 /// A socket for each of these addresses, or one for all that the host has. `shared`: others of this port have them, too.
 fn set(addrs: &[IpAddr], buffer: u32, shared: bool) -> Result<Vec<Socket>, String> {
     if addrs.is_empty() {
