@@ -54,10 +54,10 @@ pub fn about() -> Vec<u32> {
     about
 }
 
-/// And what it offers.
+/// Its number of the link, what it says of itself, and what it offers.
 pub fn offer() -> Vec<u32> {
     let memory = [1, 6, BUFFER as u32, SIZE as u32, (SIZE >> 32) as u32];
-    [about(), memory.to_vec()].concat()
+    [vec![7], about(), memory.to_vec()].concat()
 }
 
 /// An event.
@@ -78,7 +78,12 @@ pub fn memory(size: u64, seals: SealFlags) -> OwnedFd {
 
 /// Memory as it should be: rings that are marked, with their buffers described.
 pub fn good_memory() -> OwnedFd {
-    let fd = memory(SIZE, SealFlags::SHRINK | SealFlags::GROW);
+    marked_memory(SealFlags::SHRINK | SealFlags::GROW)
+}
+
+/// The same with other seals.
+pub fn marked_memory(seals: SealFlags) -> OwnedFd {
+    let fd = memory(SIZE, seals);
     let file = File::from(fd.try_clone().unwrap());
     for ring in 0..2 {
         let at = ring * RING;
@@ -112,9 +117,16 @@ pub struct Liar {
     pub memory: File,
     /// Its event.
     pub event: OwnedFd,
-    /// The event of who greeted.
+    /// Its page of news.
+    pub news: OwnedFd,
+    /// The event of who greeted, and its news.
     pub theirs: OwnedFd,
+    /// The latter.
+    pub their_news: File,
 }
+
+/// Bytes of a page of news.
+pub const NEWS: u64 = 4096;
 
 impl Liar {
     /// One that has called, and was greeted.
@@ -134,16 +146,19 @@ impl Liar {
         let request = [&b"ROCEJOIN"[..], &2u32.to_ne_bytes(), &1u32.to_ne_bytes()].concat();
         liar.send(&request, &[]);
         let (bytes, mut fds) = liar.hear();
-        if bytes.get(..16) != Some(&message(1, HELLO, &[])[..16]) || fds.len() != 1 {
+        if bytes.get(..16) != Some(&message(1, HELLO, &[])[..16]) || fds.len() != 2 {
             return None;
         }
+        liar.their_news = File::from(fds.remove(1));
         liar.theirs = fds.remove(0);
         Some(liar)
     }
 
     /// One that has this connection.
     pub fn at(socket: OwnedFd) -> Self {
-        Self { socket, memory: File::from(good_memory()), event: event(), theirs: event() }
+        let page = || memory(NEWS, SealFlags::SHRINK);
+        let memory = File::from(good_memory());
+        Self { socket, memory, event: event(), news: page(), theirs: event(), their_news: File::from(page()) }
     }
 
     /// One that keeps to the rules, and has a link.
@@ -155,8 +170,13 @@ impl Liar {
 
     /// Makes its offer. Returns whether there is a link.
     pub fn is_accepted(&self) -> bool {
-        self.send(&message(1, OFFER, &offer()), &[self.memory.as_fd(), self.event.as_fd()]);
-        self.hear().0 == message(1, UP, &[])
+        self.send(&message(1, OFFER, &offer()), &self.all());
+        self.hear().0.get(..16) == Some(&message(1, UP, &[])[..16])
+    }
+
+    /// The descriptors of an offer.
+    pub fn all(&self) -> [BorrowedFd<'_>; 3] {
+        [self.memory.as_fd(), self.event.as_fd(), self.news.as_fd()]
     }
 
     /// Sends bytes and descriptors, 60 at most.
@@ -209,5 +229,11 @@ impl Liar {
         self.memory.write_all_at(&(frame.len() as u32).to_ne_bytes(), TO_CALLED + 128 + 4).unwrap();
         self.put(TO_CALLED + 6, 1);
         self.put(TO_CALLER + 6, SLOTS as u16);
+        self.tell();
+    }
+
+    /// Tells every shard of something on every link.
+    pub fn tell(&self) {
+        self.their_news.write_all_at(&[1; NEWS as usize], 0).unwrap();
     }
 }

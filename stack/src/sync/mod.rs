@@ -5,7 +5,7 @@
 //! clock or knows of packets or verbs. Called by posters and pollers on one side and by the shard that owns the other end.
 //!
 //! `unsafe` is in [`apart`], [`spsc`], [`claim`], [`asymmetric`], [`eventfd`], [`huge`], [`prefetch`], [`process`] and [`unforked`];
-//! [`lanes`] is built on rings, [`doorbell`] and [`srq`] on atomics alone.
+//! [`lanes`] is built on rings, [`doorbell`], [`news`] and [`srq`] on atomics alone.
 
 pub mod alarm;
 pub mod apart;
@@ -17,6 +17,7 @@ pub mod exclusive;
 pub mod huge;
 pub mod lanes;
 pub mod lock;
+pub mod news;
 pub mod prefetch;
 pub(crate) mod primitive;
 pub mod process;

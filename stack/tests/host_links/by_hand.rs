@@ -32,7 +32,8 @@ pub fn answer(
                 continue;
             }
             for (bytes, fds) in &answers {
-                caller.send(bytes, &vec![caller.event.as_fd(); *fds]);
+                let all = [caller.event.as_fd(), caller.news.as_fd()].into_iter().cycle();
+                caller.send(bytes, &all.take(*fds).collect::<Vec<_>>());
                 last = caller.hear().0;
             }
             break;

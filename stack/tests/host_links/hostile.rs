@@ -5,8 +5,8 @@ use crate::member::{Member, Other, config, wait_for};
 use rustix::fs::SealFlags;
 use rustix::process::Signal;
 use sim::host_liar::{
-    HELLO, Liar, MAX_FRAME, OFFER, REFUSED, SIZE, TO_CALLED, TO_CALLER, UP, about, event, good_memory,
-    memory, message, offer,
+    HELLO, Liar, MAX_FRAME, NEWS, OFFER, REFUSED, SIZE, TO_CALLED, TO_CALLER, UP, about, event, good_memory,
+    marked_memory, memory, message, offer,
 };
 use stack::port::host::{LinkId, Reach};
 use stack::port::{AtOnce, Frame, RxBurst, TxBurst};
@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The reason of who is told what is wrong.
@@ -50,37 +51,42 @@ fn who_lies_in_a_greeting_is_refused() {
     let sealed = |size| memory(size, SealFlags::SHRINK | SealFlags::GROW);
     let null = || -> OwnedFd { File::open("/dev/null").unwrap().into() };
     let pipe = || -> OwnedFd { std::io::pipe().unwrap().1.into() };
-    let both = || vec![good_memory(), event()];
+    let page = || sealed(NEWS);
+    let both = || vec![good_memory(), event(), page()];
     let mut tricks: Vec<(&str, Vec<u8>, Vec<OwnedFd>)> = vec![
         ("no message", vec![0x5a; 128], both()),
         ("an unknown kind", message(1, 77, &offer()), both()),
         ("another release", message(9, OFFER, &offer()), both()),
-        ("a greeting at the wrong time", message(1, HELLO, &about()), vec![event()]),
-        ("consent at the wrong time", message(1, UP, &[]), vec![]),
+        ("a greeting at the wrong time", message(1, HELLO, &about()), vec![event(), page()]),
+        ("consent at the wrong time", message(1, UP, &[0]), vec![]),
         ("a refusal without a reason", message(1, REFUSED, &[99]), vec![]),
         ("no descriptor", good(), vec![]),
         ("one descriptor", good(), vec![good_memory()]),
-        ("one too many", good(), vec![good_memory(), event(), event()]),
+        ("one too few", good(), vec![good_memory(), event()]),
+        ("one too many", good(), vec![good_memory(), event(), page(), page()]),
         ("as many as there is room for", good(), (0..4).map(|_| event()).collect()),
         ("more than that", good(), (0..60).map(|_| event()).collect()),
-        ("no memory", good(), vec![null(), event()]),
-        ("events for memory", good(), vec![event(), event()]),
-        ("the wrong order", good(), vec![event(), good_memory()]),
-        ("no event", good(), vec![good_memory(), pipe()]),
-        ("a file for an event", good(), vec![good_memory(), null()]),
-        ("memory without seals", good(), vec![memory(SIZE, SealFlags::empty()), event()]),
-        ("memory that can shrink", good(), vec![memory(SIZE, SealFlags::GROW), event()]),
-        ("memory that is too small", good(), vec![sealed(SIZE - 1), event()]),
-        ("memory of a page", good(), vec![sealed(4096), event()]),
-        ("no bytes", good(), vec![sealed(0), event()]),
-        ("memory that cannot be written", good(), vec![read_only(), event()]),
-        ("no rings in it", good(), vec![sealed(SIZE), event()]),
+        ("no memory", good(), vec![null(), event(), page()]),
+        ("events for memory", good(), vec![event(), event(), page()]),
+        ("the wrong order", good(), vec![event(), good_memory(), page()]),
+        ("no event", good(), vec![good_memory(), pipe(), page()]),
+        ("a file for an event", good(), vec![good_memory(), null(), page()]),
+        ("no news", good(), vec![good_memory(), event(), null()]),
+        ("news that are too small", good(), vec![good_memory(), event(), sealed(NEWS - 1)]),
+        ("news that can shrink", good(), vec![good_memory(), event(), memory(NEWS, SealFlags::GROW)]),
+        ("memory without seals", good(), vec![marked_memory(SealFlags::empty()), event(), page()]),
+        ("memory that can shrink", good(), vec![marked_memory(SealFlags::GROW), event(), page()]),
+        ("memory that is too small", good(), vec![sealed(SIZE - 1), event(), page()]),
+        ("memory of a page", good(), vec![sealed(4096), event(), page()]),
+        ("no bytes", good(), vec![sealed(0), event(), page()]),
+        ("memory that cannot be written", good(), vec![read_only(), event(), page()]),
+        ("no rings in it", good(), vec![sealed(SIZE), event(), page()]),
     ];
-    // Shards, frames, runs, a run; then rings, slots, bytes of a buffer, and of it all.
-    for at in (0..4).chain(11..16) {
+    // The link, shards, frames, runs, a run; then rings, slots, bytes of a buffer, and of it all.
+    for at in (0..5).chain(12..17) {
         for number in [0, 1 << 20, u32::MAX] {
-            // There is a run 0.
-            if offer()[at] != number && (at, number) != (3, 0) {
+            // There are a link and a run 0.
+            if offer()[at] != number && ![(0, 0), (4, 0)].contains(&(at, number)) {
                 tricks.push(("a number", offer_with(at, number), both()));
             }
         }
@@ -111,13 +117,13 @@ fn a_message_comes_in_one_piece_and_a_link_once() {
     for len in [1, 16, 127] {
         let liar = Liar::call(&config, here.run());
         let offer = message(1, OFFER, &offer());
-        liar.send(&offer[..len], &[liar.memory.as_fd()]);
-        liar.send(&offer[len..], &[liar.event.as_fd()]);
+        liar.send(&offer[..len], &liar.all()[..1]);
+        liar.send(&offer[len..], &liar.all()[1..]);
         assert_eq!(liar.refusal(), WRONG);
     }
     let _liar = Liar::linked(&config, here.run());
     let second = Liar::call(&config, here.run());
-    second.send(&message(1, OFFER, &offer()), &[second.memory.as_fd(), second.event.as_fd()]);
+    second.send(&message(1, OFFER, &offer()), &second.all());
     assert_eq!(second.refusal(), LINKED);
     assert_eq!(here.links.counts().made, 1);
     works(&config, &mut here);
@@ -195,15 +201,16 @@ fn who_is_called_and_lies_is_refused() {
     let tricks: Vec<Vec<(Vec<u8>, usize)>> = vec![
         vec![(vec![0; 128], 1)],
         vec![(hello.clone(), 0)],
-        vec![(hello.clone(), 2)],
+        vec![(hello.clone(), 3)],
         vec![(hello.clone(), 60)],
-        vec![(message(1, HELLO, &[0; 11]), 1)],
-        vec![(message(1, OFFER, &offer()), 2)],
-        vec![(message(1, UP, &[]), 0)],
-        vec![(hello.clone(), 1), (hello.clone(), 1)],
-        vec![(hello, 1), (message(1, OFFER, &offer()), 2)],
+        vec![(message(1, HELLO, &[0; 11]), 2)],
+        vec![(message(1, OFFER, &offer()), 3)],
+        vec![(message(1, UP, &[0]), 0)],
+        vec![(hello.clone(), 2), (hello.clone(), 2)],
+        vec![(hello.clone(), 2), (message(1, OFFER, &offer()), 3)],
+        vec![(hello, 2), (message(1, UP, &[224]), 0)],
         // Of another release: it is told ours.
-        vec![(message(9, HELLO, &[u32::MAX; 20]), 1)],
+        vec![(message(9, HELLO, &[u32::MAX; 20]), 2)],
     ];
     let count = tricks.len() as u64;
     for (run, answers) in runs.zip(tricks) {
@@ -222,10 +229,10 @@ fn who_says_that_it_has_the_runs_of_others_gets_nothing_of_theirs() {
     let mut here = Member::new(&config, 1);
     let mut other = Other::new(&config);
     let mut numbers = offer();
-    numbers[3] = other.run as u32;
+    numbers[4] = other.run as u32;
     let liar = Liar::call(&config, here.run());
-    liar.send(&message(1, OFFER, &numbers), &[liar.memory.as_fd(), liar.event.as_fd()]);
-    assert_eq!(liar.hear().0, message(1, UP, &[]));
+    liar.send(&message(1, OFFER, &numbers), &liar.all());
+    assert_eq!(liar.hear().0[..16], message(1, UP, &[])[..16]);
     other.tell("receive 100");
     here.send(other.run, 100);
     assert_eq!(other.hear(), "received");
@@ -253,7 +260,7 @@ fn an_index_that_cannot_be_ends_the_link() {
         drop(here.next_ended());
     }
     // And so does whatever is said on it.
-    for (bytes, fds) in [(message(1, UP, &[]), 0), (vec![0; 128], 4), (message(1, OFFER, &offer()), 2)] {
+    for (bytes, fds) in [(message(1, UP, &[0]), 0), (vec![0; 128], 4), (message(1, OFFER, &offer()), 3)] {
         let liar = Liar::linked(&config, here.run());
         let refused = here.links.counts().refused;
         liar.send(&bytes, &vec![liar.event.as_fd(); fds]);
@@ -355,4 +362,47 @@ fn an_event_that_is_full_and_waits_keeps_nobody() {
     fill(&liar.theirs);
     rustix::fs::fcntl_setfl(&liar.theirs, rustix::fs::OFlags::empty()).unwrap();
     works(&config, &mut here);
+}
+
+// Goal: who clears the news of others, or tells of what is not there, all the time, delays nobody's frames for good.
+#[test]
+fn news_that_lie_hide_nothing() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    // More than are looked at anyway.
+    let mut others = Other::start(&config, 1, 8);
+    for filler in [0, 1] {
+        let liar = Liar::linked(&config, here.run());
+        let link = link_of_liar(&mut here, &others);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    liar.their_news.write_all_at(&[filler; NEWS as usize], 0).unwrap();
+                }
+            });
+            for round in 0..20 {
+                let all = here.received() + 10 * others.len();
+                others.iter_mut().for_each(|other| other.tell(&format!("send {} 10", here.run())));
+                here.receive(all);
+                others.iter_mut().for_each(|other| assert_eq!(other.hear(), "sent", "round {round}"));
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        drop(liar);
+        let ended = here.next_ended();
+        assert_eq!(ended.link(), link);
+    }
+}
+
+/// The link of a liar beside those of others, which are made first.
+fn link_of_liar(here: &mut Member, others: &[Other]) -> LinkId {
+    let theirs: Vec<LinkId> = others.iter().map(|other| here.link_to(other.run)).collect();
+    let mut link = None;
+    wait_for(|| {
+        here.poll();
+        link = here.queues[0].links().find(|link| !theirs.contains(link));
+        link.is_some()
+    });
+    link.unwrap()
 }

@@ -72,14 +72,14 @@ fn sixteen_send_to_all() {
     let config = config();
     let mut all = Other::start(&config, 1, COUNT);
     let before: Vec<_> = all.iter().map(Other::descriptors).collect();
-    assert!(before.iter().all(|(_, high)| *high == 1), "its event: {before:?}");
+    assert!(before.iter().all(|(_, high)| *high == 2), "its event and its news: {before:?}");
     let runs: Vec<String> = all.iter().map(|one| one.run.to_string()).collect();
     let order = |count: usize| format!("exchange {count} {}", runs.join(" "));
     all.iter_mut().for_each(|one| one.tell(&order(1)));
     all.iter_mut().for_each(|one| assert_eq!(one.hear(), "exchanged"));
     // Two descriptors a link, with high numbers, and no others, but one for all with which it wakes others.
     for (one, (before, _)) in all.iter().zip(before) {
-        wait_for(|| one.descriptors().1 == 1 + 2 * (COUNT - 1));
+        wait_for(|| one.descriptors().1 == 2 + 2 * (COUNT - 1));
         let (low, _) = one.descriptors();
         assert!(low <= before + 1, "{low} and {before} before");
         let (mappings, kib) = one.memory();
@@ -118,4 +118,29 @@ fn a_process_that_sleeps_is_woken() {
         here.send(sleeper.run, 1);
         assert_eq!(sleeper.hear(), "woke");
     }
+}
+
+// Goal: of many that have much to send each has its turn.
+#[test]
+fn all_who_send_have_their_turn() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    let mut others = Other::start(&config, 1, 5);
+    for other in &mut others {
+        let before = here.received();
+        other.tell(&format!("send {} 1", here.run()));
+        here.receive(before + 1);
+        assert_eq!(other.hear(), "sent");
+    }
+    for other in &mut others {
+        let said = other.order(&format!("fill {}", here.run()));
+        let filled: usize = said.strip_prefix("filled ").unwrap().parse().unwrap();
+        assert!(filled >= 32, "{said}");
+    }
+    // As many bursts as there are processes: each has had the same share of the room.
+    let came: Vec<u32> = others.iter().flat_map(|_| here.burst(0)).collect();
+    for other in &others {
+        assert_eq!(came.iter().filter(|pid| **pid == other.pid()).count(), came.len() / others.len());
+    }
+    assert_eq!(came.len(), others.len() * stack::config::RX_BURST);
 }

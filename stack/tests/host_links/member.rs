@@ -61,19 +61,21 @@ impl Member {
 
     /// Receives what is there: frames from each process in the order in which they were sent, whole, none missing.
     pub fn poll(&mut self) -> usize {
+        (0..self.queues.len()).map(|queue| self.burst(queue).len()).sum()
+    }
+
+    /// One burst of a queue: the processes whose frames came.
+    pub fn burst(&mut self, queue: usize) -> Vec<u32> {
         let mut got = RxBurst::new();
-        let mut frames = 0;
-        for queue in &mut self.queues {
-            frames += queue.rx_burst(&mut got);
-            for frame in &got {
-                let (pid, number) = read(frame.data());
-                let next = self.next_from.entry(pid).or_insert(0);
-                assert_eq!(*next, number, "the next frame of process {pid}");
-                *next += 1;
-            }
-            queue.recycle(&mut got);
+        self.queues[queue].rx_burst(&mut got);
+        let all: Vec<(u32, u32)> = got.iter().map(|frame| read(frame.data())).collect();
+        self.queues[queue].recycle(&mut got);
+        for (pid, number) in &all {
+            let next = self.next_from.entry(*pid).or_insert(0);
+            assert_eq!(*next, *number, "the next frame of process {pid}");
+            *next += 1;
         }
-        frames
+        all.into_iter().map(|(pid, _)| pid).collect()
     }
 
     /// The link to whoever has a run; polls until there is one.

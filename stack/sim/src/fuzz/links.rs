@@ -2,7 +2,7 @@
 
 use super::Input;
 use crate::host_liar::{
-    HELLO, Liar, MAX_FRAME, OFFER, REFUSED, SIZE, TO_CALLED, TO_CALLER, UP, about, message, offer,
+    HELLO, Liar, MAX_FRAME, NEWS, OFFER, REFUSED, SIZE, TO_CALLED, TO_CALLER, UP, about, message, offer,
 };
 use rustix::fs::{FallocateFlags, OFlags};
 use stack::port::host::{LinkId, LinkQueue, Links, LinksConfig};
@@ -39,6 +39,9 @@ fn change(liar: &Liar, input: &mut Input<'_>) {
             (ring + 128 + 8 * u64::from(input.u8() % 128), word)
         }
     };
+    if input.bool() {
+        liar.their_news.write_all_at(&[input.u8() & 1], u64::from(input.u16()) % NEWS).expect("it has it");
+    }
     let len = if at < ring + 128 && at >= ring { 2 } else { 8 };
     liar.memory.write_all_at(&bytes.to_ne_bytes()[..len], at).expect("it is its own memory");
 }
@@ -53,17 +56,18 @@ fn say(liar: &Liar, input: &mut Input<'_>) {
     let bytes = match input.u8() % 8 {
         0 => message(1, HELLO, &about()),
         1 | 2 => message(1, OFFER, &numbers),
-        3 => message(1, UP, &[]),
+        3 => message(1, UP, &[input.u32() % 300]),
         4 => message(1, REFUSED, &[u32::from(input.u8() % 6)]),
         5 => message(input.u32(), u32::from(input.u8() % 8), &numbers),
         6 => (0..input.u8()).map(|_| input.u8()).collect(),
         _ => {
-            liar.send(&message(1, OFFER, &offer()), &[liar.memory.as_fd(), liar.event.as_fd()]);
+            liar.send(&message(1, OFFER, &offer()), &liar.all());
             return;
         }
     };
-    let known = [liar.memory.as_fd(), liar.event.as_fd(), liar.theirs.as_fd(), liar.socket.as_fd()];
-    let count = input.pick(&[0, 0, 1, 1, 2, 2, 4, 60]);
+    let [memory, event, news] = liar.all();
+    let known = [memory, event, news, liar.theirs.as_fd(), liar.socket.as_fd()];
+    let count = input.pick(&[0, 0, 1, 2, 2, 3, 3, 60]);
     let fds: Vec<BorrowedFd<'_>> = (0..count).map(|_| input.pick(&known)).collect();
     liar.send(&bytes, &fds);
 }

@@ -1,6 +1,7 @@
 //! What is left of a link that has ended: frames that had arrived, and then the word of its end.
 
-use super::shared::{Link, LinkId};
+use super::id::LinkId;
+use super::shared::Link;
 use crate::port::frame::RxBurst;
 use crate::port::memif::queue_end::Left;
 use crate::port::memif::rx::{Received, Rx};

@@ -1,11 +1,13 @@
 //! What two processes say to each other until they have a link: four messages of one length, in the order of the machine.
 //!
-//! Who is called speaks first: HELLO, with its event. Who calls offers memory for both directions, and its event. Who is called maps it
-//! and says UP; from then on frames pass through the memory, and nothing more is said. Either may say REFUSED instead, and why.
+//! Who is called speaks first: HELLO, with its event and its page of news. Who calls offers memory for both directions, and its own two.
+//! Who is called maps it and says UP; from then on frames pass through the memory, and nothing more is said. Either may say REFUSED
+//! instead, and why. Each says by which number it has the link: that is the other one's place in its news.
 //!
 //! All begin with magic and version, in every version, so that unlike ones can say what they are. Whatever a process says is checked
 //! here, where it enters: a [`Message`] that was parsed is within all bounds.
 
+use super::id::{LINKS_MAX, LinkId};
 use super::terms::{About, Offer};
 use crate::config::{RUNS_PER_PROCESS, SHARDS_MAX};
 use crate::registry::Run;
@@ -29,12 +31,12 @@ const REFUSED: u32 = 4;
 /// A message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// Who was called. Its event comes along.
+    /// Who was called. Its event and its news come along.
     Hello(About),
-    /// Who calls, and its memory. The memory and its event come along.
-    Offer(About, Offer),
+    /// Who calls, and its memory. The memory, its event and its news come along.
+    Offer(About, Offer, LinkId),
     /// The memory is in use.
-    Up,
+    Up(LinkId),
     /// It comes to no link.
     Refused(Refusal),
 }
@@ -88,6 +90,9 @@ pub enum Fault {
     /// Not so many runs, or one that does not exist.
     #[error("it says that it has {0} runs, or a run that does not exist")]
     Runs(u32),
+    /// No number of a link.
+    #[error("it has link {0}, where there are {LINKS_MAX}")]
+    Link(u32),
     /// A refusal for no reason that there is.
     #[error("it refuses for the unknown reason {0}")]
     Reason(u32),
@@ -100,9 +105,9 @@ impl Message {
     /// Descriptors that belong to it.
     fn descriptors(&self) -> usize {
         match self {
-            Self::Hello(_) => 1,
-            Self::Offer(..) => 2,
-            Self::Up | Self::Refused(_) => 0,
+            Self::Hello(_) => 2,
+            Self::Offer(..) => 3,
+            Self::Up(_) | Self::Refused(_) => 0,
         }
     }
 
@@ -116,13 +121,17 @@ impl Message {
                 to.number(HELLO);
                 to.about(about);
             }
-            Self::Offer(about, Offer { queues, log2, buffer, size }) => {
+            Self::Offer(about, Offer { queues, log2, buffer, size }, link) => {
                 to.number(OFFER);
+                to.number(link.number().into());
                 to.about(about);
                 [*queues, *log2, *buffer].into_iter().for_each(|number| to.number(number));
                 to.put(&size.to_ne_bytes());
             }
-            Self::Up => to.number(UP),
+            Self::Up(link) => {
+                to.number(UP);
+                to.number(link.number().into());
+            }
             Self::Refused(why) => {
                 to.number(REFUSED);
                 to.number(*why as u32);
@@ -147,11 +156,16 @@ impl Message {
         let message = match from.number() {
             HELLO => Self::Hello(from.about()?),
             OFFER => {
+                let link = from.link()?;
                 let about = from.about()?;
                 let [queues, log2, buffer] = [(); 3].map(|()| from.number());
-                Self::Offer(about, Offer { queues, log2, buffer, size: u64::from_ne_bytes(from.take()) })
+                Self::Offer(
+                    about,
+                    Offer { queues, log2, buffer, size: u64::from_ne_bytes(from.take()) },
+                    link,
+                )
             }
-            UP => Self::Up,
+            UP => Self::Up(from.link()?),
             REFUSED => {
                 let reason = from.number();
                 let why = REFUSALS.into_iter().find(|why| *why as u32 == reason);
@@ -206,6 +220,12 @@ impl Reader<'_> {
         u32::from_ne_bytes(self.take())
     }
 
+    fn link(&mut self) -> Result<LinkId, Fault> {
+        let number = self.number();
+        let link = u8::try_from(number).ok().filter(|number| usize::from(*number) < LINKS_MAX);
+        link.map(LinkId).ok_or(Fault::Link(number))
+    }
+
     fn about(&mut self) -> Result<About, Fault> {
         let [queues, frame, count] = [(); 3].map(|()| self.number());
         let runs = [(); RUNS_PER_PROCESS].map(|()| self.number());
@@ -233,7 +253,17 @@ mod tests {
     fn all() -> [Message; 8] {
         let offer = Offer { queues: 3, log2: 6, buffer: 4288, size: 1 << 20 };
         let [a, b, c, d] = REFUSALS.map(Message::Refused);
-        [Message::Hello(about()), Message::Offer(about(), offer), Message::Up, a, b, c, d, Message::Up]
+        let [first, last] = [0, LINKS_MAX as u8 - 1].map(LinkId);
+        [
+            Message::Hello(about()),
+            Message::Offer(about(), offer, last),
+            Message::Up(first),
+            a,
+            b,
+            c,
+            d,
+            Message::Up(last),
+        ]
     }
 
     #[test]
@@ -241,13 +271,13 @@ mod tests {
         for message in all() {
             let fds = message.descriptors();
             assert_eq!(Message::parse(&message.encode(), fds), Ok(message.clone()));
-            assert_eq!(Message::parse(&message.encode(), 3), Err(Fault::Descriptors(3, fds)));
+            assert_eq!(Message::parse(&message.encode(), 4), Err(Fault::Descriptors(4, fds)));
         }
     }
 
     #[test]
     fn another_version_is_told_whatever_else_it_says() {
-        let mut bytes = Message::Up.encode();
+        let mut bytes = Message::Up(LinkId(0)).encode();
         bytes[8] = 9;
         bytes[12..].fill(0xff);
         let fault = Message::parse(&bytes, 4).unwrap_err();
@@ -261,7 +291,7 @@ mod tests {
         let with = |at: usize, number: u32| {
             let mut bytes = Message::Hello(about()).encode();
             bytes[at..at + 4].copy_from_slice(&number.to_ne_bytes());
-            Message::parse(&bytes, 1).map(|_| ())
+            Message::parse(&bytes, 2).map(|_| ())
         };
         assert_eq!(with(12, 77), Err(Fault::Kind(77)));
         for queues in [0, SHARDS_MAX as u32 + 1, u32::MAX] {
@@ -275,6 +305,11 @@ mod tests {
         }
         assert_eq!(with(32, Run::COUNT as u32), Err(Fault::Runs(2)));
         assert_eq!(with(36, u32::MAX), Ok(()), "that one is not counted");
+        let mut up = Message::Up(LinkId(0)).encode();
+        for number in [LINKS_MAX as u32, 256, u32::MAX] {
+            up[16..20].copy_from_slice(&number.to_ne_bytes());
+            assert_eq!(Message::parse(&up, 0), Err(Fault::Link(number)));
+        }
         assert_eq!(Message::parse(&[0x5a; MESSAGE], 0), Err(Fault::NoMessage));
     }
 }

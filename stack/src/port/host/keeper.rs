@@ -6,13 +6,13 @@
 //! at the run's name. What a process says of its runs is only a reason to look there.
 
 use super::greeting::Fault;
+use super::id::{LINKS_MAX, LinkId};
 use super::inbox::Inbox;
-use super::meeting::{Meeting, Step};
-use super::shared::{LINKS_MAX, Link, LinkId, Shared};
+use super::meeting::{Made, Meeting, Step};
+use super::shared::{Link, Shared};
 use super::table::Table;
 use super::talk::Talk;
-use super::terms::{About, Terms};
-use crate::port::memif::connection::Connection;
+use super::terms::About;
 use crate::port::memif::wake::Waker;
 use crate::port::share::{self, Party};
 use crate::registry::{Holder, Lies, Registry, Run};
@@ -160,22 +160,17 @@ impl Keeper {
         }
     }
 
-    /// A link is up.
+    /// A link is up. `numbers`: this process's, which is free, and the other one's.
     pub(super) fn publish(
         &mut self,
         talk: Talk,
         them: &About,
-        (terms, connection): (Terms, Connection),
+        made: Made,
+        [ours, theirs]: [LinkId; 2],
         runs: &[Run],
-        now: Instant,
     ) {
-        let Some(id) = self.free_number() else {
-            // Others were quicker. That the connection is closed ends the link for the other process.
-            runs.iter().for_each(|run| self.table.again(*run, now));
-            return self.closing.push(talk);
-        };
         let pid = talk.pid();
-        let link = Arc::new(Link::new(id, pid, connection, them.queues, terms.max_frame));
+        let link = Arc::new(Link::new(ours, pid, made, theirs, them.queues));
         self.shared.add(&link);
         self.up.push(Up { talk, link: Arc::clone(&link) });
         runs.iter().for_each(|run| self.lead(*run, &link));
@@ -217,11 +212,14 @@ impl Keeper {
         Some(Arc::clone(&up.link))
     }
 
-    /// A number that no link has, nor one that has ended and is still named somewhere.
+    /// A number that no link has, nor one that is offered, nor one that has ended and is still named somewhere.
     pub(super) fn free_number(&mut self) -> Option<LinkId> {
         self.ended.retain(|link| !self.shared.remove(link));
-        let links = || self.up.iter().map(|up| &up.link).chain(&self.ended);
-        (0..LINKS_MAX as u8).map(LinkId).find(|id| links().all(|link| link.id != *id))
+        let offered =
+            |meeting: &Meeting| if let Step::Up(_, link, _) = &meeting.step { Some(*link) } else { None };
+        let links = self.up.iter().map(|up| &up.link).chain(&self.ended).map(|link| link.id);
+        let all: Vec<LinkId> = links.chain(self.meetings.iter().filter_map(offered)).collect();
+        (0..LINKS_MAX as u8).map(LinkId).find(|id| !all.contains(id))
     }
 
     fn end(&mut self, at: usize) {

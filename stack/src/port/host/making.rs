@@ -1,11 +1,11 @@
 //! How the keeper makes links: it greets those who call, calls those whom a shard needs, and takes what they say.
 
 use super::greeting::{Fault, Message, Refusal};
+use super::id::{LINKS_MAX, LinkId};
 use super::keeper::Keeper;
 use super::meeting::{self, Meeting, Step, Us};
-use super::shared::LINKS_MAX;
 use super::table::{NOBODY_FOR, REFUSED_FOR};
-use super::talk::{Heard, Talk};
+use super::talk::{Heard, Talk, Told};
 use super::terms::{About, Offer};
 use crate::port::share::{Party, Share};
 use crate::registry::{Call, Called, Holder, Lies, Run};
@@ -21,7 +21,7 @@ impl Keeper {
     fn us(&self) -> Us {
         let runs = self.registry.runs().into_iter().collect();
         let about = About { queues: self.shared.queues, max_frame: self.max_frame, runs };
-        Us { about, event: Arc::clone(&self.shared.event) }
+        Us { about, event: Arc::clone(&self.shared.event), news: Arc::clone(&self.shared.news_fd) }
     }
 
     /// A connection to a process, and the number of a meeting with it.
@@ -128,13 +128,13 @@ impl Keeper {
                 meeting.talk = Some(talk);
                 self.meetings.push_back(meeting);
             }
-            (Step::Hello, Heard::Hello(them, event)) => self.offer(meeting, talk, them, &event, now),
-            (Step::Offer, Heard::Offer(them, offer, memory, event)) => {
-                self.accept(meeting, talk, &them, (offer, memory, event), now);
+            (Step::Hello, Heard::Hello(them, told)) => self.offer(meeting, talk, them, told, now),
+            (Step::Offer, Heard::Offer(them, offer, memory, theirs, told)) => {
+                self.accept(meeting, talk, &them, (offer, memory, theirs, told), now);
             }
-            (Step::Up(..), Heard::Up) => {
-                if let Step::Up(them, terms, connection) = meeting.step {
-                    self.publish(talk, &them, (terms, *connection), &meeting.runs, now);
+            (Step::Up(..), Heard::Up(theirs)) => {
+                if let Step::Up(them, ours, made) = meeting.step {
+                    self.publish(talk, &them, *made, [ours, theirs], &meeting.runs);
                 }
             }
             (_, heard) => {
@@ -153,23 +153,18 @@ impl Keeper {
     }
 
     /// A process that was called greets.
-    fn offer(
-        &mut self,
-        mut meeting: Meeting,
-        mut talk: Talk,
-        them: About,
-        event: &Arc<OwnedFd>,
-        now: Instant,
-    ) {
+    fn offer(&mut self, mut meeting: Meeting, mut talk: Talk, them: About, told: Told, now: Instant) {
         if let Some(link) = self.link_with(meeting.pid) {
             meeting.runs.iter().for_each(|run| self.lead(*run, &link));
             return self.closing.push(talk);
         }
-        let offered = self.has_room().and_then(|()| meeting::offer(&self.us(), &them, event, &mut talk, now));
+        let offered = self.number().and_then(|link| {
+            meeting::offer(&self.us(), &them, told, link, &mut talk, now).map(|made| (link, made))
+        });
         meeting.talk = Some(talk);
         match offered {
-            Ok((terms, connection)) => {
-                meeting.step = Step::Up(them, terms, Box::new(connection));
+            Ok((link, made)) => {
+                meeting.step = Step::Up(them, link, Box::new(made));
                 meeting.until = now + self.patience;
                 self.meetings.push_back(meeting);
             }
@@ -183,7 +178,7 @@ impl Keeper {
         mut meeting: Meeting,
         mut talk: Talk,
         them: &About,
-        (offer, memory, event): (Offer, OwnedFd, Arc<OwnedFd>),
+        (offer, memory, theirs, told): (Offer, OwnedFd, LinkId, Told),
         now: Instant,
     ) {
         let (us, pid) = (self.us(), meeting.pid);
@@ -194,11 +189,13 @@ impl Keeper {
             meeting.talk = Some(talk);
             return self.fail(meeting, now);
         }
-        let made = self.has_room().and_then(|()| meeting::accept(&us, them, offer, &memory, &event));
+        let made = self
+            .number()
+            .and_then(|link| meeting::accept(&us, them, offer, &memory, told).map(|made| (link, made)));
         match made {
-            Ok(made) => {
-                talk.say(now, &Message::Up, Vec::new());
-                self.publish(talk, them, made, &meeting.runs, now);
+            Ok((ours, made)) => {
+                talk.say(now, &Message::Up(ours), Vec::new());
+                self.publish(talk, them, made, [ours, theirs], &meeting.runs);
             }
             Err((refusal, why)) => {
                 meeting.talk = Some(talk);
@@ -207,11 +204,9 @@ impl Keeper {
         }
     }
 
-    fn has_room(&mut self) -> Result<(), (Refusal, String)> {
-        match self.free_number() {
-            Some(_) => Ok(()),
-            None => Err((Refusal::Full, format!("this process has {LINKS_MAX} links already"))),
-        }
+    fn number(&mut self) -> Result<LinkId, (Refusal, String)> {
+        let full = || (Refusal::Full, format!("this process has {LINKS_MAX} links already"));
+        self.free_number().ok_or_else(full)
     }
 
     /// A meeting leads to no link now: whoever waits for it waits on.

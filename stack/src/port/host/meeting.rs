@@ -1,7 +1,8 @@
 //! How a link is made with one process: what is said, and the memory that comes of it. Whom to meet is the keeper's to decide.
 
 use super::greeting::{Message, Refusal};
-use super::talk::Talk;
+use super::id::LinkId;
+use super::talk::{Talk, Told};
 use super::terms::{About, Offer, Terms};
 use crate::port::memif::connection::{Connection, RingLocation};
 use crate::port::memif::region;
@@ -35,22 +36,40 @@ pub enum Step {
     Offer,
     /// It was called: for its greeting.
     Hello,
-    /// It was offered this memory: for its consent.
-    Up(About, Terms, Box<Connection>),
+    /// It was offered this memory, for a link with this number: for its consent.
+    Up(About, LinkId, Box<Made>),
+}
+
+/// What a link consists of.
+pub struct Made {
+    /// What holds for it.
+    pub terms: Terms,
+    /// Its rings.
+    pub connection: Connection,
+    /// What tells the other process of frames.
+    pub told: Told,
 }
 
 /// This process, as others see it.
 pub struct Us {
     /// What it says of itself.
     pub about: About,
-    /// Its event.
+    /// Its event, and its page of news.
     pub event: Arc<OwnedFd>,
+    pub news: Arc<OwnedFd>,
+}
+
+impl Us {
+    /// What tells this process of frames, for others.
+    fn told(&self) -> Vec<Arc<OwnedFd>> {
+        vec![Arc::clone(&self.event), Arc::clone(&self.news)]
+    }
 }
 
 impl Meeting {
     /// With a process that calls: it is greeted.
     pub fn called(number: u64, mut talk: Talk, us: &Us, now: Instant, until: Instant) -> Self {
-        talk.say(now, &Message::Hello(us.about.clone()), vec![Arc::clone(&us.event)]);
+        talk.say(now, &Message::Hello(us.about.clone()), us.told());
         Self {
             number,
             pid: talk.pid(),
@@ -83,19 +102,20 @@ impl Meeting {
 pub fn offer(
     us: &Us,
     them: &About,
-    event: &Arc<OwnedFd>,
+    told: Told,
+    link: LinkId,
     talk: &mut Talk,
     now: Instant,
-) -> Result<(Terms, Connection), (Refusal, String)> {
+) -> Result<Made, (Refusal, String)> {
     let terms = Terms::of(&us.about, them);
     let (memory, region) = terms.layout.make("roce-link", Fill::AsUsed).map_err(exhausted)?;
     // Who receives on a ring is woken by its own event.
-    let events = [event, &us.event].map(|event| vec![Arc::clone(event); terms.layout.queues]);
+    let events = [&told.event, &us.event].map(|event| vec![Arc::clone(event); terms.layout.queues]);
     let connection = Connection::of_client(terms.layout, region, events);
-    let offer = Message::Offer(us.about.clone(), terms.offer());
+    let offer = Message::Offer(us.about.clone(), terms.offer(), link);
     // The descriptor of the memory is closed when it is sent.
-    talk.say(now, &offer, vec![Arc::new(memory), Arc::clone(&us.event)]);
-    Ok((terms, connection))
+    talk.say(now, &offer, [vec![Arc::new(memory)], us.told()].concat());
+    Ok(Made { terms, connection, told })
 }
 
 /// Takes the memory that a process offers.
@@ -107,8 +127,8 @@ pub fn accept(
     them: &About,
     offer: Offer,
     memory: &OwnedFd,
-    event: &Arc<OwnedFd>,
-) -> Result<(Terms, Connection), (Refusal, String)> {
+    told: Told,
+) -> Result<Made, (Refusal, String)> {
     let wrong = |why: String| (Refusal::Wrong, why);
     let terms = Terms::of(&us.about, them);
     if offer != terms.offer() {
@@ -125,8 +145,8 @@ pub fn accept(
         (0..layout.queues).map(ring).collect()
     };
     let connection =
-        Connection::of_server(region, rings(true, &us.event), rings(false, event)).map_err(wrong)?;
-    Ok((terms, connection))
+        Connection::of_server(region, rings(true, &us.event), rings(false, &told.event)).map_err(wrong)?;
+    Ok(Made { terms, connection, told })
 }
 
 fn exhausted(error: std::io::Error) -> (Refusal, String) {

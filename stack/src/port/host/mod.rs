@@ -9,13 +9,16 @@
 //! is copied and then checked, as a memif does, and which numbers it has is the kernel's word. It can spoil its own links, and cannot
 //! make this process wait. A fork has nothing of its parent's links.
 
+mod attention;
 mod end;
 mod ended;
 mod greeting;
+mod id;
 mod inbox;
 mod keeper;
 mod making;
 mod meeting;
+mod news;
 mod published;
 mod queue;
 mod shared;
@@ -24,14 +27,16 @@ mod talk;
 mod terms;
 
 pub use ended::Ended;
+pub use id::{LINKS_MAX, LinkId};
 pub use queue::{LinkQueue, Reach};
-pub use shared::{LINKS_MAX, LinkCounts, LinkId};
+pub use shared::LinkCounts;
 
 use super::counters::sum;
 use super::frame::HeapPool;
 use super::info::{PortInfo, PortStats};
 use super::stock::STOCK;
 use super::taken::Taken;
+use crate::ipc::renumbered;
 use crate::registry::{Registry, TakeCalls};
 use crate::sync::eventfd::EventFd;
 use crate::sync::lock::lock;
@@ -41,6 +46,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use inbox::Inbox;
 use keeper::Keeper;
+use news::News;
 use shared::Shared;
 use std::io;
 use std::sync::Arc;
@@ -95,8 +101,10 @@ impl Links {
         asymmetric::join();
         // Frames are copied in whole blocks of 16 bytes, past their end.
         let pool = HeapPool::new(queues * (frames + STOCK), max_frame.next_multiple_of(64));
-        let event = crate::ipc::renumbered(EventFd::new()?.into(), talk::LEAST);
-        let shared = Arc::new(Shared::new(queues, pool, event, stall)?);
+        let event = renumbered(EventFd::new()?.into(), talk::LEAST);
+        let (news_fd, news) = News::make()?;
+        let news = (renumbered(news_fd, talk::LEAST), news);
+        let shared = Arc::new(Shared::new(queues, pool, event, news, stall)?);
         let inbox = Arc::new(Inbox::new(Arc::clone(&shared)));
         let is_over = Arc::new(AtomicBool::new(false));
         let keeper =

@@ -1,11 +1,15 @@
 //! One shard's ends of all links of the process: frames to a link, frames from all of them.
 //!
 //! Nothing here waits or makes a system call, but to wake a process that sleeps and to ask the keeper for a link.
+//!
+//! Few links bring something at a time: those are looked at in each burst, and others when the process at their other end has told so
+//! ([`sync::news`](crate::sync::news)). All are looked at once in many bursts, and before a sleep.
 
 use super::end::End;
 use super::ended::{Ended, Ending};
+use super::id::{LINKS_MAX, LinkId};
 use super::published::Way;
-use super::shared::{LINKS_MAX, LinkId, Shared};
+use super::shared::Shared;
 use crate::config::RX_BURST;
 use crate::id::Qpn;
 use crate::port::counters::Counters;
@@ -21,11 +25,14 @@ use crate::time;
 use arrayvec::ArrayVec;
 use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
+/// Links that are looked at in each burst.
+pub(super) const NEAR: usize = 4;
+/// Bursts between two looks at all links: well below a millisecond, where a burst takes less than one microsecond.
+const ALL_EVERY: u32 = 1024;
 /// Frames that a link may bring before others that wait get their turn.
-const TURN: usize = 8;
+pub(super) const TURN: usize = 8;
 const _: () = assert!(RX_BURST.is_multiple_of(TURN));
 
 /// How a queue pair number is reached.
@@ -44,22 +51,27 @@ pub enum Reach {
 
 /// A shard's ends of all links.
 pub struct LinkQueue {
-    index: usize,
+    pub(super) index: usize,
     /// How often the list of links had changed when it was looked at.
     seen: u64,
     /// By number.
-    ends: Vec<Option<Box<End>>>,
+    pub(super) ends: Vec<Option<Box<End>>>,
     /// The numbers of those that there are.
-    order: ArrayVec<u8, LINKS_MAX>,
-    /// Where in that order the next burst begins.
-    turn: usize,
+    pub(super) order: ArrayVec<u8, LINKS_MAX>,
+    /// The link with which the next burst begins.
+    turn: u8,
+    /// Links that are looked at in each burst, and bursts so far.
+    pub(super) near: ArrayVec<u8, NEAR>,
+    bursts: u32,
+    /// Links on which something was sent, whose receivers may have gone to sleep meanwhile.
+    pub(super) owed: ArrayVec<u8, LINKS_MAX>,
     /// Links that brought something in the last burst.
     fed: ArrayVec<u8, RX_BURST>,
     ending: Vec<Ending>,
     ended: VecDeque<Ended>,
     stock: Stock,
-    waker: Option<Waker>,
-    shared: Arc<Shared>,
+    pub(super) waker: Option<Waker>,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl LinkQueue {
@@ -70,6 +82,9 @@ impl LinkQueue {
             ends: (0..LINKS_MAX).map(|_| None).collect(),
             order: ArrayVec::new(),
             turn: 0,
+            near: ArrayVec::new(),
+            bursts: 0,
+            owed: ArrayVec::new(),
             fed: ArrayVec::new(),
             ending: Vec::new(),
             ended: VecDeque::new(),
@@ -128,16 +143,21 @@ impl LinkQueue {
         if !self.ending.is_empty() {
             self.receive_what_is_left(out);
         }
-        let links = self.order.len();
+        self.bursts = self.bursts.wrapping_add(1);
+        if self.bursts.is_multiple_of(ALL_EVERY) {
+            self.tell_of_all();
+        }
         let mut more = ArrayVec::<u8, { RX_BURST / TURN }>::new();
         let turn = core::mem::take(&mut self.turn);
-        for step in 0..links {
+        let told = self.told();
+        let mut links = told;
+        self.near.iter().for_each(|link| links.add(*link));
+        for link in links.from(turn) {
             if out.is_full() {
-                self.turn = (turn + step) % links;
+                self.turn = link;
                 break;
             }
-            let link = self.order[(turn + step) % links];
-            if self.receive_from(link, TURN, out) >= TURN {
+            if self.look_at(link, told.has(link), out) >= TURN {
                 let _ = more.try_push(link);
             }
         }
@@ -147,24 +167,25 @@ impl LinkQueue {
                 self.receive_from(link, RX_BURST, out);
             }
         }
+        let frames = out.len() - before;
+        if frames == 0 && !self.owed.is_empty() {
+            self.look_again();
+        }
         if !self.ending.is_empty() {
             self.settle();
         }
-        out.len() - before
+        frames
     }
 
     /// Receives up to so many frames from a link; returns how many.
     #[inline]
-    fn receive_from(&mut self, link: u8, most: usize, out: &mut RxBurst) -> usize {
+    pub(super) fn receive_from(&mut self, link: u8, most: usize, out: &mut RxBurst) -> usize {
         let Some(end) = &mut self.ends[usize::from(link)] else { return 0 };
         let Ok(got) = end.receive(most, out, &mut self.stock) else {
             self.give_up(link);
             return 0;
         };
         if got.frames + got.dropped == 0 {
-            if end.tx.look_again() {
-                self.wake(link);
-            }
             return 0;
         }
         // What was received is likely to be answered.
@@ -201,9 +222,7 @@ impl LinkQueue {
         if done.dropped > 0 {
             counters.tx_dropped.add(done.dropped as u64);
         }
-        if wakes {
-            self.wake(link.0);
-        }
+        self.has_sent(link.0, wakes);
         for frame in frames.drain(..done.taken) {
             self.stock.put(frame);
         }
@@ -223,9 +242,7 @@ impl LinkQueue {
                 if !lens.is_empty() {
                     let wakes = end.tx.has_sent();
                     self.counters().tx(lens.len(), lens.iter().sum::<u32>() as usize);
-                    if wakes {
-                        self.wake(link.0);
-                    }
+                    self.has_sent(link.0, wakes);
                 }
                 Some(lens.len())
             }
@@ -259,15 +276,20 @@ impl LinkQueue {
                 rx.ask_for_event();
             }
             if end.tx.look_now() {
-                self.wake(link);
+                self.tell(link);
             }
         }
+        self.owed.clear();
         // One fence for all.
         asymmetric::heavy_between_processes();
         let mut is_quiet = self.shared.changes() == self.seen;
         for link in &self.order {
             if let Some(end) = &mut self.ends[usize::from(*link)] {
-                is_quiet &= end.rx.iter_mut().all(Rx::waits);
+                // Who sent meanwhile may have seen that we looked, and told nothing.
+                if !end.rx.iter_mut().all(Rx::waits) {
+                    self.shared.news.tell(self.index, LinkId(*link));
+                    is_quiet = false;
+                }
             }
         }
         match is_quiet {
@@ -327,6 +349,8 @@ impl LinkQueue {
                 let Shared { queues, stall, .. } = &*self.shared;
                 // Its rings are in its memory: that was checked when it was made.
                 self.ends[at] = End::new(Arc::clone(&link), self.index, *queues, *stall).ok().map(Box::new);
+                // It may have been used already.
+                self.shared.news.tell(self.index, link.id);
             }
             if link.is_over()
                 && let Some(end) = self.ends[at].take()
@@ -347,7 +371,7 @@ impl LinkQueue {
         }
         let there = |number: &usize| self.ends[*number].is_some();
         self.order = (0..LINKS_MAX).filter(there).map(|number| number as u8).collect();
-        self.turn = 0;
+        self.near.retain(|link| self.ends[usize::from(*link)].is_some());
     }
 
     #[cold]
@@ -367,19 +391,6 @@ impl LinkQueue {
             self.shared.is_broken(&end.link);
             self.ending.push(Ending::new(end.link, []));
         }
-    }
-
-    #[cold]
-    fn wake(&mut self, link: u8) {
-        if self.waker.is_none() {
-            match Waker::new() {
-                Ok(waker) => self.waker = Some(waker),
-                Err(error) => return self.shared.cannot_wake(&error),
-            }
-        }
-        let (Some(waker), Some(end)) = (&mut self.waker, &self.ends[usize::from(link)]) else { return };
-        // Fails only where the descriptor is no eventfd, which was checked when the other process gave it.
-        let _ = waker.wake(end.tx.event().as_fd());
     }
 
     #[cold]

@@ -4,6 +4,9 @@
 //! when that has changed. A link that has ended stays there until each queue has taken its end; who has a [`Link`] keeps its number from
 //! being used again.
 
+use super::id::{LINKS_MAX, LinkId};
+use super::meeting::Made;
+use super::news::News;
 use super::published::Published;
 use crate::port::counters::Counters;
 use crate::port::frame::HeapPool;
@@ -18,21 +21,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Once};
 
-/// Links of a process: two descriptors each, where a process has 1024 by default. A [`Route`](crate::port::Route) can name them all.
-pub const LINKS_MAX: usize = 224;
-
-/// A link, by its number. Once its end was told ([`LinkQueue::next_ended`](super::LinkQueue::next_ended)) the number may be another
-/// link's.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
-pub struct LinkId(pub(super) u8);
-
-impl LinkId {
-    /// The number, below [`LINKS_MAX`].
-    pub fn number(self) -> u8 {
-        self.0
-    }
-}
-
 /// A link, as queues have it.
 pub struct Link {
     /// Its number.
@@ -45,6 +33,9 @@ pub struct Link {
     pub their_queues: usize,
     /// Bytes of the longest frame.
     pub max_frame: usize,
+    /// The other process's news, and its number of this link.
+    news: News,
+    theirs: LinkId,
     /// The runs to which it leads, or led.
     runs: Mutex<Vec<Run>>,
     broken: AtomicBool,
@@ -55,18 +46,25 @@ pub struct Link {
 
 impl Link {
     /// One that leads nowhere yet.
-    pub fn new(id: LinkId, pid: u32, connection: Connection, their_queues: usize, max_frame: usize) -> Self {
+    pub fn new(id: LinkId, pid: u32, made: Made, theirs: LinkId, their_queues: usize) -> Self {
         Self {
             id,
             pid,
-            connection,
+            connection: made.connection,
             their_queues,
-            max_frame,
+            max_frame: made.terms.max_frame,
+            news: made.told.news,
+            theirs,
             runs: Mutex::default(),
             broken: AtomicBool::new(false),
             over: AtomicBool::new(false),
             taken: AtomicU32::new(0),
         }
+    }
+
+    /// Tells the other process that one of our shards has sent something.
+    pub fn tell(&self, shard: usize) {
+        self.news.tell(shard % self.their_queues, self.theirs);
     }
 
     /// It leads to this run, too.
@@ -127,6 +125,9 @@ pub struct Shared {
     pub keeper: EventFd,
     /// Wakes this process's queues: all its peers have it.
     pub event: Arc<OwnedFd>,
+    /// Says which links have something; and its descriptor, for others.
+    pub news: News,
+    pub news_fd: Arc<OwnedFd>,
     pub(super) pool: HeapPool,
     pub(super) counters: Vec<Counters>,
     /// Frames that were sent on links that had ended.
@@ -143,13 +144,21 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(queues: usize, pool: HeapPool, event: OwnedFd, stall: Duration) -> io::Result<Self> {
+    pub(super) fn new(
+        queues: usize,
+        pool: HeapPool,
+        event: OwnedFd,
+        (news_fd, news): (OwnedFd, News),
+        stall: Duration,
+    ) -> io::Result<Self> {
         Ok(Self {
             published: Arc::default(),
             changes: AtomicU64::new(0),
             links: Mutex::new(vec![None; LINKS_MAX]),
             keeper: EventFd::new()?,
             event: Arc::new(event),
+            news,
+            news_fd: Arc::new(news_fd),
             pool,
             counters: (0..queues).map(|_| Counters::default()).collect(),
             tx_ended: AtomicU64::new(0),

@@ -5,6 +5,8 @@
 //! of its process; until then the keeper only looks whether something lies there. What is [`Heard`] closes without waiting.
 
 use super::greeting::{Fault, MESSAGE, Message, Refusal};
+use super::id::LinkId;
+use super::news::News;
 use super::terms::{About, Offer};
 use crate::ipc::{renumbered, rights, sealed};
 use crate::port::memif::wake;
@@ -42,6 +44,15 @@ struct Unsent {
     pause: Duration,
 }
 
+/// What tells another process that there are frames for it.
+#[derive(Clone, Debug)]
+pub struct Told {
+    /// Wakes it.
+    pub event: Arc<OwnedFd>,
+    /// Says where they are.
+    pub news: News,
+}
+
 /// What another process says.
 #[derive(Debug)]
 pub enum Heard {
@@ -49,12 +60,12 @@ pub enum Heard {
     Nothing,
     /// No more: it has ended, or its link.
     End,
-    /// Who it is, and its event.
-    Hello(About, Arc<OwnedFd>),
-    /// Who it is, the memory that it offers, and its event.
-    Offer(About, Offer, OwnedFd, Arc<OwnedFd>),
-    /// It uses the memory.
-    Up,
+    /// Who it is, and what tells it of frames.
+    Hello(About, Told),
+    /// Who it is, the memory that it offers, its number of the link, and what tells it of frames.
+    Offer(About, Offer, OwnedFd, LinkId, Told),
+    /// It uses the memory, and this is its number of the link.
+    Up(LinkId),
     /// It wants no link.
     Refused(Refusal),
     /// Something wrong.
@@ -157,22 +168,22 @@ fn check(message: Message, fds: Vec<OwnedFd>) -> Result<Heard, String> {
     let mut fds = fds.into_iter();
     let mut next = || fds.next().ok_or("it sends too few descriptors");
     Ok(match message {
-        Message::Hello(about) => Heard::Hello(about, event(next()?)?),
-        Message::Offer(about, offer) => {
+        Message::Hello(about) => Heard::Hello(about, told(next()?, &next()?)?),
+        Message::Offer(about, offer, link) => {
             let memory = next()?;
             // It is looked at once more when it is mapped: from here on its close waits for nobody.
             sealed::len(&memory, SealFlags::SHRINK).ok_or("its memory is no sealed memfd of small pages")?;
-            Heard::Offer(about, offer, memory, event(next()?)?)
+            Heard::Offer(about, offer, memory, link, told(next()?, &next()?)?)
         }
-        Message::Up => Heard::Up,
+        Message::Up(link) => Heard::Up(link),
         Message::Refused(why) => Heard::Refused(why),
     })
 }
 
-/// The event of another process, if it is one.
-fn event(fd: OwnedFd) -> Result<Arc<OwnedFd>, String> {
-    match wake::is_event(&fd) {
-        true => Ok(Arc::new(renumbered(fd, LEAST))),
-        false => Err("its event is no eventfd, or /proc/self/fd cannot be read".into()),
+/// The event and the news of another process, if they are what they should be.
+fn told(event: OwnedFd, news: &OwnedFd) -> Result<Told, String> {
+    if !wake::is_event(&event) {
+        return Err("its event is no eventfd, or /proc/self/fd cannot be read".into());
     }
+    Ok(Told { event: Arc::new(renumbered(event, LEAST)), news: News::of(news.as_fd())? })
 }

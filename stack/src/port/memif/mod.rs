@@ -30,7 +30,7 @@ mod port;
 mod queue;
 pub(in crate::port) mod queue_end;
 pub(in crate::port) mod region;
-mod ring;
+pub(in crate::port) mod ring;
 pub(in crate::port) mod rx;
 mod shared;
 pub(in crate::port) mod shm;

@@ -57,6 +57,11 @@ impl TxEnd {
         self.look_again()
     }
 
+    /// Whether [`look_again`](Self::look_again) has still to be called.
+    pub fn owes_a_look(&self) -> bool {
+        self.look_again > 0
+    }
+
     /// Wakes the receiver.
     pub fn event(&self) -> &OwnedFd {
         &self.event

@@ -22,6 +22,8 @@ pub const LOG2_MAX: u8 = 14;
 const COOKIE: u32 = 0x03e3_1f20;
 /// Flag of a ring: its receiver polls, and wants no events.
 const POLLED: u16 = 1;
+/// Flag of a ring between processes of a host: its receiver looks at it when its news say so, and wants no events.
+const NEWS: u16 = 2;
 /// Flag of a descriptor: the frame goes on in the next slot.
 pub const NEXT: u16 = 1;
 
@@ -68,6 +70,17 @@ pub fn check(size: u64, offset: u32, log2: u8) -> Result<(), String> {
         return Err("ends behind its region".into());
     }
     Ok(())
+}
+
+/// When a receiver looks at its ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Attention {
+    /// All the time.
+    Polled,
+    /// When its news say that there is something.
+    News,
+    /// When it is woken by an event.
+    Asleep,
 }
 
 /// The fields of a descriptor, as they were read: untrusted.
@@ -237,9 +250,19 @@ impl Ring {
         self.word(offset_of!(Header, flags)).load(Ordering::Relaxed) & POLLED != 0
     }
 
-    /// Sets whether we poll, or wait for an event.
-    pub fn set_polled(&self, polled: bool) {
-        let flags = if polled { POLLED } else { 0 };
+    /// Whether the receiver needs no event.
+    #[inline]
+    pub fn is_awake(&self) -> bool {
+        self.word(offset_of!(Header, flags)).load(Ordering::Relaxed) & (POLLED | NEWS) != 0
+    }
+
+    /// Says when we look at it.
+    pub fn set_attention(&self, attention: Attention) {
+        let flags = match attention {
+            Attention::Polled => POLLED,
+            Attention::News => NEWS,
+            Attention::Asleep => 0,
+        };
         self.word(offset_of!(Header, flags)).store(flags, Ordering::Relaxed);
     }
 

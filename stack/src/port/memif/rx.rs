@@ -1,6 +1,6 @@
 //! Receives from a ring.
 
-use super::ring::{NEXT, Ring};
+use super::ring::{Attention, NEXT, Ring};
 use super::shm::BLOCK;
 use super::slots::{Buffers, Impossible, SHORT_AHEAD};
 use crate::config::RX_BURST_BYTES;
@@ -28,8 +28,9 @@ pub struct Rx {
     given: u16,
     /// Offset of the next slot's buffer, set when the ring was found empty.
     ahead: Option<u32>,
-    /// Whether the sender was asked for an event.
-    armed: bool,
+    /// When we look at it now, as the sender knows, and when once there was something.
+    attention: Attention,
+    awake: Attention,
 }
 
 /// What a burst brought.
@@ -46,10 +47,12 @@ pub struct Received {
 impl Rx {
     /// A ring that was never used.
     pub fn new(ring: Ring, buffers: Buffers, copy: Option<CopyFn>, max_frame: usize) -> Self {
-        ring.set_polled(true);
+        let awake = Attention::Polled;
+        ring.set_attention(awake);
         // A client has empty slots to give, a server none.
         let given = if buffers.are_ours() { 0u16.wrapping_sub(ring.slots()) } else { 0 };
-        Self { ring, buffers, copy, max_frame: max_frame as u32, next: 0, given, ahead: None, armed: false }
+        let max_frame = max_frame as u32;
+        Self { ring, buffers, copy, max_frame, next: 0, given, ahead: None, attention: awake, awake }
     }
 
     /// Gives the slots whose frames were received back to the sender. Not called right after a burst: later stores would wait
@@ -112,7 +115,7 @@ impl Rx {
             return Err(Impossible);
         }
         self.ahead = None;
-        if self.armed {
+        if self.attention != self.awake {
             self.disarm();
         }
         Ok(self.receive(slots, most, out, stock))
@@ -142,10 +145,7 @@ impl Rx {
     /// [`waits`](Self::waits), one for all rings.
     pub fn ask_for_event(&mut self) {
         self.give_back();
-        if !self.armed {
-            self.ring.set_polled(false);
-            self.armed = true;
-        }
+        self.pay(Attention::Asleep);
     }
 
     /// The second half: whether the sender has sent nothing yet.
@@ -159,8 +159,20 @@ impl Rx {
 
     #[cold]
     fn disarm(&mut self) {
-        self.ring.set_polled(true);
-        self.armed = false;
+        self.pay(self.awake);
+    }
+
+    /// Says when we look at it as long as we are awake.
+    pub fn look_when(&mut self, attention: Attention) {
+        self.awake = attention;
+        self.pay(attention);
+    }
+
+    fn pay(&mut self, attention: Attention) {
+        if self.attention != attention {
+            self.ring.set_attention(attention);
+            self.attention = attention;
+        }
     }
 
     fn receive(&mut self, mut slots: u16, most: usize, out: &mut RxBurst, stock: &mut Stock) -> Received {

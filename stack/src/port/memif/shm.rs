@@ -18,7 +18,7 @@ use crate::sync::prefetch;
 use core::ffi::c_void;
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -116,6 +116,40 @@ impl Region {
     /// Marks it as divided among rings; returns whether it was not.
     pub(super) fn divide(&self) -> bool {
         !self.0.divided.swap(true, Ordering::AcqRel)
+    }
+}
+
+/// Memory of which single bytes are changed, by this process and others, and of which no reference is ever lent.
+#[derive(Debug)]
+pub struct Page(Region);
+
+impl Page {
+    /// Maps the first `len` bytes of a file, which cannot shrink below that.
+    ///
+    /// # Errors
+    /// Those of mmap(2).
+    pub fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        Region::map(fd, len, Fill::AsUsed).map(Self)
+    }
+
+    /// One of its bytes; `None`: it ends before.
+    #[inline]
+    pub fn byte(&self, at: usize) -> Option<&AtomicU8> {
+        // SAFETY: the byte lies within the mapping, which lives as long as `self`. Nothing in this process accesses it but as an
+        // atomic, or as memory that others write.
+        (at < self.0.len()).then(|| unsafe { AtomicU8::from_ptr(self.0.base().as_ptr().add(at)) })
+    }
+
+    /// A [`BLOCK`] of it as it is now, some mix of what is written meanwhile; `None`: it ends before.
+    #[inline]
+    pub fn block(&self, at: usize) -> Option<[u8; BLOCK]> {
+        if at >= self.0.len() || self.0.len() - at < BLOCK {
+            return None;
+        }
+        let mut block = [0; BLOCK];
+        // SAFETY: both have so many bytes there.
+        unsafe { racy::read_block(self.0.base().as_ptr().add(at), block.as_mut_ptr()) };
+        Some(block)
     }
 }
 

@@ -98,6 +98,12 @@ impl Tx {
         self.ring.is_polled()
     }
 
+    /// Whether the receiver needs no event: it polls, or reads its news.
+    #[inline]
+    pub fn is_awake(&self) -> bool {
+        self.ring.is_awake()
+    }
+
     /// Prefetches what a send writes: a line of the header, which the receiver reads, and one with a descriptor.
     #[inline(always)]
     pub fn prefetch(&self) {

@@ -1,0 +1,128 @@
+//! Which links a shard looks at: the few that bring something, in each burst, and those of which there are news. And what it tells
+//! others: that there is something, and to wake up.
+
+use super::id::{LinkId, Links};
+use super::news::TOGETHER;
+use super::queue::{LinkQueue, NEAR, TURN};
+use crate::port::frame::RxBurst;
+use crate::port::memif::ring::Attention;
+use crate::port::memif::wake::Waker;
+use crate::sync::news;
+use std::os::fd::AsFd;
+
+/// Bursts without a frame from such a link until it is looked at no more, where there are others.
+const NEAR_FOR: u32 = 4096;
+
+impl LinkQueue {
+    /// The links of which there are news.
+    #[inline]
+    pub(super) fn told(&self) -> Links {
+        let mut links = Links::default();
+        let last = self.order.last().map_or(0, |last| usize::from(*last) / TOGETHER + 1);
+        for at in 0..last {
+            links.add_of(at, self.shared.news.told(self.index, at));
+        }
+        links
+    }
+
+    /// Receives a turn's frames from a link; returns how many.
+    #[inline]
+    pub(super) fn look_at(&mut self, link: u8, is_told: bool, out: &mut RxBurst) -> usize {
+        if is_told {
+            // First: what is sent from now on is told again.
+            self.shared.news.take(self.index, LinkId(link));
+        }
+        let got = self.receive_from(link, TURN, out);
+        let Some(end) = &mut self.ends[usize::from(link)] else { return got };
+        let is_near = end.is_near;
+        end.idle = if got > 0 { 0 } else { end.idle.saturating_add(1) };
+        if is_near && end.idle >= NEAR_FOR && self.order.len() > NEAR {
+            self.look_away(link);
+        } else if !is_near && is_told && end.has_more() {
+            self.shared.news.tell(self.index, LinkId(link));
+        }
+        if got > 0 && !is_near && self.near.len() < NEAR {
+            self.look_often(link);
+        }
+        got
+    }
+
+    /// Looks at a link in each burst from now on.
+    #[cold]
+    fn look_often(&mut self, link: u8) {
+        if let Some(end) = &mut self.ends[usize::from(link)]
+            && self.near.try_push(link).is_ok()
+        {
+            end.look_when(Attention::Polled);
+        }
+    }
+
+    /// Looks at a link only when there are news of it.
+    #[cold]
+    fn look_away(&mut self, link: u8) {
+        self.near.retain(|near| *near != link);
+        if let Some(end) = &mut self.ends[usize::from(link)] {
+            end.look_when(Attention::News);
+            news::quiet();
+            // The next burst looks once more.
+            self.shared.news.tell(self.index, LinkId(link));
+        }
+    }
+
+    /// Has the next bursts look at all links, each once.
+    #[cold]
+    pub(super) fn tell_of_all(&self) {
+        for link in &self.order {
+            self.shared.news.tell(self.index, LinkId(*link));
+        }
+    }
+
+    /// Something was sent on a link. `sleeps`: its receiver does not look at it all the time.
+    #[inline]
+    pub(super) fn has_sent(&mut self, link: u8, sleeps: bool) {
+        if sleeps {
+            self.tell(link);
+        }
+        if !self.owed.contains(&link) {
+            let _ = self.owed.try_push(link);
+        }
+    }
+
+    /// Looks again whether those are awake to whom something was sent.
+    #[cold]
+    pub(super) fn look_again(&mut self) {
+        let mut at = 0;
+        while let Some(link) = self.owed.get(at).copied() {
+            let end = self.ends[usize::from(link)].as_mut();
+            let (sleeps, owes) =
+                end.map_or((false, false), |end| (end.tx.look_again(), end.tx.owes_a_look()));
+            if sleeps {
+                self.tell(link);
+            }
+            if owes {
+                at += 1;
+            } else {
+                self.owed.swap_remove(at);
+            }
+        }
+    }
+
+    /// Tells the process at the other end that there is something, and wakes it if it sleeps.
+    #[cold]
+    pub(super) fn tell(&mut self, link: u8) {
+        let Some(end) = &self.ends[usize::from(link)] else { return };
+        end.link.tell(self.index);
+        if end.tx.is_awake() {
+            return;
+        }
+        if self.waker.is_none() {
+            match Waker::new() {
+                Ok(waker) => self.waker = Some(waker),
+                Err(error) => return self.shared.cannot_wake(&error),
+            }
+        }
+        let (Some(waker), Some(end)) = (&mut self.waker, &self.ends[usize::from(link)]) else { return };
+        // Fails only where the descriptor is no eventfd, which was checked when the other process gave it.
+        let _ = waker.wake(end.tx.event().as_fd());
+    }
+}
