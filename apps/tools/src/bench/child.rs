@@ -17,6 +17,12 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Longest time that a server needs until it listens.
 const START: Duration = Duration::from_secs(10);
 
+/// Longest time of a measurement.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A server needs a moment to listen.
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Makes the kernel kill the command when this process ends, in whatever way: runs it by `setpriv` of util-linux, where that
 /// is installed.
 fn tied(command: &Command) -> Command {
@@ -59,6 +65,30 @@ impl Drop for Guard {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Repeats a client until its server listens: some report a failure by their exit code, some by missing figures.
+pub(super) fn patiently<T>(client: impl Fn() -> Command, figures: impl Fn(&str) -> Option<T>) -> Result<T> {
+    let mut last = None;
+    for _ in 0..TRIES {
+        let command = client();
+        match output(&command, PATIENCE) {
+            Err(e @ (AppError::Interrupted | AppError::Timeout(_))) => return Err(e),
+            Err(e) => last = Some(e),
+            Ok(said) => match figures(&said) {
+                Some(figures) => return Ok(figures),
+                None => last = Some(unreadable(&command, &said)),
+            },
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Err(last.unwrap_or(AppError::Interrupted))
+}
+
+fn unreadable(command: &Command, said: &str) -> AppError {
+    let program = command.get_program().display();
+    let end: String = said.trim().lines().rev().take(3).collect::<Vec<_>>().join(" ");
+    AppError::Setup(format!("{program} printed no figures: {end:?}"))
 }
 
 /// Starts programs that use all the CPU time they get.

@@ -30,7 +30,7 @@ use cli::BenchCli;
 use hosts::Hosts;
 use machine::Machine;
 use pairs::{By, PAIRS, Pair};
-use peers::{Missing, Paths, Peer};
+use peers::{Missing, Peer};
 use perf::Server;
 use plan::Part;
 use row::{Row, compare};
@@ -38,6 +38,7 @@ use state::{Kind, Sample, Tally};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use stock::Paths;
 use suite::{Measured, Suite, medians_of, medians_of_whole, tallies};
 
 /// Runs the suite and shows it.

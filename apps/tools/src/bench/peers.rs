@@ -1,19 +1,14 @@
 //! Alternatives on the same machine: TCP over loopback, and UCX over TCP and shared memory; and programs of others on this stack.
 
-use super::child::{self, Guard};
+use super::child::{self, Guard, patiently};
 use super::hosts::{self, Cable};
 use super::ping_pong;
 use super::row::Row;
-use super::stock::Stock;
+use super::stock::{Paths, Stock};
 use apps::error::{AppError, Result};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(30);
-/// A server needs a moment to listen.
-const TRIES: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(100);
 /// Seconds of a measurement that counts CPU time, or is taken beside busy loops.
 const LONG_SECONDS: f64 = 20.0;
 /// Rounds of a ping-pong.
@@ -158,15 +153,6 @@ impl Missing {
     }
 }
 
-/// Where the programs of this stack are, and where they may have files.
-#[derive(Clone, Debug)]
-pub struct Paths {
-    /// `roce-run`.
-    pub run: PathBuf,
-    /// A directory.
-    pub dir: PathBuf,
-}
-
 /// What is missing here.
 pub fn missing(run: &Path) -> Vec<Missing> {
     let there = |program: &str, arg: &str| Command::new(program).arg(arg).output().is_ok();
@@ -308,30 +294,6 @@ fn iperf(cable: Option<Cable>, port: &str, seconds: f64) -> Result<Received> {
         client
     };
     patiently(client, received)
-}
-
-/// Repeats a client until its server listens: some report a failure by their exit code, some by missing figures.
-pub(super) fn patiently<T>(client: impl Fn() -> Command, figures: impl Fn(&str) -> Option<T>) -> Result<T> {
-    let mut last = None;
-    for _ in 0..TRIES {
-        let command = client();
-        match child::output(&command, PATIENCE) {
-            Err(e @ (AppError::Interrupted | AppError::Timeout(_))) => return Err(e),
-            Err(e) => last = Some(e),
-            Ok(said) => match figures(&said) {
-                Some(figures) => return Ok(figures),
-                None => last = Some(unreadable(&command, &said)),
-            },
-        }
-        std::thread::sleep(PAUSE);
-    }
-    Err(last.unwrap_or(AppError::Interrupted))
-}
-
-fn unreadable(command: &Command, said: &str) -> AppError {
-    let program = command.get_program().display();
-    let end: String = said.trim().lines().rev().take(3).collect::<Vec<_>>().join(" ");
-    AppError::Setup(format!("{program} printed no figures: {end:?}"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

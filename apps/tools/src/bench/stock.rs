@@ -1,11 +1,20 @@
 //! Programs of perftest, as the distribution has them, on this stack by the drop-in library: one end waits for the other without a core of
 //! its own.
 
-use super::child::{self, Guard};
-use super::peers::{Paths, patiently};
+use super::child::{self, Guard, patiently};
 use super::row::Row;
 use apps::error::Result;
+use std::path::PathBuf;
 use std::process::Command;
+
+/// Where the programs of this stack are, and where they may have files.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    /// `roce-run`.
+    pub run: PathBuf,
+    /// A directory.
+    pub dir: PathBuf,
+}
 
 /// A program, what it sends, and over which port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
