@@ -14,8 +14,8 @@ use common::hooked::{Burst, Hooked};
 use common::{PATIENCE, all_rights};
 use verbs::errno::{EDEADLK, EIO};
 use verbs::port::{
-    Armed, Build, Frame, Host, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats, Route,
-    RxBurst, TxBurst,
+    Armed, Build, Frame, Host, Numbers, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec,
+    PortStats, Route, RxBurst, TxBurst,
 };
 use verbs::{
     Access, AsyncEvent, Clock, Context, CqInitAttr, DeviceConfig, DeviceError, Drive, Gid, Mr, MwBind,
@@ -347,7 +347,7 @@ impl Port for Fragile {
         step(&self.breaks, "steer");
         self.port.steer(numbers);
     }
-    fn numbers(&self) -> Option<&dyn stack::port::Numbers> {
+    fn numbers(&self) -> Option<&dyn Numbers> {
         None
     }
     fn maintain(&self) {

@@ -10,8 +10,8 @@ use stack::config::TX_BURST;
 use stack::crc;
 use stack::id::{Mac, Mtu};
 use stack::port::{
-    Armed, Build, FlowKind, Frame, HeapPool, Host, Port, PortError, PortInfo, PortQueue, PortStats, Route,
-    RxBurst, Stalled, TxBurst,
+    Armed, Build, FlowKind, Frame, HeapPool, Host, Numbers, Port, PortError, PortInfo, PortQueue, PortStats,
+    Route, RxBurst, Stalled, TxBurst,
 };
 use stack::sync::lock::lock;
 use stack::time::Instant;
@@ -102,7 +102,7 @@ impl Port for SimPort {
         self.window
     }
     fn steer(&self, _: &[(core::ops::RangeInclusive<stack::id::Qpn>, usize)]) {}
-    fn numbers(&self) -> Option<&dyn stack::port::Numbers> {
+    fn numbers(&self) -> Option<&dyn Numbers> {
         None
     }
     fn maintain(&self) {}

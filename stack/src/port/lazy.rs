@@ -9,7 +9,8 @@ use super::info::{PortInfo, PortOptions, PortStats};
 use super::layer::{PortLayer, QueueLayer};
 use super::spec::PortSpec;
 use super::taken::Taken;
-use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route, Stalled};
+use super::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
+use crate::id::Qpn;
 use crate::sync::lock::lock;
 use crate::time::Instant;
 use core::net::IpAddr;
@@ -155,7 +156,7 @@ impl Port for Down {
         None
     }
     fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
-    fn numbers(&self) -> Option<&dyn crate::port::Numbers> {
+    fn numbers(&self) -> Option<&dyn Numbers> {
         None
     }
     fn maintain(&self) {}
@@ -171,7 +172,7 @@ impl PortQueue for DownQueue {
     fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
         0
     }
-    fn route_to(&mut self, _: IpAddr, _: crate::id::Qpn) -> Route {
+    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
         Route::default()
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

@@ -2,6 +2,7 @@
 
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::traits::{Armed, Build, FlowKind, PortQueue, Route, Stalled};
+use crate::id::Qpn;
 use crate::time::Instant;
 use core::net::IpAddr;
 
@@ -16,7 +17,7 @@ impl PortQueue for Limited {
     fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
         0
     }
-    fn route_to(&mut self, _: IpAddr, _: crate::id::Qpn) -> Route {
+    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
         Route::default()
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

@@ -5,8 +5,8 @@ use super::error::PortError;
 use super::frame::{Frame, HeapPool, RxBurst, TxBurst};
 use super::info::{PortInfo, PortOptions, PortStats};
 use super::taken::Taken;
-use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route, Stalled};
-use crate::id::Mac;
+use super::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
+use crate::id::{Mac, Qpn};
 use crate::time::Instant;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -144,7 +144,7 @@ impl Port for WirePort {
         None
     }
     fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
-    fn numbers(&self) -> Option<&dyn crate::port::Numbers> {
+    fn numbers(&self) -> Option<&dyn Numbers> {
         None
     }
 
@@ -227,7 +227,7 @@ impl PortQueue for WireQueue {
         n
     }
 
-    fn route_to(&mut self, _: IpAddr, _: crate::id::Qpn) -> Route {
+    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
         Route::default()
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

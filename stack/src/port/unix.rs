@@ -15,7 +15,8 @@ use super::share::{self, Party, Share};
 use super::socket_file::{self, SocketFile};
 use super::spec::PortSpec;
 use super::taken::Taken;
-use super::traits::{Armed, Build, FlowKind, Host, Port, PortQueue, Route, Stalled};
+use super::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
+use crate::id::Qpn;
 use crate::sync::apart::{self, Apart};
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
@@ -197,7 +198,7 @@ impl Port for UnixPort {
         None
     }
     fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
-    fn numbers(&self) -> Option<&dyn crate::port::Numbers> {
+    fn numbers(&self) -> Option<&dyn Numbers> {
         None
     }
 
@@ -332,7 +333,7 @@ impl PortQueue for UnixQueue {
         out.len() - before
     }
 
-    fn route_to(&mut self, _: IpAddr, _: crate::id::Qpn) -> Route {
+    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
         Route::default()
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

@@ -6,7 +6,7 @@ use crate::port::counters::sum;
 use crate::port::error::PortError;
 use crate::port::info::{PortInfo, PortStats};
 use crate::port::taken::Taken;
-use crate::port::traits::{Host, Port, PortQueue};
+use crate::port::traits::{Host, Numbers, Port, PortQueue};
 use dpdk_sys as sys;
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ impl Port for DpdkPort {
         None
     }
     fn steer(&self, _: &[(core::ops::RangeInclusive<crate::id::Qpn>, usize)]) {}
-    fn numbers(&self) -> Option<&dyn crate::port::Numbers> {
+    fn numbers(&self) -> Option<&dyn Numbers> {
         None
     }
 

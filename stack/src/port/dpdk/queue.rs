@@ -2,6 +2,7 @@
 
 use super::shared::Shared;
 use crate::config::{RX_BURST, TX_BURST};
+use crate::id::Qpn;
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
 use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route, Stalled};
@@ -106,7 +107,7 @@ impl PortQueue for DpdkQueue {
         n
     }
 
-    fn route_to(&mut self, _: IpAddr, _: crate::id::Qpn) -> Route {
+    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
         Route::default()
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

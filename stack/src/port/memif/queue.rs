@@ -9,6 +9,7 @@ use super::slots::Impossible;
 use super::tx::Tx;
 use super::wake::Waker;
 use crate::crc::copy_function;
+use crate::id::Qpn;
 use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::stall::Stall;
 use crate::port::stock::Stock;
@@ -198,7 +199,7 @@ impl PortQueue for MemifQueue {
         got.frames
     }
 
-    fn route_to(&mut self, _: IpAddr, _: crate::id::Qpn) -> Route {
+    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
         Route::default()
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {
