@@ -178,7 +178,7 @@ impl Connection {
     /// Who is at the other end.
     ///
     /// # Errors
-    /// As [`sys::peer`].
+    /// Those of getsockopt(2).
     pub fn peer(&self) -> io::Result<Peer> {
         sys::peer(self)
     }
@@ -186,7 +186,7 @@ impl Connection {
     /// Whether the process at the other end lives.
     ///
     /// # Errors
-    /// As [`sys::life_of_peer`].
+    /// This process has no descriptor left.
     pub fn life(&self, peer: Peer) -> io::Result<Life> {
         sys::life_of_peer(self, peer)
     }

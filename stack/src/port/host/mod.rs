@@ -12,6 +12,7 @@
 mod attention;
 mod end;
 mod ended;
+mod following;
 mod greeting;
 mod id;
 mod inbox;

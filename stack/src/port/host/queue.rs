@@ -53,7 +53,7 @@ pub enum Reach {
 pub struct LinkQueue {
     pub(super) index: usize,
     /// How often the list of links had changed when it was looked at.
-    seen: u64,
+    pub(super) seen: u64,
     /// By number.
     pub(super) ends: Vec<Option<Box<End>>>,
     /// The numbers of those that there are.
@@ -67,9 +67,9 @@ pub struct LinkQueue {
     pub(super) owed: ArrayVec<u8, LINKS_MAX>,
     /// Links that brought something in the last burst.
     fed: ArrayVec<u8, RX_BURST>,
-    ending: Vec<Ending>,
-    ended: VecDeque<Ended>,
-    stock: Stock,
+    pub(super) ending: Vec<Ending>,
+    pub(super) ended: VecDeque<Ended>,
+    pub(super) stock: Stock,
     pub(super) waker: Option<Waker>,
     pub(super) shared: Arc<Shared>,
 }
@@ -337,59 +337,6 @@ impl LinkQueue {
     fn follow(&mut self) {
         if self.shared.changes() != self.seen && !self.is_fork() {
             self.change();
-        }
-    }
-
-    #[cold]
-    fn change(&mut self) {
-        self.seen = self.shared.changes();
-        for link in self.shared.links().into_iter().flatten() {
-            let at = usize::from(link.id.0);
-            if link.take(self.index) {
-                let Shared { queues, stall, .. } = &*self.shared;
-                // Its rings are in its memory: that was checked when it was made.
-                self.ends[at] = End::new(Arc::clone(&link), self.index, *queues, *stall).ok().map(Box::new);
-                // It may have been used already.
-                self.shared.news.tell(self.index, link.id);
-            }
-            if link.is_over()
-                && let Some(end) = self.ends[at].take()
-            {
-                self.ending.push(Ending::new(end.link, end.rx));
-            }
-        }
-        self.settle();
-    }
-
-    /// Tells of links of which nothing is left, and lists those that there are.
-    fn settle(&mut self) {
-        for ending in core::mem::take(&mut self.ending) {
-            match ending.end() {
-                Ok(ended) => self.ended.push_back(ended),
-                Err(ending) => self.ending.push(ending),
-            }
-        }
-        let there = |number: &usize| self.ends[*number].is_some();
-        self.order = (0..LINKS_MAX).filter(there).map(|number| number as u8).collect();
-        self.near.retain(|link| self.ends[usize::from(*link)].is_some());
-    }
-
-    #[cold]
-    fn receive_what_is_left(&mut self, out: &mut RxBurst) {
-        for ending in &mut self.ending {
-            let got = ending.receive(out, &mut self.stock);
-            let counters = &self.shared.counters[self.index];
-            counters.rx(got.frames, got.bytes);
-            counters.rx_dropped.add(got.dropped as u64);
-        }
-    }
-
-    /// The other process writes what cannot be: nothing of it is read any more. It is listed until the next [`settle`](Self::settle).
-    #[cold]
-    fn give_up(&mut self, link: u8) {
-        if let Some(end) = self.ends[usize::from(link)].take() {
-            self.shared.is_broken(&end.link);
-            self.ending.push(Ending::new(end.link, []));
         }
     }
 
