@@ -149,3 +149,22 @@ fn all_who_send_have_their_turn() {
     }
     assert!(others.iter().all(|other| of(&all, other) == RX_BURST), "{all:?}");
 }
+
+// Goal: a shard that sleeps until a number is known is woken when it is, be it that nobody has it, or that a link is there already.
+#[test]
+fn who_sleeps_learns_what_it_asked_for() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    let other = Other::new(&config);
+    let (ours, theirs) = (here.run(), other.run);
+    let mut last = ours;
+    let free = Run::all().map(Run::index).filter(|run| ![ours, theirs].contains(run)).take(20);
+    for run in [theirs].into_iter().chain(free) {
+        while here.reach(run) == Reach::Asked {
+            here.poll();
+            here.sleep(|here| here.reach(run) != Reach::Asked);
+        }
+        last = run;
+    }
+    assert_eq!(here.reach(last), Reach::Nobody);
+}

@@ -5,7 +5,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use sim::host_liar::MAX_FRAME;
 use stack::id::Qpn;
 use stack::port::host::{Ended, LinkId, LinkQueue, Links, LinksConfig, Reach};
-use stack::port::{PortInfo, PortOptions, PortSpec, RxBurst, Stalled, TxBurst};
+use stack::port::{Armed, PortInfo, PortOptions, PortSpec, RxBurst, Stalled, TxBurst};
 use stack::registry::{Registry, RegistryConfig, Run};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write as _};
@@ -133,6 +133,17 @@ impl Member {
             self.received() >= count
         });
         assert_eq!(self.received(), count);
+    }
+
+    /// Sleeps until something happens to the links, however long that takes, unless that is so already.
+    pub fn sleep(&mut self, is_so: impl FnOnce(&mut Self) -> bool) {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let Armed::Event(event) = self.queues[0].arm() else { return };
+        if !is_so(self) {
+            poll(&mut [PollFd::new(&event, PollFlags::IN)], None).unwrap();
+            // Here nobody else waits for it: who waits edge-triggered does not read it.
+            let _ = rustix::io::read(&event, &mut [0; 8]);
+        }
     }
 
     pub fn received(&self) -> usize {
@@ -276,9 +287,8 @@ fn exchange(member: &mut Member, count: usize, runs: &[&str]) -> String {
     "exchanged".into()
 }
 
-/// Sleeps until a frame comes, however long that takes.
+/// Waits for frames until one comes, however long that takes.
 fn sleep(member: &mut Member) -> String {
-    use rustix::event::{PollFd, PollFlags, poll};
     let start = member.received();
     println!("sleeps");
     loop {
@@ -286,11 +296,7 @@ fn sleep(member: &mut Member) -> String {
         if member.received() > start {
             return "woke".into();
         }
-        if let stack::port::Armed::Event(event) = member.queues[0].arm() {
-            poll(&mut [PollFd::new(&event, PollFlags::IN)], None).unwrap();
-            // The one who waits may read it.
-            let _ = rustix::io::read(&event, &mut [0; 8]);
-        }
+        member.sleep(|_| false);
     }
 }
 

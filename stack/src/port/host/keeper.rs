@@ -158,6 +158,9 @@ impl Keeper {
         while let Some(run) = self.table.next_due(now) {
             self.call(run, now);
         }
+        if self.table.take_news() {
+            self.wake();
+        }
     }
 
     /// A link is up. `numbers`: this process's, which is free, and the other one's.
@@ -186,7 +189,6 @@ impl Keeper {
         counts.made += 1;
         drop(counts);
         self.logged = None;
-        self.wake();
     }
 
     /// A process with which there is a link needs not be called any more.
@@ -236,7 +238,7 @@ impl Keeper {
     }
 
     /// Wakes the shards of this process: others may have filled the event, and made it one that waits.
-    pub(super) fn wake(&mut self) {
+    fn wake(&mut self) {
         if let Some(waker) = &mut self.waker {
             let _ = waker.wake(self.shared.event.as_fd());
         }

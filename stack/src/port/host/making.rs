@@ -219,7 +219,6 @@ impl Keeper {
     fn give_up(&mut self, meeting: Meeting, now: Instant) {
         meeting.runs.iter().for_each(|run| self.table.nobody(*run, now, REFUSED_FOR));
         self.closing.extend(meeting.talk.and_then(Talk::close));
-        self.wake();
     }
 
     fn refuse(&mut self, mut meeting: Meeting, refusal: Refusal, why: &str, now: Instant) {

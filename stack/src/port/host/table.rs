@@ -40,15 +40,18 @@ pub struct Table {
     published: Arc<Published>,
     /// For how long a run is asked.
     patience: Duration,
+    /// Whether something has become known that shards may wait for.
+    has_news: bool,
 }
 
 impl Table {
     /// Nobody has asked for any.
     pub fn new(published: Arc<Published>, patience: Duration) -> Self {
-        Self { runs: vec![State::None; Run::COUNT], published, patience }
+        Self { runs: vec![State::None; Run::COUNT], published, patience, has_news: false }
     }
 
     fn set(&mut self, run: Run, state: State) {
+        self.has_news |= !matches!(state, State::Due { .. } | State::Called { .. });
         self.runs[run.index()] = state;
         self.published.set(
             run,
@@ -60,6 +63,11 @@ impl Table {
                 State::Ours => Way::Ourselves,
             },
         );
+    }
+
+    /// Whether something has become known since this was called last: shards that sleep may wait for it.
+    pub fn take_news(&mut self) -> bool {
+        core::mem::take(&mut self.has_news)
     }
 
     fn get(&self, run: Run) -> State {
@@ -160,7 +168,9 @@ mod tests {
         assert_eq!((published.way(run), table.due()), (Way::Asked, Some(now)));
         assert_eq!((table.next_due(now), table.next_due(now)), (Some(run), None), "it is called once");
         assert_eq!((published.way(run), table.due()), (Way::Asked, None));
+        assert!(!table.take_news());
         table.up(run, 3);
+        assert!(table.take_news() && !table.take_news());
         table.up(Run::at(8).unwrap(), 3);
         assert_eq!((published.way(run), table.link_to(run)), (Way::Link(3), Some(3)));
         table.again(run, now);
