@@ -3,12 +3,13 @@
 
 use super::id::{LinkId, Links};
 use super::news::TOGETHER;
-use super::queue::{LinkQueue, NEAR, TURN};
+use super::queue::{ALL_EVERY, LinkQueue, NEAR, TURN};
 use crate::port::frame::RxBurst;
 use crate::port::memif::ring::Attention;
 use crate::port::memif::wake::Waker;
 use crate::sync::news;
 use std::os::fd::AsFd;
+use std::time::Instant;
 
 /// Bursts without a frame from such a link until it is looked at no more, where there are others.
 const NEAR_FOR: u32 = 4096;
@@ -69,9 +70,14 @@ impl LinkQueue {
         }
     }
 
-    /// Has the next bursts look at all links, each once.
+    /// Has the next bursts look at all links, each once, if it is time for that.
     #[cold]
-    pub(super) fn tell_of_all(&self) {
+    pub(super) fn tell_of_all(&mut self) {
+        let now = Instant::now();
+        if now < self.all_at {
+            return;
+        }
+        self.all_at = now + ALL_EVERY;
         for link in &self.order {
             self.shared.news.tell(self.index, LinkId(*link));
         }

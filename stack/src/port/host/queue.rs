@@ -3,7 +3,7 @@
 //! Nothing here waits or makes a system call, but to wake a process that sleeps and to ask the keeper for a link.
 //!
 //! Few links bring something at a time: those are looked at in each burst, and others when the process at their other end has told so
-//! ([`sync::news`](crate::sync::news)). All are looked at once in many bursts, and before a sleep.
+//! ([`sync::news`](crate::sync::news)). All are looked at once a millisecond, and before a sleep.
 
 use super::end::End;
 use super::ended::{Ended, Ending};
@@ -26,11 +26,13 @@ use arrayvec::ArrayVec;
 use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Links that are looked at in each burst.
 pub(super) const NEAR: usize = 4;
-/// Bursts between two looks at all links: well below a millisecond, where a burst takes less than one microsecond.
-const ALL_EVERY: u32 = 1024;
+/// Time between two looks at all links, and bursts between two looks at the clock.
+pub(super) const ALL_EVERY: Duration = Duration::from_millis(1);
+const CLOCK_EVERY: u32 = 16;
 /// Frames that a link may bring before others that wait get their turn.
 pub(super) const TURN: usize = 8;
 const _: () = assert!(RX_BURST.is_multiple_of(TURN));
@@ -63,6 +65,8 @@ pub struct LinkQueue {
     /// Links that are looked at in each burst, and bursts so far.
     pub(super) near: ArrayVec<u8, NEAR>,
     bursts: u32,
+    /// When all links are looked at next.
+    pub(super) all_at: Instant,
     /// Links on which something was sent, whose receivers may have gone to sleep meanwhile.
     pub(super) owed: ArrayVec<u8, LINKS_MAX>,
     /// Links that brought something in the last burst.
@@ -84,6 +88,7 @@ impl LinkQueue {
             turn: 0,
             near: ArrayVec::new(),
             bursts: 0,
+            all_at: Instant::now(),
             owed: ArrayVec::new(),
             fed: ArrayVec::new(),
             ending: Vec::new(),
@@ -144,7 +149,7 @@ impl LinkQueue {
             self.receive_what_is_left(out);
         }
         self.bursts = self.bursts.wrapping_add(1);
-        if self.bursts.is_multiple_of(ALL_EVERY) {
+        if self.bursts.is_multiple_of(CLOCK_EVERY) {
             self.tell_of_all();
         }
         let mut more = ArrayVec::<u8, { RX_BURST / TURN }>::new();
