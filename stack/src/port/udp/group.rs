@@ -156,8 +156,7 @@ impl Group {
 
     /// Sends a round of probes. What cannot be sent is not found; later rounds may.
     fn probe(&self) {
-        let known = self.registry.sockets().into_iter().map(|(_, index)| index + 1).max().unwrap_or(0);
-        let most = known.saturating_add(BEYOND).min(PROBES);
+        let most = probes(self.registry.sockets().into_iter().map(|(_, index)| index));
         let (birth, round) = (self.registry.birth(), getrandom::u64().unwrap_or_default());
         let Ok(socket) = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) else { return };
         for index in 0..most {
@@ -246,6 +245,11 @@ impl Group {
     }
 }
 
+/// How many probes a round has, where these indices are known. Any process of the host may write nonsense there.
+fn probes(known: impl Iterator<Item = u32>) -> u32 {
+    known.max().map_or(0, |last| last.saturating_add(1)).saturating_add(BEYOND).min(PROBES)
+}
+
 impl Drop for Group {
     /// The sockets have left the group: others have taken their places.
     fn drop(&mut self) {
@@ -271,6 +275,15 @@ mod tests {
             assert_eq!(Probe::read(&bytes[..len]), None);
         }
         assert_eq!(Probe::read(&Probe { index: PROBES, ..probe }.write()), None);
+    }
+
+    #[test]
+    fn a_round_goes_beyond_what_is_known_and_has_an_end() {
+        assert_eq!(probes([].into_iter()), BEYOND);
+        assert_eq!(probes([3, 9, 0].into_iter()), 10 + BEYOND);
+        for nonsense in [PROBES, u32::MAX - 1, u32::MAX] {
+            assert_eq!(probes([nonsense].into_iter()), PROBES);
+        }
     }
 
     // Goal: a probe that was to go behind the last socket and came here does not count, whenever it came.
