@@ -280,7 +280,7 @@ mod tests {
             let exhausted = DeviceError::Exhausted { what: "run", limit: 3 };
             let (next, rest) = self.1.get().split_first().ok_or(exhausted)?;
             self.1.set(rest);
-            Ok(Run::all().nth(*next))
+            Ok(Run::at(*next))
         }
     }
 

@@ -210,7 +210,8 @@ impl Peer {
     }
 
     fn run(&self, share: f64, paths: &Paths) -> Result<Row> {
-        let port = child::free_port()?.to_string();
+        let number = child::free_port()?;
+        let port = number.to_string();
         let row = Row::peer(self.name, self.mode, self.size);
         match self.how {
             How::Iperf(cable) => {
@@ -218,7 +219,7 @@ impl Peer {
                 let Received { bytes, bits_per_second } = iperf(cable, &port, seconds)?;
                 Ok(row.with("gbit_per_s", bits_per_second / 1e9).with("bytes", bytes))
             }
-            How::Stock(stock) => stock.measure(row, &port, LONG_SECONDS * share, paths),
+            How::Stock(stock) => stock.measure(row, number, LONG_SECONDS * share, paths),
             How::PingPong => {
                 let rounds = (PING_PONGS * share) as u32;
                 let mean_ns = ping_pong::mean_ns(self.size as usize, rounds.max(1000));

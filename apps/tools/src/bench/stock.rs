@@ -81,10 +81,10 @@ impl Stock {
     ///
     /// # Errors
     /// The program's error.
-    pub fn measure(self, row: Row, tcp: &str, seconds: f64, paths: &Paths) -> Result<Row> {
+    pub fn measure(self, row: Row, tcp: u16, seconds: f64, paths: &Paths) -> Result<Row> {
         let program = |side| self.command(side, tcp, seconds, paths);
         let _server = Guard::quiet(&program(0))?;
-        child::wait_for_listener(tcp.parse().unwrap_or_default())?;
+        child::wait_for_listener(tcp)?;
         let client = || {
             let mut client = program(1);
             client.arg("127.0.0.1");
@@ -103,7 +103,7 @@ impl Stock {
         })
     }
 
-    fn command(self, side: usize, tcp: &str, seconds: f64, paths: &Paths) -> Command {
+    fn command(self, side: usize, tcp: u16, seconds: f64, paths: &Paths) -> Command {
         let port = match self.over {
             Over::Memif => format!("memif:{}", paths.dir.join("stock").display()),
             Over::Udp => format!("udp:{}", UDP[side]),
@@ -115,7 +115,16 @@ impl Stock {
             Program::Latency => ("ib_send_lat", "1"),
         };
         let mut command = Command::new(&paths.run);
-        command.args(["--port", &port, program, "-F", "-p", tcp, "-s", &self.size().to_string()]);
+        command.args([
+            "--port",
+            &port,
+            program,
+            "-F",
+            "-p",
+            &tcp.to_string(),
+            "-s",
+            &self.size().to_string(),
+        ]);
         if self.program == Program::Latency {
             command.args(["-n", &(MESSAGES * seconds).ceil().max(1000.0).to_string()]);
         } else {

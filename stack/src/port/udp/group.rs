@@ -222,7 +222,7 @@ impl Group {
     /// Whether a living process has a run: else nobody is there to whom its packets could be steered.
     fn is_held(&self, run: usize) -> bool {
         use crate::registry::Holder::{Dead, Foreign, Nobody};
-        let holder = Run::all().nth(run).map(|run| self.registry.holder_of(run));
+        let holder = Run::at(run).map(|run| self.registry.holder_of(run));
         !matches!(holder, None | Some(Err(_) | Ok(Nobody | Dead | Foreign(_))))
     }
 
