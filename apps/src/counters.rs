@@ -107,10 +107,11 @@ const TRAFFIC: [&str; 17] = [
 ];
 
 /// Counters with details of events that are counted elsewhere, or that are informative though nothing is wrong.
-const DETAILS: [&str; 29] = [
+const DETAILS: [&str; 30] = [
     "ack_probes",
     "peer_checks",
     "peer_stalls",
+    "peers_ended",
     "requests_refused",
     "handed_over",
     "packets_held",

@@ -6,6 +6,7 @@ mod capture;
 mod cli;
 mod common;
 mod end_to_end;
+mod host;
 mod json_rows;
 mod readme;
 mod run;

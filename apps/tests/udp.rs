@@ -1,24 +1,13 @@
 //! RoCEv2 over UDP sockets between two network namespaces with a router in between. Needs root, for the namespaces alone.
 
-use crate::common::{Bench, Link, PATIENCE, PERF, PINGPONG, Running, rows, until};
+use crate::common::{Bench, Link, PATIENCE, PERF, PINGPONG, Running, counted, frames, rows, until};
 use std::io::Write as _;
-use std::path::Path;
 use std::process::Command;
-
-const STAT: &str = env!("CARGO_BIN_EXE_roce-stat");
 
 fn run(command: &str) -> bool {
     let mut words = command.split(' ');
     let mut command = Command::new(words.next().unwrap());
     command.args(words).output().is_ok_and(|output| output.status.success())
-}
-
-/// What roce-stat shows of the program with this socket.
-fn counted(stats: &Path) -> String {
-    let shown =
-        crate::common::run(STAT, &["--once", "--json", "--interval", "10ms", stats.to_str().unwrap()]);
-    let shown: serde_json::Value = serde_json::from_str(&shown.good().stdout).unwrap();
-    shown["stacks"][0].to_string()
 }
 
 /// Two hosts, each on a link of its own to a router; gone when the test ends.
@@ -201,13 +190,6 @@ fn the_processes_of_a_host_share_its_addresses() {
     };
     let client = [&["client", there, "--op", "send,write,read,atomic"][..], &PATIENCE].concat();
     let few = ["--mode", "lat,bw,rate", "-n", "64", "--qps", "4", "--verify"];
-    let frames = |stats: &Path| {
-        let said = if stats.exists() { counted(stats) } else { String::new() };
-        let frames = said
-            .split_once("\"rx_frames\":")
-            .map(|(_, n)| n.split(',').next().unwrap_or_default().to_owned());
-        frames.and_then(|n| n.parse::<u64>().ok()).unwrap_or(0)
-    };
     // Two pairs between the hosts that go on all the time, by many flows.
     let pair = |port, duration| {
         let (server, _) = start(1, port, &["server", "--bind", there]);

@@ -63,7 +63,7 @@ impl End {
             mtu: Mtu::Mtu4096,
             shards: 1,
             qps_per_shard: 16,
-            computed_ids: false,
+            computes_ids: None,
         }));
         let queue = port.take_queue(0).expect("a port has a queue");
         let mut shard = Shard::new(0, shared.clone(), queue, Instant::ZERO);

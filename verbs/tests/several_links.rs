@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::common::{all_rights, nothing, options, pump};
 use verbs::port::{
-    Armed, Build, Host, Port, PortLayer, PortOptions, PortQueue, PortStats, QueueLayer, Route, RxBurst,
-    TxBurst, pair_with,
+    Armed, Build, Destination, Host, Port, PortLayer, PortOptions, PortQueue, PortStats, QueueLayer, Route,
+    RxBurst, TxBurst, pair_with,
 };
 use verbs::{
     Ah, Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Pd, Qp, QpInitAttr, QpType,
@@ -97,9 +97,9 @@ impl QueueLayer for Links {
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         self.links.iter_mut().map(|link| link.rx_burst(out)).sum()
     }
-    fn route_to(&mut self, peer: IpAddr, _: verbs::Qpn) -> Route {
-        let link = PEERS.iter().position(|addr| IpAddr::from(*addr) == peer).expect("a peer");
-        Route(link as u8)
+    fn route_to(&mut self, to: Destination) -> Option<Route> {
+        let link = PEERS.iter().position(|addr| to == Destination::Host((*addr).into())).expect("a peer");
+        Some(Route(link as u8))
     }
     fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
         if self.is_shut(route) {

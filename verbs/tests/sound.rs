@@ -374,9 +374,13 @@ impl PortQueue for FragileQueue {
         step(&self.breaks, "rx_burst");
         self.queue.rx_burst(out)
     }
-    fn route_to(&mut self, peer: std::net::IpAddr, remote: stack::id::Qpn) -> Route {
+    fn route_to(&mut self, to: stack::port::Destination) -> Option<Route> {
         step(&self.breaks, "route_to");
-        self.queue.route_to(peer, remote)
+        self.queue.route_to(to)
+    }
+    fn next_ended(&mut self) -> Option<Route> {
+        step(&self.breaks, "next_ended");
+        self.queue.next_ended()
     }
     fn take_source_port(&mut self, hint: u16, kind: stack::port::FlowKind) -> u16 {
         step(&self.breaks, "take_source_port");

@@ -141,6 +141,23 @@ pub const PERF: &str = env!("CARGO_BIN_EXE_roce-perf");
 pub const PINGPONG: &str = env!("CARGO_BIN_EXE_roce-pingpong");
 pub const RUN: &str = env!("CARGO_BIN_EXE_roce-run");
 
+/// What roce-stat shows of the program with this socket.
+pub fn counted(stats: &Path) -> String {
+    let shown = run(
+        env!("CARGO_BIN_EXE_roce-stat"),
+        &["--once", "--json", "--interval", "10ms", stats.to_str().unwrap()],
+    );
+    let shown: serde_json::Value = serde_json::from_str(&shown.good().stdout).unwrap();
+    shown["stacks"][0].to_string()
+}
+
+/// Frames that it has received; 0 before there is such a program.
+pub fn frames(stats: &Path) -> u64 {
+    let said = if stats.exists() { counted(stats) } else { String::new() };
+    let frames = said.split_once("\"rx_frames\":").map(|(_, n)| n.split(',').next().unwrap_or_default());
+    frames.and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
 /// A TCP port that was free a moment ago.
 pub fn free_port() -> u16 {
     tools::bench::child::free_port().unwrap()

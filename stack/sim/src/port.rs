@@ -1,6 +1,5 @@
 //! A port without a link: the simulated world holds the other ends of its queues.
 
-use core::net::IpAddr;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -10,8 +9,8 @@ use stack::config::TX_BURST;
 use stack::crc;
 use stack::id::{Mac, Mtu};
 use stack::port::{
-    Armed, Build, FlowKind, Frame, HeapPool, Host, Numbers, Port, PortError, PortInfo, PortQueue, PortStats,
-    Route, RxBurst, Stalled, TxBurst,
+    Armed, Build, Destination, FlowKind, Frame, HeapPool, Host, Numbers, Port, PortError, PortInfo,
+    PortQueue, PortStats, Route, RxBurst, Stalled, TxBurst,
 };
 use stack::sync::lock::lock;
 use stack::time::Instant;
@@ -161,8 +160,11 @@ impl PortQueue for SimQueue {
         n
     }
 
-    fn route_to(&mut self, _: IpAddr, _: stack::id::Qpn) -> Route {
-        Route::default()
+    fn route_to(&mut self, _: Destination) -> Option<Route> {
+        Some(Route::default())
+    }
+    fn next_ended(&mut self) -> Option<Route> {
+        None
     }
     fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
         match &mut self.source_ports {

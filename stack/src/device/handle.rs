@@ -72,11 +72,11 @@ fn shared_state(
     let gids = net.gids().iter().collect();
     let mtu = Mtu::of_link(port.mtu)
         .ok_or_else(|| OpenError::PortMtu { port: port.name.clone(), mtu: port.mtu })?;
-    // Everybody is behind one next hop where the port's frames are those of UDP sockets.
-    let computed_ids = config.next_hop.is_some();
+    // Everybody who is reached by UDP sockets is behind one next hop.
+    let computes_ids = config.next_hop;
     let (mac, vlan) = (port.mac, config.vlan);
     let mut shared =
-        Shared::new(SharedConfig { net, gids, mac, vlan, mtu, shards, qps_per_shard, computed_ids });
+        Shared::new(SharedConfig { net, gids, mac, vlan, mtu, shards, qps_per_shard, computes_ids });
     if has_numbers {
         shared.blocks = Blocks::foreign();
     }

@@ -42,17 +42,23 @@ impl Counters {
     }
 }
 
+impl Counters {
+    fn stats(&self) -> PortStats {
+        PortStats {
+            rx_frames: self.rx_frames.get(),
+            rx_bytes: self.rx_bytes.get(),
+            tx_frames: self.tx_frames.get(),
+            tx_bytes: self.tx_bytes.get(),
+            rx_dropped: self.rx_dropped.get(),
+            tx_dropped: self.tx_dropped.get(),
+            rx_strayed: self.rx_strayed.get(),
+            restarts: 0,
+            refused: 0,
+        }
+    }
+}
+
 /// The counters of all queues.
 pub(super) fn sum(queues: &[Counters]) -> PortStats {
-    queues.iter().fold(PortStats::default(), |sum, queue| PortStats {
-        rx_frames: sum.rx_frames + queue.rx_frames.get(),
-        rx_bytes: sum.rx_bytes + queue.rx_bytes.get(),
-        tx_frames: sum.tx_frames + queue.tx_frames.get(),
-        tx_bytes: sum.tx_bytes + queue.tx_bytes.get(),
-        rx_dropped: sum.rx_dropped + queue.rx_dropped.get(),
-        tx_dropped: sum.tx_dropped + queue.tx_dropped.get(),
-        rx_strayed: sum.rx_strayed + queue.rx_strayed.get(),
-        restarts: 0,
-        refused: 0,
-    })
+    queues.iter().map(Counters::stats).fold(PortStats::default(), |sum, stats| sum + stats)
 }

@@ -64,6 +64,25 @@ pub struct PortStats {
     pub refused: u64,
 }
 
+/// Those of two parts of a port together.
+impl core::ops::Add for PortStats {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            rx_frames: self.rx_frames + other.rx_frames,
+            rx_bytes: self.rx_bytes + other.rx_bytes,
+            tx_frames: self.tx_frames + other.tx_frames,
+            tx_bytes: self.tx_bytes + other.tx_bytes,
+            rx_dropped: self.rx_dropped + other.rx_dropped,
+            tx_dropped: self.tx_dropped + other.tx_dropped,
+            rx_strayed: self.rx_strayed + other.rx_strayed,
+            restarts: self.restarts + other.restarts,
+            refused: self.refused + other.refused,
+        }
+    }
+}
+
 /// How to open a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortOptions {

@@ -7,10 +7,9 @@
 use super::error::PortError;
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::info::{PortInfo, PortStats};
-use super::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
+use super::traits::{Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
 use crate::id::Qpn;
 use crate::time::Instant;
-use core::net::IpAddr;
 use core::ops::RangeInclusive;
 
 /// A [`Port`] around another one. Each method is that of the port below unless it is overridden.
@@ -141,8 +140,13 @@ pub trait QueueLayer: Send {
     }
     /// See [`PortQueue::route_to`].
     #[inline]
-    fn route_to(&mut self, peer: IpAddr, remote: Qpn) -> Route {
-        self.inner().route_to(peer, remote)
+    fn route_to(&mut self, to: Destination) -> Option<Route> {
+        self.inner().route_to(to)
+    }
+    /// See [`PortQueue::next_ended`].
+    #[inline]
+    fn next_ended(&mut self) -> Option<Route> {
+        self.inner().next_ended()
     }
     /// See [`PortQueue::take_source_port`].
     fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
@@ -194,8 +198,12 @@ impl<L: QueueLayer> PortQueue for L {
         QueueLayer::rx_burst(self, out)
     }
     #[inline]
-    fn route_to(&mut self, peer: IpAddr, remote: Qpn) -> Route {
-        QueueLayer::route_to(self, peer, remote)
+    fn route_to(&mut self, to: Destination) -> Option<Route> {
+        QueueLayer::route_to(self, to)
+    }
+    #[inline]
+    fn next_ended(&mut self) -> Option<Route> {
+        QueueLayer::next_ended(self)
     }
     fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
         QueueLayer::take_source_port(self, hint, kind)
@@ -238,6 +246,7 @@ mod tests {
     use super::*;
     use crate::id::Mac;
     use crate::registry::Run;
+    use core::net::IpAddr;
     use core::sync::atomic::{AtomicUsize, Ordering};
     use core::time::Duration;
     use std::sync::Arc;
@@ -338,10 +347,14 @@ mod tests {
             out.push(Frame::from_vec(vec![1]));
             1
         }
-        fn route_to(&mut self, peer: IpAddr, remote: Qpn) -> Route {
+        fn route_to(&mut self, to: Destination) -> Option<Route> {
             self.called();
-            assert_eq!((peer, remote), (ADDRESS, Qpn::new(76)));
-            Route(77)
+            assert_eq!(to, Destination::Process(Qpn::new(76)));
+            Some(Route(77))
+        }
+        fn next_ended(&mut self) -> Option<Route> {
+            self.called();
+            Some(Route(78))
         }
         fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
             self.called();
@@ -415,7 +428,7 @@ mod tests {
         assert_eq!(Some(numbers.lease(5).unwrap()), Run::all().nth(5));
         port.maintain();
         assert_eq!(port.stats().refused, 774);
-        assert_eq!(calls.swap(0, Ordering::Relaxed), 12);
+        assert_eq!(calls.swap(0, Ordering::Relaxed), 13);
 
         let mut queue: Box<dyn PortQueue> = Box::new(OverQueue(port.take_queue(6).expect("it has that one")));
         let (mut got, mut burst) = (RxBurst::new(), TxBurst::new());
@@ -424,7 +437,8 @@ mod tests {
         assert!(got.is_empty());
         assert_eq!(queue.alloc().map(|frame| frame.capacity()), Some(7));
         queue.alloc_burst(&mut burst, 3);
-        assert_eq!(queue.route_to(ADDRESS, Qpn::new(76)), Route(77));
+        assert_eq!(queue.route_to(Destination::Process(Qpn::new(76))), Some(Route(77)));
+        assert_eq!(queue.next_ended(), Some(Route(78)));
         assert_eq!(queue.take_source_port(77, FlowKind::Labelled), 78);
         queue.release_source_port(78);
         assert_eq!(queue.tx_burst(Route(77), &mut burst), 3);

@@ -9,11 +9,9 @@ use super::info::{PortInfo, PortOptions, PortStats};
 use super::layer::{PortLayer, QueueLayer};
 use super::spec::PortSpec;
 use super::taken::Taken;
-use super::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
-use crate::id::Qpn;
+use super::traits::{Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
 use crate::sync::lock::lock;
 use crate::time::Instant;
-use core::net::IpAddr;
 use core::time::Duration;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -172,8 +170,11 @@ impl PortQueue for DownQueue {
     fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
         0
     }
-    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
-        Route::default()
+    fn route_to(&mut self, _: Destination) -> Option<Route> {
+        Some(Route::default())
+    }
+    fn next_ended(&mut self) -> Option<Route> {
+        None
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {
         hint
@@ -208,6 +209,7 @@ mod tests {
     use super::super::HeapPool;
     use super::*;
     use crate::id::Mac;
+    use core::net::IpAddr;
     use core::sync::atomic::{AtomicUsize, Ordering};
 
     fn options() -> PortOptions {

@@ -1,10 +1,8 @@
 //! A queue for tests, which takes so many frames, and has so many buffers, in all.
 
 use super::frame::{Frame, RxBurst, TxBurst};
-use super::traits::{Armed, Build, FlowKind, PortQueue, Route, Stalled};
-use crate::id::Qpn;
+use super::traits::{Armed, Build, Destination, FlowKind, PortQueue, Route, Stalled};
 use crate::time::Instant;
-use core::net::IpAddr;
 
 pub(crate) struct Limited {
     /// Frames that it still takes.
@@ -17,8 +15,11 @@ impl PortQueue for Limited {
     fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
         0
     }
-    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
-        Route::default()
+    fn route_to(&mut self, _: Destination) -> Option<Route> {
+        Some(Route::default())
+    }
+    fn next_ended(&mut self) -> Option<Route> {
+        None
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {
         hint

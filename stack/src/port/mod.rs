@@ -44,4 +44,6 @@ pub use layer::{PortLayer, QueueLayer};
 pub use netdevice::interface_feature;
 pub use pair::{Steering, pair, pair_with};
 pub use spec::{HostAddress, MemifRole, PortSpec};
-pub use traits::{Armed, AtOnce, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
+pub use traits::{
+    Armed, AtOnce, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled,
+};

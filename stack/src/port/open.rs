@@ -6,9 +6,7 @@ use super::error::PortError;
 use super::info::PortOptions;
 use super::spec::{HostAddress, PortSpec};
 use super::traits::Port;
-use super::{loopback, memif, udp, unix};
-use crate::registry::{Registry, RegistryConfig, RegistryError};
-use std::sync::Arc;
+use super::{host, loopback, memif, udp, unix};
 
 impl PortSpec {
     /// Opens the port. Its peer need not be there yet.
@@ -22,14 +20,7 @@ impl PortSpec {
             Self::Unix { local, peer, options: more } => unix::open(self, local, peer, more, options),
             Self::Memif { path, role, options: more } => memif::open(self, path, *role, more, options),
             Self::Udp { addrs, options: more } => Ok(Box::new(udp::open(self, addrs, more, options)?)),
-            Self::Host { options: more } => {
-                let joined = Registry::join(&RegistryConfig::default());
-                let fail = |error: RegistryError| PortError::Open {
-                    port: self.to_string(),
-                    reason: error.to_string(),
-                };
-                Ok(Box::new(udp::open_shared(self, more, options, Arc::new(joined.map_err(fail)?))?))
-            }
+            Self::Host { options: more } => host::open(self, more, options),
             #[cfg(feature = "dpdk")]
             _ => dpdk::open(self, options),
             #[cfg(not(feature = "dpdk"))]

@@ -5,10 +5,9 @@ use super::error::PortError;
 use super::frame::{Frame, HeapPool, RxBurst, TxBurst};
 use super::info::{PortInfo, PortOptions, PortStats};
 use super::taken::Taken;
-use super::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
-use crate::id::{Mac, Qpn};
+use super::traits::{Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
+use crate::id::Mac;
 use crate::time::Instant;
-use core::net::IpAddr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -227,8 +226,11 @@ impl PortQueue for WireQueue {
         n
     }
 
-    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
-        Route::default()
+    fn route_to(&mut self, _: Destination) -> Option<Route> {
+        Some(Route::default())
+    }
+    fn next_ended(&mut self) -> Option<Route> {
+        None
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {
         hint

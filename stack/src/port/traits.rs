@@ -48,6 +48,15 @@ impl Route {
     pub const COUNT: usize = u8::MAX as usize;
 }
 
+/// Where a queue pair is, to which frames are to go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Destination {
+    /// At this address, which is not the port's own.
+    Host(IpAddr),
+    /// At an address of the port's own, in another process that has the same ones: its number says in which.
+    Process(Qpn),
+}
+
 /// What a flow of packets is, to which a port gives a source port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FlowKind {
@@ -78,11 +87,18 @@ pub trait PortQueue: Send {
     /// [`RX_BURST_BYTES`](crate::config::RX_BURST_BYTES), so that it is still in L1 or L2 when the caller reads it.
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize;
 
-    /// The route to a queue pair of a peer. The number matters only where the address is the port's own, and other processes share it.
+    /// The route to a queue pair of a peer. `None`: the port is finding it out. A connection asks again in the next turns, and a thread
+    /// that sleeps is woken when it is known; datagrams leave by the default route meanwhile.
+    ///
     /// Asked when the next hop of a destination is resolved: for datagrams again when neighbours or addresses have
-    /// changed, and for a connection again when its neighbour has. Over a port with a [`Host`] the stack knows no neighbours, so there
-    /// the route of a connection is that which it had when it was made.
-    fn route_to(&mut self, peer: IpAddr, remote: Qpn) -> Route;
+    /// changed, to another process for each; and for a connection again when its neighbour has. Over a port with a [`Host`] the stack
+    /// knows no neighbours, so there the route of a connection is that which it had when it was made.
+    fn route_to(&mut self, to: Destination) -> Option<Route>;
+
+    /// A route that leads nowhere any more: its peer is gone, and what it had sent was received before this. Its number may be given
+    /// to another one by the next call of this, so by then the caller uses it for nothing, and has handed over
+    /// ([`tx_burst`](Self::tx_burst)) what waits for it. Asked in each turn, once the port has said another route than the default.
+    fn next_ended(&mut self) -> Option<Route>;
 
     /// The UDP source port for a flow of packets, by which networks choose a path and hosts a queue. `hint` is what the flow label or
     /// the queue pair numbers give ([`udp_source_port`](crate::wire::udp_source_port)): a port that writes no UDP headers itself
@@ -199,7 +215,7 @@ pub trait Port: Send + Sync {
 
     /// Bytes of requests and of responses to READs that reliable queue pairs of the device may have in flight together, so that no
     /// end has to drop any; each packet counts as its path MTU and 256 bytes. `None`: no bound. It does not change, and is known
-    /// before the start. A port of several links has one for all of them.
+    /// before the start. It is for what leaves by the default route: a port's other links lose nothing.
     fn window(&self) -> Option<usize>;
 
     /// Packets to these queue pair numbers should arrive on these queues: ascending ranges. What arrives on another one is handed over,

@@ -15,14 +15,12 @@ use super::share::{self, Party, Share};
 use super::socket_file::{self, SocketFile};
 use super::spec::PortSpec;
 use super::taken::Taken;
-use super::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
-use crate::id::Qpn;
+use super::traits::{Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
 use crate::sync::apart::{self, Apart};
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
 use crate::time::Instant;
 use core::mem::MaybeUninit;
-use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_passcred;
@@ -333,8 +331,11 @@ impl PortQueue for UnixQueue {
         out.len() - before
     }
 
-    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
-        Route::default()
+    fn route_to(&mut self, _: Destination) -> Option<Route> {
+        Some(Route::default())
+    }
+    fn next_ended(&mut self) -> Option<Route> {
+        None
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {
         hint

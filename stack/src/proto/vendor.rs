@@ -51,6 +51,7 @@ impl VendorErr {
                 Some(RetryCause::ImpliedNak) => RETRIES | 3,
                 Some(RetryCause::Rnr) => RETRIES | 4,
                 Some(RetryCause::Unreachable) => RETRIES | 5,
+                Some(RetryCause::PeerEnded) => RETRIES | 6,
                 Some(RetryCause::Probe) | None => RETRIES,
             },
             WcStatus::BadRespErr | WcStatus::FatalErr => RESPONSE | u32::from(status.number()),
@@ -79,13 +80,14 @@ impl fmt::Display for VendorErr {
             (LOCAL, Some(status)) => write!(f, "refused here: {status}"),
             (RESPONSE, Some(status)) => write!(f, "the peer's answer made no sense: {status}"),
             (NAK, _) => write!(f, "the peer refused with NAK {low:#x}"),
-            (RETRIES, _) if low <= 5 => f.write_str(match low {
+            (RETRIES, _) if low <= 6 => f.write_str(match low {
                 0 => "no answer, and no retry was allowed",
                 1 => "retries used up: no answer",
                 2 => "retries used up: the peer missed packets each time",
                 3 => "retries used up: responses were missing each time",
                 4 => "retries used up: the peer had no receive request",
-                _ => "unreachable: nobody answered for the address of the peer, or of the gateway to it",
+                5 => "unreachable: nobody answered for the address of the peer, or of the gateway to it",
+                _ => "the process of the peer has ended",
             }),
             (FAULT, _) => match Fault::all().nth((low as usize).wrapping_sub(1)) {
                 Some(fault) => write!(f, "refused the peer's message: {fault:?}"),
@@ -110,6 +112,7 @@ mod tests {
             RetryCause::ImpliedNak,
             RetryCause::Rnr,
             RetryCause::Unreachable,
+            RetryCause::PeerEnded,
         ];
         let retried = causes.map(Some).into_iter().chain([None]);
         let sends = WcStatus::ALL.iter().flat_map(|s| retried.clone().map(|r| VendorErr::of_send(*s, r)));
@@ -121,7 +124,7 @@ mod tests {
             assert_eq!(*texts.entry(error.to_string()).or_insert(error), error);
         }
         assert!(texts.len() > 30, "{}", texts.len());
-        for unknown in [1, 0x101, 0x2ff, 0x406, 0x600, 0x6ff, 0x1234_5678] {
+        for unknown in [1, 0x101, 0x2ff, 0x407, 0x600, 0x6ff, 0x1234_5678] {
             assert!(VendorErr(unknown).to_string().starts_with("unknown"), "{unknown:#x}");
         }
     }

@@ -48,6 +48,7 @@ mod posts;
 mod qp;
 mod qp_table;
 mod qps;
+mod routes;
 mod rq;
 mod rx;
 #[cfg(test)]
@@ -59,6 +60,7 @@ mod stalled;
 mod state;
 mod timing;
 mod tx;
+mod unrouted;
 mod wheel;
 mod window;
 

@@ -10,8 +10,6 @@
 mod backlogs;
 mod budget;
 
-use core::net::IpAddr;
-
 use self::backlogs::{Backlogs, Others};
 pub(super) use self::backlogs::{HeldBack, Leaving, Traffic};
 pub(super) use self::budget::Budget;
@@ -22,8 +20,7 @@ use super::qp::{Hop, INSIDE, Qp};
 use super::shared::Shared;
 use super::tx::writer::{Built, InPlace, Source, write_frames};
 use crate::config::{TX_BURST, TX_STALL};
-use crate::id::Qpn;
-use crate::port::{Frame, PortQueue, Route};
+use crate::port::{Destination, Frame, PortQueue, Route};
 use crate::time::Instant;
 
 /// Why [`Outbox::write`] wrote no more packets.
@@ -84,14 +81,14 @@ impl Outbox {
         self.budget.in_room(room)
     }
 
-    /// The route to a peer, which has backlogs from now on.
-    pub fn route_to(&mut self, peer: IpAddr, remote: Qpn) -> Route {
-        let route = self.queue.route_to(peer, remote);
+    /// The route to a peer, which has backlogs from now on; `None`: the port is finding it out.
+    pub fn route_to(&mut self, to: Destination) -> Option<Route> {
+        let route = self.queue.route_to(to)?;
         assert!(route != INSIDE, "the port has more routes than the {} that it may have", Route::COUNT);
         if route != Route::default() {
             let _ = self.on(route);
         }
-        route
+        Some(route)
     }
 
     /// The next IPv4 identification.

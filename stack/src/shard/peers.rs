@@ -10,8 +10,10 @@ use super::paths::{Path, Paths};
 use super::peer_hosts::PeerHosts;
 use super::qp::{Hop, Qp};
 use super::shared::Shared;
+use super::unrouted::Unrouted;
 use crate::id::{Gid, Qpn};
 use crate::net::{Net, Resolution};
+use crate::port::Destination;
 use crate::proto::address::Source;
 use crate::time::Instant;
 
@@ -21,6 +23,8 @@ pub(super) struct Peers {
     paths: Paths,
     /// Neighbours that queue pairs send to, or wait for.
     pub hops: Hops,
+    /// Queue pairs whose route the port is finding out.
+    pub unrouted: Unrouted,
     /// The hosts that queue pairs are connected with.
     pub hosts: PeerHosts,
     /// Generation of the neighbour table that all of this is from.
@@ -93,7 +97,11 @@ impl Peers {
             Resolution::Known(mac) => {
                 qp.template.set_dst_mac(mac);
                 let remote = Qpn::new(qp.attr.dest_qp_num);
-                qp.hop = Hop::Known(host.outbox.route_to(dst.to_ip(), remote));
+                match host.outbox.route_to(destination(host.shared, &dst, remote)) {
+                    Some(route) => qp.hop = Hop::Known(route),
+                    None if qp.hop == Hop::Pending => self.unrouted.add(qp.slot),
+                    None => {}
+                }
                 false
             }
             Resolution::Pending => false,
@@ -115,14 +123,14 @@ impl Peers {
     pub fn path_to(&mut self, host: &mut IpHost<'_>, source: Source, gid: &Gid, remote: Qpn) -> Path {
         let path = match self.paths.get(source, gid) {
             Some(path) => path,
-            None => self.find_path(host, source, gid, remote),
+            None => self.find_path(host, source, gid),
         };
-        to_queue_pair(host, path, gid, remote)
+        to_queue_pair(host, path, remote)
     }
 
     #[cold]
-    fn find_path(&mut self, host: &mut IpHost<'_>, source: Source, gid: &Gid, remote: Qpn) -> Path {
-        let path = look_up(host, source, gid, remote, |net, now| net.resolve(now, gid));
+    fn find_path(&mut self, host: &mut IpHost<'_>, source: Source, gid: &Gid) -> Path {
+        let path = look_up(host, source, gid, |net, now| net.resolve(now, gid));
         if matches!(path, Path::Known(..) | Path::Inside) {
             self.paths.set(source, gid, path);
         }
@@ -130,13 +138,19 @@ impl Peers {
     }
 }
 
+/// Where a queue pair is that is not in this process.
+fn destination(shared: &Shared, gid: &Gid, remote: Qpn) -> Destination {
+    if shared.gids.contains(gid) { Destination::Process(remote) } else { Destination::Host(gid.to_ip()) }
+}
+
 /// The way to an address as that to a queue pair there: of those at our own addresses some are in other processes.
 #[inline]
-fn to_queue_pair(host: &mut IpHost<'_>, path: Path, gid: &Gid, remote: Qpn) -> Path {
+fn to_queue_pair(host: &mut IpHost<'_>, path: Path, remote: Qpn) -> Path {
     match path {
-        Path::Inside if host.shared.blocks.is_foreign(remote) => {
-            Path::Known(host.shared.mac, host.outbox.route_to(gid.to_ip(), remote))
-        }
+        Path::Inside if host.shared.blocks.is_foreign(remote) => Path::Known(
+            host.shared.mac,
+            host.outbox.route_to(Destination::Process(remote)).unwrap_or_default(),
+        ),
         path => path,
     }
 }
@@ -144,15 +158,14 @@ fn to_queue_pair(host: &mut IpHost<'_>, path: Path, gid: &Gid, remote: Qpn) -> P
 /// The way of an answer from an address of ours to another, which may be a stranger's and does not become a neighbour in use.
 #[cold]
 pub(super) fn path_of_answer(host: &mut IpHost<'_>, source: Source, gid: &Gid, remote: Qpn) -> Path {
-    let path = look_up(host, source, gid, remote, |net, now| net.resolve_answer(now, gid));
-    to_queue_pair(host, path, gid, remote)
+    let path = look_up(host, source, gid, |net, now| net.resolve_answer(now, gid));
+    to_queue_pair(host, path, remote)
 }
 
 fn look_up(
     host: &mut IpHost<'_>,
     source: Source,
     gid: &Gid,
-    remote: Qpn,
     resolve: impl FnOnce(&mut Net, Instant) -> Resolution,
 ) -> Path {
     if host.shared.gids.of(source).is_none() {
@@ -162,7 +175,9 @@ fn look_up(
         return Path::Inside;
     }
     match host.ask(resolve) {
-        Resolution::Known(mac) => Path::Known(mac, host.outbox.route_to(gid.to_ip(), remote)),
+        Resolution::Known(mac) => {
+            Path::Known(mac, host.outbox.route_to(Destination::Host(gid.to_ip())).unwrap_or_default())
+        }
         Resolution::Pending => Path::Pending,
         Resolution::Failed => Path::Failed,
     }

@@ -102,6 +102,9 @@ impl Shard {
         }
         self.run_timers();
         self.run_net();
+        if self.env.outbox.has_routes() {
+            self.end_routes();
+        }
         // What must be with the port before a completion may be seen.
         if !self.env.agenda.answering.is_empty() {
             self.send_answers();
@@ -189,6 +192,9 @@ impl Shard {
         if self.env.peers.has_more() {
             self.visit_moved();
         }
+        if self.env.peers.unrouted.any() {
+            self.find_routes();
+        }
     }
 
     /// Queue pairs whose neighbour was found, moved, or is not there: as many as a turn may take.
@@ -199,23 +205,27 @@ impl Shard {
         }
         for _ in 0..NEIGHBOUR_VISITS {
             let Some(slot) = self.env.peers.hops.next_due() else { break };
-            let Some(qp) = self.qps.get(slot) else { continue };
-            let env = &mut self.env;
-            if qp.is_datagram() {
-                env.peers.release(&env.shared, slot);
-                env.agenda.mark_ready(qp);
-                continue;
-            }
-            let waited = !qp.is_reachable();
-            env.resolve(qp);
-            env.agenda.unpark(qp);
-            if waited {
-                env.agenda.mark_ready(qp);
-            }
-            // Also if a request of it found the neighbour first.
-            if qp.responder.has_answer() {
-                env.agenda.mark_answering(qp);
-            }
+            self.visit(slot);
+        }
+    }
+
+    /// A queue pair looks up the way to its peer.
+    pub(super) fn visit(&mut self, slot: u32) {
+        let Some(qp) = self.qps.get(slot) else { return };
+        let env = &mut self.env;
+        if qp.is_datagram() {
+            env.peers.release(&env.shared, slot);
+            return env.agenda.mark_ready(qp);
+        }
+        let waited = !qp.is_reachable();
+        env.resolve(qp);
+        env.agenda.unpark(qp);
+        if waited {
+            env.agenda.mark_ready(qp);
+        }
+        // Also if a request of it found the neighbour first.
+        if qp.responder.has_answer() {
+            env.agenda.mark_answering(qp);
         }
     }
 

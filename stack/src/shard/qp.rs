@@ -109,6 +109,11 @@ impl Hop {
         matches!(self, Self::Known(_))
     }
 
+    /// Whether they leave by the route that the port's window is for.
+    pub fn is_bounded(self) -> bool {
+        self.route() == Route::default()
+    }
+
     /// Whether they go to a queue pair of this device.
     #[inline(always)]
     pub fn is_inside(self) -> bool {

@@ -166,7 +166,8 @@ impl Env {
         check_vlan_and_pkey(&layout, &pkt, self.shared.vlan)?;
         self.note_received(qp, &pkt, frame.len());
         if qp.careful {
-            return self.receive_carefully(qp, pkt);
+            let identification = self.computed_identification(frame.data(), &pkt);
+            return self.receive_carefully(qp, pkt, identification);
         }
         self.handle_packet(qp, pkt)
     }
@@ -188,12 +189,16 @@ impl Env {
     /// IPv4.
     #[cold]
     #[inline(never)]
-    fn receive_carefully(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
+    fn receive_carefully(
+        &mut self,
+        qp: &mut Qp,
+        pkt: Packet<'_>,
+        identification: Option<u16>,
+    ) -> Result<(), Discard> {
         let first = !qp.comm_est;
         if first {
             qp.establish(&self.shared.events);
         }
-        let identification = pkt.identification().filter(|_| self.shared.computed_ids);
         match identification {
             Some(identification) => self.handle_judged(qp, pkt, identification)?,
             None => self.handle_packet(qp, pkt)?,
@@ -206,6 +211,13 @@ impl Env {
         }
         qp.careful = identification.is_some() || qp.holds;
         Ok(())
+    }
+
+    /// The identification of a packet, if the port has computed it.
+    #[cold]
+    fn computed_identification(&self, frame: &[u8], pkt: &Packet<'_>) -> Option<u16> {
+        let station = self.shared.computes_ids?;
+        pkt.identification().filter(|_| frame.get(6..12) == Some(&station.0))
     }
 
     /// A packet whose identification the port computed: it is judged by those of the packets before that were accepted, and is one of

@@ -48,7 +48,7 @@ pub(super) fn shared(shards: usize, qps_per_shard: usize) -> Arc<Shared> {
         mtu: Mtu::Mtu4096,
         shards,
         qps_per_shard,
-        computed_ids: false,
+        computes_ids: None,
     };
     Arc::new(Shared::new(config))
 }

@@ -48,8 +48,8 @@ pub struct Shared {
     mtu: AtomicU8,
     /// Queue pairs a shard can hold: the index of a queue pair is `shard * qps_per_shard + slot`.
     pub qps_per_shard: usize,
-    /// The port computes the IPv4 identifications of received packets, as it does not see them.
-    pub computed_ids: bool,
+    /// The station of received frames whose IPv4 identification the port has computed, as it does not see it.
+    pub computes_ids: Option<Mac>,
     /// One bitmap a shard; a bit is a queue pair's slot.
     pub doorbells: Box<[Doorbells]>,
     /// Frames for a shard from the others, and from itself.
@@ -83,8 +83,8 @@ pub struct SharedConfig {
     pub shards: usize,
     /// Queue pairs each can hold.
     pub qps_per_shard: usize,
-    /// The port computes the IPv4 identifications of received packets, as it does not see them.
-    pub computed_ids: bool,
+    /// The station of received frames whose IPv4 identification the port has computed, as it does not see it.
+    pub computes_ids: Option<Mac>,
 }
 
 impl Shared {
@@ -102,7 +102,7 @@ impl Shared {
             vlan: c.vlan,
             mtu: AtomicU8::new(c.mtu as u8),
             qps_per_shard: c.qps_per_shard,
-            computed_ids: c.computed_ids,
+            computes_ids: c.computes_ids,
             doorbells: (0..c.shards).map(|_| Doorbells::new(c.qps_per_shard as u32)).collect(),
             inboxes: (0..c.shards).map(|_| ArrayQueue::new(INBOX_DEPTH)).collect(),
             turning: (0..c.shards).map(|_| CachePadded::default()).collect(),

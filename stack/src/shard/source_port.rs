@@ -19,7 +19,7 @@ impl Env {
         let labelled = qp.attr.ah_attr.grh.is_some_and(|grh| grh.flow_label != 0);
         let kind = match () {
             () if labelled => FlowKind::Labelled,
-            () if qp.is_unreliable() || qp.hop.is_inside() => FlowKind::Shared,
+            () if qp.is_unreliable() || self.shared.gids.contains(&qp.template.dst()) => FlowKind::Shared,
             () if self.peers.hosts.wants_well_known_port(&qp.peer) => {
                 return qp.template.set_src_port(UDP_PORT);
             }

@@ -101,15 +101,16 @@ impl InFlight {
 
 #[cold]
 fn share(window: &Window, qp: &Qp) -> u32 {
-    if qp.hop.is_inside() {
-        return UNSHARED; // it leaves by no port
+    if !qp.hop.is_bounded() {
+        return UNSHARED;
     }
     (window.share(qp.slot) / packet(qp)).clamp(1, UNSHARED.into()) as u32
 }
 
 #[cold]
 fn hold(window: &mut Window, qp: &Qp) {
-    let packets = if qp.hop.is_inside() || qp.is_unreliable() { 0 } else { qp.requester.packets_in_flight() };
+    let packets =
+        if !qp.hop.is_bounded() || qp.is_unreliable() { 0 } else { qp.requester.packets_in_flight() };
     window.hold(qp.slot, u64::from(packets) * packet(qp));
 }
 

@@ -2,14 +2,12 @@
 
 use super::shared::Shared;
 use crate::config::{RX_BURST, TX_BURST};
-use crate::id::Qpn;
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
 use crate::port::frame::{Frame, RxBurst, TxBurst};
-use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route, Stalled};
+use crate::port::traits::{Armed, Build, Destination, FlowKind, PortQueue, Route, Stalled};
 use crate::time::Instant;
 use arrayvec::ArrayVec;
 use core::mem::{align_of, offset_of, size_of};
-use core::net::IpAddr;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 use dpdk_sys as sys;
@@ -107,8 +105,11 @@ impl PortQueue for DpdkQueue {
         n
     }
 
-    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
-        Route::default()
+    fn route_to(&mut self, _: Destination) -> Option<Route> {
+        Some(Route::default())
+    }
+    fn next_ended(&mut self) -> Option<Route> {
+        None
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {
         hint

@@ -126,6 +126,12 @@ impl LinkQueue {
         }
     }
 
+    /// Whether there is any link.
+    #[inline]
+    pub fn has_any(&self) -> bool {
+        !self.order.is_empty()
+    }
+
     /// The links that there are.
     pub fn links(&self) -> impl Iterator<Item = LinkId> + '_ {
         self.order.iter().map(|link| LinkId(*link))

@@ -9,13 +9,11 @@ use super::slots::Impossible;
 use super::tx::Tx;
 use super::wake::Waker;
 use crate::crc::copy_function;
-use crate::id::Qpn;
 use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::stall::Stall;
 use crate::port::stock::Stock;
-use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route, Stalled};
+use crate::port::traits::{Armed, Build, Destination, FlowKind, PortQueue, Route, Stalled};
 use crate::time;
-use core::net::IpAddr;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use std::os::fd::{AsFd, OwnedFd};
@@ -199,8 +197,11 @@ impl PortQueue for MemifQueue {
         got.frames
     }
 
-    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
-        Route::default()
+    fn route_to(&mut self, _: Destination) -> Option<Route> {
+        Some(Route::default())
+    }
+    fn next_ended(&mut self) -> Option<Route> {
+        None
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {
         hint

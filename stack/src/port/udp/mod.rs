@@ -62,14 +62,16 @@ pub(super) fn open(
     make(spec, addrs, more, options, None)
 }
 
-/// Opens a port on all addresses of the host, which the other processes of this registry have as well.
+/// Opens a port on all addresses of the host, which the other processes of this registry have as well. Its frames are of this pool, each
+/// long enough for an MTU of the options.
 pub(super) fn open_shared(
     spec: &PortSpec,
     more: &[(String, String)],
     options: &PortOptions,
     registry: Arc<Registry>,
+    pool: HeapPool,
 ) -> Result<UdpPort, PortError> {
-    make(spec, &[], more, options, Some(registry))
+    make(spec, &[], more, options, Some((registry, pool)))
 }
 
 fn make(
@@ -77,7 +79,7 @@ fn make(
     addrs: &[IpAddr],
     more: &[(String, String)],
     options: &PortOptions,
-    registry: Option<Arc<Registry>>,
+    shared: Option<(Arc<Registry>, HeapPool)>,
 ) -> Result<UdpPort, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
     let option = |name| more.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
@@ -90,11 +92,12 @@ fn make(
         Some(flows) => flows.parse().map_err(|error| fail(format!("flows={flows:?}: {error}")))?,
         None => SOURCES_MAX,
     };
-    let sockets = match registry {
+    let sockets = match shared {
         None => sockets(addrs, buffer, options.queues),
         Some(_) => shared_sockets(buffer, options.queues),
     };
     let sockets = sockets.map_err(fail)?;
+    let (registry, pool) = shared.unzip();
     let group = registry.map(|registry| Group::new(registry, options.queues));
     if let Some(group) = &group {
         group.enter(sockets.iter().map(|sockets| sockets[0].fd()));
@@ -111,7 +114,7 @@ fn make(
         name: info.name.clone(),
         macs: (info.mac, info.mac.beside()),
         max_frame: info.max_frame(),
-        pool: HeapPool::new(options.queues * options.frames, info.max_frame()),
+        pool: pool.unwrap_or_else(|| HeapPool::new(options.queues * options.frames, info.max_frame())),
         counters: (0..options.queues).map(|_| Counters::default()).collect(),
         sources: Sources::new(most, sockets[0].len(), buffer),
         sockets,

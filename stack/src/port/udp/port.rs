@@ -1,6 +1,5 @@
 //! The port, and its queues.
 
-use core::net::IpAddr;
 use core::ops::RangeInclusive;
 use core::sync::atomic::Ordering;
 use std::os::fd::OwnedFd;
@@ -18,7 +17,9 @@ use crate::port::error::PortError;
 use crate::port::frame::{Frame, HeapPool, RxBurst, TxBurst};
 use crate::port::info::{PortInfo, PortStats};
 use crate::port::taken::Taken;
-use crate::port::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
+use crate::port::traits::{
+    Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled,
+};
 use crate::registry::Run;
 use crate::time::Instant;
 
@@ -139,8 +140,12 @@ impl PortQueue for UdpQueue {
         self.receiver.as_mut().map_or(0, |receiver| receiver.burst(&self.shared, out))
     }
 
-    fn route_to(&mut self, _: IpAddr, _: Qpn) -> Route {
-        Route::default()
+    fn route_to(&mut self, _: Destination) -> Option<Route> {
+        Some(Route::default())
+    }
+
+    fn next_ended(&mut self) -> Option<Route> {
+        None
     }
 
     fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {

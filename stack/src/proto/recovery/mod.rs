@@ -30,6 +30,8 @@ pub enum RetryCause {
     Probe,
     /// No packet goes out: nobody answers for the address of the next hop.
     Unreachable,
+    /// The process of the peer has ended, on this host.
+    PeerEnded,
 }
 
 /// A scheme of loss recovery, as it is chosen for a queue pair.

@@ -166,7 +166,7 @@ fn count_retry(counters: &Counters, qp: &Qp, cause: RetryCause) {
             RetryCause::ImpliedNak => Counter::RetriesImplied,
             RetryCause::Rnr => Counter::RetriesRnr,
             RetryCause::Probe => Counter::AckProbes,
-            RetryCause::Unreachable => return, // is no retry
+            RetryCause::Unreachable | RetryCause::PeerEnded => return, // is no retry
         },
     );
 }

@@ -45,7 +45,7 @@ impl Env {
         }
         check_vlan_and_pkey(layout, &pkt, self.shared.vlan)?;
         self.note_received(qp, &pkt, frame.len());
-        self.note_weak(&pkt);
+        self.note_weak(frame.data(), &pkt);
         if !qp.is_datagram() {
             return self.receive_message(qp, &pkt);
         }
@@ -56,8 +56,11 @@ impl Env {
     }
 
     /// Counts a packet of no connection whose ICRC could be checked in part only: there is nothing to compare it with.
-    fn note_weak(&self, pkt: &Packet<'_>) {
-        if self.shared.computed_ids && pkt.identification().is_some_and(|id| !is_small(id)) {
+    #[inline]
+    fn note_weak(&self, frame: &[u8], pkt: &Packet<'_>) {
+        if self.shared.computes_ids.is_some()
+            && self.computed_identification(frame, pkt).is_some_and(|id| !is_small(id))
+        {
             self.count(Counter::IcrcWeak);
         }
     }

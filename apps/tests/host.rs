@@ -1,0 +1,85 @@
+//! Processes of one host, which share its addresses (the port `host`): a network namespace of its own, with lo alone. Needs root.
+
+use crate::common::{Bench, Link, PATIENCE, PERF, Running, frames, run, until};
+use std::io::Write as _;
+
+const HERE: &str = "127.0.0.1";
+
+/// A host; gone when the test ends.
+struct Host(String);
+
+impl Host {
+    /// `None`, with a printed reason, where it cannot be set up.
+    fn new(tag: char) -> Option<Self> {
+        let host = Self(format!("roh{tag}{}", std::process::id()));
+        let done = [&["netns", "add", &host.0][..], &["-n", &host.0, "link", "set", "lo", "up"]];
+        if done.iter().all(|args| run("ip", args).code == Some(0)) {
+            return Some(host);
+        }
+        let _ = writeln!(std::io::stderr(), "SKIPPED apps/tests/host.rs: it needs root and the ip tool");
+        None
+    }
+
+    fn start(&self, args: &[&str]) -> Running {
+        Running::start("ip", &[&["netns", "exec", &self.0, PERF][..], args].concat())
+    }
+
+    fn server(&self, port: &str, more: &[&str]) -> Running {
+        self.start(&[&["server", "--port", "host", "--bind", HERE, "--oob-port", port][..], more].concat())
+    }
+
+    fn client(&self, port: &str, more: &[&str]) -> Running {
+        self.start(&[&["client", "--port", "host", "--oob-port", port, HERE][..], more].concat())
+    }
+
+    /// Datagrams that its sockets received so far.
+    fn datagrams(&self) -> u64 {
+        let snmp = run("ip", &["netns", "exec", &self.0, "cat", "/proc/net/snmp"]).good().stdout;
+        let line = snmp.lines().rfind(|line| line.starts_with("Udp: ")).unwrap();
+        line.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        run("ip", &["netns", "del", &self.0]);
+    }
+}
+
+// Goal: what processes of a host send each other passes by their links, not by the kernel; several at once, with several shards.
+#[test]
+fn processes_of_a_host_have_links() {
+    let _bench = Bench::new(Link::Udp);
+    let Some(host) = Host::new('l') else { return };
+    let ops = ["--op", "send,write,read,atomic", "--mode", "lat,bw,rate", "-n", "500", "--verify"];
+    let mut pairs = Vec::new();
+    for (port, shards) in [("7100", "1"), ("7101", "2")] {
+        let server = host.server(port, &["--once", "--shards", shards]);
+        let many = ["--qps", "4", "--shards", "2"];
+        pairs.push((server, host.client(port, &[&PATIENCE[..], &many, &ops].concat())));
+    }
+    for (server, client) in pairs {
+        client.finish().good();
+        server.finish().good();
+    }
+    // Probes of their sockets, and few packets at most of queue pairs whose link was not there in time.
+    let datagrams = host.datagrams();
+    assert!(datagrams < 2000, "{datagrams} datagrams");
+}
+
+// Goal: a process that ends is missed at once, not after the retries: those would take longer than a test may.
+#[test]
+fn a_process_that_ends_is_missed_at_once() {
+    let bench = Bench::new(Link::Udp);
+    let Some(host) = Host::new('e') else { return };
+    let mut server = host.server("7100", &[]);
+    let stats = bench.path("stats");
+    let socket = format!("--stats={}", stats.display());
+    let long = ["--timeout", "22", "--wait", "60s", "--op", "write", "--mode", "rate", "--duration", "300s"];
+    let client = host.client("7100", &[&long[..], &[&socket]].concat());
+    until(|| (frames(&stats) > 1000).then_some(()));
+    server.kill();
+    server.finish();
+    let end = client.finish();
+    assert!(end.all().contains("RETRY_EXC_ERR"), "{}", end.all());
+}

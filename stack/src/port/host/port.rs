@@ -1,0 +1,230 @@
+//! The port of a host: its network by sockets that all processes of a user share, and a link to each of these processes.
+//!
+//! What goes to another host leaves by the sockets, the default route. What goes to a process of this host leaves by the link to it,
+//! once there is one; to one that wants none, of another version, the kernel carries it from socket to socket.
+
+use super::ended::Ended;
+use super::id::{LINKS_MAX, LinkId};
+use super::links::{Links, LinksConfig};
+use super::queue::{LinkQueue, Reach};
+use crate::port::error::PortError;
+use crate::port::frame::{Frame, RxBurst, TxBurst};
+use crate::port::info::{PortInfo, PortOptions, PortStats};
+use crate::port::layer::{PortLayer, QueueLayer};
+use crate::port::spec::PortSpec;
+use crate::port::traits::{Armed, Build, Destination, Port, PortQueue, Route, Stalled};
+use crate::port::udp;
+use crate::registry::{Registry, RegistryConfig};
+use crate::time::Instant;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// The route of the sockets; behind it come those of the links.
+const SOCKETS: Route = Route(0);
+const _: () = assert!(LINKS_MAX < Route::COUNT);
+
+/// While there are links, sockets are asked in one of so many bursts: asking is a system call. After they brought or sent something they
+/// are asked in each of the next bursts.
+const SELDOM: u32 = 32;
+const OFTEN_FOR: u32 = 1024;
+
+fn route_of(link: LinkId) -> Route {
+    Route(link.number() + 1)
+}
+
+/// The link of a route; `None`: it is that of the sockets.
+fn link_of(route: Route) -> Option<LinkId> {
+    route.0.checked_sub(1).map(LinkId)
+}
+
+/// Opens the port; `more` are the options of its specification, those of the sockets.
+pub(in crate::port) fn open(
+    spec: &PortSpec,
+    more: &[(String, String)],
+    options: &PortOptions,
+) -> Result<Box<dyn Port>, PortError> {
+    let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
+    let registry = Registry::join(&RegistryConfig::default()).map_err(|error| fail(error.to_string()))?;
+    let registry = Arc::new(registry);
+    let config = LinksConfig::of(&PortInfo::of(spec, options), options.frames);
+    let links = Links::new(Arc::clone(&registry), &config)
+        .map_err(|error| fail(format!("links between the processes of this host: {error}")))?;
+    let sockets = udp::open_shared(spec, more, options, registry, links.pool())?;
+    Ok(Box::new(HostPort { sockets: Box::new(sockets), links }))
+}
+
+/// The port.
+struct HostPort {
+    sockets: Box<dyn Port>,
+    links: Links,
+}
+
+impl PortLayer for HostPort {
+    fn inner(&self) -> &dyn Port {
+        &*self.sockets
+    }
+
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        let (sockets, links) = (self.sockets.take_queue(index)?, self.links.take_queue(index)?);
+        Some(Box::new(HostQueue { sockets, links, look: Look::default(), armed: None, ended: None }))
+    }
+
+    fn stats(&self) -> PortStats {
+        self.sockets.stats() + self.links.stats()
+    }
+}
+
+/// When the sockets are asked.
+#[derive(Debug, Default)]
+struct Look {
+    /// Bursts since they were asked.
+    since: u32,
+    /// Bursts in which they are asked each time.
+    often: u32,
+}
+
+impl Look {
+    /// They brought or sent something: an answer may come.
+    fn wait_for_more(&mut self) {
+        self.often = OFTEN_FOR;
+    }
+
+    /// Whether a burst asks them.
+    fn now(&mut self, has_links: bool) -> bool {
+        self.since += 1;
+        let now = !has_links || self.often > 0 || self.since >= SELDOM;
+        self.often = self.often.saturating_sub(1);
+        if now {
+            self.since = 0;
+        }
+        now
+    }
+}
+
+/// A queue: frames of the sockets and of the links.
+struct HostQueue {
+    sockets: Box<dyn PortQueue>,
+    links: LinkQueue,
+    look: Look,
+    /// The descriptor of the sockets, to which that of the links was added.
+    armed: Option<Arc<OwnedFd>>,
+    /// The link whose route ended last: its number is not used anew before the next call.
+    ended: Option<Ended>,
+}
+
+impl QueueLayer for HostQueue {
+    fn inner(&mut self) -> &mut dyn PortQueue {
+        &mut *self.sockets
+    }
+
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        let from_links = self.links.rx_burst(out);
+        if !self.look.now(self.links.has_any()) {
+            return from_links;
+        }
+        let from_sockets = self.sockets.rx_burst(out);
+        if from_sockets > 0 {
+            self.look.wait_for_more();
+        }
+        from_links + from_sockets
+    }
+
+    fn route_to(&mut self, to: Destination) -> Option<Route> {
+        let Destination::Process(number) = to else { return Some(SOCKETS) };
+        match self.links.route_to(number) {
+            Reach::Link(link) => Some(route_of(link)),
+            Reach::Asked => None,
+            Reach::Ourselves | Reach::Nobody => Some(SOCKETS),
+        }
+    }
+
+    fn next_ended(&mut self) -> Option<Route> {
+        // First the number of the one before becomes free.
+        self.ended = None;
+        self.ended = self.links.next_ended();
+        self.ended.as_ref().map(|ended| route_of(ended.link()))
+    }
+
+    fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
+        if let Some(link) = link_of(route) {
+            return self.links.tx_burst(link, frames);
+        }
+        self.look.wait_for_more();
+        self.sockets.tx_burst(route, frames)
+    }
+
+    fn alloc(&mut self) -> Option<Frame> {
+        self.links.alloc()
+    }
+
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        self.links.alloc_burst(out, n);
+    }
+
+    fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
+        self.links.build_burst(link_of(route)?, most, builder)
+    }
+
+    fn stalled(&mut self, route: Route, now: Instant) -> Stalled {
+        match link_of(route) {
+            Some(link) => self.links.stalled(link, now),
+            None => self.sockets.stalled(route, now),
+        }
+    }
+
+    /// The descriptor of the sockets is an epoll instance, which gets that of the links, too: each of both is an edge of it.
+    fn arm(&mut self) -> Armed {
+        // What waits at the sockets was an edge already.
+        if core::mem::take(&mut self.look.since) > 0 {
+            self.look.wait_for_more();
+            return Armed::Pending;
+        }
+        let event = match self.links.arm() {
+            Armed::Event(event) => event,
+            other => return other,
+        };
+        let sockets = match self.sockets.arm() {
+            Armed::Event(sockets) => sockets,
+            other => return other,
+        };
+        if self.armed.is_none() {
+            let flags = EventFlags::IN | EventFlags::ET;
+            if epoll::add(&sockets, &event, EventData::new_u64(1), flags).is_err() {
+                return Armed::Unable;
+            }
+            self.armed = Some(Arc::clone(&sockets));
+        }
+        Armed::Event(sockets)
+    }
+
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        self.links.recycle(frames);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_link_has_a_route() {
+        assert_eq!(link_of(SOCKETS), None);
+        for number in 0..LINKS_MAX as u8 {
+            let route = route_of(LinkId(number));
+            assert_ne!(route, SOCKETS);
+            assert_eq!(link_of(route), Some(LinkId(number)));
+        }
+    }
+
+    #[test]
+    fn sockets_are_asked_often_while_they_have_something() {
+        let asked = |look: &mut Look, bursts: u32| (0..bursts).filter(|_| look.now(true)).count() as u32;
+        let mut look = Look::default();
+        assert_eq!(asked(&mut look, 10 * SELDOM), 10);
+        look.wait_for_more();
+        assert_eq!(asked(&mut look, OFTEN_FOR), OFTEN_FOR);
+        assert_eq!(asked(&mut look, 10 * SELDOM), 10);
+        assert_eq!((0..100).filter(|_| look.now(false)).count(), 100, "there is nothing else to ask");
+    }
+}

@@ -1,0 +1,44 @@
+//! Routes of a port that come and go ([`PortQueue::route_to`](crate::port::PortQueue::route_to)): connections that wait for theirs, and
+//! those whose route has ended with the process at its end.
+
+use super::counters::Counter;
+use super::env::Env;
+use super::qp::{Hop, Qp};
+use super::state::Shard;
+use crate::proto::recovery::RetryCause;
+use crate::proto::status::WcStatus;
+
+impl Shard {
+    /// Queue pairs that wait for their route ask for it.
+    #[cold]
+    pub(super) fn find_routes(&mut self) {
+        for slot in self.env.peers.unrouted.take_some() {
+            self.visit(slot);
+        }
+    }
+
+    /// Takes routes that have ended from their queue pairs. A link ends seldom, so this may look at every queue pair.
+    #[cold]
+    pub(super) fn end_routes(&mut self) {
+        while let Some(route) = self.env.outbox.queue.next_ended() {
+            self.env.flush();
+            for qp in self.qps.iter_mut().filter(|qp| qp.hop == Hop::Known(route)) {
+                self.env.lose_route(qp);
+            }
+        }
+    }
+}
+
+impl Env {
+    /// The process of the peer has ended. What was requested of it fails at once; a queue pair that waits for nothing stays as it is, as
+    /// over a network, and looks for its peer with the next request.
+    fn lose_route(&mut self, qp: &mut Qp) {
+        qp.hop = Hop::Pending;
+        self.agenda.unpark(qp);
+        if !qp.is_unreliable() && qp.sq_done != qp.sq.0.published() {
+            qp.retried = Some(RetryCause::PeerEnded);
+            self.count_of(qp, Counter::PeersEnded);
+            self.fail_send(qp, WcStatus::RetryExcErr);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Connections that wait for their route ([`PortQueue::route_to`](crate::port::PortQueue::route_to)).
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+
+use arrayvec::ArrayVec;
+
+use crate::config::NEIGHBOUR_VISITS;
+
+/// Queue pairs whose route the port is finding out, by their slots. They ask in turn, some in each turn of the shard.
+#[derive(Debug, Default)]
+pub(super) struct Unrouted {
+    slots: BTreeSet<u32>,
+    /// The one that asked last.
+    last: u32,
+}
+
+impl Unrouted {
+    /// A queue pair waits.
+    pub fn add(&mut self, slot: u32) {
+        self.slots.insert(slot);
+    }
+
+    /// Whether any waits.
+    #[inline]
+    pub fn any(&self) -> bool {
+        !self.slots.is_empty()
+    }
+
+    /// Those that ask in this turn; they wait no longer, unless they are [added](Self::add) again.
+    pub fn take_some(&mut self) -> ArrayVec<u32, NEIGHBOUR_VISITS> {
+        let (behind, before) = ((Bound::Excluded(self.last), Bound::Unbounded), ..=self.last);
+        let some = self.slots.range(behind).chain(self.slots.range(before)).take(NEIGHBOUR_VISITS);
+        let some: ArrayVec<u32, NEIGHBOUR_VISITS> = some.copied().collect();
+        some.iter().for_each(|slot| _ = self.slots.remove(slot));
+        self.last = some.last().copied().unwrap_or_default();
+        some
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_that_wait_ask_in_turn() {
+        let mut unrouted = Unrouted::default();
+        let slots = 0..3 * NEIGHBOUR_VISITS as u32 + 1;
+        slots.clone().for_each(|slot| unrouted.add(slot));
+        let mut asked = Vec::new();
+        while asked.len() < slots.len() {
+            let some = unrouted.take_some();
+            assert!(!some.is_empty());
+            // Nobody knows any of their routes.
+            some.iter().for_each(|slot| unrouted.add(*slot));
+            asked.extend(some);
+        }
+        asked.sort_unstable();
+        asked.dedup();
+        assert!(asked.into_iter().eq(slots.clone()), "everyone asks before anyone does again");
+        (0..4).for_each(|_| _ = unrouted.take_some());
+        assert!(!unrouted.any());
+    }
+}
