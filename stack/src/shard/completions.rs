@@ -117,16 +117,17 @@ impl Completions {
         shared.overruns() != self.overruns_seen
     }
 
-    /// Makes what is staged visible.
+    /// Makes what is staged visible. Events come in the order in which the lanes had their first completions.
     #[inline]
     pub fn publish(&mut self) {
-        while let Some(lane) = self.staged.pop() {
-            if let Some(lane) = self.get(lane)
+        for at in 0..self.staged.len() {
+            if let Some(lane) = self.get(self.staged[at])
                 && lane.writer.publish()
             {
                 lane.notify();
             }
         }
+        self.staged.clear();
     }
 }
 
