@@ -968,3 +968,40 @@ fn events_come_in_the_order_of_the_completions_that_raise_them() {
         }
     });
 }
+
+// What was acknowledged first completes first, whatever else was acknowledged in the turn.
+#[test]
+fn sends_of_several_queue_pairs_complete_in_the_order_of_their_acknowledgements() {
+    let (a, b) = two_devices();
+    let (cq_a, cq_b) = (a.create_cq(16).unwrap(), b.create_cq(16).unwrap());
+    let (pd_a, pd_b) = (a.alloc_pd().unwrap(), b.alloc_pd().unwrap());
+    let qps = [1, 2, 3].map(|n| {
+        let from = pd_a.create_qp(&QpInitAttr::rc(&cq_a, &cq_a)).unwrap();
+        let to = pd_b.create_qp(&QpInitAttr::rc(&cq_b, &cq_b)).unwrap();
+        from.connect_rc(&to.endpoint(1).unwrap(), &options()).unwrap();
+        to.connect_rc(&from.endpoint(1).unwrap(), &options()).unwrap();
+        (n, from, to)
+    });
+    let mut wc = [Wc::default(); 4];
+    // In the first round the two find each other's Ethernet address.
+    for round in 0..3 {
+        for (n, from, to) in &qps {
+            to.post_recv(&[RecvWr::new(0, &[])]).unwrap();
+            from.post_send(&[SendWr::send(*n, &[]).signaled()]).unwrap();
+            pump(&a);
+        }
+        let (start, mut done) = (Instant::now(), Vec::new());
+        while done.len() < qps.len() {
+            assert!(start.elapsed() < PATIENCE, "{done:?} of round {round}");
+            // The acknowledgements wait for one turn.
+            (0..4).for_each(|_| pump(&b));
+            pump(&a);
+            let n = cq_a.poll(&mut wc).unwrap();
+            done.extend(wc[..n].iter().map(|wc| wc.wr_id));
+        }
+        if round > 0 {
+            assert_eq!(done, [1, 2, 3], "round {round}");
+        }
+        cq_b.poll(&mut wc).unwrap();
+    }
+}

@@ -85,7 +85,9 @@ impl Env {
     /// After responses were received.
     #[inline(never)]
     pub(in crate::shard) fn run_answered(&mut self, qps: &mut Qps) {
-        while let Some(slot) = self.agenda.answered.pop() {
+        let mut next = 0;
+        while let Some(&slot) = self.agenda.answered.get(next) {
+            next += 1;
             if let Some(qp) = qps.get(slot) {
                 qp.in_answered = false;
                 if matches!(qp.source_port, SourcePort::Tried | SourcePort::Left) {
@@ -94,6 +96,7 @@ impl Env {
                 self.after_requester(qp, Response::Done);
             }
         }
+        self.agenda.answered.clear();
     }
 
     /// After the requester's state moved: completions, retries, failure, and more to send.
