@@ -3,7 +3,8 @@
 #
 # A row runs one program, or a pair of them that meet over the default link: shared memory between two processes of a user, of which
 # the first that opens the device has the address 10.77.0.1 (@A) and the second 10.77.0.2. Each row has a runtime directory of its own
-# (@D is a directory for its files), and a TCP port of its own (@P); @H is the server's address for TCP.
+# (@D is a directory for its files), and a TCP port of its own (@P); @H is the server's address for TCP, @G the index of a GID of its
+# IPv4 address. With --hosts the two ends are two hosts, and a program alone is on the first of them.
 #
 # How long anything takes depends on the machine: a row waits for what it needs, and fails when its time is over.
 
@@ -12,9 +13,9 @@ row_timeout=${ROW_TIMEOUT:-300}
 # Seconds between two tries of a client whose server is not there yet, and how many there are.
 again_after=0.3 again_times=100
 
-# Options of roce-run for the two ends of a pair, commands that start each of them elsewhere, the server's addresses for RDMA and for
-# TCP, and what the table says of all this.
-server_options='' client_options='' server_in='' client_in='' address=10.77.0.1 host=127.0.0.1 note=''
+# Options of roce-run for the two ends of a pair, commands that start each of them elsewhere, both ends' addresses for RDMA, the server's
+# for TCP, the index of a GID of IPv4, and what the table says of all this.
+server_options='' client_options='' server_in='' client_in='' address=10.77.0.1 client_address=10.77.0.2 host=127.0.0.1 gid=1 note=''
 # Why the next rows cannot run here.
 missing=''
 
@@ -60,8 +61,20 @@ report() {
     SKIPPED) rows_skipped=$((rows_skipped + 1)) colour='\033[1;33m' ;;
     esac
     printf "  $colour%-8s\033[0m %6s s  %s%s\n" "$2" "$3" "$1" "${4:+ ($4)}"
-    rows_table+=("| \`$1\` | $2${4:+: $4} | $3 |")
+    rows_table+=("$(line "$1" "$2${4:+: $4} | $3")")
     rows_json+=("$(printf '{"program":%s,"result":"%s","seconds":%s,"words":%s}' "$(quote "$1")" "$2" "$3" "$(quote "${4:-}")")")
+}
+
+# old NAME: the line of the table that there is.
+old() { grep -m 1 -F -- "| \`$1\` |" "$table" 2>/dev/null; }
+
+# line NAME CELLS: the line with this result and these seconds, beside what the table says of the other mode.
+line() {
+    local cells
+    cells=$(old "$1") || cells="| \`$1\` | not run | 0 | not run | 0 |"
+    cells=${cells#"| \`$1\` | "} cells=${cells% |}
+    if [ "$hosts" = no ]; then cells="$2 | ${cells#* | * | }"; else cells="${cells% | * | *} | $2"; fi
+    printf '| `%s` | %s |' "$1" "$cells"
 }
 
 # skipped_tests: those of rdma-core that do not run here, as a table.
@@ -78,8 +91,8 @@ quote() { python3 -c 'import json, sys; print(json.dumps(sys.argv[1]))' "$1"; }
 
 # keep NAME: takes a row over from the table that there is.
 keep() {
-    local old
-    old=$(grep -m 1 -F -- "| \`$1\` |" "$table" 2>/dev/null) && rows_table+=("$old")
+    local line
+    line=$(old "$1") && rows_table+=("$line")
     [[ $1 != pyverbs* ]] || grep -F -- "| \`${1#pyverbs }." "$table" 2>/dev/null >>"$dir/skipped" || true
 }
 
@@ -94,14 +107,18 @@ free_port() {
     python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
 
-# opened: whether a process has opened the device in this row's runtime directory: it holds a lock on its number there.
-opened() { is_locked "$row/run/roce/claims"; }
+# opened: whether the server has opened its device: it holds a lock on its number in this row's runtime directory, or, on a host of its
+# own, has RoCE's port of UDP.
+opened() { if [ "$hosts" = no ]; then is_locked "$row/run/roce/claims"; else has_socket 4791 '.*' udp; fi; }
 
 # listens PORT: whether someone listens on a TCP port, where the server runs.
-listens() {
-    local hex
-    hex=$(printf ':%04X ' "$1")
-    awk -v port="$hex" '$4 == "0A" && index($2 " ", port) {found = 1} END {exit !found}' "/proc/$server/net/tcp" "/proc/$server/net/tcp6"
+listens() { has_socket "$1" '^0A$' tcp; }
+
+# has_socket PORT STATE PROTOCOL: whether there is a socket of that port and state, where the server runs.
+has_socket() {
+    local sockets="/proc/$server/net/$3" port
+    port=$(printf ':%04X$' "$1")
+    awk -v port="$port" -v state="$2" '$2 ~ port && $4 ~ state {found = 1} END {exit !found}' "$sockets" "${sockets}6" 2>/dev/null
 }
 
 # start FILE COMMAND OPTIONS IN: begins a program on the stack, with options of roce-run, by the command IN; its process is in $started.
@@ -135,6 +152,7 @@ placed() {
     local text=${1//@A/$address}
     text=${text//@D/$row/files}
     text=${text//@H/$host}
+    text=${text//@G/$gid}
     printf '%s' "${text//@P/$port}"
 }
 
@@ -146,16 +164,23 @@ runnable() {
     [ -z "$missing" ] || { report "$name" SKIPPED 0 "$missing"; return 1; }
 }
 
-# make_namespaces: two network namespaces $namespace-a and -b, joined by a veth.
+# make_namespaces MTU: two network namespaces $namespace-a and -b, joined by a veth.
 make_namespaces() {
     local at n=0
     for at in a b; do ip netns add "$namespace-$at" || return 1; done
-    ip link add roce-a netns "$namespace-a" mtu 4200 type veth peer name roce-b netns "$namespace-b" mtu 4200 || return 1
+    ip link add roce-a netns "$namespace-a" mtu "$1" type veth peer name roce-b netns "$namespace-b" mtu "$1" || return 1
     for at in a b; do
         n=$((n + 1))
         ip -n "$namespace-$at" link set lo up && ip -n "$namespace-$at" addr add "10.78.0.$n/24" dev "roce-$at" &&
             ip -n "$namespace-$at" link set "roce-$at" up || return 1
     done
+}
+
+# two_hosts: the ends of the rows that follow are in these namespaces, over UDP sockets; of one row, where its function has the variables
+# that this sets.
+two_hosts() {
+    server_in="ip netns exec $namespace-a" client_in="ip netns exec $namespace-b" host=10.78.0.1 gid=0
+    server_options='--port udp' client_options='--port udp' address=10.78.0.1 client_address=10.78.0.2
 }
 
 # clean: removes what the rows made.

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""mooncake_transfer.py server|client PORT: the client writes to the server's memory and reads from it, by Mooncake's transfer engine over
-RDMA. Each byte is compared."""
+"""mooncake_transfer.py server|client HOST PORT: the client writes to the server's memory and reads from it, by Mooncake's transfer engine
+over RDMA. Each byte is compared."""
 
 import os
 import sys
 
 from mooncake.engine import TransferEngine
 
-from two_ends import SIZE, Memory, exchange
+from two_ends import SIZE, Memory, exchange, own_address
 
-side, port = sys.argv[1], int(sys.argv[2])
+side, server = sys.argv[1], (sys.argv[2], int(sys.argv[3]))
+here = own_address(server)
 engine = TransferEngine()
 # The engine's ends find each other over TCP, without a service for that.
-if engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", "roce0"):
+if engine.initialize(here, "P2PHANDSHAKE", "rdma", "roce0"):
     sys.exit("the engine does not start")
 memory = [Memory(), Memory()]
 for block in memory:
@@ -35,7 +36,7 @@ def attach(target):
     return write, read
 
 
-exchange(side, port, f"127.0.0.1:{engine.get_rpc_port()}", memory, attach)
+exchange(side, server, f"{here}:{engine.get_rpc_port()}", memory, attach)
 # The engine's threads do not end by themselves.
 sys.stdout.flush()
 os._exit(0)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""nixl_transfer.py server|client PORT: the client writes to the server's memory and reads from it, by NIXL over UCX. Each byte is
+"""nixl_transfer.py server|client HOST PORT: the client writes to the server's memory and reads from it, by NIXL over UCX. Each byte is
 compared. UCX_TLS says by which transport."""
 
 import sys
@@ -10,7 +10,7 @@ from nixl._api import nixl_agent, nixl_agent_config
 
 from two_ends import SIZE, Memory, exchange
 
-side, port = sys.argv[1], int(sys.argv[2])
+side, server = sys.argv[1], (sys.argv[2], int(sys.argv[3]))
 agent = nixl_agent(side, nixl_agent_config(backends=["UCX"]))
 memory = [Memory(), Memory()]
 regions = [(block.address, SIZE, 0, "") for block in memory]
@@ -35,4 +35,4 @@ def attach(metadata):
     return partial(transfer, "WRITE"), partial(transfer, "READ")
 
 
-exchange(side, port, agent.get_agent_metadata().hex(), memory, attach)
+exchange(side, server, agent.get_agent_metadata().hex(), memory, attach)

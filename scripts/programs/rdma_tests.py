@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""rdma_tests.py [--hosts SERVER,CLIENT] RESULTS DEVICE GID MODULE...: runs these modules of rdma-core's tests, which are in the directory
-tests here.
+"""rdma_tests.py [--hosts SERVER,CLIENT [--in NAMESPACE,NAMESPACE]] RESULTS DEVICE GID MODULE...: runs these modules of rdma-core's tests,
+which are in the directory tests here.
 
 With --hosts the two processes of a test of rdma_cm are two hosts, of which each has an address of its own: so it is over a link between
-two processes. On a NIC they share the address of its network interface.
+two processes, and over UDP sockets between these network namespaces. On a NIC they share the address of its network interface.
 
 Writes a line for each test: its name, its result (ok, skipped, failed) and why, with tabs between. Ends with 1 if one failed.
 
 A child of a test that crashes is a failure. The tests themselves take it for a success: they look at exit codes of 1 and more.
 """
 
+import ctypes
 import importlib
 import multiprocessing
 import os
@@ -17,9 +18,12 @@ import signal
 import sys
 import unittest
 
-hosts = None
+hosts = namespaces = None
 if sys.argv[1] == "--hosts":
     hosts = sys.argv[2].split(",")
+    del sys.argv[1:3]
+if sys.argv[1] == "--in":
+    namespaces = sys.argv[2].split(",")
     del sys.argv[1:3]
 results, device, gid, *modules = sys.argv[1:]
 # The tests read their options from here.
@@ -30,7 +34,7 @@ sys.path.insert(0, ".")
 
 
 def two_hosts(server):
-    """Gives a process the address that its environment names, where a test names that of the server as its own."""
+    """Gives a process its own address, where a test names that of the server as its own."""
     base = importlib.import_module("tests.base")
     # They ask for the address of a network interface.
     base.RDMATestCase._get_ip_mac = lambda test, *of: test.args.append([*of, server, "00:00:00:00:00:00"])
@@ -42,7 +46,7 @@ def of_two_hosts(base, server):
     """The class of address information, of which the source is this process's own address in place of the server's."""
 
     def own(src):
-        return os.environ["ROCE_ADDR"] if src == server else src
+        return here if src == server else src
 
     class AddrInfo(base):
         def __new__(cls, src=None, **more):
@@ -58,6 +62,18 @@ def of_two_hosts(base, server):
     return AddrInfo
 
 
+def be_host(end):
+    """What this process starts is on this host from now on. The library reads it when a child opens the device."""
+    global here
+    here = hosts[end]
+    if not namespaces:
+        os.environ["ROCE_ADDR"] = here
+        return
+    with open(f"/run/netns/{namespaces[end]}") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
+            sys.exit(f"{namespace.name}: {os.strerror(ctypes.get_errno())}")
+
+
 if hosts:
     two_hosts(hosts[0])
 
@@ -67,8 +83,7 @@ start = multiprocessing.process.BaseProcess.start
 
 def start_and_remember(child):
     if hosts:
-        # The library reads it when the child opens the device.
-        os.environ["ROCE_ADDR"] = hosts[0 if child._kwargs["passive"] else 1]
+        be_host(0 if child._kwargs["passive"] else 1)
     start(child)
     children.append(child)
 

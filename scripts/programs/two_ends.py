@@ -9,12 +9,19 @@ import sys
 SIZE = 8 << 20
 
 
-def connect(side, port):
+def connect(side, server):
     """A file of lines of JSON to the other end: of the server, or of the client that comes to it."""
     if side == "server":
-        with socket.create_server(("127.0.0.1", port)) as listener:
+        with socket.create_server(server) as listener:
             return listener.accept()[0].makefile("rw")
-    return socket.create_connection(("127.0.0.1", port)).makefile("rw")
+    return socket.create_connection(server).makefile("rw")
+
+
+def own_address(server):
+    """The address that this end has for the server."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        any_socket.connect(server)
+        return any_socket.getsockname()[0]
 
 
 def tell(peer, what):
@@ -51,11 +58,11 @@ class Memory:
         print(f"{what}: {SIZE} bytes, 0 wrong", flush=True)
 
 
-def exchange(side, port, name, memory, attach):
+def exchange(side, server, name, memory, attach):
     """The client writes to the first memory of the server's, and reads from the second: each byte is compared. `name` is what a library
     needs to know of the server; with that `attach` gives the client its functions to write and to read: from or to an address here, at
     an address there."""
-    peer = connect(side, port)
+    peer = connect(side, server)
     if side == "server":
         memory[1].fill(2)
         tell(peer, [name, [block.address for block in memory]])
