@@ -1,6 +1,6 @@
 //! Processes of one host, which share its addresses (the port `host`): a network namespace of its own, with lo alone. Needs root.
 
-use crate::common::{Bench, Link, PATIENCE, PERF, Running, frames, run, until};
+use crate::common::{Bench, Link, PATIENCE, PERF, Running, frames, rows, run, until};
 use std::io::Write as _;
 
 const HERE: &str = "127.0.0.1";
@@ -30,6 +30,26 @@ impl Host {
 
     fn client(&self, port: &str, more: &[&str]) -> Running {
         self.start(&[&["client", "--port", "host", "--oob-port", port, HERE][..], more].concat())
+    }
+
+    /// Gives it an Ethernet that leads to a network. `false`, with a printed reason, where that cannot be.
+    fn has_network(&self) -> bool {
+        let commands = [
+            "link add up0 mtu 1500 type veth peer name down0",
+            "link set down0 up",
+            "addr add 10.92.0.1/24 dev up0",
+            "link set up0 up",
+            "route add default via 10.92.0.2",
+        ];
+        let ip = |line: &str| {
+            let words: Vec<&str> = ["-n", &self.0].into_iter().chain(line.split(' ')).collect();
+            run("ip", &words).code == Some(0)
+        };
+        let done = commands.into_iter().all(ip);
+        if !done {
+            let _ = writeln!(std::io::stderr(), "SKIPPED apps/tests/host.rs: there are no veth interfaces");
+        }
+        done
     }
 
     /// Datagrams that its sockets received so far.
@@ -65,6 +85,32 @@ fn processes_of_a_host_have_links() {
     // Probes of their sockets, and few packets at most of queue pairs whose link was not there in time.
     let datagrams = host.datagrams();
     assert!(datagrams < 2000, "{datagrams} datagrams");
+}
+
+// Goal: the path MTU is that of the network, and packets between processes of the host carry as much as their link does; each way, and
+// whoever asks.
+#[test]
+fn packets_to_a_process_of_the_host_are_longer_than_those_to_the_network() {
+    let bench = Bench::new(Link::Udp);
+    let Some(host) = Host::new('s') else { return };
+    if !host.has_network() {
+        return;
+    }
+    for (op, port) in [("write", "7100"), ("read", "7101"), ("send", "7102")] {
+        let [stats, json] = ["stats", "json"].map(|name| bench.path(&format!("{op}.{name}")));
+        let socket = format!("--stats={}", stats.display());
+        let mut server = host.server(port, &[&socket]);
+        let many = ["--op", op, "--mode", "bw", "--size", "64k,3,4097", "-n", "1000", "--verify", "--json"];
+        host.client(port, &[&PATIENCE[..], &many, &[json.to_str().unwrap()]].concat()).finish().good();
+        for row in rows(&json) {
+            assert_eq!((&row["verified"], &row["mtu"]), (&true.into(), &1024.into()), "{row}");
+        }
+        // Of 64 KiB sixteen, not 64: of what was sent, and of the responses to READs, which are acknowledged by nothing.
+        let frames = frames(&stats);
+        assert!(frames < 40_000, "{op}: {frames} frames");
+        server.kill();
+        server.finish();
+    }
 }
 
 // Goal: a process that ends is missed at once, not after the retries: those would take longer than a test may.

@@ -378,6 +378,10 @@ impl PortQueue for FragileQueue {
         step(&self.breaks, "route_to");
         self.queue.route_to(to)
     }
+    fn segment_on(&mut self, route: Route) -> Option<stack::id::Mtu> {
+        step(&self.breaks, "segment_on");
+        self.queue.segment_on(route)
+    }
     fn next_ended(&mut self) -> Option<Route> {
         step(&self.breaks, "next_ended");
         self.queue.next_ended()

@@ -163,6 +163,9 @@ impl PortQueue for SimQueue {
     fn route_to(&mut self, _: Destination) -> Option<Route> {
         Some(Route::default())
     }
+    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
+        None
+    }
     fn next_ended(&mut self) -> Option<Route> {
         None
     }

@@ -8,7 +8,7 @@ use super::error::PortError;
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::info::{PortInfo, PortStats};
 use super::traits::{Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
-use crate::id::Qpn;
+use crate::id::{Mtu, Qpn};
 use crate::time::Instant;
 use core::ops::RangeInclusive;
 
@@ -143,6 +143,10 @@ pub trait QueueLayer: Send {
     fn route_to(&mut self, to: Destination) -> Option<Route> {
         self.inner().route_to(to)
     }
+    /// See [`PortQueue::segment_on`].
+    fn segment_on(&mut self, route: Route) -> Option<Mtu> {
+        self.inner().segment_on(route)
+    }
     /// See [`PortQueue::next_ended`].
     #[inline]
     fn next_ended(&mut self) -> Option<Route> {
@@ -200,6 +204,9 @@ impl<L: QueueLayer> PortQueue for L {
     #[inline]
     fn route_to(&mut self, to: Destination) -> Option<Route> {
         QueueLayer::route_to(self, to)
+    }
+    fn segment_on(&mut self, route: Route) -> Option<Mtu> {
+        QueueLayer::segment_on(self, route)
     }
     #[inline]
     fn next_ended(&mut self) -> Option<Route> {
@@ -352,6 +359,10 @@ mod tests {
             assert_eq!(to, Destination::Process(Qpn::new(76)));
             Some(Route(77))
         }
+        fn segment_on(&mut self, route: Route) -> Option<Mtu> {
+            self.called();
+            (route == Route(79)).then_some(Mtu::Mtu512)
+        }
         fn next_ended(&mut self) -> Option<Route> {
             self.called();
             Some(Route(78))
@@ -428,7 +439,7 @@ mod tests {
         assert_eq!(Some(numbers.lease(5).unwrap()), Run::all().nth(5));
         port.maintain();
         assert_eq!(port.stats().refused, 774);
-        assert_eq!(calls.swap(0, Ordering::Relaxed), 13);
+        assert_eq!(calls.swap(0, Ordering::Relaxed), 14);
 
         let mut queue: Box<dyn PortQueue> = Box::new(OverQueue(port.take_queue(6).expect("it has that one")));
         let (mut got, mut burst) = (RxBurst::new(), TxBurst::new());
@@ -438,6 +449,7 @@ mod tests {
         assert_eq!(queue.alloc().map(|frame| frame.capacity()), Some(7));
         queue.alloc_burst(&mut burst, 3);
         assert_eq!(queue.route_to(Destination::Process(Qpn::new(76))), Some(Route(77)));
+        assert_eq!(queue.segment_on(Route(79)), Some(Mtu::Mtu512));
         assert_eq!(queue.next_ended(), Some(Route(78)));
         assert_eq!(queue.take_source_port(77, FlowKind::Labelled), 78);
         queue.release_source_port(78);

@@ -10,6 +10,7 @@ use super::layer::{PortLayer, QueueLayer};
 use super::spec::PortSpec;
 use super::taken::Taken;
 use super::traits::{Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
+use crate::id::Mtu;
 use crate::sync::lock::lock;
 use crate::time::Instant;
 use core::time::Duration;
@@ -172,6 +173,9 @@ impl PortQueue for DownQueue {
     }
     fn route_to(&mut self, _: Destination) -> Option<Route> {
         Some(Route::default())
+    }
+    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
+        None
     }
     fn next_ended(&mut self) -> Option<Route> {
         None

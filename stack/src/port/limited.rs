@@ -2,6 +2,7 @@
 
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::traits::{Armed, Build, Destination, FlowKind, PortQueue, Route, Stalled};
+use crate::id::Mtu;
 use crate::time::Instant;
 
 pub(crate) struct Limited {
@@ -17,6 +18,9 @@ impl PortQueue for Limited {
     }
     fn route_to(&mut self, _: Destination) -> Option<Route> {
         Some(Route::default())
+    }
+    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
+        None
     }
     fn next_ended(&mut self) -> Option<Route> {
         None

@@ -6,7 +6,7 @@ use super::frame::{Frame, HeapPool, RxBurst, TxBurst};
 use super::info::{PortInfo, PortOptions, PortStats};
 use super::taken::Taken;
 use super::traits::{Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
-use crate::id::Mac;
+use crate::id::{Mac, Mtu};
 use crate::time::Instant;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
@@ -228,6 +228,9 @@ impl PortQueue for WireQueue {
 
     fn route_to(&mut self, _: Destination) -> Option<Route> {
         Some(Route::default())
+    }
+    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
+        None
     }
     fn next_ended(&mut self) -> Option<Route> {
         None

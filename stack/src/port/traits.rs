@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::error::PortError;
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::info::{PortInfo, PortStats};
-use crate::id::Qpn;
+use crate::id::{Mtu, Qpn};
 use crate::registry::Run;
 use crate::time::Instant;
 
@@ -94,6 +94,10 @@ pub trait PortQueue: Send {
     /// changed, to another process for each; and for a connection again when its neighbour has. Over a port with a [`Host`] the stack
     /// knows no neighbours, so there the route of a connection is that which it had when it was made.
     fn route_to(&mut self, to: Destination) -> Option<Route>;
+
+    /// Bytes that a packet of a reliable connection may carry on this route, if both of its ends are this stack and may use more than the
+    /// path MTU that their programs chose: that of a network beside it.
+    fn segment_on(&mut self, route: Route) -> Option<Mtu>;
 
     /// A route that leads nowhere any more: its peer is gone, and what it had sent was received before this. Its number may be given
     /// to another one by the next call of this, so by then the caller uses it for nothing, and has handed over

@@ -16,6 +16,7 @@ use super::socket_file::{self, SocketFile};
 use super::spec::PortSpec;
 use super::taken::Taken;
 use super::traits::{Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
+use crate::id::Mtu;
 use crate::sync::apart::{self, Apart};
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
@@ -333,6 +334,9 @@ impl PortQueue for UnixQueue {
 
     fn route_to(&mut self, _: Destination) -> Option<Route> {
         Some(Route::default())
+    }
+    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
+        None
     }
     fn next_ended(&mut self) -> Option<Route> {
         None

@@ -6,6 +6,7 @@ use super::env::Env;
 use super::events::{EventElement, EventQueue};
 use super::peer_check::check::PeerState;
 use super::qp::{Cause, Qp};
+use super::segments::Segments;
 use crate::id::{QpState, QpType};
 use crate::proto::attr::QpAttr;
 use crate::proto::responder::Responder;
@@ -139,6 +140,7 @@ impl Env {
         }
         qp.draining = false;
         (qp.comm_est, qp.careful, qp.ip_ids) = (false, true, None);
+        qp.segments = Segments::default();
         qp.counters.set_peer(None);
         self.completions.forget_deferred(qp);
         qp.overran = false;

@@ -53,6 +53,7 @@ mod rq;
 mod rx;
 #[cfg(test)]
 mod scale;
+mod segments;
 mod shared;
 mod slab;
 mod source_port;

@@ -11,7 +11,7 @@ use super::peer_hosts::PeerHosts;
 use super::qp::{Hop, Qp};
 use super::shared::Shared;
 use super::unrouted::Unrouted;
-use crate::id::{Gid, Qpn};
+use crate::id::{Gid, QpType, Qpn};
 use crate::net::{Net, Resolution};
 use crate::port::Destination;
 use crate::proto::address::Source;
@@ -98,7 +98,10 @@ impl Peers {
                 qp.template.set_dst_mac(mac);
                 let remote = Qpn::new(qp.attr.dest_qp_num);
                 match host.outbox.route_to(destination(host.shared, &dst, remote)) {
-                    Some(route) => qp.hop = Hop::Known(route),
+                    Some(route) => {
+                        qp.hop = Hop::Known(route);
+                        choose_segment(host, qp);
+                    }
                     None if qp.hop == Hop::Pending => self.unrouted.add(qp.slot),
                     None => {}
                 }
@@ -135,6 +138,18 @@ impl Peers {
             self.paths.set(source, gid, path);
         }
         path
+    }
+}
+
+/// The queue pair's route is known: chooses how much its packets carry, if it has not, and says so in each.
+fn choose_segment(host: &mut IpHost<'_>, qp: &mut Qp) {
+    if !qp.segments.is_chosen() && qp.ty == QpType::Rc {
+        let carried = host.outbox.queue.segment_on(qp.hop.route());
+        qp.segments.choose(carried, qp.path_mtu());
+        qp.requester.configure(&qp.requester_config());
+    }
+    if let Some(station) = qp.segments.station() {
+        qp.template.set_dst_mac(station);
     }
 }
 

@@ -30,6 +30,7 @@ use super::peer_hosts::Peer;
 #[cfg(not(loom))]
 use super::qp_table::QpTable;
 use super::rq::{RecvSource, Rq};
+use super::segments::Segments;
 use super::shared::Shared;
 #[cfg(not(loom))]
 use super::wheel::Wheel;
@@ -247,6 +248,8 @@ pub(super) struct Qp {
     pub held_responses: Option<Box<Held>>,
     /// The host at the other end of a connection.
     pub peer: Peer,
+    /// What packets carry, over a link to a process of this host.
+    pub segments: Segments,
 }
 
 // Under loom each atomic carries its history.
@@ -338,6 +341,7 @@ impl Qp {
             held_requests: None,
             held_responses: None,
             peer: Peer::default(),
+            segments: Segments::default(),
             source_port: SourcePort::Given,
             held_gid: None,
             attr: Box::new(attr),
@@ -370,7 +374,7 @@ impl Qp {
     pub fn requester_config(&self) -> RequesterConfig {
         let a = &self.attr;
         RequesterConfig {
-            mtu: self.mtu(),
+            mtu: self.segments.sent().unwrap_or(self.path_mtu()),
             sq_psn: crate::id::Psn::new(a.sq_psn),
             timeout: a.timeout,
             retry_cnt: a.retry_cnt,
@@ -381,13 +385,14 @@ impl Qp {
 
     pub fn responder_config(&self) -> ResponderConfig {
         ResponderConfig {
-            mtu: self.mtu(),
+            mtu: self.segments.received().unwrap_or(self.path_mtu()),
             access: crate::mem::Access::from_bits_truncate(self.attr.qp_access_flags),
             min_rnr_timer: self.attr.min_rnr_timer,
         }
     }
 
-    fn mtu(&self) -> crate::id::Mtu {
+    /// The path MTU that the program chose.
+    pub fn path_mtu(&self) -> crate::id::Mtu {
         crate::id::Mtu::from_enum(self.attr.path_mtu).unwrap_or(crate::id::Mtu::Mtu256)
     }
 

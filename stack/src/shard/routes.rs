@@ -4,7 +4,9 @@
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Hop, Qp};
+use super::segments::{Segments, named};
 use super::state::Shard;
+use crate::id::QpType;
 use crate::proto::recovery::RetryCause;
 use crate::proto::status::WcStatus;
 
@@ -30,10 +32,26 @@ impl Shard {
 }
 
 impl Env {
+    /// The first packet of a connection has arrived in this frame: its sender goes on with segments as it begins.
+    #[cold]
+    pub fn adopt_segment(&mut self, qp: &mut Qp, frame: &[u8]) {
+        let Some(segment) = named(frame).filter(|_| qp.ty == QpType::Rc) else { return };
+        // The peer has found a link: so there is one.
+        if qp.hop.is_bounded() {
+            qp.hop = Hop::Pending;
+            self.resolve(qp);
+        }
+        let carried = self.outbox.queue.segment_on(qp.hop.route());
+        if qp.segments.adopt(segment, carried) {
+            qp.responder.configure(&qp.responder_config());
+        }
+    }
+
     /// The process of the peer has ended. What was requested of it fails at once; a queue pair that waits for nothing stays as it is, as
     /// over a network, and looks for its peer with the next request.
     fn lose_route(&mut self, qp: &mut Qp) {
         qp.hop = Hop::Pending;
+        qp.segments = Segments::default();
         self.agenda.unpark(qp);
         if !qp.is_unreliable() && qp.sq_done != qp.sq.0.published() {
             qp.retried = Some(RetryCause::PeerEnded);

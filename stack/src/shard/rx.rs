@@ -166,8 +166,7 @@ impl Env {
         check_vlan_and_pkey(&layout, &pkt, self.shared.vlan)?;
         self.note_received(qp, &pkt, frame.len());
         if qp.careful {
-            let identification = self.computed_identification(frame.data(), &pkt);
-            return self.receive_carefully(qp, pkt, identification);
+            return self.receive_carefully(qp, pkt, frame.data());
         }
         self.handle_packet(qp, pkt)
     }
@@ -189,16 +188,13 @@ impl Env {
     /// IPv4.
     #[cold]
     #[inline(never)]
-    fn receive_carefully(
-        &mut self,
-        qp: &mut Qp,
-        pkt: Packet<'_>,
-        identification: Option<u16>,
-    ) -> Result<(), Discard> {
+    fn receive_carefully(&mut self, qp: &mut Qp, pkt: Packet<'_>, frame: &[u8]) -> Result<(), Discard> {
         let first = !qp.comm_est;
         if first {
             qp.establish(&self.shared.events);
+            self.adopt_segment(qp, frame);
         }
+        let identification = self.computed_identification(frame, &pkt);
         match identification {
             Some(identification) => self.handle_judged(qp, pkt, identification)?,
             None => self.handle_packet(qp, pkt)?,

@@ -55,7 +55,7 @@ enum Of {
     Added,
     /// p50 - limit.
     Above,
-    /// The rate, in parts of that of the measurement's first part.
+    /// The rate, or the latency, in parts of that of the measurement's first part.
     Share,
     /// The figure, in parts of that of what is beside it.
     Ratio,
@@ -100,7 +100,7 @@ const RATIO: (Of, Unit) = (Of::Ratio, Unit::Part);
 const COST: (Of, Unit) = (Of::Ratio, Unit::Cost);
 
 #[rustfmt::skip]
-const MARKS: [Mark; 47] = [
+const MARKS: [Mark; 50] = [
     mark("SEND 64 B, 16 queue pairs",      ("many", "send"),          RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("WRITE 64 B, 16 queue pairs",     ("many", "write"),         RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("SEND 64 B, one queue pair",      ("one", "send"),           RATE, (8e6, 12e6),  Slow::OfRaw(0.2)),
@@ -136,6 +136,9 @@ const MARKS: [Mark; 47] = [
     mark("8 busy loops: ib_write_bw 64 KiB over UDP sockets, in parts of that", ("busy8-udp-write", "program"),  RATIO, (0.25, 0.5), Slow::Same),
     mark("8 busy loops: ib_read_bw 1 MiB over UDP sockets, in parts of that",  ("busy8-udp-read", "program"),    RATIO, (0.25, 0.5), Slow::Same),
     mark("8 busy loops: ib_send_lat 64 B, mean, in parts of a TCP ping-pong that blocks", ("busy8-lat", "program"), COST, (0.0, 0.0), Slow::Nothing),
+    mark("SEND 64 B, p50, over a link of the port host, in parts of a memif's", ("link-lat", "send"),  (Of::Share, Unit::Cost), (1.05, 1.0), Slow::Same),
+    mark("SEND 64 B over a link of the port host, in parts of a memif's",       ("link-rate", "send"), (Of::Share, Unit::Part), (0.95, 1.0), Slow::Same),
+    mark("WRITE 64 KiB over a link of the port host, in parts of a memif's",    ("link-bw", "write"),  (Of::Share, Unit::Part), (0.97, 1.0), Slow::Same),
     mark("16 queue pairs against one, where the network caps each flow", ("flows16", "write"), (Of::Share, Unit::Part), (15.0, 15.8), Slow::Same),
     mark("NVMe 4 KiB random read, 4 queues, 32 deep",  ("nvme4k", "nvme_read"),   RATE, (1e6, 1.37e6), Slow::Nothing),
     mark("NVMe 4 KiB random write, 4 queues, 32 deep", ("nvme4k", "nvme_write"),  RATE, (0.8e6, 1.2e6), Slow::Nothing),

@@ -70,7 +70,7 @@ impl Server {
                 target.args(["serve", "--memory", NAMESPACE]);
                 target
             }
-            Link::Memif | Link::Ethdev | Link::Udp | Link::Hosts(_) | Link::Inside => {
+            Link::Memif | Link::Ethdev | Link::Udp | Link::Host | Link::Hosts(_) | Link::Inside => {
                 let mut server = self.perf_at(0);
                 server.args(["server", "--bind", self.server_addr(), "--oob-port", &self.oob.to_string()]);
                 server
@@ -126,7 +126,7 @@ impl Server {
         let json = self.dir.join("rows.json");
         let mut command = match part.link {
             Link::Nvme | Link::Inside => Command::new(self.perf.with_file_name("roce-nvmf-perf")),
-            Link::Memif | Link::Ethdev | Link::Udp | Link::Hosts(_) => {
+            Link::Memif | Link::Ethdev | Link::Udp | Link::Host | Link::Hosts(_) => {
                 let mut client = self.perf_at(1);
                 client.args(part.raw.then_some("raw"));
                 client.args(["client", self.server_addr(), "--oob-port", &self.oob.to_string()]);
@@ -162,6 +162,7 @@ impl Server {
         match self.link {
             Link::Memif | Link::Nvme | Link::Inside => format!("memif:{}", self.dir.join("memif").display()),
             Link::Udp => format!("udp:{}", UDP[side]),
+            Link::Host => "host".into(),
             Link::Hosts(_) => format!("udp:{}", hosts::ADDRS[side]),
             // Buffers of the default size do not hold a packet of path MTU 4096.
             Link::Ethdev => {

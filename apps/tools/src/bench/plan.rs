@@ -15,6 +15,8 @@ pub enum Link {
     Nvme,
     /// UDP sockets on the loopback interface.
     Udp,
+    /// The link of two processes of a host.
+    Host,
     /// UDP sockets between two hosts.
     Hosts(Cable),
     /// None: one process has both ends.
@@ -162,6 +164,18 @@ pub fn run(time: Duration, scale: bool) -> Vec<Vec<Part>> {
         flows("flows1", "a network that caps each flow, one queue pair", 1),
         flows("flows16", "a network that caps each flow, 16 queue pairs", 16),
     ]);
+    let links = [
+        (["memif-lat", "link-lat"], "SEND 64 B, latency", "--op send --mode lat --size 64"),
+        (["memif-rate", "link-rate"], "SEND 64 B, message rate", "--op send --mode rate --size 64"),
+        (["memif-bw", "link-bw"], "WRITE 64 KiB, bandwidth", "--op write --mode bw --size 65536"),
+    ];
+    for ([memif, link], title, line) in links {
+        let part = |name, over| part(name, &format!("{title}, over {over}"), line, time * RATIO_TIMES);
+        groups.push(vec![
+            part(memif, "a memif"),
+            Part { link: Link::Host, ..part(link, "a link of the port host") },
+        ]);
+    }
     let time = (time / 3).max(Duration::from_millis(30));
     let lengths = "--mode rate --size 64,128,256,512,1024,2048,4154";
     groups.push(vec![raw(RAW_SIZES, "bare frames by length", lengths, time)]);

@@ -59,16 +59,19 @@ impl Row {
 }
 
 /// Adds figures that combine the rows of one measurement: the time that this stack adds to a bare frame per side (`added_ns`,
-/// negative if the machine's state changed in between), and the rate relative to that of the first row (`of_first`). The
+/// negative if the machine's state changed in between), and the rate, or the latency, relative to that of the first row (`of_first`). The
 /// median of such figures says more than the figure of medians, which may come from different states.
 pub fn compare(rows: &mut [Row]) {
-    let first = rows.first().and_then(|row| row.num("msgs_per_s"));
+    let of = |key| Some((key, rows.first()?.num(key)?));
+    let first = of("msgs_per_s").or(of("p50_ns"));
     for (n, row) in rows.iter_mut().enumerate() {
         if let Some((p50, limit)) = row.num("p50_ns").zip(row.num("limit")) {
             row.set("added_ns", (p50 - limit) / 2.0);
         }
-        if let (1.., Some((rate, first))) = (n, row.num("msgs_per_s").zip(first)) {
-            row.set("of_first", rate / first);
+        if let (1.., Some((key, first))) = (n, first)
+            && let Some(own) = row.num(key)
+        {
+            row.set("of_first", own / first);
         }
     }
 }

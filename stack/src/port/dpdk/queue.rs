@@ -2,6 +2,7 @@
 
 use super::shared::Shared;
 use crate::config::{RX_BURST, TX_BURST};
+use crate::id::Mtu;
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
 use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::traits::{Armed, Build, Destination, FlowKind, PortQueue, Route, Stalled};
@@ -107,6 +108,9 @@ impl PortQueue for DpdkQueue {
 
     fn route_to(&mut self, _: Destination) -> Option<Route> {
         Some(Route::default())
+    }
+    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
+        None
     }
     fn next_ended(&mut self) -> Option<Route> {
         None

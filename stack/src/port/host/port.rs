@@ -7,6 +7,7 @@ use super::ended::Ended;
 use super::id::{LINKS_MAX, LinkId};
 use super::links::{Links, LinksConfig};
 use super::queue::{LinkQueue, Reach};
+use crate::id::Mtu;
 use crate::port::error::PortError;
 use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::info::{PortInfo, PortOptions, PortStats};
@@ -137,6 +138,10 @@ impl QueueLayer for HostQueue {
             Reach::Asked => None,
             Reach::Ourselves | Reach::Nobody => Some(SOCKETS),
         }
+    }
+
+    fn segment_on(&mut self, route: Route) -> Option<Mtu> {
+        self.links.segment_on(link_of(route)?)
     }
 
     fn next_ended(&mut self) -> Option<Route> {

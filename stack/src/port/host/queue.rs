@@ -11,9 +11,10 @@ use super::id::{LINKS_MAX, LinkId};
 use super::published::Way;
 use super::shared::Shared;
 use crate::config::RX_BURST;
-use crate::id::Qpn;
+use crate::id::{Mtu, Qpn};
 use crate::port::counters::Counters;
 use crate::port::frame::{Frame, RxBurst, TxBurst};
+use crate::port::info::L2_OVERHEAD;
 use crate::port::memif::rx::Rx;
 use crate::port::memif::slots::Impossible;
 use crate::port::memif::wake::Waker;
@@ -130,6 +131,12 @@ impl LinkQueue {
     #[inline]
     pub fn has_any(&self) -> bool {
         !self.order.is_empty()
+    }
+
+    /// Bytes that a packet may carry on a link.
+    pub fn segment_on(&self, link: LinkId) -> Option<Mtu> {
+        let end = self.ends[usize::from(link.0)].as_ref()?;
+        Mtu::of_link(end.link.max_frame.saturating_sub(L2_OVERHEAD))
     }
 
     /// The links that there are.

@@ -9,6 +9,7 @@ use super::slots::Impossible;
 use super::tx::Tx;
 use super::wake::Waker;
 use crate::crc::copy_function;
+use crate::id::Mtu;
 use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::stall::Stall;
 use crate::port::stock::Stock;
@@ -199,6 +200,9 @@ impl PortQueue for MemifQueue {
 
     fn route_to(&mut self, _: Destination) -> Option<Route> {
         Some(Route::default())
+    }
+    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
+        None
     }
     fn next_ended(&mut self) -> Option<Route> {
         None

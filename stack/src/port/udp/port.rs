@@ -11,7 +11,7 @@ use super::rx::Receiver;
 use super::shared::Shared;
 use super::tx::Sender;
 use super::{steering, sys};
-use crate::id::Qpn;
+use crate::id::{Mtu, Qpn};
 use crate::port::counters::sum;
 use crate::port::error::PortError;
 use crate::port::frame::{Frame, HeapPool, RxBurst, TxBurst};
@@ -144,6 +144,9 @@ impl PortQueue for UdpQueue {
         Some(Route::default())
     }
 
+    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
+        None
+    }
     fn next_ended(&mut self) -> Option<Route> {
         None
     }
