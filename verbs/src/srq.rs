@@ -15,7 +15,7 @@ use crate::wr::RecvWr;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "ibv_srq_init_attr")]
 pub struct SrqInitAttr {
-    /// Its sizes, and the limit to arm at once (0: none).
+    /// The sizes, and the limit to arm at creation (0: none).
     pub attr: SrqAttr,
 }
 
@@ -116,13 +116,13 @@ impl Srq {
     /// Changes the attributes that the mask names, all of them or none: arms the limit (0: disarms it), resizes the queue.
     /// Requests that wait in it stay, in order.
     ///
-    /// If fewer requests than the limit wait when it is armed, the event comes with the next message, not at once.
+    /// If fewer requests than the limit wait when the limit is armed, the event comes with the next message, not at once.
     ///
     /// # Errors
     /// `EINVAL` for a limit above the size, for a size of 0, above the device's
     /// ([`DeviceAttr::max_srq_wr`](crate::DeviceAttr::max_srq_wr)), below the armed limit or below the number of waiting
     /// requests, for unknown mask bits; `EDEADLK` from inside a turn, and from an iterator of a list that is being posted to
-    /// it.
+    /// the queue.
     #[doc(alias = "ibv_modify_srq")]
     pub fn modify(&self, attr: &SrqAttr, mask: SrqAttrMask) -> Result<(), VerbsError> {
         Ok(self.core.modify(attr, mask)?)
@@ -131,7 +131,7 @@ impl Srq {
     /// The sizes, and the limit that is armed: 0 after its event.
     ///
     /// # Errors
-    /// `EDEADLK` from an iterator of a list that is being posted to it.
+    /// `EDEADLK` from an iterator of a list that is being posted to the queue.
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttr, VerbsError> {
         Ok(self.core.query()?)

@@ -5,7 +5,7 @@ use stack::device::{Qpn, WcFlags, WcOpcode, WcStatus};
 
 /// A work completion (`struct ibv_wc`).
 ///
-/// Where [`status`](Self::status) is not [`WcStatus::Success`], only it, `wr_id`, `qp_num` and `vendor_err` mean
+/// Where [`status`](Self::status) is not [`WcStatus::Success`], only `status`, `wr_id`, `qp_num` and `vendor_err` mean
 /// something (ibv_poll_cq(3)).
 // Laid out like the start of a completion queue entry, so that a poll moves it in a few wide loads and stores.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub struct Wc {
     pub byte_len: u32,
     /// The queue pair.
     pub qp_num: Qpn,
-    /// The sender's queue pair of a datagram.
+    /// For a datagram, the queue pair that sent it.
     pub src_qp: Qpn,
     /// What exactly went wrong, where the status is an error: [`VendorErr`](crate::VendorErr) has the numbers and their
     /// texts.
@@ -34,7 +34,7 @@ pub struct Wc {
     pub status: WcStatus,
     /// What kind of work request it was.
     pub opcode: WcOpcode,
-    /// Service level of a datagram: the priority of its VLAN tag, 0 without one.
+    /// Service level of a datagram: the priority of its VLAN tag, 0 without a VLAN.
     pub sl: u8,
     /// Index of the partition key of a datagram: 0, the only one.
     pub pkey_index: u16,

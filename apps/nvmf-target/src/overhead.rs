@@ -1,6 +1,6 @@
-//! What the NVMe layer adds to a command: reads through a target and a host, against the same bytes moved by SEND, RDMA WRITE
-//! and SEND alone. In either measurement both ends are on one thread, so a figure is the processor time of both ends. Rounds of the two
-//! alternate, so a busy machine slows both.
+//! Measures what the NVMe layer adds to a command: compares reads through a target and a host with the same bytes moved by SEND,
+//! RDMA WRITE and SEND alone. In both measurements the two ends share one thread, so a figure is the processor time of both. Their
+//! rounds alternate, so a busy machine slows both.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use crate::target::{Config, Core};
 pub const SIZE: usize = 4096;
 /// Bytes of a block.
 const BLOCK: u32 = 512;
-/// Commands under way.
+/// Commands in flight.
 const DEPTH: usize = 32;
-/// Bytes that commands read from, at random: more than a core's caches hold.
+/// Bytes of the namespace, from which commands read at random: more than a core's caches hold.
 const SPAN: usize = 64 << 20;
 /// A round without progress for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What was measured: medians of the rounds, in nanoseconds a command, of both ends together.
+/// What was measured: medians over the rounds, in nanoseconds per command, for both ends together.
 #[derive(Clone, Copy, Debug)]
 pub struct Overhead {
     /// A read through the target and the host.
@@ -114,16 +114,16 @@ impl<'c> Nvme<'c> {
         nqn: &Nqn,
     ) -> Result<Self, PerfError> {
         let ready = AtomicBool::new(false);
-        // Connecting waits: the target turns on a thread of its own meanwhile.
+        // `connect` blocks, so the target runs on a thread of its own meanwhile.
         let (controller, queue) = std::thread::scope(|scope| {
-            let turning = scope.spawn(|| core.run(|| ready.load(Ordering::Relaxed)));
+            let running = scope.spawn(|| core.run(|| ready.load(Ordering::Relaxed)));
             let connected = (|| {
                 let mut controller = Controller::connect(host, at, nqn, Options::default())?;
                 let queue = controller.io_queue(host, 1, DEPTH as u16 + 1)?;
                 Ok::<_, HostError>((controller, queue))
             })();
             ready.store(true, Ordering::Relaxed);
-            turning.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            running.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             Ok::<_, PerfError>(connected?)
         })?;
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -161,10 +161,10 @@ struct End {
     messages: Mr,
     /// The parts of `messages`, one for each receive.
     slots: Vec<[Sge; 1]>,
-    /// Where blocks are read from, or go.
+    /// The blocks: at the target those that are read, at the host where they go.
     blocks: Mr,
     done: Vec<Wc>,
-    // These are last, and so dropped last: what is above refers to them.
+    // Dropped last: the fields above refer to them.
     qp: Qp,
     _cq: Cq,
     _pd: Pd,
@@ -196,8 +196,8 @@ impl End {
         Ok(Self { reactor, sq, rq, poller, messages, slots, blocks, done, qp, _cq, _pd, _context })
     }
 
-    /// Makes a turn of the shard, and calls `each` for every message that has come, with the send queue, the blocks, and the message's
-    /// bytes. Returns how many came.
+    /// Runs one turn of the shard, and calls `each` for every message that arrived, with the send queue, the blocks, and the message's
+    /// bytes. Returns how many arrived.
     fn turn(
         &mut self,
         mut each: impl FnMut(&mut SendQueue, &Mr, [u8; Sqe::LEN]) -> Result<(), PerfError>,

@@ -183,7 +183,7 @@ fn with_host(args: &ReachArgs, f: impl FnOnce(&mut Host<'_>) -> Result<()>) -> R
     let mut rig = Rig::open(&args.device, Side::Client)?;
     // Some ports look for a link only while a device polls them.
     rig.device()?;
-    // A target that has just lost another host takes the link up again in a moment.
+    // The link of a target that has just lost another host comes up again in a moment.
     rig.wait_for_link()?;
     let context = &rig.device()?.context;
     let id = config::host_id(&args.host_nqn);

@@ -272,7 +272,7 @@ fn changes_that_cannot_be_are_refused_in_a_sentence_and_change_nothing() {
             (Request::AddNamespace { nqn: "x".into(), namespace: offered(0, Storage::Memory(512)) }, "\"x\""),
             (remove(9), "no namespace 9"),
             (elsewhere(1), other),
-            (resize(1, Some(1 << 30)), "cannot become 1073741824"),
+            (resize(1, Some(1 << 30)), "cannot grow to 1073741824"),
             (resize(1, Some(1000)), "no multiple of a block"),
             (resize(9, None), "no namespace 9"),
             (
@@ -509,10 +509,10 @@ fn what_differs_from_the_configuration_is_said() {
         };
         assert_eq!(differs(&mut control), [""; 0]);
         let size = Setup::default().bytes as u64;
-        assert!(!done(control.handle(resize(1, Some(2 * size)))).contains("until"), "the file has grown");
+        assert!(!done(control.handle(resize(1, Some(2 * size)))).contains("differs"), "the file has grown");
         assert_eq!(differs(&mut control), [""; 0]);
         let answer = done(control.handle(add(2, Storage::Memory(4096))));
-        assert!(answer.contains("until the target ends, for disks.toml does not say so"), "{answer}");
+        assert!(answer.contains("the target now differs from disks.toml"), "{answer}");
         done(control.handle(resize(1, Some(size))));
         let allow = Request::AllowHost { nqn: SUBSYSTEM.into(), host: listed.clone() };
         done(control.handle(allow));

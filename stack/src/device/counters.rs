@@ -1,4 +1,4 @@
-//! What a device counts, and who looks at it.
+//! Reads the counters of a device, of its shards and of its port.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -14,7 +14,7 @@ pub enum OpenError {
     /// The port could not be opened.
     #[error(transparent)]
     Port(#[from] PortError),
-    /// The addresses make no sense.
+    /// An address, a prefix, a gateway or the VLAN is not valid.
     #[error("address configuration: {0}")]
     Net(#[from] NetConfigError),
     /// The port has the addresses of the host, whose kernel looks after them.
@@ -167,7 +167,7 @@ pub enum DeviceError {
     },
     /// All objects or numbers of a kind are in use.
     #[error(
-        "no {what} is left: all {limit} are in use or at rest; destroy some, or open the device with more"
+        "no {what} is left: all {limit} are in use or not free again yet; destroy some, or open the device with more"
     )]
     Exhausted {
         /// The kind.
@@ -182,25 +182,25 @@ pub enum DeviceError {
         what: &'static str,
     },
     /// The port's addresses are those of the host.
-    #[error("the port has the addresses of the host: change them there (ip address), and it follows")]
+    #[error("the port has the addresses of the host: change them there (ip address), and the port follows")]
     HostAddress,
-    /// A port of the host's sockets is in no multicast group.
+    /// The port sends through the host's UDP sockets, and joins no multicast groups.
     #[error(
-        "a port of the host's UDP sockets joins no multicast groups; use one with frames of its own (tap, af_packet)"
+        "a port over the host's UDP sockets joins no multicast groups; use one with frames of its own (tap, af_packet)"
     )]
     HostMulticast,
     /// An address that no host can have.
     #[error(transparent)]
     Address(#[from] NetConfigError),
-    /// The port does not have this address, or cannot lose it.
+    /// The port does not have this address, or it is the link-local address, which cannot be removed.
     #[error(
-        "{addr} is no address that the port can lose; gid_table() has its addresses, the first one stays"
+        "{addr} cannot be removed: the port does not have it, or it is the link-local address, which stays; see gid_table()"
     )]
     NoSuchAddress {
         /// The address.
         addr: core::net::IpAddr,
     },
-    /// The type of queue pair and the parts to make it of do not fit together.
+    /// A queue pair of this type cannot be made on this domain, or with this shared receive queue.
     #[error("create_qp: {0}")]
     Unsuitable(&'static str),
     /// No XRC domain has this name.
@@ -215,9 +215,9 @@ pub enum DeviceError {
         /// The name.
         name: String,
     },
-    /// The XRC domain has no such queue pair, or this open of it is not registered with it.
+    /// The XRC domain has no such queue pair, or this open of the domain is not registered with the queue pair.
     #[error(
-        "XRC queue pair {qpn:#08x} is not one of this domain, or this open of it is not registered with it"
+        "the XRC domain has no queue pair {qpn:#08x}, or this open of the domain is not registered with the queue pair"
     )]
     NoSuchTarget {
         /// The number.
@@ -235,7 +235,7 @@ pub enum DeviceError {
         /// Its type.
         qp_type: QpType,
     },
-    /// An address that is no group's.
+    /// A GID that is no multicast GID.
     #[error("{gid} is no multicast GID; IPv4 groups are ::ffff:224.0.0.0/4, IPv6 groups ff00::/8")]
     McastGid {
         /// The address.
@@ -247,7 +247,7 @@ pub enum DeviceError {
         /// The group.
         group: Gid,
     },
-    /// What was waited for did not come in time.
+    /// What the call waits for did not end in time.
     #[error(
         "the {what} did not end within {after:?}; what was started goes on and can be waited for again, with more time"
     )]
@@ -264,8 +264,8 @@ pub enum DeviceError {
          after the turn"
     )]
     InsideTurn,
-    /// The call was made from inside another call of the thread, which has the object: from an iterator of a list that is being
-    /// posted, a closure that gets completions, or between the first and the last call of a list.
+    /// Another call of the same thread uses the object: this call was made from an iterator of a list that is being posted, from a
+    /// closure that gets completions, or before a list or a poll was ended (`ibv_wr_start`, `ibv_start_poll`).
     #[error(
         "the {object} is in use by an unfinished call of this thread; make this call when that one has ended"
     )]
@@ -273,8 +273,8 @@ pub enum DeviceError {
         /// The object.
         object: &'static str,
     },
-    /// A holder of the shard panicked: the port, a `tracing` subscriber, or the stack. The shard's work is half done, so no
-    /// thread turns it any more.
+    /// The port, a `tracing` subscriber or the stack panicked in a turn of the shard. The shard's work is half done, so no thread
+    /// turns it any more.
     #[error(
         "shard {shard} of the device died of a panic (of its port, of a tracing subscriber, or of the stack); its queue \
          pairs do nothing any more: destroy what there is and open the device again"
@@ -283,17 +283,15 @@ pub enum DeviceError {
         /// The shard.
         shard: usize,
     },
-    /// A panic while connection management worked: its work is half done.
+    /// Connection management panicked: its work is half done.
     #[error(
         "connection management of the device died of a panic; destroy its identifiers and channels to begin anew"
     )]
     ServiceDied,
-    /// The call was made in a fork of the process that opened the device.
-    #[error(
-        "this process is a fork of the one that opened the device, which stays with that one; open a device after the fork"
-    )]
+    /// The call was made in a forked child of the process that opened the device.
+    #[error("this process is a forked child, and the device is its parent's; open a device after the fork")]
     Forked,
-    /// The port, whose opening was put off until it is used, could not be opened.
+    /// The port is opened when it is first used, and could not be opened.
     #[error(transparent)]
     Port(Box<PortError>),
     /// Access rights that no memory of this device can have.
@@ -302,7 +300,7 @@ pub enum DeviceError {
         /// The rights, by name.
         what: String,
     },
-    /// An address vector that no packet can follow.
+    /// No packet can be sent by this address vector.
     #[error("create_ah: {0}")]
     Ah(#[from] AvError),
     /// The call is for another kind of object.

@@ -1,4 +1,4 @@
-//! The multicast groups of a device: the table, of which every shard has a copy.
+//! The multicast groups of a device: the table that every shard has a copy of.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,7 +13,7 @@ use crate::sync::lock::lock;
 pub(super) struct Groups(Mutex<Arc<McastTable>>);
 
 impl Groups {
-    /// The first queue pair of a group makes this host its member.
+    /// Attaches a queue pair to a group. With its first queue pair the host joins the group.
     ///
     /// # Errors
     /// [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`].
@@ -28,7 +28,7 @@ impl Groups {
             },
         })?;
         if first {
-            // Cannot be full: the IP host has as many entries as the table, and evicts leave messages that are not sent yet.
+            // Cannot be full: the IP host has as many entries as the table, and gives up unsent leave messages to make room.
             let joined = core.shared.with_net(|net| net.join(core.now(), group));
             joined.map_err(|_| DeviceError::Exhausted { what: "multicast group", limit: MCAST_GRP_MAX })?;
         }
@@ -36,7 +36,7 @@ impl Groups {
         hand_out(core, &current)
     }
 
-    /// When this returns, no copy for the queue pair is on its way.
+    /// Detaches a queue pair. When this returns, it gets no more messages of the group.
     ///
     /// # Errors
     /// [`DeviceError::NotAttached`], [`DeviceError::InsideTurn`].

@@ -1,4 +1,5 @@
-//! Whether a thread is inside a turn or a control call of some shard, of whichever device: it then may not wait for one.
+//! Whether a thread is inside a turn or a control call of a shard, of any device. Inside one it must not wait for a shard, which
+//! may be the one that it holds.
 
 use core::cell::Cell;
 
@@ -8,7 +9,7 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The thread takes a shard, or gives it back.
+/// Notes that this thread has taken a shard (`true`) or gives it back (`false`).
 #[inline]
 pub(super) fn set_inside_turn(inside: bool) {
     INSIDE.set(inside);

@@ -17,7 +17,7 @@ pub const DEFAULT_PKEY: u16 = 0xffff;
 const VENDOR: u32 = 0x52_6f43;
 /// Page sizes that memory may have, as bits: 4 KiB and every larger power of two.
 const PAGE_SIZES: u64 = !0xfff;
-/// Exponent of the longest time to an ACK, 4.096 us * 2^15 = 134 ms: a thread that turns shards may be preempted.
+/// Exponent of the longest time to an ACK, 4.096 us * 2^15 = 134 ms: so long because a thread that turns shards may be preempted.
 const ACK_DELAY: u8 = 15;
 
 bitflags::bitflags! {
@@ -77,7 +77,7 @@ pub enum AtomicCap {
     Glob,
 }
 
-/// Limits of a device (`struct ibv_device_attr`, and of `ibv_device_attr_ex` what there is).
+/// Limits of a device (`struct ibv_device_attr`, and the fields of `ibv_device_attr_ex` that mean something here).
 ///
 /// As much as is announced works; one more is refused with [`Range`](super::DeviceError::Range) or
 /// [`Exhausted`](super::DeviceError::Exhausted). Fields of the C structures about end-to-end contexts, raw datagrams and FMRs are
@@ -102,7 +102,8 @@ pub struct DeviceAttr {
     pub device_cap_flags: DeviceCapFlags,
     /// Bytes of the largest memory region.
     pub max_mr_size: u64,
-    /// Regions may have [`Access::ON_DEMAND`](super::Access::ON_DEMAND): the kernel makes the copies that this takes.
+    /// Whether regions may have [`Access::ON_DEMAND`](super::Access::ON_DEMAND): whether the kernel allows process_vm_readv(2), which
+    /// copies to and from them.
     pub on_demand: bool,
     /// Page sizes, as bits.
     pub page_size_cap: u64,

@@ -67,7 +67,7 @@ impl MwCore {
     /// the end of a turn since. A second call does nothing.
     ///
     /// # Errors
-    /// [`DeviceError::InsideTurn`]: the window is as it was.
+    /// [`DeviceError::InsideTurn`], [`DeviceError::Forked`]: the window is as it was.
     pub fn dealloc(&self) -> Result<(), DeviceError> {
         not_inside_turn()?;
         self.pd.device().core().not_forked()?;
@@ -84,7 +84,7 @@ impl MwCore {
 
 impl Drop for MwCore {
     fn drop(&mut self) {
-        // Refused only inside a turn, where no handle of a user is dropped; the key then stays.
+        // Refused inside a turn, where no handle of a user is dropped, and in a forked child; the key then stays.
         let _ = self.dealloc();
     }
 }

@@ -28,8 +28,8 @@ impl CachedKey {
         self.pd = NOBODY;
     }
 
-    /// As [`MrTable::check`] where `qpn` is `None`, else as [`MrTable::check_remote`], of one byte or more. A variable key is
-    /// looked up each time.
+    /// As [`MrTable::check`] where `qpn` is `None`, else as [`MrTable::check_remote`], of one byte or more. A variable key (of a
+    /// memory window, or for fast registration) is looked up each time.
     ///
     /// # Errors
     /// As those.
@@ -78,10 +78,10 @@ mod tests {
         let (ours, other, start) = (PdId(1), PdId(2), 0x1000u64);
         let rights = Access::LOCAL_WRITE | Access::REMOTE_READ;
         let register = |pd, access| keys.register(pd, UserMemory::nowhere(start, 64), access, 7).unwrap();
-        let of_this_side = [register(ours, rights), register(ours, Access::empty()), register(other, rights)];
-        let all = [of_this_side[0], of_this_side[1], of_this_side[2], NO_KEY, 0xffff];
+        let registered = [register(ours, rights), register(ours, Access::empty()), register(other, rights)];
+        let all = [registered[0], registered[1], registered[2], NO_KEY, 0xffff];
         let all_ranges = [(start, 64), (start + 63, 1), (start, 65), (start + 64, 1), (start - 1, 1), (0, 1)];
-        // Miri has time for some.
+        // Under Miri, which is slow, some of them.
         let (ranges, every) = if cfg!(miri) { (&all_ranges[1..3], 3) } else { (&all_ranges[..], 1) };
         let mut granted = 0;
         for (need, qpn) in

@@ -1,5 +1,5 @@
-//! Cost that grows with work only, and shards that share nothing they write: tests that count steps and look at
-//! addresses, and never at a clock.
+//! Tests that cost grows only with work, and that shards write no memory in common. They count steps and compare addresses, and
+//! never look at a clock.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::time::Instant;
 
 const IP: [u8; 4] = [10, 0, 0, 1];
 
-/// A shard with so many queue pairs, each connected to its neighbour.
+/// A shard with queue pairs, each connected to its neighbour.
 struct Rig {
     shard: Shard,
     shared: Arc<Shared>,
@@ -58,7 +58,7 @@ impl Rig {
         Self::to(qps, IP)
     }
 
-    /// Queue pairs that are connected to this address.
+    /// With queue pairs that are connected to this address.
     fn to(qps: u32, peer: [u8; 4]) -> Self {
         let (port, other) = pair(1);
         let shared = shared(1, qps as usize);
@@ -97,7 +97,7 @@ impl Rig {
             _ports: [port, other],
         };
         while !rig.shard.quiet() {
-            rig.turn(); // each had a look at its send queue to take
+            rig.turn(); // the shard looks once at each new send queue
         }
         rig
     }
@@ -125,7 +125,7 @@ impl Rig {
         burst.drain(..).map(|frame| frame.data().to_vec()).collect()
     }
 
-    /// An empty message from a queue pair to its neighbour; the turns that it took.
+    /// Sends an empty message from a queue pair to its neighbour; returns the turns that it took.
     fn message(&mut self, from: u32) -> u32 {
         let rq = &mut self.rqs[(from ^ 1) as usize];
         RecvWqe { wr_id: 0, epoch: 0, num_sge: 0 }.put(rq.slot(0).unwrap());
@@ -178,7 +178,7 @@ fn connect(shard: &mut Shard, slot: u32, peer: [u8; 4]) {
     }
 }
 
-/// Queue pairs, or timers, of which those that are idle must cost nothing.
+/// Many queue pairs, or timers: the idle ones must cost nothing.
 const MANY_QPS: u32 = 100_000;
 
 // A turn takes no step for a queue pair that has nothing to do, and a message takes as many among a hundred
@@ -206,12 +206,12 @@ const PEER: [u8; 4] = [10, 0, 0, 9];
 const AT: Mac = Mac([2, 0, 0, 0, 0, 9]);
 const ELSEWHERE: Mac = Mac([2, 0, 0, 0, 0, 0x66]);
 
-/// A host with an address at a station.
+/// A host with this IP address and this MAC address.
 fn host(addr: [u8; 4], mac: Mac) -> Net {
     Net::new(&NetConfig { addrs: vec![(addr.into(), 24)], ..NetConfig::new(mac) })
 }
 
-/// What a host with an address at a station says of itself: to everybody, and in a question to us.
+/// The ARP frames of such a host: announcements to everybody, and a request to us.
 fn claims(addr: [u8; 4], mac: Mac) -> Vec<Vec<u8>> {
     let mut net = Net::new(&NetConfig::new(mac));
     net.add_address(addr.into(), 24);
@@ -235,7 +235,7 @@ fn found(qps: u32) -> Rig {
     rig
 }
 
-/// The peer answers what it is asked, from a station. How many questions reached it there.
+/// The peer answers the frames that we sent, from this MAC address. Returns how many of them it answered.
 fn answer_from(rig: &mut Rig, mac: Mac) -> usize {
     let (mut peer, mut asked) = (host(PEER, mac), 0);
     let now = Instant::from_nanos(rig.now);
@@ -249,7 +249,7 @@ fn answer_from(rig: &mut Rig, mac: Mac) -> usize {
     asked
 }
 
-/// Where the queue pairs send to.
+/// The MAC addresses that the queue pairs send to.
 fn stations(rig: &mut Rig) -> Vec<Mac> {
     let mut all: Vec<Mac> = rig.shard.qps.iter_mut().map(|qp| qp.template.dst_mac()).collect();
     all.dedup();
@@ -261,7 +261,7 @@ fn stations(rig: &mut Rig) -> Vec<Mac> {
 fn strangers_cost_the_same_whatever_the_number_of_queue_pairs() {
     let cost = |qps: u32| {
         let mut rig = found(qps);
-        let mut dearest = 0;
+        let mut most_steps = 0;
         for n in 0..2000u32 {
             let [_, _, _, d] = (n % 200 + 20).to_be_bytes();
             let stranger = Mac([2, 1, 0, 0, (n >> 8) as u8, n as u8]);
@@ -270,28 +270,28 @@ fn strangers_cost_the_same_whatever_the_number_of_queue_pairs() {
                 let start = steps();
                 rig.turn();
                 rig.turn();
-                dearest = dearest.max(steps() - start);
+                most_steps = most_steps.max(steps() - start);
             }
             answer_from(&mut rig, AT);
         }
-        // Its entry grows old, is asked for again, and confirmed.
+        // The peer's entry grows old; the peer is asked again, and confirms it.
         for _ in 0..8 {
             let start = steps();
             rig.turn_after(61_000_000_000);
-            assert_eq!(answer_from(&mut rig, AT), 1, "the peer is asked, and alone");
+            assert_eq!(answer_from(&mut rig, AT), 1, "one request, to the peer");
             rig.turn();
-            dearest = dearest.max(steps() - start);
+            most_steps = most_steps.max(steps() - start);
         }
         assert_eq!(stations(&mut rig), [AT]);
-        dearest
+        most_steps
     };
     let few = cost(1);
-    // A pass over the neighbour table is among it.
+    // Among the steps is a pass over the neighbour table.
     assert!(few > 0 && few < 2000, "{few} steps");
     assert_eq!(cost(MANY_QPS), few);
 }
 
-// A neighbour that did move: all of its queue pairs follow, a bounded number in a turn.
+// When a neighbour has moved, all queue pairs that send to it follow, a bounded number in a turn.
 #[test]
 fn queue_pairs_follow_a_neighbour_that_moved_some_a_turn() {
     const QPS: u32 = 10_000;
@@ -305,16 +305,16 @@ fn queue_pairs_follow_a_neighbour_that_moved_some_a_turn() {
             break;
         }
     }
-    let (mut turns, mut dearest) = (1, 0);
+    let (mut turns, mut most_steps) = (1, 0);
     while stations(&mut rig) != [ELSEWHERE] {
         let start = steps();
         rig.turn();
-        dearest = dearest.max(steps() - start);
+        most_steps = most_steps.max(steps() - start);
         turns += 1;
         assert!(turns <= QPS / NEIGHBOUR_VISITS as u32 + 2, "{turns} turns");
     }
     assert!(turns >= QPS / NEIGHBOUR_VISITS as u32, "{turns} turns");
-    assert!(dearest <= 8 * NEIGHBOUR_VISITS as u64, "{dearest} steps in a turn");
+    assert!(most_steps <= 8 * NEIGHBOUR_VISITS as u64, "{most_steps} steps in a turn");
 }
 
 // As many timers as queue pairs: none of them costs anything before it is due, and a turn takes few of them at once.
@@ -386,7 +386,7 @@ fn shards_write_no_line_in_common() {
     assert_eq!(align_of::<super::qp::Qp>() % LINE, 0);
 }
 
-// What a shard holds for each queue pair, rings and what they remember aside.
+// What a shard holds for each queue pair, apart from its rings and what it remembers of the requests in them.
 #[test]
 fn the_state_of_a_queue_pair_is_small() {
     use super::qp::Qp;
@@ -396,7 +396,8 @@ fn the_state_of_a_queue_pair_is_small() {
     assert!((0..1024).all(|slot| placed(&mut rig, slot) % 64 == 0));
 }
 
-// With very many queue pairs a burst is received before its turn. It is work that is left, and every frame is handled, once.
+// With very many queue pairs bursts are received ahead of their handling, to prefetch for them. A burst that waits is work to do,
+// and every frame is handled once.
 #[test]
 fn a_burst_received_early_is_work_to_do() {
     use crate::config::{RX_BURST, RX_BURSTS};
@@ -408,7 +409,7 @@ fn a_burst_received_early_is_work_to_do() {
     let mut peer = b.take_queue(0).unwrap();
     for _ in 0..FRAMES {
         let mut frame = peer.alloc().unwrap();
-        frame.fill(&[0xff; 60]); // nobody's, whoever looks at it
+        frame.fill(&[0xff; 60]); // of a protocol that nobody handles
         let mut burst = TxBurst::new();
         burst.push(frame);
         assert_eq!(peer.tx_burst(Route::default(), &mut burst), 1);
@@ -423,9 +424,10 @@ fn a_burst_received_early_is_work_to_do() {
     assert!(shard.poll_once(now).idle());
 }
 
-// One burst of many messages is received early, and several of few. Frames are handled in order, and once.
+// Bursts are received ahead until they bring enough messages: one burst of many messages, or several of few. Frames are handled
+// in order, and once.
 #[test]
-fn as_many_bursts_early_as_messages_need() {
+fn bursts_are_received_early_until_they_bring_enough_messages() {
     use crate::config::{RX_BURST, RX_BURSTS};
     let bursts = |frames: usize, of_a_message: usize, most: usize| -> Vec<usize> {
         let (a, b) = pair(1);

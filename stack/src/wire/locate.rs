@@ -15,7 +15,7 @@ use crate::id::{Gid, Mac, Qpn};
 const ETHER_ROCE_V1: u16 = 0x8915;
 /// EtherType of an outer provider tag.
 const ETHER_QINQ: u16 = 0x88a8;
-/// IPv6 next header: a fragment follows.
+/// IPv6 next header of a fragment header.
 const IPV6_FRAGMENT: u8 = 44;
 
 /// Where the UDP header and the BTH of a plain packet are ([`locate_plain`]).
@@ -53,7 +53,7 @@ pub struct Layout {
 /// Finds the packet in `frame`.
 ///
 /// The checksum of an IPv4 header is not verified: the ICRC covers every field of that header which this
-/// stack acts on but the ECN bits, and a port with checksum offload has verified it already. A UDP checksum
+/// stack acts on, except the ECN bits, and a port with checksum offload has verified it already. A UDP checksum
 /// is ignored for the same reason.
 ///
 /// # Errors
@@ -164,7 +164,7 @@ fn locate_ipv6(frame: &[u8], l3: usize, vlan: Option<u16>) -> Result<Ingress, Di
     locate_udp(frame, l3, l3 + IPV6_LEN, body_len, true, vlan)
 }
 
-/// The UDP header is at `udp`, with `body_len` bytes to the end of the IP packet, which the frame has.
+/// Continues at the UDP header, at `udp`. The IP packet ends `body_len` bytes later, within the frame.
 #[inline(always)]
 fn locate_udp(
     frame: &[u8],
@@ -234,7 +234,7 @@ impl Layout {
     /// The fields of the packet.
     ///
     /// # Panics
-    /// If `frame` is not the frame that this layout was made from and is shorter, or has other header bytes.
+    /// If `frame` is not the frame that this layout was made from: if it is shorter, or its headers differ.
     #[inline(always)]
     pub fn packet<'a>(&self, frame: &'a [u8]) -> Packet<'a> {
         let (header, rest) =
@@ -260,7 +260,7 @@ impl Layout {
         self.packet(frame).dst()
     }
 
-    /// Priority of the 802.1Q tag, 0 without one.
+    /// Priority of the VLAN tag; 0 for an untagged packet, and for one whose tag has VLAN 0.
     #[inline]
     pub fn priority(&self) -> u8 {
         self.vlan.map_or(0, |tci| (tci >> 13) as u8)
@@ -284,7 +284,7 @@ impl Layout {
             mac.copy_from_slice(&frame[at..at + 6]);
             Mac(mac)
         };
-        // The layers above take a priority tag for no VLAN, but it was sent.
+        // `self.vlan` is `None` for a priority tag, which is part of the flow all the same.
         let tagged = self.l3 as usize == ETH_LEN + VLAN_LEN;
         Flow {
             src_mac: mac(6),
@@ -316,13 +316,13 @@ pub fn peek(frame: &[u8]) -> Option<(Qpn, bool)> {
     Some((Qpn::new(u32::from_be_bytes([0, bth[5], bth[6], bth[7]])), request))
 }
 
-/// Operation and queue pair of an untagged frame over IPv4 without options, which costs less than [`peek`]. [`peek`] returns the
+/// Opcode and destination queue pair of an untagged frame over IPv4 without options. Costs less than [`peek`], which returns the
 /// same for frames whose glances are equal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Glance(u64);
 
 impl Glance {
-    /// Takes a glance at a frame.
+    /// The glance at a frame; `None` for frames of other forms.
     #[inline(always)]
     pub fn at(frame: &[u8]) -> Option<Self> {
         let (form, of) = Self::parts(frame)?;
@@ -335,7 +335,7 @@ impl Glance {
         Self::parts(frame).is_some_and(|(form, of)| u64::from(form) | of ^ self.0 == 0)
     }
 
-    /// Zero for the form that a glance needs; operation and queue pair if it is that.
+    /// A number that is zero if the frame has the form that a glance needs, and its opcode and queue pair, which then mean something.
     #[inline(always)]
     fn parts(frame: &[u8]) -> Option<(u32, u64)> {
         let head = frame.first_chunk::<{ PLAIN_BTH + Bth::LEN }>()?;

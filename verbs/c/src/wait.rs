@@ -38,16 +38,16 @@ pub(crate) unsafe extern "C-unwind" fn poll(
     unsafe { ppoll(fds, count, timeout, core::ptr::null()) }
 }
 
-/// What a call that may wait found.
+/// What a call found that may have to wait.
 pub(crate) enum Found {
-    /// What it waits for: the call is over.
+    /// What it waits for: the call returns.
     Done,
     /// Nothing yet; the descriptor becomes readable when there is something.
     Nothing(c_int),
 }
 
-/// Calls `look` until it finds something, and waits between; 0, or -1 with `errno` where it fails, a signal handler ran, or the
-/// descriptor is set not to block (`O_NONBLOCK`).
+/// Calls `look` until it finds something, and waits between the calls. Returns 0; or -1 with `errno` if `look` fails, a signal
+/// handler ran, or the descriptor is set not to block (`O_NONBLOCK`).
 #[inline(always)]
 #[allow(
     improper_ctypes_definitions,

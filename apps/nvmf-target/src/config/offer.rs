@@ -19,9 +19,9 @@ pub const PORT: u16 = 4420;
 pub struct Offer {
     /// Settings of all controllers.
     pub settings: Settings,
-    /// Where it listens.
+    /// Addresses that the target listens on.
     pub ports: Vec<SocketAddr>,
-    /// What it has.
+    /// Its subsystems.
     pub subsystems: Vec<OfferedSubsystem>,
 }
 
@@ -83,7 +83,7 @@ impl OfferedNamespace {
     /// Checks all that can be checked without looking at the storage.
     ///
     /// # Errors
-    /// A sentence.
+    /// What is wrong, as a sentence.
     pub fn check(&self) -> Result<(), String> {
         let block = self.block;
         check_block(block)?;
@@ -97,20 +97,20 @@ impl OfferedNamespace {
 /// Checks that this is a size that a block can have, in bytes.
 ///
 /// # Errors
-/// A sentence.
+/// What is wrong, as a sentence.
 pub fn check_block(block: u32) -> Result<(), String> {
     if BLOCKS.contains(&block) { Ok(()) } else { Err(no_block(block)) }
 }
 
-/// Says that this is no size of a block.
+/// The sentence that says that this is no size of a block.
 pub(crate) fn no_block(given: impl std::fmt::Display) -> String {
     format!("a block has 512, 1024, 2048 or 4096 bytes, not {given}")
 }
 
-/// Checks that a size is a whole number of blocks.
+/// Checks that the size of a namespace is a whole number of blocks, and not 0.
 ///
 /// # Errors
-/// A sentence.
+/// What is wrong, as a sentence.
 pub fn check_size(bytes: u64, block: u32) -> Result<(), String> {
     match bytes {
         0 => Err("a namespace has at least one block".into()),
@@ -125,7 +125,7 @@ pub fn check_size(bytes: u64, block: u32) -> Result<(), String> {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Storage {
-    /// So many bytes of memory.
+    /// This many bytes of memory.
     Memory(u64),
     /// A file or a block device.
     File {
@@ -148,7 +148,7 @@ pub struct Mistake {
 }
 
 impl Mistake {
-    /// With the name of the file, and the line.
+    /// The message for the user: the name of the file, the line, and the sentence.
     pub fn at(&self, file: &str, text: &str) -> String {
         match &self.span {
             Some(span) => {

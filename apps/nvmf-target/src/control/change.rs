@@ -1,4 +1,4 @@
-//! The changes themselves.
+//! Makes the changes that requests ask for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +12,12 @@ use super::message::{Answer, List, ListedController, ListedNamespace, ListedSubs
 use crate::config::{Len, OfferedNamespace, Opener, check_size, namespace_of, uuid_text};
 use crate::store::{Health, Store, Stores};
 
-/// How long the memory of a removed namespace is kept: responses that refer to it may be sent again until then.
+/// How long the memory of a removed namespace is kept, because responses that refer to it may be sent again.
 const LINGER: Duration = Duration::from_secs(60);
 /// How long the removal of a namespace waits for the cores to let go of its file.
 const LET_GO: Duration = Duration::from_secs(10);
 
-/// Who makes changes of a target.
+/// Makes changes to a running target.
 #[derive(Debug)]
 pub struct Control {
     target: Target,
@@ -25,25 +25,25 @@ pub struct Control {
     opener: Opener,
     /// The name of the configuration file.
     file: String,
-    /// The subsystems that the file gave.
-    gave: Vec<Subsystem>,
-    /// Storage of removed namespaces that cannot go yet, and since when it is here. Responses refer to memory until hosts have
+    /// The subsystems as the file has them.
+    configured: Vec<Subsystem>,
+    /// Storage of removed namespaces that cannot be dropped yet, and since when it is here. Responses refer to memory until hosts have
     /// acknowledged them; other storage may still be at work.
     lingering: Vec<(Instant, Store)>,
-    /// Set when the target ends. Its cores release no storage any more then, so the removal of a namespace does not wait for them.
+    /// Set when the target ends. Its cores then no longer release storage, so the removal of a namespace does not wait for them.
     stop: Arc<AtomicBool>,
 }
 
 impl Control {
-    /// For a target and its storage, as the configuration of that name gave them.
+    /// For a target and its storage, which were made from the configuration `file`.
     pub fn new(target: Target, stores: Arc<Stores>, opener: Opener, file: &str) -> Self {
-        let gave = target.subsystems();
+        let configured = target.subsystems();
         let (file, lingering, stop) = (file.into(), Vec::new(), Arc::default());
-        Self { target, stores, opener, file, gave, lingering, stop }
+        Self { target, stores, opener, file, configured, lingering, stop }
     }
-    /// What differs from the configuration by now.
+    /// What differs from the configuration now.
     fn differences(&self) -> Vec<String> {
-        differences(&self.file, &self.gave, &self.target.subsystems(), &self.stores.table())
+        differences(&self.file, &self.configured, &self.target.subsystems(), &self.stores.table())
     }
 
     /// Set when the target ends.
@@ -67,7 +67,10 @@ impl Control {
                 tracing::info!("{done}");
                 Answer::Done(match self.differences().is_empty() {
                     true => done,
-                    false => format!("{done}; until the target ends, for {} does not say so", self.file),
+                    false => format!(
+                        "{done}; the target now differs from {} (roce-nvmf list says how), and its changes are lost when it ends",
+                        self.file
+                    ),
                 })
             }
             Err(why) => Answer::Refused(why),
@@ -113,13 +116,13 @@ impl Control {
     /// Takes out the storage of a namespace that no controller has any more.
     fn forget(&mut self, backend: nvmf::config::Backend) {
         let Some(store) = self.stores.remove(backend) else { return };
-        // A file is free for others when this returns, but for requests that take longer than that.
+        // When this returns, others can open the file, unless its commands have taken longer than `LET_GO`.
         let since = Instant::now();
         let waits = || since.elapsed() < LET_GO && !self.stop.load(Ordering::Acquire);
         while !matches!(store, Store::Memory(_)) && !store.is_ours_alone() && waits() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // One that is still at work would keep this thread waiting for the end of it.
+        // Dropping storage that is still at work would block this thread, so `tidy` drops it later.
         if matches!(store, Store::Memory(_)) || !store.is_ours_alone() {
             self.lingering.push((Instant::now(), store));
         }
@@ -139,7 +142,9 @@ impl Control {
         };
         let size = size.unwrap_or(has);
         if size > has {
-            return Err(format!("the namespace is {has} bytes of {store}, which cannot become {size}"));
+            return Err(format!(
+                "the storage of namespace {id} ({store}) has {has} bytes, and cannot grow to {size}"
+            ));
         }
         check_size(size, block)?;
         let blocks = size / block as u64;
@@ -239,7 +244,7 @@ fn parse(nqn: &str) -> Result<Nqn, String> {
 }
 
 impl Drop for Control {
-    /// The target ends, and what it had beside its configuration with it.
+    /// Logs the changes that are lost because the target ends.
     fn drop(&mut self) {
         for differs in self.differences() {
             tracing::warn!("a change ends with the target: {differs}");

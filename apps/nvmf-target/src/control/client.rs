@@ -1,4 +1,4 @@
-//! The other end: asks a running target.
+//! The client: finds the control socket of a running target, and sends a request.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use super::message::{Answer, Request};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes of an answer, at most.
 const ANSWER_MAX: u64 = 64 << 20;
-/// What the names of control sockets end in.
+/// File name extension of control sockets.
 const SUFFIX: &str = "control";
 /// Where the socket of the system's service is.
 pub const SERVICE: &str = "/run/roce-nvmf/control";
@@ -22,7 +22,7 @@ pub const SERVICE: &str = "/run/roce-nvmf/control";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AskError {
-    /// The target does not run.
+    /// No target runs.
     #[error("no target runs with a control socket in {}; start one by roce-nvmf serve", .0.display())]
     None(PathBuf),
     /// Several targets run, and the user named none.
@@ -77,11 +77,11 @@ fn is_listening(path: &Path) -> bool {
     match UnixStream::connect(path) {
         Ok(_) => true,
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
-            // Unless it is no socket, or a target has just begun to listen.
+            // Fails if it is no socket, or if a target has just begun to listen: then it stays.
             let _ = socket_file::remove_stale(path);
             false
         }
-        // Somebody listens whom we may not talk to: that is said when it is used.
+        // Another user's socket counts as running: `ask` reports that it may not be used.
         Err(e) => e.kind() == ErrorKind::PermissionDenied,
     }
 }

@@ -12,32 +12,32 @@ use crate::config::OfferedNamespace;
 pub enum Request {
     /// What is there?
     List,
-    /// Add a namespace. Where its identifier is 0 the next free one is taken.
+    /// Add a namespace. If its identifier is 0, it gets the lowest free one.
     AddNamespace {
-        /// Of this subsystem.
+        /// The subsystem.
         nqn: String,
         /// The namespace.
         namespace: OfferedNamespace,
     },
     /// Remove a namespace.
     RemoveNamespace {
-        /// Of this subsystem.
+        /// The subsystem.
         nqn: String,
         /// Its identifier.
         id: u32,
     },
     /// Give a namespace another size.
     ResizeNamespace {
-        /// Of this subsystem.
+        /// The subsystem.
         nqn: String,
         /// Its identifier.
         id: u32,
         /// Its bytes; where absent, as many as the file or the device has now.
         size: Option<u64>,
     },
-    /// Serve a namespace again that has lost data.
+    /// Serve again a namespace that has failed because it lost data.
     OnlineNamespace {
-        /// Of this subsystem.
+        /// The subsystem.
         nqn: String,
         /// Its identifier.
         id: u32,
@@ -58,13 +58,13 @@ pub enum Request {
     },
 }
 
-/// What it answers.
+/// The target's answer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// It is done: a sentence.
+    /// The change is made; a sentence that says which.
     Done(String),
-    /// It cannot be: a sentence.
+    /// Nothing was changed; a sentence that says why.
     Refused(String),
     /// What is there.
     List(List),

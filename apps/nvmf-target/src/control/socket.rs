@@ -28,7 +28,7 @@ const REQUEST_MAX: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two checks whether the target ends, while a client is served.
 const LOOK: Duration = Duration::from_millis(100);
-/// Time between two checks of the memory of removed namespaces, while there is some.
+/// Time between two checks whether storage of removed namespaces can be dropped, while there is some.
 const TIDY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Why there is no socket.
@@ -124,16 +124,16 @@ fn serve_client(client: &UnixStream, control: &mut Control, stop: &AtomicBool) -
     let (mut left, since) = (&text[..], Instant::now());
     while !left.is_empty() {
         let written = (&mut &*client).write(left);
-        left = &left[some_of(written, since, stop)?.unwrap_or(0)..];
+        left = &left[moved_now(written, since, stop)?.unwrap_or(0)..];
     }
     Ok(())
 }
 
-/// The client's line, or as much of it as may come.
+/// The client's line, or its first [`REQUEST_MAX`] bytes and a few more if it is longer.
 fn request(mut client: &UnixStream, stop: &AtomicBool) -> io::Result<Vec<u8>> {
     let (mut line, mut part, since) = (Vec::new(), [0; 4096], Instant::now());
     while line.len() < REQUEST_MAX {
-        match some_of(client.read(&mut part), since, stop)? {
+        match moved_now(client.read(&mut part), since, stop)? {
             Some(0) => break,
             Some(n) => line.extend_from_slice(&part[..n]),
             None => {}
@@ -146,11 +146,11 @@ fn request(mut client: &UnixStream, stop: &AtomicBool) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// The bytes that were moved, or none yet.
+/// How many bytes a read or write moved; `None` if it has to be tried again.
 ///
 /// # Errors
-/// The client is gone, or takes too long; the target ends.
-fn some_of(moved: io::Result<usize>, since: Instant, stop: &AtomicBool) -> io::Result<Option<usize>> {
+/// If the client is gone or takes too long, or the target ends.
+fn moved_now(moved: io::Result<usize>, since: Instant, stop: &AtomicBool) -> io::Result<Option<usize>> {
     if stop.load(Ordering::Acquire) || since.elapsed() > PATIENCE {
         return Err(ErrorKind::TimedOut.into());
     }

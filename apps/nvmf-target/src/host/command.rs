@@ -9,7 +9,7 @@ use zerocopy::{FromZeros, transmute};
 pub(super) fn sqe(opcode: u8, nsid: u32, sgl: Sgl) -> Sqe {
     Sqe { opcode, flags: Sqe::FLAGS_SGL, nsid: U32::new(nsid), sgl, ..Sqe::new_zeroed() }
 }
-/// No data.
+/// The descriptor of a command without data.
 pub(super) fn nothing() -> Sgl {
     Sgl::keyed(0, 0, 0, false)
 }
@@ -23,16 +23,16 @@ pub struct Io {
     pub slba: u64,
     /// How many, from 1 to 65536.
     pub blocks: u32,
-    /// FUA.
+    /// Whether to force unit access: through to stable storage.
     pub fua: bool,
 }
 
 impl Io {
-    /// Blocks of a namespace.
+    /// A command for these blocks of a namespace.
     pub const fn new(nsid: u32, slba: u64, blocks: u32) -> Self {
         Self { nsid, slba, blocks, fua: false }
     }
-    /// Through to stable storage.
+    /// With force unit access (FUA).
     #[must_use]
     pub const fn fua(mut self) -> Self {
         self.fua = true;
@@ -69,7 +69,7 @@ impl Io {
     pub fn flush(self) -> Sqe {
         sqe(io_opcode::FLUSH, self.nsid, nothing())
     }
-    /// Deallocate `ranges` ranges, which are where `from` says.
+    /// Deallocate `ranges` ranges; their list is the data at `from`.
     pub fn deallocate(nsid: u32, ranges: u32, from: Sgl) -> Sqe {
         let mut sqe = sqe(io_opcode::DATASET_MANAGEMENT, nsid, from);
         sqe.cdw10 = U32::new(ranges - 1);
@@ -90,19 +90,19 @@ pub(super) fn connect(qid: u16, entries: u16, kato_ms: u32, data: Sgl) -> Sqe {
         ..ConnectCommand::new_zeroed()
     })
 }
-fn property(fctype: u8, offset: u32, eight: bool, value: u64) -> Sqe {
+fn property(fctype: u8, offset: u32, is_8_bytes: bool, value: u64) -> Sqe {
     transmute!(PropertyCommand {
         opcode: fabrics::OPCODE,
         flags: Sqe::FLAGS_SGL,
         fctype,
-        attributes: eight as u8,
+        attributes: is_8_bytes as u8,
         offset: U32::new(offset),
         value: U64::new(value),
         ..PropertyCommand::new_zeroed()
     })
 }
-pub(super) fn property_get(offset: u32, eight: bool) -> Sqe {
-    property(fctype::PROPERTY_GET, offset, eight, 0)
+pub(super) fn property_get(offset: u32, is_8_bytes: bool) -> Sqe {
+    property(fctype::PROPERTY_GET, offset, is_8_bytes, 0)
 }
 pub(super) fn property_set(offset: u32, value: u32) -> Sqe {
     property(fctype::PROPERTY_SET, offset, false, value as u64)
@@ -121,7 +121,7 @@ pub(super) fn log_page(page: u8, offset: u64, len: u32, to: Sgl) -> Sqe {
     sqe.cdw13 = U32::new((offset >> 32) as u32);
     sqe
 }
-/// Set Features, number of queues: `queues` of each kind.
+/// Set Features, Number of Queues: `queues` submission queues and as many completion queues.
 pub(super) fn queues(queues: u16) -> Sqe {
     let mut sqe = sqe(admin_opcode::SET_FEATURES, 0, nothing());
     sqe.cdw10 = U32::new(0x07);

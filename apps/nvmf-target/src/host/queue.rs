@@ -23,29 +23,30 @@ const RESOLVING: Duration = Duration::from_secs(3);
 /// Completions that are taken at a time.
 const BATCH: usize = 32;
 const RESPONSE: usize = size_of::<Cqe>();
-/// The identifier of a request that nobody waits for.
+/// The `wr_id` of requests whose completion nobody waits for.
 const SENT: u64 = u64::MAX;
 
-/// Data that go in the capsule.
+/// Where the data of a command are.
 #[derive(Clone, Debug)]
 pub enum Data<'m> {
-    /// None: the descriptor names memory, or nothing.
+    /// Not in the capsule: the command's descriptor names memory, or nothing.
     Elsewhere,
-    /// These bytes.
+    /// In the capsule: these bytes.
     InCapsule(&'m Mr, Range<usize>),
 }
 
 /// A queue.
 pub struct HostQueue {
-    // Dropped in order: handles before the queue pair, that before the memory.
+    // Fields drop in this order: the handles, then the queue pair, then the memory.
     sq: SendQueue,
     rq: RecvQueue,
     poller: CqPoller,
     qp: Arc<Qp>,
     id: CmId,
     responses: Mr,
+    /// The parts of `responses`, one for each receive.
     elements: Vec<[Sge; 1]>,
-    /// Entries of commands whose data go in the capsule, by their identifier.
+    /// Submission queue entries of commands with data in the capsule, by the command's identifier.
     capsules: Mr,
     free: Vec<u16>,
     entries: u16,
@@ -91,7 +92,7 @@ impl HostQueue {
             max_recv_sge: 1,
             max_inline_data: Sqe::LEN as u32,
         };
-        // A failed queue pair completes every request.
+        // Room for every request: a queue pair that fails completes unsignaled ones, too.
         let cq = host.context.create_cq(4 * cap.max_send_wr.next_power_of_two())?;
         let pd = &host.pd;
         let qp = id.create_qp(pd, &QpInitAttr::rc(&cq, &cq).cap(cap))?;
@@ -104,7 +105,6 @@ impl HostQueue {
             initiator_depth: 0,
             ..ConnParam::with_data(private)
         };
-        // The host polls its shards while it connects, so all that the queue needs exists before.
         let capsules = pd.reg_mr(depth * Sqe::LEN, Access::empty())?;
         id.connect(&param)?;
         let event = host.outcome(&id, to, CmEventType::Established)?;
@@ -151,8 +151,8 @@ impl HostQueue {
         &self.qp
     }
 
-    /// Sends a command. Returns the identifier that its response will have; `None` if the queue is full, or the send queue,
-    /// which keeps a command until its acknowledgement has come, perhaps after the response.
+    /// Sends a command. Returns the identifier that its response will have; `None` if the queue or the send queue is
+    /// full. The send queue keeps a command until it is acknowledged, which may be after its response.
     ///
     /// # Errors
     /// If the connection has failed.
@@ -196,7 +196,7 @@ impl HostQueue {
         Ok(self.sq.post_send([SendWr::send(SENT, &[]).inline(bytes)])?)
     }
 
-    /// Stops posting receives: once those that are posted are used up, responses find none.
+    /// Stops posting receives: later responses find none once the posted ones are used up.
     pub fn stop_receiving(&mut self) {
         self.deaf = true;
     }
@@ -233,7 +233,7 @@ impl HostQueue {
         Ok(responses)
     }
 
-    /// Whether the connection is gone: an event says so.
+    /// Whether the connection is gone: whether an event has said so.
     pub fn is_disconnected(&self) -> bool {
         self.id.state() == IdState::Disconnected
     }

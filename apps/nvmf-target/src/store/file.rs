@@ -31,8 +31,7 @@ use super::work::{BlockingStorage, Work};
 
 /// Bytes that are compared, verified, or written as zeros at a time.
 const PIECE: usize = 256 << 10;
-/// The length of a file in use is checked at most once in so many nanoseconds: at this interval the check costs nothing that can be
-/// measured.
+/// Nanoseconds between two checks of a file's length: at this interval their cost cannot be measured.
 const LOOK_NS: u64 = 1_000_000;
 
 /// The file.
@@ -53,7 +52,7 @@ pub struct File {
     is_file: bool,
     /// A file that may be written, and no device: it can grow.
     grows: bool,
-    /// Bytes of storage that can be given back together, and read as zeros then.
+    /// Bytes of the unit in which storage is deallocated, and then reads as zeros; `None` where it cannot be.
     deallocates: Option<u32>,
     direct: bool,
 }
@@ -66,7 +65,7 @@ impl File {
     pub fn open(path: &Path, size: Option<u64>, read_only: bool) -> Result<Self, FileError> {
         Self::open_with(path, &Opening { size, read_only, ..Opening::default() })
     }
-    /// As [`open`](Self::open), with all that can be said.
+    /// As [`open`](Self::open), with all options.
     ///
     /// # Errors
     /// If that is not possible, or somebody else has it.
@@ -76,7 +75,7 @@ impl File {
         let deallocates = match (how.read_only, grows) {
             (true, _) => None,
             (false, true) => {
-                // Behind the end: it changes nothing, and says whether the file system can.
+                // A hole behind the end changes nothing, and shows whether the file system can make holes.
                 let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 let block = file.metadata().map_or(4096, |file| file.blksize());
                 fallocate(&*file, hole, len, 4096).ok().and(u32::try_from(block).ok())
@@ -110,12 +109,12 @@ impl File {
     pub fn health(&self) -> &Health {
         &self.health
     }
-    /// So many bytes are served from now on.
+    /// Serves this many bytes from now on.
     pub fn serve(&self, bytes: u64) {
         self.served.store(bytes, Ordering::Relaxed);
     }
-    /// Before a command at `now_ns`: fails if the file has failed, or was truncated. `end` is where a write ends; `None` for what is no
-    /// write. A write to the end of the file always has the length checked, others at most once a millisecond.
+    /// Before a command at `now_ns`: fails if the file has failed, or was truncated. `end` is where a write ends; `None` for
+    /// other commands. A write to the end of the file always has the length checked, others at most once a millisecond.
     ///
     /// # Errors
     /// [`BackendError::Lost`].
@@ -144,7 +143,7 @@ impl File {
         }
         Err(self.health.fail(self.path.display(), format_args!("it was cut to {has} of {served} bytes")))
     }
-    /// A read found the end of the file within the namespace.
+    /// The error of a read that found the end of the file within the namespace.
     pub(super) fn ended(&self) -> BackendError {
         self.check_length().err().unwrap_or(BackendError::OutOfRange)
     }
@@ -182,12 +181,12 @@ impl File {
         self.file.set_len(size)?;
         Ok(size)
     }
-    /// Whether the page cache is not used: memory that is read to and written from is aligned then.
+    /// Whether I/O is direct, past the page cache: then the memory that it reads to and writes from must be aligned.
     #[inline]
     pub fn is_direct(&self) -> bool {
         self.direct
     }
-    /// Bytes of storage that can be given back together, and read as zeros then; `None` where nothing can be.
+    /// Bytes of the unit in which storage is deallocated, and then reads as zeros; `None` where it cannot be.
     pub fn deallocates(&self) -> Option<u32> {
         self.deallocates
     }
@@ -287,7 +286,7 @@ impl File {
         }
         Ok(())
     }
-    /// Makes a range zeros; its storage may be given back.
+    /// Fills a range with zeros; with `deallocate` its storage is given back where that is possible.
     ///
     /// # Errors
     /// If the file fails.
@@ -315,7 +314,7 @@ impl File {
         }
         Ok(())
     }
-    /// Gives storage back. Where nothing can be given back, hosts have been told, and nothing happens.
+    /// Deallocates a range. Does nothing where that is not possible, which hosts have been told.
     ///
     /// # Errors
     /// If the file fails.
@@ -419,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_made_grown_and_had_by_one() {
+    fn a_file_is_created_and_grown_and_has_one_writer() {
         let dir = std::env::temp_dir().join(format!("roce-nvmf-file-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join("disk");
@@ -446,15 +445,19 @@ mod tests {
         (path, file)
     }
 
-    // Goal: a file that somebody cuts has failed, whatever comes first, and a write does not make it whole.
+    // Goal: a file that somebody truncates has failed, whichever command finds it, and stays so when it is as long as before.
     #[test]
     fn a_file_that_was_cut_has_failed_and_stays_so() {
         let (path, file) = scratch("cut", 1 << 20);
         let cut = || std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
         assert_eq!(file.look_before(0, None), Ok(()));
         cut();
-        assert_eq!(file.look_before(1, Some(8192)), Ok(()), "it was looked at a moment ago");
-        assert_eq!(file.look_before(1, Some(1 << 20)), Err(BackendError::Lost), "at its end it is always");
+        assert_eq!(file.look_before(1, Some(8192)), Ok(()), "it was checked a moment ago");
+        assert_eq!(
+            file.look_before(1, Some(1 << 20)),
+            Err(BackendError::Lost),
+            "a write to the end always checks"
+        );
         file.file.set_len(1 << 20).unwrap();
         assert_eq!(file.look_before(LOOK_NS, None), Err(BackendError::Lost), "it is as long as before");
         assert_eq!(file.flush(), Err(BackendError::Lost));
@@ -529,15 +532,15 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    // Goal: a file that is let go is free at once, also while a child that another thread started still has its descriptors.
+    // Goal: a file that is dropped can be opened at once, even while a child that another thread started still has its descriptor.
     #[test]
     fn a_file_is_free_when_a_child_still_has_its_descriptor() {
         let path = std::env::temp_dir().join(format!("roce-nvmf-child-{}", std::process::id()));
         let file = File::open(&path, Some(4096), false).unwrap();
-        let childs = file.handle().try_clone().unwrap();
+        let of_child = file.handle().try_clone().unwrap();
         drop(file);
         drop(File::open(&path, None, false).unwrap());
-        drop(childs);
+        drop(of_child);
         std::fs::remove_file(&path).unwrap();
     }
 }

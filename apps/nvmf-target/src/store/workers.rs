@@ -20,12 +20,12 @@ pub struct Job {
 }
 
 impl Job {
-    /// Does it, and says so.
+    /// Does the work, and sends the result to the core.
     pub fn run(self) {
         let result = self.run_if_healthy(&self.work);
         self.to.send(Done { command: self.command, result });
     }
-    /// Does its first part, so that other hosts' jobs come between; returns what is left.
+    /// Does the first part of the work; returns what is left, so that other hosts' jobs can come before that.
     fn run_part(mut self) -> Option<Self> {
         let Some(part) = self.work.take_front() else {
             self.run();
@@ -43,7 +43,7 @@ impl Job {
         let health = self.blocks.health();
         health.check()?;
         self.blocks.run(work).map_err(|e| match e {
-            // A file has said why.
+            // A `File` has failed its health already, with the reason; this keeps it.
             BackendError::Lost => health.fail("the storage of a namespace", "it has lost data"),
             other => other,
         })
@@ -60,7 +60,7 @@ struct Queue {
 struct State {
     jobs: Turns<Job>,
     ended: bool,
-    /// All threads.
+    /// All threads that were started.
     threads: Vec<JoinHandle<()>>,
     /// Threads that wait for work.
     idle: usize,
@@ -88,7 +88,7 @@ impl Queue {
         while let Some((who, job)) = self.next() {
             if let Some(rest) = job.run_part() {
                 lock(&self.state).jobs.put_back(who, rest);
-                // Another thread may be idle for it, or for what comes before it.
+                // An idle thread may take it, or a job that comes before it.
                 self.wake.notify_one();
             }
         }
@@ -105,7 +105,7 @@ impl Workers {
     /// Up to `most` threads, and at least one: the first is started here, the others as work waits for them.
     ///
     /// # Errors
-    /// If the system has no more.
+    /// If the system starts no thread.
     pub fn new(most: usize) -> std::io::Result<Self> {
         let workers = Self::by_hand();
         let mut state = lock(&workers.queue.state);
@@ -124,11 +124,11 @@ impl Workers {
     pub fn by_hand() -> Self {
         Self { queue: Arc::default() }
     }
-    /// Work that nobody has taken, of the host whose turn it is.
+    /// Takes the next job, of the host whose turn it is.
     pub fn take(&self) -> Option<Job> {
         lock(&self.queue.state).jobs.pop().map(|(_, job)| job)
     }
-    /// Gives them work of a host; the result goes to `to`.
+    /// Gives the threads work of a host; the result goes to `to`.
     pub fn give(
         &self,
         who: Who,
@@ -173,7 +173,7 @@ mod tests {
         Who::at([10, 77, 0, last].into())
     }
 
-    /// Notes whose work it does, once it may.
+    /// Records the order of the work that it does, once it is let.
     #[derive(Debug, Default)]
     struct Noted(Mutex<(bool, Vec<u64>)>, Condvar, Health);
 
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    // Goal: a host that orders a lot does not make another one wait until all of it is done.
+    // Goal: a host that gives a lot of work does not make another one wait until all of it is done.
     #[test]
     fn hosts_take_turns_at_the_threads_that_wait_for_storage() {
         let blocks = Arc::new(Noted::default());

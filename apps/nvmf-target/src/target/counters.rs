@@ -1,4 +1,4 @@
-//! What a core did. Read by any thread.
+//! What a core did and has in use. Any thread may read its counters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -57,7 +57,7 @@ impl Counter {
 /// What a core has in use.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Usage {
-    /// Connections, those that end included.
+    /// Connections, with those that are ending.
     pub connections: usize,
     /// Commands under way that wait for something: a buffer, bytes of the host, the storage, or the end of the response.
     pub commands: usize,

@@ -1,5 +1,5 @@
-//! Numbers of what a core has, a type for each kind. A command has a [`CommandIndex`](crate::store::CommandIndex), which is in `store`
-//! because storage names commands by it, too.
+//! Indices of a core's connections and receives, a type for each. A command has a [`CommandIndex`](crate::store::CommandIndex), which
+//! is in `store` because storage names commands by it, too.
 
 /// A connection of a core: its index in [`Connections`](super::connections::Connections).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,12 +1,12 @@
-//! A bound of what is logged of failures that hosts can cause as often as they like.
+//! Limits what is logged about failures that hosts can cause as often as they like.
 
 use std::time::Duration;
 
 use nvmf::Instant;
 
-/// After so long a thing is logged again.
+/// How long after it was logged the same thing is logged again.
 const AGAIN: Duration = Duration::from_secs(60);
-/// Different things that are logged in such a time, at most.
+/// Different things that are logged in that time, at most.
 const MOST: usize = 64;
 
 /// What was logged.
@@ -26,7 +26,7 @@ impl<T> Default for LogLimit<T> {
 }
 
 impl<T: PartialEq> LogLimit<T> {
-    /// Whether this is to be logged now: it was not for a while, and not too much else was.
+    /// Whether to log this now: if it was not logged lately, and not too many other things were.
     pub fn is_news(&mut self, what: T, now: Instant) -> bool {
         self.0.retain(|logged| now < logged.at.after(AGAIN));
         if self.0.len() >= MOST || self.0.iter().any(|logged| logged.what == what) {

@@ -29,7 +29,7 @@ pub enum Outgoing {
 }
 
 impl Outgoing {
-    /// The command that waits for its completion.
+    /// The command that waits for the completion of this request.
     pub const fn command(&self) -> Option<CommandIndex> {
         match *self {
             Self::Fetch(command, ..) => Some(command),
@@ -38,7 +38,7 @@ impl Outgoing {
     }
 }
 
-/// Why something was not posted. It waits.
+/// Why something was not posted: it waits in the outbox.
 pub enum NotPosted {
     /// There is no room now.
     Later,
@@ -56,7 +56,7 @@ pub struct Outbox {
     answers: u16,
     /// What waits for room, oldest first.
     waiting: VecDeque<Outgoing>,
-    /// Requests that were posted, ever.
+    /// Requests that were posted so far.
     posted: u64,
 }
 
@@ -68,7 +68,7 @@ impl Outbox {
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
-    /// What waits: it will not be posted any more.
+    /// Takes out what waits, which is then never posted.
     pub fn take_waiting(&mut self) -> VecDeque<Outgoing> {
         std::mem::take(&mut self.waiting)
     }
@@ -76,7 +76,7 @@ impl Outbox {
     pub fn under_way(&self) -> u64 {
         self.sq.in_use() as u64
     }
-    /// Requests that the host has taken, ever.
+    /// Requests that the host has taken so far.
     pub fn taken(&self) -> u64 {
         self.posted - self.under_way()
     }
@@ -105,13 +105,13 @@ impl Outbox {
         }
         (posted, Ok(()))
     }
-    /// The completion of a response has come, of one that was posted with a completion.
+    /// Notes the completion of a response. Only responses that were posted signaled have one.
     #[inline]
     pub fn answer_completed(&mut self) {
         self.answers = self.answers.saturating_sub(1);
     }
 
-    /// Posts; where that fails returns what is left.
+    /// Posts; if that fails, returns what is left to post.
     #[inline]
     fn try_post(&mut self, outgoing: Outgoing) -> Result<(), (Outgoing, NotPosted)> {
         match outgoing {
@@ -132,7 +132,7 @@ impl Outbox {
                     None => SendWr::send(id, &[]),
                 }
                 .inline(cqe);
-                // Where nobody waits for it a completion would only cost: errors complete all the same.
+                // Signaled only where somebody waits for the completion; a request that fails completes in any case.
                 let wanted = command.is_some() || self.answers_max.is_some();
                 let send = if wanted { send.signaled() } else { send };
                 match data {
@@ -144,7 +144,7 @@ impl Outbox {
                         let sges = [sge];
                         let write = SendWr::write(Tag::Sent.to_raw(), &sges, address, key);
                         self.sq.post_send([write, send]).map_err(|e| {
-                            // The data have gone, the response has not.
+                            // Of the two, those before `bad_wr` were posted: if the data were, only the response is left.
                             self.posted += e.bad_wr as u64;
                             let data = if e.bad_wr == 1 { None } else { data };
                             (Outgoing::Answer { response, data, command }, refused(e))

@@ -23,13 +23,13 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// Bytes that short copies are made of: whole blocks, one behind the other.
+/// Bytes of a block: short copies are made of whole blocks, one after the other.
 pub const BLOCK: usize = racy::BLOCK;
 
-/// Bytes of the largest mapping that is filled, for huge pages: bounded, as the peer may choose the size.
+/// Bytes of the largest mapping that [`Fill::Now`] fills: bounded, because the peer may choose the size.
 const FILLED_MAX: usize = 256 << 20;
 
-/// A mapping of shared memory. Dropped, it is unmapped by another thread: to free a large one takes longer than a turn may.
+/// A mapping of shared memory. When it is dropped, another thread unmaps it: to free a large one takes longer than a turn may.
 #[derive(Debug)]
 pub struct Region(Apart<Mapping>);
 
@@ -67,7 +67,7 @@ impl Region {
             let base = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
             return Self::new(base, len);
         }
-        // A huge page has to be aligned in the file and in memory: first reserves address space, then maps the file at an aligned
+        // A huge page has to be aligned in the file and in memory. So reserve address space first, then map the file at an aligned
         // address in it.
         let whole = len.next_multiple_of(rustix::param::page_size());
         let room = whole + HUGE_PAGE;
@@ -113,7 +113,7 @@ impl Region {
         self.0.len
     }
 
-    /// Marks it as divided among rings; returns whether it was not.
+    /// Marks it as divided among rings; returns false if it was divided already.
     pub(super) fn divide(&self) -> bool {
         !self.0.divided.swap(true, Ordering::AcqRel)
     }
@@ -132,7 +132,7 @@ impl Page {
         Region::map(fd, len, Fill::AsUsed).map(Self)
     }
 
-    /// One of its bytes; `None`: it ends before.
+    /// The byte at an offset; `None` behind its end.
     #[inline]
     pub fn byte(&self, at: usize) -> Option<&AtomicU8> {
         // SAFETY: the byte lies within the mapping, which lives as long as `self`. Nothing in this process accesses it but as an
@@ -140,14 +140,14 @@ impl Page {
         (at < self.0.len()).then(|| unsafe { AtomicU8::from_ptr(self.0.base().as_ptr().add(at)) })
     }
 
-    /// A [`BLOCK`] of it as it is now, some mix of what is written meanwhile; `None`: it ends before.
+    /// The [`BLOCK`] at an offset as it is now, some mix of what is written meanwhile; `None` if it is not whole.
     #[inline]
     pub fn block(&self, at: usize) -> Option<[u8; BLOCK]> {
         if at >= self.0.len() || self.0.len() - at < BLOCK {
             return None;
         }
         let mut block = [0; BLOCK];
-        // SAFETY: both have so many bytes there.
+        // SAFETY: `at + BLOCK` bytes lie within the mapping, and `block` has `BLOCK`.
         unsafe { racy::read_block(self.0.base().as_ptr().add(at), block.as_mut_ptr()) };
         Some(block)
     }
@@ -176,11 +176,11 @@ impl<'a> Part<'a> {
     #[inline(always)]
     pub(super) unsafe fn of(base: NonNull<u8>, size: usize, offset: u32, len: u32) -> Option<Self> {
         let (offset, len) = (offset as usize, len as usize);
-        // Neither sum overflows: both are below 2^32.
+        // The sum does not overflow: both are below 2^32.
         if offset + len > size {
             return None;
         }
-        // SAFETY: it lies within the region, as was just seen.
+        // SAFETY: the check above says that it lies within the region.
         Some(Self { at: unsafe { base.add(offset) }, len, region: PhantomData })
     }
 
@@ -215,8 +215,8 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Copies it out; returns the sum of the copy if `copy` can compute it. Meanwhile prefetches as many bytes from `ahead` on, if
-    /// that is not null: the hardware prefetcher stops at the end of a page.
+    /// Copies it out, by `copy` if there is one, which returns the sum of the copy. Meanwhile prefetches as many bytes from `ahead`
+    /// on, if that is not null: the hardware prefetcher stops at the end of a page.
     ///
     /// # Panics
     /// When `to` is shorter.
@@ -225,7 +225,7 @@ impl<'a> Part<'a> {
         assert!(to.len() >= self.len);
         let (from, to) = (self.at.as_ptr(), to.as_mut_ptr());
         if let Some(copy) = copy {
-            // SAFETY: both are valid for so many bytes, and memory of our own is no shared memory.
+            // SAFETY: both are valid for `self.len` bytes, and do not overlap: `to` is memory of our own.
             return unsafe { copy(to, from, self.len, ahead) };
         }
         for at in (0..self.len).step_by(PIECE) {
@@ -247,7 +247,7 @@ impl<'a> Part<'a> {
     pub fn write_blocks(self, from: &[u8]) {
         assert!(self.len >= BLOCK && from.len() == self.len);
         let last = self.len - BLOCK;
-        // SAFETY: both have a block wherever it begins before the last one, or there.
+        // SAFETY: both have a whole block at every offset up to `last`.
         let write = |at: usize| unsafe { racy::write_block(self.at.as_ptr().add(at), from.as_ptr().add(at)) };
         (0..last).step_by(BLOCK).for_each(write);
         write(last);
@@ -260,7 +260,7 @@ impl<'a> Part<'a> {
     #[inline(always)]
     pub fn write(self, from: &[u8]) {
         assert_eq!(from.len(), self.len);
-        // SAFETY: both are valid for so many bytes.
+        // SAFETY: both are valid for `self.len` bytes.
         unsafe { racy::write(self.at.as_ptr(), from.as_ptr(), self.len) }
     }
 
@@ -270,7 +270,7 @@ impl<'a> Part<'a> {
     /// No other reference to any of it is alive, in this process.
     #[inline(always)]
     pub(super) unsafe fn into_buffer(self) -> &'a mut [u8] {
-        // SAFETY: valid for so many bytes, all of which are initialised, as the kernel fills memory with zeros; the rest is the
+        // SAFETY: valid for `self.len` bytes, all of which are initialised, as the kernel fills memory with zeros; the rest is the
         // caller's promise.
         unsafe { core::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
     }

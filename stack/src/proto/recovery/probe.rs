@@ -1,13 +1,13 @@
-//! A scheme for tests.
+//! A loss recovery scheme for tests.
 
 use super::{InFlight, Psn, Repair, RetryCause, go_back_n};
 
-/// Go-back-N, or the first lost packet alone; writes down what it is told.
+/// Sends again as go-back-N does, or only the first lost packet; records what it is told.
 #[derive(Default, Debug)]
 pub(in crate::proto) struct Probe {
-    /// Of what was lost only the first packet goes out again.
+    /// Only the first lost packet is sent again.
     pub first_alone: bool,
-    /// Signs of loss, and from where on packets were sent again.
+    /// The signs of loss, each with the first packet that was sent again, if one was.
     pub losses: Vec<(RetryCause, Option<Psn>)>,
     /// The oldest packet in flight after each progress.
     pub progress: Vec<Psn>,
