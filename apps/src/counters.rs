@@ -107,7 +107,7 @@ const TRAFFIC: [&str; 17] = [
 ];
 
 /// Counters with details of events that are counted elsewhere, or that are informative though nothing is wrong.
-const DETAILS: [&str; 30] = [
+const DETAILS: [&str; 31] = [
     "ack_probes",
     "peer_checks",
     "peer_stalls",
@@ -125,6 +125,7 @@ const DETAILS: [&str; 30] = [
     "cq_overflows",
     "qp_errors",
     "port_rx_strayed",
+    "port_passed_on",
     "port_restarts",
     "port_refused",
     "icrc_weak",

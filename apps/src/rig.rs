@@ -406,6 +406,7 @@ impl Rig {
             ("port_rx_dropped", stats.rx_dropped),
             ("port_tx_dropped", stats.tx_dropped),
             ("port_rx_strayed", stats.rx_strayed),
+            ("port_passed_on", stats.passed_on),
             ("port_restarts", stats.restarts),
             ("port_refused", stats.refused),
         ];

@@ -7,6 +7,7 @@ mod cli;
 mod common;
 mod end_to_end;
 mod host;
+mod host_cm;
 mod json_rows;
 mod readme;
 mod run;

@@ -11,30 +11,30 @@ fn run(command: &str) -> bool {
 }
 
 /// Two hosts, each on a link of its own to a router; gone when the test ends.
-struct Lab {
+pub struct Lab {
     hosts: [String; 2],
     router: String,
 }
 
 /// Addresses of a host and of the router's end of its link.
-struct Ends {
-    host: &'static str,
+pub struct Ends {
+    pub host: &'static str,
     router: &'static str,
     prefix: u8,
 }
 
-const V4: [Ends; 2] = [
+pub const V4: [Ends; 2] = [
     Ends { host: "10.91.1.2", router: "10.91.1.1", prefix: 24 },
     Ends { host: "10.91.2.2", router: "10.91.2.1", prefix: 24 },
 ];
-const V6: [Ends; 2] = [
+pub const V6: [Ends; 2] = [
     Ends { host: "fd91:1::2", router: "fd91:1::1", prefix: 64 },
     Ends { host: "fd91:2::2", router: "fd91:2::1", prefix: 64 },
 ];
 
 impl Lab {
     /// `None`, with a printed reason, where it cannot be set up.
-    fn new(tag: char, ends: &[Ends; 2]) -> Option<Self> {
+    pub fn new(tag: char, ends: &[Ends; 2]) -> Option<Self> {
         let name = |what: &str| format!("rou{tag}{what}{}", std::process::id());
         let lab = Self { hosts: [name("a"), name("b")], router: name("r") };
         let all = [&lab.hosts[0], &lab.hosts[1], &lab.router];
@@ -99,7 +99,12 @@ impl Lab {
         done
     }
 
-    fn start(&self, host: usize, program: &str, args: &[&str]) -> Running {
+    /// The name of a host's namespace.
+    pub fn host(&self, host: usize) -> &str {
+        &self.hosts[host]
+    }
+
+    pub fn start(&self, host: usize, program: &str, args: &[&str]) -> Running {
         Running::start("ip", &[&["netns", "exec", &self.hosts[host], program][..], args].concat())
     }
 }

@@ -186,7 +186,7 @@ impl Machine {
 
     /// A communication id that no connection has.
     pub(super) fn new_local_id(&mut self) -> u32 {
-        self.random.id(|id| self.local_ids.contains_key(&id))
+        self.random.id(&self.config.ids, |id| self.local_ids.contains_key(&id))
     }
 
     /// A random sequence number.

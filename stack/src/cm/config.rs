@@ -1,5 +1,6 @@
 //! The configuration of a machine, and its limits.
 
+use core::ops::RangeInclusive;
 use core::time::Duration;
 
 use crate::id::Mtu;
@@ -12,6 +13,9 @@ pub struct Config {
     pub ca_guid: u64,
     /// Seed of ids, sequence numbers and transaction ids. Random; equal seeds give equal runs.
     pub seed: u64,
+    /// Our communication and request ids are of these: where several machines have one address, by its id a peer's message is known to be
+    /// for one of them.
+    pub ids: RangeInclusive<u32>,
     /// The largest path MTU of the port: a REQ with a larger one is rejected (reason 26).
     pub mtu: Mtu,
     /// Time code of our ACK delay, `0 ..= 31` (`local_ca_ack_delay` of `struct ibv_device_attr`).
@@ -30,6 +34,7 @@ impl Default for Config {
         Self {
             ca_guid: 0,
             seed: 0,
+            ids: 1..=u32::MAX,
             mtu: Mtu::Mtu4096,
             ack_delay: 15,
             hop_limit: 64,

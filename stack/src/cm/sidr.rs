@@ -107,7 +107,7 @@ impl Machine {
         check_timing(&request.timing)?;
         let private_data = with_header(request.service_id, request.ip.as_ref(), &request.private_data)?;
         self.sidr_room(now, request.path.sgid).map_err(|_| Error::Limit("SIDR exchanges"))?;
-        let request_id = self.random.id(|id| self.sidrs.asked.contains_key(&id));
+        let request_id = self.random.id(&self.config.ids, |id| self.sidrs.asked.contains_key(&id));
         let tid = self.random.next();
         let mad =
             Mad::new(tid, SidrReq { request_id, pkey: PKEY, service_id: request.service_id, private_data })

@@ -36,6 +36,7 @@ mod error;
 mod events;
 mod groups;
 mod handle;
+mod host;
 mod inside_turn;
 mod inspect;
 mod limits;
@@ -112,6 +113,7 @@ pub use crate::proto::status::{AsyncEvent, SendFlags, WcFlags, WcOpcode, WcStatu
 pub use crate::proto::vendor::VendorErr;
 pub use crate::proto::wqe::{self, Sge};
 pub use crate::racy;
+pub use crate::registry::{Beside, Binding, Claim, Clash, Family, Registry};
 pub use crate::shard::counters::{Counter, CounterSnapshot};
 pub use crate::shard::{CqState, DrainKind, DrainMark, Event, EventElement, PeerState, Turn};
 pub use crate::sync::alarm::Alarm;

@@ -294,6 +294,7 @@ impl Drop for QpCore {
         self.drop_stale();
         core.shared.events.purge(self.element());
         core.shared.events.forget(self.element());
+        device.note_number(self.qpn, false);
         if let Ok(until) = destroyed {
             device.numbers().put_back(self.shard(), self.slot(), self.qpn, until);
         }

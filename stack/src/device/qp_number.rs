@@ -42,6 +42,7 @@ impl<'a> QpNumber<'a> {
             QpType::Gsi => (0, device.numbers().take_gsi()?),
             _ => draw(device, td, init.shard, init.number)?,
         };
+        device.note_number(qpn, true);
         Ok(Self { device, shard, slot, qpn })
     }
 
@@ -53,6 +54,7 @@ impl<'a> QpNumber<'a> {
 
 impl Drop for QpNumber<'_> {
     fn drop(&mut self) {
+        self.device.note_number(self.qpn, false);
         self.device.numbers().put_back(self.shard, self.slot, self.qpn, self.device.now());
     }
 }

@@ -14,6 +14,7 @@ pub(super) struct Counters {
     pub(super) rx_dropped: Counter,
     pub(super) tx_dropped: Counter,
     pub(super) rx_strayed: Counter,
+    pub(super) passed_on: Counter,
 }
 
 /// A counter with one writer, so that adding takes no locked instruction.
@@ -52,6 +53,7 @@ impl Counters {
             rx_dropped: self.rx_dropped.get(),
             tx_dropped: self.tx_dropped.get(),
             rx_strayed: self.rx_strayed.get(),
+            passed_on: self.passed_on.get(),
             restarts: 0,
             refused: 0,
         }

@@ -55,8 +55,11 @@ pub struct PortStats {
     /// Frames that could not be sent: too long for the port, to a network interface that is down or gone, or to a peer that is not
     /// there or has no usable buffer for them.
     pub tx_dropped: u64,
-    /// Frames for queue pairs of other processes with the same addresses, which arrived here.
+    /// Frames for queue pairs of other processes with the same addresses, which arrived here and could not be passed on: nobody has the
+    /// number, or the processes change at this moment.
     pub rx_strayed: u64,
+    /// Frames for other processes with the same addresses, which arrived here and went on to them.
+    pub passed_on: u64,
     /// Times the link was lost because its peer went away.
     pub restarts: u64,
     /// Peers that were refused, or violated the protocol of the link (memif); datagrams from or to other users (unix); packets of
@@ -77,6 +80,7 @@ impl core::ops::Add for PortStats {
             rx_dropped: self.rx_dropped + other.rx_dropped,
             tx_dropped: self.tx_dropped + other.tx_dropped,
             rx_strayed: self.rx_strayed + other.rx_strayed,
+            passed_on: self.passed_on + other.passed_on,
             restarts: self.restarts + other.restarts,
             refused: self.refused + other.refused,
         }

@@ -252,7 +252,7 @@ mod tests {
     use super::super::{AtOnce, HeapPool, PortError};
     use super::*;
     use crate::id::Mac;
-    use crate::registry::Run;
+    use crate::registry::{Registry, Run};
     use core::net::IpAddr;
     use core::sync::atomic::{AtomicUsize, Ordering};
     use core::time::Duration;
@@ -346,6 +346,10 @@ mod tests {
         fn lease(&self, queue: usize) -> Result<Run, PortError> {
             Ok(Run::all().nth(queue).expect("there are more"))
         }
+        fn registry(&self) -> Option<&Arc<Registry>> {
+            None
+        }
+        fn announce(&self) {}
     }
 
     impl PortQueue for Peculiar {

@@ -10,7 +10,7 @@ use super::error::PortError;
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::info::{PortInfo, PortStats};
 use crate::id::{Mtu, Qpn};
-use crate::registry::Run;
+use crate::registry::{Registry, Run};
 use crate::time::Instant;
 
 /// Builds frames in a port's memory: first builds all frames of a burst, then finishes each.
@@ -185,6 +185,13 @@ pub trait Numbers {
     /// # Errors
     /// Why there are no more.
     fn lease(&self, queue: usize) -> Result<Run, PortError>;
+
+    /// Where the processes say who has which numbers, who is bound to which port, and who listens for connections; `None`: the device
+    /// shares nothing but the numbers.
+    fn registry(&self) -> Option<&Arc<Registry>>;
+
+    /// The registry says something new of this process: what is for it has to arrive here.
+    fn announce(&self);
 }
 
 /// A link's end: a factory of queues, and what concerns all of them.

@@ -95,7 +95,7 @@ pub trait Kernel {
         at_most: Duration,
     ) -> Result<Option<(usize, Answer<Self::Memory>)>, RegistryError>;
 
-    /// Makes memory of [`WORDS`](super::table::WORDS) words, all zero.
+    /// Makes memory of [`WORDS`](super::layout::WORDS) words, all zero.
     ///
     /// # Errors
     /// Those of memfd_create(2) and mmap(2).

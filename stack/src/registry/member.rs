@@ -10,6 +10,7 @@ use super::run::Run;
 use super::table::{RunInfo, Table};
 use crate::config::RUNS_PER_PROCESS;
 use crate::sync::lock::lock;
+use core::sync::atomic::AtomicBool;
 use core::time::Duration;
 use std::sync::Mutex;
 
@@ -39,6 +40,8 @@ pub struct Member<K: Kernel> {
     terms: Terms,
     /// The first one is kept as long as the process is a member: see `join`.
     leases: Mutex<Vec<Lease<K::Held>>>,
+    /// It has a queue pair 1.
+    serves: AtomicBool,
 }
 
 impl<K: Kernel> Member<K> {
@@ -48,7 +51,8 @@ impl<K: Kernel> Member<K> {
     /// Nobody answers, versions differ, nothing is left, or a system call failed.
     pub fn join(kernel: K, terms: Terms, patience: Duration) -> Result<Self, RegistryError> {
         let Joined { table, birth, lease } = join(&kernel, &terms, &mut Patience::new(patience))?;
-        Ok(Self { kernel, table, birth, terms, leases: Mutex::new(vec![lease]) })
+        let leases = Mutex::new(vec![lease]);
+        Ok(Self { kernel, table, birth, terms, leases, serves: AtomicBool::new(false) })
     }
 
     /// Leases one more run.
@@ -132,9 +136,17 @@ impl<K: Kernel> Member<K> {
         Run::all().filter_map(|run| Some((run, self.table.socket(run)?))).collect()
     }
 
-    /// Changes with every change of a socket.
-    pub fn socket_changes(&self) -> u64 {
-        self.table.socket_changes()
+    /// Changes with every change of what steers packets.
+    pub fn changes(&self) -> u64 {
+        self.table.changes()
+    }
+
+    pub(super) fn table(&self) -> &Table<K::Memory> {
+        &self.table
+    }
+
+    pub(super) fn serves(&self) -> &AtomicBool {
+        &self.serves
     }
 
     /// Whether the memory still begins as it was made.

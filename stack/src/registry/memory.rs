@@ -4,7 +4,8 @@
 //! Other processes write to it at any moment. All accesses are those of atomics of 64 bits, so none is torn or repeated. What others
 //! give is mapped only if it is sealed and long enough ([`sealed`]).
 
-use super::table::{BYTES, WORDS, Words};
+use super::layout::{BYTES, WORDS};
+use super::table::Words;
 use crate::ipc::sealed;
 use crate::sync::unforked::Unforked;
 use core::ptr::{self, NonNull};

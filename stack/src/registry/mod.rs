@@ -4,7 +4,8 @@
 //! pair number says which process it belongs to. So a process leases numbers by the [`Run`], eight adjacent blocks of 4096, and
 //! no daemon gives them out: a lease is a name that the kernel gives to one process at a time, and frees when that ends
 //! (`name`, `lease`). At the name others find the process. Beside the names the processes have memory in common, in which
-//! stands when each run was used, so that the numbers of the dead rest (`table`, `draw`). The first process makes it (`birth`);
+//! stands when each run was used, so that the numbers of the dead rest (`table`, `draw`); which ports their identifiers are bound to
+//! (`bindings`), and where requests for connections went (`requests`). The first process makes it (`birth`);
 //! each later one gets it from any member (`join`). And at the name one process calls another one for a link of their own (`call`),
 //! which is made elsewhere.
 //!
@@ -18,6 +19,8 @@
 //! is in `sys` and `memory`.
 
 mod answers;
+mod binding;
+mod bindings;
 mod birth;
 mod call;
 mod draw;
@@ -25,6 +28,7 @@ mod error;
 mod identity;
 mod join;
 mod kernel;
+mod layout;
 mod lease;
 mod linux;
 mod member;
@@ -32,27 +36,34 @@ mod memory;
 mod message;
 mod name;
 mod patience;
+mod requests;
 mod run;
+mod services;
 mod serving;
 mod socket;
 mod sys;
 mod table;
 
 pub use answers::Counts;
+pub use binding::{Binding, Family};
+pub use bindings::{Beside, Claim, Clash};
 pub use call::{Call, TakeCalls};
 pub use error::RegistryError;
 pub use identity::Identity;
 pub use kernel::{Answer, Found, Kernel};
+pub use layout::{LEASE_WORDS, WORDS};
 pub use lease::Terms;
 pub use member::{Holder, Member};
 pub use name::Name;
+pub use requests::RequestKey;
 pub use run::Run;
 pub use socket::{Came, Connection, Lies};
-pub use table::{Mark, RunInfo, VERSION, WORDS, Words, mark_in};
+pub use table::{Mark, RunInfo, VERSION, Words, mark_in};
 
 use crate::config::{REGISTRY_PATIENCE, RUN_REST};
 use answers::Answers;
 use call::Receiver;
+use core::net::IpAddr;
 use core::time::Duration;
 use linux::Linux;
 use serving::Serving;
@@ -177,9 +188,83 @@ impl Registry {
         self.member.sockets()
     }
 
-    /// Changes with every change of a socket: what was noted before a change is seen by whoever sees the change.
-    pub fn socket_changes(&self) -> u64 {
-        self.member.socket_changes()
+    /// Changes with every change of what steers packets: sockets, listeners, the keeper. What was noted before a change is seen by
+    /// whoever sees the change.
+    pub fn changes(&self) -> u64 {
+        self.member.changes()
+    }
+
+    /// Binds a port for this process, beside what the other processes of the host are bound to.
+    ///
+    /// # Errors
+    /// [`Clash::Taken`], [`Clash::Full`].
+    pub fn bind(&self, binding: &Binding, beside: Beside) -> Result<Claim, Clash> {
+        self.member.bind(binding, beside)
+    }
+
+    /// Listens at a port that it has bound.
+    ///
+    /// # Errors
+    /// [`Clash::Taken`].
+    pub fn listen(&self, claim: Claim) -> Result<Claim, Clash> {
+        self.member.listen(claim)
+    }
+
+    /// Gives a port up.
+    pub fn release(&self, claim: Claim) {
+        self.member.release(claim);
+    }
+
+    /// The run of the process that listens for a service at an address. `lives`: whether a living process has a run; each
+    /// [`lives`](Self::lives) is a call of the system.
+    pub fn listener(&self, service: u32, dst: IpAddr, lives: &dyn Fn(Run) -> bool) -> Option<Run> {
+        self.member.listener(service, dst, lives)
+    }
+
+    /// The services for which processes are said to listen, at most so many, and the run of one of them each: hints.
+    pub fn listeners(&self, most: usize) -> Vec<(u32, Run)> {
+        self.member.listeners(most)
+    }
+
+    /// The process to which a request for a connection went.
+    pub fn request(&self, key: RequestKey) -> Option<Run> {
+        self.member.request(key)
+    }
+
+    /// Notes that a request for a connection goes to a process.
+    pub fn note_request(&self, key: RequestKey, run: Run) {
+        self.member.note_request(key, run);
+    }
+
+    /// This process has a queue pair 1 from now on, or has none any more.
+    pub fn serve_cm(&self, serves: bool) {
+        self.member.serve_cm(serves);
+    }
+
+    /// Says that this process still serves connection management, if it does: to be called every 10 ms while it is awake. Returns whether
+    /// the host needs a keeper then.
+    pub fn still_serves(&self) -> bool {
+        self.member.still_serves()
+    }
+
+    /// The process that gets the messages of queue pair 1 that are for no process in particular; chosen anew, if there is none that serves.
+    pub fn keeper(&self) -> Option<Run> {
+        self.member.keeper()
+    }
+
+    /// Whether this process has a queue pair 1.
+    pub fn serves(&self) -> bool {
+        self.member.serves_cm()
+    }
+
+    /// Whether the memory says that somebody has a run.
+    pub fn may_be_held(&self, run: Run) -> bool {
+        matches!(self.member.info(run).mark, Mark::Held(_))
+    }
+
+    /// Whether a living process of this user has a run, or may have it.
+    pub fn lives(&self, run: Run) -> bool {
+        self.member.lives(run)
     }
 
     /// The number of the registry's birth: its members know it, and nobody else.

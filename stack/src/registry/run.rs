@@ -25,6 +25,20 @@ impl Run {
         if index < Self::COUNT { Some(Self(index as u16)) } else { None }
     }
 
+    /// Bits of a communication id of connection management below the queue pair number that says whose it is: any of the run's.
+    pub const ID_SHIFT: u32 = 8;
+
+    /// The communication ids that name this run.
+    pub fn communication_ids(self) -> RangeInclusive<u32> {
+        let (first, last) = (self.numbers().start().get(), self.numbers().end().get());
+        first << Self::ID_SHIFT..=last << Self::ID_SHIFT | ((1 << Self::ID_SHIFT) - 1)
+    }
+
+    /// The run that a communication id names.
+    pub const fn of_communication_id(id: u32) -> Self {
+        Self::of(Qpn::new(id >> Self::ID_SHIFT).block())
+    }
+
     /// The run that a block is in.
     pub const fn of(block: QpnBlock) -> Self {
         Self((block.index() / RUN_BLOCKS) as u16)
@@ -74,6 +88,8 @@ mod tests {
             let numbers = run.numbers();
             let count = numbers.end().get() - numbers.start().get() + 1;
             assert_eq!(count as usize, run.blocks().count() * QpnBlock::NUMBERS as usize);
+            let ids = run.communication_ids();
+            assert_eq!([*ids.start(), *ids.end()].map(Run::of_communication_id), [run; 2]);
         }
         let (first, last) = (Run::of(QpnBlock::new(0)), Run::of(QpnBlock::new(0xfff)));
         assert_eq!(first.numbers(), Qpn::new(0x1000)..=Qpn::new(0x7fff));

@@ -5,33 +5,29 @@
 //! meanwhile, and compares and exchanges the mark that it has seen.
 //!
 //! Words, in the order of the machine: a header of [`HEADER`] words (magic, version and bytes of it all, the two halves of the
-//! birth's number, changes of sockets), then [`ENTRY`] words for each run (mark, generation, process, beginning, socket). All others are
-//! zero, for what comes later.
+//! birth's number, changes of what steers packets, keeper), then [`RUN`] words for each run (mark, generation, process, beginning,
+//! socket, time of connection management); the bindings of ports (`bindings`); requests for connections (`requests`). All others are zero,
+//! for what comes later.
 
+use super::layout::{BINDINGS, BYTES, HEADER, REQUESTS, RUN, WORDS_OF_BINDINGS, WORDS_OF_REQUESTS};
 use super::run::Run;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Version of this layout. Another one is another registry: see `join`.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// `ROCEHOST`, as it is read in a dump.
 const MAGIC: u64 = u64::from_ne_bytes(*b"ROCEHOST");
-/// Words of the header: a page.
-const HEADER: usize = 512;
-/// The word that counts changes of the runs' sockets.
-const SOCKET_CHANGES: usize = 4;
-/// Words of a run: a cache line.
-const ENTRY: usize = 8;
-/// Words of it all.
-pub const WORDS: usize = HEADER + ENTRY * Run::COUNT;
-/// Bytes of it all.
-pub const BYTES: usize = WORDS * size_of::<u64>();
+/// The word that counts changes of what steers packets.
+const CHANGES: usize = 4;
+/// The word that names the keeper: its run, plus one.
+const KEEPER: usize = 5;
 
 /// In a mark: the run is held, since the time of the other bits. Without it: it rests since then.
 const HELD: u64 = 1 << 63;
 
 /// Shared memory, as words.
 pub trait Words {
-    /// A word, by its index below [`WORDS`].
+    /// A word, by its index below [`WORDS`](super::layout::WORDS).
     fn word(&self, index: usize) -> &AtomicU64;
 }
 
@@ -79,7 +75,7 @@ pub struct RunInfo {
 
 /// The mark of a run in words that nobody else has a part in.
 pub fn mark_in(words: &[AtomicU64], run: Run) -> Mark {
-    Mark::of(words[HEADER + ENTRY * run.index() + Field::Mark as usize].load(Ordering::Relaxed))
+    Mark::of(words[HEADER + RUN * run.index() + Field::Mark as usize].load(Ordering::Relaxed))
 }
 
 #[derive(Clone, Copy)]
@@ -89,6 +85,7 @@ enum Field {
     Pid,
     Began,
     Socket,
+    Cm,
 }
 
 /// The shared memory of a registry.
@@ -125,7 +122,7 @@ impl<M: Words> Table<M> {
     }
 
     fn field(&self, run: Run, field: Field) -> &AtomicU64 {
-        self.0.word(HEADER + ENTRY * run.index() + field as usize)
+        self.0.word(HEADER + RUN * run.index() + field as usize)
     }
 
     /// What is known of a run.
@@ -159,6 +156,7 @@ impl<M: Words> Table<M> {
         self.field(run, Field::Pid).store(pid.into(), Ordering::Relaxed);
         self.field(run, Field::Began).store(began, Ordering::Relaxed);
         self.field(run, Field::Socket).store(0, Ordering::Relaxed);
+        self.field(run, Field::Cm).store(0, Ordering::Relaxed);
         self.field(run, Field::Generation).fetch_add(1, Ordering::Relaxed);
         if !self.change(run, before, mark) {
             // Somebody wrote to it who does not hold the name: nobody has more right to it than the caller.
@@ -170,7 +168,7 @@ impl<M: Words> Table<M> {
     /// Notes at which socket packets to a run arrive: its index in the group.
     pub fn set_socket(&self, run: Run, index: u32) {
         self.field(run, Field::Socket).store(u64::from(index) + 1, Ordering::Relaxed);
-        self.0.word(SOCKET_CHANGES).fetch_add(1, Ordering::AcqRel);
+        self.note_change();
     }
 
     /// The index of the socket of a run that is said to be held, if one is known.
@@ -180,9 +178,50 @@ impl<M: Words> Table<M> {
         u32::try_from(socket.checked_sub(1)?).ok().filter(|_| is_held)
     }
 
-    /// Changes with every change of a socket. What was noted before a change is seen by whoever sees the change.
-    pub fn socket_changes(&self) -> u64 {
-        self.0.word(SOCKET_CHANGES).load(Ordering::Acquire)
+    /// Changes with every change of what steers packets. What was noted before a change is seen by whoever sees the change.
+    pub fn changes(&self) -> u64 {
+        self.0.word(CHANGES).load(Ordering::Acquire)
+    }
+
+    /// Notes that something has changed that steers packets.
+    pub fn note_change(&self) {
+        self.0.word(CHANGES).fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Notes that the holder of a run serves connection management at this time; `None`: it does not.
+    pub fn set_cm(&self, run: Run, at: Option<u64>) {
+        self.field(run, Field::Cm).store(at.map_or(0, |at| at.max(1)), Ordering::Relaxed);
+    }
+
+    /// When the holder of a run, if it is said to be held, last said that it serves connection management.
+    pub fn cm(&self, run: Run) -> Option<u64> {
+        let at = self.field(run, Field::Cm).load(Ordering::Relaxed);
+        (at != 0 && matches!(self.mark(run), Mark::Held(_))).then_some(at)
+    }
+
+    /// The run of the keeper, if there ever was one.
+    pub fn keeper(&self) -> Option<Run> {
+        Run::at((self.0.word(KEEPER).load(Ordering::Acquire) as usize).checked_sub(1)?)
+    }
+
+    /// Makes the holder of a run the keeper in place of another one. Returns whether nobody else was quicker.
+    pub fn set_keeper(&self, before: Option<Run>, run: Run) -> bool {
+        let [before, run] = [before, Some(run)].map(|run| run.map_or(0, |run| run.index() as u64 + 1));
+        let word = self.0.word(KEEPER);
+        let now = word.load(Ordering::Relaxed);
+        // Nonsense is nobody.
+        let is_before = now == before || before == 0 && self.keeper().is_none();
+        is_before && word.compare_exchange(now, run, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    pub(super) fn word_of_bindings(&self, index: usize) -> &AtomicU64 {
+        debug_assert!(index < WORDS_OF_BINDINGS);
+        self.0.word(BINDINGS + index)
+    }
+
+    pub(super) fn word_of_requests(&self, index: usize) -> &AtomicU64 {
+        debug_assert!(index < WORDS_OF_REQUESTS);
+        self.0.word(REQUESTS + index)
     }
 
     fn change(&self, run: Run, before: Mark, after: Mark) -> bool {
@@ -193,6 +232,7 @@ impl<M: Words> Table<M> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::layout::WORDS;
     use super::*;
 
     /// Memory of one process.
@@ -234,13 +274,32 @@ pub(super) mod tests {
     fn a_socket_is_known_until_the_run_is_free() {
         let table = Table::born(Plain::default(), 7);
         let held = table.lease(run(3), Mark::Never, 10, 1);
-        assert_eq!((table.socket(run(3)), table.socket_changes()), (None, 0));
+        assert_eq!((table.socket(run(3)), table.changes()), (None, 0));
         table.set_socket(run(3), 0);
-        assert_eq!((table.socket(run(3)), table.socket_changes()), (Some(0), 1));
+        assert_eq!((table.socket(run(3)), table.changes()), (Some(0), 1));
         table.end(run(3), held, 20);
         assert_eq!(table.socket(run(3)), None);
         table.lease(run(3), Mark::Ended(20), 30, 1);
         assert_eq!(table.socket(run(3)), None);
+        assert!(table.is_sound(7));
+    }
+
+    #[test]
+    fn who_is_keeper_is_said_once() {
+        let table = Table::born(Plain::default(), 7);
+        table.lease(run(3), Mark::Never, 10, 1);
+        assert_eq!((table.keeper(), table.cm(run(3))), (None, None));
+        table.set_cm(run(3), Some(0));
+        assert_eq!(table.cm(run(3)), Some(1));
+        table.end(run(3), Mark::Held(10), 20);
+        assert_eq!(table.cm(run(3)), None);
+        assert!(table.set_keeper(None, run(3)) && !table.set_keeper(None, run(4)));
+        assert!(table.set_keeper(Some(run(3)), run(0)));
+        assert_eq!(table.keeper(), Some(run(0)));
+        table.memory().word(KEEPER).store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(table.keeper(), None);
+        assert!(table.set_keeper(None, run(5)));
+        assert_eq!(table.keeper(), Some(run(5)));
         assert!(table.is_sound(7));
     }
 

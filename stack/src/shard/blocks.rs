@@ -18,47 +18,54 @@ const _: () = assert!(SHARDS_MAX <= FOREIGN as usize);
 
 /// The shard of each block, by its number.
 #[derive(Debug)]
-pub struct Blocks(Box<[AtomicU8]>);
+pub struct Blocks {
+    owners: Box<[AtomicU8]>,
+    /// Other processes have the same addresses, and a queue pair 1 of their own: which one a message is for is not known here.
+    are_shared: bool,
+}
 
 impl Default for Blocks {
     /// Nobody has any, but for the block of queue pair 1, which lives on shard 0.
     fn default() -> Self {
-        Self::all(NOBODY)
+        Self::all(NOBODY, false)
     }
 }
 
 impl Blocks {
-    fn all(owner: u8) -> Self {
-        let blocks = Self((0..QpnBlock::COUNT).map(|_| AtomicU8::new(owner)).collect());
-        blocks.0[Qpn::GSI.block().index()].store(0, Ordering::Relaxed);
+    fn all(owner: u8, are_shared: bool) -> Self {
+        let owners = (0..QpnBlock::COUNT).map(|_| AtomicU8::new(owner)).collect();
+        let blocks = Self { owners, are_shared };
+        blocks.owners[Qpn::GSI.block().index()].store(0, Ordering::Relaxed);
         blocks
     }
 
     /// Of a device whose blocks are leased elsewhere: it has none yet.
     pub fn foreign() -> Self {
-        Self::all(FOREIGN)
+        Self::all(FOREIGN, true)
     }
 
     /// A block that was leased for a shard is the shard's from now on.
     pub fn add(&self, block: QpnBlock, shard: usize) {
-        self.0[block.index()].store(shard as u8, Ordering::Relaxed);
+        self.owners[block.index()].store(shard as u8, Ordering::Relaxed);
     }
 
     /// The shard that has the block of this number; a number beyond all shards if none has it.
     #[inline]
     pub fn shard_of(&self, qpn: Qpn) -> usize {
-        self.0[qpn.block().index()].load(Ordering::Relaxed).into()
+        self.owners[qpn.block().index()].load(Ordering::Relaxed).into()
     }
 
-    /// Whether this number is of a block that is not the device's.
+    /// Whether packets to this number leave by the port also where the address is the device's own: the number is another process's, or
+    /// that of queue pair 1, which all of them have.
     #[inline]
     pub fn is_foreign(&self, qpn: Qpn) -> bool {
-        self.0[qpn.block().index()].load(Ordering::Relaxed) == FOREIGN
+        let is_of_others = self.owners[qpn.block().index()].load(Ordering::Relaxed) == FOREIGN;
+        is_of_others || self.are_shared && qpn == Qpn::GSI
     }
 
     /// Gives a block to a shard, unless another one has it. Returns whether it is the shard's now.
     pub fn grant(&self, block: QpnBlock, shard: usize) -> bool {
-        let (entry, shard) = (&self.0[block.index()], shard as u8);
+        let (entry, shard) = (&self.owners[block.index()], shard as u8);
         match entry.compare_exchange(NOBODY, shard, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => true,
             Err(owner) => owner == shard,
@@ -71,7 +78,7 @@ impl Blocks {
             .map(|n| QpnBlock::new(from.wrapping_add(n)))
             .filter(|block| !block.is_reserved())
             .find(|block| {
-                self.0[block.index()].load(Ordering::Relaxed) == NOBODY && self.grant(*block, shard)
+                self.owners[block.index()].load(Ordering::Relaxed) == NOBODY && self.grant(*block, shard)
             })
     }
 }
@@ -118,7 +125,7 @@ mod tests {
         assert!(!blocks.is_foreign(first.number(5)) && blocks.shard_of(first.number(5)) == 3);
         assert!(blocks.is_foreign(second.number(5)) && blocks.shard_of(second.number(5)) >= SHARDS_MAX);
         assert!(!blocks.grant(second, 0) && blocks.lease(0, 0).is_none());
-        assert!(!blocks.is_foreign(Qpn::GSI));
+        assert!(blocks.is_foreign(Qpn::GSI) && !Blocks::default().is_foreign(Qpn::GSI));
         assert_eq!(blocks.shard_of(Qpn::GSI), 0);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::by_hand::{connect, name};
 use crate::member::{Starter, config, hear, run, wait_for};
-use stack::registry::{Call, Called, Came, Holder, Registry, Run, TakeCalls};
+use stack::registry::{Call, Called, Came, Holder, Registry, Run, TakeCalls, VERSION};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
@@ -52,7 +52,7 @@ fn a_call_reaches_who_takes_calls_at_the_run() {
     // Others join meanwhile, and one that says more than the request is refused: that is no request.
     let (_another, _, _) = Starter::joined(&config);
     let eager = connect(&name(&config, &format!("run/{ours}")));
-    let more = [link_request(1), vec![0]].concat();
+    let more = [link_request(VERSION), vec![0]].concat();
     rustix::io::write(&eager, &more).unwrap();
     let mut reply = [0; 64];
     assert_eq!((rustix::io::read(&eager, &mut reply).unwrap(), reply[8]), (32, 3));
@@ -60,7 +60,7 @@ fn a_call_reaches_who_takes_calls_at_the_run() {
     let unlike = connect(&name(&config, &format!("run/{ours}")));
     rustix::io::write(&unlike, &link_request(9)).unwrap();
     assert_eq!(rustix::io::read(&unlike, &mut reply).unwrap(), 32);
-    assert_eq!((reply[8], reply[12]), (2, 1));
+    assert_eq!((reply[8], reply[12]), (2, VERSION as u8));
     assert_eq!(registry.counts().calls, 1);
     other.kill();
     assert!(matches!(registry.call(run(theirs)).unwrap(), Called::Nobody(Holder::Nobody)));

@@ -3,7 +3,7 @@
 use crate::by_hand::{connect, join_request, listen, name, socket};
 use crate::member::{Starter, config, hex, wait_for};
 use rustix::process::Signal;
-use stack::registry::{Registry, RegistryConfig, RegistryError, Run};
+use stack::registry::{Registry, RegistryConfig, RegistryError, Run, VERSION};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Barrier;
 use std::time::Duration;
@@ -158,7 +158,7 @@ fn a_member_of_another_release_is_told_from_ours() {
     end(other);
     // Welcomes without memory, and nonsense.
     for answer in
-        [[&b"ROCEJOIN"[..], &1u32.to_ne_bytes(), &1u32.to_ne_bytes(), &[0; 16]].concat(), vec![0; 100]]
+        [[&b"ROCEJOIN"[..], &1u32.to_ne_bytes(), &VERSION.to_ne_bytes(), &[0; 16]].concat(), vec![0; 100]]
     {
         let mad = serve(answer);
         let error = Registry::join(&config).unwrap_err();
@@ -171,7 +171,7 @@ fn a_member_of_another_release_is_told_from_ours() {
     rustix::io::write(&asks, &join_request(9)).unwrap();
     let mut reply = [0; 64];
     assert_eq!(rustix::io::read(&asks, &mut reply).unwrap(), 32);
-    assert_eq!((reply[8], reply[12]), (2, 1));
+    assert_eq!((reply[8], reply[12]), (2, VERSION as u8));
     wait_for(|| registry.counts().unlike == 1);
 }
 

@@ -9,6 +9,7 @@ mod calls;
 mod ends;
 mod joining;
 mod member;
+mod services;
 mod strangers;
 
 /// The other process: see [`member`].

@@ -2,6 +2,7 @@
 
 use crate::by_hand::{listen, name};
 use crate::process::{self, Fork, PATIENCE};
+use crate::services::bind;
 use rustix::process::{Pid, Signal, kill_process};
 use stack::registry::{Call, Called, Came, Registry, RegistryConfig, Run};
 use std::io::{BufRead, BufReader, Read as _, Seek as _, Write as _};
@@ -74,6 +75,10 @@ fn obey_more(order: &str, config: &RegistryConfig, registry: &mut Option<Registr
             }
         });
         return "scribbles".into();
+    }
+    if order == "bind" {
+        return bind(registry.as_ref().unwrap())
+            .map_or_else(|clash| format!("{clash:?}"), |_| "bound".into());
     }
     if let Some(index) = order.strip_prefix("holder of ") {
         let run = run(index.parse().unwrap());

@@ -4,7 +4,7 @@ use crate::by_hand::{connect, join_request, listen, name};
 use crate::member::{Starter, config, hex, run, wait_for};
 use crate::process::become_user;
 use rustix::process::Signal;
-use stack::registry::{Holder, Registry, RegistryConfig, RegistryError};
+use stack::registry::{Holder, Registry, RegistryConfig, RegistryError, VERSION};
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
@@ -63,7 +63,7 @@ fn another_user_who_connects_is_not_heard() {
         scope.spawn(|| {
             become_user(NOBODY);
             let stranger = connect(&to);
-            let _ = rustix::net::send(&stranger, &join_request(1), rustix::net::SendFlags::NOSIGNAL);
+            let _ = rustix::net::send(&stranger, &join_request(VERSION), rustix::net::SendFlags::NOSIGNAL);
             let mut bytes = [0; 64];
             let got = rustix::io::read(&stranger, &mut bytes);
             assert!(matches!(got, Ok(0) | Err(rustix::io::Errno::CONNRESET)), "{got:?}");
@@ -130,7 +130,7 @@ fn connections_that_say_nothing_or_nonsense_keep_nobody_out() {
         assert_eq!(rustix::io::read(&garbage, &mut [0; 64]).unwrap_or(0), 0, "{len} bytes");
     }
     // Of a kind that is not known yet: it is told so.
-    let mut unknown = join_request(1);
+    let mut unknown = join_request(VERSION);
     unknown[8..12].copy_from_slice(&77u32.to_ne_bytes());
     let asks = connect(&to);
     rustix::io::write(&asks, &unknown).unwrap();
@@ -165,7 +165,7 @@ fn descriptors_that_come_along_are_not_received() {
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fds = [slow.as_fd()];
         assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-        let bytes = join_request(1);
+        let bytes = join_request(VERSION);
         let slices = [std::io::IoSlice::new(&bytes)];
         rustix::net::sendmsg(&client, &slices, &mut control, SendFlags::empty()).unwrap();
     }

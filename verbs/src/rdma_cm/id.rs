@@ -338,9 +338,7 @@ impl CmId {
             }
             let id = state.id(self.number);
             let (space, port) = (id.space, id.port.unwrap_or(0));
-            if state.ports.others(self.number, space, port).next().is_some() {
-                return Err(CmError::AddrInUse { port }.into());
-            }
+            state.ports.listen(self.number, space, port)?;
             if let Some((_, ids)) = state.listeners.get_mut(&(space, port)) {
                 ids.push(self.number);
             } else {
@@ -354,6 +352,7 @@ impl CmId {
             let id = state.id(self.number);
             id.backlog = if backlog == 0 { BACKLOG_MAX } else { backlog.min(BACKLOG_MAX) };
             id.state = IdState::Listening;
+            device.announce();
             Ok(())
         })
     }

@@ -59,7 +59,7 @@ mod tests {
     fn each_request_asks_for_less_than_the_one_before() {
         let (now, number) = (Instant::ZERO, 7);
         let [sgid, dgid] = [1, 2].map(|n| Gid::from_ip([10, 0, 0, n].into()));
-        let mut state = State::new(Machine::new(Config::default()));
+        let mut state = State::new(Machine::new(Config::default()), None);
         let path = Path { sgid, dgid, hop_limit: 64, ..Path::default() };
         let connect = Connect::new(ServiceId(1), path, Qpn::new(9));
         let connect = Connect { mtu: Mtu::Mtu2048, ..connect };

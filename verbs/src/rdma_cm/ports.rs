@@ -1,7 +1,13 @@
-//! Port bindings of identifiers, by port space.
+//! Port bindings of identifiers, by port space: those of this process, and beside those of others where they have the same addresses.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::Arc;
+
+use stack::device::cm::ServiceId;
+use stack::device::{Beside, Binding, Claim, Clash, Registry};
+
+pub(super) use stack::device::Family;
 
 use super::error::CmError;
 use super::param::PortSpace;
@@ -13,39 +19,25 @@ const EPHEMERAL: std::ops::RangeInclusive<u16> = 49152..=65535;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Bound {
     id: u64,
-    /// `None`: every local address of `family`.
-    addr: Option<IpAddr>,
-    family: Family,
-    reuse: bool,
-}
-
-/// The IP versions that an identifier answers to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Family {
-    V4,
-    V6,
-    /// Bound to the IPv6 wildcard, without AFONLY.
-    Both,
-}
-
-impl Bound {
-    /// Whether the two cannot share the port.
-    fn clashes(&self, other: &Self) -> bool {
-        let other_family =
-            matches!((self.family, other.family), (Family::V4, Family::V6) | (Family::V6, Family::V4));
-        let other_addr = matches!((self.addr, other.addr), (Some(a), Some(b)) if a != b);
-        let shared = self.reuse && other.reuse;
-        !(other_family || other_addr || shared)
-    }
+    binding: Binding,
+    /// What other processes see of it.
+    claim: Option<Claim>,
 }
 
 /// Ports in use.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     bound: HashMap<(PortSpace, u16), Vec<Bound>>,
+    /// Where other processes have the same addresses.
+    host: Option<Arc<Registry>>,
 }
 
 impl Ports {
+    /// Those of a process on a host, or of one that has its addresses for itself.
+    pub(super) fn of(host: Option<Arc<Registry>>) -> Self {
+        Self { bound: HashMap::new(), host }
+    }
+
     /// Binds `id` to `port`, to any free one if that is 0. `random` sets where the search begins.
     ///
     /// # Errors
@@ -59,44 +51,72 @@ impl Ports {
         reuse: bool,
         random: u32,
     ) -> Result<u16, CmError> {
-        let wanted = Bound { id, addr, family, reuse };
+        let wanted = |port| Binding { service: service(space, port), addr, family, reuse };
         if port != 0 {
-            let there = self.bound.entry((space, port)).or_default();
-            if there.iter().any(|b| b.clashes(&wanted)) {
+            let there = self.bound.get(&(space, port)).map_or(&[][..], |there| there);
+            if there.iter().any(|b| b.binding.clashes(&wanted(port))) {
                 return Err(CmError::AddrInUse { port });
             }
-            there.push(wanted);
+            self.claim(id, space, wanted(port), Beside::Clashing).map_err(|_| CmError::AddrInUse { port })?;
             return Ok(port);
         }
         let count = EPHEMERAL.len();
         for step in 0..count {
             let port = EPHEMERAL.start() + ((random as usize).wrapping_add(step) % count) as u16;
-            let there = self.bound.entry((space, port)).or_default();
-            if there.is_empty() {
-                there.push(wanted);
+            let is_free = self.bound.get(&(space, port)).is_none_or(Vec::is_empty);
+            if is_free && self.claim(id, space, wanted(port), Beside::Nobody).is_ok() {
                 return Ok(port);
             }
         }
         Err(CmError::NoPort(count))
     }
 
+    /// Binds `id` in this process, and towards the others.
+    fn claim(&mut self, id: u64, space: PortSpace, binding: Binding, beside: Beside) -> Result<(), Clash> {
+        let claim = self.host.as_ref().map(|host| host.bind(&binding, beside)).transpose()?;
+        let port = ServiceId(binding.service.into()).port();
+        self.bound.entry((space, port)).or_default().push(Bound { id, binding, claim });
+        Ok(())
+    }
+
+    /// Has the binding of `id` to a port listen: others of the host send requests for it here from now on, once they are told.
+    ///
+    /// # Errors
+    /// [`CmError::AddrInUse`]: another identifier's binding clashes with it, whether or not both said `REUSEADDR`.
+    pub(super) fn listen(&mut self, id: u64, space: PortSpace, port: u16) -> Result<(), CmError> {
+        let in_use = || CmError::AddrInUse { port };
+        if self.others(id, space, port).next().is_some() {
+            return Err(in_use());
+        }
+        let there = self.bound.get_mut(&(space, port));
+        let mine = there.and_then(|there| there.iter_mut().find(|b| b.id == id));
+        if let (Some(host), Some(Bound { claim: Some(claim), .. })) = (&self.host, mine) {
+            *claim = host.listen(*claim).map_err(|_| in_use())?;
+        }
+        Ok(())
+    }
+
     /// Removes the binding of `id` to a port.
     pub(super) fn release(&mut self, id: u64, space: PortSpace, port: u16) {
         if let Some(there) = self.bound.get_mut(&(space, port)) {
-            there.retain(|b| b.id != id);
+            for Bound { claim, .. } in there.extract_if(.., |b| b.id == id) {
+                if let (Some(host), Some(claim)) = (&self.host, claim) {
+                    host.release(claim);
+                }
+            }
             if there.is_empty() {
                 self.bound.remove(&(space, port));
             }
         }
     }
 
-    /// Other identifiers whose binding clashes with that of `id`, disregarding `REUSEADDR`: while there is one, `id` may not
-    /// listen.
-    pub(super) fn others(&self, id: u64, space: PortSpace, port: u16) -> impl Iterator<Item = u64> {
+    /// Other identifiers of this process whose binding clashes with that of `id`, disregarding `REUSEADDR`: while there is one, `id` may
+    /// not listen.
+    fn others(&self, id: u64, space: PortSpace, port: u16) -> impl Iterator<Item = u64> {
         let there = self.bound.get(&(space, port));
         let mine = there.and_then(|t| t.iter().find(|b| b.id == id)).copied();
         there.into_iter().flatten().filter_map(move |b| {
-            let apart = mine.is_none_or(|m| !Bound { reuse: false, ..m }.clashes(b));
+            let apart = mine.is_none_or(|m| !Binding { reuse: false, ..m.binding }.clashes(&b.binding));
             (b.id != id && !apart).then_some(b.id)
         })
     }
@@ -106,6 +126,24 @@ impl Ports {
     fn len(&self) -> usize {
         self.bound.len()
     }
+}
+
+impl Drop for Ports {
+    /// Identifiers that are left when connection management ends have ended with it.
+    fn drop(&mut self) {
+        if let Some(host) = &self.host {
+            self.bound
+                .values()
+                .flatten()
+                .filter_map(|bound| bound.claim)
+                .for_each(|claim| host.release(claim));
+        }
+    }
+}
+
+/// The service of a port, as other processes know it.
+fn service(space: PortSpace, port: u16) -> u32 {
+    ServiceId::new(space.cm(), port).0 as u32
 }
 
 #[cfg(test)]

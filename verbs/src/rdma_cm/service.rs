@@ -21,7 +21,9 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::Duration;
 
 use stack::device::cm::{Config, ConnId, ListenId, Machine, Reason, Reject, SidrId, SidrReply, SidrStatus};
-use stack::device::{self, Device, DeviceError, Gid, Instant, PeerCheck, PeerPath, PeerState, Qpn, lock};
+use stack::device::{
+    self, Device, DeviceError, Gid, Instant, PeerCheck, PeerPath, PeerState, Qpn, Registry, lock,
+};
 
 use super::event::{CmEventType, EventData};
 use super::gsi::{Gsi, Outbox, sgid_index};
@@ -163,17 +165,19 @@ impl Running {
     fn start(device: Arc<Device>, address_pair: Option<AddressPair>) -> Result<Self, VerbsError> {
         let attr = device.attr();
         let seed = u64::from(device.random()?) << 32 | u64::from(device.random()?);
+        let usual = Config::default();
         let machine = Machine::new(Config {
             ca_guid: u64::from_be_bytes(attr.node_guid),
             seed,
             mtu: device.active_mtu(),
             ack_delay: attr.local_ca_ack_delay,
-            ..Config::default()
+            ids: device.communication_ids().unwrap_or(usual.ids),
+            ..usual
         });
         let shared = Arc::new(Shared {
             device: device.clone(),
             inbox: Inbox::default(),
-            state: Mutex::new(State { address_pair, ..State::new(machine) }),
+            state: Mutex::new(State { address_pair, ..State::new(machine, device.registry().cloned()) }),
         });
         let start = std::time::Instant::now();
         while let Err(e) = device.install(shared.clone()) {
@@ -411,7 +415,7 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(machine: Machine) -> Self {
+    pub(super) fn new(machine: Machine, host: Option<Arc<Registry>>) -> Self {
         Self {
             machine,
             outbox: None,
@@ -421,7 +425,7 @@ impl State {
             sidrs: HashMap::new(),
             listens: HashMap::new(),
             listeners: HashMap::new(),
-            ports: Ports::default(),
+            ports: Ports::of(host),
             resolving: BTreeSet::new(),
             accepting: BTreeSet::new(),
             looked_at: 0,

@@ -5,7 +5,7 @@
 //! drops meanwhile changes nothing.
 
 use stack::port::fault::rng::Rng;
-use stack::registry::{Answer, Found, Kernel, Name, RegistryError, Run, WORDS, Words};
+use stack::registry::{Answer, Found, Kernel, LEASE_WORDS, Name, RegistryError, Run, Words};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -504,6 +504,6 @@ impl Kernel for SimKernel {
 
     fn make(&self) -> Result<SimMemory, RegistryError> {
         self.step();
-        Ok(self.memory((0..WORDS).map(|_| AtomicU64::new(0)).collect()))
+        Ok(self.memory((0..LEASE_WORDS).map(|_| AtomicU64::new(0)).collect()))
     }
 }

@@ -53,6 +53,7 @@ impl Snapshot {
                     ("rx_dropped", port.rx_dropped),
                     ("tx_dropped", port.tx_dropped),
                     ("rx_strayed", port.rx_strayed),
+                    ("passed_on", port.passed_on),
                     ("restarts", port.restarts),
                     ("refused", port.refused),
                 ]

@@ -133,6 +133,10 @@ impl QueueLayer for HostQueue {
 
     fn route_to(&mut self, to: Destination) -> Option<Route> {
         let Destination::Process(number) = to else { return Some(SOCKETS) };
+        // Queue pair 1 is that of each process: the sockets bring a message to the one that it is for.
+        if number.block().is_reserved() {
+            return Some(SOCKETS);
+        }
         match self.links.route_to(number) {
             Reach::Link(link) => Some(route_of(link)),
             Reach::Asked => None,

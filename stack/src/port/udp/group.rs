@@ -1,8 +1,9 @@
 //! The sockets on port 4791 of all processes of a host: one SO_REUSEPORT group, of which the kernel chooses a socket by the destination
-//! queue pair.
+//! queue pair, and for queue pair 1, which all have, by what is in its message.
 //!
-//! A program that is attached to the group returns the index of a socket in it. Which run of numbers has which socket stands in the
-//! memory that the processes share ([`Registry`]); whoever changes that attaches the program anew, for all.
+//! A program that is attached to the group returns the index of a socket in it ([`steering`]). Which run of numbers has which socket, and
+//! who listens for connections, stands in the memory that the processes share ([`Registry`]); whoever changes that attaches the program
+//! anew, for all. What arrives at the wrong process all the same is passed on ([`passing`](super::passing)).
 //!
 //! Nobody can compute an index: when a socket closes, the last one of the group takes its place. So each process finds its own. A probe is
 //! a datagram to queue pair 0, which no queue pair has; for it the program returns the index that the datagram names, and the process that
@@ -20,10 +21,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::steering::{self, INDEX};
+use super::messages::{self, Addressee, Processes, Whose};
+use super::packet::IpFields;
+use super::passing::Passed;
+use super::steering::{self, INDEX, SERVICES};
 use super::sys;
 use crate::id::Qpn;
-use crate::registry::{Registry, RegistryError, Run};
+use crate::registry::{Registry, RegistryError, RequestKey, Run};
 use crate::sync::lock::lock;
 use crate::wire::UDP_PORT;
 use rustix::net::RecvFlags;
@@ -36,8 +40,10 @@ const BEYOND: u32 = 64;
 const PROBES: u32 = 2048;
 /// How often a program is attached at most before others' changes are left for later.
 const ATTACHES: usize = 4;
-/// Least time between two rounds of a process, and between two programs that others' changes ask for.
+/// Least time between two rounds of a process, and between two programs that listeners and others' changes ask for.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long it is believed that the holder of a run lives, or does not: the kernel is asked by a call for each.
+const BELIEVED: Duration = Duration::from_millis(100);
 
 /// What a queue knows of the index of its socket.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -89,10 +95,15 @@ impl Probe {
 #[derive(Debug)]
 pub(super) struct Group {
     registry: Arc<Registry>,
-    /// The runs that were leased, and the queue of each.
+    /// The runs that were leased, and the queue of each. The first one, which came with the membership, is queue 0's.
     leased: Mutex<Vec<(Run, usize)>>,
+    /// Whether the device has the first one.
+    is_first_given: AtomicBool,
     /// A bit for each of them.
     own: [AtomicU64; Run::COUNT / 64],
+    /// What the kernel said of the holder of each run, and when.
+    lives: Box<[AtomicU64]>,
+    began: Instant,
     places: Vec<Mutex<Place>>,
     /// A run of which something arrived here, plus one; it is another process's.
     strayed: AtomicU64,
@@ -105,10 +116,18 @@ pub(super) struct Group {
 impl Group {
     /// The group of this host, for a port with so many queues.
     pub fn new(registry: Arc<Registry>, queues: usize) -> Self {
+        let first: Vec<(Run, usize)> = registry.runs().first().map(|run| (*run, 0)).into_iter().collect();
+        let own = [const { AtomicU64::new(0) }; Run::COUNT / 64];
+        for (run, _) in &first {
+            own[run.index() / 64].fetch_or(1 << (run.index() % 64), Ordering::Relaxed);
+        }
         Self {
             registry,
-            leased: Mutex::default(),
-            own: [const { AtomicU64::new(0) }; Run::COUNT / 64],
+            leased: Mutex::new(first),
+            is_first_given: AtomicBool::new(false),
+            own,
+            lives: (0..Run::COUNT).map(|_| AtomicU64::new(0)).collect(),
+            began: Instant::now(),
             places: (0..queues).map(|_| Mutex::default()).collect(),
             strayed: AtomicU64::new(0),
             is_stale: AtomicBool::new(false),
@@ -132,14 +151,17 @@ impl Group {
                 }
             }
         }
+        if self.is_stale.swap(false, Ordering::Relaxed) {
+            self.attach(any);
+        }
     }
 
     /// Attaches the program that knows what the memory says now.
     fn attach(&self, socket: BorrowedFd<'_>) {
         for _ in 0..ATTACHES {
-            let changes = self.registry.socket_changes();
-            let numbers = self.registry.sockets().into_iter().map(|(run, index)| (run.numbers(), index));
-            let mut program = steering::program_of_group(&numbers.collect::<Vec<_>>());
+            let keeper = self.registry.keeper(); // first: it may be a change
+            let changes = self.registry.changes();
+            let mut program = self.program(keeper);
             if let Err(error) = sys::steer(socket, &mut program) {
                 tracing::warn!(
                     "packets may arrive at the wrong process: the system does not steer them ({error})"
@@ -147,11 +169,21 @@ impl Group {
                 return;
             }
             // Else another process changed something meanwhile, and may have attached its program before this one.
-            if self.registry.socket_changes() == changes {
+            if self.registry.changes() == changes {
                 return;
             }
         }
         self.is_stale.store(true, Ordering::Relaxed);
+    }
+
+    fn program(&self, keeper: Option<Run>) -> Vec<libc::sock_filter> {
+        let sockets = self.registry.sockets();
+        let socket_of = |of: Run| sockets.iter().find(|(run, _)| *run == of).map(|(_, index)| *index);
+        let services = self.registry.listeners(SERVICES).into_iter();
+        let services: Vec<_> =
+            services.filter_map(|(service, run)| Some((service, socket_of(run)?))).collect();
+        let numbers: Vec<_> = sockets.iter().map(|(run, index)| (run.numbers(), *index)).collect();
+        steering::program_of_group(&numbers, &services, keeper.and_then(socket_of).unwrap_or(0))
     }
 
     /// Sends a round of probes. What cannot be sent is not found; later rounds may.
@@ -182,35 +214,76 @@ impl Group {
         }
     }
 
-    /// Whether a number may be of a queue pair of this process; if not, it is noted that something for it arrived here.
+    /// Whose a datagram for a queue pair number is that arrived here.
     #[inline]
-    pub fn is_ours(&self, qpn: Qpn) -> bool {
-        if qpn.block().is_reserved() {
-            return true;
+    pub fn whose(&self, qpn: Qpn, ip: &IpFields, datagram: &[u8]) -> Whose {
+        if qpn == Qpn::GSI {
+            return self.whose_message(ip, datagram);
         }
-        let run = Run::of(qpn.block()).index();
-        let is_ours = self.own[run / 64].load(Ordering::Relaxed) >> (run % 64) & 1 != 0;
-        if !is_ours {
-            self.strayed.store(run as u64 + 1, Ordering::Relaxed);
+        if qpn.block().is_reserved() || self.has(Run::of(qpn.block())) {
+            return Whose::Ours;
         }
-        is_ours
+        self.whose_stray(Run::of(qpn.block()))
     }
 
-    /// Repairs the steering if something arrived at the wrong process, or if indices have changed.
+    #[cold]
+    fn whose_message(&self, ip: &IpFields, datagram: &[u8]) -> Whose {
+        let addressee = messages::addressee(self.registry.birth(), ip, datagram);
+        let whose = messages::whose(addressee, self);
+        // The kernel would have chosen its process.
+        if let (Addressee::Process(run), Whose::Other(to)) = (addressee, whose)
+            && run == to
+        {
+            self.note_stray(run);
+        }
+        whose
+    }
+
+    #[cold]
+    fn whose_stray(&self, run: Run) -> Whose {
+        self.note_stray(run);
+        if self.lives(run) { Whose::Other(run) } else { Whose::Nobody }
+    }
+
+    fn note_stray(&self, run: Run) {
+        self.strayed.store(run.index() as u64 + 1, Ordering::Relaxed);
+    }
+
+    /// Whether a run is this process's.
+    #[inline]
+    fn has(&self, run: Run) -> bool {
+        self.own[run.index() / 64].load(Ordering::Relaxed) >> (run.index() % 64) & 1 != 0
+    }
+
+    /// Whether a datagram that says so was passed on by a process of this host: nobody else can send from there, and knows the number.
+    pub fn has_passed(&self, from: IpAddr, passed: &Passed) -> bool {
+        let is_true = from.to_canonical().is_loopback() && passed.birth == self.registry.birth();
+        let to = Run::of(passed.to.block());
+        if is_true && !self.has(to) {
+            // The kernel does not know where that process is.
+            self.note_stray(to);
+        }
+        is_true
+    }
+
+    /// What is in front of a datagram that goes on to the process that has a run.
+    pub fn passed(&self, run: Run, hops: u8, ip: IpFields, port: u16) -> Passed {
+        Passed { birth: self.registry.birth(), to: *run.numbers().start(), hops, ip, port }
+    }
+
+    /// Repairs the steering if something arrived at the wrong process, or if indices, listeners or the keeper have changed.
     pub fn maintain(&self, socket: BorrowedFd<'_>) {
+        if self.registry.still_serves() {
+            self.is_stale.store(true, Ordering::Relaxed);
+        }
         if self.strayed.load(Ordering::Relaxed) == 0 && !self.is_stale.load(Ordering::Relaxed) {
             return;
         }
-        {
-            let mut next = lock(&self.next);
-            let now = Instant::now();
-            if now < *next {
-                return;
-            }
-            *next = now + PAUSE;
+        if !self.may_act() {
+            return;
         }
         if let Some(run) = self.strayed.swap(0, Ordering::Relaxed).checked_sub(1)
-            && self.is_held(run as usize)
+            && Run::at(run as usize).is_some_and(|run| self.lives(run))
         {
             self.probe();
         }
@@ -219,21 +292,39 @@ impl Group {
         }
     }
 
-    /// Whether a living process has a run: else nobody is there to whom its packets could be steered.
-    fn is_held(&self, run: usize) -> bool {
-        use crate::registry::Holder::{Dead, Foreign, Nobody};
-        let holder = Run::at(run).map(|run| self.registry.holder_of(run));
-        !matches!(holder, None | Some(Err(_) | Ok(Nobody | Dead | Foreign(_))))
+    /// The memory says something new of this process.
+    pub fn announce(&self, socket: BorrowedFd<'_>) {
+        if self.may_act() {
+            self.attach(socket);
+        } else {
+            self.is_stale.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether some time has passed since it said so last.
+    fn may_act(&self) -> bool {
+        let (mut next, now) = (lock(&self.next), Instant::now());
+        let may = now >= *next;
+        if may {
+            *next = now + PAUSE;
+        }
+        may
+    }
+
+    /// The registry of the host.
+    pub fn registry(&self) -> &Arc<Registry> {
+        &self.registry
     }
 
     /// Leases a run for a queue; attaches the program by this socket.
     pub fn lease(&self, queue: usize, socket: BorrowedFd<'_>) -> Result<Run, RegistryError> {
         let mut leased = lock(&self.leased);
-        // The first one came with the membership.
-        let run = match self.registry.runs().first() {
-            Some(first) if leased.is_empty() => *first,
-            _ => self.registry.lease_run()?,
-        };
+        if let Some((first, 0)) = leased.first().filter(|_| queue == 0)
+            && !self.is_first_given.swap(true, Ordering::Relaxed)
+        {
+            return Ok(*first);
+        }
+        let run = self.registry.lease_run()?;
         leased.push((run, queue));
         self.own[run.index() / 64].fetch_or(1 << (run.index() % 64), Ordering::Relaxed);
         let index = self.places.get(queue).and_then(|place| lock(place).index);
@@ -242,6 +333,46 @@ impl Group {
             self.attach(socket);
         }
         Ok(run)
+    }
+}
+
+impl Processes for Group {
+    fn is_ours(&self, run: Run) -> bool {
+        self.has(run)
+    }
+
+    /// Whether a living process has a run, as the kernel said a moment ago.
+    fn lives(&self, run: Run) -> bool {
+        let now = self.began.elapsed().as_nanos() as u64;
+        let (said, until) = (&self.lives[run.index()], BELIEVED.as_nanos() as u64);
+        let before = said.load(Ordering::Relaxed);
+        if before != 0 && now - (before >> 1).min(now) < until {
+            return before & 1 != 0;
+        }
+        // The memory says who may have it: strangers do not have the kernel asked for all that there are.
+        let lives = self.registry.may_be_held(run) && self.registry.lives(run);
+        said.store((now << 1 | u64::from(lives)).max(2), Ordering::Relaxed);
+        lives
+    }
+
+    fn serves(&self) -> bool {
+        self.registry.serves()
+    }
+
+    fn keeper(&self) -> Option<Run> {
+        self.registry.keeper()
+    }
+
+    fn listener(&self, service: u32, dst: IpAddr) -> Option<Run> {
+        self.registry.listener(service, dst, &|run| self.lives(run))
+    }
+
+    fn request(&self, key: RequestKey) -> Option<Run> {
+        self.registry.request(key)
+    }
+
+    fn note_request(&self, key: RequestKey, run: Run) {
+        self.registry.note_request(key, run);
     }
 }
 

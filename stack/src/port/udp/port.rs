@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rustix::event::epoll;
 
+use super::group::Group;
 use super::rx::Receiver;
 use super::shared::Shared;
 use super::tx::Sender;
@@ -20,7 +21,7 @@ use crate::port::taken::Taken;
 use crate::port::traits::{
     Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled,
 };
-use crate::registry::Run;
+use crate::registry::{Registry, Run};
 use crate::time::Instant;
 
 /// A port of UDP sockets.
@@ -112,6 +113,16 @@ impl Numbers for UdpPort {
         };
         let leased = group.lease(queue, self.shared.sockets[queue][0].fd());
         leased.map_err(|error| PortError::Open { port: port(), reason: error.to_string() })
+    }
+
+    fn registry(&self) -> Option<&Arc<Registry>> {
+        self.shared.group.as_ref().map(Group::registry)
+    }
+
+    fn announce(&self) {
+        if let Some(group) = &self.shared.group {
+            group.announce(self.shared.sockets[0][0].fd());
+        }
     }
 }
 

@@ -7,7 +7,9 @@ use core::ops::Range;
 use std::io::ErrorKind;
 
 use super::group::Group;
+use super::messages::Whose;
 use super::packet::{DF, HEADERS_MAX, IDENTIFICATION, IpFields, headers_len, write_headers};
+use super::passing::{self, HOPS, Passed};
 use super::shared::Shared;
 use super::socket::Socket;
 use super::steering::{DEST_QP, PROBED};
@@ -17,6 +19,7 @@ use crate::config::{LONG_PACKET, RX_BURST_BYTES};
 use crate::crc::{self, Sum};
 use crate::id::Qpn;
 use crate::port::frame::{Frame, RxBurst};
+use crate::registry::Run;
 use crate::wire::{icrc, locate_plain};
 
 const _: () = assert!(HEADERS_MAX <= FRONT);
@@ -31,6 +34,18 @@ struct Open {
     to: usize,
     /// Bytes of each datagram but the last, which may be shorter.
     segment: usize,
+}
+
+/// Datagrams of a burst that are passed on to other processes at most.
+const PASSES: usize = 64;
+
+/// A datagram in the buffers, and what the kernel says of it.
+struct Arrived {
+    ip: IpFields,
+    port: u16,
+    at: Range<usize>,
+    /// How often other processes have passed it on.
+    hops: u8,
 }
 
 /// The receiving half of a queue.
@@ -48,6 +63,8 @@ pub(super) struct Receiver {
     spare: Option<Frame>,
     /// The socket that is asked first.
     socket: usize,
+    /// How many datagrams of this burst may still be passed on.
+    passes: usize,
     senders: Senders,
 }
 
@@ -62,6 +79,7 @@ impl Receiver {
             open: None,
             spare: None,
             socket: 0,
+            passes: 0,
             senders: Senders::default(),
         }
     }
@@ -79,6 +97,7 @@ impl Receiver {
     /// See [`PortQueue::rx_burst`](crate::port::PortQueue::rx_burst). Asks the sockets once.
     pub fn burst(&mut self, shared: &Shared, out: &mut RxBurst) -> usize {
         let (before, mut bytes, mut asked) = (out.len(), 0, false);
+        self.passes = PASSES;
         while !out.is_full() && bytes < RX_BURST_BYTES as usize {
             if self.open.is_some() {
                 let Some(frame) = self.spare.take().or_else(|| shared.pool.alloc()) else { break };
@@ -154,16 +173,16 @@ impl Receiver {
     /// an error.
     fn next(&mut self, shared: &Shared, mut frame: Frame) -> Result<Frame, Frame> {
         let Some(open) = &mut self.open else { return Err(frame) };
-        let (from, end) = (open.from, (open.from + open.segment).min(open.to));
-        let (fields, port) = (open.ip, open.port);
+        let (mut from, end) = (open.from, (open.from + open.segment).min(open.to));
+        let (mut fields, mut port) = (open.ip, open.port);
         open.from = end;
         if end == open.to {
             self.open = None;
         }
-        if let Some(group) = &shared.group
-            && !self.is_for_us(shared, group, &fields, from..end)
-        {
-            return Err(frame);
+        if let Some(group) = &shared.group {
+            let arrived = Arrived { ip: fields, port, at: from..end, hops: 0 };
+            let Some(ours) = self.sort(shared, group, arrived) else { return Err(frame) };
+            (fields, port, from) = (ours.ip, ours.port, ours.at.start);
         }
         // In front of it is what was there before the message, or the datagram before it, which is in a frame by now.
         let start = from - headers_len(fields.dst.is_ipv6());
@@ -190,21 +209,53 @@ impl Receiver {
         Ok(frame)
     }
 
-    /// Whether a datagram may be for a queue pair of this process. Else it is dropped, or it was a probe.
-    fn is_for_us(&self, shared: &Shared, group: &Group, ip: &IpFields, datagram: Range<usize>) -> bool {
-        let datagram = &self.buffers[datagram];
+    /// A datagram as it arrived at the host, if it may be for a queue pair of this process. Else it is passed on or dropped, or it was a
+    /// probe.
+    fn sort(&mut self, shared: &Shared, group: &Group, mut arrived: Arrived) -> Option<Arrived> {
+        let mut datagram = &self.buffers[arrived.at.clone()];
+        if let Some(passed) = Passed::read(datagram)
+            && group.has_passed(arrived.ip.src, &passed)
+        {
+            datagram = &datagram[passing::LEN..];
+            let at = arrived.at.start + passing::LEN..arrived.at.end;
+            arrived = Arrived { ip: passed.ip, port: passed.port, at, hops: passed.hops };
+            // What is made of it later is of one family, and has a length.
+            if datagram.is_empty() || arrived.ip.src.is_ipv6() != arrived.ip.dst.is_ipv6() {
+                shared.counters[self.index].rx_dropped.add(1);
+                return None;
+            }
+        }
         // Without a destination it is for nobody, and counted like all that is no RoCE packet.
-        let Some(word) = datagram.get(DEST_QP..).and_then(|from| from.first_chunk()) else { return true };
+        let Some(word) = datagram.get(DEST_QP..).and_then(|from| from.first_chunk()) else {
+            return Some(arrived);
+        };
         let number = Qpn::new(u32::from_be_bytes(*word));
         if number == PROBED {
-            group.note(self.index, ip.src, datagram);
-            return false;
+            group.note(self.index, arrived.ip.src, datagram);
+            return None;
         }
-        let is_ours = group.is_ours(number);
-        if !is_ours {
-            shared.counters[self.index].rx_strayed.add(1);
+        match group.whose(number, &arrived.ip, datagram) {
+            Whose::Ours => return Some(arrived),
+            Whose::Other(run) => self.pass_on(shared, group, &arrived, run),
+            Whose::Nobody => shared.counters[self.index].rx_strayed.add(1),
         }
-        is_ours
+        None
+    }
+
+    /// Passes a datagram on to the process that has a run.
+    #[cold]
+    fn pass_on(&mut self, shared: &Shared, group: &Group, arrived: &Arrived, run: Run) {
+        let Arrived { ip, port, at, hops } = arrived;
+        let (counters, socket) = (&shared.counters[self.index], &self.sockets(shared)[0]);
+        let may = *hops < HOPS && self.passes > 0 && at.len() <= shared.max_frame;
+        let datagram = &self.buffers[at.clone()];
+        let passed = group.passed(run, hops.saturating_add(1), *ip, *port);
+        if may && passed.send(socket.fd(), socket.v6(), datagram).is_ok() {
+            self.passes -= 1;
+            counters.passed_on.add(1);
+        } else {
+            counters.rx_strayed.add(1);
+        }
     }
 
     /// Fills in the identification that makes the ICRC right, as a socket does not show it. If no allowed one does, the ICRC stays

@@ -1,0 +1,111 @@
+//! What arrives at the wrong process of a host goes on to the right one: in a datagram of its own over the loopback interface, to the port
+//! that all of them share, so that the kernel chooses the process as it does for all that comes from the network.
+//!
+//! In front of it is what looks like a BTH, with an opcode that means nothing and a number of the process's as its destination; then the
+//! number of the registry's birth, which members alone know; and what the kernel says of a datagram and nobody can see from its bytes.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::io::{IoSlice, Result};
+use std::os::fd::BorrowedFd;
+
+use super::control::{Control, Name};
+use super::packet::IpFields;
+use super::steering::DEST_QP;
+use super::sys::{self, Message};
+use crate::id::Qpn;
+use crate::wire::UDP_PORT;
+
+/// Bytes in front of a datagram that is passed on.
+pub(super) const LEN: usize = 68;
+/// An opcode that means nothing, and is not that of a probe.
+const OPCODE: u8 = 0xfe;
+/// How often a datagram is passed on at most: while the kernel does not know yet which sockets have changed places.
+pub(super) const HOPS: u8 = 3;
+
+/// What is in front of a datagram that is passed on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Passed {
+    pub birth: u128,
+    /// A number of the process that it goes to.
+    pub to: Qpn,
+    /// How often it was passed on, this time included.
+    pub hops: u8,
+    /// How it arrived at the host.
+    pub ip: IpFields,
+    /// The UDP port that it came from.
+    pub port: u16,
+}
+
+impl Passed {
+    pub fn write(&self) -> [u8; LEN] {
+        let mut bytes = [0; LEN];
+        (bytes[0], bytes[1]) = (OPCODE, self.hops);
+        bytes[DEST_QP..DEST_QP + 4].copy_from_slice(&self.to.get().to_be_bytes());
+        bytes[12..28].copy_from_slice(&self.birth.to_be_bytes());
+        (bytes[28], bytes[29]) = (self.ip.traffic_class, self.ip.hop_limit);
+        bytes[30..32].copy_from_slice(&self.port.to_be_bytes());
+        for (at, addr) in [(36, self.ip.src), (52, self.ip.dst)] {
+            let addr = match addr {
+                IpAddr::V4(addr) => addr.to_ipv6_mapped(),
+                IpAddr::V6(addr) => addr,
+            };
+            bytes[at..at + 16].copy_from_slice(&addr.octets());
+        }
+        bytes
+    }
+
+    /// `None`: the datagram is none that was passed on.
+    pub fn read(datagram: &[u8]) -> Option<Self> {
+        let bytes: &[u8; LEN] = datagram.first_chunk()?;
+        if bytes[0] != OPCODE {
+            return None;
+        }
+        let addr = |at: usize| {
+            let addr: [u8; 16] = *bytes[at..].first_chunk().expect("the length is checked");
+            IpAddr::V6(Ipv6Addr::from(addr)).to_canonical()
+        };
+        let (src, dst) = (addr(36), addr(52));
+        let ip = IpFields { src, dst, traffic_class: bytes[28], hop_limit: bytes[29] };
+        Some(Self {
+            birth: u128::from_be_bytes(*bytes[12..].first_chunk()?),
+            to: Qpn::new(u32::from_be_bytes(*bytes[DEST_QP..].first_chunk()?)),
+            hops: bytes[1],
+            ip,
+            port: u16::from_be_bytes([bytes[30], bytes[31]]),
+        })
+    }
+
+    /// Sends a datagram on.
+    ///
+    /// # Errors
+    /// Those of sendmmsg(2), and that the socket has no room.
+    pub fn send(&self, socket: BorrowedFd<'_>, v6: bool, datagram: &[u8]) -> Result<()> {
+        let front = self.write();
+        let to = Name::new(v6, Ipv4Addr::LOCALHOST.into(), UDP_PORT, 0);
+        let message = Message { to, control: Control::empty(), parts: 0..2 };
+        sys::send(socket, &[message], &[IoSlice::new(&front), IoSlice::new(datagram)]).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_passed_on_comes_out_as_it_went_in() {
+        for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+            let ip = IpFields {
+                src: src.parse().unwrap(),
+                dst: dst.parse().unwrap(),
+                traffic_class: 0x6a,
+                hop_limit: 63,
+            };
+            let passed =
+                Passed { birth: 0x1234 << 100 | 9, to: Qpn::new(0x12_3456), hops: 2, ip, port: 61234 };
+            let bytes = [&passed.write()[..], b"the datagram"].concat();
+            assert_eq!(Passed::read(&bytes), Some(passed));
+            assert_eq!(Passed::read(&bytes[..LEN - 1]), None);
+        }
+        assert_eq!(Passed::read(&[0xff; 100]), None, "a probe");
+    }
+}
