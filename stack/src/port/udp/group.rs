@@ -21,6 +21,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use super::living::Living;
 use super::messages::{self, Addressee, Processes, Whose};
 use super::packet::IpFields;
 use super::passing::Passed;
@@ -42,8 +43,6 @@ const PROBES: u32 = 2048;
 const ATTACHES: usize = 4;
 /// Least time between two rounds of a process, and between two programs that listeners and others' changes ask for.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long it is believed that the holder of a run lives, or does not: the kernel is asked by a call for each.
-const BELIEVED: Duration = Duration::from_millis(100);
 
 /// What a queue knows of the index of its socket.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -101,9 +100,7 @@ pub(super) struct Group {
     is_first_given: AtomicBool,
     /// A bit for each of them.
     own: [AtomicU64; Run::COUNT / 64],
-    /// What the kernel said of the holder of each run, and when.
-    lives: Box<[AtomicU64]>,
-    began: Instant,
+    living: Living,
     places: Vec<Mutex<Place>>,
     /// A run of which something arrived here, plus one; it is another process's.
     strayed: AtomicU64,
@@ -126,8 +123,7 @@ impl Group {
             leased: Mutex::new(first),
             is_first_given: AtomicBool::new(false),
             own,
-            lives: (0..Run::COUNT).map(|_| AtomicU64::new(0)).collect(),
-            began: Instant::now(),
+            living: Living::new(),
             places: (0..queues).map(|_| Mutex::default()).collect(),
             strayed: AtomicU64::new(0),
             is_stale: AtomicBool::new(false),
@@ -341,18 +337,8 @@ impl Processes for Group {
         self.has(run)
     }
 
-    /// Whether a living process has a run, as the kernel said a moment ago.
     fn lives(&self, run: Run) -> bool {
-        let now = self.began.elapsed().as_nanos() as u64;
-        let (said, until) = (&self.lives[run.index()], BELIEVED.as_nanos() as u64);
-        let before = said.load(Ordering::Relaxed);
-        if before != 0 && now - (before >> 1).min(now) < until {
-            return before & 1 != 0;
-        }
-        // The memory says who may have it: strangers do not have the kernel asked for all that there are.
-        let lives = self.registry.may_be_held(run) && self.registry.lives(run);
-        said.store((now << 1 | u64::from(lives)).max(2), Ordering::Relaxed);
-        lives
+        self.living.has(run, Instant::now(), self.registry.may_be_held(run), || self.registry.lives(run))
     }
 
     fn serves(&self) -> bool {

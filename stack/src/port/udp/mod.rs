@@ -15,6 +15,7 @@ mod buffers;
 mod control;
 mod group;
 mod host;
+mod living;
 mod messages;
 mod order;
 mod packet;

@@ -1,0 +1,67 @@
+//! Which runs living processes have, as the kernel said a moment ago: it is asked by a system call, and strangers choose how often.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use std::time::Instant;
+
+use crate::registry::Run;
+
+/// How long it is believed that the holder of a run lives.
+const BELIEVED: Duration = Duration::from_millis(100);
+/// How long it is believed that it does not: a process that has just begun is not there yet, and is soon.
+const DOUBTED: Duration = Duration::from_millis(2);
+
+/// What was said of each run: a time, and in the lowest bit whether its holder lives; 0: nothing.
+#[derive(Debug)]
+pub(super) struct Living {
+    said: Box<[AtomicU64]>,
+    began: Instant,
+}
+
+impl Living {
+    /// Nothing was said yet.
+    pub fn new() -> Self {
+        Self { said: (0..Run::COUNT).map(|_| AtomicU64::new(0)).collect(), began: Instant::now() }
+    }
+
+    /// Whether a living process has a run: `may_be_held` is what the memory says of it now, which needs no call; `ask` asks the kernel.
+    pub fn has(&self, run: Run, now: Instant, may_be_held: bool, ask: impl FnOnce() -> bool) -> bool {
+        if !may_be_held {
+            return false;
+        }
+        let now = now.saturating_duration_since(self.began).as_nanos() as u64;
+        let said = &self.said[run.index()];
+        let before = said.load(Ordering::Relaxed);
+        let lived = before & 1 != 0;
+        let until = if lived { BELIEVED } else { DOUBTED };
+        if before != 0 && now.saturating_sub(before >> 1) < until.as_nanos() as u64 {
+            return lived;
+        }
+        let lives = ask();
+        said.store((now << 1 | u64::from(lives)).max(2), Ordering::Relaxed);
+        lives
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    // Goal: who has begun a moment ago is not taken for dead because he was not there before.
+    #[test]
+    fn what_the_memory_says_counts_at_once_and_the_kernels_word_for_a_while() {
+        let (living, start) = (Living::new(), Instant::now());
+        let [run, other] = [3, 4].map(|index| Run::at(index).unwrap());
+        let has = |ms, held, says: Option<bool>| {
+            living.has(run, start + ms * MS, held, || says.expect("it was asked a moment ago"))
+        };
+        assert!(!has(0, false, None), "nobody has it");
+        assert!(has(0, true, Some(true)) && has(99, true, None));
+        assert!(!has(50, false, None), "it has ended");
+        assert!(!has(101, true, Some(false)) && !has(102, true, None));
+        assert!(has(104, true, Some(true)), "now it has begun");
+        assert!(!living.has(other, start, true, || false), "each by itself");
+    }
+}
