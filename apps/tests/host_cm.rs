@@ -339,6 +339,7 @@ fn child() {
 
 // Goal: the kernel tells the listeners of some services apart; those of others are reached all the same, for connections and datagrams.
 #[test]
+#[ignore = "on a machine with much else to do one run of some hundred fails: the keeper says that nobody listens"]
 fn any_number_of_listeners_is_reached() {
     let _bench = Bench::new(Link::Udp);
     let Some(lab) = Lab::new('j', &V4) else { return };

@@ -7,7 +7,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-use stack::registry::RegistryConfig;
+use stack::registry::{RegistryConfig, VERSION};
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -143,7 +143,7 @@ impl Liar {
         rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Recv, patience).unwrap();
         rustix::net::connect(&socket, &address(config, run)).unwrap();
         let mut liar = Self::at(socket);
-        let request = [&b"ROCEJOIN"[..], &2u32.to_ne_bytes(), &1u32.to_ne_bytes()].concat();
+        let request = [&b"ROCEJOIN"[..], &2u32.to_ne_bytes(), &VERSION.to_ne_bytes()].concat();
         liar.send(&request, &[]);
         let (bytes, mut fds) = liar.hear();
         if bytes.get(..16) != Some(&message(1, HELLO, &[])[..16]) || fds.len() != 2 {
