@@ -339,7 +339,7 @@ fn child() {
 
 // Goal: the kernel tells the listeners of some services apart; those of others are reached all the same, for connections and datagrams.
 #[test]
-#[ignore = "on a machine with much else to do one run of some hundred fails: the keeper says that nobody listens"]
+#[ignore = "a known fault of unknown cause: one run of some hundred, on a busy machine, has a request refused (reason 8) though a process listens"]
 fn any_number_of_listeners_is_reached() {
     let _bench = Bench::new(Link::Udp);
     let Some(lab) = Lab::new('j', &V4) else { return };
@@ -368,12 +368,8 @@ fn any_number_of_listeners_is_reached() {
     }
 }
 
-// Goal: a request that is repeated goes where the first one went, although nobody listens there any more, and all processes of the host know
-// that.
-#[test]
-fn a_repeated_request_goes_where_the_first_one_went() {
-    let _bench = Bench::new(Link::Udp);
-    let Some(lab) = Lab::new('o', &V4) else { return };
+/// The keeper of a host, a server beside it that holds a request for its port 7501, and the client that waits for the answer.
+fn asked(lab: &Lab) -> [Child; 3] {
     let mut keeper = Child::new(&lab, 1);
     assert_eq!(keeper.order("listen tcp 7500 1"), "listening");
     let mut server = Child::new(&lab, 1);
@@ -382,6 +378,16 @@ fn a_repeated_request_goes_where_the_first_one_went() {
     let mut client = Child::new(&lab, 0);
     client.tell(&format!("connect tcp {}:7501", V4[1].host));
     assert_eq!(server.order("held"), "held");
+    [keeper, server, client]
+}
+
+// Goal: a request that is repeated goes where the first one went, although nobody listens there any more, and all processes of the host know
+// that.
+#[test]
+fn a_repeated_request_goes_where_the_first_one_went() {
+    let _bench = Bench::new(Link::Udp);
+    let Some(lab) = Lab::new('o', &V4) else { return };
+    let [mut keeper, mut server, mut client] = asked(&lab);
     assert_eq!(server.order("close 7501"), "closed");
     // From now on the kernel knows nothing of that service.
     assert_eq!(keeper.order("listen tcp 7502 1"), "listening");
@@ -396,14 +402,7 @@ fn a_repeated_request_goes_where_the_first_one_went() {
 fn a_connection_with_a_process_that_has_ended_ends() {
     let _bench = Bench::new(Link::Udp);
     let Some(lab) = Lab::new('d', &V4) else { return };
-    let mut keeper = Child::new(&lab, 1);
-    assert_eq!(keeper.order("listen tcp 7500 1"), "listening");
-    let mut server = Child::new(&lab, 1);
-    assert_eq!(server.order("hold"), "holding");
-    assert_eq!(server.order("listen tcp 7501 1"), "listening");
-    let mut client = Child::new(&lab, 0);
-    client.tell(&format!("connect tcp {}:7501", V4[1].host));
-    assert_eq!(server.order("held"), "held");
+    let [_keeper, mut server, mut client] = asked(&lab);
     assert_eq!(server.order("accept"), "accepted");
     assert_eq!(client.hear(), "established");
     drop(server);
