@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::{all_rights, nothing, options, pump};
 use verbs::port::{
     Armed, Build, Destination, Host, Port, PortLayer, PortOptions, PortQueue, PortStats, QueueLayer, Route,
-    RxBurst, TxBurst, pair_with,
+    Routes, RxBurst, TxBurst, pair_with,
 };
 use verbs::{
     Ah, Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Pd, Qp, QpInitAttr, QpType,
@@ -90,6 +90,19 @@ impl Links {
     }
 }
 
+impl Routes for Links {
+    fn route_to(&mut self, to: Destination) -> Option<Route> {
+        let link = PEERS.iter().position(|addr| to == Destination::Host((*addr).into())).expect("a peer");
+        Some(Route(link as u8))
+    }
+    fn segment_on(&mut self, _: Route) -> Option<verbs::Mtu> {
+        None
+    }
+    fn next_ended(&mut self) -> Option<Route> {
+        None
+    }
+}
+
 impl QueueLayer for Links {
     fn inner(&mut self) -> &mut dyn PortQueue {
         &mut *self.links[0]
@@ -97,9 +110,8 @@ impl QueueLayer for Links {
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         self.links.iter_mut().map(|link| link.rx_burst(out)).sum()
     }
-    fn route_to(&mut self, to: Destination) -> Option<Route> {
-        let link = PEERS.iter().position(|addr| to == Destination::Host((*addr).into())).expect("a peer");
-        Some(Route(link as u8))
+    fn routes(&mut self) -> Option<&mut dyn Routes> {
+        Some(self)
     }
     fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
         if self.is_shut(route) {

@@ -297,7 +297,7 @@ const METHODS: [&str; 19] = [
     "maintain",
     "stats",
     "rx_burst",
-    "route_to",
+    "routes",
     "tx_burst",
     "alloc",
     "alloc_burst",
@@ -374,17 +374,9 @@ impl PortQueue for FragileQueue {
         step(&self.breaks, "rx_burst");
         self.queue.rx_burst(out)
     }
-    fn route_to(&mut self, to: stack::port::Destination) -> Option<Route> {
-        step(&self.breaks, "route_to");
-        self.queue.route_to(to)
-    }
-    fn segment_on(&mut self, route: Route) -> Option<stack::id::Mtu> {
-        step(&self.breaks, "segment_on");
-        self.queue.segment_on(route)
-    }
-    fn next_ended(&mut self) -> Option<Route> {
-        step(&self.breaks, "next_ended");
-        self.queue.next_ended()
+    fn routes(&mut self) -> Option<&mut dyn stack::port::Routes> {
+        step(&self.breaks, "routes");
+        self.queue.routes()
     }
     fn take_source_port(&mut self, hint: u16, kind: stack::port::FlowKind) -> u16 {
         step(&self.breaks, "take_source_port");

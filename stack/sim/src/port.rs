@@ -9,8 +9,8 @@ use stack::config::TX_BURST;
 use stack::crc;
 use stack::id::{Mac, Mtu};
 use stack::port::{
-    Armed, Build, Destination, FlowKind, Frame, HeapPool, Host, Numbers, Port, PortError, PortInfo,
-    PortQueue, PortStats, Route, RxBurst, Stalled, TxBurst,
+    Armed, Build, FlowKind, Frame, HeapPool, Host, Numbers, Port, PortError, PortInfo, PortQueue, PortStats,
+    Route, Routes, RxBurst, Stalled, TxBurst,
 };
 use stack::sync::lock::lock;
 use stack::time::Instant;
@@ -160,13 +160,7 @@ impl PortQueue for SimQueue {
         n
     }
 
-    fn route_to(&mut self, _: Destination) -> Option<Route> {
-        Some(Route::default())
-    }
-    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
-        None
-    }
-    fn next_ended(&mut self) -> Option<Route> {
+    fn routes(&mut self) -> Option<&mut dyn Routes> {
         None
     }
     fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {

@@ -7,8 +7,8 @@
 use super::error::PortError;
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::info::{PortInfo, PortStats};
-use super::traits::{Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
-use crate::id::{Mtu, Qpn};
+use super::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Routes, Stalled};
+use crate::id::Qpn;
 use crate::time::Instant;
 use core::ops::RangeInclusive;
 
@@ -138,19 +138,10 @@ pub trait QueueLayer: Send {
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         self.inner().rx_burst(out)
     }
-    /// See [`PortQueue::route_to`].
+    /// See [`PortQueue::routes`].
     #[inline]
-    fn route_to(&mut self, to: Destination) -> Option<Route> {
-        self.inner().route_to(to)
-    }
-    /// See [`PortQueue::segment_on`].
-    fn segment_on(&mut self, route: Route) -> Option<Mtu> {
-        self.inner().segment_on(route)
-    }
-    /// See [`PortQueue::next_ended`].
-    #[inline]
-    fn next_ended(&mut self) -> Option<Route> {
-        self.inner().next_ended()
+    fn routes(&mut self) -> Option<&mut dyn Routes> {
+        self.inner().routes()
     }
     /// See [`PortQueue::take_source_port`].
     fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
@@ -202,15 +193,8 @@ impl<L: QueueLayer> PortQueue for L {
         QueueLayer::rx_burst(self, out)
     }
     #[inline]
-    fn route_to(&mut self, to: Destination) -> Option<Route> {
-        QueueLayer::route_to(self, to)
-    }
-    fn segment_on(&mut self, route: Route) -> Option<Mtu> {
-        QueueLayer::segment_on(self, route)
-    }
-    #[inline]
-    fn next_ended(&mut self) -> Option<Route> {
-        QueueLayer::next_ended(self)
+    fn routes(&mut self) -> Option<&mut dyn Routes> {
+        QueueLayer::routes(self)
     }
     fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
         QueueLayer::take_source_port(self, hint, kind)
@@ -251,7 +235,8 @@ impl<L: QueueLayer> PortQueue for L {
 mod tests {
     use super::super::{AtOnce, HeapPool, PortError};
     use super::*;
-    use crate::id::Mac;
+    use crate::id::{Mac, Mtu};
+    use crate::port::traits::Destination;
     use crate::registry::{Registry, Run};
     use core::net::IpAddr;
     use core::sync::atomic::{AtomicUsize, Ordering};
@@ -352,24 +337,28 @@ mod tests {
         fn announce(&self) {}
     }
 
+    impl Routes for Peculiar {
+        fn route_to(&mut self, to: Destination) -> Option<Route> {
+            assert_eq!(to, Destination::Process(Qpn::new(76)));
+            Some(Route(77))
+        }
+        fn segment_on(&mut self, route: Route) -> Option<Mtu> {
+            (route == Route(79)).then_some(Mtu::Mtu512)
+        }
+        fn next_ended(&mut self) -> Option<Route> {
+            Some(Route(78))
+        }
+    }
+
     impl PortQueue for Peculiar {
         fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
             self.called();
             out.push(Frame::from_vec(vec![1]));
             1
         }
-        fn route_to(&mut self, to: Destination) -> Option<Route> {
+        fn routes(&mut self) -> Option<&mut dyn Routes> {
             self.called();
-            assert_eq!(to, Destination::Process(Qpn::new(76)));
-            Some(Route(77))
-        }
-        fn segment_on(&mut self, route: Route) -> Option<Mtu> {
-            self.called();
-            (route == Route(79)).then_some(Mtu::Mtu512)
-        }
-        fn next_ended(&mut self) -> Option<Route> {
-            self.called();
-            Some(Route(78))
+            Some(self)
         }
         fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16 {
             self.called();
@@ -452,9 +441,10 @@ mod tests {
         assert!(got.is_empty());
         assert_eq!(queue.alloc().map(|frame| frame.capacity()), Some(7));
         queue.alloc_burst(&mut burst, 3);
-        assert_eq!(queue.route_to(Destination::Process(Qpn::new(76))), Some(Route(77)));
-        assert_eq!(queue.segment_on(Route(79)), Some(Mtu::Mtu512));
-        assert_eq!(queue.next_ended(), Some(Route(78)));
+        let routes = queue.routes().expect("the queue below has several");
+        assert_eq!(routes.route_to(Destination::Process(Qpn::new(76))), Some(Route(77)));
+        assert_eq!(routes.segment_on(Route(79)), Some(Mtu::Mtu512));
+        assert_eq!(routes.next_ended(), Some(Route(78)));
         assert_eq!(queue.take_source_port(77, FlowKind::Labelled), 78);
         queue.release_source_port(78);
         assert_eq!(queue.tx_burst(Route(77), &mut burst), 3);
@@ -462,6 +452,6 @@ mod tests {
         let stalled = queue.stalled(Route(2), Instant::ZERO.after_nanos(5));
         assert_eq!(stalled, Stalled::Yes(Duration::from_nanos(7)));
         assert!(matches!(queue.arm(), Armed::Down(time, None) if time.as_secs() == 772));
-        assert_eq!(calls.load(Ordering::Relaxed), 1 + 13);
+        assert_eq!(calls.load(Ordering::Relaxed), 1 + 11);
     }
 }

@@ -9,8 +9,7 @@ use super::info::{PortInfo, PortOptions, PortStats};
 use super::layer::{PortLayer, QueueLayer};
 use super::spec::PortSpec;
 use super::taken::Taken;
-use super::traits::{Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
-use crate::id::Mtu;
+use super::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Routes, Stalled};
 use crate::sync::lock::lock;
 use crate::time::Instant;
 use core::time::Duration;
@@ -171,13 +170,7 @@ impl PortQueue for DownQueue {
     fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
         0
     }
-    fn route_to(&mut self, _: Destination) -> Option<Route> {
-        Some(Route::default())
-    }
-    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
-        None
-    }
-    fn next_ended(&mut self) -> Option<Route> {
+    fn routes(&mut self) -> Option<&mut dyn Routes> {
         None
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

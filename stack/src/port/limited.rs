@@ -1,8 +1,7 @@
 //! A queue for tests, which takes so many frames, and has so many buffers, in all.
 
 use super::frame::{Frame, RxBurst, TxBurst};
-use super::traits::{Armed, Build, Destination, FlowKind, PortQueue, Route, Stalled};
-use crate::id::Mtu;
+use super::traits::{Armed, Build, FlowKind, PortQueue, Route, Routes, Stalled};
 use crate::time::Instant;
 
 pub(crate) struct Limited {
@@ -16,13 +15,7 @@ impl PortQueue for Limited {
     fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
         0
     }
-    fn route_to(&mut self, _: Destination) -> Option<Route> {
-        Some(Route::default())
-    }
-    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
-        None
-    }
-    fn next_ended(&mut self) -> Option<Route> {
+    fn routes(&mut self) -> Option<&mut dyn Routes> {
         None
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

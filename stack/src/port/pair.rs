@@ -5,8 +5,8 @@ use super::error::PortError;
 use super::frame::{Frame, HeapPool, RxBurst, TxBurst};
 use super::info::{PortInfo, PortOptions, PortStats};
 use super::taken::Taken;
-use super::traits::{Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
-use crate::id::{Mac, Mtu};
+use super::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Routes, Stalled};
+use crate::id::Mac;
 use crate::time::Instant;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
@@ -226,13 +226,7 @@ impl PortQueue for WireQueue {
         n
     }
 
-    fn route_to(&mut self, _: Destination) -> Option<Route> {
-        Some(Route::default())
-    }
-    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
-        None
-    }
-    fn next_ended(&mut self) -> Option<Route> {
+    fn routes(&mut self) -> Option<&mut dyn Routes> {
         None
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

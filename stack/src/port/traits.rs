@@ -87,22 +87,8 @@ pub trait PortQueue: Send {
     /// [`RX_BURST_BYTES`](crate::config::RX_BURST_BYTES), so that it is still in L1 or L2 when the caller reads it.
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize;
 
-    /// The route to a queue pair of a peer. `None`: the port is finding it out. A connection asks again in the next turns, and a thread
-    /// that sleeps is woken when it is known; datagrams leave by the default route meanwhile.
-    ///
-    /// Asked when the next hop of a destination is resolved: for datagrams again when neighbours or addresses have
-    /// changed, to another process for each; and for a connection again when its neighbour has. Over a port with a [`Host`] the stack
-    /// knows no neighbours, so there the route of a connection is that which it had when it was made.
-    fn route_to(&mut self, to: Destination) -> Option<Route>;
-
-    /// Bytes that a packet of a reliable connection may carry on this route, if both of its ends are this stack and may use more than the
-    /// path MTU that their programs chose: that of a network beside it.
-    fn segment_on(&mut self, route: Route) -> Option<Mtu>;
-
-    /// A route that leads nowhere any more: its peer is gone, and what it had sent was received before this. Its number may be given
-    /// to another one by the next call of this, so by then the caller uses it for nothing, and has handed over
-    /// ([`tx_burst`](Self::tx_burst)) what waits for it. Asked in each turn, once the port has said another route than the default.
-    fn next_ended(&mut self) -> Option<Route>;
+    /// What a port of several links knows of them; `None`: it has one, the default route. Whether there are several does not change.
+    fn routes(&mut self) -> Option<&mut dyn Routes>;
 
     /// The UDP source port for a flow of packets, by which networks choose a path and hosts a queue. `hint` is what the flow label or
     /// the queue pair numbers give ([`udp_source_port`](crate::wire::udp_source_port)): a port that writes no UDP headers itself
@@ -144,6 +130,26 @@ pub trait PortQueue: Send {
     /// Gives back frames that are no longer needed, and their slots in the port's rings to the sender; a port may keep the slots
     /// until this call or the next burst. Dropping frames gives back only the frames, and is slower for a whole burst.
     fn recycle(&mut self, frames: &mut RxBurst);
+}
+
+/// The links of a queue whose port has several.
+pub trait Routes {
+    /// The route to a queue pair of a peer. `None`: the port is finding it out. A connection asks again in the next turns, and a thread
+    /// that sleeps is woken when it is known; datagrams leave by the default route meanwhile.
+    ///
+    /// Asked when the next hop of a destination is resolved: for datagrams again when neighbours or addresses have
+    /// changed, to another process for each; and for a connection again when its neighbour has. Over a port with a [`Host`] the stack
+    /// knows no neighbours, so there the route of a connection is that which it had when it was made.
+    fn route_to(&mut self, to: Destination) -> Option<Route>;
+
+    /// Bytes that a packet of a reliable connection may carry on this route, if both of its ends are this stack and may use more than the
+    /// path MTU that their programs chose: that of a network beside it.
+    fn segment_on(&mut self, route: Route) -> Option<Mtu>;
+
+    /// A route that leads nowhere any more: its peer is gone, and what it had sent was received before this. Its number may be given
+    /// to another one by the next call of this, so by then the caller uses it for nothing, and has handed over
+    /// ([`tx_burst`](PortQueue::tx_burst)) what waits for it. Asked in each turn, once the port has said another route than the default.
+    fn next_ended(&mut self) -> Option<Route>;
 }
 
 /// Whether a queue signals that frames arrive.

@@ -15,8 +15,7 @@ use super::share::{self, Party, Share};
 use super::socket_file::{self, SocketFile};
 use super::spec::PortSpec;
 use super::taken::Taken;
-use super::traits::{Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled};
-use crate::id::Mtu;
+use super::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Routes, Stalled};
 use crate::sync::apart::{self, Apart};
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
@@ -332,13 +331,7 @@ impl PortQueue for UnixQueue {
         out.len() - before
     }
 
-    fn route_to(&mut self, _: Destination) -> Option<Route> {
-        Some(Route::default())
-    }
-    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
-        None
-    }
-    fn next_ended(&mut self) -> Option<Route> {
+    fn routes(&mut self) -> Option<&mut dyn Routes> {
         None
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

@@ -20,6 +20,7 @@ use super::qp::{Hop, INSIDE, Qp};
 use super::shared::Shared;
 use super::tx::writer::{Built, InPlace, Source, write_frames};
 use crate::config::{TX_BURST, TX_STALL};
+use crate::id::Mtu;
 use crate::port::{Destination, Frame, PortQueue, Route};
 use crate::time::Instant;
 
@@ -83,12 +84,23 @@ impl Outbox {
 
     /// The route to a peer, which has backlogs from now on; `None`: the port is finding it out.
     pub fn route_to(&mut self, to: Destination) -> Option<Route> {
-        let route = self.queue.route_to(to)?;
+        let Some(routes) = self.queue.routes() else { return Some(Route::default()) };
+        let route = routes.route_to(to)?;
         assert!(route != INSIDE, "the port has more routes than the {} that it may have", Route::COUNT);
         if route != Route::default() {
             let _ = self.on(route);
         }
         Some(route)
+    }
+
+    /// What a packet may carry on a route, where that is not the path MTU.
+    pub fn segment_on(&mut self, route: Route) -> Option<Mtu> {
+        self.queue.routes()?.segment_on(route)
+    }
+
+    /// The next route that leads nowhere any more.
+    pub fn next_ended(&mut self) -> Option<Route> {
+        self.queue.routes()?.next_ended()
     }
 
     /// The next IPv4 identification.

@@ -144,7 +144,7 @@ impl Peers {
 /// The queue pair's route is known: chooses how much its packets carry, if it has not, and says so in each.
 fn choose_segment(host: &mut IpHost<'_>, qp: &mut Qp) {
     if !qp.segments.is_chosen() && qp.ty == QpType::Rc {
-        let carried = host.outbox.queue.segment_on(qp.hop.route());
+        let carried = host.outbox.segment_on(qp.hop.route());
         qp.segments.choose(carried, qp.path_mtu());
         qp.requester.configure(&qp.requester_config());
     }

@@ -1,4 +1,4 @@
-//! Routes of a port that come and go ([`PortQueue::route_to`](crate::port::PortQueue::route_to)): connections that wait for theirs, and
+//! Routes of a port that come and go ([`Routes::route_to`](crate::port::Routes::route_to)): connections that wait for theirs, and
 //! those whose route has ended with the process at its end.
 
 use super::counters::Counter;
@@ -22,7 +22,7 @@ impl Shard {
     /// Takes routes that have ended from their queue pairs. A link ends seldom, so this may look at every queue pair.
     #[cold]
     pub(super) fn end_routes(&mut self) {
-        while let Some(route) = self.env.outbox.queue.next_ended() {
+        while let Some(route) = self.env.outbox.next_ended() {
             self.env.flush();
             for qp in self.qps.iter_mut().filter(|qp| qp.hop == Hop::Known(route)) {
                 self.env.lose_route(qp);
@@ -41,7 +41,7 @@ impl Env {
             qp.hop = Hop::Pending;
             self.resolve(qp);
         }
-        let carried = self.outbox.queue.segment_on(qp.hop.route());
+        let carried = self.outbox.segment_on(qp.hop.route());
         if qp.segments.adopt(segment, carried) {
             qp.responder.configure(&qp.responder_config());
         }

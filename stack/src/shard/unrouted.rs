@@ -1,4 +1,4 @@
-//! Connections that wait for their route ([`PortQueue::route_to`](crate::port::PortQueue::route_to)).
+//! Connections that wait for their route ([`Routes::route_to`](crate::port::Routes::route_to)).
 
 use std::collections::BTreeSet;
 use std::ops::Bound;

@@ -2,10 +2,9 @@
 
 use super::shared::Shared;
 use crate::config::{RX_BURST, TX_BURST};
-use crate::id::Mtu;
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
 use crate::port::frame::{Frame, RxBurst, TxBurst};
-use crate::port::traits::{Armed, Build, Destination, FlowKind, PortQueue, Route, Stalled};
+use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route, Routes, Stalled};
 use crate::time::Instant;
 use arrayvec::ArrayVec;
 use core::mem::{align_of, offset_of, size_of};
@@ -106,13 +105,7 @@ impl PortQueue for DpdkQueue {
         n
     }
 
-    fn route_to(&mut self, _: Destination) -> Option<Route> {
-        Some(Route::default())
-    }
-    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
-        None
-    }
-    fn next_ended(&mut self) -> Option<Route> {
+    fn routes(&mut self) -> Option<&mut dyn Routes> {
         None
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

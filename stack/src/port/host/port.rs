@@ -13,7 +13,7 @@ use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::info::{PortInfo, PortOptions, PortStats};
 use crate::port::layer::{PortLayer, QueueLayer};
 use crate::port::spec::PortSpec;
-use crate::port::traits::{Armed, Build, Destination, Port, PortQueue, Route, Stalled};
+use crate::port::traits::{Armed, Build, Destination, Port, PortQueue, Route, Routes, Stalled};
 use crate::port::udp;
 use crate::registry::{Registry, RegistryConfig};
 use crate::time::Instant;
@@ -131,28 +131,8 @@ impl QueueLayer for HostQueue {
         from_links + from_sockets
     }
 
-    fn route_to(&mut self, to: Destination) -> Option<Route> {
-        let Destination::Process(number) = to else { return Some(SOCKETS) };
-        // Queue pair 1 is that of each process: the sockets bring a message to the one that it is for.
-        if number.block().is_reserved() {
-            return Some(SOCKETS);
-        }
-        match self.links.route_to(number) {
-            Reach::Link(link) => Some(route_of(link)),
-            Reach::Asked => None,
-            Reach::Ourselves | Reach::Nobody => Some(SOCKETS),
-        }
-    }
-
-    fn segment_on(&mut self, route: Route) -> Option<Mtu> {
-        self.links.segment_on(link_of(route)?)
-    }
-
-    fn next_ended(&mut self) -> Option<Route> {
-        // First the number of the one before becomes free.
-        self.ended = None;
-        self.ended = self.links.next_ended();
-        self.ended.as_ref().map(|ended| route_of(ended.link()))
+    fn routes(&mut self) -> Option<&mut dyn Routes> {
+        Some(self)
     }
 
     fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
@@ -209,6 +189,32 @@ impl QueueLayer for HostQueue {
 
     fn recycle(&mut self, frames: &mut RxBurst) {
         self.links.recycle(frames);
+    }
+}
+
+impl Routes for HostQueue {
+    fn route_to(&mut self, to: Destination) -> Option<Route> {
+        let Destination::Process(number) = to else { return Some(SOCKETS) };
+        // Queue pair 1 is that of each process: the sockets bring a message to the one that it is for.
+        if number.block().is_reserved() {
+            return Some(SOCKETS);
+        }
+        match self.links.route_to(number) {
+            Reach::Link(link) => Some(route_of(link)),
+            Reach::Asked => None,
+            Reach::Ourselves | Reach::Nobody => Some(SOCKETS),
+        }
+    }
+
+    fn segment_on(&mut self, route: Route) -> Option<Mtu> {
+        self.links.segment_on(link_of(route)?)
+    }
+
+    fn next_ended(&mut self) -> Option<Route> {
+        // First the number of the one before becomes free.
+        self.ended = None;
+        self.ended = self.links.next_ended();
+        self.ended.as_ref().map(|ended| route_of(ended.link()))
     }
 }
 

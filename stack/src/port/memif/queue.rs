@@ -9,11 +9,10 @@ use super::slots::Impossible;
 use super::tx::Tx;
 use super::wake::Waker;
 use crate::crc::copy_function;
-use crate::id::Mtu;
 use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::stall::Stall;
 use crate::port::stock::Stock;
-use crate::port::traits::{Armed, Build, Destination, FlowKind, PortQueue, Route, Stalled};
+use crate::port::traits::{Armed, Build, FlowKind, PortQueue, Route, Routes, Stalled};
 use crate::time;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -198,13 +197,7 @@ impl PortQueue for MemifQueue {
         got.frames
     }
 
-    fn route_to(&mut self, _: Destination) -> Option<Route> {
-        Some(Route::default())
-    }
-    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
-        None
-    }
-    fn next_ended(&mut self) -> Option<Route> {
+    fn routes(&mut self) -> Option<&mut dyn Routes> {
         None
     }
     fn take_source_port(&mut self, hint: u16, _: FlowKind) -> u16 {

@@ -12,15 +12,13 @@ use super::rx::Receiver;
 use super::shared::Shared;
 use super::tx::Sender;
 use super::{steering, sys};
-use crate::id::{Mtu, Qpn};
+use crate::id::Qpn;
 use crate::port::counters::sum;
 use crate::port::error::PortError;
 use crate::port::frame::{Frame, HeapPool, RxBurst, TxBurst};
 use crate::port::info::{PortInfo, PortStats};
 use crate::port::taken::Taken;
-use crate::port::traits::{
-    Armed, Build, Destination, FlowKind, Host, Numbers, Port, PortQueue, Route, Stalled,
-};
+use crate::port::traits::{Armed, Build, FlowKind, Host, Numbers, Port, PortQueue, Route, Routes, Stalled};
 use crate::registry::{Registry, Run};
 use crate::time::Instant;
 
@@ -151,14 +149,7 @@ impl PortQueue for UdpQueue {
         self.receiver.as_mut().map_or(0, |receiver| receiver.burst(&self.shared, out))
     }
 
-    fn route_to(&mut self, _: Destination) -> Option<Route> {
-        Some(Route::default())
-    }
-
-    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
-        None
-    }
-    fn next_ended(&mut self) -> Option<Route> {
+    fn routes(&mut self) -> Option<&mut dyn Routes> {
         None
     }
 
