@@ -370,12 +370,12 @@ fn any_number_of_listeners_is_reached() {
 
 /// The keeper of a host, a server beside it that holds a request for its port 7501, and the client that waits for the answer.
 fn asked(lab: &Lab) -> [Child; 3] {
-    let mut keeper = Child::new(&lab, 1);
+    let mut keeper = Child::new(lab, 1);
     assert_eq!(keeper.order("listen tcp 7500 1"), "listening");
-    let mut server = Child::new(&lab, 1);
+    let mut server = Child::new(lab, 1);
     assert_eq!(server.order("hold"), "holding");
     assert_eq!(server.order("listen tcp 7501 1"), "listening");
-    let mut client = Child::new(&lab, 0);
+    let mut client = Child::new(lab, 0);
     client.tell(&format!("connect tcp {}:7501", V4[1].host));
     assert_eq!(server.order("held"), "held");
     [keeper, server, client]
