@@ -27,17 +27,25 @@ pub const UP: u32 = 3;
 /// A refusal.
 pub const REFUSED: u32 = 4;
 
-/// Slots of a ring.
-pub const SLOTS: u64 = 64;
+/// Base-2 logarithm of the slots of a ring.
+const LOG2: u32 = 9;
+const SLOTS: u64 = 1 << LOG2;
 const BUFFER: u64 = (MAX_FRAME as u64).next_multiple_of(64) + 64;
-const RING: u64 = 128 + 16 * SLOTS;
+/// Bytes of a ring without its buffers.
+pub const RING: u64 = 128 + 16 * SLOTS;
 /// Bytes of the memory of a link with one ring each way.
 pub const SIZE: u64 = 2 * (RING + SLOTS * BUFFER);
 /// Where the ring to who was called is.
 pub const TO_CALLED: u64 = 0;
 /// The one back.
 pub const TO_CALLER: u64 = RING;
-const COOKIE: u32 = 0x03e3_1f20;
+/// Where a ring has the index of who sends, and that of who receives.
+pub const HEAD: u64 = 6;
+/// The latter.
+pub const TAIL: u64 = 64;
+
+/// Version of links.
+pub const RELEASE: u32 = 2;
 
 /// A message: numbers behind the magic.
 pub fn message(version: u32, kind: u32, numbers: &[u32]) -> Vec<u8> {
@@ -56,7 +64,7 @@ pub fn about() -> Vec<u32> {
 
 /// Its number of the link, what it says of itself, and what it offers.
 pub fn offer() -> Vec<u32> {
-    let memory = [1, 6, BUFFER as u32, SIZE as u32, (SIZE >> 32) as u32];
+    let memory = [1, LOG2, BUFFER as u32, SIZE as u32, (SIZE >> 32) as u32];
     [vec![7], about(), memory.to_vec()].concat()
 }
 
@@ -76,24 +84,16 @@ pub fn memory(size: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// Memory as it should be: rings that are marked, with their buffers described.
+/// Memory as it should be, in which the first slot of the ring to who was called has a buffer.
 pub fn good_memory() -> OwnedFd {
-    marked_memory(SealFlags::SHRINK | SealFlags::GROW)
+    memory_with(SealFlags::SHRINK | SealFlags::GROW)
 }
 
 /// The same with other seals.
-pub fn marked_memory(seals: SealFlags) -> OwnedFd {
+pub fn memory_with(seals: SealFlags) -> OwnedFd {
     let fd = memory(SIZE, seals);
     let file = File::from(fd.try_clone().unwrap());
-    for ring in 0..2 {
-        let at = ring * RING;
-        file.write_all_at(&COOKIE.to_ne_bytes(), at).unwrap();
-        for slot in 0..SLOTS {
-            let offset = (2 * RING + (ring * SLOTS + slot) * BUFFER) as u32;
-            let descriptor = [0, BUFFER as u32, offset, 0].map(u32::to_ne_bytes).concat();
-            file.write_all_at(&descriptor, at + 128 + 16 * slot).unwrap();
-        }
-    }
+    file.write_all_at(&(2 * RING as u32).to_ne_bytes(), TO_CALLED + 128 + 8).unwrap();
     fd
 }
 
@@ -146,7 +146,7 @@ impl Liar {
         let request = [&b"ROCEJOIN"[..], &2u32.to_ne_bytes(), &VERSION.to_ne_bytes()].concat();
         liar.send(&request, &[]);
         let (bytes, mut fds) = liar.hear();
-        if bytes.get(..16) != Some(&message(1, HELLO, &[])[..16]) || fds.len() != 2 {
+        if bytes.get(..16) != Some(&message(RELEASE, HELLO, &[])[..16]) || fds.len() != 2 {
             return None;
         }
         liar.their_news = File::from(fds.remove(1));
@@ -170,8 +170,8 @@ impl Liar {
 
     /// Makes its offer. Returns whether there is a link.
     pub fn is_accepted(&self) -> bool {
-        self.send(&message(1, OFFER, &offer()), &self.all());
-        self.hear().0.get(..16) == Some(&message(1, UP, &[])[..16])
+        self.send(&message(RELEASE, OFFER, &offer()), &self.all());
+        self.hear().0.get(..16) == Some(&message(RELEASE, UP, &[])[..16])
     }
 
     /// The descriptors of an offer.
@@ -213,7 +213,7 @@ impl Liar {
     /// The reason of a refusal; nothing more comes then.
     pub fn refusal(&self) -> u32 {
         let (bytes, _) = self.hear();
-        assert_eq!(bytes.get(..16), Some(&message(1, REFUSED, &[])[..16]));
+        assert_eq!(bytes.get(..16), Some(&message(RELEASE, REFUSED, &[])[..16]));
         assert!(self.hear().0.is_empty());
         u32::from_ne_bytes(bytes[16..20].try_into().unwrap())
     }
@@ -223,12 +223,11 @@ impl Liar {
         self.memory.write_all_at(&number.to_ne_bytes(), at).unwrap();
     }
 
-    /// Sends a frame in the first slot, and gives all slots back in which others send.
+    /// Sends a frame in the first slot.
     pub fn send_first(&self, frame: &[u8]) {
         self.memory.write_all_at(frame, 2 * RING).unwrap();
         self.memory.write_all_at(&(frame.len() as u32).to_ne_bytes(), TO_CALLED + 128 + 4).unwrap();
-        self.put(TO_CALLED + 6, 1);
-        self.put(TO_CALLER + 6, SLOTS as u16);
+        self.put(TO_CALLED + HEAD, 1);
         self.tell();
     }
 

@@ -25,7 +25,7 @@ impl Shard {
     #[inline]
     pub(super) fn may_hold_back(&self) -> bool {
         let Env { outbox, completions, agenda, .. } = &self.env;
-        outbox.has_routes()
+        outbox.has_routes() && outbox.has_more()
             || outbox.any_waiting()
             || completions.deferring > 0
             || !agenda.answering.is_empty()

@@ -326,6 +326,7 @@ impl Outbox {
         let mut sent = self.first.flush(&mut *self.queue, Route::default(), now, counters);
         if self.more {
             sent += self.others.flush(&mut *self.queue, now, counters);
+            self.settle();
         }
         sent
     }
@@ -336,8 +337,8 @@ impl Outbox {
         self.more
     }
 
-    /// At the end of a turn: whether any are.
-    #[cold]
+    /// Looks whether any are.
+    #[inline]
     pub fn settle(&mut self) {
         self.more = self.others.any_in_use() || !self.first.is_left_alone();
     }

@@ -10,6 +10,7 @@ mod death;
 mod hostile;
 mod meeting;
 mod member;
+mod memory;
 
 /// The other process: see [`member`].
 #[test]

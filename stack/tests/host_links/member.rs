@@ -260,9 +260,35 @@ fn obey(words: &[&str], member: &mut Member) -> String {
             format!("up {} made {} ended {} refused {}", counts.up, counts.made, counts.ended, counts.refused)
         }
         "fork" => format!("fork {}", fork()),
+        "memory" => format!("memory {}", memory()),
+        "rest" => {
+            // It sleeps, but for what wakes it.
+            let start = Instant::now();
+            while memory() > number(1) {
+                member.poll();
+                member.sleep(|_| false);
+                assert!(start.elapsed() < PATIENCE, "{} bytes are left", memory());
+            }
+            "rested".into()
+        }
         "sleep" => sleep(member),
         other => panic!("{other}"),
     }
+}
+
+/// Bytes of memory that this process has of links, as far as they were touched by either end.
+fn memory() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut all, mut is_link) = (0, false);
+    for line in maps.lines() {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("Rss:") if is_link => all += 1024 * words.next().unwrap().parse::<usize>().unwrap(),
+            Some(first) if !first.ends_with(':') => is_link = line.contains("memfd:roce-link"),
+            _ => {}
+        }
+    }
+    all
 }
 
 /// Sends so many frames to each of these runs, and receives as many from each.

@@ -2,7 +2,8 @@
 
 use super::Input;
 use crate::host_liar::{
-    HELLO, Liar, MAX_FRAME, NEWS, OFFER, REFUSED, SIZE, TO_CALLED, TO_CALLER, UP, about, message, offer,
+    HELLO, Liar, MAX_FRAME, NEWS, OFFER, REFUSED, RELEASE, SIZE, TO_CALLED, TO_CALLER, UP, about, message,
+    offer,
 };
 use rustix::fs::{FallocateFlags, OFlags};
 use stack::port::host::{LinkId, LinkQueue, Links, LinksConfig};
@@ -54,14 +55,14 @@ fn say(liar: &Liar, input: &mut Input<'_>) {
         numbers[at] = input.u32();
     }
     let bytes = match input.u8() % 8 {
-        0 => message(1, HELLO, &about()),
-        1 | 2 => message(1, OFFER, &numbers),
-        3 => message(1, UP, &[input.u32() % 300]),
-        4 => message(1, REFUSED, &[u32::from(input.u8() % 6)]),
+        0 => message(RELEASE, HELLO, &about()),
+        1 | 2 => message(RELEASE, OFFER, &numbers),
+        3 => message(RELEASE, UP, &[input.u32() % 300]),
+        4 => message(RELEASE, REFUSED, &[u32::from(input.u8() % 6)]),
         5 => message(input.u32(), u32::from(input.u8() % 8), &numbers),
         6 => (0..input.u8()).map(|_| input.u8()).collect(),
         _ => {
-            liar.send(&message(1, OFFER, &offer()), &liar.all());
+            liar.send(&message(RELEASE, OFFER, &offer()), &liar.all());
             return;
         }
     };

@@ -5,6 +5,7 @@ use super::id::{LinkId, Links};
 use super::news::TOGETHER;
 use super::queue::{ALL_EVERY, LinkQueue, NEAR, TURN};
 use crate::port::frame::RxBurst;
+use crate::port::memif::queue_end::LOOK_AGAIN;
 use crate::port::memif::ring::Attention;
 use crate::port::memif::wake::Waker;
 use crate::sync::news;
@@ -78,6 +79,7 @@ impl LinkQueue {
             return;
         }
         self.all_at = now + ALL_EVERY;
+        self.use_few_when_idle(now);
         for link in &self.order {
             self.shared.news.tell(self.index, LinkId(*link));
         }
@@ -89,27 +91,26 @@ impl LinkQueue {
         if sleeps {
             self.tell(link);
         }
-        if !self.owed.contains(&link) {
-            let _ = self.owed.try_push(link);
+        if !self.sent.contains(&link) {
+            let _ = self.sent.try_push(link);
+            if self.look_in == 0 {
+                self.look_in = LOOK_AGAIN;
+            }
         }
     }
 
-    /// Looks again whether those are awake to whom something was sent.
+    /// Looks again whether those are awake to whom something was sent before it was looked last.
     #[cold]
     pub(super) fn look_again(&mut self) {
-        let mut at = 0;
-        while let Some(link) = self.owed.get(at).copied() {
-            let end = self.ends[usize::from(link)].as_mut();
-            let (sleeps, owes) =
-                end.map_or((false, false), |end| (end.tx.look_again(), end.tx.owes_a_look()));
-            if sleeps {
+        for link in core::mem::take(&mut self.owed) {
+            let end = self.ends[usize::from(link)].as_ref();
+            if end.is_some_and(|end| !end.tx.is_polled()) {
                 self.tell(link);
             }
-            if owes {
-                at += 1;
-            } else {
-                self.owed.swap_remove(at);
-            }
+        }
+        self.owed = core::mem::take(&mut self.sent);
+        if !self.owed.is_empty() {
+            self.look_in = LOOK_AGAIN;
         }
     }
 

@@ -1,18 +1,23 @@
 //! One shard's end of a link: the ring on which it sends, and those from which it receives.
 
+use super::budget::{Budget, FIRST, Grant, Unused};
 use super::shared::Link;
-use super::terms::rings_to;
+use super::terms::{LOG2, rings_to};
+use crate::config::TX_BURST;
 use crate::crc::copy_function;
-use crate::port::frame::RxBurst;
+use crate::port::frame::{Frame, RxBurst};
 use crate::port::memif::queue_end::TxEnd;
 use crate::port::memif::ring::Attention;
 use crate::port::memif::rx::{Received, Rx};
 use crate::port::memif::slots::Impossible;
-use crate::port::memif::tx::Tx;
+use crate::port::memif::tx::{Burst, Tx};
 use crate::port::stall::Stall;
 use crate::port::stock::Stock;
+use crate::port::traits::Build;
+use crate::sync::eventfd::EventFd;
+use arrayvec::ArrayVec;
 use core::time::Duration;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A shard's end of a link.
 pub(super) struct End {
@@ -22,6 +27,11 @@ pub(super) struct End {
     pub rx: Vec<Rx>,
     /// The ring to the other process.
     pub tx: TxEnd,
+    /// What the ring has of the budget, and what it gave up of its memory, until that is done.
+    grant: Grant,
+    given_up: Weak<Unused>,
+    /// The next slot when it was looked at last.
+    sent_before: u16,
     /// Whether that takes what waits for it.
     pub stall: Stall,
     /// Whether the rings are looked at in each burst, and how many brought nothing.
@@ -34,7 +44,13 @@ impl End {
     ///
     /// # Errors
     /// Its rings are not in its memory.
-    pub fn new(link: Arc<Link>, shard: usize, shards: usize, stall: Duration) -> Result<Self, String> {
+    pub fn new(
+        link: Arc<Link>,
+        shard: usize,
+        shards: usize,
+        stall: Duration,
+        budget: &Arc<Budget>,
+    ) -> Result<Self, String> {
         let (connection, max_frame) = (&link.connection, link.max_frame);
         let ring = |number| {
             let (ring, buffers) = connection.receiving(number)?;
@@ -45,8 +61,79 @@ impl End {
         let rx = rings_to(shard, shards, link.their_queues).map(ring).collect::<Result<_, String>>()?;
         let (ring, buffers) = connection.sending(shard)?;
         let event = Arc::clone(&connection.tx[shard].event);
-        let tx = TxEnd::new(Tx::new(ring, buffers, max_frame), event);
-        Ok(Self { link, rx, tx, stall: Stall::new(stall), is_near: false, idle: 0 })
+        let tx = TxEnd::new(Tx::growing(ring, buffers, max_frame, FIRST), event);
+        Ok(Self {
+            link,
+            rx,
+            tx,
+            grant: Grant::new(budget),
+            given_up: Weak::new(),
+            sent_before: 0,
+            stall: Stall::new(stall),
+            is_near: false,
+            idle: 0,
+        })
+    }
+
+    /// Sends frames as long as there is room.
+    ///
+    /// # Errors
+    /// The other process moved an index to where it cannot be.
+    #[inline]
+    pub fn send(&mut self, frames: &[Frame], keeper: &EventFd) -> Result<Burst, Impossible> {
+        let mut done = self.tx.burst(frames)?;
+        while self.tx.wants_more() && done.taken < frames.len() && self.use_more(keeper) {
+            let more = self.tx.burst(&frames[done.taken..])?;
+            done.taken += more.taken;
+            done.dropped += more.dropped;
+            done.bytes += more.bytes;
+        }
+        Ok(done)
+    }
+
+    /// Has frames built: see [`Tx::build`].
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    #[inline]
+    pub fn build(
+        &mut self,
+        most: usize,
+        builder: &mut dyn Build,
+        keeper: &EventFd,
+    ) -> Result<Option<ArrayVec<u32, TX_BURST>>, Impossible> {
+        let lens = self.tx.build(most, builder)?;
+        if self.tx.wants_more() && self.use_more(keeper) {
+            // All buffers were in flight, so nothing was built.
+            return self.tx.build(most, builder);
+        }
+        Ok(lens)
+    }
+
+    /// All buffers are in flight: uses more of them, if the budget has them. Returns whether it does. The keeper sees to it that a shard
+    /// that sleeps looks whether they are still needed.
+    #[cold]
+    fn use_more(&mut self, keeper: &EventFd) -> bool {
+        let more = self.tx.bytes_of(0..self.tx.count());
+        let has_more = self.given_up.strong_count() == 0 && self.grant.take(more.len());
+        if has_more {
+            self.tx.grow();
+            keeper.signal();
+        }
+        has_more
+    }
+
+    /// Uses few buffers again, if nothing was sent since this was called last. Returns the others.
+    pub fn use_few_when_idle(&mut self, budget: &Arc<Budget>) -> Option<Arc<Unused>> {
+        let next = self.tx.next();
+        let is_idle = core::mem::replace(&mut self.sent_before, next) == next;
+        if !is_idle || self.tx.count() <= FIRST || !self.tx.shrink_to(FIRST) {
+            return None;
+        }
+        let grant = core::mem::replace(&mut self.grant, Grant::new(budget));
+        let unused = Arc::new(Unused::new(&self.link, self.tx.bytes_of(FIRST..1 << LOG2), grant));
+        self.given_up = Arc::downgrade(&unused);
+        Some(unused)
     }
 
     /// Receives up to so many frames.

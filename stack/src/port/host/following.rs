@@ -15,9 +15,10 @@ impl LinkQueue {
         for link in self.shared.links().into_iter().flatten() {
             let at = usize::from(link.id.0);
             if link.take(self.index) {
-                let Shared { queues, stall, .. } = &*self.shared;
+                let Shared { queues, stall, budget, .. } = &*self.shared;
+                let end = End::new(Arc::clone(&link), self.index, *queues, *stall, budget);
                 // Its rings are in its memory: that was checked when it was made.
-                self.ends[at] = End::new(Arc::clone(&link), self.index, *queues, *stall).ok().map(Box::new);
+                self.ends[at] = end.ok().map(Box::new);
                 // It may have been used already.
                 self.shared.news.tell(self.index, link.id);
             }

@@ -14,7 +14,7 @@ use crate::registry::Run;
 use arrayvec::ArrayVec;
 
 /// Version of the messages and of the memory.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// `ROCELINK`.
 const MAGIC: u64 = u64::from_ne_bytes(*b"ROCELINK");
 /// Bytes of a message.
@@ -251,7 +251,7 @@ mod tests {
     }
 
     fn all() -> [Message; 8] {
-        let offer = Offer { queues: 3, log2: 6, buffer: 4288, size: 1 << 20 };
+        let offer = Offer { queues: 3, log2: 9, buffer: 4288, size: 1 << 20 };
         let [a, b, c, d] = REFUSALS.map(Message::Refused);
         let [first, last] = [0, LINKS_MAX as u8 - 1].map(LinkId);
         [
@@ -283,7 +283,7 @@ mod tests {
         let fault = Message::parse(&bytes, 4).unwrap_err();
         assert_eq!(fault, Fault::Unlike(9));
         let words = fault.to_string();
-        assert!(["version 9", "version 1", "one release"].iter().all(|part| words.contains(part)), "{words}");
+        assert!(["version 9", "version 2", "one release"].iter().all(|part| words.contains(part)), "{words}");
     }
 
     #[test]

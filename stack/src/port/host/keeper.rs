@@ -6,6 +6,7 @@
 //! at the run's name. What a process says of its runs is only a reason to look there.
 
 use super::greeting::Fault;
+use super::growing::IDLE;
 use super::id::{LINKS_MAX, LinkId};
 use super::inbox::Inbox;
 use super::meeting::{Made, Meeting, Step};
@@ -54,6 +55,8 @@ pub struct Keeper {
     ended: Vec<Arc<Link>>,
     /// Connections that are over.
     pub(super) closing: Vec<Talk>,
+    /// When shards are woken to look which links are idle, where some use much memory.
+    idle_at: Option<Instant>,
     waker: Option<Waker>,
     /// The last text that was logged: it is not repeated.
     logged: Option<String>,
@@ -82,6 +85,7 @@ impl Keeper {
             up: Vec::new(),
             ended: Vec::new(),
             closing: Vec::new(),
+            idle_at: None,
             logged: None,
         }
     }
@@ -108,6 +112,7 @@ impl Keeper {
         let is_held = !self.closing.is_empty()
             || self.inbox.has_calls()
             || self.meetings.iter().any(|meeting| meeting.is_held);
+        let times = times.chain(self.idle_at);
         let due = times.chain(is_held.then(|| now + RETRY)).min();
         let timeout = due.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
         let met = self.meetings.iter().filter(|meeting| !meeting.is_held);
@@ -138,7 +143,19 @@ impl Keeper {
         }
     }
 
+    /// Gives back memory, and has shards that sleep look for more of it.
+    fn look_for_unused(&mut self, now: Instant) {
+        self.shared.discard_unused();
+        let is_due = self.idle_at.is_some_and(|at| at <= now);
+        if is_due {
+            self.wake();
+        }
+        let is_used = self.shared.budget.is_used();
+        self.idle_at = self.idle_at.filter(|_| !is_due).or(is_used.then(|| now + IDLE));
+    }
+
     fn take_steps(&mut self, now: Instant) {
+        self.look_for_unused(now);
         self.up.iter_mut().for_each(|up| up.talk.flush(now));
         self.closing = core::mem::take(&mut self.closing).into_iter().filter_map(Talk::close).collect();
         let closing = |pid| self.closing.iter().filter(|talk| talk.pid() == pid).count();

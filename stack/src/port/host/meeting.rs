@@ -4,9 +4,9 @@ use super::greeting::{Message, Refusal};
 use super::id::LinkId;
 use super::talk::{Talk, Told};
 use super::terms::{About, Offer, Terms};
-use crate::port::memif::connection::{Connection, RingLocation};
+use crate::port::memif::connection::Connection;
 use crate::port::memif::region;
-use crate::port::memif::shm::Fill;
+use crate::port::memif::shm::{Fill, Region};
 use crate::registry::Run;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -108,10 +108,8 @@ pub fn offer(
     now: Instant,
 ) -> Result<Made, (Refusal, String)> {
     let terms = Terms::of(&us.about, them);
-    let (memory, region) = terms.layout.make("roce-link", Fill::AsUsed).map_err(exhausted)?;
-    // Who receives on a ring is woken by its own event.
-    let events = [&told.event, &us.event].map(|event| vec![Arc::clone(event); terms.layout.queues]);
-    let connection = Connection::of_client(terms.layout, region, events);
+    let (memory, region) = terms.layout.make_empty("roce-link", Fill::AsUsed).map_err(exhausted)?;
+    let connection = connection(us, &terms, &told, region, true);
     let offer = Message::Offer(us.about.clone(), terms.offer(), link);
     // The descriptor of the memory is closed when it is sent.
     talk.say(now, &offer, [vec![Arc::new(memory)], us.told()].concat());
@@ -135,18 +133,14 @@ pub fn accept(
         return Err(wrong(format!("it offers {offer:?}, where {:?} was due", terms.offer())));
     }
     let region = region::take(memory.as_fd(), offer.size, Fill::AsUsed).map_err(wrong)?;
-    let layout = terms.layout;
-    let rings = |to_server: bool, event: &Arc<OwnedFd>| {
-        let ring = |index| RingLocation {
-            offset: layout.ring(to_server, index),
-            log2: layout.log2,
-            event: Arc::clone(event),
-        };
-        (0..layout.queues).map(ring).collect()
-    };
-    let connection =
-        Connection::of_server(region, rings(true, &us.event), rings(false, &told.event)).map_err(wrong)?;
+    let connection = connection(us, &terms, &told, region, false);
     Ok(Made { terms, connection, told })
+}
+
+/// The rings in a region: who receives on one is woken by its own event.
+fn connection(us: &Us, terms: &Terms, told: &Told, region: Arc<Region>, calls: bool) -> Connection {
+    let events = [&told.event, &us.event].map(|event| vec![Arc::clone(event); terms.layout.queues]);
+    Connection::of_equal(terms.layout, region, calls, events)
 }
 
 fn exhausted(error: std::io::Error) -> (Refusal, String) {

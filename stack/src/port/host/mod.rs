@@ -10,10 +10,12 @@
 //! make this process wait. A fork has nothing of its parent's links.
 
 mod attention;
+mod budget;
 mod end;
 mod ended;
 mod following;
 mod greeting;
+mod growing;
 mod id;
 mod inbox;
 mod keeper;

@@ -25,9 +25,9 @@ use std::sync::Arc;
 const SOCKETS: Route = Route(0);
 const _: () = assert!(LINKS_MAX < Route::COUNT);
 
-/// While there are links, sockets are asked in one of so many bursts: asking is a system call. After they brought or sent something they
-/// are asked in each of the next bursts.
-const SELDOM: u32 = 32;
+/// While there are links, sockets are asked when bursts and the frames of links are so many: asking is a system call, and takes as long
+/// as several bursts. After they brought or sent something they are asked in each of the next bursts.
+const SELDOM: u32 = 256;
 const OFTEN_FOR: u32 = 1024;
 
 fn route_of(link: LinkId) -> Route {
@@ -79,7 +79,7 @@ impl PortLayer for HostPort {
 /// When the sockets are asked.
 #[derive(Debug, Default)]
 struct Look {
-    /// Bursts since they were asked.
+    /// Bursts and frames of links since they were asked.
     since: u32,
     /// Bursts in which they are asked each time.
     often: u32,
@@ -91,9 +91,10 @@ impl Look {
         self.often = OFTEN_FOR;
     }
 
-    /// Whether a burst asks them.
-    fn now(&mut self, has_links: bool) -> bool {
-        self.since += 1;
+    /// Whether a burst asks them, in which links brought so many frames.
+    #[inline]
+    fn now(&mut self, has_links: bool, frames: usize) -> bool {
+        self.since += 1 + frames as u32;
         let now = !has_links || self.often > 0 || self.since >= SELDOM;
         self.often = self.often.saturating_sub(1);
         if now {
@@ -121,7 +122,7 @@ impl QueueLayer for HostQueue {
 
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         let from_links = self.links.rx_burst(out);
-        if !self.look.now(self.links.has_any()) {
+        if !self.look.now(self.links.has_any(), from_links) {
             return from_links;
         }
         let from_sockets = self.sockets.rx_burst(out);
@@ -234,12 +235,17 @@ mod tests {
 
     #[test]
     fn sockets_are_asked_often_while_they_have_something() {
-        let asked = |look: &mut Look, bursts: u32| (0..bursts).filter(|_| look.now(true)).count() as u32;
+        let asked = |look: &mut Look, bursts: u32| (0..bursts).filter(|_| look.now(true, 0)).count() as u32;
         let mut look = Look::default();
         assert_eq!(asked(&mut look, 10 * SELDOM), 10);
         look.wait_for_more();
         assert_eq!(asked(&mut look, OFTEN_FOR), OFTEN_FOR);
         assert_eq!(asked(&mut look, 10 * SELDOM), 10);
-        assert_eq!((0..100).filter(|_| look.now(false)).count(), 100, "there is nothing else to ask");
+        assert_eq!(
+            (0..10 * SELDOM).filter(|_| look.now(true, 9)).count(),
+            98,
+            "a burst of nine counts as ten"
+        );
+        assert_eq!((0..100).filter(|_| look.now(false, 9)).count(), 100, "there is nothing else to ask");
     }
 }

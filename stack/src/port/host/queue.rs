@@ -68,8 +68,13 @@ pub struct LinkQueue {
     bursts: u32,
     /// When all links are looked at next.
     pub(super) all_at: Instant,
-    /// Links on which something was sent, whose receivers may have gone to sleep meanwhile.
+    /// When it is looked next which links are idle.
+    pub(super) idle_at: Instant,
+    /// Links on which something was sent, whose receivers may have gone to sleep meanwhile: lately, and some time ago. And empty bursts
+    /// until it is looked whether the latter sleep.
+    pub(super) sent: ArrayVec<u8, LINKS_MAX>,
     pub(super) owed: ArrayVec<u8, LINKS_MAX>,
+    pub(super) look_in: u32,
     /// Links that brought something in the last burst.
     fed: ArrayVec<u8, RX_BURST>,
     pub(super) ending: Vec<Ending>,
@@ -90,7 +95,10 @@ impl LinkQueue {
             near: ArrayVec::new(),
             bursts: 0,
             all_at: Instant::now(),
+            idle_at: Instant::now(),
+            sent: ArrayVec::new(),
             owed: ArrayVec::new(),
+            look_in: 0,
             fed: ArrayVec::new(),
             ending: Vec::new(),
             ended: VecDeque::new(),
@@ -165,6 +173,26 @@ impl LinkQueue {
         if self.bursts.is_multiple_of(CLOCK_EVERY) {
             self.tell_of_all();
         }
+        match self.near.as_slice() {
+            // Alone, it is looked at in any case.
+            [link] if self.order.len() == 1 => _ = self.receive_from(*link, RX_BURST, out),
+            _ => self.receive_in_turn(out),
+        }
+        let frames = out.len() - before;
+        if frames == 0 && self.look_in > 0 {
+            self.look_in -= 1;
+            if self.look_in == 0 {
+                self.look_again();
+            }
+        }
+        if !self.ending.is_empty() {
+            self.settle();
+        }
+        frames
+    }
+
+    /// Receives from the links that are looked at in each burst, and from those of which there are news.
+    fn receive_in_turn(&mut self, out: &mut RxBurst) {
         let mut more = ArrayVec::<u8, { RX_BURST / TURN }>::new();
         let turn = core::mem::take(&mut self.turn);
         let told = self.told();
@@ -185,14 +213,6 @@ impl LinkQueue {
                 self.receive_from(link, RX_BURST, out);
             }
         }
-        let frames = out.len() - before;
-        if frames == 0 && !self.owed.is_empty() {
-            self.look_again();
-        }
-        if !self.ending.is_empty() {
-            self.settle();
-        }
-        frames
     }
 
     /// Receives up to so many frames from a link; returns how many.
@@ -225,7 +245,7 @@ impl LinkQueue {
         }
         self.follow();
         let Some(end) = &mut self.ends[usize::from(link.0)] else { return self.drop_all(frames) };
-        let Ok(done) = end.tx.burst(frames) else {
+        let Ok(done) = end.send(frames, &self.shared.keeper) else {
             self.give_up(link.0);
             self.settle();
             return self.drop_all(frames);
@@ -254,7 +274,7 @@ impl LinkQueue {
         }
         self.follow();
         let end = self.ends[usize::from(link.0)].as_mut()?;
-        match end.tx.build(most, builder) {
+        match end.build(most, builder, &self.shared.keeper) {
             Ok(lens) => {
                 let lens = lens?;
                 if !lens.is_empty() {
@@ -288,6 +308,7 @@ impl LinkQueue {
         if !(self.ending.is_empty() && self.ended.is_empty()) {
             return Armed::Pending;
         }
+        self.use_few_when_idle(Instant::now());
         for link in self.order.clone() {
             let Some(end) = &mut self.ends[usize::from(link)] else { continue };
             for rx in &mut end.rx {
@@ -297,7 +318,9 @@ impl LinkQueue {
                 self.tell(link);
             }
         }
+        self.sent.clear();
         self.owed.clear();
+        self.look_in = 0;
         // One fence for all.
         asymmetric::heavy_between_processes();
         let mut is_quiet = self.shared.changes() == self.seen;

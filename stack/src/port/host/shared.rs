@@ -4,6 +4,7 @@
 //! when that has changed. A link that has ended stays there until each queue has taken its end; who has a [`Link`] keeps its number from
 //! being used again.
 
+use super::budget::{Budget, Unused};
 use super::id::{LINKS_MAX, LinkId};
 use super::meeting::Made;
 use super::news::News;
@@ -129,6 +130,9 @@ pub struct Shared {
     pub news: News,
     pub news_fd: Arc<OwnedFd>,
     pub(super) pool: HeapPool,
+    /// The memory of links, and what is to be given back of it.
+    pub budget: Arc<Budget>,
+    unused: Mutex<Vec<Arc<Unused>>>,
     pub(super) counters: Vec<Counters>,
     /// Frames that were sent on links that had ended.
     pub(super) tx_ended: AtomicU64,
@@ -160,6 +164,8 @@ impl Shared {
             news,
             news_fd: Arc::new(news_fd),
             pool,
+            budget: Arc::default(),
+            unused: Mutex::default(),
             counters: (0..queues).map(|_| Counters::default()).collect(),
             tx_ended: AtomicU64::new(0),
             counts: Mutex::default(),
@@ -203,6 +209,18 @@ impl Shared {
             *listed = None;
         }
         Arc::strong_count(link) == 1
+    }
+
+    /// Has the keeper give memory back.
+    pub fn give_back(&self, unused: Arc<Unused>) {
+        lock(&self.unused).push(unused);
+        self.keeper.signal();
+    }
+
+    /// Gives memory back.
+    pub fn discard_unused(&self) {
+        let unused = core::mem::take(&mut *lock(&self.unused));
+        drop(unused);
     }
 
     /// Tells the keeper that the process at the other end of a link writes what cannot be.

@@ -1,7 +1,7 @@
 //! What two processes come to terms about: how many rings, how long frames are, and how their memory is laid out.
 //!
-//! The process that calls makes the memory and uses it as the client of a memif does; the other one as the server. There is a ring each
-//! way for each shard of the process that has more of them. A shard sends on the ring of its own number, and receives from those whose
+//! The process that calls makes the memory. There is a ring each way for each shard of the process that has more of them, and each
+//! process lays out the buffers of the rings on which it sends. A shard sends on the ring of its own number, and receives from those whose
 //! number, modulo the shards of its process, is its own. So each ring has one sender and one receiver.
 
 use crate::config::RUNS_PER_PROCESS;
@@ -9,8 +9,8 @@ use crate::port::memif::region::Layout;
 use crate::registry::Run;
 use arrayvec::ArrayVec;
 
-/// Base-2 logarithm of the slots of a ring.
-pub const LOG2: u8 = 6;
+/// Base-2 logarithm of the slots of a ring. How many of them are in use at a time is the sender's to decide ([`budget`](super::budget)).
+pub const LOG2: u8 = 9;
 
 /// What a process says of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -85,7 +85,7 @@ mod tests {
             }
         }
         let most = about(SHARDS_MAX, 16 << 10);
-        assert!(Terms::of(&most, &most).layout.size() < 64 << 20);
+        assert!(Terms::of(&most, &most).layout.size() < 512 << 20);
     }
 
     // Goal: each ring has one receiver, whatever the numbers of shards.

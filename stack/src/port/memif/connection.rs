@@ -13,8 +13,6 @@ use std::sync::{Arc, Mutex};
 pub struct Connection {
     /// Its memory.
     pub region: Arc<Region>,
-    /// A client's layout; `None` for a server, which reads it from the descriptors.
-    pub layout: Option<Layout>,
     /// Rings on which this end receives.
     pub rx: Vec<RingLocation>,
     /// Rings on which it sends.
@@ -25,12 +23,14 @@ pub struct Connection {
     pub number: u64,
 }
 
-/// Where a ring is, and the event that wakes its receiver.
+/// Where a ring and its buffers are, and the event that wakes its receiver.
 pub struct RingLocation {
     /// Where it begins.
     pub offset: u32,
     /// Base-2 logarithm of its slots.
     pub log2: u8,
+    /// Its buffers.
+    pub buffers: Buffers,
     /// Wakes the receiver.
     pub event: Arc<OwnedFd>,
 }
@@ -38,26 +38,59 @@ pub struct RingLocation {
 /// A ring and its buffers.
 pub type RingEnd = (Ring, Buffers);
 
+/// The rings of one direction, one for each event.
+fn rings(
+    layout: &Layout,
+    to_server: bool,
+    events: Vec<Arc<OwnedFd>>,
+    buffers: impl Fn(usize) -> Buffers,
+) -> Vec<RingLocation> {
+    let location = |(index, event)| RingLocation {
+        offset: layout.ring(to_server, index),
+        log2: layout.log2,
+        buffers: buffers(index),
+        event,
+    };
+    events.into_iter().enumerate().map(location).collect()
+}
+
 impl Connection {
-    /// A client's, who has laid out the memory. `events`: those of the rings to the server, and of those back.
+    /// A memif client's, who has laid out the memory. `events`: those of the rings to the server, and of those back.
     pub fn of_client(layout: Layout, region: Arc<Region>, events: [Vec<Arc<OwnedFd>>; 2]) -> Self {
-        let locations = |to_server: bool, events: Vec<Arc<OwnedFd>>| {
-            let location = |(index, event)| RingLocation {
-                offset: layout.ring(to_server, index),
-                log2: layout.log2,
-                event,
-            };
-            events.into_iter().enumerate().map(location).collect()
-        };
         let [to_server, to_client] = events;
-        let (tx, rx) = (locations(true, to_server), locations(false, to_client));
-        let buffers = |index| (layout.buffers(true, index), layout.buffer << layout.log2);
-        let wanted: Vec<_> = (0..layout.queues).map(buffers).collect();
-        let lent = lent(&region, &wanted);
-        Self { region, layout: Some(layout), rx, tx, lent, number: 0 }
+        let tx = rings(&layout, true, to_server, |index| layout.buffers(true, index));
+        let rx = rings(&layout, false, to_client, |index| layout.buffers(false, index));
+        Self::new(&layout, true, region, rx, tx)
     }
 
-    /// A server's, who was told where the rings are.
+    /// One of two ends each of which has laid out the buffers of the rings on which it sends. `events`: those of the rings on which this
+    /// end sends, and of those on which it receives.
+    pub fn of_equal(
+        layout: Layout,
+        region: Arc<Region>,
+        is_client: bool,
+        events: [Vec<Arc<OwnedFd>>; 2],
+    ) -> Self {
+        let [sending, receiving] = events;
+        let tx = rings(&layout, is_client, sending, |index| layout.buffers(is_client, index));
+        let rx = rings(&layout, !is_client, receiving, |_| Buffers::Theirs);
+        Self::new(&layout, is_client, region, rx, tx)
+    }
+
+    /// Of an end that has laid out the buffers of the rings on which it sends.
+    fn new(
+        layout: &Layout,
+        is_client: bool,
+        region: Arc<Region>,
+        rx: Vec<RingLocation>,
+        tx: Vec<RingLocation>,
+    ) -> Self {
+        let wanted: Vec<_> = (0..tx.len()).map(|index| layout.room(is_client, index)).collect();
+        let lent = lent(&region, &wanted);
+        Self { region, rx, tx, lent, number: 0 }
+    }
+
+    /// A memif server's, who was told where the rings are.
     ///
     /// # Errors
     /// Something else is there.
@@ -75,7 +108,7 @@ impl Connection {
         let described = |at: &RingLocation| Ring::new(&region, at.offset, at.log2).ok()?.described();
         let wanted: Vec<_> = tx.iter().map(|at| described(at).unwrap_or((0, 0))).collect();
         let lent = lent(&region, &wanted);
-        Ok(Self { region, layout: None, rx, tx, lent, number: 0 })
+        Ok(Self { region, rx, tx, lent, number: 0 })
     }
 
     /// The ring with this number on which this end receives.
@@ -83,7 +116,7 @@ impl Connection {
     /// # Errors
     /// It is not in the region.
     pub fn receiving(&self, index: usize) -> Result<RingEnd, String> {
-        self.end(&self.rx[index], false, index)
+        self.end(&self.rx[index])
     }
 
     /// The ring with this number on which this end sends. Who takes it first builds frames in its buffers.
@@ -91,20 +124,15 @@ impl Connection {
     /// # Errors
     /// It is not in the region.
     pub fn sending(&self, index: usize) -> Result<RingEnd, String> {
-        let (mut ring, buffers) = self.end(&self.tx[index], true, index)?;
+        let (mut ring, buffers) = self.end(&self.tx[index])?;
         if let Some(lent) = lock(&self.lent[index]).take() {
             ring.lend(lent);
         }
         Ok((ring, buffers))
     }
 
-    fn end(&self, at: &RingLocation, to_server: bool, index: usize) -> Result<RingEnd, String> {
-        let ring = Ring::new(&self.region, at.offset, at.log2)?;
-        let buffers = match &self.layout {
-            Some(layout) => Buffers::Ours { first: layout.buffers(to_server, index), size: layout.buffer },
-            None => Buffers::Theirs,
-        };
-        Ok((ring, buffers))
+    fn end(&self, at: &RingLocation) -> Result<RingEnd, String> {
+        Ok((Ring::new(&self.region, at.offset, at.log2)?, at.buffers))
     }
 }
 

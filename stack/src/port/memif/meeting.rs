@@ -10,6 +10,7 @@ use super::handshake::{
 use super::message::Message;
 use super::region::{self, Layout};
 use super::shm::{Fill, Region};
+use super::slots::Buffers;
 use super::socket::{Came, Socket, Stranger};
 use super::wake;
 use crate::port::peers::Peers;
@@ -503,7 +504,7 @@ fn accept(offer: Offer<Arc<OwnedFd>>) -> Result<Connection, String> {
                     "the event of the ring at {offset} is no eventfd, or /proc/self/fd cannot be read"
                 ));
             }
-            Ok(RingLocation { offset, log2, event })
+            Ok(RingLocation { offset, log2, buffers: Buffers::Theirs, event })
         };
         rings.into_iter().map(location).collect::<Result<Vec<_>, String>>()
     };

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Polls without frames until the peer's flag is read again: by then the peer has seen what was sent, or its flag says that it
 /// sleeps.
-const LOOK_AGAIN: u32 = 64;
+pub const LOOK_AGAIN: u32 = 64;
 
 /// The sending end of a ring, and the event that wakes its receiver.
 pub struct TxEnd {
@@ -55,11 +55,6 @@ impl TxEnd {
     pub fn look_now(&mut self) -> bool {
         self.look_again = self.look_again.min(1);
         self.look_again()
-    }
-
-    /// Whether [`look_again`](Self::look_again) has still to be called.
-    pub fn owes_a_look(&self) -> bool {
-        self.look_again > 0
     }
 
     /// Wakes the receiver.

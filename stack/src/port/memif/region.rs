@@ -2,13 +2,14 @@
 
 use super::ring::{self, Ring};
 use super::shm::{Fill, Region};
+use super::slots::Buffers;
 use crate::ipc::sealed;
 use rustix::fs::SealFlags;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// The layout of a client's memory: rings to the server, rings back, then the buffers of each ring in the same order.
+/// The layout of the memory that a client makes: rings to the server, rings back, then the buffers of each ring in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Rings in each direction.
@@ -31,9 +32,19 @@ impl Layout {
     }
 
     /// Where the buffers of a ring begin.
-    pub fn buffers(&self, to_server: bool, index: usize) -> u32 {
+    fn first(&self, to_server: bool, index: usize) -> u32 {
         let first = 2 * self.queues * ring::bytes(self.log2);
         (first + (self.number(to_server, index) << self.log2) * self.buffer as usize) as u32
+    }
+
+    /// The buffers of a ring, for who laid them out.
+    pub fn buffers(&self, to_server: bool, index: usize) -> Buffers {
+        Buffers::Ours { first: self.first(to_server, index), size: self.buffer }
+    }
+
+    /// Where they are: the first byte, and how many there are.
+    pub fn room(&self, to_server: bool, index: usize) -> (u32, u32) {
+        (self.first(to_server, index), self.buffer << self.log2)
     }
 
     /// Bytes of it all.
@@ -58,18 +69,27 @@ impl Layout {
         }
     }
 
-    /// Makes the memory, with its rings marked.
+    /// Makes the memory, all zeros.
     ///
     /// # Errors
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
-    pub fn make(&self, name: &str, fill: Fill) -> io::Result<(OwnedFd, Arc<Region>)> {
+    pub fn make_empty(&self, name: &str, fill: Fill) -> io::Result<(OwnedFd, Arc<Region>)> {
         let fd = sealed::make(name, self.size())?;
-        let region = Arc::new(Region::map(fd.as_fd(), self.size() as usize, fill)?);
+        let region = Region::map(fd.as_fd(), self.size() as usize, fill)?;
+        Ok((fd, Arc::new(region)))
+    }
+
+    /// Makes the memory, with its rings marked as those of a memif.
+    ///
+    /// # Errors
+    /// As [`make_empty`](Self::make_empty).
+    pub fn make(&self, name: &str, fill: Fill) -> io::Result<(OwnedFd, Arc<Region>)> {
+        let (fd, region) = self.make_empty(name, fill)?;
         for to_server in [true, false] {
             for index in 0..self.queues {
                 let ring =
                     Ring::new(&region, self.ring(to_server, index), self.log2).map_err(io::Error::other)?;
-                ring.mark(self.buffers(to_server, index), self.buffer);
+                ring.mark(self.first(to_server, index), self.buffer);
             }
         }
         Ok((fd, region))
@@ -110,7 +130,7 @@ mod tests {
                 for to_server in [true, false] {
                     for index in 0..queues {
                         pieces.push((layout.ring(to_server, index), ring::bytes(log2) as u64));
-                        pieces.push((layout.buffers(to_server, index), 4288 << log2));
+                        pieces.push((layout.first(to_server, index), 4288 << log2));
                     }
                 }
                 pieces.sort_unstable();

@@ -316,6 +316,14 @@ impl Ring {
         }
     }
 
+    /// Names the buffer of a slot.
+    #[inline]
+    pub fn set_offset(&self, slot: u16, offset: u32) {
+        // SAFETY: as in `slot`.
+        unsafe { AtomicU32::from_ptr(self.descriptor(slot).add(offset_of!(Descriptor, offset)).cast()) }
+            .store(offset, Ordering::Relaxed);
+    }
+
     /// Prefetches the descriptor of a slot.
     #[inline(always)]
     pub fn prefetch_slot(&self, slot: u16) {
@@ -391,7 +399,7 @@ mod tests {
         let (_fd, region) = layout.make("test", Fill::Now).unwrap();
         let rings = [0, 1].map(|queue| Ring::new(&region, layout.ring(true, queue), 4).unwrap());
         let wanted: Vec<_> = rings.iter().map(|ring| ring.described().unwrap()).collect();
-        assert_eq!(wanted, [0, 1].map(|queue| (layout.buffers(true, queue), 64 << 4)));
+        assert_eq!(wanted, [0, 1].map(|queue| layout.room(true, queue)));
         for (mut ring, lent) in rings.into_iter().zip(divide(&region, &wanted)) {
             let (first, bytes) = (lent.first, lent.bytes);
             assert!(ring.buffer(first, 1).is_none(), "nothing yet");

@@ -17,9 +17,10 @@ use crate::sync::huge::{self, HUGE_PAGE};
 use crate::sync::prefetch;
 use core::ffi::c_void;
 use core::marker::PhantomData;
+use core::ops::Range;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -106,6 +107,18 @@ impl Region {
     /// Where it begins.
     pub(super) fn base(&self) -> NonNull<u8> {
         self.0.base
+    }
+
+    /// Gives the memory of these bytes back to the system, as far as they are whole pages: they read as zeros, in each process that has
+    /// the file mapped. What fails leaves them as they are.
+    pub fn discard(&self, bytes: Range<usize>) {
+        let page = rustix::param::page_size();
+        let from = bytes.start.next_multiple_of(page);
+        let to = bytes.end.min(self.len()) / page * page;
+        if from < to {
+            // SAFETY: the bytes lie within the mapping. They change as if the other process wrote them.
+            let _ = unsafe { madvise(self.base().as_ptr().add(from).cast(), to - from, Advice::LinuxRemove) };
+        }
     }
 
     /// Bytes of it.

@@ -1,4 +1,5 @@
-//! Where the buffers of a ring's slots are: a client knows, a server reads it from the descriptors.
+//! Where the buffers of a ring's slots are: who laid them out knows, the other end reads it from the descriptors. In a memif the
+//! client has laid out those of all rings; on a link of a host each end those of the ring on which it sends.
 
 use super::ring::{Ring, Slot};
 use super::shm::Part;
@@ -13,25 +14,25 @@ pub struct Impossible;
 /// The buffers of a ring's slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffers {
-    /// A client's: one behind the other, as it laid them out. Their places are not read from the descriptors.
+    /// One behind the other, as this process laid them out. Their places are not read from the descriptors.
     Ours {
         /// Where the first one begins.
         first: u32,
         /// Bytes of each.
         size: u32,
     },
-    /// A server's: where the descriptors say, which are read each time.
+    /// Where the descriptors say, which are read each time.
     Theirs,
 }
 
 impl Buffers {
-    /// Whether they are a client's.
+    /// Whether this process laid them out.
     #[inline(always)]
     pub fn are_ours(&self) -> bool {
         matches!(self, Self::Ours { .. })
     }
 
-    /// Offset of a slot's buffer; a server's is not checked.
+    /// Offset of a slot's buffer; one that a descriptor names is not checked.
     #[inline(always)]
     pub fn offset(&self, ring: &Ring, slot: u16) -> u32 {
         match self {

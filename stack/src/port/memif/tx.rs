@@ -1,5 +1,6 @@
 //! Sends on a ring.
 
+use super::growth::Growth;
 use super::ring::{NEXT, Ring, Slot};
 use super::shm::BLOCK;
 use super::slots::{Buffers, Impossible};
@@ -15,14 +16,16 @@ const PIECES: usize = 16;
 
 /// The sending end of a ring.
 pub struct Tx {
-    ring: Ring,
-    buffers: Buffers,
+    pub(super) ring: Ring,
+    pub(super) buffers: Buffers,
     /// Bytes of the longest frame.
     max_frame: u32,
     /// The next slot to send in: a copy of the ring's index, whose line the receiver reads.
-    next: u16,
+    pub(super) next: u16,
     /// Behind the last slot that is known to be free.
-    free_end: u16,
+    pub(super) free_end: u16,
+    /// Which buffers are used, where that is not one for each slot.
+    pub(super) growth: Option<Box<Growth>>,
 }
 
 /// What happened to a frame.
@@ -51,7 +54,24 @@ impl Tx {
     pub fn new(ring: Ring, buffers: Buffers, max_frame: usize) -> Self {
         // A client may send in all slots at once, a server in those that the client gives it.
         let free_end = if buffers.are_ours() { ring.slots() } else { 0 };
-        Self { ring, buffers, max_frame: max_frame as u32, next: 0, free_end }
+        Self { ring, buffers, max_frame: max_frame as u32, next: 0, free_end, growth: None }
+    }
+
+    /// Slots that may be filled at the same time.
+    #[inline(always)]
+    pub fn count(&self) -> u16 {
+        self.growth.as_ref().map_or(self.ring.slots(), |growth| growth.count())
+    }
+
+    /// Offset of the buffer of the next slot, or of one behind it.
+    #[inline(always)]
+    fn offset(&self, slot: u16) -> u32 {
+        match (&self.growth, self.buffers) {
+            (Some(growth), Buffers::Ours { first, size }) => {
+                first + size * u32::from(growth.buffer(self.next, slot))
+            }
+            _ => self.buffers.offset(&self.ring, slot),
+        }
     }
 
     /// Free slots. Reads the receiver's index, which costs a cache miss, only if fewer than wanted are known to be free.
@@ -62,11 +82,16 @@ impl Tx {
             return Ok(known);
         }
         self.free_end = match self.buffers.are_ours() {
-            true => self.ring.tail().wrapping_add(self.ring.slots()),
+            true => self.ring.tail().wrapping_add(self.count()),
             false => self.ring.head(),
         };
         match self.free_end.wrapping_sub(self.next) {
-            free if free <= self.ring.slots() => Ok(free),
+            free if free <= self.count() => {
+                if let Some(growth) = &mut self.growth {
+                    growth.is_full = free == 0;
+                }
+                Ok(free)
+            }
             _ => {
                 self.free_end = self.next;
                 Err(Impossible)
@@ -156,15 +181,27 @@ impl Tx {
         }
         let desc = self.ring.slot(self.next);
         let fits = len <= self.buffers.room(desc) as usize;
-        let part = if fits { self.buffers.part(&self.ring, self.next, desc, len as u32) } else { None };
+        let is_there = desc.region == 0 || self.buffers.are_ours();
+        let part = if fits && is_there { self.ring.part(self.offset(self.next), len as u32) } else { None };
         match part {
             Some(part) if (BLOCK..=SHORT).contains(&len) => part.write_blocks(frame.data()),
             Some(part) => part.write(frame.data()),
             None => return self.send_in_pieces(frame.data(), free),
         }
-        self.ring.describe(self.next, desc, len as u32, 0);
+        self.describe(self.next, desc, len as u32, 0);
         self.next = self.next.wrapping_add(1);
         Sent::In(1)
+    }
+
+    /// Describes what is in the next slot, or in one behind those that were described before.
+    #[inline(always)]
+    fn describe(&mut self, slot: u16, was: Slot, len: u32, flags: u16) {
+        self.ring.describe(slot, was, len, flags);
+        if let (Some(growth), Buffers::Ours { first, size }) = (&mut self.growth, self.buffers)
+            && let Some(buffer) = growth.assign(slot)
+        {
+            self.ring.set_offset(slot, first + size * u32::from(buffer));
+        }
     }
 
     /// Puts a frame in as many slots as it takes.
@@ -175,12 +212,11 @@ impl Tx {
         let mut left = frame.len();
         while left > 0 {
             if pieces.len() == usize::from(free) {
-                return if free == self.ring.slots() { Sent::Never(0) } else { Sent::NoRoom };
+                return if free == self.count() { Sent::Never(0) } else { Sent::NoRoom };
             }
             let slot = self.next.wrapping_add(pieces.len() as u16);
             let desc = self.ring.slot(slot);
-            let (len, offset) =
-                ((self.buffers.room(desc) as usize).min(left), self.buffers.offset(&self.ring, slot));
+            let (len, offset) = ((self.buffers.room(desc) as usize).min(left), self.offset(slot));
             let is_there = len > 0 && desc.region == 0 && self.ring.part(offset, len as u32).is_some();
             if !is_there || pieces.is_full() {
                 return self.skip(pieces.len() as u16 + u16::from(!is_there));
@@ -195,7 +231,7 @@ impl Tx {
             }
             frame = rest;
             let slot = self.next.wrapping_add(i as u16);
-            self.ring.describe(slot, *desc, *len, if rest.is_empty() { 0 } else { NEXT });
+            self.describe(slot, *desc, *len, if rest.is_empty() { 0 } else { NEXT });
         }
         self.next = self.next.wrapping_add(pieces.len() as u16);
         Sent::In(pieces.len() as u16)
@@ -205,7 +241,7 @@ impl Tx {
     fn skip(&mut self, slots: u16) -> Sent {
         for i in 0..slots {
             let slot = self.next.wrapping_add(i);
-            self.ring.describe(slot, self.ring.slot(slot), 0, 0);
+            self.describe(slot, self.ring.slot(slot), 0, 0);
         }
         self.next = self.next.wrapping_add(slots);
         Sent::Never(slots)
@@ -227,7 +263,7 @@ impl Tx {
         for i in 0..free as u16 {
             let slot = self.next.wrapping_add(i);
             let desc = self.ring.slot(slot);
-            let offset = self.buffers.offset(&self.ring, slot);
+            let offset = self.offset(slot);
             let holds = self.buffers.room(desc) >= self.max_frame
                 && (desc.region == 0 || self.buffers.are_ours())
                 && self.ring.lends(offset, self.max_frame);
@@ -251,7 +287,7 @@ impl Tx {
             }
         }
         for (len, (desc, _)) in lens.iter().zip(&slots) {
-            self.ring.describe(self.next, *desc, *len, 0);
+            self.describe(self.next, *desc, *len, 0);
             self.next = self.next.wrapping_add(1);
         }
         if !lens.is_empty() {

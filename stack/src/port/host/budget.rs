@@ -1,0 +1,118 @@
+//! The memory of the links of a process: the buffers in which it sends, from one budget.
+//!
+//! A ring uses few buffers at first ([`FIRST`]). It gets twice as many each time all are in flight, as long as that is not more than a
+//! share of what is left of the budget: so the first rings that want many leave some for all others. What a ring has not used for a
+//! while goes back to the system.
+
+use super::shared::Link;
+use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
+/// Buffers that a ring uses at first, and when it was idle.
+pub const FIRST: u16 = 4;
+/// Bytes of a process, beyond those.
+const BYTES: usize = 64 << 20;
+/// A ring may have one part in so many of what is left.
+const SHARE: usize = 16;
+
+/// The budget of a process.
+#[derive(Debug)]
+pub struct Budget {
+    left: AtomicUsize,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { left: AtomicUsize::new(BYTES) }
+    }
+}
+
+impl Budget {
+    /// Whether some of it is in use.
+    pub fn is_used(&self) -> bool {
+        self.left.load(Ordering::Relaxed) < BYTES
+    }
+}
+
+/// What a ring has of a budget, until this is dropped.
+#[derive(Debug)]
+pub struct Grant {
+    budget: Arc<Budget>,
+    bytes: usize,
+}
+
+impl Grant {
+    /// Nothing of it.
+    pub fn new(budget: &Arc<Budget>) -> Self {
+        Self { budget: Arc::clone(budget), bytes: 0 }
+    }
+
+    /// Takes so many bytes more; returns whether there were as many.
+    pub fn take(&mut self, bytes: usize) -> bool {
+        let all = self.bytes + bytes;
+        let rest = |left: usize| (all <= left / SHARE).then(|| left - bytes);
+        let is_there = self.budget.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).is_ok();
+        if is_there {
+            self.bytes = all;
+        }
+        is_there
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        self.budget.left.fetch_add(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Buffers of a link that are not used any more.
+pub struct Unused {
+    link: Arc<Link>,
+    bytes: Range<usize>,
+    _grant: Grant,
+}
+
+impl Unused {
+    /// These bytes of a link's memory, for which this was granted.
+    pub fn new(link: &Arc<Link>, bytes: Range<usize>, grant: Grant) -> Self {
+        Self { link: Arc::clone(link), bytes, _grant: grant }
+    }
+}
+
+impl Drop for Unused {
+    /// Gives the memory back to the system: some tens of microseconds.
+    fn drop(&mut self) {
+        self.link.connection.region.discard(self.bytes.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What so many rings get that all double what they have as often as they can, the first one first.
+    fn all(rings: usize, first: usize) -> Vec<usize> {
+        let budget = Arc::new(Budget::default());
+        let mut grants: Vec<Grant> = (0..rings).map(|_| Grant::new(&budget)).collect();
+        for grant in &mut grants {
+            while first + grant.bytes < 512 * first / usize::from(FIRST) && grant.take(first + grant.bytes) {}
+        }
+        assert!(budget.is_used());
+        let bytes = grants.iter().map(|grant| grant.bytes).collect();
+        drop(grants);
+        assert!(!budget.is_used(), "all of it came back");
+        bytes
+    }
+
+    #[test]
+    fn one_ring_gets_all_that_it_can_use_and_many_leave_some_for_each_other() {
+        let first = usize::from(FIRST) * 4288;
+        assert_eq!(all(1, first), [127 * first]);
+        let many = all(64, first);
+        assert!(many.iter().sum::<usize>() <= BYTES);
+        assert_eq!(many[0], 127 * first);
+        assert!(many.iter().all(|bytes| *bytes >= 3 * first), "{many:?}");
+        assert!(many.is_sorted_by(|a, b| a >= b), "{many:?}");
+    }
+}
