@@ -507,6 +507,36 @@ fn m18_drep_lost() {
     assert_eq!((w.event(A), w.nodes[A].connections()), (Some(Event::TimeWaitExit { id: a, qpn: A_QPN }), 0));
 }
 
+// Goal: who is told that the peer's process has ended does not wait for it: established, half established, or ending already.
+#[test]
+fn a_peer_whose_process_has_ended_is_not_waited_for() {
+    let mut w = world();
+    let (_, b) = established(&mut w);
+    w.dead[A] = true;
+    let now = w.now;
+    w.nodes[B].peer_ended(now, Qpn::new(0x7777));
+    assert_eq!(w.event(B), None, "nobody's queue pair");
+    for _ in 0..2 {
+        w.nodes[B].peer_ended(now, B_QPN);
+    }
+    assert!(
+        matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::PeerEnded, .. }) if id == b)
+    );
+    assert_eq!(w.event(B), None, "once");
+    assert!(attributes(&w, B).iter().all(|attribute| *attribute != Dreq::ATTRIBUTE));
+    w.run(Duration::from_secs(1));
+    assert_eq!((w.event(B), w.nodes[B].connections()), (Some(Event::TimeWaitExit { id: b, qpn: B_QPN }), 0));
+
+    let mut w = world();
+    let (_, b) = established(&mut w);
+    w.dead[A] = true;
+    let now = w.now;
+    w.nodes[B].disconnect(now, b, b"").unwrap();
+    w.nodes[B].peer_ended(now, B_QPN);
+    assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::Agreed, .. }) if id == b));
+    assert_eq!(w.nodes[B].dreqs(), 0);
+}
+
 // Goal: both sides disconnect at the same moment; each learns it once, and both agree.
 #[test]
 fn m18_both_sides_disconnect_at_once() {

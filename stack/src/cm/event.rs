@@ -296,6 +296,8 @@ pub enum Disconnect {
     Rejected(Reason),
     /// The peer's queue pair appeared in another request, and did not answer: the peer no longer has this connection.
     Stale,
+    /// The peer's process, one of this host, has ended.
+    PeerEnded,
 }
 
 /// The events. Events of one connection come in order; an event whose text says so ends the id.

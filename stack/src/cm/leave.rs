@@ -1,4 +1,5 @@
-//! The end of a process: its connections end with it, and their peers are told.
+//! The end of a process: its connections end with it, and their peers are told. And that of a peer's, where the caller knows of it
+//! ([`Machine::peer_ended`]).
 //!
 //! Nothing but the peer's connection management has to answer a DREQ, and it does so at once: so a process that ends repeats its
 //! DREQs after a short time, then less and less often, as often as connection management repeats anything.
@@ -7,7 +8,8 @@ use core::time::Duration;
 
 use super::conn::{Conn, State};
 use super::event::{ConnId, Disconnect};
-use super::machine::{Machine, Timed};
+use super::machine::{Machine, REJ_OTHER, Timed};
+use crate::id::Qpn;
 use crate::time::Instant;
 
 /// Between the first two DREQs.
@@ -44,6 +46,21 @@ impl Machine {
             (conn.interval, conn.left) = (FIRST, RETRIES);
             conn.deadline = now.after(longest_wait());
             self.request(now, Timed::Conn(id));
+        }
+    }
+
+    /// The process at the other end of a queue pair's connection has ended, and tells nobody: the connection is over as if it had, and
+    /// one that was about to be established comes to nothing. Does nothing where the queue pair has no connection.
+    pub fn peer_ended(&mut self, now: Instant, qpn: Qpn) {
+        let Some(id) = self.local_qpns.get(&qpn).copied() else { return };
+        match self.conns[&id].state {
+            State::Established => self.disconnected(now, id, Disconnect::PeerEnded, Vec::new()),
+            State::DreqSent => {
+                let how = self.conns[&id].ending;
+                self.disconnected(now, id, how, Vec::new());
+            }
+            State::RepSent | State::RepRcvd => self.unreachable(now, id, REJ_OTHER, true),
+            State::ReqSent | State::ReqRcvd | State::TimeWait => {}
         }
     }
 

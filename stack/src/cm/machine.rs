@@ -344,7 +344,7 @@ impl Machine {
     }
 
     /// The peer does not answer, or the program does not decide. Sends a REJ all the same, in case only the way here is broken.
-    fn unreachable(&mut self, now: Instant, id: ConnId, message: u8, timewait: bool) {
+    pub(super) fn unreachable(&mut self, now: Instant, id: ConnId, message: u8, timewait: bool) {
         let guid = self.config.ca_guid.to_be_bytes();
         let rej = self.conns[&id].rej(message, Reason::TIMEOUT, &guid, &[]);
         self.send_once(id, &rej);

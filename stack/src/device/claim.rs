@@ -125,6 +125,7 @@ impl Core {
             })
             .collect();
         let upkeep = Upkeep::new(&*port, assume_link);
+        let service = ServiceSlot::new(Arc::clone(shared.ended_peers.alarm()));
         Self {
             shared,
             cells,
@@ -137,7 +138,7 @@ impl Core {
             stop: AtomicBool::new(false),
             dead: AtomicU32::new(0),
             upkeep,
-            service: ServiceSlot::default(),
+            service,
             made_by: Process::this(),
         }
     }

@@ -27,6 +27,11 @@ impl Device {
         self.registry()?.runs().first().map(|run| run.communication_ids())
     }
 
+    /// Takes the queue pairs whose peer was a process of this host that has ended. The [alarm](Self::alarm) rings for each.
+    pub fn take_ended_peers(&self) -> Vec<Qpn> {
+        self.core().shared.ended_peers.take()
+    }
+
     /// The device has a queue pair with this number, or has it no longer.
     pub(super) fn note_number(&self, qpn: Qpn, is_there: bool) {
         if qpn == Qpn::GSI

@@ -29,7 +29,6 @@ pub trait Service: Send + Sync {
 }
 
 /// The place of a device's service.
-#[derive(Default)]
 pub(super) struct ServiceSlot {
     alarm: Arc<Alarm>,
     /// Locked for reading while it runs.
@@ -37,6 +36,11 @@ pub(super) struct ServiceSlot {
 }
 
 impl ServiceSlot {
+    /// For a service that this alarm calls.
+    pub(super) fn new(alarm: Arc<Alarm>) -> Self {
+        Self { alarm, service: RwLock::default() }
+    }
+
     /// Whether it is due at this time.
     #[inline]
     pub(super) fn is_due(&self, now: impl FnOnce() -> Instant) -> bool {

@@ -22,6 +22,7 @@ mod cq;
 mod deferred;
 mod drain;
 mod due;
+mod ended_peers;
 mod env;
 mod events;
 mod gids;

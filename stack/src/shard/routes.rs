@@ -48,8 +48,11 @@ impl Env {
     }
 
     /// The process of the peer has ended. What was requested of it fails at once; a queue pair that waits for nothing stays as it is, as
-    /// over a network, and looks for its peer with the next request.
+    /// over a network, and looks for its peer with the next request. Connection management tells the program of either.
     fn lose_route(&mut self, qp: &mut Qp) {
+        if !qp.is_datagram() {
+            self.shared.ended_peers.add(qp.qpn);
+        }
         qp.hop = Hop::Pending;
         qp.segments = Segments::default();
         self.agenda.unpark(qp);

@@ -9,6 +9,7 @@ use crossbeam_utils::CachePadded;
 use super::blocks::Blocks;
 use super::counters::Counters;
 use super::due::Due;
+use super::ended_peers::EndedPeers;
 use super::events::EventQueue;
 use super::gids::Gids;
 use crate::config::INBOX_DEPTH;
@@ -62,6 +63,8 @@ pub struct Shared {
     pub counters: Box<[Arc<Counters>]>,
     /// Asynchronous events that nobody fetched yet.
     pub events: EventQueue,
+    /// Queue pairs whose peer's process has ended.
+    pub ended_peers: EndedPeers,
     /// Where whoever turns shards sleeps while there is nothing to do.
     pub sleeper: Sleeper,
 }
@@ -103,6 +106,7 @@ impl Shared {
             mtu: AtomicU8::new(c.mtu as u8),
             qps_per_shard: c.qps_per_shard,
             computes_ids: c.computes_ids,
+            ended_peers: EndedPeers::new(c.shards * c.qps_per_shard),
             doorbells: (0..c.shards).map(|_| Doorbells::new(c.qps_per_shard as u32)).collect(),
             inboxes: (0..c.shards).map(|_| ArrayQueue::new(INBOX_DEPTH)).collect(),
             turning: (0..c.shards).map(|_| CachePadded::default()).collect(),

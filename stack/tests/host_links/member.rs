@@ -1,6 +1,6 @@
 //! A member of a host with links: in this process, or in another one that does what it is told, line by line.
 
-use crate::process::{Fork, PATIENCE, fork};
+use crate::process::{self, Fork, PATIENCE, fork};
 use rustix::process::{Pid, Signal, kill_process};
 use sim::host_liar::MAX_FRAME;
 use stack::id::Qpn;
@@ -8,7 +8,7 @@ use stack::port::host::{Ended, LinkId, LinkQueue, Links, LinksConfig, Reach};
 use stack::port::{Armed, PortInfo, PortOptions, PortSpec, RxBurst, Stalled, TxBurst};
 use stack::registry::{Registry, RegistryConfig, Run};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write as _};
+use std::io::{BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -373,9 +373,8 @@ impl Other {
     }
 
     pub fn hear(&mut self) -> String {
-        let mut line = String::new();
-        assert!(self.said.read_line(&mut line).unwrap() > 0, "it ended: {:?}", self.child.wait());
-        line.trim_end().into()
+        let said = process::hear(&mut self.said);
+        said.unwrap_or_else(|| panic!("it ended: {:?}", self.child.wait()))
     }
 
     pub fn order(&mut self, order: &str) -> String {

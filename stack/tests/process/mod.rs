@@ -275,3 +275,18 @@ pub fn exchange(port: &dyn Port, queue: &mut dyn PortQueue, what: &str) {
         }
     }
 }
+
+/// What the test runner writes itself, in between, where a test takes long.
+const LONG: &str = "has been running for over";
+
+/// The next line that a child says which runs as a test; `None`: it has ended.
+pub fn hear(said: &mut impl BufRead) -> Option<String> {
+    loop {
+        let mut line = String::new();
+        match said.read_line(&mut line).unwrap() {
+            0 => return None,
+            _ if line.contains(LONG) => {}
+            _ => return Some(line.trim_end().into()),
+        }
+    }
+}

@@ -5,7 +5,7 @@ use crate::process::{self, Fork, PATIENCE};
 use crate::services::bind;
 use rustix::process::{Pid, Signal, kill_process};
 use stack::registry::{Call, Called, Came, Registry, RegistryConfig, Run};
-use std::io::{BufRead, BufReader, Read as _, Seek as _, Write as _};
+use std::io::{BufReader, Read as _, Seek as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -155,9 +155,8 @@ impl Starter {
     }
 
     pub fn hear(&mut self) -> String {
-        let mut line = String::new();
-        assert!(self.said.read_line(&mut line).unwrap() > 0, "it ended: {:?}", self.child.wait());
-        line.trim_end().into()
+        let said = process::hear(&mut self.said);
+        said.unwrap_or_else(|| panic!("it ended: {:?}", self.child.wait()))
     }
 
     /// GUID and run.

@@ -82,7 +82,7 @@ impl State {
                 let event = match how {
                     Disconnect::TimedOut => EventData::status(CmEventType::Disconnected, -ETIMEDOUT),
                     Disconnect::Rejected(reason) => EventData::refused(Refusal::rej(reason, &[], None)),
-                    Disconnect::ByPeer | Disconnect::Agreed | Disconnect::Stale => {
+                    Disconnect::ByPeer | Disconnect::Agreed | Disconnect::Stale | Disconnect::PeerEnded => {
                         EventData::new(CmEventType::Disconnected)
                     }
                 };

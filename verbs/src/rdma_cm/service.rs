@@ -458,6 +458,9 @@ impl State {
         if let Some(outbox) = &mut self.outbox {
             outbox.send_resolved(device);
         }
+        for qpn in device.take_ended_peers() {
+            self.machine.peer_ended(now, qpn);
+        }
         self.machine.poll_timers(now);
         self.resolve(device, now);
         self.see_data(now);

@@ -4,7 +4,7 @@
 //! share of what is left of the budget: so the first rings that want many leave some for all others. What a ring has not used for a
 //! while goes back to the system.
 
-use super::shared::Link;
+use crate::port::memif::shm::Region;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -66,24 +66,24 @@ impl Drop for Grant {
     }
 }
 
-/// Buffers of a link that are not used any more.
+/// Memory of a link that is not used any more.
 pub struct Unused {
-    link: Arc<Link>,
+    region: Arc<Region>,
     bytes: Range<usize>,
     _grant: Grant,
 }
 
 impl Unused {
-    /// These bytes of a link's memory, for which this was granted.
-    pub fn new(link: &Arc<Link>, bytes: Range<usize>, grant: Grant) -> Self {
-        Self { link: Arc::clone(link), bytes, _grant: grant }
+    /// These bytes, for which this was granted.
+    pub fn new(region: &Arc<Region>, bytes: Range<usize>, grant: Grant) -> Self {
+        Self { region: Arc::clone(region), bytes, _grant: grant }
     }
 }
 
 impl Drop for Unused {
     /// Gives the memory back to the system: some tens of microseconds.
     fn drop(&mut self) {
-        self.link.connection.region.discard(self.bytes.clone());
+        self.region.discard(self.bytes.clone());
     }
 }
 

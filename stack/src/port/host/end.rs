@@ -131,7 +131,8 @@ impl End {
             return None;
         }
         let grant = core::mem::replace(&mut self.grant, Grant::new(budget));
-        let unused = Arc::new(Unused::new(&self.link, self.tx.bytes_of(FIRST..1 << LOG2), grant));
+        let unused =
+            Arc::new(Unused::new(&self.link.connection.region, self.tx.bytes_of(FIRST..1 << LOG2), grant));
         self.given_up = Arc::downgrade(&unused);
         Some(unused)
     }

@@ -5,11 +5,6 @@
 //! A slot has the buffer of the slot `count` before it, which was received: so each buffer is in one slot in flight at most. When the
 //! ring grows, the slots that come have the new buffers, as many as there were; the ones behind them again those of `count` before.
 
-use super::ring::Ring;
-use super::slots::Buffers;
-use super::tx::Tx;
-use core::ops::Range;
-
 /// The buffers that a sender uses.
 #[derive(Debug)]
 pub(super) struct Growth {
@@ -27,7 +22,8 @@ pub(super) struct Growth {
 const NONE: u16 = u16::MAX;
 
 impl Growth {
-    fn new(slots: u16, count: u16) -> Self {
+    /// So many of a ring that has more slots, and was never used.
+    pub fn new(slots: u16, count: u16) -> Self {
         Self { count, fresh: count, is_full: false, named: vec![NONE; slots.into()].into() }
     }
 
@@ -60,158 +56,14 @@ impl Growth {
         let before = core::mem::replace(&mut self.named[place], buffer);
         (before != buffer).then_some(buffer)
     }
-}
 
-impl Tx {
-    /// A ring that was never used, whose buffers this process laid out. It uses `count` of them, a power of two, until it
-    /// [grows](Self::grow).
-    ///
-    /// # Panics
-    /// When there are not as many, or they are those of the other process.
-    pub fn growing(ring: Ring, buffers: Buffers, max_frame: usize, count: u16) -> Self {
-        let slots = ring.slots();
-        assert!(
-            buffers.are_ours() && count.is_power_of_two() && count <= slots,
-            "{count} of {slots} buffers"
-        );
-        let mut tx = Self::new(ring, buffers, max_frame);
-        (tx.free_end, tx.growth) = (count, Some(Box::new(Growth::new(slots, count))));
-        tx
-    }
-
-    /// The slot in which the next frame is sent.
-    pub fn next(&self) -> u16 {
-        self.next
-    }
-
-    /// The bytes of these buffers, where this process laid them out.
-    pub fn bytes_of(&self, buffers: Range<u16>) -> Range<usize> {
-        let Buffers::Ours { first, size } = self.buffers else { return 0..0 };
-        let at = |buffer: u16| first as usize + usize::from(buffer) * size as usize;
-        at(buffers.start)..at(buffers.end)
-    }
-
-    /// Whether more buffers would be used: all are in flight, and the ring has more.
-    #[inline(always)]
-    pub fn wants_more(&self) -> bool {
-        self.growth.as_ref().is_some_and(|growth| growth.is_full && growth.count < self.ring.slots())
-    }
-
-    /// Uses twice as many from now on, if it [wants](Self::wants_more) to.
+    /// Uses twice as many: all were in flight.
     pub fn grow(&mut self) {
-        if self.wants_more()
-            && let Some(growth) = &mut self.growth
-        {
-            growth.fresh = growth.count;
-            self.free_end = self.next.wrapping_add(growth.count);
-            growth.count *= 2;
-            growth.is_full = false;
-        }
+        (self.fresh, self.count, self.is_full) = (self.count, 2 * self.count, false);
     }
 
-    /// Uses so many alone, if nothing is in flight; returns whether it does. A power of two.
-    pub fn shrink_to(&mut self, count: u16) -> bool {
-        let Some(growth) = self.growth.as_mut().filter(|growth| growth.count >= count) else { return false };
-        if self.ring.tail() != self.next || !count.is_power_of_two() {
-            return false;
-        }
-        (growth.count, growth.fresh, growth.is_full) = (count, count, false);
-        self.free_end = self.next.wrapping_add(count);
-        true
-    }
-}
-
-#[cfg(all(test, not(miri)))]
-mod tests {
-    use super::*;
-    use crate::port::frame::{Frame, HeapPool, RxBurst};
-    use crate::port::memif::connection::Connection;
-    use crate::port::memif::region::Layout;
-    use crate::port::memif::rx::Rx;
-    use crate::port::memif::shm::Fill;
-    use crate::port::stock::Stock;
-    use crate::port::traits::AtOnce;
-    use std::os::fd::{AsFd, OwnedFd};
-    use std::sync::Arc;
-
-    const LOG2: u8 = 6;
-    const FRAME: usize = 100;
-
-    /// Both ends of a ring of which two buffers are used at first.
-    fn ends() -> (Tx, Rx) {
-        let layout = Layout { queues: 1, log2: LOG2, buffer: 128 };
-        let (fd, ours) = layout.make_empty("test", Fill::AsUsed).unwrap();
-        let theirs = super::super::region::take(fd.as_fd(), layout.size(), Fill::AsUsed).unwrap();
-        let event: Arc<OwnedFd> = Arc::new(fd);
-        let events = || [vec![Arc::clone(&event)], vec![Arc::clone(&event)]];
-        let [sender, receiver] = [(ours, true), (theirs, false)]
-            .map(|(region, is_client)| Connection::of_equal(layout, region, is_client, events()));
-        let (ring, buffers) = sender.sending(0).unwrap();
-        let tx = Tx::growing(ring, buffers, FRAME, 2);
-        let (ring, buffers) = receiver.receiving(0).unwrap();
-        (tx, Rx::new(ring, buffers, None, FRAME))
-    }
-
-    fn frame(number: u32) -> Vec<u8> {
-        let mut bytes = vec![number as u8; 8 + number as usize % (FRAME - 8)];
-        bytes[..4].copy_from_slice(&number.to_ne_bytes());
-        bytes
-    }
-
-    // Goal: whenever a ring grows and shrinks, and however many frames are in flight, each frame arrives as it was sent, in order.
-    #[test]
-    fn a_ring_that_grows_and_shrinks_loses_nothing() {
-        let mut most_used = 0;
-        for seed in 0..64u64 {
-            let (mut tx, mut rx) = ends();
-            let mut stock = Stock::new(HeapPool::new(256, 128));
-            let (mut sent, mut received) = (0u32, 0u32);
-            let mut state = seed;
-            let mut random = |below: u64| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (state >> 33) % below
-            };
-            for _ in 0..2000 {
-                match random(8) {
-                    0..=1 => {
-                        let frames: Vec<Frame> = (sent..)
-                            .take(1 + random(32) as usize)
-                            .map(|at| Frame::from_vec(frame(at)))
-                            .collect();
-                        sent += tx.burst(&frames).unwrap().taken as u32;
-                    }
-                    2..=3 => {
-                        let mut next = sent;
-                        let mut fill = AtOnce(|buffer: &mut [u8]| {
-                            let bytes = frame(next);
-                            next += 1;
-                            buffer[..bytes.len()].copy_from_slice(&bytes);
-                            Some(bytes.len())
-                        });
-                        let lens = tx.build(1 + random(32) as usize, &mut fill).unwrap();
-                        sent += lens.expect("it lends its buffers").len() as u32;
-                    }
-                    4..=5 => {
-                        let mut got = RxBurst::new();
-                        rx.burst_of(random(24) as usize, &mut got, &mut stock).unwrap();
-                        for frame in &got {
-                            assert_eq!(frame.data(), self::frame(received), "seed {seed}");
-                            received += 1;
-                        }
-                        rx.give_back();
-                    }
-                    6 if tx.wants_more() => tx.grow(),
-                    7 if random(16) == 0 => {
-                        let is_idle = tx.reached().is_none();
-                        assert_eq!(tx.shrink_to(2), is_idle);
-                    }
-                    _ => {}
-                }
-                assert!(sent - received <= u32::from(tx.count()), "seed {seed}");
-                most_used = most_used.max(tx.count());
-            }
-            assert!(received > 1000, "seed {seed}: {received}");
-        }
-        assert_eq!(most_used, 1 << LOG2);
+    /// Uses so many alone: none is in flight.
+    pub fn shrink_to(&mut self, count: u16) {
+        (self.count, self.fresh, self.is_full) = (count, count, false);
     }
 }

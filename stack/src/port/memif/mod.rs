@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub(in crate::port) mod connection;
+mod growing;
 mod growth;
 mod handshake;
 mod link;
