@@ -52,9 +52,14 @@ program_of() {
     done
 }
 
+# heading WORDS: what the rows that follow are; shown with the first of them, as not all are run.
+heading() { rows_heading=$1; }
+
 # report NAME RESULT SECONDS WORDS: a line of the table.
 report() {
     local colour=''
+    [ -z "${rows_heading:-}" ] || say "$rows_heading"
+    rows_heading=''
     case $2 in
     ok) rows_passed=$((rows_passed + 1)) ;;
     FAILED) rows_failed=$((rows_failed + 1)) colour='\033[1;31m' ;;

@@ -43,13 +43,13 @@ fio_test() {
         "fio --name=$2 $both --iodepth=8 --hostname=@A --rw=write --verb=$2 --iodepth_batch_complete_max=8"
 }
 
-say "devices"
+heading "devices"
 solo '' ibverbs-utils 'roce0' "ibv_devices"
 solo '' ibverbs-utils "GID.*$address" "ibv_devinfo -v"
 solo '' infiniband-diags 'State: Active' "ibstat"
 solo '' infiniband-diags 'state:.*4: ACTIVE' "ibstatus"
 
-say "pingpongs"
+heading "pingpongs"
 pingpong '' ibv_rc_pingpong ''
 pingpong '' ibv_rc_pingpong '-e -c'
 pingpong '' ibv_rc_pingpong '-N -c'
@@ -67,7 +67,7 @@ pingpong f ibv_srq_pingpong '-e -c'
 pair t ibverbs-utils '^success' "ibv_xsrq_pingpong -d roce0 -g @G -p @P" "ibv_xsrq_pingpong -d roce0 -g @G -p @P @H"
 pair tf ibverbs-utils '^success' "ibv_xsrq_pingpong -d roce0 -g @G -p @P -e -s 1048576" "ibv_xsrq_pingpong -d roce0 -g @G -p @P -e -s 1048576 @H"
 
-say "perftest"
+heading "perftest"
 for op in send write read; do
     perf '' ib_${op}_bw '-n 1000'
     perf '' ib_${op}_lat '-n 1000'
@@ -105,7 +105,7 @@ perf_cm '' ib_write_bw '-n 1000'
 perf_cm f ib_send_bw '-c UD -s 1024 -n 500'
 pair tkif perftest '^ *65536 +[0-9]' "ib_write_bw -d roce0 -F -p @P --run_infinitely" "ib_write_bw -d roce0 -F -p @P --run_infinitely @H"
 
-say "rdma_cm"
+heading "rdma_cm"
 pair '' rdmacm-utils 'ping data' "rping -s -C 20 -v -p 7300" "rping -c -a @A -C 20 -v -p 7300"
 pair f rdmacm-utils 'ping data' "rping -s -C 500 -S 16384 -v -V -p 7300" "rping -c -a @A -C 500 -S 16384 -v -V -p 7300"
 pair f rdmacm-utils 'ping data' "rping -s -q -C 20 -v -p 7300" "rping -c -q -a @A -C 20 -v -p 7300"
@@ -119,13 +119,13 @@ pair '' rdmacm-utils 'end 0' "rdma_xserver -p 7402 -c r" "rdma_xclient -s @A -p 
 pair k rdmacm-utils '^connect  *:' "cmtime -p 7403 -c 50" "cmtime -p 7403 -s @A -c 50"
 pair kf rdmacm-utils '^connect  *:' "cmtime -p 7403 -c 500" "cmtime -p 7403 -s @A -c 500"
 
-say "qperf"
+heading "qperf"
 qperf_test '' "rc_bw rc_lat"
 qperf_test f "rc_bi_bw rc_rdma_read_bw rc_rdma_read_lat rc_rdma_write_bw rc_rdma_write_lat rc_rdma_write_poll_lat"
 qperf_test f "rc_compare_swap_mr rc_fetch_add_mr"
 # Its tests of UC and UD address their peer by a LID, which RoCE does not have.
 
-say "fio"
+heading "fio"
 fio_test '' write 8 '--bs=64k --size=16m'
 fio_test f read 8 '--bs=64k --size=16m'
 # With SEND it has no flow control, connects without RNR retries, and waits half a second after it has connected for the target's
@@ -133,7 +133,7 @@ fio_test f read 8 '--bs=64k --size=16m'
 # posts a receive request for each of the 256 messages; if it does not come to that in time the pair begins again.
 note=' (a target that has posted every receive request before: fio has no flow control)' fio_test fn send 256 '--bs=16k --size=4m'
 
-say "UCX"
+heading "UCX"
 solo '' ucx-utils 'Device: roce0:1' "ucx_info -d"
 ucx_test() {
     local both="env UCX_TLS=$2 UCX_NET_DEVICES=roce0:1 ucx_perftest -p @P -t $3"
@@ -153,12 +153,12 @@ uct_atomic() {
 uct_atomic '' fadd
 for test in add_lat add_mr cswap; do uct_atomic f $test; done
 
-say "libfabric"
+heading "libfabric"
 solo '' libfabric-bin 'provider: verbs' "fi_info -p verbs"
 same_names pair tf libfabric-bin 'bytes' "fi_pingpong -p verbs -e dgram -B @P" "fi_pingpong -p verbs -e dgram -P @P @A"
 # Its endpoints of messages are not on the interface lo: they are below, between two network namespaces.
 
-say "uDAPL"
+heading "uDAPL"
 # dapl_test FLAGS PROGRAM: its TCP port is its own; a file says which address an end has.
 dapl_test() {
     local own_port=15828
@@ -169,7 +169,7 @@ dat() { printf 'roce u2.0 nonthreadsafe default libdaplofa.so.2 dapl.2.0 "%s 0" 
 same_names dapl_test f dtest
 same_names dapl_test f dtestx
 
-say "Open MPI over UCX"
+heading "Open MPI over UCX"
 # mpi_test FLAGS TRANSPORTS: two ranks, neither of which has another way to the other one.
 mpi_test() {
     local set="OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 UCX_NET_DEVICES=roce0:1 UCX_TLS=$2" missing=$missing
@@ -196,7 +196,7 @@ PATH=$PATH:$dir/bin
 mpi_test f self,ud_verbs,rc_verbs
 mpi_test f self,ud_verbs
 
-say "Sanitizers"
+heading "Sanitizers"
 # sanitized FLAGS COMPILER OPTIONS: a program that is built with a sanitizer, and ends without a fault.
 sanitized() {
     local program missing=$missing
@@ -216,7 +216,7 @@ for sanitizer in address thread undefined; do sanitized f gcc "-fsanitize=$sanit
 sanitized f gcc '-fsanitize=address -static-libasan'
 for sanitizer in address thread; do sanitized f clang "-fsanitize=$sanitizer"; done
 
-say "Rust crates"
+heading "Rust crates"
 # crate_programs CRATE VERSION: the crate's examples, built as whoever uses the crate would; $missing says why that does not work.
 # Either crate brings the headers of rdma-core along. ibverbs links with the library, sideway loads it.
 crate_programs() {
@@ -243,7 +243,7 @@ done
 # Without an address to bind to: the crate passes rdma_resolve_addr a pointer to one that is gone.
 sideway pair fn sideway 'Disconnect  *[|]' "sideway-cmtime -p 7404" "sideway-cmtime -p 7404 -s @A"
 
-say "Python wheels"
+heading "Python wheels"
 # wheel_program NAME PACKAGE...: a program of ours that uses packages of Python, as pip has them, in an environment of its own; $missing
 # says why that does not work. Without what they depend on, which would be gigabytes for GPUs: the program names what it needs.
 wheel_program() {
@@ -268,7 +268,7 @@ wheel_row nixl_transfer 'env UCX_TLS=rc_verbs,ud_verbs UCX_NET_DEVICES=roce0:1 '
 # By itself it takes the last IPv4 address of a device, which is 127.0.0.1 over UDP sockets.
 wheel_row mooncake_transfer 'env MC_GID_INDEX=@G ' mooncake-transfer-engine-non-cuda==0.3.13.post1
 
-say "two network namespaces, over af_packet"
+heading "two network namespaces, over af_packet"
 # between_namespaces FUNCTION ARG...: rows whose two ends are in network namespaces of their own. The ends of a veth are the stack's
 # ports; the kernel has other addresses on them, for the programs' TCP.
 between_namespaces() {
@@ -294,7 +294,7 @@ for op in send write read; do
 done
 missing=''
 
-say "programs that Debian does not have, or not as new, from their repositories"
+heading "programs that Debian does not have, or not as new, from their repositories"
 # once KEY COMMAND ...: for the first row that needs it; $missing says why that does not work, for the others too.
 once() {
     local key=$1
@@ -370,7 +370,7 @@ newest f ib_read_bw '--data_validation -o 8 -n 500'
 newest f ib_read_lat '-e -n 500'
 newest f ib_atomic_bw '-c XRC -o 16 -n 500'
 
-say "pyverbs"
+heading "pyverbs"
 # pyverbs FLAGS MODULE: the tests of rdma-core in Python; of the interpreter that the package is for. What passes on Linux' soft-RoCE
 # has to pass here: pyverbs.soft-roce is what scripts/interop/pyverbs saw in its guest.
 pyverbs() {

@@ -55,7 +55,7 @@ fn check_refuses_what_serve_refuses_and_in_its_words() {
     taken_file.try_lock().unwrap();
     let memory = |size: &str| format!("[[subsystem.namespace]]\nmemory = \"{size}\"\n");
     let mut cases = vec![
-        (HERE, file(&folder.path("none/disk"), "1m"), "No such file or directory"),
+        (HERE, file(&folder.path("none/disk"), "1m"), "none does not exist: make it first"),
         (HERE, file(&taken.join("disk"), "1m"), "Not a directory"),
         (HERE, file(&taken, "8k"), "is in use"),
         (HERE, file(&small, "8k"), "is no file and no block device"),

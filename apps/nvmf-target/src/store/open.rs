@@ -55,6 +55,9 @@ pub enum FileError {
         /// Why.
         error: io::Error,
     },
+    /// It is to be made in a directory that is not there.
+    #[error("the directory {} does not exist: make it first (mkdir -p)", .0.display())]
+    NoDirectory(PathBuf),
     /// Something else has it.
     #[error("{} is in use: by another namespace, another program, or mounted", .0.display())]
     InUse(PathBuf),
@@ -185,6 +188,9 @@ fn open_at(path: &Path, how: &Opening, dry: bool) -> Result<Opened, FileError> {
         opened.map_err(|e| match e.raw_os_error() {
             Some(libc::EINVAL) if direct => FileError::NoDirect(path.into()),
             Some(libc::EBUSY) => FileError::InUse(path.into()),
+            Some(libc::ENOENT) if kind.is_none() && !dir_of(path).exists() => {
+                FileError::NoDirectory(dir_of(path).into())
+            }
             _ => failed(e),
         })
     };

@@ -109,6 +109,15 @@ impl Common {
         }
     }
 
+    /// The link is down.
+    fn log_down(&self, why: &str, said_so: bool) {
+        // A peer that takes leave has closed its port, as programs do at their end.
+        match said_so {
+            true => tracing::info!("{}: the link is down: {why}", self.name),
+            false => self.log(format!("the link is down: {why}")),
+        }
+    }
+
     /// The link is up: what is logged next is news.
     pub fn log_up(&self) {
         *lock(&self.last_logged) = None;
@@ -275,7 +284,7 @@ pub fn end(common: &Common, socket: &Socket, broken: bool) {
         Came::TooMany => (TOO_MANY.to_owned(), false),
         Came::Message(bytes, _) => after_handshake(bytes),
     };
-    common.log(format!("the link is down: {why}"));
+    common.log_down(&why, rules && matches!(came, Came::Message(..)));
     if rules {
         part(socket, &why);
     } else {
