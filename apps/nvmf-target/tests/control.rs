@@ -265,7 +265,7 @@ fn changes_that_cannot_be_are_refused_in_a_sentence_and_change_nothing() {
             (add(0, Storage::Memory(1000)), "no multiple of a block"),
             (add(0, Storage::Memory(0)), "at least one block"),
             (add(70_000_000, Storage::Memory(4096)), "70000000"),
-            (add(0, file(Path::new("/nowhere/at/all"), 4096)), "/nowhere/at/all"),
+            (add(0, file(Path::new("/nowhere/at/all"), 4096)), "the directory /nowhere/at does not exist"),
             (add(0, file(Path::new("/dev/null"), 4096)), "/dev/null is no file"),
             (Request::AddNamespace { nqn: SUBSYSTEM.into(), namespace: odd }, "not 520"),
             (Request::AddNamespace { nqn: other.into(), namespace: offered(0, Storage::Memory(512)) }, other),
