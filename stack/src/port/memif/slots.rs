@@ -45,11 +45,16 @@ impl Buffers {
     /// region.
     #[inline(always)]
     pub fn part<'a>(&self, ring: &'a Ring, slot: u16, desc: Slot, len: u32) -> Option<Part<'a>> {
-        let there = match self {
+        if self.has_room(desc, len) { ring.part(self.offset(ring, slot), len) } else { None }
+    }
+
+    /// Whether a slot's buffer is in the region and, where its place is not read from the descriptor, has `len` bytes.
+    #[inline(always)]
+    pub fn has_room(&self, desc: Slot, len: u32) -> bool {
+        match self {
             Self::Ours { size, .. } => len <= *size,
             Self::Theirs => desc.region == 0,
-        };
-        if there { ring.part(self.offset(ring, slot), len) } else { None }
+        }
     }
 
     /// Bytes that fit in a slot; `desc` is its descriptor as it was read.

@@ -180,9 +180,8 @@ impl Tx {
             return Sent::NoRoom;
         }
         let desc = self.ring.slot(self.next);
-        let fits = len <= self.buffers.room(desc) as usize;
-        let is_there = desc.region == 0 || self.buffers.are_ours();
-        let part = if fits && is_there { self.ring.part(self.offset(self.next), len as u32) } else { None };
+        let fits = len <= self.buffers.room(desc) as usize && self.buffers.has_room(desc, len as u32);
+        let part = if fits { self.ring.part(self.offset(self.next), len as u32) } else { None };
         match part {
             Some(part) if (BLOCK..=SHORT).contains(&len) => part.write_blocks(frame.data()),
             Some(part) => part.write(frame.data()),
