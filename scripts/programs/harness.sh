@@ -114,7 +114,7 @@ free_port() {
 
 # opened: whether the server has opened its device: it holds a lock on its number in this row's runtime directory, or, on a host of its
 # own, has RoCE's port of UDP.
-opened() { if [ "$hosts" = no ]; then is_locked "$row/run/roce/claims"; else has_socket 4791 '.*' udp; fi; }
+opened() { if [ "$hosts$host_port" = nono ]; then is_locked "$row/run/roce/claims"; else has_socket 4791 '.*' udp; fi; }
 
 # listens PORT: whether someone listens on a TCP port, where the server runs.
 listens() { has_socket "$1" '^0A$' tcp; }
@@ -186,6 +186,15 @@ make_namespaces() {
 two_hosts() {
     server_in="ip netns exec $namespace-a" client_in="ip netns exec $namespace-b" host=10.78.0.1 gid=0
     server_options='--port udp' client_options='--port udp' address=10.78.0.1 client_address=10.78.0.2
+}
+
+# one_host: the ends of the rows that follow are two processes of this host, which have its first address.
+one_host() {
+    host=127.0.0.1 gid=0 server_options='--port host' client_options='--port host'
+    known ibverbs-utils ibv_devinfo || return 1
+    address=$("$run" --library "$library" --port host ibv_devinfo -v 2>/dev/null | grep -o '::ffff:[0-9.]*' | head -n 1)
+    address=${address#::ffff:} client_address=$address
+    [ -n "$address" ]
 }
 
 # clean: removes what the rows made.

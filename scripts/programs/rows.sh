@@ -3,11 +3,12 @@
 
 namespace=roce-$$
 [ "$hosts$list" != yesno ] || { make_namespaces 1500 && two_hosts; } || die "scripts/dropin: there are no network namespaces"
+[ "$host_port$list" != yesno ] || one_host || die "scripts/dropin: the port host has no IPv4 address here"
 
 # same_names ROW ...: a row of a program that takes a name of TCP for one of RDMA: over UDP sockets, where both are the same. Two hosts
 # are joined so already.
 same_names() {
-    [ "$hosts" = no ] || { "$@"; return; }
+    [ "$hosts$host_port" = nono ] || { "$@"; return; }
     local address=127.0.0.2 client_address=127.0.0.3
     local server_options="--port udp:$address" client_options="--port udp:$client_address"
     "$@"
