@@ -185,7 +185,7 @@ make_namespaces() {
 # that this sets.
 two_hosts() {
     server_in="ip netns exec $namespace-a" client_in="ip netns exec $namespace-b" host=10.78.0.1 gid=0
-    server_options='--port udp' client_options='--port udp' address=10.78.0.1 client_address=10.78.0.2
+    server_options='--port host' client_options='--port host' address=10.78.0.1 client_address=10.78.0.2
 }
 
 # one_host: the ends of the rows that follow are two processes of this host, which have its first address.

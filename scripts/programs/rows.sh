@@ -21,9 +21,6 @@ not_between_hosts() {
     "${@:2}"
 }
 
-# no_groups ROW ...: a row with a multicast group.
-no_groups() { not_between_hosts 'no multicast over UDP sockets' "$@"; }
-
 # pingpong FLAGS PROGRAM OPTIONS
 pingpong() { pair "t$1" ibverbs-utils 'bytes in .* seconds' "$2 -d roce0 -g @G -p @P $3" "$2 -d roce0 -g @G -p @P $3 @H"; }
 
@@ -114,7 +111,7 @@ pair '' rdmacm-utils 'return status 0' "ucmatose -c 20 -C 50 -S 1000" "ucmatose 
 pair f rdmacm-utils 'return status 0' "ucmatose -c 200 -C 5 -S 100 -m" "ucmatose -s @A -c 200 -C 5 -S 100 -m"
 pair f rdmacm-utils 'return status 0' "ucmatose -c 5 -C 50 -S 1000 -a 17 -t 8" "ucmatose -s @A -c 5 -C 50 -S 1000 -a 17 -t 8"
 pair '' rdmacm-utils 'return status 0' "udaddy -c 4 -C 50 -S 1000" "udaddy -s @A -c 4 -C 50 -S 1000"
-no_groups pair j rdmacm-utils 'return status 0' "mckey -m 239.7.7.7 -C 10" "mckey -m 239.7.7.7 -s -C 10"
+pair j rdmacm-utils 'return status 0' "mckey -m 239.7.7.7 -C 10" "mckey -m 239.7.7.7 -s -C 10"
 pair '' rdmacm-utils 'rdma_client: end 0' "rdma_server -p 7401" "rdma_client -s @A -p 7401"
 pair '' rdmacm-utils 'end 0' "rdma_xserver -p 7402 -c r" "rdma_xclient -s @A -p 7402 -c r"
 pair k rdmacm-utils '^connect  *:' "cmtime -p 7403 -c 50" "cmtime -p 7403 -s @A -c 50"
@@ -362,7 +359,7 @@ newest f ib_send_bw '-b --report-both -q 4 -n 500'
 newest f ib_send_bw '--reversed --perform_warm_up -n 500'
 newest f ib_send_bw '--use-srq -q 8 -c XRC -n 500'
 newest f ib_send_bw '--odp -n 500'
-no_groups newest f ib_send_lat '-c UD -g -n 200'
+newest f ib_send_lat '-c UD -g -n 200'
 newest f ib_write_bw '--data_validation -n 500'
 newest f ib_write_bw '--write_with_imm -c UC -n 500'
 newest f ib_write_bw '--mr_per_qp -q 16 -s 1024 -n 500'
@@ -397,9 +394,8 @@ run_pyverbs() {
     wait "$started" && result=0 || result=$?
     touch "$row/results"
     ran="$(grep -c '	ok	' "$row/results" || true) ok, $(grep -c '	skipped	' "$row/results" || true) skipped"
-    # A Q_Key of the privileged half is refused to everybody here, and a group by UDP sockets.
+    # A Q_Key of the privileged half is refused to everybody here.
     refused='[.]test_create_ud_qp_with_privileged_qkey$'
-    [ "$hosts" = no ] || refused+='|_multicast_traffic$'
     failed=$(awk -F '\t' -v refused="$refused" '$2 == "failed" && $1 !~ refused {print $1}' "$row/results")
     [ "$result" -ne 1 ] || [ -n "$failed" ] || [ ! -s "$row/results" ] || { result=0 ran+=", $(grep -c '	failed	' "$row/results") refused"; }
     # Those that pass there, and not here; but for one that needs an empty entry in the GID table: there is none.

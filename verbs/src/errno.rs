@@ -141,7 +141,7 @@ fn device_errno(error: &DeviceError) -> i32 {
         DeviceError::TimedOut { .. } => ETIMEDOUT,
         DeviceError::NoSuchDomain { .. } => ENOENT,
         DeviceError::DomainExists { .. } => EEXIST,
-        DeviceError::Access { .. } | DeviceError::HostMulticast => EOPNOTSUPP,
+        DeviceError::Access { .. } => EOPNOTSUPP,
         DeviceError::Random
         | DeviceError::CqOverrun
         | DeviceError::ShardDied { .. }

@@ -8,7 +8,9 @@ use crate::common::{self, PATIENCE, all_rights, embedded, nothing, pump, take};
 use crate::wire::{PEER_QPN, Wire, datagram};
 use sim::peer::{frame, pkt};
 use stack::wire::{Flow, Opcode};
-use verbs::port::{Port, PortLayer, PortOptions, PortQueue, Route, RxBurst, TxBurst, pair, pair_with};
+use verbs::port::{
+    Port, PortLayer, PortOptions, PortQueue, PortSpec, Route, RxBurst, TxBurst, pair, pair_with,
+};
 use verbs::{
     Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Pd, Qp, QpInitAttr, QpState,
     QpType, Qpn, RecvWr, SendWr, Wc, WcFlags, WcStatus, ah_attr_to, errno,
@@ -369,9 +371,11 @@ struct Member {
 
 impl Member {
     fn new(port: Box<dyn Port>, last: u8, shards: usize, block: bool) -> Self {
-        let config =
-            DeviceConfig::new(port).addr([192, 0, 2, last], 24).shards(shards).drive(Drive::Embedded);
-        let context = Context::open(config).unwrap();
+        Self::open(DeviceConfig::new(port).addr([192, 0, 2, last], 24), shards, block)
+    }
+
+    fn open(config: DeviceConfig, shards: usize, block: bool) -> Self {
+        let context = Context::open(config.shards(shards).drive(Drive::Embedded)).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
         let mr = pd.reg_mr(4096, all_rights()).unwrap();
         let qp = |i: usize| {
@@ -446,10 +450,38 @@ fn u16_copies_of_ones_own() {
     }
 }
 
+// Over the sockets of a host its kernel joins the group, and copies to each device: also what this host sends, which is no second copy for
+// the sender.
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn u16_over_udp_the_host_is_the_member() {
+    let open = |last: u8, block| {
+        let port: PortSpec = format!("udp:127.47.93.{last}").parse().unwrap();
+        Member::open(DeviceConfig::new(port), 2, block)
+    };
+    let (a, b) = (open(20, false), open(21, true));
+    a.send_from(1, 0);
+    assert_eq!(a.received(&b.context, 2), [0, 100]);
+    assert_eq!(b.received(&a.context, 2), [0, 100], "another device's copies are not its business");
+    assert_eq!(a.context.counters().discarded(Discard::OwnMulticast), 1);
+    b.send_from(0, 0);
+    assert_eq!(b.received(&a.context, 1), [101]);
+    assert_eq!(a.received(&b.context, 2), [1, 101]);
+    // The last queue pair that leaves ends the host's membership.
+    b.qps.iter().for_each(|qp| qp.detach_mcast(group(3), 0).unwrap());
+    a.send_from(0, 0);
+    assert_eq!(a.received(&b.context, 2), [2, 102]);
+    nothing(&b.context, &b.cq);
+    assert_eq!(b.context.counters().discarded(Discard::NotOurMulticast), 0, "the kernel has dropped it");
+    b.qps[1].attach_mcast(group(3), 0).unwrap();
+    a.send_from(0, 0);
+    assert_eq!(b.received(&a.context, 1), [102]);
+}
+
 // A loopback port returns every frame: that is no second copy.
 #[test]
 fn u16_one_copy_on_a_loopback_port() {
-    let port = verbs::port::PortSpec::Loopback.open(&PortOptions::default()).unwrap();
+    let port = PortSpec::Loopback.open(&PortOptions::default()).unwrap();
     let m = Member::new(port, 1, 1, false);
     m.send_from(0, 1);
     assert_eq!(take(&m.context, &m.cq, 1)[0].wr_id, 0);
@@ -461,8 +493,7 @@ fn u16_one_copy_on_a_loopback_port() {
 // Groups change while datagrams flow, on other threads: copies arrive from attach on, and none after detach has returned.
 #[test]
 fn u16_u17_groups_change_under_load() {
-    let port =
-        verbs::port::PortSpec::Loopback.open(&PortOptions { queues: 2, ..PortOptions::default() }).unwrap();
+    let port = PortSpec::Loopback.open(&PortOptions { queues: 2, ..PortOptions::default() }).unwrap();
     let config = DeviceConfig::new(port).addr([192, 0, 2, 1], 24).shards(2);
     let context = Context::open(config.drive(Drive::Dedicated { cores: vec![] })).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());

@@ -616,6 +616,10 @@ impl verbs::port::Host for Routed {
     fn mtu_to(&self, peer: IpAddr) -> Option<usize> {
         (peer == self.peer).then(|| (self.way)())
     }
+    fn join(&self, group: IpAddr) -> Result<(), verbs::port::PortError> {
+        Err(verbs::port::PortError::Group { group, reason: "this host is in no groups".into() })
+    }
+    fn leave(&self, _: IpAddr) {}
 }
 
 /// Two hosts whose kernels route; `way_back` returns the MTU of B's route to A.

@@ -48,6 +48,10 @@ impl Host for OfHost {
     fn mtu_to(&self, _: IpAddr) -> Option<usize> {
         Some(4200)
     }
+    fn join(&self, group: IpAddr) -> Result<(), verbs::port::PortError> {
+        Err(verbs::port::PortError::Group { group, reason: "this host is in no groups".into() })
+    }
+    fn leave(&self, _: IpAddr) {}
 }
 
 /// Two ports as one: the first, and another one beside it.

@@ -184,11 +184,6 @@ pub enum DeviceError {
     /// The port's addresses are those of the host.
     #[error("the port has the addresses of the host: change them there (ip address), and the port follows")]
     HostAddress,
-    /// The port sends through the host's UDP sockets, and joins no multicast groups.
-    #[error(
-        "a port over the host's UDP sockets joins no multicast groups; use one with frames of its own (tap, af_packet)"
-    )]
-    HostMulticast,
     /// An address that no host can have.
     #[error(transparent)]
     Address(#[from] NetConfigError),
@@ -291,7 +286,7 @@ pub enum DeviceError {
     /// The call was made in a forked child of the process that opened the device.
     #[error("this process is a forked child, and the device is its parent's; open a device after the fork")]
     Forked,
-    /// The port is opened when it is first used, and could not be opened.
+    /// The port is opened when it is first used, and could not be opened; or its host does not join a multicast group.
     #[error(transparent)]
     Port(Box<PortError>),
     /// Access rights that no memory of this device can have.

@@ -6,6 +6,7 @@ use super::claim::Core;
 use super::error::DeviceError;
 use crate::config::{MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX};
 use crate::id::{Gid, Qpn};
+use crate::port::Port;
 use crate::shard::{AttachError, McastTable, Member};
 use crate::sync::lock::lock;
 
@@ -16,8 +17,14 @@ impl Groups {
     /// Attaches a queue pair to a group. With its first queue pair the host joins the group.
     ///
     /// # Errors
-    /// [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`].
-    pub(super) fn attach(&self, core: &Core, group: &Gid, member: Member) -> Result<(), DeviceError> {
+    /// [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`], [`DeviceError::Port`].
+    pub(super) fn attach(
+        &self,
+        core: &Core,
+        port: &dyn Port,
+        group: &Gid,
+        member: Member,
+    ) -> Result<(), DeviceError> {
         let mut current = lock(&self.0);
         let mut table = McastTable::clone(&current);
         let first = table.attach(*group, member).map_err(|error| match error {
@@ -27,7 +34,9 @@ impl Groups {
                 limit: MCAST_QP_ATTACH_MAX,
             },
         })?;
-        if first {
+        if first && let Some(host) = port.host() {
+            host.join(group.to_ip()).map_err(|error| DeviceError::Port(Box::new(error)))?;
+        } else if first {
             // Cannot be full: the IP host has as many entries as the table, and gives up unsent leave messages to make room.
             let joined = core.shared.with_net(|net| net.join(core.now(), group));
             joined.map_err(|_| DeviceError::Exhausted { what: "multicast group", limit: MCAST_GRP_MAX })?;
@@ -40,13 +49,22 @@ impl Groups {
     ///
     /// # Errors
     /// [`DeviceError::NotAttached`], [`DeviceError::InsideTurn`].
-    pub(super) fn detach(&self, core: &Core, group: &Gid, qpn: Qpn) -> Result<(), DeviceError> {
+    pub(super) fn detach(
+        &self,
+        core: &Core,
+        port: &dyn Port,
+        group: &Gid,
+        qpn: Qpn,
+    ) -> Result<(), DeviceError> {
         let mut current = lock(&self.0);
         let mut table = McastTable::clone(&current);
         let last = table.detach(group, qpn).ok_or(DeviceError::NotAttached { group: *group })?;
         *current = Arc::new(table);
         if last {
-            core.shared.with_net(|net| net.leave(core.now(), group));
+            match port.host() {
+                Some(host) => host.leave(group.to_ip()),
+                None => _ = core.shared.with_net(|net| net.leave(core.now(), group)),
+            }
         }
         hand_out(core, &current)
     }

@@ -11,15 +11,12 @@ impl QpCore {
     ///
     /// # Errors
     /// [`DeviceError::McastQp`], [`DeviceError::McastGid`], [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`],
-    /// [`DeviceError::HostMulticast`].
+    /// [`DeviceError::Port`].
     pub fn attach_mcast(&self, group: &Gid) -> Result<(), DeviceError> {
         self.check_mcast(group)?;
         let device = self.device();
-        if device.port().host().is_some() {
-            return Err(DeviceError::HostMulticast);
-        }
         let member = Member { qpn: self.qpn(), block_self: self.block_self_mcast_lb() };
-        device.groups.attach(device.core(), group, member)
+        device.groups.attach(device.core(), device.port(), group, member)
     }
 
     /// Detaches the queue pair from a multicast group: when this returns, no copy for it is on its way.
@@ -29,7 +26,7 @@ impl QpCore {
     pub fn detach_mcast(&self, group: &Gid) -> Result<(), DeviceError> {
         self.check_mcast(group)?;
         let device = self.device();
-        device.groups.detach(device.core(), group, self.qpn())
+        device.groups.detach(device.core(), device.port(), group, self.qpn())
     }
 
     fn check_mcast(&self, group: &Gid) -> Result<(), DeviceError> {

@@ -257,8 +257,9 @@ impl QpCore {
     fn leave_groups(&self) {
         // Inside a turn, where no handle of a user is dropped, another thread may hold the lock and wait for this very shard.
         if not_inside_turn().is_ok() {
+            let device = self.device();
             for group in self.groups() {
-                let _ = self.device().groups.detach(self.device().core(), &group, self.qpn); // it is attached
+                let _ = device.groups.detach(device.core(), device.port(), &group, self.qpn); // it is attached
             }
         }
     }

@@ -279,9 +279,11 @@ impl Net {
     }
 
     /// Our address from which a destination is reached: one on its subnet, else any of its family. `None`: there is no route to
-    /// it, or no host can have that address.
+    /// it, or no host can have that address. A group needs no route.
     pub fn source_to(&self, dst: &Gid) -> Option<Gid> {
-        self.routes.next_hop(dst).filter(is_host)?;
+        if !dst.is_multicast() {
+            self.routes.next_hop(dst).filter(is_host)?;
+        }
         self.routes.source_for(dst)
     }
 

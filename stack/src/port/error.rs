@@ -1,6 +1,6 @@
-//! Why a port could not be opened.
+//! Why a port could not be opened, or does not do what it is asked.
 
-/// Why a port could not be opened: one sentence that says what to do.
+/// What a port refuses: one sentence that says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PortError {
@@ -21,6 +21,14 @@ pub enum PortError {
     /// DPDK's environment could not be started.
     #[error("DPDK: {0}")]
     Eal(String),
+    /// The host did not join a multicast group.
+    #[error("the host does not join the multicast group {group}: {reason}")]
+    Group {
+        /// The group.
+        group: core::net::IpAddr,
+        /// What failed.
+        reason: String,
+    },
     /// The device could not be opened.
     #[error("port {port:?}: {reason}")]
     Open {

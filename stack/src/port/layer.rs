@@ -325,6 +325,10 @@ mod tests {
         fn mtu_to(&self, _: IpAddr) -> Option<usize> {
             None
         }
+        fn join(&self, _: IpAddr) -> Result<(), PortError> {
+            Ok(())
+        }
+        fn leave(&self, _: IpAddr) {}
     }
 
     impl Numbers for Peculiar {

@@ -329,6 +329,10 @@ mod tests {
             fn mtu_to(&self, _: IpAddr) -> Option<usize> {
                 None
             }
+            fn join(&self, _: IpAddr) -> Result<(), PortError> {
+                Ok(())
+            }
+            fn leave(&self, _: IpAddr) {}
         }
         for window in [None, Some(1 << 20)] {
             let port = lazy(info(), move || {

@@ -182,6 +182,15 @@ pub trait Host {
     /// Largest L3 packet, in bytes, that the path to a peer carries as far as the host knows: by the MTU of the route or of the
     /// interface, or by what routers reported. `None`: there is no route to the peer.
     fn mtu_to(&self, peer: IpAddr) -> Option<usize>;
+
+    /// Has the port receive what is sent to a multicast group, on the interfaces of its addresses. Joining again changes nothing.
+    ///
+    /// # Errors
+    /// Why the host cannot join it.
+    fn join(&self, group: IpAddr) -> Result<(), PortError>;
+
+    /// The port receives no more of what is sent to the group.
+    fn leave(&self, group: IpAddr);
 }
 
 /// Queue pair numbers of which each of several processes with the same addresses has its own.

@@ -208,11 +208,11 @@ pub(super) fn sgid_index(device: &Device, gid: &Gid) -> Result<u8, VerbsError> {
     index.ok_or_else(|| CmError::AddrNotAvail { addr: gid.to_ip() }.into())
 }
 
-/// The local address from which a group is reached: the identifier's own, or one of the group's IP version.
+/// The local address from which a group is reached: the identifier's own if it is of the group's IP version, or the device's choice.
 pub(super) fn sgid_for(device: &Device, local: IpAddr, group: IpAddr) -> Option<Gid> {
     let own = (!local.is_unspecified()).then(|| Gid::from_ip(local));
     let same = |g: &Gid| !g.is_zero() && g.to_ip().is_ipv4() == group.is_ipv4();
-    own.filter(same).or_else(|| device.gids().into_iter().rev().find(same))
+    own.filter(same).or_else(|| device.source_to(&Gid::from_ip(group), 0))
 }
 
 /// Checks that an index still belongs to the address, now that an object holds it: until then another address could get it.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use verbs::errno::{EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP, EPERM, ETIMEDOUT};
+use verbs::errno::{EBUSY, EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP, EPERM, ETIMEDOUT};
 use verbs::limits::RD_ATOMIC_MAX;
 use verbs::port::PortSpec;
 use verbs::{
@@ -340,11 +340,12 @@ pub const CASES: &[Case] = &[
         err(qp.attach_mcast(Gid::default(), 0));
         err(qp.attach_mcast(b.gid(), 0))
     }),
-    case("Qp::attach_mcast", "DeviceError::HostMulticast", EOPNOTSUPP, |_| {
+    case("Qp::attach_mcast", "PortError::Group", ENODEV, |_| {
         let port: PortSpec = "udp:127.47.93.4".parse().unwrap();
         let context = Context::open(DeviceConfig::new(port)).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
-        err(pd.create_qp(&QpInitAttr::new(QpType::Ud, &cq, &cq)).unwrap().attach_mcast(group(1), 0))
+        let group = Gid::from_ip("ff05::1:3".parse().unwrap());
+        err(pd.create_qp(&QpInitAttr::new(QpType::Ud, &cq, &cq)).unwrap().attach_mcast(group, 0))
     }),
     case("Qp::attach_mcast", "DeviceError::Exhausted", ENOMEM, |b| {
         let max = b.other.context.query_device().max_mcast_grp;

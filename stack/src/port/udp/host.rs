@@ -1,6 +1,6 @@
 //! The addresses and interfaces of the host, followed as they change.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -93,9 +93,14 @@ impl Table {
         exact.or_else(|| self.0.iter().find(near))
     }
 
+    /// The interface of an address of ours, 0 for any other address.
+    pub fn interface(&self, addr: IpAddr) -> u32 {
+        self.of(addr).map_or(0, |entry| entry.local.index)
+    }
+
     /// The interface of a link-local address of ours, 0 for any other address.
     pub fn scope(&self, addr: IpAddr) -> u32 {
-        if is_link_local(addr) { self.of(addr).map_or(0, |entry| entry.local.index) } else { 0 }
+        if is_link_local(addr) { self.interface(addr) } else { 0 }
     }
 
     /// The link-local address of ours from which a peer on this interface is reached; 0: on the only one that has any. `None` also
@@ -137,7 +142,7 @@ pub fn addresses(named: &[IpAddr]) -> std::io::Result<Vec<HostAddress>> {
     let host = Host::new(named);
     host.refresh()?;
     let table = host.table();
-    let own = crate::port::Host::addresses(&host);
+    let own = host.addresses();
     let with_iface = |addr| {
         let entry = table.of(addr);
         let iface = entry.map_or_else(String::new, |entry| entry.local.iface.clone());
@@ -287,14 +292,23 @@ impl Host {
         with(&mut table.0.iter().filter(|entry| !(beyond && entry.local.loopback)))
     }
 
+    /// The interfaces of the port's addresses of a family.
+    pub fn interfaces(&self, v6: bool) -> BTreeSet<u32> {
+        let table = self.table();
+        let addresses = self.addresses();
+        let of_family = addresses.iter().filter(|addr| addr.is_ipv6() == v6);
+        of_family.map(|addr| table.interface(*addr)).filter(|index| *index != 0).collect()
+    }
+
     /// Largest packet that routes carry from every address of the port. `None`: it has none whose interface is up.
     pub fn mtu(&self) -> Option<usize> {
         self.used(|entries| entries.filter(|entry| entry.local.up).map(|entry| entry.mtu).min())
     }
 }
 
-impl crate::port::Host for Host {
-    fn addresses(&self) -> Vec<IpAddr> {
+/// What a [port's host](crate::port::Host) says.
+impl Host {
+    pub fn addresses(&self) -> Vec<IpAddr> {
         if !self.named.is_empty() {
             return self.named.clone();
         }
@@ -305,21 +319,27 @@ impl crate::port::Host for Host {
         all.into_iter().map(|entry| entry.local.addr).filter(|addr| seen.insert(*addr)).collect()
     }
 
-    fn generation(&self) -> u64 {
+    pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    fn source_to(&self, peer: IpAddr, scope: u32) -> Option<IpAddr> {
+    pub fn source_to(&self, peer: IpAddr, scope: u32) -> Option<IpAddr> {
         let own = self.addresses();
         if is_link_local(peer) {
             return self.table().link_local(scope, |addr| own.contains(&addr));
         }
-        let source = route::towards(peer)?.local_addr().ok()?.ip();
+        // A group needs no route: it is on the link of the address that is used.
+        let towards = route::towards(peer).and_then(|socket| socket.local_addr().ok());
+        let source = match towards {
+            Some(source) => source.ip(),
+            None if peer.is_multicast() => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            None => return None,
+        };
         let same_family = |addr: &&IpAddr| addr.is_ipv6() == peer.is_ipv6();
         own.iter().find(|addr| **addr == source).or_else(|| own.iter().find(same_family)).copied()
     }
 
-    fn mtu_to(&self, peer: IpAddr) -> Option<usize> {
+    pub fn mtu_to(&self, peer: IpAddr) -> Option<usize> {
         let (level, option) = match peer {
             IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU),
             IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
@@ -378,10 +398,7 @@ mod tests {
         let table = Table::new(locals, &[], &[], about, |_| Standing::Outside);
         let host = Host::new(&[]);
         *host.table.write().unwrap() = Arc::new(table);
-        assert_eq!(
-            crate::port::Host::addresses(&host),
-            ["10.0.0.1", "10.0.0.2"].map(|addr| addr.parse::<IpAddr>().unwrap())
-        );
+        assert_eq!(host.addresses(), ["10.0.0.1", "10.0.0.2"].map(|addr| addr.parse::<IpAddr>().unwrap()));
         assert_eq!(host.mtu(), Some(1500));
     }
 

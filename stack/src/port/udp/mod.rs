@@ -16,6 +16,7 @@ mod control;
 mod group;
 mod host;
 mod living;
+mod memberships;
 mod messages;
 mod order;
 mod packet;
@@ -50,6 +51,7 @@ use crate::port::taken::Taken;
 use crate::registry::Registry;
 use group::Group;
 use host::Host;
+use memberships::Memberships;
 use port::UdpPort;
 use shared::Shared;
 use socket::{shared_sockets, sockets};
@@ -119,6 +121,7 @@ fn make(
         max_frame: info.max_frame(),
         pool: pool.unwrap_or_else(|| HeapPool::new(options.queues * options.frames, info.max_frame())),
         counters: (0..options.queues).map(|_| Counters::default()).collect(),
+        groups: Memberships::new(buffer),
         sources: Sources::new(most, sockets[0].len(), buffer),
         sockets,
         group,

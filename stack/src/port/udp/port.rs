@@ -57,7 +57,7 @@ impl Port for UdpPort {
     }
 
     fn host(&self) -> Option<&dyn Host> {
-        Some(&*self.shared.host)
+        Some(&*self.shared)
     }
 
     /// The kernel counts the memory of a datagram, up to twice its bytes. Half of a buffer is for what we request, the other half
@@ -92,7 +92,9 @@ impl Port for UdpPort {
             let _ = self.shared.note_errors(socket); // there may be none
         }
         self.shared.sources.with_errors(|socket| _ = self.shared.note_errors(socket));
-        self.shared.host.follow();
+        let host = &self.shared.host;
+        host.follow();
+        self.shared.groups.follow(host.changed(), |v6| host.interfaces(v6));
         if let Some(group) = &self.shared.group {
             group.maintain(self.shared.sockets[0][0].fd());
         }
@@ -134,11 +136,19 @@ struct UdpQueue {
 }
 
 impl UdpQueue {
+    /// Whether this is the queue to which messages to groups come.
+    fn receives_groups(&self) -> bool {
+        self.receiver.as_ref().is_some_and(Receiver::receives_groups)
+    }
+
     /// Each queue has its own descriptor: a sleeping thread waits for those of several queues.
     fn watch(&self) -> rustix::io::Result<OwnedFd> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for socket in self.receiver.iter().flat_map(|receiver| receiver.sockets(&self.shared)) {
             epoll::add(&epoll, &socket.fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        if let Some(groups) = self.shared.groups.ready().filter(|_| self.receives_groups()) {
+            epoll::add(&epoll, groups, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
         Ok(epoll)
     }

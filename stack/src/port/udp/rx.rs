@@ -7,6 +7,7 @@ use core::ops::Range;
 use std::io::ErrorKind;
 
 use super::group::Group;
+use super::memberships::Membership;
 use super::messages::Whose;
 use super::packet::{DF, HEADERS_MAX, IDENTIFICATION, IpFields, headers_len, write_headers};
 use super::passing::{self, HOPS, Passed};
@@ -21,6 +22,7 @@ use crate::id::Qpn;
 use crate::port::frame::{Frame, RxBurst};
 use crate::registry::Run;
 use crate::wire::{icrc, locate_plain};
+use std::sync::Arc;
 
 const _: () = assert!(HEADERS_MAX <= FRONT);
 
@@ -63,6 +65,8 @@ pub(super) struct Receiver {
     spare: Option<Frame>,
     /// The socket that is asked first.
     socket: usize,
+    /// The group whose socket the messages came from; `None`: it was one of the queue's own.
+    of_group: Option<Arc<Membership>>,
     /// How many datagrams of this burst may still be passed on.
     passes: usize,
     senders: Senders,
@@ -79,6 +83,7 @@ impl Receiver {
             open: None,
             spare: None,
             socket: 0,
+            of_group: None,
             passes: 0,
             senders: Senders::default(),
         }
@@ -87,6 +92,11 @@ impl Receiver {
     /// Its sockets.
     pub fn sockets<'a>(&self, shared: &'a Shared) -> &'a [Socket] {
         &shared.sockets[self.index]
+    }
+
+    /// Whether this is the queue to which messages to groups come.
+    pub fn receives_groups(&self) -> bool {
+        self.index == 0
     }
 
     /// Whether something waits here that was received already.
@@ -122,20 +132,35 @@ impl Receiver {
 
     /// Receives messages from a socket that has some.
     fn receive(&mut self, shared: &Shared) -> bool {
-        (self.count, self.opened) = (0, 0);
+        (self.count, self.opened, self.of_group) = (0, 0, None);
         let sockets = self.sockets(shared);
         for _ in 0..sockets.len() {
             let socket = &sockets[self.socket];
             self.socket = (self.socket + 1) % sockets.len();
-            match receive(socket.fd(), &mut self.buffers, &mut self.received) {
-                Ok(count) => {
-                    self.count = count;
-                    return true;
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // The error is of an earlier send; the socket's error queue has the details.
-                Err(_) => _ = shared.note_errors(socket),
+            if self.receive_from(shared, socket) {
+                return true;
             }
+        }
+        if self.receives_groups()
+            && let Some(membership) = shared.groups.waiting()
+            && self.receive_from(shared, &membership.socket)
+        {
+            self.of_group = Some(membership);
+            return true;
+        }
+        false
+    }
+
+    /// Receives messages from a socket; whether it had some.
+    fn receive_from(&mut self, shared: &Shared, socket: &Socket) -> bool {
+        match receive(socket.fd(), &mut self.buffers, &mut self.received) {
+            Ok(count) => {
+                self.count = count;
+                return true;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            // The error is of an earlier send; the socket's error queue has the details.
+            Err(_) => _ = shared.note_errors(socket),
         }
         false
     }
@@ -148,7 +173,8 @@ impl Receiver {
         if let Some(overflows) = arrival.overflows {
             // `self.socket` is the one behind the one that was asked last.
             let sockets = self.sockets(shared);
-            let asked = &sockets[(self.socket + sockets.len() - 1) % sockets.len()];
+            let own = &sockets[(self.socket + sockets.len() - 1) % sockets.len()];
+            let asked = self.of_group.as_ref().map_or(own, |membership| &membership.socket);
             shared.note_overflows(self.index, asked, overflows);
         }
         let ((Some((src, port)), Some(dst)), true) = ((received.from.get(), arrival.to), received.whole)
@@ -230,6 +256,9 @@ impl Receiver {
             return Some(arrived);
         };
         let number = Qpn::new(u32::from_be_bytes(*word));
+        if number == Qpn::MULTICAST {
+            return Some(arrived); // each process has a copy
+        }
         if number == PROBED {
             group.note(self.index, arrived.ip.src, datagram);
             return None;

@@ -1,5 +1,6 @@
 //! What the queues of a port share, and what they report.
 
+use core::net::IpAddr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::io::Error;
 use std::sync::{Arc, Mutex};
@@ -8,12 +9,14 @@ use std::time::{Duration, Instant};
 use super::control::Refusal;
 use super::group::Group;
 use super::host::Host;
+use super::memberships::Memberships;
 use super::packet::{IpFields, Outgoing};
 use super::socket::Socket;
 use super::sources::Sources;
 use super::sys;
 use crate::id::{Mac, Mtu};
 use crate::port::counters::Counters;
+use crate::port::error::PortError;
 use crate::port::frame::HeapPool;
 use crate::sync::lock::lock;
 use crate::wire::UDP_PORT;
@@ -35,6 +38,7 @@ pub(super) struct Shared {
     pub(super) sockets: Vec<Vec<Socket>>,
     /// Where other processes have sockets on the same port; dropped behind ours.
     pub(super) group: Option<Group>,
+    pub(super) groups: Memberships,
     pub(super) sources: Sources,
     pub(super) host: Arc<Host>,
     /// Whether messages of several datagrams are sent; `None`: where the host allows it.
@@ -106,6 +110,32 @@ impl Shared {
     pub(super) fn note_overflows(&self, queue: usize, socket: &Socket, total: u32) {
         let lost = total.wrapping_sub(socket.overflows.swap(total, Ordering::Relaxed));
         self.counters[queue].rx_dropped.add(lost.into());
+    }
+}
+
+impl crate::port::Host for Shared {
+    fn addresses(&self) -> Vec<IpAddr> {
+        self.host.addresses()
+    }
+    fn generation(&self) -> u64 {
+        self.host.generation()
+    }
+    fn source_to(&self, peer: IpAddr, scope: u32) -> Option<IpAddr> {
+        self.host.source_to(peer, scope)
+    }
+    fn mtu_to(&self, peer: IpAddr) -> Option<usize> {
+        self.host.mtu_to(peer)
+    }
+    fn join(&self, group: IpAddr) -> Result<(), PortError> {
+        let interfaces = self.host.interfaces(group.is_ipv6());
+        let refused = |reason: String| PortError::Group { group, reason };
+        if interfaces.is_empty() {
+            return Err(refused("the port has no address of its IP version".into()));
+        }
+        self.groups.join(group, &interfaces, &self.sockets).map_err(|error| refused(error.to_string()))
+    }
+    fn leave(&self, group: IpAddr) {
+        self.groups.leave(group);
     }
 }
 

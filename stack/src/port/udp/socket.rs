@@ -46,12 +46,50 @@ impl Socket {
 
     /// The one on port 4791, which sends and receives. It may be of IPv6 and carry IPv4 as well.
     fn open(addr: Option<IpAddr>, v6: bool, buffer: u32, shared: bool) -> Result<Self, Error> {
+        let socket = Self::receiving(addr, v6, buffer)?;
+        sys::set(socket.fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, shared.into())?;
+        socket.bind(UDP_PORT)?;
+        Ok(socket)
+    }
+
+    /// One that receives what is sent to a multicast group, once it has joined it. Other programs may have one as well: each gets a copy.
+    /// A group of one link is that of the interface `index`.
+    pub(super) fn of_group(
+        group: IpAddr,
+        index: u32,
+        buffer: u32,
+        beside: &[Vec<Self>],
+    ) -> Result<Self, Error> {
+        let socket = Self::receiving(Some(group), group.is_ipv6(), buffer)?;
+        sys::set(socket.fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+        sys::set(socket.fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+        // A socket for all addresses shares its port only while this one gets it.
+        let alone = |socket: &&Self| {
+            socket.is_wildcard()
+                && sys::get(socket.fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT).is_ok_and(|on| on == 0)
+        };
+        let alone: Vec<_> = beside.iter().flatten().filter(alone).collect();
+        let share = |on| {
+            alone
+                .iter()
+                .try_for_each(|socket| sys::set(socket.fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, on))
+        };
+        let name = Name::new(socket.v6, group, UDP_PORT, index);
+        let bound = share(1).and_then(|()| sys::bind(socket.fd(), &name));
+        share(0)?;
+        bound.map(|()| socket)
+    }
+
+    /// One that is not bound yet, and can receive.
+    fn receiving(addr: Option<IpAddr>, v6: bool, buffer: u32) -> Result<Self, Error> {
         let mut socket = Self::make(addr, v6, buffer)?;
         let set = |level, option, value| sys::set(socket.fd(), level, option, value);
         if v6 {
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+            // Messages to groups are for the sockets that joined them. Kernels before 4.20 have no such option.
+            let _ = set(libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0);
             // Linux soft-RoCE sends packets without a UDP checksum; they have an ICRC.
             set(libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
         }
@@ -59,13 +97,12 @@ impl Socket {
             set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
             set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
             set(libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+            set(libc::IPPROTO_IP, IP_MULTICAST_ALL, 0)?;
         }
         let memory = buffers::set_receiving(socket.fd(), buffer)?;
         set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
         // Kernels before 5.0 do not join datagrams: they arrive one by one.
         let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
-        set(libc::SOL_SOCKET, libc::SO_REUSEPORT, shared.into())?;
-        socket.bind(UDP_PORT)?;
         socket.memory = memory;
         Ok(socket)
     }
@@ -93,12 +130,14 @@ impl Socket {
             set(libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, HOP_LIMIT.into())?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, HOP_LIMIT.into())?;
         }
         if !v6 || addr.is_none() {
             // As for IPv6. As the socket is not connected and sets DF, the kernel sends the identification 0.
             set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
             set(libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
             set(libc::IPPROTO_IP, libc::IP_TTL, HOP_LIMIT.into())?;
+            set(libc::IPPROTO_IP, libc::IP_MULTICAST_TTL, HOP_LIMIT.into())?;
         }
         buffers::set_sending(fd.as_fd(), buffer)?;
         Ok(Self { unforked, fd, addr, v6, memory: 0, overflows: AtomicU32::new(0) })
@@ -125,6 +164,9 @@ impl Drop for Socket {
 
 /// `UDP_NO_CHECK6_RX` of `<linux/udp.h>`.
 const UDP_NO_CHECK6_RX: i32 = 102;
+/// `IP_MULTICAST_ALL` of `<linux/in.h>`, and `IPV6_MULTICAST_ALL` of `<linux/in6.h>`.
+const IP_MULTICAST_ALL: i32 = 49;
+const IPV6_MULTICAST_ALL: i32 = 29;
 
 /// The sockets on port 4791 of a port, for each of its queues: for each of these addresses, or one for all that the host has. The kernel
 /// chooses among those of an address by a program ([`steer`](sys::steer)); where it has no such programs, the first queue receives alone.

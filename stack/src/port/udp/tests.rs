@@ -365,3 +365,59 @@ fn more_than_a_burst_waits_without_loss() {
     }
     assert_eq!(b.stats().rx_dropped, 0);
 }
+
+// Goal: a group's messages come to each port that has joined it, to the one that sends them too, and to no other one.
+#[test]
+fn a_group_is_received_by_those_who_joined_it() {
+    let groups: [IpAddr; 2] = ["239.47.91.1", "239.47.91.2"].map(|group| group.parse().unwrap());
+    let addrs = ["127.47.91.40", "127.47.91.41", "127.47.91.42"];
+    let ports = addrs.map(|addr| port(addr, ""));
+    let mut queues = [0, 1, 2].map(|i: usize| ports[i].take_queue(0).unwrap());
+    let host = |i: usize| ports[i].host().unwrap();
+    (0..2).for_each(|i| host(i).join(groups[0]).unwrap());
+    host(2).join(groups[1]).unwrap();
+    host(0).join(groups[0]).expect("joining again changes nothing");
+    let lens = [8, 64, 1024, 1024];
+    let sent = packets_to(Qpn::MULTICAST, UDP_PORT, addrs[0], "239.47.91.1", 0, &lens);
+    assert_eq!(send(&mut *queues[0], &sent), lens.len());
+    for i in [0, 1] {
+        for (frame, sent) in receive(&mut *queues[i], lens.len()).iter_mut().zip(&sent) {
+            assert!(is_right(frame));
+            assert_eq!(Outgoing::of(frame.data()), Outgoing::of(sent), "{i}");
+        }
+    }
+    // Who has left has no more of it. What comes to the others is not there before what was sent earlier.
+    host(1).leave(groups[0]);
+    assert_eq!(send(&mut *queues[0], &sent[..1]), 1);
+    assert_eq!(receive(&mut *queues[0], 1).len(), 1);
+    let other = packets_to(Qpn::MULTICAST, UDP_PORT, addrs[0], "239.47.91.2", 0, &[12]);
+    assert_eq!(send(&mut *queues[0], &other), 1);
+    let got = receive(&mut *queues[2], 1);
+    assert_eq!(Outgoing::of(got[0].data()).unwrap().ip.dst, groups[1]);
+    let nothing = &mut RxBurst::new();
+    assert_eq!([0, 1].map(|i: usize| queues[i].rx_burst(nothing)), [0, 0]);
+    assert!(ports.iter().all(|port| port.stats().rx_dropped == 0));
+    // No address of a group: the kernel says so.
+    let refused = host(0).join("10.0.0.1".parse().unwrap()).unwrap_err().to_string();
+    assert!(refused.contains("does not join the multicast group 10.0.0.1"), "{refused}");
+}
+
+// Goal: a thread that sleeps is woken by what comes to a group that was joined meanwhile.
+#[test]
+fn a_group_wakes_as_all_that_arrives() {
+    let (a, group) = (port("127.47.91.43", ""), "239.47.91.3");
+    let mut queue = a.take_queue(0).unwrap();
+    let Armed::Event(event) = queue.arm() else { panic!("nothing waits") };
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(&epoll, &event, epoll::EventData::new_u64(0), flags).unwrap();
+    a.host().unwrap().join(group.parse().unwrap()).unwrap();
+    let sent = packets_to(Qpn::MULTICAST, UDP_PORT, "127.47.91.43", group, 0, &[64]);
+    for _ in 0..3 {
+        assert_eq!(send(&mut *queue, &sent), 1);
+        let mut events = [const { core::mem::MaybeUninit::uninit() }; 1];
+        let (found, _) = epoll::wait(&epoll, &mut events, None).unwrap();
+        assert_eq!(found.len(), 1);
+        assert!(is_right(&mut receive(&mut *queue, 1)[0]));
+    }
+}

@@ -150,7 +150,8 @@ impl Sender {
 
 /// Whether messages of several datagrams may go this way.
 fn may_segment(segments: &mut HashMap<(IpAddr, IpAddr), bool>, shared: &Shared, fields: &IpFields) -> bool {
-    if shared.gso == Some(false) {
+    // The copies of a message to a group go several ways.
+    if shared.gso == Some(false) || fields.dst.is_multicast() {
         return false;
     }
     if segments.len() >= PEERS {
@@ -164,10 +165,10 @@ fn may_segment(segments: &mut HashMap<(IpAddr, IpAddr), bool>, shared: &Shared, 
 fn message(table: &Table, socket: &Socket, first: &Outgoing, parts: core::ops::Range<usize>) -> Message {
     let IpFields { src, dst, traffic_class, hop_limit } = first.ip;
     let v6 = dst.is_ipv6();
-    // A link-local peer is on the link of our own address.
-    let scope = table.scope(src);
+    // A link-local peer, and a group, is on the link of our own address.
+    let scope = if dst.is_multicast() { table.interface(src) } else { table.scope(src) };
     let mut control = Control::empty();
-    if socket.is_wildcard() {
+    if socket.is_wildcard() || dst.is_multicast() {
         control.push_source(src, scope);
     }
     if traffic_class != 0 {
