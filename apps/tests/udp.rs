@@ -227,6 +227,41 @@ fn the_processes_of_a_host_share_its_addresses() {
     }
 }
 
+// Goal: where somebody else has port 4791, the processes of a user reach each other all the same, by both ways of connecting and with
+// groups, and each says that it reaches no other host. What they have chosen is chosen until the last of them has ended.
+#[test]
+fn processes_meet_where_somebody_else_has_the_port() {
+    let Some(lab) = Lab::new('x', &V4) else { return };
+    let here = V4[0].host;
+    // Somebody who shares the port with nobody.
+    let mut other = lab.start(0, PERF, &["server", "--port", "udp", "--oob-port", "7100"]);
+    let start = |role: &[&str]| lab.start(0, PERF, &[role, &["--port", "host"]].concat());
+    let client = |more: &[&str]| {
+        let few = ["--op", "send,write,read", "--mode", "lat,bw", "-n", "64", "--verify"];
+        start(&[&["client"][..], more, &few, &PATIENCE].concat())
+    };
+    let says = "reach each other on this host, by UDP port 65504, and no other host";
+    let is_taken = format!("ip netns exec {} grep -q :12B7 /proc/net/udp6", lab.host(0));
+    until(|| run(&is_taken).then_some(()));
+    let mut by_tcp = start(&["server", "--oob-port", "7101"]);
+    assert!(client(&["localhost", "--oob-port", "7101"]).finish().good().stderr.contains(says));
+    // The port is free again, and the one that was chosen stays.
+    other.kill();
+    other.finish();
+    let mut by_cm = start(&["server", "-R", "--oob-port", "7102"]);
+    assert!(client(&["-R", here, "--oob-port", "7102"]).finish().good().stderr.contains(says));
+    for server in [&mut by_tcp, &mut by_cm] {
+        server.kill();
+    }
+    assert!(by_tcp.finish().stderr.contains("is taken by another program"));
+    by_cm.finish();
+    // Whoever comes then has 4791.
+    let mut last = start(&["server", "--oob-port", "7103"]);
+    assert!(!client(&["localhost", "--oob-port", "7103"]).finish().good().stderr.contains("no other host"));
+    last.kill();
+    last.finish();
+}
+
 // Goal: a client whose firewall lets in only what it asked for connects all the same, by either way of connecting, and is told why its
 // queue pairs share one path. Each has several.
 #[test]

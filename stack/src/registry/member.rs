@@ -136,6 +136,16 @@ impl<K: Kernel> Member<K> {
         Run::all().filter_map(|run| Some((run, self.table.socket(run)?))).collect()
     }
 
+    /// See [`Table::udp_port`].
+    pub fn udp_port(&self) -> Option<u16> {
+        self.table.udp_port()
+    }
+
+    /// See [`Table::choose_udp_port`].
+    pub fn choose_udp_port(&self, before: Option<u16>, port: u16) -> Option<u16> {
+        self.table.choose_udp_port(before, port)
+    }
+
     /// Changes with every change of what steers packets.
     pub fn changes(&self) -> u64 {
         self.table.changes()

@@ -188,6 +188,16 @@ impl Registry {
         self.member.sockets()
     }
 
+    /// The UDP port on which the processes of the host receive, once one of them has chosen it.
+    pub fn udp_port(&self) -> Option<u16> {
+        self.member.udp_port()
+    }
+
+    /// Chooses the UDP port on which the processes of the host receive, if `before` is still what was chosen; returns what is chosen now.
+    pub fn choose_udp_port(&self, before: Option<u16>, port: u16) -> Option<u16> {
+        self.member.choose_udp_port(before, port)
+    }
+
     /// Changes with every change of what steers packets: sockets, listeners, the keeper. What was noted before a change is seen by
     /// whoever sees the change.
     pub fn changes(&self) -> u64 {

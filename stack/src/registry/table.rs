@@ -5,7 +5,7 @@
 //! meanwhile, and compares and exchanges the mark that it has seen.
 //!
 //! Words, in the order of the machine: a header of [`HEADER`] words (magic, version and bytes of it all, the two halves of the
-//! birth's number, changes of what steers packets, keeper), then [`RUN`] words for each run (mark, generation, process, beginning,
+//! birth's number, changes of what steers packets, keeper, UDP port), then [`RUN`] words for each run (mark, generation, process, beginning,
 //! socket, time of connection management); the bindings of ports (`bindings`); requests for connections (`requests`). All others are zero,
 //! for what comes later.
 
@@ -21,6 +21,8 @@ const MAGIC: u64 = u64::from_ne_bytes(*b"ROCEHOST");
 const CHANGES: usize = 4;
 /// The word that names the keeper: its run, plus one.
 const KEEPER: usize = 5;
+/// The word that says on which UDP port the processes receive.
+const UDP_PORT: usize = 6;
 
 /// In a mark: the run is held, since the time of the other bits. Without it: it rests since then.
 const HELD: u64 = 1 << 63;
@@ -178,6 +180,19 @@ impl<M: Words> Table<M> {
         u32::try_from(socket.checked_sub(1)?).ok().filter(|_| is_held)
     }
 
+    /// The UDP port on which the processes receive, once one of them has chosen it.
+    pub fn udp_port(&self) -> Option<u16> {
+        u16::try_from(self.0.word(UDP_PORT).load(Ordering::Acquire)).ok().filter(|port| *port > 0)
+    }
+
+    /// Chooses the UDP port on which the processes receive, where `before` was chosen; returns the one that is chosen now.
+    pub fn choose_udp_port(&self, before: Option<u16>, port: u16) -> Option<u16> {
+        let word = |port: Option<u16>| u64::from(port.unwrap_or_default());
+        let (before, port) = (word(before), word(Some(port)));
+        let _ = self.0.word(UDP_PORT).compare_exchange(before, port, Ordering::AcqRel, Ordering::Acquire);
+        self.udp_port()
+    }
+
     /// Changes with every change of what steers packets. What was noted before a change is seen by whoever sees the change.
     pub fn changes(&self) -> u64 {
         self.0.word(CHANGES).load(Ordering::Acquire)
@@ -253,6 +268,21 @@ pub(super) mod tests {
 
     fn run(index: usize) -> Run {
         Run::all().nth(index).unwrap()
+    }
+
+    // Goal: processes that begin at the same time agree on a port, and one that is not there any more is chosen anew, once.
+    #[test]
+    fn the_first_choice_of_a_port_counts() {
+        let table = Table::born(Plain::default(), 7);
+        assert_eq!(table.udp_port(), None);
+        assert_eq!(table.choose_udp_port(None, 4791), Some(4791));
+        assert_eq!(table.choose_udp_port(None, 65_504), Some(4791));
+        assert_eq!(table.choose_udp_port(Some(4791), 65_504), Some(65_504));
+        assert_eq!(table.choose_udp_port(Some(4791), 65_505), Some(65_504));
+        assert!(table.is_sound(7));
+        // Nonsense is no port, and stays.
+        table.memory().word(UDP_PORT).store(u64::MAX, Ordering::Relaxed);
+        assert_eq!((table.udp_port(), table.choose_udp_port(None, 4791)), (None, None));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The sockets on port 4791 of all processes of a host: one SO_REUSEPORT group, of which the kernel chooses a socket by the destination
+//! The sockets of all processes of a host on one UDP port, 4791 if it can be had: one SO_REUSEPORT group, of which the kernel chooses a socket by the destination
 //! queue pair, and for queue pair 1, which all have, by what is in its message.
 //!
 //! A program that is attached to the group returns the index of a socket in it ([`steering`]). Which run of numbers has which socket, and
@@ -30,7 +30,6 @@ use super::sys;
 use crate::id::Qpn;
 use crate::registry::{Registry, RegistryError, RequestKey, Run};
 use crate::sync::lock::lock;
-use crate::wire::UDP_PORT;
 use rustix::net::RecvFlags;
 
 /// Bytes of a probe: in front as long as a BTH, then the number of the registry's birth and that of the round.
@@ -94,6 +93,8 @@ impl Probe {
 #[derive(Debug)]
 pub(super) struct Group {
     registry: Arc<Registry>,
+    /// The UDP port of all.
+    port: u16,
     /// The runs that were leased, and the queue of each. The first one, which came with the membership, is queue 0's.
     leased: Mutex<Vec<(Run, usize)>>,
     /// Whether the device has the first one.
@@ -111,8 +112,8 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// The group of this host, for a port with so many queues.
-    pub fn new(registry: Arc<Registry>, queues: usize) -> Self {
+    /// The group of this host on a UDP port, for a port with so many queues.
+    pub fn new(registry: Arc<Registry>, port: u16, queues: usize) -> Self {
         let first: Vec<(Run, usize)> = registry.runs().first().map(|run| (*run, 0)).into_iter().collect();
         let own = [const { AtomicU64::new(0) }; Run::COUNT / 64];
         for (run, _) in &first {
@@ -120,6 +121,7 @@ impl Group {
         }
         Self {
             registry,
+            port,
             leased: Mutex::new(first),
             is_first_given: AtomicBool::new(false),
             own,
@@ -188,7 +190,7 @@ impl Group {
         let (birth, round) = (self.registry.birth(), getrandom::u64().unwrap_or_default());
         let Ok(socket) = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) else { return };
         for index in 0..most {
-            let _ = socket.send_to(&Probe { birth, round, index }.write(), (Ipv4Addr::LOCALHOST, UDP_PORT));
+            let _ = socket.send_to(&Probe { birth, round, index }.write(), (Ipv4Addr::LOCALHOST, self.port));
         }
     }
 

@@ -87,7 +87,7 @@ impl Memberships {
         self.ready.as_ref().map(AsFd::as_fd)
     }
 
-    /// Joins a group on these interfaces. `beside` are the sockets on port 4791, which let the group's socket have it, too.
+    /// Joins a group on these interfaces. `beside` are the sockets on the UDP port of all, which let the group's socket have it, too.
     ///
     /// # Errors
     /// The kernel gives no socket, or lets it join on none of the interfaces.
@@ -95,6 +95,7 @@ impl Memberships {
         &self,
         group: IpAddr,
         interfaces: &BTreeSet<u32>,
+        port: u16,
         beside: &[Vec<Socket>],
     ) -> Result<(), Error> {
         let mut joined = lock(&self.joined);
@@ -103,7 +104,7 @@ impl Memberships {
         }
         let ready = self.ready().ok_or(ErrorKind::Unsupported)?;
         let index = interfaces.first().copied().unwrap_or_default();
-        let socket = Socket::of_group(group, index, self.buffer, beside)?;
+        let socket = Socket::of_group(group, index, self.buffer, port, beside)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let one = Membership { group, number, socket, interfaces: Mutex::default() };
         one.join(interfaces)?;

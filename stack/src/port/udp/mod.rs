@@ -49,6 +49,7 @@ use crate::port::info::{PortInfo, PortOptions};
 use crate::port::spec::{PortSpec, SOURCES_MAX};
 use crate::port::taken::Taken;
 use crate::registry::Registry;
+use crate::wire::UDP_PORT;
 use group::Group;
 use host::Host;
 use memberships::Memberships;
@@ -97,13 +98,21 @@ fn make(
         Some(flows) => flows.parse().map_err(|error| fail(format!("flows={flows:?}: {error}")))?,
         None => SOURCES_MAX,
     };
-    let sockets = match shared {
-        None => sockets(addrs, buffer, options.queues),
-        Some(_) => shared_sockets(buffer, options.queues),
-    };
-    let sockets = sockets.map_err(fail)?;
     let (registry, pool) = shared.unzip();
-    let group = registry.map(|registry| Group::new(registry, options.queues));
+    let (sockets, port) = match &registry {
+        None => (sockets(addrs, buffer, options.queues).map_err(fail)?, UDP_PORT),
+        Some(registry) => {
+            let shared = shared_sockets(buffer, options.queues, registry).map_err(fail)?;
+            if let Some(why) = shared.why {
+                tracing::warn!(
+                    "port {spec}: {why}; programs of this user reach each other on this host, by UDP port {}, and no other host",
+                    shared.port
+                );
+            }
+            (shared.sockets, shared.port)
+        }
+    };
+    let group = registry.map(|registry| Group::new(registry, port, options.queues));
     if let Some(group) = &group {
         group.enter(sockets.iter().map(|sockets| sockets[0].fd()));
     }
@@ -123,6 +132,7 @@ fn make(
         counters: (0..options.queues).map(|_| Counters::default()).collect(),
         groups: Memberships::new(buffer),
         sources: Sources::new(most, sockets[0].len(), buffer),
+        port,
         sockets,
         group,
         host,

@@ -13,7 +13,6 @@ use super::packet::IpFields;
 use super::steering::DEST_QP;
 use super::sys::{self, Message};
 use crate::id::Qpn;
-use crate::wire::UDP_PORT;
 
 /// Bytes in front of a datagram that is passed on.
 pub(super) const LEN: usize = 68;
@@ -75,13 +74,13 @@ impl Passed {
         })
     }
 
-    /// Sends a datagram on.
+    /// Sends a datagram on, to the UDP port that all processes have.
     ///
     /// # Errors
     /// Those of sendmmsg(2), and that the socket has no room.
-    pub fn send(&self, socket: BorrowedFd<'_>, v6: bool, datagram: &[u8]) -> Result<()> {
+    pub fn send(&self, socket: BorrowedFd<'_>, v6: bool, port: u16, datagram: &[u8]) -> Result<()> {
         let front = self.write();
-        let to = Name::new(v6, Ipv4Addr::LOCALHOST.into(), UDP_PORT, 0);
+        let to = Name::new(v6, Ipv4Addr::LOCALHOST.into(), port, 0);
         let message = Message { to, control: Control::empty(), parts: 0..2 };
         sys::send(socket, &[message], &[IoSlice::new(&front), IoSlice::new(datagram)]).map(|_| ())
     }

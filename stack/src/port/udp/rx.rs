@@ -279,7 +279,7 @@ impl Receiver {
         let may = *hops < HOPS && self.passes > 0 && at.len() <= shared.max_frame;
         let datagram = &self.buffers[at.clone()];
         let passed = group.passed(run, hops.saturating_add(1), *ip, *port);
-        if may && passed.send(socket.fd(), socket.v6(), datagram).is_ok() {
+        if may && passed.send(socket.fd(), socket.v6(), shared.port, datagram).is_ok() {
             self.passes -= 1;
             counters.passed_on.add(1);
         } else {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::control::Refusal;
 use super::group::Group;
-use super::host::Host;
+use super::host::{Host, Table};
 use super::memberships::Memberships;
 use super::packet::{IpFields, Outgoing};
 use super::socket::Socket;
@@ -34,7 +34,9 @@ pub(super) struct Shared {
     pub(super) max_frame: usize,
     pub(super) pool: HeapPool,
     pub(super) counters: Vec<Counters>,
-    /// On port 4791, for each queue that receives: the first one, or all.
+    /// The UDP port on which the port receives: 4791, or beside it.
+    pub(super) port: u16,
+    /// On that port, for each queue that receives: the first one, or all.
     pub(super) sockets: Vec<Vec<Socket>>,
     /// Where other processes have sockets on the same port; dropped behind ours.
     pub(super) group: Option<Group>,
@@ -50,6 +52,16 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// The UDP port of a destination. Beside 4791 there are those alone who have the addresses of this host, and the groups that they join.
+    #[inline]
+    pub(super) fn port_of(&self, dst: IpAddr, table: &Table) -> u16 {
+        if self.port == UDP_PORT || !(dst.is_multicast() || table.interface(dst) != 0) {
+            UDP_PORT
+        } else {
+            self.port
+        }
+    }
+
     /// Logs a warning, unless it did so within [`QUIET`].
     #[cold]
     pub(super) fn complain(&self, what: impl FnOnce() -> String) {
@@ -132,7 +144,9 @@ impl crate::port::Host for Shared {
         if interfaces.is_empty() {
             return Err(refused("the port has no address of its IP version".into()));
         }
-        self.groups.join(group, &interfaces, &self.sockets).map_err(|error| refused(error.to_string()))
+        self.groups
+            .join(group, &interfaces, self.port, &self.sockets)
+            .map_err(|error| refused(error.to_string()))
     }
     fn leave(&self, group: IpAddr) {
         self.groups.leave(group);

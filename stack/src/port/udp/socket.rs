@@ -1,6 +1,7 @@
 //! The sockets of a port: how they are made, and what to do where one cannot be had.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::ops::RangeInclusive;
 use core::sync::atomic::AtomicU32;
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,6 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::control::{self, Name};
 use super::{buffers, steering, sys};
+use crate::registry::Registry;
 use crate::sync::unforked::Unforked;
 use crate::wire::UDP_PORT;
 
@@ -44,11 +46,11 @@ impl Socket {
         self.addr.map_or(self.v6 || src.is_ipv4(), |addr| addr == src)
     }
 
-    /// The one on port 4791, which sends and receives. It may be of IPv6 and carry IPv4 as well.
-    fn open(addr: Option<IpAddr>, v6: bool, buffer: u32, shared: bool) -> Result<Self, Error> {
+    /// The one that sends and receives, on port 4791 or another one. It may be of IPv6 and carry IPv4 as well.
+    fn open(addr: Option<IpAddr>, v6: bool, buffer: u32, port: u16, shared: bool) -> Result<Self, Error> {
         let socket = Self::receiving(addr, v6, buffer)?;
         sys::set(socket.fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, shared.into())?;
-        socket.bind(UDP_PORT)?;
+        socket.bind(port)?;
         Ok(socket)
     }
 
@@ -58,6 +60,7 @@ impl Socket {
         group: IpAddr,
         index: u32,
         buffer: u32,
+        port: u16,
         beside: &[Vec<Self>],
     ) -> Result<Self, Error> {
         let socket = Self::receiving(Some(group), group.is_ipv6(), buffer)?;
@@ -74,7 +77,7 @@ impl Socket {
                 .iter()
                 .try_for_each(|socket| sys::set(socket.fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, on))
         };
-        let name = Name::new(socket.v6, group, UDP_PORT, index);
+        let name = Name::new(socket.v6, group, port, index);
         let bound = share(1).and_then(|()| sys::bind(socket.fd(), &name));
         share(0)?;
         bound.map(|()| socket)
@@ -192,26 +195,89 @@ pub(super) fn sockets(addrs: &[IpAddr], buffer: u32, queues: usize) -> Result<Ve
     Ok(all)
 }
 
-/// A socket on port 4791 of all addresses for each queue, which the other processes of this user on this host have as well.
-pub(super) fn shared_sockets(buffer: u32, queues: usize) -> Result<Vec<Vec<Socket>>, String> {
-    (0..queues).map(|_| set(&[], buffer, true)).collect()
+/// Where the processes of a user receive what they send each other while somebody else has port 4791: far from the ports that connections
+/// leave from.
+const BESIDE: RangeInclusive<u16> = 65_504..=65_535;
+/// How often processes that open their first sockets at the same moment try to agree on a port.
+const CHOICES: usize = 4;
+
+/// The sockets that the processes of a user share.
+pub(super) struct SharedSockets {
+    /// One for each queue.
+    pub sockets: Vec<Vec<Socket>>,
+    /// Their port.
+    pub port: u16,
+    /// Why that is not 4791.
+    pub why: Option<String>,
+}
+
+/// A socket of all addresses for each queue, on the port that the processes of this user on this host have chosen: 4791, or another one
+/// where somebody else has that.
+pub(super) fn shared_sockets(
+    buffer: u32,
+    queues: usize,
+    registry: &Registry,
+) -> Result<SharedSockets, String> {
+    let mut chosen = registry.udp_port();
+    let mut tries = 0;
+    let (first, port, why) = loop {
+        let usable = chosen.filter(|port| *port == UDP_PORT || BESIDE.contains(port));
+        let (first, port, why) = match usable.map(|port| (port, on_all(buffer, port, true))) {
+            Some((port, Ok(first))) => (first, port, None),
+            // Nothing is chosen, or those who chose it have ended, and somebody else has taken it.
+            _ => first_free(buffer)?,
+        };
+        let agreed = registry.choose_udp_port(chosen, port);
+        tries += 1;
+        if agreed == Some(port) || tries == CHOICES {
+            break (first, port, why);
+        }
+        chosen = agreed;
+    };
+    let mut sockets = vec![vec![first]];
+    for _ in 1..queues {
+        sockets.push(vec![on_all(buffer, port, true).map_err(|error| self::why(None, &error))?]);
+    }
+    let beside =
+        || why.unwrap_or_else(|| format!("UDP port {UDP_PORT} was taken when the first of them began"));
+    Ok(SharedSockets { sockets, port, why: (port != UDP_PORT).then(beside) })
+}
+
+/// A socket of all addresses on port 4791, or on the first port beside it that can be had; and why it is that.
+fn first_free(buffer: u32) -> Result<(Socket, u16, Option<String>), String> {
+    let taken = match on_all(buffer, UDP_PORT, true) {
+        Ok(socket) => return Ok((socket, UDP_PORT, None)),
+        Err(error) if error.kind() == ErrorKind::AddrInUse => why(None, &error),
+        Err(error) => return Err(why(None, &error)),
+    };
+    for port in BESIDE {
+        if let Ok(socket) = on_all(buffer, port, true) {
+            return Ok((socket, port, Some(taken)));
+        }
+    }
+    Err(taken)
 }
 
 /// A socket for each of these addresses, or one for all that the host has. `shared`: others of this port have them, too.
 fn set(addrs: &[IpAddr], buffer: u32, shared: bool) -> Result<Vec<Socket>, String> {
     if addrs.is_empty() {
-        // A host without IPv6 has no such sockets.
-        let both = Socket::open(None, true, buffer, shared).or_else(|error| match error.kind() {
-            ErrorKind::AddrInUse => Err(error),
-            _ => Socket::open(None, false, buffer, shared),
-        });
-        return both.map(|socket| vec![socket]).map_err(|error| why(None, &error));
+        let socket = on_all(buffer, UDP_PORT, shared);
+        return socket.map(|socket| vec![socket]).map_err(|error| why(None, &error));
     }
     let open = |addr: &IpAddr| {
-        let socket = Socket::open(Some(*addr), addr.is_ipv6(), buffer, shared);
+        let socket = Socket::open(Some(*addr), addr.is_ipv6(), buffer, UDP_PORT, shared);
         socket.map_err(|error| why(Some(*addr), &error))
     };
     addrs.iter().map(open).collect()
+}
+
+/// A socket for all addresses that the host has.
+fn on_all(buffer: u32, port: u16, shared: bool) -> Result<Socket, Error> {
+    // A host without IPv6 has no sockets of both.
+    Socket::open(None, true, buffer, port, shared).or_else(|error| match error.kind() {
+        ErrorKind::AddrInUse => Err(error),
+        _ => Socket::open(None, false, buffer, port, shared),
+    })
 }
 
 /// The number of the interface that has a link-local address, 0 if none has it.

@@ -17,8 +17,6 @@ use super::sys::{Message, send};
 use crate::config::TX_BURST;
 use crate::port::frame::{Frame, TxBurst};
 
-use crate::wire::UDP_PORT;
-
 /// Datagrams of one message: what every kernel takes (`UDP_MAX_SEGMENTS` was 64).
 const SEGMENTS: usize = 64;
 /// Bytes of one message: the longest datagram.
@@ -96,10 +94,10 @@ impl Sender {
             Sent::Frames(1)
         };
         let Some(&Outgoing { ip: IpFields { src, .. }, port, .. }) = out.first() else { return drop_first() };
-        // A packet from another port than those leaves from 4791.
+        // A packet from another port than those leaves from that on which the port receives.
         let (sockets, socket_port) = match sources.iter().find(|source| source.port == port) {
             Some(source) => (&source.sockets, port),
-            None => (&shared.sockets[0], UDP_PORT),
+            None => (&shared.sockets[0], shared.port),
         };
         let Some(socket) = sockets.iter().find(|socket| socket.serves(src)) else { return drop_first() };
         let mut messages = ArrayVec::<Message, TX_BURST>::new();
@@ -110,7 +108,7 @@ impl Sender {
                 // The kernel numbers the datagrams of a message from 0; a datagram alone gets 0.
                 out.fit(&mut frames[at + i], i as u16, socket_port);
             }
-            messages.push(message(table, socket, first, at..at + n));
+            messages.push(message(table, socket, shared.port_of(first.ip.dst, table), first, at..at + n));
             at += n;
         }
         let parts: ArrayVec<IoSlice<'_>, TX_BURST> = frames
@@ -162,7 +160,13 @@ fn may_segment(segments: &mut HashMap<(IpAddr, IpAddr), bool>, shared: &Shared, 
     *segments.or_insert_with(|| chosen || shared.host.may_segment(fields.src, fields.dst))
 }
 
-fn message(table: &Table, socket: &Socket, first: &Outgoing, parts: core::ops::Range<usize>) -> Message {
+fn message(
+    table: &Table,
+    socket: &Socket,
+    port: u16,
+    first: &Outgoing,
+    parts: core::ops::Range<usize>,
+) -> Message {
     let IpFields { src, dst, traffic_class, hop_limit } = first.ip;
     let v6 = dst.is_ipv6();
     // A link-local peer, and a group, is on the link of our own address.
@@ -180,7 +184,7 @@ fn message(table: &Table, socket: &Socket, first: &Outgoing, parts: core::ops::R
     if parts.len() > 1 {
         control.push_segment(first.payload.len() as u16);
     }
-    Message { to: Name::new(socket.v6(), dst, UDP_PORT, scope), control, parts }
+    Message { to: Name::new(socket.v6(), dst, port, scope), control, parts }
 }
 
 /// How many of the first packets can be one message: they go the same way and are equally long, but for the last, which may be
@@ -225,6 +229,7 @@ mod tests {
     use super::super::{open, sys};
     use super::*;
     use crate::port::{Port, PortOptions, PortSpec};
+    use crate::wire::UDP_PORT;
     use std::net::UdpSocket;
 
     const OURS: &str = "127.47.91.20";
