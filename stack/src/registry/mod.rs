@@ -277,6 +277,11 @@ impl Registry {
         self.member.lives(run)
     }
 
+    /// Nanoseconds since the start of the system, the same for all members.
+    pub fn now(&self) -> u64 {
+        self.member.kernel().now()
+    }
+
     /// The number of the registry's birth: its members know it, and nobody else.
     pub fn birth(&self) -> u128 {
         self.member.birth()

@@ -8,7 +8,8 @@
 //! Nobody can compute an index: when a socket closes, the last one of the group takes its place. So each process finds its own. A probe is
 //! a datagram to queue pair 0, which no queue pair has; for it the program returns the index that the datagram names, and the process that
 //! receives it knows that this is its own. An index behind the last one leads anywhere; so the lowest index of a round counts, and those of
-//! a round are sent in ascending order.
+//! a round are sent in ascending order. A socket that was bound while a round was under way has missed the lower ones: rounds are known by
+//! the time at which they began, and those from before do not count.
 //!
 //! Probes are sent by a process that opens its sockets, by one that has closed them, and by one that received what is another process's:
 //! where a process was killed.
@@ -44,16 +45,24 @@ const ATTACHES: usize = 4;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What a queue knows of the index of its socket.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Place {
+    /// When the newest round began that reached it; before there was one, when its socket had been bound.
     round: u64,
     index: Option<u32>,
 }
 
 impl Place {
+    /// That of a socket which has been bound by this time.
+    fn new(bound: u64) -> Self {
+        Self { round: bound, index: None }
+    }
+
     /// Whether a probe says something new.
-    fn learn(&mut self, probe: Probe) -> bool {
-        if self.round == probe.round && self.index.is_some_and(|index| index <= probe.index) {
+    fn learn(&mut self, probe: Probe, now: u64) -> bool {
+        let is_known = self.round == probe.round && self.index.is_some_and(|index| index <= probe.index);
+        // Later than now begins none: who says so would be believed for good.
+        if is_known || !(self.round..=now).contains(&probe.round) {
             return false;
         }
         let before = core::mem::replace(self, Self { round: probe.round, index: Some(probe.index) });
@@ -65,6 +74,7 @@ impl Place {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Probe {
     birth: u128,
+    /// When its round began.
     round: u64,
     index: u32,
 }
@@ -112,10 +122,10 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// The group of this host on a UDP port, for a port with so many queues.
+    /// The group of this host on a UDP port, for a port with so many queues, whose sockets are bound.
     pub fn new(registry: Arc<Registry>, port: u16, queues: usize) -> Self {
         let first: Vec<(Run, usize)> = registry.runs().first().map(|run| (*run, 0)).into_iter().collect();
-        let own = [const { AtomicU64::new(0) }; Run::COUNT / 64];
+        let (own, bound) = ([const { AtomicU64::new(0) }; Run::COUNT / 64], registry.now());
         for (run, _) in &first {
             own[run.index() / 64].fetch_or(1 << (run.index() % 64), Ordering::Relaxed);
         }
@@ -126,7 +136,7 @@ impl Group {
             is_first_given: AtomicBool::new(false),
             own,
             living: Living::new(),
-            places: (0..queues).map(|_| Mutex::default()).collect(),
+            places: (0..queues).map(|_| Mutex::new(Place::new(bound))).collect(),
             strayed: AtomicU64::new(0),
             is_stale: AtomicBool::new(false),
             next: Mutex::new(Instant::now()),
@@ -187,7 +197,7 @@ impl Group {
     /// Sends a round of probes. What cannot be sent is not found; later rounds may.
     fn probe(&self) {
         let most = probes(self.registry.sockets().into_iter().map(|(_, index)| index));
-        let (birth, round) = (self.registry.birth(), getrandom::u64().unwrap_or_default());
+        let (birth, round) = (self.registry.birth(), self.registry.now());
         let Ok(socket) = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) else { return };
         for index in 0..most {
             let _ = socket.send_to(&Probe { birth, round, index }.write(), (Ipv4Addr::LOCALHOST, self.port));
@@ -203,7 +213,7 @@ impl Group {
             return;
         }
         let Some(place) = self.places.get(queue) else { return };
-        if lock(place).learn(probe) {
+        if lock(place).learn(probe, self.registry.now()) {
             let leased = lock(&self.leased);
             for (run, _) in leased.iter().filter(|(_, of)| *of == queue) {
                 self.registry.set_socket(*run, probe.index);
@@ -405,15 +415,20 @@ mod tests {
         }
     }
 
-    // Goal: a probe that was to go behind the last socket and came here does not count, whenever it came.
+    // Goal: a probe that was to go behind the last socket and came here does not count, whenever it came: not among those of a later round,
+    // and not where the lower ones went elsewhere, before this socket was there.
     #[test]
-    fn the_lowest_index_of_a_round_counts() {
-        let mut place = Place::default();
-        let mut learn = |round, index| (place.learn(Probe { birth: 0, round, index }), place.index);
-        assert_eq!(learn(1, 4), (true, Some(4)));
-        assert_eq!(learn(1, 70), (false, Some(4)));
-        assert_eq!(learn(2, 4), (false, Some(4)));
-        assert_eq!(learn(3, 3), (true, Some(3)));
-        assert_eq!(learn(3, 0), (true, Some(0)));
+    fn the_lowest_index_of_the_newest_round_counts() {
+        let mut place = Place::new(10);
+        let mut learn = |round, index| (place.learn(Probe { birth: 0, round, index }, 20), place.index);
+        assert_eq!(learn(9, 7), (false, None), "it began before this socket was there");
+        assert_eq!(learn(11, 4), (true, Some(4)));
+        assert_eq!(learn(11, 70), (false, Some(4)));
+        assert_eq!(learn(9, 8), (false, Some(4)));
+        assert_eq!(learn(12, 4), (false, Some(4)));
+        assert_eq!(learn(13, 3), (true, Some(3)));
+        assert_eq!(learn(13, 0), (true, Some(0)));
+        assert_eq!(learn(12, 5), (false, Some(0)), "an older round that goes on");
+        assert_eq!(learn(21, 5), (false, Some(0)), "none begins later than now");
     }
 }
