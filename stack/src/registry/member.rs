@@ -136,12 +136,12 @@ impl<K: Kernel> Member<K> {
         Run::all().filter_map(|run| Some((run, self.table.socket(run)?))).collect()
     }
 
-    /// See [`Table::udp_port`].
+    /// The UDP port on which the processes receive, once one of them has chosen it.
     pub fn udp_port(&self) -> Option<u16> {
         self.table.udp_port()
     }
 
-    /// See [`Table::choose_udp_port`].
+    /// Chooses that port, if `before` is still what was chosen; returns what is chosen now.
     pub fn choose_udp_port(&self, before: Option<u16>, port: u16) -> Option<u16> {
         self.table.choose_udp_port(before, port)
     }
