@@ -227,8 +227,8 @@ fn the_processes_of_a_host_share_its_addresses() {
     }
 }
 
-// Goal: where somebody else has port 4791, the processes of a user reach each other all the same, by both ways of connecting and with
-// groups, and each says that it reaches no other host. What they have chosen is chosen until the last of them has ended.
+// Goal: where somebody else has port 4791, the processes of a user reach each other all the same, by both ways of connecting, and each
+// says that it reaches no other host. What they have chosen is chosen until the last of them has ended.
 #[test]
 fn processes_meet_where_somebody_else_has_the_port() {
     let Some(lab) = Lab::new('x', &V4) else { return };
