@@ -1,5 +1,5 @@
-//! The sockets of all processes of a host on one UDP port, 4791 if it can be had: one SO_REUSEPORT group, of which the kernel chooses a socket by the destination
-//! queue pair, and for queue pair 1, which all have, by what is in its message.
+//! The sockets of all processes of a host on one UDP port, 4791 if it can be had: one SO_REUSEPORT group, of which the kernel chooses a
+//! socket by the destination queue pair, and for queue pair 1, which all have, by what is in its message.
 //!
 //! A program that is attached to the group returns the index of a socket in it ([`steering`]). Which run of numbers has which socket, and
 //! who listens for connections, stands in the memory that the processes share ([`Registry`]); whoever changes that attaches the program

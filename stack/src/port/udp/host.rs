@@ -1,6 +1,6 @@
 //! The addresses and interfaces of the host, followed as they change.
 
-use core::net::{IpAddr, Ipv4Addr};
+use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -329,14 +329,12 @@ impl Host {
             return self.table().link_local(scope, |addr| own.contains(&addr));
         }
         // A group needs no route: it is on the link of the address that is used.
-        let towards = route::towards(peer).and_then(|socket| socket.local_addr().ok());
-        let source = match towards {
-            Some(source) => source.ip(),
-            None if peer.is_multicast() => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            None => return None,
-        };
+        let source = route::towards(peer).and_then(|socket| Some(socket.local_addr().ok()?.ip()));
+        if source.is_none() && !peer.is_multicast() {
+            return None;
+        }
         let same_family = |addr: &&IpAddr| addr.is_ipv6() == peer.is_ipv6();
-        own.iter().find(|addr| **addr == source).or_else(|| own.iter().find(same_family)).copied()
+        own.iter().find(|addr| Some(**addr) == source).or_else(|| own.iter().find(same_family)).copied()
     }
 
     pub fn mtu_to(&self, peer: IpAddr) -> Option<usize> {

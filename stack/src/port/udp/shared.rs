@@ -40,6 +40,7 @@ pub(super) struct Shared {
     pub(super) sockets: Vec<Vec<Socket>>,
     /// Where other processes have sockets on the same port; dropped behind ours.
     pub(super) group: Option<Group>,
+    /// The multicast groups that it has joined.
     pub(super) groups: Memberships,
     pub(super) sources: Sources,
     pub(super) host: Arc<Host>,
