@@ -12,8 +12,8 @@ use verbs::port::{
     Routes, RxBurst, TxBurst, pair_with,
 };
 use verbs::{
-    Ah, Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Pd, Qp, QpInitAttr, QpType,
-    Qpn, RecvWr, SendWr, Wc, WcOpcode, ah_attr_to,
+    Ah, Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Mtu, Pd, Qp, QpInitAttr,
+    QpType, Qpn, RecvWr, SendWr, Wc, WcOpcode, ah_attr_to,
 };
 
 const HUB: [u8; 4] = [192, 0, 2, 1];
@@ -99,7 +99,10 @@ impl Routes for Links {
         let link = PEERS.iter().position(|addr| to == Destination::Host((*addr).into())).expect("a peer");
         Some(Route(link as u8))
     }
-    fn segment_on(&mut self, _: Route) -> Option<verbs::Mtu> {
+    fn segment_on(&mut self, _: Route) -> Option<Mtu> {
+        None
+    }
+    fn longest_segment(&mut self) -> Option<Mtu> {
         None
     }
     fn next_ended(&mut self) -> Option<Route> {
@@ -515,4 +518,87 @@ fn receives_complete_over_a_link_that_always_has_more_to_send() {
         assert!(turns < 60, "it waits for a link without answers");
         w.pump();
     }
+}
+
+/// A port with a link that carries longer packets than the network, once the way is known.
+struct Slow {
+    port: Box<dyn Port>,
+    knows: Arc<AtomicBool>,
+}
+
+impl PortLayer for Slow {
+    fn inner(&self) -> &dyn Port {
+        &*self.port
+    }
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        let queue = self.port.take_queue(index)?;
+        Some(Box::new(SlowQueue { queue, knows: self.knows.clone() }))
+    }
+}
+
+struct SlowQueue {
+    queue: Box<dyn PortQueue>,
+    knows: Arc<AtomicBool>,
+}
+
+impl QueueLayer for SlowQueue {
+    fn inner(&mut self) -> &mut dyn PortQueue {
+        &mut *self.queue
+    }
+    fn routes(&mut self) -> Option<&mut dyn Routes> {
+        Some(self)
+    }
+}
+
+impl Routes for SlowQueue {
+    fn route_to(&mut self, _: Destination) -> Option<Route> {
+        self.knows.load(Ordering::Relaxed).then_some(Route(1))
+    }
+    fn segment_on(&mut self, route: Route) -> Option<Mtu> {
+        (route == Route(1)).then_some(Mtu::Mtu4096)
+    }
+    fn longest_segment(&mut self) -> Option<Mtu> {
+        Some(Mtu::Mtu4096)
+    }
+    fn next_ended(&mut self) -> Option<Route> {
+        None
+    }
+}
+
+// Goal: the packets of a peer that has found a link are as long as it carries, also where this end has not found it yet: its answers wait,
+// and nothing is refused. (Between PID namespaces a link leads one way at first.)
+#[test]
+fn packets_of_a_link_are_taken_before_the_way_back_is_known() {
+    let mtu = |last| PortOptions { mac: Some(Mac([2, 0, 0, 0, 0, last])), ..PortOptions::default() };
+    let (a, b) = pair_with(&mtu(2), &mtu(3), Arc::new(|queue, _, _| queue));
+    let clock = Arc::new(AtomicU64::new(1));
+    let knows = [true, false].map(|known| Arc::new(AtomicBool::new(known)));
+    let node = |port, addr: [u8; 4], knows: &Arc<AtomicBool>| {
+        let port = OfHost { port: Box::new(Slow { port, knows: knows.clone() }), addr: addr.into() };
+        Node::new(DeviceConfig::new(Box::new(port) as Box<dyn Port>), &clock)
+    };
+    let nodes = [node(a, PEERS[0], &knows[0]), node(b, PEERS[1], &knows[1])];
+    let cqs = [0, 1].map(|n| nodes[n].context.create_cq(16).unwrap());
+    let qps = [0, 1].map(|n| nodes[n].pd.create_qp(&QpInitAttr::rc(&cqs[n], &cqs[n])).unwrap());
+    let of = options().sgid_index(0).path_mtu(Mtu::Mtu1024);
+    qps[0].connect_rc(&qps[1].endpoint(0).unwrap(), &of).unwrap();
+    qps[1].connect_rc(&qps[0].endpoint(0).unwrap(), &of).unwrap();
+    let (sge, remote) = ([nodes[0].mr.sge(0..REGION).unwrap()], &nodes[1].mr);
+    let write = SendWr::write(0, &sge, remote.addr(), remote.rkey()).signaled();
+    let read = SendWr::read(1, &sge, remote.addr(), remote.rkey()).signaled();
+    qps[0].post_send(&[write, read]).unwrap();
+    let (mut done, mut wc) = (Vec::new(), [Wc::default()]);
+    for turn in 0..10_000 {
+        nodes.iter().for_each(|node| pump(&node.context));
+        let got = cqs[0].poll(&mut wc).unwrap();
+        done.extend_from_slice(&wc[..got]);
+        if turn == 100 {
+            assert!(done.is_empty(), "the way back is not known yet: {done:?}");
+            knows[1].store(true, Ordering::Relaxed);
+        }
+    }
+    assert!(done.iter().all(Wc::is_ok) && ids(&done) == [0, 1], "{done:?}");
+    // Two requests of sixteen packets, where a path MTU would make sixty-four of the first.
+    let stats = nodes[1].context.port_stats();
+    assert!(stats.rx_frames < 40, "{} frames", stats.rx_frames);
 }

@@ -349,6 +349,9 @@ mod tests {
         fn segment_on(&mut self, route: Route) -> Option<Mtu> {
             (route == Route(79)).then_some(Mtu::Mtu512)
         }
+        fn longest_segment(&mut self) -> Option<Mtu> {
+            Some(Mtu::Mtu4096)
+        }
         fn next_ended(&mut self) -> Option<Route> {
             Some(Route(78))
         }

@@ -146,6 +146,10 @@ pub trait Routes {
     /// path MTU that their programs chose: that of a network beside it.
     fn segment_on(&mut self, route: Route) -> Option<Mtu>;
 
+    /// The most that [`segment_on`](Self::segment_on) says of any route. A peer may have found its route, and use that much, while the
+    /// port is still finding out this end's.
+    fn longest_segment(&mut self) -> Option<Mtu>;
+
     /// A route that leads nowhere any more: its peer is gone, and what it had sent was received before this. Its number may be given
     /// to another one by the next call of this, so by then the caller uses it for nothing, and has handed over
     /// ([`tx_burst`](PortQueue::tx_burst)) what waits for it. Asked in each turn, once the port has said another route than the default.

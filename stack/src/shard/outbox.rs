@@ -98,6 +98,11 @@ impl Outbox {
         self.queue.routes()?.segment_on(route)
     }
 
+    /// The most that a packet may carry on any route.
+    pub fn longest_segment(&mut self) -> Option<Mtu> {
+        self.queue.routes()?.longest_segment()
+    }
+
     /// The next route that leads nowhere any more.
     pub fn next_ended(&mut self) -> Option<Route> {
         self.queue.routes()?.next_ended()

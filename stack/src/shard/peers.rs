@@ -143,10 +143,13 @@ impl Peers {
 
 /// The queue pair's route is known: chooses how much its packets carry, if it has not, and says so in each.
 fn choose_segment(host: &mut IpHost<'_>, qp: &mut Qp) {
+    let carried = host.outbox.segment_on(qp.hop.route());
     if !qp.segments.is_chosen() && qp.ty == QpType::Rc {
-        let carried = host.outbox.segment_on(qp.hop.route());
         qp.segments.choose(carried, qp.path_mtu());
         qp.requester.configure(&qp.requester_config());
+    }
+    if carried.is_some() && qp.segments.limit(carried) {
+        qp.responder.configure(&qp.responder_config());
     }
     if let Some(station) = qp.segments.station() {
         qp.template.set_dst_mac(station);

@@ -41,7 +41,8 @@ impl Env {
             qp.hop = Hop::Pending;
             self.resolve(qp);
         }
-        let carried = self.outbox.segment_on(qp.hop.route());
+        // The way back may be known later, and the frame has come by some link.
+        let carried = self.outbox.segment_on(qp.hop.route()).or_else(|| self.outbox.longest_segment());
         if qp.segments.adopt(segment, carried) {
             qp.responder.configure(&qp.responder_config());
         }

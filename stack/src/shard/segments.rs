@@ -42,8 +42,15 @@ impl Segments {
 
     /// The peer begins with this, which the route has to carry: responses to its READs leave by it. Whether it does.
     pub fn adopt(&mut self, named: Mtu, carried: Option<Mtu>) -> bool {
-        self.received = Some(named).filter(|named| carried.is_some_and(|carried| *named <= carried));
-        self.received.is_some()
+        self.received = Some(named);
+        !self.limit(carried)
+    }
+
+    /// Where a route carries less than the peer began with, the peer began with what cannot be: back to the path MTU. Whether that is so.
+    pub fn limit(&mut self, carried: Option<Mtu>) -> bool {
+        let before = self.received;
+        self.received = before.filter(|named| carried.is_some_and(|carried| *named <= carried));
+        self.received != before
     }
 
     /// The Ethernet destination by which this end says what it sends.

@@ -45,7 +45,6 @@ pub struct Keeper {
     pub(super) inbox: Arc<Inbox>,
     pub(super) table: Table,
     pub(super) us: Party,
-    pub(super) max_frame: usize,
     pub(super) patience: Duration,
     /// The number of the last meeting.
     pub(super) last_meeting: u64,
@@ -64,13 +63,7 @@ pub struct Keeper {
 
 impl Keeper {
     /// One without links.
-    pub fn new(
-        registry: Arc<Registry>,
-        shared: Arc<Shared>,
-        inbox: Arc<Inbox>,
-        max_frame: usize,
-        patience: Duration,
-    ) -> Self {
+    pub fn new(registry: Arc<Registry>, shared: Arc<Shared>, inbox: Arc<Inbox>, patience: Duration) -> Self {
         Self {
             table: Table::new(Arc::clone(&shared.published), patience),
             us: Party { port: share::port_number(), uid: rustix::process::geteuid().as_raw(), pid: 0 },
@@ -78,7 +71,6 @@ impl Keeper {
             registry,
             shared,
             inbox,
-            max_frame,
             patience,
             last_meeting: 0,
             meetings: VecDeque::new(),
@@ -191,7 +183,6 @@ impl Keeper {
     ) {
         let pid = talk.pid();
         let link = Arc::new(Link::new(ours, pid, made, theirs, them.queues));
-        self.shared.add(&link);
         self.up.push(Up { talk, link: Arc::clone(&link) });
         runs.iter().for_each(|run| self.lead(*run, &link));
         self.end_calls_to(&link);
@@ -201,6 +192,8 @@ impl Keeper {
                 self.lead(*run, &link);
             }
         }
+        // At last: who receives its first frame knows the way back.
+        self.shared.add(&link);
         let mut counts = lock(&self.shared.counts);
         counts.up += 1;
         counts.made += 1;

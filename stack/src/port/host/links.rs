@@ -75,11 +75,10 @@ impl Links {
         let event = renumbered(EventFd::new()?.into(), talk::LEAST);
         let (news_fd, news) = News::make()?;
         let news = (renumbered(news_fd, talk::LEAST), news);
-        let shared = Arc::new(Shared::new(queues, pool, event, news, stall)?);
+        let shared = Arc::new(Shared::new((queues, max_frame), pool, event, news, stall)?);
         let inbox = Arc::new(Inbox::new(Arc::clone(&shared)));
         let is_over = Arc::new(AtomicBool::new(false));
-        let keeper =
-            Keeper::new(Arc::clone(&registry), Arc::clone(&shared), Arc::clone(&inbox), max_frame, patience);
+        let keeper = Keeper::new(Arc::clone(&registry), Arc::clone(&shared), Arc::clone(&inbox), patience);
         let over = Arc::clone(&is_over);
         let keeper = Some(apart::spawn("roce-links", move || keeper.run(&over))?);
         registry.take_calls(Some(inbox as Arc<dyn TakeCalls>));

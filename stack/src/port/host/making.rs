@@ -20,7 +20,7 @@ const MEETINGS_MAX: usize = 64;
 impl Keeper {
     fn us(&self) -> Us {
         let runs = self.registry.runs().into_iter().collect();
-        let about = About { queues: self.shared.queues, max_frame: self.max_frame, runs };
+        let about = About { queues: self.shared.queues, max_frame: self.shared.max_frame, runs };
         Us { about, event: Arc::clone(&self.shared.event), news: Arc::clone(&self.shared.news_fd) }
     }
 

@@ -211,6 +211,10 @@ impl Routes for HostQueue {
         self.links.segment_on(link_of(route)?)
     }
 
+    fn longest_segment(&mut self) -> Option<Mtu> {
+        self.links.longest_segment()
+    }
+
     fn next_ended(&mut self) -> Option<Route> {
         // First the number of the one before becomes free.
         self.ended = None;

@@ -147,6 +147,11 @@ impl LinkQueue {
         Mtu::of_link(end.link.max_frame.saturating_sub(L2_OVERHEAD))
     }
 
+    /// The most bytes that a packet may carry on any link.
+    pub fn longest_segment(&self) -> Option<Mtu> {
+        Mtu::of_link(self.shared.max_frame.saturating_sub(L2_OVERHEAD))
+    }
+
     /// The links that there are.
     pub fn links(&self) -> impl Iterator<Item = LinkId> + '_ {
         self.order.iter().map(|link| LinkId(*link))

@@ -140,6 +140,8 @@ pub struct Shared {
     pub(super) counts: Mutex<LinkCounts>,
     /// Shards of this process.
     pub queues: usize,
+    /// Bytes of the longest frame that this process takes.
+    pub max_frame: usize,
     /// How long a process may take nothing before it counts as silent.
     pub(super) stall: Duration,
     pub(super) made_by: Process,
@@ -149,7 +151,7 @@ pub struct Shared {
 
 impl Shared {
     pub(super) fn new(
-        queues: usize,
+        (queues, max_frame): (usize, usize),
         pool: HeapPool,
         event: OwnedFd,
         (news_fd, news): (OwnedFd, News),
@@ -170,6 +172,7 @@ impl Shared {
             tx_ended: AtomicU64::new(0),
             counts: Mutex::default(),
             queues,
+            max_frame,
             stall,
             made_by: Process::this(),
             unwakeable: Once::new(),
