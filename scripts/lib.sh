@@ -26,11 +26,17 @@ patiently() {
 
 # compile ARGUMENT ...: cargo build. On a terminal cargo itself shows how far it is.
 compile() {
+    local what='' packages='' arg last=''
+    for arg in "$@"; do
+        case $last in --bin) what+=" $arg" ;; -p) packages+=" $arg" ;; esac
+        last=$arg
+    done
+    what="building${what:-$packages}"
     if [ -t 2 ]; then
-        say "building"
+        say "$what"
         cargo build "$@"
     else
-        patiently building cargo build -q "$@"
+        patiently "$what" cargo build -q "$@"
     fi
 }
 

@@ -217,7 +217,7 @@ impl<'a> Target<'a> {
         };
         let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).cap(cap))?;
         // INIT: receives can be posted before the client gets the endpoint, so that every command finds a receive.
-        qp.init_rc(&options())?;
+        qp.init_rc(&options(context))?;
         let (sq, rq) = qp.split()?;
         let mut target = Self {
             store,
@@ -382,8 +382,8 @@ fn serve_client(
     idle: Duration,
 ) -> Result<()> {
     let mut target = Target::new(context, store)?;
-    target.qp.connect_rc(peer, &options())?;
-    writeln!(client.tcp, "{}\nready", target.qp.endpoint(options().sgid_index)?)?;
+    target.qp.connect_rc(peer, &options(context))?;
+    writeln!(client.tcp, "{}\nready", target.qp.endpoint(options(context).sgid_index)?)?;
     let mut active = Instant::now();
     for turn in 0u64.. {
         reactor.poll_once(); // network
@@ -451,8 +451,8 @@ impl Client {
         let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
         let block = pd.reg_mr(BLOCK, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
         let messages = pd.reg_mr(Command::LEN + Response::LEN, Access::LOCAL_WRITE)?;
-        let peer = exchange(&mut tcp, &qp)?;
-        qp.connect_rc(&peer, &options())?;
+        let peer = exchange(&mut tcp, &qp, &options(context))?;
+        qp.connect_rc(&peer, &options(context))?;
         if read_line(&mut tcp)? != "ready" {
             return Err("the target is not ready".into());
         }
@@ -569,22 +569,38 @@ fn exercise(client: &mut Client, blocks: u64, read_only: bool) -> Result<()> {
 
 // -------------------------------------------------------------------------------------- opening and connecting
 
-/// The connection's attributes; the local address is the first configured one.
-fn options() -> RcOptions {
-    RcOptions::default().sgid_index(1)
+/// The connection's attributes; the local address is the first of IPv4.
+fn options(context: &Context) -> RcOptions {
+    let at = context.gid_table().iter().position(|gid| gid.to_ip().is_ipv4());
+    RcOptions::default().sgid_index(at.and_then(|at| u8::try_from(at).ok()).unwrap_or(0))
 }
 
-fn open(port: PortSource, addr: [u8; 4], drive: Drive) -> Result<Context> {
-    let addrs = vec![(IpAddr::from(addr), 24)];
-    let context = Context::open(DeviceConfig::new(port).addrs(addrs).drive(drive))?;
+/// A device on a link of its own, with this address.
+fn on_link(port: impl Into<PortSource>, addr: [u8; 4]) -> DeviceConfig {
+    DeviceConfig::new(port).addrs(vec![(IpAddr::from(addr), 24)])
+}
+
+/// A device as the command line says. The ports of the host have its addresses; over memif one end listens on the socket and the
+/// other connects to it.
+fn device(mut port: PortSpec, ours: MemifRole, addr: [u8; 4]) -> DeviceConfig {
+    match &mut port {
+        PortSpec::Host { .. } | PortSpec::Udp { .. } => return DeviceConfig::new(port),
+        PortSpec::Memif { role: role @ None, .. } => *role = Some(ours),
+        _ => {}
+    }
+    on_link(port, addr)
+}
+
+fn open(config: DeviceConfig, drive: Drive) -> Result<Context> {
+    let context = Context::open(config.drive(drive))?;
     // Now, not with the first queue pair: an unusable port is reported at once, and a server is reachable.
     context.start()?;
     Ok(context)
 }
 
 /// The client's half of the exchange: sends the target this endpoint, one line of text over TCP, and returns the target's.
-fn exchange(tcp: &mut TcpStream, qp: &Qp) -> Result<RcEndpoint> {
-    writeln!(tcp, "{}", qp.endpoint(options().sgid_index)?)?;
+fn exchange(tcp: &mut TcpStream, qp: &Qp, options: &RcOptions) -> Result<RcEndpoint> {
+    writeln!(tcp, "{}", qp.endpoint(options.sgid_index)?)?;
     Ok(read_line(tcp)?.parse()?)
 }
 
@@ -630,8 +646,8 @@ fn demo(file: &Path, blocks: u64, read_only: bool) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let tcp_port = listener.local_addr()?.port();
     let (a, b): (Box<dyn Port>, Box<dyn Port>) = verbs::port::pair(1);
-    let target = open(a.into(), [10, 77, 0, 1], Drive::Embedded)?;
-    let client = open(b.into(), [10, 77, 0, 2], Drive::Caller)?;
+    let target = open(on_link(a, [10, 77, 0, 1]), Drive::Embedded)?;
+    let client = open(on_link(b, [10, 77, 0, 2]), Drive::Caller)?;
     std::thread::scope(|scope| {
         // The demo's thread that stands for the target's process.
         let served = scope.spawn(|| serve(&target, &store, &listener, 1, IDLE));
@@ -664,7 +680,7 @@ enum Cmd {
         #[arg(long)]
         read_only: bool,
         /// Port to send and receive frames on
-        #[arg(long, default_value = "memif")]
+        #[arg(long, default_value = "host")]
         port: PortSpec,
         /// TCP port for the exchange of addresses
         #[arg(long, default_value_t = 18516)]
@@ -691,7 +707,7 @@ enum Cmd {
         #[arg(long)]
         read_only: bool,
         /// Port to send and receive frames on
-        #[arg(long, default_value = "memif")]
+        #[arg(long, default_value = "host")]
         port: PortSpec,
         /// TCP port of the target
         #[arg(long, default_value_t = 18516)]
@@ -711,25 +727,17 @@ enum Cmd {
     },
 }
 
-/// Over memif, one end listens on the socket and the other connects to it.
-fn with_role(mut port: PortSpec, ours: MemifRole) -> PortSource {
-    if let PortSpec::Memif { role: role @ None, .. } = &mut port {
-        *role = Some(ours);
-    }
-    port.into()
-}
-
 fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Cmd::Serve { file, blocks, read_only, port, tcp_port, bind, idle, clients } => {
             apps::stop::install()?;
             let store = Store::open(&file, blocks, read_only)?;
             let listener = oob::listen(&bind.name, bind.port_or(tcp_port))?;
-            let context = open(with_role(port, MemifRole::Server), [10, 77, 0, 1], Drive::Embedded)?;
+            let context = open(device(port, MemifRole::Server, [10, 77, 0, 1]), Drive::Embedded)?;
             serve(&context, &store, &listener, clients, idle)
         }
         Cmd::Client { host, blocks, read_only, port, tcp_port } => {
-            let context = open(with_role(port, MemifRole::Client), [10, 77, 0, 2], Drive::Caller)?;
+            let context = open(device(port, MemifRole::Client, [10, 77, 0, 2]), Drive::Caller)?;
             let mut client = Client::connect(&context, reach(&host.name, host.port_or(tcp_port))?)?;
             exercise(&mut client, blocks, read_only)
         }
@@ -779,8 +787,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
         let (a, b): (Box<dyn Port>, Box<dyn Port>) = verbs::port::pair(1);
-        let target = open(a.into(), [10, 77, 0, 1], Drive::Embedded).unwrap();
-        let client = open(b.into(), [10, 77, 0, 2], Drive::Caller).unwrap();
+        let target = open(on_link(a, [10, 77, 0, 1]), Drive::Embedded).unwrap();
+        let client = open(on_link(b, [10, 77, 0, 2]), Drive::Caller).unwrap();
         std::thread::scope(|scope| {
             let served = scope.spawn(|| {
                 serve(&target, &store, &listener, 1, Duration::from_millis(200))?;

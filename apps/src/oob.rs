@@ -9,7 +9,7 @@ use crate::protocol::Message;
 use crate::stop;
 use rustix::net::sockopt;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 /// Bytes of the longest line, its newline included.
@@ -221,12 +221,20 @@ fn parse(line: &[u8]) -> Result<Message, OobError> {
     message.checked().map_err(OobError::Malformed)
 }
 
+/// Every address of this machine, of both IP versions.
+pub const EVERYWHERE: &str = "::";
+
 /// Listens for clients, without blocking in `accept`.
+///
+/// Where this machine has no IPv6, [`EVERYWHERE`] is every address of IPv4.
 ///
 /// # Errors
 /// When the address is in use or not local.
 pub fn listen(bind: &str, port: u16) -> Result<TcpListener, OobError> {
-    let addr = resolve(bind, port)?;
+    let mut addr = resolve(bind, port)?;
+    if bind == EVERYWHERE {
+        addr.push((Ipv4Addr::UNSPECIFIED, port).into());
+    }
     let failed = |error| OobError::Listen { addr: show(bind, port), error };
     let listener = TcpListener::bind(&addr[..]).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
@@ -239,7 +247,11 @@ pub fn listen(bind: &str, port: u16) -> Result<TcpListener, OobError> {
 /// When the listening socket fails.
 pub fn try_accept(listener: &TcpListener) -> Result<Option<(TcpStream, SocketAddr)>, OobError> {
     match listener.accept() {
-        Ok((stream, from)) => Ok(Some((stream, from))),
+        // A socket of both IP versions shows an IPv4 address as a mapped one.
+        Ok((stream, from)) => match from.ip().to_canonical() {
+            ip if ip.is_ipv4() => Ok(Some((stream, SocketAddr::new(ip, from.port())))),
+            _ => Ok(Some((stream, from))),
+        },
         Err(e) => match e.kind() {
             ErrorKind::InvalidInput => Err(OobError::Io(e)),
             // A connection that ended before it was accepted, or no free descriptor: neither ends a server.
@@ -288,7 +300,8 @@ fn show(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, OobError> {
+/// The addresses of a host, those of IPv4 first.
+pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, OobError> {
     let fail = |error| OobError::Resolve { host: host.into(), error };
     let mut addrs: Vec<_> = (host, port).to_socket_addrs().map_err(fail)?.collect();
     // The default bind address of a server is an IPv4 one.

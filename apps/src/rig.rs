@@ -45,6 +45,15 @@ impl Side {
     }
 }
 
+/// Whether it is an address that ends of a link without addresses of their own have.
+fn is_of_private_link(addr: IpAddr) -> bool {
+    matches!(addr, IpAddr::V4(addr) if addr.octets()[..3] == [10, 77, 0])
+}
+
+/// What to say of such an address where the port is one of the host's.
+const PRIVATE_LINK: &str = "is an address of the private link memif, which was the port of programs that name none; that is host now, \
+                            with the addresses of this host: use one of these, or --port memif at both ends";
+
 /// Checks that the device of these options would have an address, and that what its port names is there, without opening it.
 ///
 /// # Errors
@@ -66,7 +75,10 @@ pub fn check_address(args: &DeviceArgs, side: Side, address: SocketAddr) -> std:
             own.set_port(0);
             // Any port number: only a host that has the address can use it.
             for addr in named.chain([own]) {
-                UdpSocket::bind(addr).map_err(|e| format!("this host has no address {}: {e}", addr.ip()))?;
+                UdpSocket::bind(addr).map_err(|e| {
+                    let hint = is_of_private_link(addr.ip()).then(|| format!("; it {PRIVATE_LINK}"));
+                    format!("this host has no address {}: {e}{}", addr.ip(), hint.unwrap_or_default())
+                })?;
             }
             Ok(())
         }
@@ -266,6 +278,20 @@ impl Rig {
     pub fn addr(&self) -> IpAddr {
         let of_host = self.port.host().and_then(|host| host.addresses().first().copied());
         self.args.ip.first().map(|(addr, _)| *addr).or(of_host).unwrap_or(self.side.addr().0)
+    }
+
+    /// Where a server on this machine is that was not told where to be: the first address of the host, or the server's of a link with
+    /// addresses of its own.
+    pub fn server_addr(&self) -> IpAddr {
+        if self.port.host().is_some() { self.addr() } else { Side::Server.addr().0 }
+    }
+
+    /// Says what to change where `peer` is an address of the private link that was the default port before `host`.
+    pub fn warn_of_private_link(&self, peer: IpAddr) {
+        let ours = self.port.host().is_none_or(|host| host.addresses().contains(&peer));
+        if is_of_private_link(peer) && !ours {
+            note!("port {}: {peer} {PRIVATE_LINK}", self.args.port);
+        }
     }
 
     /// The local addresses to set: the given ones, else this side's default, or none on a port that uses the host's addresses.

@@ -26,9 +26,9 @@ fn the_definitions_are_consistent() {
 #[test]
 fn help_teaches_by_example() {
     for (command, part) in [
-        (PerfCli::command(), "roce-perf client localhost"),
+        (PerfCli::command(), "roce-perf client HOST"),
         (PingpongCli::command(), "ibv_rc_pingpong -d rxe0 -g 1"),
-        (RunCli::command(), "roce-run ib_write_bw localhost"),
+        (RunCli::command(), "roce-run ib_write_bw HOST"),
     ] {
         let help = command.clone().render_long_help().to_string();
         assert!(help.contains("Examples") && help.contains(part), "{help}");
@@ -247,24 +247,32 @@ fn pingpong_has_the_stock_tools_options() {
     assert_eq!((cli.iters, cli.gid_idx, cli.host), (1000, None, None));
 }
 
-// A server for clients on other machines needs an option; the help says so, too.
+// Over the ports of the host a client may be anywhere; a link of its own joins programs of this machine, unless an option says otherwise.
 #[test]
-fn servers_listen_on_this_machine_alone_unless_told_otherwise() {
+fn servers_listen_where_their_port_is_reached_from() {
     let perf = |args: &[&str]| match PerfCli::try_parse_from([&["roce-perf", "server"], args].concat())
         .unwrap()
         .command
     {
         Some(PerfCommand::Server(args)) => {
-            (args.bind.to_string(), args.max_session.as_secs(), args.max_memory >> 30)
+            let bind = args.device.bind(args.bind.as_ref());
+            (bind.to_string(), args.max_session.as_secs(), args.max_memory >> 30)
         }
         other => panic!("{other:?}"),
     };
-    assert_eq!(perf(&[]), ("127.0.0.1".into(), 3600, 4));
+    assert_eq!(perf(&[]), ("::".into(), 3600, 4));
+    assert_eq!(perf(&["--port", "udp:127.0.0.1"]).0, "::");
+    assert_eq!(perf(&["--port", "memif"]).0, "127.0.0.1");
     assert_eq!(
-        perf(&["--bind", "[::]", "--max-session", "5m", "--max-memory", "16g"]),
-        ("::".into(), 300, 16)
+        perf(&["--bind", "[::1]", "--max-session", "5m", "--max-memory", "16g"]),
+        ("::1".into(), 300, 16)
     );
-    assert_eq!(PingpongCli::try_parse_from(["roce-pingpong"]).unwrap().bind.to_string(), "127.0.0.1");
+    let pingpong = |args: &[&str]| {
+        let cli = PingpongCli::try_parse_from([&["roce-pingpong"], args].concat()).unwrap();
+        cli.device.bind(cli.bind.as_ref()).to_string()
+    };
+    assert_eq!(pingpong(&[]), "::");
+    assert_eq!(pingpong(&["--port", "tap:roce0"]), "127.0.0.1");
     let mut perf = PerfCli::command();
     perf.build();
     let server = perf.find_subcommand_mut("server").unwrap().render_long_help().to_string();

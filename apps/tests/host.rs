@@ -87,6 +87,25 @@ fn processes_of_a_host_have_links() {
     assert!(datagrams < 2000, "{datagrams} datagrams");
 }
 
+// Goal: programs that name no port meet wherever they are, by TCP and by rdma_cm, and by a name of the host as well.
+#[test]
+fn programs_that_name_no_port_have_the_addresses_of_the_host() {
+    let Some(host) = Host::new('d') else { return };
+    for by in [&[][..], &["-R"]] {
+        let mut server = host.start(&[&["server"][..], by].concat());
+        let client = [
+            &["client", "localhost", "--op", "write", "--mode", "bw", "-n", "100", "--verify"],
+            by,
+            &PATIENCE,
+        ];
+        host.start(&client.concat()).finish().good();
+        server.kill();
+        server.finish();
+    }
+    let old = host.start(&["client", "-R", "--wait", "1s", "10.77.0.1"]).finish().bad("private link memif");
+    assert!(old.stderr.contains("--port memif at both ends"), "{}", old.all());
+}
+
 // Goal: the path MTU is that of the network, and packets between processes of the host carry as much as their link does; each way, and
 // whoever asks.
 #[test]

@@ -88,13 +88,14 @@ fn a_program_gets_the_paths_and_the_options() {
     let stats = place.run(&["--stats"], &["env"]).good();
     assert_eq!(value(&stats.stdout, "ROCE_STATS"), tree.parent().unwrap().to_str(), "where roce-stat looks");
     place.run(&["--cores", "1"], &["env"]).bad("--drive dedicated");
-    // Nothing more than was asked for, and the same tree again.
+    // Nothing more than was asked for, and the same tree again: that of this host's addresses.
     let plain = place.run(&[], &["env"]).good();
     assert_eq!(value(&plain.stdout, "ROCE_PORT"), None);
     assert_eq!(value(&plain.stdout, "ROCE_STATS"), None);
     let paths = |ran: &Finished| value(&ran.stdout, "ROCE_PATHS").map(str::to_owned);
     assert_eq!(paths(&plain), paths(&place.run(&["--pcap", "b.pcap"], &["env"]).good()));
-    assert_eq!(std::fs::read_dir(place.0.join("runtime/roce")).unwrap().count(), 2);
+    assert_eq!(paths(&plain).as_deref(), tree.to_str());
+    assert_eq!(std::fs::read_dir(place.0.join("runtime/roce")).unwrap().count(), 1);
 }
 
 #[test]
@@ -111,19 +112,25 @@ fn the_files_below_sys_are_those_of_the_device_and_do_not_pile_up() {
     };
     let read =
         |path: PathBuf| std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    // Without a port the device has all of this host's addresses; lo is the last interface.
+    let (device, reachability) = tree(&[]);
+    let gids = || (0..).map_while(|n| std::fs::read_to_string(device.join(format!("ports/1/gids/{n}"))).ok());
+    assert!(gids().any(|gid| gid == "0000:0000:0000:0000:0000:ffff:7f00:0001\n"));
+    assert_eq!(reachability, None, "the kernel has the routes");
     let (device, reachability) = tree(&["--port", "udp:127.0.0.1"]);
     assert_eq!(read(device.join("ports/1/gids/0")), "0000:0000:0000:0000:0000:ffff:7f00:0001\n");
     assert_eq!(read(device.join("ports/1/gid_attrs/ndevs/0")), "lo\n");
     assert_eq!(read(device.join("device/net/lo/ifindex")), read("/sys/class/net/lo/ifindex".into()));
     assert_eq!(reachability, None, "the kernel has the routes");
-    let (device, reachability) = tree(&["--ip", "10.77.0.5"]);
+    let private = |addr: &str| tree(&["--port", "memif", "--ip", addr]);
+    let (device, reachability) = private("10.77.0.5");
     assert_eq!(read(device.join("ports/1/gids/1")), "0000:0000:0000:0000:0000:ffff:0a4d:0005\n");
     assert!(!device.join("device/net").exists() && !device.join("ports/1/gid_attrs/ndevs").exists());
     assert_eq!(reachability.as_deref(), Some("all"));
     // What a program writes there changes no other file.
     std::fs::write(device.join("node_desc"), "other\n").unwrap();
     assert_eq!(read(device.join("../../infiniband_verbs/uverbs0/ibdev")), "roce0\n");
-    let devices: Vec<_> = (10..60).map(|n| tree(&["--ip", &format!("10.77.0.{n}")]).0).collect();
+    let devices: Vec<_> = (10..60).map(|n| private(&format!("10.77.0.{n}")).0).collect();
     let last = devices.last().unwrap();
     assert!(last.join("node_type").exists());
     assert_eq!(std::fs::read_dir(place.0.join("runtime/roce")).unwrap().count(), 32);
@@ -240,7 +247,7 @@ fn a_library_that_is_not_there_or_cannot_be_named_is_an_error() {
     at(&spaced).bad("without spaces and colons");
     let help: Finished = Command::new(RUN).arg("--help").output().unwrap().into();
     let help = help.good().stdout;
-    for part in ["Examples", "roce-run ib_write_bw localhost", "ROCE_PORT", "setuid"] {
+    for part in ["Examples", "roce-run ib_write_bw HOST", "ROCE_PORT", "setuid"] {
         assert!(help.contains(part), "{help}");
     }
     let none: Finished = Command::new(RUN).output().unwrap().into();

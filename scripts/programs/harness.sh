@@ -1,10 +1,10 @@
 # How scripts/dropin runs stock programs. Sourced by it.
 # shellcheck shell=bash
 #
-# A row runs one program, or a pair of them that meet over the default link: shared memory between two processes of a user, of which
-# the first that opens the device has the address 10.77.0.1 (@A) and the second 10.77.0.2. Each row has a runtime directory of its own
-# (@D is a directory for its files), and a TCP port of its own (@P); @H is the server's address for TCP, @G the index of a GID of its
-# IPv4 address. With --hosts the two ends are two hosts, and a program alone is on the first of them.
+# A row runs one program, or a pair of them. @A is the server's address for RDMA, @H that for TCP, and @G the index of a GID of its IPv4
+# address. Each row has a runtime directory of its own (@D is a directory for its files), and a TCP port of its own (@P). Over the default
+# port both ends have the addresses of this host; with --hosts they are two hosts, and a program alone is on the first of them; with
+# --memif they meet over a private link, where the first that opens the device has the address 10.77.0.1 and the second 10.77.0.2.
 #
 # How long anything takes depends on the machine: a row waits for what it needs, and fails when its time is over.
 
@@ -15,7 +15,7 @@ again_after=0.3 again_times=100
 
 # Options of roce-run for the two ends of a pair, commands that start each of them elsewhere, both ends' addresses for RDMA, the server's
 # for TCP, the index of a GID of IPv4, and what the table says of all this.
-server_options='' client_options='' server_in='' client_in='' address=10.77.0.1 client_address=10.77.0.2 host=127.0.0.1 gid=1 note=''
+server_options='' client_options='' server_in='' client_in='' address='' client_address='' host=127.0.0.1 gid=0 note=''
 # Why the next rows cannot run here.
 missing=''
 
@@ -112,9 +112,9 @@ free_port() {
     python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
 
-# opened: whether the server has opened its device: it holds a lock on its number in this row's runtime directory, or, on a host of its
-# own, has RoCE's port of UDP.
-opened() { if [ "$hosts$host_port" = nono ]; then is_locked "$row/run/roce/claims"; else has_socket 4791 '.*' udp; fi; }
+# opened: whether the server has opened its device: somebody where it runs has RoCE's port of UDP, or over a private link it holds a lock
+# on its number in this row's runtime directory.
+opened() { if [ "$memif" = yes ]; then is_locked "$row/run/roce/claims"; else has_socket 4791 '.*' udp; fi; }
 
 # listens PORT: whether someone listens on a TCP port, where the server runs.
 listens() { has_socket "$1" '^0A$' tcp; }
@@ -181,20 +181,24 @@ make_namespaces() {
     done
 }
 
-# two_hosts: the ends of the rows that follow are in these namespaces, over UDP sockets; of one row, where its function has the variables
-# that this sets.
+# The ends of the rows that follow, or of one row where its function has the variables that these set. two_hosts: they are in the
+# namespaces.
 two_hosts() {
     server_in="ip netns exec $namespace-a" client_in="ip netns exec $namespace-b" host=10.78.0.1 gid=0
-    server_options='--port host' client_options='--port host' address=10.78.0.1 client_address=10.78.0.2
+    server_options='' client_options='' address=10.78.0.1 client_address=10.78.0.2
 }
 
-# one_host: the ends of the rows that follow are two processes of this host, which have its first address.
+# one_host: they are two processes of this host, which have its first address.
 one_host() {
-    host=127.0.0.1 gid=0 server_options='--port host' client_options='--port host'
     known ibverbs-utils ibv_devinfo || return 1
-    address=$("$run" --library "$library" --port host ibv_devinfo -v 2>/dev/null | grep -o '::ffff:[0-9.]*' | head -n 1)
+    address=$("$run" --library "$library" ibv_devinfo -v 2>/dev/null | grep -o '::ffff:[0-9.]*' | head -n 1)
     address=${address#::ffff:} client_address=$address
     [ -n "$address" ]
+}
+
+# private_link: they are the two ends of a link of shared memory.
+private_link() {
+    server_options='--port memif' client_options='--port memif' address=10.77.0.1 client_address=10.77.0.2 gid=1
 }
 
 # clean: removes what the rows made.

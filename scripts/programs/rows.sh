@@ -2,13 +2,17 @@
 # shellcheck shell=bash
 
 namespace=roce-$$
-[ "$hosts$list" != yesno ] || { make_namespaces 1500 && two_hosts; } || die "scripts/dropin: there are no network namespaces"
-[ "$host_port$list" != yesno ] || one_host || die "scripts/dropin: the port host has no IPv4 address here"
+case $list$hosts$memif in
+yes*) ;;
+nonono) one_host || die "scripts/dropin: the device has no IPv4 address here, or ibverbs-utils is missing" ;;
+noyesno) make_namespaces 1500 && two_hosts || die "scripts/dropin: there are no network namespaces" ;;
+*) private_link ;;
+esac
 
-# same_names ROW ...: a row of a program that takes a name of TCP for one of RDMA: over UDP sockets, where both are the same. Two hosts
-# are joined so already.
+# same_names ROW ...: a row of a program that takes a name of TCP for one of RDMA: over UDP sockets, where both are the same, instead of
+# a private link.
 same_names() {
-    [ "$hosts$host_port" = nono ] || { "$@"; return; }
+    [ "$memif" = yes ] || { "$@"; return; }
     local address=127.0.0.2 client_address=127.0.0.3
     local server_options="--port udp:$address" client_options="--port udp:$client_address"
     "$@"
@@ -387,7 +391,7 @@ run_pyverbs() {
     prepare
     cp -r "$tests" "$row/tests"
     find "$row/tests" -name '*.gz' -exec gunzip {} +
-    # The tests of rdma_cm connect two processes, which are two hosts over the default link.
+    # The tests of rdma_cm connect two processes.
     [ "$2" != test_rdmacm ] || ends="--hosts $address,$client_address"
     [ "$2$hosts" != test_rdmacmyes ] || ends+=" --in $namespace-a,$namespace-b"
     start "$row/out" "/usr/bin/python3 -X faulthandler $PWD/scripts/programs/rdma_tests.py $ends $row/results roce0 0 $2" "$server_options" "$server_in"

@@ -161,9 +161,9 @@ pub enum PerfCommand {
 /// Which target.
 #[derive(Args, Clone, Debug)]
 pub struct ReachArgs {
-    /// Address of the target
-    #[arg(value_name = "ADDR[:PORT]", default_value = "10.77.0.1", value_parser = target)]
-    pub target: SocketAddr,
+    /// Address of the target [default: this host; over ports with addresses of their own 10.77.0.1]
+    #[arg(value_name = "ADDR[:PORT]", value_parser = target)]
+    pub target: Option<SocketAddr>,
     /// The subsystem
     #[arg(long, value_name = "NQN", default_value = DEFAULT_SUBSYSTEM)]
     pub nqn: Nqn,

@@ -1,6 +1,7 @@
 //! What `roce-nvmf` (`serve`, `check`) and `roce-nvmf-perf` (`discover`, `identify`, `run`, `overhead`) do; [`manage`](crate::manage)
 //! has the commands that change a running target.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -178,17 +179,19 @@ fn control_path(args: &ServeArgs) -> Result<PathBuf> {
     }
 }
 
-/// Opens the device that the command line names, and calls `f` with a host on it.
-fn with_host(args: &ReachArgs, f: impl FnOnce(&mut Host<'_>) -> Result<()>) -> Result<()> {
+/// Opens the device that the command line names, and calls `f` with a host on it and the address of the target.
+fn with_host(args: &ReachArgs, f: impl FnOnce(&mut Host<'_>, SocketAddr) -> Result<()>) -> Result<()> {
     let mut rig = Rig::open(&args.device, Side::Client)?;
     // Some ports look for a link only while a device polls them.
     rig.device()?;
     // The link of a target that has just lost another host comes up again in a moment.
     rig.wait_for_link()?;
+    let target = args.target.unwrap_or_else(|| SocketAddr::new(rig.server_addr(), config::PORT));
+    rig.warn_of_private_link(target.ip());
     let context = &rig.device()?.context;
     let id = config::host_id(&args.host_nqn);
     let mut host = Host::new(context, &Drive::Embedded, args.host_nqn.clone(), id)?;
-    f(&mut host)
+    f(&mut host, target)
 }
 
 /// `roce-nvmf-perf discover`.
@@ -196,8 +199,8 @@ fn with_host(args: &ReachArgs, f: impl FnOnce(&mut Host<'_>) -> Result<()>) -> R
 /// # Errors
 /// If the target does not answer, or refuses.
 pub fn discover(args: &ReachArgs) -> Result<()> {
-    with_host(args, |host| {
-        for record in crate::host::discover(host, args.target)? {
+    with_host(args, |host, target| {
+        for record in crate::host::discover(host, target)? {
             let name =
                 Nqn::of_field(&record.subsystem).map_or_else(|e| e.to_string(), |nqn| nqn.as_str().into());
             let field =
@@ -218,8 +221,8 @@ pub fn discover(args: &ReachArgs) -> Result<()> {
 /// # Errors
 /// If the target does not answer, or refuses.
 pub fn identify(args: &ReachArgs) -> Result<()> {
-    with_host(args, |host| {
-        let mut controller = Controller::connect(host, args.target, &args.nqn, Options::default())?;
+    with_host(args, |host, target| {
+        let mut controller = Controller::connect(host, target, &args.nqn, Options::default())?;
         let identity = controller.identity();
         let field = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_string();
         say!("sn      : {}", field(&identity.sn))?;
@@ -260,9 +263,9 @@ pub fn run(args: &RunArgs) -> Result<()> {
         in_capsule: !args.no_in_capsule,
     };
     let json = args.json.as_deref().map(JsonFile::create).transpose()?;
-    with_host(&args.reach, |host| {
+    with_host(&args.reach, |host, target| {
         let options = Options { queues: args.queues, ..Options::default() };
-        let mut controller = Controller::connect(host, args.reach.target, &args.reach.nqn, options)?;
+        let mut controller = Controller::connect(host, target, &args.reach.nqn, options)?;
         let namespaces = controller.namespaces(host)?;
         let wanted = |nsid: u32| args.namespace.is_none_or(|wanted| wanted == nsid);
         let namespace = namespaces.iter().find(|namespace| wanted(namespace.nsid));

@@ -1,15 +1,15 @@
 //! The options that open a device; the same in every program.
 
-use super::parse;
-use crate::metrics;
+use super::parse::{self, Host};
+use crate::{metrics, oob};
 use clap::{Args, ValueEnum};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use verbs::Mac;
 use verbs::port::PortSpec;
 
-/// The port of two programs of one user when none is named.
-pub const DEFAULT_PORT: &str = "memif";
+/// The port when none is named.
+pub const DEFAULT_PORT: &str = "host";
 
 /// Which threads drive the shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -28,16 +28,17 @@ pub enum DriveArg {
 pub struct DeviceArgs {
     /// Port to send and receive frames on
     ///
-    /// memif or memif:PATH (shared memory with a process on this machine; without a path, with one of the same user),
-    /// udp or udp:ADDR (UDP sockets of this host: any network that it has), host (the same, shared by all processes of this
-    /// user), tap:IFACE, af_packet:IFACE, vhost:PATH, dpdk:DEVARGS (any DPDK device, by name with arguments or by PCI
-    /// address), unix:LOCAL,peer=REMOTE (datagrams), loopback. memif, udp, host, unix and loopback need no DPDK.
+    /// host (the addresses and the network of this host, shared by all processes of this user, which reach each other over
+    /// shared memory), udp or udp:ADDR (UDP sockets of this host for this process alone), memif or memif:PATH (a private link of
+    /// shared memory with one process of this machine; without a path, one of the same user), tap:IFACE, af_packet:IFACE,
+    /// vhost:PATH, dpdk:DEVARGS (any DPDK device, by name with arguments or by PCI address), unix:LOCAL,peer=REMOTE (datagrams),
+    /// loopback. host, udp, memif, unix and loopback need no DPDK.
     #[arg(long, value_name = "SPEC", default_value = DEFAULT_PORT, value_parser = parse::port)]
     pub port: PortSpec,
 
     /// Local address, with its prefix length; may be given several times
     ///
-    /// [default: 10.77.0.1/24 for a server, 10.77.0.2/24 for a client]
+    /// [default: 10.77.0.1/24 for a server, 10.77.0.2/24 for a client; host and udp have the addresses of this host alone]
     #[arg(long, value_name = "ADDR/PREFIX", value_parser = parse::ip_prefix)]
     pub ip: Vec<(IpAddr, u8)>,
 
@@ -99,4 +100,18 @@ pub struct DeviceArgs {
     /// Show counters to collectors of OpenMetrics at http://ADDR:PORT/metrics [address: 127.0.0.1]
     #[arg(long, value_name = "[ADDR:]PORT", value_parser = metrics::address)]
     pub metrics: Option<SocketAddr>,
+}
+
+impl DeviceArgs {
+    /// Whether the port has the addresses of this host, and its network.
+    pub fn is_of_host(&self) -> bool {
+        matches!(self.port, PortSpec::Host { .. } | PortSpec::Udp { .. })
+    }
+
+    /// Where a server listens for TCP: where it was told to, else where its port is reached from. Over the ports of the host that is
+    /// every address, over others this machine's own programs.
+    pub fn bind(&self, given: Option<&Host>) -> Host {
+        let usual = if self.is_of_host() { oob::EVERYWHERE } else { "127.0.0.1" };
+        given.cloned().unwrap_or_else(|| Host { name: usual.into(), port: None })
+    }
 }

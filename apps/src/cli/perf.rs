@@ -12,12 +12,15 @@ use verbs::Mtu;
 pub const OOB_PORT: u16 = 18515;
 
 const EXAMPLES: &str = "\
-Examples (two terminals on one machine; nothing to set up):
+Examples (two terminals, of one machine or of two; nothing to set up):
   roce-perf server
-  roce-perf client localhost
+  roce-perf client HOST
 
-  All operations, latency and bandwidth, at two sizes, with the port's own limit beside each figure:
-  roce-perf client --op send,write,read --mode lat,bw --size 64,4096 --limit localhost
+  All operations, latency and bandwidth, at two sizes:
+  roce-perf client --op send,write,read --mode lat,bw --size 64,4096 localhost
+  The same over a private link of shared memory, with the link's own limit beside each figure:
+  roce-perf server --port memif
+  roce-perf client --port memif --op send,write,read --mode lat,bw --size 64,4096 --limit localhost
 
   Bandwidth of RDMA WRITE for every size from 2 B to 8 MiB, into a file for a script:
   roce-perf client --op write --mode bw --all --json write.json localhost
@@ -34,13 +37,13 @@ Examples (two terminals on one machine; nothing to set up):
   roce-perf server --port tap:roce0 --ip 192.168.9.1/24
   roce-perf client --port tap:roce1 --ip 192.168.9.2/24 localhost
 
-  Clients on other machines: without --bind a server listens on 127.0.0.1 alone, where this machine's programs are:
+  Clients on other machines: over a port with addresses of its own a server listens on 127.0.0.1 unless --bind says otherwise:
   roce-perf server --bind 0.0.0.0 --port tap:roce0
   roce-perf client --port tap:roce0 server.example
 
   Connected by rdma_cm instead of TCP; the client names the server's RDMA address:
   roce-perf server -R
-  roce-perf client -R 10.77.0.1
+  roce-perf client -R 192.168.9.1
 
   Without DPDK, over datagrams:
   roce-perf server --port unix:/tmp/a,peer=/tmp/b
@@ -109,9 +112,11 @@ pub struct ServerArgs {
     /// Port to listen on (TCP, or with -R of rdma_cm)
     #[arg(long, value_name = "PORT", default_value_t = OOB_PORT)]
     pub oob_port: u16,
-    /// Address to listen on: for clients on other machines one of this machine's, or 0.0.0.0 or :: for all of them
-    #[arg(long, visible_alias = "host", value_name = "ADDR[:PORT]", default_value = "127.0.0.1", value_parser = parse::host)]
-    pub bind: Host,
+    /// Address to listen on: one of this machine's, or 0.0.0.0 or :: for all of them
+    ///
+    /// [default: all of them over host and udp; over other ports 127.0.0.1, where this machine's programs are]
+    #[arg(long, visible_alias = "host", value_name = "ADDR[:PORT]", value_parser = parse::host)]
+    pub bind: Option<Host>,
     /// Listen and connect by rdma_cm instead of TCP; clients need it, too
     ///
     /// The port is then one of rdma_cm's, and raw measurements are refused: the device stays open.
@@ -132,7 +137,7 @@ pub struct ServerArgs {
 #[derive(Args, Clone, Debug)]
 pub struct ReachArgs {
     /// The server's host name or address, for the TCP connection; with -R its RDMA address. A port behind it counts
-    /// instead of --oob-port: localhost:18600, 10.77.0.1:18600, [fd00::1]:18600
+    /// instead of --oob-port: localhost:18600, 192.168.9.1:18600, [fd00::1]:18600
     #[allow(rustdoc::broken_intra_doc_links, reason = "an address in brackets")]
     #[arg(value_name = "HOST[:PORT]", value_parser = parse::host)]
     pub host: Host,

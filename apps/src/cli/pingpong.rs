@@ -7,11 +7,15 @@ use std::path::PathBuf;
 use verbs::Mtu;
 
 const EXAMPLES: &str = "\
-Examples (two terminals on one machine):
+Examples (two terminals, of one machine or of two):
   roce-pingpong
-  roce-pingpong localhost
+  roce-pingpong HOST
 
-  With the stock tool of a Linux host (soft-RoCE or a NIC) as the peer, over a tap interface:
+  With the stock tool of a Linux host (soft-RoCE or a NIC) as the peer, whichever is the server:
+  roce-pingpong HOST
+  ibv_rc_pingpong -d rxe0 -g 1
+
+  The same over a tap interface, with an address of its own:
   roce-pingpong --port tap:roce0 --ip 192.168.9.1/24 192.168.9.7
   ibv_rc_pingpong -d rxe0 -g 1
 
@@ -74,10 +78,11 @@ pub struct PingpongCli {
         default_value_t = 18515
     )]
     pub tcp_port: u16,
-    /// Address that the server listens on: for a client on another machine one of this machine's, or 0.0.0.0 or :: for
-    /// all of them
-    #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1", value_parser = parse::host)]
-    pub bind: Host,
+    /// Address that the server listens on: one of this machine's, or 0.0.0.0 or :: for all of them
+    ///
+    /// [default: all of them over host and udp; over other ports 127.0.0.1, where this machine's programs are]
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = parse::host)]
+    pub bind: Option<Host>,
     /// Message size in bytes; 4096, of datagrams 1024 unless given
     #[arg(short, long, value_name = "BYTES", value_parser = parse::size)]
     pub size: Option<u64>,

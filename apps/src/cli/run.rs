@@ -10,11 +10,12 @@ const EXAMPLES: &str = "\
 Examples:
   roce-run ibv_devinfo                        what the program sees: one device, roce0
 
-  roce-run ib_write_bw                        (one terminal) two programs of one machine
-  roce-run ib_write_bw localhost              (another one)  meet over shared memory
+  roce-run ib_write_bw                        here
+  roce-run ib_write_bw HOST                   there, or on this machine: over shared memory here,
+                                              over UDP packets between hosts; without root
 
-  roce-run --port udp: rping -s -v            two hosts, or two network namespaces: RDMA in
-  roce-run --port udp: rping -c -a HOST -v    UDP packets of the kernel, without root
+  roce-run rping -s -v                        HOST is an address of this host
+  roce-run rping -c -a HOST -v
 
   roce-run mpirun -np 2 ./program             every process that the program starts, too
   roce-run --stats ib_send_bw                 with counters for roce-stat
@@ -34,10 +35,11 @@ LD_PRELOAD; --print shows them. Programs that are setuid or linked statically ca
 #[derive(Parser, Clone, Debug)]
 #[command(name = "roce-run", version, after_help = EXAMPLES, max_term_width = 120)]
 pub struct RunCli {
-    /// Port to send and receive frames on [default: shared memory with one other program of this user]
+    /// Port to send and receive frames on [default: host]
     ///
-    /// memif or memif:PATH (shared memory with a process on this machine), udp: or udp:ADDR (UDP sockets on the host's own
-    /// addresses, no root), host (the same, shared by all processes of this user), unix:LOCAL,peer=REMOTE, loopback; with a library that was built with DPDK tap:IFACE,
+    /// host (the addresses and the network of this host, shared by all processes of this user, which reach each other over shared
+    /// memory), udp or udp:ADDR (UDP sockets on the host's addresses for one process alone), memif or memif:PATH (a private link of
+    /// shared memory with one other process), unix:LOCAL,peer=REMOTE, loopback; with a library that was built with DPDK tap:IFACE,
     /// af_packet:IFACE, dpdk:DEVARGS.
     #[arg(long, value_name = "SPEC", value_parser = port)]
     pub port: Option<String>,

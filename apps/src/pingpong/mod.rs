@@ -39,7 +39,10 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     let json = cli.json.as_deref().map(JsonFile::create).transpose()?;
     let (side, meeting) = match &cli.host {
         Some(host) => (Side::Client, Meeting::Reach(host)),
-        None => (Side::Server, Meeting::Listen(oob::listen(&cli.bind.name, cli.bind.port_or(cli.tcp_port))?)),
+        None => {
+            let bind = cli.device.bind(cli.bind.as_ref());
+            (Side::Server, Meeting::Listen(oob::listen(&bind.name, bind.port_or(cli.tcp_port))?))
+        }
     };
     let mut rig = Rig::open(&cli.device, side)?;
     end::check_size(cli, &rig)?;

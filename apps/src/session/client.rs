@@ -131,14 +131,20 @@ impl Client {
 
     /// The same with `rdma_cm`.
     fn connect_rdma_cm(reach: &ReachArgs, rig: &mut Rig) -> Result<Self> {
-        let to = parse::peer(&reach.host.name, reach.port()).ok_or_else(|| {
-            let host = &reach.host;
-            AppError::Usage(format!(
-                "with -R the host is the server's RDMA address, as 10.77.0.1, [fd00::1] or [fe80::1%eth0] with an interface of this \
-                 host, not {host}"
-            ))
-        })?;
+        let to = match parse::peer(&reach.host.name, reach.port()) {
+            Some(to) => to,
+            // A name says where a host is, which is where its RDMA is where the two have the same addresses.
+            None if rig.args().is_of_host() => oob::resolve(&reach.host.name, reach.port())?[0],
+            None => {
+                let host = &reach.host;
+                return Err(AppError::Usage(format!(
+                    "with -R the host is the server's RDMA address, as 10.77.0.1, [fd00::1] or [fe80::1%eth0] with an interface of \
+                     this host, not {host}"
+                )));
+            }
+        };
         rig.device()?;
+        rig.warn_of_private_link(to.ip());
         rig.wait_for_link()?;
         let exchange = Exchange::connect(rig.device()?, to, reach.wait)?;
         Self::greet(Channel::over(exchange), rig, reach, Some(to))

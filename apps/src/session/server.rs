@@ -69,10 +69,14 @@ pub fn serve(args: &ServerArgs) -> Result<()> {
         acceptor = Acceptor::RdmaCm(Listener::new(rig.device()?, args.oob_port)?);
         place = format!("port {} of rdma_cm", args.oob_port);
     } else {
-        let port = args.bind.port_or(args.oob_port);
-        acceptor = Acceptor::Tcp(oob::listen(&args.bind.name, port)?);
+        let bind = args.device.bind(args.bind.as_ref());
+        let port = bind.port_or(args.oob_port);
+        acceptor = Acceptor::Tcp(oob::listen(&bind.name, port)?);
         rig = Rig::open(&args.device, Side::Server)?;
-        place = format!("TCP port {port} of {}", args.bind);
+        place = match args.bind {
+            None if bind.name == oob::EVERYWHERE => format!("TCP port {port}"),
+            _ => format!("TCP port {port} of {bind}"),
+        };
     }
     note!("roce-perf: waiting for a client on {place}, {} on port {}", rig.addr(), args.device.port);
     let limits = Limits { time: args.max_session, memory: args.max_memory };
@@ -85,7 +89,7 @@ pub fn serve(args: &ServerArgs) -> Result<()> {
             std::thread::sleep(Duration::from_millis(1));
             continue;
         };
-        let client = from.parse().ok().map(|from: SocketAddr| from.ip().to_canonical());
+        let client = from.parse().ok().map(|from: SocketAddr| from.ip());
         let link_mtu = rig.link_mtu_to(rig.args().peer_ip.or(client));
         let own = Capabilities { link_mtu, rdma_cm: args.rdma_cm, limits };
         let result = session(&mut channel, &mut rig, &acceptor, own, hello);

@@ -19,8 +19,8 @@ pub enum OpenError {
     Net(#[from] NetConfigError),
     /// The port has the addresses of the host, whose kernel looks after them.
     #[error(
-        "port {port} has the addresses and routes of the host; it takes no others ({what}): leave that out, or name \
-         some of the host's addresses (udp:ADDR)"
+        "port {port} has the addresses and routes of the host; it takes no others ({what}): leave that out, name some of \
+         the host's addresses (udp:ADDR), or take a port with addresses of its own (memif, tap:IFACE)"
     )]
     Host {
         /// The port.

@@ -2,8 +2,8 @@
 //!
 //! | variable | means | without it |
 //! |---|---|---|
-//! | `ROCE_PORT` | the port | `memif`: the socket of this user, at which two processes meet |
-//! | `ROCE_ADDR` | addresses, `ADDR[/PREFIX],...` | over `memif`, `unix` and `loopback` one of 10.77.0.0/24 |
+//! | `ROCE_PORT` | the port | `host`: the addresses and the network of this host, which all processes of a user share |
+//! | `ROCE_ADDR` | addresses, `ADDR[/PREFIX],...` | over `memif`, `unix` and `loopback` one of 10.77.0.0/24; `host` and `udp` take none |
 //! | `ROCE_GATEWAY` | where packets to other networks go, `ADDR[,ADDR]` | none |
 //! | `ROCE_VLAN` | a VLAN | none |
 //! | `ROCE_MAC` | the Ethernet address | the port's own, or a random one |
@@ -16,8 +16,8 @@
 //! | `ROCE_LOG` | what is said on standard error: `off`, `error`, `warn`, `info`, `debug` | `warn` |
 //! | `ROCE_XRCD` | `process`: processes that open an XRC domain by the same file have one each, as on hosts of their own | the second is refused |
 //!
-//! Without an address the first process of a user that uses a port of that name has 10.77.0.1, and whoever comes next the lowest
-//! that is free: 10.77.0.2 for the second. Which of two processes is the first one is chance: so each of them connects to the other
+//! Over a private link (`memif`, `unix`) without an address the first process of a user that uses a port of that name has 10.77.0.1, and
+//! whoever comes next the lowest that is free: 10.77.0.2 for the second. Which of two processes is the first one is chance: so each of them connects to the other
 //! one by either address, unless it listens itself (`Context::meet`).
 
 use std::env;
@@ -28,10 +28,10 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use verbs::port::PortSpec;
-use verbs::{DeviceConfig, Drive, Mac};
+use verbs::{Context, DeviceConfig, Drive, Gid, Mac};
 
 use crate::claims::Claim;
-use crate::log::Log;
+use crate::log::{self, Log};
 
 /// What a device is opened with.
 pub(crate) struct Config {
@@ -46,13 +46,16 @@ pub(crate) struct Config {
     pub draws_mac: bool,
 }
 
+/// The network of the ends of a private link.
+const PRIVATE: [u8; 3] = [10, 77, 0];
+
 /// Reads the environment.
 ///
 /// # Errors
 /// A sentence that names the variable and says what to do.
 pub(crate) fn read() -> Result<Config, String> {
     let port = match env::var_os("ROCE_PORT") {
-        None => PortSpec::Memif { path: PathBuf::new(), role: None, options: Vec::new() },
+        None => PortSpec::Host { options: Vec::new() },
         Some(_) => value::<PortSpec>("ROCE_PORT")?.unwrap_or(PortSpec::Loopback),
     };
     let meets = matches!(port, PortSpec::Memif { .. } | PortSpec::Unix { .. } | PortSpec::Loopback);
@@ -74,7 +77,8 @@ pub(crate) fn read() -> Result<Config, String> {
     if meets && device.addrs.is_empty() {
         // Without a directory for sockets nothing can be claimed: the process takes the first address.
         let (number, claimed) = Claim::lowest_of(&port.to_string()).unzip();
-        let addr = |number| IpAddr::V4(Ipv4Addr::new(10, 77, 0, number + 1));
+        let [a, b, c] = PRIVATE;
+        let addr = |number| IpAddr::V4(Ipv4Addr::new(a, b, c, number + 1));
         let number = number.unwrap_or(0);
         device.addrs = vec![(addr(number), 24)];
         if number < 2 && !matches!(port, PortSpec::Loopback) {
@@ -94,6 +98,22 @@ pub(crate) fn read() -> Result<Config, String> {
     device.assume_link = meets;
     device.port = port.into();
     Ok(Config { device, claim, address_pair, lazy, draws_mac })
+}
+
+/// Says once what to change where a program names an address that it had over the private link `memif`, which was the port before
+/// `host` became it, and the device has no such address.
+pub(crate) fn warn_of_private_link(addr: IpAddr, device: &Context) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let of_link = matches!(addr, IpAddr::V4(addr) if addr.octets()[..3] == PRIVATE);
+    if of_link && env::var_os("ROCE_PORT").is_none() && !device.gid_table().contains(&Gid::from_ip(addr)) {
+        log::say_once(
+            &SAID,
+            format_args!(
+                "{addr} is an address of the private link memif, which was the port where ROCE_PORT names none; that is host now, with the \
+             addresses of this host: use one of these, or ROCE_PORT=memif (roce-run --port memif) at both ends"
+            ),
+        );
+    }
 }
 
 /// How much is said.

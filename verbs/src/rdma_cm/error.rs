@@ -15,7 +15,9 @@ fn way_to(addr: IpAddr) -> &'static str {
             "it is link-local: say by which interface (the scope of its address, as in fe80::1%eth0), one that has a link-local \
              address that no other one has"
         }
-        _ => "add an address on its subnet, or a gateway, to the device",
+        _ => {
+            "add an address on its subnet, or a gateway, to the device, or to the host where the device has its addresses"
+        }
     }
 }
 

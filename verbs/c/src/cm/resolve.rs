@@ -12,12 +12,14 @@ use super::{addr, id};
 use crate::abi::{rdma_addrinfo, rdma_cm_id, sockaddr};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::guard::{returning_zero, uncancelled};
+use crate::{config, engine};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     returning_zero(|| {
         // SAFETY: as C promises.
         let (id, addr) = unsafe { (id::of(id)?, addr::read(addr)?) };
+        config::warn_of_private_link(addr.ip(), &*engine::device()?);
         id.private().cm.bind_addr(addr)?;
         id::refresh_addresses(id);
         Ok(())
@@ -39,6 +41,7 @@ unsafe extern "C-unwind" fn rdma_resolve_addr(
     let call = uncancelled(|| {
         // SAFETY: as C promises.
         let (id, src, dst) = unsafe { (id::of(id)?, addr::read_optional(src)?, addr::read(dst)?) };
+        config::warn_of_private_link(dst.ip(), &*engine::device()?);
         id.private().cm.resolve_addr(src, dst, timeout(timeout_ms))?;
         id::refresh_addresses(id);
         Ok(())

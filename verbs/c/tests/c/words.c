@@ -1,5 +1,7 @@
 /* What the library says on standard error of what the stack warns about: the test that runs this reads it. */
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <rdma/rdma_cma.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -65,6 +67,23 @@ static void deaf(int full)
 	ibv_close_device(context);
 }
 
+/* Names an address of the link that was the default port once, as the peer's and as its own. */
+static void name_private_addresses(void)
+{
+	struct rdma_event_channel *channel = MUST(rdma_create_event_channel());
+	struct rdma_cm_id *id;
+	OK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = inet_addr("10.77.0.1"), .sin_port = htons(7) };
+	IS(rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 100), -1);
+	IS(errno, ENETUNREACH);
+	IS(rdma_bind_addr(id, (struct sockaddr *)&address), -1);
+	IS(errno, EADDRNOTAVAIL);
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	OK(rdma_bind_addr(id, (struct sockaddr *)&address));
+	OK(rdma_destroy_id(id));
+	rdma_destroy_event_channel(channel);
+}
+
 int main(int argc, char **argv)
 {
 	const char *story = argc > 1 ? argv[1] : "";
@@ -81,6 +100,8 @@ int main(int argc, char **argv)
 		open_all();
 		use_up_descriptors();
 		send_to_the_first();
+	} else if (!strcmp(story, "private-addresses")) {
+		name_private_addresses();
 	} else if (!strcmp(story, "full-pipe")) {
 		deaf(1);
 	} else if (!strcmp(story, "closed-pipe")) {

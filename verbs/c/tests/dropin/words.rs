@@ -1,7 +1,7 @@
 //! Goal: what the stack warns about is said on standard error, one line each, as much as `ROCE_LOG` says; and a program neither
 //! waits for whoever reads that nor ends because nobody does.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write as _};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Stdio};
 
@@ -13,7 +13,7 @@ struct Running(Child);
 impl Running {
     fn start(dir: &Dir, library: &Path, story: &str, settings: &[(&str, &str)]) -> Self {
         let mut command = program_on(library, dir, &compile(dir, library, "words.c"));
-        command.arg(story).env_remove("ROCE_PORT").envs(settings.iter().copied());
+        command.arg(story).env("ROCE_PORT", "memif").envs(settings.iter().copied());
         command.stdin(Stdio::piped()).stderr(Stdio::piped());
         Self(command.spawn().expect("timeout(1) is there"))
     }
@@ -38,7 +38,7 @@ impl Drop for Running {
     }
 }
 
-/// What a program says that sends to the one that holds the default link's first address.
+/// What a program says that sends to the one that holds the first address of the directory's link.
 fn said(dir: &Dir, story: &str, settings: &[(&str, &str)]) -> Option<String> {
     let said = Running::start(dir, library()?, story, settings).end();
     assert!(said.lines().all(|line| line.starts_with("roce: ")), "{said}");
@@ -46,7 +46,7 @@ fn said(dir: &Dir, story: &str, settings: &[(&str, &str)]) -> Option<String> {
     Some(said)
 }
 
-/// The first of two programs on the default link of a directory.
+/// The first of two programs on the link of a directory.
 fn first(dir: &Dir) -> Option<Running> {
     let mut server = Running::start(dir, library()?, "hold", &[("ROCE_LOG", "info")]);
     // It listens when its socket is there.
@@ -103,6 +103,29 @@ fn the_variable_says_how_much_is_said() {
     wrong.lines().read_to_string(&mut text).unwrap();
     assert!(!wrong.0.wait().unwrap().success());
     assert!(text.contains("roce: ROCE_LOG=loud: it is off, error, warn, info, or debug"), "{text}");
+}
+
+// Without ROCE_PORT a program has the addresses of its host: here those of a network namespace.
+#[test]
+fn a_program_that_names_an_address_of_the_former_default_is_told_what_to_change() {
+    let dir = Dir::new("private");
+    let Some(library) = library() else { return };
+    let program = compile(&dir, library, "words.c");
+    let mut command = program_on(library, &dir, Path::new("unshare"));
+    command.env_remove("ROCE_PORT").args([
+        "--net",
+        "sh",
+        "-c",
+        "ip link set lo up && exec \"$0\" private-addresses",
+    ]);
+    let output = command.arg(program).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("unshare") {
+        let _ = writeln!(std::io::stderr(), "SKIPPED verbs/c/tests/dropin/words.rs: {said}");
+        return;
+    }
+    assert!(output.status.success() && said.lines().count() == 1, "{said}");
+    assert!(said.starts_with("roce: 10.77.0.1 is an address of the private link memif, "), "{said}");
 }
 
 #[test]
