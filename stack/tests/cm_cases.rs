@@ -7,8 +7,8 @@ use stack::cm::mad::Mad;
 use stack::cm::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 use stack::cm::{
     Accept, Config, ConnId, Connect, Counter, Disconnect, Error, Event, IpHeader, Limits, Listen, ListenId,
-    Machine, PortSpace, QpParams, RDMA_UDP_QKEY, Reason, Reject, ServiceId, SidrReply, SidrRequest,
-    SidrStatus, Timing,
+    Machine, PeerAnswer, PortSpace, QpParams, RDMA_UDP_QKEY, Reason, Reject, ServiceId, SidrReply,
+    SidrRequest, SidrStatus, Timing,
 };
 use stack::config::RD_ATOMIC_MAX;
 use stack::id::{Gid, Mtu, Psn, Qpn};
@@ -735,18 +735,74 @@ fn peers_are_asked_once_at_a_time_and_within_the_limits() {
         assert_eq!(flood(&mut w.nodes[B]), [], "those are being asked");
     }
     // One answers, one ends by itself, one does not answer.
-    w.nodes[B].peer_checked(now, ids[0], true);
+    w.nodes[B].peer_checked(now, ids[0], PeerAnswer::Answered);
     w.nodes[B].disconnect(now, ids[1], b"").unwrap();
-    w.nodes[B].peer_checked(now, ids[1], true);
-    w.nodes[B].peer_checked(now, ids[EACH], false);
-    w.nodes[B].peer_checked(now, ids[EACH], false);
+    w.nodes[B].peer_checked(now, ids[1], PeerAnswer::Answered);
+    w.nodes[B].peer_checked(now, ids[EACH], PeerAnswer::Silent);
+    w.nodes[B].peer_checked(now, ids[EACH], PeerAnswer::Silent);
     let again = flood(&mut w.nodes[B]);
     assert_eq!(asked(&again), [ids[0], ids[2], ids[EACH + 1]], "there is room again");
     for id in &ids {
-        w.nodes[B].peer_checked(now, *id, false);
+        w.nodes[B].peer_checked(now, *id, PeerAnswer::Silent);
     }
     let last = flood(&mut w.nodes[B]);
     assert_eq!(asked(&last), [ids[3], ids[EACH + 2], ids[EACH + 3]], "what is over counts no more");
+}
+
+// Goal: a peer that goes without a word is noticed; one that answers, or that cannot be asked, is left in peace; one that answers nothing
+// for a while is asked again, sooner; and what a stranger says counts also while a peer is being asked.
+#[test]
+fn a_peer_is_asked_from_time_to_time_and_missed_when_it_answers_nothing() {
+    const TIME: Duration = Duration::from_secs(30);
+    let mut w = world();
+    listen(&mut w);
+    let a = w.nodes[A].connect(w.now, &Connect { keep_alive: Some(TIME), ..to_b(A_QPN) }).unwrap();
+    let (b, _) = request(&mut w);
+    accept(&mut w, b);
+    response(&mut w);
+    confirm(&mut w, a);
+    assert!(matches!(w.event(B), Some(Event::Established { id, .. }) if id == b));
+    let now = w.now;
+    let asked = |node: &mut Machine, at: Instant| {
+        node.poll_timers(at);
+        core::iter::from_fn(|| node.poll_event()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        asked(&mut w.nodes[B], now.after(100 * TIME)),
+        [],
+        "the passive side keeps nothing alive: it was not told to"
+    );
+    let node = &mut w.nodes[A];
+    let mut at = now;
+    let ask = |node: &mut Machine, at: &mut Instant, wait: Duration| {
+        assert_eq!(asked(node, at.after(wait - Duration::from_secs(1))), []);
+        *at = at.after(wait);
+        assert!(matches!(asked(node, *at)[..], [Event::CheckPeer { id, .. }] if id == a));
+    };
+    for answer in [PeerAnswer::Answered, PeerAnswer::NotAsked, PeerAnswer::Silent] {
+        ask(node, &mut at, TIME);
+        node.peer_checked(at, a, answer);
+    }
+    // One answer, and it begins anew.
+    ask(node, &mut at, TIME / 3);
+    node.peer_checked(at, a, PeerAnswer::Answered);
+    ask(node, &mut at, TIME);
+    node.peer_checked(at, a, PeerAnswer::Silent);
+    ask(node, &mut at, TIME / 3);
+    node.peer_checked(at, a, PeerAnswer::Silent);
+    ask(node, &mut at, TIME / 3);
+    assert_eq!(asked(node, at.after(TIME / 3)), [], "it is being asked");
+    node.peer_checked(at, a, PeerAnswer::Silent);
+    let ended = asked(node, at);
+    let how = Disconnect::TimedOut;
+    assert!(
+        matches!(ended[..], [Event::Disconnected { id, how: h, .. }] if id == a && h == how),
+        "{ended:?}"
+    );
+    assert_eq!((node.counters().get(Counter::KeepAlives), node.counters().get(Counter::PeersSilent)), (7, 1));
+    // In case the peer hears after all.
+    let dreq = Mad::decode(&node.poll_send().expect("a DREQ").mad).unwrap();
+    assert!(matches!(dreq.message, Message::Dreq(_)), "{dreq:?}");
 }
 
 #[test]

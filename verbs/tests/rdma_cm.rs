@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::cm::{Host, PATIENCE, SOON, World, addrs, any, inner, short_timeouts, wildcard};
 use verbs::errno::{ECONNREFUSED, ENOTCONN, ETIMEDOUT};
@@ -13,8 +13,8 @@ use verbs::rdma_cm::{
     CmEventType as E, CmId, CmOption, ConnParam, EventChannel, IdState, PortSpace, UDP_QKEY,
 };
 use verbs::{
-    AsyncEvent, Context, DeviceConfig, Drive, GRH_LEN, Mtu, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr,
-    Wc, WcStatus,
+    AsyncEvent, Clock, Context, Counter, DeviceConfig, Drive, GRH_LEN, Mtu, QpInitAttr, QpState, QpType, Qpn,
+    RecvWr, SendWr, Wc, WcStatus,
 };
 
 const PORT: u16 = 7471;
@@ -583,7 +583,7 @@ fn with_ports_of(mtus: [usize; 2]) -> World {
 /// Two hosts that drive themselves.
 fn world_of(a: DeviceConfig, b: DeviceConfig) -> World {
     let [a, b] = [a, b].map(|config| Host::new(config.drive(Drive::Dedicated { cores: vec![] })));
-    World { a, b, a_sends_nothing: Default::default(), a_sends_no_mads: Default::default() }
+    World { a, b, a_sends_nothing: Default::default(), a_sends_no_mads: Default::default(), clock: None }
 }
 
 /// A port on a kernel's addresses; the kernel knows the MTU of the route to the peer.
@@ -618,6 +618,9 @@ impl verbs::port::Host for Routed {
     }
     fn join(&self, group: IpAddr) -> Result<(), verbs::port::PortError> {
         Err(verbs::port::PortError::Group { group, reason: "this host is in no groups".into() })
+    }
+    fn farewell(&self, _: verbs::port::Frame) -> Option<Box<dyn verbs::port::Farewell>> {
+        None
     }
     fn leave(&self, _: IpAddr) {}
 }
@@ -1146,4 +1149,39 @@ fn a_request_has_attributes_whatever_else_is_connected() {
         let busy = server.accept(&ConnParam { qp_num, ..ConnParam::default() }).unwrap_err();
         assert_eq!(busy.errno(), verbs::errno::EBUSY);
     }
+}
+
+// Goal: a peer that goes without a word is missed, and the program told, though nothing was requested of it; one that is there is asked
+// now and then and notices nothing; and who wants no keep-alive waits for ever.
+#[test]
+fn a_peer_that_goes_without_a_word_is_missed() {
+    let clock = Arc::new(AtomicU64::new(1));
+    let mut w = World::with(|config| config.clock(Clock::Manual(clock.clone())));
+    w.clock = Some(clock);
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let listener = w.b.listen(&cb, PORT);
+    let other = w.b.listen(&cb, PORT + 1);
+    other.set_option(CmOption::KeepAlive(Duration::ZERO)).unwrap();
+    let (client, server) = w.connect(&ca, &cb, b(false));
+    let (other_client, for_ever) = w.connect(&ca, &cb, SocketAddr::new(b(false).ip(), PORT + 1));
+    assert_eq!(for_ever.options().keep_alive, Some(Duration::ZERO), "that of its listener");
+    let pass = |seconds: u64| (0..seconds * 1000).for_each(|_| w.pump());
+    let checks = || w.b.context.counters().get(Counter::PeerChecks);
+    pass(29);
+    assert_eq!(checks(), 0);
+    pass(272);
+    assert_eq!(checks(), 10, "every thirty seconds, on one of two connections");
+    w.exchange(&client, &server);
+    assert!(ca.try_get_event().is_none() && cb.try_get_event().is_none());
+
+    w.a_sends_nothing.store(true, Ordering::Release);
+    pass(40);
+    assert!(cb.try_get_event().is_none(), "it is asked three times");
+    pass(60);
+    let event = cb.try_get_event().expect("it is missed");
+    assert!(event.is_of(&server), "{event:?}");
+    assert_eq!((event.event(), event.status()), (E::Disconnected, -ETIMEDOUT));
+    assert_eq!(server.qp().unwrap().state().unwrap(), QpState::Err);
+    assert_eq!(for_ever.state(), IdState::Connected);
+    drop((event, listener, other, other_client));
 }

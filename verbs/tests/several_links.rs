@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::common::{all_rights, nothing, options, pump};
 use verbs::port::{
-    Armed, Build, Destination, Host, Port, PortLayer, PortOptions, PortQueue, PortStats, QueueLayer, Route,
-    Routes, RxBurst, TxBurst, pair_with,
+    Armed, Build, Destination, Farewell, Frame, Host, Port, PortLayer, PortOptions, PortQueue, PortStats,
+    QueueLayer, Route, Routes, RxBurst, TxBurst, pair_with,
 };
 use verbs::{
     Ah, Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Mtu, Pd, Qp, QpInitAttr,
@@ -52,6 +52,9 @@ impl Host for OfHost {
         Err(verbs::port::PortError::Group { group, reason: "this host is in no groups".into() })
     }
     fn leave(&self, _: IpAddr) {}
+    fn farewell(&self, _: Frame) -> Option<Box<dyn Farewell>> {
+        None
+    }
 }
 
 /// Two ports as one: the first, and another one beside it.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::forger::{Forger, Lie};
 use super::rng::Rng;
 use stack::cm::mad::Mad;
-use stack::cm::{Config, Event, MAD_LEN, Machine, Path};
+use stack::cm::{Config, Event, MAD_LEN, Machine, Path, PeerAnswer};
 use stack::id::{Gid, Qpn};
 use stack::port::fault::{Flight, Link, Plan};
 use stack::time::Instant;
@@ -164,8 +164,11 @@ impl MadWorld {
             while let Some(event) = self.nodes[from].poll_event() {
                 match event {
                     Event::CheckPeer { id, path, qpn, remote_qpn } => {
-                        let answered = self.answers(&path, qpn, remote_qpn);
-                        self.nodes[from].peer_checked(self.now, id, answered);
+                        let answer = match self.answers(&path, qpn, remote_qpn) {
+                            true => PeerAnswer::Answered,
+                            false => PeerAnswer::Silent,
+                        };
+                        self.nodes[from].peer_checked(self.now, id, answer);
                     }
                     event => self.events[from].push_back(event),
                 }

@@ -174,6 +174,7 @@ impl Machine {
         let id = self.insert(Conn {
             packet_lifetime: timing.packet_lifetime,
             interval,
+            keep_alive: connect.keep_alive,
             retries: timing.max_cm_retries,
             max_wait: interval * (u32::from(timing.max_cm_retries) + 1),
             ..Conn::new(State::ReqSent, local_id, tid, *path, params, depths)
@@ -254,6 +255,7 @@ impl Machine {
         let conn = self.conns.get_mut(&id).expect("`plan_accept` found it");
         (conn.interval, conn.retries, conn.max_wait) = (interval, retries, max_wait);
         conn.params = params;
+        conn.keep_alive = accept.keep_alive;
         let rep = Rep {
             local_comm_id: conn.local_id,
             remote_comm_id: conn.remote_id,

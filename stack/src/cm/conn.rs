@@ -6,7 +6,7 @@ use super::MAD_LEN;
 use super::event::{Disconnect, ListenId, Path, QpParams};
 use super::machine::Peer;
 use super::mad::Mad;
-use super::message::{Rej, Req, Rtu, padded};
+use super::message::{Dreq, Rej, Req, Rtu, padded};
 use super::reason::Reason;
 use crate::time::Instant;
 
@@ -104,8 +104,21 @@ pub(super) struct Conn {
     pub hurries: bool,
     /// How `DreqSent` ends when the peer agrees.
     pub ending: Disconnect,
-    /// Somebody says that the peer does not have it any more, and the peer is being asked; in `Established`.
-    pub doubted: bool,
+    /// The peer is being asked whether it still has it; in `Established`.
+    pub asked: Option<Asked>,
+    /// How often the peer is asked where nobody doubts; `None`: never.
+    pub keep_alive: Option<Duration>,
+    /// How often it has answered nothing since it answered last.
+    pub silences: u8,
+}
+
+/// Why a peer is asked whether it still has a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Asked {
+    /// Somebody says that it has not.
+    Doubted,
+    /// Nobody has asked for a while.
+    ToKeepAlive,
 }
 
 impl Conn {
@@ -142,7 +155,9 @@ impl Conn {
             sent: false,
             hurries: false,
             ending: Disconnect::Agreed,
-            doubted: false,
+            asked: None,
+            keep_alive: None,
+            silences: 0,
         }
     }
     /// The peer, once its GUID is known.
@@ -170,6 +185,16 @@ impl Conn {
             private_data: padded(private_data),
         };
         Mad::new(self.tid, rej)
+    }
+    /// A DREQ, of this transaction.
+    pub fn dreq(&self, tid: u64, private_data: &[u8]) -> Mad {
+        let dreq = Dreq {
+            local_comm_id: self.local_id,
+            remote_comm_id: self.remote_id,
+            remote_qpn: self.params.dest_qpn,
+            private_data: padded(private_data),
+        };
+        Mad::new(tid, dreq)
     }
     /// The RTU.
     pub fn rtu(&self, private_data: &[u8]) -> Mad {

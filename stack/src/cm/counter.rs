@@ -61,6 +61,10 @@ counters! {
     PeersChecked = "peers_checked";
     /// Of these, those whose peer answered: they stay.
     PeersAnswered = "peers_answered";
+    /// Established connections whose peer was asked because nobody had for a while.
+    KeepAlives = "keep_alives";
+    /// Of these, those that ended because their peer answered nothing several times.
+    PeersSilent = "peers_silent";
     /// Ignored: not 256 bytes.
     BadLength = "ignored_length";
     /// Ignored: another base version than 1.

@@ -1,5 +1,7 @@
 //! Parameters of the operations, events of the machine, and the parameters for a queue pair.
 
+use core::time::Duration;
+
 use crate::id::{Gid, Mtu, Psn, Qpn};
 
 use super::config::Timing;
@@ -96,6 +98,9 @@ pub struct Connect {
     pub min_rnr_timer: u8,
     /// Times and retries.
     pub timing: Timing,
+    /// How often the peer is asked whether it still has the connection, once that is established; `None`: never. See
+    /// [`Event::CheckPeer`].
+    pub keep_alive: Option<Duration>,
     /// The header of `rdma_cm`; must be there exactly if the service id is one of [`PortSpace`](super::PortSpace).
     pub ip: Option<IpHeader>,
     /// Up to 92 bytes, up to 56 after an `ip` header.
@@ -121,6 +126,7 @@ impl Connect {
             rnr_retry_count: 7,
             min_rnr_timer: 0,
             timing: Timing::default(),
+            keep_alive: None,
             ip: None,
             private_data: Vec::new(),
         }
@@ -148,6 +154,8 @@ pub struct Accept {
     pub response_timeout: Option<u8>,
     /// REP and DREQ are sent again so many times, `0 ..= 15`; `None`: as in the REQ.
     pub max_cm_retries: Option<u8>,
+    /// As [`Connect::keep_alive`].
+    pub keep_alive: Option<Duration>,
     /// Up to 196 bytes.
     pub private_data: Vec<u8>,
 }
@@ -166,6 +174,7 @@ impl Accept {
             min_rnr_timer: 0,
             response_timeout: None,
             max_cm_retries: None,
+            keep_alive: None,
             private_data: Vec::new(),
         }
     }
@@ -283,6 +292,17 @@ pub struct Response {
     pub private_data: Vec<u8>,
 }
 
+/// What came of [`Event::CheckPeer`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum PeerAnswer {
+    /// The peer's queue pair answered.
+    Answered,
+    /// It did not, as often as it was asked.
+    Silent,
+    /// It could not be asked: our queue pair is not connected, or is of a type that asks nothing.
+    NotAsked,
+}
+
 /// How a connection that was established came to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Disconnect {
@@ -290,7 +310,7 @@ pub enum Disconnect {
     ByPeer,
     /// We requested it and the peer agreed.
     Agreed,
-    /// We requested it and the peer never answered.
+    /// We requested it and the peer never answered; or the peer answered nothing for a while ([`Connect::keep_alive`]).
     TimedOut,
     /// The peer's REJ ended it: it never learnt that we were connected.
     Rejected(Reason),
@@ -359,8 +379,8 @@ pub enum Event {
         private_data: Vec<u8>,
     },
     /// A message from the peer's address says that the peer does not have this established connection any more, which need not be
-    /// true. To be asked of the peer's queue pair; then [`peer_checked`](super::Machine::peer_checked). The connection goes on
-    /// meanwhile.
+    /// true; or nobody has asked for a while ([`Connect::keep_alive`]). To be asked of the peer's queue pair; then
+    /// [`peer_checked`](super::Machine::peer_checked). The connection goes on meanwhile.
     CheckPeer {
         /// The connection.
         id: ConnId,

@@ -7,7 +7,7 @@
 use core::time::Duration;
 
 use super::conn::{Conn, State};
-use super::event::{ConnId, Disconnect};
+use super::event::{ConnId, Disconnect, Send};
 use super::machine::{Machine, REJ_OTHER, Timed};
 use crate::id::Qpn;
 use crate::time::Instant;
@@ -62,6 +62,13 @@ impl Machine {
             State::RepSent | State::RepRcvd => self.unreachable(now, id, REJ_OTHER, true),
             State::ReqSent | State::ReqRcvd | State::TimeWait => {}
         }
+    }
+
+    /// The DREQ of an established connection, for a process that may get to send one and nothing more. Nothing changes here.
+    pub fn farewell(&mut self, id: ConnId) -> Option<Send> {
+        let tid = self.random.next();
+        let conn = self.conns.get(&id).filter(|conn| conn.state == State::Established)?;
+        Some(Send { mad: conn.dreq(tid, &[]).encode(), path: conn.mad_path })
     }
 
     /// DREQs that were sent and are not answered.

@@ -7,14 +7,14 @@ use super::code;
 use super::config::Config;
 use super::conn::{Conn, State};
 use super::counter::{Counter, Counters};
-use super::doubt::Doubts;
+use super::doubt::Questions;
 use super::error::Error;
 use super::event::{ConnId, Disconnect, Event, Path, SidrId};
 use super::leave;
 use super::listen::Listeners;
 use super::mad::Mad;
 use super::message;
-use super::message::{Dreq, padded};
+use super::message::padded;
 use super::random::Random;
 use super::reason::Reason;
 use super::send::Sends;
@@ -75,7 +75,7 @@ pub struct Machine {
     pub(super) dreqs: BTreeSet<ConnId>,
     /// Connections in TIMEWAIT, by peer.
     pub(super) resting: Shares<ConnId>,
-    pub(super) doubts: Doubts,
+    pub(super) questions: Questions,
     pub(super) sidrs: Sidrs,
     pub(super) timers: BTreeSet<(Instant, Timed)>,
     /// Waits and timers that began since [`Machine::left_by`].
@@ -103,7 +103,7 @@ impl Machine {
             half_open: Shares::default(),
             dreqs: BTreeSet::new(),
             resting: Shares::default(),
-            doubts: Doubts::default(),
+            questions: Questions::default(),
             sidrs: Sidrs::default(),
             timers: BTreeSet::new(),
             begun: Vec::new(),
@@ -279,8 +279,8 @@ impl Machine {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let was = core::mem::replace(&mut conn.state, state);
         let host = conn.mad_path.dgid;
-        if core::mem::take(&mut conn.doubted) {
-            self.doubts.end(&host); // it was established, and is over
+        if conn.asked.take().is_some() {
+            self.questions.end(&host); // it was established, and is over
         }
         if let Some(listener) = conn.listener.take_if(|_| state != State::ReqRcvd) {
             self.listeners.decided(listener, host, id);
@@ -307,8 +307,8 @@ impl Machine {
         self.half_open.remove(host, id);
         self.resting.remove(host, id);
         self.dreqs.remove(&id);
-        if conn.doubted {
-            self.doubts.end(&host);
+        if conn.asked.is_some() {
+            self.questions.end(&host);
         }
         if let Some(listener) = conn.listener {
             self.listeners.decided(listener, host, id);
@@ -340,7 +340,7 @@ impl Machine {
     pub(super) fn establish(&mut self, now: Instant, id: ConnId) {
         self.counters.count(Counter::Established);
         self.enter(now, id, State::Established);
-        self.arm(id, Instant::FAR);
+        self.ask_later(now, id);
     }
 
     /// The peer does not answer, or the program does not decide. Sends a REJ all the same, in case only the way here is broken.
@@ -362,13 +362,7 @@ impl Machine {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         conn.ending = ending;
         conn.tid = tid;
-        let dreq = Dreq {
-            local_comm_id: conn.local_id,
-            remote_comm_id: conn.remote_id,
-            remote_qpn: conn.params.dest_qpn,
-            private_data: padded(private_data),
-        };
-        let mad = Mad::new(conn.tid, dreq);
+        let mad = conn.dreq(tid, private_data);
         self.send_request(now, id, &mad);
     }
 
@@ -394,7 +388,7 @@ impl Machine {
                 self.disconnected(now, id, how, Vec::new());
             }
             State::TimeWait => self.rested(now, id),
-            State::Established => self.arm(id, Instant::FAR),
+            State::Established => self.keep_alive(now, id),
         }
     }
 

@@ -66,8 +66,8 @@ pub use config::{Config, Limits, Timing};
 pub use counter::{Counter, Counters};
 pub use error::Error;
 pub use event::{
-    Accept, ConnId, Connect, Disconnect, Event, Listen, ListenId, Path, QpParams, Reject, Request, Response,
-    Send, SidrId, SidrReply, SidrRequest, Transport,
+    Accept, ConnId, Connect, Disconnect, Event, Listen, ListenId, Path, PeerAnswer, QpParams, Reject,
+    Request, Response, Send, SidrId, SidrReply, SidrRequest, Transport,
 };
 pub use fair::Fair;
 pub use machine::Machine;

@@ -34,6 +34,7 @@ mod drain;
 mod drive;
 mod error;
 mod events;
+mod farewell;
 mod groups;
 mod handle;
 mod host;

@@ -236,6 +236,7 @@ mod tests {
     use super::super::{AtOnce, HeapPool, PortError};
     use super::*;
     use crate::id::{Mac, Mtu};
+    use crate::port::Farewell;
     use crate::port::traits::Destination;
     use crate::registry::{Registry, Run};
     use core::net::IpAddr;
@@ -329,6 +330,9 @@ mod tests {
             Ok(())
         }
         fn leave(&self, _: IpAddr) {}
+        fn farewell(&self, _: Frame) -> Option<Box<dyn Farewell>> {
+            None
+        }
     }
 
     impl Numbers for Peculiar {

@@ -203,7 +203,7 @@ impl PortQueue for DownQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::HeapPool;
+    use super::super::{Farewell, HeapPool};
     use super::*;
     use crate::id::Mac;
     use core::net::IpAddr;
@@ -331,6 +331,9 @@ mod tests {
             }
             fn join(&self, _: IpAddr) -> Result<(), PortError> {
                 Ok(())
+            }
+            fn farewell(&self, _: Frame) -> Option<Box<dyn Farewell>> {
+                None
             }
             fn leave(&self, _: IpAddr) {}
         }

@@ -171,6 +171,13 @@ pub enum Armed {
     Down(Duration, Option<Arc<OwnedFd>>),
 }
 
+/// A packet that is ready to leave when the process ends.
+pub trait Farewell: Send {
+    /// Sends it, if that can be done at once, and does nothing in a fork. For handlers of signals (signal-safety(7)): it takes no lock,
+    /// allocates nothing and makes async-signal-safe system calls alone.
+    fn send(&self);
+}
+
 /// The host below a port, which owns the port's addresses: its kernel finds routes and neighbours, and answers ARP and ND.
 pub trait Host {
     /// The addresses that the port has now, which are its GIDs.
@@ -195,6 +202,9 @@ pub trait Host {
 
     /// The port receives no more of what is sent to the group.
     fn leave(&self, group: IpAddr);
+
+    /// Makes a packet ready, which is a frame that the port could send: for the end of the process. `None`: it has no way.
+    fn farewell(&self, packet: Frame) -> Option<Box<dyn Farewell>>;
 }
 
 /// Queue pair numbers of which each of several processes with the same addresses has its own.

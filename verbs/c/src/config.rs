@@ -13,6 +13,7 @@
 //! | `ROCE_STATS` | a socket, or a directory for it, on which `roce-stat` finds the counters | none |
 //! | `ROCE_PCAP` | a file that every frame is written to | none |
 //! | `ROCE_MEMORY` | `on-demand`: regions are registered on demand, so that memory that is unmapped too early is an error of the request | `mapped` |
+//! | `ROCE_KEEPALIVE` | seconds after which the peer of a connection of `rdma_cm` is asked whether it still has it; 0: never | 30 |
 //! | `ROCE_LOG` | what is said on standard error: `off`, `error`, `warn`, `info`, `debug` | `warn` |
 //! | `ROCE_XRCD` | `process`: processes that open an XRC domain by the same file have one each, as on hosts of their own | the second is refused |
 //!
@@ -25,7 +26,8 @@ use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use verbs::port::PortSpec;
 use verbs::{Context, DeviceConfig, Drive, Gid, Mac};
@@ -92,6 +94,7 @@ pub(crate) fn read() -> Result<Config, String> {
     device.drive = value::<DriveValue>("ROCE_DRIVE")?.map_or(Drive::Caller, |drive| drive.0);
     let on_demand = value::<Memory>("ROCE_MEMORY")? == Some(Memory::OnDemand);
     ON_DEMAND.store(on_demand, Ordering::Relaxed);
+    KEEP_ALIVE.store(value::<u32>("ROCE_KEEPALIVE")?.map_or(UNSET, u64::from), Ordering::Relaxed);
     device.stats = env::var_os("ROCE_STATS").map(PathBuf::from);
     device.pcap = env::var_os("ROCE_PCAP").map(PathBuf::from);
     // The process may start before the peer that it meets there.
@@ -126,6 +129,15 @@ pub(crate) fn log() -> Result<Log, String> {
 
 /// What `ROCE_MEMORY` said when the device was opened.
 static ON_DEMAND: AtomicBool = AtomicBool::new(false);
+
+/// The seconds of `ROCE_KEEPALIVE`, likewise.
+static KEEP_ALIVE: AtomicU64 = AtomicU64::new(UNSET);
+const UNSET: u64 = u64::MAX;
+
+/// How often the peers of connections are asked whether they still have them, where the user has said so.
+pub(crate) fn keep_alive() -> Option<Duration> {
+    Some(KEEP_ALIVE.load(Ordering::Relaxed)).filter(|time| *time != UNSET).map(Duration::from_secs)
+}
 
 /// Whether every region is registered on demand.
 pub(crate) fn memory_on_demand() -> bool {

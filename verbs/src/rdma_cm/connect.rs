@@ -253,6 +253,7 @@ impl CmId {
                 rnr_retry_count: param.rnr_retry_count,
                 min_rnr_timer: MIN_RNR_TIMER,
                 timing: id.timing(),
+                keep_alive: id.keep_alive(),
                 ip,
                 private_data: param.private_data.into(),
                 ..Connect::new(service_id, id.path, checked.qpn)
@@ -303,6 +304,7 @@ impl CmId {
             let accept = Accept {
                 response_timeout: id.options.cm_response_timeout,
                 max_cm_retries: id.options.max_cm_retries,
+                keep_alive: id.keep_alive(),
                 flow_control: param.flow_control,
                 srq: checked.srq,
                 responder_resources: checked.responder_resources,
@@ -409,12 +411,13 @@ impl CmId {
     /// `EINVAL` where there was no response.
     #[doc(alias = "rdma_establish")]
     pub fn establish(&self) -> Result<(), VerbsError> {
-        self.service.call(|state, _, now| {
+        self.service.call(|state, device, now| {
             let id = state.id(self.number);
             id.expect("establish", &[IdState::Responded], "there is no response to confirm")?;
             let conn = id.conn.ok_or(CmError::NotConnected { call: "establish" })?;
             state.machine.confirm(now, conn, &[]).map_err(CmError::from)?;
             state.id(self.number).state = IdState::Connected;
+            state.make_farewell_ready(device, self.number, conn);
             Ok(())
         })
     }

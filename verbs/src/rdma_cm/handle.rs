@@ -3,13 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 
 use stack::device::cm::{
-    Accept, ConnId, Disconnect, Event, Full, IpHeader, ListenId, Path, Reason, Reject, Request, Response,
-    SidrId, SidrReply, SidrStatus, Transport,
+    Accept, ConnId, Disconnect, Event, Full, IpHeader, ListenId, Path, PeerAnswer, Reason, Reject, Request,
+    Response, SidrId, SidrReply, SidrStatus, Transport,
 };
 use stack::device::{Device, Gid, Instant, QpType};
 
 use super::error::CmError;
 use super::event::{CmEventType, EventData, UdPeer};
+use super::farewell::Ready;
 use super::param::{CmOptions, PeerParam};
 use super::path_mtu::fits_way_back;
 use super::queue::{Queued, number};
@@ -61,6 +62,7 @@ impl State {
                 {
                     record.state = IdState::Connected;
                     self.accepting.remove(&number);
+                    self.make_farewell_ready(device, number, id);
                     self.raise(
                         number,
                         EventData { private_data, ..EventData::new(CmEventType::Established) },
@@ -91,7 +93,7 @@ impl State {
             Event::CheckPeer { id, qpn, .. } => match device.check_peer(qpn) {
                 Ok(check) => self.checks.push((id, check)),
                 // The peer cannot be asked: the connection goes on, as if it had answered.
-                Err(_) => self.machine.peer_checked(now, id, true),
+                Err(_) => self.machine.peer_checked(now, id, PeerAnswer::Answered),
             },
             Event::TimeWaitExit { id, .. } => {
                 if let Some(number) = self.conns.remove(&id) {
@@ -122,6 +124,14 @@ impl State {
         }
     }
 
+    /// A connection is established: from now on its peer can be told of the end of the process by a signal.
+    pub(super) fn make_farewell_ready(&mut self, device: &Device, number: u64, conn: ConnId) {
+        let message = self.machine.farewell(conn).and_then(|dreq| device.farewell(&dreq.path, &dreq.mad));
+        if let Some(id) = self.ids.get_mut(&number) {
+            id.farewell = message.and_then(Ready::keep);
+        }
+    }
+
     fn of(&self, conn: ConnId) -> Option<u64> {
         self.conns.get(&conn).copied()
     }
@@ -132,6 +142,7 @@ impl State {
         if let Some(id) = self.ids.get_mut(&number) {
             id.qp_to_err();
             id.asked = None;
+            id.farewell = None;
             if gone {
                 id.conn = None;
             }
@@ -301,6 +312,7 @@ impl State {
         let event = match up.and_then(|()| Ok(self.machine.confirm(now, conn, &[]).map_err(CmError::from)?)) {
             Ok(()) => {
                 self.id(number).state = IdState::Connected;
+                self.make_farewell_ready(device, number, conn);
                 EventData { what: CmEventType::Established, ..data }
             }
             Err(error) => {

@@ -529,6 +529,10 @@ impl CmId {
                     id.expect("set_option", &open, "it is set before the connection is made")?;
                     id.options.path_mtu = Some(mtu);
                 }
+                CmOption::KeepAlive(time) => {
+                    id.expect("set_option", &open, "it is set before the connection is made")?;
+                    id.options.keep_alive = Some(time);
+                }
             }
             Ok(())
         })

@@ -104,6 +104,9 @@
 //! waits for answers, and until its last messages have left, at most 200 ms for each; a process that ends may give peers more
 //! time: [`take_leave`](crate::Context::take_leave).
 //!
+//! A peer that goes without a word is noticed by keep-alive ([`CmOption::KeepAlive`]). So that peers need not wait for that when this
+//! process is ended by a signal, a handler of it may call [`send_farewells`].
+//!
 //! No more than 128 requests wait for the answers of one host at a time, so that a burst of connections finds room there.
 
 mod channel;
@@ -111,6 +114,7 @@ mod cm_event;
 mod connect;
 pub(crate) mod error;
 mod event;
+mod farewell;
 mod gsi;
 mod handle;
 mod id;
@@ -129,6 +133,7 @@ pub use channel::EventChannel;
 pub use cm_event::CmEvent;
 pub use error::CmError;
 pub use event::CmEventType;
+pub use farewell::send_farewells;
 pub use id::CmId;
 pub use param::{
     CmOption, CmOptions, ConnParam, MAX_INIT_DEPTH, MAX_RESP_RES, PeerParam, PortSpace, UDP_QKEY, UdParam,

@@ -1,5 +1,7 @@
 //! Parameters of connections: those that a program gives, and those that it gets from the peer.
 
+use std::time::Duration;
+
 use stack::device::{AhAttr, Mtu, QpType};
 
 /// A port space: the kind of an identifier's connections (`enum rdma_port_space`).
@@ -189,6 +191,12 @@ pub enum CmOption {
     /// the peer's route back carries less. If one that is set here is too large for the peer, the peer refuses the connection.
     /// Not in the C API.
     PathMtu(Mtu),
+    /// How often the peer of a reliable connection is asked whether it still has it; zero: never. 30 s unless set. A peer that answers
+    /// nothing is asked again after a third of that, and the third time the connection ends:
+    /// [`Disconnected`](super::CmEventType::Disconnected) with `-ETIMEDOUT`. So a peer is noticed that goes without a word, also where
+    /// nothing is requested of it. What is asked is [`Qp::check_peer`](crate::Qp::check_peer): it needs no right and no receive. To be set
+    /// before the connection is made. Not in the C API.
+    KeepAlive(Duration),
 }
 
 /// The current options of an identifier ([`CmId::options`](super::CmId::options)).
@@ -208,4 +216,6 @@ pub struct CmOptions {
     pub max_cm_retries: Option<u8>,
     /// [`CmOption::PathMtu`], where one was set.
     pub path_mtu: Option<Mtu>,
+    /// [`CmOption::KeepAlive`], where one was set.
+    pub keep_alive: Option<Duration>,
 }

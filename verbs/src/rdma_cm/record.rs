@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use stack::device::cm::{
     ConnId, Connect, Path, QpParams, Request, Shares, SidrId, SidrReply, SidrStatus, Timing,
@@ -12,6 +13,7 @@ use stack::device::{
 
 use super::error::CmError;
 use super::event::EventData;
+use super::farewell::Ready;
 use super::gsi::{sgid_index, still_there};
 use super::param::{CmOptions, PortSpace};
 use super::ports::Family;
@@ -19,6 +21,9 @@ use super::state::IdState;
 use crate::attr::attr_to;
 use crate::error::VerbsError;
 use crate::qp::Qp;
+
+/// [`CmOption::KeepAlive`](super::CmOption::KeepAlive) where it was not set.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 /// An identifier.
 pub(super) struct Id {
@@ -39,6 +44,8 @@ pub(super) struct Id {
     /// When address resolution times out.
     pub deadline: Instant,
     pub conn: Option<ConnId>,
+    /// What tells the peer if a signal ends the process, while the connection is established.
+    pub farewell: Option<Ready>,
     pub sidr: Option<SidrId>,
     pub request: Option<Request>,
     /// What it asked its peer for, until there is an answer.
@@ -77,6 +84,7 @@ impl Id {
             path: Path::default(),
             deadline: Instant::ZERO,
             conn: None,
+            farewell: None,
             sidr: None,
             request: None,
             asked: None,
@@ -157,6 +165,12 @@ impl Id {
             local_response: o.cm_response_timeout.unwrap_or(usual.local_response),
             max_cm_retries: o.max_cm_retries.unwrap_or(usual.max_cm_retries),
         }
+    }
+
+    /// How often its peer is asked whether it still has the connection.
+    pub(super) fn keep_alive(&self) -> Option<Duration> {
+        let time = self.options.keep_alive.unwrap_or(KEEP_ALIVE);
+        Some(time).filter(|time| !time.is_zero() && self.qp_type == QpType::Rc)
     }
 
     /// The path MTU that it asked for, or will ask for.

@@ -20,7 +20,9 @@ use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::Duration;
 
-use stack::device::cm::{Config, ConnId, ListenId, Machine, Reason, Reject, SidrId, SidrReply, SidrStatus};
+use stack::device::cm::{
+    Config, ConnId, ListenId, Machine, PeerAnswer, Reason, Reject, SidrId, SidrReply, SidrStatus,
+};
 use stack::device::{
     self, Device, DeviceError, Gid, Instant, PeerCheck, PeerPath, PeerState, Qpn, Registry, lock,
 };
@@ -578,7 +580,12 @@ impl State {
     /// Tells the machine which peers have answered, and which have not.
     fn see_checks(&mut self, now: Instant) {
         for (conn, check) in self.checks.extract_if(.., |(_, check)| check.state() != PeerState::Asked) {
-            self.machine.peer_checked(now, conn, check.state() == PeerState::Alive);
+            let answer = match check.state() {
+                PeerState::Alive => PeerAnswer::Answered,
+                PeerState::Silent => PeerAnswer::Silent,
+                _ => PeerAnswer::NotAsked,
+            };
+            self.machine.peer_checked(now, conn, answer);
         }
     }
 

@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::hooked::{Burst, Hooked};
@@ -89,6 +89,8 @@ pub struct World {
     pub a_sends_nothing: Arc<AtomicBool>,
     /// While set, A's frames to queue pair 1 are lost.
     pub a_sends_no_mads: Arc<AtomicBool>,
+    /// The devices' clock, which goes on by a millisecond when both are driven; `None`: that of the system.
+    pub clock: Option<Arc<AtomicU64>>,
 }
 
 /// Addresses of A and B.
@@ -120,9 +122,12 @@ impl World {
             }
             true
         });
-        Self { a: host(a, 0), b: host(b, 1), a_sends_nothing, a_sends_no_mads }
+        Self { a: host(a, 0), b: host(b, 1), a_sends_nothing, a_sends_no_mads, clock: None }
     }
     pub fn pump(&self) {
+        if let Some(clock) = &self.clock {
+            clock.fetch_add(1_000_000, Ordering::AcqRel);
+        }
         self.a.pump();
         self.b.pump();
     }

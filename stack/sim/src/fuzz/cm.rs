@@ -8,7 +8,7 @@ use stack::cm::mad::Mad;
 use stack::cm::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 use stack::cm::{
     Accept, Config, ConnId, Connect, Counter, Event, IpHeader, Listen, ListenId, MAD_LEN, Machine, Path,
-    PortSpace, Reason, Reject, ServiceId, SidrId, SidrReply, SidrRequest, SidrStatus, Timing,
+    PeerAnswer, PortSpace, Reason, Reject, ServiceId, SidrId, SidrReply, SidrRequest, SidrStatus, Timing,
 };
 use stack::id::{Gid, Mtu, Psn, Qpn};
 use stack::time::Instant;
@@ -294,7 +294,7 @@ impl Machines {
                 Event::SidrRequest { id, .. } => self.sidrs.push(id),
                 Event::CheckPeer { id, .. } => {
                     assert!(self.strange.contains(&id), "{id:?} is doubted by a stranger");
-                    self.machine.peer_checked(self.now, id, true);
+                    self.machine.peer_checked(self.now, id, PeerAnswer::Answered);
                 }
                 Event::Established { id, .. }
                 | Event::Rejected { id, .. }
@@ -421,9 +421,10 @@ impl Machines {
             match event {
                 Event::ConnectRequest { id, .. } => self.conns.push(id),
                 Event::SidrRequest { id, .. } => self.sidrs.push(id),
-                // Either answer.
+                // Any answer.
                 Event::CheckPeer { id, .. } => {
-                    self.machine.peer_checked(self.now, id, self.sent.len().is_multiple_of(2));
+                    let answers = [PeerAnswer::Answered, PeerAnswer::Silent, PeerAnswer::NotAsked];
+                    self.machine.peer_checked(self.now, id, answers[self.sent.len() % answers.len()]);
                 }
                 _ => {}
             }

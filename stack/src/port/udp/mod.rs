@@ -13,6 +13,7 @@
 
 mod buffers;
 mod control;
+mod farewell;
 mod group;
 mod host;
 mod living;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::control::Refusal;
+use super::farewell::Ready;
 use super::group::Group;
 use super::host::{Host, Table};
 use super::memberships::Memberships;
@@ -17,7 +18,8 @@ use super::sys;
 use crate::id::{Mac, Mtu};
 use crate::port::counters::Counters;
 use crate::port::error::PortError;
-use crate::port::frame::HeapPool;
+use crate::port::frame::{Frame, HeapPool};
+use crate::port::traits::Farewell;
 use crate::sync::lock::lock;
 use crate::wire::UDP_PORT;
 
@@ -151,6 +153,15 @@ impl crate::port::Host for Shared {
     }
     fn leave(&self, group: IpAddr) {
         self.groups.leave(group);
+    }
+    fn farewell(&self, mut packet: Frame) -> Option<Box<dyn Farewell>> {
+        let out = Outgoing::of(packet.data())?;
+        let socket = self.sockets[0].iter().find(|socket| socket.serves(out.ip.src))?;
+        let table = self.host.table();
+        out.fit(&mut packet, 0, self.port);
+        let message = socket.message(&table, self.port_of(out.ip.dst, &table), &out, 0..1);
+        let datagram = packet.data()[out.payload].to_vec();
+        Some(Box::new(Ready::new(socket.shared_fd(), message, datagram)))
     }
 }
 

@@ -1,14 +1,18 @@
 //! The sockets of a port: how they are made, and what to do where one cannot be had.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use core::ops::RangeInclusive;
+use core::ops::{Range, RangeInclusive};
 use core::sync::atomic::AtomicU32;
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::control::{self, Name};
+use super::control::{self, Control, Name};
+use super::host::Table;
+use super::packet::{IpFields, Outgoing};
+use super::sys::Message;
 use super::{buffers, steering, sys};
 use crate::registry::Registry;
 use crate::sync::unforked::Unforked;
@@ -20,7 +24,7 @@ pub(super) const HOP_LIMIT: u8 = 64;
 pub(super) struct Socket {
     /// Dropped first.
     unforked: Unforked,
-    pub(super) fd: OwnedFd,
+    pub(super) fd: Arc<OwnedFd>,
     /// Its address; `None`: any.
     pub(super) addr: Option<IpAddr>,
     /// Whether it is one of IPv6, which may carry IPv4, too.
@@ -35,6 +39,10 @@ impl Socket {
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+    /// Its descriptor, for what may be sent when the process ends.
+    pub(super) fn shared_fd(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.fd)
+    }
     pub(super) fn v6(&self) -> bool {
         self.v6
     }
@@ -44,6 +52,28 @@ impl Socket {
     /// Whether packets from this address leave by it.
     pub(super) fn serves(&self, src: IpAddr) -> bool {
         self.addr.map_or(self.v6 || src.is_ipv4(), |addr| addr == src)
+    }
+
+    /// A message by this socket to a UDP port, of these parts, which are packets like the first one.
+    pub(super) fn message(&self, table: &Table, port: u16, first: &Outgoing, parts: Range<usize>) -> Message {
+        let IpFields { src, dst, traffic_class, hop_limit } = first.ip;
+        let v6 = dst.is_ipv6();
+        // A link-local peer, and a group, is on the link of our own address.
+        let scope = if dst.is_multicast() { table.interface(src) } else { table.scope(src) };
+        let mut control = Control::empty();
+        if self.is_wildcard() || dst.is_multicast() {
+            control.push_source(src, scope);
+        }
+        if traffic_class != 0 {
+            control.push_traffic_class(v6, traffic_class);
+        }
+        if hop_limit != HOP_LIMIT {
+            control.push_hop_limit(v6, hop_limit);
+        }
+        if parts.len() > 1 {
+            control.push_segment(first.payload.len() as u16);
+        }
+        Message { to: Name::new(self.v6(), dst, port, scope), control, parts }
     }
 
     /// The one that sends and receives, on port 4791 or another one. It may be of IPv6 and carry IPv4 as well.
@@ -143,7 +173,7 @@ impl Socket {
             set(libc::IPPROTO_IP, libc::IP_MULTICAST_TTL, HOP_LIMIT.into())?;
         }
         buffers::set_sending(fd.as_fd(), buffer)?;
-        Ok(Self { unforked, fd, addr, v6, memory: 0, overflows: AtomicU32::new(0) })
+        Ok(Self { unforked, fd: Arc::new(fd), addr, v6, memory: 0, overflows: AtomicU32::new(0) })
     }
 
     fn bind(&self, port: u16) -> Result<(), Error> {

@@ -7,11 +7,9 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
-use super::control::{Control, Name};
 use super::host::Table;
 use super::packet::{IpFields, Outgoing};
 use super::shared::Shared;
-use super::socket::{HOP_LIMIT, Socket};
 use super::sources::Source;
 use super::sys::{Message, send};
 use crate::config::TX_BURST;
@@ -108,7 +106,7 @@ impl Sender {
                 // The kernel numbers the datagrams of a message from 0; a datagram alone gets 0.
                 out.fit(&mut frames[at + i], i as u16, socket_port);
             }
-            messages.push(message(table, socket, shared.port_of(first.ip.dst, table), first, at..at + n));
+            messages.push(socket.message(table, shared.port_of(first.ip.dst, table), first, at..at + n));
             at += n;
         }
         let parts: ArrayVec<IoSlice<'_>, TX_BURST> = frames
@@ -160,33 +158,6 @@ fn may_segment(segments: &mut HashMap<(IpAddr, IpAddr), bool>, shared: &Shared, 
     *segments.or_insert_with(|| chosen || shared.host.may_segment(fields.src, fields.dst))
 }
 
-fn message(
-    table: &Table,
-    socket: &Socket,
-    port: u16,
-    first: &Outgoing,
-    parts: core::ops::Range<usize>,
-) -> Message {
-    let IpFields { src, dst, traffic_class, hop_limit } = first.ip;
-    let v6 = dst.is_ipv6();
-    // A link-local peer, and a group, is on the link of our own address.
-    let scope = if dst.is_multicast() { table.interface(src) } else { table.scope(src) };
-    let mut control = Control::empty();
-    if socket.is_wildcard() || dst.is_multicast() {
-        control.push_source(src, scope);
-    }
-    if traffic_class != 0 {
-        control.push_traffic_class(v6, traffic_class);
-    }
-    if hop_limit != HOP_LIMIT {
-        control.push_hop_limit(v6, hop_limit);
-    }
-    if parts.len() > 1 {
-        control.push_segment(first.payload.len() as u16);
-    }
-    Message { to: Name::new(socket.v6(), dst, port, scope), control, parts }
-}
-
 /// How many of the first packets can be one message: they go the same way and are equally long, but for the last, which may be
 /// shorter.
 fn run(out: &[Outgoing]) -> usize {
@@ -225,6 +196,7 @@ fn of(error: &Error) -> Trouble {
 
 #[cfg(all(test, not(miri)))]
 mod tests {
+    use super::super::socket::HOP_LIMIT;
     use super::super::tests::packets;
     use super::super::{open, sys};
     use super::*;

@@ -12,6 +12,7 @@ use crate::abi::{self, ibv_event_type, ibv_qp_attr, rdma_cm_id, rdma_conn_param}
 use crate::attr;
 use crate::errno::{EINVAL, Errno};
 use crate::guard::{returning_zero, uncancelled};
+use crate::signals::tell_peers_of_the_end;
 
 /// The largest retry count that a message has room for; larger ones are lowered to it.
 const RETRIES_MAX: u8 = 7;
@@ -54,6 +55,7 @@ unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut r
     let call = uncancelled(|| {
         // SAFETY: as C promises.
         let (id, param) = unsafe { (qp::follow(id)?, param(conn_param)) };
+        tell_peers_of_the_end();
         Ok(id.private().cm.connect(&param)?)
     });
     // SAFETY: as C promises.
@@ -66,6 +68,7 @@ unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rd
         // SAFETY: as C promises.
         let (id, param) = unsafe { (qp::follow(id)?, param(conn_param)) };
         let cm = &id.private().cm;
+        tell_peers_of_the_end();
         cm.accept(&param)?;
         Ok(cm.qp_type() == verbs::QpType::Ud)
     });

@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_void};
 use core::time::Duration;
 
 use verbs::QpType;
-use verbs::rdma_cm::PortSpace;
+use verbs::rdma_cm::{CmOption, PortSpace};
 
 use super::id::{self, Id};
 use super::sync::forget_event;
@@ -12,6 +12,7 @@ use super::{channel, device, qp};
 use crate::abi::{
     RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, rdma_cm_id, rdma_event_channel, rdma_port_space,
 };
+use crate::config;
 use crate::errno::{EINVAL, Result};
 use crate::guard::returning_zero;
 use crate::object::Object;
@@ -35,7 +36,11 @@ pub(super) unsafe fn create(
     let (own, events) = own_or(channel)?;
     // SAFETY: a channel that was made here, or one that C promises.
     let made = unsafe { channel::of(events) }
-        .and_then(|events| Ok(device.create_id_of_type(Some(events), port_space, qp_type)?));
+        .and_then(|events| Ok(device.create_id_of_type(Some(events), port_space, qp_type)?))
+        .and_then(|cm| {
+            config::keep_alive().map_or(Ok(()), |time| cm.set_option(CmOption::KeepAlive(time)))?;
+            Ok(cm)
+        });
     match made {
         Ok(cm) => Ok(id::make(cm, events, own, context)),
         Err(error) => {

@@ -709,10 +709,10 @@ static void connect_resolved(struct rdma_event_channel *channel, struct rdma_cm_
 	await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
 }
 
-/* One of two connected processes ends without a word: the other one is told. */
-static void last_words(void)
+/* One of two connected processes ends without a word, by exit or by a signal: the other one is told. */
+static void last_words(int signal)
 {
-	int sockets[2];
+	int sockets[2], status;
 	OK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets));
 	pid_t child = fork();
 	int socket = sockets[child == 0];
@@ -720,13 +720,22 @@ static void last_words(void)
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(7471) };
 	struct rdma_cm_id *id;
 	union ibv_gid gid;
+	if (child == 0 && signal)
+		setenv("ROCE_PORT", getenv("ROCE_VISITOR"), 1);
 	OK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
 	if (child == 0) {
+		struct sigaction action;
 		OK(rdma_bind_addr(id, (struct sockaddr *)&address));
 		OK(rdma_listen(id, 1));
 		gid = own_gid(open_first());
 		IS(write(socket, &gid, sizeof gid), sizeof gid);
+		/* Of the two signals that the library looks after, what the program has set stays. */
+		sigaction(signal == SIGTERM ? SIGINT : SIGTERM, &(struct sigaction){ .sa_handler = SIG_IGN }, NULL);
 		accept_one(channel);
+		OK(sigaction(signal == SIGTERM ? SIGINT : SIGTERM, NULL, &action));
+		IS(action.sa_handler == SIG_IGN, 1);
+		if (signal && !failures && write(socket, "c", 1) == 1)
+			pause();
 		exit(failures != 0);
 	}
 	IS(read(socket, &gid, sizeof gid), sizeof gid);
@@ -734,8 +743,14 @@ static void last_words(void)
 	OK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 60000));
 	await_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
 	connect_resolved(channel, id);
+	if (signal) {
+		char go;
+		IS(read(socket, &go, 1), 1);
+		OK(kill(child, signal));
+	}
 	await_event(channel, RDMA_CM_EVENT_DISCONNECTED, NULL);
-	IS(child_ended(child), 0);
+	IS(waitpid(child, &status, 0), child);
+	IS(signal ? WIFSIGNALED(status) && WTERMSIG(status) == signal : status == 0, 1);
 	rdma_destroy_qp(id);
 	OK(rdma_destroy_id(id));
 	rdma_destroy_event_channel(channel);
@@ -950,7 +965,11 @@ int main(int argc, char **argv)
 	else if (!strcmp(story, "mute"))
 		mute();
 	else if (!strcmp(story, "last-words"))
-		last_words();
+		last_words(0);
+	else if (!strcmp(story, "interrupted"))
+		last_words(SIGINT);
+	else if (!strcmp(story, "terminated"))
+		last_words(SIGTERM);
 	else if (!strcmp(story, "first-client"))
 		first_client(0);
 	else if (!strcmp(story, "first-client-bound"))

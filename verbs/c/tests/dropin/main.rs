@@ -256,6 +256,15 @@ fn threads_that_are_cancelled_and_processes_that_end() {
     run(&dir, "life.c", "memif:DIR/link", &["last-datagram", "last-post", "last-words"]);
 }
 
+// Goal: a signal ends a process whose connection is idle, and over the network nothing says so but its own message: keep-alive, which
+// would, is off.
+#[test]
+fn the_peers_of_a_process_that_a_signal_ends_are_told() {
+    let dir = Dir::new("signals");
+    let settings = [("ROCE_VISITOR", &*udp()), ("ROCE_KEEPALIVE", "0")];
+    run_with(&dir, "life.c", &udp(), &settings, &[&["interrupted"], &["terminated"]]);
+}
+
 // Goal: a client that comes before its server, and so has the address that the server is expected at, reaches it.
 #[test]
 fn a_client_that_comes_before_its_server_reaches_it() {
