@@ -25,7 +25,7 @@ Examples:
 
 Each option sets a variable, for those who cannot use the wrapper: ROCE_PORT, ROCE_ADDR, ROCE_MTU, ROCE_DRIVE, ROCE_STATS,
 ROCE_PCAP, ROCE_MEMORY. An option wins over a variable. More variables: ROCE_GATEWAY, ROCE_VLAN, ROCE_MAC, ROCE_SHARDS,
-ROCE_LOG (off, error, warn, info or debug: what the library says). The loader finds the library by LD_LIBRARY_PATH and
+ROCE_KEEPALIVE, ROCE_LOG (off, error, warn, info or debug: what the library says). The loader finds the library by LD_LIBRARY_PATH and
 LD_PRELOAD; --print shows them. Programs that are setuid or linked statically cannot be run this way.";
 
 /// Run an RDMA program, as the distribution has it, on the userspace RoCEv2 stack

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use verbs::rdma_cm::{CmEvent, CmId, EventChannel, PortSpace};
+use verbs::rdma_cm::{CmEvent, CmId, CmOption, EventChannel, PortSpace};
 use verbs::{
     Context, Cq, CqPoller, Drain, DrainKind, Pd, Qp, QpCap, QpInitAttr, Reactor, SendQueue, Srq, Turn,
     VerbsError, Wc,
@@ -65,6 +65,8 @@ impl Network {
         address: SocketAddr,
     ) -> Result<SocketAddr, VerbsError> {
         let cm_id = context.create_id(Some(&self.events), PortSpace::Tcp)?;
+        // Hosts that are silent are asked sooner than that (`Connection::is_gone`).
+        cm_id.set_option(CmOption::KeepAlive(Duration::ZERO))?;
         cm_id.bind_addr(address)?;
         cm_id.listen(0)?;
         let at = cm_id.local_addr().unwrap_or(address);
