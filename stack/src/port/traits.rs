@@ -152,7 +152,7 @@ pub trait Routes {
 
     /// A route that leads nowhere any more: its peer is gone, and what it had sent was received before this. Its number may be given
     /// to another one by the next call of this, so by then the caller uses it for nothing, and has handed over
-    /// ([`tx_burst`](PortQueue::tx_burst)) what waits for it. Asked in each turn, once the port has said another route than the default.
+    /// ([`tx_burst`](PortQueue::tx_burst)) what waits for it. Asked every few turns, once the port has said another route than the default.
     fn next_ended(&mut self) -> Option<Route>;
 }
 

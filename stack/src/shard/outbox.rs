@@ -54,7 +54,12 @@ pub(super) struct Outbox {
     spare: Option<Frame>,
     /// Frames of this turn that left before its end: built in the port's own memory, or ahead of one that was.
     sent_early: usize,
+    /// Turns since the port began to have several routes.
+    turns: u32,
 }
+
+/// Turns in which the port is asked once for routes that have ended.
+const ENDED_EVERY: u32 = 16;
 
 impl Outbox {
     pub fn new(queue: Box<dyn PortQueue>) -> Self {
@@ -68,6 +73,7 @@ impl Outbox {
             ip_id: 0,
             spare: None,
             sent_early: 0,
+            turns: 0,
         }
     }
 
@@ -101,6 +107,16 @@ impl Outbox {
     /// The most that a packet may carry on any route.
     pub fn longest_segment(&mut self) -> Option<Mtu> {
         self.queue.routes()?.longest_segment()
+    }
+
+    /// Whether it is time to ask for [`next_ended`](Self::next_ended): every few turns, where there are several routes.
+    #[inline]
+    pub fn asks_for_ended(&mut self) -> bool {
+        if !self.has_routes() {
+            return false;
+        }
+        self.turns = self.turns.wrapping_add(1);
+        self.turns.is_multiple_of(ENDED_EVERY)
     }
 
     /// The next route that leads nowhere any more.
@@ -175,7 +191,7 @@ impl Outbox {
         if route == Route::default() { Some(&self.first) } else { self.get_other(route) }
     }
 
-    #[cold]
+    #[inline]
     fn get_other(&self, route: Route) -> Option<&Backlogs> {
         if route == INSIDE { Some(&self.inside) } else { self.others.get(route) }
     }
@@ -249,10 +265,11 @@ impl Outbox {
     /// Hands the frames that wait for a route to the port. Whether none waits any more.
     #[inline(always)]
     fn is_flushed(&mut self, route: Route, now: Instant, counters: &Counters) -> bool {
-        let (queue, backlogs) = self.parts(route);
-        if backlogs.waiting() == 0 {
+        // Only looked at: what is put into is flushed at the end of the turn.
+        if self.get(route).is_none_or(|backlogs| backlogs.waiting() == 0) {
             return true;
         }
+        let (queue, backlogs) = self.parts(route);
         let sent = backlogs.flush(queue, route, now, counters);
         let empty = backlogs.waiting() == 0;
         self.sent_early += sent;

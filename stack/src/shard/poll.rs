@@ -102,7 +102,7 @@ impl Shard {
         }
         self.run_timers();
         self.run_net();
-        if self.env.outbox.has_routes() {
+        if self.env.outbox.asks_for_ended() {
             self.end_routes();
         }
         // What must be with the port before a completion may be seen.

@@ -87,7 +87,7 @@ impl Others {
         backlogs
     }
 
-    #[cold]
+    #[inline]
     pub fn get(&self, route: Route) -> Option<&Backlogs> {
         self.by_route.get(usize::from(route.0))?.as_deref()
     }
