@@ -188,12 +188,16 @@ two_hosts() {
     server_options='' client_options='' address=10.78.0.1 client_address=10.78.0.2
 }
 
-# one_host: they are two processes of this host, which have its first address.
+# one_host: they are two processes of this host, which have its first address of IPv4, by the files that roce-run shows to programs.
 one_host() {
-    known ibverbs-utils ibv_devinfo || return 1
-    address=$("$run" --library "$library" ibv_devinfo -v 2>/dev/null | grep -o '::ffff:[0-9.]*' | head -n 1)
-    address=${address#::ffff:} client_address=$address
-    [ -n "$address" ]
+    local files text=''
+    files=$("$run" --library "$library" --print | sed -n "s|^export ROCE_PATHS='\(.*\)'|\1/sys/class/infiniband/roce0/ports/1/gids|p")
+    for ((gid = 0; ; gid++)); do
+        read -r text 2>/dev/null <"$files/$gid" || return 1
+        [[ $text != 0000:*:ffff:* ]] || break
+    done
+    text=${text##*:ffff:} text=${text/:/}
+    address=$((16#${text:0:2})).$((16#${text:2:2})).$((16#${text:4:2})).$((16#${text:6:2})) client_address=$address
 }
 
 # private_link: they are the two ends of a link of shared memory.

@@ -4,7 +4,7 @@
 namespace=roce-$$
 case $list$hosts$memif in
 yes*) ;;
-nonono) one_host || die "scripts/dropin: the device has no IPv4 address here, or ibverbs-utils is missing" ;;
+nonono) one_host || die "scripts/dropin: this host has no IPv4 address" ;;
 noyesno) make_namespaces 1500 && two_hosts || die "scripts/dropin: there are no network namespaces" ;;
 *) private_link ;;
 esac
