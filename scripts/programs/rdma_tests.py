@@ -2,8 +2,8 @@
 """rdma_tests.py [--hosts SERVER,CLIENT [--in NAMESPACE,NAMESPACE]] RESULTS DEVICE GID MODULE...: runs these modules of rdma-core's tests,
 which are in the directory tests here.
 
-With --hosts the two processes of a test of rdma_cm are two hosts, of which each has an address of its own: so it is over a link between
-two processes, and over UDP sockets between these network namespaces. On a NIC they share the address of its network interface.
+With --hosts the two processes of a test of rdma_cm have these addresses: each its own, over a private link and between these network
+namespaces, or both the same, as on a NIC they share the address of its network interface.
 
 Writes a line for each test: its name, its result (ok, skipped, failed) and why, with tabs between. Ends with 1 if one failed.
 
@@ -67,7 +67,9 @@ def be_host(end):
     global here
     here = hosts[end]
     if not namespaces:
-        os.environ["ROCE_ADDR"] = here
+        # The addresses of this host are those of both.
+        if hosts[0] != hosts[1]:
+            os.environ["ROCE_ADDR"] = here
         return
     with open(f"/run/netns/{namespaces[end]}") as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
