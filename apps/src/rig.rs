@@ -32,7 +32,8 @@ pub enum Side {
 impl Side {
     fn addr(self) -> (IpAddr, u8) {
         let last = if self == Self::Server { 1 } else { 2 };
-        (IpAddr::V4(Ipv4Addr::new(10, 77, 0, last)), 24)
+        let [a, b, c] = PRIVATE_NETWORK;
+        (IpAddr::V4(Ipv4Addr::new(a, b, c, last)), 24)
     }
     fn core(self) -> usize {
         usize::from(self == Self::Client)
@@ -45,9 +46,12 @@ impl Side {
     }
 }
 
+/// The network of the ends of a link without addresses of their own.
+const PRIVATE_NETWORK: [u8; 3] = [10, 77, 0];
+
 /// Whether it is an address that ends of a link without addresses of their own have.
 fn is_of_private_link(addr: IpAddr) -> bool {
-    matches!(addr, IpAddr::V4(addr) if addr.octets()[..3] == [10, 77, 0])
+    matches!(addr, IpAddr::V4(addr) if addr.octets()[..3] == PRIVATE_NETWORK)
 }
 
 /// What to say of such an address where the port is one of the host's.

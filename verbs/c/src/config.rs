@@ -26,6 +26,7 @@ use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ use verbs::port::PortSpec;
 use verbs::{Context, DeviceConfig, Drive, Gid, Mac};
 
 use crate::claims::Claim;
+use crate::errno::Errno;
 use crate::log::{self, Log};
 
 /// What a device is opened with.
@@ -105,10 +107,13 @@ pub(crate) fn read() -> Result<Config, String> {
 
 /// Says once what to change where a program names an address that it had over the private link `memif`, which was the port before
 /// `host` became it, and the device has no such address.
-pub(crate) fn warn_of_private_link(addr: IpAddr, device: &Context) {
+pub(crate) fn warn_of_private_link(addr: IpAddr, device: impl FnOnce() -> Result<Arc<Context>, Errno>) {
     static SAID: AtomicBool = AtomicBool::new(false);
     let of_link = matches!(addr, IpAddr::V4(addr) if addr.octets()[..3] == PRIVATE);
-    if of_link && env::var_os("ROCE_PORT").is_none() && !device.gid_table().contains(&Gid::from_ip(addr)) {
+    if of_link
+        && env::var_os("ROCE_PORT").is_none()
+        && device().is_ok_and(|device| !device.gid_table().contains(&Gid::from_ip(addr)))
+    {
         log::say_once(
             &SAID,
             format_args!(

@@ -50,11 +50,11 @@ unsafe fn begin(
                 let src = info::address(info.ai_src_addr, info.ai_src_len)?;
                 let dst = addr::read(info.ai_dst_addr)?;
                 let patience = Duration::from_millis(RESOLVE_MS as u64);
-                config::warn_of_private_link(dst.ip(), &*engine::device()?);
+                config::warn_of_private_link(dst.ip(), engine::device);
                 return Ok(private.cm.resolve_addr(src, dst, patience)?);
             }
             if let Some(src) = info::address(info.ai_src_addr, info.ai_src_len)? {
-                config::warn_of_private_link(src.ip(), &*engine::device()?);
+                config::warn_of_private_link(src.ip(), engine::device);
                 private.cm.bind_addr(src)?;
             }
             id::refresh_addresses(object);

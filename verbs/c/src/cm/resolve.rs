@@ -19,7 +19,7 @@ unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) ->
     returning_zero(|| {
         // SAFETY: as C promises.
         let (id, addr) = unsafe { (id::of(id)?, addr::read(addr)?) };
-        config::warn_of_private_link(addr.ip(), &*engine::device()?);
+        config::warn_of_private_link(addr.ip(), engine::device);
         id.private().cm.bind_addr(addr)?;
         id::refresh_addresses(id);
         Ok(())
@@ -41,7 +41,7 @@ unsafe extern "C-unwind" fn rdma_resolve_addr(
     let call = uncancelled(|| {
         // SAFETY: as C promises.
         let (id, src, dst) = unsafe { (id::of(id)?, addr::read_optional(src)?, addr::read(dst)?) };
-        config::warn_of_private_link(dst.ip(), &*engine::device()?);
+        config::warn_of_private_link(dst.ip(), engine::device);
         id.private().cm.resolve_addr(src, dst, timeout(timeout_ms))?;
         id::refresh_addresses(id);
         Ok(())
