@@ -1,7 +1,8 @@
 //! Processes of one host, which share its addresses (the port `host`): a network namespace of its own, with lo alone. Needs root.
 
-use crate::common::{Bench, Link, PATIENCE, PERF, Running, frames, rows, run, until};
+use crate::common::{Bench, Link, PATIENCE, PERF, Running, count, frames, rows, run, until};
 use std::io::Write as _;
+use std::path::Path;
 
 const HERE: &str = "127.0.0.1";
 
@@ -22,6 +23,13 @@ impl Host {
 
     fn start(&self, args: &[&str]) -> Running {
         Running::start("ip", &[&["netns", "exec", &self.0, PERF][..], args].concat())
+    }
+
+    /// As a user without rights, by a copy of the program that this user can reach.
+    fn start_as_nobody(&self, program: &Path, args: &[&str]) -> Running {
+        let user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
+        let program = [program.to_str().unwrap()];
+        Running::start("ip", &[&["netns", "exec", &self.0][..], &user, &program, args].concat())
     }
 
     fn server(&self, port: &str, more: &[&str]) -> Running {
@@ -147,4 +155,104 @@ fn a_process_that_ends_is_missed_at_once() {
     server.finish();
     let end = client.finish();
     assert!(end.all().contains("RETRY_EXC_ERR"), "{}", end.all());
+}
+
+// Goal: users of a host that have named addresses of their own each have RDMA, among themselves and with each other; what comes by the
+// kernel finds the right one of several processes, on each of their addresses.
+#[test]
+fn users_with_addresses_of_their_own_share_a_host() {
+    let bench = Bench::new(Link::Udp);
+    let Some(host) = Host::new('u') else { return };
+    if !host.has_network() {
+        return;
+    }
+    let reachable = bench.path("roce-perf");
+    std::fs::copy(PERF, &reachable).unwrap();
+    let measured = ["--op", "write,send", "--mode", "bw", "--qps", "4", "-n", "500", "--verify"];
+    let client = |port, addr| {
+        let own = ["client", "-R", "--port", "host:127.0.0.1", "--oob-port", port, addr];
+        host.start_as_nobody(&reachable, &[&own[..], &PATIENCE, &measured].concat())
+    };
+    // Root's: one names the addresses, the other one has the same.
+    let of_root = [("7100", "host:10.92.0.1,127.0.0.9", "10.92.0.1"), ("7101", "host", "127.0.0.9")];
+    let mut pairs = Vec::new();
+    for (port, spec, addr) in of_root {
+        let stats = bench.path(port);
+        let socket = format!("--stats={}", stats.display());
+        let server = host.start(&["server", "-R", "--port", spec, "--oob-port", port, &socket]);
+        until(|| stats.exists().then_some(()));
+        pairs.push((server, stats, client(port, addr)));
+    }
+    // Nobody's, among themselves.
+    let mut own = host.start_as_nobody(&reachable, &["server", "-R", "--port", "host:127.0.0.1"]);
+    client("18515", HERE).finish().good();
+    for (mut server, stats, client) in pairs {
+        client.finish().good();
+        let passed_on = count(&stats, "passed_on");
+        assert!(passed_on < 10, "{passed_on}");
+        server.kill();
+        server.finish();
+    }
+    own.kill();
+    own.finish();
+}
+
+// Goal: a process that asks for other addresses than those of its user's other processes is told so, and disturbs none.
+#[test]
+fn the_processes_of_a_user_have_the_same_addresses() {
+    let _bench = Bench::new(Link::Udp);
+    let Some(host) = Host::new('a') else { return };
+    let server = |spec: &'static str, port| {
+        host.start(&["server", "--port", spec, "--bind", HERE, "--oob-port", port, "--once"])
+    };
+    let first = server("host:127.0.0.2", "7100");
+    let client = |port, spec| {
+        let own = [
+            "client",
+            "--port",
+            spec,
+            "--oob-port",
+            port,
+            HERE,
+            "--op",
+            "send",
+            "--mode",
+            "rate",
+            "-n",
+            "100",
+        ];
+        host.start(&[&own[..], &PATIENCE].concat()).finish()
+    };
+    until(|| host.datagrams().gt(&0).then_some(())); // its probes
+    let other = client("7100", "host:127.0.0.3").bad("127.0.0.2");
+    assert!(other.stderr.contains("all of a user's processes have the same"), "{}", other.all());
+    client("7100", "host").good();
+    first.finish().good();
+    // The next ones choose anew; what cannot be had is said.
+    client("7100", "host:10.1.1.1").bad("no interface of this host has the address 10.1.1.1");
+    client("7100", "host:127.0.0.1,127.0.0.2,127.0.0.3,127.0.0.4,127.0.0.5").bad("4 at most");
+}
+
+// Goal: sockets of a program that shares port 4791 between its own shards are not joined: it would get the packets of others.
+#[test]
+fn sockets_of_a_program_that_is_no_process_of_the_host_are_left_alone() {
+    let _bench = Bench::new(Link::Udp);
+    let Some(host) = Host::new('f') else { return };
+    let mut udp =
+        host.start(&["server", "--port", "udp", "--shards", "2", "--bind", HERE, "--oob-port", "7100"]);
+    until(|| {
+        let sockets = run("ip", &["netns", "exec", &host.0, "cat", "/proc/net/udp6"]).good().stdout;
+        (sockets.matches(":12B7").count() == 2).then_some(())
+    });
+    let server = host.server("7101", &["--once"]);
+    let few = ["--op", "send", "--mode", "rate", "-n", "100"];
+    let client = host.client("7101", &[&few[..], &PATIENCE].concat()).finish().good();
+    let all = [client.stderr, server.finish().good().stderr];
+    assert!(
+        all.iter().all(|said| said.contains("this user reach each other on this host, by UDP port")),
+        "{all:?}"
+    );
+    assert!(all.iter().any(|said| said.contains("UDP port 4791 is taken")), "{all:?}");
+    udp.kill();
+    udp.finish();
 }

@@ -1,13 +1,12 @@
 //! Connection management among the processes of a host, which have its addresses together: from another host, and among themselves. Needs
 //! root, for network namespaces alone.
 
-use crate::common::{Bench, Link, PATIENCE, PERF, Running, counted, signal, until};
+use crate::common::{Bench, Link, PATIENCE, PERF, Running, count, signal, until};
 use crate::udp::{Ends, Lab, V4, V6};
 use rustix::process::Signal;
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::{self, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
@@ -56,13 +55,6 @@ impl<'a> Host<'a> {
         let clients = [0, 1].map(|host| self.client(host, port, &["--wait", "5s"]));
         clients.into_iter().for_each(|client| _ = client.finish().bad("no program listens"));
     }
-}
-
-/// A counter that roce-stat shows of the program with this socket.
-fn count(stats: &Path, name: &str) -> u64 {
-    let said = counted(stats);
-    let found = said.split_once(&format!("\"{name}\":"));
-    found.and_then(|(_, rest)| rest.split([',', '}']).next()?.parse().ok()).unwrap_or(0)
 }
 
 // Goal: whichever process listens, whoever was first, it is reached from its own host and from others; a port has one process.

@@ -29,7 +29,7 @@ pub struct DeviceArgs {
     /// Port to send and receive frames on
     ///
     /// host (the addresses and the network of this host, shared by all processes of this user, which reach each other over
-    /// shared memory), udp or udp:ADDR (UDP sockets of this host for this process alone), memif or memif:PATH (a private link of
+    /// shared memory; host:ADDR,... or the variable ROCE_ADDRS: with these addresses alone), udp or udp:ADDR (UDP sockets of this host for this process alone), memif or memif:PATH (a private link of
     /// shared memory with one process of this machine; without a path, one of the same user), tap:IFACE, af_packet:IFACE,
     /// vhost:PATH, dpdk:DEVARGS (any DPDK device, by name with arguments or by PCI address), unix:LOCAL,peer=REMOTE (datagrams),
     /// loopback. host, udp, memif, unix and loopback need no DPDK.

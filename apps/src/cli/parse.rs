@@ -197,8 +197,15 @@ pub fn ip_prefix(text: &str) -> Result<(IpAddr, u8), String> {
 /// # Errors
 /// A sentence for the user.
 pub fn port(text: &str) -> Result<PortSpec, String> {
-    text.parse::<PortSpec>().map_err(|e| e.to_string())
+    let spec = text.parse::<PortSpec>().map_err(|e| e.to_string())?;
+    match std::env::var(ADDRS) {
+        Ok(list) => spec.or_addresses(&list).map_err(|e| format!("{ADDRS}: {e}")),
+        Err(_) => Ok(spec),
+    }
 }
+
+/// The variable with the addresses of the port `host`, where that names none.
+const ADDRS: &str = "ROCE_ADDRS";
 
 /// The address of a neighbour with its Ethernet address.
 ///

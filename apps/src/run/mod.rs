@@ -91,8 +91,8 @@ fn variables(cli: &RunCli, library: &Path) -> Result<Vec<(&'static str, OsString
 /// refuse is left out here.
 fn facts(cli: &RunCli) -> Facts {
     let set = |name: &str| std::env::var(name).ok();
-    let port =
-        cli.port.clone().or_else(|| set("ROCE_PORT")).unwrap_or_else(|| DEFAULT_PORT.into()).parse().ok();
+    let port = cli.port.clone().or_else(|| set("ROCE_PORT")).unwrap_or_else(|| DEFAULT_PORT.into());
+    let port = parse::port(&port).ok();
     let host = port.as_ref().and_then(|port: &PortSpec| port.host_addresses().ok()).unwrap_or_default();
     let addrs = match &cli.ip[..] {
         [] => {

@@ -151,11 +151,16 @@ pub fn counted(stats: &Path) -> String {
     shown["stacks"][0].to_string()
 }
 
-/// Frames that it has received; 0 before there is such a program.
-pub fn frames(stats: &Path) -> u64 {
+/// A counter of it; 0 before there is such a program.
+pub fn count(stats: &Path, name: &str) -> u64 {
     let said = if stats.exists() { counted(stats) } else { String::new() };
-    let frames = said.split_once("\"rx_frames\":").map(|(_, n)| n.split(',').next().unwrap_or_default());
-    frames.and_then(|n| n.parse().ok()).unwrap_or(0)
+    let found = said.split_once(&format!("\"{name}\":"));
+    found.and_then(|(_, rest)| rest.split([',', '}']).next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Frames that it has received.
+pub fn frames(stats: &Path) -> u64 {
+    count(stats, "rx_frames")
 }
 
 /// A TCP port that was free a moment ago.

@@ -20,7 +20,7 @@ impl PortSpec {
             Self::Unix { local, peer, options: more } => unix::open(self, local, peer, more, options),
             Self::Memif { path, role, options: more } => memif::open(self, path, *role, more, options),
             Self::Udp { addrs, options: more } => Ok(Box::new(udp::open(self, addrs, more, options)?)),
-            Self::Host { options: more } => host::open(self, more, options),
+            Self::Host { addrs, options: more } => host::open(self, addrs, more, options),
             #[cfg(feature = "dpdk")]
             _ => dpdk::open(self, options),
             #[cfg(not(feature = "dpdk"))]
@@ -60,8 +60,7 @@ impl PortSpec {
     /// The kernel does not say what addresses there are.
     pub fn host_addresses(&self) -> std::io::Result<Vec<HostAddress>> {
         match self {
-            Self::Udp { addrs, .. } => udp::addresses(addrs),
-            Self::Host { .. } => udp::addresses(&[]),
+            Self::Udp { addrs, .. } | Self::Host { addrs, .. } => udp::addresses(addrs),
             _ => Ok(Vec::new()),
         }
     }

@@ -77,8 +77,11 @@ pub enum PortSpec {
         /// to 64, by default 64; with 0 every packet leaves from port 4791).
         options: Vec<(String, String)>,
     },
-    /// `host[:OPTION=VALUE,..]`: UDP sockets on all addresses of the host, which all processes of a user share: the device of the host.
+    /// `host[:ADDR,..][OPTION=VALUE,..]`: the device of the host, which all processes of a user share: UDP sockets on these addresses of the
+    /// host, or on all that it has, and links of shared memory between the processes.
     Host {
+        /// The addresses, four at most, the same for all processes of the user; empty: those that the others have, for the first one all.
+        addrs: Vec<IpAddr>,
         /// More options: those of [`Udp`](Self::Udp).
         options: Vec<(String, String)>,
     },
@@ -111,10 +114,27 @@ impl PortSpec {
             _ => None,
         }
     }
+
+    /// This port; if it is `host` and names no addresses, then with those of a list, `ADDR[,ADDR..]`, as programs have it from the variable
+    /// `ROCE_ADDRS`.
+    ///
+    /// # Errors
+    /// [`PortError::Spec`]: the list names something else than addresses of a host.
+    pub fn or_addresses(self, list: &str) -> Result<Self, PortError> {
+        let Self::Host { addrs, options } = self else { return Ok(self) };
+        if !addrs.is_empty() {
+            return Ok(Self::Host { addrs, options });
+        }
+        let fail = |reason| PortError::Spec { spec: format!("host:{list}"), reason };
+        match addresses("host", list).map_err(fail)? {
+            (addrs, more) if more.is_empty() => Ok(Self::Host { addrs, options }),
+            _ => Err(fail("options are no addresses".into())),
+        }
+    }
 }
 
 /// The forms, for messages.
-const FORMS: &str = "loopback, unix:LOCAL,peer=REMOTE, memif, memif:PATH, host, udp, udp:ADDR, tap:IFACE, af_packet:IFACE, vhost:PATH, dpdk:DEVARGS";
+const FORMS: &str = "loopback, unix:LOCAL,peer=REMOTE, memif, memif:PATH, host, host:ADDR, udp, udp:ADDR, tap:IFACE, af_packet:IFACE, vhost:PATH, dpdk:DEVARGS";
 
 impl FromStr for PortSpec {
     type Err = PortError;
@@ -133,8 +153,8 @@ fn parse(text: &str) -> Result<PortSpec, String> {
     match kind {
         "loopback" if rest.is_empty() => return Ok(PortSpec::Loopback),
         "loopback" => return Err("loopback takes no arguments".into()),
-        "udp" => return udp(rest),
-        "host" => return host(rest),
+        "udp" => return addresses("udp", rest).map(|(addrs, options)| PortSpec::Udp { addrs, options }),
+        "host" => return addresses("host", rest).map(|(addrs, options)| PortSpec::Host { addrs, options }),
         "unix" | "memif" | "tap" | "af_packet" | "vhost" | "dpdk" => {}
         _ => return Err(format!("no such kind of port; there are {FORMS}")),
     }
@@ -188,17 +208,21 @@ fn parse(text: &str) -> Result<PortSpec, String> {
     }
 }
 
-fn udp(rest: &str) -> Result<PortSpec, String> {
-    let (mut addrs, mut options) = (Vec::<IpAddr>::new(), Vec::<(String, String)>::new());
+/// Options, with their values.
+type Options = Vec<(String, String)>;
+
+/// What is behind the kind of a port of UDP sockets: addresses, and options.
+fn addresses(kind: &str, rest: &str) -> Result<(Vec<IpAddr>, Options), String> {
+    let (mut addrs, mut options) = (Vec::<IpAddr>::new(), Options::new());
     for part in rest.split(',').filter(|part| !part.is_empty()) {
         let Some((key, value)) = part.split_once('=') else {
             let addr = part.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
             let addr = addr
-                .map_err(|_| format!("{part:?} is not an address; write udp:10.0.0.1 or udp:fd00::1"))?
+                .map_err(|_| format!("{part:?} is not an address; write {kind}:10.0.0.1 or {kind}:fd00::1"))?
                 .to_canonical();
             if addr.is_unspecified() || addr.is_multicast() {
                 return Err(format!(
-                    "{addr} is not the address of a host; all addresses are udp without any"
+                    "{addr} is not the address of a host; all addresses are {kind} without any"
                 ));
             }
             if addrs.contains(&addr) {
@@ -223,7 +247,7 @@ fn udp(rest: &str) -> Result<PortSpec, String> {
             "gso" | "buffer" | "flows" => {}
             _ => {
                 return Err(format!(
-                    "a udp port has no option {key:?}; only gso=on, gso=off, buffer=BYTES and flows=N"
+                    "the port {kind} has no option {key:?}; only gso=on, gso=off, buffer=BYTES and flows=N"
                 ));
             }
         }
@@ -232,14 +256,7 @@ fn udp(rest: &str) -> Result<PortSpec, String> {
         }
         options.push((key.to_owned(), value.to_owned()));
     }
-    Ok(PortSpec::Udp { addrs, options })
-}
-
-fn host(rest: &str) -> Result<PortSpec, String> {
-    match udp(rest)? {
-        PortSpec::Udp { addrs, options } if addrs.is_empty() => Ok(PortSpec::Host { options }),
-        _ => Err("the port host has all addresses of the host; a program that is to have some alone takes udp:ADDR".into()),
-    }
+    Ok((addrs, options))
 }
 
 /// What the buffers of a UDP socket may be asked to hold, in bytes.
@@ -295,7 +312,7 @@ impl fmt::Display for PortSpec {
                 options
             }
             Self::Udp { addrs, options } => return write_parts(f, "udp", addrs, options),
-            Self::Host { options } => return write_parts(f, "host", &[], options),
+            Self::Host { addrs, options } => return write_parts(f, "host", addrs, options),
             Self::Tap { iface, options } => {
                 write!(f, "tap:{iface}")?;
                 options
@@ -347,6 +364,7 @@ mod tests {
             "udp",
             "host",
             "host:flows=0,gso=on",
+            "host:10.0.0.1,fd00::1,gso=on",
             "udp:10.0.0.1,fd00::1",
             "udp:gso=on",
             "udp:127.0.0.1,gso=off",
@@ -396,9 +414,27 @@ mod tests {
             ("udp:buffer=4k", "not a number of bytes from 16384 to 1073741824"),
             ("udp:buffer=16383", "not a number of bytes"),
             ("udp:buffer=1073741825", "not a number of bytes"),
+            ("host:0.0.0.0", "all addresses are host without any"),
+            ("host:gro=on", "the port host has no option \"gro\""),
         ] {
             let error = text.parse::<PortSpec>().unwrap_err().to_string();
             assert!(error.contains(part), "{text:?} gave {error:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_names_the_addresses_of_the_host_alone() {
+        let with = |spec: &str, list: &str| {
+            spec.parse::<PortSpec>().unwrap().or_addresses(list).map(|spec| spec.to_string())
+        };
+        assert_eq!(with("host:gso=on", "10.0.0.1,fd00::1").unwrap(), "host:10.0.0.1,fd00::1,gso=on");
+        assert_eq!(with("host", "").unwrap(), "host");
+        for own in ["host:10.0.0.2", "udp", "memif:/tmp/m.sock"] {
+            assert_eq!(with(own, "10.0.0.1").unwrap(), own);
+        }
+        for (list, part) in [("eth0", "is not an address"), ("gso=on", "no addresses"), ("::", "of a host")] {
+            let error = with("host", list).unwrap_err().to_string();
+            assert!(error.contains(part) && error.contains(list), "{error}");
         }
     }
 }

@@ -45,6 +45,17 @@ pub enum RegistryError {
         /// The process; 0: it is not visible from here.
         pid: u32,
     },
+    /// The processes that run have other addresses than this one is to have.
+    #[error(
+        "the processes of this user have {theirs} for RDMA, and this one is to have {asked}: all of a user's processes have the same; name \
+         those, or none, or end the others first"
+    )]
+    Addresses {
+        /// What was asked for.
+        asked: String,
+        /// What the others have.
+        theirs: String,
+    },
     /// Other processes come and go all the time.
     #[error("other processes of this user start and end so quickly that this one could not join: try again")]
     Unsettled,

@@ -175,6 +175,11 @@ fn settle<K: Kernel>(
     welcome: Welcome<K>,
 ) -> Result<Option<Joined<K>>, RegistryError> {
     let table = Table::of(welcome.memory);
+    let theirs = table.addresses();
+    if !terms.addresses.suit(&theirs) {
+        let [asked, theirs] = [terms.addresses, theirs].map(|addresses| addresses.to_string());
+        return Err(RegistryError::Addresses { asked, theirs });
+    }
     let mut lease = lease::take(kernel, &table, terms)?;
     if is_birth_under_way(kernel)? || !is_there(kernel, welcome.name, &welcome.member)? {
         return Ok(None);
@@ -207,6 +212,7 @@ fn is_there<K: Kernel>(kernel: &K, name: Name, member: &K::Process) -> Result<bo
 fn give_birth<K: Kernel>(kernel: &K, terms: &Terms, right: K::Held) -> Result<Joined<K>, RegistryError> {
     let birth = u128::from(kernel.random()?) << 64 | u128::from(kernel.random()?);
     let table = Table::born(kernel.make()?, birth);
+    table.set_addresses(&terms.addresses);
     let mut lease = lease::take(kernel, &table, terms)?;
     lease::begin(kernel, &table, &mut lease);
     drop(right);

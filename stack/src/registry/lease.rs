@@ -4,6 +4,7 @@
 //! changed by the time its name is held was another process's meanwhile, and is not taken. If the memory proposes nothing,
 //! every name is tried.
 
+use super::addresses::Addresses;
 use super::draw::{self, Candidate};
 use super::error::RegistryError;
 use super::kernel::{Found, Kernel};
@@ -15,13 +16,15 @@ use core::time::Duration;
 /// How often the memory is asked before every name is tried.
 const PASSES: usize = 3;
 
-/// Which runs may be leased, and when again.
+/// Which runs may be leased, and when again; and what the processes are to have.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     /// The first so many. All of them, but in tests.
     pub runs: usize,
     /// How long a run rests.
     pub rest: Duration,
+    /// The addresses that a process is to have.
+    pub addresses: Addresses,
 }
 
 /// A run whose name this process holds, and at which it can be found.

@@ -1,5 +1,6 @@
 //! A process that has joined: its runs, and what it knows of others.
 
+use super::addresses::Addresses;
 use super::error::RegistryError;
 use super::join::{Joined, join};
 use super::kernel::{Found, Kernel};
@@ -124,16 +125,21 @@ impl<K: Kernel> Member<K> {
         self.table.info(run)
     }
 
-    /// Notes at which socket packets to a run of this process arrive: its index in the group of the host's sockets.
-    pub fn set_socket(&self, run: Run, index: u32) {
+    /// The addresses of the host that its processes have.
+    pub fn addresses(&self) -> Addresses {
+        self.table.addresses()
+    }
+
+    /// Notes at which socket packets to a run of this process arrive: its index in the group of the host's sockets on an address.
+    pub fn set_socket(&self, run: Run, of: usize, index: u16) {
         if self.runs().contains(&run) {
-            self.table.set_socket(run, index);
+            self.table.set_socket(run, of, index);
         }
     }
 
-    /// The runs that are said to be held, and the indices of their sockets, where they are known.
-    pub fn sockets(&self) -> Vec<(Run, u32)> {
-        Run::all().filter_map(|run| Some((run, self.table.socket(run)?))).collect()
+    /// The runs that are said to be held, and the indices of their sockets on an address, where they are known.
+    pub fn sockets(&self, of: usize) -> Vec<(Run, u16)> {
+        Run::all().filter_map(|run| Some((run, self.table.socket(run, of)?))).collect()
     }
 
     /// The UDP port on which the processes receive, once one of them has chosen it.

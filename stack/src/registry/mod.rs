@@ -5,7 +5,8 @@
 //! no daemon gives them out: a lease is a name that the kernel gives to one process at a time, and frees when that ends
 //! (`name`, `lease`). At the name others find the process. Beside the names the processes have memory in common, in which
 //! stands when each run was used, so that the numbers of the dead rest (`table`, `draw`); which ports their identifiers are bound to
-//! (`bindings`), and where requests for connections went (`requests`). The first process makes it (`birth`);
+//! (`bindings`), and where requests for connections went (`requests`), and which of the host's addresses they have (`addresses`).
+//! The first process makes it (`birth`);
 //! each later one gets it from any member (`join`). And at the name one process calls another one for a link of their own (`call`),
 //! which is made elsewhere.
 //!
@@ -18,6 +19,7 @@
 //! system of its own. Here is the one that programs have: [`Registry`], which has a thread that answers (`serving`). `unsafe`
 //! is in `sys` and `memory`.
 
+mod addresses;
 mod answers;
 mod binding;
 mod bindings;
@@ -44,6 +46,7 @@ mod socket;
 mod sys;
 mod table;
 
+pub use addresses::Addresses;
 pub use answers::Counts;
 pub use binding::{Binding, Family};
 pub use bindings::{Beside, Claim, Clash};
@@ -80,11 +83,20 @@ pub struct RegistryConfig {
     pub rest: Duration,
     /// How long others may keep this process waiting.
     pub patience: Duration,
+    /// The addresses that the processes of the host are to have.
+    pub addresses: Addresses,
 }
 
 impl Default for RegistryConfig {
     fn default() -> Self {
-        Self { space: "roce".into(), runs: Run::COUNT, rest: RUN_REST, patience: REGISTRY_PATIENCE }
+        let addresses = Addresses::default();
+        Self {
+            space: "roce".into(),
+            runs: Run::COUNT,
+            rest: RUN_REST,
+            patience: REGISTRY_PATIENCE,
+            addresses,
+        }
     }
 }
 
@@ -117,7 +129,7 @@ impl Registry {
     /// When the configuration has no run, or more than there are.
     pub fn join(config: &RegistryConfig) -> Result<Self, RegistryError> {
         assert!((1..=Run::COUNT).contains(&config.runs), "{} runs", config.runs);
-        let terms = Terms { runs: config.runs, rest: config.rest };
+        let terms = Terms { runs: config.runs, rest: config.rest, addresses: config.addresses };
         let member = Member::join(Linux::new(&config.space)?, terms, config.patience)?;
         let receiver = Receiver::default();
         let uid = member.kernel().uid();
@@ -178,14 +190,20 @@ impl Registry {
         infos.filter(|(_, info)| info.mark != Mark::Never).collect()
     }
 
-    /// Notes at which socket packets to a run of this process arrive: its index in the group of the host's sockets.
-    pub fn set_socket(&self, run: Run, index: u32) {
-        self.member.set_socket(run, index);
+    /// The addresses of the host that its processes have: the first one chose them.
+    pub fn addresses(&self) -> Addresses {
+        self.member.addresses()
     }
 
-    /// The runs that are said to be held, and the indices of their sockets, where they are known: hints.
-    pub fn sockets(&self) -> Vec<(Run, u32)> {
-        self.member.sockets()
+    /// Notes at which socket packets to a run of this process arrive: its index in the group of the host's sockets on an address, the
+    /// `of`th of those that are named.
+    pub fn set_socket(&self, run: Run, of: usize, index: u16) {
+        self.member.set_socket(run, of, index);
+    }
+
+    /// The runs that are said to be held, and the indices of their sockets on an address, where they are known: hints.
+    pub fn sockets(&self, of: usize) -> Vec<(Run, u16)> {
+        self.member.sockets(of)
     }
 
     /// The UDP port on which the processes of the host receive, once one of them has chosen it.

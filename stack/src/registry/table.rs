@@ -5,16 +5,17 @@
 //! meanwhile, and compares and exchanges the mark that it has seen.
 //!
 //! Words, in the order of the machine: a header of [`HEADER`] words (magic, version and bytes of it all, the two halves of the
-//! birth's number, changes of what steers packets, keeper, UDP port), then [`RUN`] words for each run (mark, generation, process, beginning,
-//! socket, time of connection management); the bindings of ports (`bindings`); requests for connections (`requests`). All others are zero,
+//! birth's number, changes of what steers packets, keeper, UDP port, addresses), then [`RUN`] words for each run (mark, generation, process, beginning,
+//! sockets, time of connection management); the bindings of ports (`bindings`); requests for connections (`requests`). All others are zero,
 //! for what comes later.
 
+use super::addresses::Addresses;
 use super::layout::{BINDINGS, BYTES, HEADER, REQUESTS, RUN, WORDS_OF_BINDINGS, WORDS_OF_REQUESTS};
 use super::run::Run;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Version of this layout. Another one is another registry: see `join`.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// `ROCEHOST`, as it is read in a dump.
 const MAGIC: u64 = u64::from_ne_bytes(*b"ROCEHOST");
 /// The word that counts changes of what steers packets.
@@ -23,6 +24,10 @@ const CHANGES: usize = 4;
 const KEEPER: usize = 5;
 /// The word that says on which UDP port the processes receive.
 const UDP_PORT: usize = 6;
+/// Where the words begin that say which addresses the processes have.
+const ADDRESSES: usize = 7;
+/// Bits of the index of a socket, plus one, in the word that has that of each address.
+const SOCKET: u32 = u64::BITS / Addresses::MAX as u32;
 
 /// In a mark: the run is held, since the time of the other bits. Without it: it rests since then.
 const HELD: u64 = 1 << 63;
@@ -86,7 +91,7 @@ enum Field {
     Generation,
     Pid,
     Began,
-    Socket,
+    Sockets,
     Cm,
 }
 
@@ -157,7 +162,7 @@ impl<M: Words> Table<M> {
         let mark = Mark::Held(began);
         self.field(run, Field::Pid).store(pid.into(), Ordering::Relaxed);
         self.field(run, Field::Began).store(began, Ordering::Relaxed);
-        self.field(run, Field::Socket).store(0, Ordering::Relaxed);
+        self.field(run, Field::Sockets).store(0, Ordering::Relaxed);
         self.field(run, Field::Cm).store(0, Ordering::Relaxed);
         self.field(run, Field::Generation).fetch_add(1, Ordering::Relaxed);
         if !self.change(run, before, mark) {
@@ -167,17 +172,32 @@ impl<M: Words> Table<M> {
         mark
     }
 
-    /// Notes at which socket packets to a run arrive: its index in the group.
-    pub fn set_socket(&self, run: Run, index: u32) {
-        self.field(run, Field::Socket).store(u64::from(index) + 1, Ordering::Relaxed);
+    /// Notes at which socket packets to a run on the `of`th address arrive: its index in the group.
+    pub fn set_socket(&self, run: Run, of: usize, index: u16) {
+        let (shift, mask) = (SOCKET * of as u32, (1 << SOCKET) - 1);
+        let socket = u64::from(index.saturating_add(1)) << shift;
+        let with = |sockets: u64| Some(sockets & !(mask << shift) | socket);
+        let _ = self.field(run, Field::Sockets).fetch_update(Ordering::Relaxed, Ordering::Relaxed, with);
         self.note_change();
     }
 
     /// The index of the socket of a run that is said to be held, if one is known.
-    pub fn socket(&self, run: Run) -> Option<u32> {
-        let socket = self.field(run, Field::Socket).load(Ordering::Relaxed);
+    pub fn socket(&self, run: Run, of: usize) -> Option<u16> {
+        let sockets = self.field(run, Field::Sockets).load(Ordering::Relaxed);
         let is_held = matches!(self.mark(run), Mark::Held(_));
-        u32::try_from(socket.checked_sub(1)?).ok().filter(|_| is_held)
+        ((sockets >> (SOCKET * of as u32)) as u16).checked_sub(1).filter(|_| is_held)
+    }
+
+    /// Notes which addresses the processes have, once: at the birth.
+    pub fn set_addresses(&self, addresses: &Addresses) {
+        for (at, word) in addresses.words().into_iter().enumerate() {
+            self.0.word(ADDRESSES + at).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Which addresses the processes have.
+    pub fn addresses(&self) -> Addresses {
+        Addresses::of_words(core::array::from_fn(|at| self.0.word(ADDRESSES + at).load(Ordering::Relaxed)))
     }
 
     /// The UDP port on which the processes receive, once one of them has chosen it.
@@ -304,13 +324,17 @@ pub(super) mod tests {
     fn a_socket_is_known_until_the_run_is_free() {
         let table = Table::born(Plain::default(), 7);
         let held = table.lease(run(3), Mark::Never, 10, 1);
-        assert_eq!((table.socket(run(3)), table.changes()), (None, 0));
-        table.set_socket(run(3), 0);
-        assert_eq!((table.socket(run(3)), table.changes()), (Some(0), 1));
+        let socket = |of| table.socket(run(3), of);
+        assert_eq!((socket(0), table.changes()), (None, 0));
+        table.set_socket(run(3), 0, 0);
+        table.set_socket(run(3), 3, 7);
+        assert_eq!(([0, 1, 2, 3].map(socket), table.changes()), ([Some(0), None, None, Some(7)], 2));
+        table.set_socket(run(3), 3, 6);
+        assert_eq!([0, 3].map(socket), [Some(0), Some(6)]);
         table.end(run(3), held, 20);
-        assert_eq!(table.socket(run(3)), None);
+        assert_eq!([0, 3].map(socket), [None; 2]);
         table.lease(run(3), Mark::Ended(20), 30, 1);
-        assert_eq!(table.socket(run(3)), None);
+        assert_eq!([0, 3].map(socket), [None; 2]);
         assert!(table.is_sound(7));
     }
 

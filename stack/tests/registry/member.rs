@@ -30,6 +30,7 @@ pub fn child() {
         runs: words[1].parse().unwrap(),
         rest: millis(words[2]),
         patience: millis(words[3]),
+        ..RegistryConfig::default()
     };
     let mut registry: Option<Registry> = None;
     println!("\nchild is ready");
@@ -127,7 +128,7 @@ pub struct Starter {
 
 impl Starter {
     pub fn new(config: &RegistryConfig) -> Self {
-        let RegistryConfig { space, runs, rest, patience } = config;
+        let RegistryConfig { space, runs, rest, patience, .. } = config;
         let job = format!("{space}|{runs}|{}|{}", rest.as_millis(), patience.as_millis());
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["child", "--exact", "--nocapture"])

@@ -3,6 +3,7 @@
 //! | variable | means | without it |
 //! |---|---|---|
 //! | `ROCE_PORT` | the port | `host`: the addresses and the network of this host, which all processes of a user share |
+//! | `ROCE_ADDRS` | over `host` the addresses of this host that all processes of the user have, `ADDR[,ADDR..]` | those that the others have; for the first process all |
 //! | `ROCE_ADDR` | addresses, `ADDR[/PREFIX],...` | over `memif`, `unix` and `loopback` one of 10.77.0.0/24; `host` and `udp` take none |
 //! | `ROCE_GATEWAY` | where packets to other networks go, `ADDR[,ADDR]` | none |
 //! | `ROCE_VLAN` | a VLAN | none |
@@ -59,8 +60,12 @@ const PRIVATE: [u8; 3] = [10, 77, 0];
 /// A sentence that names the variable and says what to do.
 pub(crate) fn read() -> Result<Config, String> {
     let port = match env::var_os("ROCE_PORT") {
-        None => PortSpec::Host { options: Vec::new() },
+        None => PortSpec::Host { addrs: Vec::new(), options: Vec::new() },
         Some(_) => value::<PortSpec>("ROCE_PORT")?.unwrap_or(PortSpec::Loopback),
+    };
+    let port = match text("ROCE_ADDRS")? {
+        Some(list) => port.or_addresses(&list).map_err(|why| format!("ROCE_ADDRS: {why}"))?,
+        None => port,
     };
     let meets = matches!(port, PortSpec::Memif { .. } | PortSpec::Unix { .. } | PortSpec::Loopback);
     let lazy = matches!(

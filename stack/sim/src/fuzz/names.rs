@@ -56,11 +56,10 @@ fn holds(spec: &PortSpec) {
             let bad = |c: char| c.is_control() || c.is_whitespace() || c == '/' || c == ':';
             assert!(!iface.contains(bad), "{iface:?}");
         }
-        PortSpec::Udp { addrs, options } => {
+        PortSpec::Udp { addrs, options } | PortSpec::Host { addrs, options } => {
             assert!(addrs.iter().all(|addr| !addr.is_unspecified() && !addr.is_multicast()), "{addrs:?}");
-            assert!(options.len() <= 1);
+            assert!(options.len() <= 3);
         }
-        PortSpec::Host { options } => assert!(options.len() <= 3),
         PortSpec::Dpdk { devargs } => assert!(!devargs.contains('\0'), "{devargs:?}"),
         PortSpec::Loopback => {}
         other => panic!("{other:?} has no check here"),

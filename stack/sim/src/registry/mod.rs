@@ -7,7 +7,7 @@
 pub mod host;
 
 use host::{Host, Killed, Pid, Plant, SimKernel, State};
-use stack::registry::{Mark, Member, Name, RegistryError, Run, Terms};
+use stack::registry::{Addresses, Mark, Member, Name, RegistryError, Run, Terms};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -151,7 +151,7 @@ fn live(kernel: SimKernel, weather: Weather, report: &Shared) {
     let life = catch_unwind(AssertUnwindSafe(|| {
         kernel.host.wait_for_turn(kernel.host.state(), kernel.pid);
         let rest = if weather.plant == Some(Plant::NoRest) { Duration::ZERO } else { REST };
-        let terms = Terms { runs: weather.runs, rest };
+        let terms = Terms { runs: weather.runs, rest, addresses: Addresses::default() };
         let began = began(&kernel);
         match Member::join(kernel.clone(), terms, PATIENCE) {
             Ok(member) => {

@@ -15,8 +15,9 @@ use crate::port::layer::{PortLayer, QueueLayer};
 use crate::port::spec::PortSpec;
 use crate::port::traits::{Armed, Build, Destination, Port, PortQueue, Route, Routes, Stalled};
 use crate::port::udp;
-use crate::registry::{Registry, RegistryConfig};
+use crate::registry::{Addresses, Registry, RegistryConfig};
 use crate::time::Instant;
+use core::net::IpAddr;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -39,14 +40,22 @@ fn link_of(route: Route) -> Option<LinkId> {
     route.0.checked_sub(1).map(LinkId)
 }
 
-/// Opens the port; `more` are the options of its specification, those of the sockets.
+/// Opens the port on these addresses of the host, or on all that the processes of the user have; `more` are the options of its specification, those of the sockets.
 pub(in crate::port) fn open(
     spec: &PortSpec,
+    addrs: &[IpAddr],
     more: &[(String, String)],
     options: &PortOptions,
 ) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
-    let registry = Registry::join(&RegistryConfig::default()).map_err(|error| fail(error.to_string()))?;
+    let most = Addresses::MAX;
+    let addresses = Addresses::new(addrs)
+        .ok_or_else(|| fail(format!("{} addresses are named; {most} at most can be", addrs.len())))?;
+    if let Some(addr) = addrs.iter().find(|addr| udp::is_link_local(**addr)) {
+        return Err(fail(format!("{addr} is an address of one link alone: name others, or none")));
+    }
+    let config = RegistryConfig { addresses, ..RegistryConfig::default() };
+    let registry = Registry::join(&config).map_err(|error| fail(error.to_string()))?;
     let registry = Arc::new(registry);
     let config = LinksConfig::of(&PortInfo::of(spec, options), options.frames);
     let links = Links::new(Arc::clone(&registry), &config)

@@ -248,7 +248,7 @@ pub(super) struct Arrival {
 }
 
 /// Whether an IPv6 address means something on its own link alone.
-pub(super) fn is_link_local(addr: IpAddr) -> bool {
+pub(in crate::port) fn is_link_local(addr: IpAddr) -> bool {
     matches!(addr, IpAddr::V6(addr) if Ipv6Addr::is_unicast_link_local(&addr))
 }
 

@@ -13,6 +13,8 @@
 //!
 //! Probes are sent by a process that opens its sockets, by one that has closed them, and by one that received what is another process's:
 //! where a process was killed.
+//!
+//! Where the processes have named addresses alone, each address has a group of sockets, with a program and indices of its own.
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,6 +28,7 @@ use super::living::Living;
 use super::messages::{self, Addressee, Processes, Whose};
 use super::packet::IpFields;
 use super::passing::Passed;
+use super::socket::Socket;
 use super::steering::{self, INDEX, SERVICES};
 use super::sys;
 use crate::id::Qpn;
@@ -112,7 +115,10 @@ pub(super) struct Group {
     /// A bit for each of them.
     own: [AtomicU64; Run::COUNT / 64],
     living: Living,
-    places: Vec<Mutex<Place>>,
+    /// Where a group receives what is sent on this host, one for each address; of sockets of all addresses it is the loopback one.
+    reached_at: Vec<IpAddr>,
+    /// Of each queue, by address.
+    places: Vec<Vec<Mutex<Place>>>,
     /// A run of which something arrived here, plus one; it is another process's.
     strayed: AtomicU64,
     /// Something was learned that the program does not know.
@@ -122,10 +128,15 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// The group of this host on a UDP port, for a port with so many queues, whose sockets are bound.
+    /// The groups of this host on a UDP port, for a port with so many queues, whose sockets are bound.
     pub fn new(registry: Arc<Registry>, port: u16, queues: usize) -> Self {
         let first: Vec<(Run, usize)> = registry.runs().first().map(|run| (*run, 0)).into_iter().collect();
         let (own, bound) = ([const { AtomicU64::new(0) }; Run::COUNT / 64], registry.now());
+        let mut reached_at: Vec<IpAddr> = registry.addresses().named().collect();
+        if reached_at.is_empty() {
+            reached_at.push(Ipv4Addr::LOCALHOST.into());
+        }
+        let places = || reached_at.iter().map(|_| Mutex::new(Place::new(bound))).collect();
         for (run, _) in &first {
             own[run.index() / 64].fetch_or(1 << (run.index() % 64), Ordering::Relaxed);
         }
@@ -136,27 +147,23 @@ impl Group {
             is_first_given: AtomicBool::new(false),
             own,
             living: Living::new(),
-            places: (0..queues).map(|_| Mutex::new(Place::new(bound))).collect(),
+            places: (0..queues).map(|_| places()).collect(),
+            reached_at,
             strayed: AtomicU64::new(0),
             is_stale: AtomicBool::new(false),
             next: Mutex::new(Instant::now()),
         }
     }
 
-    /// The sockets have joined: finds their indices. Those of one queue each.
-    pub fn enter<'a>(&self, sockets: impl Iterator<Item = BorrowedFd<'a>> + Clone) {
-        let Some(any) = sockets.clone().next() else { return };
+    /// The sockets of each queue have joined: finds their indices.
+    pub fn enter(&self, sockets: &[Vec<Socket>]) {
+        let Some(any) = sockets.first() else { return };
         self.attach(any);
         self.probe();
         // The kernel delivers on the loopback interface while it sends.
-        for (queue, socket) in sockets.enumerate() {
-            let mut bytes = [0; PROBE + 1];
-            while let Ok((_, len, from)) = rustix::net::recvfrom(socket, &mut bytes[..], RecvFlags::DONTWAIT)
-            {
-                let from = from.and_then(|from| SocketAddr::try_from(from).ok());
-                if let Some(from) = from {
-                    self.note(queue, from.ip(), &bytes[..len.min(bytes.len())]);
-                }
+        for (queue, sockets) in sockets.iter().enumerate() {
+            for (of, socket) in sockets.iter().enumerate() {
+                self.take_probes(queue, of, socket.fd());
             }
         }
         if self.is_stale.swap(false, Ordering::Relaxed) {
@@ -164,13 +171,24 @@ impl Group {
         }
     }
 
-    /// Attaches the program that knows what the memory says now.
-    fn attach(&self, socket: BorrowedFd<'_>) {
+    fn take_probes(&self, queue: usize, of: usize, socket: BorrowedFd<'_>) {
+        let mut bytes = [0; PROBE + 1];
+        while let Ok((_, len, from)) = rustix::net::recvfrom(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+            if let Some(from) = from.and_then(|from| SocketAddr::try_from(from).ok()) {
+                self.note(queue, of, from.ip(), &bytes[..len.min(bytes.len())]);
+            }
+        }
+    }
+
+    /// Attaches the programs that know what the memory says now, by the sockets of a queue.
+    fn attach(&self, sockets: &[Socket]) {
         for _ in 0..ATTACHES {
             let keeper = self.registry.keeper(); // first: it may be a change
             let changes = self.registry.changes();
-            let mut program = self.program(keeper);
-            if let Err(error) = sys::steer(socket, &mut program) {
+            let mut steered = sockets.iter().enumerate();
+            if let Err(error) =
+                steered.try_for_each(|(of, socket)| sys::steer(socket.fd(), &mut self.program(of, keeper)))
+            {
                 tracing::warn!(
                     "packets may arrive at the wrong process: the system does not steer them ({error})"
                 );
@@ -184,42 +202,51 @@ impl Group {
         self.is_stale.store(true, Ordering::Relaxed);
     }
 
-    fn program(&self, keeper: Option<Run>) -> Vec<libc::sock_filter> {
-        let sockets = self.registry.sockets();
-        let socket_of = |of: Run| sockets.iter().find(|(run, _)| *run == of).map(|(_, index)| *index);
+    /// The program of the group of an address.
+    fn program(&self, of: usize, keeper: Option<Run>) -> Vec<libc::sock_filter> {
+        let sockets = self.registry.sockets(of);
+        let socket_of =
+            |of: Run| sockets.iter().find(|(run, _)| *run == of).map(|(_, index)| (*index).into());
         let services = self.registry.listeners(SERVICES).into_iter();
         let services: Vec<_> =
             services.filter_map(|(service, run)| Some((service, socket_of(run)?))).collect();
-        let numbers: Vec<_> = sockets.iter().map(|(run, index)| (run.numbers(), *index)).collect();
+        let numbers: Vec<_> = sockets.iter().map(|(run, index)| (run.numbers(), (*index).into())).collect();
         steering::program_of_group(&numbers, &services, keeper.and_then(socket_of).unwrap_or(0))
     }
 
     /// Sends a round of probes. What cannot be sent is not found; later rounds may.
     fn probe(&self) {
-        let most = probes(self.registry.sockets().into_iter().map(|(_, index)| index));
         let (birth, round) = (self.registry.birth(), self.registry.now());
-        let Ok(socket) = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) else { return };
-        for index in 0..most {
-            let _ = socket.send_to(&Probe { birth, round, index }.write(), (Ipv4Addr::LOCALHOST, self.port));
+        for (of, addr) in self.reached_at.iter().enumerate() {
+            let Ok(socket) = UdpSocket::bind((*addr, 0)) else { continue };
+            for index in 0..probes(self.registry.sockets(of).into_iter().map(|(_, index)| index.into())) {
+                let _ = socket.send_to(&Probe { birth, round, index }.write(), (*addr, self.port));
+            }
         }
     }
 
-    /// Takes a datagram to queue pair 0 that arrived on a queue.
+    /// Takes a datagram to queue pair 0 that arrived at the socket of an address, on a queue.
     #[cold]
-    pub fn note(&self, queue: usize, from: IpAddr, datagram: &[u8]) {
+    pub fn note(&self, queue: usize, of: usize, from: IpAddr, datagram: &[u8]) {
         let Some(probe) = Probe::read(datagram) else { return };
         // Whoever is not of this host, or not of this user, does not know the number.
-        if !from.to_canonical().is_loopback() || probe.birth != self.registry.birth() {
+        if !self.is_here(from) || probe.birth != self.registry.birth() {
             return;
         }
-        let Some(place) = self.places.get(queue) else { return };
+        let Some(place) = self.places.get(queue).and_then(|places| places.get(of)) else { return };
         if lock(place).learn(probe, self.registry.now()) {
             let leased = lock(&self.leased);
-            for (run, _) in leased.iter().filter(|(_, of)| *of == queue) {
-                self.registry.set_socket(*run, probe.index);
+            for (run, _) in leased.iter().filter(|(_, leased)| *leased == queue) {
+                self.registry.set_socket(*run, of, probe.index as u16);
                 self.is_stale.store(true, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Whether an address is that of a process of this host, where it comes from by UDP.
+    fn is_here(&self, from: IpAddr) -> bool {
+        let from = from.to_canonical();
+        from.is_loopback() || self.reached_at.contains(&from)
     }
 
     /// Whose a datagram for a queue pair number is that arrived here.
@@ -265,7 +292,7 @@ impl Group {
 
     /// Whether a datagram that says so was passed on by a process of this host: nobody else can send from there, and knows the number.
     pub fn has_passed(&self, from: IpAddr, passed: &Passed) -> bool {
-        let is_true = from.to_canonical().is_loopback() && passed.birth == self.registry.birth();
+        let is_true = self.is_here(from) && passed.birth == self.registry.birth();
         let to = Run::of(passed.to.block());
         if is_true && !self.has(to) {
             // The kernel does not know where that process is.
@@ -280,7 +307,7 @@ impl Group {
     }
 
     /// Repairs the steering if something arrived at the wrong process, or if indices, listeners or the keeper have changed.
-    pub fn maintain(&self, socket: BorrowedFd<'_>) {
+    pub fn maintain(&self, sockets: &[Socket]) {
         if self.registry.still_serves() {
             self.is_stale.store(true, Ordering::Relaxed);
         }
@@ -296,14 +323,14 @@ impl Group {
             self.probe();
         }
         if self.is_stale.swap(false, Ordering::Relaxed) {
-            self.attach(socket);
+            self.attach(sockets);
         }
     }
 
     /// The memory says something new of this process.
-    pub fn announce(&self, socket: BorrowedFd<'_>) {
+    pub fn announce(&self, sockets: &[Socket]) {
         if self.may_act() {
-            self.attach(socket);
+            self.attach(sockets);
         } else {
             self.is_stale.store(true, Ordering::Relaxed);
         }
@@ -324,8 +351,8 @@ impl Group {
         &self.registry
     }
 
-    /// Leases a run for a queue; attaches the program by this socket.
-    pub fn lease(&self, queue: usize, socket: BorrowedFd<'_>) -> Result<Run, RegistryError> {
+    /// Leases a run for a queue; attaches the programs by its sockets.
+    pub fn lease(&self, queue: usize, sockets: &[Socket]) -> Result<Run, RegistryError> {
         let mut leased = lock(&self.leased);
         if let Some((first, 0)) = leased.first().filter(|_| queue == 0)
             && !self.is_first_given.swap(true, Ordering::Relaxed)
@@ -335,10 +362,15 @@ impl Group {
         let run = self.registry.lease_run()?;
         leased.push((run, queue));
         self.own[run.index() / 64].fetch_or(1 << (run.index() % 64), Ordering::Relaxed);
-        let index = self.places.get(queue).and_then(|place| lock(place).index);
-        if let Some(index) = index {
-            self.registry.set_socket(run, index);
-            self.attach(socket);
+        let mut is_known = false;
+        for (of, place) in self.places.get(queue).into_iter().flatten().enumerate() {
+            if let Some(index) = lock(place).index {
+                self.registry.set_socket(run, of, index as u16);
+                is_known = true;
+            }
+        }
+        if is_known {
+            self.attach(sockets);
         }
         Ok(run)
     }

@@ -34,6 +34,7 @@ mod sys;
 mod translation;
 mod tx;
 
+pub(super) use control::is_link_local;
 pub use host::addresses;
 
 #[cfg(all(test, not(miri)))]
@@ -69,7 +70,7 @@ pub(super) fn open(
     make(spec, addrs, more, options, None)
 }
 
-/// Opens a port on all addresses of the host, which the other processes of this registry have as well. Its frames are of this pool, each
+/// Opens a port on the addresses of the host that the other processes of this registry have as well. Its frames are of this pool, each
 /// long enough for an MTU of the options.
 pub(super) fn open_shared(
     spec: &PortSpec,
@@ -78,7 +79,8 @@ pub(super) fn open_shared(
     registry: Arc<Registry>,
     pool: HeapPool,
 ) -> Result<UdpPort, PortError> {
-    make(spec, &[], more, options, Some((registry, pool)))
+    let addrs: Vec<IpAddr> = registry.addresses().named().collect();
+    make(spec, &addrs, more, options, Some((registry, pool)))
 }
 
 fn make(
@@ -115,7 +117,7 @@ fn make(
     };
     let group = registry.map(|registry| Group::new(registry, port, options.queues));
     if let Some(group) = &group {
-        group.enter(sockets.iter().map(|sockets| sockets[0].fd()));
+        group.enter(&sockets);
     }
     if let Some(memory) = sockets.iter().flatten().map(|socket| socket.memory).min() {
         buffers::warn_if_small(&spec.to_string(), buffer, memory);

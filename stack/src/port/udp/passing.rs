@@ -1,15 +1,15 @@
-//! What arrives at the wrong process of a host goes on to the right one: in a datagram of its own over the loopback interface, to the port
+//! What arrives at the wrong process of a host goes on to the right one: in a datagram of its own that stays on the host, to the port
 //! that all of them share, so that the kernel chooses the process as it does for all that comes from the network.
 //!
 //! In front of it is what looks like a BTH, with an opcode that means nothing and a number of the process's as its destination; then the
 //! number of the registry's birth, which members alone know; and what the kernel says of a datagram and nobody can see from its bytes.
 
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv6Addr};
 use std::io::{IoSlice, Result};
-use std::os::fd::BorrowedFd;
 
-use super::control::{Control, Name};
+use super::control::Control;
 use super::packet::IpFields;
+use super::socket::Socket;
 use super::steering::DEST_QP;
 use super::sys::{self, Message};
 use crate::id::Qpn;
@@ -74,15 +74,14 @@ impl Passed {
         })
     }
 
-    /// Sends a datagram on, to the UDP port that all processes have.
+    /// Sends a datagram on by a socket of this process, to those of all processes on its address and this UDP port.
     ///
     /// # Errors
     /// Those of sendmmsg(2), and that the socket has no room.
-    pub fn send(&self, socket: BorrowedFd<'_>, v6: bool, port: u16, datagram: &[u8]) -> Result<()> {
+    pub fn send(&self, socket: &Socket, port: u16, datagram: &[u8]) -> Result<()> {
         let front = self.write();
-        let to = Name::new(v6, Ipv4Addr::LOCALHOST.into(), port, 0);
-        let message = Message { to, control: Control::empty(), parts: 0..2 };
-        sys::send(socket, &[message], &[IoSlice::new(&front), IoSlice::new(datagram)]).map(|_| ())
+        let message = Message { to: socket.beside(port), control: Control::empty(), parts: 0..2 };
+        sys::send(socket.fd(), &[message], &[IoSlice::new(&front), IoSlice::new(datagram)]).map(|_| ())
     }
 }
 

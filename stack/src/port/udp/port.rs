@@ -96,7 +96,7 @@ impl Port for UdpPort {
         host.follow();
         self.shared.groups.follow(host.changed(), |v6| host.interfaces(v6));
         if let Some(group) = &self.shared.group {
-            group.maintain(self.shared.sockets[0][0].fd());
+            group.maintain(&self.shared.sockets[0]);
         }
     }
 
@@ -111,7 +111,7 @@ impl Numbers for UdpPort {
         let Some(group) = &self.shared.group else {
             return Err(PortError::Open { port: port(), reason: "all numbers are the device's".into() });
         };
-        let leased = group.lease(queue, self.shared.sockets[queue][0].fd());
+        let leased = group.lease(queue, &self.shared.sockets[queue]);
         leased.map_err(|error| PortError::Open { port: port(), reason: error.to_string() })
     }
 
@@ -121,7 +121,7 @@ impl Numbers for UdpPort {
 
     fn announce(&self) {
         if let Some(group) = &self.shared.group {
-            group.announce(self.shared.sockets[0][0].fd());
+            group.announce(&self.shared.sockets[0]);
         }
     }
 }

@@ -94,6 +94,12 @@ impl Receiver {
         &shared.sockets[self.index]
     }
 
+    /// The one of them that was asked last.
+    fn asked(&self, shared: &Shared) -> usize {
+        let count = self.sockets(shared).len();
+        (self.socket + count - 1) % count
+    }
+
     /// Whether this is the queue to which messages to groups come.
     pub fn receives_groups(&self) -> bool {
         self.index == 0
@@ -171,9 +177,7 @@ impl Receiver {
         self.opened += 1;
         let arrival = received.control.arrival();
         if let Some(overflows) = arrival.overflows {
-            // `self.socket` is the one behind the one that was asked last.
-            let sockets = self.sockets(shared);
-            let own = &sockets[(self.socket + sockets.len() - 1) % sockets.len()];
+            let own = &self.sockets(shared)[self.asked(shared)];
             let asked = self.of_group.as_ref().map_or(own, |membership| &membership.socket);
             shared.note_overflows(self.index, asked, overflows);
         }
@@ -260,7 +264,7 @@ impl Receiver {
             return Some(arrived); // each process has a copy
         }
         if number == PROBED {
-            group.note(self.index, arrived.ip.src, datagram);
+            group.note(self.index, self.asked(shared), arrived.ip.src, datagram);
             return None;
         }
         match group.whose(number, &arrived.ip, datagram) {
@@ -279,7 +283,7 @@ impl Receiver {
         let may = *hops < HOPS && self.passes > 0 && at.len() <= shared.max_frame;
         let datagram = &self.buffers[at.clone()];
         let passed = group.passed(run, hops.saturating_add(1), *ip, *port);
-        if may && passed.send(socket.fd(), socket.v6(), shared.port, datagram).is_ok() {
+        if may && passed.send(socket, shared.port, datagram).is_ok() {
             self.passes -= 1;
             counters.passed_on.add(1);
         } else {

@@ -6,6 +6,7 @@ use core::sync::atomic::AtomicU32;
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -52,6 +53,11 @@ impl Socket {
     /// Whether packets from this address leave by it.
     pub(super) fn serves(&self, src: IpAddr) -> bool {
         self.addr.map_or(self.v6 || src.is_ipv4(), |addr| addr == src)
+    }
+
+    /// Where what is sent stays on this host, and arrives at a socket of this one's address on a UDP port.
+    pub(super) fn beside(&self, port: u16) -> Name {
+        Name::new(self.v6, self.addr.unwrap_or(Ipv4Addr::LOCALHOST.into()), port, 0)
     }
 
     /// A message by this socket to a UDP port, of these parts, which are packets like the first one.
@@ -228,8 +234,9 @@ pub(super) fn sockets(addrs: &[IpAddr], buffer: u32, queues: usize) -> Result<Ve
 /// Where the processes of a user receive what they send each other while somebody else has port 4791: far from the ports that connections
 /// leave from.
 const BESIDE: RangeInclusive<u16> = 65_504..=65_535;
-/// How often processes that open their first sockets at the same moment try to agree on a port.
-const CHOICES: usize = 4;
+/// How often processes that open their first sockets at the same moment try to agree on a port, and the time between two tries.
+const CHOICES: usize = 20;
+const CHOICE: Duration = Duration::from_millis(5);
 
 /// The sockets that the processes of a user share.
 pub(super) struct SharedSockets {
@@ -241,62 +248,87 @@ pub(super) struct SharedSockets {
     pub why: Option<String>,
 }
 
-/// A socket of all addresses for each queue, on the port that the processes of this user on this host have chosen: 4791, or another one
-/// where somebody else has that.
+/// Sockets of the addresses that the processes of this user on this host have, or of all, for each queue, on the port that they have
+/// chosen: 4791, or another one where somebody else has that.
 pub(super) fn shared_sockets(
     buffer: u32,
     queues: usize,
     registry: &Registry,
 ) -> Result<SharedSockets, String> {
-    let mut chosen = registry.udp_port();
-    let mut tries = 0;
+    let addrs: Vec<IpAddr> = registry.addresses().named().collect();
+    let (mut chosen, mut tries) = (registry.udp_port(), 0);
     let (first, port, why) = loop {
+        tries += 1;
         let usable = chosen.filter(|port| *port == UDP_PORT || BESIDE.contains(port));
-        let (first, port, why) = match usable.map(|port| (port, on_all(buffer, port, true))) {
+        let (first, port, why) = match usable.map(|port| (port, set_on(&addrs, buffer, port, true))) {
             Some((port, Ok(first))) => (first, port, None),
             // Nothing is chosen, or those who chose it have ended, and somebody else has taken it.
-            _ => first_free(buffer)?,
+            _ => match set_first_on(&addrs, buffer, UDP_PORT) {
+                Ok(first) => (first, UDP_PORT, None),
+                Err((_, error)) if error.kind() == ErrorKind::AddrInUse && tries < CHOICES => {
+                    // Perhaps by another process of the host, which looks whether it is free.
+                    std::thread::sleep(CHOICE);
+                    chosen = registry.udp_port();
+                    continue;
+                }
+                Err((addr, error)) => first_beside(&addrs, buffer, why(addr, &error))?,
+            },
         };
         let agreed = registry.choose_udp_port(chosen, port);
-        tries += 1;
-        if agreed == Some(port) || tries == CHOICES {
+        if agreed == Some(port) || tries >= CHOICES {
             break (first, port, why);
         }
         chosen = agreed;
     };
-    let mut sockets = vec![vec![first]];
+    let mut sockets = vec![first];
     for _ in 1..queues {
-        sockets.push(vec![on_all(buffer, port, true).map_err(|error| self::why(None, &error))?]);
+        sockets.push(set_on(&addrs, buffer, port, true).map_err(|(addr, error)| self::why(addr, &error))?);
     }
     let beside =
         || why.unwrap_or_else(|| format!("UDP port {UDP_PORT} was taken when the first of them began"));
     Ok(SharedSockets { sockets, port, why: (port != UDP_PORT).then(beside) })
 }
 
-/// A socket of all addresses on port 4791, or on the first port beside it that can be had; and why it is that.
-fn first_free(buffer: u32) -> Result<(Socket, u16, Option<String>), String> {
-    let taken = match on_all(buffer, UDP_PORT, true) {
-        Ok(socket) => return Ok((socket, UDP_PORT, None)),
-        Err(error) if error.kind() == ErrorKind::AddrInUse => why(None, &error),
-        Err(error) => return Err(why(None, &error)),
-    };
+/// Sockets on the first port beside 4791 that nobody has, and why that cannot be had.
+///
+/// # Errors
+/// The same where there is none.
+fn first_beside(
+    addrs: &[IpAddr],
+    buffer: u32,
+    why: String,
+) -> Result<(Vec<Socket>, u16, Option<String>), String> {
     for port in BESIDE {
-        if let Ok(socket) = on_all(buffer, port, true) {
-            return Ok((socket, port, Some(taken)));
+        if let Ok(sockets) = set_first_on(addrs, buffer, port) {
+            return Ok((sockets, port, Some(why)));
         }
     }
-    Err(taken)
+    Err(why)
 }
 
-/// A socket for each of these addresses, or one for all that the host has. `shared`: others of this port have them, too.
+/// A socket on port 4791 for each of these addresses, or one for all that the host has. `shared`: others of this port have them, too.
 fn set(addrs: &[IpAddr], buffer: u32, shared: bool) -> Result<Vec<Socket>, String> {
+    set_on(addrs, buffer, UDP_PORT, shared).map_err(|(addr, error)| why(addr, &error))
+}
+
+/// The first sockets of several processes on a port that nobody has: a program of this user that is not one of them, and shares the port
+/// between its own sockets (`udp` with several shards), would get their packets.
+fn set_first_on(addrs: &[IpAddr], buffer: u32, port: u16) -> Result<Vec<Socket>, Unbound> {
+    drop(set_on(addrs, buffer, port, false)?);
+    set_on(addrs, buffer, port, true)
+}
+
+/// The address whose socket cannot be had, and why.
+type Unbound = (Option<IpAddr>, Error);
+
+/// As [`set`], on any port.
+fn set_on(addrs: &[IpAddr], buffer: u32, port: u16, shared: bool) -> Result<Vec<Socket>, Unbound> {
     if addrs.is_empty() {
-        let socket = on_all(buffer, UDP_PORT, shared);
-        return socket.map(|socket| vec![socket]).map_err(|error| why(None, &error));
+        return on_all(buffer, port, shared).map(|socket| vec![socket]).map_err(|error| (None, error));
     }
     let open = |addr: &IpAddr| {
-        let socket = Socket::open(Some(*addr), addr.is_ipv6(), buffer, UDP_PORT, shared);
-        socket.map_err(|error| why(Some(*addr), &error))
+        let socket = Socket::open(Some(*addr), addr.is_ipv6(), buffer, port, shared);
+        socket.map_err(|error| (Some(*addr), error))
     };
     addrs.iter().map(open).collect()
 }
@@ -358,7 +390,7 @@ fn why(addr: Option<IpAddr>, error: &Error) -> String {
             let user = holder().map_or_else(String::new, |user| format!(" (of user {user})"));
             format!(
                 "UDP port {UDP_PORT}{of} is taken by another program{user}: end that one (ss -lunp names it), or give \
-                 each program an address of its own (udp:ADDR)"
+                 the programs of each user addresses of their own (host:ADDR, ROCE_ADDRS), and those with udp one each (udp:ADDR)"
             )
         }
         ErrorKind::AddrNotAvailable => match addr.and_then(|addr| Some((addr, unusable(addr)?))) {
