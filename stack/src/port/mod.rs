@@ -10,6 +10,7 @@ mod counters;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
 mod error;
+mod farewell;
 pub mod fault;
 pub mod frame;
 pub mod host;
@@ -37,6 +38,7 @@ mod unix;
 
 pub use capture::capture;
 pub use error::PortError;
+pub use farewell::{Farewells, Ready};
 pub use fault::fault;
 pub use frame::{Frame, HeapPool, RxBurst, TxBurst};
 pub use info::{L2_OVERHEAD, PortInfo, PortOptions, PortStats};

@@ -60,7 +60,7 @@ pub use member::{Holder, Member};
 pub use name::Name;
 pub use requests::RequestKey;
 pub use run::Run;
-pub use socket::{Came, Connection, Lies};
+pub use socket::{Came, Connection, LastWord, Lies};
 pub use table::{Mark, RunInfo, VERSION, Words, mark_in};
 
 use crate::config::{REGISTRY_PATIENCE, RUN_REST};

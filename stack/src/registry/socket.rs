@@ -18,6 +18,7 @@ use rustix::net::{
 };
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -79,7 +80,7 @@ impl Listener {
 /// See [`Listener::accept`].
 fn accept(listener: BorrowedFd<'_>) -> Result<Connection, Option<io::Error>> {
     let made = Unforked::make(|| Ok(rustix::net::accept_with(listener, FLAGS)?));
-    let open = made.map(|(fd, unforked)| Connection(Some(Open { _unforked: unforked, fd })));
+    let open = made.map(|(fd, unforked)| Connection(Some(Open { _unforked: unforked, fd: Arc::new(fd) })));
     open.map_err(|error| is_exhausted(&error).then_some(error))
 }
 
@@ -109,7 +110,23 @@ pub struct Connection(Option<Open>);
 struct Open {
     /// Dropped first.
     _unforked: Unforked,
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
+}
+
+/// Ends a connection, while it is still open, with the process that made this.
+#[derive(Debug)]
+pub struct LastWord {
+    fd: Arc<OwnedFd>,
+    made_by: Process,
+}
+
+impl LastWord {
+    /// The peer hears the end of the connection now. A system call that a handler of a signal may make; none in a fork.
+    pub fn say(&self) {
+        if self.made_by.is_this() {
+            let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
+        }
+    }
 }
 
 /// What is at a name.
@@ -156,7 +173,7 @@ impl Connection {
     /// Those of socket(2).
     pub fn to(name: &str) -> io::Result<Connected> {
         let (fd, unforked) = Unforked::make(socket)?;
-        let open = Open { _unforked: unforked, fd };
+        let open = Open { _unforked: unforked, fd: Arc::new(fd) };
         match rustix::net::connect(&open.fd, &address(name)?) {
             Ok(()) => Ok(Connected::Open(Self(Some(open)))),
             Err(Errno::AGAIN) => Ok(Connected::Full),
@@ -170,7 +187,7 @@ impl Connection {
     pub fn renumbered(mut self, least: RawFd) -> Self {
         if let Ok((fd, unforked)) = Unforked::make(|| Ok(rustix::io::fcntl_dupfd_cloexec(&self, least)?)) {
             // The old number is closed, which ends nothing.
-            self.0 = Some(Open { _unforked: unforked, fd });
+            self.0 = Some(Open { _unforked: unforked, fd: Arc::new(fd) });
         }
         self
     }
@@ -197,6 +214,12 @@ impl Connection {
     /// The peer is gone.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
         Ok(rights::send(self, bytes, fds)? == Sent::Yes)
+    }
+
+    /// What ends it with the process. To be dropped before it.
+    pub fn last_word(&self) -> Option<LastWord> {
+        let fd = Arc::clone(&self.0.as_ref()?.fd);
+        Some(LastWord { fd, made_by: Process::this() })
     }
 
     /// Looks what lies in the connection, and takes nothing.

@@ -30,6 +30,24 @@ fn what_a_killed_process_had_sent_arrives_before_its_end_is_told() {
     assert_eq!(here.links.counts().ended, 20);
 }
 
+// Goal: a process that is about to end says so on its links while it still runs; what it had sent arrives.
+#[test]
+fn a_process_ends_its_links_before_it_ends() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    let mut other = Other::new(&config);
+    let (pid, run) = (other.pid(), other.run);
+    assert_eq!(other.order(&format!("send {} 5", here.run())), "sent");
+    assert_eq!(other.order("bye"), "said bye");
+    wait_for(|| here.links.counts().up == 0);
+    here.receive(5);
+    let ended = here.next_ended();
+    assert_eq!((ended.pid(), ended.runs()[0].index()), (pid, run));
+    drop(ended);
+    assert!(other.order("counts").starts_with("up"), "it still runs");
+    other.kill();
+}
+
 #[test]
 fn a_process_that_is_killed_under_load_harms_nobody_else() {
     let config = config();

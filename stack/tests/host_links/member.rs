@@ -255,6 +255,10 @@ fn obey(words: &[&str], member: &mut Member) -> String {
             let ended = member.next_ended();
             format!("ended {} {}", ended.pid(), ended.runs()[0].index())
         }
+        "bye" => {
+            stack::port::host::end_links();
+            "said bye".into()
+        }
         "counts" => {
             let counts = member.links.counts();
             format!("up {} made {} ended {} refused {}", counts.up, counts.made, counts.ended, counts.refused)

@@ -49,6 +49,8 @@ pub(crate) struct Config {
     pub lazy: bool,
     /// The port has no Ethernet address of its own: one is drawn.
     pub draws_mac: bool,
+    /// The port has links with other processes of the host.
+    pub has_links: bool,
 }
 
 /// The network of the ends of a private link.
@@ -72,8 +74,8 @@ pub(crate) fn read() -> Result<Config, String> {
         port,
         PortSpec::Memif { .. } | PortSpec::Loopback | PortSpec::Tap { .. } | PortSpec::Vhost { .. }
     );
-    let draws_mac =
-        lazy || matches!(port, PortSpec::Unix { .. } | PortSpec::Udp { .. } | PortSpec::Host { .. });
+    let has_links = matches!(port, PortSpec::Host { .. });
+    let draws_mac = lazy || has_links || matches!(port, PortSpec::Unix { .. } | PortSpec::Udp { .. });
     let mut device = DeviceConfig::default().mac(value::<Mac>("ROCE_MAC")?);
     device.addrs = list("ROCE_ADDR", address)?;
     for gateway in list("ROCE_GATEWAY", |text| text.parse::<IpAddr>().map_err(|e| e.to_string()))? {
@@ -107,7 +109,7 @@ pub(crate) fn read() -> Result<Config, String> {
     // The process may start before the peer that it meets there.
     device.assume_link = meets;
     device.port = port.into();
-    Ok(Config { device, claim, address_pair, lazy, draws_mac })
+    Ok(Config { device, claim, address_pair, lazy, draws_mac, has_links })
 }
 
 /// Says once what to change where a program names an address that it had over the private link `memif`, which was the port before

@@ -17,6 +17,7 @@ use core::time::Duration;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, Once};
 
+use verbs::rdma_cm::send_farewells;
 use verbs::{Context, DeviceConfig, Mac, OpenError, VerbsError};
 
 use crate::claims::{self, Claim};
@@ -26,7 +27,7 @@ use crate::event_thread::EventThread;
 use crate::guard::{guarded, lock, uncancelled};
 use crate::log::{self, say};
 use crate::process::OfProcess;
-use crate::signals::{end_by_signals, without_signals};
+use crate::signals::{end_by_signals, tell_peers_of_the_end, without_signals};
 
 static ENGINE: OfProcess<Engine> = OfProcess::new();
 
@@ -39,6 +40,8 @@ struct Engine {
     objects: AtomicUsize,
     /// The device's port has started.
     started: AtomicBool,
+    /// The device's port has links with other processes of the host.
+    has_links: AtomicBool,
 }
 
 #[derive(Default)]
@@ -106,7 +109,11 @@ pub(crate) fn wire() -> Result<Arc<Context>> {
         say(&error);
         Errno::from(error)
     })?;
-    ENGINE.get().started.store(true, Ordering::Relaxed);
+    let engine = ENGINE.get();
+    engine.started.store(true, Ordering::Relaxed);
+    if engine.has_links.load(Ordering::Relaxed) {
+        tell_peers_of_the_end();
+    }
     Ok(context)
 }
 
@@ -161,7 +168,7 @@ impl Engine {
             EINVAL
         };
         log::begin(config::log().map_err(refused)?);
-        let Config { mut device, claim, mut address_pair, lazy, draws_mac } =
+        let Config { mut device, claim, mut address_pair, lazy, draws_mac, has_links } =
             config::read().map_err(refused)?;
         device.mac = device.mac.or(identity.mac);
         if let Some(slot) = &identity.slot {
@@ -171,6 +178,7 @@ impl Engine {
         let addrs = device.addrs.clone();
         let context = without_signals(|| open(device))?;
         self.started.store(!lazy, Ordering::Relaxed);
+        self.has_links.store(has_links, Ordering::Relaxed);
         if identity.mac.is_none() && draws_mac {
             identity.mac = context.query_port(1).ok().map(|port| port.mac);
         }
@@ -225,6 +233,8 @@ impl Engine {
             end_by_signals();
             context.take_leave(PATIENCE);
         }
+        // What the system takes apart with the process ends later.
+        send_farewells();
     }
 }
 

@@ -22,7 +22,8 @@ pub(crate) fn without_signals<T>(call: impl FnOnce() -> T) -> T {
     }
 }
 
-/// From the first connection on: where SIGINT or SIGTERM would end the process, its peers are told first. What the program has set itself,
+/// From the first connection on, or the first queue pair that other processes of the host reach by a link: where SIGINT or SIGTERM would end
+/// the process, its peers are told first. What the program has set itself,
 /// or sets later, counts.
 pub(crate) fn tell_peers_of_the_end() {
     static ONCE: Once = Once::new();

@@ -10,7 +10,7 @@ use stack::device::{Device, Gid, Instant, QpType};
 
 use super::error::CmError;
 use super::event::{CmEventType, EventData, UdPeer};
-use super::farewell::Ready;
+use super::farewell;
 use super::param::{CmOptions, PeerParam};
 use super::path_mtu::fits_way_back;
 use super::queue::{Queued, number};
@@ -128,7 +128,7 @@ impl State {
     pub(super) fn make_farewell_ready(&mut self, device: &Device, number: u64, conn: ConnId) {
         let message = self.machine.farewell(conn).and_then(|dreq| device.farewell(&dreq.path, &dreq.mad));
         if let Some(id) = self.ids.get_mut(&number) {
-            id.farewell = message.and_then(Ready::keep);
+            id.farewell = message.and_then(farewell::keep);
         }
     }
 

@@ -5,6 +5,7 @@
 //! two offers that meet, that of the process with the lower first run counts. Which process has a run is the kernel's word: whoever is
 //! at the run's name. What a process says of its runs is only a reason to look there.
 
+use super::farewell::Word;
 use super::greeting::Fault;
 use super::growing::IDLE;
 use super::id::{LINKS_MAX, LinkId};
@@ -34,6 +35,8 @@ const RETRY: Duration = Duration::from_millis(10);
 
 /// A link that is up.
 struct Up {
+    /// Dropped first.
+    _last_word: Option<Word>,
     talk: Talk,
     link: Arc<Link>,
 }
@@ -119,7 +122,7 @@ impl Keeper {
     /// Ends links whose process has ended, or says or writes what cannot be.
     fn look_at_links(&mut self, ready: &[bool]) {
         for at in (0..self.up.len()).rev() {
-            let Up { talk, link } = &self.up[at];
+            let Up { talk, link, .. } = &self.up[at];
             let pid = link.pid;
             let wrong = match if ready[at] { talk.look() } else { Lies::Nothing } {
                 _ if link.is_broken() => "it writes what cannot be to the memory of a link".to_owned(),
@@ -183,7 +186,7 @@ impl Keeper {
     ) {
         let pid = talk.pid();
         let link = Arc::new(Link::new(ours, pid, made, theirs, them.queues));
-        self.up.push(Up { talk, link: Arc::clone(&link) });
+        self.up.push(Up { _last_word: talk.keep_last_word(), talk, link: Arc::clone(&link) });
         runs.iter().for_each(|run| self.lead(*run, &link));
         self.end_calls_to(&link);
         for run in &them.runs {
@@ -235,7 +238,8 @@ impl Keeper {
     }
 
     fn end(&mut self, at: usize) {
-        let Up { talk, link } = self.up.remove(at);
+        let Up { _last_word: word, talk, link } = self.up.remove(at);
+        drop(word);
         self.table.end(link.id.number());
         self.shared.end(&link);
         self.ended.push(link);

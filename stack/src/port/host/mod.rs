@@ -13,6 +13,7 @@ mod attention;
 mod budget;
 mod end;
 mod ended;
+mod farewell;
 mod following;
 mod greeting;
 mod growing;
@@ -32,6 +33,7 @@ mod talk;
 mod terms;
 
 pub use ended::Ended;
+pub use farewell::end_links;
 pub use id::{LINKS_MAX, LinkId};
 pub use links::{Links, LinksConfig};
 pub use queue::{LinkQueue, Reach};

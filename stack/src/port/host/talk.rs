@@ -4,6 +4,7 @@
 //! what there is no room for. So a message is received, looked at and refused on a thread of its own ([`Talk::hear`]), within the share
 //! of its process; until then the keeper only looks whether something lies there. What is [`Heard`] closes without waiting.
 
+use super::farewell::{self, Word};
 use super::greeting::{Fault, MESSAGE, Message, Refusal};
 use super::id::LinkId;
 use super::news::News;
@@ -106,6 +107,11 @@ impl Talk {
     /// When to [`flush`](Self::flush).
     pub fn unsent_until(&self) -> Option<Instant> {
         self.unsent.as_ref().map(|unsent| unsent.at)
+    }
+
+    /// Has it ready to end with the process.
+    pub fn keep_last_word(&self) -> Option<Word> {
+        farewell::keep(&self.connection)
     }
 
     /// Whether something lies there, and what kind of thing. Takes nothing.

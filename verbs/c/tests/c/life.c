@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <rdma/rdma_cma.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/resource.h>
@@ -756,6 +757,36 @@ static void last_words(int signal)
 	rdma_destroy_event_channel(channel);
 }
 
+/* Whether SIGINT and SIGTERM end the process without more ado. */
+static int ends_at_once(void)
+{
+	struct sigaction interrupted, terminated;
+	OK(sigaction(SIGINT, NULL, &interrupted));
+	OK(sigaction(SIGTERM, NULL, &terminated));
+	return interrupted.sa_handler == SIG_DFL && terminated.sa_handler == SIG_DFL;
+}
+
+/* A process with a queue pair looks after its links when a signal ends it, if its port has any; until then nothing is changed. */
+static void looks_after_links(int has_links)
+{
+	/* The host's own network may be in use. */
+	if (has_links)
+		OK(unshare(CLONE_NEWNET));
+	struct ibv_context *context = open_first();
+	struct ibv_pd *pd = MUST(ibv_alloc_pd(context));
+	struct ibv_cq *cq = MUST(ibv_create_cq(context, 1, NULL, NULL, 0));
+	struct ibv_qp_init_attr init = {
+		.qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq, .cap = { .max_send_wr = 1, .max_recv_wr = 1 }
+	};
+	IS(ends_at_once(), 1);
+	struct ibv_qp *qp = MUST(ibv_create_qp(pd, &init));
+	IS(ends_at_once(), !has_links);
+	OK(ibv_destroy_qp(qp));
+	OK(ibv_destroy_cq(cq));
+	OK(ibv_dealloc_pd(pd));
+	OK(ibv_close_device(context));
+}
+
 /* Whether all threads of a process are stopped. */
 static int is_stopped(pid_t pid)
 {
@@ -970,6 +1001,10 @@ int main(int argc, char **argv)
 		last_words(SIGINT);
 	else if (!strcmp(story, "terminated"))
 		last_words(SIGTERM);
+	else if (!strcmp(story, "links"))
+		looks_after_links(1);
+	else if (!strcmp(story, "no-links"))
+		looks_after_links(0);
 	else if (!strcmp(story, "first-client"))
 		first_client(0);
 	else if (!strcmp(story, "first-client-bound"))

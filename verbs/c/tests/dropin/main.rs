@@ -265,6 +265,17 @@ fn the_peers_of_a_process_that_a_signal_ends_are_told() {
     run_with(&dir, "life.c", &udp(), &settings, &[&["interrupted"], &["terminated"]]);
 }
 
+// Goal: what a signal does to a process is the library's matter only where links with other processes are to be ended first.
+#[test]
+fn a_process_with_links_ends_them_when_a_signal_ends_it() {
+    let dir = Dir::new("links");
+    run(&dir, "life.c", "loopback", &["no-links"]);
+    if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap()) != 0 {
+        return eprintln!("SKIPPED: a network namespace needs root");
+    }
+    run(&dir, "life.c", "host", &["links"]);
+}
+
 // Goal: a client that comes before its server, and so has the address that the server is expected at, reaches it.
 #[test]
 fn a_client_that_comes_before_its_server_reaches_it() {

@@ -1,0 +1,110 @@
+//! What is ready to be sent when a signal ends the process: a table that a handler of the signal can go through.
+
+use super::traits::Farewell;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
+
+/// What is ready, at most so many. A handler of a signal may have interrupted whoever holds a lock, and does without that one.
+pub struct Farewells<const MOST: usize> {
+    ready: [Mutex<Option<Box<dyn Farewell>>>; MOST],
+    kept: AtomicUsize,
+    next: AtomicUsize,
+}
+
+/// A farewell that is ready while this lives.
+#[derive(Debug)]
+pub struct Ready<const MOST: usize> {
+    of: &'static Farewells<MOST>,
+    place: usize,
+}
+
+impl<const MOST: usize> Farewells<MOST> {
+    /// None yet.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Self {
+        let ready = [const { Mutex::new(None) }; MOST];
+        Self { ready, kept: AtomicUsize::new(0), next: AtomicUsize::new(0) }
+    }
+
+    /// Keeps one ready. `None`: there are as many as there can be.
+    pub fn keep(&'static self, farewell: Box<dyn Farewell>) -> Option<Ready<MOST>> {
+        if self.kept.load(Ordering::Relaxed) >= MOST {
+            return None;
+        }
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        for place in (0..MOST).map(|n| first.wrapping_add(n) % MOST) {
+            if let Ok(mut ready) = self.ready[place].try_lock()
+                && ready.is_none()
+            {
+                *ready = Some(farewell);
+                self.kept.fetch_add(1, Ordering::Relaxed);
+                return Some(Ready { of: self, place });
+            }
+        }
+        None
+    }
+
+    /// Sends all that are ready, as far as that can be done at once. For handlers of signals (signal-safety(7)): it waits for no lock and
+    /// allocates nothing.
+    pub fn send(&self) {
+        for ready in &self.ready {
+            if let Ok(ready) = ready.try_lock()
+                && let Some(farewell) = &*ready
+            {
+                farewell.send();
+            }
+        }
+    }
+}
+
+impl<const MOST: usize> core::fmt::Debug for Farewells<MOST> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Farewells").field("kept", &self.kept).finish_non_exhaustive()
+    }
+}
+
+impl<const MOST: usize> Drop for Ready<MOST> {
+    fn drop(&mut self) {
+        // Only a handler of a signal holds it otherwise, or in a fork a thread that is not there: nobody may wait for either.
+        if let Ok(mut ready) = self.of.ready[self.place].try_lock() {
+            let farewell = ready.take();
+            self.of.kept.fetch_sub(1, Ordering::Relaxed);
+            drop(ready);
+            drop(farewell);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    const MOST: usize = 16;
+
+    struct Counted(Arc<AtomicUsize>);
+
+    impl Farewell for Counted {
+        fn send(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_sent_and_what_was_dropped_is_not() {
+        static ALL: Farewells<MOST> = Farewells::new();
+        let sent = Arc::new(AtomicUsize::new(0));
+        let keep = || ALL.keep(Box::new(Counted(Arc::clone(&sent))));
+        let (first, second) = (keep().unwrap(), keep());
+        drop(first);
+        ALL.send();
+        assert_eq!(sent.load(Ordering::Relaxed), 1);
+        drop(second);
+        ALL.send();
+        assert_eq!((sent.load(Ordering::Relaxed), Arc::strong_count(&sent)), (1, 1));
+        let all: Vec<_> = core::iter::from_fn(keep).collect();
+        assert!(all.len() == MOST && keep().is_none());
+        drop(all);
+        assert!(keep().is_some());
+    }
+}
