@@ -21,15 +21,18 @@ use core::net::IpAddr;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{self, Duration};
 
 /// The route of the sockets; behind it come those of the links.
 const SOCKETS: Route = Route(0);
 const _: () = assert!(LINKS_MAX < Route::COUNT);
 
-/// While there are links, sockets are asked when bursts and the frames of links are so many: asking is a system call, and takes as long
-/// as several bursts. After they brought or sent something they are asked in each of the next bursts.
-const SELDOM: u32 = 256;
+/// While there are links, sockets are asked once in this time: asking is a system call, which takes as long as many bursts without a frame.
+/// After they brought or sent something they are asked in each of the next bursts.
+const SELDOM: Duration = Duration::from_micros(20);
 const OFTEN_FOR: u32 = 1024;
+/// Bursts and frames of links until it is looked at the clock whether it is time.
+const CLOCK_EVERY: u32 = 128;
 
 fn route_of(link: LinkId) -> Route {
     Route(link.number() + 1)
@@ -88,8 +91,12 @@ impl PortLayer for HostPort {
 /// When the sockets are asked.
 #[derive(Debug, Default)]
 struct Look {
-    /// Bursts and frames of links since they were asked.
+    /// Bursts and frames of links since it was looked at the clock.
     since: u32,
+    /// When they were asked.
+    asked: Option<time::Instant>,
+    /// Whether there were bursts in which they were not.
+    is_overdue: bool,
     /// Bursts in which they are asked each time.
     often: u32,
 }
@@ -102,14 +109,26 @@ impl Look {
 
     /// Whether a burst asks them, in which links brought so many frames.
     #[inline]
-    fn now(&mut self, has_links: bool, frames: usize) -> bool {
-        self.since += 1 + frames as u32;
-        let now = !has_links || self.often > 0 || self.since >= SELDOM;
-        self.often = self.often.saturating_sub(1);
-        if now {
-            self.since = 0;
+    fn now(&mut self, has_links: bool, frames: usize, clock: impl Fn() -> time::Instant) -> bool {
+        let asks = if !has_links || self.often > 0 {
+            self.often = self.often.saturating_sub(1);
+            true
+        } else {
+            self.since += 1 + frames as u32;
+            self.since >= CLOCK_EVERY && self.is_time(clock())
+        };
+        self.is_overdue = !asks;
+        asks
+    }
+
+    #[cold]
+    fn is_time(&mut self, now: time::Instant) -> bool {
+        self.since = 0;
+        let is_time = self.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= SELDOM);
+        if is_time {
+            self.asked = Some(now);
         }
-        now
+        is_time
     }
 }
 
@@ -131,7 +150,7 @@ impl QueueLayer for HostQueue {
 
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         let from_links = self.links.rx_burst(out);
-        if !self.look.now(self.links.has_any(), from_links) {
+        if !self.look.now(self.links.has_any(), from_links, time::Instant::now) {
             return from_links;
         }
         let from_sockets = self.sockets.rx_burst(out);
@@ -175,7 +194,7 @@ impl QueueLayer for HostQueue {
     /// The descriptor of the sockets is an epoll instance, which gets that of the links, too: each of both is an edge of it.
     fn arm(&mut self) -> Armed {
         // What waits at the sockets was an edge already.
-        if core::mem::take(&mut self.look.since) > 0 {
+        if core::mem::take(&mut self.look.is_overdue) {
             self.look.wait_for_more();
             return Armed::Pending;
         }
@@ -235,6 +254,7 @@ impl Routes for HostQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::cell::Cell;
 
     #[test]
     fn each_link_has_a_route() {
@@ -248,17 +268,26 @@ mod tests {
 
     #[test]
     fn sockets_are_asked_often_while_they_have_something() {
-        let asked = |look: &mut Look, bursts: u32| (0..bursts).filter(|_| look.now(true, 0)).count() as u32;
+        // A burst takes 100 ns.
+        let (start, bursts) = (time::Instant::now(), Cell::new(0));
+        let asked = |look: &mut Look, count: u32, has_links, frames| {
+            let asks = |_: &u32| {
+                bursts.set(bursts.get() + 1);
+                look.now(has_links, frames, || start + Duration::from_nanos(100 * bursts.get()))
+            };
+            (0..count).filter(asks).count() as u32
+        };
         let mut look = Look::default();
-        assert_eq!(asked(&mut look, 10 * SELDOM), 10);
-        look.wait_for_more();
-        assert_eq!(asked(&mut look, OFTEN_FOR), OFTEN_FOR);
-        assert_eq!(asked(&mut look, 10 * SELDOM), 10);
         assert_eq!(
-            (0..10 * SELDOM).filter(|_| look.now(true, 9)).count(),
-            98,
-            "a burst of nine counts as ten"
+            asked(&mut look, 10_000, true, 0),
+            39,
+            "each 256 bursts, as often as the clock is looked at"
         );
-        assert_eq!((0..100).filter(|_| look.now(false, 9)).count(), 100, "there is nothing else to ask");
+        assert!(look.is_overdue);
+        look.wait_for_more();
+        assert_eq!(asked(&mut look, OFTEN_FOR, true, 0), OFTEN_FOR);
+        assert!(!look.is_overdue);
+        assert_eq!(asked(&mut look, 10_000, true, 99), 50, "each 200 bursts");
+        assert_eq!(asked(&mut look, 100, false, 99), 100, "there is nothing else to ask");
     }
 }
