@@ -12,6 +12,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// What a server says to a second client.
 const TAKEN: &str = "another client is connected already";
+/// What it says to one whose turn another one has taken.
+const OUTRUN: &str = "others came before this was done";
 
 /// Steps of one input.
 const STEPS: usize = 200;
@@ -144,8 +146,11 @@ pub fn memif_peer(bytes: &[u8]) {
         good.play(good.script());
         match good.outcome(&*port) {
             Ok(()) => break good,
-            // A peer may have sent its own socket along: then it is there until a thread of the port has closed that.
-            Err(why) => assert_eq!(why, TAKEN, "a peer that keeps to the rules connects"),
+            // A peer may have sent its own socket along: then it is there until a thread of the port has closed that. And one for which no
+            // thread is free, as those of other ports of this process are busy, takes the turn of the one before it.
+            Err(why) => {
+                assert!([TAKEN, OUTRUN].contains(&&*why), "a peer that keeps to the rules connects: {why}")
+            }
         }
     };
     good.send_frame(0, GOOD);
