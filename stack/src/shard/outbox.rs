@@ -77,15 +77,17 @@ impl Outbox {
         }
     }
 
-    /// The port sends consecutive frames to one peer in messages of so many bytes.
+    /// The port sends consecutive frames to one peer in messages of so many bytes, by its only route or the first of several: what leaves by
+    /// others goes frame by frame.
     pub fn send_in_messages(&mut self, bytes: usize) {
         self.budget = Budget::of_message(bytes);
     }
 
     /// What a queue pair may build in this turn, for a route with so much room.
     #[inline(always)]
-    pub fn budget(&self, room: usize) -> Budget {
-        self.budget.in_room(room)
+    pub fn budget(&self, route: Route, room: usize) -> Budget {
+        let whole = if route == Route::default() { self.budget } else { Budget::default() };
+        whole.in_room(room)
     }
 
     /// The route to a peer, which has backlogs from now on; `None`: the port is finding it out.
@@ -487,7 +489,7 @@ fn other<'a>(
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::config::TX_REFUSED;
+    use crate::config::{QP_TX_BUDGET, TX_REFUSED};
     use crate::port::limited::Limited;
     use crate::port::{QueueLayer, TxBurst};
     use crate::shard::tx::writer::source::Responses;
@@ -517,6 +519,15 @@ mod tests {
         let mut out = outbox(3);
         assert_eq!(out.flush(Instant::ZERO, &counters), 3);
         assert_eq!((out.first.answers.frames.len(), out.first.requests.frames.len()), (0, 1));
+    }
+
+    // Goal: the link of a process of the host is written to in place, though the sockets beside it gather what leaves.
+    #[test]
+    fn one_route_gathers_messages_and_others_are_written_in_place() {
+        let mut out = outbox(1);
+        out.send_in_messages(65_000);
+        let in_place = [ONE, Route(1), Route(7)].map(|route| out.budget(route, TX_BURST).next_in_place());
+        assert_eq!(in_place, [None, Some(QP_TX_BUDGET), Some(QP_TX_BUDGET)]);
     }
 
     // A link that is down keeps its frames until they are late, and then they are lost on it, and counted.

@@ -179,7 +179,7 @@ impl Env {
         if room == 0 {
             return Stop::Full(route);
         }
-        let mut budget = self.outbox.budget(room.saturating_sub(waiting - 1).max(1));
+        let mut budget = self.outbox.budget(route, room.saturating_sub(waiting - 1).max(1));
         while !budget.is_spent() && qp.responder.has_answer() {
             let hop = qp.hop;
             let in_place = budget.next_in_place().filter(|_| qp.long_answers && hop.is_outside());

@@ -231,7 +231,7 @@ impl Env {
         }
         let window = qp.requester.send_window(self.now, self.in_flight.share(qp));
         let hop = qp.hop;
-        let mut budget = self.outbox.budget(self.outbox.room(Traffic::Requests, hop.route()));
+        let mut budget = self.outbox.budget(hop.route(), self.outbox.room(Traffic::Requests, hop.route()));
         if budget.is_spent() {
             return Stop::Full(hop.route());
         }

@@ -80,7 +80,7 @@ impl Env {
 
     /// `route` is that of the last frame.
     fn build_unreliable(&mut self, qp: &mut Qp, route: &mut Option<Route>) -> Stop {
-        let mut budget = self.outbox.budget(TX_BURST);
+        let mut budget = self.outbox.budget(Route::default(), TX_BURST); // each may leave by another
         while !budget.is_spent() {
             budget.spend_one();
             let seq = match qp.requester.peek_unreliable(qp.gates, qp.epoch, &qp.sq) {
