@@ -1,17 +1,12 @@
 //! The running stacks: snapshots from the named sockets, or from all in a directory.
 
+use super::looking::Looking;
 use crate::error::{AppError, Result};
 use crate::out::note;
-use crate::stop;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
 use verbs::port::socket_file;
 use verbs::stats::{self, Snapshot, StatsError};
-
-/// How long a wait continues without a check for signals.
-pub(super) const SLICE: Duration = Duration::from_millis(50);
 
 /// The stacks that answered.
 #[derive(Clone, Debug, Default)]
@@ -62,21 +57,9 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
 }
 
 /// A [`find`] on a separate thread. A stopped process does not accept, so connecting to it blocks.
-#[derive(Debug)]
-pub struct Looking(Receiver<Result<Found>>);
-
-impl Looking {
-    /// Starts the search.
-    pub fn start(paths: &[PathBuf]) -> Self {
-        let (to, from) = mpsc::channel();
-        let paths = paths.to_vec();
-        std::thread::spawn(move || to.send(find(&paths)));
-        Self(from)
-    }
-    /// The result, if it is there within this time.
-    pub fn within(&self, time: Duration) -> Option<Result<Found>> {
-        self.0.recv_timeout(time).ok()
-    }
+pub fn looking(paths: &[PathBuf]) -> Looking<Found> {
+    let paths = paths.to_vec();
+    Looking::start(move || find(&paths))
 }
 
 /// A [`find`] that a signal interrupts.
@@ -84,13 +67,7 @@ impl Looking {
 /// # Errors
 /// When no stack answers; [`AppError::Interrupted`].
 pub fn look(paths: &[PathBuf]) -> Result<Found> {
-    let looking = Looking::start(paths);
-    loop {
-        stop::check()?;
-        if let Some(found) = looking.within(SLICE) {
-            return found;
-        }
-    }
+    looking(paths).wait()
 }
 
 fn in_dir(dir: &Path, found: &mut Found) -> Result<()> {

@@ -1,11 +1,13 @@
 //! `roce-stat`: shows running stacks from outside.
 //!
 //! `find` fetches snapshots from sockets, `rates` and `programs` turn two of them into rows, and `table`, `json` and `view` show those.
-//! `system` adds what is known of the machine, for bug reports.
+//! `live` runs a view in the terminal. `system` adds what is known of the machine, for bug reports.
 
 pub mod find;
 mod increments;
 pub mod json;
+pub mod live;
+pub mod looking;
 pub mod programs;
 pub mod rates;
 mod system;
@@ -15,12 +17,9 @@ pub mod view;
 use crate::cli::stat::StatCli;
 use crate::error::{AppError, Result};
 use crate::out::say;
-use crate::stop;
-use find::SLICE;
+use looking::sleep;
 use rates::{Query, compare};
-use std::io::IsTerminal;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 /// Runs the program.
 ///
@@ -33,11 +32,7 @@ pub fn run(cli: &StatCli) -> Result<()> {
     let first = find::look(&cli.paths)?;
     first.print_notes();
     if !cli.once && !cli.json {
-        if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-            return Err(AppError::Usage(
-                "the live view needs a terminal; use --once for a table, or --json".into(),
-            ));
-        }
+        live::needs_terminal()?;
         return view::run(cli, first);
     }
     let query = query(cli);
@@ -73,15 +68,4 @@ fn report(cli: &StatCli) -> Result<()> {
 
 fn query(cli: &StatCli) -> Query {
     Query { order: cli.sort, reverse: cli.reverse, filter: cli.filter.clone() }
-}
-
-fn sleep(time: Duration) -> Result<()> {
-    let start = Instant::now();
-    loop {
-        stop::check()?;
-        match time.checked_sub(start.elapsed()) {
-            Some(left) if !left.is_zero() => std::thread::sleep(left.min(SLICE)),
-            _ => return Ok(()),
-        }
-    }
 }

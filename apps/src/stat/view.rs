@@ -1,23 +1,20 @@
 //! The live view: one stack at a time, in the terminal.
 
-use super::find::{Found, Looking, SLICE};
+use super::find::{self, Found};
+use super::live::{self, Asked, Screen};
+use super::looking::Looking;
 use super::rates::{Query, StackRates, compare};
 use super::table::{QP_TITLES, SHARD_TITLES, qp_cells, reasons, shard_cells};
 use crate::cli::stat::StatCli;
-use crate::error::{AppError, Result};
-use crate::stop;
+use crate::error::Result;
 use ratatui::Frame;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState, Wrap};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
 
-/// How long the view waits for the stacks' answer before it checks the keys: usually the answer is there by then.
-const LOOK: Duration = Duration::from_millis(5);
 const PAGE: usize = 10;
 /// Rows of what a program counts itself that are shown.
 const OWN_ROWS: usize = 6;
@@ -40,17 +37,6 @@ pub struct View {
     /// The error of the last search.
     note: String,
     rows: TableState,
-}
-
-/// A key's request to the caller.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Asked {
-    /// Nothing.
-    Nothing,
-    /// To show the same snapshots in another way.
-    Again,
-    /// To end.
-    Quit,
 }
 
 impl View {
@@ -206,92 +192,57 @@ impl View {
     }
 }
 
+/// The stacks in the live view.
+struct Stacks {
+    paths: Vec<PathBuf>,
+    before: Found,
+    now: Found,
+    view: View,
+}
+
+impl Screen for Stacks {
+    type Found = Found;
+
+    fn look(&self) -> Looking<Found> {
+        find::looking(&self.paths)
+    }
+
+    fn show(&mut self, found: Result<Found>) {
+        self.view.note = match &found {
+            Ok(found) => found.notes.join("; "),
+            Err(error) => error.to_string(),
+        };
+        self.before = std::mem::replace(&mut self.now, found.unwrap_or_default());
+        self.again();
+    }
+
+    fn again(&mut self) {
+        self.view.stacks = compare(&self.before, &self.now, &self.view.query);
+    }
+
+    fn key(&mut self, key: KeyEvent) -> Asked {
+        self.view.key(key)
+    }
+
+    fn is_held(&self) -> bool {
+        self.view.held
+    }
+
+    fn draw(&mut self, frame: &mut Frame<'_>) {
+        self.view.draw(frame);
+    }
+}
+
 /// Runs the view until the user ends it.
 ///
 /// # Errors
-/// When the terminal cannot be used; [`AppError::Interrupted`] by a signal, or when the terminal goes away.
+/// Those of [`live::run`].
 pub fn run(cli: &StatCli, first: Found) -> Result<()> {
-    let mut terminal = ratatui::try_init().map_err(broken)?;
-    let result = watch(cli, first, &mut terminal);
-    // Both fail if the terminal is gone. ratatui's own versions then panic with a message that cannot be shown.
-    let _ = ratatui::try_restore();
-    if terminal.show_cursor().is_err() {
-        std::mem::forget(terminal);
-    }
-    result
-}
-
-fn broken(error: std::io::Error) -> AppError {
-    if is_gone() {
-        return AppError::Interrupted;
-    }
-    AppError::Setup(format!("the terminal cannot be used ({error})"))
-}
-
-/// Whether the terminal is gone: its window or its connection was closed.
-fn is_gone() -> bool {
-    let stdin = std::io::stdin();
-    // Only conditions that are always reported: hang-up, error, closed.
-    let mut fds = [PollFd::new(&stdin, PollFlags::empty())];
-    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
-}
-
-/// Terminal events, from a separate thread: in crossterm, reading from a terminal that is gone never returns.
-fn events() -> Receiver<std::io::Result<Event>> {
-    let (to, from) = mpsc::channel();
-    std::thread::spawn(move || {
-        loop {
-            let event = event::read();
-            let failed = event.is_err();
-            if to.send(event).is_err() || failed {
-                return;
-            }
-        }
-    });
-    from
-}
-
-fn watch(cli: &StatCli, first: Found, terminal: &mut ratatui::DefaultTerminal) -> Result<()> {
     let query = Query { order: cli.sort, reverse: cli.reverse, filter: cli.filter.clone() };
-    let (mut before, mut now) = (Found::default(), first);
-    let mut view = View::new(compare(&before, &now, &query), query);
-    let mut due = Instant::now() + cli.interval;
-    let events = events();
-    let mut looking: Option<Looking> = None;
-    loop {
-        stop::check()?;
-        if is_gone() {
-            return Err(AppError::Interrupted);
-        }
-        terminal.draw(|frame| view.draw(frame)).map_err(broken)?;
-        let wait = match looking {
-            Some(_) => SLICE,
-            None => due.saturating_duration_since(Instant::now()).min(SLICE),
-        };
-        match events.recv_timeout(wait) {
-            Ok(Ok(Event::Key(key))) if key.kind != KeyEventKind::Release => match view.key(key) {
-                Asked::Quit => return Ok(()),
-                Asked::Again => view.stacks = compare(&before, &now, &view.query),
-                Asked::Nothing => {}
-            },
-            Ok(Ok(_)) | Err(RecvTimeoutError::Timeout) => {}
-            Ok(Err(error)) => return Err(broken(error)),
-            Err(RecvTimeoutError::Disconnected) => return Err(AppError::Interrupted),
-        }
-        if looking.is_none() && Instant::now() >= due {
-            due = Instant::now() + cli.interval;
-            looking = (!view.held).then(|| Looking::start(&cli.paths));
-        }
-        if let Some(found) = looking.as_ref().and_then(|looking| looking.within(LOOK)) {
-            looking = None;
-            view.note = match &found {
-                Ok(found) => found.notes.join("; "),
-                Err(error) => error.to_string(),
-            };
-            before = std::mem::replace(&mut now, found.unwrap_or_default());
-            view.stacks = compare(&before, &now, &view.query);
-        }
-    }
+    let before = Found::default();
+    let view = View::new(compare(&before, &first, &query), query);
+    let mut stacks = Stacks { paths: cli.paths.clone(), before, now: first, view };
+    live::run(&mut stacks, cli.interval)
 }
 
 #[cfg(test)]

@@ -1,0 +1,139 @@
+//! Runs a view in the terminal: draws it, hands it keys, and what a search has found in each interval.
+
+use super::looking::{Looking, SLICE};
+use crate::error::{AppError, Result};
+use crate::stop;
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::IsTerminal;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// How long the view waits for the answer of a search before it checks the keys: usually the answer is there by then.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A key's request to the caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Asked {
+    /// Nothing.
+    Nothing,
+    /// To show the same snapshots in another way.
+    Again,
+    /// To end.
+    Quit,
+}
+
+/// What is shown.
+pub trait Screen {
+    /// What is searched.
+    type Found: Send + 'static;
+
+    /// Starts a search.
+    fn look(&self) -> Looking<Self::Found>;
+    /// Shows what a search has found from now on.
+    fn show(&mut self, found: Result<Self::Found>);
+    /// Shows the same in another way.
+    fn again(&mut self);
+    /// Handles a key.
+    fn key(&mut self, key: KeyEvent) -> Asked;
+    /// Whether nothing is searched.
+    fn is_held(&self) -> bool;
+    /// Draws itself.
+    fn draw(&mut self, frame: &mut Frame<'_>);
+}
+
+/// Fails where there is no terminal.
+///
+/// # Errors
+/// [`AppError::Usage`].
+pub fn needs_terminal() -> Result<()> {
+    if std::io::stdout().is_terminal() && std::io::stdin().is_terminal() {
+        return Ok(());
+    }
+    Err(AppError::Usage("the live view needs a terminal; use --once for a table, or --json".into()))
+}
+
+/// Runs the view until the user ends it.
+///
+/// # Errors
+/// When the terminal cannot be used; [`AppError::Interrupted`] by a signal, or when the terminal goes away.
+pub fn run(screen: &mut impl Screen, interval: Duration) -> Result<()> {
+    let mut terminal = ratatui::try_init().map_err(broken)?;
+    let result = watch(screen, interval, &mut terminal);
+    // Both fail if the terminal is gone. ratatui's own versions then panic with a message that cannot be shown.
+    let _ = ratatui::try_restore();
+    if terminal.show_cursor().is_err() {
+        std::mem::forget(terminal);
+    }
+    result
+}
+
+fn broken(error: std::io::Error) -> AppError {
+    if is_gone() {
+        return AppError::Interrupted;
+    }
+    AppError::Setup(format!("the terminal cannot be used ({error})"))
+}
+
+/// Whether the terminal is gone: its window or its connection was closed.
+fn is_gone() -> bool {
+    let stdin = std::io::stdin();
+    // Only conditions that are always reported: hang-up, error, closed.
+    let mut fds = [PollFd::new(&stdin, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
+}
+
+/// Terminal events, from a separate thread: in crossterm, reading from a terminal that is gone never returns.
+fn events() -> Receiver<std::io::Result<Event>> {
+    let (to, from) = mpsc::channel();
+    std::thread::spawn(move || {
+        loop {
+            let event = event::read();
+            let failed = event.is_err();
+            if to.send(event).is_err() || failed {
+                return;
+            }
+        }
+    });
+    from
+}
+
+fn watch(
+    screen: &mut impl Screen,
+    interval: Duration,
+    terminal: &mut ratatui::DefaultTerminal,
+) -> Result<()> {
+    let mut due = Instant::now() + interval;
+    let events = events();
+    let mut looking = None;
+    loop {
+        stop::check()?;
+        if is_gone() {
+            return Err(AppError::Interrupted);
+        }
+        terminal.draw(|frame| screen.draw(frame)).map_err(broken)?;
+        let wait = match looking {
+            Some(_) => SLICE,
+            None => due.saturating_duration_since(Instant::now()).min(SLICE),
+        };
+        match events.recv_timeout(wait) {
+            Ok(Ok(Event::Key(key))) if key.kind != KeyEventKind::Release => match screen.key(key) {
+                Asked::Quit => return Ok(()),
+                Asked::Again => screen.again(),
+                Asked::Nothing => {}
+            },
+            Ok(Ok(_)) | Err(RecvTimeoutError::Timeout) => {}
+            Ok(Err(error)) => return Err(broken(error)),
+            Err(RecvTimeoutError::Disconnected) => return Err(AppError::Interrupted),
+        }
+        if looking.is_none() && Instant::now() >= due {
+            due = Instant::now() + interval;
+            looking = (!screen.is_held()).then(|| screen.look());
+        }
+        if let Some(found) = looking.as_ref().and_then(|looking| looking.within(LOOK)) {
+            looking = None;
+            screen.show(found);
+        }
+    }
+}
