@@ -18,6 +18,7 @@ use super::quota::Quota;
 use super::random::Random;
 use super::service::Service;
 use super::srq_numbers::SrqNumbers;
+use super::stats::asked::Asked;
 use super::stats::socket::StatsSocket;
 use super::xrc_domain::Domains;
 use crate::config::{CQ_MAX, PD_MAX};
@@ -52,6 +53,8 @@ pub struct Device {
     name: String,
     /// Serves the counters, if the configuration asks for it.
     pub(super) stats: Option<StatsSocket>,
+    /// Serves them to the processes of the host, if others have the device's addresses.
+    asked: Option<Asked>,
     pub(super) next_cq: AtomicU32,
     pub(super) groups: Groups,
 }
@@ -122,6 +125,8 @@ impl Device {
         }
         let core = Arc::new(Core::new(shared, made, port, clock, &drive, config.assume_link));
         let stats = config.stats.as_deref().map(|path| StatsSocket::open(path, &core)).transpose()?;
+        let registry = core.port.numbers().and_then(|numbers| numbers.registry());
+        let asked = registry.map(|registry| Asked::serve(registry, &core));
         let threads = drive::start(&core, &drive)?;
         Ok(Arc::new(Self {
             core,
@@ -135,6 +140,7 @@ impl Device {
             cqs: Quota::new("completion queue", CQ_MAX),
             name: format!("roce{}", NEXT_NAME.fetch_add(1, Ordering::Relaxed)),
             stats,
+            asked,
             next_cq: AtomicU32::new(1),
             groups: Groups::default(),
         }))
@@ -264,6 +270,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         self.stats = None;
+        self.asked = None;
         if self.is_forked() {
             // The threads and the backlog are the parent's.
             core::mem::forget(core::mem::take(&mut self.threads));

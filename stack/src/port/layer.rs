@@ -343,6 +343,9 @@ mod tests {
             None
         }
         fn announce(&self) {}
+        fn links(&self) -> u64 {
+            772
+        }
     }
 
     impl Routes for Peculiar {
@@ -440,7 +443,7 @@ mod tests {
         assert_eq!((host.addresses(), host.generation()), (vec![ADDRESS], 773));
         port.steer(&[]);
         let numbers = port.numbers().expect("the port below has some");
-        assert_eq!(Some(numbers.lease(5).unwrap()), Run::all().nth(5));
+        assert_eq!((Some(numbers.lease(5).unwrap()), numbers.links()), (Run::all().nth(5), 772));
         port.maintain();
         assert_eq!(port.stats().refused, 774);
         assert_eq!(calls.swap(0, Ordering::Relaxed), 12);

@@ -221,6 +221,9 @@ pub trait Numbers {
 
     /// The registry says something new of this process: what is for it has to arrive here.
     fn announce(&self);
+
+    /// Links to other ones of these processes that are up.
+    fn links(&self) -> u64;
 }
 
 /// A link's end: a factory of queues, and what concerns all of them.

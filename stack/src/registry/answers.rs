@@ -1,4 +1,4 @@
-//! Answers processes that want to join, and hands those over that want a link.
+//! Answers processes that want to join, and hands those over that want a link, or statistics.
 //!
 //! Turns a listening socket that is readable, and connections that are, into answers. Nothing waits, so any thread can do it
 //! between other things. Strangers cost a bounded amount: connections that have said nothing are a few at a time, each for a
@@ -7,9 +7,11 @@
 
 use super::call::{Call, Receiver};
 use super::memory::Memory;
-use super::message::{REQUEST, Reply, Request};
+use super::message::{REQUEST, Reply, Request, Runs};
+use super::run::Run;
 use super::socket::{Connection, Lies, Listener};
 use super::table::VERSION;
+use crate::config::RUNS_PER_PROCESS;
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -41,11 +43,22 @@ pub struct Answers {
     memory: Memory,
     birth: u128,
     uid: u32,
-    receiver: Receiver,
+    takers: Takers,
+    /// Those of the member.
+    runs: Runs,
     open: VecDeque<Open>,
     /// They have been heard, and wait until closing them keeps nobody waiting.
     closing: Vec<Connection>,
     counts: Counts,
+}
+
+/// Who takes what is handed over.
+#[derive(Clone, Debug, Default)]
+pub struct Takers {
+    /// Calls for a link.
+    pub links: Receiver,
+    /// Requests for statistics.
+    pub stats: Receiver,
 }
 
 /// What became of those that connected.
@@ -55,17 +68,21 @@ pub struct Counts {
     pub joins: u64,
     /// Calls for a link that were handed over.
     pub calls: u64,
+    /// Requests for statistics that were handed over.
+    pub asked: u64,
     /// Processes with another version of the layout.
     pub unlike: u64,
     /// Processes of other users.
     pub foreign: u64,
-    /// Processes that said something else, or nothing in time, or called where nobody takes calls.
+    /// Processes that said something else, or nothing in time, or wanted what nobody gives.
     pub refused: u64,
 }
 
 #[derive(Debug)]
 struct Open {
     connection: Connection,
+    /// At whose name.
+    at: Run,
     since: Instant,
     /// What it has asked for, and could not be given for lack of room.
     asked: Option<Request>,
@@ -77,15 +94,24 @@ enum Heard {
     Open(Option<Request>),
     /// It wants a link.
     Call,
+    /// It wants statistics, and has their head.
+    Stats,
     /// It is over.
     Over,
 }
 
 impl Answers {
     /// A member's, who has this memory of this birth.
-    pub fn new(memory: Memory, birth: u128, uid: u32, receiver: Receiver) -> Self {
+    pub fn new(memory: Memory, birth: u128, uid: u32, takers: Takers) -> Self {
         let (open, closing) = (VecDeque::new(), Vec::new());
-        Self { memory, birth, uid, receiver, open, closing, counts: Counts::default() }
+        let runs = [None; RUNS_PER_PROCESS];
+        Self { memory, birth, uid, takers, runs, open, closing, counts: Counts::default() }
+    }
+
+    /// The member has these runs now.
+    pub fn set_runs(&mut self, runs: impl IntoIterator<Item = Run>) {
+        self.runs = [None; RUNS_PER_PROCESS];
+        self.runs.iter_mut().zip(runs).for_each(|(to, run)| *to = Some(run));
     }
 
     /// What became of those that connected.
@@ -93,15 +119,15 @@ impl Answers {
         self.counts
     }
 
-    /// Accepts those that have connected, and answers them.
-    pub fn handle_listener(&mut self, now: Instant, listener: &Listener) -> Round {
+    /// Accepts those that have connected at the name of a run, and answers them.
+    pub fn handle_listener(&mut self, now: Instant, at: Run, listener: &Listener) -> Round {
         self.close_some();
         for _ in 0..ACCEPTED {
             if self.closing.len() >= CLOSING_MAX {
                 return Round::Later;
             }
             match listener.accept() {
-                Ok(connection) => self.admit(now, connection),
+                Ok(connection) => self.admit(now, at, connection),
                 Err(None) => return Round::Done,
                 Err(Some(_)) => return Round::Later,
             }
@@ -130,12 +156,12 @@ impl Answers {
         [waits.then_some(RETRY), oldest].into_iter().flatten().min()
     }
 
-    fn admit(&mut self, now: Instant, connection: Connection) {
+    fn admit(&mut self, now: Instant, at: Run, connection: Connection) {
         if connection.peer().map(|peer| peer.uid).ok() != Some(self.uid) {
             self.counts.foreign += 1;
             return self.end(connection);
         }
-        self.hear(now, Open { connection, since: now, asked: None });
+        self.hear(now, Open { connection, at, since: now, asked: None });
         if self.open.len() > OPEN_MAX
             && let Some(oldest) = self.open.pop_front()
         {
@@ -146,8 +172,8 @@ impl Answers {
 
     fn hear(&mut self, now: Instant, open: Open) {
         let heard = match open.asked {
-            Some(request) => self.answer(&open.connection, request),
-            None => self.listen(&open.connection),
+            Some(request) => self.answer(&open.connection, open.at, request),
+            None => self.listen(&open.connection, open.at),
         };
         match heard {
             Heard::Open(asked) if now.saturating_duration_since(open.since) < OPEN_FOR => {
@@ -157,15 +183,25 @@ impl Answers {
                 self.counts.refused += 1;
                 self.end(open.connection);
             }
-            Heard::Call => self.hand_over(open.connection),
+            Heard::Call => {
+                self.hand_over(open.connection, |takers| &takers.links, |counts| &mut counts.calls)
+            }
+            Heard::Stats => {
+                self.hand_over(open.connection, |takers| &takers.stats, |counts| &mut counts.asked)
+            }
             Heard::Over => self.end(open.connection),
         }
     }
 
-    fn hand_over(&mut self, connection: Connection) {
+    fn hand_over(
+        &mut self,
+        connection: Connection,
+        to: fn(&Takers) -> &Receiver,
+        count: fn(&mut Counts) -> &mut u64,
+    ) {
         let pid = connection.peer().map_or(0, |peer| peer.pid);
-        match self.receiver.hand_over(Call { connection, pid }) {
-            None => self.counts.calls += 1,
+        match to(&self.takers).hand_over(Call { connection, pid }) {
+            None => *count(&mut self.counts) += 1,
             Some(call) => {
                 self.counts.refused += 1;
                 self.end(call.connection);
@@ -173,7 +209,7 @@ impl Answers {
         }
     }
 
-    fn listen(&mut self, connection: &Connection) -> Heard {
+    fn listen(&mut self, connection: &Connection, at: Run) -> Heard {
         let mut bytes = [0; REQUEST + 1];
         let request = match connection.peek(&mut bytes) {
             Lies::Nothing => return Heard::Open(None),
@@ -187,21 +223,27 @@ impl Answers {
         };
         // Something unread would reset the connection, and the answer with it.
         connection.take(&mut bytes);
-        self.answer(connection, request)
+        self.answer(connection, at, request)
     }
 
-    fn answer(&mut self, connection: &Connection, request: Request) -> Heard {
+    fn answer(&mut self, connection: &Connection, at: Run, request: Request) -> Heard {
+        let mut none = 0;
         let (reply, count) = match request {
             Request::Join(VERSION) => (Reply::Welcome(self.birth), &mut self.counts.joins),
             Request::Link(VERSION) => return Heard::Call,
+            Request::Stats(VERSION) if self.takers.stats.is_set() => (Reply::Counted(self.runs), &mut none),
             Request::Join(_) | Request::Link(_) => (Reply::Unlike(VERSION), &mut self.counts.unlike),
-            Request::Unknown => (Reply::Unknown, &mut self.counts.refused),
+            Request::Stats(theirs) if theirs != VERSION => (Reply::Unlike(VERSION), &mut self.counts.unlike),
+            Request::Stats(_) | Request::Unknown => (Reply::Unknown, &mut self.counts.refused),
         };
         let memory = matches!(reply, Reply::Welcome(_)).then(|| self.memory.as_fd());
         match connection.send(&reply.encode(), memory.as_slice()) {
             Ok(true) => {
                 *count += 1;
-                Heard::Over
+                match reply {
+                    Reply::Counted([first, ..]) if first == Some(at) => Heard::Stats,
+                    _ => Heard::Over,
+                }
             }
             Ok(false) => Heard::Open(Some(request)),
             Err(_) => Heard::Over,

@@ -224,6 +224,15 @@ impl<M: Words> Bindings<'_, M> {
         found
     }
 
+    /// What processes are said to listen at, at most so many, and the run of each.
+    pub fn listening(&self, most: usize) -> Vec<(Binding, Run)> {
+        let buckets = (0..BUCKETS).filter(|bucket| self.has_listened(*bucket));
+        let listen = buckets
+            .flat_map(|bucket| self.bucket(bucket))
+            .filter(|(entry, _)| entry.state == State::Listening && self.is_current(entry.owner));
+        listen.map(|(entry, binding)| (binding, entry.owner.run)).take(most).collect()
+    }
+
     fn has_listened(&self, bucket: usize) -> bool {
         self.0.word_of_bindings(bucket / 64).load(Ordering::Relaxed) >> (bucket % 64) & 1 != 0
     }
@@ -448,6 +457,9 @@ mod tests {
         assert_eq!(found(1, &|of| of != run(1)), None, "the kernel says that it has ended");
         assert_eq!(bindings.listeners(9).len(), 1, "one of them");
         assert_eq!(bindings.listeners(0), []);
+        let all = bindings.listening(9);
+        assert_eq!(all, [(binding(v4(1), false), run(1)), (binding(v4(2), false), run(2))], "both");
+        assert_eq!(bindings.listening(1), all[..1]);
     }
 
     #[test]
@@ -500,6 +512,7 @@ mod tests {
             }
             bindings.listener(PORT, v4(1).unwrap(), &|_| true);
             bindings.listeners(9);
+            assert!(bindings.listening(9).len() <= 9);
         }
     }
 

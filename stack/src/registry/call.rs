@@ -1,7 +1,9 @@
-//! Calls: connections by which one member wants a link to another one. What is said on them is not the registry's business.
+//! Calls: connections by which one member wants a link to another one, or a process wants to see a member's statistics. What is said on them
+//! is not the registry's business.
 //!
 //! Who calls connects to the name of a run, and sends the request. Who is called looks who that is, hands the connection to whoever
-//! takes calls in its process, and speaks first: so nothing but the request is in it until then.
+//! takes calls in its process, and speaks first: so nothing but the request is in it until then. (In front of statistics the registry
+//! says whose they are.)
 
 use super::socket::Connection;
 use crate::sync::lock::lock;
@@ -33,6 +35,11 @@ impl Receiver {
         *lock(&self.0) = by;
     }
 
+    /// Whether somebody takes them.
+    pub fn is_set(&self) -> bool {
+        lock(&self.0).is_some()
+    }
+
     /// Hands a call over. Gives it back where nobody takes it.
     pub fn hand_over(&self, call: Call) -> Option<Call> {
         let by = lock(&self.0).clone();
@@ -45,6 +52,6 @@ impl Receiver {
 
 impl fmt::Debug for Receiver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Receiver").field(&lock(&self.0).is_some()).finish()
+        f.debug_tuple("Receiver").field(&self.is_set()).finish()
     }
 }

@@ -75,9 +75,12 @@ impl Linux {
 
     /// Asks a process for a link; `None`: it is gone, or takes nothing now.
     pub fn call(&self, process: Neighbour) -> Option<Call> {
-        let Neighbour { connection, peer, .. } = process;
-        let is_sent = connection.send(&Request::link(), &[]).unwrap_or(false);
-        is_sent.then_some(Call { connection, pid: peer.pid })
+        process.ask(&Request::link())
+    }
+
+    /// Asks a process for statistics; `None`: as for a link.
+    pub fn call_for_stats(&self, process: Neighbour) -> Option<Call> {
+        process.ask(&Request::stats())
     }
 
     fn text(&self, name: Name) -> String {
@@ -184,6 +187,17 @@ impl Kernel for Linux {
 }
 
 impl Neighbour {
+    fn ask(self, request: &[u8]) -> Option<Call> {
+        let Self { connection, peer, .. } = self;
+        let is_sent = connection.send(request, &[]).unwrap_or(false);
+        is_sent.then_some(Call { connection, pid: peer.pid })
+    }
+
+    /// Whether it has not ended, as far as the system says.
+    pub fn lives(&self) -> bool {
+        !self.life.is_over()
+    }
+
     /// What is readable when it has said something or ended.
     fn fds(&self) -> Vec<PollFd<'_>> {
         let fds = [Some(self.connection.as_fd()), self.life.fd().map(AsFd::as_fd)];
@@ -212,7 +226,7 @@ impl Neighbour {
                 let memory = fd.and_then(|fd| Memory::take(fd.into_inner()));
                 memory.map_or(Answer::Nonsense, |memory| Answer::Welcome(memory, birth))
             }
-            Some(Reply::Unknown) | None => Answer::Nonsense,
+            Some(Reply::Counted(_) | Reply::Unknown) | None => Answer::Nonsense,
         };
         Ok(Some(answer))
     }

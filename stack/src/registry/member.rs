@@ -86,9 +86,9 @@ impl<K: Kernel> Member<K> {
         lock(&self.leases).iter().map(|lease| lease.run).collect()
     }
 
-    /// The names that it holds.
-    pub fn held(&self) -> Vec<K::Held> {
-        lock(&self.leases).iter().map(|lease| lease.held.clone()).collect()
+    /// Its runs, and the names that it holds for them.
+    pub fn held(&self) -> Vec<(Run, K::Held)> {
+        lock(&self.leases).iter().map(|lease| (lease.run, lease.held.clone())).collect()
     }
 
     /// Who has a run.

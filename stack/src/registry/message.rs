@@ -3,7 +3,9 @@
 //! Both begin with magic, kind and the version of the layout, in every version: so unlike ones can say what they are. A request
 //! that is unknown is refused, so that others can come.
 
+use super::run::Run;
 use super::table::VERSION;
+use crate::config::RUNS_PER_PROCESS;
 
 /// `ROCEJOIN`.
 const MAGIC: u64 = u64::from_ne_bytes(*b"ROCEJOIN");
@@ -16,10 +18,20 @@ pub const REPLY: usize = 32;
 const JOIN: u32 = 1;
 /// Whoever sends this wants a link, and waits to be spoken to.
 const LINK: u32 = 2;
+/// Whoever sends this wants to see statistics, and gets their head first.
+const STATS: u32 = 3;
 
 const WELCOME: u32 = 1;
 const UNLIKE: u32 = 2;
 const UNKNOWN: u32 = 3;
+const COUNTED: u32 = 4;
+
+/// In place of a run: none.
+const NONE: u16 = u16::MAX;
+const _: () = assert!(REQUEST + 2 * RUNS_PER_PROCESS == REPLY && Run::COUNT < NONE as usize);
+
+/// The runs of a member: the first ones, in the order in which they were leased.
+pub type Runs = [Option<Run>; RUNS_PER_PROCESS];
 
 /// A request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,6 +40,8 @@ pub enum Request {
     Join(u32),
     /// To have a link, from a process with this version of the layout.
     Link(u32),
+    /// To see statistics, for a process with this version of the layout.
+    Stats(u32),
     /// Of a kind that is not known.
     Unknown,
 }
@@ -39,7 +53,9 @@ pub enum Reply {
     Welcome(u128),
     /// The layout has this version.
     Unlike(u32),
-    /// The request is not known.
+    /// These are the member's runs. At the name of the first one its statistics follow, up to the end of the connection.
+    Counted(Runs),
+    /// The request is not known, or nobody answers it.
     Unknown,
 }
 
@@ -71,12 +87,18 @@ impl Request {
         head(LINK)
     }
 
+    /// A request for statistics.
+    pub fn stats() -> [u8; REQUEST] {
+        head(STATS)
+    }
+
     /// A request, of any bytes; `None`: it is none.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (kind, version) = parse_head(bytes)?;
         Some(match kind {
             JOIN if bytes.len() == REQUEST => Self::Join(version),
             LINK if bytes.len() == REQUEST => Self::Link(version),
+            STATS if bytes.len() == REQUEST => Self::Stats(version),
             _ => Self::Unknown,
         })
     }
@@ -85,14 +107,15 @@ impl Request {
 impl Reply {
     /// Its bytes.
     pub fn encode(self) -> [u8; REPLY] {
-        let (kind, birth) = match self {
-            Self::Welcome(birth) => (WELCOME, birth),
-            Self::Unlike(_) => (UNLIKE, 0),
-            Self::Unknown => (UNKNOWN, 0),
+        let (kind, rest) = match self {
+            Self::Welcome(birth) => (WELCOME, birth.to_ne_bytes()),
+            Self::Counted(runs) => (COUNTED, encode_runs(runs)),
+            Self::Unlike(_) => (UNLIKE, [0; _]),
+            Self::Unknown => (UNKNOWN, [0; _]),
         };
         let mut bytes = [0; REPLY];
         bytes[..REQUEST].copy_from_slice(&head(kind));
-        bytes[REQUEST..].copy_from_slice(&birth.to_ne_bytes());
+        bytes[REQUEST..].copy_from_slice(&rest);
         bytes
     }
 
@@ -103,10 +126,29 @@ impl Reply {
             // Whatever else it says, it has another layout.
             _ if version != VERSION => Some(Self::Unlike(version)),
             (WELCOME, Ok(birth)) => Some(Self::Welcome(u128::from_ne_bytes(birth))),
+            (COUNTED, Ok(runs)) => parse_runs(runs).map(Self::Counted),
             (UNKNOWN, Ok(_)) => Some(Self::Unknown),
             _ => None,
         }
     }
+}
+
+fn encode_runs(runs: Runs) -> [u8; REPLY - REQUEST] {
+    let mut bytes = [0; REPLY - REQUEST];
+    for (to, run) in bytes.chunks_exact_mut(2).zip(runs) {
+        to.copy_from_slice(&run.map_or(NONE, |run| run.index() as u16).to_ne_bytes());
+    }
+    bytes
+}
+
+/// `None`: one of them is no run.
+fn parse_runs(bytes: [u8; REPLY - REQUEST]) -> Option<Runs> {
+    let mut runs = [None; RUNS_PER_PROCESS];
+    for (run, from) in runs.iter_mut().zip(bytes.chunks_exact(2)) {
+        let index = u16::from_ne_bytes([from[0], from[1]]);
+        *run = if index == NONE { None } else { Some(Run::at(index.into())?) };
+    }
+    Some(runs)
 }
 
 #[cfg(test)]
@@ -117,7 +159,10 @@ mod tests {
     fn what_is_said_is_understood() {
         assert_eq!(Request::parse(&Request::join()), Some(Request::Join(VERSION)));
         assert_eq!(Request::parse(&Request::link()), Some(Request::Link(VERSION)));
-        for reply in [Reply::Welcome(u128::MAX / 3), Reply::Unknown] {
+        assert_eq!(Request::parse(&Request::stats()), Some(Request::Stats(VERSION)));
+        let mut runs = [None; RUNS_PER_PROCESS];
+        runs[..2].copy_from_slice(&[Run::at(511), Run::at(0)]);
+        for reply in [Reply::Welcome(u128::MAX / 3), Reply::Unknown, Reply::Counted(runs)] {
             assert_eq!(Reply::parse(&reply.encode()), Some(reply));
         }
     }
@@ -136,6 +181,16 @@ mod tests {
         assert_eq!(Request::parse(&request), Some(Request::Join(9)));
         request[8] = 77;
         assert_eq!(Request::parse(&request), Some(Request::Unknown));
+    }
+
+    #[test]
+    fn what_is_no_run_is_no_answer() {
+        let bytes = Reply::Counted([Run::at(3); RUNS_PER_PROCESS]).encode();
+        for index in [Run::COUNT as u16, 0x8000, NONE - 1] {
+            let mut other = bytes;
+            other[REPLY - 2..].copy_from_slice(&index.to_ne_bytes());
+            assert_eq!(Reply::parse(&other), None, "{index}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! (`bindings`), and where requests for connections went (`requests`), and which of the host's addresses they have (`addresses`).
 //! The first process makes it (`birth`);
 //! each later one gets it from any member (`join`). And at the name one process calls another one for a link of their own (`call`),
-//! which is made elsewhere.
+//! which is made elsewhere. Who wants to see all of them reads the memory and asks each for statistics, and is no member (`reader`).
 //!
 //! Processes of the same user are admitted, and never believed: one that goes mad can write to all of the memory, and answer
 //! whatever it likes. It can thereby shorten the rest of runs and keep processes from joining through itself; it cannot make
@@ -38,6 +38,7 @@ mod memory;
 mod message;
 mod name;
 mod patience;
+mod reader;
 mod requests;
 mod run;
 mod services;
@@ -58,14 +59,14 @@ pub use layout::{LEASE_WORDS, WORDS};
 pub use lease::Terms;
 pub use member::{Holder, Member};
 pub use name::Name;
+pub use reader::{Look, Reader, Said, Seen};
 pub use requests::RequestKey;
 pub use run::Run;
 pub use socket::{Came, Connection, LastWord, Lies};
 pub use table::{Mark, RunInfo, VERSION, Words, mark_in};
 
 use crate::config::{REGISTRY_PATIENCE, RUN_REST};
-use answers::Answers;
-use call::Receiver;
+use answers::{Answers, Takers};
 use core::net::IpAddr;
 use core::time::Duration;
 use linux::Linux;
@@ -106,7 +107,7 @@ impl Default for RegistryConfig {
 pub struct Registry {
     /// Dropped first: it answers only while the process is a member.
     serving: Serving,
-    receiver: Receiver,
+    takers: Takers,
     member: Member<Linux>,
 }
 
@@ -131,15 +132,15 @@ impl Registry {
         assert!((1..=Run::COUNT).contains(&config.runs), "{} runs", config.runs);
         let terms = Terms { runs: config.runs, rest: config.rest, addresses: config.addresses };
         let member = Member::join(Linux::new(&config.space)?, terms, config.patience)?;
-        let receiver = Receiver::default();
+        let takers = Takers::default();
         let uid = member.kernel().uid();
-        let answers = Answers::new(member.memory().clone(), member.birth(), uid, receiver.clone());
+        let answers = Answers::new(member.memory().clone(), member.birth(), uid, takers.clone());
         let serving = Serving::start(answers, member.held())
             .map_err(RegistryError::system("starting the thread of the registry"))?;
         if !member.is_sound() {
             tracing::warn!("a process of this user writes to the registry's memory where it should not");
         }
-        Ok(Self { serving, receiver, member })
+        Ok(Self { serving, takers, member })
     }
 
     /// Leases one more run.
@@ -181,7 +182,13 @@ impl Registry {
 
     /// Hands the calls of others to this from now on; `None`: they are refused.
     pub fn take_calls(&self, by: Option<Arc<dyn TakeCalls>>) {
-        self.receiver.set(by);
+        self.takers.links.set(by);
+    }
+
+    /// Hands those who want to see statistics to this from now on: they have been told whose they are, and wait for them. `None`: they are
+    /// refused.
+    pub fn take_questions(&self, by: Option<Arc<dyn TakeCalls>>) {
+        self.takers.stats.set(by);
     }
 
     /// The runs that were ever used, and what the memory says of them: hints, for people and for [`holder_of`](Self::holder_of).
@@ -315,7 +322,7 @@ impl Registry {
         self.member.kernel().host()
     }
 
-    /// What became of those that wanted to join by way of this process, or a link.
+    /// What became of those that wanted to join by way of this process, a link, or statistics.
     pub fn counts(&self) -> Counts {
         self.serving.counts()
     }

@@ -1,6 +1,7 @@
 //! A thread that answers those who want to join, as long as this process is a member. It sleeps until one comes.
 
 use super::answers::{Answers, Counts, Round};
+use super::run::Run;
 use super::socket::Listener;
 use crate::sync::apart;
 use crate::sync::eventfd::{EventFd, wait_readable};
@@ -18,6 +19,9 @@ use std::time::Instant;
 /// How long the thread leaves listeners alone when the system has no room for those who connected.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// The names of a member, by its runs, in the order in which they were leased.
+type Names = Vec<(Run, Arc<Listener>)>;
+
 /// The thread; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Serving {
@@ -29,7 +33,7 @@ pub struct Serving {
 
 #[derive(Debug)]
 struct Shared {
-    listeners: Mutex<Vec<Arc<Listener>>>,
+    names: Mutex<Names>,
     counts: Mutex<Counts>,
     event: EventFd,
     is_over: AtomicBool,
@@ -40,9 +44,9 @@ impl Serving {
     ///
     /// # Errors
     /// Those of eventfd(2) and pthread_create(3).
-    pub fn start(answers: Answers, listeners: Vec<Arc<Listener>>) -> io::Result<Self> {
+    pub fn start(answers: Answers, names: Names) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            listeners: Mutex::new(listeners),
+            names: Mutex::new(names),
             counts: Mutex::default(),
             event: EventFd::new()?,
             is_over: AtomicBool::new(false),
@@ -53,8 +57,8 @@ impl Serving {
     }
 
     /// Answers at these names from now on.
-    pub fn listen_at(&self, listeners: Vec<Arc<Listener>>) {
-        *lock(&self.shared.listeners) = listeners;
+    pub fn listen_at(&self, names: Names) {
+        *lock(&self.shared.names) = names;
         self.shared.event.signal();
     }
 
@@ -82,23 +86,25 @@ impl Drop for Serving {
 fn serve(shared: &Shared, mut answers: Answers) {
     let mut pause = None;
     while !shared.is_over.load(Ordering::Relaxed) {
-        let listeners = lock(&shared.listeners).clone();
-        wait(shared, &answers, &listeners, pause);
+        let names = lock(&shared.names).clone();
+        answers.set_runs(names.iter().map(|(run, _)| *run));
+        wait(shared, &answers, &names, pause);
         // First, so that what is signalled from now on wakes again.
         shared.event.clear();
         let now = Instant::now();
         answers.handle_open(now);
-        let later =
-            listeners.iter().filter(|listener| answers.handle_listener(now, listener) == Round::Later);
+        let later = names
+            .iter()
+            .filter(|(run, listener)| answers.handle_listener(now, *run, listener) == Round::Later);
         pause = (later.count() > 0).then_some(PAUSE);
         *lock(&shared.counts) = answers.counts();
     }
 }
 
 /// Waits until there is something to do.
-fn wait(shared: &Shared, answers: &Answers, listeners: &[Arc<Listener>], pause: Option<Duration>) {
+fn wait(shared: &Shared, answers: &Answers, names: &[(Run, Arc<Listener>)], pause: Option<Duration>) {
     let timeout = [answers.timeout(Instant::now()), pause].into_iter().flatten().min();
-    let listeners = listeners.iter().map(|listener| listener.as_fd()).filter(|_| pause.is_none());
+    let listeners = names.iter().map(|(_, listener)| listener.as_fd()).filter(|_| pause.is_none());
     let all = [shared.event.as_fd()].into_iter().chain(listeners).chain(answers.fds());
     let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
     wait_readable(&mut fds, timeout.unwrap_or(Duration::MAX));

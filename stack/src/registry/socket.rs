@@ -8,13 +8,16 @@ use super::sys::{self, Life, Peer};
 use crate::ipc::is_exhausted;
 use crate::ipc::rights::{self, Sent};
 use crate::sync::apart::{self, Apart};
+use crate::sync::eventfd::wait_readable;
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use core::time::Duration;
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, SocketAddrUnix, SocketFlags,
-    SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, Shutdown, SocketAddrUnix,
+    SocketFlags, SocketType,
 };
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -220,6 +223,22 @@ impl Connection {
     pub fn last_word(&self) -> Option<LastWord> {
         let fd = Arc::clone(&self.0.as_ref()?.fd);
         Some(LastWord { fd, made_by: Process::this() })
+    }
+
+    /// Sends some of these bytes, as many as there is room for now.
+    ///
+    /// # Errors
+    /// The peer is gone.
+    pub fn send_some(&self, bytes: &[u8]) -> io::Result<usize> {
+        match rustix::net::send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => Ok(0),
+            sent => Ok(sent?),
+        }
+    }
+
+    /// Waits until there is room for more to send, or the peer is gone.
+    pub fn wait_for_room(&self, at_most: Duration) {
+        wait_readable(&mut [PollFd::new(self, PollFlags::OUT)], at_most);
     }
 
     /// Looks what lies in the connection, and takes nothing.

@@ -8,6 +8,7 @@ mod by_hand;
 mod calls;
 mod ends;
 mod joining;
+mod looking;
 mod member;
 mod services;
 mod strangers;

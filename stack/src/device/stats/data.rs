@@ -50,6 +50,9 @@ pub struct Snapshot {
     /// Counters of the port.
     #[serde(default)]
     pub port_counters: Counts,
+    /// Links to other processes of the host that are up; absent where the port has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub links: Option<u64>,
     /// The shards.
     pub shards: Vec<ShardStats>,
     /// Queue pairs that exist.
@@ -180,6 +183,12 @@ pub enum StatsError {
         /// The version there.
         theirs: u32,
     },
+    /// The processes of the host cannot be looked at.
+    #[error("{reason}")]
+    Host {
+        /// Why, and what to do.
+        reason: String,
+    },
     /// The default directory cannot be used.
     #[error("{}: {reason}", path.display())]
     Dir {
@@ -224,7 +233,7 @@ impl Snapshot {
     }
 
     /// `Err(Ok(version))`: of another version; `Err(Err(reason))`: no snapshot.
-    fn parse(text: &[u8]) -> Result<Self, Result<u32, String>> {
+    pub(super) fn parse(text: &[u8]) -> Result<Self, Result<u32, String>> {
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,
@@ -273,6 +282,7 @@ mod tests {
             pid: 7,
             port: "unix:/a \"b\"\n,peer=/c".into(),
             at_ns: u64::MAX,
+            links: Some(2),
             shards: vec![ShardStats {
                 id: 1,
                 qps: 2,

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use super::data::QPS_LISTED;
 use crate::id::{QpType, Qpn};
 use crate::shard::counters::QpCounters;
 use crate::sync::lock::lock;
@@ -29,12 +28,12 @@ impl QpList {
     pub(in crate::device) fn remove(&self, qpn: Qpn) {
         lock(&self.0).remove(&qpn.get());
     }
-    /// The first of them, how many there are, and how many on each shard.
-    pub(super) fn list(&self, shards: usize) -> (Vec<(u32, QpEntry)>, usize, Vec<usize>) {
+    /// The first of them, at most so many; how many there are, and how many on each shard.
+    pub(super) fn list(&self, shards: usize, most: usize) -> (Vec<(u32, QpEntry)>, usize, Vec<usize>) {
         let qps = lock(&self.0);
         let mut per_shard = vec![0; shards];
         qps.values().for_each(|entry| per_shard[entry.shard] += 1);
-        let listed = qps.iter().take(QPS_LISTED).map(|(qpn, entry)| (*qpn, entry.clone())).collect();
+        let listed = qps.iter().take(most).map(|(qpn, entry)| (*qpn, entry.clone())).collect();
         (listed, qps.len(), per_shard)
     }
 }

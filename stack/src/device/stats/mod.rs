@@ -2,7 +2,8 @@
 //!
 //! Taking a [`Snapshot`] reads counters and published words; it never takes a shard's claim, so nothing waits for it. A device
 //! that is configured to ([`DeviceConfig::stats`](super::DeviceConfig::stats)) serves snapshots on a unix socket, and
-//! [`Snapshot::fetch`] takes one from there.
+//! [`Snapshot::fetch`] takes one from there. Where several processes have the addresses of a host, each serves the ones that ask by the
+//! registry, configured or not: [`HostReader`] shows all of them.
 //!
 //! # Protocol
 //!
@@ -10,7 +11,9 @@
 //! New fields and counters do not change the version, so a reader skips names that it does not know, and takes missing counters
 //! for 0 (counters that are 0 are left out). `nc -U SOCKET` shows a snapshot.
 
+pub(super) mod asked;
 pub(super) mod data;
+mod host;
 pub(super) mod list;
 pub(super) mod reader;
 pub(super) mod socket;
@@ -20,4 +23,5 @@ pub use data::{
     Counts, Latency, PeerStats, QPS_LISTED, QpStats, Row, ShardStats, Snapshot, StatsError, Table, VERSION,
     runtime_dir,
 };
+pub use host::{HostLook, HostReader, Listener, Process, Says};
 pub use reader::Reader;

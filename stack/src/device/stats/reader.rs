@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-use super::data::{Counts, PeerStats, QpStats, ShardStats, Snapshot, VERSION};
+use super::data::{Counts, PeerStats, QPS_LISTED, QpStats, ShardStats, Snapshot, VERSION};
+use super::list::QpEntry;
 use crate::device::claim::Core;
 use crate::id::QpState;
+use crate::port::Numbers;
 use crate::proto::state::{state_name, type_name};
 use crate::shard::counters::CounterSnapshot;
 
@@ -25,10 +27,31 @@ impl Reader {
 
 impl Snapshot {
     pub(in crate::device) fn of(core: &Core) -> Self {
+        let (entries, total, per_shard) = core.qps.list(core.cells.len(), QPS_LISTED);
+        let words = &core.shared.words;
+        let qp = |(qpn, entry): (u32, QpEntry)| QpStats {
+            qpn,
+            qp_type: type_name(entry.qp_type).to_owned(),
+            state: QpState::from_enum(words.load(entry.index).state())
+                .map_or(String::new(), |state| state_name(state).to_owned()),
+            shard: entry.shard,
+            peer: entry.counters.peer().map(|(gid, qpn)| PeerStats { gid: gid.to_string(), qpn: qpn.get() }),
+            counters: (&entry.counters.snapshot()).into(),
+        };
+        let qps = entries.into_iter().map(qp).collect();
+        Self { qps, tables: core.tables.list(), ..Self::without_qps(core, total, &per_shard) }
+    }
+
+    /// Without a list of queue pairs, and without what the program itself counts: short, and no code of the program is run for it.
+    pub(in crate::device) fn summary(core: &Core) -> Self {
+        let (_, total, per_shard) = core.qps.list(core.cells.len(), 0);
+        Self::without_qps(core, total, &per_shard)
+    }
+
+    fn without_qps(core: &Core, qps_total: usize, per_shard: &[usize]) -> Self {
         let shared = &core.shared;
         let port = core.port.stats();
         let info = core.port.info();
-        let (entries, total, per_shard) = core.qps.list(core.cells.len());
         Self {
             version: VERSION,
             pid: std::process::id(),
@@ -59,6 +82,7 @@ impl Snapshot {
                 ]
                 .into_iter(),
             ),
+            links: core.port.numbers().map(Numbers::links),
             shards: shared
                 .counters
                 .iter()
@@ -70,23 +94,9 @@ impl Snapshot {
                     counters: (&counters.snapshot()).into(),
                 })
                 .collect(),
-            qps_total: total,
-            qps: entries
-                .into_iter()
-                .map(|(qpn, entry)| QpStats {
-                    qpn,
-                    qp_type: type_name(entry.qp_type).to_owned(),
-                    state: QpState::from_enum(shared.words.load(entry.index).state())
-                        .map_or(String::new(), |state| state_name(state).to_owned()),
-                    shard: entry.shard,
-                    peer: entry
-                        .counters
-                        .peer()
-                        .map(|(gid, qpn)| PeerStats { gid: gid.to_string(), qpn: qpn.get() }),
-                    counters: (&entry.counters.snapshot()).into(),
-                })
-                .collect(),
-            tables: core.tables.list(),
+            qps_total,
+            qps: Vec::new(),
+            tables: Vec::new(),
         }
     }
 }

@@ -13,9 +13,9 @@ use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::info::{PortInfo, PortOptions, PortStats};
 use crate::port::layer::{PortLayer, QueueLayer};
 use crate::port::spec::PortSpec;
-use crate::port::traits::{Armed, Build, Destination, Port, PortQueue, Route, Routes, Stalled};
+use crate::port::traits::{Armed, Build, Destination, Numbers, Port, PortQueue, Route, Routes, Stalled};
 use crate::port::udp;
-use crate::registry::{Addresses, Registry, RegistryConfig};
+use crate::registry::{Addresses, Registry, RegistryConfig, Run};
 use crate::time::Instant;
 use core::net::IpAddr;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -83,8 +83,32 @@ impl PortLayer for HostPort {
         Some(Box::new(HostQueue { sockets, links, look: Look::default(), armed: None, ended: None }))
     }
 
+    fn numbers(&self) -> Option<&dyn Numbers> {
+        self.sockets.numbers().is_some().then_some(self)
+    }
+
     fn stats(&self) -> PortStats {
         self.sockets.stats() + self.links.stats()
+    }
+}
+
+impl Numbers for HostPort {
+    fn lease(&self, queue: usize) -> Result<Run, PortError> {
+        self.sockets.numbers().expect("they have some, or this is not asked").lease(queue)
+    }
+
+    fn registry(&self) -> Option<&Arc<Registry>> {
+        self.sockets.numbers()?.registry()
+    }
+
+    fn announce(&self) {
+        if let Some(numbers) = self.sockets.numbers() {
+            numbers.announce();
+        }
+    }
+
+    fn links(&self) -> u64 {
+        self.links.counts().up
     }
 }
 

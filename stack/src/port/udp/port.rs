@@ -124,6 +124,10 @@ impl Numbers for UdpPort {
             group.announce(&self.shared.sockets[0]);
         }
     }
+
+    fn links(&self) -> u64 {
+        0
+    }
 }
 
 struct UdpQueue {

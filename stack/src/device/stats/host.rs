@@ -1,0 +1,241 @@
+//! The processes of a host, which have its addresses together: each with what it counts, and what all of them know of it.
+//!
+//! Who looks is none of them, needs no path, and stops nobody; one that does not answer is shown all the same. Processes of our user are
+//! asked, and never believed: who is there is the kernel's word; the texts of those who answer are short and have no control characters
+//! when they are given on.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::data::{Snapshot, StatsError};
+use crate::cm::PortSpace;
+use crate::registry::{Binding, Reader, RegistryConfig, Said, Seen};
+
+/// How long processes have that have not been asked before.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Characters of a text.
+const TEXT_MAX: usize = 200;
+
+/// Looks at the processes of this user that use the port `host` in this network namespace.
+#[derive(Debug)]
+pub struct HostReader(Reader);
+
+/// What a look has found.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct HostLook {
+    /// The processes, by number; one with several devices is there for each.
+    pub processes: Vec<Process>,
+    /// Whether it is known who listens, and who is the keeper: as long as one of the processes answers.
+    pub has_registry: bool,
+    /// Names of queue pair numbers that another user has taken.
+    pub foreign: usize,
+}
+
+/// A process with a device on the port `host`.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Process {
+    /// Its number, as the kernel says; 0: it is not visible from here.
+    pub pid: u32,
+    /// The runs of queue pair numbers that it has, by number: 32768 numbers each. One at least.
+    pub runs: Vec<usize>,
+    /// How long it has the first one.
+    pub age: Option<Duration>,
+    /// Where it listens for connections.
+    pub listens: Vec<Listener>,
+    /// Whether it gets the messages of queue pair 1 that are for no process in particular.
+    pub is_keeper: bool,
+    /// What it says when it is asked for a snapshot.
+    pub says: Says,
+}
+
+/// What a process says when it is asked for a snapshot.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Says {
+    /// This one. It lists neither queue pairs nor what the program itself counts.
+    Snapshot(Box<Snapshot>),
+    /// Nothing: it is stopped, or very busy.
+    Nothing,
+    /// Nothing, as it accepts no more connections.
+    Full,
+    /// That it serves none: it has no device open at this moment, or is of another release.
+    NoStats,
+    /// That it is of another release.
+    OtherRelease,
+    /// What is no snapshot.
+    Nonsense,
+}
+
+/// A port of `rdma_cm` at which a process listens.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Listener {
+    /// The port.
+    pub port: u16,
+    /// The port space: `tcp`, `udp`, `ib` or `ipoib`; `?` for another number.
+    pub space: &'static str,
+    /// At this address alone.
+    pub addr: Option<IpAddr>,
+}
+
+impl HostReader {
+    /// For the user and the network namespace of this process.
+    ///
+    /// # Errors
+    /// [`StatsError::Host`].
+    pub fn new() -> Result<Self, StatsError> {
+        let RegistryConfig { space, runs, .. } = RegistryConfig::default();
+        Reader::new(&space, runs).map(Self).map_err(|error| StatsError::Host { reason: error.to_string() })
+    }
+
+    /// Looks. Takes a second at most, and that only if there are processes that do not answer and were not asked before.
+    ///
+    /// # Errors
+    /// [`StatsError::Host`]: this process has no descriptor left.
+    pub fn look(&mut self) -> Result<HostLook, StatsError> {
+        let look = self.0.look(PATIENCE).map_err(|error| StatsError::Host { reason: error.to_string() })?;
+        let processes = look.seen.into_iter().map(Process::of).collect();
+        Ok(HostLook { processes, has_registry: look.has_memory, foreign: look.foreign })
+    }
+}
+
+impl Process {
+    /// A process with these runs that says this: for tests of programs that show some.
+    ///
+    /// # Panics
+    /// When it has no run.
+    pub fn new(pid: u32, runs: Vec<usize>, says: Says) -> Self {
+        assert!(!runs.is_empty(), "a process has a run");
+        Self { pid, runs, age: None, listens: Vec::new(), is_keeper: false, says }
+    }
+
+    fn of(seen: Seen) -> Self {
+        let Seen { pid, runs, said, age, listens, is_keeper } = seen;
+        let mut listens: Vec<Listener> = listens.iter().map(Listener::of).collect();
+        listens.sort();
+        let runs = runs.iter().map(|run| run.index()).collect();
+        Self { pid, runs, age, listens, is_keeper, says: Says::of(said) }
+    }
+}
+
+impl Says {
+    fn of(said: Said) -> Self {
+        match said {
+            Said::Text(text) => match Snapshot::parse(&text) {
+                Ok(snapshot) => Self::Snapshot(Box::new(checked(snapshot))),
+                Err(Ok(_)) => Self::OtherRelease,
+                Err(Err(_)) => Self::Nonsense,
+            },
+            Said::Nothing => Self::Nothing,
+            Said::Full => Self::Full,
+            Said::Unknown => Self::NoStats,
+            Said::Unlike(_) => Self::OtherRelease,
+            Said::Nonsense => Self::Nonsense,
+        }
+    }
+}
+
+impl Listener {
+    fn of(binding: &Binding) -> Self {
+        let [space, port] = [binding.service >> 16, binding.service & 0xffff].map(|half| half as u16);
+        let space = match PortSpace::from_enum(space) {
+            Some(PortSpace::Tcp) => "tcp",
+            Some(PortSpace::Udp) => "udp",
+            Some(PortSpace::Ib) => "ib",
+            Some(PortSpace::IpoIb) => "ipoib",
+            None => "?",
+        };
+        Self { port, space, addr: binding.addr }
+    }
+}
+
+/// What a process that may have gone mad says, so that it can be shown.
+fn checked(said: Snapshot) -> Snapshot {
+    let [program, port, mac] = [said.program, said.port, said.mac].map(|text| printable(&text));
+    let gids = said.gids.iter().filter(|gid| gid.parse::<IpAddr>().is_ok()).cloned().collect();
+    Snapshot { program, port, mac, gids, qps: Vec::new(), tables: Vec::new(), ..said }
+}
+
+/// A text without what a terminal obeys, and not longer than fits a line.
+fn printable(text: &str) -> String {
+    // Those of the second kind turn the direction in which others are shown.
+    let obeyed = |c: &char| {
+        c.is_control()
+            || matches!(c, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars().take(TEXT_MAX).map(|c| if obeyed(&c) { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::data::{QpStats, Table, VERSION};
+    use super::*;
+    use crate::registry::{Family, Run};
+
+    fn said(said: Said) -> Process {
+        let binding = |service, addr| Binding { service, addr, family: Family::V4, reuse: false };
+        let here = Some(IpAddr::from([10, 0, 0, 1]));
+        let listens =
+            vec![binding(0x0106_1d2f, None), binding(0x0111_0007, here), binding(0xffff_0001, None)];
+        let runs = vec![Run::at(3).unwrap(), Run::at(9).unwrap()];
+        Process::of(Seen { pid: 7, runs, said, age: None, listens, is_keeper: true })
+    }
+
+    fn text(snapshot: &Snapshot) -> Process {
+        said(Said::Text(snapshot.to_json()))
+    }
+
+    #[test]
+    fn a_process_is_shown_with_what_it_says_and_where_it_listens() {
+        let sent = Snapshot {
+            version: VERSION,
+            pid: 8,
+            program: "ib_write_bw".into(),
+            links: Some(3),
+            ..Snapshot::default()
+        };
+        let process = text(&sent);
+        let Says::Snapshot(snapshot) = process.says else { panic!("{:?}", process.says) };
+        assert_eq!(*snapshot, sent);
+        assert_eq!((process.pid, process.runs), (7, vec![3, 9]), "the kernel's word");
+        let of = |port, space, addr| Listener { port, space, addr };
+        assert_eq!(
+            process.listens,
+            [of(1, "?", None), of(7, "udp", Some(IpAddr::from([10, 0, 0, 1]))), of(7471, "tcp", None)]
+        );
+    }
+
+    // Goal: nothing that a process says moves the cursor, fills the screen, or is one of another's numbers.
+    #[test]
+    fn what_a_process_says_has_no_control_characters_and_an_end() {
+        let evil = "a\u{1b}[2J\r\n\u{7f}\u{9b}31m\u{202e}\u{0}é";
+        let sent = Snapshot {
+            version: VERSION,
+            program: evil.into(),
+            port: "p".repeat(1 << 16),
+            mac: evil.into(),
+            gids: vec![evil.into(), "::1".into()],
+            qps: vec![QpStats { state: evil.into(), ..QpStats::default() }],
+            tables: vec![Table { name: evil.into(), ..Table::default() }],
+            ..Snapshot::default()
+        };
+        let Says::Snapshot(snapshot) = text(&sent).says else { panic!() };
+        assert_eq!((&*snapshot.program, &*snapshot.mac), ("a?[2J????31m??é", "a?[2J????31m??é"));
+        assert_eq!((snapshot.port.len(), &snapshot.gids[..]), (TEXT_MAX, &["::1".to_owned()][..]));
+        assert!(snapshot.qps.is_empty() && snapshot.tables.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_snapshot_has_a_name() {
+        let nested = [b"[".repeat(1 << 19), b"]".repeat(1 << 19)].concat();
+        for wrong in [&b""[..], b"{", b"\xff\xfe", b"{\"version\":1}", &nested] {
+            let process = said(Said::Text(wrong.into()));
+            assert!(matches!(process.says, Says::Nonsense), "{:?}", process.says);
+        }
+        let later = said(Said::Text(b"{\"version\":2}".into()));
+        assert!(matches!(later.says, Says::OtherRelease));
+        assert!(matches!(said(Said::Unlike(9)).says, Says::OtherRelease));
+        assert!(matches!(said(Said::Nothing).says, Says::Nothing));
+    }
+}
