@@ -7,11 +7,11 @@ use std::path::Path;
 const HERE: &str = "127.0.0.1";
 
 /// A host; gone when the test ends.
-struct Host(String);
+pub struct Host(String);
 
 impl Host {
     /// `None`, with a printed reason, where it cannot be set up.
-    fn new(tag: char) -> Option<Self> {
+    pub fn new(tag: char) -> Option<Self> {
         let host = Self(format!("roh{tag}{}", std::process::id()));
         let done = [&["netns", "add", &host.0][..], &["-n", &host.0, "link", "set", "lo", "up"]];
         if done.iter().all(|args| run("ip", args).code == Some(0)) {
@@ -21,22 +21,26 @@ impl Host {
         None
     }
 
-    fn start(&self, args: &[&str]) -> Running {
-        Running::start("ip", &[&["netns", "exec", &self.0, PERF][..], args].concat())
+    /// The words before a command that make it run there.
+    pub fn exec<'a>(&'a self, args: &[&'a str]) -> Vec<&'a str> {
+        [&["netns", "exec", &self.0][..], args].concat()
+    }
+
+    pub fn start(&self, args: &[&str]) -> Running {
+        Running::start("ip", &self.exec(&[&[PERF][..], args].concat()))
     }
 
     /// As a user without rights, by a copy of the program that this user can reach.
     fn start_as_nobody(&self, program: &Path, args: &[&str]) -> Running {
         let user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
-        let program = [program.to_str().unwrap()];
-        Running::start("ip", &[&["netns", "exec", &self.0][..], &user, &program, args].concat())
+        Running::start("ip", &self.exec(&[&user[..], &[program.to_str().unwrap()], args].concat()))
     }
 
-    fn server(&self, port: &str, more: &[&str]) -> Running {
+    pub fn server(&self, port: &str, more: &[&str]) -> Running {
         self.start(&[&["server", "--port", "host", "--bind", HERE, "--oob-port", port][..], more].concat())
     }
 
-    fn client(&self, port: &str, more: &[&str]) -> Running {
+    pub fn client(&self, port: &str, more: &[&str]) -> Running {
         self.start(&[&["client", "--port", "host", "--oob-port", port, HERE][..], more].concat())
     }
 

@@ -12,5 +12,6 @@ mod json_rows;
 mod readme;
 mod run;
 mod stat;
+mod stat_host;
 mod terminal;
 mod udp;

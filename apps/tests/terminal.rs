@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 const STAT: &str = env!("CARGO_BIN_EXE_roce-stat");
 
 /// A terminal like a window: its output, and how to close it.
-struct Terminal {
+pub struct Terminal {
     path: String,
     shown: Arc<Mutex<String>>,
     closed: Arc<AtomicBool>,
@@ -26,7 +26,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn open() -> Self {
+    pub fn open() -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -52,7 +52,7 @@ impl Terminal {
     }
 
     /// Starts a program on it. Where it is the controlling terminal, closing it sends SIGHUP.
-    fn start(&self, controlling: bool, program: &str, args: &[&str]) -> Running {
+    pub fn start(&self, controlling: bool, program: &str, args: &[&str]) -> Running {
         let end = || {
             let flags = OFlags::NOCTTY.bits() as i32;
             Stdio::from(File::options().read(true).write(true).custom_flags(flags).open(&self.path).unwrap())
@@ -64,7 +64,7 @@ impl Terminal {
         Running::spawn(command.args(args).stdin(end()).stdout(end()).stderr(end()))
     }
 
-    fn shows(&self, text: &str) {
+    pub fn shows(&self, text: &str) {
         until(|| self.shown.lock().unwrap().contains(text).then_some(()));
     }
 
@@ -86,7 +86,7 @@ fn send(signal: Signal, to: &mut Running) {
 
 /// Ended by a signal that it handled, or by the end of its terminal.
 #[track_caller]
-fn interrupted(end: &Finished) {
+pub fn interrupted(end: &Finished) {
     assert_eq!(end.code, Some(130), "{}", end.all());
 }
 

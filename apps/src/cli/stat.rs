@@ -13,10 +13,13 @@ Examples:
   roce-stat --json --interval 5s      one JSON object every 5 seconds
   roce-stat --once --json | jq '.stacks[].qps[].qpn'
   roce-stat /run/my/storage.sock      a stack with its own path
+  roce-stat --host                    all processes on the port host, however they were started
+  roce-stat --host --once --json | jq '.processes[] | select(.answers | not) | .pid'
   roce-stat --report                  text for a bug report, also if nothing runs
 
 A program serves its counters when its device has DeviceConfig::stats, or it is started with --stats. Without a path
-the socket is in $XDG_RUNTIME_DIR/roce, or in /tmp/roce-UID where that is not set, and found there.
+the socket is in $XDG_RUNTIME_DIR/roce, or in /tmp/roce-UID where that is not set, and found there. With --host it needs
+neither: it shows the processes of this user in this network namespace that have the addresses of the host.
 
 Keys of the live view:
   q quit   Tab next stack   up, down, PgUp, PgDn move   s next order   r reverse   / filter   Esc no filter
@@ -32,6 +35,13 @@ pub struct StatCli {
     /// Statistics sockets, or directories with some [default: where programs put theirs]
     #[arg(value_name = "PATH")]
     pub paths: Vec<PathBuf>,
+    /// Show the processes of the host: all of this user in this network namespace that use the port host
+    ///
+    /// One line a process: queue pairs, links to other processes of the host, rates, packets sent again, packets passed on to
+    /// other processes, who answers for queue pair 1, and the ports of rdma_cm at which it listens. They need no option for it.
+    /// One that does not answer within a second, as it is stopped, is there with what the others know.
+    #[arg(long, conflicts_with_all = ["paths", "report", "sort", "reverse", "filter"])]
+    pub host: bool,
     /// Print one table of one interval, and end
     #[arg(long)]
     pub once: bool,

@@ -69,6 +69,12 @@ impl Collector for Families {
         encoder
             .encode_descriptor("link_up", "Whether the link of the port is up", None, MetricType::Gauge)?
             .encode_gauge(&up)?;
+        if let Some(links) = snapshot.links {
+            let links = i64::try_from(links).unwrap_or(i64::MAX);
+            encoder
+                .encode_descriptor("links", "Links to other processes of the host", None, MetricType::Gauge)?
+                .encode_gauge(&links)?;
+        }
         for (name, value) in &snapshot.port_counters {
             let name = format!("port_{name}");
             encoder
@@ -189,6 +195,7 @@ mod tests {
             program: "p".into(),
             link_up: true,
             port_counters: [("rx_frames".to_string(), 9)].into(),
+            links: Some(2),
             shards: vec![shard(0, 7), shard(1, 8)],
             tables: vec![Table { name: "nvmf".into(), rows: vec![row] }],
             ..Snapshot::default()
@@ -196,6 +203,7 @@ mod tests {
         let text = text(snapshot).unwrap();
         for line in [
             "roce_link_up 1",
+            "roce_links 2",
             "roce_port_rx_frames_total 9",
             "roce_queue_pairs{shard=\"1\"} 2",
             "roce_rx_frames_total{shard=\"0\"} 7",

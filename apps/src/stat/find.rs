@@ -49,7 +49,7 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
         let notes = found.notes.iter().map(|note| format!("; {note}")).collect::<String>();
         return Err(AppError::Setup(format!(
             "no running stack found in {}{notes}; start one with --stats (roce-pingpong --stats), or with \
-             DeviceConfig::stats in your program",
+             DeviceConfig::stats in your program; roce-stat --host shows those on the port host without",
             places.join(", ")
         )));
     }

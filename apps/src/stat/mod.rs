@@ -1,9 +1,11 @@
 //! `roce-stat`: shows running stacks from outside.
 //!
 //! `find` fetches snapshots from sockets, `rates` and `programs` turn two of them into rows, and `table`, `json` and `view` show those.
-//! `live` runs a view in the terminal. `system` adds what is known of the machine, for bug reports.
+//! `host` does so for all processes of the host, which need no socket. `live` runs a view in the terminal. `system` adds what is known of
+//! the machine, for bug reports.
 
 pub mod find;
+pub mod host;
 mod increments;
 pub mod json;
 pub mod live;
@@ -28,6 +30,9 @@ use std::path::Path;
 pub fn run(cli: &StatCli) -> Result<()> {
     if cli.report {
         return report(cli);
+    }
+    if cli.host {
+        return host::run(cli);
     }
     let first = find::look(&cli.paths)?;
     first.print_notes();

@@ -181,10 +181,13 @@ fn drops(counters: &Counts) -> BTreeMap<String, u64> {
     known.filter(|(_, value)| *value > 0).collect()
 }
 
-fn sum<'a>(all: impl Iterator<Item = &'a Counts>) -> Counts {
+/// Counters of several, added up.
+pub(super) fn sum<'a>(all: impl Iterator<Item = &'a Counts>) -> Counts {
     let mut sum = Counts::new();
     for (name, value) in all.flatten() {
-        *sum.entry(name.clone()).or_insert(0) += value;
+        let sum = sum.entry(name.clone()).or_insert(0);
+        // Who says them may say anything.
+        *sum = sum.saturating_add(*value);
     }
     sum
 }

@@ -15,12 +15,13 @@ pub const SHARD_TITLES: [&str; 9] =
     ["shard", "QPs", "rx/s", "rx Gb/s", "tx/s", "tx Gb/s", "retries", "RNR", "drops"];
 /// Columns of words, which are left-aligned.
 const QP_WORDS: usize = 5;
-const NONE: &str = "-";
+/// In place of what there is not.
+pub(super) const NONE: &str = "-";
 
-fn rate(rates: Option<&Rates>, get: impl Fn(&Rates) -> f64) -> String {
+pub(super) fn rate(rates: Option<&Rates>, get: impl Fn(&Rates) -> f64) -> String {
     rates.map_or(NONE.into(), |r| per_second(get(r)))
 }
-fn gbit(rates: Option<&Rates>, get: impl Fn(&Rates) -> f64) -> String {
+pub(super) fn gbit(rates: Option<&Rates>, get: impl Fn(&Rates) -> f64) -> String {
     rates.map_or(NONE.into(), |r| format!("{:.3}", get(r)))
 }
 
@@ -71,7 +72,8 @@ pub fn reasons(drops: &BTreeMap<String, u64>) -> String {
     drops.iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
 }
 
-fn table<T: Into<Cell>>(
+/// A table whose first columns are words.
+pub(super) fn table<T: Into<Cell>>(
     titles: impl IntoIterator<Item = T>,
     words: usize,
     rows: impl Iterator<Item = impl IntoIterator<Item = String>>,
