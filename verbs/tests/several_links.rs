@@ -523,10 +523,24 @@ fn receives_complete_over_a_link_that_always_has_more_to_send() {
     }
 }
 
+/// The way that [`Slow`] knows: none yet, the network, which loses everything, or a link; or none until the link brings something.
+#[derive(Clone, Default)]
+struct Known(Arc<AtomicU64>);
+
+impl Known {
+    const NETWORK: u64 = 1;
+    const LINK: u64 = 2;
+    const AS_IT_BRINGS: u64 = 3;
+
+    fn set(&self, way: u64) {
+        self.0.store(way, Ordering::Relaxed);
+    }
+}
+
 /// A port with a link that carries longer packets than the network, once the way is known.
 struct Slow {
     port: Box<dyn Port>,
-    knows: Arc<AtomicBool>,
+    known: Known,
 }
 
 impl PortLayer for Slow {
@@ -535,14 +549,17 @@ impl PortLayer for Slow {
     }
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         let queue = self.port.take_queue(index)?;
-        Some(Box::new(SlowQueue { queue, knows: self.knows.clone() }))
+        Some(Box::new(SlowQueue { queue, known: self.known.clone() }))
     }
 }
 
 struct SlowQueue {
     queue: Box<dyn PortQueue>,
-    knows: Arc<AtomicBool>,
+    known: Known,
 }
+
+const NETWORK: Route = Route(0);
+const LINK: Route = Route(1);
 
 impl QueueLayer for SlowQueue {
     fn inner(&mut self) -> &mut dyn PortQueue {
@@ -551,14 +568,36 @@ impl QueueLayer for SlowQueue {
     fn routes(&mut self) -> Option<&mut dyn Routes> {
         Some(self)
     }
+    fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize {
+        if route == LINK {
+            return self.queue.tx_burst(route, frames);
+        }
+        let lost = frames.len();
+        frames.clear();
+        lost
+    }
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        let got = self.queue.rx_burst(out);
+        if got > 0 && self.known.0.load(Ordering::Relaxed) == Known::AS_IT_BRINGS {
+            self.known.set(Known::LINK);
+        }
+        got
+    }
+    fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
+        if route == LINK { self.queue.build_burst(route, most, builder) } else { None }
+    }
 }
 
 impl Routes for SlowQueue {
     fn route_to(&mut self, _: Destination) -> Option<Route> {
-        self.knows.load(Ordering::Relaxed).then_some(Route(1))
+        match self.known.0.load(Ordering::Relaxed) {
+            Known::NETWORK => Some(NETWORK),
+            Known::LINK => Some(LINK),
+            _ => None,
+        }
     }
     fn segment_on(&mut self, route: Route) -> Option<Mtu> {
-        (route == Route(1)).then_some(Mtu::Mtu4096)
+        (route == LINK).then_some(Mtu::Mtu4096)
     }
     fn longest_segment(&mut self) -> Option<Mtu> {
         Some(Mtu::Mtu4096)
@@ -568,24 +607,65 @@ impl Routes for SlowQueue {
     }
 }
 
+/// Two nodes with a connection, and the way that each knows to the other: the first one the link, the second one none yet.
+struct Pair {
+    nodes: [Node; 2],
+    known: [Known; 2],
+    cqs: [Cq; 2],
+    qps: [Qp; 2],
+    clock: Arc<AtomicU64>,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let mtu = |last| PortOptions { mac: Some(Mac([2, 0, 0, 0, 0, last])), ..PortOptions::default() };
+        let (a, b) = pair_with(&mtu(2), &mtu(3), Arc::new(|queue, _, _| queue));
+        let (clock, known) = (Arc::new(AtomicU64::new(1)), <[Known; 2]>::default());
+        known[0].set(Known::LINK);
+        let node = |port, addr: [u8; 4], known: &Known| {
+            let port = OfHost { port: Box::new(Slow { port, known: known.clone() }), addr: addr.into() };
+            Node::new(DeviceConfig::new(Box::new(port) as Box<dyn Port>), &clock)
+        };
+        let nodes = [node(a, PEERS[0], &known[0]), node(b, PEERS[1], &known[1])];
+        let cqs = [0, 1].map(|n| nodes[n].context.create_cq(16).unwrap());
+        let qps = [0, 1].map(|n| nodes[n].pd.create_qp(&QpInitAttr::rc(&cqs[n], &cqs[n])).unwrap());
+        let of = options().sgid_index(0).path_mtu(Mtu::Mtu1024);
+        qps[0].connect_rc(&qps[1].endpoint(0).unwrap(), &of).unwrap();
+        qps[1].connect_rc(&qps[0].endpoint(0).unwrap(), &of).unwrap();
+        Self { nodes, known, cqs, qps, clock }
+    }
+
+    /// A node writes so many bytes to the other one.
+    fn write(&self, node: usize, wr_id: u64, len: usize) {
+        let (sge, remote) = ([self.nodes[node].mr.sge(0..len).unwrap()], &self.nodes[1 - node].mr);
+        let write = SendWr::write(wr_id, &sge, remote.addr(), remote.rkey()).signaled();
+        self.qps[node].post_send(&[write]).unwrap();
+    }
+
+    /// Turns both until each has this completion.
+    fn take_from_each(&self, wr_id: u64) {
+        let mut done = [0, 1].map(|_| Vec::new());
+        for _ in 0..10_000 {
+            for (node, done) in done.iter_mut().enumerate() {
+                pump(&self.nodes[node].context);
+                let mut wc = [Wc::default()];
+                let got = self.cqs[node].poll(&mut wc).unwrap();
+                done.extend_from_slice(&wc[..got]);
+            }
+            // Half a millisecond, of timeouts that are longer.
+            self.clock.fetch_add(500_000, Ordering::Relaxed);
+        }
+        for done in done {
+            assert!(done.iter().all(Wc::is_ok) && ids(&done) == [wr_id], "{done:?}");
+        }
+    }
+}
+
 // Goal: the packets of a peer that has found a link are as long as it carries, also where this end has not found it yet: its answers wait,
 // and nothing is refused. (Between PID namespaces a link leads one way at first.)
 #[test]
 fn packets_of_a_link_are_taken_before_the_way_back_is_known() {
-    let mtu = |last| PortOptions { mac: Some(Mac([2, 0, 0, 0, 0, last])), ..PortOptions::default() };
-    let (a, b) = pair_with(&mtu(2), &mtu(3), Arc::new(|queue, _, _| queue));
-    let clock = Arc::new(AtomicU64::new(1));
-    let knows = [true, false].map(|known| Arc::new(AtomicBool::new(known)));
-    let node = |port, addr: [u8; 4], knows: &Arc<AtomicBool>| {
-        let port = OfHost { port: Box::new(Slow { port, knows: knows.clone() }), addr: addr.into() };
-        Node::new(DeviceConfig::new(Box::new(port) as Box<dyn Port>), &clock)
-    };
-    let nodes = [node(a, PEERS[0], &knows[0]), node(b, PEERS[1], &knows[1])];
-    let cqs = [0, 1].map(|n| nodes[n].context.create_cq(16).unwrap());
-    let qps = [0, 1].map(|n| nodes[n].pd.create_qp(&QpInitAttr::rc(&cqs[n], &cqs[n])).unwrap());
-    let of = options().sgid_index(0).path_mtu(Mtu::Mtu1024);
-    qps[0].connect_rc(&qps[1].endpoint(0).unwrap(), &of).unwrap();
-    qps[1].connect_rc(&qps[0].endpoint(0).unwrap(), &of).unwrap();
+    let Pair { nodes, known, cqs, qps, .. } = Pair::new();
     let (sge, remote) = ([nodes[0].mr.sge(0..REGION).unwrap()], &nodes[1].mr);
     let write = SendWr::write(0, &sge, remote.addr(), remote.rkey()).signaled();
     let read = SendWr::read(1, &sge, remote.addr(), remote.rkey()).signaled();
@@ -597,11 +677,42 @@ fn packets_of_a_link_are_taken_before_the_way_back_is_known() {
         done.extend_from_slice(&wc[..got]);
         if turn == 100 {
             assert!(done.is_empty(), "the way back is not known yet: {done:?}");
-            knows[1].store(true, Ordering::Relaxed);
+            known[1].set(Known::LINK);
         }
     }
     assert!(done.iter().all(Wc::is_ok) && ids(&done) == [0, 1], "{done:?}");
     // Two requests of sixteen packets, where a path MTU would make sixty-four of the first.
     let stats = nodes[1].context.port_stats();
     assert!(stats.rx_frames < 40, "{} frames", stats.rx_frames);
+}
+
+// Goal: a request that waits for the way goes on as well when it is not the request that finds it: both ends have posted, and the first
+// packet of the one comes over the link of which the other one learns at that moment.
+#[test]
+fn a_request_goes_on_though_a_packet_of_the_peer_finds_the_way() {
+    let pair = Pair::new();
+    pair.write(1, 7, 64);
+    for _ in 0..10 {
+        pump(&pair.nodes[1].context);
+    }
+    pair.write(0, 7, 64);
+    pair.known[1].set(Known::AS_IT_BRINGS);
+    pair.take_from_each(7);
+}
+
+// Goal: what was sent over the network, was lost there, and waits for its answer while the way becomes a link is sent again.
+#[test]
+fn a_request_that_was_lost_is_repeated_though_the_way_was_looked_for_meanwhile() {
+    let pair = Pair::new();
+    pair.known[1].set(Known::NETWORK);
+    pair.write(1, 7, 64);
+    pump(&pair.nodes[1].context);
+    pair.known[1].set(0);
+    pair.write(0, 7, 64);
+    for _ in 0..200 {
+        pair.nodes.iter().for_each(|node| pump(&node.context));
+        pair.clock.fetch_add(10_000_000, Ordering::Relaxed);
+    }
+    pair.known[1].set(Known::LINK);
+    pair.take_from_each(7);
 }

@@ -220,10 +220,15 @@ impl Shard {
         let waited = !qp.is_reachable();
         env.resolve(qp);
         env.agenda.unpark(qp);
-        if waited {
+        // Whoever found the way first, a request, an answer or a packet of the peer: both directions go on.
+        if waited || qp.sq_done != qp.sq.0.published() {
             env.agenda.mark_ready(qp);
         }
-        // Also if a request of it found the neighbour first.
+        // What had left before the way was looked for is timed again.
+        if qp.is_reachable() && !qp.is_unreliable() && qp.requester.packets_in_flight() > 0 {
+            qp.requester.arm(env.now);
+            env.agenda.arm(qp);
+        }
         if qp.responder.has_answer() {
             env.agenda.mark_answering(qp);
         }

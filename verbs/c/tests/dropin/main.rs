@@ -9,6 +9,7 @@ mod border;
 mod symbols;
 mod words;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -75,6 +76,7 @@ const PROGRAMS: &[&str] = &[
     "handles.c",
     "life.c",
     "load.c",
+    "many.c",
     "memory.c",
     "services.c",
     "traffic.c",
@@ -127,6 +129,21 @@ fn run_with(dir: &Dir, source: &str, port: &str, settings: &[(&str, &str)], stor
         let output = command.output().expect("timeout(1) is there");
         assert!(output.status.success(), "{source} {story:?} over {port}: {}", text(&output));
     }
+}
+
+/// Runs a program over the default port, on a host of its own: a network namespace with lo alone. `None`, with a printed reason, where
+/// that cannot be made.
+fn on_a_host(dir: &Dir, library: &Path, source: &str, arguments: &[&str]) -> Option<Output> {
+    let program = compile(dir, library, source);
+    let mut command = program_on(library, dir, Path::new("unshare"));
+    command.env_remove("ROCE_PORT").args(["--net", "sh", "-c", "ip link set lo up && exec \"$0\" \"$@\""]);
+    let output = command.arg(program).args(arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("unshare") {
+        let _ = writeln!(std::io::stderr(), "SKIPPED {source} on a host of its own: {said}");
+        return None;
+    }
+    Some(output)
 }
 
 /// The command of a program on the library.
@@ -280,6 +297,18 @@ fn a_process_with_links_ends_them_when_a_signal_ends_it() {
 #[test]
 fn a_client_that_comes_before_its_server_reaches_it() {
     run(&Dir::new("first"), "life.c", "memif:DIR/link", &["first-client", "first-client-bound"]);
+}
+
+// Goal: many processes of a host that connect all at once, each with each other one, exchange data by every operation, and none is wrong
+// or left out.
+#[test]
+fn processes_of_a_host_are_connected_each_with_each_other_one() {
+    let dir = Dir::new("many");
+    let Some(library) = library() else { return };
+    for story in [["24", "1", "2"], ["4", "16", "2"]] {
+        let Some(output) = on_a_host(&dir, library, "many.c", &story) else { return };
+        assert!(output.status.success(), "{story:?}: {}", text(&output));
+    }
 }
 
 // Goal: a process ends while its peer does not run: it waits for it, says so, and every connection's end is told.
