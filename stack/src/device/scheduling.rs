@@ -47,13 +47,14 @@ thread_local! {
     static TAKEN: Cell<libc::c_long> = const { Cell::new(0) };
 }
 
-/// Whether the kernel gave the calling thread's core to another one since the last call, while the thread could run.
-pub fn was_preempted() -> bool {
+/// How often the kernel gave the calling thread's core to another one since the last call, while the thread could run: because it has
+/// to share the core, or because it yielded it.
+pub fn times_preempted() -> u32 {
     // SAFETY: a structure of numbers, for which zeros are a value.
     let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
     // SAFETY: writes the structure. No cancellation point (pthreads(7)).
     if unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) } != 0 {
-        return false;
+        return 0;
     }
-    TAKEN.replace(usage.ru_nivcsw) != usage.ru_nivcsw
+    usage.ru_nivcsw.wrapping_sub(TAKEN.replace(usage.ru_nivcsw)).try_into().unwrap_or(u32::MAX)
 }

@@ -1,5 +1,6 @@
 //! Polls that find nothing, where cores are busy: a thread that polls in vain gives its core to the peer that it waits for, by sleeping
-//! until there is work. With a core to spare it never sleeps.
+//! until there is work. With a core to spare it never sleeps. Nor does one whose program yields the core itself between its polls (MPI's
+//! mpi_yield_when_idle): it gets the core back when the others had their turns, for less than a sleep and a wake-up cost.
 //!
 //! What is known is of the thread, whatever it polls: one that finds work anywhere goes on.
 
@@ -8,13 +9,16 @@ use core::time::Duration;
 use std::time::Instant;
 
 use super::contention::{AWAY, Contention};
-use super::scheduling::was_preempted;
+use super::scheduling::times_preempted;
 use crate::config::HELPER_SLEEP;
 
 /// How long cores count as busy at most before the thread tries again whether one is to spare: that costs it some slices of the scheduler.
 const BUSY_AT_MOST: Duration = Duration::from_millis(1280);
 /// One of so many turns is looked at.
 pub(super) const EVERY: u32 = 64;
+/// A thread that loses its core so often between two looks yields it. One that has to share the core loses it once in a slice of the
+/// scheduler, which is many looks.
+const YIELDS: u32 = EVERY / 8;
 /// A thread polls in vain for so long before it sleeps.
 const VAIN: Duration = Duration::from_micros(20);
 /// A program may have other work than what it polls for. So its first sleep is short, and each that brings nothing is followed by one of
@@ -33,6 +37,8 @@ struct Polls {
     contention: Contention,
     /// The last look.
     looked_at: Option<Duration>,
+    /// Looks since it was asked how often the thread has lost its core.
+    looks: u32,
     /// Nothing was found since.
     vain_since: Option<Duration>,
     /// The next sleep, and whether it is due.
@@ -46,6 +52,7 @@ impl Default for Polls {
             began: Instant::now(),
             contention: Contention::new(BUSY_AT_MOST),
             looked_at: None,
+            looks: 0,
             vain_since: None,
             sleep: SHORTEST,
             due: false,
@@ -54,15 +61,24 @@ impl Default for Polls {
 }
 
 impl Polls {
-    fn note(&mut self, now: Duration, worked: bool, preempted: impl FnOnce() -> bool) {
+    /// `preempted`: how often the thread has lost its core since that was asked last.
+    fn note(&mut self, now: Duration, worked: bool, preempted: impl FnOnce() -> u32) {
         let since = self.looked_at.replace(now).map(|at| now.saturating_sub(at));
         if worked {
             (self.vain_since, self.sleep) = (None, SHORTEST);
         }
+        self.looks += 1;
         let busy = match since {
-            // Not where the program did something else meanwhile.
-            Some(since) if since < AWAY || preempted() => self.contention.note(now, since),
-            _ => self.contention.is_known(now),
+            Some(since) if since < AWAY => self.contention.note(now, since),
+            _ => {
+                let (lost, looks) = (preempted(), core::mem::take(&mut self.looks));
+                match since {
+                    _ if lost >= looks.saturating_mul(YIELDS) => false,
+                    Some(since) if lost > 0 => self.contention.note(now, since),
+                    // Not where the program did something else meanwhile.
+                    _ => self.contention.is_known(now),
+                }
+            }
         };
         let vain = !worked && now.saturating_sub(*self.vain_since.get_or_insert(now)) >= VAIN;
         self.due = busy && vain;
@@ -84,7 +100,7 @@ impl Polls {
 #[cold]
 pub(super) fn note(worked: bool) -> bool {
     POLLS.with_borrow_mut(|polls| {
-        polls.note(polls.began.elapsed(), worked, was_preempted);
+        polls.note(polls.began.elapsed(), worked, times_preempted);
         polls.due
     })
 }
@@ -105,7 +121,7 @@ mod tests {
         let mut sleeps = Vec::new();
         for _ in 0..looks {
             *now += US;
-            polls.note(*now, false, || false);
+            polls.note(*now, false, || 0);
             if let Some(sleep) = polls.take_due() {
                 *now += sleep;
                 sleeps.push(sleep);
@@ -121,7 +137,7 @@ mod tests {
         // A program that does something else between its polls.
         for _ in 0..1000 {
             now += Duration::from_millis(5);
-            polls.note(now, false, || false);
+            polls.note(now, false, || 0);
             assert_eq!(polls.take_due(), None);
         }
     }
@@ -129,18 +145,38 @@ mod tests {
     #[test]
     fn on_busy_cores_it_sleeps_soon_and_longer_while_nothing_comes() {
         let (mut polls, mut now) = (Polls::default(), Duration::ZERO);
-        polls.note(now, true, || false);
+        polls.note(now, true, || 0);
         now += Duration::from_millis(3);
-        polls.note(now, true, || true);
+        polls.note(now, true, || 1);
         assert_eq!(polls.take_due(), None, "it has found work");
         let slept = sleeps(&mut polls, &mut now, 30);
         assert_eq!(slept[..6], [50, 100, 200, 400, 800, 1000].map(|us| us * US));
         // Work makes it poll on for a while, and begin with short sleeps.
-        polls.note(now, true, || false);
+        polls.note(now, true, || 0);
         assert_eq!(sleeps(&mut polls, &mut now, 20), []);
         assert_eq!(sleeps(&mut polls, &mut now, 2)[0], SHORTEST);
         // It tries without sleep again after a while.
         now += Duration::from_millis(100);
         assert_eq!(sleeps(&mut polls, &mut now, 10_000), []);
+    }
+
+    #[test]
+    fn a_thread_that_yields_its_core_between_its_polls_never_sleeps() {
+        let (mut polls, mut now) = (Polls::default(), Duration::ZERO);
+        // Where cores are known to be busy since it did not yield, too.
+        for yields in [0, 1, 32, 32, 32, 32] {
+            now += Duration::from_millis(3);
+            polls.note(now, true, || yields);
+        }
+        for _ in 0..1000 {
+            now += Duration::from_millis(3);
+            polls.note(now, false, || EVERY / 2);
+            assert_eq!(polls.take_due(), None);
+        }
+        // Then it has to share the core, and does not yield.
+        now += Duration::from_millis(3);
+        polls.note(now, false, || 1);
+        assert_eq!(polls.take_due(), Some(SHORTEST));
+        assert_eq!(sleeps(&mut polls, &mut now, 3)[0], 2 * SHORTEST);
     }
 }
