@@ -7,7 +7,9 @@ use crate::common::{self, Pair, all_rights, embedded_with, options};
 use verbs::errno::ENOMEM;
 use verbs::limits::QPS_PER_SHARD_MAX;
 use verbs::port::pair;
-use verbs::{DeviceConfig, QpCap, QpInitAttr, RecvQueue, RecvWr, SendQueue, SendWr, Wc};
+use verbs::{
+    Counter, DeviceConfig, Discard, Mtu, QpCap, QpInitAttr, RecvQueue, RecvWr, SendQueue, SendWr, Wc,
+};
 
 const SMALL: QpCap =
     QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
@@ -147,4 +149,28 @@ fn hints_change_nothing() {
 fn a_hint_about_no_queue() {
     let pair = Pair::new(common::embedded());
     SendQueue::prefetch_each(&[pair.a.split().unwrap().0], core::iter::once(1), 1);
+}
+
+// Goal: of many queue pairs that a process connects with each other none loses a packet, however many are on their way: what the inbox of
+// the shard has no room for waits.
+#[test]
+fn hundreds_within_a_device_lose_nothing() {
+    const QPS: usize = 500;
+    const LEN: usize = 8 << 10;
+    let context = embedded_with(DeviceConfig::loopback());
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4 * QPS as u32).unwrap());
+    let mr = pd.reg_mr(2 * LEN, all_rights()).unwrap();
+    let qps: Vec<_> = (0..QPS).map(|_| pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap()).collect();
+    for (n, qp) in qps.iter().enumerate() {
+        qp.connect_rc(&qps[n ^ 1].endpoint(1).unwrap(), &options().path_mtu(Mtu::Mtu1024)).unwrap();
+    }
+    let (from, to) = ([mr.sge(0..LEN).unwrap()], [mr.sge(LEN..2 * LEN).unwrap()]);
+    for qp in &qps {
+        let write = SendWr::write(0, &from, mr.addr() + LEN as u64, mr.rkey()).signaled();
+        let read = SendWr::read(1, &to, mr.addr(), mr.rkey()).signaled();
+        qp.post_send(&[write, read]).unwrap();
+    }
+    assert!(common::take(&context, &cq, 2 * QPS).iter().all(Wc::is_ok));
+    let counters = context.counters();
+    assert_eq!((counters.discarded(Discard::InboxFull), counters.get(Counter::Retransmitted)), (0, 0));
 }

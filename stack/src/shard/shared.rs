@@ -12,7 +12,7 @@ use super::due::Due;
 use super::ended_peers::EndedPeers;
 use super::events::EventQueue;
 use super::gids::Gids;
-use crate::config::INBOX_DEPTH;
+use crate::config::{INBOX_DEPTH, TX_BURST};
 use crate::id::{Gid, Mac, Mtu, Qpn};
 use crate::mem::MrTable;
 use crate::net::Net;
@@ -177,6 +177,21 @@ impl Shared {
             counters.discard(Discard::InboxFull, 1);
         }
         self.sleeper.wake_for(1 << shard);
+    }
+
+    /// Whether requests of a reliable queue pair may be handed over to a shard now, as many as a turn sends, so that none is lost. They
+    /// leave room for answers.
+    pub(super) fn takes_requests(&self, shard: usize) -> bool {
+        self.has_waiting_less_than(shard, INBOX_DEPTH / 2)
+    }
+
+    /// As [`takes_requests`](Self::takes_requests), of answers.
+    pub(super) fn takes_answers(&self, shard: usize) -> bool {
+        self.has_waiting_less_than(shard, INBOX_DEPTH - TX_BURST)
+    }
+
+    fn has_waiting_less_than(&self, shard: usize, frames: usize) -> bool {
+        self.inboxes.get(shard).is_none_or(|inbox| inbox.len() < frames)
     }
 
     /// When there is work for a shard here: from posters, from other shards, or of the IP host.

@@ -14,7 +14,7 @@ use crate::shard::copy::{self, LocalProtection};
 use crate::shard::counters::{Counter, Counters};
 use crate::shard::env::Env;
 use crate::shard::outbox::{Ended, Traffic};
-use crate::shard::qp::Qp;
+use crate::shard::qp::{Hop, Qp};
 use crate::wire::{Aeth, Discard, Ext, ExtHeader, Header, Kind, Opcode, Position, Stencil, Tail, Template};
 
 const ACKNOWLEDGE: Opcode = Opcode::rc(Kind::Ack, Position::Only, Tail::None);
@@ -178,6 +178,11 @@ impl Env {
         let room = self.outbox.room(Traffic::Answers, route);
         if room == 0 {
             return Stop::Full(route);
+        }
+        if let Hop::Inside(shard) = qp.hop
+            && !self.shared.takes_answers(shard.into())
+        {
+            return Stop::More;
         }
         let mut budget = self.outbox.budget(route, room.saturating_sub(waiting - 1).max(1));
         while !budget.is_spent() && qp.responder.has_answer() {

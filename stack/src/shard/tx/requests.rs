@@ -17,7 +17,7 @@ use crate::shard::copy::{Gather, LocalProtection, Memory};
 use crate::shard::counters::{Counter, Counters};
 use crate::shard::env::Env;
 use crate::shard::outbox::{Ended, Traffic};
-use crate::shard::qp::{Cause, Qp, SourcePort};
+use crate::shard::qp::{Cause, Hop, Qp, SourcePort};
 use crate::wire::{Discard, Header, Reth, Stencil, Template, Transport};
 
 /// What a requester sends.
@@ -235,6 +235,11 @@ impl Env {
         if budget.is_spent() {
             return Stop::Full(hop.route());
         }
+        if let Hop::Inside(shard) = hop
+            && !self.shared.takes_requests(shard.into())
+        {
+            return self.wait_to_send(qp, due);
+        }
         while !budget.is_spent() {
             let in_place = budget.next_in_place().filter(|_| qp.long && hop.is_outside());
             let waiting = (qp.requester.waiting(&window, &qp.sq) as usize).clamp(1, budget.next());
@@ -288,7 +293,7 @@ impl Env {
         Stop::More
     }
 
-    /// There is no memory to build a packet in. If one is due the ACK timer runs meanwhile.
+    /// There is no memory to build a packet in, or no room for it within the device. If one is due the ACK timer runs meanwhile.
     fn wait_to_send(&mut self, qp: &mut Qp, due: bool) -> Stop {
         if !due {
             return Stop::Done;
