@@ -18,21 +18,22 @@ use crate::port::udp;
 use crate::registry::{Addresses, Registry, RegistryConfig, Run};
 use crate::time::Instant;
 use core::net::IpAddr;
+use core::time::Duration;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{self, Duration};
+use std::time::Instant as SystemInstant;
 
 /// The route of the sockets; behind it come those of the links.
 const SOCKETS: Route = Route(0);
 const _: () = assert!(LINKS_MAX < Route::COUNT);
 
-/// While there are links, sockets are asked once in this time: asking is a system call, which takes as long as many bursts without a frame.
-/// After they brought or sent something they are asked in each of the next bursts.
+/// While there are links, sockets are asked after this time: asking is a system call for each, and takes as long as several bursts. The
+/// clock is looked at when bursts and the frames of links are so many: between two bursts of a program that yields its core others may
+/// run for milliseconds. After they brought or sent something sockets are asked in each of the next bursts.
 const SELDOM: Duration = Duration::from_micros(20);
+const CLOCK_EVERY: u32 = 8;
 const OFTEN_FOR: u32 = 1024;
-/// Bursts and frames of links until it is looked at the clock whether it is time.
-const CLOCK_EVERY: u32 = 128;
 
 fn route_of(link: LinkId) -> Route {
     Route(link.number() + 1)
@@ -115,12 +116,11 @@ impl Numbers for HostPort {
 /// When the sockets are asked.
 #[derive(Debug, Default)]
 struct Look {
-    /// Bursts and frames of links since it was looked at the clock.
+    /// Bursts and frames of links since they were asked, and how many there are when the clock is looked at next.
     since: u32,
-    /// When they were asked.
-    asked: Option<time::Instant>,
-    /// Whether there were bursts in which they were not.
-    is_overdue: bool,
+    clock_at: u32,
+    /// When they were asked last, as far as is known.
+    asked_at: Option<SystemInstant>,
     /// Bursts in which they are asked each time.
     often: u32,
 }
@@ -131,26 +131,29 @@ impl Look {
         self.often = OFTEN_FOR;
     }
 
-    /// Whether a burst asks them, in which links brought so many frames.
-    #[inline]
-    fn now(&mut self, has_links: bool, frames: usize, clock: impl Fn() -> time::Instant) -> bool {
-        let asks = if !has_links || self.often > 0 {
-            self.often = self.often.saturating_sub(1);
-            true
-        } else {
-            self.since += 1 + frames as u32;
-            self.since >= CLOCK_EVERY && self.is_time(clock())
-        };
-        self.is_overdue = !asks;
-        asks
+    /// Before a sleep: what waits at them was an edge already, so they are asked once. Whether they were, since the last burst.
+    fn is_up_to_date(&mut self) -> bool {
+        self.often = self.often.max(u32::from(self.since > 0));
+        self.since == 0
     }
 
-    #[cold]
-    fn is_time(&mut self, now: time::Instant) -> bool {
-        self.since = 0;
-        let is_time = self.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= SELDOM);
+    /// Whether a burst asks them, in which links brought so many frames.
+    #[inline]
+    fn now(&mut self, has_links: bool, frames: usize, clock: impl FnOnce() -> SystemInstant) -> bool {
+        self.since += 1 + frames as u32;
+        let now = !has_links || self.often > 0 || self.since >= self.clock_at && self.is_time(clock());
+        self.often = self.often.saturating_sub(1);
+        if now {
+            (self.since, self.clock_at) = (0, CLOCK_EVERY);
+        }
+        now
+    }
+
+    fn is_time(&mut self, now: SystemInstant) -> bool {
+        self.clock_at = self.since + CLOCK_EVERY;
+        let is_time = self.asked_at.is_none_or(|at| now.saturating_duration_since(at) >= SELDOM);
         if is_time {
-            self.asked = Some(now);
+            self.asked_at = Some(now);
         }
         is_time
     }
@@ -174,7 +177,7 @@ impl QueueLayer for HostQueue {
 
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         let from_links = self.links.rx_burst(out);
-        if !self.look.now(self.links.has_any(), from_links, time::Instant::now) {
+        if !self.look.now(self.links.has_any(), from_links, SystemInstant::now) {
             return from_links;
         }
         let from_sockets = self.sockets.rx_burst(out);
@@ -217,9 +220,7 @@ impl QueueLayer for HostQueue {
 
     /// The descriptor of the sockets is an epoll instance, which gets that of the links, too: each of both is an edge of it.
     fn arm(&mut self) -> Armed {
-        // What waits at the sockets was an edge already.
-        if core::mem::take(&mut self.look.is_overdue) {
-            self.look.wait_for_more();
+        if !self.look.is_up_to_date() {
             return Armed::Pending;
         }
         let event = match self.links.arm() {
@@ -278,7 +279,6 @@ impl Routes for HostQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::cell::Cell;
 
     #[test]
     fn each_link_has_a_route() {
@@ -290,28 +290,47 @@ mod tests {
         }
     }
 
+    /// How often sockets are asked in so many bursts, each with so many frames of links and this long after the one before.
+    fn asked(look: &mut Look, now: &mut SystemInstant, bursts: u32, frames: usize, apart: Duration) -> u32 {
+        let burst = |_: &u32| {
+            *now += apart;
+            look.now(true, frames, || *now)
+        };
+        (0..bursts).filter(burst).count() as u32
+    }
+
     #[test]
     fn sockets_are_asked_often_while_they_have_something() {
-        // A burst takes 100 ns.
-        let (start, bursts) = (time::Instant::now(), Cell::new(0));
-        let asked = |look: &mut Look, count: u32, has_links, frames| {
-            let asks = |_: &u32| {
-                bursts.set(bursts.get() + 1);
-                look.now(has_links, frames, || start + Duration::from_nanos(100 * bursts.get()))
-            };
-            (0..count).filter(asks).count() as u32
-        };
-        let mut look = Look::default();
-        assert_eq!(
-            asked(&mut look, 10_000, true, 0),
-            39,
-            "each 256 bursts, as often as the clock is looked at"
-        );
-        assert!(look.is_overdue);
+        let (mut look, mut now) = (Look::default(), SystemInstant::now());
+        const US: Duration = Duration::from_micros(1);
+        asked(&mut look, &mut now, 1, 0, US);
+        assert_eq!(asked(&mut look, &mut now, 2400, 0, US), 100);
         look.wait_for_more();
-        assert_eq!(asked(&mut look, OFTEN_FOR, true, 0), OFTEN_FOR);
-        assert!(!look.is_overdue);
-        assert_eq!(asked(&mut look, 10_000, true, 99), 50, "each 200 bursts");
-        assert_eq!(asked(&mut look, 100, false, 99), 100, "there is nothing else to ask");
+        assert_eq!(asked(&mut look, &mut now, OFTEN_FOR, 0, US), OFTEN_FOR);
+        assert_eq!(asked(&mut look, &mut now, 2400, 0, US), 100);
+        assert_eq!((0..100).filter(|_| look.now(false, 9, || now)).count(), 100, "nothing else to ask");
+    }
+
+    // A program that yields its core after each poll that finds nothing gets it back when all others had their turns.
+    #[test]
+    fn sockets_do_not_wait_for_many_bursts_where_each_takes_long() {
+        let (mut look, mut now) = (Look::default(), SystemInstant::now());
+        const MS: Duration = Duration::from_millis(1);
+        assert_eq!(asked(&mut look, &mut now, 80, 0, MS), 80 / CLOCK_EVERY);
+        assert_eq!(asked(&mut look, &mut now, 80, CLOCK_EVERY as usize, MS), 80);
+    }
+
+    // Asking is a system call for each address, and who polls in vain on busy cores goes to sleep thousands of times a second.
+    #[test]
+    fn sockets_are_asked_once_before_a_sleep_and_seldom_after_it() {
+        let (mut look, now) = (Look::default(), SystemInstant::now());
+        assert!(look.is_up_to_date(), "nothing was received yet");
+        for _ in 0..100 {
+            look.now(true, 0, || now);
+            look.now(true, 0, || now);
+            assert!(!look.is_up_to_date());
+            assert!(look.now(true, 0, || now) && look.is_up_to_date(), "asked in the next burst");
+        }
+        assert_eq!((0..1000).filter(|_| look.now(true, 0, || now)).count(), 0);
     }
 }
