@@ -18,6 +18,7 @@ use crate::port::udp;
 use crate::registry::{Addresses, Registry, RegistryConfig, Run};
 use crate::time::Instant;
 use core::net::IpAddr;
+use core::ops::RangeInclusive;
 use core::time::Duration;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::os::fd::OwnedFd;
@@ -28,11 +29,14 @@ use std::time::Instant as SystemInstant;
 const SOCKETS: Route = Route(0);
 const _: () = assert!(LINKS_MAX < Route::COUNT);
 
-/// While there are links, sockets are asked after this time: asking is a system call for each, and takes as long as several bursts. The
-/// clock is looked at when bursts and the frames of links are so many: between two bursts of a program that yields its core others may
-/// run for milliseconds. After they brought or sent something sockets are asked in each of the next bursts.
-const SELDOM: Duration = Duration::from_micros(20);
-const CLOCK_EVERY: u32 = 8;
+/// While there are links, sockets are asked after this time: asking is a system call for each, and takes as long as many bursts. After they
+/// brought or sent something they are asked in each of the next bursts, and for a while longer not quite as seldom.
+const SELDOM: Duration = Duration::from_micros(200);
+const LIVELY: Duration = Duration::from_micros(20);
+const LIVELY_FOR: Duration = Duration::from_millis(10);
+/// The clock is looked at when bursts and the frames of links are so many: few where they take long, as between two bursts of a program
+/// that yields its core others may run for milliseconds.
+const CLOCK_EVERY: RangeInclusive<u32> = 8..=128;
 const OFTEN_FOR: u32 = 1024;
 
 fn route_of(link: LinkId) -> Route {
@@ -116,19 +120,25 @@ impl Numbers for HostPort {
 /// When the sockets are asked.
 #[derive(Debug, Default)]
 struct Look {
-    /// Bursts and frames of links since they were asked, and how many there are when the clock is looked at next.
+    /// Bursts and frames of links since they were asked, how many there are when the clock is looked at next, and from one look to the
+    /// next one.
     since: u32,
     clock_at: u32,
+    clock_every: u32,
+    clock: Option<SystemInstant>,
     /// When they were asked last, as far as is known.
     asked_at: Option<SystemInstant>,
     /// Bursts in which they are asked each time.
     often: u32,
+    /// They brought or sent something since the clock was looked at, or lately.
+    is_lively: bool,
+    lively_until: Option<SystemInstant>,
 }
 
 impl Look {
     /// They brought or sent something: an answer may come.
     fn wait_for_more(&mut self) {
-        self.often = OFTEN_FOR;
+        (self.often, self.is_lively) = (OFTEN_FOR, true);
     }
 
     /// Before a sleep: what waits at them was an edge already, so they are asked once. Whether they were, since the last burst.
@@ -144,14 +154,25 @@ impl Look {
         let now = !has_links || self.often > 0 || self.since >= self.clock_at && self.is_time(clock());
         self.often = self.often.saturating_sub(1);
         if now {
-            (self.since, self.clock_at) = (0, CLOCK_EVERY);
+            (self.since, self.clock_at) = (0, self.clock_every);
         }
         now
     }
 
     fn is_time(&mut self, now: SystemInstant) -> bool {
-        self.clock_at = self.since + CLOCK_EVERY;
-        let is_time = self.asked_at.is_none_or(|at| now.saturating_duration_since(at) >= SELDOM);
+        let since = self.clock.replace(now).map(|at| now.saturating_duration_since(at));
+        let (few, many) = (*CLOCK_EVERY.start(), *CLOCK_EVERY.end());
+        self.clock_every = match since {
+            Some(since) if since < LIVELY / 4 => (2 * self.clock_every).clamp(few, many),
+            Some(since) if since < LIVELY => self.clock_every,
+            _ => few,
+        };
+        self.clock_at = self.since + self.clock_every;
+        if core::mem::take(&mut self.is_lively) {
+            self.lively_until = Some(now + LIVELY_FOR);
+        }
+        let pause = if self.lively_until.is_some_and(|until| now < until) { LIVELY } else { SELDOM };
+        let is_time = self.asked_at.is_none_or(|at| now.saturating_duration_since(at) >= pause);
         if is_time {
             self.asked_at = Some(now);
         }
@@ -304,10 +325,12 @@ mod tests {
         let (mut look, mut now) = (Look::default(), SystemInstant::now());
         const US: Duration = Duration::from_micros(1);
         asked(&mut look, &mut now, 1, 0, US);
-        assert_eq!(asked(&mut look, &mut now, 2400, 0, US), 100);
+        assert_eq!(asked(&mut look, &mut now, 2000, 0, US), 10);
         look.wait_for_more();
         assert_eq!(asked(&mut look, &mut now, OFTEN_FOR, 0, US), OFTEN_FOR);
-        assert_eq!(asked(&mut look, &mut now, 2400, 0, US), 100);
+        assert_eq!(asked(&mut look, &mut now, 2400, 0, US), 100, "each 24 us");
+        now += LIVELY_FOR;
+        assert_eq!(asked(&mut look, &mut now, 2000, 0, US), 10);
         assert_eq!((0..100).filter(|_| look.now(false, 9, || now)).count(), 100, "nothing else to ask");
     }
 
@@ -316,8 +339,13 @@ mod tests {
     fn sockets_do_not_wait_for_many_bursts_where_each_takes_long() {
         let (mut look, mut now) = (Look::default(), SystemInstant::now());
         const MS: Duration = Duration::from_millis(1);
-        assert_eq!(asked(&mut look, &mut now, 80, 0, MS), 80 / CLOCK_EVERY);
-        assert_eq!(asked(&mut look, &mut now, 80, CLOCK_EVERY as usize, MS), 80);
+        let (few, many) = (*CLOCK_EVERY.start(), *CLOCK_EVERY.end());
+        assert_eq!(asked(&mut look, &mut now, 10 * few, 0, MS), 10);
+        assert_eq!(asked(&mut look, &mut now, 80, few as usize, MS), 80);
+        // It has polled quickly before.
+        asked(&mut look, &mut now, 100_000, 0, Duration::from_nanos(10));
+        assert_eq!(look.clock_every, many);
+        assert!(asked(&mut look, &mut now, many + 10 * few, 0, MS) > 10);
     }
 
     // Asking is a system call for each address, and who polls in vain on busy cores goes to sleep thousands of times a second.
