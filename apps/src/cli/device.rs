@@ -29,8 +29,8 @@ pub struct DeviceArgs {
     /// Port to send and receive frames on
     ///
     /// host (the addresses and the network of this host, shared by all processes of this user, which reach each other over
-    /// shared memory; host:ADDR,... or the variable ROCE_ADDRS: with these addresses alone), udp or udp:ADDR (UDP sockets of this host for this process alone), memif or memif:PATH (a private link of
-    /// shared memory with one process of this machine; without a path, one of the same user), tap:IFACE, af_packet:IFACE,
+    /// shared memory; host:ADDR,... or the variable ROCE_ADDRS: with these addresses alone), udp or udp:ADDR (UDP sockets of
+    /// this host for this process alone), memif or memif:PATH (a private link of shared memory with one process of this machine; without a path, one of the same user), tap:IFACE, af_packet:IFACE,
     /// vhost:PATH, dpdk:DEVARGS (any DPDK device, by name with arguments or by PCI address), unix:LOCAL,peer=REMOTE (datagrams),
     /// loopback. host, udp, memif, unix and loopback need no DPDK.
     #[arg(long, value_name = "SPEC", default_value = DEFAULT_PORT, value_parser = parse::port)]

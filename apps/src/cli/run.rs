@@ -24,8 +24,8 @@ Examples:
   eval \"$(roce-run --print)\"                  this shell, and all that is started from it
 
 Each option sets a variable, for those who cannot use the wrapper: ROCE_PORT, ROCE_ADDR, ROCE_MTU, ROCE_DRIVE, ROCE_STATS,
-ROCE_PCAP, ROCE_MEMORY. An option wins over a variable. More variables: ROCE_ADDRS (addresses for the port host), ROCE_GATEWAY, ROCE_VLAN, ROCE_MAC, ROCE_SHARDS,
-ROCE_KEEPALIVE, ROCE_LOG (off, error, warn, info or debug: what the library says). The loader finds the library by LD_LIBRARY_PATH and
+ROCE_PCAP, ROCE_MEMORY. An option wins over a variable. More variables: ROCE_ADDRS (addresses for the port host), ROCE_GATEWAY,
+ROCE_VLAN, ROCE_MAC, ROCE_SHARDS, ROCE_KEEPALIVE, ROCE_LOG (off, error, warn, info or debug: what the library says). The loader finds the library by LD_LIBRARY_PATH and
 LD_PRELOAD; --print shows them. Programs that are setuid or linked statically cannot be run this way.";
 
 /// Run an RDMA program, as the distribution has it, on the userspace RoCEv2 stack
@@ -38,8 +38,8 @@ pub struct RunCli {
     /// Port to send and receive frames on [default: host]
     ///
     /// host (the addresses and the network of this host, shared by all processes of this user, which reach each other over shared
-    /// memory; host:ADDR,...: with these addresses alone), udp or udp:ADDR (UDP sockets on the host's addresses for one process alone), memif or memif:PATH (a private link of
-    /// shared memory with one other process), unix:LOCAL,peer=REMOTE, loopback; with a library that was built with DPDK tap:IFACE,
+    /// memory; host:ADDR,...: with these addresses alone), udp or udp:ADDR (UDP sockets on the host's addresses for one process
+    /// alone), memif or memif:PATH (a private link of shared memory with one other process), unix:LOCAL,peer=REMOTE, loopback; with a library that was built with DPDK tap:IFACE,
     /// af_packet:IFACE, dpdk:DEVARGS.
     #[arg(long, value_name = "SPEC", value_parser = port)]
     pub port: Option<String>,

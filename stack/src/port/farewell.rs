@@ -6,10 +6,13 @@ use std::sync::Mutex;
 
 /// What is ready, at most so many. A handler of a signal may have interrupted whoever holds a lock, and does without that one.
 pub struct Farewells<const MOST: usize> {
-    ready: [Mutex<Option<Box<dyn Farewell>>>; MOST],
+    ready: [Mutex<Option<Kept>>; MOST],
     kept: AtomicUsize,
     next: AtomicUsize,
 }
+
+/// A farewell, and the process that keeps it: what vfork(2) makes has the table, and runs no handler of forks.
+type Kept = (u32, Box<dyn Farewell>);
 
 /// A farewell that is ready while this lives.
 #[derive(Debug)]
@@ -20,8 +23,7 @@ pub struct Ready<const MOST: usize> {
 
 impl<const MOST: usize> Farewells<MOST> {
     /// None yet.
-    #[allow(clippy::new_without_default)]
-    pub const fn new() -> Self {
+    pub const fn none() -> Self {
         let ready = [const { Mutex::new(None) }; MOST];
         Self { ready, kept: AtomicUsize::new(0), next: AtomicUsize::new(0) }
     }
@@ -36,7 +38,7 @@ impl<const MOST: usize> Farewells<MOST> {
             if let Ok(mut ready) = self.ready[place].try_lock()
                 && ready.is_none()
             {
-                *ready = Some(farewell);
+                *ready = Some((std::process::id(), farewell));
                 self.kept.fetch_add(1, Ordering::Relaxed);
                 return Some(Ready { of: self, place });
             }
@@ -44,12 +46,14 @@ impl<const MOST: usize> Farewells<MOST> {
         None
     }
 
-    /// Sends all that are ready, as far as that can be done at once. For handlers of signals (signal-safety(7)): it waits for no lock and
+    /// Sends all that are ready, as far as that can be done at once; in a fork none of its parent's. For handlers of signals (signal-safety(7)): it waits for no lock and
     /// allocates nothing.
     pub fn send(&self) {
+        let this = std::process::id();
         for ready in &self.ready {
             if let Ok(ready) = ready.try_lock()
-                && let Some(farewell) = &*ready
+                && let Some((process, farewell)) = &*ready
+                && *process == this
             {
                 farewell.send();
             }
@@ -92,7 +96,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_sent_and_what_was_dropped_is_not() {
-        static ALL: Farewells<MOST> = Farewells::new();
+        static ALL: Farewells<MOST> = Farewells::none();
         let sent = Arc::new(AtomicUsize::new(0));
         let keep = || ALL.keep(Box::new(Counted(Arc::clone(&sent))));
         let (first, second) = (keep().unwrap(), keep());
@@ -102,6 +106,12 @@ mod tests {
         drop(second);
         ALL.send();
         assert_eq!((sent.load(Ordering::Relaxed), Arc::strong_count(&sent)), (1, 1));
+        // That of another process, whose table a fork has.
+        let kept = keep().unwrap();
+        ALL.ready[kept.place].lock().unwrap().as_mut().unwrap().0 ^= 1;
+        ALL.send();
+        assert_eq!(sent.load(Ordering::Relaxed), 1);
+        drop(kept);
         let all: Vec<_> = core::iter::from_fn(keep).collect();
         assert!(all.len() == MOST && keep().is_none());
         drop(all);

@@ -173,7 +173,7 @@ pub enum Armed {
 
 /// A packet that is ready to leave when the process ends.
 pub trait Farewell: Send {
-    /// Sends it, if that can be done at once, and does nothing in a fork. For handlers of signals (signal-safety(7)): it takes no lock,
+    /// Sends it, if that can be done at once, in the process that it was made in. For handlers of signals (signal-safety(7)): it takes no lock,
     /// allocates nothing and makes async-signal-safe system calls alone.
     fn send(&self);
 }

@@ -116,19 +116,14 @@ struct Open {
     fd: Arc<OwnedFd>,
 }
 
-/// Ends a connection, while it is still open, with the process that made this.
+/// Ends a connection while it is still open.
 #[derive(Debug)]
-pub struct LastWord {
-    fd: Arc<OwnedFd>,
-    made_by: Process,
-}
+pub struct LastWord(Arc<OwnedFd>);
 
 impl LastWord {
-    /// The peer hears the end of the connection now. A system call that a handler of a signal may make; none in a fork.
+    /// The peer hears the end of the connection now. A system call that a handler of a signal may make.
     pub fn say(&self) {
-        if self.made_by.is_this() {
-            let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
-        }
+        let _ = rustix::net::shutdown(&self.0, Shutdown::Write);
     }
 }
 
@@ -221,8 +216,7 @@ impl Connection {
 
     /// What ends it with the process. To be dropped before it.
     pub fn last_word(&self) -> Option<LastWord> {
-        let fd = Arc::clone(&self.0.as_ref()?.fd);
-        Some(LastWord { fd, made_by: Process::this() })
+        Some(LastWord(Arc::clone(&self.0.as_ref()?.fd)))
     }
 
     /// Sends some of these bytes, as many as there is room for now.

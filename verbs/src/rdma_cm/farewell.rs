@@ -5,7 +5,7 @@ use stack::port::{self, Farewell, Farewells};
 /// Connections of a process that are told of its end by a signal.
 const MOST: usize = 4096;
 
-static CONNECTIONS: Farewells<MOST> = Farewells::new();
+static CONNECTIONS: Farewells<MOST> = Farewells::none();
 
 /// A message that is ready while this lives.
 pub(super) type Ready = port::Ready<MOST>;

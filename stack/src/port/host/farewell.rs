@@ -8,7 +8,7 @@ use crate::registry::{Connection, LastWord};
 /// Links of a process that end so; those of more end with the process.
 const MOST: usize = 1024;
 
-static LINKS: Farewells<MOST> = Farewells::new();
+static LINKS: Farewells<MOST> = Farewells::none();
 
 /// The word that a link ends, ready while this lives.
 pub type Word = Ready<MOST>;

@@ -36,7 +36,7 @@ const RETRY: Duration = Duration::from_millis(10);
 /// A link that is up.
 struct Up {
     /// Dropped first.
-    _last_word: Option<Word>,
+    last_word: Option<Word>,
     talk: Talk,
     link: Arc<Link>,
 }
@@ -186,7 +186,7 @@ impl Keeper {
     ) {
         let pid = talk.pid();
         let link = Arc::new(Link::new(ours, pid, made, theirs, them.queues));
-        self.up.push(Up { _last_word: talk.keep_last_word(), talk, link: Arc::clone(&link) });
+        self.up.push(Up { last_word: talk.keep_last_word(), talk, link: Arc::clone(&link) });
         runs.iter().for_each(|run| self.lead(*run, &link));
         self.end_calls_to(&link);
         for run in &them.runs {
@@ -238,8 +238,8 @@ impl Keeper {
     }
 
     fn end(&mut self, at: usize) {
-        let Up { _last_word: word, talk, link } = self.up.remove(at);
-        drop(word);
+        let Up { last_word, talk, link } = self.up.remove(at);
+        drop(last_word);
         self.table.end(link.id.number());
         self.shared.end(&link);
         self.ended.push(link);

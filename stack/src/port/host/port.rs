@@ -48,7 +48,8 @@ fn link_of(route: Route) -> Option<LinkId> {
     route.0.checked_sub(1).map(LinkId)
 }
 
-/// Opens the port on these addresses of the host, or on all that the processes of the user have; `more` are the options of its specification, those of the sockets.
+/// Opens the port on these addresses of the host, or on all that the processes of the user have; `more` are the options of its
+/// specification, those of the sockets.
 pub(in crate::port) fn open(
     spec: &PortSpec,
     addrs: &[IpAddr],

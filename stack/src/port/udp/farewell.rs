@@ -12,22 +12,18 @@ pub(super) struct Ready {
     socket: Arc<OwnedFd>,
     message: Message,
     datagram: Vec<u8>,
-    /// The process that made it: what vfork(2) makes runs no handler of forks.
-    process: u32,
 }
 
 impl Ready {
     /// A message of this datagram alone.
     pub fn new(socket: Arc<OwnedFd>, message: Message, datagram: Vec<u8>) -> Self {
-        Self { socket, message, datagram, process: std::process::id() }
+        Self { socket, message, datagram }
     }
 }
 
 impl Farewell for Ready {
     fn send(&self) {
-        if std::process::id() == self.process {
-            let parts = [IoSlice::new(&self.datagram)];
-            let _ = send(self.socket.as_fd(), core::slice::from_ref(&self.message), &parts);
-        }
+        let parts = [IoSlice::new(&self.datagram)];
+        let _ = send(self.socket.as_fd(), core::slice::from_ref(&self.message), &parts);
     }
 }

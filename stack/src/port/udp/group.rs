@@ -128,14 +128,11 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// The groups of this host on a UDP port, for a port with so many queues, whose sockets are bound.
-    pub fn new(registry: Arc<Registry>, port: u16, queues: usize) -> Self {
+    /// The groups of this host on these addresses, or on all, and a UDP port, for a port with so many queues, whose sockets are bound.
+    pub fn new(registry: Arc<Registry>, addrs: &[IpAddr], port: u16, queues: usize) -> Self {
         let first: Vec<(Run, usize)> = registry.runs().first().map(|run| (*run, 0)).into_iter().collect();
         let (own, bound) = ([const { AtomicU64::new(0) }; Run::COUNT / 64], registry.now());
-        let mut reached_at: Vec<IpAddr> = registry.addresses().named().collect();
-        if reached_at.is_empty() {
-            reached_at.push(Ipv4Addr::LOCALHOST.into());
-        }
+        let reached_at = if addrs.is_empty() { vec![Ipv4Addr::LOCALHOST.into()] } else { addrs.to_vec() };
         let places = || reached_at.iter().map(|_| Mutex::new(Place::new(bound))).collect();
         for (run, _) in &first {
             own[run.index() / 64].fetch_or(1 << (run.index() % 64), Ordering::Relaxed);
@@ -185,10 +182,11 @@ impl Group {
         for _ in 0..ATTACHES {
             let keeper = self.registry.keeper(); // first: it may be a change
             let changes = self.registry.changes();
+            let services = self.registry.listeners(SERVICES);
             let mut steered = sockets.iter().enumerate();
-            if let Err(error) =
-                steered.try_for_each(|(of, socket)| sys::steer(socket.fd(), &mut self.program(of, keeper)))
-            {
+            if let Err(error) = steered.try_for_each(|(of, socket)| {
+                sys::steer(socket.fd(), &mut self.program(of, &services, keeper))
+            }) {
                 tracing::warn!(
                     "packets may arrive at the wrong process: the system does not steer them ({error})"
                 );
@@ -203,13 +201,12 @@ impl Group {
     }
 
     /// The program of the group of an address.
-    fn program(&self, of: usize, keeper: Option<Run>) -> Vec<libc::sock_filter> {
+    fn program(&self, of: usize, services: &[(u32, Run)], keeper: Option<Run>) -> Vec<libc::sock_filter> {
         let sockets = self.registry.sockets(of);
         let socket_of =
             |of: Run| sockets.iter().find(|(run, _)| *run == of).map(|(_, index)| (*index).into());
-        let services = self.registry.listeners(SERVICES).into_iter();
         let services: Vec<_> =
-            services.filter_map(|(service, run)| Some((service, socket_of(run)?))).collect();
+            services.iter().filter_map(|(service, run)| Some((*service, socket_of(*run)?))).collect();
         let numbers: Vec<_> = sockets.iter().map(|(run, index)| (run.numbers(), (*index).into())).collect();
         steering::program_of_group(&numbers, &services, keeper.and_then(socket_of).unwrap_or(0))
     }

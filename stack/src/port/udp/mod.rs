@@ -105,7 +105,7 @@ fn make(
     let (sockets, port) = match &registry {
         None => (sockets(addrs, buffer, options.queues).map_err(fail)?, UDP_PORT),
         Some(registry) => {
-            let shared = shared_sockets(buffer, options.queues, registry).map_err(fail)?;
+            let shared = shared_sockets(addrs, buffer, options.queues, registry).map_err(fail)?;
             if let Some(why) = shared.why {
                 tracing::warn!(
                     "port {spec}: {why}; programs of this user reach each other on this host, by UDP port {}, and no other host",
@@ -115,7 +115,7 @@ fn make(
             (shared.sockets, shared.port)
         }
     };
-    let group = registry.map(|registry| Group::new(registry, port, options.queues));
+    let group = registry.map(|registry| Group::new(registry, addrs, port, options.queues));
     if let Some(group) = &group {
         group.enter(&sockets);
     }

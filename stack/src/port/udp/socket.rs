@@ -251,19 +251,19 @@ pub(super) struct SharedSockets {
 /// Sockets of the addresses that the processes of this user on this host have, or of all, for each queue, on the port that they have
 /// chosen: 4791, or another one where somebody else has that.
 pub(super) fn shared_sockets(
+    addrs: &[IpAddr],
     buffer: u32,
     queues: usize,
     registry: &Registry,
 ) -> Result<SharedSockets, String> {
-    let addrs: Vec<IpAddr> = registry.addresses().named().collect();
     let (mut chosen, mut tries) = (registry.udp_port(), 0);
     let (first, port, why) = loop {
         tries += 1;
         let usable = chosen.filter(|port| *port == UDP_PORT || BESIDE.contains(port));
-        let (first, port, why) = match usable.map(|port| (port, set_on(&addrs, buffer, port, true))) {
+        let (first, port, why) = match usable.map(|port| (port, set_on(addrs, buffer, port, true))) {
             Some((port, Ok(first))) => (first, port, None),
             // Nothing is chosen, or those who chose it have ended, and somebody else has taken it.
-            _ => match set_first_on(&addrs, buffer, UDP_PORT) {
+            _ => match set_first_on(addrs, buffer, UDP_PORT) {
                 Ok(first) => (first, UDP_PORT, None),
                 Err((_, error)) if error.kind() == ErrorKind::AddrInUse && tries < CHOICES => {
                     // Perhaps by another process of the host, which looks whether it is free.
@@ -271,7 +271,10 @@ pub(super) fn shared_sockets(
                     chosen = registry.udp_port();
                     continue;
                 }
-                Err((addr, error)) => first_beside(&addrs, buffer, why(addr, &error))?,
+                Err((addr, error)) if error.kind() == ErrorKind::AddrInUse => {
+                    first_beside(addrs, buffer, why(addr, &error))?
+                }
+                Err((addr, error)) => return Err(why(addr, &error)),
             },
         };
         let agreed = registry.choose_udp_port(chosen, port);
@@ -282,7 +285,7 @@ pub(super) fn shared_sockets(
     };
     let mut sockets = vec![first];
     for _ in 1..queues {
-        sockets.push(set_on(&addrs, buffer, port, true).map_err(|(addr, error)| self::why(addr, &error))?);
+        sockets.push(set_on(addrs, buffer, port, true).map_err(|(addr, error)| self::why(addr, &error))?);
     }
     let beside =
         || why.unwrap_or_else(|| format!("UDP port {UDP_PORT} was taken when the first of them began"));
