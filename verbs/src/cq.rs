@@ -275,6 +275,9 @@ pub(crate) fn fill(
     max: usize,
     mut each: impl FnMut(&Cqe),
 ) -> Result<usize, VerbsError> {
+    if core.has_unsent_datagrams() && !core.send_datagrams() {
+        return Ok(0);
+    }
     // One poll, in a loop, so that the code exists once and is inlined.
     let mut next = Next::Turn;
     loop {

@@ -216,6 +216,45 @@ fn u18_to_our_own_address() {
     }
 }
 
+// Goal: a program that takes the memory of a datagram as free since the peer's answer to it came, whose completion it polls, sends no
+// other bytes for it. Here the answer is one that was there before; the send completes later.
+#[test]
+fn a_poll_that_finds_completions_comes_after_what_was_posted_before_it() {
+    let context = Context::open(DeviceConfig::loopback().drive(Drive::Caller)).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+    let recv_cq = context.create_cq(64).unwrap();
+    let mr = pd.reg_mr(8192, common::all_rights()).unwrap();
+    let qp = pd.create_qp(&QpInitAttr::ud(&cq, &recv_cq)).unwrap();
+    qp.activate_ud(QKEY).unwrap();
+    let ah = pd.create_ah(&ah_attr_to(context.query_gid(1, 0).unwrap(), 0)).unwrap();
+    let place = |n: u64| 1024 * (1 + n as usize % 2);
+    let receive = |n| {
+        let sge = [mr.sge(place(n)..place(n) + 100).unwrap()];
+        qp.post_recv(&[RecvWr::new(n, &sge)]).unwrap();
+    };
+    let send = |n: u64| {
+        mr.write(0, &n.to_ne_bytes()).unwrap();
+        let sge = [mr.sge(0..8).unwrap()];
+        qp.post_send(&[SendWr::send(n, &sge).to(&ah, qp.qp_num(), QKEY)]).unwrap();
+    };
+    receive(0);
+    send(0);
+    for n in 1..1000 {
+        // The one before arrives, and is not polled.
+        for _ in 0..8 {
+            assert_eq!(cq.poll(&mut [Wc::default()]).unwrap(), 0);
+        }
+        receive(n);
+        send(n);
+        let mut wc = [Wc::default()];
+        while recv_cq.poll(&mut wc).unwrap() == 0 {}
+        mr.fill(0..8, 0xee).unwrap();
+        assert_eq!((wc[0].wr_id, wc[0].status), (n - 1, WcStatus::Success));
+        let at = place(n - 1) + GRH_LEN;
+        assert_eq!(mr.to_vec(at..at + 8).unwrap(), (n - 1).to_ne_bytes(), "datagram {}", n - 1);
+    }
+}
+
 #[test]
 fn u19_any_psn_and_again() {
     let mut w = Wire::new(false);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use super::channel::ChannelCore;
 use super::error::DeviceError;
 use super::handle::Device;
-use super::inside_turn::not_inside_turn;
+use super::inside_turn::{inside_turn, not_inside_turn};
 use super::pd::PdCore;
 use super::quota::Share;
 use super::vain;
@@ -172,6 +172,32 @@ impl CqCore {
         if let Some(mut tap) = self.tap.try_lock() {
             tap.0.discard_while(|cqe| words.load(cqe.qp_index).epoch() != cqe.epoch);
         }
+    }
+
+    /// Whether a poll of this queue has to [send](Self::send_datagrams) before it gives completions.
+    #[inline]
+    pub fn has_unsent_datagrams(&self) -> bool {
+        self.device.core().shared.unsent.among(self.feeders.load(Ordering::Relaxed)) != 0
+    }
+
+    /// Where callers poll: makes turns, so that datagrams that were posted before this poll have left their memory. Returns whether that is
+    /// so; not where another thread turns their shard, which may have begun before they were posted.
+    pub fn send_datagrams(&self) -> bool {
+        let core = self.device.core();
+        let shards = core.shared.unsent.among(self.feeders.load(Ordering::Relaxed));
+        core.shared.unsent.clear(shards);
+        if !core.callers_turn || inside_turn() || core.is_forked() {
+            return true;
+        }
+        let mut left = shards;
+        while left != 0 {
+            let index = left.trailing_zeros() as usize;
+            if core.turn(index).is_none() && !core.cells[index].is_dead() {
+                core.shared.unsent.add(index as u8);
+            }
+            left &= left - 1;
+        }
+        core.shared.unsent.among(shards) == 0
     }
 
     /// Where callers poll: one turn of each shard that feeds this queue and that no other thread turns. Returns whether polling

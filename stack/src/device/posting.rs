@@ -9,8 +9,9 @@ use core::marker::PhantomData;
 use core::ops::DerefMut;
 use std::sync::Arc;
 
+use super::qp_init::QpInit;
 use crate::config::SHARDS_MAX;
-use crate::id::QpState;
+use crate::id::{QpState, QpType};
 use crate::proto::state::Gates;
 use crate::proto::wqe::{Granule, SendWqe};
 use crate::shard::Shared;
@@ -38,6 +39,8 @@ pub struct Full {
 pub trait Side: 'static {
     /// What the state must permit.
     const GATE: Gates;
+    /// Whether its requests are sent.
+    const SENDS: bool;
     /// Whether the shard has to be told of new requests, by the word that was published last.
     fn rings(word: Word) -> bool;
 }
@@ -48,6 +51,7 @@ pub struct SendSide;
 
 impl Side for SendSide {
     const GATE: Gates = Gates::POST_SEND;
+    const SENDS: bool = true;
     #[inline]
     fn rings(word: Word) -> bool {
         !word.is_watched()
@@ -60,6 +64,7 @@ pub struct RecvSide;
 
 impl Side for RecvSide {
     const GATE: Gates = Gates::POST_RECV;
+    const SENDS: bool = false;
     /// The shard finds requests when a message arrives; only those that are posted in ERR have to be flushed.
     #[inline]
     fn rings(word: Word) -> bool {
@@ -76,14 +81,17 @@ pub(super) struct QpSignals {
     pub shard: u8,
     /// Whether every send request makes a completion.
     pub sq_sig_all: bool,
+    /// Whether its requests are datagrams.
+    pub is_datagram: bool,
 }
 
 const _: () = assert!(SHARDS_MAX <= u8::MAX as usize + 1);
 
 impl QpSignals {
-    pub(super) fn new(shared: Arc<Shared>, shard: usize, slot: u32, sq_sig_all: bool) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, shard: usize, slot: u32, init: &QpInit<'_>) -> Self {
         let index = shard as u32 * shared.qps_per_shard as u32 + slot;
-        Self { shared, index, shard: shard as u8, sq_sig_all }
+        let is_datagram = matches!(init.qp_type, QpType::Ud | QpType::Gsi);
+        Self { shared, index, shard: shard as u8, sq_sig_all: init.sq_sig_all, is_datagram }
     }
     #[inline]
     pub(super) fn word(&self) -> Word {
@@ -161,6 +169,9 @@ impl<Q: Side> Poster<Q> {
         asymmetric::light();
         if Q::rings(self.signals.word()) {
             self.signals.ring_doorbell();
+        }
+        if Q::SENDS && self.signals.is_datagram {
+            self.signals.shared.unsent.add(self.signals.shard);
         }
     }
     /// Prefetches what posting `n` requests touches.

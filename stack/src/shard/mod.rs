@@ -63,6 +63,7 @@ mod state;
 mod timing;
 mod tx;
 mod unrouted;
+mod unsent;
 mod wheel;
 mod window;
 

@@ -12,6 +12,7 @@ use super::due::Due;
 use super::ended_peers::EndedPeers;
 use super::events::EventQueue;
 use super::gids::Gids;
+use super::unsent::Unsent;
 use crate::config::{INBOX_DEPTH, TX_BURST};
 use crate::id::{Gid, Mac, Mtu, Qpn};
 use crate::mem::MrTable;
@@ -53,6 +54,8 @@ pub struct Shared {
     pub computes_ids: Option<Mac>,
     /// One bitmap a shard; a bit is a queue pair's slot.
     pub doorbells: Box<[Doorbells]>,
+    /// Shards that have datagrams to send.
+    pub unsent: Unsent,
     /// Frames for a shard from the others, and from itself.
     pub inboxes: Box<[ArrayQueue<Frame>]>,
     /// For each shard, a number that is odd during its turns and moves on at each end of one.
@@ -108,6 +111,7 @@ impl Shared {
             computes_ids: c.computes_ids,
             ended_peers: EndedPeers::new(c.shards * c.qps_per_shard),
             doorbells: (0..c.shards).map(|_| Doorbells::new(c.qps_per_shard as u32)).collect(),
+            unsent: Unsent::default(),
             inboxes: (0..c.shards).map(|_| ArrayQueue::new(INBOX_DEPTH)).collect(),
             turning: (0..c.shards).map(|_| CachePadded::default()).collect(),
             words: Words::new(c.shards * c.qps_per_shard),

@@ -21,6 +21,7 @@ mod id;
 mod inbox;
 mod keeper;
 mod links;
+mod look;
 mod making;
 mod meeting;
 mod news;

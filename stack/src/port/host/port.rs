@@ -6,6 +6,7 @@
 use super::ended::Ended;
 use super::id::{LINKS_MAX, LinkId};
 use super::links::{Links, LinksConfig};
+use super::look::Look;
 use super::queue::{LinkQueue, Reach};
 use crate::id::Mtu;
 use crate::port::error::PortError;
@@ -18,8 +19,6 @@ use crate::port::udp;
 use crate::registry::{Addresses, Registry, RegistryConfig, Run};
 use crate::time::Instant;
 use core::net::IpAddr;
-use core::ops::RangeInclusive;
-use core::time::Duration;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,16 +27,6 @@ use std::time::Instant as SystemInstant;
 /// The route of the sockets; behind it come those of the links.
 const SOCKETS: Route = Route(0);
 const _: () = assert!(LINKS_MAX < Route::COUNT);
-
-/// While there are links, sockets are asked after this time: asking is a system call for each, and takes as long as many bursts. After they
-/// brought or sent something they are asked in each of the next bursts, and for a while longer not quite as seldom.
-const SELDOM: Duration = Duration::from_micros(200);
-const LIVELY: Duration = Duration::from_micros(20);
-const LIVELY_FOR: Duration = Duration::from_millis(10);
-/// The clock is looked at when bursts and the frames of links are so many: few where they take long, as between two bursts of a program
-/// that yields its core others may run for milliseconds.
-const CLOCK_EVERY: RangeInclusive<u32> = 8..=128;
-const OFTEN_FOR: u32 = 1024;
 
 fn route_of(link: LinkId) -> Route {
     Route(link.number() + 1)
@@ -115,69 +104,6 @@ impl Numbers for HostPort {
 
     fn links(&self) -> u64 {
         self.links.counts().up
-    }
-}
-
-/// When the sockets are asked.
-#[derive(Debug, Default)]
-struct Look {
-    /// Bursts and frames of links since they were asked, how many there are when the clock is looked at next, and from one look to the
-    /// next one.
-    since: u32,
-    clock_at: u32,
-    clock_every: u32,
-    clock: Option<SystemInstant>,
-    /// When they were asked last, as far as is known.
-    asked_at: Option<SystemInstant>,
-    /// Bursts in which they are asked each time.
-    often: u32,
-    /// They brought or sent something since the clock was looked at, or lately.
-    is_lively: bool,
-    lively_until: Option<SystemInstant>,
-}
-
-impl Look {
-    /// They brought or sent something: an answer may come.
-    fn wait_for_more(&mut self) {
-        (self.often, self.is_lively) = (OFTEN_FOR, true);
-    }
-
-    /// Before a sleep: what waits at them was an edge already, so they are asked once. Whether they were, since the last burst.
-    fn is_up_to_date(&mut self) -> bool {
-        self.often = self.often.max(u32::from(self.since > 0));
-        self.since == 0
-    }
-
-    /// Whether a burst asks them, in which links brought so many frames.
-    #[inline]
-    fn now(&mut self, has_links: bool, frames: usize, clock: impl FnOnce() -> SystemInstant) -> bool {
-        self.since += 1 + frames as u32;
-        let now = !has_links || self.often > 0 || self.since >= self.clock_at && self.is_time(clock());
-        self.often = self.often.saturating_sub(1);
-        if now {
-            (self.since, self.clock_at) = (0, self.clock_every);
-        }
-        now
-    }
-
-    fn is_time(&mut self, now: SystemInstant) -> bool {
-        let since = self.clock.replace(now).map(|at| now.saturating_duration_since(at));
-        let (few, many) = (*CLOCK_EVERY.start(), *CLOCK_EVERY.end());
-        self.clock_every = match since {
-            Some(since) if since < LIVELY / 4 => (2 * self.clock_every).clamp(few, many),
-            Some(since) if since < LIVELY => self.clock_every,
-            _ => few,
-        };
-        self.clock_at = self.since + self.clock_every;
-        if core::mem::take(&mut self.is_lively) {
-            self.lively_until = Some(now + LIVELY_FOR);
-        }
-        let pause = if self.lively_until.is_some_and(|until| now < until) { LIVELY } else { SELDOM };
-        let is_time = self.asked_at.is_none_or(|at| now.saturating_duration_since(at) >= pause);
-        if is_time {
-            self.asked_at = Some(now);
-        }
-        is_time
     }
 }
 
@@ -310,56 +236,5 @@ mod tests {
             assert_ne!(route, SOCKETS);
             assert_eq!(link_of(route), Some(LinkId(number)));
         }
-    }
-
-    /// How often sockets are asked in so many bursts, each with so many frames of links and this long after the one before.
-    fn asked(look: &mut Look, now: &mut SystemInstant, bursts: u32, frames: usize, apart: Duration) -> u32 {
-        let burst = |_: &u32| {
-            *now += apart;
-            look.now(true, frames, || *now)
-        };
-        (0..bursts).filter(burst).count() as u32
-    }
-
-    #[test]
-    fn sockets_are_asked_often_while_they_have_something() {
-        let (mut look, mut now) = (Look::default(), SystemInstant::now());
-        const US: Duration = Duration::from_micros(1);
-        asked(&mut look, &mut now, 1, 0, US);
-        assert_eq!(asked(&mut look, &mut now, 2000, 0, US), 10);
-        look.wait_for_more();
-        assert_eq!(asked(&mut look, &mut now, OFTEN_FOR, 0, US), OFTEN_FOR);
-        assert_eq!(asked(&mut look, &mut now, 2400, 0, US), 100, "each 24 us");
-        now += LIVELY_FOR;
-        assert_eq!(asked(&mut look, &mut now, 2000, 0, US), 10);
-        assert_eq!((0..100).filter(|_| look.now(false, 9, || now)).count(), 100, "nothing else to ask");
-    }
-
-    // A program that yields its core after each poll that finds nothing gets it back when all others had their turns.
-    #[test]
-    fn sockets_do_not_wait_for_many_bursts_where_each_takes_long() {
-        let (mut look, mut now) = (Look::default(), SystemInstant::now());
-        const MS: Duration = Duration::from_millis(1);
-        let (few, many) = (*CLOCK_EVERY.start(), *CLOCK_EVERY.end());
-        assert_eq!(asked(&mut look, &mut now, 10 * few, 0, MS), 10);
-        assert_eq!(asked(&mut look, &mut now, 80, few as usize, MS), 80);
-        // It has polled quickly before.
-        asked(&mut look, &mut now, 100_000, 0, Duration::from_nanos(10));
-        assert_eq!(look.clock_every, many);
-        assert!(asked(&mut look, &mut now, many + 10 * few, 0, MS) > 10);
-    }
-
-    // Asking is a system call for each address, and who polls in vain on busy cores goes to sleep thousands of times a second.
-    #[test]
-    fn sockets_are_asked_once_before_a_sleep_and_seldom_after_it() {
-        let (mut look, now) = (Look::default(), SystemInstant::now());
-        assert!(look.is_up_to_date(), "nothing was received yet");
-        for _ in 0..100 {
-            look.now(true, 0, || now);
-            look.now(true, 0, || now);
-            assert!(!look.is_up_to_date());
-            assert!(look.now(true, 0, || now) && look.is_up_to_date(), "asked in the next burst");
-        }
-        assert_eq!((0..1000).filter(|_| look.now(true, 0, || now)).count(), 0);
     }
 }
