@@ -48,6 +48,7 @@ const UNSAFE: &[&str] = &[
     "stack/src/sync/apart.rs",
     // Handlers of forks.
     "stack/src/sync/process.rs",
+    "stack/src/sync/scheduling.rs",
     "stack/src/sync/unforked.rs",
     // Who the peer of a socket is, and whether it lives; the memory that the processes of a host share.
     "stack/src/port/share.rs",
@@ -67,7 +68,6 @@ const UNSAFE: &[&str] = &[
     "stack/src/shard/copy.rs",
     // The turn boundary after which a revoked key is no longer used; what the helper asks of the scheduler.
     "stack/src/device/claim.rs",
-    "stack/src/device/scheduling.rs",
     // The CRC.
     "stack/src/crc.rs",
     "stack/src/crc/",

@@ -19,6 +19,9 @@ use crate::sync::exclusive::Exclusive;
 use crate::sync::lanes::{self, Arm, Armer, CqLane, CqReader};
 use crate::sync::lock::lock;
 
+/// Turns for datagrams that were posted, at most: there may be more than one turn sends.
+const SENDING_TURNS: usize = 16;
+
 /// The reading end of a completion queue: its holder may poll.
 pub struct CqTap(CqReader<Cqe>);
 
@@ -192,8 +195,13 @@ impl CqCore {
         let mut left = shards;
         while left != 0 {
             let index = left.trailing_zeros() as usize;
-            if core.turn(index).is_none() && !core.cells[index].is_dead() {
-                core.shared.unsent.add(index as u8);
+            for _ in 0..SENDING_TURNS {
+                match core.turn(index) {
+                    Some(turn) if turn.more => continue,
+                    None if !core.cells[index].is_dead() => core.shared.unsent.add(index as u8),
+                    _ => {}
+                }
+                break;
             }
             left &= left - 1;
         }

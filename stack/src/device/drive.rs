@@ -11,9 +11,9 @@ use super::claim::Core;
 use super::config::Drive;
 use super::error::OpenError;
 use super::pace::{Callers, Next, Pace};
-use super::scheduling::wake_at_once;
 use super::sleep::SLEEP;
 use crate::config::{HELPER_HOT, HELPER_SLEEP};
+use crate::sync::scheduling::wake_at_once;
 
 /// The longest sleep of the helper, reached while nothing happens.
 const IDLE_SLEEP: Duration = Duration::from_millis(200);

@@ -18,7 +18,7 @@
 //! handles are dropped does not matter. Threads of the device hold the shards, not the device; when the last handle
 //! goes, they are stopped, and what is left to send is sent, for a tenth of a second at most.
 
-#![deny(unsafe_code)] // but for one call in `claim`, and system calls in `scheduling`
+#![deny(unsafe_code)] // but for one call in `claim`
 
 mod addresses;
 mod ah;
@@ -55,7 +55,6 @@ mod qp_init;
 mod qp_number;
 mod quota;
 mod random;
-mod scheduling;
 mod service;
 mod sleep;
 mod srq;

@@ -9,8 +9,8 @@ use core::time::Duration;
 use std::time::Instant;
 
 use super::contention::{AWAY, Contention};
-use super::scheduling::times_preempted;
 use crate::config::HELPER_SLEEP;
+use crate::sync::scheduling::times_preempted;
 
 /// How long cores count as busy at most before the thread tries again whether one is to spare: that costs it some slices of the scheduler.
 const BUSY_AT_MOST: Duration = Duration::from_millis(1280);

@@ -7,6 +7,7 @@ use crate::sync::apart;
 use crate::sync::eventfd::{EventFd, wait_readable};
 use crate::sync::lock::lock;
 use crate::sync::process::Process;
+use crate::sync::scheduling::wake_at_once;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use rustix::event::{PollFd, PollFlags};
@@ -84,6 +85,8 @@ impl Drop for Serving {
 }
 
 fn serve(shared: &Shared, mut answers: Answers) {
+    // Others wait for it.
+    wake_at_once();
     let mut pause = None;
     while !shared.is_over.load(Ordering::Relaxed) {
         let names = lock(&shared.names).clone();

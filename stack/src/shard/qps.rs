@@ -5,7 +5,7 @@ use super::qp_table::QpTable;
 use super::slab::Slab;
 use crate::id::Qpn;
 use crate::mark::step;
-use crate::sync::huge::Filling;
+use crate::sync::huge::{Filling, TLB_REACH};
 
 #[derive(Debug)]
 pub(super) struct Qps {
@@ -20,7 +20,7 @@ pub(super) struct Qps {
 impl Qps {
     /// No queue pairs, and so many slots for them.
     pub fn new(slots: usize) -> Self {
-        let (table, around) = (QpTable::default(), Filling::default());
+        let (table, around) = (QpTable::default(), Filling::beyond(TLB_REACH));
         Self { slots: Slab::new(slots), table, found: None, around }
     }
     #[inline]

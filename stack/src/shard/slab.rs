@@ -1,7 +1,7 @@
 //! Objects by slot, side by side in large chunks. An object's address is computed from its slot, not loaded from a table of
 //! objects; and few huge pages, and so few TLB entries, hold all objects.
 
-use crate::sync::huge::Filling;
+use crate::sync::huge::{Filling, TLB_REACH};
 
 /// Slots of a chunk: many, so that few pages lie across the end of one. Such a page becomes a huge page only when the next chunk
 /// fills the rest of it ([`Filling`]), which may never happen.
@@ -28,7 +28,7 @@ struct Chunk<T> {
 impl<T> Slab<T> {
     /// So many free slots.
     pub fn new(slots: usize) -> Self {
-        Self { slots, chunks: Vec::new(), memory: Filling::default() }
+        Self { slots, chunks: Vec::new(), memory: Filling::beyond(TLB_REACH) }
     }
 
     /// The object in a slot.

@@ -8,6 +8,9 @@ use std::collections::HashMap;
 /// Bytes of a huge page.
 pub const HUGE_PAGE: usize = 2 << 20;
 
+/// Bytes that a TLB of 2048 entries reaches with small pages.
+pub const TLB_REACH: usize = 8 << 20;
+
 /// Asks the kernel to put huge pages under the memory between two addresses, where whole ones fit. The contents stay, and may be
 /// accessed meanwhile. Takes some 0.3 ms a huge page. `false`: it failed, or the kernel cannot (Linux before 6.1, no memory).
 #[cfg(not(any(miri, loom)))]
@@ -55,8 +58,16 @@ pub fn collapse(_from: usize, _to: usize) -> bool {
 /// Allocators mostly put objects that are made in succession side by side, but jump now and then. A page is tried when the next
 /// object lies on another page. If objects use too little of it then, it waits until they come back to it and leave it again. So does a
 /// page that failed: mostly a part of it is not mapped yet, as at the end of a heap, or never will be, as at its start.
+///
+/// Nothing is tried while all objects together are few, so that the TLB reaches them anyway. A try makes all cores of the system hand over
+/// what they hold of its pages (`lru_add_drain_all`), one process after the other: where many processes begin on busy cores, that takes
+/// seconds.
 #[derive(Debug, Default)]
 pub struct Filling {
+    /// Bytes of all objects.
+    bytes: usize,
+    /// From so many on pages are tried.
+    enough: usize,
     /// Pages that have objects and are not huge yet, by page number.
     pages: HashMap<usize, Page>,
     /// The page of the last object.
@@ -83,6 +94,11 @@ impl Filling {
     /// count, as objects can alternate between two pages that fail.
     const FAILURES: u32 = 8;
 
+    /// No objects yet; pages are tried once there are so many bytes of them.
+    pub fn beyond(enough: usize) -> Self {
+        Self { enough, ..Self::default() }
+    }
+
     /// Records an object of `len` bytes at this address.
     pub fn add(&mut self, at: usize, len: usize) {
         if self.failed == Self::FAILURES {
@@ -90,18 +106,31 @@ impl Filling {
         }
         let page = at / HUGE_PAGE;
         if page != self.at {
-            self.leave();
+            if self.bytes >= self.enough {
+                self.leave();
+            }
             self.at = page;
+        }
+        let before = self.bytes;
+        self.bytes += len;
+        if before < self.enough && self.bytes >= self.enough {
+            let pages: Vec<usize> = self.pages.keys().copied().filter(|of| *of != page).collect();
+            pages.into_iter().for_each(|page| self.try_page(page));
         }
         self.pages.entry(page).or_insert(Page { bytes: 0, due: Self::WORTH }).bytes += len;
     }
 
     /// Objects go on elsewhere: tries the page that they leave.
     fn leave(&mut self) {
-        let Some(page) = self.pages.get_mut(&self.at).filter(|page| page.bytes >= page.due) else { return };
-        let from = self.at * HUGE_PAGE;
+        self.try_page(self.at);
+    }
+
+    /// Tries a page, if it is due.
+    fn try_page(&mut self, number: usize) {
+        let Some(page) = self.pages.get_mut(&number).filter(|page| page.bytes >= page.due) else { return };
+        let from = number * HUGE_PAGE;
         if collapse(from, from + HUGE_PAGE) {
-            self.pages.remove(&self.at);
+            self.pages.remove(&number);
             self.failed = 0;
         } else {
             self.failed += u32::from(page.due == Self::WORTH);
@@ -150,6 +179,20 @@ mod tests {
     #[test]
     fn an_address_of_nothing_fails() {
         assert!(!collapse(HUGE_PAGE, 4 * HUGE_PAGE));
+    }
+
+    // Few objects are reached without huge pages. Once there are enough, those before them get theirs too.
+    #[test]
+    fn few_objects_wait_for_more() {
+        let mut filling = Filling::beyond(8 * Filling::WORTH);
+        for n in 0..7 {
+            filling.add((50 + n % 3) * HUGE_PAGE, Filling::WORTH);
+        }
+        assert_eq!(filling.failed, 0);
+        filling.add(50 * HUGE_PAGE, Filling::WORTH);
+        assert_eq!(filling.failed, 2, "nothing is mapped at those that have been left");
+        filling.add(51 * HUGE_PAGE, Filling::WORTH);
+        assert_eq!(filling.failed, 3, "from here on each as it is left");
     }
 
     // Objects leave a page and return to it; it is tried when enough of it is full, and again when it has more.

@@ -4,8 +4,8 @@
 //! never block, and allocate only when they are made or resized; claims, exclusive ends and sleepers wait. Nothing here reads a
 //! clock or knows of packets or verbs. Called by posters and pollers on one side and by the shard that owns the other end.
 //!
-//! `unsafe` is in [`apart`], [`spsc`], [`claim`], [`asymmetric`], [`eventfd`], [`huge`], [`prefetch`], [`process`] and [`unforked`];
-//! [`lanes`] is built on rings, [`doorbell`], [`news`] and [`srq`] on atomics alone.
+//! `unsafe` is in [`apart`], [`spsc`], [`claim`], [`asymmetric`], [`eventfd`], [`huge`], [`prefetch`], [`process`],
+//! [`scheduling`] and [`unforked`]; [`lanes`] is built on rings, [`doorbell`], [`news`] and [`srq`] on atomics alone.
 
 pub mod alarm;
 pub mod apart;
@@ -21,6 +21,7 @@ pub mod news;
 pub mod prefetch;
 pub(crate) mod primitive;
 pub mod process;
+pub mod scheduling;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod sequences;
 pub mod sleeper;

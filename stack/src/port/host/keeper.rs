@@ -20,6 +20,7 @@ use crate::port::share::{self, Party};
 use crate::registry::{Holder, Lies, Registry, Run};
 use crate::sync::eventfd::wait_readable;
 use crate::sync::lock::lock;
+use crate::sync::scheduling::wake_at_once;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use rustix::event::{PollFd, PollFlags};
@@ -87,6 +88,8 @@ impl Keeper {
 
     /// Keeps links until `is_over`, and then ends them.
     pub fn run(mut self, is_over: &AtomicBool) {
+        // Others wait for it; the threads that it starts are scheduled as it is.
+        wake_at_once();
         while !is_over.load(Ordering::Relaxed) {
             let ready = self.wait(Instant::now());
             // First, so that what is signalled from now on wakes again.
@@ -103,7 +106,8 @@ impl Keeper {
     fn wait(&self, now: Instant) -> Vec<bool> {
         let talks = || self.meetings.iter().filter_map(|meeting| meeting.talk.as_ref());
         let unsent = self.up.iter().map(|up| &up.talk).chain(talks()).filter_map(Talk::unsent_until);
-        let times = self.meetings.iter().map(|meeting| meeting.until).chain(self.table.due()).chain(unsent);
+        let silent = self.meetings.iter().filter(|meeting| meeting.talk.is_some());
+        let times = silent.map(|meeting| meeting.until).chain(self.table.due()).chain(unsent);
         let is_held = !self.closing.is_empty()
             || self.inbox.has_calls()
             || self.meetings.iter().any(|meeting| meeting.is_held);

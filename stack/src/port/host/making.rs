@@ -109,9 +109,13 @@ impl Keeper {
         }
     }
 
-    /// Gives up a process that has kept this one waiting too long.
+    /// Gives up a process that has kept this one waiting too long. (One that is being heard has not: then a thread of this process waits
+    /// for a core.)
     fn end_late(&mut self, at: usize, is_late: bool, now: Instant) {
-        if is_late && let Some(meeting) = self.meetings.remove(at) {
+        if is_late
+            && self.meetings[at].talk.is_some()
+            && let Some(meeting) = self.meetings.remove(at)
+        {
             self.log(meeting.pid, "it does not answer; continue it if it is stopped, or end it");
             self.give_up(meeting, now);
         }
