@@ -28,6 +28,7 @@ use crate::proto::status::AsyncEvent;
 use crate::shard::{EventElement, Shard, Shared, Turn};
 use crate::sync::claim::{Claim, Refused};
 use crate::sync::process::Process;
+use crate::sync::scheduling;
 use crate::time::Instant;
 
 /// Marks the thread as holding a shard, until [`Holding::end`]. If a panic drops it instead, it reports the shard's death, before
@@ -60,8 +61,9 @@ impl Drop for Holding<'_> {
 /// A shard behind its claim.
 pub(super) struct Cell {
     shard: Claim<Shard>,
-    /// Turns by threads other than the background helper, so that it can see them.
+    /// Turns by threads other than the background helper, so that it can see them, and the number of such a thread, or 0.
     turns: AtomicU32,
+    caller: AtomicU32,
     /// A thread sleeps for it inside a poll.
     polled: AtomicBool,
     /// Threads that poll sleep for it now and then, so posts need not wake the helper: for so many looks of the helper that find none of
@@ -119,6 +121,7 @@ impl Core {
                 CachePadded::new(Cell {
                     shard: Claim::new(shard),
                     turns: AtomicU32::new(0),
+                    caller: AtomicU32::new(0),
                     polled: AtomicBool::new(false),
                     left: AtomicU32::new(0),
                 })
@@ -412,6 +415,14 @@ impl Core {
     /// Turns by threads other than the helper, modulo 2^32.
     pub(super) fn turns_of_callers(&self, index: usize) -> u32 {
         self.cells[index].turns.load(Ordering::Relaxed)
+    }
+    /// The number of a thread that has made such turns lately; 0: none has made many.
+    pub(super) fn caller(&self, index: usize) -> u32 {
+        self.cells[index].caller.load(Ordering::Relaxed)
+    }
+    /// The calling thread turns the shard again and again.
+    pub(super) fn set_caller(&self, index: usize) {
+        self.cells[index].caller.store(scheduling::thread_number(), Ordering::Relaxed);
     }
     /// A thread sleeps for these shards, as bits, inside a poll, or does so no more.
     pub(super) fn set_polled(&self, shards: u32, polled: bool) {

@@ -224,10 +224,11 @@ impl CqCore {
         while feeders != 0 {
             let index = feeders.trailing_zeros() as usize;
             let turn = core.turn(index);
-            if core.turns_of_callers(index).is_multiple_of(vain::EVERY)
-                && vain::note(turn.is_some_and(|turn| !turn.idle()))
-            {
-                self.rest_is_due.store(true, Ordering::Relaxed);
+            if core.turns_of_callers(index).is_multiple_of(vain::EVERY) {
+                core.set_caller(index);
+                if vain::note(turn.is_some_and(|turn| !turn.idle())) {
+                    self.rest_is_due.store(true, Ordering::Relaxed);
+                }
             }
             feeders &= feeders - 1;
         }

@@ -11,6 +11,7 @@ use super::claim::Core;
 use super::config::Drive;
 use super::error::OpenError;
 use super::pace::{Callers, Next, Pace};
+use super::poller::Poller;
 use super::sleep::SLEEP;
 use crate::config::{HELPER_HOT, HELPER_SLEEP};
 use crate::sync::scheduling::wake_at_once;
@@ -98,6 +99,7 @@ fn help(core: &Core) {
     let now = SystemInstant::now();
     let mut callers: Vec<Callers> =
         (0..core.cells.len()).map(|index| Callers::new(now, core.turns_of_callers(index))).collect();
+    let mut pollers: Vec<Poller> = core.cells.iter().map(|_| Poller::default()).collect();
     let mut pace = Pace::new(now);
     // A peer can lose a wake-up only while a sleep begins, and an armed port stays armed until frames come. So after a sleep in
     // which nothing came the next one may be longer.
@@ -107,14 +109,22 @@ fn help(core: &Core) {
         let (mut helped, mut left, mut work) = (0u32, 0u32, false);
         for (index, callers) in callers.iter_mut().enumerate() {
             let callers_turned = callers.turned(core.turns_of_callers(index)) || core.is_polled(index);
-            if core.is_left(index, callers_turned) {
+            let poller = &mut pollers[index];
+            if callers_turned {
+                poller.turned();
+            }
+            let busy = pace.knows_busy(SystemInstant::now());
+            let waits =
+                !callers_turned && busy && callers.are_present() && poller.waits_for_core(core.caller(index));
+            if core.is_left(index, callers_turned || waits) {
                 left |= 1 << index;
                 at_most = at_most.min(HELPER_SLEEP);
             }
-            let turn = if callers_turned { None } else { core.turn_by_helper(index) };
+            let turn = if callers_turned || waits { None } else { core.turn_by_helper(index) };
             let now = SystemInstant::now();
             let Some((turn, connected)) = turn else {
-                // A caller polls, or is inside a turn: leaves the shard to it, and looks again soon.
+                // A caller polls, or is inside a turn: leaves the shard to it, what is posted as well, and looks again soon.
+                left |= 1 << index;
                 at_most = at_most.min(callers.pause(now));
                 longest = HELPER_SLEEP;
                 continue;

@@ -49,6 +49,7 @@ mod pace;
 mod pd;
 mod peer_check;
 mod peer_paths;
+mod poller;
 mod posting;
 mod qp;
 mod qp_init;

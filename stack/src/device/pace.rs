@@ -66,6 +66,11 @@ impl Pace {
         Next::Sleep
     }
 
+    /// Whether no core was to spare when that was seen last, lately.
+    pub fn knows_busy(&mut self, now: Instant) -> bool {
+        self.contention.is_known(now.saturating_duration_since(self.began))
+    }
+
     /// Whether no core is to spare.
     fn is_busy(&mut self, now: Instant) -> bool {
         let at = now.saturating_duration_since(self.began);
@@ -88,17 +93,26 @@ pub struct Callers {
     turns: u32,
     /// The last look at which no caller had turned the shard.
     absent_at: Instant,
+    /// Callers had turned it at a look since.
+    present: bool,
 }
 
 impl Callers {
     /// Callers have made `turns` turns so far.
     pub fn new(now: Instant, turns: u32) -> Self {
-        Self { turns, absent_at: now }
+        Self { turns, absent_at: now, present: false }
     }
 
     /// Whether callers have made turns since the last look; `turns`: all of theirs so far.
     pub fn turned(&mut self, turns: u32) -> bool {
-        core::mem::replace(&mut self.turns, turns) != turns
+        let turned = core::mem::replace(&mut self.turns, turns) != turns;
+        self.present |= turned;
+        turned
+    }
+
+    /// Whether the shard is theirs: they have turned it since the helper did.
+    pub fn are_present(&self) -> bool {
+        self.present
     }
 
     /// Callers turned the shard, or are inside of a turn: how long to leave it to them.
@@ -108,7 +122,7 @@ impl Callers {
 
     /// The helper turned the shard.
     pub fn absent(&mut self, now: Instant) {
-        self.absent_at = now;
+        (self.absent_at, self.present) = (now, false);
     }
 }
 
@@ -213,6 +227,10 @@ mod tests {
         }
         assert!(looks < 120, "{looks} looks in 100 ms");
         assert!(!callers.turned(7 * looks));
+        // The shard is theirs until the helper turns it.
+        assert!(callers.are_present());
+        callers.absent(start + paused);
+        assert!(!callers.are_present());
     }
 
     #[test]

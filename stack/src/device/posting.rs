@@ -9,7 +9,6 @@ use core::marker::PhantomData;
 use core::ops::DerefMut;
 use std::sync::Arc;
 
-use super::qp_init::QpInit;
 use crate::config::SHARDS_MAX;
 use crate::id::{QpState, QpType};
 use crate::proto::state::Gates;
@@ -88,10 +87,10 @@ pub(super) struct QpSignals {
 const _: () = assert!(SHARDS_MAX <= u8::MAX as usize + 1);
 
 impl QpSignals {
-    pub(super) fn new(shared: Arc<Shared>, shard: usize, slot: u32, init: &QpInit<'_>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, shard: usize, slot: u32, ty: QpType, sq_sig_all: bool) -> Self {
         let index = shard as u32 * shared.qps_per_shard as u32 + slot;
-        let is_datagram = matches!(init.qp_type, QpType::Ud | QpType::Gsi);
-        Self { shared, index, shard: shard as u8, sq_sig_all: init.sq_sig_all, is_datagram }
+        let is_datagram = matches!(ty, QpType::Ud | QpType::Gsi);
+        Self { shared, index, shard: shard as u8, sq_sig_all, is_datagram }
     }
     #[inline]
     pub(super) fn word(&self) -> Word {

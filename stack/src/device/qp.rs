@@ -66,7 +66,8 @@ impl QpCore {
         let number = QpNumber::take(&device, pd.as_ref().and_then(|pd| pd.td()), init)?;
         let (shard, slot, qpn) = (number.shard, number.slot, number.qpn);
         let (send_lane, recv_lane) = init.lanes(shard)?;
-        let signals = QpSignals::new(device.core().shared.clone(), shard, slot, init);
+        let shared = device.core().shared.clone();
+        let signals = QpSignals::new(shared, shard, slot, init.qp_type, init.sq_sig_all);
         let Queues { send, recv, sq, rq } = init.queues(&cap, target.as_ref(), &signals)?;
         // An XRC target has none of its own: the shared receive queue that a packet names has one.
         let pd_id = pd.as_ref().map_or(PdId(0), |pd| pd.id());

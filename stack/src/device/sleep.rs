@@ -29,7 +29,7 @@ fn nap(fds: &[BorrowedFd<'_>], time: Duration) {
 impl Core {
     /// Sleeps until one of these shards, as bits, may have work, `fd` is readable, or `at_most` is over. Ports that cannot signal
     /// are checked every `look`. Returns at once where there is work already. Work for other shards wakes the thread as well, but for
-    /// those that are `left` to others.
+    /// those that are `left` to others. Without shards it is a pause, of which nobody has to know for sure.
     pub(super) fn sleep(
         &self,
         shards: u32,
@@ -38,7 +38,8 @@ impl Core {
         at_most: Duration,
         look: Duration,
     ) {
-        match self.shared.sleeper.begin_for(0, !left) {
+        let sleeper = &self.shared.sleeper;
+        match if shards == 0 { sleeper.begin_pause(0, !left) } else { sleeper.begin_for(0, !left) } {
             Some(sleep) => self.sleep_here(sleep, shards, fd.map(AsFd::as_fd).as_slice(), at_most, look),
             None => nap(fd.map(AsFd::as_fd).as_slice(), at_most.min(look)),
         }

@@ -42,6 +42,12 @@ pub fn wake_at_once() {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
 }
 
+/// The number of the calling thread, which is not 0 (gettid(2)).
+pub fn thread_number() -> u32 {
+    // SAFETY: a number. It cannot fail, and is no cancellation point.
+    unsafe { libc::syscall(libc::SYS_gettid) as u32 }
+}
+
 thread_local! {
     /// How often the kernel took the core from this thread, at the last look.
     static TAKEN: Cell<libc::c_long> = const { Cell::new(0) };

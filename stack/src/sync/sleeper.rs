@@ -106,6 +106,16 @@ impl Sleeper {
     /// # Panics
     /// If there is no such waiter.
     pub fn begin_for(&self, waiter: usize, shards: u32) -> Option<Sleep<'_>> {
+        let sleep = self.begin_pause(waiter, shards)?;
+        asymmetric::heavy();
+        Some(sleep)
+    }
+    /// As [`begin_for`](Self::begin_for), for a sleep that is short and need not end when work is given just as it begins: a wake-up at that
+    /// moment may be lost. It interrupts no other core.
+    ///
+    /// # Panics
+    /// If there is no such waiter.
+    pub fn begin_pause(&self, waiter: usize, shards: u32) -> Option<Sleep<'_>> {
         let here = &self.waiters[waiter];
         let mut watched = match here.watched.try_lock() {
             Ok(watched) => watched,
@@ -127,7 +137,6 @@ impl Sleeper {
         here.shards.store(shards, Ordering::Relaxed);
         self.asleep.store(asleep | shards, Ordering::Release);
         drop(changing);
-        asymmetric::heavy();
         Some(Sleep { sleeper: self, waiter: here, shards, event, watched })
     }
 }
