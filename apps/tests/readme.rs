@@ -5,6 +5,7 @@ use apps::cli::perf::PerfCli;
 use apps::cli::pingpong::PingpongCli;
 use apps::cli::run::RunCli;
 use clap::Parser;
+use tools::many::cli::ManyCli;
 
 /// Pages with code or command lines.
 const PAGES: [&str; 7] = [
@@ -69,6 +70,10 @@ fn their_command_lines_are_understood() {
             }
             Some("roce-run") => {
                 RunCli::try_parse_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
+                seen += 1;
+            }
+            Some("roce-many") => {
+                ManyCli::try_parse_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
                 seen += 1;
             }
             _ => {}

@@ -527,7 +527,7 @@ fn unsafe_is_fenced() {
 // Goal: a file that no `mod` and no `[[test]]` names would silently not run.
 #[test]
 fn every_test_file_is_part_of_a_binary() {
-    for name in ["stack", "verbs", "apps", "apps/nvmf", "apps/nvmf-target"] {
+    for name in ["stack", "verbs", "apps", "apps/nvmf", "apps/nvmf-target", "apps/tools"] {
         let (dir, tests) = (root().join(name), root().join(name).join("tests"));
         let entries = fs::read_dir(&tests).expect("a crate with tests has the folder");
         let paths: Vec<PathBuf> = entries.map(|entry| entry.expect("a directory entry").path()).collect();

@@ -56,8 +56,8 @@ pub struct BenchCli {
     /// Measure these parts alone, named as in the rows (`"part"`): udp-bw,udp-rate
     #[arg(long, value_name = "PART,..", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Measure beside busy loops as well, and CPU time: three minutes more a run
-    #[arg(long, conflicts_with = "no_peers")]
+    /// Measure what takes long as well: beside busy loops, CPU time, many processes of a host; four minutes more a run
+    #[arg(long)]
     pub busy: bool,
     /// Leave the alternatives out
     #[arg(long)]

@@ -17,6 +17,10 @@ pub enum Unit {
     Part,
     /// The same, of something that is spent: less is better.
     Cost,
+    /// Bytes: less is better.
+    Bytes,
+    /// Instructions: less is better.
+    Instructions,
 }
 
 impl Unit {
@@ -29,17 +33,24 @@ impl Unit {
             // A difference may be negative if the machine's state changed between its two measurements.
             Self::Ns if n < 0.0 => format!("-{}", report::time((-n).round() as u64)),
             Self::Ns => report::time(n.round() as u64),
+            Self::Cost if n < 0.095 => format!("{:.1} %", 100.0 * n),
             Self::Part | Self::Cost => format!("{:.0} %", 100.0 * n),
+            Self::Bytes => format!("{:.1} MiB", n / f64::from(1 << 20)),
+            Self::Instructions => format!("{n:.0}"),
         }
     }
     const fn is_less_better(self) -> bool {
-        matches!(self, Self::Ns | Self::Cost)
+        matches!(self, Self::Ns | Self::Cost | Self::Bytes | Self::Instructions)
     }
     /// Whether `figure` is at least as good as `mark`.
     pub fn reaches(self, figure: f64, mark: f64) -> bool {
         if self.is_less_better() { figure <= mark } else { figure >= mark }
     }
+    /// A mark as a text; empty where there is none.
     fn bound(self, n: f64) -> String {
+        if n == 0.0 {
+            return String::new();
+        }
         format!("{} {}", if self.is_less_better() { "≤" } else { "≥" }, self.show(n))
     }
 }
@@ -59,6 +70,8 @@ enum Of {
     Share,
     /// The figure, in parts of that of what is beside it.
     Ratio,
+    /// This field.
+    Field(&'static str),
 }
 
 /// The mark that applies when the machine is slow.
@@ -98,9 +111,13 @@ const RATE: (Of, Unit) = (Of::Rate, Unit::PerSecond);
 const GBIT: (Of, Unit) = (Of::Gbit, Unit::Gbit);
 const RATIO: (Of, Unit) = (Of::Ratio, Unit::Part);
 const COST: (Of, Unit) = (Of::Ratio, Unit::Cost);
+const PSS: (Of, Unit) = (Of::Field("pss_bytes"), Unit::Bytes);
+/// Bytes of a MiB, nanoseconds of a millisecond.
+const MIB: f64 = 1_048_576.0;
+const MS: f64 = 1e6;
 
 #[rustfmt::skip]
-const MARKS: [Mark; 50] = [
+const MARKS: [Mark; 61] = [
     mark("SEND 64 B, 16 queue pairs",      ("many", "send"),          RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("WRITE 64 B, 16 queue pairs",     ("many", "write"),         RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("SEND 64 B, one queue pair",      ("one", "send"),           RATE, (8e6, 12e6),  Slow::OfRaw(0.2)),
@@ -139,6 +156,17 @@ const MARKS: [Mark; 50] = [
     mark("SEND 64 B, p50, over a link of the port host, in parts of a memif's", ("link-lat", "send"),  (Of::Share, Unit::Cost), (1.05, 1.0), Slow::Same),
     mark("SEND 64 B over a link of the port host, in parts of a memif's",       ("link-rate", "send"), (Of::Share, Unit::Part), (0.95, 1.0), Slow::Same),
     mark("WRITE 64 KiB over a link of the port host, in parts of a memif's",    ("link-bw", "write"),  (Of::Share, Unit::Part), (0.97, 1.0), Slow::Same),
+    mark("SEND 64 B, p50, while 63 processes of the host send to one end, in parts of a memif's", ("links63-lat", "send"), (Of::Share, Unit::Cost), (1.05, 1.0), Slow::Same),
+    mark("instructions that 63 idle links add to a turn",                       ("links63-turn", "turn"), (Of::Field("added"), Unit::Instructions), (60.0, 20.0), Slow::Same),
+    mark("memory of 63 idle links",                                             ("links63-memory", "idle_links"),   PSS, (2.0 * MIB, 0.0),   Slow::Same),
+    mark("memory of a process with 63 busy links",                              ("links63-memory", "busy_process"), PSS, (128.0 * MIB, 0.0), Slow::Same),
+    mark("the first SEND to a process of the host, p50",                        ("first", "send"),      (Of::P50, Unit::Ns), (MS, 0.0), Slow::Same),
+    mark("2 busy loops: the first SEND to a process of the host, p99",          ("first-busy", "send"), (Of::Field("p99_ns"), Unit::Ns), (10.0 * MS, 0.0), Slow::Same),
+    mark("16 processes that write to each other: Jain's index of connections",  ("fair", "write"), (Of::Field("jain"), Unit::Part), (0.95, 0.0), Slow::Same),
+    mark("16 processes that write to each other, in parts of one pair's rate",  ("fair", "write"), RATIO, (0.8, 0.0), Slow::Same),
+    mark("request to a peer that is killed fails after, p50, 64 MiB",           ("killed", "sigkill"), (Of::P50, Unit::Ns), (20.0 * MS, 15.0 * MS), Slow::Same),
+    mark("request to a peer that is interrupted fails after, p50, 64 MiB",      ("killed", "sigint"),  (Of::P50, Unit::Ns), (MS, 0.5 * MS), Slow::Same),
+    mark("CPU time of ten idle processes together, in parts of a core",         ("idle", "idle"), (Of::Field("cpu_share"), Unit::Cost), (0.01, 0.0), Slow::Same),
     mark("16 queue pairs against one, where the network caps each flow", ("flows16", "write"), (Of::Share, Unit::Part), (15.0, 15.8), Slow::Same),
     mark("NVMe 4 KiB random read, 4 queues, 32 deep",  ("nvme4k", "nvme_read"),   RATE, (1e6, 1.37e6), Slow::Nothing),
     mark("NVMe 4 KiB random write, 4 queues, 32 deep", ("nvme4k", "nvme_write"),  RATE, (0.8e6, 1.2e6), Slow::Nothing),
@@ -209,6 +237,7 @@ impl Mark {
             Of::Above => Some(row.num("p50_ns")? - row.num("limit")?),
             Of::Share => row.num("of_first"),
             Of::Ratio => row.num("ratio"),
+            Of::Field(key) => row.num(key),
         }
     }
 }
@@ -242,7 +271,7 @@ fn line(m: &Mark, rows: &[Row], whole: &[Row], kind: Kind) -> Line {
     if absolute {
         (out.mark, out.stretch) = (m.unit.bound(m.mark), m.unit.bound(m.stretch));
         out.reached = figure.map(|f| m.unit.reaches(f, m.mark));
-        out.stretched = figure.map(|f| m.unit.reaches(f, m.stretch));
+        out.stretched = figure.filter(|_| m.stretch != 0.0).map(|f| m.unit.reaches(f, m.stretch));
         return out;
     }
     match m.slow {

@@ -135,20 +135,27 @@ impl Step {
         }
     }
 
-    /// Whether it takes seconds.
-    fn is_long(&self) -> bool {
-        matches!(self, Self::Pair(pair) if pair.is_long)
+    /// The names of its parts.
+    fn names(&self) -> Vec<&'static str> {
+        match self {
+            Self::Ours(parts) => parts.iter().map(|part| part.name).collect(),
+            Self::Peer(_) => vec![PEERS],
+            Self::Pair(pair) => vec![pair.name],
+        }
     }
 
-    /// Whether it is one of the parts with these names; of all without any.
-    fn is_among(&self, only: &[String]) -> bool {
-        let name_is = |name: &str| only.iter().any(|only| only == name);
-        only.is_empty()
-            || match self {
-                Self::Ours(parts) => parts.iter().any(|part| name_is(part.name)),
-                Self::Peer(_) => name_is(PEERS),
-                Self::Pair(pair) => name_is(pair.name),
-            }
+    /// Whether it takes so long that it is measured only if asked for.
+    fn is_long(&self) -> bool {
+        match self {
+            Self::Ours(parts) => parts.iter().any(|part| part.is_long),
+            Self::Peer(_) => false,
+            Self::Pair(pair) => pair.is_long,
+        }
+    }
+
+    /// Whether one of its parts has one of these names.
+    fn is_named(&self, only: &[String]) -> bool {
+        self.names().iter().any(|name| only.iter().any(|only| only == name))
     }
 }
 
@@ -230,9 +237,10 @@ impl<'a> Bench<'a> {
             line.lacks = pair.and_then(|pair| pair.lacks(&self.missing));
         }
         let is_partial = !self.cli.only.is_empty();
+        let left_out = self.all_steps().into_iter().filter(|step| !self.is_wanted(step));
+        let left_out: Vec<&str> = left_out.flat_map(|step| step.names()).collect();
         lines.retain(|line| {
-            let long = PAIRS.iter().find(|pair| pair.is_long && pair.name == line.part);
-            let is_wanted = long.is_none_or(|pair| self.is_wanted(pair));
+            let is_wanted = !left_out.contains(&line.part);
             line.figure.is_some() || is_wanted && (!is_partial || line.lacks.is_some())
         });
         let notes = std::mem::take(&mut self.notes).into_iter().collect();
@@ -240,21 +248,29 @@ impl<'a> Bench<'a> {
         Ok(Suite { machine: Machine::here(), steps, measured, kind, wanted, rows, lines, notes })
     }
 
+    /// All steps that there are.
+    fn all_steps(&self) -> Vec<Step> {
+        let ours = plan::run(self.time, !self.cli.no_scale).into_iter().map(Step::Ours);
+        ours.chain(peers::PEERS.iter().map(Step::Peer)).chain(PAIRS.into_iter().map(Step::Pair)).collect()
+    }
+
     /// The steps of a run.
     fn steps(&self) -> Vec<Step> {
         let no_hosts = self.missing.contains(&Missing::Hosts);
-        let possible = |parts: &Vec<Part>| !(no_hosts && parts.iter().any(Part::is_between_hosts));
-        let ours = plan::run(self.time, !self.cli.no_scale).into_iter().filter(possible).map(Step::Ours);
-        let peers = peers::PEERS.iter().filter(|p| p.lacks(&self.missing).is_none()).map(Step::Peer);
-        let pairs = PAIRS.into_iter().filter(|p| self.is_wanted(p) && p.lacks(&self.missing).is_none());
-        let pairs = pairs.map(Step::Pair);
-        let others = peers.chain(pairs).filter(|_| !self.cli.no_peers);
-        ours.chain(others).filter(|step| step.is_among(&self.cli.only)).collect()
+        let is_possible = |step: &Step| match step {
+            Step::Ours(parts) => !(no_hosts && parts.iter().any(Part::is_between_hosts)),
+            Step::Peer(peer) => !self.cli.no_peers && peer.lacks(&self.missing).is_none(),
+            Step::Pair(pair) => !self.cli.no_peers && pair.lacks(&self.missing).is_none(),
+        };
+        let only = &self.cli.only;
+        let is_among = |step: &Step| only.is_empty() || step.is_named(only);
+        let all = self.all_steps().into_iter();
+        all.filter(|step| is_possible(step) && self.is_wanted(step) && is_among(step)).collect()
     }
 
-    /// Whether a pair is measured in these runs.
-    fn is_wanted(&self, pair: &Pair) -> bool {
-        !pair.is_long || self.cli.busy || self.cli.only.iter().any(|name| name == pair.name)
+    /// Whether a step is measured in these runs, as far as that depends on how long it takes.
+    fn is_wanted(&self, step: &Step) -> bool {
+        !step.is_long() || self.cli.busy || step.is_named(&self.cli.only)
     }
 
     /// Measures each step between two checks of the machine's state, except for those that were measured often enough in

@@ -1,4 +1,5 @@
-//! `roce-perf`, or `roce-nvmf` and `roce-nvmf-perf`, as two processes, one core each, over shared memory.
+//! `roce-perf`, or `roce-nvmf` and `roce-nvmf-perf`, as two processes, one core each, over shared memory; and `roce-many`, which starts its
+//! processes itself.
 
 use super::child::{self, Guard};
 use super::cores::CORES;
@@ -70,7 +71,13 @@ impl Server {
                 target.args(["serve", "--memory", NAMESPACE]);
                 target
             }
-            Link::Memif | Link::Ethdev | Link::Udp | Link::Host | Link::Hosts(_) | Link::Inside => {
+            Link::Memif
+            | Link::Ethdev
+            | Link::Udp
+            | Link::Host
+            | Link::Hosts(_)
+            | Link::Inside
+            | Link::Members => {
                 let mut server = self.perf_at(0);
                 server.args(["server", "--bind", self.server_addr(), "--oob-port", &self.oob.to_string()]);
                 server
@@ -120,12 +127,13 @@ impl Server {
     /// # Errors
     /// The error of `roce-perf`.
     pub fn measure(&mut self, part: &Part) -> Result<Vec<Row>> {
-        if part.link != self.link && part.link != Link::Inside {
+        if part.link != self.link && !part.link.has_all_ends() {
             self.restart(part.link)?;
         }
         let json = self.dir.join("rows.json");
         let mut command = match part.link {
             Link::Nvme | Link::Inside => Command::new(self.perf.with_file_name("roce-nvmf-perf")),
+            Link::Members => Command::new(self.perf.with_file_name("roce-many")),
             Link::Memif | Link::Ethdev | Link::Udp | Link::Host | Link::Hosts(_) => {
                 let mut client = self.perf_at(1);
                 client.args(part.raw.then_some("raw"));
@@ -134,7 +142,7 @@ impl Server {
             }
         };
         command.args(&part.args).arg("--json").arg(&json);
-        if part.link != Link::Inside {
+        if !part.link.has_all_ends() {
             command.args(["--cores", &CORES[1].to_string(), "--port", &self.port("client")]);
         }
         child::output(&command, PATIENCE)?;
@@ -160,7 +168,9 @@ impl Server {
     fn port(&self, role: &str) -> String {
         let side = usize::from(role != "server");
         match self.link {
-            Link::Memif | Link::Nvme | Link::Inside => format!("memif:{}", self.dir.join("memif").display()),
+            Link::Memif | Link::Nvme | Link::Inside | Link::Members => {
+                format!("memif:{}", self.dir.join("memif").display())
+            }
             Link::Udp => format!("udp:{}", UDP[side]),
             Link::Host => "host".into(),
             Link::Hosts(_) => format!("udp:{}", hosts::ADDRS[side]),

@@ -1,4 +1,4 @@
-//! The parts of a run, each one call of `roce-perf` (`client`, `raw client`) or `roce-nvmf-perf` (`run`, `overhead`).
+//! The parts of a run, each one call of `roce-perf` (`client`, `raw client`), `roce-nvmf-perf` (`run`, `overhead`) or `roce-many`.
 
 use super::hosts::Cable;
 use std::time::Duration;
@@ -21,6 +21,15 @@ pub enum Link {
     Hosts(Cable),
     /// None: one process has both ends.
     Inside,
+    /// Links between processes of a host that `roce-many` starts.
+    Members,
+}
+
+impl Link {
+    /// Whether what measures has all ends itself, and needs no server.
+    pub const fn has_all_ends(self) -> bool {
+        matches!(self, Self::Inside | Self::Members)
+    }
 }
 
 /// A part of a run.
@@ -30,12 +39,14 @@ pub struct Part {
     pub name: &'static str,
     /// Its title in progress messages.
     pub title: String,
-    /// Options of `roce-perf client` or of `roce-perf raw client`; the subcommand and options of `roce-nvmf-perf`.
+    /// Options of `roce-perf client` or of `roce-perf raw client`; the subcommand and options of `roce-nvmf-perf` and `roce-many`.
     pub args: Vec<String>,
     /// Whether it is of bare frames.
     pub raw: bool,
     /// What it is measured over.
     pub link: Link,
+    /// Whether it takes so long that it is measured only if asked for.
+    pub is_long: bool,
 }
 
 impl Part {
@@ -62,7 +73,7 @@ pub const STATE: &str = "state";
 pub(super) fn part(name: &'static str, title: &str, line: &str, time: Duration) -> Part {
     let mut args: Vec<String> = line.split_ascii_whitespace().map(String::from).collect();
     args.extend(["--duration".into(), ms(time)]);
-    Part { name, title: title.into(), args, raw: false, link: Link::Memif }
+    Part { name, title: title.into(), args, raw: false, link: Link::Memif, is_long: false }
 }
 
 fn limited(mut part: Part, time: Duration) -> Part {
@@ -89,7 +100,8 @@ fn nvme(time: Duration) -> Vec<Vec<Part>> {
         let mut args: Vec<String> = line.split_ascii_whitespace().map(String::from).collect();
         args.insert(0, "run".into());
         args.extend(["--time".into(), ms(time)]);
-        Part { name, title: format!("NVMe over Fabrics, {title}"), args, raw: false, link: Link::Nvme }
+        let title = format!("NVMe over Fabrics, {title}");
+        Part { name, title, args, raw: false, link: Link::Nvme, is_long: false }
     };
     vec![
         vec![
@@ -104,7 +116,34 @@ fn nvme(time: Duration) -> Vec<Vec<Part>> {
             args: vec!["overhead".into()],
             raw: false,
             link: Link::Inside,
+            is_long: false,
         }],
+    ]
+}
+
+/// Parts with many processes of a host.
+fn members(time: Duration) -> Vec<Vec<Part>> {
+    let part = |name, title: &str, line: &str| {
+        let args = line.split_ascii_whitespace().map(String::from).collect();
+        let title = format!("processes of a host, {title}");
+        Part { name, title, args, raw: false, link: Link::Members, is_long: true }
+    };
+    let latency = |name, title: &str, line: &str| {
+        let line = format!("latency {line} --duration {}", ms(time * RATIO_TIMES));
+        Part { is_long: false, ..part(name, title, &line) }
+    };
+    vec![
+        vec![
+            latency("links63-memif", "SEND 64 B over a private memif, to compare", "--memif"),
+            latency("links63-lat", "SEND 64 B, latency while 63 others send", ""),
+        ],
+        vec![part("links63-turn", "instructions of a turn with 63 idle links", "turn")],
+        vec![part("links63-memory", "memory of 63 links", "memory")],
+        vec![part("first", "the first message to a process", "first")],
+        vec![part("first-busy", "the same beside two busy loops", "first --beside 2")],
+        vec![part("fair", "16 that all write to each other", "fair")],
+        vec![part("killed", "the end of a peer", "killed")],
+        vec![part("idle", "ten that do nothing", "idle")],
     ]
 }
 
@@ -176,6 +215,7 @@ pub fn run(time: Duration, scale: bool) -> Vec<Vec<Part>> {
             Part { link: Link::Host, ..part(link, "a link of the port host") },
         ]);
     }
+    groups.extend(members(time));
     let time = (time / 3).max(Duration::from_millis(30));
     let lengths = "--mode rate --size 64,128,256,512,1024,2048,4154";
     groups.push(vec![raw(RAW_SIZES, "bare frames by length", lengths, time)]);
@@ -189,20 +229,37 @@ pub fn run(time: Duration, scale: bool) -> Vec<Vec<Part>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::marks;
     use super::*;
+    use crate::many::cli::ManyCli;
     use apps::cli::perf::PerfCli;
     use clap::Parser;
 
     #[test]
     fn roce_perf_takes_every_part_but_those_of_scale() {
         let time = Duration::from_millis(700);
-        let ours = |part: &Part| !matches!(part.link, Link::Nvme | Link::Inside);
+        let ours = |part: &Part| !part.link.has_all_ends() && part.link != Link::Nvme;
         for part in run(time, false).into_iter().flatten().filter(ours).chain([probe(time)]) {
             let mut line = vec!["roce-perf".to_string()];
             line.extend(part.raw.then(|| "raw".into()));
             line.extend(["client".into(), "localhost".into()]);
             line.extend(part.args.clone());
             PerfCli::try_parse_from(&line).unwrap_or_else(|e| panic!("{line:?}: {e}"));
+        }
+    }
+
+    #[test]
+    fn roce_many_takes_every_part_of_its_processes_and_each_has_a_line() {
+        let parts = members(Duration::from_millis(700));
+        assert_eq!(parts.iter().flatten().filter(|part| !part.is_long).count(), 2);
+        for part in parts.into_iter().flatten() {
+            let line = ["roce-many".to_string()].into_iter().chain(part.args.clone());
+            ManyCli::try_parse_from(line).unwrap_or_else(|e| panic!("{:?}: {e}", part.args));
+            assert!(
+                part.name == "links63-memif" || marks::parts().any(|of| of == part.name),
+                "{}",
+                part.name
+            );
         }
     }
 

@@ -18,12 +18,14 @@ impl Row {
         Ok(all.into_iter().map(Self).collect())
     }
 
+    /// A row of an operation.
+    pub fn new(op: &str, mode: &str) -> Self {
+        Self::default().with("op", op).with("mode", mode)
+    }
+
     /// A row of an alternative to this stack.
     pub fn peer(name: &str, mode: &str, size: u64) -> Self {
-        let Value::Object(map) = json!({"op": "peer", "peer": name, "mode": mode, "size": size}) else {
-            return Self::default();
-        };
-        Self(map)
+        Self::new("peer", mode).with("peer", name).with("size", size)
     }
 
     /// A field that is a text; empty where it is none.

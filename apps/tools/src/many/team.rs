@@ -1,0 +1,334 @@
+//! The members of a measurement, as their parent sees them: started as copies of this program, told what to do, and ended with it.
+
+use super::order::{Far, Make, Order, Report};
+use apps::error::{AppError, Result};
+use apps::stop;
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Longest time until a member has done what is quick; many may start at once on few cores, and one may run in an emulator.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Time between two looks whether a signal has come.
+const LOOK: Duration = Duration::from_millis(50);
+/// Longest time until members have closed their devices.
+const END: Duration = Duration::from_secs(60);
+
+/// How a member is started.
+#[derive(Clone, Debug, Default)]
+pub struct Seat {
+    /// A program that runs it, with its options.
+    pub by: Vec<OsString>,
+    /// Options of `roce-many member`.
+    pub args: Vec<String>,
+}
+
+impl Seat {
+    /// One whose device is turned by its calls and by a thread of the device, like that of most programs, on the port `host`.
+    pub fn usual() -> Self {
+        Self::default()
+    }
+
+    /// One that turns its device itself.
+    pub fn embedded() -> Self {
+        Self { args: vec!["--drive".into(), "embedded".into()], ..Self::default() }
+    }
+
+    /// With an option and its value.
+    #[must_use]
+    pub fn with(mut self, option: &str, value: impl ToString) -> Self {
+        self.args.extend([option.into(), value.to_string()]);
+        self
+    }
+}
+
+/// A member.
+struct Member {
+    child: Child,
+    orders: Option<ChildStdin>,
+    heard: VecDeque<Report>,
+    /// Whether it is about to be ended by another one.
+    may_end: bool,
+}
+
+/// What a member has said; `None`: it has ended.
+type Said = (usize, Option<String>);
+
+/// The members, each called by its number. Those that run are killed when this is dropped.
+pub struct Team {
+    members: Vec<Member>,
+    said: Receiver<Said>,
+}
+
+impl Team {
+    /// Starts them, and waits until each has its device.
+    ///
+    /// # Errors
+    /// What a member says.
+    pub fn start(seats: &[Seat]) -> Result<Self> {
+        let (to, said) = channel();
+        let mut team = Self { members: Vec::new(), said };
+        for seat in seats {
+            let member = start(team.members.len(), seat, &to)?;
+            team.members.push(member);
+        }
+        for at in 0..seats.len() {
+            match team.hear(at, PATIENCE)? {
+                Report::Ready => {}
+                other => return Err(out_of_turn(at, &other)),
+            }
+        }
+        Ok(team)
+    }
+
+    /// How many there are.
+    pub fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The process of a member.
+    pub fn pid(&self, at: usize) -> u32 {
+        self.members[at].child.id()
+    }
+
+    /// Gives an order.
+    ///
+    /// # Errors
+    /// The member has ended.
+    pub fn tell(&mut self, at: usize, order: &Order) -> Result<()> {
+        let line = serde_json::to_string(order);
+        let line = line.map_err(|e| AppError::Misfit(format!("an order cannot be written: {e}")))?;
+        let written = match &mut self.members[at].orders {
+            Some(orders) => writeln!(orders, "{line}").and_then(|()| orders.flush()),
+            None => Err(std::io::ErrorKind::BrokenPipe.into()),
+        };
+        // What it said before tells more than that it reads nothing.
+        if written.is_err() {
+            self.hear(at, LOOK)?;
+            return Err(AppError::Peer(format!("member {at} takes no orders")));
+        }
+        Ok(())
+    }
+
+    /// The next report of a member.
+    ///
+    /// # Errors
+    /// What the member could not do; that it has ended, or says nothing for so long; a signal.
+    pub fn hear(&mut self, at: usize, patience: Duration) -> Result<Report> {
+        let end = Instant::now() + patience;
+        loop {
+            stop::check()?;
+            if let Some(report) = self.members[at].heard.pop_front() {
+                return Ok(report);
+            }
+            match self.said.recv_timeout(LOOK) {
+                Ok((of, line)) => self.take(of, line)?,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) if Instant::now() >= end => {
+                    return Err(AppError::Timeout(format!("member {at} said nothing for {patience:?}")));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(LOOK),
+            }
+        }
+    }
+
+    /// A member has said something. A failure is that of all.
+    fn take(&mut self, of: usize, line: Option<String>) -> Result<()> {
+        let Some(line) = line else {
+            if self.members[of].may_end {
+                return Ok(());
+            }
+            let how =
+                self.members[of].child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
+            return Err(AppError::Peer(format!("member {of} has ended ({how})")));
+        };
+        match serde_json::from_str(&line) {
+            Ok(Report::Failed(why)) => Err(AppError::Peer(format!("member {of}: {why}"))),
+            Ok(report) => {
+                self.members[of].heard.push_back(report);
+                Ok(())
+            }
+            Err(e) => Err(AppError::Misfit(format!("member {of} said {line:?} ({e})"))),
+        }
+    }
+
+    /// Gives an order, and waits for what comes of it, `lasts` and a while at most.
+    ///
+    /// # Errors
+    /// As [`tell`](Self::tell) and [`hear`](Self::hear).
+    pub fn ask(&mut self, at: usize, order: &Order, lasts: Duration) -> Result<Report> {
+        self.tell(at, order)?;
+        self.hear(at, PATIENCE + lasts)
+    }
+
+    /// Gives each member the order that is for it, all at once, and waits for what comes of it.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn ask_each(&mut self, order: impl Fn(usize) -> Order, lasts: Duration) -> Result<Vec<Report>> {
+        for at in 0..self.size() {
+            self.tell(at, &order(at))?;
+        }
+        (0..self.size()).map(|at| self.hear(at, PATIENCE + lasts)).collect()
+    }
+
+    /// Has members make queue pairs: `peers` names, for each queue pair of a member in turn, the member at its other end. Those between two
+    /// members are joined in the order in which each has them. Returns the far end of each.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn make(&mut self, peers: &[Vec<usize>], make: Make) -> Result<Vec<Vec<Far>>> {
+        let makes = |at: usize| Order::Make(Make { count: peers[at].len(), ..make });
+        let made = self.ask_each(makes, Duration::ZERO)?;
+        let mut ends = Vec::new();
+        for (at, made) in made.into_iter().enumerate() {
+            let Report::Made(far) = made else { return Err(out_of_turn(at, &made)) };
+            ends.push(far);
+        }
+        let far = |at: usize| joined(peers, at).map(|(peer, n)| ends[peer][n].clone()).collect();
+        Ok((0..self.size()).map(far).collect())
+    }
+
+    /// Has members make queue pairs, and connects them all at once.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn connect(&mut self, peers: &[Vec<usize>], make: Make) -> Result<()> {
+        let far = self.make(peers, make)?;
+        self.ask_each(|at| Order::Connect(far[at].clone()), Duration::ZERO)?;
+        Ok(())
+    }
+
+    /// Has two members meet that were never in touch: the second one connects a queue pair, and then the first one, which sends a message.
+    /// Each is named with its queue pair and the far end of that. Returns how long that took, in nanoseconds: from the post to the
+    /// completion, and all of it.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn meet(&mut self, first: (usize, usize, &Far), second: (usize, usize, &Far)) -> Result<[u64; 2]> {
+        let tell = self.pid(first.0);
+        self.tell(first.0, &Order::Meet { queue: first.1, far: first.2.clone() })?;
+        self.ask(second.0, &Order::Join { queue: second.1, far: second.2.clone(), tell }, Duration::ZERO)?;
+        let report = self.hear(first.0, PATIENCE)?;
+        match &report {
+            Report::Times(times) => times[..].try_into().map_err(|_| out_of_turn(first.0, &report)),
+            other => Err(out_of_turn(first.0, other)),
+        }
+    }
+
+    /// A member is about to be ended by another one, in whatever way.
+    pub fn may_end(&mut self, at: usize) {
+        self.members[at].may_end = true;
+    }
+
+    /// Ends all members, each by itself.
+    ///
+    /// # Errors
+    /// One that fails as it ends, or does not end.
+    pub fn end(mut self) -> Result<()> {
+        self.members.iter_mut().for_each(|member| member.orders = None);
+        let end = Instant::now() + END;
+        for (at, Member { child, may_end, .. }) in self.members.iter_mut().enumerate() {
+            loop {
+                stop::check()?;
+                let failed = |why: String| Err(AppError::Peer(format!("member {at}, as it ended: {why}")));
+                match child.try_wait() {
+                    Ok(Some(status)) if status.success() || *may_end => break,
+                    Ok(Some(status)) => return failed(status.to_string()),
+                    Ok(None) if Instant::now() >= end => return failed(format!("it has not after {END:?}")),
+                    Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+                    Err(e) => return failed(e.to_string()),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        for member in &mut self.members {
+            let _ = member.child.kill();
+        }
+        for member in &mut self.members {
+            let _ = member.child.wait();
+        }
+    }
+}
+
+/// A report that was not asked for.
+pub fn out_of_turn(at: usize, report: &Report) -> AppError {
+    AppError::Misfit(format!("member {at} reported {report:?}, which was not asked for"))
+}
+
+fn start(at: usize, seat: &Seat, to: &Sender<Said>) -> Result<Member> {
+    let failed = |e: std::io::Error| AppError::Setup(format!("member {at} does not start: {e}"));
+    let this = std::env::current_exe().map_err(failed)?;
+    let mut words = seat.by.clone();
+    words.extend([this.into_os_string(), "member".into()]);
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).args(&seat.args).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .map_err(|e| AppError::Setup(format!("member {at} does not start: {}: {e}", words[0].display())))?;
+    let (orders, said, to) = (child.stdin.take(), child.stdout.take(), to.clone());
+    std::thread::spawn(move || {
+        let lines = said.map(|said| BufReader::new(said).lines().map_while(std::result::Result::ok));
+        for line in lines.into_iter().flatten() {
+            let _ = to.send((at, Some(line)));
+        }
+        let _ = to.send((at, None));
+    });
+    Ok(Member { child, orders, heard: VecDeque::new(), may_end: false })
+}
+
+/// For each queue pair of a member, the member at its other end, and which of that one's queue pairs it is.
+fn joined(peers: &[Vec<usize>], at: usize) -> impl Iterator<Item = (usize, usize)> {
+    peers[at].iter().enumerate().map(move |(n, peer)| {
+        let which = peers[at][..n].iter().filter(|before| *before == peer).count();
+        let theirs = peers[*peer].iter().enumerate().filter(|(_, back)| **back == at);
+        let (index, _) = theirs.into_iter().nth(which).expect("each queue pair has two ends");
+        (*peer, index)
+    })
+}
+
+/// The peers of members of whom each has so many queue pairs with each other one.
+pub fn all_to_all(members: usize, connections: usize) -> Vec<Vec<usize>> {
+    let of = |at: usize| {
+        let others = (0..members).filter(move |peer| *peer != at);
+        others.flat_map(|peer| std::iter::repeat_n(peer, connections)).collect()
+    };
+    (0..members).map(of).collect()
+}
+
+/// The peers of members of whom the first one has a queue pair with each other one.
+pub fn star(members: usize) -> Vec<Vec<usize>> {
+    (0..members).map(|at| if at == 0 { (1..members).collect() } else { vec![0] }).collect()
+}
+
+/// The peers of members of whom each has one queue pair, with its neighbour.
+pub fn pairs(members: usize) -> Vec<Vec<usize>> {
+    (0..members).map(|at| vec![at ^ 1]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_queue_pair_is_the_peer_of_its_peer() {
+        for peers in [all_to_all(5, 3), all_to_all(2, 1), star(7), pairs(4)] {
+            for at in 0..peers.len() {
+                for (n, (peer, index)) in joined(&peers, at).enumerate() {
+                    assert_ne!(peer, at);
+                    assert_eq!(joined(&peers, peer).nth(index), Some((at, n)), "{peers:?}");
+                }
+            }
+        }
+        assert_eq!(all_to_all(3, 2), [[1, 1, 2, 2], [0, 0, 2, 2], [0, 0, 1, 1]]);
+        assert_eq!(star(3), [vec![1, 2], vec![0], vec![0]]);
+    }
+}

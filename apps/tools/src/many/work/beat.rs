@@ -1,0 +1,33 @@
+//! A short message now and then, as of a program that has little to say: it sends, sleeps until the next one is due, and takes the
+//! completion then.
+
+use crate::many::objects::{Objects, WCS};
+use crate::many::order::Report;
+use crate::many::orders::Orders;
+use apps::error::Result;
+use std::time::{Duration, Instant};
+use verbs::Wc;
+
+/// Sends on the first queue pair until it is told to stop; reports how many there were. Where the peer has no time to take them, fewer.
+///
+/// # Errors
+/// A message that failed.
+pub fn run(objects: &mut Objects, orders: &Orders, every: Duration) -> Result<Report> {
+    let mut wcs = [Wc::default(); WCS];
+    let (mut posted, mut complete) = (0, 0);
+    let mut due = Instant::now();
+    while !orders.is_stopped()? {
+        objects.turn();
+        complete += objects.poll_sends("SEND", &mut wcs)? as u64;
+        if posted - complete < u64::from(objects.depth()) {
+            objects.send(0, true)?;
+            posted += 1;
+            objects.turn();
+        }
+        let now = Instant::now();
+        // What is late is not made up for.
+        due = (due + every).max(now);
+        std::thread::sleep(due - now);
+    }
+    Ok(Report::Counts(vec![posted]))
+}

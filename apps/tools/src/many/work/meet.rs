@@ -1,0 +1,77 @@
+//! Two processes that were never in touch: one connects a queue pair, tells the other one so, as programs do by TCP, and that one connects
+//! and sends a message. The stack looks for the way between them when the first of the two connects, not with the first message.
+
+use super::greet;
+use crate::many::objects::Objects;
+use crate::many::order::{Far, Report};
+use apps::error::{AppError, Result};
+use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How long a peer may take to join.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where a member is told that a peer has joined: a socket with the name of its process.
+pub struct Door(UnixDatagram);
+
+impl Door {
+    /// That of this process.
+    ///
+    /// # Errors
+    /// Those of the system calls.
+    pub fn new() -> Result<Self> {
+        let bind = || {
+            let socket = UnixDatagram::bind_addr(&name(std::process::id())?)?;
+            socket.set_read_timeout(Some(PATIENCE))?;
+            Ok(socket)
+        };
+        bind()
+            .map(Self)
+            .map_err(|e: io::Error| AppError::Setup(format!("a socket for the other members: {e}")))
+    }
+
+    /// Connects a queue pair, and tells the process of its peer when it began to.
+    ///
+    /// # Errors
+    /// Those of the device; the process has ended.
+    pub fn join(&self, objects: &mut Objects, queue: usize, far: Far, tell: u32) -> Result<Report> {
+        let began = now();
+        objects.connect_one(queue, far)?;
+        let told = name(tell).and_then(|to| self.0.send_to_addr(&began.as_nanos().to_ne_bytes(), &to));
+        told.map_err(|e| AppError::Setup(format!("process {tell} cannot be told: {e}")))?;
+        Ok(Report::Done)
+    }
+
+    /// Waits for a peer, connects with it and sends it a message.
+    ///
+    /// # Errors
+    /// Those of the device; no peer joins; the message failed.
+    pub fn meet(&self, objects: &mut Objects, queue: usize, far: Far) -> Result<Report> {
+        let mut began = [0; 16];
+        let came =
+            self.0.recv(&mut began).map_err(|e| AppError::Timeout(format!("no peer has joined: {e}")))?;
+        if came != began.len() {
+            return Err(AppError::Misfit(format!(
+                "{came} bytes came, where a peer says when it began to join"
+            )));
+        }
+        objects.connect_one(queue, far)?;
+        let posted = Instant::now();
+        objects.send(queue, true)?;
+        greet::complete(objects)?;
+        let all = now().as_nanos().saturating_sub(u128::from_ne_bytes(began));
+        Ok(Report::Times(vec![posted.elapsed().as_nanos() as u64, u64::try_from(all).unwrap_or(u64::MAX)]))
+    }
+}
+
+/// The address of a member's socket.
+fn name(pid: u32) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("roce-many-{pid}"))
+}
+
+/// The time of the system, which all members have.
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}

@@ -1,0 +1,9 @@
+//! What members do, a file each: called by [`member`](super::member), on its thread.
+
+pub mod beat;
+pub mod flood;
+pub mod greet;
+pub mod kill;
+pub mod meet;
+pub mod ping_pong;
+pub mod turns;

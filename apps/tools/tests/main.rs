@@ -1,0 +1,3 @@
+//! Programs of development, run as a person would, with little to do.
+
+mod many;
