@@ -16,15 +16,26 @@ use std::time::Instant;
 const NEAR_FOR: u32 = 4096;
 
 impl LinkQueue {
+    /// Whether there are news of any link.
+    #[inline]
+    pub(super) fn has_news(&self) -> bool {
+        self.shared.news.has_any(self.index, self.pieces())
+    }
+
     /// The links of which there are news.
     #[inline]
     pub(super) fn told(&self) -> Links {
         let mut links = Links::default();
-        let last = self.order.last().map_or(0, |last| usize::from(*last) / TOGETHER + 1);
-        for at in 0..last {
+        for at in 0..self.pieces() {
             links.add_of(at, self.shared.news.told(self.index, at));
         }
         links
+    }
+
+    /// How many pieces of the page of news are in use.
+    #[inline]
+    fn pieces(&self) -> usize {
+        self.order.last().map_or(0, |last| usize::from(*last) / TOGETHER + 1)
     }
 
     /// Receives a turn's frames from a link; returns how many.

@@ -63,6 +63,13 @@ impl News {
         self.0.byte(shard * ROW + usize::from(link.0)).is_some_and(Byte::take)
     }
 
+    /// Whether there is something of any link, in so many pieces of sixteen links.
+    #[inline]
+    pub fn has_any(&self, shard: usize, pieces: usize) -> bool {
+        let piece = |at| self.0.block(shard * ROW + at * TOGETHER).map_or(0, u128::from_ne_bytes);
+        (0..pieces).fold(0, |any, at| any | piece(at)) != 0
+    }
+
     /// The links, of the sixteen from `16 * at` on, of which there is something, as bits.
     #[inline]
     pub fn told(&self, shard: usize, at: usize) -> u16 {
@@ -88,7 +95,9 @@ mod tests {
                 theirs.tell(shard, LinkId(link));
                 let all = (0..SHARDS_MAX).flat_map(|shard| (0..ROW / TOGETHER).map(move |at| (shard, at)));
                 let told: Vec<_> = all.filter(|(shard, at)| ours.told(*shard, *at) != 0).collect();
-                assert_eq!(told, [(shard, usize::from(link) / TOGETHER)]);
+                let at = usize::from(link) / TOGETHER;
+                assert_eq!(told, [(shard, at)]);
+                assert!(ours.has_any(shard, at + 1) && !ours.has_any(shard, at));
                 assert_eq!(ours.told(shard, usize::from(link) / TOGETHER), 1 << (link % 16));
                 assert!(ours.take(shard, LinkId(link)) && !ours.take(shard, LinkId(link)));
             }

@@ -181,6 +181,7 @@ impl LinkQueue {
         match self.near.as_slice() {
             // Alone, it is looked at in any case.
             [link] if self.order.len() == 1 => _ = self.receive_from(*link, RX_BURST, out),
+            [] | [_] if !self.has_news() => self.receive_alone(out),
             _ => self.receive_in_turn(out),
         }
         let frames = out.len() - before;
@@ -194,6 +195,16 @@ impl LinkQueue {
             self.settle();
         }
         frames
+    }
+
+    /// Receives from the one link that is looked at in each burst, if there is one, while there are no news of others.
+    fn receive_alone(&mut self, out: &mut RxBurst) {
+        if let Some(&link) = self.near.first()
+            && self.look_at(link, false, out) >= TURN
+            && !out.is_full()
+        {
+            self.receive_from(link, RX_BURST, out);
+        }
     }
 
     /// Receives from the links that are looked at in each burst, and from those of which there are news.
