@@ -247,11 +247,14 @@ impl Drop for CqPoller {
     }
 }
 
-/// A poll found so many completions. One that found none may sleep, as no lock is held any more.
+/// A poll found so many completions, and holds no lock any more. One that found none may sleep; of others the program may conclude that
+/// what it posted has left its memory.
 #[inline]
 fn found(core: &CqCore, n: usize) -> usize {
     if n == 0 {
         core.rest();
+    } else {
+        core.send_unsent();
     }
     n
 }
@@ -275,9 +278,6 @@ pub(crate) fn fill(
     max: usize,
     mut each: impl FnMut(&Cqe),
 ) -> Result<usize, VerbsError> {
-    if core.has_unsent_datagrams() && !core.send_datagrams() {
-        return Ok(0);
-    }
     // One poll, in a loop, so that the code exists once and is inlined.
     let mut next = Next::Turn;
     loop {

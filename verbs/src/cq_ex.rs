@@ -151,7 +151,11 @@ impl<'a> CqExPoll<'a> {
     pub fn next_poll(&mut self) -> Result<bool, VerbsError> {
         let Some(tap) = &mut self.tap else { return Ok(false) };
         let cqe = &mut self.cqe;
-        Ok(fill(self.core, tap, 1, |next| *cqe = *next)? == 1)
+        let is_there = fill(self.core, tap, 1, |next| *cqe = *next)? == 1;
+        if is_there {
+            self.core.send_unsent();
+        }
+        Ok(is_there)
     }
 
     /// All fields at once.

@@ -184,6 +184,13 @@ impl Core {
         Some(turn)
     }
 
+    /// As [`Core::turn`], beside those that a thread makes as it polls. (Code of its own, so that the other one is inlined where threads poll.)
+    #[cold]
+    pub(super) fn extra_turn(&self, index: usize) -> Option<Turn> {
+        let (turn, _) = self.turn_and(&self.cells[index], index, |_| ())?;
+        Some(turn)
+    }
+
     /// After a turn: runs the service if it is due.
     #[inline]
     fn serve(&self) {

@@ -177,35 +177,36 @@ impl CqCore {
         }
     }
 
-    /// Whether a poll of this queue has to [send](Self::send_datagrams) before it gives completions.
+    /// After a poll that found completions, before the program sees them: datagrams that were posted before it leave their memory, where no
+    /// turn has looked for them yet.
     #[inline]
-    pub fn has_unsent_datagrams(&self) -> bool {
-        self.device.core().shared.unsent.among(self.feeders.load(Ordering::Relaxed)) != 0
+    pub fn send_unsent(&self) {
+        if self.device.core().shared.unsent.among(self.feeders.load(Ordering::Relaxed)) != 0 {
+            self.send_datagrams();
+        }
     }
 
-    /// Where callers poll: makes turns, so that datagrams that were posted before this poll have left their memory. Returns whether that is
-    /// so; not where another thread turns their shard, which may have begun before they were posted.
-    pub fn send_datagrams(&self) -> bool {
+    /// Where callers poll: makes turns. Waits for one that is under way, which may have begun before the datagrams were posted.
+    #[cold]
+    fn send_datagrams(&self) {
         let core = self.device.core();
-        let shards = core.shared.unsent.among(self.feeders.load(Ordering::Relaxed));
+        let mut shards = core.shared.unsent.among(self.feeders.load(Ordering::Relaxed));
         core.shared.unsent.clear(shards);
         if !core.callers_turn || inside_turn() || core.is_forked() {
-            return true;
+            return;
         }
-        let mut left = shards;
-        while left != 0 {
-            let index = left.trailing_zeros() as usize;
+        while shards != 0 {
+            let index = shards.trailing_zeros() as usize;
             for _ in 0..SENDING_TURNS {
-                match core.turn(index) {
-                    Some(turn) if turn.more => continue,
-                    None if !core.cells[index].is_dead() => core.shared.unsent.add(index as u8),
-                    _ => {}
+                match core.extra_turn(index) {
+                    Some(turn) if turn.more => {}
+                    Some(_) => break,
+                    // It fails only inside a turn.
+                    None => _ = core.control_living(index, |shard, now| _ = shard.poll_once(now)),
                 }
-                break;
             }
-            left &= left - 1;
+            shards &= shards - 1;
         }
-        core.shared.unsent.among(shards) == 0
     }
 
     /// Where callers poll: one turn of each shard that feeds this queue and that no other thread turns. Returns whether polling

@@ -2,8 +2,8 @@
 //!
 //! A NIC reads the memory of a request microseconds after its doorbell. Some programs that have a protocol of their own above datagrams
 //! rely on that: an answer tells them that a datagram has left, so they use its memory anew, though it is not complete (UCX does, where two
-//! connection requests cross). Here it is a turn that reads the memory, and a poll that finds completions makes none. So a poll looks here
-//! first.
+//! connection requests cross). Here it is a turn that reads the memory, and a poll that finds completions makes none. So such a poll looks
+//! here before it returns.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
