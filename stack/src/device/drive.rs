@@ -113,9 +113,10 @@ fn help(core: &Core) {
             if callers_turned {
                 poller.turned();
             }
-            let busy = pace.knows_busy(SystemInstant::now());
-            let waits =
-                !callers_turned && busy && callers.are_present() && poller.waits_for_core(core.caller(index));
+            let waits = !callers_turned
+                && callers.are_present()
+                && pace.knows_busy(SystemInstant::now())
+                && poller.waits_for_core(core.caller(index));
             if core.is_left(index, callers_turned || waits) {
                 left |= 1 << index;
                 at_most = at_most.min(HELPER_SLEEP);

@@ -67,17 +67,15 @@ impl Pace {
     }
 
     /// Whether no core was to spare when that was seen last, lately.
-    pub fn knows_busy(&mut self, now: Instant) -> bool {
+    pub fn knows_busy(&self, now: Instant) -> bool {
         self.contention.is_known(now.saturating_duration_since(self.began))
     }
 
     /// Whether no core is to spare.
     fn is_busy(&mut self, now: Instant) -> bool {
-        let at = now.saturating_duration_since(self.began);
-        match self.looked_at {
-            Some(before) => self.contention.note(at, now.saturating_duration_since(before)),
-            None => self.contention.is_known(at),
-        }
+        let Some(before) = self.looked_at else { return self.knows_busy(now) };
+        let (at, since) = (now.saturating_duration_since(self.began), now.saturating_duration_since(before));
+        self.contention.note(at, since)
     }
 }
 

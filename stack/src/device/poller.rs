@@ -73,6 +73,14 @@ mod tests {
 
     static OVER: AtomicBool = AtomicBool::new(false);
 
+    /// Ends those that spin, also where an assertion fails.
+    struct EndsThem;
+    impl Drop for EndsThem {
+        fn drop(&mut self) {
+            OVER.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// A thread that says its number and spins on the first core.
     fn spin(number: Sender<u32>) {
         core_affinity::set_for_current(core_affinity::get_core_ids().unwrap()[0]);
@@ -87,6 +95,7 @@ mod tests {
     fn a_thread_waits_while_another_has_its_core() {
         let (to, numbers) = channel();
         thread::scope(|scope| {
+            let _ends = EndsThem;
             for to in [to.clone(), to] {
                 scope.spawn(|| spin(to));
             }
@@ -101,7 +110,6 @@ mod tests {
                 poller.turned();
                 assert!(poller.waits_for_core(thread), "it has polled until it lost its core");
             }
-            OVER.store(true, Ordering::Relaxed);
         });
     }
 

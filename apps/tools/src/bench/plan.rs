@@ -50,6 +50,11 @@ pub struct Part {
 }
 
 impl Part {
+    /// One that is quick, and no bare port's.
+    fn new(name: &'static str, title: String, args: Vec<String>, link: Link) -> Self {
+        Self { name, title, args, raw: false, link, is_long: false }
+    }
+
     /// Whether it needs two hosts.
     pub fn is_between_hosts(&self) -> bool {
         matches!(self.link, Link::Hosts(_))
@@ -73,7 +78,7 @@ pub const STATE: &str = "state";
 pub(super) fn part(name: &'static str, title: &str, line: &str, time: Duration) -> Part {
     let mut args: Vec<String> = line.split_ascii_whitespace().map(String::from).collect();
     args.extend(["--duration".into(), ms(time)]);
-    Part { name, title: title.into(), args, raw: false, link: Link::Memif, is_long: false }
+    Part::new(name, title.into(), args, Link::Memif)
 }
 
 fn limited(mut part: Part, time: Duration) -> Part {
@@ -101,7 +106,7 @@ fn nvme(time: Duration) -> Vec<Vec<Part>> {
         args.insert(0, "run".into());
         args.extend(["--time".into(), ms(time)]);
         let title = format!("NVMe over Fabrics, {title}");
-        Part { name, title, args, raw: false, link: Link::Nvme, is_long: false }
+        Part::new(name, title, args, Link::Nvme)
     };
     vec![
         vec![
@@ -110,14 +115,12 @@ fn nvme(time: Duration) -> Vec<Vec<Part>> {
         ],
         vec![part("nvme128k", "128 KiB random read", "--queues 4 --depth 8 --size 128k --read 100")],
         vec![part("nvme1", "4 KiB random read, alone", "--queues 1 --depth 1 --size 4k --read 100")],
-        vec![Part {
-            name: "nvme-overhead",
-            title: "what NVMe over Fabrics adds to RDMA".into(),
-            args: vec!["overhead".into()],
-            raw: false,
-            link: Link::Inside,
-            is_long: false,
-        }],
+        vec![Part::new(
+            "nvme-overhead",
+            "what NVMe over Fabrics adds to RDMA".into(),
+            vec!["overhead".into()],
+            Link::Inside,
+        )],
     ]
 }
 
@@ -126,7 +129,7 @@ fn members(time: Duration) -> Vec<Vec<Part>> {
     let part = |name, title: &str, line: &str| {
         let args = line.split_ascii_whitespace().map(String::from).collect();
         let title = format!("processes of a host, {title}");
-        Part { name, title, args, raw: false, link: Link::Members, is_long: true }
+        Part { is_long: true, ..Part::new(name, title, args, Link::Members) }
     };
     let latency = |name, title: &str, line: &str| {
         let line = format!("latency {line} --duration {}", ms(time * RATIO_TIMES));
