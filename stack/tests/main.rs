@@ -29,6 +29,7 @@ mod rxe_model;
 mod sim_cases;
 mod sim_neighbours;
 mod sim_registry;
+mod sim_relay;
 mod sim_seeds;
 mod source_ports;
 mod stalled_peers;

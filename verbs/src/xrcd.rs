@@ -81,7 +81,7 @@ impl Pd {
     #[doc(alias = "ibv_create_srq_ex")]
     #[doc(alias = "ibv_create_xrc_srq")]
     pub fn create_xrc_srq(&self, init: &SrqInitAttr, xrcd: &Xrcd, cq: &Cq) -> Result<Srq, VerbsError> {
-        let xrc = XrcSrqInit { xrcd: xrcd.core(), cq: cq.core() };
+        let xrc = XrcSrqInit { xrcd: xrcd.core(), cq: cq.core(), number: None };
         Ok(Srq::new(self.core().create_srq(&init.attr, Some(xrc))?))
     }
 }

@@ -10,7 +10,7 @@ use super::port::{PortPanicked, SimPort, SimWire};
 use super::rng::Rng;
 use stack::device::{
     Clock, CqCore, CqInit, Device, DeviceConfig, DeviceError, Drive, MrCore, MwCore, PdCore, PeerCheck,
-    Policies, QpCore, QpInit, SrqAttr, SrqCore, XrcSrqInit, XrcdCore, XrcdInitAttr,
+    Policies, QpCore, QpInit, RelayedTarget, SrqAttr, SrqCore, XrcSrqInit, XrcdCore, XrcdInitAttr,
 };
 use stack::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use stack::mem::{Access, Bind, KeyFault, MwType, Sge, inc_rkey, sge};
@@ -575,9 +575,14 @@ impl Node {
 
     /// An XRC shared receive queue of `depth` entries, whose requests complete in `cq`.
     pub fn create_srq(&mut self, depth: u32, cq: CqId) -> SrqId {
+        self.create_srq_as(None, depth, cq)
+    }
+
+    /// The same, with this number.
+    pub fn create_srq_as(&mut self, number: Option<u32>, depth: u32, cq: CqId) -> SrqId {
         let attr = SrqAttr { max_wr: depth, max_sge: SRQ_SGES as u32, srq_limit: 0 };
         let (xrcd, cq) = (self.xrcd.clone(), self.cq(cq).clone());
-        let xrc = XrcSrqInit { xrcd: &xrcd, cq: &cq };
+        let xrc = XrcSrqInit { xrcd: &xrcd, cq: &cq, number };
         let srq = self.pd(PD).create_srq(&attr, Some(xrc)).expect("the sizes are good");
         self.srqs.push(Some(srq));
         SrqId(self.srqs.len() - 1)
@@ -658,8 +663,43 @@ impl Node {
             _ => self.pd(PD).create_qp(&init),
         };
         let core = made.expect("the shard has room");
-        self.qps.push(Some(SimQp { qpn: core.qpn(), shard, send_cq, recv_cq, config, core }));
+        let qpn = core.qpn();
+        self.qps.push(Some(SimQp { qpn, shard, send_cq, recv_cq, config, core }));
         QpId(self.qps.len() - 1)
+    }
+
+    /// An XRC target in RESET, whose requests are passed on to other nodes.
+    pub fn create_relayed(&mut self, config: QpConfig, cq: CqId) -> (QpId, RelayedTarget) {
+        let (pd, of_legs) = (self.pd(PD), self.cq(cq).clone());
+        let relayed = self.xrcd.create_relayed(&pd, &of_legs).expect("the shard has room");
+        (self.keep_qp(config, cq, relayed.qp().clone()), relayed)
+    }
+
+    /// The shadow of a target at another node.
+    pub fn create_shadow(
+        &mut self,
+        now: Instant,
+        config: QpConfig,
+        cq: CqId,
+        target: Qpn,
+        attr: &QpAttr,
+    ) -> QpId {
+        self.at(now);
+        let mut attr = *attr;
+        attr.ah_attr.grh.iter_mut().for_each(|grh| grh.sgid_index = SGID_INDEX);
+        let shadow = self.xrcd.create_shadow(target, &attr).expect("the shard has room");
+        self.keep_qp(config, cq, shadow)
+    }
+
+    fn keep_qp(&mut self, config: QpConfig, cq: CqId, core: Arc<QpCore>) -> QpId {
+        let (qpn, shard) = (core.qpn(), core.shard());
+        self.qps.push(Some(SimQp { qpn, shard, send_cq: cq, recv_cq: cq, config, core }));
+        QpId(self.qps.len() - 1)
+    }
+
+    /// Requests to relayed targets that name this shared receive queue are for this member.
+    pub fn set_srq_member(&self, number: u32, member: Option<u32>) {
+        self.xrcd.set_srq_member(number, member).expect("the shards live");
     }
 
     /// The queue pair.

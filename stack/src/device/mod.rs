@@ -67,6 +67,7 @@ mod vain;
 mod wait;
 mod xrc_domain;
 mod xrc_qp;
+mod xrc_relay;
 mod xrcd;
 
 pub use ah::AhCore;
@@ -94,6 +95,7 @@ pub use service::Service;
 pub use srq::{SrqAttr, SrqAttrMask, SrqBatch, SrqCore, SrqPoster, XrcSrqInit};
 pub use td::TdCore;
 pub use xrc_domain::XrcdInitAttr;
+pub use xrc_relay::RelayedTarget;
 pub use xrcd::XrcdCore;
 
 /// Connection management.

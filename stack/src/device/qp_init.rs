@@ -141,8 +141,7 @@ impl QpInit<'_> {
         let send = (self.qp_type != QpType::XrcTgt).then(|| Poster::new(ring, signals.clone()));
         let rq = match (self.srq, target) {
             (Some(srq), _) => RecvSource::Shared(srq.end()?),
-            (_, Some(TargetOf::Open(xrcd))) => RecvSource::Named { xrcd: xrcd.id(), ownerless: false },
-            (_, Some(TargetOf::Domain(xrcd))) => RecvSource::Named { xrcd: *xrcd, ownerless: true },
+            (_, Some(target)) => target.receives(),
             (None, None) if self.qp_type == QpType::XrcIni => RecvSource::Nowhere,
             (None, None) => {
                 let (ring, rq) = spsc::ring(cap.max_recv_wr, recv_stride(cap.max_recv_sge as usize));
@@ -169,6 +168,8 @@ pub(super) enum TargetOf {
     Open(Arc<XrcdCore>),
     /// The domain with this number: the queue pair is receive-only, and has no handle.
     Domain(u32),
+    /// The target with this number in another process, whose shadow in the domain it is.
+    Shadow(u32, Qpn),
 }
 
 impl TargetOf {
@@ -176,8 +177,17 @@ impl TargetOf {
     pub(super) fn open(self) -> Option<Arc<XrcdCore>> {
         match self {
             Self::Open(xrcd) => Some(xrcd),
-            Self::Domain(_) => None,
+            Self::Domain(_) | Self::Shadow(..) => None,
         }
+    }
+
+    fn receives(&self) -> RecvSource {
+        let (xrcd, shadows) = match self {
+            Self::Open(xrcd) => (xrcd.id(), None),
+            Self::Domain(xrcd) => (*xrcd, None),
+            Self::Shadow(xrcd, target) => (*xrcd, Some(*target)),
+        };
+        RecvSource::Named { xrcd, ownerless: !matches!(self, Self::Open(_)), shadows }
     }
 }
 

@@ -51,6 +51,8 @@ pub struct XrcSrqInit<'a> {
     pub xrcd: &'a Arc<XrcdCore>,
     /// The completion queue of its receive requests.
     pub cq: &'a Arc<CqCore>,
+    /// Its number, where processes share the domain and have agreed on it; where absent, one that is free in the device.
+    pub number: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -179,7 +181,13 @@ impl SrqCore {
         let (mut ring, _) = srq::queue(attr.max_wr, srq_words(max_sge as usize));
         ring.arm(attr.srq_limit);
         let entry = vec![Granule::default(); recv_stride(max_sge as usize)].into_boxed_slice();
-        let number = lock(&pd.device().srqs).take()?;
+        let number = {
+            let mut numbers = lock(&device.srqs);
+            match xrc.and_then(|xrc| xrc.number) {
+                Some(number) => numbers.take_this(number)?,
+                None => numbers.take()?,
+            }
+        };
         let xrc = xrc.map(|xrc| Xrc { xrcd: xrc.xrcd.clone(), cq: xrc.cq.clone() });
         let srq = Arc::new(Self {
             pd,

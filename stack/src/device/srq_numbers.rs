@@ -27,6 +27,21 @@ impl SrqNumbers {
         }
     }
 
+    /// This number, if no shared receive queue has it: processes that share an XRC domain agree on the numbers in it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Busy`].
+    pub(super) fn take_this(&mut self, number: u32) -> Result<u32, DeviceError> {
+        if number == 0 || number > 0xff_ffff {
+            let (what, given) = ("number of a shared receive queue", number.into());
+            return Err(DeviceError::Range { what, given, min: 1, max: 0xff_ffff });
+        }
+        if !self.live.insert(number) {
+            return Err(DeviceError::Busy { object: "number of a shared receive queue", users: 1 });
+        }
+        Ok(number)
+    }
+
     pub(super) fn put_back(&mut self, number: u32) {
         self.live.remove(&number);
     }
@@ -44,6 +59,9 @@ mod tests {
         numbers.put_back(1);
         assert_eq!(numbers.take(), Ok(2));
         numbers.last = 0;
+        assert!(numbers.take_this(2).is_err() && numbers.take_this(0).is_err());
+        assert!(numbers.take_this(0x100_0000).is_err());
+        assert_eq!((numbers.take_this(0xff_fff0), numbers.live.len()), (Ok(0xff_fff0), 3));
         assert_eq!((numbers.take(), numbers.take()), (Ok(1), Ok(3)));
     }
 }

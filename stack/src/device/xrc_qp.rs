@@ -52,16 +52,30 @@ impl XrcdCore {
     /// # Errors
     /// As for creation and modification; nothing is left of it then.
     pub fn create_receiver(&self, attr: &QpAttr) -> Result<Qpn, DeviceError> {
-        let target = TargetOf::Domain(self.domain().id);
+        let qp = self.receive_only(TargetOf::Domain(self.domain().id), attr)?;
+        let qpn = qp.qpn();
+        let registered = HashSet::from([self.open_id()]);
+        lock(&self.domain().receivers).insert(qpn, Receiver { qp, registered });
+        Ok(qpn)
+    }
+
+    /// Makes the shadow of a target in another process, which passes on to it what is for shared receive queues of this domain
+    /// ([`RelayedTarget`](super::RelayedTarget)); and takes it to RTR. Its receive completions name that target.
+    ///
+    /// # Errors
+    /// As for creation and modification; nothing is left of it then.
+    pub fn create_shadow(&self, target: Qpn, attr: &QpAttr) -> Result<Arc<QpCore>, DeviceError> {
+        self.receive_only(TargetOf::Shadow(self.domain().id, target), attr)
+    }
+
+    /// Makes a target and takes it from RESET over INIT to RTR.
+    fn receive_only(&self, target: TargetOf, attr: &QpAttr) -> Result<Arc<QpCore>, DeviceError> {
         let qp = QpCore::new(self.device().clone(), None, &QpInit::target(None, None), Some(target))?;
         let init = required(QpState::Reset, QpState::Init, QpType::XrcTgt);
         qp.modify(&QpAttr { qp_state: QpState::Init, ..*attr }, init)?;
         let rtr = required(QpState::Init, QpState::Rtr, QpType::XrcTgt);
         qp.modify(&QpAttr { qp_state: QpState::Rtr, ..*attr }, rtr)?;
-        let qpn = qp.qpn();
-        let registered = HashSet::from([self.open_id()]);
-        lock(&self.domain().receivers).insert(qpn, Receiver { qp, registered });
-        Ok(qpn)
+        Ok(qp)
     }
 
     fn receiver(&self, qpn: Qpn) -> Result<Arc<QpCore>, DeviceError> {

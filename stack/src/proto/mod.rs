@@ -11,6 +11,7 @@ pub mod congestion;
 pub mod fault;
 mod in_flight;
 pub mod recovery;
+pub mod relay;
 pub mod requester;
 pub mod responder;
 pub mod rtt;

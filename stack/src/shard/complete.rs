@@ -21,6 +21,11 @@ fn vendor_err(qp: &Qp, status: WcStatus, opcode: WcOpcode) -> u32 {
     }
 }
 
+/// A receive completion of an XRC target names the shared receive queue; that of a shadow, the target that it is the shadow of.
+pub(super) fn of_xrc_target(qp: &Qp, cqe: Cqe) -> Cqe {
+    Cqe { srqn: qp.rq.srq_number().unwrap_or(0), qpn: qp.rq.shadows().unwrap_or(qp.qpn), ..cqe }
+}
+
 impl Env {
     #[inline(always)]
     pub fn entry(&self, qp: &Qp, wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
@@ -120,11 +125,18 @@ impl Env {
         taken
     }
 
-    /// Completes the receive request in use, whose tag is `wr_id`. `srqn`: where it came from, for an XRC target.
+    /// Completes the receive request in use, whose tag is `wr_id`.
     #[inline(always)]
-    pub fn complete_receive(&mut self, qp: &mut Qp, done: &Received, wr_id: u64, srqn: u32) {
+    pub fn complete_receive(&mut self, qp: &mut Qp, done: &Received, wr_id: u64) {
         let cqe = self.received(qp, done, wr_id);
-        self.finish_receive(qp, Cqe { srqn, ..cqe });
+        self.finish_receive(qp, cqe);
+    }
+
+    /// As [`complete_receive`](Self::complete_receive), of an XRC target.
+    #[inline(never)]
+    pub fn complete_xrc_receive(&mut self, qp: &mut Qp, done: &Received, wr_id: u64) {
+        let cqe = of_xrc_target(qp, self.received(qp, done, wr_id));
+        self.finish_receive(qp, cqe);
     }
 
     /// Completes the receive request in use with a datagram of `src_qp`.

@@ -183,6 +183,9 @@ impl Shard {
     /// Removes a queue pair. Poll skips its completions from now on; the slot and its number are free.
     pub fn destroy_qp(&mut self, slot: u32) {
         let Some(mut qp) = self.qps.remove(slot) else { return };
+        if !self.env.relays.is_empty() {
+            self.end_relayed(&mut qp);
+        }
         self.env.completions.forget_deferred(&mut qp);
         self.env.drop_held(&mut qp);
         self.env.stop_timing(&qp);

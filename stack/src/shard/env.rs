@@ -16,6 +16,7 @@ use super::mcast::McastTable;
 use super::outbox::Outbox;
 use super::peers::Peers;
 use super::qp::Qp;
+use super::relays::Relays;
 use super::rq::XrcSrq;
 use super::shared::Shared;
 use super::window::InFlight;
@@ -48,6 +49,8 @@ pub(super) struct Env {
     pub mcast: Arc<McastTable>,
     /// XRC shared receive queues, by number.
     pub xrc_srqs: Vec<XrcSrq>,
+    /// XRC targets whose requests are passed on to other processes.
+    pub relays: Relays,
     /// Queue pairs in RTR or above.
     pub connected: usize,
     /// The frame being received comes from a shard of this device, which has copied it to the other shards that need it.
@@ -71,6 +74,7 @@ impl Env {
             tries: HashMap::new(),
             mcast: Arc::default(),
             xrc_srqs: Vec::new(),
+            relays: Relays::default(),
             connected: 0,
             from_inside: false,
         }

@@ -36,6 +36,7 @@ impl Shard {
             stopwatch: _,
             mcast: _,
             xrc_srqs: _,
+            relays: _, // what waits goes on with a response, or with room for its leg
             connected: _,
             from_inside: _,
             tries: _, // the timer wheel wakes their queue pairs

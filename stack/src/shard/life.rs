@@ -1,5 +1,6 @@
 //! The life of a queue pair: states that it enters, by a control call or by itself, and what entering one means.
 
+use super::complete::of_xrc_target;
 use super::counters::Counter;
 use super::cq::LaneId;
 use super::env::Env;
@@ -94,6 +95,9 @@ impl Env {
             self.drop_held(qp);
             self.stop_timing(qp);
         }
+        if !self.relays.is_empty() {
+            self.follow_target(qp);
+        }
         match to {
             QpState::Reset => {
                 self.clear(qp);
@@ -182,7 +186,9 @@ impl Env {
             if qp.responder.holds_receive() {
                 let status = cause.recv.unwrap_or(WcStatus::WrFlushErr);
                 let mut cqe = self.entry(qp, RecvWqe::of(qp.rq.current()).wr_id, status, WcOpcode::Recv);
-                cqe.srqn = if qp.ty == QpType::XrcTgt { qp.rq.srq_number().unwrap_or(0) } else { 0 };
+                if qp.ty == QpType::XrcTgt {
+                    cqe = of_xrc_target(qp, cqe);
+                }
                 taken &= self.push(qp, qp.recv_lane, cqe);
             }
             qp.responder = Responder::new();

@@ -49,6 +49,8 @@ mod posts;
 mod qp;
 mod qp_table;
 mod qps;
+mod relaying;
+mod relays;
 mod routes;
 mod rq;
 mod rx;

@@ -9,7 +9,7 @@ use super::cq::LaneId;
 use super::events::EventElement;
 use super::shared::Shared;
 use crate::config::SGE_MAX;
-use crate::id::PdId;
+use crate::id::{PdId, Qpn};
 use crate::mem::sge;
 use crate::proto::responder::ReceiveSource;
 use crate::proto::status::AsyncEvent;
@@ -30,6 +30,8 @@ pub enum RecvSource {
         xrcd: u32,
         /// The queue pair belongs to the domain, and no user has a handle: its events go to the log.
         ownerless: bool,
+        /// It is the shadow of a target in another process: its completions name that one.
+        shadows: Option<Qpn>,
     },
     /// Nowhere: an XRC initiator receives no messages.
     Nowhere,
@@ -94,6 +96,8 @@ pub(super) struct SharedRq {
     shared: Arc<Shared>,
     /// The XRC domain, for an XRC target.
     xrcd: Option<u32>,
+    /// The target whose shadow it is.
+    shadows: Option<Qpn>,
 }
 
 const CURRENT: usize = recv_stride(SGE_MAX);
@@ -104,14 +108,14 @@ pub const fn srq_words(max_sge: usize) -> usize {
 
 impl Rq {
     pub fn new(source: RecvSource, epoch: u32, shared: &Arc<Shared>) -> Self {
-        let (end, xrcd) = match source {
+        let (end, xrcd, shadows) = match source {
             RecvSource::Own(ring) => return Self::Own(OwnRq { taken: ring.released(), ring, epoch }),
-            RecvSource::Shared(end) => (Some(end), None),
-            RecvSource::Named { xrcd, .. } => (None, Some(xrcd)),
-            RecvSource::Nowhere => (None, None),
+            RecvSource::Shared(end) => (Some(end), None, None),
+            RecvSource::Named { xrcd, shadows, .. } => (None, Some(xrcd), shadows),
+            RecvSource::Nowhere => (None, None, None),
         };
         let current = [Granule::default(); CURRENT];
-        Self::Shared(Box::new(SharedRq { end, current, shared: shared.clone(), xrcd }))
+        Self::Shared(Box::new(SharedRq { end, current, shared: shared.clone(), xrcd, shadows }))
     }
 
     /// Requests that can be taken; `None`, no limit that the peer should know of, where others take too
@@ -197,6 +201,13 @@ impl Rq {
         match self {
             Self::Own(_) => None,
             Self::Shared(shared) => shared.xrcd,
+        }
+    }
+    /// The target whose shadow an XRC target is.
+    pub fn shadows(&self) -> Option<Qpn> {
+        match self {
+            Self::Own(_) => None,
+            Self::Shared(shared) => shared.shadows,
         }
     }
     /// The number of the shared receive queue that is taken from.

@@ -9,6 +9,7 @@
 mod burst;
 mod holding;
 mod multicast;
+mod relay;
 mod requests;
 mod responses;
 mod unreliable;
@@ -79,6 +80,9 @@ impl Env {
         if shard != self.id && shard < self.shared.inboxes.len() {
             self.count(Counter::HandedOver);
             return self.hand_over(shard, arrival.take());
+        }
+        if !self.relays.is_empty() && qps.find(layout.dqpn).is_some_and(|qp| self.relays.has(qp.slot)) {
+            return self.relay(qps, arrival, layout);
         }
         if let Err(reason) = self.receive_packet(qps, arrival.frame_mut(), layout) {
             self.hold_or_drop(qps, arrival, layout.dqpn, reason);

@@ -110,8 +110,11 @@ impl Env {
         if let Some(received) = qp.responder.accept(pkt) {
             debug_assert!(received.tail.is_some() == (pkt.row.has_imm || pkt.row.has_inv));
             debug_assert!(!matches!(received.tail, Some(ReceivedTail::Inv(_))) || pkt.row.has_inv);
-            let srqn = if pkt.row.transport == Transport::Xrc { qp.rq.srq_number().unwrap_or(0) } else { 0 };
-            self.complete_receive(qp, &received, wr_id, srqn);
+            if pkt.row.transport == Transport::Xrc {
+                self.complete_xrc_receive(qp, &received, wr_id);
+            } else {
+                self.complete_receive(qp, &received, wr_id);
+            }
         }
         Ok(())
     }

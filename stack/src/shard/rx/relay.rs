@@ -1,0 +1,339 @@
+//! Packets of XRC targets that are relayed: [`Relay`](crate::proto::relay::Relay) says where each goes.
+//!
+//! A request of the peer leaves again by the leg of the member that it is for, and what comes back on a leg leaves by the target. The
+//! packet is built anew: its addresses, destination and number are those of the other connection; the rest stays.
+
+use super::burst::Arrival;
+use super::{check_icrc, check_vlan_and_pkey};
+use crate::id::Psn;
+use crate::port::Frame;
+use crate::proto::fault::Fault;
+use crate::proto::relay::{Answer, Arrived, Decision, Effect, Member, Request};
+use crate::proto::state::Gates;
+use crate::proto::tables::{CREDIT_UNLIMITED, NakCode, Syndrome};
+use crate::shard::counters::Counter;
+use crate::shard::env::Env;
+use crate::shard::listed::Listed;
+use crate::shard::outbox::Traffic;
+use crate::shard::qp::{Hop, Qp};
+use crate::shard::qps::Qps;
+use crate::shard::relays::{Leg, Target};
+use crate::shard::state::Shard;
+use crate::wire::{
+    Aeth, Discard, Ext, ExtHeader, HEADERS_MAX, Header, ICRC_LEN, Ingress, Kind, Layout, Opcode, Packet,
+    Position, Tail, Transport, locate,
+};
+
+/// Packets of one target that wait until they can be passed on, at most.
+const WAITING: usize = 256;
+
+const ACKNOWLEDGE: Opcode = Opcode::rc(Kind::Ack, Position::Only, Tail::None).in_class(Transport::Xrc);
+
+/// Why a packet does not leave now.
+enum Unsent {
+    /// There is no room, or no way yet: what waits goes on when there is.
+    Later,
+    Lost(Discard),
+}
+
+impl Shard {
+    /// Legs that had no room or no way may have it now: what waits for them goes on.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::shard) fn go_on_relaying(&mut self, leg: u32) {
+        let Some(leg) = self.env.relays.legs.get(&leg).copied() else { return };
+        self.env.with_target(leg.target, |env, target| env.pass_on(&mut self.qps, leg.target, target));
+    }
+}
+
+impl Env {
+    /// Works with the target in this slot, if there is one.
+    fn with_target<T>(&mut self, slot: u32, work: impl FnOnce(&mut Self, &mut Target) -> T) -> Option<T> {
+        let mut target = self.relays.targets.remove(&slot)?;
+        let done = work(self, &mut target);
+        self.relays.targets.insert(slot, target);
+        Some(done)
+    }
+
+    /// A frame for a target that is relayed, or for a leg.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn relay(&mut self, qps: &mut Qps, arrival: Arrival<'_>, layout: Layout) {
+        if let Err(reason) = self.relay_packet(qps, arrival, layout) {
+            self.drop_packet(qps, layout.dqpn, reason);
+        }
+    }
+
+    fn relay_packet(
+        &mut self,
+        qps: &mut Qps,
+        mut arrival: Arrival<'_>,
+        layout: Layout,
+    ) -> Result<(), Discard> {
+        let Some(qp) = qps.find(layout.dqpn) else { return Err(Discard::UnknownQpn) };
+        if !super::admits_xrc(qp.ty, layout.row) {
+            return self.receive_at(qp, arrival.frame_mut(), layout);
+        }
+        if !qp.gates.has(if layout.row.request { Gates::RX_REQ } else { Gates::RX_RESP }) {
+            return Err(Discard::BadState);
+        }
+        check_icrc(arrival.frame_mut(), &layout)?;
+        let pkt = layout.packet(arrival.frame().data());
+        qp.check_addresses(&pkt)?;
+        check_vlan_and_pkey(&layout, &pkt, self.shared.vlan)?;
+        self.note_received(qp, &pkt, arrival.frame().len());
+        let slot = qp.slot;
+        if let Some(leg) = self.relays.legs.get(&slot).copied() {
+            let answered = self.with_target(leg.target, |env, target| env.answer_by(qps, leg, target, &pkt));
+            return answered.unwrap_or(Err(Discard::BadState));
+        }
+        if !qp.comm_est {
+            qp.establish(&self.shared.events);
+        }
+        let arrived = self.with_target(slot, |env, target| env.arrive(qps, slot, target, arrival, layout));
+        arrived.unwrap_or(Err(Discard::BadState))
+    }
+
+    /// A request of the peer.
+    fn arrive(
+        &mut self,
+        qps: &mut Qps,
+        slot: u32,
+        target: &mut Target,
+        arrival: Arrival<'_>,
+        layout: Layout,
+    ) -> Result<(), Discard> {
+        let pkt = layout.packet(arrival.frame().data());
+        let (Some(relay), Some(qp)) = (&mut target.relay, qps.get(slot)) else {
+            return Err(Discard::BadState);
+        };
+        let request = Request::of(&pkt, relay.mtu());
+        match relay.arrive(&request) {
+            Arrived::Next => {
+                if target.waiting.len() == WAITING || !self.peers.hosts.may_hold(&qp.peer) {
+                    relay.take_back(&request);
+                    return Err(Discard::NoBuffer);
+                }
+                self.peers.hosts.note_held(&qp.peer, 1);
+                target.waiting.push_back(arrival.take());
+                self.pass_on(qps, slot, target);
+            }
+            Arrived::Again(member, psn) => {
+                self.count_of(qp, Counter::DuplicatesAnswered);
+                self.pass_by(qps, target, member, &pkt, psn).map_err(|unsent| match unsent {
+                    Unsent::Later => Discard::NoBuffer,
+                    Unsent::Lost(reason) => reason,
+                })?;
+            }
+            Arrived::Acknowledge(psn) => {
+                self.count_of(qp, Counter::DuplicatesAnswered);
+                let msn = relay.msn();
+                self.acknowledge(qp, psn, CREDIT_UNLIMITED, msn);
+            }
+            Arrived::Drop(reason) => {
+                self.tell_of_gap(qps, slot, target);
+                return Err(reason);
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes on what waits at a target, as far as it goes.
+    fn pass_on(&mut self, qps: &mut Qps, slot: u32, target: &mut Target) {
+        while let Some(frame) = target.waiting.front() {
+            let Some(pkt) = packet_of(frame) else { break };
+            let (Some(relay), Some(qp)) = (&mut target.relay, qps.get(slot)) else { break };
+            let request = Request::of(&pkt, relay.mtu());
+            let member = self.relays.member_of(qp.rq.xrcd(), pkt.xrceth());
+            match relay.decide(&request, member) {
+                Decision::Wait => break,
+                Decision::Refuse => {
+                    self.count_of(qp, Counter::RequestsRefused);
+                    let msn = relay.msn();
+                    self.acknowledge(qp, pkt.psn, Syndrome::Nak(NakCode::InvalidRequest).encode(), msn);
+                    return self.end_relay(qps, slot, target, Fault::BadXrcSrq);
+                }
+                Decision::Pass(member, psn) => {
+                    let Some(frame) = target.waiting.pop_front() else { break };
+                    let sent = match packet_of(&frame) {
+                        Some(pkt) => self.pass_by(qps, target, member, &pkt, psn),
+                        None => Err(Unsent::Lost(Discard::TooShort)),
+                    };
+                    if let Err(Unsent::Later) = sent {
+                        target.waiting.push_front(frame);
+                        break;
+                    }
+                    let (Some(relay), Some(qp)) = (&mut target.relay, qps.get(slot)) else { break };
+                    self.peers.hosts.note_held(&qp.peer, -1);
+                    // One that was lost on the way is missed by the member, who says so.
+                    relay.passed(&request, member);
+                    match sent {
+                        Err(Unsent::Lost(reason)) => self.discard_of(qp, reason),
+                        _ => self.count(Counter::RequestsReceived),
+                    }
+                }
+            }
+        }
+        self.tell_of_gap(qps, slot, target);
+    }
+
+    /// Sends a request to a member.
+    fn pass_by(
+        &mut self,
+        qps: &mut Qps,
+        target: &Target,
+        member: Member,
+        pkt: &Packet<'_>,
+        psn: Psn,
+    ) -> Result<(), Unsent> {
+        let leg = target.legs.get(&member).and_then(|slot| qps.get(*slot));
+        let Some(leg) = leg else { return Err(Unsent::Lost(Discard::BadState)) };
+        let header = pkt.to_header().ok_or(Unsent::Lost(Discard::UnknownOpcode))?;
+        // What comes behind a message may be for another member, and waits until this one is acknowledged.
+        let ack_req = pkt.ack_req || pkt.row.position.ends();
+        let sent = self.send_built(leg, Traffic::Requests, &Header { psn, ack_req, ..header }, pkt.payload);
+        if let Err(Unsent::Later) = sent
+            && leg.is_reachable()
+            && leg.in_ready == Listed::No
+        {
+            leg.in_ready = Listed::Parked;
+            self.outbox.park(Traffic::Requests, leg.hop.route(), leg.slot);
+        }
+        sent
+    }
+
+    /// A member answers.
+    fn answer_by(
+        &mut self,
+        qps: &mut Qps,
+        leg: Leg,
+        target: &mut Target,
+        pkt: &Packet<'_>,
+    ) -> Result<(), Discard> {
+        let (Some(relay), Some(qp)) = (&mut target.relay, qps.get(leg.target)) else {
+            return Err(Discard::BadState);
+        };
+        let aeth = pkt.row.has(ExtHeader::Aeth).then(|| pkt.aeth());
+        let said = aeth.map(|aeth| (aeth.syndrome, Psn::new(aeth.msn)));
+        let answer = relay.answer(leg.member, pkt.psn, said).ok_or(Discard::GhostAck)?;
+        let header = pkt.to_header().ok_or(Discard::UnknownOpcode)?;
+        let header = Header { psn: answer.psn, ext: with_msn(header.ext, answer), ..header };
+        // One that does not leave is lost on the way to the peer, who asks again.
+        if let Err(Unsent::Later | Unsent::Lost(_)) =
+            self.send_built(qp, Traffic::Answers, &header, pkt.payload)
+        {
+            self.discard_of(qp, Discard::NoBuffer);
+        }
+        match answer.effect {
+            Effect::None => {}
+            Effect::Back => self.drop_waiting(qp, target),
+            Effect::End(code) => {
+                self.end_relay(qps, leg.target, target, fault_of(code));
+                return Ok(());
+            }
+        }
+        self.pass_on(qps, leg.target, target);
+        Ok(())
+    }
+
+    /// Tells the peer of a gap, if it is time.
+    fn tell_of_gap(&mut self, qps: &mut Qps, slot: u32, target: &mut Target) {
+        let (Some(relay), Some(qp)) = (&mut target.relay, qps.get(slot)) else { return };
+        if let Some(psn) = relay.nak_due() {
+            let msn = relay.msn();
+            self.acknowledge(qp, psn, Syndrome::Nak(NakCode::PsnSequenceError).encode(), msn);
+        }
+    }
+
+    /// The target ends, with its NAK on the way.
+    fn end_relay(&mut self, qps: &mut Qps, slot: u32, target: &mut Target, fault: Fault) {
+        target.relay = None;
+        let Some(qp) = qps.get(slot) else { return };
+        self.drop_waiting(qp, target);
+        self.end_by_fault(qp, fault);
+    }
+
+    /// Sends an acknowledgement of the owner's own.
+    fn acknowledge(&mut self, qp: &mut Qp, psn: Psn, syndrome: u8, msn: Psn) {
+        let ext = Ext::Aeth(Aeth { syndrome, msn: msn.get() });
+        let header = Header { opcode: ACKNOWLEDGE, psn, ext, ..Header::default() };
+        match self.send_built(qp, Traffic::Answers, &header, &[]) {
+            Ok(()) if Syndrome::is_ack(syndrome) => self.count(Counter::AcksSent),
+            Ok(()) => self.count_of(qp, Counter::NaksSent),
+            Err(_) => self.discard_of(qp, Discard::NoBuffer),
+        }
+    }
+
+    /// Builds a packet of a connection, and sends it with this turn's frames.
+    fn send_built(
+        &mut self,
+        qp: &mut Qp,
+        traffic: Traffic,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<(), Unsent> {
+        if !qp.is_reachable() {
+            let failed = self.resolve(qp);
+            if !qp.is_reachable() {
+                return Err(if failed { Unsent::Lost(Discard::Unreachable) } else { Unsent::Later });
+            }
+        }
+        let hop = qp.hop;
+        if let Hop::Inside(shard) = hop {
+            let takes = match traffic {
+                Traffic::Answers => self.shared.takes_answers(shard.into()),
+                Traffic::Requests => self.shared.takes_requests(shard.into()),
+            };
+            if !takes {
+                return Err(Unsent::Later);
+            }
+        } else if self.outbox.room(traffic, hop.route()) == 0 {
+            self.flush();
+            if self.outbox.room(traffic, hop.route()) == 0 {
+                return Err(Unsent::Later);
+            }
+        }
+        let mut frame = self.outbox.take_frame().ok_or(Unsent::Lost(Discard::NoBuffer))?;
+        let buffer = frame.buffer_mut();
+        if buffer.len() < HEADERS_MAX + payload.len() + 3 + ICRC_LEN {
+            self.outbox.keep_frame(frame);
+            return Err(Unsent::Lost(Discard::NoBuffer));
+        }
+        let ip_id = self.outbox.next_ip_id();
+        let at = qp.template.begin(buffer, &Header { ip_id, ..*header });
+        buffer[at..at + payload.len()].copy_from_slice(payload);
+        let len = qp.template.seal(buffer, at, payload.len());
+        frame.set_len(len);
+        qp.counters.sent(1, len as u64);
+        self.outbox.push(traffic, hop.route(), frame);
+        self.outbox.send_inside(traffic, hop, 1, &self.shared, &self.counters);
+        Ok(())
+    }
+}
+
+/// The packet in a frame that passed every check of its bytes.
+fn packet_of(frame: &Frame) -> Option<Packet<'_>> {
+    match locate(frame.data()) {
+        Ok(Ingress::Roce(layout)) => Some(layout.packet(frame.data())),
+        _ => None,
+    }
+}
+
+/// Extension headers with the message number that the requester is to see.
+fn with_msn(ext: Ext, answer: Answer) -> Ext {
+    let msn = answer.msn.get();
+    match ext {
+        Ext::Aeth(aeth) => Ext::Aeth(Aeth { msn, ..aeth }),
+        Ext::AtomicAck(aeth, original) => Ext::AtomicAck(Aeth { msn, ..aeth }, original),
+        ext => ext,
+    }
+}
+
+/// What a target ends with whose member has refused with this.
+fn fault_of(code: NakCode) -> Fault {
+    match code {
+        NakCode::RemoteAccessError => Fault::RemoteAccess,
+        NakCode::RemoteOperationalError => Fault::ReceiveProtection,
+        _ => Fault::BadSequence,
+    }
+}
