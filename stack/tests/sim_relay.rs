@@ -8,9 +8,10 @@ use sim::node::{CqId, MrId, NodeConfig, QpConfig, QpId, SendWr, SrqId, remote_ri
 use sim::rng::Rng;
 use sim::world::World;
 use stack::device::RelayedTarget;
-use stack::id::{QpState, QpType, Qpn};
+use stack::id::{Psn, QpState, QpType, Qpn};
 use stack::proto::status::{AsyncEvent, WcOpcode, WcStatus, WrOpcode};
 use stack::shard::counters::Counter;
+use stack::wire::{Flow, Header, Kind, Opcode, Template, Transport};
 
 const SECOND: Duration = Duration::from_secs(1);
 const A: usize = 0;
@@ -205,6 +206,7 @@ const KINDS: [WrOpcode; 4] =
 #[test]
 fn requests_reach_the_member_that_they_name() {
     let mut lab = Lab::new(1);
+    lab.world.tap = Some(Vec::new());
     for i in 0..64 {
         let (member, kind) = (i % 3 % 2, KINDS[i % 4]);
         lab.receive(member);
@@ -213,10 +215,50 @@ fn requests_reach_the_member_that_they_name() {
     lab.finish();
     assert_eq!(lab.world.nodes[A].count(Counter::Retransmitted), 0);
     assert!(lab.members.iter().all(|m| m.got.len() > 4 && m.added > 4));
+    // The initiator sees one responder.
+    let sent = lab.world.tap.take().expect("it was set");
+    let numbers: Vec<u32> = sent
+        .iter()
+        .filter_map(|(node, seen)| (*node == O).then_some(seen))
+        .filter(|seen| !seen.is_request() && seen.kind() != Kind::ReadResponse)
+        .map(|seen| seen.aeth().msn)
+        .collect();
+    assert!(numbers.is_sorted() && numbers.last() == Some(&64), "{numbers:?}");
     for m in &lab.members {
         let written = lab.world.nodes[m.node].mr(m.memory).read(64 + 8 * 100, 100);
         assert!(written.iter().any(|byte| *byte != 0));
     }
+}
+
+// Goal: what is behind a message goes to another member, though the initiator has asked for no acknowledgement of the message.
+#[test]
+fn each_message_is_acknowledged_to_the_owner() {
+    let mut lab = Lab::new(2);
+    let flow = Flow {
+        src_mac: lab.world.nodes[A].mac,
+        dst_mac: lab.world.nodes[O].mac,
+        src: lab.world.nodes[A].gid,
+        dst: lab.world.nodes[O].gid,
+        dqpn: lab.target(),
+        ..Flow::default()
+    };
+    for (i, member) in [0, 1, 0].into_iter().enumerate() {
+        lab.receive(member);
+        let m = &mut lab.members[member];
+        m.expected.push(0);
+        let header = Header {
+            opcode: Opcode::RC_SEND_ONLY.in_class(Transport::Xrc),
+            psn: Psn::new(0x100 + i as u32),
+            srqn: m.srqn,
+            ..Header::default()
+        };
+        let (template, mut frame) = (Template::new(&flow), vec![0; 128]);
+        let at = template.begin(&mut frame, &header);
+        let len = template.seal(&mut frame, at, 0);
+        frame.truncate(len);
+        lab.world.inject(O, frame);
+    }
+    lab.finish();
 }
 
 // Every member gets what is its own once, in order, whatever the network and the legs lose, repeat and reorder.
