@@ -15,6 +15,7 @@ use crate::sync::process::Process;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use rustix::event::{PollFd, PollFlags};
+use rustix::net::SocketType;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -114,7 +115,8 @@ impl Kernel for Linux {
     }
 
     fn hold(&self, name: Name) -> Result<Option<Self::Held>, RegistryError> {
-        let held = Listener::bind(&self.text(name)).map_err(RegistryError::system("taking a name"))?;
+        let held = Listener::bind(SocketType::STREAM, &self.text(name))
+            .map_err(RegistryError::system("taking a name"))?;
         Ok(held.map(Arc::new))
     }
 
@@ -124,7 +126,7 @@ impl Kernel for Linux {
 
     fn find(&self, name: Name) -> Result<Found<Neighbour>, RegistryError> {
         let failed = RegistryError::system("looking who has a name");
-        let found = Connection::to(&self.text(name)).and_then(|connected| {
+        let found = Connection::to(SocketType::STREAM, &self.text(name)).and_then(|connected| {
             let connection = match connected {
                 Connected::Open(connection) => connection,
                 Connected::Nobody => return Ok(Found::Nobody),

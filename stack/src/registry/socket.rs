@@ -1,4 +1,4 @@
-//! Stream sockets with names in the abstract space. No call waits, but where a descriptor that a peer sent is closed at last.
+//! Sockets with names in the abstract space: of streams, or of messages. No call waits, but where a descriptor that a peer sent is closed at last.
 //!
 //! Whoever connects may send descriptors along, of anything: to close one can take as long as its owner likes. So nobody
 //! receives any but from a member that was asked, and a connection in which something lies is closed on a thread of its own
@@ -32,8 +32,8 @@ static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-fn socket() -> io::Result<OwnedFd> {
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?)
+fn socket(kind: SocketType) -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, kind, FLAGS, None)?)
 }
 
 fn address(name: &str) -> io::Result<SocketAddrUnix> {
@@ -50,12 +50,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Takes a name; `None`: another socket has it. It does not listen yet.
+    /// Takes a name; `None`: another socket of this kind has it. It does not listen yet.
     ///
     /// # Errors
     /// Those of socket(2) and bind(2).
-    pub fn bind(name: &str) -> io::Result<Option<Self>> {
-        let (fd, unforked) = Unforked::make(socket)?;
+    pub fn bind(kind: SocketType, name: &str) -> io::Result<Option<Self>> {
+        let (fd, unforked) = Unforked::make(|| socket(kind))?;
         match rustix::net::bind(&fd, &address(name)?) {
             Ok(()) => Ok(Some(Self { _unforked: unforked, fd, made_by: Process::this() })),
             Err(Errno::ADDRINUSE) => Ok(None),
@@ -165,12 +165,12 @@ pub enum Came {
 }
 
 impl Connection {
-    /// Connects to whoever has a name.
+    /// Connects to whoever has a name among the sockets of this kind.
     ///
     /// # Errors
     /// Those of socket(2).
-    pub fn to(name: &str) -> io::Result<Connected> {
-        let (fd, unforked) = Unforked::make(socket)?;
+    pub fn to(kind: SocketType, name: &str) -> io::Result<Connected> {
+        let (fd, unforked) = Unforked::make(|| socket(kind))?;
         let open = Open { _unforked: unforked, fd: Arc::new(fd) };
         match rustix::net::connect(&open.fd, &address(name)?) {
             Ok(()) => Ok(Connected::Open(Self(Some(open)))),
@@ -250,7 +250,7 @@ impl Connection {
         // Without room for descriptors a look shows that there are some, and touches none.
         match rustix::net::recvmsg(self, slice, &mut RecvAncillaryBuffer::default(), flags) {
             Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) => Lies::Descriptors,
-            // In a stream no message is empty.
+            // No message is empty.
             Ok(got) if got.bytes == 0 => Lies::End,
             Ok(got) => Lies::Bytes(got.bytes),
             Err(Errno::AGAIN | Errno::INTR) => Lies::Nothing,
@@ -330,14 +330,14 @@ mod tests {
     }
 
     fn connect(name: &str) -> Connection {
-        match Connection::to(name).unwrap() {
+        match Connection::to(SocketType::STREAM, name).unwrap() {
             Connected::Open(connection) => connection,
             other => panic!("{other:?}"),
         }
     }
 
     fn pair(of: &str) -> (Connection, Connection, Listener) {
-        let listener = Listener::bind(&name(of)).unwrap().unwrap();
+        let listener = Listener::bind(SocketType::STREAM, &name(of)).unwrap().unwrap();
         listener.listen().unwrap();
         let client = connect(&name(of));
         (client, listener.accept().unwrap(), listener)
@@ -346,25 +346,28 @@ mod tests {
     #[test]
     fn a_name_has_one_holder_until_it_is_dropped() {
         let name = name("one");
-        assert!(matches!(Connection::to(&name).unwrap(), Connected::Nobody));
-        let listener = Listener::bind(&name).unwrap().unwrap();
-        assert!(Listener::bind(&name).unwrap().is_none());
-        assert!(matches!(Connection::to(&name).unwrap(), Connected::Nobody), "it does not listen");
+        assert!(matches!(Connection::to(SocketType::STREAM, &name).unwrap(), Connected::Nobody));
+        let listener = Listener::bind(SocketType::STREAM, &name).unwrap().unwrap();
+        assert!(Listener::bind(SocketType::STREAM, &name).unwrap().is_none());
+        assert!(
+            matches!(Connection::to(SocketType::STREAM, &name).unwrap(), Connected::Nobody),
+            "it does not listen"
+        );
         listener.listen().unwrap();
         let client = connect(&name);
         assert_eq!(client.peer().unwrap().pid, std::process::id());
         drop(listener);
         assert_eq!(client.peek(&mut [0; 8]), Lies::End);
-        assert!(Listener::bind(&name).unwrap().is_some());
+        assert!(Listener::bind(SocketType::STREAM, &name).unwrap().is_some());
     }
 
     #[test]
     fn who_listens_and_takes_nobody_is_full_some_time() {
         let name = name("full");
-        let listener = Listener::bind(&name).unwrap().unwrap();
+        let listener = Listener::bind(SocketType::STREAM, &name).unwrap().unwrap();
         rustix::net::listen(&listener, 0).unwrap();
         let _client = connect(&name);
-        assert!(matches!(Connection::to(&name).unwrap(), Connected::Full));
+        assert!(matches!(Connection::to(SocketType::STREAM, &name).unwrap(), Connected::Full));
     }
 
     #[test]
