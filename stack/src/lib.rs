@@ -24,3 +24,4 @@ pub mod shard;
 pub mod sync;
 pub mod time;
 pub mod wire;
+pub mod xrc;

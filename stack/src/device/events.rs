@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use super::error::DeviceError;
 use super::handle::Device;
-use crate::shard::Event;
+use crate::proto::status::AsyncEvent;
+use crate::shard::{Event, EventElement};
 
 impl Device {
     /// The oldest asynchronous event, if there is one. Acknowledge it by [`ack_event`](Self::ack_event).
@@ -29,6 +30,21 @@ impl Device {
             return;
         }
         self.core().shared.events.ack(event.element);
+    }
+
+    /// Appends an event of an object that another process has, and this one a handle of.
+    pub fn raise(&self, event: AsyncEvent, element: EventElement) {
+        self.core().shared.events.raise(event, element);
+    }
+
+    /// Events of an object that were fetched and not acknowledged.
+    pub fn unacked_events(&self, element: EventElement) -> u32 {
+        self.core().shared.events.unacked(element)
+    }
+
+    /// Drops the events of an object that were not fetched: this process has no handle of it any more.
+    pub fn drop_events(&self, element: EventElement) {
+        self.core().shared.events.purge(element);
     }
 
     /// Asynchronous events that were lost because earlier ones were not fetched.

@@ -1,0 +1,322 @@
+//! A member's connection to the owner of a domain: calls of the program's threads, and a thread that carries out the owner's orders.
+//!
+//! The thread is there because the owner, and with it every other member, waits for what it orders while the program computes. It
+//! handles no signals. A call waits for its answer, so long at most; afterwards nobody knows what became of it, and the connection is
+//! given up. A fork has nothing of it.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use rustix::event::{PollFd, PollFlags};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use super::domain::DomainFile;
+use super::error::XrcError;
+use super::message::{Answer, Call, FromMember, FromOwner, VERSION};
+use super::refusal::Refusal;
+use super::shadows::Obey;
+use super::socket::{self, Buffer, Came};
+use super::start::Owner;
+use crate::device::DeviceError;
+use crate::registry::{Connected, Connection};
+use crate::sync::apart;
+use crate::sync::eventfd::{EventFd, wait_readable};
+use crate::sync::lock::lock;
+use crate::sync::process::Process;
+use crate::sync::scheduling::wake_at_once;
+
+/// How long a call waits for its answer: the owner waits for members that do not answer it, for a shorter time.
+const CALL: Duration = Duration::from_secs(15);
+/// How long it is waited for an owner that was started.
+const UP: Duration = Duration::from_secs(10);
+/// How long a process waits before it looks again whether the owner is up.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How long what waits for others waits. Programs take the default; tests have less patience.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// For the answer to a call.
+    pub call: Duration,
+    /// For an owner to come up.
+    pub up: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { call: CALL, up: UP }
+    }
+}
+
+/// A connection whose other end has welcomed this process as a member.
+#[derive(Debug)]
+pub(super) struct Welcomed {
+    connection: Connection,
+    /// So many other members have the domain open.
+    pub others: u32,
+}
+
+/// Becomes a member of a domain, if that has an owner; with `start`, it is started if there is none. `None`: there is none.
+///
+/// # Errors
+/// Those of connecting to the owner, and of starting it.
+pub(super) fn join(
+    file: &DomainFile,
+    start: Option<&Owner>,
+    patience: Patience,
+) -> Result<Option<Welcomed>, XrcError> {
+    let until = Instant::now() + patience.up;
+    let mut is_started = false;
+    loop {
+        match socket::connect(file)? {
+            Connected::Open(connection) => {
+                if let Some(uid) = socket::foreign_user(&connection)? {
+                    return Err(XrcError::Foreign { uid });
+                }
+                if let Some(welcomed) = greet(connection, until)? {
+                    return Ok(Some(welcomed));
+                }
+            }
+            Connected::Full => {}
+            Connected::Nobody => match start {
+                None => return Ok(None),
+                Some(owner) if !is_started => {
+                    owner.start()?;
+                    is_started = true;
+                }
+                Some(_) => {}
+            },
+        }
+        if Instant::now() >= until {
+            let command = start.map(Owner::command).unwrap_or_default();
+            return Err(XrcError::NotUp { after: patience.up, command });
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Says hello, and waits to be welcomed; `None`: the owner is gone, or was not there in time.
+fn greet(connection: Connection, until: Instant) -> Result<Option<Welcomed>, XrcError> {
+    if !socket::send(&connection, &FromMember::Hello(VERSION).encode()).unwrap_or(false) {
+        return Ok(None);
+    }
+    let mut buffer: Buffer = [0; _];
+    loop {
+        match socket::receive(&connection, &mut buffer) {
+            Came::Message(len) => {
+                return match FromOwner::parse(&buffer[..len]) {
+                    Some(FromOwner::Welcome(others)) => Ok(Some(Welcomed { connection, others })),
+                    Some(FromOwner::Unlike(theirs)) => Err(XrcError::Unlike { ours: VERSION, theirs }),
+                    _ => Ok(None),
+                };
+            }
+            Came::End => return Ok(None),
+            Came::Nothing => {}
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        wait_readable(&mut [PollFd::new(&connection, PollFlags::IN)], left);
+    }
+}
+
+/// A membership, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Membership {
+    shared: Arc<Shared>,
+    /// `None` only while it is dropped.
+    thread: Option<JoinHandle<()>>,
+    made_by: Process,
+    patience: Duration,
+}
+
+#[derive(Debug)]
+struct Shared {
+    connection: Connection,
+    /// Whose call it is, one at a time: the number of the last one.
+    calling: Mutex<u32>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Wakes the thread when the membership is to end.
+    event: EventFd,
+    is_over: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The call that waits for its answer.
+    waits: Option<u32>,
+    answer: Option<Result<Answer, Refusal>>,
+    /// The owner is gone, or was given up.
+    has_ended: bool,
+}
+
+impl Membership {
+    /// Begins to carry out the owner's orders.
+    ///
+    /// # Errors
+    /// No descriptor or thread is left.
+    pub(super) fn new(
+        welcomed: Welcomed,
+        obey: impl Obey + 'static,
+        patience: Patience,
+    ) -> Result<Self, XrcError> {
+        let shared = Arc::new(Shared {
+            connection: welcomed.connection,
+            calling: Mutex::new(0),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            event: EventFd::new().map_err(XrcError::system("eventfd(2)"))?,
+            is_over: AtomicBool::new(false),
+        });
+        let theirs = shared.clone();
+        let thread = apart::spawn("roce-xrcd", move || theirs.serve(obey))
+            .map_err(XrcError::system("starting the thread of a shared XRC domain"))?;
+        Ok(Self { shared, thread: Some(thread), made_by: Process::this(), patience: patience.call })
+    }
+
+    /// Whether the owner is there, as far as is known.
+    pub(super) fn lives(&self) -> bool {
+        self.made_by.is_this() && !lock(&self.shared.state).has_ended
+    }
+
+    /// Asks the owner for something, and waits for its answer.
+    ///
+    /// # Errors
+    /// [`XrcError::Refused`]; [`XrcError::Ended`], [`XrcError::Silent`]: from now on all calls fail; [`DeviceError::Forked`].
+    pub(super) fn call(&self, call: Call) -> Result<Answer, XrcError> {
+        if !self.made_by.is_this() {
+            return Err(DeviceError::Forked.into());
+        }
+        let mut number = lock(&self.shared.calling);
+        *number = number.wrapping_add(1);
+        let until = Instant::now() + self.patience;
+        {
+            let mut state = lock(&self.shared.state);
+            if state.has_ended {
+                return Err(XrcError::Ended);
+            }
+            (state.waits, state.answer) = (Some(*number), None);
+        }
+        let answer = if self.shared.send(&FromMember::Call(*number, call), until) {
+            self.shared.wait_for_answer(until)
+        } else {
+            None
+        };
+        match answer {
+            Some(answer) => answer.map_err(XrcError::Refused),
+            None => {
+                self.shared.give_up();
+                let is_late = Instant::now() >= until;
+                Err(if is_late { XrcError::Silent { after: self.patience } } else { XrcError::Ended })
+            }
+        }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        let thread = self.thread.take();
+        if !self.made_by.is_this() {
+            // A fork has no such thread.
+            core::mem::forget(thread);
+            return;
+        }
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        self.shared.event.signal();
+        // It waits for nobody but its own device.
+        let _ = thread.map(JoinHandle::join);
+    }
+}
+
+impl Shared {
+    /// Sends a message, until it is time; `false`: it is not sent, and the owner is gone or given up.
+    fn send(&self, message: &FromMember, until: Instant) -> bool {
+        let bytes = message.encode();
+        loop {
+            match socket::send(&self.connection, &bytes) {
+                Ok(true) => return true,
+                Err(_) => return false,
+                Ok(false) => {}
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.connection.wait_for_room(left);
+        }
+    }
+
+    fn wait_for_answer(&self, until: Instant) -> Option<Result<Answer, Refusal>> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(answer) = state.answer.take() {
+                return Some(answer);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if state.has_ended || left.is_zero() {
+                return None;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Nothing is expected of the owner any more.
+    fn give_up(&self) {
+        lock(&self.state).has_ended = true;
+        self.is_over.store(true, Ordering::Relaxed);
+        self.event.signal();
+    }
+
+    /// The thread: carries out orders and hands out answers until one of the two ends.
+    fn serve(&self, mut obey: impl Obey) {
+        // Others wait for it.
+        wake_at_once();
+        while !self.is_over.load(Ordering::Relaxed) {
+            if !self.take(&mut obey) {
+                break;
+            }
+        }
+        // Shadows end here, before anybody who waits goes on.
+        drop(obey);
+        self.connection.is_empty(); // the owner hears it now, and not when the last copy of this goes
+        lock(&self.state).has_ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Takes the next message, or waits for it. `false`: the owner is gone, or says what no owner does.
+    fn take(&self, obey: &mut impl Obey) -> bool {
+        let mut buffer: Buffer = [0; _];
+        let message = match socket::receive(&self.connection, &mut buffer) {
+            Came::Message(len) => FromOwner::parse(&buffer[..len]),
+            Came::End => return false,
+            Came::Nothing => {
+                let (connection, event) = (&self.connection, &self.event);
+                let fds = &mut [PollFd::new(connection, PollFlags::IN), PollFd::new(event, PollFlags::IN)];
+                wait_readable(fds, Duration::MAX);
+                return true;
+            }
+        };
+        match message {
+            Some(FromOwner::Order(number, order)) => {
+                let outcome = obey.obey(&order);
+                self.send(&FromMember::Outcome(number, outcome), Instant::now() + CALL)
+            }
+            Some(FromOwner::Answer(number, answer)) => {
+                let mut state = lock(&self.state);
+                if state.waits.take_if(|waits| *waits == number).is_none() {
+                    return false;
+                }
+                state.answer = Some(answer);
+                self.changed.notify_all();
+                true
+            }
+            Some(FromOwner::Event(target, event)) => {
+                obey.hear(target, event);
+                true
+            }
+            Some(FromOwner::Welcome(_) | FromOwner::Unlike(_)) | None => false,
+        }
+    }
+}

@@ -1,0 +1,576 @@
+//! What the owner of a domain decides: messages of its members, their ends and the time in, messages out. It does no I/O.
+//!
+//! The owner has the targets of the domain; members have its shared receive queues, and a *shadow* of each target, a queue pair that the
+//! owner passes their requests on to. Owner and shadow are joined by a *leg*. A leg is made for each target that can receive and each
+//! member that has a shared receive queue, before the call returns that made the second of the two: so a number that a program knows is
+//! one that works. Whoever goes takes its queues, legs, handles and registrations; the targets stay while any member is there.
+//!
+//! Members are processes of one user, admitted and not believed. Each has one call at a time, so what it can make the owner keep is
+//! bounded by its own queues and handles; one that says what it may not, or does not carry out an order in time, is dropped.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::attributes::Attributes;
+use super::members::{Member, MemberId, Pending, Then};
+use super::message::{Answer, Call, FromMember, FromOwner, Order, Outcome, VERSION};
+use super::parts::{Domain, Target};
+use super::refusal::{Reason, Refusal};
+use super::targets::{Entry, Users, unknown};
+use crate::config::SRQ_MAX;
+use crate::device::{AsyncEvent, AttrMask, QpAttr, QpState, QpType, Qpn, required};
+
+/// What is to be done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// Send this to a member.
+    Send(MemberId, FromOwner),
+    /// Close the connection to a member, which is none any more.
+    End(MemberId),
+}
+
+/// The attributes that shadows have as their target has them, and that change without a change of state.
+const SHADOWED: AttrMask =
+    AttrMask::ACCESS_FLAGS.union(AttrMask::MIN_RNR_TIMER).union(AttrMask::MAX_DEST_RD_ATOMIC);
+
+/// The owner of a domain.
+pub struct Owner<D: Domain> {
+    domain: D,
+    members: HashMap<MemberId, Member>,
+    targets: BTreeMap<Qpn, Entry<D::Target>>,
+    /// Who has the shared receive queue of a number.
+    srqs: HashMap<u32, MemberId>,
+    last_member: u32,
+    last_order: u32,
+    /// Since when nobody has the domain open.
+    empty_since: Option<Instant>,
+    out: VecDeque<Output>,
+}
+
+impl<D: Domain> Owner<D> {
+    /// An owner without members.
+    pub fn new(now: Instant, domain: D) -> Self {
+        Self {
+            domain,
+            members: HashMap::new(),
+            targets: BTreeMap::new(),
+            srqs: HashMap::new(),
+            last_member: 0,
+            last_order: 0,
+            empty_since: Some(now),
+            out: VecDeque::new(),
+        }
+    }
+
+    /// Somebody has connected, and is a member when it has said hello.
+    pub fn handle_connected(&mut self, now: Instant) -> MemberId {
+        self.last_member += 1;
+        let id = MemberId(self.last_member);
+        self.members.insert(id, Member::new(now));
+        id
+    }
+
+    /// A message of a member, or of somebody who is to become one.
+    pub fn handle_message(&mut self, now: Instant, id: MemberId, message: FromMember) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        match (message, member.is_in()) {
+            (FromMember::Hello(VERSION), false) => {
+                let others = self.members.values().filter(|member| member.is_in()).count() as u32;
+                self.members.entry(id).and_modify(|member| member.hello_until = None);
+                self.empty_since = None;
+                self.send(id, FromOwner::Welcome(others));
+            }
+            (FromMember::Hello(_), false) => {
+                self.send(id, FromOwner::Unlike(VERSION));
+                self.end(now, id);
+            }
+            (FromMember::Call(number, call), true) if member.pending.is_none() => {
+                self.handle_call(now, id, number, call);
+            }
+            (FromMember::Outcome(number, outcome), true) => {
+                if self.handle_outcome(now, id, number, outcome).is_none() {
+                    self.handle_nonsense(now, id);
+                }
+            }
+            _ => self.handle_nonsense(now, id),
+        }
+        self.send_orders(id);
+    }
+
+    /// A member has said what it may not.
+    pub fn handle_nonsense(&mut self, now: Instant, id: MemberId) {
+        tracing::warn!(member = id.0, "a process of this user says what no member of an XRC domain does");
+        self.end(now, id);
+    }
+
+    /// The connection to a member has ended, or it does not take what it is sent.
+    pub fn handle_end(&mut self, now: Instant, id: MemberId) {
+        self.end(now, id);
+    }
+
+    /// Something happened to a target.
+    pub fn handle_event(&mut self, now: Instant, qpn: Qpn, event: AsyncEvent) {
+        let Some(entry) = self.targets.get_mut(&qpn) else { return };
+        let holders = entry.users.holders();
+        // It failed by itself: what its shadows have begun ends, too.
+        let stops = entry.target.state() == QpState::Err && !entry.is_stopped;
+        for holder in holders {
+            self.send(holder, FromOwner::Event(qpn, event));
+        }
+        if stops {
+            self.stop(now, None, qpn);
+        }
+    }
+
+    /// Drops the members whose time is over.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let is_late = |member: &Member| member.until().is_some_and(|until| until <= now);
+        let late: Vec<_> = self.members.iter().filter(|(_, m)| is_late(m)).map(|(id, _)| *id).collect();
+        for id in late {
+            tracing::warn!(
+                member = id.0,
+                "a member of the XRC domain did not answer in time, and is dropped"
+            );
+            self.end(now, id);
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called next.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.members.values().filter_map(Member::until).min()
+    }
+
+    /// What is to be done next.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.out.pop_front()
+    }
+
+    /// When nobody will have had the domain open for so long; `None`: somebody has it open.
+    pub fn over_at(&self, linger: Duration) -> Option<Instant> {
+        self.empty_since.map(|since| since + linger)
+    }
+
+    fn send(&mut self, id: MemberId, message: FromOwner) {
+        self.out.push_back(Output::Send(id, message));
+    }
+
+    fn answer(&mut self, id: MemberId, number: u32, answer: Result<Answer, Refusal>) {
+        self.send(id, FromOwner::Answer(number, answer));
+    }
+
+    /// Sends a member the orders that may be on their way to it.
+    fn send_orders(&mut self, id: MemberId) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        while let Some(next) = member.next_order() {
+            self.out.push_back(Output::Send(id, FromOwner::Order(next.number, next.order)));
+        }
+    }
+
+    /// Gives a member an order. `asker`: the call of this member waits for it. Returns its number.
+    fn order(&mut self, now: Instant, id: MemberId, asker: Option<MemberId>, order: Order) -> u32 {
+        self.last_order = self.last_order.wrapping_add(1);
+        let number = self.last_order;
+        let Some(member) = self.members.get_mut(&id) else { return number };
+        member.order(now, number, order, asker);
+        let pending = asker.and_then(|asker| self.members.get_mut(&asker)?.pending.as_mut());
+        if let Some(pending) = pending {
+            pending.left += 1;
+        }
+        self.send_orders(id);
+        number
+    }
+}
+
+// Calls.
+impl<D: Domain> Owner<D> {
+    fn handle_call(&mut self, now: Instant, id: MemberId, number: u32, call: Call) {
+        let (then, legs) = match self.carry_out(now, id, call) {
+            Ok(done) => done,
+            Err(refusal) => return self.answer(id, number, Err(refusal)),
+        };
+        // One thing to wait for until all orders are given.
+        let pending = Pending { number, left: 1, then, failed: None };
+        self.members.entry(id).and_modify(|member| member.pending = Some(pending));
+        let given = match legs {
+            Legs::To(id) => self.make_legs_to(now, id),
+            Legs::Of(qpn) => self.make_legs_of(now, id, qpn),
+            Legs::AsTheyAre => Ok(()),
+            Legs::Stop(qpn) => {
+                self.stop(now, Some(id), qpn);
+                Ok(())
+            }
+            Legs::Modify(qpn, order) => {
+                self.order_shadows(now, Some(id), qpn, &order);
+                Ok(())
+            }
+        };
+        self.settle(now, id, given.err());
+    }
+
+    /// Does what a member asks for. Returns what it gets when its call is done, and what is to be done with legs until then.
+    fn carry_out(&mut self, now: Instant, id: MemberId, call: Call) -> Result<(Then, Legs), Refusal> {
+        let answer = |answer| Ok((Then::Answer(answer), Legs::AsTheyAre));
+        match call {
+            Call::NewSrq(srq) => self.reserve(id, srq).map(|()| (Then::Srq(srq), Legs::To(id))),
+            Call::Alloc(open, attr) => {
+                self.alloc(id, open, &attr).map(|qpn| (Then::Allocated(qpn), Legs::Of(qpn)))
+            }
+            Call::Modify(qpn, attr, mask) => self.modify(now, id, (qpn, false), &attr, mask),
+            Call::ModifyReceiver(qpn, attr, mask) => self.modify(now, id, (qpn, true), &attr, mask),
+            Call::SrqGone(srq) => self.release(id, srq).and_then(|()| answer(Answer::Done)),
+            Call::Create => self.create(id).and_then(|qpn| answer(Answer::Target(qpn))),
+            Call::Open(qpn) => self.open(id, qpn).and_then(|attr| answer(Answer::Attributes(attr))),
+            Call::Close(qpn) => self.close(now, id, qpn).and_then(|()| answer(Answer::Done)),
+            Call::Query(qpn) => {
+                self.query(id, (qpn, false)).and_then(|attr| answer(Answer::Attributes(attr)))
+            }
+            Call::QueryReceiver(qpn) => {
+                self.query(id, (qpn, true)).and_then(|attr| answer(Answer::Attributes(attr)))
+            }
+            Call::Register(open, qpn) => {
+                let entry = self.targets.get_mut(&qpn).ok_or_else(|| unknown(qpn))?;
+                entry.users.register(id, open, qpn).and_then(|()| answer(Answer::Done))
+            }
+            Call::Unregister(open, qpn) => {
+                self.unregister(now, id, open, qpn).and_then(|()| answer(Answer::Done))
+            }
+        }
+    }
+
+    /// One order of a member's call, or the call itself, is done.
+    fn settle(&mut self, now: Instant, asker: MemberId, failed: Option<Refusal>) {
+        let Some(member) = self.members.get_mut(&asker) else { return };
+        let Some(pending) = &mut member.pending else { return };
+        pending.left -= 1;
+        if pending.failed.is_none() {
+            pending.failed = failed;
+        }
+        if pending.left > 0 {
+            return;
+        }
+        let Some(Pending { number, then, failed, .. }) = member.pending.take() else { return };
+        let result = match failed {
+            None => self.complete(asker, then),
+            Some(refusal) => {
+                self.undo(now, asker, &then);
+                Err(refusal)
+            }
+        };
+        self.answer(asker, number, result);
+    }
+
+    /// What a call asked for is there, and so is what it waited for.
+    fn complete(&mut self, asker: MemberId, then: Then) -> Result<Answer, Refusal> {
+        match then {
+            Then::Answer(answer) => Ok(answer),
+            Then::Receives(_) => Ok(Answer::Done),
+            Then::Allocated(qpn) => Ok(Answer::Target(qpn)),
+            Then::Srq(srq) => match self.domain.set_srq_owner(srq, Some(asker)) {
+                Ok(()) => Ok(Answer::Done),
+                Err(refusal) => {
+                    self.forget_srq(asker, srq);
+                    Err(refusal)
+                }
+            },
+        }
+    }
+
+    /// What a call waited for could not be made: neither is there what it asked for.
+    fn undo(&mut self, now: Instant, asker: MemberId, then: &Then) {
+        match *then {
+            Then::Answer(_) => {}
+            Then::Srq(srq) => self.forget_srq(asker, srq),
+            Then::Allocated(qpn) => self.destroy(now, qpn),
+            Then::Receives(qpn) => {
+                self.end_legs_of(now, qpn);
+                if let Some(entry) = self.targets.get(&qpn) {
+                    // Always allowed, while its shard lives.
+                    let _ = entry.target.modify(&into(QpState::Reset), AttrMask::STATE);
+                }
+            }
+        }
+    }
+
+    fn reserve(&mut self, id: MemberId, srq: u32) -> Result<(), Refusal> {
+        let Some(member) = self.members.get_mut(&id) else { return Ok(()) };
+        if member.srqs.len() >= SRQ_MAX {
+            let text = format!(
+                "a process has {SRQ_MAX} shared receive queues of an XRC domain at most; destroy some"
+            );
+            return Err(Refusal::new(Reason::NoRoom, text));
+        }
+        if self.srqs.contains_key(&srq) {
+            let text =
+                format!("a shared receive queue of the XRC domain has the number {srq:#x}; take another one");
+            return Err(Refusal::new(Reason::Taken, text));
+        }
+        member.srqs.insert(srq);
+        self.srqs.insert(srq, id);
+        Ok(())
+    }
+
+    fn release(&mut self, id: MemberId, srq: u32) -> Result<(), Refusal> {
+        if self.srqs.get(&srq) != Some(&id) {
+            let text =
+                format!("no shared receive queue of this process has the number {srq:#x} in the XRC domain");
+            return Err(Refusal::new(Reason::Invalid, text));
+        }
+        self.forget_srq(id, srq);
+        // Refused only where the device has failed.
+        let _ = self.domain.set_srq_owner(srq, None);
+        Ok(())
+    }
+
+    fn forget_srq(&mut self, id: MemberId, srq: u32) {
+        self.srqs.remove(&srq);
+        if let Some(member) = self.members.get_mut(&id) {
+            member.srqs.remove(&srq);
+        }
+    }
+
+    fn create(&mut self, id: MemberId) -> Result<Qpn, Refusal> {
+        let target = self.domain.create()?;
+        Ok(self.keep(target, Users::with_handle(id)))
+    }
+
+    fn keep(&mut self, target: D::Target, users: Users) -> Qpn {
+        let qpn = target.qpn();
+        self.targets.insert(qpn, Entry { target, users, legs: HashMap::new(), is_stopped: false });
+        qpn
+    }
+
+    fn alloc(&mut self, id: MemberId, open: u32, attr: &Attributes) -> Result<Qpn, Refusal> {
+        let target = self.domain.create()?;
+        for (from, to) in [(QpState::Reset, QpState::Init), (QpState::Init, QpState::Rtr)] {
+            let next = Attributes { attr: QpAttr { qp_state: to, ..attr.attr }, ..*attr };
+            target.modify(&next, required(from, to, QpType::XrcTgt))?;
+        }
+        Ok(self.keep(target, Users::with_open(id, open)))
+    }
+
+    /// A target that a member may ask about, as a receive-only one or by its handle.
+    fn target(&self, id: MemberId, (qpn, is_receiver): (Qpn, bool)) -> Result<&D::Target, Refusal> {
+        let may = |users: &Users| if is_receiver { users.is_receiver() } else { users.has_handle(id) };
+        let entry = self.targets.get(&qpn).filter(|entry| may(&entry.users));
+        entry.map(|entry| &entry.target).ok_or_else(|| unknown(qpn))
+    }
+
+    fn query(&self, id: MemberId, which: (Qpn, bool)) -> Result<Attributes, Refusal> {
+        self.target(id, which)?.query()
+    }
+
+    fn open(&mut self, id: MemberId, qpn: Qpn) -> Result<Attributes, Refusal> {
+        let entry = self.targets.get_mut(&qpn).filter(|entry| !entry.users.is_receiver());
+        let entry = entry.ok_or_else(|| unknown(qpn))?;
+        let attr = entry.target.query()?;
+        entry.users.open(id).map(|()| attr).ok_or_else(|| unknown(qpn))
+    }
+
+    fn close(&mut self, now: Instant, id: MemberId, qpn: Qpn) -> Result<(), Refusal> {
+        let closed = self.targets.get_mut(&qpn).and_then(|entry| entry.users.close(id));
+        if closed.ok_or_else(|| unknown(qpn))? {
+            self.destroy(now, qpn);
+        }
+        Ok(())
+    }
+
+    fn unregister(&mut self, now: Instant, id: MemberId, open: u32, qpn: Qpn) -> Result<(), Refusal> {
+        let ended = self.targets.get_mut(&qpn).and_then(|entry| entry.users.unregister(id, open));
+        if ended.ok_or_else(|| unknown(qpn))? {
+            self.destroy(now, qpn);
+        }
+        Ok(())
+    }
+
+    fn destroy(&mut self, now: Instant, qpn: Qpn) {
+        self.end_legs_of(now, qpn);
+        self.targets.remove(&qpn);
+    }
+
+    fn modify(
+        &mut self,
+        now: Instant,
+        id: MemberId,
+        which: (Qpn, bool),
+        attr: &Attributes,
+        mask: AttrMask,
+    ) -> Result<(Then, Legs), Refusal> {
+        let (target, qpn) = (self.target(id, which)?, which.0);
+        let before = target.state();
+        target.modify(attr, mask)?;
+        let done = Then::Answer(Answer::Done);
+        Ok(match (receives(before), target.state()) {
+            (_, QpState::Reset | QpState::Init) => {
+                self.end_legs_of(now, qpn);
+                (done, Legs::AsTheyAre)
+            }
+            (_, QpState::Err) => (done, Legs::Stop(qpn)),
+            (false, _) => (Then::Receives(qpn), Legs::Of(qpn)),
+            (true, _) if mask.intersects(SHADOWED) => {
+                (done, Legs::Modify(qpn, Order::Modify(qpn, *attr, mask & SHADOWED)))
+            }
+            (true, _) => (done, Legs::AsTheyAre),
+        })
+    }
+}
+
+/// What is to be done with legs before a call is answered.
+enum Legs {
+    AsTheyAre,
+    /// Make those that the member lacks.
+    To(MemberId),
+    /// Make those of the target.
+    Of(Qpn),
+    /// Take the shadows of the target to ERR.
+    Stop(Qpn),
+    /// Modify the shadows of the target.
+    Modify(Qpn, Order),
+}
+
+/// Attributes that name a state.
+fn into(state: QpState) -> Attributes {
+    QpAttr { qp_state: state, ..QpAttr::default() }.into()
+}
+
+/// Whether a target takes requests in a state.
+fn receives(state: QpState) -> bool {
+    matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
+}
+
+// Legs.
+impl<D: Domain> Owner<D> {
+    /// Makes a leg, whose shadow the call of `asker` waits for.
+    fn make_leg(&mut self, now: Instant, asker: MemberId, qpn: Qpn, id: MemberId) -> Result<(), Refusal> {
+        let Some(entry) = self.targets.get(&qpn) else { return Ok(()) };
+        let attr = entry.target.add_leg(id)?;
+        let number = self.order(now, id, Some(asker), Order::Make(qpn, attr));
+        if let Some(entry) = self.targets.get_mut(&qpn) {
+            entry.legs.insert(id, number);
+        }
+        Ok(())
+    }
+
+    /// Makes the legs that a member lacks: it is about to have a shared receive queue.
+    fn make_legs_to(&mut self, now: Instant, id: MemberId) -> Result<(), Refusal> {
+        let lacks =
+            |entry: &Entry<D::Target>| receives(entry.target.state()) && !entry.legs.contains_key(&id);
+        let lacking = self.targets.iter().filter(|(_, entry)| lacks(entry));
+        let lacking: Vec<_> = lacking.map(|(qpn, _)| *qpn).collect();
+        lacking.into_iter().try_for_each(|qpn| self.make_leg(now, id, qpn, id))
+    }
+
+    /// Makes the legs of a target, which receives from now on.
+    fn make_legs_of(&mut self, now: Instant, asker: MemberId, qpn: Qpn) -> Result<(), Refusal> {
+        if let Some(entry) = self.targets.get_mut(&qpn) {
+            entry.is_stopped = false;
+        }
+        let with_queue = self.members.iter().filter(|(_, member)| !member.srqs.is_empty());
+        let ids: Vec<_> = with_queue.map(|(id, _)| *id).collect();
+        ids.into_iter().try_for_each(|id| self.make_leg(now, asker, qpn, id))
+    }
+
+    fn end_legs_of(&mut self, now: Instant, qpn: Qpn) {
+        let Some(entry) = self.targets.get_mut(&qpn) else { return };
+        let legs: Vec<_> = entry.legs.drain().map(|(id, _)| id).collect();
+        for id in &legs {
+            entry.target.remove_leg(*id);
+        }
+        for id in legs {
+            self.order(now, id, None, Order::End(qpn));
+        }
+    }
+
+    /// Orders the shadows of a target into ERR, so that what they have begun ends.
+    fn stop(&mut self, now: Instant, asker: Option<MemberId>, qpn: Qpn) {
+        if let Some(entry) = self.targets.get_mut(&qpn) {
+            entry.is_stopped = true;
+        }
+        self.order_shadows(now, asker, qpn, &Order::Modify(qpn, into(QpState::Err), AttrMask::STATE));
+    }
+
+    fn order_shadows(&mut self, now: Instant, asker: Option<MemberId>, qpn: Qpn, order: &Order) {
+        let legs = self.targets.get(&qpn).map(|entry| entry.legs.keys().copied().collect::<Vec<_>>());
+        for id in legs.into_iter().flatten() {
+            self.order(now, id, asker, *order);
+        }
+    }
+
+    /// `None`: the member may not say that.
+    fn handle_outcome(
+        &mut self,
+        now: Instant,
+        id: MemberId,
+        number: u32,
+        outcome: Result<Outcome, Refusal>,
+    ) -> Option<()> {
+        let ordered = self.members.get_mut(&id)?.take_order(number)?;
+        let failed = match (ordered.order, outcome) {
+            (Order::Make(qpn, _), Ok(Outcome::Shadow(shadow))) => {
+                self.connect_leg(qpn, id, number, shadow).err()
+            }
+            (Order::Modify(..) | Order::End(_), Ok(Outcome::Done)) => None,
+            (_, Ok(_)) => {
+                // It waits no longer, whatever becomes of the member.
+                ordered.asker.into_iter().for_each(|asker| self.settle(now, asker, None));
+                return None;
+            }
+            (order, Err(refusal)) => {
+                if let Order::Make(qpn, _) = order {
+                    self.drop_leg(qpn, id, number);
+                }
+                Some(refusal)
+            }
+        };
+        // What goes wrong in a member is nobody else's failure.
+        if let Some(asker) = ordered.asker {
+            self.settle(now, asker, failed.filter(|_| asker == id));
+        }
+        Some(())
+    }
+
+    fn connect_leg(&mut self, qpn: Qpn, id: MemberId, order: u32, shadow: Qpn) -> Result<(), Refusal> {
+        let entry = self.targets.get(&qpn).filter(|entry| entry.legs.get(&id) == Some(&order));
+        // Otherwise the leg has ended meanwhile, and so will the shadow.
+        let connected = entry.map_or(Ok(()), |entry| entry.target.connect_leg(id, shadow));
+        connected.inspect_err(|_| self.drop_leg(qpn, id, order))
+    }
+
+    fn drop_leg(&mut self, qpn: Qpn, id: MemberId, order: u32) {
+        let entry = self.targets.get_mut(&qpn).filter(|entry| entry.legs.get(&id) == Some(&order));
+        if let Some(entry) = entry {
+            entry.legs.remove(&id);
+            entry.target.remove_leg(id);
+        }
+    }
+}
+
+// The end of a member.
+impl<D: Domain> Owner<D> {
+    fn end(&mut self, now: Instant, id: MemberId) {
+        let Some(member) = self.members.remove(&id) else { return };
+        self.out.push_back(Output::End(id));
+        let was_in = member.is_in();
+        for srq in &member.srqs {
+            self.srqs.remove(srq);
+            // Refused only where the device has failed.
+            let _ = self.domain.set_srq_owner(*srq, None);
+        }
+        for entry in self.targets.values_mut() {
+            entry.users.forget(id);
+            if entry.legs.remove(&id).is_some() {
+                entry.target.remove_leg(id);
+            }
+        }
+        for asker in member.into_orders().filter_map(|ordered| ordered.asker) {
+            self.settle(now, asker, None);
+        }
+        if was_in && !self.members.values().any(Member::is_in) {
+            // The domain ends with its last open.
+            self.targets.clear();
+            self.empty_since = Some(now);
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,82 @@
+//! A member's part of the targets of a domain: a shadow of each, which the owner passes the target's requests on to.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::message::{Order, Outcome};
+use super::refusal::{Reason, Refusal};
+use crate::device::{
+    AsyncEvent, AttrMask, DeviceError, EventElement, QpAttr, QpCore, QpState, QpType, Qpn, XrcdCore, required,
+};
+
+/// What carries out the owner's orders, on a thread of its own.
+pub(super) trait Obey: Send {
+    /// Carries out an order.
+    fn obey(&mut self, order: &Order) -> Result<Outcome, Refusal>;
+    /// Something happened to a target of which this process has a handle.
+    fn hear(&mut self, target: Qpn, event: AsyncEvent);
+}
+
+/// The shadows that this process has, by their targets.
+#[derive(Debug)]
+pub(super) struct Shadows {
+    domain: Arc<XrcdCore>,
+    made: HashMap<Qpn, Arc<QpCore>>,
+}
+
+impl Shadows {
+    /// Shadows in a domain of this process's device, which has the shared receive queues.
+    pub(super) fn new(domain: Arc<XrcdCore>) -> Self {
+        Self { domain, made: HashMap::new() }
+    }
+
+    fn modify(&self, target: Qpn, attr: &QpAttr, mask: AttrMask) -> Result<(), DeviceError> {
+        let shadow = self.made.get(&target).ok_or(DeviceError::NoSuchTarget { qpn: target.get() })?;
+        if mask.contains(AttrMask::STATE) {
+            return shadow.modify(attr, mask);
+        }
+        // In SQD all that a target may change can be changed, and requests are taken as before.
+        for (from, to) in [(QpState::Rtr, QpState::Rts), (QpState::Rts, QpState::Sqd)] {
+            if shadow.state() == from {
+                let next = QpAttr { qp_state: to, ..shadow.query()? };
+                shadow.modify(&next, required(from, to, QpType::XrcTgt))?;
+            }
+        }
+        shadow.modify(attr, mask)
+    }
+}
+
+impl Obey for Shadows {
+    fn obey(&mut self, order: &Order) -> Result<Outcome, Refusal> {
+        match order {
+            Order::Make(target, attr) => {
+                if self.made.contains_key(target) {
+                    return Err(Refusal::new(Reason::Invalid, "there is a shadow of this target"));
+                }
+                let made = attr
+                    .on(self.domain.device())
+                    .and_then(|attr| Ok(self.domain.create_shadow(*target, &attr)?));
+                let shadow = made.inspect_err(|error| {
+                    tracing::warn!(
+                        "messages of the XRC target {target:?} do not reach this process, until it makes its next shared receive queue \
+                         in the domain: {error}"
+                    );
+                })?;
+                let qpn = shadow.qpn();
+                self.made.insert(*target, shadow);
+                Ok(Outcome::Shadow(qpn))
+            }
+            Order::Modify(target, attr, mask) => {
+                Ok(self.modify(*target, &attr.attr, *mask).map(|()| Outcome::Done)?)
+            }
+            Order::End(target) => {
+                self.made.remove(target);
+                Ok(Outcome::Done)
+            }
+        }
+    }
+
+    fn hear(&mut self, target: Qpn, event: AsyncEvent) {
+        self.domain.device().raise(event, EventElement::Qp(target));
+    }
+}

@@ -1,0 +1,257 @@
+#![allow(unsafe_code)]
+//! Starts a program that has nothing to do with this one any more.
+//!
+//! The library does this inside of any program, which must not notice: it gets no child to wait for, and no SIGCHLD. So the program
+//! is started by a process in between, which ends at once: made with no signal at its end (fork(2) and exec(2) would bring SIGCHLD
+//! back), and waited for here. Both share our memory and run on stacks of their own, while this thread waits for them, with all
+//! signals blocked; they make system calls, and nothing else. No handler of forks runs: our memory is not copied.
+//!
+//! The program has a session of its own, and none of our descriptors (else whoever reads from a pipe of ours waits for it), nor our
+//! directory, nor our handling of signals.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::mem::MaybeUninit;
+use core::ptr::{null, null_mut};
+use std::ffi::CString;
+use std::io;
+
+/// Bytes of the stack of each of the two processes.
+const STACK: usize = 64 << 10;
+/// Descriptors that are closed one by one, where the system cannot close all at once (before Linux 5.9).
+const CLOSED_SINGLY: c_int = 1 << 16;
+/// Signals have the numbers below this.
+const SIGNALS: c_int = 65;
+
+/// What the two processes need, and how it went.
+struct Job {
+    program: *const c_char,
+    args: *const *const c_char,
+    env: *const *const c_char,
+    /// The top of the second one's stack.
+    stack: *mut c_void,
+    /// The error number of what failed; 0: nothing did.
+    error: c_int,
+}
+
+#[repr(align(16))]
+struct Stack([MaybeUninit<u8>; STACK]);
+
+impl Stack {
+    fn new() -> Box<[Self; 2]> {
+        Box::new([const { Self([MaybeUninit::uninit(); STACK]) }; 2])
+    }
+
+    fn top(&mut self) -> *mut c_void {
+        self.0.as_mut_ptr_range().end.cast()
+    }
+}
+
+/// Starts a program with these arguments, the first of which is its name, and this environment.
+///
+/// # Errors
+/// Those of clone(2) and execve(2).
+pub fn start(program: &CStr, args: &[CString], env: &[CString]) -> io::Result<()> {
+    let (args, env) = (pointers(args), pointers(env));
+    let mut stacks = Stack::new();
+    let [first, second] = &mut *stacks;
+    let mut job = Job {
+        program: program.as_ptr(),
+        args: args.as_ptr(),
+        env: env.as_ptr(),
+        stack: second.top(),
+        error: 0,
+    };
+    let job_at: *mut Job = &raw mut job;
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the sets are ours; `all` is filled before it is used.
+    unsafe {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+    }
+    // SAFETY: the stack and the job live until this call returns, and by CLONE_VFORK that is after both processes have ended or become
+    // the program. Nobody else uses them meanwhile.
+    let pid =
+        unsafe { libc::clone(in_between, first.top(), libc::CLONE_VM | libc::CLONE_VFORK, job_at.cast()) };
+    let failed = if pid < 0 { Some(io::Error::last_os_error()) } else { None };
+    if pid >= 0 {
+        // SAFETY: takes numbers. The process has ended, and only waits for this; should the program wait for any process with
+        // __WALL, it may have been faster.
+        unsafe {
+            libc::syscall(libc::SYS_wait4, pid, null_mut::<c_int>(), libc::__WCLONE, null_mut::<c_void>())
+        };
+    }
+    // SAFETY: `before` was filled above: that call cannot fail.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut()) };
+    // SAFETY: the other processes are gone, and the job is ours alone again.
+    match (failed, unsafe { (*job_at).error }) {
+        (Some(error), _) => Err(error),
+        (None, 0) => Ok(()),
+        (None, error) => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Whether this program runs with rights that its user does not have (set-user-ID, capabilities of its file).
+pub fn has_more_rights_than_its_user() -> bool {
+    // SAFETY: takes a number.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+fn pointers(strings: &[CString]) -> Vec<*const c_char> {
+    strings.iter().map(|string| string.as_ptr()).chain([null()]).collect()
+}
+
+/// The process in between.
+extern "C" fn in_between(job: *mut c_void) -> c_int {
+    let job: *mut Job = job.cast();
+    // SAFETY: as in `start`, whose thread waits for this process; the second process has the job while this one waits for it.
+    unsafe {
+        let pid = libc::clone(becomes_program, (*job).stack, libc::CLONE_VM | libc::CLONE_VFORK, job.cast());
+        if pid < 0 {
+            (*job).error = *libc::__errno_location();
+        }
+    }
+    0
+}
+
+/// The process that becomes the program. Returns only if it cannot.
+extern "C" fn becomes_program(job: *mut c_void) -> c_int {
+    let job: *mut Job = job.cast();
+    // SAFETY: system calls on numbers, on constants, and on strings that live as long as the job; descriptors and handlers of signals are
+    // copies that this process has for itself.
+    unsafe {
+        libc::setsid();
+        libc::chdir(c"/".as_ptr());
+        if has_no_descriptors() {
+            takes_signals_as_usual();
+            libc::execve((*job).program, (*job).args, (*job).env);
+        }
+        (*job).error = *libc::__errno_location();
+    }
+    1
+}
+
+/// Closes all descriptors; 0, 1 and 2 are /dev/null. `false`: that is not there.
+///
+/// # Safety
+/// Only for a process that has nothing of ours to lose.
+unsafe fn has_no_descriptors() -> bool {
+    // Bare system calls: functions of the C library are cancellation points, and those of the C face are replaced.
+    // SAFETY: as the caller promises; system calls on numbers and a constant.
+    unsafe {
+        let null =
+            libc::syscall(libc::SYS_openat, libc::AT_FDCWD, c"/dev/null".as_ptr(), libc::O_RDWR) as c_int;
+        if null < 0 {
+            return false;
+        }
+        for fd in 0..3 {
+            libc::dup2(null, fd);
+        }
+        if libc::syscall(libc::SYS_close_range, 3, c_int::MAX, 0) != 0 {
+            for fd in 3..CLOSED_SINGLY {
+                libc::syscall(libc::SYS_close, fd);
+            }
+        }
+    }
+    true
+}
+
+/// Gives every signal its usual effect, and lets them all in.
+///
+/// # Safety
+/// Only for a process of its own.
+unsafe fn takes_signals_as_usual() {
+    // The kernel's structure: the effect, flags, a function to return by, a set of signals. All zeros are the usual effect.
+    let usual = [0_usize; 8];
+    // SAFETY: as the caller promises; the system call reads the structure, and the sets are ours. The function of the C library refuses
+    // the signals that it has for itself, and a program may have been started with those ignored.
+    unsafe {
+        for signal in 1..SIGNALS {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                usual.as_ptr(),
+                null_mut::<c_void>(),
+                size_of::<u64>(),
+            );
+        }
+        let mut none = MaybeUninit::<libc::sigset_t>::uninit();
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), null_mut());
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use core::sync::atomic::{AtomicU32, Ordering};
+    use std::time::{Duration, Instant};
+
+    fn strings(all: &[&str]) -> Vec<CString> {
+        all.iter().map(|text| CString::new(*text).unwrap()).collect()
+    }
+
+    /// Has a shell do something and waits for what it writes to a file.
+    fn said_by(script: &str) -> String {
+        static LAST: AtomicU32 = AtomicU32::new(0);
+        let number = LAST.fetch_add(1, Ordering::Relaxed);
+        let file = std::env::temp_dir().join(format!("roce-spawn-{}-{number}", std::process::id()));
+        let part = file.with_extension("part");
+        let script = format!("{{ {script}; }} >{} && mv {0} {}", part.display(), file.display());
+        start(c"/bin/sh", &strings(&["sh", "-c", &script]), &strings(&["A=b", "PATH=/usr/bin:/bin"]))
+            .unwrap();
+        let since = Instant::now();
+        while !file.exists() {
+            assert!(since.elapsed() < Duration::from_secs(60), "nothing came");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let said = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(file).unwrap();
+        said
+    }
+
+    #[test]
+    fn the_program_is_nobodys_child_and_has_a_session_of_its_own() {
+        // 1: its number, 4: its parent's, 6: its session's.
+        let stat = said_by("cat /proc/$$/stat");
+        let fields: Vec<&str> = stat.split(' ').collect();
+        assert_ne!(fields[3], std::process::id().to_string());
+        assert_eq!(fields[5], fields[0], "{stat}");
+    }
+
+    #[test]
+    fn the_program_has_no_descriptor_directory_or_signal_of_ours() {
+        let (_reader, writer) = std::io::pipe().unwrap();
+        // One that exec does not close.
+        let kept = rustix::io::dup(&writer).unwrap();
+        let said = said_by("ls -l /proc/$$/fd; pwd; echo $A; grep Sig /proc/$$/status");
+        drop(kept);
+        assert!(!said.contains("pipe:") && said.contains("0 -> /dev/null"), "{said}");
+        assert!(said.contains("\n/\nb\n"), "{said}");
+        for line in ["SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000"] {
+            assert!(said.contains(line), "{said}");
+        }
+    }
+
+    // Goal: a program that waits for its children, any of them, finds none of ours.
+    #[test]
+    fn no_child_is_left_behind() {
+        start(c"/bin/true", &strings(&["true"]), &[]).unwrap();
+        let thread = std::fs::read_link("/proc/thread-self").unwrap();
+        let children = std::path::Path::new("/proc").join(thread).join("children");
+        match std::fs::read_to_string(children) {
+            Ok(children) => assert_eq!(children, ""),
+            Err(error) => {
+                eprintln!("SKIPPED the children of a thread: the kernel does not list them ({error})")
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_an_error() {
+        let error = start(c"/nonexistent/program", &strings(&["program"]), &[]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        let error = start(c"/", &strings(&["program"]), &[]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+    }
+}
