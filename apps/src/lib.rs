@@ -1,9 +1,9 @@
-//! The library of the programs `roce-perf`, `roce-pingpong`, `roce-stat` and `roce-run`.
+//! The library of the programs `roce-perf`, `roce-pingpong`, `roce-stat`, `roce-run` and `roce-xrcd`.
 //!
 //! All of it uses the public API of the `verbs` crate, as any other program would. `cli` defines the command lines, `plan`
 //! and `protocol` what the two ends of `roce-perf` agree on, `session` runs it, `measure` contains the timed loops, `report`
 //! and `json` show the result. `stat` shows running stacks, `metrics` serves their counters. `run` starts programs for RDMA
-//! hardware on the stack.
+//! hardware on the stack. `xrcd` owns the targets of XRC domains that programs share.
 
 // These macros panic when the output cannot be written; `out` has replacements.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
@@ -36,3 +36,4 @@ pub mod stat;
 pub mod stop;
 pub mod verify;
 pub mod warnings;
+pub mod xrcd;

@@ -9,6 +9,8 @@ use stack::device::{
     stats,
 };
 
+use stack::xrc::SharedDomains;
+
 use crate::error::VerbsError;
 
 /// State that a layer above the verbs objects attaches to a context, for as long as the context is open.
@@ -27,6 +29,8 @@ pub struct Context {
     cm: Mutex<Attached>,
     /// The own address and that of the other process: see [`Context::meet`].
     address_pair: OnceLock<Box<AddressPair>>,
+    /// XRC domains that it shares with other processes.
+    shared_xrcds: Box<SharedDomains>,
 }
 
 /// The addresses of two processes that meet on a link: ours, and the other one's.
@@ -59,7 +63,8 @@ impl Context {
     /// [`VerbsError::Open`].
     #[doc(alias = "ibv_open_device")]
     pub fn open(config: DeviceConfig) -> Result<Self, VerbsError> {
-        Ok(Self { device: Device::open(config)?, cm: Mutex::default(), address_pair: OnceLock::new() })
+        let (device, cm, address_pair) = (Device::open(config)?, Mutex::default(), OnceLock::new());
+        Ok(Self { device, cm, address_pair, shared_xrcds: Box::default() })
     }
 
     /// Starts the port unless it has started: for programs that want to know at once whether its device can be used, or that
@@ -264,16 +269,21 @@ impl Context {
     /// context comes back with the error.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (VerbsError, Self)> {
-        let Self { device, cm, address_pair } = self;
+        let Self { device, cm, address_pair, shared_xrcds } = self;
         // Connection management that nobody uses ends first.
         let used = |attached: &Arc<_>| Arc::strong_count(attached) > 1;
         let attached = cm.into_inner().unwrap_or_else(PoisonError::into_inner).filter(used);
-        Device::close(device)
-            .map_err(|(e, device)| (e.into(), Self { device, cm: Mutex::new(attached), address_pair }))
+        Device::close(device).map_err(|(e, device)| {
+            (e.into(), Self { device, cm: Mutex::new(attached), address_pair, shared_xrcds })
+        })
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    pub(crate) fn shared_xrcds(&self) -> &SharedDomains {
+        &self.shared_xrcds
     }
 
     /// As [`cm`](Self::cm), if nobody has the lock.

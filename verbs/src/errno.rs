@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 
 use stack::device::{DeviceError, MemError, ModifyError, OpenError, cm};
+use stack::xrc::{Reason, XrcError};
 
 use crate::error::{BindError, PostError, PostErrorKind, VerbsError};
 use crate::rdma_cm::error::CmError;
@@ -70,6 +71,7 @@ impl VerbsError {
             Self::Bind(e) => e.errno(),
             Self::Post(e) => e.errno(),
             Self::Cm(e) => e.errno(),
+            Self::Xrc(e) => xrc_errno(e),
         }
     }
 }
@@ -152,6 +154,26 @@ fn device_errno(error: &DeviceError) -> i32 {
         DeviceError::Modify(e) => modify_errno(e),
         DeviceError::Memory(e) => memory_errno(e),
         _ => EINVAL,
+    }
+}
+
+fn xrc_errno(error: &XrcError) -> i32 {
+    match error {
+        XrcError::Device(e) => device_errno(e),
+        XrcError::Refused(refusal) => match refusal.reason {
+            Reason::Invalid => EINVAL,
+            Reason::NoRoom => ENOMEM,
+            Reason::Taken => EBUSY,
+            Reason::Unsupported => EOPNOTSUPP,
+            Reason::NoDevice => ENODEV,
+            Reason::Failed => EIO,
+        },
+        XrcError::Port { .. } | XrcError::Unlike { .. } => EOPNOTSUPP,
+        XrcError::NoProgram { .. } => ENOENT,
+        XrcError::NotUp { .. } | XrcError::Silent { .. } => ETIMEDOUT,
+        XrcError::Foreign { .. } => EPERM,
+        XrcError::Start { error, .. } | XrcError::System { error, .. } => error.raw_os_error().unwrap_or(EIO),
+        _ => EIO,
     }
 }
 

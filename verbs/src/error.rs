@@ -5,6 +5,8 @@ use stack::device::{
     type_name,
 };
 
+use stack::xrc::XrcError;
+
 use crate::flags::{CqWcFlags, SendOpsFlags};
 use crate::rdma_cm::error::CmError;
 
@@ -120,6 +122,9 @@ pub enum VerbsError {
     /// A call of connection management failed.
     #[error(transparent)]
     Cm(#[from] CmError),
+    /// A call on an XRC domain that processes share failed.
+    #[error(transparent)]
+    Xrc(Box<XrcError>),
     /// An index that is not in a table.
     #[error("{what} {index} does not exist; there are {count}, from {first}")]
     NoSuchIndex {
@@ -138,6 +143,15 @@ pub enum VerbsError {
         /// The key.
         pkey: u16,
     },
+}
+
+impl From<XrcError> for VerbsError {
+    fn from(error: XrcError) -> Self {
+        match error {
+            XrcError::Device(error) => error.into(),
+            error => Self::Xrc(Box::new(error)),
+        }
+    }
 }
 
 /// Why a memory window cannot be bound, as far as this is known when the bind is posted.

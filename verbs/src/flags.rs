@@ -33,6 +33,17 @@ bitflags::bitflags! {
     }
 }
 
+bitflags::bitflags! {
+    /// How an XRC domain is opened by a file (`oflags` of `struct ibv_xrcd_init_attr`), as open(2) has them.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+    pub struct XrcdOflags: u32 {
+        /// Make it if it does not exist (`O_CREAT`).
+        const CREAT = 0o100;
+        /// It must not exist yet (`O_EXCL`, with `O_CREAT`).
+        const EXCL = 0o200;
+    }
+}
+
 impl CqWcFlags {
     /// The fields that can be requested.
     pub const SUPPORTED: Self =

@@ -91,6 +91,7 @@ mod wc;
 mod wr;
 mod wr_ex;
 mod xrcd;
+mod xrcd_owner;
 
 pub use ah::{Ah, GRH_LEN, ah_attr_to};
 pub use async_event::AsyncEventGuard;
@@ -103,7 +104,7 @@ pub use cq_ex::{CqExPoll, CqInitAttr};
 pub use device_info::DeviceInfo;
 pub use drain::Drain;
 pub use error::{BindError, PostError, PostErrorKind, VerbsError};
-pub use flags::{CqWcFlags, FlushLevel, FlushPlacement, SendOpsFlags};
+pub use flags::{CqWcFlags, FlushLevel, FlushPlacement, SendOpsFlags, XrcdOflags};
 pub use hint::{huge_pages, prefetch};
 pub use local_bytes::LocalBytes;
 pub use mr::{AtomicWord, Mr, NullMr, Rereg};
@@ -118,6 +119,7 @@ pub use wc::Wc;
 pub use wr::{RecvWr, SendWr};
 pub use wr_ex::WrPost;
 pub use xrcd::{XrcTarget, Xrcd, XrcdInitAttr};
+pub use xrcd_owner::XrcdOwner;
 
 pub use stack::device::{
     Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, AvError, Clock, Counter, CounterSnapshot, DeviceAttr,
@@ -140,3 +142,5 @@ pub mod limits {
 pub use stack::device::port;
 /// What a running stack is doing, from inside or from another process.
 pub use stack::device::stats;
+/// XRC domains that processes share: which file names one, and why a call on one fails.
+pub use stack::xrc::{DomainFile, Reason as XrcReason, Refusal as XrcRefusal, XrcError};

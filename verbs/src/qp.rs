@@ -129,7 +129,8 @@ pub struct Qp {
     core: Arc<QpCore>,
     send_cq: Cq,
     recv_cq: Cq,
-    srq: Option<Srq>,
+    /// Apart, as only queries look at it.
+    srq: Option<Box<Srq>>,
     /// What its send queue accepts.
     limits: SendLimits,
     /// It was made with [`QpInitAttr::send_ops_flags`].
@@ -170,7 +171,7 @@ impl Qp {
             policies: Policies::default(),
         })?;
         let cq = |cq: &Cq| Cq::new(cq.core().clone());
-        let srq = init.srq.map(Srq::again);
+        let srq = init.srq.map(|srq| Box::new(srq.again()));
         let limits = SendLimits::new(core.qp_type(), core.pd(), &core.cap(), init.send_ops_flags);
         let extended = init.send_ops_flags.is_some();
         Ok(Self { core, send_cq: cq(init.send_cq), recv_cq: cq(init.recv_cq), srq, limits, extended })
@@ -262,7 +263,7 @@ impl Qp {
             qp_type: self.qp_type(),
             send_cq: &self.send_cq,
             recv_cq: &self.recv_cq,
-            srq: self.srq.as_ref(),
+            srq: self.srq.as_deref(),
             cap: self.cap(),
             sq_sig_all: self.core.sq_sig_all(),
             shard: Some(self.shard()),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stack::device::{SrqAttr, SrqAttrMask, SrqCore};
+use stack::xrc::SrqNumber;
 
 use crate::error::{PostError, PostErrorKind, VerbsError};
 use crate::pd::Pd;
@@ -40,6 +41,8 @@ impl SrqInitAttr {
 #[doc(alias = "ibv_srq")]
 pub struct Srq {
     core: Arc<SrqCore>,
+    /// What keeps its number from others in an XRC domain that processes share. Dropped after the queue.
+    number: Option<Arc<SrqNumber>>,
 }
 
 impl Pd {
@@ -69,19 +72,22 @@ impl Pd {
     /// the size; `ENOMEM` when the device has no more queues.
     #[doc(alias = "ibv_create_srq")]
     pub fn create_srq(&self, init: &SrqInitAttr) -> Result<Srq, VerbsError> {
-        Ok(Srq { core: self.core().create_srq(&init.attr, None)? })
+        Ok(Srq::new(self.core().create_srq(&init.attr, None)?))
     }
 }
 
 impl Srq {
     pub(crate) fn new(core: Arc<SrqCore>) -> Self {
-        Self { core }
+        Self { core, number: None }
+    }
+    pub(crate) fn of_shared_domain(core: Arc<SrqCore>, number: SrqNumber) -> Self {
+        Self { core, number: Some(Arc::new(number)) }
     }
     pub(crate) fn core(&self) -> &Arc<SrqCore> {
         &self.core
     }
     pub(crate) fn again(&self) -> Self {
-        Self { core: self.core.clone() }
+        Self { core: self.core.clone(), number: self.number.clone() }
     }
 
     /// Its number in the device, as in [`EventElement::Srq`](crate::EventElement::Srq). XRC senders name the queue by it
@@ -153,7 +159,8 @@ impl Srq {
     /// inside a turn; the queue comes back with the error.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
-        SrqCore::destroy(self.core).map_err(|(e, core)| (e.into(), Self { core }))
+        let Self { core, number } = self;
+        SrqCore::destroy(core).map_err(|(e, core)| (e.into(), Self { core, number }))
     }
 
     /// As [`destroy`](Self::destroy), but waits until other threads have acknowledged all events, as ibv_destroy_srq(3) does,
@@ -163,6 +170,7 @@ impl Srq {
     /// As `destroy`.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy_wait(self, timeout: Duration) -> Result<(), (VerbsError, Self)> {
-        SrqCore::destroy_wait(self.core, timeout).map_err(|(e, core)| (e.into(), Self { core }))
+        let Self { core, number } = self;
+        SrqCore::destroy_wait(core, timeout).map_err(|(e, core)| (e.into(), Self { core, number }))
     }
 }

@@ -7,7 +7,7 @@ use verbs::errno;
 use verbs::{
     AsyncEvent, AttrMask, Cq, EventElement, Qp, QpAttr, QpInitAttr, QpState, QpType, Qpn, RcEndpoint,
     RcOptions, RecvWr, SendWr, Sge, Srq, SrqAttr, SrqAttrMask, SrqInitAttr, WcOpcode, WcStatus, XrcTarget,
-    Xrcd, XrcdInitAttr, attr_to,
+    Xrcd, XrcdInitAttr, XrcdOflags, attr_to,
 };
 
 fn initiator(a: &Side) -> Qp {
@@ -195,7 +195,7 @@ fn x03_messages_to_two_queues_take_turns() {
         .map(|shard| {
             let (ini, target) = (initiator(&a), xrcd.create_qp(Some(shard)).unwrap());
             connect(&ini, &target, &options());
-            assert_eq!(target.shard(), shard);
+            assert_eq!(target.shard(), Some(shard));
             (ini, target)
         })
         .collect();
@@ -531,4 +531,15 @@ fn an_overrun_ends_no_target_that_was_reset() {
     let events: Vec<_> = std::iter::from_fn(|| link.event_of_b()).collect();
     assert!(events.contains(&(AsyncEvent::CqErr, EventElement::Cq(small.number()))), "{events:?}");
     assert_eq!(target.state(), QpState::Rtr, "{events:?}");
+}
+
+// Goal: over a port that joins no processes nobody believes to share what others have.
+#[test]
+fn a_domain_of_a_file_needs_a_port_that_joins_processes() {
+    let link = Cable::new(1);
+    let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+    assert!(!link.b.can_share_xrcds());
+    let e = link.b.open_xrcd_of(&file, XrcdOflags::CREAT).unwrap_err();
+    assert_eq!(e.errno(), errno::EOPNOTSUPP);
+    assert!(e.to_string().contains("the port host"), "{e}");
 }

@@ -10,6 +10,7 @@ use apps::cli::perf::PerfCli;
 use apps::cli::pingpong::PingpongCli;
 use apps::cli::run::RunCli;
 use apps::cli::stat::StatCli;
+use apps::cli::xrcd::XrcdCli;
 use clap::{Command, CommandFactory};
 use clap_complete::{Shell, generate};
 use clap_mangen::Man;
@@ -17,12 +18,13 @@ use clap_mangen::roff::{Roff, roman};
 use nvmf_target::cli;
 
 /// The programs that are installed.
-fn programs() -> [Command; 6] {
+fn programs() -> [Command; 7] {
     [
         RunCli::command(),
         PerfCli::command(),
         PingpongCli::command(),
         StatCli::command(),
+        XrcdCli::command(),
         cli::TargetCli::command(),
         cli::PerfCli::command(),
     ]

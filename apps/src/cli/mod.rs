@@ -10,5 +10,6 @@ pub mod pingpong;
 pub mod run;
 pub mod specs;
 pub mod stat;
+pub mod xrcd;
 
 pub use device::DeviceArgs;

@@ -16,7 +16,7 @@
 //! | `ROCE_MEMORY` | `on-demand`: regions are registered on demand, so that memory that is unmapped too early is an error of the request | `mapped` |
 //! | `ROCE_KEEPALIVE` | seconds after which the peer of a connection of `rdma_cm` is asked whether it still has it; 0: never | 30 |
 //! | `ROCE_LOG` | what is said on standard error: `off`, `error`, `warn`, `info`, `debug` | `warn` |
-//! | `ROCE_XRCD` | `process`: processes that open an XRC domain by the same file have one each, as on hosts of their own | the second is refused |
+//! | `ROCE_XRCD` | `process`: processes that open an XRC domain by the same file have one each, as on hosts of their own | over `host` they share it; over other ports the second is refused |
 //!
 //! Over a private link (`memif`, `unix`) without an address the first process of a user that uses a port of that name has 10.77.0.1, and
 //! whoever comes next the lowest that is free: 10.77.0.2 for the second. Which of two processes is the first one is chance: so each of them connects to the other

@@ -75,7 +75,7 @@ pub(crate) unsafe fn create_with(
         }
         // SAFETY: as the caller promises.
         return unsafe {
-            let target = xrcd::of(wanted.xrcd)?.create_qp(None)?;
+            let target = xrcd::of(wanted.xrcd)?.create_qp(None).map_err(xrcd::explained)?;
             Ok(create_target(context, attr.qp_context, target))
         };
     }
@@ -198,7 +198,7 @@ pub(crate) unsafe extern "C" fn open_qp(
         let qp_context = if has(abi::IBV_QP_OPEN_ATTR_CONTEXT) { attr.qp_context } else { null_mut() };
         // SAFETY: as C promises.
         unsafe {
-            let target = xrcd::of(attr.xrcd)?.open_qp(Qpn::new(attr.qp_num))?;
+            let target = xrcd::of(attr.xrcd)?.open_qp(Qpn::new(attr.qp_num)).map_err(xrcd::explained)?;
             Ok(create_target(context, qp_context, target))
         }
     })

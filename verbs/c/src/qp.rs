@@ -16,7 +16,7 @@ use crate::attr::{self, attr_mask, put_sized, send_flags};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::guard::{lock, returning_errno, returning_pointer};
 use crate::object::{Kind, Object};
-use crate::{delivery, mw, wr};
+use crate::{delivery, mw, wr, xrcd};
 
 /// `struct ibv_qp`, with what `struct ibv_qp_ex` adds behind it.
 pub(crate) struct Qp {
@@ -145,7 +145,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, from: *mut ibv_qp
         let attr = attr::qp_attr(from, mask)?;
         match &object.private().handle {
             Handle::Qp(qp) => qp.modify(&attr, mask)?,
-            Handle::Target(target) => target.modify(&attr, mask)?,
+            Handle::Target(target) => target.modify(&attr, mask).map_err(xrcd::explained)?,
         }
         if mask.contains(AttrMask::STATE) {
             // SAFETY: the structure of a living object; programs only read the state.
@@ -174,7 +174,7 @@ unsafe extern "C" fn ibv_query_qp(
         let state = object.private();
         let attr: QpAttr = match &state.handle {
             Handle::Qp(qp) => qp.query()?.0,
-            Handle::Target(target) => target.query()?,
+            Handle::Target(target) => target.query().map_err(xrcd::explained)?,
         };
         let attr = attr::qp_attr_to(&attr);
         // Every attribute is returned, whatever the mask says, except the rate limit, for which older programs have no room.

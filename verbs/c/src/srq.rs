@@ -108,7 +108,8 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
                 abi::IBV_SRQT_BASIC => (domain.create_srq(&init_attr(&init.attr))?, false),
                 abi::IBV_SRQT_XRC if has(abi::IBV_SRQ_INIT_ATTR_XRCD | abi::IBV_SRQ_INIT_ATTR_CQ) => {
                     let (xrcd, cq) = (xrcd::of(init.xrcd)?, cq::of(init.cq)?);
-                    (domain.create_xrc_srq(&init_attr(&init.attr), xrcd, cq)?, true)
+                    let made = domain.create_xrc_srq(&init_attr(&init.attr), xrcd, cq);
+                    (made.map_err(xrcd::explained)?, true)
                 }
                 abi::IBV_SRQT_XRC => return Err(EINVAL),
                 abi::IBV_SRQT_TM => return Err(EOPNOTSUPP),

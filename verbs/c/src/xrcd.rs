@@ -1,12 +1,11 @@
-//! XRC domains: shared within the process, by the inode of a descriptor.
+//! XRC domains: shared by processes, or within this one, by the file of a descriptor.
 
 use core::ffi::c_int;
 use std::fs::File;
 use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
-use std::os::unix::fs::MetadataExt;
 
-use verbs::{Xrcd as Verbs, XrcdInitAttr};
+use verbs::{Context, DomainFile, VerbsError, XrcError, Xrcd as Verbs, XrcdInitAttr, XrcdOflags};
 
 use crate::abi::{self, ibv_context, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::claims::Claim;
@@ -39,12 +38,38 @@ pub(crate) unsafe fn of<'a>(xrcd: *mut ibv_xrcd) -> Result<&'a Verbs> {
     Ok(unsafe { &Object::<Xrcd>::of(xrcd)?.private().verbs })
 }
 
-/// The file behind a descriptor, by name.
-fn inode(fd: c_int) -> Result<String> {
-    // SAFETY: a number, which is not closed here; fstat(2) refuses what is no descriptor.
-    let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
-    let meta = file.metadata()?;
-    Ok(format!("xrcd:{}:{}", meta.dev(), meta.ino()))
+/// Says why a call on a domain that processes share failed, where its error number does not: a program sees no more than that.
+pub(crate) fn explained(error: VerbsError) -> Errno {
+    if let VerbsError::Xrc(error) = &error
+        && !matches!(**error, XrcError::Refused(_))
+    {
+        say(error);
+    }
+    error.into()
+}
+
+/// Opens the domain of a file.
+fn open_of(device: &Context, file: &File, oflags: XrcdOflags) -> Result<Xrcd> {
+    let of_each_process = config::each_process_is_a_host();
+    if !of_each_process && device.can_share_xrcds() {
+        let verbs = device.open_xrcd_of(file, oflags).map_err(explained)?;
+        return Ok(Xrcd { verbs, claim: None });
+    }
+    let name = format!("xrcd:{}", DomainFile::of(file)?);
+    let claim = if of_each_process { None } else { Some(Claim::of(&name).ok_or(EOPNOTSUPP)) };
+    let claim = claim.transpose().inspect_err(|_| {
+        say(
+            "another process has opened the XRC domain of this file, and over this port processes do not share one: take the port host; or, \
+             if the two are to be as on two hosts, each with a domain of its own, set ROCE_XRCD=process",
+        );
+    })?;
+    Ok(Xrcd { verbs: open(device, Some(&name), oflags)?, claim })
+}
+
+/// Opens a domain that this process alone has.
+fn open(device: &Context, name: Option<&str>, oflags: XrcdOflags) -> Result<Verbs> {
+    let create = oflags.contains(XrcdOflags::CREAT);
+    Ok(device.open_xrcd(&XrcdInitAttr { name, create, exclusive: oflags.contains(XrcdOflags::EXCL) })?)
 }
 
 pub(crate) unsafe extern "C" fn open_xrcd(
@@ -55,25 +80,19 @@ pub(crate) unsafe extern "C" fn open_xrcd(
         // SAFETY: as C promises.
         let (device, init) = unsafe { (device_of(context)?, init.as_ref().ok_or(EINVAL)?) };
         let known = abi::IBV_XRCD_INIT_ATTR_FD | abi::IBV_XRCD_INIT_ATTR_OFLAGS;
-        if init.comp_mask != known || init.oflags & !(libc::O_CREAT | libc::O_EXCL) != 0 {
+        if init.comp_mask != known {
             return Err(EINVAL);
         }
-        // -1 names no file: a domain that nobody shares.
-        let name = if init.fd == -1 { None } else { Some(inode(init.fd)?) };
-        let claimed = name.as_deref().filter(|_| !config::each_process_is_a_host());
-        let claim = claimed.map(|name| Claim::of(name).ok_or(EOPNOTSUPP)).transpose();
-        let claim = claim.inspect_err(|_| {
-            say(
-                "another process has opened the XRC domain of this file, and one process can share it with itself only; if the \
-                 two are to be as on two hosts, each with a domain of its own, set ROCE_XRCD=process",
-            );
-        })?;
-        let verbs = device.open_xrcd(&XrcdInitAttr {
-            name: name.as_deref(),
-            create: init.oflags & libc::O_CREAT != 0,
-            exclusive: init.oflags & libc::O_EXCL != 0,
-        })?;
-        Ok(Object::<Xrcd>::create(ibv_xrcd { context }, Xrcd { verbs, claim }))
+        let oflags = XrcdOflags::from_bits(init.oflags as u32).ok_or(EINVAL)?;
+        let domain = if init.fd == -1 {
+            // No file: a domain that nobody shares.
+            Xrcd { verbs: open(&device, None, oflags)?, claim: None }
+        } else {
+            // SAFETY: a number, which is not closed here; fstat(2) refuses what is no descriptor.
+            let file = ManuallyDrop::new(unsafe { File::from_raw_fd(init.fd) });
+            open_of(&device, &file, oflags)?
+        };
+        Ok(Object::<Xrcd>::create(ibv_xrcd { context }, domain))
     })
 }
 
