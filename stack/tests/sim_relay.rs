@@ -344,6 +344,29 @@ fn a_member_that_refuses_ends_the_connection() {
     assert_eq!(lab.world.nodes[O].state(lab.target), QpState::Err);
 }
 
+// Goal: what the owner cannot send at once it sends later, requests and answers alike: nobody sends anything again.
+#[test]
+fn packets_wait_while_the_owner_has_no_room() {
+    let mut lab = Lab::new(8);
+    for i in 0..60 {
+        lab.receive(i % 2);
+        lab.post(i % 2, KINDS[i / 2 % 4], LONGEST);
+    }
+    let end = lab.world.now.after(Duration::from_millis(20));
+    for n in 0.. {
+        if lab.world.now >= end || lab.done == lab.posted {
+            break;
+        }
+        lab.world.nodes[O].wires[0].limit_tx(if n % 8 < 7 { Some(0) } else { None });
+        lab.world.step_within(Duration::from_micros(5)).expect("no checker complains");
+        lab.poll();
+    }
+    assert!(lab.done > 0, "some are done");
+    lab.world.heal();
+    lab.finish();
+    assert_eq!(lab.world.nodes[A].count(Counter::Retransmitted), 0);
+}
+
 // Goal: a process that ends takes its shared receive queues, and not the connection.
 #[test]
 fn a_member_that_is_gone_leaves_the_others_theirs() {

@@ -29,7 +29,10 @@ impl Qp {
     #[cold]
     pub fn raise(&self, events: &EventQueue, event: AsyncEvent) {
         if self.ownerless {
-            // Nobody has a handle of a receive-only queue pair of an XRC domain that could be told.
+            // Nobody has a handle of a receive-only queue pair of an XRC domain that could be told; of a shadow, its target tells.
+            if self.rq.shadows().is_some() {
+                return;
+            }
             tracing::warn!(qpn = self.qpn.get(), ?event, "asynchronous event of an XRC receive queue pair");
         } else {
             events.raise(event, EventElement::Qp(self.qpn));

@@ -37,6 +37,7 @@ impl Shard {
     #[cold]
     pub(super) fn end_relayed(&mut self, qp: &mut Qp) {
         if let Some(mut target) = self.env.relays.targets.remove(&qp.slot) {
+            self.env.drop_answers(qp, &mut target);
             self.env.drop_waiting(qp, &mut target);
         }
         let Some(Leg { target: slot, member }) = self.env.relays.legs.remove(&qp.slot) else { return };
@@ -63,11 +64,18 @@ impl Env {
             }
             QpState::Reset | QpState::Init | QpState::Err => {
                 target.relay = None;
+                self.drop_answers(qp, &mut target);
                 self.drop_waiting(qp, &mut target);
             }
             _ => {}
         }
         self.relays.targets.insert(qp.slot, target);
+    }
+
+    /// The connection of a target is over: nobody wants its answers.
+    pub fn drop_answers(&mut self, qp: &Qp, target: &mut Target) {
+        let frames = target.answers.drain(..).filter(|(_, frame)| frame.is_some()).count();
+        self.peers.hosts.note_held(&qp.peer, -(frames as i32));
     }
 
     /// What waits at a target is lost: its peer sends it again, or nobody wants it any more.

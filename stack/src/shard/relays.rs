@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::port::Frame;
 use crate::proto::relay::{Member, Relay};
+use crate::wire::Header;
 
 /// The targets of a shard that are relayed, and their legs.
 #[derive(Debug, Default)]
@@ -25,8 +26,10 @@ pub(super) struct Relays {
 pub(super) struct Target {
     /// Its sequence, from RTR on.
     pub relay: Option<Relay>,
-    /// Packets that have come and are not passed on yet, in order.
+    /// Requests that have come and are not passed on yet, in order.
     pub waiting: VecDeque<Frame>,
+    /// Answers for the peer that have no way or no room yet, in order: what they carry is in the frame of the member's.
+    pub answers: VecDeque<(Header, Option<Frame>)>,
     /// Slots of the legs.
     pub legs: HashMap<Member, u32>,
 }

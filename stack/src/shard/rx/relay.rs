@@ -29,6 +29,9 @@ const WAITING: usize = 256;
 
 const ACKNOWLEDGE: Opcode = Opcode::rc(Kind::Ack, Position::Only, Tail::None).in_class(Transport::Xrc);
 
+/// Packets of both directions leave as requests do: in the order in which they come, and who sends them waits for room.
+const RELAYED: Traffic = Traffic::Requests;
+
 /// Why a packet does not leave now.
 enum Unsent {
     /// There is no room, or no way yet: what waits goes on when there is.
@@ -37,12 +40,14 @@ enum Unsent {
 }
 
 impl Shard {
-    /// Legs that had no room or no way may have it now: what waits for them goes on.
+    /// A target or a leg that had no room or no way may have it now: what waits for it goes on.
     #[cold]
     #[inline(never)]
-    pub(in crate::shard) fn go_on_relaying(&mut self, leg: u32) {
-        let Some(leg) = self.env.relays.legs.get(&leg).copied() else { return };
-        self.env.with_target(leg.target, |env, target| env.pass_on(&mut self.qps, leg.target, target));
+    pub(in crate::shard) fn go_on_relaying(&mut self, slot: u32) {
+        let Self { env, qps, .. } = self;
+        env.with_target(slot, |env, target| qps.get(slot).map(|qp| env.send_answers(qp, target)));
+        let Some(leg) = env.relays.legs.get(&slot).copied() else { return };
+        env.with_target(leg.target, |env, target| env.pass_on(qps, leg.target, target));
     }
 }
 
@@ -84,7 +89,8 @@ impl Env {
         self.note_received(qp, &pkt, arrival.frame().len());
         let slot = qp.slot;
         if let Some(leg) = self.relays.legs.get(&slot).copied() {
-            let answered = self.with_target(leg.target, |env, target| env.answer_by(qps, leg, target, &pkt));
+            let answered =
+                self.with_target(leg.target, |env, target| env.answer_by(qps, leg, target, arrival, layout));
             return answered.unwrap_or(Err(Discard::BadState));
         }
         if !qp.comm_est {
@@ -127,8 +133,7 @@ impl Env {
             }
             Arrived::Acknowledge(psn) => {
                 self.count_of(qp, Counter::DuplicatesAnswered);
-                let msn = relay.msn();
-                self.acknowledge(qp, psn, CREDIT_UNLIMITED, msn);
+                self.acknowledge(qp, target, psn, CREDIT_UNLIMITED);
             }
             Arrived::Drop(reason) => {
                 self.tell_of_gap(qps, slot, target);
@@ -149,8 +154,8 @@ impl Env {
                 Decision::Wait => break,
                 Decision::Refuse => {
                     self.count_of(qp, Counter::RequestsRefused);
-                    let msn = relay.msn();
-                    self.acknowledge(qp, pkt.psn, Syndrome::Nak(NakCode::InvalidRequest).encode(), msn);
+                    let psn = pkt.psn;
+                    self.acknowledge(qp, target, psn, Syndrome::Nak(NakCode::InvalidRequest).encode());
                     return self.end_relay(qps, slot, target, Fault::BadXrcSrq);
                 }
                 Decision::Pass(member, psn) => {
@@ -191,15 +196,7 @@ impl Env {
         let header = pkt.to_header().ok_or(Unsent::Lost(Discard::UnknownOpcode))?;
         // What comes behind a message may be for another member, and waits until this one is acknowledged.
         let ack_req = pkt.ack_req || pkt.row.position.ends();
-        let sent = self.send_built(leg, Traffic::Requests, &Header { psn, ack_req, ..header }, pkt.payload);
-        if let Err(Unsent::Later) = sent
-            && leg.is_reachable()
-            && leg.in_ready == Listed::No
-        {
-            leg.in_ready = Listed::Parked;
-            self.outbox.park(Traffic::Requests, leg.hop.route(), leg.slot);
-        }
-        sent
+        self.send_built(leg, &Header { psn, ack_req, ..header }, pkt.payload)
     }
 
     /// A member answers.
@@ -208,8 +205,10 @@ impl Env {
         qps: &mut Qps,
         leg: Leg,
         target: &mut Target,
-        pkt: &Packet<'_>,
+        arrival: Arrival<'_>,
+        layout: Layout,
     ) -> Result<(), Discard> {
+        let pkt = layout.packet(arrival.frame().data());
         let (Some(relay), Some(qp)) = (&mut target.relay, qps.get(leg.target)) else {
             return Err(Discard::BadState);
         };
@@ -218,12 +217,8 @@ impl Env {
         let answer = relay.answer(leg.member, pkt.psn, said).ok_or(Discard::GhostAck)?;
         let header = pkt.to_header().ok_or(Discard::UnknownOpcode)?;
         let header = Header { psn: answer.psn, ext: with_msn(header.ext, answer), ..header };
-        // One that does not leave is lost on the way to the peer, who asks again.
-        if let Err(Unsent::Later | Unsent::Lost(_)) =
-            self.send_built(qp, Traffic::Answers, &header, pkt.payload)
-        {
-            self.discard_of(qp, Discard::NoBuffer);
-        }
+        let frame = if pkt.payload.is_empty() { None } else { Some(arrival.take()) };
+        self.send_answer(qp, target, header, frame);
         match answer.effect {
             Effect::None => {}
             Effect::Back => self.drop_waiting(qp, target),
@@ -240,8 +235,7 @@ impl Env {
     fn tell_of_gap(&mut self, qps: &mut Qps, slot: u32, target: &mut Target) {
         let (Some(relay), Some(qp)) = (&mut target.relay, qps.get(slot)) else { return };
         if let Some(psn) = relay.nak_due() {
-            let msn = relay.msn();
-            self.acknowledge(qp, psn, Syndrome::Nak(NakCode::PsnSequenceError).encode(), msn);
+            self.acknowledge(qp, target, psn, Syndrome::Nak(NakCode::PsnSequenceError).encode());
         }
     }
 
@@ -249,29 +243,49 @@ impl Env {
     fn end_relay(&mut self, qps: &mut Qps, slot: u32, target: &mut Target, fault: Fault) {
         target.relay = None;
         let Some(qp) = qps.get(slot) else { return };
+        self.drop_answers(qp, target);
         self.drop_waiting(qp, target);
         self.end_by_fault(qp, fault);
     }
 
     /// Sends an acknowledgement of the owner's own.
-    fn acknowledge(&mut self, qp: &mut Qp, psn: Psn, syndrome: u8, msn: Psn) {
-        let ext = Ext::Aeth(Aeth { syndrome, msn: msn.get() });
-        let header = Header { opcode: ACKNOWLEDGE, psn, ext, ..Header::default() };
-        match self.send_built(qp, Traffic::Answers, &header, &[]) {
-            Ok(()) if Syndrome::is_ack(syndrome) => self.count(Counter::AcksSent),
-            Ok(()) => self.count_of(qp, Counter::NaksSent),
-            Err(_) => self.discard_of(qp, Discard::NoBuffer),
+    fn acknowledge(&mut self, qp: &mut Qp, target: &mut Target, psn: Psn, syndrome: u8) {
+        let Some(relay) = &target.relay else { return };
+        let ext = Ext::Aeth(Aeth { syndrome, msn: relay.msn().get() });
+        if Syndrome::is_ack(syndrome) {
+            self.count(Counter::AcksSent);
+        } else {
+            self.count_of(qp, Counter::NaksSent);
+        }
+        self.send_answer(qp, target, Header { opcode: ACKNOWLEDGE, psn, ext, ..Header::default() }, None);
+    }
+
+    /// Sends an answer to the peer, now or when there is a way and room for it. The payload is that of the packet in the frame.
+    fn send_answer(&mut self, qp: &mut Qp, target: &mut Target, header: Header, frame: Option<Frame>) {
+        if target.answers.len() == WAITING || frame.is_some() && !self.peers.hosts.may_hold(&qp.peer) {
+            return self.discard_of(qp, Discard::NoBuffer); // lost on the way to the peer, who asks again
+        }
+        self.peers.hosts.note_held(&qp.peer, i32::from(frame.is_some()));
+        target.answers.push_back((header, frame));
+        self.send_answers(qp, target);
+    }
+
+    /// Sends the answers that wait, as far as it goes.
+    fn send_answers(&mut self, qp: &mut Qp, target: &mut Target) {
+        while let Some((header, frame)) = target.answers.front() {
+            let payload = frame.as_ref().and_then(packet_of).map_or(&[][..], |pkt| pkt.payload);
+            match self.send_built(qp, header, payload) {
+                Err(Unsent::Later) => return,
+                Err(Unsent::Lost(reason)) => self.discard_of(qp, reason),
+                Ok(()) => {}
+            }
+            self.peers.hosts.note_held(&qp.peer, -i32::from(frame.is_some()));
+            target.answers.pop_front();
         }
     }
 
     /// Builds a packet of a connection, and sends it with this turn's frames.
-    fn send_built(
-        &mut self,
-        qp: &mut Qp,
-        traffic: Traffic,
-        header: &Header,
-        payload: &[u8],
-    ) -> Result<(), Unsent> {
+    fn send_built(&mut self, qp: &mut Qp, header: &Header, payload: &[u8]) -> Result<(), Unsent> {
         if !qp.is_reachable() {
             let failed = self.resolve(qp);
             if !qp.is_reachable() {
@@ -279,19 +293,20 @@ impl Env {
             }
         }
         let hop = qp.hop;
-        if let Hop::Inside(shard) = hop {
-            let takes = match traffic {
-                Traffic::Answers => self.shared.takes_answers(shard.into()),
-                Traffic::Requests => self.shared.takes_requests(shard.into()),
-            };
-            if !takes {
-                return Err(Unsent::Later);
-            }
-        } else if self.outbox.room(traffic, hop.route()) == 0 {
+        let route = hop.route();
+        if self.outbox.room(RELAYED, route) == 0 {
             self.flush();
-            if self.outbox.room(traffic, hop.route()) == 0 {
-                return Err(Unsent::Later);
+        }
+        let has_room = match hop {
+            Hop::Inside(shard) => self.shared.takes_requests(shard.into()),
+            _ => self.outbox.room(RELAYED, route) > 0,
+        };
+        if !has_room {
+            if qp.in_ready == Listed::No {
+                qp.in_ready = Listed::Parked;
+                self.outbox.park(RELAYED, route, qp.slot);
             }
+            return Err(Unsent::Later);
         }
         let mut frame = self.outbox.take_frame().ok_or(Unsent::Lost(Discard::NoBuffer))?;
         let buffer = frame.buffer_mut();
@@ -305,8 +320,8 @@ impl Env {
         let len = qp.template.seal(buffer, at, payload.len());
         frame.set_len(len);
         qp.counters.sent(1, len as u64);
-        self.outbox.push(traffic, hop.route(), frame);
-        self.outbox.send_inside(traffic, hop, 1, &self.shared, &self.counters);
+        self.outbox.push(RELAYED, route, frame);
+        self.outbox.send_inside(RELAYED, hop, 1, &self.shared, &self.counters);
         Ok(())
     }
 }

@@ -79,6 +79,7 @@ const PROGRAMS: &[&str] = &[
     "many.c",
     "memory.c",
     "services.c",
+    "shared.c",
     "traffic.c",
     "unread.c",
     "words.c",
@@ -155,6 +156,8 @@ fn program_on(library: &Path, dir: &Dir, program: &Path) -> Command {
     // signal stack of the sanitizer's would run into. More memory than there is may be asked for.
     command.env("ASAN_OPTIONS", "detect_leaks=0:use_sigaltstack=0:allocator_may_return_null=1");
     command.env("LD_LIBRARY_PATH", library).env("XDG_RUNTIME_DIR", &dir.0);
+    // The owner of an XRC domain that processes share: built beside this test, and installed beside the library.
+    command.env("ROCE_XRCD_PROGRAM", library.with_file_name("debug").join("roce-xrcd"));
     command
 }
 
@@ -307,6 +310,20 @@ fn processes_of_a_host_are_connected_each_with_each_other_one() {
     let Some(library) = library() else { return };
     for story in [["24", "1", "2"], ["4", "16", "2"]] {
         let Some(output) = on_a_host(&dir, library, "many.c", &story) else { return };
+        assert!(output.status.success(), "{story:?}: {}", text(&output));
+    }
+}
+
+// Goal: processes that share an XRC domain by a file receive by one target, which outlives the process that made it, and those that
+// receive beside others. None of them notices that the library started another process.
+#[test]
+fn processes_of_a_host_share_an_xrc_domain() {
+    let dir = Dir::new("shared");
+    let Some(library) = library() else { return };
+    for story in ["", "killed", "fewer"] {
+        let file = dir.0.join(format!("domain-{story}"));
+        let arguments = [file.to_str().unwrap(), "4", "60", story];
+        let Some(output) = on_a_host(&dir, library, "shared.c", &arguments) else { return };
         assert!(output.status.success(), "{story:?}: {}", text(&output));
     }
 }
