@@ -10,23 +10,23 @@ use verbs::port::PortSpec;
 /// The variable with the same meaning as `--linger`, for those who do not start the program by hand.
 pub const LINGER: &str = "ROCE_XRCD_LINGER";
 
-const MORE: &str = "\
+const EXAMPLES: &str = "\
+Examples:
+  roce-xrcd $(stat -c %d:%i /var/tmp/jobs)    in a terminal; ends 10 s after the last program has closed the domain
+
 You need not start it: the library does, when a program makes the first target or shared receive queue in an XRC domain that
 it has opened by a file (ibv_open_xrcd with a descriptor) over the port host. It is found beside the library, or named in
 the variable ROCE_XRCD_PROGRAM. Each such file has one, for each user and network namespace; it ends by itself, or with the
 systemd unit, job step or PID namespace of the program that started it.
 
-It is worth starting by hand when programs say that the owner of their domain does not answer: then it says why.
-
-Example:
-  roce-xrcd $(stat -c %d:%i /var/tmp/jobs)      in a terminal; ends 10 s after the last program has closed the domain";
+It is worth starting by hand when programs say that the owner of their domain does not answer: then it says why.";
 
 /// Own the targets of an XRC domain that processes of one user share
 ///
 /// One process makes a target, others have shared receive queues, and whoever is connected to the target names any of these. The
 /// target outlives the process that made it. So this program has it, and passes its messages on.
 #[derive(Parser, Clone, Debug)]
-#[command(name = "roce-xrcd", version, after_help = MORE, max_term_width = 100)]
+#[command(name = "roce-xrcd", version, after_help = EXAMPLES, max_term_width = 100)]
 pub struct XrcdCli {
     /// The file of the domain: the numbers of its device and its inode
     #[arg(value_name = "DEVICE:INODE", value_parser = |text: &str| text.parse::<DomainFile>())]
