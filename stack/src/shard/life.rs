@@ -28,11 +28,11 @@ impl Qp {
     /// An asynchronous event of the queue pair.
     #[cold]
     pub fn raise(&self, events: &EventQueue, event: AsyncEvent) {
-        if self.ownerless {
-            // Nobody has a handle of a receive-only queue pair of an XRC domain that could be told; of a shadow, its target tells.
-            if self.rq.shadows().is_some() {
-                return;
-            }
+        if self.rq.shadows().is_some() {
+            // The owner of the target that it is a part of says what becomes of that.
+            tracing::debug!(qpn = self.qpn.get(), ?event, "asynchronous event of a shadow of an XRC target");
+        } else if self.ownerless {
+            // Nobody has a handle of a receive-only queue pair of an XRC domain that could be told.
             tracing::warn!(qpn = self.qpn.get(), ?event, "asynchronous event of an XRC receive queue pair");
         } else {
             events.raise(event, EventElement::Qp(self.qpn));
