@@ -64,8 +64,14 @@ impl<D: Domain> Owner<D> {
 
     /// Somebody has connected, and is a member when it has said hello.
     pub fn handle_connected(&mut self, now: Instant) -> MemberId {
-        self.last_member += 1;
-        let id = MemberId(self.last_member);
+        let id = loop {
+            // At most as many steps as there are members.
+            self.last_member = self.last_member.wrapping_add(1);
+            let id = MemberId(self.last_member);
+            if !self.members.contains_key(&id) {
+                break id;
+            }
+        };
         self.members.insert(id, Member::new(now));
         id
     }
