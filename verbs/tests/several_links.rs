@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use crate::common::{all_rights, nothing, options, pump};
 use verbs::port::{
-    Armed, Build, Destination, Farewell, Frame, Host, Port, PortLayer, PortOptions, PortQueue, PortStats,
-    QueueLayer, Route, Routes, RxBurst, TxBurst, pair_with,
+    Armed, Build, Destination, Farewell, Frame, Host, NoRoute, Port, PortLayer, PortOptions, PortQueue,
+    PortStats, QueueLayer, Route, Routes, RxBurst, TxBurst, pair_with,
 };
 use verbs::{
     Ah, Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Mtu, Pd, Qp, QpInitAttr,
-    QpType, Qpn, RecvWr, SendWr, Wc, WcOpcode, ah_attr_to,
+    QpType, Qpn, RecvWr, SendWr, Wc, WcOpcode, WcStatus, ah_attr_to,
 };
 
 const HUB: [u8; 4] = [192, 0, 2, 1];
@@ -98,9 +98,9 @@ impl Links {
 }
 
 impl Routes for Links {
-    fn route_to(&mut self, to: Destination) -> Option<Route> {
+    fn route_to(&mut self, to: Destination) -> Result<Route, NoRoute> {
         let link = PEERS.iter().position(|addr| to == Destination::Host((*addr).into())).expect("a peer");
-        Some(Route(link as u8))
+        Ok(Route(link as u8))
     }
     fn segment_on(&mut self, _: Route) -> Option<Mtu> {
         None
@@ -531,6 +531,7 @@ impl Known {
     const NETWORK: u64 = 1;
     const LINK: u64 = 2;
     const AS_IT_BRINGS: u64 = 3;
+    const NOBODY: u64 = 4;
 
     fn set(&self, way: u64) {
         self.0.store(way, Ordering::Relaxed);
@@ -589,11 +590,12 @@ impl QueueLayer for SlowQueue {
 }
 
 impl Routes for SlowQueue {
-    fn route_to(&mut self, _: Destination) -> Option<Route> {
+    fn route_to(&mut self, _: Destination) -> Result<Route, NoRoute> {
         match self.known.0.load(Ordering::Relaxed) {
-            Known::NETWORK => Some(NETWORK),
-            Known::LINK => Some(LINK),
-            _ => None,
+            Known::NETWORK => Ok(NETWORK),
+            Known::LINK => Ok(LINK),
+            Known::NOBODY => Err(NoRoute::Nobody),
+            _ => Err(NoRoute::Pending),
         }
     }
     fn segment_on(&mut self, route: Route) -> Option<Mtu> {
@@ -715,4 +717,52 @@ fn a_request_that_was_lost_is_repeated_though_the_way_was_looked_for_meanwhile()
     }
     pair.known[1].set(Known::LINK);
     pair.take_from_each(7);
+}
+
+// Goal: what is posted after the process of the peer has ended fails as what was outstanding then: nobody has its number, so nothing is
+// sent, nor repeated. Who has the number later is reached.
+#[test]
+fn a_request_to_a_number_that_nobody_has_fails_at_once() {
+    let pair = Pair::new();
+    let [here, _] = &pair.nodes;
+    let ended = |node: &Node| node.context.counters().get(Counter::PeersEnded);
+    pair.known[0].set(Known::NOBODY);
+    let gone = here.pd.create_qp(&QpInitAttr::rc(&pair.cqs[0], &pair.cqs[0])).unwrap();
+    let of = options().sgid_index(0).path_mtu(Mtu::Mtu1024);
+    gone.connect_rc(&pair.qps[1].endpoint(0).unwrap(), &of).unwrap();
+    pump(&here.context);
+    assert_eq!(ended(here), 0, "nothing is requested yet");
+    let (sge, remote) = ([here.mr.sge(0..64).unwrap()], &pair.nodes[1].mr);
+    let write = SendWr::write(5, &sge, remote.addr(), remote.rkey()).signaled();
+    let before = here.context.port_stats().tx_frames;
+    gone.post_send(&[write]).unwrap();
+    pump(&here.context);
+    let mut wc = [Wc::default()];
+    assert_eq!(pair.cqs[0].poll(&mut wc).unwrap(), 1, "no retry is waited for");
+    assert_eq!((wc[0].wr_id, wc[0].status), (5, WcStatus::RetryExcErr));
+    assert_eq!((ended(here), here.context.port_stats().tx_frames), (1, before));
+
+    // The peer's number is asked about anew: its way was not found before.
+    pair.known[1].set(Known::NOBODY);
+    pump(&pair.nodes[1].context);
+    pair.known.iter().for_each(|known| known.set(Known::LINK));
+    pair.write(0, 7, 64);
+    pair.write(1, 7, 64);
+    pair.take_from_each(7);
+}
+
+// Goal: what a process had sent before it ended is seen, though its acknowledgement finds nobody any more.
+#[test]
+fn the_last_message_of_a_process_is_received() {
+    let Pair { nodes, known, cqs, qps, .. } = Pair::new();
+    let sges = [0, 1].map(|node| [nodes[node].mr.sge(0..64).unwrap()]);
+    qps[1].post_recv(&[RecvWr::new(3, &sges[1])]).unwrap();
+    qps[0].post_send(&[SendWr::send(3, &sges[0])]).unwrap();
+    nodes.iter().for_each(|node| pump(&node.context));
+    let mut wc = [Wc::default()];
+    assert_eq!(cqs[1].poll(&mut wc).unwrap(), 0, "its acknowledgement has not left");
+    known[1].set(Known::NOBODY);
+    pump(&nodes[1].context);
+    assert_eq!(cqs[1].poll(&mut wc).unwrap(), 1);
+    assert_eq!((wc[0].wr_id, wc[0].status), (3, WcStatus::Success));
 }

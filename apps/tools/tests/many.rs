@@ -90,6 +90,11 @@ fn each_measurement_has_its_rows() {
     for row in host.rows("killed --rounds 1 --memory 1m", &["sigkill", "sigint"]) {
         is_more_than_none(&row, &["p50_ns", "messages"]);
     }
+    // A request that is posted when the link has ended, to a process of which nothing is left.
+    for row in host.rows("killed --rounds 1 --memory 1m --late --pause 500ms", &["sigkill", "sigint"]) {
+        let ns = row["p50_ns"].as_u64().unwrap();
+        assert!(ns < 2_000_000_000, "that is the time of retries: {row}");
+    }
     is_more_than_none(&host.rows("idle --processes 2 --duration 100ms", &["idle"])[0], &["processes"]);
 }
 

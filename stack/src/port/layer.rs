@@ -237,7 +237,7 @@ mod tests {
     use super::*;
     use crate::id::{Mac, Mtu};
     use crate::port::Farewell;
-    use crate::port::traits::Destination;
+    use crate::port::traits::{Destination, NoRoute};
     use crate::registry::{Registry, Run};
     use core::net::IpAddr;
     use core::sync::atomic::{AtomicUsize, Ordering};
@@ -349,9 +349,9 @@ mod tests {
     }
 
     impl Routes for Peculiar {
-        fn route_to(&mut self, to: Destination) -> Option<Route> {
+        fn route_to(&mut self, to: Destination) -> Result<Route, NoRoute> {
             assert_eq!(to, Destination::Process(Qpn::new(76)));
-            Some(Route(77))
+            Ok(Route(77))
         }
         fn segment_on(&mut self, route: Route) -> Option<Mtu> {
             (route == Route(79)).then_some(Mtu::Mtu512)
@@ -456,7 +456,7 @@ mod tests {
         assert_eq!(queue.alloc().map(|frame| frame.capacity()), Some(7));
         queue.alloc_burst(&mut burst, 3);
         let routes = queue.routes().expect("the queue below has several");
-        assert_eq!(routes.route_to(Destination::Process(Qpn::new(76))), Some(Route(77)));
+        assert_eq!(routes.route_to(Destination::Process(Qpn::new(76))), Ok(Route(77)));
         assert_eq!(routes.segment_on(Route(79)), Some(Mtu::Mtu512));
         assert_eq!(routes.next_ended(), Some(Route(78)));
         assert_eq!(queue.take_source_port(77, FlowKind::Labelled), 78);

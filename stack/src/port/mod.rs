@@ -47,6 +47,6 @@ pub use netdevice::interface_feature;
 pub use pair::{Steering, pair, pair_with};
 pub use spec::{HostAddress, MemifRole, PortSpec};
 pub use traits::{
-    Armed, AtOnce, Build, Destination, Farewell, FlowKind, Host, Numbers, Port, PortQueue, Route, Routes,
-    Stalled,
+    Armed, AtOnce, Build, Destination, Farewell, FlowKind, Host, NoRoute, Numbers, Port, PortQueue, Route,
+    Routes, Stalled,
 };

@@ -57,6 +57,15 @@ pub enum Destination {
     Process(Qpn),
 }
 
+/// Why there is no route to a destination.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoRoute {
+    /// The port is finding it out.
+    Pending,
+    /// Nobody is there: no process has the number of the queue pair, so nothing that is sent would find it.
+    Nobody,
+}
+
 /// What a flow of packets is, to which a port gives a source port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FlowKind {
@@ -134,13 +143,16 @@ pub trait PortQueue: Send {
 
 /// The links of a queue whose port has several.
 pub trait Routes {
-    /// The route to a queue pair of a peer. `None`: the port is finding it out. A connection asks again in the next turns, and a thread
-    /// that sleeps is woken when it is known; datagrams leave by the default route meanwhile.
+    /// The route to a queue pair of a peer. While the port is finding it out a connection asks again in the next turns, and a thread that
+    /// sleeps is woken when it is known; datagrams leave by the default route. Where nobody is there requests of a connection fail.
     ///
     /// Asked when the next hop of a destination is resolved: for datagrams again when neighbours or addresses have
     /// changed, to another process for each; and for a connection again when its neighbour has. Over a port with a [`Host`] the stack
     /// knows no neighbours, so there the route of a connection is that which it had when it was made.
-    fn route_to(&mut self, to: Destination) -> Option<Route>;
+    ///
+    /// # Errors
+    /// There is none now.
+    fn route_to(&mut self, to: Destination) -> Result<Route, NoRoute>;
 
     /// Bytes that a packet of a reliable connection may carry on this route, if both of its ends are this stack and may use more than the
     /// path MTU that their programs chose: that of a network beside it.

@@ -11,8 +11,8 @@
 //! which is made elsewhere. Who wants to see all of them reads the memory and asks each for statistics, and is no member (`reader`).
 //!
 //! Processes of the same user are admitted, and never believed: one that goes mad can write to all of the memory, and answer
-//! whatever it likes. It can thereby shorten the rest of runs and keep processes from joining through itself; it cannot make
-//! two processes have one run. Those of other users are not heard. They can take names before us: those are skipped, and if
+//! whatever it likes. It can thereby shorten the rest of runs, keep processes from joining through itself, and have others wait for a process
+//! that has ended or, for a moment, take a new one for ended; it cannot make two processes have one run. Those of other users are not heard. They can take names before us: those are skipped, and if
 //! nothing is left the error names the user.
 //!
 //! What is decided is in `draw`, `lease`, `birth` and `join`, over what the system has to do ([`Kernel`]): the simulator has a
@@ -165,6 +165,12 @@ impl Registry {
     /// Those of socket(2), or this process is a fork of the one that joined.
     pub fn holder_of(&self, run: Run) -> Result<Holder, RegistryError> {
         self.member.holder_of(run)
+    }
+
+    /// How often a run was leased, as the memory says. A lease is counted before anyone can know a number of it, so what was found out about
+    /// a run holds as long as this has not changed since before.
+    pub fn leases(&self, run: Run) -> u64 {
+        self.member.info(run).generation
     }
 
     /// Calls the process that has a run, for a link. Waits for nobody.

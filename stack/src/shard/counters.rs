@@ -82,7 +82,8 @@ counters! {
     PeerStalls "peer_stalls",
     /// Send requests that failed because nobody answered for the address of the next hop: no packet was sent.
     Unreachable "next_hop_unreachable",
-    /// Queue pairs that had requests outstanding when the process of their peer, on this host, ended.
+    /// Times that requests of a queue pair failed because no process of this host has the number of its peer: those that were outstanding when
+    /// that process ended, and those that were posted later.
     PeersEnded "peers_ended",
     /// NAKs sent, RNR NAKs aside; each is under its code, too.
     NaksSent "naks_sent",

@@ -23,6 +23,7 @@ use super::window::InFlight;
 use crate::id::PdId;
 use crate::mem::Sge;
 use crate::port::{Frame, PortQueue};
+use crate::proto::recovery::RetryCause;
 use crate::proto::rtt::Stopwatch;
 use crate::time::Instant;
 use crate::wire::Discard;
@@ -133,7 +134,7 @@ impl Env {
     }
 
     /// [`Peers::resolve`].
-    pub fn resolve(&mut self, qp: &mut Qp) -> bool {
+    pub fn resolve(&mut self, qp: &mut Qp) -> Option<RetryCause> {
         let (peers, mut host) = self.peers_and_host();
         peers.resolve(&mut host, qp)
     }

@@ -21,7 +21,7 @@ use super::shared::Shared;
 use super::tx::writer::{Built, InPlace, Source, write_frames};
 use crate::config::{TX_BURST, TX_STALL};
 use crate::id::Mtu;
-use crate::port::{Destination, Frame, PortQueue, Route};
+use crate::port::{Destination, Frame, NoRoute, PortQueue, Route};
 use crate::time::Instant;
 
 /// Why [`Outbox::write`] wrote no more packets.
@@ -90,15 +90,18 @@ impl Outbox {
         whole.in_room(room)
     }
 
-    /// The route to a peer, which has backlogs from now on; `None`: the port is finding it out.
-    pub fn route_to(&mut self, to: Destination) -> Option<Route> {
-        let Some(routes) = self.queue.routes() else { return Some(Route::default()) };
+    /// The route to a peer, which has backlogs from now on.
+    ///
+    /// # Errors
+    /// As [`route_to`](crate::port::Routes::route_to) of the port.
+    pub fn route_to(&mut self, to: Destination) -> Result<Route, NoRoute> {
+        let Some(routes) = self.queue.routes() else { return Ok(Route::default()) };
         let route = routes.route_to(to)?;
         assert!(route != INSIDE, "the port has more routes than the {} that it may have", Route::COUNT);
         if route != Route::default() {
             let _ = self.on(route);
         }
-        Some(route)
+        Ok(route)
     }
 
     /// What a packet may carry on a route, where that is not the path MTU.

@@ -13,8 +13,9 @@ use super::shared::Shared;
 use super::unrouted::Unrouted;
 use crate::id::{Gid, QpType, Qpn};
 use crate::net::{Net, Resolution};
-use crate::port::Destination;
+use crate::port::{Destination, NoRoute};
 use crate::proto::address::Source;
+use crate::proto::recovery::RetryCause;
 use crate::time::Instant;
 
 #[derive(Debug, Default)]
@@ -85,30 +86,32 @@ impl Peers {
 }
 
 impl Peers {
-    /// Looks the queue pair's next hop up, and asks for it if nobody knows it. `true`: it cannot be reached. A queue pair
+    /// Looks the queue pair's next hop up, and asks for it if nobody knows it. Returns why it cannot be reached, if so. A queue pair
     /// that has an address keeps it until there is another one: that nobody answers for it does not make it wrong.
-    pub fn resolve(&mut self, host: &mut IpHost<'_>, qp: &mut Qp) -> bool {
+    pub fn resolve(&mut self, host: &mut IpHost<'_>, qp: &mut Qp) -> Option<RetryCause> {
         if qp.hop.is_inside() {
             self.release(host.shared, qp.slot);
-            return false;
+            return None;
         }
+        let waits = !qp.is_reachable();
         let dst = qp.template.dst();
         match self.hold_next_hop(host, qp.slot, &dst) {
             Resolution::Known(mac) => {
                 qp.template.set_dst_mac(mac);
                 let remote = Qpn::new(qp.attr.dest_qp_num);
                 match host.outbox.route_to(destination(host.shared, &dst, remote)) {
-                    Some(route) => {
+                    Ok(route) => {
                         qp.hop = Hop::Known(route);
                         choose_segment(host, qp);
                     }
-                    None if qp.hop == Hop::Pending => self.unrouted.add(qp.slot),
-                    None => {}
+                    Err(NoRoute::Pending) if waits => self.unrouted.add(qp.slot),
+                    Err(NoRoute::Nobody) => return waits.then_some(RetryCause::PeerEnded),
+                    Err(NoRoute::Pending) => {}
                 }
-                false
+                None
             }
-            Resolution::Pending => false,
-            Resolution::Failed => qp.hop == Hop::Pending,
+            Resolution::Pending => None,
+            Resolution::Failed => waits.then_some(RetryCause::Unreachable),
         }
     }
 

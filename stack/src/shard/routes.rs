@@ -1,5 +1,5 @@
-//! Routes of a port that come and go ([`Routes::route_to`](crate::port::Routes::route_to)): connections that wait for theirs, and
-//! those whose route has ended with the process at its end.
+//! Routes of a port that come and go ([`Routes::route_to`](crate::port::Routes::route_to)): connections that wait for theirs, those whose
+//! route has ended with the process at its end, and those for which there is none.
 
 use super::counters::Counter;
 use super::env::Env;
@@ -49,7 +49,8 @@ impl Env {
     }
 
     /// The process of the peer has ended. What was requested of it fails at once; a queue pair that waits for nothing stays as it is, as
-    /// over a network, and looks for its peer with the next request. Connection management tells the program of either.
+    /// over a network, and looks for its peer with the next request, which fails as soon as nobody is found. Connection management tells the
+    /// program of either.
     fn lose_route(&mut self, qp: &mut Qp) {
         if !qp.is_datagram() {
             self.shared.ended_peers.add(qp.qpn);
@@ -58,9 +59,16 @@ impl Env {
         qp.segments = Segments::default();
         self.agenda.unpark(qp);
         if !qp.is_unreliable() && qp.sq_done != qp.sq.0.published() {
-            qp.retried = Some(RetryCause::PeerEnded);
-            self.count_of(qp, Counter::PeersEnded);
-            self.fail_send(qp, WcStatus::RetryExcErr);
+            self.fail_unreachable(qp, RetryCause::PeerEnded);
         }
+    }
+
+    /// Nothing that a queue pair sends can reach its peer, for this reason: what it has requested fails, without retries.
+    #[cold]
+    pub(super) fn fail_unreachable(&mut self, qp: &mut Qp, cause: RetryCause) {
+        qp.retried = Some(cause);
+        let counter = if cause == RetryCause::PeerEnded { Counter::PeersEnded } else { Counter::Unreachable };
+        self.count_of(qp, counter);
+        self.fail_send(qp, WcStatus::RetryExcErr);
     }
 }

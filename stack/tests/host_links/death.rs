@@ -3,6 +3,8 @@
 use crate::member::{Member, Other, config, wait_for};
 use rustix::process::Signal;
 use stack::port::host::Reach;
+use stack::registry::{Registry, RegistryConfig};
+use std::time::Duration;
 
 #[test]
 fn what_a_killed_process_had_sent_arrives_before_its_end_is_told() {
@@ -80,7 +82,7 @@ fn frames_to_a_link_that_has_ended_are_counted_and_its_run_is_asked_anew() {
     // Its end is not taken yet: its number is nobody else's.
     assert_eq!(here.try_send(link, 5), 5);
     assert_eq!(here.links.counts().tx_ended, 5);
-    wait_for(|| here.reach(run) == Reach::Nobody);
+    wait_for(|| here.reach(run) == Reach::Vacant);
     let next = Other::new(&config);
     let new = here.link_to(next.run);
     assert_ne!(new, link);
@@ -89,6 +91,21 @@ fn frames_to_a_link_that_has_ended_are_counted_and_its_run_is_asked_anew() {
     drop(here.next_ended());
     let last = Other::new(&config);
     assert!([link, new].contains(&here.link_to(last.run)), "numbers are used again");
+}
+
+// Goal: who has begun a moment ago is not taken for the one that ended, and had its numbers before.
+#[test]
+fn a_run_is_vacant_until_a_new_process_has_it() {
+    let config = RegistryConfig { runs: 2, rest: Duration::ZERO, ..config() };
+    let mut here = Member::new(&config, 1);
+    let mut other = Registry::join(&config).unwrap();
+    let run = other.runs()[0].index();
+    for _ in 0..50 {
+        drop(other);
+        wait_for(|| here.reach(run) == Reach::Vacant);
+        other = Registry::join(&config).unwrap();
+        assert_eq!(here.reach(run), Reach::Asked, "no matter for how long that would be believed");
+    }
 }
 
 #[test]
@@ -143,7 +160,7 @@ fn a_fork_has_nothing_of_its_parent() {
     let right = crate::process::in_fork(|| {
         let sent = here.try_send(link, 3) == 3;
         let unable = matches!(here.queues[0].arm(), stack::port::Armed::Unable);
-        let nobody = here.reach(other.run) == Reach::Nobody;
+        let nobody = here.reach(other.run) == Reach::Unlinked;
         sent && unable && nobody && here.poll() == 0 && here.queues[0].next_ended().is_none()
     });
     assert!(right);

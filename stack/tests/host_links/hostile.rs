@@ -183,7 +183,7 @@ fn who_says_nothing_is_given_up() {
     let _mute: Vec<OwnedFd> = runs.iter().map(|run| mute(&config, *run)).collect();
     runs.iter().for_each(|run| assert_eq!(here.reach(*run), Reach::Asked));
     for run in runs {
-        wait_for(|| here.reach(run) == Reach::Nobody);
+        wait_for(|| here.reach(run) == Reach::Unlinked);
     }
     for liar in silent {
         assert!(liar.hear().0.is_empty());
@@ -217,7 +217,7 @@ fn who_is_called_and_lies_is_refused() {
         let liar = answer(&config, run, answers);
         assert_eq!(here.reach(run), Reach::Asked);
         assert_eq!(liar.join().unwrap()[..20], message(RELEASE, REFUSED, &[WRONG])[..20]);
-        wait_for(|| here.reach(run) == Reach::Nobody);
+        wait_for(|| here.reach(run) == Reach::Unlinked);
     }
     assert_eq!((here.links.counts().refused, here.links.counts().made), (count, 0));
     works(&config, &mut here);

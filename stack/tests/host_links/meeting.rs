@@ -100,7 +100,7 @@ fn a_number_that_nobody_has_leads_nowhere_until_somebody_has_it() {
     let mut here = Member::new(&config, 1);
     let free = Run::all().map(Run::index).find(|run| *run != here.run()).unwrap();
     assert_eq!(here.reach(free), Reach::Asked);
-    wait_for(|| here.reach(free) == Reach::Nobody);
+    wait_for(|| here.reach(free) == Reach::Vacant);
     // The other process takes any run: the one it has is reached.
     let other = Other::new(&config);
     wait_for(|| matches!(here.queues[0].route_to(number_in(other.run)), Reach::Link(_)));
@@ -166,5 +166,5 @@ fn who_sleeps_learns_what_it_asked_for() {
         }
         last = run;
     }
-    assert_eq!(here.reach(last), Reach::Nobody);
+    assert_eq!(here.reach(last), Reach::Vacant);
 }

@@ -85,7 +85,7 @@ impl Member {
             match self.reach(run) {
                 Reach::Link(link) => return link,
                 Reach::Ourselves => panic!("run {run} is ours"),
-                Reach::Asked | Reach::Nobody => {}
+                Reach::Asked | Reach::Vacant | Reach::Unlinked => {}
             }
             assert!(start.elapsed() < PATIENCE, "there is no link to run {run}");
             self.poll();

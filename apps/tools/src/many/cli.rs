@@ -150,6 +150,9 @@ pub struct KilledArgs {
     /// Post one request right behind the signal, instead of some that are outstanding then
     #[arg(long)]
     pub late: bool,
+    /// Time from the signal to that request, which counts from there
+    #[arg(long, value_name = "TIME", requires = "late", value_parser = parse::duration)]
+    pub pause: Option<Duration>,
 }
 
 /// Options of `idle`.

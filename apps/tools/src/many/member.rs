@@ -140,7 +140,8 @@ impl Member<'_> {
             Order::PingPong { begins: false, .. } => work::ping_pong::answer(objects, orders)?,
             Order::Beat { every_us } => work::beat::run(objects, orders, Duration::from_micros(every_us))?,
             Order::Flood { depth, window_ns } => work::flood::run(objects, depth, window_ns)?,
-            Order::Kill { pid, signal, after_ms, late } => {
+            Order::Kill { pid, signal, after_ms, late_ms } => {
+                let late = late_ms.map(Duration::from_millis);
                 work::kill::run(objects, pid, signal, Duration::from_millis(after_ms), late)?
             }
             Order::Turn { turns } => work::turns::run(objects, turns)?,

@@ -66,8 +66,8 @@ pub enum Order {
         signal: End,
         /// Milliseconds before that.
         after_ms: u64,
-        /// Post nothing before the signal, and one request right behind it.
-        late: bool,
+        /// Post nothing before the signal, and one request so many milliseconds behind it: the time is from that post.
+        late_ms: Option<u64>,
     },
     /// Make so many turns in which nothing happens, after as many as it takes until links count as idle.
     Turn {
@@ -146,7 +146,7 @@ mod tests {
         let orders = [
             Order::Make(Make { count: 3, size: 64, depth: 8, memory: 0 }),
             Order::Connect(vec![Far { endpoint: "10.0.0.1,0x1,0x2".into(), addr: u64::MAX, rkey: 7 }]),
-            Order::Kill { pid: 1, signal: End::Int, after_ms: 50, late: true },
+            Order::Kill { pid: 1, signal: End::Int, after_ms: 50, late_ms: Some(0) },
             Order::Stop,
         ];
         for order in orders {

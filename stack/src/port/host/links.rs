@@ -89,7 +89,7 @@ impl Links {
     /// The queue of a shard, once.
     pub fn take_queue(&self, index: usize) -> Option<LinkQueue> {
         self.taken.take(index)?;
-        Some(LinkQueue::new(Arc::clone(&self.shared), index))
+        Some(LinkQueue::new(Arc::clone(&self.registry), Arc::clone(&self.shared), index))
     }
 
     /// The buffers of its queues, for those of another link of the port.

@@ -4,7 +4,7 @@ use super::greeting::{Fault, Message, Refusal};
 use super::id::{LINKS_MAX, LinkId};
 use super::keeper::Keeper;
 use super::meeting::{self, Meeting, Step, Us};
-use super::table::{NOBODY_FOR, REFUSED_FOR};
+use super::table::{FOREIGN_FOR, REFUSED_FOR};
 use super::talk::{Heard, Talk, Told};
 use super::terms::{About, Offer};
 use crate::port::share::{Party, Share};
@@ -52,12 +52,13 @@ impl Keeper {
 
     /// A shard needs a link to whoever has this run.
     pub(super) fn call(&mut self, run: Run, now: Instant) {
+        // Counted before, so that a lease that is missed is not counted either.
+        let leases = self.registry.leases(run);
         let call = match self.registry.call(run) {
             Ok(Called::Open(call)) => call,
             Ok(Called::Nobody(Holder::Ourselves)) => return self.table.ours(run),
-            Ok(Called::Nobody(Holder::Nobody | Holder::Dead | Holder::Foreign(_))) => {
-                return self.table.nobody(run, now, NOBODY_FOR);
-            }
+            Ok(Called::Nobody(Holder::Nobody | Holder::Dead)) => return self.table.vacant(run, leases, now),
+            Ok(Called::Nobody(Holder::Foreign(_))) => return self.table.unlinked(run, now, FOREIGN_FOR),
             Ok(Called::Nobody(Holder::Process(_) | Holder::Unknown)) => return self.table.again(run, now),
             Err(error) => {
                 self.log(0, &error.to_string());
@@ -221,7 +222,7 @@ impl Keeper {
 
     /// A meeting leads to no link: whoever waits for it is told that there is no way.
     fn give_up(&mut self, meeting: Meeting, now: Instant) {
-        meeting.runs.iter().for_each(|run| self.table.nobody(*run, now, REFUSED_FOR));
+        meeting.runs.iter().for_each(|run| self.table.unlinked(*run, now, REFUSED_FOR));
         self.closing.extend(meeting.talk.and_then(Talk::close));
     }
 

@@ -14,7 +14,9 @@ use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::info::{PortInfo, PortOptions, PortStats};
 use crate::port::layer::{PortLayer, QueueLayer};
 use crate::port::spec::PortSpec;
-use crate::port::traits::{Armed, Build, Destination, Numbers, Port, PortQueue, Route, Routes, Stalled};
+use crate::port::traits::{
+    Armed, Build, Destination, NoRoute, Numbers, Port, PortQueue, Route, Routes, Stalled,
+};
 use crate::port::udp;
 use crate::registry::{Addresses, Registry, RegistryConfig, Run};
 use crate::time::Instant;
@@ -195,16 +197,19 @@ impl QueueLayer for HostQueue {
 }
 
 impl Routes for HostQueue {
-    fn route_to(&mut self, to: Destination) -> Option<Route> {
-        let Destination::Process(number) = to else { return Some(SOCKETS) };
+    fn route_to(&mut self, to: Destination) -> Result<Route, NoRoute> {
+        let Destination::Process(number) = to else { return Ok(SOCKETS) };
         // Queue pair 1 is that of each process: the sockets bring a message to the one that it is for.
         if number.block().is_reserved() {
-            return Some(SOCKETS);
+            return Ok(SOCKETS);
         }
         match self.links.route_to(number) {
-            Reach::Link(link) => Some(route_of(link)),
-            Reach::Asked => None,
-            Reach::Ourselves | Reach::Nobody => Some(SOCKETS),
+            Reach::Link(link) => Ok(route_of(link)),
+            Reach::Asked => Err(NoRoute::Pending),
+            // What the sockets send to an address of this host reaches the members of its registry alone: who has the UDP port first
+            // shares it with nobody else, and beside 4791 they use another one.
+            Reach::Vacant => Err(NoRoute::Nobody),
+            Reach::Ourselves | Reach::Unlinked => Ok(SOCKETS),
         }
     }
 

@@ -14,8 +14,10 @@ pub enum Way {
     Unknown,
     /// It is asked.
     Asked,
-    /// There is none, for now.
-    Nobody,
+    /// A process has it to which there is no link, for now.
+    Unlinked,
+    /// Nobody has it, which was leased so often by then: the lowest bits of [`Registry::leases`](crate::registry::Registry::leases).
+    Vacant(u8),
     /// This process.
     Ourselves,
     /// The link with this number.
@@ -24,17 +26,19 @@ pub enum Way {
 
 const UNKNOWN: u16 = 0;
 const ASKED: u16 = 1;
-const NOBODY: u16 = 2;
+const UNLINKED: u16 = 2;
 const OURSELVES: u16 = 3;
 const LINK: u16 = 1 << 8;
+const VACANT: u16 = 1 << 9;
 
 impl Way {
     fn of(word: u16) -> Self {
         match word {
             UNKNOWN => Self::Unknown,
             ASKED => Self::Asked,
-            NOBODY => Self::Nobody,
+            UNLINKED => Self::Unlinked,
             OURSELVES => Self::Ourselves,
+            word if word & VACANT != 0 => Self::Vacant(word as u8),
             link => Self::Link(link as u8),
         }
     }
@@ -43,7 +47,8 @@ impl Way {
         match self {
             Self::Unknown => UNKNOWN,
             Self::Asked => ASKED,
-            Self::Nobody => NOBODY,
+            Self::Unlinked => UNLINKED,
+            Self::Vacant(leases) => VACANT | u16::from(leases),
             Self::Ourselves => OURSELVES,
             Self::Link(link) => LINK | u16::from(link),
         }
@@ -107,8 +112,8 @@ mod tests {
     fn each_way_is_read_as_it_was_published() {
         let published = Published::default();
         let run = Run::at(77).unwrap();
-        let links = (0..=u8::MAX).map(Way::Link);
-        for way in [Way::Asked, Way::Nobody, Way::Ourselves, Way::Unknown].into_iter().chain(links) {
+        let numbered = (0..=u8::MAX).flat_map(|number| [Way::Link(number), Way::Vacant(number)]);
+        for way in [Way::Asked, Way::Unlinked, Way::Ourselves, Way::Unknown].into_iter().chain(numbered) {
             published.set(run, way);
             assert_eq!(published.way(run), way);
         }

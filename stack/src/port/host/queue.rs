@@ -20,7 +20,7 @@ use crate::port::memif::slots::Impossible;
 use crate::port::memif::wake::Waker;
 use crate::port::stock::Stock;
 use crate::port::traits::{Armed, Build, Stalled};
-use crate::registry::Run;
+use crate::registry::{Registry, Run};
 use crate::sync::asymmetric;
 use crate::time;
 use arrayvec::ArrayVec;
@@ -48,8 +48,10 @@ pub enum Reach {
     Asked,
     /// It is this process's own.
     Ourselves,
-    /// No process of this host that could be reached has it, for now.
-    Nobody,
+    /// No process has it.
+    Vacant,
+    /// A process has it to which there is no link, for now.
+    Unlinked,
 }
 
 /// A shard's ends of all links.
@@ -81,11 +83,12 @@ pub struct LinkQueue {
     pub(super) ended: VecDeque<Ended>,
     pub(super) stock: Stock,
     pub(super) waker: Option<Waker>,
+    registry: Arc<Registry>,
     pub(super) shared: Arc<Shared>,
 }
 
 impl LinkQueue {
-    pub(super) fn new(shared: Arc<Shared>, index: usize) -> Self {
+    pub(super) fn new(registry: Arc<Registry>, shared: Arc<Shared>, index: usize) -> Self {
         Self {
             index,
             seen: 0,
@@ -104,6 +107,7 @@ impl LinkQueue {
             ended: VecDeque::new(),
             stock: Stock::new(shared.pool.clone()),
             waker: None,
+            registry,
             shared,
         }
     }
@@ -111,7 +115,7 @@ impl LinkQueue {
     /// How a number is reached. Has a link made if there is none: ask again then.
     pub fn route_to(&mut self, number: Qpn) -> Reach {
         if self.is_fork() {
-            return Reach::Nobody;
+            return Reach::Unlinked;
         }
         let run = Run::of(number.block());
         match self.shared.published.way(run) {
@@ -131,7 +135,10 @@ impl LinkQueue {
             }
             Way::Asked => Reach::Asked,
             Way::Ourselves => Reach::Ourselves,
-            Way::Nobody => Reach::Nobody,
+            Way::Unlinked => Reach::Unlinked,
+            // Who has leased it since has changed that count before anyone knew its numbers: it is asked again in a moment.
+            Way::Vacant(leases) if leases == self.registry.leases(run) as u8 => Reach::Vacant,
+            Way::Vacant(_) => Reach::Asked,
         }
     }
 

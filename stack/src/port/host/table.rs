@@ -1,5 +1,5 @@
-//! Which run belongs to which link, as the keeper knows it: nobody has asked, it is asked, a link is up, nobody has it. What changes is
-//! published at once.
+//! Which run belongs to which link, as the keeper knows it: nobody has asked, it is asked, a link is up, there is none, nobody has it. What
+//! changes is published at once.
 //!
 //! Decides when whom to call, and for how long. No clock here: times are passed in.
 
@@ -12,8 +12,10 @@ use std::time::Instant;
 /// Time until a run is called again, at first and at most, where its process lives and it came to no link.
 const AGAIN: Duration = Duration::from_millis(1);
 const AGAIN_MAX: Duration = Duration::from_millis(64);
-/// How long nobody is asked for a run that nobody has, and for one whose process does not answer or wants no link.
-pub const NOBODY_FOR: Duration = Duration::from_millis(100);
+/// How long nobody is asked for a run that nobody has, for one that another user has, and for one whose process does not answer or wants no
+/// link.
+pub const VACANT_FOR: Duration = Duration::from_millis(100);
+pub const FOREIGN_FOR: Duration = Duration::from_millis(100);
 pub const REFUSED_FOR: Duration = Duration::from_secs(1);
 
 /// A run.
@@ -27,8 +29,10 @@ enum State {
     Called { pause: Duration, since: Instant },
     /// A link leads there.
     Up(u8),
-    /// There is no way until then.
-    Nobody(Instant),
+    /// There is no link until then.
+    Unlinked(Instant),
+    /// Nobody has it, which was leased so often; that is believed until then.
+    Vacant { until: Instant, leases: u8 },
     /// This process has it.
     Ours,
 }
@@ -59,7 +63,8 @@ impl Table {
                 State::None => Way::Unknown,
                 State::Due { .. } | State::Called { .. } => Way::Asked,
                 State::Up(link) => Way::Link(link),
-                State::Nobody(_) => Way::Nobody,
+                State::Unlinked(_) => Way::Unlinked,
+                State::Vacant { leases, .. } => Way::Vacant(leases),
                 State::Ours => Way::Ourselves,
             },
         );
@@ -104,10 +109,10 @@ impl Table {
     pub fn again(&mut self, run: Run, now: Instant) {
         let (pause, since) = match self.get(run) {
             State::Called { pause, since } | State::Due { pause, since, .. } => (pause, since),
-            State::Up(_) | State::None | State::Nobody(_) | State::Ours => return,
+            State::Up(_) | State::None | State::Unlinked(_) | State::Vacant { .. } | State::Ours => return,
         };
         if now.saturating_duration_since(since) >= self.patience {
-            return self.nobody(run, now, REFUSED_FOR);
+            return self.unlinked(run, now, REFUSED_FOR);
         }
         self.set(run, State::Due { at: now + pause, pause: AGAIN_MAX.min(2 * pause), since });
     }
@@ -117,9 +122,14 @@ impl Table {
         self.set(run, State::Ours);
     }
 
-    /// There is no way to this run for a while.
-    pub fn nobody(&mut self, run: Run, now: Instant, time: Duration) {
-        self.set(run, State::Nobody(now + time));
+    /// There is no link to the process that has this run, for a while.
+    pub fn unlinked(&mut self, run: Run, now: Instant, time: Duration) {
+        self.set(run, State::Unlinked(now + time));
+    }
+
+    /// Nobody has this run. `leases`: how often it had been leased before that was found out.
+    pub fn vacant(&mut self, run: Run, leases: u64, now: Instant) {
+        self.set(run, State::Vacant { until: now + VACANT_FOR, leases: leases as u8 });
     }
 
     /// A link has ended. Returns the runs to which it led: their process is gone, and others may take them.
@@ -132,7 +142,9 @@ impl Table {
     /// Forgets what is known no longer.
     pub fn expire(&mut self, now: Instant) {
         for run in Run::all() {
-            if matches!(self.get(run), State::Nobody(until) if until <= now) {
+            if let State::Unlinked(until) | State::Vacant { until, .. } = self.get(run)
+                && until <= now
+            {
                 self.set(run, State::None);
             }
         }
@@ -142,7 +154,7 @@ impl Table {
     pub fn due(&self) -> Option<Instant> {
         let due = |state: &State| match state {
             State::Due { at, .. } => Some(*at),
-            State::Nobody(until) => Some(*until),
+            State::Unlinked(until) | State::Vacant { until, .. } => Some(*until),
             State::None | State::Called { .. } | State::Up(_) | State::Ours => None,
         };
         self.runs.iter().filter_map(due).min()
@@ -180,6 +192,24 @@ mod tests {
         assert_eq!(published.way(run), Way::Unknown);
     }
 
+    // Goal: nothing is remembered of who has ended for longer than a moment.
+    #[test]
+    fn a_run_that_nobody_has_is_asked_for_again_after_a_while() {
+        let (mut table, published, run, now) = table();
+        table.ask(run, now);
+        table.next_due(now);
+        table.vacant(run, 0x107, now);
+        assert_eq!((published.way(run), table.due()), (Way::Vacant(7), Some(now + VACANT_FOR)));
+        table.again(run, now);
+        table.ask(run, now);
+        table.expire(now + VACANT_FOR - MS);
+        assert_eq!(published.way(run), Way::Vacant(7), "late words change nothing");
+        assert!(table.take_news());
+        table.expire(now + VACANT_FOR);
+        assert_eq!((published.way(run), table.due()), (Way::Unknown, None));
+        assert!(table.take_news(), "who waits asks again");
+    }
+
     #[test]
     fn pauses_grow_and_patience_ends() {
         let (mut table, published, run, start) = table();
@@ -188,7 +218,7 @@ mod tests {
         loop {
             assert_eq!(table.next_due(now), Some(run));
             table.again(run, now);
-            if published.way(run) == Way::Nobody {
+            if published.way(run) == Way::Unlinked {
                 break;
             }
             let due = table.due().unwrap();
@@ -197,7 +227,7 @@ mod tests {
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 64, 64, 64]);
         table.ask(run, now);
-        assert_eq!(published.way(run), Way::Nobody, "for a while");
+        assert_eq!(published.way(run), Way::Unlinked, "for a while");
         table.expire(now + REFUSED_FOR);
         assert_eq!(published.way(run), Way::Unknown);
     }

@@ -30,7 +30,7 @@ pub enum RetryCause {
     Probe,
     /// No packet goes out: nobody answers for the address of the next hop.
     Unreachable,
-    /// The process of the peer has ended, on this host.
+    /// No packet goes out: the process of the peer, on this host, has ended, or there was none.
     PeerEnded,
 }
 

@@ -289,7 +289,11 @@ impl Env {
         if !qp.is_reachable() {
             let failed = self.resolve(qp);
             if !qp.is_reachable() {
-                return Err(if failed { Unsent::Lost(Discard::Unreachable) } else { Unsent::Later });
+                return Err(if failed.is_some() {
+                    Unsent::Lost(Discard::Unreachable)
+                } else {
+                    Unsent::Later
+                });
             }
         }
         let hop = qp.hop;

@@ -8,6 +8,7 @@ use crate::id::{PdId, Psn, Qpn};
 use crate::mem::{Access, CachedKey, GrantedRange, KeyFault, MrTable};
 use crate::port::Frame;
 use crate::proto::fault::Fault;
+use crate::proto::recovery::RetryCause;
 use crate::proto::responder::Answer;
 use crate::proto::tables::Syndrome;
 use crate::shard::copy::{self, LocalProtection};
@@ -167,8 +168,9 @@ impl Env {
     /// Builds answers of a queue pair, one of so many that have some: each finds room for one.
     pub(super) fn answer(&mut self, qp: &mut Qp, waiting: usize) -> Stop {
         if !qp.is_reachable() {
-            self.resolve(qp);
-            if !qp.is_reachable() {
+            // Where nobody is left an answer leaves all the same: what it acknowledges has come, and the program has yet to see it.
+            let is_for_nobody = self.resolve(qp) == Some(RetryCause::PeerEnded);
+            if !is_for_nobody && !qp.is_reachable() {
                 self.completions.defer(qp);
                 return Stop::Done; // woken when the neighbour answers, or is found not to
             }

@@ -5,7 +5,6 @@ use super::Stop;
 use super::writer::{Built, Draft, Payload, Source, WrittenSeries};
 use crate::config::LONG_PACKET;
 use crate::port::Frame;
-use crate::proto::recovery::RetryCause;
 use crate::proto::requester::{
     Idle, Segment, SendWindow, Series, SeriesKind, SeriesLimits, SeriesOutcome, SeriesRequest, Unbuilt,
     Unsent,
@@ -214,10 +213,9 @@ impl Env {
         let may_go = qp.gates.has(if qp.requester.drained() { Gates::START_WQE } else { Gates::TX_RETRY });
         let due = posted && may_go;
         if !qp.is_reachable() {
-            if self.resolve(qp) && due {
-                qp.retried = Some(RetryCause::Unreachable);
-                self.count_of(qp, Counter::Unreachable);
-                self.fail_send(qp, WcStatus::RetryExcErr);
+            let unreachable = self.resolve(qp);
+            if let Some(cause) = unreachable.filter(|_| due) {
+                self.fail_unreachable(qp, cause);
                 return Stop::Done;
             }
             if !qp.is_reachable() {

@@ -174,7 +174,7 @@ impl Env {
 
     /// The way of an unreliable connection; its template has the next hop.
     fn connection_path(&mut self, qp: &mut Qp) -> Path {
-        if qp.hop == Hop::Pending && self.resolve(qp) {
+        if qp.hop == Hop::Pending && self.resolve(qp).is_some() {
             return Path::Failed;
         }
         match qp.hop {

@@ -41,6 +41,7 @@ fn ended(args: &KilledArgs, (name, op, signal): (&str, &str, End)) -> Result<Fou
     let row = Row::new(op, "lat")
         .with("memory", args.memory)
         .with("late", args.late)
+        .with("pause_ms", args.pause.map(|pause| pause.as_millis() as u64))
         .with("size", SIZE)
         .with("messages", all.count);
     let row = row.with("min_ns", all.min_ns).with("p50_ns", all.p50_ns).with("max_ns", all.max_ns);
@@ -54,11 +55,9 @@ fn once(args: &KilledArgs, signal: End) -> Result<u64> {
     team.connect(&pairs(2), Make { count: 0, size: SIZE, depth: 16, memory: args.memory as usize })?;
     let pid = team.pid(1);
     team.may_end(1);
-    let report = team.ask(
-        0,
-        &Order::Kill { pid, signal, after_ms: AFTER.as_millis() as u64, late: args.late },
-        AFTER,
-    )?;
+    let (pause, after_ms) = (args.pause.unwrap_or_default(), AFTER.as_millis() as u64);
+    let order = Order::Kill { pid, signal, after_ms, late_ms: args.late.then_some(pause.as_millis() as u64) };
+    let report = team.ask(0, &order, AFTER + pause)?;
     let Report::Times(times) = &report else { return Err(out_of_turn(0, &report)) };
     let [ns] = times[..] else { return Err(out_of_turn(0, &report)) };
     team.end()?;

@@ -11,11 +11,18 @@ use verbs::Wc;
 const DEPTH: usize = 8;
 
 /// Writes to the peer for a while, sends its process the signal, and goes on writing until a request fails. With `late` nothing is
-/// outstanding when the signal is sent. Reports the time from just before the signal to that completion.
+/// outstanding when the signal is sent, and one request is posted so long after it. Reports the time from just before the signal, or from that
+/// post, to that completion.
 ///
 /// # Errors
 /// A request that fails before, and none that does so afterwards.
-pub fn run(objects: &mut Objects, pid: u32, signal: End, after: Duration, late: bool) -> Result<Report> {
+pub fn run(
+    objects: &mut Objects,
+    pid: u32,
+    signal: End,
+    after: Duration,
+    late: Option<Duration>,
+) -> Result<Report> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| AppError::Misfit("0 is no process to send a signal".into()))?;
     let signal = match signal {
@@ -30,15 +37,20 @@ pub fn run(objects: &mut Objects, pid: u32, signal: End, after: Duration, late: 
             objects.write(0)?;
             outstanding += 1;
         }
-        if is_over && (!late || outstanding == 0) {
+        if is_over && (late.is_none() || outstanding == 0) {
             break;
         }
         outstanding -= objects.poll_sends("RDMA WRITE", &mut wcs)?;
         wait.on("the completion of an RDMA WRITE")?;
     }
-    let killed = Instant::now();
+    let mut since = Instant::now();
     kill_process(pid, signal).map_err(|e| AppError::Setup(format!("kill({pid:?}, {signal:?}): {e}")))?;
-    if late {
+    if let Some(late) = late {
+        // Polled meanwhile, as by a program that waits for something else.
+        while since.elapsed() < late {
+            objects.poll_any(&mut wcs)?;
+        }
+        since += late;
         objects.write(0)?;
     }
     let mut wait = Wait::default();
@@ -46,7 +58,7 @@ pub fn run(objects: &mut Objects, pid: u32, signal: End, after: Duration, late: 
         let n = objects.poll_any(&mut wcs)?;
         for wc in &wcs[..n] {
             if !wc.is_ok() {
-                return Ok(Report::Times(vec![killed.elapsed().as_nanos() as u64]));
+                return Ok(Report::Times(vec![since.elapsed().as_nanos() as u64]));
             }
             objects.write(0)?;
         }
