@@ -20,6 +20,9 @@ const HUB: [u8; 4] = [192, 0, 2, 1];
 /// The peer behind each link.
 const PEERS: [[u8; 4]; 2] = [[192, 0, 2, 11], [192, 0, 2, 12]];
 
+/// How long a link may refuse everything before what waits for it is lost.
+const TX_STALL: Duration = Duration::from_millis(20);
+
 /// A port whose one address is that of a host.
 struct OfHost {
     port: Box<dyn Port>,
@@ -456,6 +459,43 @@ fn no_mad_waits_for_the_link_of_another_peer() {
     assert_eq!(w.take(&d.peers[0].1, 8).len(), 8);
     assert!(d.hub.counters().discarded(Discard::TxStalled) > 0, "the others are lost by name");
     w.take(&d.done, 16);
+}
+
+// Goal: a peer that has stopped holds up what a queue pair sends to others once, for a moment, and no more while it is stopped: what goes to
+// it is lost by name and completes in its turn. What a connection has waiting for it stays, and it is reached as soon as it goes on.
+#[test]
+fn a_peer_that_has_stopped_holds_up_datagrams_to_others_for_a_moment() {
+    let w = World::new();
+    let (slow, d) = (w.connect(1), Datagrams::new(&w, QpType::Ud));
+    let lost = || w.hub.context.counters().discarded(Discard::TxStalled);
+    w.shut(1, true);
+    (0..60).for_each(|id| d.send(id, 1));
+    (60..64).for_each(|id| d.send(id, 0));
+    (0..50).for_each(|_| w.pump());
+    nothing(&w.hub.context, &d.done);
+    assert_eq!(lost(), 0, "it may go on in a moment");
+
+    w.clock.fetch_add(TX_STALL.as_nanos() as u64, Ordering::Relaxed);
+    // From here on no time passes.
+    assert_eq!(ids(&w.take(&d.done, 64)), (0..64).collect::<Vec<_>>());
+    assert_eq!((w.take(&d.peers[0].1, 4).len(), lost()), (4, 60));
+    for id in 0..20 {
+        d.send(id, (id % 2) as usize);
+        assert_eq!(ids(&w.take(&d.done, 1)), [id]);
+    }
+    assert_eq!((w.take(&d.peers[0].1, 10).len(), lost()), (10, 70));
+
+    // Beside a connection that waits for it.
+    w.hub_writes(&slow, 1, 0, 4);
+    (0..4).for_each(|id| d.send(id, 1));
+    assert_eq!((ids(&w.take(&d.done, 4)), lost()), (vec![0, 1, 2, 3], 74));
+    w.shut(1, false);
+    // It takes them first, and what comes behind them waits again.
+    (4..12).for_each(|id| d.send(id, 1));
+    assert_eq!(ids(&w.take(&d.done, 8)), (4..12).collect::<Vec<_>>());
+    assert_eq!(w.take(&d.peers[1].1, 8).len(), 8);
+    assert_eq!(ids(&w.take(&slow.our_sends, 4)), [0, 1, 2, 3]);
+    assert_eq!((lost(), slow.ours.counters().get(Counter::Retransmitted)), (74, 0));
 }
 
 // Goal: however many queue pairs wait for a link that takes nothing, the others are served as fast as without them.

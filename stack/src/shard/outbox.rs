@@ -21,7 +21,7 @@ use super::shared::Shared;
 use super::tx::writer::{Built, InPlace, Source, write_frames};
 use crate::config::{TX_BURST, TX_STALL};
 use crate::id::Mtu;
-use crate::port::{Destination, Frame, NoRoute, PortQueue, Route};
+use crate::port::{Destination, Frame, NoRoute, PortQueue, Route, TxBurst};
 use crate::time::Instant;
 
 /// Why [`Outbox::write`] wrote no more packets.
@@ -191,6 +191,16 @@ impl Outbox {
         }
     }
 
+    /// How many datagrams a route has room for. A link to a peer that has stopped has none: [`send_now`](Self::send_now) is for it.
+    #[inline(always)]
+    pub fn room_for_datagrams(&self, route: Route) -> usize {
+        if route == Route::default() {
+            self.first.requests.frames.remaining_capacity()
+        } else {
+            self.get_other(route).map_or(TX_BURST, Backlogs::room_for_datagrams)
+        }
+    }
+
     #[inline(always)]
     fn get(&self, route: Route) -> Option<&Backlogs> {
         if route == Route::default() { Some(&self.first) } else { self.get_other(route) }
@@ -265,6 +275,44 @@ impl Outbox {
             return written;
         }
         self.write_to_frames(traffic, route, next, source)
+    }
+
+    /// Whether the peer at the end of one of several routes has stopped, as it seems: what waited there was lost, because nothing was taken for
+    /// too long, and nothing is taken of what waits now.
+    #[cold]
+    pub fn has_stopped(&mut self, route: Route, now: Instant, counters: &Counters) -> bool {
+        if !self.get_other(route).is_some_and(|backlogs| backlogs.requests.has_stopped) {
+            return false;
+        }
+        let (queue, backlogs) = self.parts(route);
+        let sent = backlogs.flush(queue, route, now, counters);
+        backlogs.requests.has_stopped = sent == 0;
+        self.sent_early += sent;
+        sent == 0
+    }
+
+    /// Has a datagram leave by a route that [has stopped](Self::has_stopped), if it is taken now: nothing is kept waiting for a peer that may be
+    /// stopped for long.
+    ///
+    /// # Errors
+    /// It is not: the frame is not needed.
+    #[cold]
+    pub fn send_now(&mut self, route: Route, frame: Frame, counters: &Counters) -> Result<(), Frame> {
+        let (queue, backlogs) = self.parts(route);
+        if backlogs.waiting() > 0 {
+            return Err(frame);
+        }
+        let (len, mut alone) = (frame.len(), TxBurst::new());
+        alone.push(frame);
+        queue.tx_burst(route, &mut alone);
+        if let Some(frame) = alone.pop() {
+            return Err(frame);
+        }
+        backlogs.requests.has_stopped = false;
+        counters.add(Counter::TxFrames, 1);
+        counters.add(Counter::TxBytes, len as u64);
+        self.sent_early += 1;
+        Ok(())
     }
 
     /// Hands the frames that wait for a route to the port. Whether none waits any more.
@@ -493,8 +541,8 @@ fn other<'a>(
 mod tests {
     use super::*;
     use crate::config::{QP_TX_BUDGET, TX_REFUSED};
+    use crate::port::QueueLayer;
     use crate::port::limited::Limited;
-    use crate::port::{QueueLayer, TxBurst};
     use crate::shard::tx::writer::source::Responses;
     use crate::wire::Discard;
 

@@ -21,6 +21,8 @@ pub(super) struct Backlog {
     pub frames: TxBurst,
     /// Since when the port has refused every frame; `None` while it takes some.
     refused_since: Option<Instant>,
+    /// What waited was lost, and nothing is known to have left since: see [`Outbox::has_stopped`](super::Outbox::has_stopped).
+    pub has_stopped: bool,
     /// As [`gone`](Self::gone).
     gone: u64,
     /// Queue pairs that have more for this backlog than it has room for.
@@ -154,6 +156,11 @@ impl Backlogs {
         most.saturating_sub(self.of(traffic).frames.len())
     }
 
+    /// As [`room`](Self::room) for requests; none where what waited was lost, and nobody knows whether the peer goes on.
+    pub fn room_for_datagrams(&self) -> usize {
+        if self.requests.has_stopped { 0 } else { self.room(Traffic::Requests) }
+    }
+
     /// Frames that wait.
     #[inline]
     pub fn waiting(&self) -> usize {
@@ -269,6 +276,7 @@ impl Backlog {
                 self.gone += self.frames.len() as u64;
                 self.frames.clear();
                 self.refused_since = None;
+                self.has_stopped = true;
             }
         }
         sent

@@ -1,13 +1,15 @@
 //! UC and UD: sending without answers.
 //!
 //! A send request is complete when the port took its last frame. If the peer's Ethernet address cannot be resolved, or
-//! our source address is gone when the message should leave, the message is lost as it could be on the wire.
+//! our source address is gone when the message should leave, the message is lost as it could be on the wire. So is a datagram to a peer
+//! whose link has taken nothing for [`TX_STALL`](crate::config::TX_STALL), while that goes on: those behind it go to others. While a link
+//! takes some, what goes there waits for it.
 
 use super::Stop;
 use super::requests::draft;
 use crate::config::TX_BURST;
 use crate::id::{QpType, Qpn};
-use crate::port::{FlowKind, Route};
+use crate::port::{FlowKind, Frame, Route};
 use crate::proto::address::UdAddress;
 use crate::proto::requester::Idle;
 use crate::proto::status::WcStatus;
@@ -96,14 +98,23 @@ impl Env {
                 Path::NoSource => Some(Discard::NoSource),
                 _ => None,
             };
+            let mut stopped = None;
             if let Path::Known(_, by) = path {
-                if self.outbox.room(Traffic::Requests, by) == 0 {
+                let room = if qp.is_datagram() {
+                    self.outbox.room_for_datagrams(by)
+                } else {
+                    self.outbox.room(Traffic::Requests, by)
+                };
+                if room == 0 {
                     // As with a neighbour that is not known: no MAD waits for the link of another peer.
                     let others_wait = qp.ty == QpType::Gsi && self.outbox.has_routes();
-                    if !others_wait || !self.outbox.refuses(by) {
+                    if qp.is_datagram() && self.outbox.has_stopped(by, self.now, &self.counters) {
+                        stopped = Some(by);
+                    } else if others_wait && self.outbox.refuses(by) {
+                        lost = Some(Discard::TxStalled);
+                    } else {
                         return Stop::Full(by);
                     }
-                    lost = Some(Discard::TxStalled);
                 } else if *route != Some(by) {
                     self.note_leaving(qp, *route);
                     *route = Some(by);
@@ -139,6 +150,10 @@ impl Env {
                 qp.requester.fail_local(seq, WcStatus::LocProtErr);
                 continue; // the next look says whether older requests have to leave first
             }
+            if let Some(by) = stopped {
+                self.send_now(qp, by, frame);
+                continue;
+            }
             if let Some(lost) = lost {
                 self.discard_of(qp, lost);
                 self.outbox.keep_frame(frame);
@@ -159,6 +174,22 @@ impl Env {
             }
         }
         Stop::More
+    }
+
+    /// A datagram to a peer that has stopped, as it seems: those behind it go to others, and do not wait for that peer.
+    #[cold]
+    fn send_now(&mut self, qp: &mut Qp, by: Route, frame: Frame) {
+        let len = frame.len() as u64;
+        match self.outbox.send_now(by, frame, &self.counters) {
+            Ok(()) => {
+                self.count(Counter::RequestsSent);
+                qp.counters.sent(1, len);
+            }
+            Err(frame) => {
+                self.discard_of(qp, Discard::TxStalled);
+                self.outbox.keep_frame(frame);
+            }
+        }
     }
 
     /// Nothing to build: stale requests complete silently, and a request that failed here, once it is the oldest.
