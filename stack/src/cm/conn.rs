@@ -1,4 +1,4 @@
-//! One connection: its state, and the parameters of REQ and REP.
+//! One connection: its state, the parameters of REQ and REP, and the MADs that name it.
 
 use core::time::Duration;
 
@@ -10,14 +10,15 @@ use super::message::{Dreq, Rej, Req, Rtu, padded};
 use super::reason::Reason;
 use crate::time::Instant;
 
-/// State of a connection (IBA 12.9.7). States that differ only in an MRA are one here: an MRA changes the timer alone.
+/// State of a connection (IBA 12.9.7). The specification's separate states for a sent or received MRA are left out: an MRA changes only
+/// the timer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     /// Active: REQ sent.
     ReqSent,
-    /// Active: REP received, the queue pair is being brought to RTS.
+    /// Active: REP received. The program brings the queue pair to RTS.
     RepRcvd,
-    /// Passive: REQ received, the program decides.
+    /// Passive: REQ received. The program has to accept or reject it.
     ReqRcvd,
     /// Passive: REP sent.
     RepSent,
@@ -25,12 +26,12 @@ pub(super) enum State {
     Established,
     /// DREQ sent.
     DreqSent,
-    /// Over; packets may still be under way.
+    /// Ended; packets of the connection may still be in the network.
     TimeWait,
 }
 
 impl State {
-    /// The name in errors.
+    /// The name of the state in error messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ReqSent => "REQ sent",
@@ -42,7 +43,7 @@ impl State {
             Self::TimeWait => "TIMEWAIT",
         }
     }
-    /// Whether a stranger can bring a connection into this state.
+    /// Whether a REQ from any host can bring a connection into this state.
     pub const fn half_open(self) -> bool {
         matches!(self, Self::ReqRcvd | Self::RepSent)
     }
@@ -52,77 +53,81 @@ impl State {
     }
 }
 
-/// READs and ATOMICs that a side serves and wants to have under way.
+/// Outstanding READs and ATOMICs of one side.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Depths {
+    /// Those that it can serve.
     pub responder_resources: u8,
+    /// Those that it wants to issue.
     pub initiator_depth: u8,
 }
 
+/// A connection of the machine.
 pub(super) struct Conn {
     pub state: State,
-    /// The program gave it up: no event comes but TIMEWAIT exit.
+    /// The program destroyed it: its only further event is [`Event::TimeWaitExit`](super::Event::TimeWaitExit).
     pub gone: bool,
-    /// The listener whose backlog it counts in, while in `ReqRcvd`.
+    /// The listener whose backlog it occupies, in `ReqRcvd`.
     pub listener: Option<ListenId>,
+    /// Our communication ID.
     pub local_id: u32,
-    /// 0 until known.
+    /// The peer's communication ID; 0 until known.
     pub remote_id: u32,
-    /// Transaction of the REQ, or of our DREQ.
+    /// Transaction ID of the REQ, or of our DREQ.
     pub tid: u64,
-    /// 0 until known.
+    /// The peer's node GUID; 0 until known.
     pub remote_guid: u64,
-    /// Where MADs are sent.
+    /// The path on which MADs are sent.
     pub mad_path: Path,
-    /// The queue pair's parameters, as far as known: `qpn` 0 before accept, `dest_qpn` 0 before the REP.
+    /// The queue pair's parameters, as far as known: `qpn` is 0 before accept, `dest_qpn` is 0 before the REP.
     pub params: QpParams,
-    /// On the active side ours, on the passive side those of the REQ.
+    /// On the active side our own, on the passive side those of the REQ.
     pub depths: Depths,
-    /// Time code of the path's packet lifetime; active side.
+    /// Packet lifetime of the path, as a time code of the specification. Active side only.
     pub packet_lifetime: u8,
-    /// Between two sends of a request.
+    /// Time between two transmissions of a request.
     pub interval: Duration,
-    /// How often a request is repeated.
+    /// How often a request is retransmitted.
     pub retries: u8,
-    /// Repetitions left.
+    /// Retransmissions left.
     pub left: u8,
-    /// How long a request waits for its answer, with all its repetitions. An MRA saves repetitions; the wait ends all the same.
+    /// How long a request waits for its answer, over all retransmissions. An MRA delays retransmissions but does not prolong this.
     pub max_wait: Duration,
-    /// Whether this wait has had its MRA: from the peer in states that wait for the peer, from us where the peer waits.
+    /// Whether the MRA of this wait was sent or received: received where we wait for the peer, sent where the peer waits for us.
     pub mra: bool,
-    /// When it is given up; counts only in a state with [`State::has_deadline`].
+    /// When the connection attempt or its end times out. Used only in states with [`State::has_deadline`].
     pub deadline: Instant,
-    /// When its timer fires; `FAR`: never.
+    /// When its timer fires; [`Instant::FAR`]: never.
     pub timer: Instant,
-    /// The MAD that is kept: the timer repeats it, or a duplicate of what it answers does (the RTU, the DREP).
+    /// The MAD that may be sent again: by the timer, or when a duplicate arrives of the MAD that it answers (an RTU or DREP).
     pub mad: Option<Box<[u8; MAD_LEN]>>,
-    /// It waits to be sent.
+    /// Whether `mad` waits to be sent.
     pub queued: bool,
-    /// It was sent once.
+    /// Whether `mad` was sent at least once.
     pub sent: bool,
-    /// Our process ends: the interval begins short, and grows.
+    /// Whether its DREQ is urgent because our process ends: `interval` begins short and doubles.
     pub hurries: bool,
-    /// How `DreqSent` ends when the peer agrees.
+    /// What the program is told when `DreqSent` ends with an answer of the peer.
     pub ending: Disconnect,
-    /// The peer is being asked whether it still has it; in `Established`.
+    /// Why the peer is being asked whether it still has the connection; `None` if it is not being asked. In `Established`.
     pub asked: Option<Asked>,
-    /// How often the peer is asked where nobody doubts; `None`: never.
+    /// Interval at which the peer is asked whether it still has the connection; `None`: never.
     pub keep_alive: Option<Duration>,
-    /// How often it has answered nothing since it answered last.
+    /// Keep-alive checks in a row that the peer has not answered.
     pub silences: u8,
 }
 
 /// Why a peer is asked whether it still has a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Asked {
-    /// Somebody says that it has not.
+    /// A message indicates that it no longer has it.
     Doubted,
-    /// Nobody has asked for a while.
+    /// It was not asked for the keep-alive interval.
     ToKeepAlive,
 }
 
 impl Conn {
-    /// A connection that begins: it has sent nothing, waits for nothing, and no timer runs.
+    /// A new connection, which has sent nothing and whose timer is off.
     pub const fn new(
         state: State,
         local_id: u32,
@@ -160,20 +165,20 @@ impl Conn {
             silences: 0,
         }
     }
-    /// The peer, once its GUID is known.
+    /// The peer: its address and node GUID (0 until known).
     pub const fn peer(&self) -> Peer {
         (self.mad_path.dgid, self.remote_guid)
     }
-    /// Whether a REQ repeats the one that began this connection.
+    /// Whether a REQ is a duplicate of the one that began this connection.
     pub fn began_with(&self, tid: u64, req: &Req) -> bool {
         self.tid == tid && self.params.dest_qpn == req.local_qpn && self.state != State::TimeWait
     }
-    /// Keeps a MAD, in place of the one before.
+    /// Stores a MAD for (re)transmission, in place of the previous one.
     pub fn keep(&mut self, mad: &Mad) {
         self.mad = Some(Box::new(mad.encode()));
         self.sent = false;
     }
-    /// A REJ of this side's.
+    /// A REJ from this side, which rejects a message of type `message`.
     pub fn rej(&self, message: u8, reason: Reason, info: &[u8], private_data: &[u8]) -> Mad {
         let rej = Rej {
             local_comm_id: self.local_id,
@@ -186,7 +191,7 @@ impl Conn {
         };
         Mad::new(self.tid, rej)
     }
-    /// A DREQ, of this transaction.
+    /// A DREQ with this transaction ID.
     pub fn dreq(&self, tid: u64, private_data: &[u8]) -> Mad {
         let dreq = Dreq {
             local_comm_id: self.local_id,
@@ -196,7 +201,7 @@ impl Conn {
         };
         Mad::new(tid, dreq)
     }
-    /// The RTU.
+    /// An RTU.
     pub fn rtu(&self, private_data: &[u8]) -> Mad {
         let rtu = Rtu {
             local_comm_id: self.local_id,

@@ -1,4 +1,4 @@
-//! Parameters of the operations, events of the machine, and the parameters for a queue pair.
+//! Parameters of the machine's operations, its events, and the parameters with which a queue pair is connected.
 
 use core::time::Duration;
 
@@ -8,19 +8,19 @@ use super::config::Timing;
 use super::reason::{Reason, SidrStatus};
 use super::service::{IpHeader, ServiceId};
 
-/// A listener.
+/// Identifies a listener.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct ListenId(pub(super) u64);
 
-/// A connection, from connect or CONNECT_REQUEST to its end. Never reused within the life of a machine.
+/// Identifies a connection, from `connect` or [`Event::ConnectRequest`] to its end. A machine never reuses one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct ConnId(pub(super) u64);
 
-/// A SIDR exchange, from request to reply. Never reused within the life of a machine.
+/// Identifies a SIDR exchange, from request to reply. A machine never reuses one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct SidrId(pub(super) u64);
 
-/// The way of packets to a peer, and back.
+/// The path to a peer and back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct Path {
     /// Our address.
@@ -37,7 +37,7 @@ pub struct Path {
     pub sl: u8,
 }
 
-/// A MAD that is due: the bytes, for queue pair 1 of the peer with Q_Key 0x80010000 and P_Key index 0.
+/// A MAD to send to queue pair 1 of a peer, with Q_Key 0x80010000 and P_Key index 0.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Send {
     /// The datagram's payload.
@@ -61,9 +61,9 @@ pub enum Transport {
 pub struct Listen {
     /// The service that peers request.
     pub service_id: ServiceId,
-    /// Only this address of ours: the destination of the [`IpHeader`], or the GID where there is none. `None`: all.
+    /// Only requests to this address of ours: the destination in the [`IpHeader`], or the GID if there is none. `None`: any address.
     pub address: Option<Gid>,
-    /// Requests that may wait to be accepted or rejected; more are rejected (reason 3). 0 counts as 1.
+    /// How many requests may wait to be accepted or rejected. Further ones are rejected (reason 3). 0 counts as 1.
     pub backlog: u32,
 }
 
@@ -72,7 +72,7 @@ pub struct Listen {
 pub struct Connect {
     /// The requested service.
     pub service_id: ServiceId,
-    /// The way to the peer.
+    /// The path to the peer.
     pub path: Path,
     /// Path MTU; at most that of the port.
     pub mtu: Mtu,
@@ -84,32 +84,32 @@ pub struct Connect {
     pub flow_control: bool,
     /// Whether our queue pair has a shared receive queue.
     pub srq: bool,
-    /// The sequence number the peer begins with; `None`: random.
+    /// The first PSN of the packets that the peer sends; `None`: random.
     pub psn: Option<Psn>,
     /// READs and ATOMICs that we can serve at once.
     pub responder_resources: u8,
-    /// READs and ATOMICs that we want to have under way at once.
+    /// READs and ATOMICs that we want to have outstanding at once.
     pub initiator_depth: u8,
     /// Transport retries, `0 ..= 7`, of both queue pairs.
     pub retry_count: u8,
     /// RNR retries of the peer's queue pair, `0 ..= 7`.
     pub rnr_retry_count: u8,
-    /// Code of the delay of our RNR NAKs, `0 ..= 31`; passed on to [`QpParams`].
+    /// RNR timer code of our RNR NAKs, `0 ..= 31`; copied to [`QpParams`].
     pub min_rnr_timer: u8,
-    /// Times and retries.
+    /// Timeouts and retries of the exchange.
     pub timing: Timing,
-    /// How often the peer is asked whether it still has the connection, once that is established; `None`: never. See
+    /// Interval at which the peer of an established connection is asked whether it still has the connection; `None`: never. See
     /// [`Event::CheckPeer`].
     pub keep_alive: Option<Duration>,
-    /// The header of `rdma_cm`; must be there exactly if the service id is one of [`PortSpace`](super::PortSpace).
+    /// The IP header of `rdma_cm`. Required if the service ID is one of a [`PortSpace`](super::PortSpace), else not allowed.
     pub ip: Option<IpHeader>,
-    /// Up to 92 bytes, up to 56 after an `ip` header.
+    /// Up to 92 bytes, or up to 56 after an `ip` header.
     pub private_data: Vec<u8>,
 }
 
 impl Connect {
-    /// A reliable connection to `service_id` with everything else at its usual value: MTU 1024, one READ each way,
-    /// seven retries of each kind.
+    /// A reliable connection to `service_id`, with default values: MTU 1024, one outstanding READ or ATOMIC each way, seven
+    /// transport and RNR retries.
     pub fn new(service_id: ServiceId, path: Path, qpn: Qpn) -> Self {
         Self {
             service_id,
@@ -142,26 +142,26 @@ pub struct Accept {
     pub flow_control: bool,
     /// Whether our queue pair has a shared receive queue.
     pub srq: bool,
-    /// READs and ATOMICs that we can serve at once; cut to what the peer wants to issue.
+    /// READs and ATOMICs that we can serve at once; reduced to what the peer wants to issue.
     pub responder_resources: u8,
-    /// READs and ATOMICs that we want to have under way; cut to what the peer can serve.
+    /// READs and ATOMICs that we want to have outstanding at once; reduced to what the peer can serve.
     pub initiator_depth: u8,
     /// RNR retries of the peer's queue pair, `0 ..= 7`.
     pub rnr_retry_count: u8,
-    /// Code of the delay of our RNR NAKs, `0 ..= 31`; passed on to [`QpParams`].
+    /// RNR timer code of our RNR NAKs, `0 ..= 31`; copied to [`QpParams`].
     pub min_rnr_timer: u8,
-    /// Time code between two REPs, and between two DREQs, `0 ..= 31`; `None`: as in the REQ.
+    /// Interval at which REP and DREQ are retransmitted, as a time code, `0 ..= 31`; `None`: as in the REQ.
     pub response_timeout: Option<u8>,
-    /// REP and DREQ are sent again so many times, `0 ..= 15`; `None`: as in the REQ.
+    /// How often REP and DREQ are retransmitted, `0 ..= 15`; `None`: as in the REQ.
     pub max_cm_retries: Option<u8>,
-    /// As [`Connect::keep_alive`].
+    /// Same as [`Connect::keep_alive`].
     pub keep_alive: Option<Duration>,
     /// Up to 196 bytes.
     pub private_data: Vec<u8>,
 }
 
 impl Accept {
-    /// With this queue pair, as many READs each way as the peer can have, seven RNR retries.
+    /// Accepts with this queue pair: as many READs and ATOMICs each way as the peer agrees to, seven RNR retries.
     pub fn new(qpn: Qpn) -> Self {
         let most = crate::config::RD_ATOMIC_MAX;
         Self {
@@ -183,26 +183,25 @@ impl Accept {
 /// Parameters of [`reject`](super::Machine::reject).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reject {
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// Additional information of the reason, up to 72 bytes.
+    /// Additional reject information, up to 72 bytes.
     pub info: Vec<u8>,
     /// Up to 148 bytes.
     pub private_data: Vec<u8>,
 }
 
 impl Reject {
-    /// `rdma_reject`: reason 28 with private data.
+    /// A rejection as by `rdma_reject`: reason 28 with private data.
     pub fn consumer(private_data: impl Into<Vec<u8>>) -> Self {
         Self { reason: Reason::CONSUMER_DEFINED, info: Vec::new(), private_data: private_data.into() }
     }
 }
 
-/// The parameters to connect a queue pair: every value that REQ and REP agreed on, mapped to our side.
+/// The parameters to connect a queue pair: every value that REQ and REP agreed on, from our side's view.
 ///
-/// To INIT: nothing of this. To RTR: `dest_qpn`, `rq_psn`, `path`, `path_mtu`, `max_dest_rd_atomic`,
-/// `min_rnr_timer` (the last two of RC alone). To RTS: `sq_psn`, and of RC `timeout`, `retry_cnt`, `rnr_retry`,
-/// `max_rd_atomic`.
+/// INIT needs none of them. RTR needs `dest_qpn`, `rq_psn`, `path` and `path_mtu`; for RC also `max_dest_rd_atomic` and `min_rnr_timer`.
+/// RTS needs `sq_psn`; for RC also `timeout`, `retry_cnt`, `rnr_retry` and `max_rd_atomic`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct QpParams {
     /// Service type.
@@ -211,15 +210,15 @@ pub struct QpParams {
     pub qpn: Qpn,
     /// The peer's queue pair.
     pub dest_qpn: Qpn,
-    /// First sequence number we expect.
+    /// First PSN that we expect.
     pub rq_psn: Psn,
-    /// First sequence number we send.
+    /// First PSN that we send.
     pub sq_psn: Psn,
     /// Path MTU.
     pub path_mtu: Mtu,
-    /// READs and ATOMICs that we may have under way, `0 ..= 16`.
+    /// READs and ATOMICs that we may have outstanding, `0 ..= 16`.
     pub max_rd_atomic: u8,
-    /// READs and ATOMICs that we serve, `0 ..= 16`. With 0 the peer gets no right to READ or ATOMIC.
+    /// READs and ATOMICs that we serve at once, `0 ..= 16`. With 0 the peer gets no right to READ or ATOMIC.
     pub max_dest_rd_atomic: u8,
     /// Time code of the local ACK timeout, `0 ..= 31`.
     pub timeout: u8,
@@ -227,14 +226,14 @@ pub struct QpParams {
     pub retry_cnt: u8,
     /// RNR retries, `0 ..= 7`.
     pub rnr_retry: u8,
-    /// Code of the delay of our RNR NAKs, `0 ..= 31`.
+    /// RNR timer code of our RNR NAKs, `0 ..= 31`.
     pub min_rnr_timer: u8,
-    /// The way to the peer.
+    /// The path to the peer.
     pub path: Path,
 }
 
 impl QpParams {
-    /// Whether the peer gets the right to READ and to ATOMIC (WRITE it always gets): if we serve any.
+    /// Whether the peer gets the rights to READ and ATOMIC: it does if we serve any. It always gets the right to WRITE.
     pub const fn remote_read(&self) -> bool {
         self.max_dest_rd_atomic != 0
     }
@@ -245,25 +244,25 @@ impl QpParams {
 pub struct Request {
     /// The requested service.
     pub service_id: ServiceId,
-    /// The way to the peer: our address first.
+    /// The path to the peer; `sgid` is our address.
     pub path: Path,
-    /// The header of `rdma_cm`, where the service id is one of its own.
+    /// The IP header of `rdma_cm`, if the service ID is one of a [`PortSpace`](super::PortSpace).
     pub ip: Option<IpHeader>,
-    /// What follows: 92 bytes, or 56 after a header.
+    /// 92 bytes, or 56 after an `ip` header.
     pub private_data: Vec<u8>,
     /// Service type.
     pub transport: Transport,
     /// The peer's queue pair.
     pub remote_qpn: Qpn,
-    /// The peer's node.
+    /// The peer's node GUID.
     pub remote_guid: u64,
-    /// READs and ATOMICs that the peer can serve at once: the most we can have under way.
+    /// READs and ATOMICs that the peer can serve at once: the most that we can have outstanding.
     pub responder_resources: u8,
-    /// READs and ATOMICs that the peer wants to have under way.
+    /// READs and ATOMICs that the peer wants to have outstanding.
     pub initiator_depth: u8,
-    /// Transport retries our queue pair is to have.
+    /// Transport retries that our queue pair should use.
     pub retry_count: u8,
-    /// RNR retries our queue pair is to have.
+    /// RNR retries that our queue pair should use.
     pub rnr_retry_count: u8,
     /// Path MTU.
     pub mtu: Mtu,
@@ -273,14 +272,14 @@ pub struct Request {
     pub srq: bool,
 }
 
-/// An accepted request, on the active side.
+/// The peer's acceptance of our request, on the active side.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Response {
-    /// Our queue pair's parameters. Bring it to RTS, then [`confirm`](super::Machine::confirm).
+    /// Our queue pair's parameters. Bring it to RTS, then call [`confirm`](super::Machine::confirm).
     pub params: QpParams,
-    /// READs and ATOMICs that the peer serves.
+    /// READs and ATOMICs that the peer serves at once.
     pub responder_resources: u8,
-    /// READs and ATOMICs that the peer has under way.
+    /// READs and ATOMICs that the peer may have outstanding.
     pub initiator_depth: u8,
     /// RNR retries of the REP.
     pub rnr_retry_count: u8,
@@ -292,129 +291,130 @@ pub struct Response {
     pub private_data: Vec<u8>,
 }
 
-/// What came of [`Event::CheckPeer`].
+/// Result of an [`Event::CheckPeer`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum PeerAnswer {
     /// The peer's queue pair answered.
     Answered,
-    /// It did not, as often as it was asked.
+    /// The peer's queue pair did not answer, although it was asked several times.
     Silent,
-    /// It could not be asked: our queue pair is not connected, or is of a type that asks nothing.
+    /// The peer could not be asked: our queue pair is not connected, or its type has no acknowledged requests.
     NotAsked,
 }
 
-/// How a connection that was established came to its end.
+/// How an established connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Disconnect {
     /// The peer requested it.
     ByPeer,
     /// We requested it and the peer agreed.
     Agreed,
-    /// We requested it and the peer never answered; or the peer answered nothing for a while ([`Connect::keep_alive`]).
+    /// We requested it and the peer never answered; or the peer did not answer keep-alive checks ([`Connect::keep_alive`]).
     TimedOut,
-    /// The peer's REJ ended it: it never learnt that we were connected.
+    /// The peer rejected it (REJ), because our RTU never reached it.
     Rejected(Reason),
-    /// The peer's queue pair appeared in another request, and did not answer: the peer no longer has this connection.
+    /// A message indicated that the peer no longer has this connection, and the peer's queue pair did not answer a check or could not be
+    /// checked.
     Stale,
-    /// The peer's process, one of this host, has ended.
+    /// The peer's process, on the same host, has ended.
     PeerEnded,
 }
 
-/// The events. Events of one connection come in order; an event whose text says so ends the id.
+/// Events of the machine. Events of one connection come in order. The documentation says which events end an ID; no event follows then.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A REQ for a listener. Answer with `accept`, `reject` or `destroy`.
+    /// A REQ arrived for a listener. Call `accept`, `reject` or `destroy`.
     ConnectRequest {
-        /// Of this listener.
+        /// The listener.
         listener: ListenId,
         /// The new connection.
         id: ConnId,
         /// The request.
         request: Request,
     },
-    /// The peer accepted: bring the queue pair to RTS and `confirm`, or `reject`.
+    /// The peer accepted our request. Bring the queue pair to RTS and call `confirm`, or call `reject`.
     ConnectResponse {
         /// The connection.
         id: ConnId,
         /// The peer's answer.
         response: Response,
     },
-    /// Passive side: the peer's RTU, or [`established`](super::Machine::established). The active side is established
-    /// by `confirm` and gets no event.
+    /// Passive side: the connection is established, by the peer's RTU or by [`established`](super::Machine::established). On the
+    /// active side `confirm` establishes the connection, without an event.
     Established {
         /// The connection.
         id: ConnId,
-        /// The RTU's private data, 224 bytes; empty where data came first.
+        /// The RTU's private data, 224 bytes; empty if there was no RTU.
         private_data: Vec<u8>,
     },
-    /// The peer refused. Ends the id, unless `timewait`: then [`Event::TimeWaitExit`] does.
+    /// The peer rejected the connection. Ends the ID, unless `timewait` is set: then [`Event::TimeWaitExit`] ends it.
     Rejected {
         /// The connection.
         id: ConnId,
-        /// Why.
+        /// The reason.
         reason: Reason,
         /// Additional information, up to 72 bytes.
         info: Vec<u8>,
         /// 148 bytes.
         private_data: Vec<u8>,
-        /// Whether the queue pair rests in TIMEWAIT now.
+        /// Whether the connection is in TIMEWAIT now.
         timewait: bool,
     },
-    /// The peer did not answer our REQ or REP; or the program did not decide on the peer's REQ or REP within
-    /// [`Limits::half_open_time`](super::Limits::half_open_time). Ends the id, unless `timewait`: then [`Event::TimeWaitExit`]
-    /// does.
+    /// The peer did not answer our REQ or REP; or the program did not act on the peer's REQ or REP within
+    /// [`Limits::half_open_time`](super::Limits::half_open_time). Ends the ID, unless `timewait` is set: then [`Event::TimeWaitExit`]
+    /// ends it.
     Unreachable {
         /// The connection.
         id: ConnId,
-        /// Whether the queue pair rests in TIMEWAIT now.
+        /// Whether the connection is in TIMEWAIT now.
         timewait: bool,
     },
     /// An established connection ended. The connection is in TIMEWAIT now.
     Disconnected {
         /// The connection.
         id: ConnId,
-        /// How.
+        /// How it ended.
         how: Disconnect,
-        /// Private data of the peer's DREQ (220 bytes) or DREP (224); empty where there was none.
+        /// Private data of the peer's DREQ (220 bytes) or DREP (224 bytes); empty if there was neither.
         private_data: Vec<u8>,
     },
-    /// A message from the peer's address says that the peer does not have this established connection any more, which need not be
-    /// true; or nobody has asked for a while ([`Connect::keep_alive`]). To be asked of the peer's queue pair; then
-    /// [`peer_checked`](super::Machine::peer_checked). The connection goes on meanwhile.
+    /// Check whether the peer still has this established connection, by a request to its queue pair, then call
+    /// [`peer_checked`](super::Machine::peer_checked) with the result. Either a message from the peer's address indicates that it does
+    /// not, which may be forged, or the keep-alive interval is over ([`Connect::keep_alive`]). The connection stays usable meanwhile.
     CheckPeer {
         /// The connection.
         id: ConnId,
-        /// The way to the peer, for worlds without queue pairs, as simulations are. A queue pair knows it.
+        /// The path to the peer. Only simulations without queue pairs need it.
         path: Path,
-        /// Our queue pair, which asks.
+        /// Our queue pair, which sends the request.
         qpn: Qpn,
-        /// The peer's, as `path`.
+        /// The peer's queue pair. Needed only where `path` is.
         remote_qpn: Qpn,
     },
-    /// Packets of the connection have died out: its queue pair's number may be used again. Ends the id. Comes after `destroy`
-    /// too, for callers that hold the number back.
+    /// TIMEWAIT is over: no packets of the connection are left in the network, and its queue pair number may be reused. Ends the ID.
+    /// Comes even after `destroy`, so that callers know when to reuse the number.
     TimeWaitExit {
         /// The connection.
         id: ConnId,
-        /// The queue pair.
+        /// Our queue pair.
         qpn: Qpn,
     },
-    /// A SIDR_REQ for a listener. Answer with `sidr_reply`.
+    /// A SIDR_REQ arrived for a listener. Call `sidr_reply`.
     SidrRequest {
-        /// Of this listener.
+        /// The listener.
         listener: ListenId,
         /// The new exchange.
         id: SidrId,
         /// The requested service.
         service_id: ServiceId,
-        /// The way to the peer: our address first.
+        /// The path to the peer; `sgid` is our address.
         path: Path,
-        /// The header of `rdma_cm`, where the service id is one of its own.
+        /// The IP header of `rdma_cm`, if the service ID is one of a [`PortSpace`](super::PortSpace).
         ip: Option<IpHeader>,
-        /// What follows: 216 bytes, or 180 after a header.
+        /// 216 bytes, or 180 after an `ip` header.
         private_data: Vec<u8>,
     },
-    /// The answer to our SIDR_REQ. Ends the id.
+    /// The answer to our SIDR_REQ. Ends the ID.
     SidrReply {
         /// The exchange.
         id: SidrId,
@@ -424,15 +424,15 @@ pub enum Event {
         qpn: Qpn,
         /// Its Q_Key.
         qkey: u32,
-        /// The way to it.
+        /// The path to it.
         path: Path,
         /// Additional information, up to 72 bytes.
         info: Vec<u8>,
         /// 136 bytes.
         private_data: Vec<u8>,
     },
-    /// No answer came to our SIDR_REQ; or the program did not answer the peer's within
-    /// [`Limits::half_open_time`](super::Limits::half_open_time). Ends the id.
+    /// Our SIDR_REQ was not answered; or the program did not answer the peer's within
+    /// [`Limits::half_open_time`](super::Limits::half_open_time). Ends the ID.
     SidrUnreachable {
         /// The exchange.
         id: SidrId,
@@ -444,24 +444,24 @@ pub enum Event {
 pub struct SidrRequest {
     /// The requested service.
     pub service_id: ServiceId,
-    /// The way to the peer.
+    /// The path to the peer.
     pub path: Path,
-    /// Times and retries.
+    /// Timeouts and retries of the exchange.
     pub timing: Timing,
-    /// The header of `rdma_cm`; must be there exactly if the service id is one of [`PortSpace`](super::PortSpace).
+    /// The IP header of `rdma_cm`. Required if the service ID is one of a [`PortSpace`](super::PortSpace), else not allowed.
     pub ip: Option<IpHeader>,
-    /// Up to 216 bytes, up to 180 after an `ip` header.
+    /// Up to 216 bytes, or up to 180 after an `ip` header.
     pub private_data: Vec<u8>,
 }
 
 /// Parameters of [`sidr_reply`](super::Machine::sidr_reply).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SidrReply {
-    /// The decision.
+    /// Whether the service is granted, or why not.
     pub status: SidrStatus,
-    /// The service's queue pair, if successful.
+    /// The service's queue pair, if granted.
     pub qpn: Qpn,
-    /// Its Q_Key, if successful ([`RDMA_UDP_QKEY`](super::RDMA_UDP_QKEY) in `rdma_cm`).
+    /// Its Q_Key, if granted ([`RDMA_UDP_QKEY`](super::RDMA_UDP_QKEY) in `rdma_cm`).
     pub qkey: u32,
     /// Additional information, up to 72 bytes.
     pub info: Vec<u8>,

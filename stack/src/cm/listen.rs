@@ -1,4 +1,4 @@
-//! Listeners.
+//! Listeners for connection and SIDR requests.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,10 @@ use super::service::ServiceId;
 use super::share::{Full, Shares};
 use crate::id::Gid;
 
+/// A listener with its backlog.
 struct Listener {
     listen: Listen,
-    /// Requests that wait for a decision, by peer.
+    /// Connection requests that wait to be accepted or rejected, by peer.
     waiting: Shares<ConnId>,
 }
 
@@ -23,23 +24,26 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// The listener for this service at this address of ours.
+    /// The listener for a service at our address `address`: one for that address, else one for all addresses.
     pub fn find(&self, service_id: ServiceId, address: Gid) -> Option<ListenId> {
         let key = |address| self.by_service.get(&(service_id, address)).copied();
         key(Some(address)).or_else(|| key(None))
     }
-    /// Whether one more request of a host may wait, and which one has to go for it.
+    /// Makes sure that the backlog has room for one more request of `host`. `Some` is a waiting request to drop for it.
+    ///
+    /// # Errors
+    /// [`Full`]: no room, or no such listener.
     pub fn room(&self, id: ListenId, host: Gid) -> Result<Option<ConnId>, Full> {
         let listener = self.by_id.get(&id).ok_or(Full)?;
         listener.waiting.room(listener.listen.backlog.max(1) as usize, host)
     }
-    /// A request waits.
+    /// Adds a request to the backlog.
     pub fn wait(&mut self, id: ListenId, host: Gid, request: ConnId) {
         if let Some(listener) = self.by_id.get_mut(&id) {
             listener.waiting.insert(host, request);
         }
     }
-    /// A request was decided.
+    /// Removes a request from the backlog, because it was accepted, rejected or dropped.
     pub fn decided(&mut self, id: ListenId, host: Gid, request: ConnId) {
         if let Some(listener) = self.by_id.get_mut(&id) {
             listener.waiting.remove(host, request);
@@ -49,12 +53,10 @@ impl Listeners {
 
 /// Listeners.
 impl Machine {
-    /// Takes requests for a service id.
-    ///
-    /// A listener with an address of its own goes before one for all addresses.
+    /// Starts to accept requests for a service ID. A listener for one address takes precedence over one for all addresses.
     ///
     /// # Errors
-    /// [`Error::InUse`], [`Error::Limit`].
+    /// [`Error::InUse`] if there is a listener for the same service and address, [`Error::Limit`] if there are too many.
     #[doc(alias = "rdma_listen")]
     pub fn listen(&mut self, listen: &Listen) -> Result<ListenId, Error> {
         let key = (listen.service_id, listen.address);
@@ -70,7 +72,7 @@ impl Machine {
         Ok(id)
     }
 
-    /// Takes no more requests. Those that have arrived stay: each is still to be accepted, rejected or destroyed.
+    /// Stops accepting requests. Requests that have arrived stay: each must still be accepted, rejected or destroyed.
     ///
     /// # Errors
     /// [`Error::NoListener`].

@@ -1,13 +1,14 @@
-//! Numbers that peers cannot predict, from a seed.
+//! Random numbers that peers cannot predict, derived from a seed.
 
 use core::ops::RangeInclusive;
 use std::hash::{DefaultHasher, Hasher};
 
-/// A keyed hash of a counter: some of the numbers do not reveal the others.
+/// Draws numbers as keyed hashes of a counter, so that known numbers do not reveal others.
 pub(super) struct Random {
     seed: u64,
+    /// How many numbers were drawn.
     drawn: u64,
-    /// Ids drawn from a part of all numbers.
+    /// How many ids were drawn from ranges shorter than [`PERMUTED_BELOW`].
     ids: u32,
 }
 
@@ -15,7 +16,7 @@ impl Random {
     pub const fn new(seed: u64) -> Self {
         Self { seed, drawn: 0, ids: 0 }
     }
-    /// 64 bits.
+    /// The next 64 random bits.
     pub fn next(&mut self) -> u64 {
         self.drawn += 1;
         let mut hash = DefaultHasher::new();
@@ -23,16 +24,17 @@ impl Random {
         hash.write_u64(self.drawn);
         hash.finish()
     }
-    /// A number of this range that is not 0, and not `taken`. From a part of all numbers none comes again before the others have come.
+    /// An id in the range `of` that is neither 0 nor `taken`. In a range shorter than [`PERMUTED_BELOW`] no id is drawn again before
+    /// all others were drawn.
     pub fn id(&mut self, of: &RangeInclusive<u32>, taken: impl Fn(u32) -> bool) -> u32 {
-        // At most 2^17 of 2^23 are taken: a second round is rare.
+        // At most 2^17 of 2^23 ids are taken, so a second round is rare.
         loop {
             let id = match of.end() - of.start() {
-                // Of so many none comes again soon.
-                range if range >= SCATTERED => self.next() as u32,
+                // The range is long enough that random ids do not repeat soon.
+                range if range >= PERMUTED_BELOW => self.next() as u32,
                 range => {
                     self.ids = self.ids.wrapping_add(1);
-                    of.start() + self.scattered(self.ids, range)
+                    of.start() + self.permuted(self.ids, range)
                 }
             };
             if of.contains(&id) && id != 0 && !taken(id) {
@@ -40,9 +42,9 @@ impl Random {
             }
         }
     }
-    /// Takes each of the numbers up to `last`, below [`SCATTERED`], to another one of them: a Feistel network, repeated as long as the
-    /// result is too large.
-    fn scattered(&self, n: u32, last: u32) -> u32 {
+    /// A random permutation of `0 ..= last`, applied to `n` modulo its length; `last` is below [`PERMUTED_BELOW`]. It is a Feistel
+    /// network, repeated while the result exceeds `last`.
+    fn permuted(&self, n: u32, last: u32) -> u32 {
         let half = (32 - last.leading_zeros()).div_ceil(2);
         let mask = (1 << half) - 1;
         let mut number = n % (last + 1);
@@ -63,9 +65,9 @@ impl Random {
     }
 }
 
-/// Ids of fewer numbers than these do not come again soon.
-const SCATTERED: u32 = 1 << 24;
-/// Rounds of the network.
+/// In ranges shorter than this, ids are drawn from a permutation, because random ones would repeat too soon.
+const PERMUTED_BELOW: u32 = 1 << 24;
+/// Rounds of the Feistel network.
 const ROUNDS: u32 = 4;
 
 #[cfg(test)]
@@ -74,7 +76,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn ids_of_a_part_of_all_come_once_each_in_no_order() {
+    fn ids_of_a_short_range_come_once_each_in_random_order() {
         for (of, seed) in [(0x10_0000..=0x10_0fff, 1), (0..=0x2fff, 2), (7..=7 + 999, 3)] {
             let (count, mut random) = ((of.end() - of.start() + 1) as usize, Random::new(seed));
             let ids: Vec<u32> = (0..count - 1).map(|_| random.id(&of, |_| false)).collect();

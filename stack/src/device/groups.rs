@@ -1,4 +1,4 @@
-//! The multicast groups of a device: the table that every shard has a copy of.
+//! The multicast groups of a device: a table of which every shard has a copy.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,11 +10,12 @@ use crate::port::Port;
 use crate::shard::{AttachError, McastTable, Member};
 use crate::sync::lock::lock;
 
+/// The current table. The lock orders attach and detach calls.
 #[derive(Default)]
 pub(super) struct Groups(Mutex<Arc<McastTable>>);
 
 impl Groups {
-    /// Attaches a queue pair to a group. With its first queue pair the host joins the group.
+    /// Attaches a queue pair to a group. The host joins the group when its first queue pair is attached.
     ///
     /// # Errors
     /// [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`], [`DeviceError::Port`].
@@ -37,7 +38,7 @@ impl Groups {
         if first && let Some(host) = port.host() {
             host.join(group.to_ip()).map_err(|error| DeviceError::Port(Box::new(error)))?;
         } else if first {
-            // Cannot be full: the IP host has as many entries as the table, and gives up unsent leave messages to make room.
+            // Cannot be full: the IP host has as many entries as the table, and drops unsent leave messages to make room.
             let joined = core.shared.with_net(|net| net.join(core.now(), group));
             joined.map_err(|_| DeviceError::Exhausted { what: "multicast group", limit: MCAST_GRP_MAX })?;
         }
@@ -45,7 +46,8 @@ impl Groups {
         hand_out(core, &current)
     }
 
-    /// Detaches a queue pair. When this returns, it gets no more messages of the group.
+    /// Detaches a queue pair. Once this has returned, the queue pair receives no more messages of the group. The host leaves the group
+    /// when its last queue pair is detached.
     ///
     /// # Errors
     /// [`DeviceError::NotAttached`], [`DeviceError::InsideTurn`].
@@ -69,13 +71,13 @@ impl Groups {
         hand_out(core, &current)
     }
 
-    /// Groups that a queue pair is attached to.
+    /// The groups that a queue pair is attached to.
     pub(super) fn of(&self, qpn: Qpn) -> Vec<Gid> {
         lock(&self.0).groups_of(qpn).collect()
     }
 }
 
-/// Gives each shard the table.
+/// Gives the table to every shard that has not died, between two of its turns.
 fn hand_out(core: &Core, table: &Arc<McastTable>) -> Result<(), DeviceError> {
     for shard in 0..core.cells.len() {
         core.control_living(shard, |s, _| s.set_mcast(table.clone()))?;

@@ -1,24 +1,24 @@
-//! The front door of the control plane: opens a port, gives its queues to shards, and turns the shards or lets the program do it.
+//! The entry point of the control plane: opens a port, gives its queues to shards, and polls the shards or lets the program do so.
 //!
-//! Hands out the objects that `verbs` wraps: protection domains, memory regions, completion queues, queue pairs.
-//! Never touches packets or memory of users. Called by `verbs`; everything that `verbs` and programs above it
-//! may use of the stack is exported here; this file has nothing else. `claim` is the core: shards, turns, control calls. `handle` is
-//! the [`Device`] on it, with some calls in files of their own. The objects stand on the device, each with its constructor.
+//! Creates the objects that `verbs` wraps: protection domains, memory regions, completion queues, queue pairs. Never touches packets or
+//! user memory. Called by `verbs`. This file only exports what `verbs` and programs above it may use of the stack. `claim` is the core:
+//! shards, turns, control calls. `handle` has the [`Device`] above it; some of its calls have files of their own. Each object is in a
+//! file with its constructor.
 //!
 //! # Who owns a shard
 //!
-//! A shard sits behind a claim ([`sync::claim`](crate::sync::claim)), which one thread holds at a time. A thread that turns the
-//! shard takes the claim for a turn, or for many in a row, and never waits for it. A control call announces itself, so that
-//! threads that turn stay out, and then waits for the end of the turn that is under way. No thread that holds a shard waits for
-//! another shard, so control calls cannot deadlock, on whichever thread they are made.
+//! A claim ([`sync::claim`](crate::sync::claim)) protects each shard: the one thread that holds it owns the shard. A thread that polls the
+//! shard takes the claim for one turn, or for many in a row, and never waits for it. A control call announces itself, which keeps polling
+//! threads out, and waits for the current turn to end. No thread that holds a shard waits for another shard, so control calls cannot
+//! deadlock, on whichever thread they are made.
 //!
-//! # Life
+//! # Lifetime
 //!
-//! Children hold their parents ([`QpCore`] its queues and domain, each of them the [`Device`]), so the order in which
-//! handles are dropped does not matter. Threads of the device hold the shards, not the device; when the last handle
-//! goes, they are stopped, and what is left to send is sent, for a tenth of a second at most.
+//! Objects keep their parents alive ([`QpCore`] its completion queues and domain, and each of those the [`Device`]), so handles can be
+//! dropped in any order. Threads of the device keep the shards alive, not the device. When the last handle is dropped, they are stopped,
+//! and remaining frames are sent for at most 100 ms.
 
-#![deny(unsafe_code)] // but for one call in `claim`
+#![deny(unsafe_code)] // except for one call in `claim`
 
 mod addresses;
 mod ah;
@@ -98,7 +98,7 @@ pub use xrc_domain::XrcdInitAttr;
 pub use xrc_relay::RelayedTarget;
 pub use xrcd::XrcdCore;
 
-/// Connection management.
+/// Connection management (CM).
 pub use crate::cm;
 /// Limits of the stack.
 pub use crate::config as limit;

@@ -1,9 +1,8 @@
 //! The responder: request packets in, their effects and answers out (IBA 9.7.4, 9.7.5, 9.9.3).
 //!
-//! [`Responder::handle_expected`] checks the packet that is next in the specification's order and says what its [`Effect`] is; after
-//! the caller placed it, [`Responder::accept`] moves the state on. A packet that is refused changes nothing
-//! but what is answered to it. All other packets go to [`Responder::handle_unexpected`]. Answers wait for
-//! [`Responder::poll_transmit`], in PSN order.
+//! [`Responder::handle_expected`] checks the packet with the expected PSN, in the order of the specification, and returns its [`Effect`].
+//! Once the caller has carried out the effect, [`Responder::accept`] advances the state. A refused packet does not advance it. Packets
+//! with any other PSN go to [`Responder::handle_unexpected`]. [`Responder::poll_transmit`] returns the queued answers in PSN order.
 
 use super::fault::Fault;
 use super::in_flight::distance;
@@ -24,64 +23,64 @@ pub use answers::Answer;
 pub use gap::Gap;
 pub use unreliable::GRH_LEN;
 
-/// The receive side's settings, from the queue pair's attributes.
+/// Settings of the responder, from the queue pair's attributes.
 #[derive(Clone, Copy, Debug)]
 pub struct ResponderConfig {
     /// Path MTU.
     pub mtu: Mtu,
-    /// What the peer may do (`qp_access_flags`).
+    /// Access rights of the peer (`qp_access_flags`).
     pub access: Access,
     /// RNR timer code sent in RNR NAKs, `0..=31`.
     pub min_rnr_timer: u8,
 }
 
-/// Where the queue pair's receives come from.
+/// Where the queue pair's receive requests come from: its own receive queue or a shared one.
 pub trait ReceiveSource {
-    /// Takes the next receive request and returns the bytes its buffers hold; `None` when there is none.
+    /// Takes the next receive request. Returns how many bytes its buffers hold; `None` if there is no request.
     fn take(&mut self) -> Option<u64>;
 }
 
-/// The effect on our memory of a packet that passed every check.
+/// What a request packet that passed every check does to our memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// None: call [`Responder::accept`].
+    /// It has no effect on memory: call [`Responder::accept`].
     Nothing,
-    /// Write the payload at `offset` of the receive request's buffers, then `accept`.
+    /// Write the payload at `offset` of the receive request's buffers, then call `accept`.
     Receive {
-        /// Bytes of the message before this packet.
+        /// Bytes of the message that precede this packet.
         offset: u64,
     },
-    /// Write the payload to this place in our memory, then `accept`.
+    /// Write the payload to this place in our memory, then call `accept`.
     Write {
-        /// What the key grants: room for the whole payload.
+        /// The range that the key grants; it has room for the whole payload.
         place: GrantedRange,
-        /// Whether the message ends here: its last byte is stored last.
+        /// Whether this packet ends the message: then store the last byte last.
         last: bool,
     },
-    /// Perform the atomic on the 64-bit word at this place, then [`Responder::accept_atomic`].
+    /// Perform the atomic on the 64-bit word at this place, then call [`Responder::accept_atomic`].
     Atomic {
         /// The word, 8-byte aligned.
         place: GrantedRange,
-        /// COMPARE&SWAP, else FETCH&ADD.
+        /// COMPARE&SWAP if true, FETCH&ADD if false.
         swap: bool,
     },
-    /// ATOMIC WRITE: store the payload into the 64-bit word at this place in one step, then `accept`.
+    /// ATOMIC WRITE: store the payload into the 64-bit word at this place in one step, then call `accept`.
     Store {
         /// The word, 8-byte aligned.
         place: GrantedRange,
     },
-    /// FLUSH: make everything placed before visible to every CPU, then `accept`.
+    /// FLUSH: make everything placed so far visible to every CPU, then call `accept`.
     Flush,
 }
 
-/// What a packet leads to that is not the one expected next.
+/// What a packet with an unexpected PSN leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unexpected {
-    /// It was accepted before: an answer is queued where one is due; nothing is placed.
+    /// The packet was accepted before. An answer is queued if one is due; nothing is placed.
     Duplicate,
-    /// A packet before it is missing. Whether the peer knows: [`Responder::told_of_gap`]. It is told by [`Responder::refuse`].
-    BehindGap,
-    /// Dropped under this name, without an answer.
+    /// An earlier packet is missing. [`Responder::refuse`] queues the NAK; [`Responder::has_sent_gap_nak`] says whether that was done.
+    AfterGap,
+    /// The packet is dropped for this reason, without an answer.
     Drop(Discard),
 }
 
@@ -90,15 +89,15 @@ pub enum Unexpected {
 pub struct Received {
     /// Bytes of the message.
     pub byte_len: u32,
-    /// Whether it is a WRITE with immediate.
+    /// Whether the message was a WRITE with immediate data.
     pub write: bool,
-    /// Immediate data or invalidated key.
+    /// Immediate data, or the key to invalidate.
     pub tail: Option<ReceivedTail>,
-    /// The message requested a solicited event.
+    /// Whether the message requested a solicited event.
     pub solicited: bool,
 }
 
-/// What came with the last packet of a message.
+/// What the last packet of a message carried besides its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReceivedTail {
     /// Immediate data.
@@ -107,6 +106,7 @@ pub enum ReceivedTail {
     Inv(u32),
 }
 
+/// The message of which some packets were accepted, and not yet the last one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum InProgress {
     None,
@@ -114,7 +114,7 @@ enum InProgress {
     Write,
 }
 
-/// The receive side of one reliable queue pair. What READs and atomics alone need comes first: see [`Responder::MESSAGES`].
+/// The receive side of one reliable queue pair. The fields that only READs and atomics use come first: see [`Responder::MESSAGES`].
 #[derive(Debug)]
 #[repr(C)]
 pub struct Responder {
@@ -125,7 +125,7 @@ pub struct Responder {
     write_va: u64,
     epsn: Psn,
     msn: Psn,
-    /// The newest message packet that requested an acknowledgement, or one behind it that is acknowledged.
+    /// The newest SEND or WRITE packet that requested an acknowledgement, or a later one that is acknowledged.
     asked: Psn,
     /// The last packet that the last answer acknowledges.
     answered: Psn,
@@ -138,25 +138,26 @@ pub struct Responder {
     mtu: Mtu,
     min_rnr_timer: u8,
     in_progress: InProgress,
-    /// Which NAK is out: no other one until the expected packet arrives.
+    /// The outstanding NAK: no other one is queued until the expected packet arrives.
     nak_out: NakOut,
-    /// A receive request is held by the message in progress.
+    /// Whether the message in progress holds a receive request.
     holds_receive: bool,
-    /// READs and atomics that wait to be answered.
+    /// How many READs and atomics wait for their responses.
     pending: u8,
-    /// A request that had been answered in full is answered again: the requests that are being answered need not be the newest.
+    /// A request that was already answered in full is being answered again, so the waiting requests need not be the newest ones.
     replaying: bool,
 }
 
-/// The NAK that the expected packet has not answered.
+/// The outstanding NAK: since it was queued, the expected packet has not arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum NakOut {
     None,
-    /// For a sequence error, or one that ends the queue pair.
+    /// For a PSN sequence error, or for a fault that ends the queue pair.
     Gap,
     Rnr,
 }
 
+/// The acknowledgement that is due: positive, or negative with this syndrome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pending {
     Ack,
@@ -170,10 +171,10 @@ impl Default for Responder {
 }
 
 impl Responder {
-    /// Offset of the first field that messages and their acknowledgements touch; only READs and atomics use those before it.
+    /// Offset of the first field that SENDs, WRITEs and their acknowledgements touch. Only READs and atomics use the fields before it.
     pub const MESSAGES: usize = core::mem::offset_of!(Self, capacity);
 
-    /// A responder at rest.
+    /// A responder in its initial state.
     pub fn new() -> Self {
         Self {
             epsn: Psn::new(0),
@@ -200,7 +201,7 @@ impl Responder {
         }
     }
 
-    /// INIT → RTR: expects `rq_psn` and keeps `max_dest_rd_atomic` READs and atomics for replay.
+    /// INIT → RTR: expects `rq_psn` first, and keeps up to `max_dest_rd_atomic` READs and atomics for replay.
     pub fn start(&mut self, c: &ResponderConfig, rq_psn: Psn, max_dest_rd_atomic: u8) {
         let before = rq_psn.sub(1);
         *self = Self { epsn: rq_psn, asked: before, answered: before, ..Self::new() };
@@ -208,15 +209,15 @@ impl Responder {
         self.configure(c);
     }
 
-    /// Takes over changed attributes; sequence numbers stay.
+    /// Applies changed attributes. Sequence numbers stay.
     pub fn configure(&mut self, c: &ResponderConfig) {
         self.mtu = c.mtu;
         self.access = c.access;
         self.min_rnr_timer = c.min_rnr_timer;
     }
 
-    /// Another number of resources (SQD → SQD). The receive side goes on meanwhile: the newest requests are kept, with
-    /// their answers, as far as there is room.
+    /// Changes the number of responder resources (SQD → SQD). The receive side keeps running, so the newest requests and their answers
+    /// are kept, as many as fit.
     pub(crate) fn resize_resources(&mut self, max_dest_rd_atomic: u8) {
         self.pending = self.replay.resize(max_dest_rd_atomic);
     }
@@ -231,7 +232,7 @@ impl Responder {
         self.holds_receive
     }
 
-    /// Whether a request packet with this number would be a new one, and not a duplicate or one after a gap.
+    /// Whether a request packet with this PSN would be the expected one: neither a duplicate nor after a gap.
     #[inline(always)]
     pub fn expects(&self, psn: Psn) -> bool {
         psn == self.epsn && self.fatal.is_none()
@@ -248,28 +249,28 @@ impl Responder {
         self.ack.is_some() || self.pending > 0
     }
 
-    /// Whether the peer waits for the acknowledgement of a message, and an answer that brings it waits for
+    /// Whether the peer waits for the acknowledgement of a SEND or WRITE, and an answer that acknowledges it waits for
     /// [`Responder::poll_transmit`].
     pub(crate) fn owes_acknowledgement(&self) -> bool {
         self.has_answer() && !self.has_acknowledged(self.asked)
     }
 
-    /// The newest message packet that requested an acknowledgement; once that was sent, a later packet may stand for it.
+    /// PSN of the newest SEND or WRITE packet that requested an acknowledgement. Once acknowledged, it may become a later PSN.
     pub fn asked(&self) -> Psn {
         self.asked
     }
 
-    /// Whether the last answer acknowledges this packet, which was accepted less than a whole circle ago.
+    /// Whether the last answer acknowledges this packet. The packet must have been accepted less than 2^24 packets ago.
     pub(crate) fn has_acknowledged(&self, psn: Psn) -> bool {
-        // Answers to READs may be half of the circle behind `psn`, so both are counted back from what is expected next.
+        // Answers to READs may lag `psn` by up to 2^23, so both distances are counted back from the expected PSN.
         distance(self.answered, self.epsn) <= distance(psn, self.epsn)
     }
 
-    /// Checks the request packet that is [expected](Self::expects) next, in the specification's order (IBA 9.7.4.1). Once it has
-    /// had its effect, [`Responder::accept`] moves the state on.
+    /// Checks the request packet with the [expected](Self::expects) PSN, in the order of the specification (IBA 9.7.4.1). Carry out the
+    /// returned effect, then call [`Responder::accept`].
     ///
     /// # Errors
-    /// What is wrong with it: [`Responder::refuse`] answers that.
+    /// The fault of the packet: pass it to [`Responder::refuse`], which queues the answer.
     #[inline(always)]
     pub fn handle_expected(
         &mut self,
@@ -294,7 +295,7 @@ impl Responder {
         }
     }
 
-    /// A request packet that is not the next one, or comes after a fault that ends the queue pair.
+    /// Handles a request packet whose PSN is not the expected one, or that comes after a fault that ends the queue pair.
     #[cold]
     pub fn handle_unexpected(&mut self, pkt: Packet<'_>) -> Unexpected {
         if self.fatal.is_some() {
@@ -306,27 +307,28 @@ impl Responder {
         self.handle_duplicate(pkt)
     }
 
-    /// A packet before this one is missing. One NAK says so; after an RNR NAK nothing does, because the requester sends all again.
+    /// Handles a packet after a gap. After an RNR NAK it is dropped, because the requester sends everything again anyway.
     fn handle_gap(&mut self) -> Unexpected {
         match self.nak_out {
             NakOut::None => hit(Mark::Gap),
             NakOut::Gap => hit(Mark::GapAgain),
             NakOut::Rnr => return Unexpected::Drop(Discard::OutOfSequence),
         }
-        Unexpected::BehindGap
+        Unexpected::AfterGap
     }
 
-    /// Whether the peer was told of the gap that there is.
-    pub fn told_of_gap(&self) -> bool {
+    /// Whether a NAK for the present gap was queued.
+    pub fn has_sent_gap_nak(&self) -> bool {
         self.nak_out == NakOut::Gap
     }
 
-    /// Whether the peer waits out an RNR NAK, and then sends everything again.
-    pub fn told_of_no_receive(&self) -> bool {
+    /// Whether an RNR NAK was queued: the peer waits for a while, then sends everything again.
+    pub fn has_sent_rnr_nak(&self) -> bool {
         self.nak_out == NakOut::Rnr
     }
 
-    /// The packet that [`Responder::handle_expected`] passed is placed: the state moves on.
+    /// Advances the state past a packet that [`Responder::handle_expected`] passed, once its effect is carried out. Returns the receive
+    /// completion, if the packet completes a receive request. For atomics, call [`Responder::accept_atomic`] instead.
     #[inline(always)]
     pub fn accept(&mut self, pkt: &Packet<'_>) -> Option<Received> {
         let len = pkt.payload.len() as u32;
@@ -356,7 +358,7 @@ impl Responder {
                 }
             }
             kind => {
-                // READ, ATOMIC WRITE and FLUSH: answered by READ responses, the last two by an empty one.
+                // READ, ATOMIC WRITE and FLUSH are answered by READ responses; those to the last two are empty.
                 let reth = pkt.reth();
                 let packets = if kind == Kind::ReadRequest { self.mtu.packets(reth.len) } else { 1 };
                 self.keep(Resource {
@@ -388,14 +390,15 @@ impl Responder {
             self.asked = pkt.psn;
         } else if matches!(self.ack, Some((_, Pending::Nak(_)))) {
             hit(Mark::NakWithdrawn);
-            // The packet that it asked for is here. It may have stood for an acknowledgement, too.
+            // The packet that the NAK asked for is here. The NAK may also have been the acknowledgement of an earlier packet.
             let owed = !self.has_acknowledged(self.asked);
             self.ack = owed.then_some((pkt.psn, Pending::Ack));
         }
         received
     }
 
-    /// The atomic that [`Responder::handle_expected`] passed is executed; `original` is what the word held.
+    /// Advances the state past an atomic that [`Responder::handle_expected`] passed, once it is executed. `original` is the value of the
+    /// word before.
     #[inline(always)]
     pub fn accept_atomic(&mut self, pkt: &Packet<'_>, original: u64) {
         let eth = pkt.atomic();
@@ -418,7 +421,7 @@ impl Responder {
         self.msn = self.msn.add(1);
     }
 
-    /// Moves on by `packets`, which is half of the circle at most.
+    /// Advances the expected PSN by `packets`, at most 2^23.
     #[inline(always)]
     fn advance(&mut self, packets: u32) {
         let next = self.epsn.add(packets);
@@ -428,8 +431,8 @@ impl Responder {
         self.epsn = next;
     }
 
-    /// The expected number is about to move by `packets`, into another quarter of the circle: nothing that is remembered may
-    /// fall so far behind that its number is new again.
+    /// Forgets old PSNs before the expected PSN advances by `packets` into another quarter of the PSN space. A PSN that lags too far
+    /// behind would look new again.
     #[cold]
     fn leave_quarter(&mut self, packets: u32) {
         if self.has_acknowledged(self.asked) {
@@ -438,6 +441,7 @@ impl Responder {
         self.replay.forget_behind(self.epsn, packets);
     }
 
+    /// The receive completion of the message that `pkt` ends.
     #[inline(always)]
     fn received(&mut self, pkt: &Packet<'_>, byte_len: u32) -> Received {
         self.holds_receive = false;
@@ -449,7 +453,7 @@ impl Responder {
         Received { byte_len, write: pkt.row.kind == Kind::Write, tail, solicited: pkt.solicited() }
     }
 
-    /// Remembers a request that is answered by a response, which is due now.
+    /// Stores a request whose response is due now, for the answer and for replay.
     #[inline(always)]
     fn keep(&mut self, r: Resource) {
         if self.replay.put(r) {

@@ -1,7 +1,7 @@
-//! Multicast groups of a device: which queue pairs are attached to each.
+//! The multicast groups of a device and the queue pairs attached to each.
 //!
-//! Changed by control calls, which hand each shard a new table between two of its turns; so the shards read theirs
-//! without a lock, and after a change no shard uses an older one.
+//! Control calls change the table and give each shard a new copy between two of its turns. So the shards read theirs without a lock, and
+//! none uses an older one once the call has returned.
 
 use crate::config::{MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX};
 use crate::id::{Gid, Qpn};
@@ -9,25 +9,25 @@ use crate::id::{Gid, Qpn};
 /// A queue pair attached to a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Member {
-    /// Its number.
+    /// Its queue pair number.
     pub qpn: Qpn,
-    /// It gets no copy of what it sends to the group itself (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+    /// Whether it gets no copy of messages that it sends to the group itself (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
     pub block_self: bool,
 }
 
 /// Why a queue pair cannot be attached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AttachError {
-    /// There are [`MCAST_GRP_MAX`] groups.
+    /// There are [`MCAST_GRP_MAX`] groups already.
     Groups,
-    /// The group has [`MCAST_QP_ATTACH_MAX`] queue pairs.
+    /// The group has [`MCAST_QP_ATTACH_MAX`] queue pairs already.
     Members,
 }
 
-/// Groups with their queue pairs.
+/// The groups that have queue pairs.
 #[derive(Clone, Default, Debug)]
 pub struct McastTable {
-    groups: Vec<(Gid, Vec<Member>)>, // sorted by address; none is empty
+    groups: Vec<(Gid, Vec<Member>)>, // sorted by address; each has members
 }
 
 impl McastTable {
@@ -40,16 +40,16 @@ impl McastTable {
         self.find(group).map_or(&[], |i| &self.groups[i].1)
     }
 
-    /// Groups that a queue pair is attached to.
+    /// The groups that a queue pair is attached to.
     pub fn groups_of(&self, qpn: Qpn) -> impl Iterator<Item = Gid> + '_ {
         let has = move |(_, members): &&(Gid, Vec<Member>)| members.iter().any(|m| m.qpn == qpn);
         self.groups.iter().filter(has).map(|(group, _)| *group)
     }
 
-    /// Attaches a queue pair. `Ok(true)`: it is the first of its group; attaching it again changes nothing.
+    /// Attaches a queue pair to a group. Returns whether it is the first of the group. If it is attached already, nothing changes.
     ///
     /// # Errors
-    /// [`AttachError`]; nothing has changed then.
+    /// [`AttachError`]; nothing changes then.
     pub fn attach(&mut self, group: Gid, member: Member) -> Result<bool, AttachError> {
         match self.find(&group) {
             Ok(i) => {
@@ -71,7 +71,7 @@ impl McastTable {
         }
     }
 
-    /// Detaches a queue pair. `Some(true)`: it was the last of its group; `None`: it is not attached.
+    /// Detaches a queue pair from a group. Returns whether it was the last of the group; `None` if it is not attached.
     pub fn detach(&mut self, group: &Gid, qpn: Qpn) -> Option<bool> {
         let i = self.find(group).ok()?;
         let members = &mut self.groups[i].1;

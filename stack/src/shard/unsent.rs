@@ -1,20 +1,20 @@
-//! Which shards have datagrams to send that no turn has looked for yet.
+//! Which shards have posted datagrams that no turn has sent yet.
 //!
-//! A NIC reads the memory of a request microseconds after its doorbell. Some programs that have a protocol of their own above datagrams
-//! rely on that: an answer tells them that a datagram has left, so they use its memory anew, though it is not complete (UCX does, where two
-//! connection requests cross). Here it is a turn that reads the memory, and a poll that finds completions makes none. So such a poll looks
-//! here before it returns.
+//! A NIC reads the buffers of a request within microseconds of its doorbell, and some programs rely on that: when the reply to a datagram
+//! arrives, they reuse the datagram's buffer before its completion (UCX does, when two connection requests cross). In this stack a turn
+//! of the shard reads the buffer, and a poll that finds completions makes no turn. So such a poll checks here for unsent datagrams, and
+//! sends them before it returns.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-/// Shards, as bits.
+/// One bit for each shard: set while the shard may have unsent datagrams.
 #[derive(Debug, Default)]
 pub struct Unsent(CachePadded<AtomicU32>);
 
 impl Unsent {
-    /// A datagram was posted to a queue pair of this shard.
+    /// Marks a shard, because a datagram was posted to one of its queue pairs.
     #[inline]
     pub fn add(&self, shard: u8) {
         let bit = 1 << shard;
@@ -23,13 +23,13 @@ impl Unsent {
         }
     }
 
-    /// Those of these shards, as bits, that have some.
+    /// The marked shards among `shards`. Both are bit masks.
     #[inline]
     pub fn among(&self, shards: u32) -> u32 {
         self.0.load(Ordering::Relaxed) & shards
     }
 
-    /// A turn of these shards begins: it finds what was posted before.
+    /// Clears the marks of `shards`, a bit mask. Call it before a turn of them: the turn finds everything that was posted before.
     pub fn clear(&self, shards: u32) {
         self.0.fetch_and(!shards, Ordering::Relaxed);
     }

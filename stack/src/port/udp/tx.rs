@@ -1,4 +1,5 @@
-//! Frames out: tells the kernel their header fields, and puts what the kernel will write itself into their ICRC.
+//! Sends frames through UDP sockets: passes their header fields to the kernel, and updates their ICRC to the fields that the kernel fills
+//! in itself. Frames to one peer can share a message, which the kernel splits into datagrams (generic segmentation offload, GSO).
 
 use core::net::IpAddr;
 use std::collections::HashMap;
@@ -15,35 +16,35 @@ use super::sys::{Message, send};
 use crate::config::TX_BURST;
 use crate::port::frame::{Frame, TxBurst};
 
-/// Datagrams of one message: what every kernel takes (`UDP_MAX_SEGMENTS` was 64).
+/// The most datagrams of a message: every kernel that has GSO takes this many (`UDP_MAX_SEGMENTS` was 64).
 const SEGMENTS: usize = 64;
-/// Bytes of one message: the longest datagram.
+/// The most payload bytes of a message: those of the longest datagram.
 pub(super) const MESSAGE: usize = 65_535 - 40 - 8;
 
-/// Most pairs of addresses in [`Sender::segments`]; then all are forgotten.
+/// The most entries of [`Sender::segments`]. When there are as many, all are forgotten.
 const PEERS: usize = 4096;
 
-/// Tries of a message whose send reports errors of earlier datagrams.
+/// The most attempts to send a message while the socket reports errors of earlier datagrams.
 const TRIES: u32 = 16;
 
-/// How sending went.
+/// Result of [`Sender::send`].
 enum Sent {
-    /// So many frames are done with.
+    /// This many of the first frames were sent or dropped.
     Frames(usize),
-    /// The socket takes no more now.
+    /// The socket takes no more at present.
     Full,
 }
 
 /// The sending half of a queue.
 pub(super) struct Sender {
-    /// Which queue.
+    /// Index of the queue in its port.
     index: usize,
     table: Arc<Table>,
-    /// [`Host::changed`](super::host::Host::changed) when `table` and `segments` were last valid.
+    /// [`Host::changed`](super::host::Host::changed) at the time when `table` was read and `segments` was cleared.
     seen: Option<u64>,
-    /// Whether messages of several datagrams may go from an address of ours to a peer.
+    /// Whether GSO may be used from an address of ours to a peer.
     segments: HashMap<(IpAddr, IpAddr), bool>,
-    /// The source ports that there were.
+    /// Copy of [`Shared::sources`], updated when their number changes.
     sources: Vec<Arc<Source>>,
 }
 
@@ -82,8 +83,8 @@ impl Sender {
         taken
     }
 
-    /// Sends some of the first frames, at least one; `out` says what is in the first of them. Without that, the first one cannot be
-    /// sent.
+    /// Sends some of the first frames. `out` describes the first of `frames`; if it is empty, the first frame cannot be sent and is
+    /// dropped.
     fn send(&mut self, shared: &Shared, frames: &mut [Frame], out: &[Outgoing]) -> Sent {
         let Self { index, table, segments, sources, .. } = self;
         let counters = &shared.counters[*index];
@@ -92,7 +93,7 @@ impl Sender {
             Sent::Frames(1)
         };
         let Some(&Outgoing { ip: IpFields { src, .. }, port, .. }) = out.first() else { return drop_first() };
-        // A packet from another port than those leaves from that on which the port receives.
+        // A packet with a source port that has no sockets leaves from the socket that receives.
         let (sockets, socket_port) = match sources.iter().find(|source| source.port == port) {
             Some(source) => (&source.sockets, port),
             None => (&shared.sockets[0], shared.port),
@@ -101,9 +102,9 @@ impl Sender {
         let mut messages = ArrayVec::<Message, TX_BURST>::new();
         let mut at = 0;
         while let Some(first) = out.get(at).filter(|next| next.port == port && socket.serves(next.ip.src)) {
-            let n = if may_segment(segments, shared, &first.ip) { run(&out[at..]) } else { 1 };
+            let n = if may_segment(segments, shared, &first.ip) { run_len(&out[at..]) } else { 1 };
             for (i, out) in out[at..at + n].iter().enumerate() {
-                // The kernel numbers the datagrams of a message from 0; a datagram alone gets 0.
+                // The kernel sets the IPv4 identification of the datagrams of a message, counted from 0; a single datagram has 0.
                 out.fit(&mut frames[at + i], i as u16, socket_port);
             }
             messages.push(socket.message(table, shared.port_of(first.ip.dst, table), first, at..at + n));
@@ -123,14 +124,14 @@ impl Sender {
                     counters.tx(done, frames[..done].iter().map(Frame::len).sum());
                     return Sent::Frames(done);
                 }
-                Err(error) => match of(&error) {
+                Err(error) => match classify(&error) {
                     Trouble::Full => return Sent::Full,
-                    // The error may be of an earlier datagram, perhaps to another peer: tries again while there are such errors.
+                    // The error may be that of an earlier datagram, perhaps to another peer: try again while there are such errors.
                     Trouble::Other if tries < TRIES && (shared.note_errors(socket) || tries == 1) => {}
                     Trouble::Other => {
                         let lost = messages[0].parts.len();
                         if lost > 1 && cannot_segment(&error) {
-                            // The kernel refuses messages to this peer: from now on one datagram at a time.
+                            // The kernel refuses GSO to this peer: from now on send one datagram at a time.
                             segments.insert((out[0].ip.src, out[0].ip.dst), false);
                             return Sent::Frames(0);
                         }
@@ -144,9 +145,9 @@ impl Sender {
     }
 }
 
-/// Whether messages of several datagrams may go this way.
+/// Whether GSO may be used between these addresses.
 fn may_segment(segments: &mut HashMap<(IpAddr, IpAddr), bool>, shared: &Shared, fields: &IpFields) -> bool {
-    // The copies of a message to a group go several ways.
+    // The copies of a multicast datagram can leave by several interfaces.
     if shared.gso == Some(false) || fields.dst.is_multicast() {
         return false;
     }
@@ -158,9 +159,9 @@ fn may_segment(segments: &mut HashMap<(IpAddr, IpAddr), bool>, shared: &Shared, 
     *segments.or_insert_with(|| chosen || shared.host.may_segment(fields.src, fields.dst))
 }
 
-/// How many of the first packets can be one message: they go the same way and are equally long, but for the last, which may be
-/// shorter.
-fn run(out: &[Outgoing]) -> usize {
+/// How many of the first packets can form one GSO message: they have the same IP fields, source port and length, except that the last
+/// one may be shorter.
+fn run_len(out: &[Outgoing]) -> usize {
     let first = &out[0];
     let most = SEGMENTS.min(MESSAGE / first.payload.len()).max(1);
     let mut n = 1;
@@ -176,18 +177,21 @@ fn run(out: &[Outgoing]) -> usize {
     n
 }
 
+/// Why the kernel did not take a message.
 enum Trouble {
+    /// The socket has no room, or the call was interrupted: try again later.
     Full,
+    /// Any other error.
     Other,
 }
 
-/// Whether the error says that the kernel takes no message of several datagrams: on this path, or of this length.
+/// Whether the error says that the kernel cannot use GSO on this path or for datagrams of this length.
 #[cold]
 fn cannot_segment(error: &Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP))
 }
 
-fn of(error: &Error) -> Trouble {
+fn classify(error: &Error) -> Trouble {
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::EINTR) => Trouble::Full,
         _ => Trouble::Other,
@@ -207,7 +211,7 @@ mod tests {
     const OURS: &str = "127.47.91.20";
     const PEERS: [&str; 2] = ["127.47.91.21", "127.47.91.22"];
 
-    // Goal: a peer to which the kernel takes no message of several datagrams gets them one by one, and no other peer does.
+    // Goal: if the kernel refuses GSO to a peer, that peer gets the datagrams one by one, and other peers still get messages.
     #[test]
     fn datagrams_go_one_by_one_where_they_must() {
         let _peers = PEERS.map(|peer| UdpSocket::bind((peer, UDP_PORT)).unwrap());
@@ -217,7 +221,7 @@ mod tests {
             let port = open(&spec, addrs, options, &PortOptions::default()).unwrap();
             let (shared, mut sender) = (&port.shared, Sender::new(0));
             let mut send = |peer: &str, checksums: bool| {
-                // The kernel refuses such messages where they have no checksums.
+                // The kernel refuses GSO on a socket without checksums.
                 let option = (libc::SOL_SOCKET, libc::SO_NO_CHECK, i32::from(!checksums));
                 sys::set(shared.sockets[0][0].fd(), option.0, option.1, option.2).unwrap();
                 let frames = packets(OURS, peer, 0, &[64; 8]);

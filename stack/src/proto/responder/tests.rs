@@ -213,9 +213,9 @@ fn nothing_is_owed_while_only_reads_are_answered() {
 fn a_nak_is_withdrawn_when_the_packet_comes() {
     let mut responder = ready(7);
     responder.refuse(Psn::new(7), Fault::PsnGap, crate::id::QpType::Rc);
-    assert!(responder.told_of_gap() && !responder.told_of_no_receive());
+    assert!(responder.has_sent_gap_nak() && !responder.has_sent_rnr_nak());
     take_send(&mut responder, false);
-    assert!(!responder.told_of_gap() && responder.poll_transmit(None).is_none());
+    assert!(!responder.has_sent_gap_nak() && responder.poll_transmit(None).is_none());
 }
 
 // Goal: an acknowledgement that a NAK stood for is sent when the NAK is withdrawn.

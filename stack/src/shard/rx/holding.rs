@@ -42,7 +42,7 @@ impl Env {
 
     /// A request packet came from behind a gap. Whether it is held.
     fn hold_request(&mut self, qp: &mut Qp, psn: Psn, arrival: Arrival<'_>) -> bool {
-        if qp.responder.told_of_no_receive() {
+        if qp.responder.has_sent_rnr_nak() {
             return false;
         }
         let expected = qp.responder.rq_psn();
@@ -95,7 +95,7 @@ impl Env {
     /// Wakes the queue pair when what is missing may be lost.
     fn wake_for_gaps(&mut self, qp: &mut Qp) {
         let rtt = self.peers.hosts.rtt_to(&qp.peer);
-        let requests = qp.held_requests.as_ref().map(|held| held.due(rtt, qp.responder.told_of_gap()));
+        let requests = qp.held_requests.as_ref().map(|held| held.due(rtt, qp.responder.has_sent_gap_nak()));
         let responses = qp.held_responses.as_ref().map(|held| held.due(rtt, held.is_told()));
         for due in [requests, responses].into_iter().flatten() {
             self.agenda.wake_at(qp, due);
@@ -113,7 +113,7 @@ impl Env {
 
     /// Tells the peer of the gap in its requests, or drops what is held, if it is time.
     fn watch_requests(&mut self, qp: &mut Qp) {
-        let told = qp.responder.told_of_gap();
+        let told = qp.responder.has_sent_gap_nak();
         let rtt = self.peers.hosts.rtt_to(&qp.peer);
         let Some(held) = qp.held_requests.as_mut().filter(|held| self.now >= held.due(rtt, told)) else {
             return;
@@ -150,7 +150,7 @@ impl Env {
     }
 
     fn release_requests(&mut self, qp: &mut Qp) {
-        if qp.responder.told_of_no_receive() {
+        if qp.responder.has_sent_rnr_nak() {
             return self.drop_requests(qp);
         }
         while qp.gates.has(Gates::RX_REQ) {

@@ -36,7 +36,7 @@ impl Env {
                     self.leave_source_port(qp);
                 }
             }
-            Unexpected::BehindGap => return Err(Discard::OutOfSequence), // who has the frame holds it
+            Unexpected::AfterGap => return Err(Discard::OutOfSequence), // the caller keeps the frame
             Unexpected::Drop(reason) => return Err(reason),
         }
         self.note_answer(qp);

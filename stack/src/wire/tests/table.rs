@@ -1,12 +1,12 @@
-//! The opcode table against a second transcription, organised the other way round: operations by column.
+//! Compares the opcode table with a second transcription of the specification, which lists each operation once for all transports.
 
 use super::*;
 use crate::id::Mtu;
 
-/// Operation code, transports that have it (R, U, d for RD, D for UD, X), headers of RC, payload, answer?
+/// Low five bits of the opcode; the transports that have it; extension headers on RC; payload; whether it is a response.
 ///
-/// Headers: r RETH, a AtomicETH, A AETH, k AtomicAckETH, i ImmDt, v IETH, f FETH. Payload: `=` full, `+` some,
-/// `*` any, `-` none, `8`.
+/// Transports: R RC, U UC, d RD, D UD, X XRC. Headers: r RETH, a AtomicETH, A AETH, k AtomicAckETH, i ImmDt, v IETH, f FETH. Payload: `=`
+/// the path MTU, `+` at least one byte, `*` any length, `-` none, `8` 8 bytes.
 const OPERATIONS: [(u8, &str, &str, char, bool); 26] = [
     (0x00, "RUdX", "", '=', false),
     (0x01, "RUdX", "", '=', false),
@@ -36,7 +36,8 @@ const OPERATIONS: [(u8, &str, &str, char, bool); 26] = [
     (0x1d, "RX", "r", '8', false),
 ];
 
-/// Header bytes and letters of an opcode, from the columns; `None` if it is unknown.
+/// Header bytes, header letters, payload and whether it is a response, from [`OPERATIONS`]. `None` if the opcode is unknown. Further
+/// letters: e RDETH, x XRCETH, D DETH; payload `c` is 16 bytes, of a CNP.
 fn expected(code: u8) -> Option<(usize, String, char, bool)> {
     if code == 0x81 {
         return Some((12, String::new(), 'c', true));
