@@ -1,4 +1,5 @@
-//! A process that has links with others, made by hand, and keeps to the rules or not: for tests and fuzzing.
+//! The other end of a link between two processes of a host, made by hand: it can follow the link protocol (`stack/src/port/host`) or
+//! break it, for tests and fuzzing.
 
 use rustix::event::EventfdFlags;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -15,39 +16,40 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// Bytes of its longest frame.
+/// Bytes of the longest frame that it announces.
 pub const MAX_FRAME: usize = 4218;
 
-/// Kinds of messages: a greeting.
+/// Message kind: greeting of the called process.
 pub const HELLO: u32 = 1;
-/// An offer of memory.
+/// Message kind: offer of shared memory by the caller.
 pub const OFFER: u32 = 2;
-/// Consent.
+/// Message kind: the offer is accepted.
 pub const UP: u32 = 3;
-/// A refusal.
+/// Message kind: the link is refused.
 pub const REFUSED: u32 = 4;
 
 /// Base-2 logarithm of the slots of a ring.
 const LOG2: u32 = 9;
 const SLOTS: u64 = 1 << LOG2;
+/// Bytes of a frame buffer.
 const BUFFER: u64 = (MAX_FRAME as u64).next_multiple_of(64) + 64;
 /// Bytes of a ring without its buffers.
 pub const RING: u64 = 128 + 16 * SLOTS;
 /// Bytes of the memory of a link with one ring each way.
 pub const SIZE: u64 = 2 * (RING + SLOTS * BUFFER);
-/// Where the ring to who was called is.
+/// Offset of the ring from the caller to the called process.
 pub const TO_CALLED: u64 = 0;
-/// The one back.
+/// Offset of the ring from the called process to the caller.
 pub const TO_CALLER: u64 = RING;
-/// Where a ring has the index of who sends, and that of who receives.
+/// Offset in a ring of the sender's index.
 pub const HEAD: u64 = 6;
-/// The latter.
+/// Offset in a ring of the receiver's index.
 pub const TAIL: u64 = 64;
 
-/// Version of links.
-pub const RELEASE: u32 = 2;
+/// Version of the link protocol.
+pub const LINK_VERSION: u32 = 2;
 
-/// A message: numbers behind the magic.
+/// A message: the magic, then these numbers.
 pub fn message(version: u32, kind: u32, numbers: &[u32]) -> Vec<u8> {
     let mut bytes = b"ROCELINK".to_vec();
     [version, kind].iter().chain(numbers).for_each(|number| bytes.extend(number.to_ne_bytes()));
@@ -55,28 +57,28 @@ pub fn message(version: u32, kind: u32, numbers: &[u32]) -> Vec<u8> {
     bytes
 }
 
-/// What it says of itself: one shard, and a run that is nobody's.
+/// Its description of itself in a message: one shard, and a run that belongs to no process.
 pub fn about() -> Vec<u32> {
     let mut about = vec![1, MAX_FRAME as u32, 1, 511];
     about.resize(3 + 8, 0);
     about
 }
 
-/// Its number of the link, what it says of itself, and what it offers.
+/// The numbers of an offer: its number of the link, its description of itself, and that of the memory.
 pub fn offer() -> Vec<u32> {
     let memory = [1, LOG2, BUFFER as u32, SIZE as u32, (SIZE >> 32) as u32];
     [vec![7], about(), memory.to_vec()].concat()
 }
 
-/// An event.
+/// A new eventfd.
 ///
 /// # Panics
-/// Where the system gives none; as do the functions below.
+/// If the system provides none. The functions below panic likewise.
 pub fn event() -> OwnedFd {
     rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap()
 }
 
-/// Memory with these seals.
+/// A memfd of this size in bytes, with these seals.
 pub fn memory(size: u64, seals: SealFlags) -> OwnedFd {
     let fd = rustix::fs::memfd_create("roce-liar", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, size).unwrap();
@@ -84,12 +86,12 @@ pub fn memory(size: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// Memory as it should be, in which the first slot of the ring to who was called has a buffer.
+/// Valid memory for a link. The first slot of the ring to the called process has a buffer.
 pub fn good_memory() -> OwnedFd {
     memory_with(SealFlags::SHRINK | SealFlags::GROW)
 }
 
-/// The same with other seals.
+/// Same as [`good_memory`], with these seals.
 pub fn memory_with(seals: SealFlags) -> OwnedFd {
     let fd = memory(SIZE, seals);
     let file = File::from(fd.try_clone().unwrap());
@@ -97,31 +99,31 @@ pub fn memory_with(seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// The name of a run.
+/// The abstract socket address at which the process that leases `run` is called.
 pub fn address(config: &RegistryConfig, run: usize) -> SocketAddrUnix {
     let uid = rustix::process::geteuid().as_raw();
     SocketAddrUnix::new_abstract_name(format!("{}/{uid}/run/{run}", config.space).as_bytes()).unwrap()
 }
 
-/// A socket as names have them.
+/// A socket of the type that registry addresses use.
 pub fn socket() -> OwnedFd {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
 }
 
-/// A connection to a member.
+/// A hand-made end of a link, and its connection to the other process.
 #[derive(Debug)]
 pub struct Liar {
-    /// Its end.
+    /// The connection.
     pub socket: OwnedFd,
     /// The memory that it offers.
     pub memory: File,
-    /// Its event.
+    /// Its eventfd.
     pub event: OwnedFd,
-    /// Its page of news.
+    /// Its page of news: a byte for each link, by which others notify it.
     pub news: OwnedFd,
-    /// The event of who greeted, and its news.
-    pub theirs: OwnedFd,
-    /// The latter.
+    /// The eventfd of the other process.
+    pub their_event: OwnedFd,
+    /// The page of news of the other process.
     pub their_news: File,
 }
 
@@ -129,15 +131,15 @@ pub struct Liar {
 pub const NEWS: u64 = 4096;
 
 impl Liar {
-    /// One that has called, and was greeted.
+    /// Calls the process that leases `run`, and receives its greeting.
     ///
     /// # Panics
-    /// Where it was not; as do the functions below where they are not answered as they say.
+    /// If it is not greeted. The functions below panic likewise if an answer is not the expected one.
     pub fn call(config: &RegistryConfig, run: usize) -> Self {
         Self::try_call(config, run, None).expect("it is greeted")
     }
 
-    /// As [`call`](Self::call); `None`: it was not greeted, or not in time. It waits so long for each message.
+    /// Same as [`call`](Self::call), but returns `None` if it is not greeted. `patience` is the timeout of each receive; `None`: none.
     pub fn try_call(config: &RegistryConfig, run: usize, patience: Option<Duration>) -> Option<Self> {
         let socket = socket();
         rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Recv, patience).unwrap();
@@ -146,40 +148,47 @@ impl Liar {
         let request = [&b"ROCEJOIN"[..], &2u32.to_ne_bytes(), &VERSION.to_ne_bytes()].concat();
         liar.send(&request, &[]);
         let (bytes, mut fds) = liar.hear();
-        if bytes.get(..16) != Some(&message(RELEASE, HELLO, &[])[..16]) || fds.len() != 2 {
+        if bytes.get(..16) != Some(&message(LINK_VERSION, HELLO, &[])[..16]) || fds.len() != 2 {
             return None;
         }
         liar.their_news = File::from(fds.remove(1));
-        liar.theirs = fds.remove(0);
+        liar.their_event = fds.remove(0);
         Some(liar)
     }
 
-    /// One that has this connection.
+    /// Uses a connection that exists.
     pub fn at(socket: OwnedFd) -> Self {
         let page = || memory(NEWS, SealFlags::SHRINK);
         let memory = File::from(good_memory());
-        Self { socket, memory, event: event(), news: page(), theirs: event(), their_news: File::from(page()) }
+        Self {
+            socket,
+            memory,
+            event: event(),
+            news: page(),
+            their_event: event(),
+            their_news: File::from(page()),
+        }
     }
 
-    /// One that keeps to the rules, and has a link.
+    /// Calls a process and makes a link with it, by the rules.
     pub fn linked(config: &RegistryConfig, run: usize) -> Self {
         let liar = Self::call(config, run);
         assert!(liar.is_accepted());
         liar
     }
 
-    /// Makes its offer. Returns whether there is a link.
+    /// Sends a valid offer. Returns whether it is accepted, so that there is a link.
     pub fn is_accepted(&self) -> bool {
-        self.send(&message(RELEASE, OFFER, &offer()), &self.all());
-        self.hear().0.get(..16) == Some(&message(RELEASE, UP, &[])[..16])
+        self.send(&message(LINK_VERSION, OFFER, &offer()), &self.offer_fds());
+        self.hear().0.get(..16) == Some(&message(LINK_VERSION, UP, &[])[..16])
     }
 
-    /// The descriptors of an offer.
-    pub fn all(&self) -> [BorrowedFd<'_>; 3] {
+    /// The descriptors of an offer: memory, eventfd, page of news.
+    pub fn offer_fds(&self) -> [BorrowedFd<'_>; 3] {
         [self.memory.as_fd(), self.event.as_fd(), self.news.as_fd()]
     }
 
-    /// Sends bytes and descriptors, 60 at most.
+    /// Sends a message with up to 60 descriptors. Ignores errors.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(60))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -189,7 +198,7 @@ impl Liar {
         let _ = rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
     }
 
-    /// The next message and its descriptors; nothing at the end.
+    /// Receives the next message and its descriptors. Both are empty at the end of the connection or on an error.
     pub fn hear(&self) -> (Vec<u8>, Vec<OwnedFd>) {
         let mut bytes = [0; 128];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -197,7 +206,7 @@ impl Liar {
         let slices = &mut [IoSliceMut::new(&mut bytes)];
         let len = loop {
             match rustix::net::recvmsg(&self.socket, slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
-                // It has closed its end, and left something unread; what it said before comes then.
+                // The other end was closed with unread data. Messages that it sent before that can still be received.
                 Err(rustix::io::Errno::CONNRESET) => {}
                 got => break got.map_or(0, |got| got.bytes),
             }
@@ -210,28 +219,28 @@ impl Liar {
         (bytes[..len].to_vec(), fds)
     }
 
-    /// The reason of a refusal; nothing more comes then.
+    /// Receives a refusal, and asserts that the connection ends then. Returns the reason.
     pub fn refusal(&self) -> u32 {
         let (bytes, _) = self.hear();
-        assert_eq!(bytes.get(..16), Some(&message(RELEASE, REFUSED, &[])[..16]));
+        assert_eq!(bytes.get(..16), Some(&message(LINK_VERSION, REFUSED, &[])[..16]));
         assert!(self.hear().0.is_empty());
         u32::from_ne_bytes(bytes[16..20].try_into().unwrap())
     }
 
-    /// Writes a number of 16 bits into its memory.
-    pub fn put(&self, at: u64, number: u16) {
+    /// Writes a 16-bit number into the shared memory at this offset.
+    pub fn write_u16(&self, at: u64, number: u16) {
         self.memory.write_all_at(&number.to_ne_bytes(), at).unwrap();
     }
 
-    /// Sends a frame in the first slot.
+    /// Sends a frame in the first slot, and notifies the other process.
     pub fn send_first(&self, frame: &[u8]) {
         self.memory.write_all_at(frame, 2 * RING).unwrap();
         self.memory.write_all_at(&(frame.len() as u32).to_ne_bytes(), TO_CALLED + 128 + 4).unwrap();
-        self.put(TO_CALLED + HEAD, 1);
+        self.write_u16(TO_CALLED + HEAD, 1);
         self.tell();
     }
 
-    /// Tells every shard of something on every link.
+    /// Notifies every shard of the other process, for every link: sets all bytes of its page of news.
     pub fn tell(&self) {
         self.their_news.write_all_at(&[1; NEWS as usize], 0).unwrap();
     }

@@ -1,16 +1,16 @@
-//! A host on the link that claims the addresses of others: in broadcasts, in requests to them, and in answers to any request for
-//! those addresses.
+//! A host on the link that claims the IP addresses of other hosts (ARP and neighbour discovery spoofing): it announces them, sends
+//! requests from them, and answers every request for them.
 //!
-//! Its IP host is ours, with the wrong addresses, so its frames are all correct ones.
+//! It runs the stack's own IP host, configured with these addresses, so all its frames are well-formed.
 
 use stack::id::{Gid, Mac};
 use stack::net::{FRAME_MAX, Net, NetConfig};
 use stack::time::Instant;
 
-/// The liar's Ethernet address.
+/// Ethernet address of the spoofing host.
 pub const LIAR: Mac = Mac([2, 0, 0, 0, 0, 0x66]);
 
-/// A host that is at [`LIAR`].
+/// The spoofing host; its Ethernet address is [`LIAR`].
 #[derive(Debug)]
 pub struct Liar {
     config: NetConfig,
@@ -18,7 +18,7 @@ pub struct Liar {
 }
 
 impl Liar {
-    /// One that claims these addresses.
+    /// A host that claims the addresses `victims`.
     pub fn new(victims: &[Gid]) -> Self {
         let prefix = |gid: &Gid| if gid.as_v4().is_some() { 24 } else { 64 };
         let addrs = victims.iter().map(|gid| (gid.to_ip(), prefix(gid))).collect();
@@ -26,7 +26,7 @@ impl Liar {
         Self { net: Net::new(&config), config }
     }
 
-    /// Its answer to a frame that is on the link, whoever it is for.
+    /// Its answer to a frame on the link, whatever the frame's destination; `None` if it sends none.
     pub fn answer(&mut self, now: Instant, frame: &[u8]) -> Option<Vec<u8>> {
         let mut frame = frame.to_vec();
         if frame.first()? & 1 == 0 {
@@ -38,12 +38,13 @@ impl Liar {
         Some(reply)
     }
 
-    /// Its unsolicited claims: that each address is at its Ethernet address, and a request with each to a host.
+    /// Its unsolicited frames: for each claimed address an announcement, and an address request to the host `to`, sent from it. It does not
+    /// claim the address `to` itself.
     pub fn lies(&self, now: Instant, to: &Gid) -> Vec<Vec<u8>> {
         let mut claims = Vec::new();
         for &(addr, prefix) in &self.config.addrs {
             if Gid::from_ip(addr) == *to {
-                continue; // a host does not get its own address from the link
+                continue; // a host ignores claims to its own address
             }
             let mut net = Net::new(&NetConfig::new(LIAR));
             net.add_address(addr, prefix);

@@ -1,4 +1,4 @@
-//! A connection manager of a node: its MADs are datagrams of the node's queue pair 1, which real shards send and receive.
+//! A connection manager on a simulated node. Its MADs are datagrams of the node's queue pair 1, which real shards send and receive.
 
 use core::time::Duration;
 
@@ -14,28 +14,28 @@ use stack::proto::responder::GRH_LEN;
 use stack::proto::status::{WcStatus, WrOpcode};
 use stack::time::Instant;
 
-/// Datagrams under way in each direction.
+/// The most outstanding sends, and the most posted receives.
 const DEPTH: usize = 32;
 /// Bytes of a buffer.
 const SLOT: usize = 512;
 
-/// A machine, and its queue pair 1.
+/// A connection management [`Machine`] and the queue pair 1 that carries its MADs.
 pub struct Manager {
-    /// The machine.
+    /// The state machine of connection management.
     pub machine: Machine,
-    /// Number of its node.
+    /// Index of its node in the world.
     pub node: usize,
-    /// The queue pair.
+    /// Its queue pair 1.
     pub qp: QpId,
-    /// Its completions.
+    /// The completion queue of both work queues.
     cq: CqId,
     send: MrId,
     recv: MrId,
-    /// Buffers to send from.
+    /// Indices of the free send buffers.
     free: Vec<u64>,
 }
 
-/// The addresses of a datagram, from the 40 bytes before it (IBA 11.4.1.2; of IPv4, the header is in the last 20).
+/// Source and destination of a datagram, from the 40 bytes before its payload (IBA 11.4.1.2). An IPv4 header is in the last 20 of them.
 fn addresses(grh: &[u8]) -> Option<(Gid, Gid)> {
     match (grh.first()? >> 4, grh.get(20)? >> 4) {
         (6, _) => Some((Gid(*grh[8..].first_chunk()?), Gid(*grh[24..].first_chunk()?))),
@@ -45,7 +45,7 @@ fn addresses(grh: &[u8]) -> Option<(Gid, Gid)> {
 }
 
 impl Manager {
-    /// Gives a node its queue pair 1, ready to send, and a machine behind it.
+    /// Creates queue pair 1 of a node, brings it to RTS, and starts a connection manager on it.
     ///
     /// # Panics
     /// If the node has a queue pair 1 already.
@@ -69,12 +69,12 @@ impl Manager {
         Self { machine, node, qp, cq, send, recv, free: (0..DEPTH as u64).collect() }
     }
 
-    /// The way to another node.
+    /// The path to another node.
     pub fn path(&self, world: &World, to: usize) -> Path {
         Path { sgid: world.nodes[self.node].gid, dgid: world.nodes[to].gid, hop_limit: 64, ..Path::default() }
     }
 
-    /// Passes received MADs on, runs timers, sends MADs that are due.
+    /// Passes received MADs to the machine, runs its timers, and sends MADs that are due.
     ///
     /// # Panics
     /// If a datagram completes with an error.
@@ -84,7 +84,7 @@ impl Manager {
         for cqe in n.poll_cq(self.cq, 2 * DEPTH) {
             let status = super::check::status(&cqe);
             assert_eq!(status, WcStatus::Success, "queue pair 1 of node {}", self.node);
-            // Receives have odd numbers.
+            // Work request ids of receives are odd, those of sends are even.
             if cqe.wr_id & 1 == 0 {
                 self.free.push(cqe.wr_id >> 1);
                 continue;
@@ -120,15 +120,16 @@ impl Manager {
     }
 }
 
+/// Posts the receive buffer with index `slot`.
 fn post(node: &mut Node, qp: QpId, recv: MrId, slot: u64) {
     let sge = node.mr(recv).sge(slot as usize * SLOT, SLOT - 16);
     node.post_recv(qp, slot << 1 | 1, &[sge]).expect("a receive for each buffer");
 }
 
-/// Brings a queue pair from RESET to INIT, as one that will be connected.
+/// Brings a queue pair from RESET to INIT, with the attributes for a connection.
 ///
 /// # Panics
-/// If it is refused.
+/// If the transition is refused.
 pub fn init(world: &mut World, node: usize, qp: QpId) {
     let (now, (attr, mask)) = (world.now, cm_init());
     world.nodes[node].modify(now, qp, &attr, mask).expect("RESET to INIT");
@@ -137,7 +138,7 @@ pub fn init(world: &mut World, node: usize, qp: QpId) {
 /// Brings a queue pair from INIT to RTS with the parameters that connection management agreed on.
 ///
 /// # Panics
-/// If it is refused.
+/// If the transition is refused.
 pub fn connect(world: &mut World, node: usize, qp: QpId, params: &QpParams) {
     let now = world.now;
     for (attr, mask) in [cm_rtr(params, SGID_INDEX), cm_rts(params)] {
@@ -145,10 +146,10 @@ pub fn connect(world: &mut World, node: usize, qp: QpId, params: &QpParams) {
     }
 }
 
-/// Turns nodes with managers until `done` returns true or `time` is over. Returns whether it was done.
+/// Runs the world and the managers until `done` returns true or `time` has passed. Returns whether `done` returned true.
 ///
 /// # Panics
-/// If a checker of the world complains.
+/// If a check of the world fails.
 pub fn run(
     world: &mut World,
     managers: &mut [Manager],

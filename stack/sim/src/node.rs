@@ -1,5 +1,4 @@
-//! A simulated host: a device over a simulated port, whose time is the simulation's, with the memory, queues and calls of a
-//! program on it.
+//! A simulated host: a device on a simulated port, with simulated time, and the memory and verbs objects of one program on it.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -25,7 +24,7 @@ use stack::shard::{EventElement, Shard, Shared, Turn};
 use stack::time::Instant;
 use stack::wire::Discard;
 
-/// The Q_Key of every datagram queue pair of a run.
+/// The Q_Key of every datagram queue pair.
 pub const QKEY: u32 = 0x1122;
 
 /// `EINVAL`: the request or the state is wrong.
@@ -36,25 +35,25 @@ pub const ENOMEM: i32 = 12;
 /// The configuration of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// Number of the node, from which its addresses are made.
+    /// Index of the node. Its addresses are derived from it.
     pub index: u8,
-    /// Shards, 1 to 4.
+    /// Number of shards, 1 to 4.
     pub shards: usize,
     /// Largest path MTU of the port.
     pub mtu: Mtu,
-    /// IPv6 instead of IPv4.
+    /// Whether it has an IPv6 address instead of an IPv4 one.
     pub ipv6: bool,
-    /// VLAN of the port.
+    /// VLAN identifier of the port; `None`: untagged.
     pub vlan: Option<u16>,
-    /// Buffers of each queue.
+    /// Frame buffers of each port queue.
     pub buffers: usize,
-    /// Bytes that reliable queue pairs may have in flight together, if the port bounds them.
+    /// The most bytes that reliable queue pairs may have in flight together; `None`: the port sets no limit.
     pub window: Option<usize>,
     /// Queue pairs each shard can hold.
     pub qps_per_shard: usize,
-    /// The port sees whether what it sent waits for a peer that is stopped, as that of a memif does.
+    /// Whether the port sees that its frames wait for a peer that has stopped, as a memif port does.
     pub sees_stalls: bool,
-    /// Connections have source ports of their own, as over sockets.
+    /// Whether each flow has a UDP source port of its own, as on a port over sockets.
     pub own_source_ports: bool,
 }
 
@@ -75,40 +74,40 @@ impl Default for NodeConfig {
     }
 }
 
-/// How a queue pair is created and connected.
+/// Configuration of a queue pair and of its connection.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
     /// Service type: RC, UC, UD, GSI, or either end of XRC.
     pub ty: QpType,
-    /// Send requests, a power of two.
+    /// Depth of the send queue, a power of two.
     pub send_depth: u32,
-    /// Receive requests, a power of two.
+    /// Depth of the receive queue, a power of two.
     pub recv_depth: u32,
-    /// Scatter/gather elements of either.
+    /// The most scatter/gather elements of a send or receive request.
     pub sges: u32,
-    /// Inline bytes.
+    /// The most inline bytes of a send request.
     pub inline: u32,
     /// Path MTU.
     pub mtu: Mtu,
-    /// Exponent of the ACK timeout.
+    /// ACK timeout: 4.096 us times 2 to this power.
     pub timeout: u8,
     /// Transport retries.
     pub retry_cnt: u8,
     /// RNR retries.
     pub rnr_retry: u8,
-    /// RNR timer code sent.
+    /// RNR timer code in RNR NAKs.
     pub min_rnr_timer: u8,
     /// READs and atomics outstanding as requester.
     pub max_rd_atomic: u8,
     /// READs and atomics kept as responder.
     pub max_dest_rd_atomic: u8,
-    /// The peer's rights.
+    /// Access rights of the peer.
     pub access: Access,
-    /// First sequence number sent.
+    /// First PSN sent.
     pub sq_psn: u32,
-    /// First sequence number expected.
+    /// First PSN expected.
     pub rq_psn: u32,
-    /// Every send request makes a completion.
+    /// Whether every send request is signalled.
     pub sq_sig_all: bool,
 }
 
@@ -142,7 +141,7 @@ pub fn remote_rights() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
 }
 
-/// A queue pair of a node, by number in order of creation.
+/// A queue pair of a node: its index in order of creation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct QpId(pub usize);
 
@@ -150,7 +149,7 @@ pub struct QpId(pub usize);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct CqId(pub usize);
 
-/// A region of a node.
+/// A memory region of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct MrId(pub usize);
 
@@ -158,39 +157,39 @@ pub struct MrId(pub usize);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct SrqId(pub usize);
 
-/// A send work request, as a program writes it.
+/// A send work request, as `struct ibv_send_wr`.
 #[derive(Clone, Debug)]
 pub struct SendWr {
-    /// The caller's tag.
+    /// The program's identifier, returned in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub opcode: WrOpcode,
-    /// Signalled, solicited, fenced.
+    /// Flags: signalled, solicited, fenced.
     pub flags: SendFlags,
-    /// The local buffers.
+    /// The local buffers. Not used with `inline`.
     pub sges: Vec<Sge>,
-    /// The data itself, instead.
+    /// The data itself, copied when the request is posted.
     pub inline: Option<Vec<u8>>,
     /// Remote address.
     pub remote_addr: u64,
     /// Remote key.
     pub rkey: u32,
-    /// Immediate data, in the order of the wire.
+    /// Immediate data, in network byte order.
     pub imm: [u8; 4],
     /// The key that a SEND with invalidate names.
     pub inv: u32,
-    /// Compare operand of a swap, addend of an addition; first operand of a FLUSH, bind or registration.
+    /// Compare operand of COMPARE&SWAP, addend of FETCH&ADD; first operand of a FLUSH, bind or registration.
     pub compare_add: u64,
-    /// Swap operand; second operand of a FLUSH, bind or registration.
+    /// Swap operand of COMPARE&SWAP; second operand of a FLUSH, bind or registration.
     pub swap: u64,
-    /// Where a datagram goes.
+    /// Destination of a datagram.
     pub address: Option<UdAddress>,
-    /// The peer's shared receive queue, on an XRC initiator.
+    /// Number of the peer's shared receive queue; used on an XRC initiator.
     pub srqn: u32,
 }
 
 impl SendWr {
-    /// A request of `opcode`, signalled, with nothing else set.
+    /// A signalled request of `opcode`, with all other fields zero or empty.
     pub fn new(wr_id: u64, opcode: WrOpcode) -> Self {
         Self {
             wr_id,
@@ -208,48 +207,48 @@ impl SendWr {
             srqn: 0,
         }
     }
-    /// BIND_MW: `window` is these bytes of `region` from now on, with these rights.
+    /// A BIND_MW request: binds the memory window with key `window` to `len` bytes at `addr` of the region with key `region`.
     pub fn bind(wr_id: u64, window: u32, region: u32, (addr, len): (u64, u64), access: Access) -> Self {
         let rights = u64::from(access.bits()) << 32;
         Self::new(wr_id, WrOpcode::BindMw).remote(addr, window).operands(rights | u64::from(region), len)
     }
-    /// The local buffers.
+    /// Sets the local buffers.
     #[must_use]
     pub fn sges(mut self, sges: &[Sge]) -> Self {
         self.sges = sges.to_vec();
         self
     }
-    /// Inline data.
+    /// Sets the inline data.
     #[must_use]
     pub fn inline(mut self, data: &[u8]) -> Self {
         self.inline = Some(data.to_vec());
         self
     }
-    /// The remote buffer.
+    /// Sets the remote buffer.
     #[must_use]
     pub fn remote(mut self, addr: u64, rkey: u32) -> Self {
         (self.remote_addr, self.rkey) = (addr, rkey);
         self
     }
-    /// Immediate data.
+    /// Sets the immediate data.
     #[must_use]
     pub fn imm(mut self, imm: [u8; 4]) -> Self {
         self.imm = imm;
         self
     }
-    /// Operands of an atomic: compare or add, swap.
+    /// Sets the operands of an atomic: compare operand or addend, and swap operand.
     #[must_use]
     pub fn operands(mut self, compare_add: u64, swap: u64) -> Self {
         (self.compare_add, self.swap) = (compare_add, swap);
         self
     }
-    /// Success makes no completion.
+    /// Makes the request unsignalled.
     #[must_use]
     pub fn unsignaled(mut self) -> Self {
         self.flags.remove(SendFlags::SIGNALED);
         self
     }
-    /// More flags.
+    /// Adds flags.
     #[must_use]
     pub fn with(mut self, flags: SendFlags) -> Self {
         self.flags |= flags;
@@ -261,30 +260,30 @@ impl SendWr {
     }
 }
 
-/// A queue pair of the program.
+/// A queue pair of a node.
 #[derive(Debug)]
 pub struct SimQp {
-    /// Its number.
+    /// Its queue pair number.
     pub qpn: Qpn,
-    /// Its shard.
+    /// Index of its shard.
     pub shard: usize,
     /// The completion queue of its send queue.
     pub send_cq: CqId,
     /// The completion queue of its receive queue.
     pub recv_cq: CqId,
-    /// The configuration that it was created with.
+    /// Its configuration; [`Node::configure`] changes it.
     pub config: QpConfig,
     core: Arc<QpCore>,
 }
 
 impl SimQp {
-    /// Its slot in its shard.
+    /// Its slot in the shard's table of queue pairs.
     pub fn slot(&self) -> u32 {
         self.core.slot()
     }
 }
 
-/// A host with one device, in its own memory.
+/// A host with one device, and the objects of one program.
 pub struct Node {
     /// Its configuration.
     pub config: NodeConfig,
@@ -294,18 +293,18 @@ pub struct Node {
     pub gid: Gid,
     /// State that the device's shards share.
     pub shared: Arc<Shared>,
-    /// The other ends of the port's queues.
+    /// The world's ends of the port's queues.
     pub wires: Vec<SimWire>,
-    /// The device's time.
+    /// The device's time in nanoseconds.
     clock: Arc<AtomicU64>,
-    // Children before their parents, and the memory last.
+    // Fields are dropped in this order: objects before those that they depend on, and the memory last.
     qps: Vec<Option<SimQp>>,
     srqs: Vec<Option<Arc<SrqCore>>>,
     cqs: Vec<Option<Arc<CqCore>>>,
     mrs: Vec<MrCore>,
     windows: Vec<MwCore>,
     xrcd: Arc<XrcdCore>,
-    /// Domain `n` has number `n + 1`.
+    /// The domain at index `n` has number `n + 1`.
     pds: Vec<Arc<PdCore>>,
     device: Arc<Device>,
     regions: Vec<Region>,
@@ -317,15 +316,15 @@ impl core::fmt::Debug for Node {
     }
 }
 
-/// Entry 1 of the GID table: the configured address, behind the link-local one.
+/// Index of the configured address in the GID table; index 0 is the link-local one.
 pub(super) const SGID_INDEX: u8 = 1;
 /// The protection domain of regions and queue pairs, unless a test chooses another.
 pub const PD: PdId = PdId(1);
 
-/// Scatter/gather elements of an entry of a shared receive queue.
+/// The most scatter/gather elements of a request in a shared receive queue.
 const SRQ_SGES: usize = 4;
 
-/// The IP host of node `index`.
+/// Configuration of the IP host of node `index`.
 pub fn net_config(index: u8, ipv6: bool) -> NetConfig {
     let addr = if ipv6 {
         (core::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, u16::from(index) + 1).into(), 64)
@@ -336,11 +335,11 @@ pub fn net_config(index: u8, ipv6: bool) -> NetConfig {
 }
 
 impl Node {
-    /// A node at `now`; `rng` is the operating system's randomness.
+    /// A node whose time is `now`. `rng` replaces the operating system's randomness.
     pub fn new(config: NodeConfig, now: Instant, mut rng: Rng) -> Self {
         assert!((1..=4).contains(&config.shards), "a node has 1 to 4 shards");
-        // Odd nodes take paths that only some ports and shards take: those with memory to build frames in, those with very many
-        // queue pairs.
+        // Odd nodes run code that only some ports and shards need: a port that lends memory in which frames are built, and the
+        // prefetching of shards with very many queue pairs.
         let special = config.index % 2 == 1;
         let net = net_config(config.index, config.ipv6);
         let (port, wires) = SimPort::new(net.mac, config.mtu, config.shards, config.buffers, special);
@@ -389,7 +388,7 @@ impl Node {
         self.clock.store(now.as_nanos(), Ordering::Release);
     }
 
-    /// One turn of a shard, if it lives.
+    /// Makes one turn of a shard. Does nothing if the shard has died.
     pub fn turn(&mut self, shard: usize, now: Instant) -> Turn {
         self.at(now);
         match catch_unwind(AssertUnwindSafe(|| self.device.turn(shard))) {
@@ -404,7 +403,7 @@ impl Node {
         self.device.may_turn(shard).is_err()
     }
 
-    /// Looks at a shard between two turns.
+    /// Calls `look` with a shard, between two turns.
     ///
     /// # Panics
     /// If it has died.
@@ -412,12 +411,12 @@ impl Node {
         self.device.with_shard(shard, look).expect("the shard lives")
     }
 
-    /// Looks at every shard that lives.
+    /// Calls `look` with every shard that lives.
     pub fn shards<R>(&self, look: impl Fn(&mut Shard) -> R) -> impl Iterator<Item = R> {
         (0..self.config.shards).filter_map(move |shard| self.device.with_shard(shard, &look))
     }
 
-    /// A protection domain by its number: they are made in order.
+    /// The protection domain with this number. Allocates domains in order until it exists.
     fn pd(&mut self, pd: PdId) -> Arc<PdCore> {
         while self.pds.len() < pd.0 as usize {
             self.pds.push(self.device.alloc_pd().expect("there are fewer than the most"));
@@ -425,12 +424,12 @@ impl Node {
         self.pds[pd.0 as usize - 1].clone()
     }
 
-    /// Registers `len` fresh bytes in [`PD`].
+    /// Allocates `len` bytes and registers them in [`PD`].
     pub fn register(&mut self, len: usize, access: Access) -> MrId {
         self.register_in(PD, len, access)
     }
 
-    /// Registers `len` fresh bytes in a protection domain.
+    /// Allocates `len` bytes and registers them in a protection domain.
     pub fn register_in(&mut self, pd: PdId, len: usize, access: Access) -> MrId {
         let mut region = Region::new(len);
         region.access = access;
@@ -438,7 +437,7 @@ impl Node {
         self.keep(region, mr)
     }
 
-    /// Keeps a region with its memory.
+    /// Stores a memory region and its memory.
     fn keep(&mut self, mut region: Region, mr: MrCore) -> MrId {
         region.key = mr.key();
         self.regions.push(region);
@@ -446,14 +445,14 @@ impl Node {
         MrId(self.regions.len() - 1)
     }
 
-    /// `len` fresh bytes for fast registration, none of them registered.
+    /// Allocates `len` bytes and a region for fast registration (`ibv_alloc_mr`), in which nothing is registered yet.
     pub fn alloc_fast(&mut self, len: usize) -> MrId {
         let region = Region::new(len);
         let mr = self.pd(PD).alloc_mr(region.memory()).expect("a slot is free");
         self.keep(region, mr)
     }
 
-    /// `len` fresh bytes, registered as by a REG_MR request.
+    /// Allocates `len` bytes and registers them as a REG_MR request does, but without a queue pair.
     pub fn register_fast(&mut self, len: usize, access: Access) -> MrId {
         let mr = self.alloc_fast(len);
         let region = &mut self.regions[mr.0];
@@ -464,7 +463,7 @@ impl Node {
         mr
     }
 
-    /// Registers a region for fast registration once more, whose key is dead, under its next key.
+    /// Registers a region for fast registration again under its next key, after its key was invalidated.
     pub fn register_fast_again(&mut self, mr: MrId) {
         let region = &mut self.regions[mr.0];
         region.key = inc_rkey(region.key);
@@ -473,7 +472,7 @@ impl Node {
         registered.expect("the access flags go together");
     }
 
-    /// A memory window that is not bound: its key.
+    /// Allocates a memory window, which is not bound yet. Returns its key.
     pub fn alloc_window(&mut self, ty: MwType) -> u32 {
         let window = self.pd(PD).alloc_mw(ty).expect("a slot is free");
         let key = window.rkey();
@@ -481,23 +480,23 @@ impl Node {
         key
     }
 
-    /// Deallocates a window, bound or not; its slot may be used again.
+    /// Deallocates a memory window, whether bound or not. A new window may reuse its slot.
     pub fn dealloc_window(&mut self, key: u32) {
-        // The low 8 bits of a key are the program's.
+        // The program chooses the low 8 bits of a key.
         let found = self.windows.iter().position(|window| window.rkey() >> 8 == key >> 8);
         let window = self.windows.swap_remove(found.expect("the window is there"));
         window.dealloc().expect("no turn is under way");
     }
 
-    /// Binds a window of type 2 as a queue pair's BIND_MW does, but without the queue pair.
-    pub fn bind_in_secret(&self, window: u32, qpn: Qpn, mr: MrId) {
+    /// Binds a type 2 window as a BIND_MW request on queue pair `qpn` does, but without that queue pair.
+    pub fn bind_without_qp(&self, window: u32, qpn: Qpn, mr: MrId) {
         let region = self.mr(mr);
         let (addr, len) = (region.addr(), region.len() as u64);
         let bind = Bind { window, qpn, pd: PD, region: region.key, addr, len, access: Access::REMOTE_READ };
         self.shared.mrs.bind(&bind).expect("the window can be bound");
     }
 
-    /// Deregisters a region; its memory stays readable here.
+    /// Deregisters a region. Its memory stays readable through [`Node::mr`].
     pub fn deregister(&mut self, mr: MrId) {
         self.try_deregister(mr).expect("the region is registered, and no window is bound to it");
     }
@@ -510,7 +509,7 @@ impl Node {
         self.mrs[mr.0].dereg()
     }
 
-    /// Registers a region once more, whose key is dead, with the rights that it had.
+    /// Registers a deregistered region again, under a new key, with the same access rights.
     pub fn register_again(&mut self, mr: MrId) {
         let (memory, access) = (self.regions[mr.0].memory(), self.regions[mr.0].access);
         let again = self.pd(PD).reg_mr(memory, access).expect("the access flags go together");
@@ -518,28 +517,28 @@ impl Node {
         self.mrs[mr.0] = again;
     }
 
-    /// Whether a key grants anything, a window's included.
+    /// Whether a key, of a region or a window, is valid.
     pub fn key_lives(&self, key: u32) -> bool {
         let nobody = Qpn::new(0);
         self.shared.mrs.check_remote(key, PD, nobody, Access::empty(), 0, 0) != Err(KeyFault::UnknownKey)
     }
 
-    /// Other values for the next connection of a queue pair; its queues stay as they are.
+    /// Changes the configuration for the next connection of a queue pair. Its queues keep their sizes.
     pub fn configure(&mut self, qp: QpId, config: QpConfig) {
         self.qp_mut(qp).config = config;
     }
 
-    /// A region.
+    /// A region by its index.
     pub fn mr(&self, mr: MrId) -> &Region {
         &self.regions[mr.0]
     }
 
-    /// Every region.
+    /// All regions.
     pub fn regions(&self) -> &[Region] {
         &self.regions
     }
 
-    /// A completion queue of `cqe` entries, fed by every shard.
+    /// Creates a completion queue of `cqe` entries, which every shard can use.
     pub fn create_cq(&mut self, cqe: u32) -> CqId {
         let init = CqInit { cqe, channel: None, context: 0, parent: None };
         self.cqs.push(Some(self.device.create_cq(&init).expect("the size is good")));
@@ -550,35 +549,35 @@ impl Node {
         self.cqs[cq.0].as_ref().expect("the completion queue is there")
     }
 
-    /// Whether a completion queue lost a completion, and all completions before it can be polled. The event may come before that:
-    /// completions wait for the answers of their turn.
+    /// Whether a completion queue has overrun, and all completions before the lost one can be polled. The asynchronous event may come
+    /// earlier, because completions are published after the answers of their turn.
     pub fn cq_failed(&self, cq: CqId) -> bool {
         self.cq(cq).state().failed()
     }
 
-    /// Removes a completion queue that no queue pair uses any more.
+    /// Destroys a completion queue, which no queue pair may use any more.
     pub fn destroy_cq(&mut self, cq: CqId) {
         let cq = self.cqs[cq.0].take().expect("the completion queue is there");
         CqCore::destroy(cq).expect("nothing uses the completion queue");
     }
 
-    /// Takes all asynchronous events.
+    /// Takes and acknowledges all asynchronous events.
     pub fn events(&self) -> Vec<(AsyncEvent, EventElement)> {
         let next = || self.device.try_event().inspect(|event| self.device.ack_event(event));
         core::iter::from_fn(next).map(|event| (event.event, event.element)).collect()
     }
 
-    /// The element of events of a completion queue.
+    /// How asynchronous events name a completion queue.
     pub fn cq_element(&self, cq: CqId) -> EventElement {
         EventElement::Cq(self.cq(cq).state().number())
     }
 
-    /// An XRC shared receive queue of `depth` entries, whose requests complete in `cq`.
+    /// Creates an XRC shared receive queue of `depth` entries, whose requests complete in `cq`.
     pub fn create_srq(&mut self, depth: u32, cq: CqId) -> SrqId {
         self.create_srq_as(None, depth, cq)
     }
 
-    /// The same, with this number.
+    /// Same as [`Node::create_srq`], with the shared receive queue number `number` if given.
     pub fn create_srq_as(&mut self, number: Option<u32>, depth: u32, cq: CqId) -> SrqId {
         let attr = SrqAttr { max_wr: depth, max_sge: SRQ_SGES as u32, srq_limit: 0 };
         let (xrcd, cq) = (self.xrcd.clone(), self.cq(cq).clone());
@@ -592,18 +591,18 @@ impl Node {
         self.srqs[srq.0].as_ref().expect("the shared receive queue is there")
     }
 
-    /// Removes a shared receive queue with its entries.
+    /// Destroys a shared receive queue with its entries.
     pub fn destroy_srq(&mut self, srq: SrqId) {
         let srq = self.srqs[srq.0].take().expect("the shared receive queue is there");
         SrqCore::destroy(srq).expect("no event of it is left");
     }
 
-    /// The number by which senders name a shared receive queue.
+    /// Number of a shared receive queue, by which XRC senders name it.
     pub fn srqn(&self, srq: SrqId) -> u32 {
         self.srq(srq).number()
     }
 
-    /// Entries that wait in a shared receive queue.
+    /// Number of receive requests in a shared receive queue.
     pub fn srq_waiting(&self, srq: SrqId) -> u32 {
         self.srq(srq).poster().expect("no call of the node is under way").waiting()
     }
@@ -625,12 +624,12 @@ impl Node {
         Ok(())
     }
 
-    /// A queue pair in RESET, on a shard.
+    /// Creates a queue pair in RESET on a shard.
     pub fn create_qp(&mut self, shard: usize, config: QpConfig, send_cq: CqId, recv_cq: CqId) -> QpId {
         self.create_qp_as(None, shard, config, send_cq, recv_cq)
     }
 
-    /// The same, with the number of a destroyed queue pair of that shard, whose rest is not over.
+    /// Same as [`Node::create_qp`], with the number of a destroyed queue pair of that shard, even while the number is still held back.
     pub fn create_qp_as(
         &mut self,
         number: Option<Qpn>,
@@ -668,14 +667,14 @@ impl Node {
         QpId(self.qps.len() - 1)
     }
 
-    /// An XRC target in RESET, whose requests are passed on to other nodes.
+    /// Creates an XRC target in RESET that passes its requests on to other nodes ([`RelayedTarget`]).
     pub fn create_relayed(&mut self, config: QpConfig, cq: CqId) -> (QpId, RelayedTarget) {
         let (pd, of_legs) = (self.pd(PD), self.cq(cq).clone());
         let relayed = self.xrcd.create_relayed(&pd, &of_legs).expect("the shard has room");
         (self.keep_qp(config, cq, relayed.qp().clone()), relayed)
     }
 
-    /// The shadow of a target at another node.
+    /// Creates the shadow of the relayed target `target` of another node, in RTR. `attr` has the attributes for RTR.
     pub fn create_shadow(
         &mut self,
         now: Instant,
@@ -691,18 +690,19 @@ impl Node {
         self.keep_qp(config, cq, shadow)
     }
 
+    /// Stores a queue pair.
     fn keep_qp(&mut self, config: QpConfig, cq: CqId, core: Arc<QpCore>) -> QpId {
         let (qpn, shard) = (core.qpn(), core.shard());
         self.qps.push(Some(SimQp { qpn, shard, send_cq: cq, recv_cq: cq, config, core }));
         QpId(self.qps.len() - 1)
     }
 
-    /// Requests to relayed targets that name this shared receive queue are for this member.
+    /// Sets which member gets the requests of relayed targets that name shared receive queue `number`; `None`: no member.
     pub fn set_srq_member(&self, number: u32, member: Option<u32>) {
         self.xrcd.set_srq_member(number, member).expect("the shards live");
     }
 
-    /// The queue pair.
+    /// A queue pair by its index.
     ///
     /// # Panics
     /// If it was destroyed.
@@ -714,7 +714,7 @@ impl Node {
         self.qps[qp.0].as_mut().expect("the queue pair is there")
     }
 
-    /// `ibv_modify_qp(3)`.
+    /// Modifies a queue pair, as `ibv_modify_qp(3)`.
     pub fn modify(
         &mut self,
         now: Instant,
@@ -729,39 +729,39 @@ impl Node {
         })
     }
 
-    /// Changes nothing but the state.
+    /// Changes only the state of a queue pair.
     pub fn modify_state(&mut self, now: Instant, qp: QpId, to: QpState) -> Result<(), ModifyError> {
         self.modify(now, qp, &QpAttr { qp_state: to, ..QpAttr::default() }, AttrMask::STATE)
     }
 
-    /// Asks whether the peer of a queue pair still has its own.
+    /// Starts a check whether the peer of a queue pair still has its queue pair.
     pub fn check_peer(&mut self, now: Instant, qp: QpId) -> PeerCheck {
         self.at(now);
         self.device.check_peer(self.qp(qp).qpn).expect("the shard lives")
     }
 
-    /// `ibv_query_qp(3)`.
+    /// Attributes of a queue pair, as `ibv_query_qp(3)`.
     pub fn query(&mut self, qp: QpId) -> QpAttr {
         self.qp(qp).core.query().expect("the shard lives")
     }
 
-    /// The published state.
+    /// The state of a queue pair that pollers and posters see.
     pub fn state(&self, qp: QpId) -> QpState {
         self.qp(qp).core.state()
     }
 
-    /// Removes a queue pair.
+    /// Destroys a queue pair.
     pub fn destroy(&mut self, qp: QpId) {
         let gone = self.qps[qp.0].take().expect("the queue pair is there");
         QpCore::destroy(gone.core).expect("nothing uses the queue pair");
     }
 
-    /// The source of datagrams.
+    /// The source address of its datagrams.
     pub fn source(&self) -> Source {
         self.shared.gids.source(usize::from(SGID_INDEX)).expect("a node keeps its addresses")
     }
 
-    /// The attributes that connect a queue pair to a peer, with every value of its configuration.
+    /// All attributes to connect a queue pair to a peer, from the queue pair's configuration.
     pub fn attr_to(&self, qp: QpId, peer: Gid, dest: Qpn) -> QpAttr {
         let c = self.qp(qp).config;
         let grh = GlobalRoute { dgid: peer, sgid_index: SGID_INDEX, ..GlobalRoute::default() };
@@ -784,36 +784,36 @@ impl Node {
         }
     }
 
-    /// The attributes that the queue pair's type requires for a transition.
-    fn wanted(&self, qp: QpId, from: QpState, to: QpState) -> AttrMask {
+    /// Mask of the attributes that the queue pair's type requires for a transition.
+    fn required_mask(&self, qp: QpId, from: QpState, to: QpState) -> AttrMask {
         required(from, to, self.qp(qp).config.ty)
     }
 
-    /// RESET → INIT.
+    /// Brings a queue pair from RESET to INIT.
     pub fn to_init(&mut self, now: Instant, qp: QpId) {
         let attr = QpAttr { qp_state: QpState::Init, ..self.attr_to(qp, Gid::default(), Qpn::default()) };
-        let mask = self.wanted(qp, QpState::Reset, QpState::Init);
+        let mask = self.required_mask(qp, QpState::Reset, QpState::Init);
         self.modify(now, qp, &attr, mask).expect("RESET to INIT");
     }
 
-    /// INIT → RTR, towards a peer.
+    /// Brings a queue pair from INIT to RTR, connected to queue pair `dest` of `peer`.
     pub fn to_rtr(&mut self, now: Instant, qp: QpId, peer: Gid, dest: Qpn) {
         let attr = QpAttr { qp_state: QpState::Rtr, ..self.attr_to(qp, peer, dest) };
-        let mask = self.wanted(qp, QpState::Init, QpState::Rtr);
+        let mask = self.required_mask(qp, QpState::Init, QpState::Rtr);
         self.modify(now, qp, &attr, mask).expect("INIT to RTR");
     }
 
-    /// RTR → RTS.
+    /// Brings a queue pair from RTR to RTS.
     pub fn to_rts(&mut self, now: Instant, qp: QpId) {
         let attr = QpAttr { qp_state: QpState::Rts, ..self.attr_to(qp, Gid::default(), Qpn::default()) };
-        let mask = self.wanted(qp, QpState::Rtr, QpState::Rts);
+        let mask = self.required_mask(qp, QpState::Rtr, QpState::Rts);
         self.modify(now, qp, &attr, mask).expect("RTR to RTS");
     }
 
-    /// Posts a send request as verbs does: checks, encodes in place, publishes, rings.
+    /// Posts a send request as `verbs` does: checks it, encodes it in place, publishes it and rings the doorbell.
     ///
     /// # Errors
-    /// `EINVAL` in a state that takes none or for a request that is not allowed, `ENOMEM` if the queue is full.
+    /// `EINVAL` if the queue pair's state does not allow posting or the request is invalid, `ENOMEM` if the queue is full.
     pub fn post_send(&mut self, qp: QpId, wr: &SendWr) -> Result<(), i32> {
         let q = self.qp(qp);
         let mut sq = q.core.sq().lock().map_err(|_| EINVAL)?;
@@ -871,7 +871,7 @@ impl Node {
     /// Posts a receive request.
     ///
     /// # Errors
-    /// As [`Node::post_send`].
+    /// Those of [`Node::post_send`].
     pub fn post_recv(&mut self, qp: QpId, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
         let q = self.qp(qp);
         let mut rq = q.core.rq().lock().map_err(|_| EINVAL)?;
@@ -886,17 +886,17 @@ impl Node {
         Ok(())
     }
 
-    /// Send requests that are posted and not released by the shard.
+    /// Send requests that are posted and that the shard has not released yet.
     pub fn sends_in_use(&self, qp: QpId) -> u32 {
         self.qp(qp).core.sq().lock().map_or(0, |sq| sq.in_use())
     }
 
-    /// Receive requests that are posted and not released by the shard.
+    /// Receive requests that are posted and that the shard has not released yet.
     pub fn receives_in_use(&self, qp: QpId) -> u32 {
         self.qp(qp).core.rq().lock().map_or(0, |rq| rq.in_use())
     }
 
-    /// `ibv_poll_cq(3)`: takes up to `max` completions; those of an earlier life of a queue pair are skipped.
+    /// Takes up to `max` completions, as `ibv_poll_cq(3)`. Skips completions from before the last RESET of their queue pair.
     pub fn poll_cq(&mut self, cq: CqId, max: usize) -> Vec<Cqe> {
         let mut out = Vec::new();
         let cq = self.cq(cq);
@@ -920,7 +920,7 @@ impl Node {
         self.counters().discarded(reason)
     }
 
-    /// When a shard wants its next turn.
+    /// The earliest time at which a shard needs a turn; `None` if none does.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.shards(|shard| shard.next_deadline()).flatten().min()
     }
@@ -928,7 +928,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // A device that closes sends what is left, for a while: the wires take all of it at once.
+        // A closing device waits a while until its last frames are sent, so let the wires take them at once.
         for wire in &self.wires {
             wire.limit_tx(None);
             wire.starve(false);

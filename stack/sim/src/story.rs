@@ -14,36 +14,36 @@ use stack::proto::tables::NakCode;
 use stack::proto::wqe::Cqe;
 use stack::wire::Opcode;
 
-/// The node that the stories call A; it sends requests as a rule.
+/// Index of node A, which usually is the requester.
 pub const A: usize = 0;
-/// The other node.
+/// Index of node B, which usually is the responder.
 pub const B: usize = 1;
 
-/// The packets that a step is about.
-pub type Which = Box<dyn Fn(&Seen) -> bool>;
+/// Selects packets.
+pub type PacketFilter = Box<dyn Fn(&Seen) -> bool>;
 
 /// Packets with this opcode.
-pub fn opcode(opcode: Opcode) -> Which {
+pub fn opcode(opcode: Opcode) -> PacketFilter {
     Box::new(move |s| s.opcode == opcode)
 }
 
 /// NAKs with this code.
-pub fn nak(code: NakCode) -> Which {
+pub fn nak(code: NakCode) -> PacketFilter {
     Box::new(move |s| s.opcode == Opcode::RC_ACKNOWLEDGE && s.aeth().syndrome == code as u8)
 }
 
 /// RNR NAKs.
-pub fn rnr_nak() -> Which {
+pub fn rnr_nak() -> PacketFilter {
     Box::new(|s| s.opcode == Opcode::RC_ACKNOWLEDGE && s.aeth().syndrome >> 5 == 1)
 }
 
 /// Positive acknowledgements.
-pub fn acks() -> Which {
+pub fn acks() -> PacketFilter {
     Box::new(|s| s.opcode == Opcode::RC_ACKNOWLEDGE && s.aeth().syndrome >> 5 == 0)
 }
 
 /// Any packet.
-pub fn any() -> Which {
+pub fn any() -> PacketFilter {
     Box::new(|_| true)
 }
 
@@ -54,25 +54,27 @@ pub struct Story {
     pub world: World,
     /// Both ends of the connection.
     pub ends: [Endpoint; 2],
-    /// On each node, 64 KiB with every right.
+    /// A memory region on each node: 64 KiB with all access rights.
     pub mrs: [MrId; 2],
+    /// How many packets of each node [`Story::sent`] has returned.
     shown: [usize; 2],
+    /// Completions of each node that no step has expected yet.
     cqes: [Vec<Cqe>; 2],
     next_id: u64,
 }
 
 impl Story {
-    /// The set-up of the conformance cases, with some things changed.
+    /// The set-up of the conformance cases, with a changed queue pair configuration.
     pub fn with(change: impl FnOnce(&mut QpConfig)) -> Self {
         Self::of(1, change)
     }
 
-    /// The same on nodes with several shards.
+    /// Same as [`Story::with`], on nodes with this many shards.
     pub fn of(shards: usize, change: impl FnOnce(&mut QpConfig)) -> Self {
         Self::on(NodeConfig { shards, ..NodeConfig::default() }, change)
     }
 
-    /// The same on other nodes.
+    /// Same as [`Story::with`], on two nodes of this configuration (with index 0 and 1).
     pub fn on(node: NodeConfig, change: impl FnOnce(&mut QpConfig)) -> Self {
         let mut config = QpConfig::default();
         change(&mut config);
@@ -89,7 +91,7 @@ impl Story {
         Self::with(|_| ())
     }
 
-    /// A piece of a node's region.
+    /// A scatter/gather element in a node's region.
     pub fn sge(&self, node: usize, offset: usize, len: usize) -> Sge {
         self.world.nodes[node].mr(self.mrs[node]).sge(offset, len)
     }
@@ -104,7 +106,7 @@ impl Story {
         self.world.nodes[node].mr(self.mrs[node]).read(offset, len)
     }
 
-    /// A request of a node, from the start of its region to offset 32768 of the other's.
+    /// A request of a node, with its region's first `len` bytes as local and offset 32768 of the other region as remote buffer.
     pub fn wr(&mut self, node: usize, opcode: WrOpcode, len: usize) -> SendWr {
         self.next_id += 1;
         let remote = self.world.nodes[1 - node].mr(self.mrs[1 - node]);
@@ -112,20 +114,20 @@ impl Story {
         SendWr::new(self.next_id, opcode).sges(&[self.sge(node, 0, len)]).remote(va, key)
     }
 
-    /// Posts [`Story::wr`].
+    /// Posts the request that [`Story::wr`] returns. Returns its id.
     pub fn post(&mut self, node: usize, opcode: WrOpcode, len: usize) -> u64 {
         let wr = self.wr(node, opcode, len);
         self.post_wr(node, &wr)
     }
 
-    /// Posts a request.
+    /// Posts a request. Returns its id.
     pub fn post_wr(&mut self, node: usize, wr: &SendWr) -> u64 {
         let posted = self.world.nodes[node].post_send(self.ends[node].qp, wr);
         assert_eq!(posted, Ok(()), "the request is good and the queue has room");
         wr.wr_id
     }
 
-    /// Posts `n` receives of 4096 bytes, at offset 32768 of the node's region.
+    /// Posts `n` receives of 4096 bytes, all at offset 32768 of the node's region.
     pub fn receives(&mut self, node: usize, n: u64) {
         for id in 0..n {
             let sge = self.sge(node, 1 << 15, 4096);
@@ -134,32 +136,32 @@ impl Story {
         }
     }
 
-    /// The `nth` packet (from 1) of those that a node sends from now on has this fate.
-    pub fn fate(&mut self, from: usize, which: Which, nth: u32, fate: Fate) {
+    /// Sets the fate of the `nth` packet (counted from 1) among those that node `from` sends from now on and that match.
+    pub fn fate(&mut self, from: usize, filter: PacketFilter, nth: u32, fate: Fate) {
         let mut seen = 0;
         self.world.link(from, 1 - from).rule = Some(Box::new(move |s| {
-            seen += u32::from(which(s));
-            if which(s) && seen == nth { fate } else { Fate::Pass }
+            seen += u32::from(filter(s));
+            if filter(s) && seen == nth { fate } else { Fate::Pass }
         }));
     }
 
-    /// The `nth` such packet is lost.
-    pub fn drop_nth(&mut self, from: usize, which: Which, nth: u32) {
-        self.fate(from, which, nth, Fate::Drop);
+    /// Drops the `nth` matching packet, as [`Story::fate`].
+    pub fn drop_nth(&mut self, from: usize, filter: PacketFilter, nth: u32) {
+        self.fate(from, filter, nth, Fate::Drop);
     }
 
-    /// Every such packet is lost.
-    pub fn drop_all(&mut self, from: usize, which: Which) {
+    /// Drops every matching packet that node `from` sends from now on.
+    pub fn drop_all(&mut self, from: usize, filter: PacketFilter) {
         self.world.link(from, 1 - from).rule =
-            Some(Box::new(move |s| if which(s) { Fate::Drop } else { Fate::Pass }));
+            Some(Box::new(move |s| if filter(s) { Fate::Drop } else { Fate::Pass }));
     }
 
-    /// No more faults.
+    /// Ends all faults.
     pub fn heal(&mut self) {
         self.world.heal();
     }
 
-    /// Lets time pass.
+    /// Runs the world for `time`, then checks it and collects completions.
     pub fn wait(&mut self, time: Duration) {
         self.world.run_for(time);
         self.world.check(false).expect("every checker is content");
@@ -178,26 +180,26 @@ impl Story {
         new
     }
 
-    /// The packets that a node sent since the last call include one of each kind, in this order.
+    /// Asserts that the packets that a node sent since the last call include one for each filter, in this order.
     ///
     /// # Panics
-    /// If not.
+    /// If they do not.
     #[track_caller]
-    pub fn expect(&mut self, node: usize, whiches: &[Which]) {
+    pub fn expect(&mut self, node: usize, expected: &[PacketFilter]) {
         let sent = self.sent(node);
         let mut at = 0;
-        for (i, which) in whiches.iter().enumerate() {
-            match sent[at..].iter().position(which) {
+        for (i, filter) in expected.iter().enumerate() {
+            match sent[at..].iter().position(filter) {
                 Some(n) => at += n + 1,
                 None => panic!("packet {i} that node {node} should send is not in {sent:?}"),
             }
         }
     }
 
-    /// The oldest completion of a node is this; it is taken.
+    /// Takes the oldest completion of a node, and asserts its opcode and status.
     ///
     /// # Panics
-    /// If not.
+    /// If they differ, or there is no completion.
     #[track_caller]
     pub fn expect_cqe(&mut self, node: usize, opcode: WcOpcode, status: WcStatus) -> Cqe {
         assert!(!self.cqes[node].is_empty(), "node {node} has no completion");
@@ -206,10 +208,10 @@ impl Story {
         cqe
     }
 
-    /// A node has no more completions.
+    /// Asserts that a node has no more completions.
     ///
     /// # Panics
-    /// If it has.
+    /// If it has any.
     #[track_caller]
     pub fn expect_no_cqe(&self, node: usize) {
         assert!(self.cqes[node].is_empty(), "node {node} has {:?}", self.cqes[node]);

@@ -167,7 +167,7 @@ impl Window {
         };
         let revived = revive && !alive;
         if revived {
-            node.bind_in_secret(key, peer, mr);
+            node.bind_without_qp(key, peer, mr);
         }
         match (node.key_lives(key), alive) {
             (true, false) => Err(format!("key {key:#x} lives after a LOCAL_INV")),

@@ -5,8 +5,8 @@ use crate::member::{Member, Other, config, wait_for};
 use rustix::fs::SealFlags;
 use rustix::process::Signal;
 use sim::host_liar::{
-    HEAD, HELLO, Liar, MAX_FRAME, NEWS, OFFER, REFUSED, RELEASE, RING, SIZE, TAIL, TO_CALLED, TO_CALLER, UP,
-    about, event, good_memory, memory, memory_with, message, offer,
+    HEAD, HELLO, LINK_VERSION, Liar, MAX_FRAME, NEWS, OFFER, REFUSED, RING, SIZE, TAIL, TO_CALLED, TO_CALLER,
+    UP, about, event, good_memory, memory, memory_with, message, offer,
 };
 use stack::port::host::{LinkId, Reach};
 use stack::port::{AtOnce, Frame, RxBurst, TxBurst};
@@ -40,14 +40,14 @@ fn works(config: &RegistryConfig, here: &mut Member) {
 fn offer_with(at: usize, number: u32) -> Vec<u8> {
     let mut numbers = offer();
     numbers[at] = number;
-    message(RELEASE, OFFER, &numbers)
+    message(LINK_VERSION, OFFER, &numbers)
 }
 
 #[test]
 fn who_lies_in_a_greeting_is_refused() {
     let config = config();
     let mut here = Member::new(&config, 1);
-    let good = || message(RELEASE, OFFER, &offer());
+    let good = || message(LINK_VERSION, OFFER, &offer());
     let sealed = |size| memory(size, SealFlags::SHRINK | SealFlags::GROW);
     let null = || -> OwnedFd { File::open("/dev/null").unwrap().into() };
     let pipe = || -> OwnedFd { std::io::pipe().unwrap().1.into() };
@@ -55,11 +55,11 @@ fn who_lies_in_a_greeting_is_refused() {
     let both = || vec![good_memory(), event(), page()];
     let mut tricks: Vec<(&str, Vec<u8>, Vec<OwnedFd>)> = vec![
         ("no message", vec![0x5a; 128], both()),
-        ("an unknown kind", message(RELEASE, 77, &offer()), both()),
+        ("an unknown kind", message(LINK_VERSION, 77, &offer()), both()),
         ("another release", message(9, OFFER, &offer()), both()),
-        ("a greeting at the wrong time", message(RELEASE, HELLO, &about()), vec![event(), page()]),
-        ("consent at the wrong time", message(RELEASE, UP, &[0]), vec![]),
-        ("a refusal without a reason", message(RELEASE, REFUSED, &[99]), vec![]),
+        ("a greeting at the wrong time", message(LINK_VERSION, HELLO, &about()), vec![event(), page()]),
+        ("consent at the wrong time", message(LINK_VERSION, UP, &[0]), vec![]),
+        ("a refusal without a reason", message(LINK_VERSION, REFUSED, &[99]), vec![]),
         ("no descriptor", good(), vec![]),
         ("one descriptor", good(), vec![good_memory()]),
         ("one too few", good(), vec![good_memory(), event()]),
@@ -116,14 +116,14 @@ fn a_message_comes_in_one_piece_and_a_link_once() {
     let mut here = Member::new(&config, 1);
     for len in [1, 16, 127] {
         let liar = Liar::call(&config, here.run());
-        let offer = message(RELEASE, OFFER, &offer());
-        liar.send(&offer[..len], &liar.all()[..1]);
-        liar.send(&offer[len..], &liar.all()[1..]);
+        let offer = message(LINK_VERSION, OFFER, &offer());
+        liar.send(&offer[..len], &liar.offer_fds()[..1]);
+        liar.send(&offer[len..], &liar.offer_fds()[1..]);
         assert_eq!(liar.refusal(), WRONG);
     }
     let _liar = Liar::linked(&config, here.run());
     let second = Liar::call(&config, here.run());
-    second.send(&message(RELEASE, OFFER, &offer()), &second.all());
+    second.send(&message(LINK_VERSION, OFFER, &offer()), &second.offer_fds());
     assert_eq!(second.refusal(), LINKED);
     assert_eq!(here.links.counts().made, 1);
     works(&config, &mut here);
@@ -157,7 +157,7 @@ fn descriptors_that_wait_when_they_are_closed_keep_nobody() {
         member.stop();
         let all: Vec<OwnedFd> = (0..if round % 3 == 0 { 2 } else { 6 }).map(|_| slow()).collect();
         let fds: Vec<_> = all.iter().map(AsFd::as_fd).collect();
-        liar.send(&message(RELEASE, if is_linked { UP } else { OFFER }, &offer()), &fds);
+        liar.send(&message(LINK_VERSION, if is_linked { UP } else { OFFER }, &offer()), &fds);
         drop(all);
         member.signal(Signal::CONT);
         heard += 1;
@@ -197,18 +197,18 @@ fn who_is_called_and_lies_is_refused() {
     let mut here = Member::new(&config, 1);
     let ours = here.run();
     let runs = (0..).filter(|run| *run != ours);
-    let hello = message(RELEASE, HELLO, &about());
+    let hello = message(LINK_VERSION, HELLO, &about());
     let tricks: Vec<Vec<(Vec<u8>, usize)>> = vec![
         vec![(vec![0; 128], 1)],
         vec![(hello.clone(), 0)],
         vec![(hello.clone(), 3)],
         vec![(hello.clone(), 60)],
-        vec![(message(RELEASE, HELLO, &[0; 11]), 2)],
-        vec![(message(RELEASE, OFFER, &offer()), 3)],
-        vec![(message(RELEASE, UP, &[0]), 0)],
+        vec![(message(LINK_VERSION, HELLO, &[0; 11]), 2)],
+        vec![(message(LINK_VERSION, OFFER, &offer()), 3)],
+        vec![(message(LINK_VERSION, UP, &[0]), 0)],
         vec![(hello.clone(), 2), (hello.clone(), 2)],
-        vec![(hello.clone(), 2), (message(RELEASE, OFFER, &offer()), 3)],
-        vec![(hello, 2), (message(RELEASE, UP, &[224]), 0)],
+        vec![(hello.clone(), 2), (message(LINK_VERSION, OFFER, &offer()), 3)],
+        vec![(hello, 2), (message(LINK_VERSION, UP, &[224]), 0)],
         // Of another release: it is told ours.
         vec![(message(9, HELLO, &[u32::MAX; 20]), 2)],
     ];
@@ -216,7 +216,7 @@ fn who_is_called_and_lies_is_refused() {
     for (run, answers) in runs.zip(tricks) {
         let liar = answer(&config, run, answers);
         assert_eq!(here.reach(run), Reach::Asked);
-        assert_eq!(liar.join().unwrap()[..20], message(RELEASE, REFUSED, &[WRONG])[..20]);
+        assert_eq!(liar.join().unwrap()[..20], message(LINK_VERSION, REFUSED, &[WRONG])[..20]);
         wait_for(|| here.reach(run) == Reach::Unlinked);
     }
     assert_eq!((here.links.counts().refused, here.links.counts().made), (count, 0));
@@ -231,8 +231,8 @@ fn who_says_that_it_has_the_runs_of_others_gets_nothing_of_theirs() {
     let mut numbers = offer();
     numbers[4] = other.run as u32;
     let liar = Liar::call(&config, here.run());
-    liar.send(&message(RELEASE, OFFER, &numbers), &liar.all());
-    assert_eq!(liar.hear().0[..16], message(RELEASE, UP, &[])[..16]);
+    liar.send(&message(LINK_VERSION, OFFER, &numbers), &liar.offer_fds());
+    assert_eq!(liar.hear().0[..16], message(LINK_VERSION, UP, &[])[..16]);
     other.tell("receive 100");
     here.send(other.run, 100);
     assert_eq!(other.hear(), "received");
@@ -249,7 +249,7 @@ fn an_index_that_cannot_be_ends_the_link() {
         let liar = Liar::linked(&config, here.run());
         let refused = here.links.counts().refused;
         let link = link_of(&mut here, None);
-        liar.put(ring + at, number);
+        liar.write_u16(ring + at, number);
         wait_for(|| {
             here.poll();
             let mut frames: TxBurst = [Frame::from_vec(vec![1; 100])].into_iter().collect();
@@ -261,7 +261,7 @@ fn an_index_that_cannot_be_ends_the_link() {
     }
     // And so does whatever is said on it.
     for (bytes, fds) in
-        [(message(RELEASE, UP, &[0]), 0), (vec![0; 128], 4), (message(RELEASE, OFFER, &offer()), 3)]
+        [(message(LINK_VERSION, UP, &[0]), 0), (vec![0; 128], 4), (message(LINK_VERSION, OFFER, &offer()), 3)]
     {
         let liar = Liar::linked(&config, here.run());
         let refused = here.links.counts().refused;
@@ -361,8 +361,8 @@ fn an_event_that_is_full_and_waits_keeps_nobody() {
         sent == 64
     });
     // Nor does ours, which it has.
-    fill(&liar.theirs);
-    rustix::fs::fcntl_setfl(&liar.theirs, rustix::fs::OFlags::empty()).unwrap();
+    fill(&liar.their_event);
+    rustix::fs::fcntl_setfl(&liar.their_event, rustix::fs::OFlags::empty()).unwrap();
     works(&config, &mut here);
 }
 

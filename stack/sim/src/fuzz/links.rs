@@ -2,8 +2,8 @@
 
 use super::Input;
 use crate::host_liar::{
-    HELLO, Liar, MAX_FRAME, NEWS, OFFER, REFUSED, RELEASE, SIZE, TO_CALLED, TO_CALLER, UP, about, message,
-    offer,
+    HELLO, LINK_VERSION, Liar, MAX_FRAME, NEWS, OFFER, REFUSED, SIZE, TO_CALLED, TO_CALLER, UP, about,
+    message, offer,
 };
 use rustix::fs::{FallocateFlags, OFlags};
 use stack::port::host::{LinkId, LinkQueue, Links, LinksConfig};
@@ -55,19 +55,19 @@ fn say(liar: &Liar, input: &mut Input<'_>) {
         numbers[at] = input.u32();
     }
     let bytes = match input.u8() % 8 {
-        0 => message(RELEASE, HELLO, &about()),
-        1 | 2 => message(RELEASE, OFFER, &numbers),
-        3 => message(RELEASE, UP, &[input.u32() % 300]),
-        4 => message(RELEASE, REFUSED, &[u32::from(input.u8() % 6)]),
+        0 => message(LINK_VERSION, HELLO, &about()),
+        1 | 2 => message(LINK_VERSION, OFFER, &numbers),
+        3 => message(LINK_VERSION, UP, &[input.u32() % 300]),
+        4 => message(LINK_VERSION, REFUSED, &[u32::from(input.u8() % 6)]),
         5 => message(input.u32(), u32::from(input.u8() % 8), &numbers),
         6 => (0..input.u8()).map(|_| input.u8()).collect(),
         _ => {
-            liar.send(&message(RELEASE, OFFER, &offer()), &liar.all());
+            liar.send(&message(LINK_VERSION, OFFER, &offer()), &liar.offer_fds());
             return;
         }
     };
-    let [memory, event, news] = liar.all();
-    let known = [memory, event, news, liar.theirs.as_fd(), liar.socket.as_fd()];
+    let [memory, event, news] = liar.offer_fds();
+    let known = [memory, event, news, liar.their_event.as_fd(), liar.socket.as_fd()];
     let count = input.pick(&[0, 0, 1, 2, 2, 3, 3, 60]);
     let fds: Vec<BorrowedFd<'_>> = (0..count).map(|_| input.pick(&known)).collect();
     liar.send(&bytes, &fds);
@@ -138,7 +138,7 @@ pub fn host_links(bytes: &[u8]) {
             4 => drop(queue.arm()),
             5 => transmit(&mut queue, &liar, &mut input),
             6 => {
-                let event = if input.bool() { &liar.event } else { &liar.theirs };
+                let event = if input.bool() { &liar.event } else { &liar.their_event };
                 let flags = if input.bool() { OFlags::empty() } else { OFlags::NONBLOCK };
                 let _ = rustix::fs::fcntl_setfl(event, flags);
                 if flags == OFlags::NONBLOCK {
