@@ -1,16 +1,15 @@
 //! Finds the distribution's DPDK, compiles the shim and generates its bindings.
 //!
-//! DPDK is linked statically by default: the shared `librte_eal` loads every driver plugin of the distribution
-//! when it starts (more than a hundred, and libraries such as libibverbs with them), the static one contains
-//! only those listed here: every driver that needs no library but DPDK's own. `DPDK_SYS_LINK=shared` takes the distribution's
-//! shared libraries with all their drivers instead (but then programs that the process starts inherit DPDK's descriptors, see
-//! `CLOSED_ON_EXEC`). `DPDK_SYS_DRIVERS=net_mlx5,net_af_xdp` adds drivers to the static build.
+//! DPDK is linked statically by default. A static build contains only the drivers listed here, which need no libraries except DPDK's own.
+//! `DPDK_SYS_DRIVERS=net_mlx5,net_af_xdp` adds drivers to it. `DPDK_SYS_LINK=shared` links the distribution's shared libraries instead.
+//! Their `librte_eal` loads all driver plugins of the distribution at start, more than a hundred, and with them libraries such as
+//! libibverbs. In a shared build, programs that the process starts inherit DPDK's descriptors (see `CLOSED_ON_EXEC`).
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Libraries that the static build contains where the distribution has them (names differ between releases).
+/// DPDK libraries of the static build, as far as the distribution has them (names differ between releases).
 const LIBRARIES: &[&str] = &[
     "eal",
     "log",
@@ -42,10 +41,10 @@ const LIBRARIES: &[&str] = &[
     "mempool_ring",
 ];
 
-/// Drivers that the static build contains where the distribution has them: those of software, and those of NICs in x86-64 hosts.
-/// (docs/ports.md has the same list.)
+/// Drivers of the static build, as far as the distribution has them: software devices, and NICs of x86-64 hosts. docs/ports.md has the
+/// same list.
 const DRIVERS: &[&str] = &[
-    // Software.
+    // Software devices.
     "net_memif",
     "net_tap",
     "net_af_packet",
@@ -91,14 +90,14 @@ const DRIVERS: &[&str] = &[
     "net_zxdh",
 ];
 
-/// What a driver needs beside [`LIBRARIES`]: libraries of DPDK, where the release has them, and of the system.
+/// For a driver, what it needs besides [`LIBRARIES`]: libraries of DPDK, as far as the release has them, and libraries of the system.
 const NEEDS: &[(&str, &[&str], &[&str])] = &[
     ("net_iavf", &["common_iavf"], &[]),
     ("net_ice", &["common_iavf"], &[]),
     ("net_idpf", &["common_idpf"], &[]),
     ("net_ionic", &["common_ionic"], &[]),
     ("net_nfp", &["common_nfp"], &[]),
-    // Not in every build, for their libraries of the system.
+    // Only with DPDK_SYS_DRIVERS, because they need libraries of the system.
     ("net_af_xdp", &[], &["xdp", "bpf"]),
     ("net_bnx2x", &[], &["z"]),
     ("net_cpfl", &["common_idpf"], &["jansson"]),
@@ -117,7 +116,7 @@ fn main() {
         println!("cargo:rerun-if-changed={file}");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    // docs.rs has libclang but not DPDK; the shim's header, which is all that is documented, needs none of it.
+    // docs.rs has libclang but not DPDK. Only the shim's header is documented, and it needs no DPDK.
     if env::var_os("DOCS_RS").is_some() {
         return bindings(&out);
     }
@@ -135,7 +134,7 @@ fn main() {
         });
     let drivers = if shared { Vec::new() } else { link_static(&out) };
     println!("cargo:rustc-env=DPDK_SYS_BUILT_IN={}", drivers.join(","));
-    // pkg-config's other flags (-march, -include rte_config.h) are needed by DPDK's headers.
+    // DPDK's headers need the other flags of pkg-config (-march, -include rte_config.h).
     let flags = cflags();
 
     let mut shim = cc::Build::new();
@@ -151,7 +150,7 @@ fn main() {
     }
     shim.compile("dpdk_sys_shim");
     if !shared {
-        // After the shim, which needs it.
+        // The shim needs it, so it comes after the shim.
         println!("cargo:rustc-link-search=native={}", out.display());
         println!("cargo:rustc-link-lib=static:+whole-archive,-bundle=dpdk_sys_all");
     }
@@ -166,14 +165,17 @@ fn main() {
     bindings(&out);
 }
 
+/// Hint for error messages: how to install what the build needs.
 const INSTALL: &str = "On Debian and Ubuntu:  apt-get install libdpdk-dev libclang-dev pkg-config libnuma-dev binutils\n\
      (Without DPDK, build with --no-default-features: everything but the DPDK ports works.)";
 
+/// Prints an error message and ends the build.
 fn fail(message: &str) -> ! {
     eprintln!("\ndpdk-sys: {message}\n");
     std::process::exit(1)
 }
 
+/// Compiler flags of DPDK's headers, without include paths.
 fn cflags() -> Vec<String> {
     let pkg_config = env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".into());
     let output = Command::new(pkg_config)
@@ -183,6 +185,7 @@ fn cflags() -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect()
 }
 
+/// Directories in which libraries are searched.
 fn library_dirs() -> Vec<PathBuf> {
     let mut dirs = Vec::new();
     if let Ok(dir) = pkg_config::get_variable("libdpdk", "libdir") {
@@ -198,12 +201,13 @@ fn library_dirs() -> Vec<PathBuf> {
     dirs
 }
 
+/// Whether the shared library `lib{name}.so` exists.
 fn has_library(name: &str) -> bool {
     library_dirs().iter().any(|dir| dir.join(format!("lib{name}.so")).exists())
 }
 
-/// Merges the wanted archives into one object, so that their order and cycles do not matter and every constructor
-/// (drivers register in one) is linked. Returns the drivers.
+/// Merges the archives of libraries and drivers into one object in one archive. So their order and their mutual dependencies do not
+/// matter, and every constructor is linked (drivers register themselves in one). Returns the names of the drivers.
 fn link_static(out: &Path) -> Vec<String> {
     let dirs = library_dirs();
     let find = |name: &str| {
@@ -212,7 +216,7 @@ fn link_static(out: &Path) -> Vec<String> {
     };
     let extra = env::var("DPDK_SYS_DRIVERS").unwrap_or_default();
     let extra: Vec<&str> = extra.split([',', ' ']).filter(|name| !name.is_empty()).collect();
-    // Another release has another set of libraries; what was asked for by name has to be there.
+    // The default drivers differ between releases, so missing ones are left out. Drivers that were requested by name must exist.
     let mut drivers: Vec<&str> = DRIVERS.iter().copied().filter(|name| find(name).is_some()).collect();
     for name in &extra {
         if find(name).is_none() {
@@ -257,8 +261,8 @@ fn link_static(out: &Path) -> Vec<String> {
     drivers.into_iter().map(str::to_owned).collect()
 }
 
-/// Functions that make descriptors; DPDK calls the replacements in `cloexec.c` instead. (opendir already sets close-on-exec, and
-/// so does the kernel for descriptors of vfio and bpf.)
+/// Functions that create descriptors. In the static build DPDK calls the replacements in `cloexec.c`, which set close-on-exec. (opendir
+/// sets it already, and so does the kernel for descriptors of vfio and bpf.)
 const CLOSED_ON_EXEC: &[&str] = &[
     "open",
     "open64",
@@ -280,10 +284,12 @@ const CLOSED_ON_EXEC: &[&str] = &[
     "dup",
 ];
 
+/// The program that an environment variable names, else `default`.
 fn tool(variable: &str, default: &str) -> String {
     env::var(variable).unwrap_or_else(|_| default.into())
 }
 
+/// Runs a command; ends the build if it fails.
 fn run(command: &mut Command) {
     match command.status() {
         Ok(status) if status.success() => {}
@@ -292,7 +298,7 @@ fn run(command: &mut Command) {
     }
 }
 
-/// The shim's header includes nothing of DPDK, so the bindings hold the shim's functions and constants alone.
+/// Generates the bindings. The shim's header includes no header of DPDK, so they have only the shim's functions and constants.
 fn bindings(out: &Path) {
     let result = std::panic::catch_unwind(|| {
         bindgen::Builder::default()

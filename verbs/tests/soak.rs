@@ -1,7 +1,7 @@
-//! Many queue pairs that are created and destroyed under load, without leaks: no buffer, key, slot, number, descriptor,
-//! thread or memory.
+//! Creates and destroys many queue pairs under load, and checks for leaks of buffers, keys, slots, numbers, descriptors, threads and
+//! memory.
 //!
-//! `SOAK_SECONDS` sets the duration (default 2; `scripts/deep` takes minutes).
+//! `SOAK_SECONDS` sets the duration (default 2; `scripts/deep` runs it for minutes).
 
 mod common;
 
@@ -22,24 +22,24 @@ const SHARDS: usize = 2;
 /// Buffers of each queue of a port.
 const FRAMES: usize = 512;
 const QPS_PER_SHARD: usize = 32;
-/// Threads that make, use and destroy queue pairs.
+/// Threads that create, use and destroy queue pairs.
 const WORKERS: u64 = 2;
-/// Bytes of a region.
+/// Bytes of a memory region.
 const REGION: usize = 16 << 10;
 /// Allowed growth of the process after the warm-up, in KiB.
 const GROWTH_KIB: u64 = 24 << 10;
 
-/// Where a queue is while no device has it.
+/// Holds a port queue while no device uses it.
 type Home = Arc<Mutex<Option<Box<dyn PortQueue>>>>;
 
-/// A port whose queues come back when its device is closed, to count the returned buffers.
+/// A port whose queues return here when the device is closed, so that the returned buffers can be counted.
 struct Kept {
     port: Box<dyn Port>,
     queues: Vec<Home>,
 }
 
 struct KeptQueue {
-    /// Absent only while it is dropped.
+    /// `None` only during the drop.
     queue: Option<Box<dyn PortQueue>>,
     home: Home,
 }
@@ -74,10 +74,11 @@ impl Drop for KeptQueue {
     }
 }
 
-/// SplitMix64.
+/// The SplitMix64 generator.
 struct Random(u64);
 
 impl Random {
+    /// A number below `n`.
     fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -86,11 +87,12 @@ impl Random {
     }
 }
 
+/// Number of entries of a directory.
 fn entries(dir: &str) -> usize {
     fs::read_dir(dir).expect("Linux has it").count()
 }
 
-/// Resident memory of this process.
+/// Resident memory of this process, in KiB.
 fn rss_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").expect("Linux has it");
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).expect("it has this line");
@@ -114,7 +116,7 @@ impl Side {
         Self { qp, mr, cq, pd }
     }
 
-    /// In the order that verbs require.
+    /// Destroys the objects in the order that verbs require.
     fn destroy(self) {
         let fail = |e: VerbsError| panic!("{e}");
         self.qp.destroy().unwrap_or_else(|(e, _)| fail(e));
@@ -127,7 +129,7 @@ impl Side {
 const SENDS: u64 = 24;
 const RECEIVES: u64 = 16;
 
-/// The life of a connection: created, loaded, and ended in one of several ways. Returns how many requests completed.
+/// Creates a connection, loads it, and ends it in one of several ways. Returns how many requests completed.
 fn life(contexts: [&Context; 2], random: &mut Random) -> u64 {
     let shard = random.below(SHARDS as u64) as usize;
     let [a, b] = contexts.map(|c| Side::new(c, shard));
@@ -155,7 +157,7 @@ fn life(contexts: [&Context; 2], random: &mut Random) -> u64 {
         a.qp.post_send(&[wr.signaled()]).unwrap();
     }
     let (ending, start) = (random.below(6), Instant::now());
-    // Some are left in the middle of their work.
+    // Some connections are ended while requests are outstanding.
     let enough = if ending < 3 { random.below(SENDS) } else { SENDS };
     let (mut done, mut wc) = (0, [Wc::default(); 32]);
     while done < enough {
@@ -166,7 +168,7 @@ fn life(contexts: [&Context; 2], random: &mut Random) -> u64 {
         b.cq.poll(&mut wc).unwrap();
     }
     match ending {
-        // Either end first; the other one is left with a vanished peer.
+        // The target goes first; the requester is left without a peer.
         0 => {
             b.destroy();
             a.destroy();
@@ -186,13 +188,13 @@ fn life(contexts: [&Context; 2], random: &mut Random) -> u64 {
             a.destroy();
             b.destroy();
         }
-        // The target's memory is deregistered under the writes.
+        // The target's memory is deregistered while WRITEs may be outstanding.
         2 => {
             let Side { qp, mr, cq, pd } = b;
             mr.dereg().unwrap_or_else(|(e, _)| panic!("{e}"));
             drop((a, qp, cq, pd));
         }
-        // Dropped, in another order.
+        // The handles are dropped, in another order.
         3 => {
             let Side { qp, mr, cq, pd } = a;
             drop((pd, cq, mr, b, qp));
@@ -210,8 +212,8 @@ fn life(contexts: [&Context; 2], random: &mut Random) -> u64 {
     done
 }
 
-/// Opens two devices, loads them for a while, closes them, and counts the returned buffers; with `thorough`, numbers and keys
-/// as well.
+/// Opens two devices, loads them for `time`, closes them, and checks that all buffers were returned; with `thorough` also that all
+/// numbers and keys are free. Returns how many connections were made.
 fn run(time: Duration, seed: u64, thorough: bool) -> u64 {
     let frames = PortOptions { queues: SHARDS, frames: FRAMES, ..PortOptions::default() };
     let (a, b) = pair_with(&frames, &frames, Arc::new(|from, _, _| from));
@@ -250,7 +252,7 @@ fn run(time: Duration, seed: u64, thorough: bool) -> u64 {
     lives.into_inner()
 }
 
-/// Buffers in the ports' pools. A frame still on the link has not been received and counts as returned.
+/// Free buffers of each port, after frames that are still on the link were received and dropped.
 fn buffers_back(queues: &[Home]) -> Vec<usize> {
     let mut queues: Vec<_> = queues.iter().map(|home| home.lock().unwrap()).collect();
     let mut queues: Vec<_> = queues.iter_mut().map(|queue| queue.as_mut().expect("it came back")).collect();
@@ -260,14 +262,14 @@ fn buffers_back(queues: &[Home]) -> Vec<usize> {
             burst.clear();
         }
     }
-    // The queues of a port draw on one pool.
+    // The queues of a port share one pool.
     let count = |queues: &mut [&mut Box<dyn PortQueue>]| {
         std::iter::from_fn(|| queues[0].alloc()).collect::<Vec<Frame>>().len()
     };
     queues.chunks_mut(SHARDS).map(count).collect()
 }
 
-/// There is room for as many queue pairs and regions as on a fresh device.
+/// Asserts that as many queue pairs and regions can be created as on a new device.
 fn everything_is_free(context: &Context) {
     let limits = context.query_device();
     let pd = context.alloc_pd().unwrap();
@@ -293,7 +295,7 @@ fn everything_is_free(context: &Context) {
 }
 
 #[test]
-fn nothing_stays_behind() {
+fn nothing_leaks() {
     let seconds: u64 = std::env::var("SOAK_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(2);
     a_lost_buffer_is_seen();
     let (fds, threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
@@ -305,7 +307,7 @@ fn nothing_stays_behind() {
         lives += run(slice, rounds, rounds % 4 == 1);
         rounds += 1;
         assert_eq!(entries("/proc/self/fd"), fds, "descriptors");
-        // A thread that was joined may take a moment to leave the list.
+        // A joined thread may stay in the list for a moment.
         let waited = Instant::now();
         while entries("/proc/self/task") != threads {
             assert!(waited.elapsed() < PATIENCE, "{} threads, not {threads}", entries("/proc/self/task"));
@@ -324,7 +326,8 @@ fn nothing_stays_behind() {
     println!("{lives} connections in {rounds} rounds, {} KiB", rss_kib());
 }
 
-/// A buffer that is kept is detected. (Not a test of its own: descriptors and threads belong to the process.)
+/// Checks that a lost buffer is detected. Not a separate test: tests that run at the same time would change the numbers of descriptors
+/// and threads of the process.
 fn a_lost_buffer_is_seen() {
     let frames = PortOptions { queues: SHARDS, frames: FRAMES, ..PortOptions::default() };
     let (a, b) = pair_with(&frames, &frames, Arc::new(|from, _, _| from));

@@ -1,4 +1,4 @@
-//! Opening the device: the tables of calls that a context carries, for the functions that are inline in the headers.
+//! Opens the device. Fills in the function tables of a context, through which the inline functions of `<infiniband/verbs.h>` call.
 
 use core::mem::size_of;
 
@@ -8,9 +8,9 @@ use crate::errno::{EINVAL, Result};
 use crate::guard::returning_pointer;
 use crate::{context, cq, create_cq, create_qp, engine, mr, mw, pd, qp, query, srq, xrcd};
 
-/// Opens the device once more, for the program or for connection management.
+/// Opens a new context of the device, for the program or for connection management.
 pub(crate) fn open() -> Result<*mut ibv_context> {
-    engine::briefly(|device| context::create(device, calls()))
+    engine::briefly(|device| context::create(device, operations()))
 }
 
 #[unsafe(no_mangle)]
@@ -18,8 +18,9 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     returning_pointer(|| if device == the_device() { open() } else { Err(EINVAL) })
 }
 
-fn calls() -> verbs_context {
-    // SAFETY: numbers, pointers and functions that may be NULL, and a mutex whose first state is all zeros.
+/// A context whose function tables are filled in.
+fn operations() -> verbs_context {
+    // SAFETY: it consists of numbers, pointers and functions that may be NULL, and a mutex whose initial state is all zeros.
     let mut to: verbs_context = unsafe { abi::zeroed() };
     to.sz = size_of::<verbs_context>();
     to.query_port = Some(query::query_port);
@@ -48,7 +49,7 @@ fn calls() -> verbs_context {
         post_recv: Some(qp::post_recv),
         ..to.context.ops
     };
-    // Tells programs that there is a `verbs_context` around this structure.
+    // The mark by which programs know that a `verbs_context` contains this structure.
     to.context.abi_compat = core::ptr::without_provenance_mut(usize::MAX);
     to
 }

@@ -12,10 +12,10 @@ use crate::guard::{returning_errno, returning_pointer};
 use crate::object::{Kind, Object};
 use crate::{cq, delivery, pd, wr, xrcd};
 
-/// `struct ibv_srq`.
+/// Our part of a `struct ibv_srq`.
 pub(crate) struct Srq {
     verbs: Verbs,
-    /// It belongs to an XRC domain, whose senders name it by number.
+    /// Whether it belongs to an XRC domain. XRC senders name it by its number.
     xrc: bool,
 }
 
@@ -25,7 +25,7 @@ impl Kind for Srq {
     const TAG: u64 = u64::from_be_bytes(*b"srq\0\0\0\0\0");
 }
 
-/// The queue that a program names.
+/// The shared receive queue behind a program's pointer.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -34,19 +34,19 @@ pub(crate) unsafe fn of<'a>(srq: *mut ibv_srq) -> Result<&'a Verbs> {
     Ok(unsafe { &Object::<Srq>::of(srq)?.private().verbs })
 }
 
-/// Sizes of a new queue. Its limit is not read: a new queue has none (ibv_create_srq(3)).
+/// Sizes of a new queue. Ignores the limit, as ibv_create_srq(3) says.
 fn init_attr(from: &ibv_srq_attr) -> SrqInitAttr {
     SrqInitAttr { attr: SrqAttr { max_wr: from.max_wr, max_sge: from.max_sge, srq_limit: 0 } }
 }
 
-/// Gives C a queue.
+/// Makes the `struct ibv_srq` of a new queue.
 ///
 /// # Safety
-/// The domain is one of [`pd::of`].
+/// [`pd::of`] has accepted `pd`.
 unsafe fn create(pd: *mut ibv_pd, srq_context: *mut c_void, verbs: Verbs, xrc: bool) -> Result<*mut ibv_srq> {
     // SAFETY: as the caller promises.
     let context = unsafe { (*pd).context };
-    // SAFETY: numbers, pointers, a mutex and a condition whose first state is all zeros.
+    // SAFETY: it consists of numbers, pointers, a mutex and a condition variable whose initial states are all zeros.
     let mut public: ibv_srq = unsafe { abi::zeroed() };
     (public.context, public.srq_context, public.pd) = (context, srq_context, pd);
     public.handle = verbs.srq_num();
@@ -56,7 +56,7 @@ unsafe fn create(pd: *mut ibv_pd, srq_context: *mut c_void, verbs: Verbs, xrc: b
     Ok(srq)
 }
 
-/// The sizes that were granted, for the program.
+/// Writes the actual sizes and the limit of a queue into the program's structure.
 fn granted(verbs: &Verbs, to: &mut ibv_srq_attr) -> Result<()> {
     let SrqAttr { max_wr, max_sge, srq_limit } = verbs.query()?;
     *to = ibv_srq_attr { max_wr, max_sge, srq_limit };
@@ -69,7 +69,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
     init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
     returning_pointer(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             let (domain, init) = (pd::of(pd)?, init.as_mut().ok_or(EINVAL)?);
             let verbs = domain.create_srq(&init_attr(&init.attr))?;
@@ -84,7 +84,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
     returning_pointer(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let init = unsafe {
             context::of(context)?;
             init.as_mut().ok_or(EINVAL)?
@@ -101,7 +101,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             return Err(EINVAL);
         }
         let kind = if has(abi::IBV_SRQ_INIT_ATTR_TYPE) { init.srq_type } else { abi::IBV_SRQT_BASIC };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             let domain = pd::of(init.pd)?;
             let (verbs, xrc) = match kind {
@@ -124,7 +124,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (srq, attr) = unsafe { (of(srq)?, attr.as_ref().ok_or(EINVAL)?) };
         let ibv_srq_attr { max_wr, max_sge, srq_limit } = *attr;
         let mask = SrqAttrMask::from_bits_retain(mask as u32);
@@ -135,7 +135,7 @@ unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (srq, attr) = unsafe { (of(srq)?, attr.as_mut().ok_or(EINVAL)?) };
         granted(srq, attr)
     })
@@ -143,7 +143,7 @@ unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -
 
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number_to: *mut u32) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (object, to) = unsafe { (Object::<Srq>::of(srq)?, number_to.as_mut().ok_or(EINVAL)?) };
         let state = object.private();
         if !state.xrc {
@@ -157,14 +157,14 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number_to: *mut u
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let element = EventElement::Srq(unsafe { of(srq) }?.srq_num());
         let mut names = delivery::names();
         let end = move |Srq { verbs, xrc }| {
             let destroyed = verbs.destroy().map(|()| names.remove(element, srq as usize));
             destroyed.map_err(|(error, verbs)| (Errno::from(error), Srq { verbs, xrc }))
         };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { Object::<Srq>::destroy(srq, end) }
     })
 }
@@ -174,6 +174,6 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { wr::post_srq_recv(list, bad, || of(srq)) }
 }

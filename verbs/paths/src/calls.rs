@@ -1,7 +1,7 @@
-//! The functions of the C library that name a file.
+//! Replacements for the functions of the C library that take a path.
 //!
-//! `open` and its like are variadic in C: a mode follows where a file is made. On the machines of this stack it comes in the
-//! register of a third argument, so it can be taken as one, and passed on whether the caller gave it or not.
+//! `open` and similar functions are variadic in C: a mode follows if a file is created. On the architectures that this stack supports the
+//! mode is passed like a fixed argument, so the replacements declare it as one, and pass it on whether the caller gave it or not.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -9,9 +9,9 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use crate::redirect::{PathBuffer, redirect};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("variadic arguments may come elsewhere than fixed ones here");
+compile_error!("variadic arguments may be passed differently from fixed ones on this architecture");
 
-/// A function of the C library, found when it is first called.
+/// A function of the C library, whose address is looked up at the first call.
 struct Next {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
@@ -22,27 +22,27 @@ impl Next {
         Self { name, found: AtomicPtr::new(core::ptr::null_mut()) }
     }
 
-    /// Its address; null where this C library does not have it, so that nobody could have been linked with it.
+    /// Its address; null if this C library does not have it. No program can then have been linked with it.
     fn get(&self) -> *mut c_void {
         let found = self.found.load(Ordering::Relaxed);
         if !found.is_null() {
             return found;
         }
-        // SAFETY: asks the loader for a name; two threads that ask at once get the same answer.
+        // SAFETY: looks up a name; threads that do so at the same time get the same result.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         self.found.store(found, Ordering::Relaxed);
         found
     }
 }
 
-/// Defines functions with the names and arguments of the C library's, of which `path` is redirected.
+/// Defines functions with the names and arguments of those of the C library, which redirect the argument `path`.
 macro_rules! calls {
     ($($name:ident ($($before:ident: $b:ty),*) path ($($after:ident: $a:ty),*) -> $result:ty, $failed:expr;)*) => { $(
-        #[doc = concat!("`", stringify!($name), "` of the C library, with the path's place.")]
+        #[doc = concat!("`", stringify!($name), "` of the C library, with its path redirected.")]
         ///
         /// # Safety
         /// As the C library's.
-        // SAFETY: takes the place of the function of this name on purpose, with its arguments.
+        // SAFETY: replaces the function of this name on purpose, and has the same arguments.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($before: $b,)* path: *const c_char $(, $after: $a)*) -> $result {
             static NEXT: Next = Next::new(
@@ -53,12 +53,12 @@ macro_rules! calls {
             );
             let next = NEXT.get();
             if next.is_null() {
-                // SAFETY: the place of this thread's error number.
+                // SAFETY: `errno` of this thread.
                 unsafe { *libc::__errno_location() = libc::ENOSYS };
                 return $failed;
             }
-            // SAFETY: the C library's function of this name has this type; the caller keeps to its rules, and the
-            // path lives until it returns.
+            // SAFETY: the C library's function of this name has this type. The caller keeps its contract, and `place` outlives
+            // the call.
             unsafe {
                 let next = core::mem::transmute::<
                     *mut c_void,
@@ -74,7 +74,7 @@ macro_rules! calls {
 type Any = *mut c_void;
 const NULL: Any = core::ptr::null_mut();
 
-// What comes before the path, and what comes after it.
+// Each line: the arguments before the path, those after it, the result, and the result of a failure.
 #[rustfmt::skip]
 calls! {
     open                   ()                           path (flags: c_int, mode: libc::mode_t)              -> c_int, -1;

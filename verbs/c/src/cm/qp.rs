@@ -1,4 +1,5 @@
-//! Queue pairs and shared receive queues of identifiers, with the completion queues that programs leave to us.
+//! Queue pairs and shared receive queues of rdma_cm identifiers, and the completion queues that librdmacm creates for programs that give
+//! none.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -19,27 +20,27 @@ use crate::pd;
 use crate::qp::{self, Owner, ibv_destroy_qp};
 use crate::srq::{create_srq_ex, ibv_create_srq, ibv_destroy_srq};
 
-/// The most inline data that a queue pair gets unasked.
+/// The most bytes of inline data that a queue pair gets without having requested them.
 const INLINE_FREE: u32 = 64;
 
-/// The error of a call of C that has just failed.
-fn last() -> Errno {
+/// The error of the C function that has just failed.
+fn last_error() -> Errno {
     std::io::Error::last_os_error().into()
 }
 
-/// The domain that the program gives, else the identifier's.
+/// The protection domain that the program gives, or else the identifier's.
 ///
 /// # Safety
 /// The identifier lives.
 unsafe fn domain(id: *mut rdma_cm_id, given: *mut ibv_pd) -> Result<*mut ibv_pd> {
     // SAFETY: as the caller promises.
     let pd = if given.is_null() { unsafe { (*id).pd } } else { given };
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { pd::of(pd) }?;
     Ok(pd)
 }
 
-/// Makes a completion queue for an identifier, with a channel of its own.
+/// Creates a completion queue for an identifier, with a completion channel of its own.
 ///
 /// # Safety
 /// The context lives.
@@ -48,16 +49,16 @@ unsafe fn make_cq(
     context: *mut ibv_context,
     size: u32,
 ) -> Result<(*mut ibv_comp_channel, *mut ibv_cq)> {
-    // SAFETY: as the caller promises; what was made before is ours.
+    // SAFETY: as the caller promises; the channel was created here.
     unsafe {
         let channel = ibv_create_comp_channel(context);
         if channel.is_null() {
-            return Err(last());
+            return Err(last_error());
         }
         let size = size.clamp(1, i32::MAX as u32) as c_int;
         let cq = ibv_create_cq(context, size, id.cast::<c_void>(), channel, 0);
         if cq.is_null() {
-            let error = last();
+            let error = last_error();
             ibv_destroy_comp_channel(channel);
             return Err(error);
         }
@@ -65,15 +66,15 @@ unsafe fn make_cq(
     }
 }
 
-/// Makes the queue pair of an identifier, and the completion queues that the program did not give.
+/// Creates the queue pair of an identifier, and the completion queues that the program did not give.
 ///
 /// # Errors
-/// `EINVAL` for a second queue pair; those of `ibv_create_qp`.
+/// `EINVAL` if the identifier has a queue pair already; those of `ibv_create_qp`.
 ///
 /// # Safety
-/// As C promises.
+/// The caller keeps the contract of the C function.
 pub(super) unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
-    // SAFETY: as the caller promises; fields of an identifier that lives.
+    // SAFETY: as the caller promises; the identifier is live.
     unsafe {
         let object = follow(id)?;
         if !(*id).qp.is_null() {
@@ -86,11 +87,11 @@ pub(super) unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex)
         if attr.srq.is_null() {
             attr.srq = (*id).srq;
         }
-        // Other devices store inline data in place of the scatter/gather list, so they have that much room; some programs
+        // Other devices store inline data in the space of the scatter/gather list, so they always accept that much; some programs
         // (rdma_xclient) rely on it.
-        let pieces = attr.cap.max_send_sge.saturating_mul(size_of::<ibv_sge>() as u32);
-        attr.cap.max_inline_data = attr.cap.max_inline_data.max(pieces.min(INLINE_FREE));
-        let made = cqs(id, context, attr)
+        let sge_bytes = attr.cap.max_send_sge.saturating_mul(size_of::<ibv_sge>() as u32);
+        attr.cap.max_inline_data = attr.cap.max_inline_data.max(sge_bytes.min(INLINE_FREE));
+        let made = make_missing_cqs(id, context, attr)
             .and_then(|()| create_with(context, attr, |pd, init| object.private().cm.create_qp(pd, init)));
         match made {
             Ok(qp) => {
@@ -107,9 +108,15 @@ pub(super) unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex)
     }
 }
 
+/// Creates the completion queues that `attr` does not name, unless the identifier has them already, and puts them into `attr`.
+///
 /// # Safety
 /// As [`create`].
-unsafe fn cqs(id: *mut rdma_cm_id, context: *mut ibv_context, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
+unsafe fn make_missing_cqs(
+    id: *mut rdma_cm_id,
+    context: *mut ibv_context,
+    attr: &mut ibv_qp_init_attr_ex,
+) -> Result<()> {
     // SAFETY: as the caller promises.
     unsafe {
         if attr.send_cq.is_null() {
@@ -128,19 +135,19 @@ unsafe fn cqs(id: *mut rdma_cm_id, context: *mut ibv_context, attr: &mut ibv_qp_
     Ok(())
 }
 
-/// Destroys the completion queues that were made for an identifier.
+/// Destroys the completion queues that were created for an identifier, except those that are still in use.
 ///
 /// # Safety
 /// The identifier lives.
 unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
-    // SAFETY: as the caller promises; what the fields name was made here, or they are NULL.
+    // SAFETY: as the caller promises; each field is NULL or names an object that was created here.
     unsafe {
         let pairs = [
             (&raw mut (*id).recv_cq, &raw mut (*id).recv_cq_channel),
             (&raw mut (*id).send_cq, &raw mut (*id).send_cq_channel),
         ];
         for (cq, channel) in pairs {
-            // A queue that something else still feeds stays.
+            // A completion queue that another object still uses cannot be destroyed, and stays.
             if !(*cq).is_null() && ibv_destroy_cq(*cq) == 0 {
                 *cq = null_mut();
                 if !(*channel).is_null() && ibv_destroy_comp_channel(*channel) == 0 {
@@ -151,13 +158,13 @@ unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
     }
 }
 
-/// Destroys an identifier's queue pair, whatever its connection does.
+/// Destroys an identifier's queue pair, in any state of the connection.
 ///
 /// # Errors
-/// `EINVAL` without one; those of `ibv_destroy_qp`.
+/// `EINVAL` if the identifier has none; those of `ibv_destroy_qp`.
 ///
 /// # Safety
-/// As C promises.
+/// The caller keeps the contract of the C function.
 pub(super) unsafe fn destroy(id: *mut rdma_cm_id) -> Result<()> {
     // SAFETY: as the caller promises.
     unsafe {
@@ -166,36 +173,37 @@ pub(super) unsafe fn destroy(id: *mut rdma_cm_id) -> Result<()> {
             return Err(EINVAL);
         }
         if ibv_destroy_qp((*id).qp) != 0 {
-            return Err(last());
+            return Err(last_error());
         }
         destroy_cqs(id);
     }
     Ok(())
 }
 
+/// Names an identifier as the owner of a queue pair.
 fn owner(id: *mut rdma_cm_id) -> Owner {
-    Owner { id, give_up: forget }
+    Owner { id, give_up: release }
 }
 
-/// A program destroys a queue pair: its identifier, if it has one, gives up its reference, whatever its connection does.
+/// Makes an identifier drop its reference to a queue pair that the program is about to destroy, in any state of the connection.
 ///
 /// # Safety
 /// As [`Object::of`], for the identifier.
-unsafe fn forget(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
+unsafe fn release(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
     // SAFETY: as the caller promises.
     unsafe {
         if let Ok(object) = id::of(id)
             && (*id).qp == qp
         {
             (*id).qp = null_mut();
-            // Fails where the identifier has no queue pair any more.
+            // Fails if the identifier has no queue pair any more.
             let _ = object.private().cm.release_qp();
         }
     }
 }
 
-/// The queue pair of an identifier is the one that `id->qp` names, as in librdmacm: programs move one to another identifier by writing
-/// `qp` of both. Connection management is told before a call that concerns the queue pair.
+/// Makes connection management use the queue pair that `id->qp` names. In librdmacm programs may move a queue pair to another identifier
+/// by writing `qp` of both, so every call that needs the queue pair begins with this one.
 ///
 /// # Errors
 /// As [`Object::of`]; `EINVAL` for a queue pair of another type or device.
@@ -212,7 +220,7 @@ pub(super) unsafe fn follow<'a>(id: *mut rdma_cm_id) -> Result<&'a Object<Id>> {
         } else if let Ok(qp) = qp::of(shown) {
             cm.set_qp(Some(qp.clone()))?;
             let before = qp::own(shown, owner(id));
-            // It may be gone, and may show it too.
+            // The previous owner may be destroyed, or its `qp` may name the same queue pair.
             if before != id
                 && let Ok(before) = id::of(before)
                 && (*before.public()).qp != shown
@@ -224,11 +232,11 @@ pub(super) unsafe fn follow<'a>(id: *mut rdma_cm_id) -> Result<&'a Object<Id>> {
     }
 }
 
-/// Updates the state in the public structure to that which connection management has brought the queue pair to.
+/// Updates `id->qp->state` to the state into which connection management has brought the queue pair.
 pub(super) fn refresh(object: &Object<Id>) {
-    // Takes no reference: that would keep a queue pair alive which another thread destroys.
+    // Takes no reference, which would keep a queue pair alive that another thread destroys.
     let Some(state) = object.private().cm.qp_state() else { return };
-    // SAFETY: fields of objects that live; `id->qp` is ours, or NULL.
+    // SAFETY: reads and writes fields of live objects; `id->qp` is one of our queue pairs or NULL.
     unsafe {
         let shown = (*object.public()).qp;
         if qp::of(shown).is_ok() {
@@ -240,10 +248,10 @@ pub(super) fn refresh(object: &Object<Id>) {
 /// Destroys an identifier's shared receive queue.
 ///
 /// # Errors
-/// `EINVAL` without one; those of `ibv_destroy_srq`.
+/// `EINVAL` if the identifier has none; those of `ibv_destroy_srq`.
 ///
 /// # Safety
-/// As C promises.
+/// The caller keeps the contract of the C function.
 pub(super) unsafe fn destroy_srq(id: *mut rdma_cm_id) -> Result<()> {
     // SAFETY: as the caller promises.
     unsafe {
@@ -252,7 +260,7 @@ pub(super) unsafe fn destroy_srq(id: *mut rdma_cm_id) -> Result<()> {
             return Err(EINVAL);
         }
         if ibv_destroy_srq((*id).srq) != 0 {
-            return Err(last());
+            return Err(last_error());
         }
         (*id).srq = null_mut();
         if (*id).qp.is_null() {
@@ -269,7 +277,7 @@ unsafe extern "C" fn rdma_create_qp(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             let init = init.as_mut().ok_or(EINVAL)?;
             let mut attr = extended(init, pd);
@@ -283,13 +291,13 @@ unsafe extern "C" fn rdma_create_qp(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     returning_zero(|| unsafe { create(id, attr.as_mut().ok_or(EINVAL)?) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     let _ = uncancelled(|| unsafe { destroy(id) });
 }
 
@@ -300,7 +308,7 @@ unsafe extern "C" fn rdma_create_srq(
     init: *mut ibv_srq_init_attr,
 ) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             id::of(id)?;
             if !(*id).srq.is_null() {
@@ -309,7 +317,7 @@ unsafe extern "C" fn rdma_create_srq(
             let pd = domain(id, pd)?;
             let srq = ibv_create_srq(pd, init);
             if srq.is_null() {
-                return Err(last());
+                return Err(last_error());
             }
             ((*id).srq, (*id).pd) = (srq, pd);
         }
@@ -320,7 +328,7 @@ unsafe extern "C" fn rdma_create_srq(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             id::of(id)?;
             let init = init.as_mut().ok_or(EINVAL)?;
@@ -332,7 +340,7 @@ unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_
             init.comp_mask |= abi::IBV_SRQ_INIT_ATTR_PD;
             let srq = create_srq_ex((*init.pd).context, init);
             if srq.is_null() {
-                return Err(last());
+                return Err(last_error());
             }
             ((*id).srq, (*id).pd) = (srq, init.pd);
         }
@@ -342,6 +350,6 @@ unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     let _ = uncancelled(|| unsafe { destroy_srq(id) });
 }
