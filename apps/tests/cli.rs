@@ -1,4 +1,4 @@
-//! The command lines: what is accepted, what is refused and with which sentence.
+//! Command lines: which are accepted, which are refused, and with which error message.
 
 use apps::cli::perf::{PerfCli, PerfCommand};
 use apps::cli::pingpong::PingpongCli;
@@ -8,6 +8,7 @@ use apps::plan::{Mode, Op, Pattern, Spec};
 use clap::{CommandFactory, Parser};
 use tools::interop::cli::InteropCli;
 
+/// What `roce-perf client host` with these arguments measures, or the error message.
 fn client(args: &[&str]) -> Result<Vec<Spec>, String> {
     let line = ["roce-perf", "client", "host"].iter().chain(args);
     match PerfCli::try_parse_from(line).map_err(|e| e.to_string())?.command {
@@ -40,7 +41,7 @@ fn help_teaches_by_example() {
     }
 }
 
-/// The texts that options and arguments with an address must accept, by the name of the value in the help.
+/// Addresses that an option or argument must accept, by the name of its value in the help.
 fn addresses(value: &str, option: &str) -> &'static [&'static str] {
     match (value, option) {
         ("ADDR", "gateway") => &["10.0.0.1"],
@@ -59,7 +60,7 @@ fn addresses(value: &str, option: &str) -> &'static [&'static str] {
 }
 
 #[test]
-fn whatever_takes_an_address_takes_an_ipv6_one_bare_and_in_brackets() {
+fn every_address_may_be_an_ipv6_address_bare_or_in_brackets() {
     let mut seen = std::collections::BTreeSet::new();
     for (line, command) in [
         ("roce-perf server", PerfCli::command()),
@@ -204,7 +205,7 @@ fn every_plan_can_be_carried_out() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_name_the_problem() {
     for (args, part) in [
         (&["--op", "sendd"][..], "possible values: send, write, read, atomic"),
         (&["--mode", "fast"], "possible values: bw, lat, rate"),
@@ -247,9 +248,10 @@ fn pingpong_has_the_stock_tools_options() {
     assert_eq!((cli.iters, cli.gid_idx, cli.host), (1000, None, None));
 }
 
-// Over the ports of the host a client may be anywhere; a link of its own joins programs of this machine, unless an option says otherwise.
+// A server on a port that uses the host's network may have clients on other hosts, so it binds to all addresses. A server on any other
+// port has clients on this host, so it binds to the loopback address, unless an option says otherwise.
 #[test]
-fn servers_listen_where_their_port_is_reached_from() {
+fn servers_bind_to_the_addresses_that_clients_of_their_port_can_reach() {
     let perf = |args: &[&str]| match PerfCli::try_parse_from([&["roce-perf", "server"], args].concat())
         .unwrap()
         .command

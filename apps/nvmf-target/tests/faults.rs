@@ -1,5 +1,4 @@
-//! Disks that fail, are full, or are slow: each command gets the status that belongs to it, and nothing that was acknowledged is
-//! lost.
+//! Disks that fail, are full, or are slow: each command gets the right status, and no acknowledged write is lost.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,19 +23,20 @@ use crate::common::{
 const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 const BYTES: usize = 64 * BLOCK;
 
-/// A disk in memory, which fails when it is told to.
+/// A disk in memory that fails on request.
 #[derive(Debug)]
 struct Disk(Mutex<State>, Health);
 
 #[derive(Debug)]
 struct State {
     bytes: Vec<u8>,
-    /// Flushed: what a crash would leave.
+    /// What a crash would leave: the flushed data.
     stable: Vec<u8>,
+    /// If set, every request fails with this.
     fails: Option<BackendError>,
-    /// Of four requests, one fails in this way, drawn at random.
+    /// If set, a random quarter of the requests fails with this.
     flaky: Option<(Rng, BackendError)>,
-    /// So many different blocks can be written.
+    /// How many different blocks can be written until the disk is full.
     room: usize,
     written: HashSet<u64>,
 }
@@ -130,7 +130,7 @@ impl BlockingStorage for Disk {
     }
 }
 
-/// A target with the disk, and a host with a queue of `entries` entries.
+/// Runs `test` with a target on the disk, and a host with an I/O queue of `entries` entries.
 fn with_disk(disk: &Arc<Disk>, entries: u16, test: impl FnOnce(&View, Host<'_>, Controller, HostQueue)) {
     let setup = Setup { bytes: BYTES, blocks: Some(disk.clone()), ..Setup::default() };
     with_target(&setup, |view| {
@@ -142,7 +142,7 @@ fn with_disk(disk: &Arc<Disk>, entries: u16, test: impl FnOnce(&View, Host<'_>, 
     });
 }
 
-/// Status code, and whether the host should not try again.
+/// Status code, and the bit that says do not retry (DNR); `None` for success.
 fn status(answer: Result<Cqe, nvmf_target::host::HostError>) -> Option<(u16, bool)> {
     match answer {
         Ok(_) => None,
@@ -153,10 +153,10 @@ fn status(answer: Result<Cqe, nvmf_target::host::HostError>) -> Option<(u16, boo
     }
 }
 
-// Goal: EIO, ENOSPC, EROFS and a disk that is away each have their status, whether trying again makes sense or not, by every
-// command and every way of its data; afterwards all goes on.
+// Goal: each error of a disk gives its own status and DNR bit, for every command, with data in the capsule and in host memory. Afterwards
+// commands succeed again.
 #[test]
-fn what_a_disk_refuses_has_its_status() {
+fn each_error_of_a_disk_has_its_status() {
     let disk = Disk::new();
     with_disk(&disk, 16, |view, mut host, controller, mut queue| {
         let mr = host.pd().reg_mr(BLOCK, RIGHTS).unwrap();
@@ -205,15 +205,15 @@ fn outcomes(host: &mut Host<'_>, queue: &mut HostQueue) -> [Option<(u16, bool)>;
     let io = Io::new(1, 3, 1);
     [io.write(keyed), io.read(keyed), io.flush()].map(|sqe| status(host.call(queue, &sqe, Data::Elsewhere)))
 }
-/// Those of a namespace that has failed: of the medium, so that no host tries them again, here or by another path.
+/// The same of a failed namespace: media errors with DNR, so that no host tries again, here or by another path.
 fn of_a_failed_namespace() -> [Option<(u16, bool)>; 3] {
     let [write, read] = [Status::WriteFault, Status::UnrecoveredReadError].map(|s| Some((s.code(), true)));
     [write, read, write]
 }
 
-// Goal: storage that says once that it has lost data is not asked again: its next flush would succeed.
+// Goal: after storage has reported once that it lost data, the namespace fails without asking it again: its next flush would succeed.
 #[test]
-fn a_flush_that_lost_data_fails_the_namespace_until_somebody_says_otherwise() {
+fn a_flush_that_lost_data_fails_the_namespace_until_it_is_restored() {
     let disk = Disk::new();
     with_disk(&disk, 16, |_, mut host, _controller, mut queue| {
         assert_eq!(outcomes(&mut host, &mut queue), [None; 3]);
@@ -229,7 +229,7 @@ fn a_flush_that_lost_data_fails_the_namespace_until_somebody_says_otherwise() {
     });
 }
 
-// Goal: the same of a real disk, whose kernel tells the error once: a device that finds no room for what was written to it.
+// Goal: the same with a real block device that is full when the page cache is written back. The kernel reports that error only once.
 #[test]
 fn a_device_that_could_not_write_its_pages_fails_every_flush_after_the_first() {
     let scratch = Scratch::new("writeback");
@@ -257,7 +257,7 @@ fn a_device_that_could_not_write_its_pages_fails_every_flush_after_the_first() {
         let keyed = Sgl::keyed(mr.iova(), len as u32, mr.rkey(), false);
         for lba in (0..bytes / BLOCK as u64).step_by(len / BLOCK) {
             let write = Io::new(1, lba, (len / BLOCK) as u32).write(keyed);
-            // Where the kernel has written pages back meanwhile, nothing of that is said here.
+            // If the kernel writes pages back meanwhile, writes do not report the error.
             assert_eq!(status(host.call(&mut queue, &write, Data::Elsewhere)), None, "into the page cache");
         }
         for _ in 0..3 {
@@ -268,7 +268,8 @@ fn a_device_that_could_not_write_its_pages_fails_every_flush_after_the_first() {
     });
 }
 
-// Goal: what a host reads, compares or verifies with FUA is stable when it has the response, whichever way its data go.
+// Goal: data that a host reads, compares or verifies with FUA is stable once it has the response, with data in the capsule and in host
+// memory.
 #[test]
 fn what_is_read_with_fua_is_stable() {
     let disk = Disk::new();
@@ -296,7 +297,7 @@ fn what_is_read_with_fua_is_stable() {
     });
 }
 
-/// A disk whose writes wait until it is let go.
+/// A disk whose writes wait until the flag is set. It notes offset and content of each write.
 #[derive(Debug, Default)]
 struct Stuck(Mutex<(bool, Vec<(u64, u8)>)>, Condvar, Health);
 
@@ -317,14 +318,14 @@ impl BlockingStorage for Stuck {
     }
 }
 
-// Goal: a host whose writes a disk does not take keeps no more than its share of the capsules; other hosts have theirs at once, and
-// no byte of what it has sent is lost.
+// Goal: a host whose writes wait for a stuck disk keeps no more than its share of the capsules. Commands of other hosts are served at
+// once, and none of its writes is lost.
 #[test]
 fn a_host_whose_disk_is_stuck_leaves_receives_for_others() {
     const WRITES: usize = 120;
     let disk = Arc::new(Stuck::default());
     let mut setup = Setup { bytes: BYTES, blocks: Some(disk.clone()), ..Setup::default() };
-    // Fewer than the host's queue has entries.
+    // Fewer than the entries of the host's queue.
     setup.config.receives = 64;
     with_target(&setup, |view| {
         let (mut host, mut other) = (view.host(1), view.host(2));
@@ -364,10 +365,10 @@ fn a_host_whose_disk_is_stuck_leaves_receives_for_others() {
     });
 }
 
-// Goal: on a disk that is full and fails now and then, with many commands at a time, each block reads as it was last
-// acknowledged, or as a write that failed would have left it; after a Flush that succeeded it is stable.
+// Goal: on a disk that is full and fails now and then, with many commands at a time, each block has the content of its last
+// acknowledged write or of a failed write since then. After a successful Flush this content is stable.
 #[test]
-fn nothing_that_was_acknowledged_is_lost_on_a_bad_disk() {
+fn no_acknowledged_write_is_lost_on_a_bad_disk() {
     let disk = Disk::new();
     with_disk(&disk, 33, |view, mut host, _controller, mut queue| {
         let depth = queue.depth();
@@ -378,7 +379,7 @@ fn nothing_that_was_acknowledged_is_lost_on_a_bad_disk() {
             state.flaky = Some((Rng::new(7), BackendError::Io));
         });
         let mut random = Rng::new(3);
-        // What each block may hold: what was acknowledged last, and what writes since then tried.
+        // What each block may hold: the last acknowledged content, and that of writes since then.
         let mut may: Vec<HashSet<u8>> = vec![HashSet::from([0]); blocks];
         let mut busy: HashSet<usize> = HashSet::new();
         let mut sent: Vec<Option<(usize, u8)>> = vec![None; depth];
@@ -432,7 +433,7 @@ fn nothing_that_was_acknowledged_is_lost_on_a_bad_disk() {
     });
 }
 
-/// A port whose second queue panics once it is told to, as a port of a program's own may.
+/// A port whose second queue panics once the flag is set, as a program's own port may.
 struct Odd(Box<dyn Port>, Arc<AtomicBool>);
 
 impl PortLayer for Odd {
@@ -457,7 +458,7 @@ impl QueueLayer for OddQueue {
     }
 }
 
-// Goal: no target goes on with half of its cores: hosts of the dead ones would wait, and nobody would know.
+// Goal: a target does not keep running with some of its cores dead: hosts of these cores would wait, and nobody would know why.
 #[test]
 fn a_core_that_dies_ends_the_others() {
     let (breaks, ran) = (Arc::new(AtomicBool::new(false)), AtomicU32::new(0));
@@ -473,7 +474,7 @@ fn a_core_that_dies_ends_the_others() {
             Core::new(&context, pd.clone(), target.clone(), stores.clone(), config).unwrap()
         })
         .collect();
-    // Nobody stops them; the first core breaks the port of the second one after some turns.
+    // The cores are not told to stop. After some turns the port of the second one panics.
     let never = || {
         breaks.fetch_or(ran.fetch_add(1, Ordering::Relaxed) > 100, Ordering::Relaxed);
         false
@@ -482,7 +483,7 @@ fn a_core_that_dies_ends_the_others() {
     assert!(end.is_err(), "{end:?}");
 }
 
-/// A disk that takes its time for the first Write, until it is let go.
+/// A disk whose first Write waits until [`Slow::let_go`].
 #[derive(Debug)]
 struct Slow {
     disk: Arc<Disk>,
@@ -490,7 +491,7 @@ struct Slow {
     change: Condvar,
 }
 
-/// How far that Write is.
+/// Progress of the first Write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Held {
     NotCome,
@@ -512,7 +513,7 @@ impl Slow {
     }
 }
 
-/// Lets it go even if the test panics: the target waits for its disk.
+/// Calls [`Slow::let_go`] when dropped, even if the test panics: the target waits for its disk.
 struct LetGo(Arc<Slow>);
 
 impl Drop for LetGo {
@@ -544,10 +545,10 @@ impl BlockingStorage for Slow {
     }
 }
 
-// Goal: a Write that the disk is slow with when its connection ends does not land on what the host writes when it is back, and
-// no other host waits for it.
+// Goal: a Write that the disk has not done when its connection ends does not overwrite what the host writes after it has reconnected.
+// No other host waits for that Write.
 #[test]
-fn a_host_that_comes_back_does_not_overtake_its_writes() {
+fn a_host_that_reconnects_does_not_overtake_its_writes() {
     let slow = Arc::new(Slow { disk: Disk::new(), state: Mutex::new(Held::NotCome), change: Condvar::new() });
     let setup = Setup { bytes: BYTES, blocks: Some(slow.clone()), ..Setup::default() };
     with_target(&setup, |view| {
@@ -584,7 +585,7 @@ fn a_host_that_comes_back_does_not_overtake_its_writes() {
         let (_controller, mut queue) = connect(&mut host);
         mr.fill(0..BLOCK, 2).unwrap();
         host.call(&mut queue, &Io::new(1, 0, 1).write(keyed), Data::Elsewhere).unwrap();
-        // By now at the latest.
+        // The first write is released by now at the latest.
         slow.let_go();
         view.until(&mut host, "the first write is done", || slow.is(Held::Done));
         host.call(&mut queue, &Io::new(1, 0, 1).read(keyed), Data::Elsewhere).unwrap();

@@ -1,8 +1,8 @@
-//! The commands that there are: what the effects log announces is what is served.
+//! The supported commands. The Commands Supported and Effects log page is made from these tables.
 
 use crate::wire::{admin_opcode, io_opcode};
 
-/// Admin commands.
+/// Opcodes of the admin commands.
 pub(crate) const ADMIN: &[u8] = &[
     admin_opcode::GET_LOG_PAGE,
     admin_opcode::IDENTIFY,
@@ -13,7 +13,7 @@ pub(crate) const ADMIN: &[u8] = &[
     admin_opcode::KEEP_ALIVE,
 ];
 
-/// I/O commands, and whether they change blocks.
+/// Opcodes of the I/O commands, and whether the command changes the content of blocks.
 #[rustfmt::skip]
 pub(crate) const IO: &[(u8, bool)] = &[
     (io_opcode::FLUSH,              false),
@@ -25,7 +25,7 @@ pub(crate) const IO: &[(u8, bool)] = &[
     (io_opcode::VERIFY,             false),
 ];
 
-/// Whether an I/O command is one of them: the table as bits.
+/// Whether an opcode is that of a supported I/O command.
 pub(crate) const fn is_io(opcode: u8) -> bool {
     const BITS: u64 = {
         let (mut bits, mut i) = (0, 0);

@@ -1,28 +1,34 @@
-//! The rate of a flow of messages.
+//! Measures the rate of a flow of messages.
 
 use crate::protocol::Flow;
 use std::time::Instant;
 
-/// Counts messages, and the time from the first batch to the last. The clock is read at the first batch and when a poll after
-/// a batch finds nothing, not once per batch.
+/// Counts messages, and the time from the first counted batch to the last. Reads the clock at the first batch and when a poll after a
+/// batch finds nothing, not once per batch.
 pub(super) struct Meter {
-    /// Messages before those that count.
+    /// Warm-up messages, which are not measured.
     before: u64,
+    /// When the meter was created.
     start: Instant,
+    /// When the first batch that exceeded `before` came.
     first: Option<Instant>,
+    /// All messages at that time.
     at_first: u64,
+    /// When the last batch came, unless `fresh`.
     last: Instant,
+    /// Whether a batch has come since the clock was read last.
     fresh: bool,
     /// All messages.
     pub(super) total: u64,
 }
 
 impl Meter {
-    /// Counts from the batch on that exceeds this many messages.
+    /// A meter that ignores the first `before` messages.
     pub(super) fn after(before: u64) -> Self {
         let now = Instant::now();
         Self { before, start: now, first: None, at_first: 0, last: now, fresh: false, total: 0 }
     }
+    /// Counts a batch of `n` messages.
     #[inline]
     pub(super) fn count(&mut self, n: u64) {
         self.total += n;
@@ -35,6 +41,7 @@ impl Meter {
             self.fresh = true;
         }
     }
+    /// Notes that a poll found no messages.
     #[inline]
     pub(super) fn pause(&mut self) {
         if self.fresh {
@@ -42,11 +49,12 @@ impl Meter {
             self.fresh = false;
         }
     }
+    /// Ends the measurement. Returns the messages without warm-up, and how many of them were timed over which time.
     pub(super) fn flow(mut self) -> Flow {
         self.pause();
         let Some(first) = self.first else { return Flow::default() };
-        // The first batch includes the time before it (address resolution, the peer's start), so it is not counted, unless it
-        // is the only one.
+        // The time until the first batch includes address resolution and the start of the peer, so the first batch is not timed,
+        // unless it is the only one.
         let (timed, elapsed) = match self.total - self.at_first {
             0 => (self.total, first - self.start),
             timed => (timed, self.last - first),
@@ -76,7 +84,7 @@ mod tests {
         assert!((2_000_000..=end).contains(&flow.elapsed_ns), "{flow:?} within {end} ns");
     }
 
-    // Batches before the limit, and the first one that exceeds it: the time starts there.
+    // The time starts at the first batch that exceeds the warm-up.
     #[test]
     fn a_meter_leaves_out_what_comes_before() {
         let mut meter = Meter::after(20);

@@ -1,4 +1,4 @@
-//! Runs a view in the terminal: draws it, hands it keys, and what a search has found in each interval.
+//! Runs a live view in the terminal: draws it, passes it keys, and starts a search for new data in each interval.
 
 use super::looking::{Looking, SLICE};
 use crate::error::{AppError, Result};
@@ -10,43 +10,43 @@ use std::io::IsTerminal;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How long the view waits for the answer of a search before it checks the keys: usually the answer is there by then.
+/// How long the view waits for the result of a search before it checks for keys again. Most searches end within this time.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A key's request to the caller.
+/// What a key asks of [`run`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asked {
     /// Nothing.
     Nothing,
-    /// To show the same snapshots in another way.
+    /// Prepare the same data again, because the display changed.
     Again,
-    /// To end.
+    /// End the view.
     Quit,
 }
 
-/// What is shown.
+/// A live view.
 pub trait Screen {
-    /// What is searched.
+    /// What a search finds.
     type Found: Send + 'static;
 
     /// Starts a search.
     fn look(&self) -> Looking<Self::Found>;
-    /// Shows what a search has found from now on.
+    /// Replaces the shown data by the result of a search, or notes its error.
     fn show(&mut self, found: Result<Self::Found>);
-    /// Shows the same in another way.
+    /// Prepares the data that was found last again, after a change of the display.
     fn again(&mut self);
     /// Handles a key.
     fn key(&mut self, key: KeyEvent) -> Asked;
-    /// Whether nothing is searched.
+    /// Whether the view is frozen: no search is started.
     fn is_held(&self) -> bool;
-    /// Draws itself.
+    /// Draws the view.
     fn draw(&mut self, frame: &mut Frame<'_>);
 }
 
-/// Fails where there is no terminal.
+/// Checks that standard input and output are a terminal.
 ///
 /// # Errors
-/// [`AppError::Usage`].
+/// [`AppError::Usage`] if they are not.
 pub fn needs_terminal() -> Result<()> {
     if std::io::stdout().is_terminal() && std::io::stdin().is_terminal() {
         return Ok(());
@@ -57,11 +57,12 @@ pub fn needs_terminal() -> Result<()> {
 /// Runs the view until the user ends it.
 ///
 /// # Errors
-/// When the terminal cannot be used; [`AppError::Interrupted`] by a signal, or when the terminal goes away.
+/// [`AppError::Setup`] if the terminal cannot be used; [`AppError::Interrupted`] after a signal or when the terminal is closed.
 pub fn run(screen: &mut impl Screen, interval: Duration) -> Result<()> {
     let mut terminal = ratatui::try_init().map_err(broken)?;
     let result = watch(screen, interval, &mut terminal);
-    // Both fail if the terminal is gone. ratatui's own versions then panic with a message that cannot be shown.
+    // Both calls fail if the terminal is gone. `ratatui::restore` and the drop of `terminal` would then panic, with a message that cannot
+    // be shown.
     let _ = ratatui::try_restore();
     if terminal.show_cursor().is_err() {
         std::mem::forget(terminal);
@@ -69,6 +70,7 @@ pub fn run(screen: &mut impl Screen, interval: Duration) -> Result<()> {
     result
 }
 
+/// The error for a failed operation on the terminal.
 fn broken(error: std::io::Error) -> AppError {
     if is_gone() {
         return AppError::Interrupted;
@@ -79,12 +81,12 @@ fn broken(error: std::io::Error) -> AppError {
 /// Whether the terminal is gone: its window or its connection was closed.
 fn is_gone() -> bool {
     let stdin = std::io::stdin();
-    // Only conditions that are always reported: hang-up, error, closed.
+    // No requested events: hang-up, error and a closed descriptor are always reported.
     let mut fds = [PollFd::new(&stdin, PollFlags::empty())];
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
 }
 
-/// Terminal events, from a separate thread: in crossterm, reading from a terminal that is gone never returns.
+/// Starts a thread that reads terminal events. It has to be a separate one: crossterm's read from a terminal that is gone never returns.
 fn events() -> Receiver<std::io::Result<Event>> {
     let (to, from) = mpsc::channel();
     std::thread::spawn(move || {
@@ -99,6 +101,7 @@ fn events() -> Receiver<std::io::Result<Event>> {
     from
 }
 
+/// The loop of [`run`].
 fn watch(
     screen: &mut impl Screen,
     interval: Duration,

@@ -1,7 +1,8 @@
-//! The library of the tools of development: `roce-bench`, `roce-interop`, `roce-many` and `roce-relay`.
+//! The library of the development tools: `roce-bench`, `roce-interop`, `roce-many` and `roce-relay`.
 //!
-//! `bench` runs `roce-perf` through the table of marks, and other programs beside it. `interop` runs the stack against Linux
-//! soft-RoCE, and examines captures. `many` is many processes of a host, and what they cost each other. `relay` is a network that caps each flow.
+//! `bench` measures `roce-perf` and other programs, and compares the results with the goals of this stack. `interop` tests the stack
+//! against Linux soft-RoCE, and examines packet captures. `many` measures what many processes on a host cost each other. `relay` forwards
+//! packets between two interfaces and limits the rate of each flow.
 
 // These macros panic when the output cannot be written; `apps::out` has replacements.
 #![warn(clippy::print_stdout, clippy::print_stderr)]

@@ -1,4 +1,4 @@
-//! Requests to a target that runs, and its answers.
+//! Requests to a running target, and its answers.
 
 use std::path::PathBuf;
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::OfferedNamespace;
 
-/// What a target is asked.
+/// A request to a running target.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// What is there?
+    /// Report subsystems, namespaces, hosts and controllers.
     List,
     /// Add a namespace. If its identifier is 0, it gets the lowest free one.
     AddNamespace {
@@ -26,16 +26,16 @@ pub enum Request {
         /// Its identifier.
         id: u32,
     },
-    /// Give a namespace another size.
+    /// Change the size of a namespace.
     ResizeNamespace {
         /// The subsystem.
         nqn: String,
         /// Its identifier.
         id: u32,
-        /// Its bytes; where absent, as many as the file or the device has now.
+        /// The new size in bytes; absent: the present size of its file or device.
         size: Option<u64>,
     },
-    /// Serve again a namespace that has failed because it lost data.
+    /// Serve a namespace again that has failed because it lost data.
     OnlineNamespace {
         /// The subsystem.
         nqn: String,
@@ -49,7 +49,7 @@ pub enum Request {
         /// The host.
         host: String,
     },
-    /// Deny a host a subsystem. Its controllers there end.
+    /// Forbid a host to use a subsystem. Its controllers of that subsystem end.
     DenyHost {
         /// The subsystem.
         nqn: String,
@@ -62,25 +62,25 @@ pub enum Request {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// The change is made; a sentence that says which.
+    /// The change was made; a sentence that says which.
     Done(String),
     /// Nothing was changed; a sentence that says why.
     Refused(String),
-    /// What is there.
+    /// The answer to [`Request::List`].
     List(List),
 }
 
-/// What a target has.
+/// What a target serves, and to whom.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct List {
-    /// The process.
+    /// Process ID of the target.
     pub pid: u32,
     /// Its subsystems.
     pub subsystems: Vec<ListedSubsystem>,
-    /// The controllers that hosts are connected to, discovery controllers included.
+    /// The controllers to which hosts are connected, including discovery controllers.
     #[serde(rename = "hosts")]
     pub controllers: Vec<ListedController>,
-    /// What differs from the configuration, and is lost when the target ends; a sentence each.
+    /// Changes that are not in the configuration, and are lost when the target ends; a sentence each.
     #[serde(default)]
     pub differs: Vec<String>,
 }
@@ -88,11 +88,11 @@ pub struct List {
 /// A subsystem.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ListedSubsystem {
-    /// Its name.
+    /// Its NQN.
     pub nqn: String,
     /// Its serial number.
     pub serial: String,
-    /// Hosts that may use it; absent: every one.
+    /// NQNs of the hosts that may use it; absent: any host.
     pub hosts: Option<Vec<String>>,
     /// Its namespaces.
     pub namespaces: Vec<ListedNamespace>,
@@ -103,28 +103,28 @@ pub struct ListedSubsystem {
 pub struct ListedNamespace {
     /// Its identifier.
     pub id: u32,
-    /// Its file; absent: it is in memory.
+    /// Its file or block device; absent: it is in memory.
     pub file: Option<PathBuf>,
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: u64,
-    /// Bytes of a block.
+    /// Its block size in bytes.
     pub block: u32,
     /// Its UUID.
     pub uuid: String,
-    /// Hosts may not write.
+    /// Whether hosts may only read.
     pub read_only: bool,
-    /// Why every command fails: it has lost data.
+    /// Why every command to it fails, after it has lost data; absent: it has not failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
 }
 
-/// A controller with its host; a host may have several.
+/// A controller and the host that is connected to it. A host may have several controllers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ListedController {
-    /// The name of the host.
+    /// The NQN of the host.
     pub nqn: String,
     /// The controller's identifier (CNTLID).
     pub controller: u16,
-    /// The subsystem; absent: it is a discovery controller.
+    /// The NQN of its subsystem; absent: it is a discovery controller.
     pub subsystem: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! A host: who it is, the device that it uses, and how it waits.
+//! An NVMe host: its identity, its device, and how it waits for events.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -9,37 +9,39 @@ use verbs::{Context, Drive, Pd, Reactor, VerbsError};
 
 use super::error::HostError;
 
-/// How long a command of the admin queue may take, and a connection.
+/// Timeout of an admin command and of connecting.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// After so long the user is told that the target does not answer.
+/// Time after which a warning says that the target does not answer.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Fails when a signal asked the program to end; every waiting loop calls it.
+/// Checks whether a signal asked the program to end. Every loop that waits calls this.
 ///
 /// # Errors
-/// [`HostError::Interrupted`].
+/// [`HostError::Interrupted`] after a signal.
 #[inline]
 pub(crate) fn go_on() -> Result<(), HostError> {
     if apps::stop::requested() { Err(HostError::Interrupted) } else { Ok(()) }
 }
 
-/// Who the host is, and the device that it uses.
+/// An NVMe host.
 pub struct Host<'c> {
     pub(super) context: &'c Context,
     pub(super) pd: Pd,
-    /// The shards, if the host polls them.
+    /// The shards, if the host polls them itself ([`Drive::Embedded`]); else empty.
     reactors: Vec<Reactor>,
     pub(super) name: Nqn,
+    /// The host identifier (HOSTID).
     pub(super) id: [u8; 16],
     pub(super) events: EventChannel,
-    /// The address that it connects from, where it is not left open.
+    /// The address from which it connects; `None`: rdma_cm chooses one.
     pub(super) address: Option<SocketAddr>,
+    /// What each turn calls as well.
     beside: Option<Box<dyn FnMut() + 'c>>,
 }
 
 impl<'c> Host<'c> {
-    /// A host on a device; `drive` is what the device was opened with.
+    /// A host with this NQN and host identifier on a device. `drive` is the mode in which the device was opened.
     ///
     /// # Errors
     /// If the device fails.
@@ -49,11 +51,11 @@ impl<'c> Host<'c> {
         let (pd, events) = (context.alloc_pd()?, EventChannel::new()?);
         Ok(Self { context, pd, reactors, name, id, events, address: None, beside: None })
     }
-    /// From now on each turn of the host calls `what`, too.
+    /// Makes each turn of the host call `what` as well.
     pub fn beside(&mut self, what: impl FnMut() + 'c) {
         self.beside = Some(Box::new(what));
     }
-    /// From now on it connects from this address of its device.
+    /// Sets the address of its device from which it connects.
     pub fn connect_from(&mut self, address: IpAddr) {
         self.address = Some(SocketAddr::new(address, 0));
     }
@@ -61,11 +63,11 @@ impl<'c> Host<'c> {
     pub fn context(&self) -> &'c Context {
         self.context
     }
-    /// The domain of its memory.
+    /// The protection domain of its memory.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
-    /// One turn of each shard that is its own to turn.
+    /// Makes one turn of each shard, unless the device's threads poll them. Calls the function of [`beside`](Self::beside).
     #[inline]
     pub fn turn(&mut self) {
         for reactor in &mut self.reactors {
@@ -75,11 +77,14 @@ impl<'c> Host<'c> {
             beside();
         }
     }
-    /// The time of the device.
+    /// The device's time.
     pub(super) fn now(&self) -> Duration {
         Duration::from_nanos(self.context.now())
     }
-    /// Turns until `done` gives something.
+    /// Makes turns until `done` returns a result.
+    ///
+    /// # Errors
+    /// Those of `done`; [`HostError::NoResponse`] after [`PATIENCE`]; [`HostError::Interrupted`] after a signal.
     pub(super) fn until<T>(
         &mut self,
         mut done: impl FnMut(&mut Self) -> Result<Option<T>, HostError>,
@@ -94,13 +99,16 @@ impl<'c> Host<'c> {
             if self.now().saturating_sub(since) > PATIENCE {
                 return Err(HostError::NoResponse);
             }
-            // The target may be on this processor.
+            // The target may need this processor.
             if self.beside.is_none() {
                 std::thread::yield_now();
             }
         }
     }
-    /// Waits for the event that ends the last call of an identifier, which connects to `to`; an error unless it is `wanted`.
+    /// Waits for the event that completes the last call on the identifier `of`, which connects to `to`.
+    ///
+    /// # Errors
+    /// If the event is not `wanted`; and as [`until`](Self::until).
     pub(super) fn outcome(
         &mut self,
         of: &CmId,
@@ -114,7 +122,7 @@ impl<'c> Host<'c> {
                 tracing::warn!("{to} has not answered yet; does a target listen there?");
             }
             while let Some(event) = host.events.try_get_event() {
-                // Events of other queues are not needed: their identifiers have the same state.
+                // Events of other identifiers can be dropped: the state of an identifier says the same.
                 if event.is_of(of) {
                     return if event.event() == wanted {
                         Ok(Some(event))

@@ -1,4 +1,4 @@
-//! The network of a core: its shard, its completion queue, and the identifiers by which hosts connect.
+//! The network side of a core: its shard, its completion queue, and the rdma_cm identifiers on which it listens.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -13,10 +13,10 @@ use verbs::{
 
 use super::outbox::INLINE;
 
-/// Room in a send queue besides that for the commands of the connection.
+/// Send queue entries in addition to those for the commands of the connection.
 const SPARE: u32 = 16;
 
-/// The network.
+/// The network side of a core.
 pub struct Network {
     reactor: Reactor,
     shard: usize,
@@ -25,11 +25,11 @@ pub struct Network {
     events: EventChannel,
     poller: CqPoller,
     cq: Cq,
-    /// Entries of the completion queue that may be needed.
+    /// The most completions that all queues of this core can have at once.
     cq_needed: u32,
 }
 
-/// Where hosts connect.
+/// An rdma_cm identifier that listens.
 struct Listener {
     cm_id: CmId,
     /// The number of the target's NVMe port.
@@ -37,10 +37,10 @@ struct Listener {
 }
 
 impl Network {
-    /// On a shard of a device, with a completion queue for `receives` receives.
+    /// Creates the network side on a shard of a device, with a completion queue for `receives` receives.
     ///
     /// # Errors
-    /// If there is no memory, or no such shard.
+    /// If memory runs out, or there is no such shard.
     pub fn new(context: &Context, shard: usize, pd: Arc<Pd>, receives: u32) -> Result<Self, VerbsError> {
         let cq = context.create_cq(receives)?;
         Ok(Self {
@@ -54,7 +54,7 @@ impl Network {
             cq_needed: receives,
         })
     }
-    /// Accepts connections at an address, as port number `port` of the target. Returns where it listens.
+    /// Listens for connections at an address, as NVMe port number `port` of the target. Returns the address with the actual TCP port.
     ///
     /// # Errors
     /// If the address is in use, or is not one of the device.
@@ -65,7 +65,7 @@ impl Network {
         address: SocketAddr,
     ) -> Result<SocketAddr, VerbsError> {
         let cm_id = context.create_id(Some(&self.events), PortSpace::Tcp)?;
-        // Hosts that are silent are asked sooner than that (`Connection::is_gone`).
+        // No keep-alive of rdma_cm: the core checks silent hosts itself, and sooner (`Connection::is_gone`).
         cm_id.set_option(CmOption::KeepAlive(Duration::ZERO))?;
         cm_id.bind_addr(address)?;
         cm_id.listen(0)?;
@@ -73,7 +73,7 @@ impl Network {
         self.listeners.push(Listener { cm_id, port });
         Ok(at)
     }
-    /// The number of the NVMe port that a connection request came to.
+    /// The number of the NVMe port at which a connection request arrived; `None` if no listener has the event.
     pub fn port_of(&self, event: &CmEvent) -> Option<u16> {
         let listener = self.listeners.iter().find(|listener| event.is_of(&listener.cm_id))?;
         Some(listener.port)
@@ -83,12 +83,12 @@ impl Network {
         self.events.try_get_event()
     }
 
-    /// Makes a turn of the shard.
+    /// Makes a turn of the shard. `None` as for [`Reactor::poll_once`].
     #[inline]
     pub fn turn(&mut self) -> Option<Turn> {
         self.reactor.poll_once()
     }
-    /// Takes completions; returns their number.
+    /// Polls for completions into `done`; returns their number.
     ///
     /// # Errors
     /// If the device fails.
@@ -96,15 +96,16 @@ impl Network {
     pub fn poll(&mut self, done: &mut [Wc]) -> Result<usize, VerbsError> {
         self.poller.poll(done)
     }
-    /// Sleeps until something comes or one of `fds` is readable, for at most `most`.
+    /// Sleeps until the shard has work or one of `fds` is readable, for at most `most`.
     pub fn sleep(&mut self, fds: &[BorrowedFd<'_>], most: Duration) {
         self.reactor.sleep(fds, most);
     }
 
-    /// A queue pair for a connection whose host may send `commands` commands at a time. The events of the connection come here.
+    /// Creates the queue pair of a connection whose host may have `commands` commands outstanding, and moves the connection's events to
+    /// this event channel.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// If memory runs out.
     pub fn create_qp(
         &mut self,
         cm_id: &CmId,
@@ -113,7 +114,7 @@ impl Network {
     ) -> Result<(Arc<Qp>, SendQueue), VerbsError> {
         cm_id.migrate_id(Some(&self.events))?;
         let cap = QpCap {
-            // A command takes two slots, and the next command may come before the host has acknowledged them.
+            // A command needs two send requests, and the next command may come before the host has acknowledged them.
             max_send_wr: 4 * commands as u32 + SPARE,
             max_recv_wr: 0,
             max_send_sge: 1,
@@ -122,7 +123,7 @@ impl Network {
         };
         let init = QpInitAttr::rc(&self.cq, &self.cq).cap(cap).srq(srq);
         let qp = cm_id.create_qp(&self.pd, &init.on_shard(self.shard))?;
-        // When a queue pair fails, each of its requests has a completion.
+        // When a queue pair fails, each of its requests is flushed with a completion.
         let needed = self.cq_needed + qp.cap().max_send_wr;
         if needed > self.cq.cqe() {
             self.poller.resize(needed.next_power_of_two())?;
@@ -131,19 +132,19 @@ impl Network {
         self.cq_needed = needed;
         Ok((qp, sq))
     }
-    /// A queue pair is about to be destroyed, and completes nothing any more: its room in the completion queue is free.
+    /// Releases a queue pair's share of the completion queue. To be called when it has no more completions and is about to be destroyed.
     pub fn forget(&mut self, qp: &Qp) {
         self.cq_needed -= qp.cap().max_send_wr;
     }
-    /// Whether all completions of a queue pair in ERR are in the completion queue. Makes a turn of the shard for them; if that was not
-    /// enough, call it again.
+    /// Whether all completions of a queue pair in ERR are in the completion queue. Makes one turn of the shard, which flushes requests;
+    /// if it returns false, call it again.
     pub fn is_flushed(&mut self, qp: &Qp) -> bool {
         // A drain marks where the work queues end now, and the next turn completes them up to the mark.
         let drained = qp.begin_drain(DrainKind::Qp).and_then(|mut drain: Drain| {
             self.turn();
             drain.try_finish()
         });
-        // An error means that the shard is dead, and completes nothing any more.
+        // An error means that the shard has died and completes nothing more.
         drained.unwrap_or(true)
     }
 }

@@ -1,6 +1,6 @@
-//! A target on a thread of its own, and a host, at the two ends of a link.
+//! A target, each core on a thread of its own, and a host, connected by a pair of ports.
 
-#![allow(dead_code, reason = "each file uses a part")]
+#![allow(dead_code, reason = "each test file uses only some of it")]
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -21,10 +21,10 @@ use verbs::{Context, DeviceConfig, Drive, Pd};
 pub const SUBSYSTEM: &str = "nqn.2024-01.test.blocks:ram0";
 /// Bytes of a block.
 pub const BLOCK: usize = 512;
-/// Limit of every wait: far more than needed, for the machine may be busy.
+/// Timeout of every wait: far longer than needed, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Further addresses of the device of hosts.
+/// Further addresses of the hosts' device.
 pub const OTHERS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 77, 0, 3)), IpAddr::V4(Ipv4Addr::new(10, 77, 0, 4))];
 
@@ -35,24 +35,24 @@ pub fn host_name(n: u32) -> Nqn {
     nqn(&format!("nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-{n:012x}"))
 }
 
-/// What a target is made of.
+/// Configuration of a target and its link.
 #[derive(Clone)]
 pub struct Setup {
     pub settings: Settings,
     pub config: Config,
     pub cores: usize,
-    /// Bytes of the namespace.
+    /// Size of the namespace in bytes.
     pub bytes: usize,
     pub mtu: usize,
-    /// The namespace is in a file of this name.
+    /// The file of the namespace; `None`: it is in memory, unless `blocks` is set.
     pub file: Option<PathBuf>,
-    /// Whether the file is used past the page cache.
+    /// Whether the file is used without the page cache; `None`: the default.
     pub direct: Option<Direct>,
-    /// The namespace is in this storage of the test's own.
+    /// Storage of the test's own for the namespace, instead.
     pub blocks: Option<Arc<dyn BlockingStorage>>,
-    /// What happens to frames, each way.
+    /// Faults of the link, in each direction.
     pub faults: Plan,
-    /// Cores sleep while there is nothing to do, as in the program. What they use is not seen then.
+    /// Whether idle cores sleep, as in the program. Then [`View::usage`] is not updated.
     pub sleeps: bool,
 }
 
@@ -77,7 +77,7 @@ impl Default for Setup {
     }
 }
 
-/// The target, as tests see it from outside.
+/// What tests see of the target, and the hosts' device.
 pub struct View {
     pub at: SocketAddr,
     pub target: Target,
@@ -86,20 +86,20 @@ pub struct View {
     pub counters: Vec<Arc<Counters>>,
     usage: Vec<Mutex<Usage>>,
     stop: AtomicBool,
-    /// From now on a host that takes nothing is disconnected at once.
+    /// If set, hosts that take nothing of what is sent to them are disconnected after 1 ms.
     pub impatient: AtomicBool,
-    /// What happened to frames.
+    /// Faults that happened on the link.
     pub met: Arc<Met>,
-    /// The host's device.
+    /// The hosts' device.
     pub context: Context,
 }
 
 impl View {
-    /// A host on the device of hosts.
+    /// A host on the hosts' device.
     pub fn host(&self, n: u32) -> Host<'_> {
         Host::new(&self.context, &Drive::Embedded, host_name(n), [n as u8; 16]).unwrap()
     }
-    /// What the cores use.
+    /// What all cores have in use together.
     pub fn usage(&self) -> Usage {
         let each = self.usage.iter().map(|usage| *usage.lock().unwrap());
         each.fold(Usage::default(), |a, b| Usage {
@@ -110,17 +110,17 @@ impl View {
             receives: a.receives + b.receives,
         })
     }
-    /// What the cores counted.
+    /// The counters of all cores.
     fn counted(&self) -> Vec<(&'static str, u64)> {
         self.counters.iter().flat_map(|counters| counters.iter().collect::<Vec<_>>()).collect()
     }
-    /// The sum of a counter of the cores.
+    /// A counter, summed over the cores.
     pub fn count(&self, name: &str) -> u64 {
         let of =
             |counters: &Counters| counters.iter().find(|(known, _)| *known == name).expect("a counter").1;
         self.counters.iter().map(|counters| of(counters)).sum()
     }
-    /// Turns the host until `true`.
+    /// Makes turns of the host until `holds` returns true. Panics with `what` after [`PATIENCE`].
     pub fn until(&self, host: &mut Host<'_>, what: &str, mut holds: impl FnMut() -> bool) {
         let since = Instant::now();
         while !holds() {
@@ -129,7 +129,7 @@ impl View {
             assert!(since.elapsed() < PATIENCE, "{what}: {:?} {:?}", self.usage(), self.counted());
         }
     }
-    /// Waits until nothing of any host is left but posted receives, which go with the next capsules.
+    /// Waits until the target holds nothing for any host. Posted receives do not count: the next capsules use them.
     pub fn until_nothing_is_left(&self, host: &mut Host<'_>) {
         let is_free = |usage: Usage| Usage { receives: 0, ..usage } == Usage::default();
         self.until(host, "something is left", || {
@@ -138,7 +138,7 @@ impl View {
     }
 }
 
-/// Ends the target even if the test panics.
+/// Ends the target when dropped, even if the test panics.
 struct Stop<'v>(&'v AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -147,19 +147,20 @@ impl Drop for Stop<'_> {
     }
 }
 
+/// A device on a port, with the address 10.77.0.`last`. Tests poll its shards.
 pub fn device(port: Box<dyn port::Port>, last: u8, shards: usize) -> Context {
     let addr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, last));
     let drive = Drive::Embedded;
     let mut addrs = vec![(addr, 24)];
     if last == 2 {
-        // Hosts are here: some from other addresses.
+        // The hosts' device: some hosts connect from other addresses.
         addrs.extend(OTHERS.map(|other| (other, 24)));
     }
     let config = DeviceConfig::new(port).addrs(addrs).shards(shards).drive(drive);
     Context::open(config).unwrap()
 }
 
-/// Runs a target, and `test` beside it.
+/// Runs `test` while a target runs.
 pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
     let options = |queues| PortOptions { queues, mtu: setup.mtu, ..PortOptions::default() };
     let (a, b) =
@@ -248,7 +249,7 @@ pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
     });
 }
 
-/// Whether a file can be used without the page cache, in blocks of ours. If not, says what is skipped.
+/// Whether a file can be used without the page cache, in blocks of [`BLOCK`] bytes. If not, prints that tests are skipped.
 pub fn goes_direct(path: &Path) -> bool {
     let opening =
         Opening { size: Some(8192), direct: Some(Direct::Yes), block: BLOCK as u32, ..Opening::default() };
@@ -264,16 +265,16 @@ pub fn goes_direct(path: &Path) -> bool {
         Err(e) => panic!("{e}"),
     }
 }
-/// Says loudly what this machine lacks.
+/// Prints that tests of `what` are skipped, and why.
 pub fn skipped(what: &str, why: &dyn std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {what}: {why}");
 }
 
-/// A block device on a file; the system's loop driver makes it.
+/// A block device on a file, made by the kernel's loop driver.
 pub struct LoopDevice(PathBuf);
 
 impl LoopDevice {
-    /// None, and it is said, where this user or this machine has none.
+    /// `None` if this user or this machine cannot make one; prints that tests are skipped.
     pub fn new(file: &Path) -> Option<Self> {
         let run = std::process::Command::new("losetup").arg("--find").arg("--show").arg(file).output();
         match run {
@@ -301,11 +302,11 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A small file system in memory.
+/// A file system in memory, unmounted when dropped.
 pub struct Tmpfs(PathBuf);
 
 impl Tmpfs {
-    /// None, and it is said, where this user may not mount.
+    /// Mounts one. `None` if this user may not mount; prints that tests are skipped.
     pub fn new(at: &Path, options: &str) -> Option<Self> {
         let run =
             std::process::Command::new("mount").args(["-t", "tmpfs", "-o", options, "none"]).arg(at).output();
@@ -329,7 +330,7 @@ impl Drop for Tmpfs {
     }
 }
 
-/// A program that runs, ended by its drop.
+/// A running program, killed when dropped.
 pub struct Running(pub std::process::Child);
 
 impl Drop for Running {
@@ -339,7 +340,7 @@ impl Drop for Running {
     }
 }
 
-/// A folder that is removed at the end.
+/// A temporary directory, removed when dropped.
 pub struct Scratch(PathBuf);
 
 impl Scratch {

@@ -1,6 +1,6 @@
-//! A world of one thread and no clock: a target and a host, each a whole device, a link with every fault, and a disk that is
-//! slow, fails and loses power. A model checks every byte that is read. A seed decides everything; `SIM_SEED=N` runs that
-//! seed alone, `SIM_SEEDS=N` that many seeds.
+//! A simulation in one thread, with simulated time: a target and a host, each with a device, a link with every kind of fault, and a disk
+//! that is slow, fails and loses power. A model checks every byte that is read. A seed determines the whole run: `SIM_SEED=N` runs only
+//! that seed, `SIM_SEEDS=N` runs that many seeds, starting from `SIM_FIRST` (0 if absent).
 
 pub mod disk;
 mod model;
@@ -31,16 +31,16 @@ use model::{Model, Version, fill};
 
 /// Blocks of the namespace.
 const BLOCKS: usize = 512;
-/// Blocks of a command, at most.
+/// The most blocks of a command.
 const LENGTH: usize = 64;
-/// Commands of a seed.
+/// Commands of a run.
 const COMMANDS: u64 = 300;
-/// Connections that a seed may use up.
-const LIVES: u32 = 60;
-/// The longest step of time.
+/// The most attempts to connect in a run.
+const CONNECTS: u32 = 60;
+/// The longest step of time, in nanoseconds.
 const STEP_NS: u64 = 1 << 20;
 
-/// What happened, and how often.
+/// How often each event happened.
 #[derive(Default)]
 struct Report(BTreeMap<String, u64>);
 
@@ -60,7 +60,7 @@ enum Kind {
     Write {
         fua: bool,
     },
-    /// Of what is there, or of something else.
+    /// With the content of the blocks, or with another one.
     Compare {
         same: bool,
     },
@@ -69,10 +69,11 @@ enum Kind {
     },
     Deallocate(Vec<Range<usize>>),
     Verify,
-    /// Sent at that moment of the model.
+    /// Sent at this time of the model ([`Model::now`]).
     Flush(u64),
 }
 
+/// A command under way.
 #[derive(Clone, Debug)]
 struct Sent {
     kind: Kind,
@@ -81,7 +82,7 @@ struct Sent {
 }
 
 impl Sent {
-    /// Blocks that it writes.
+    /// The blocks that it writes.
     fn writes(&self) -> Vec<Range<usize>> {
         match &self.kind {
             Kind::Write { .. } | Kind::Zeroes { .. } => vec![self.range.clone()],
@@ -89,7 +90,7 @@ impl Sent {
             _ => Vec::new(),
         }
     }
-    /// Blocks that no other command may write meanwhile.
+    /// The blocks that no other command may use meanwhile.
     fn touches(&self) -> Vec<Range<usize>> {
         match &self.kind {
             Kind::Deallocate(ranges) => ranges.clone(),
@@ -109,7 +110,7 @@ impl Sent {
             Kind::Flush(_) => "flush",
         }
     }
-    /// How it may end, if it does not succeed.
+    /// The statuses with which it may fail.
     fn may_fail_with(&self) -> Vec<Status> {
         let mut all = vec![Status::CapacityExceeded, Status::NamespaceNotReady, Status::InternalError];
         all.push(match self.kind {
@@ -124,29 +125,31 @@ impl Sent {
     }
 }
 
-/// A queue of the host with its memory, and what is under way on it.
-struct Lane {
+/// An I/O queue of the host, its memory, and the commands under way on it by command identifier.
+struct IoQueue {
     queue: HostQueue,
     mr: Mr,
     sent: Vec<Option<Sent>>,
 }
 
-/// The target's side of the world.
+/// The target's machine: everything but the host.
 struct Machine<'c> {
     context: &'c Context,
-    /// The target, while it has power.
+    /// The target and its core; `None` while it has no power.
     running: Option<(Target, Core<'c>)>,
     disk: Arc<Disk>,
     line: Line,
-    /// Connects that waited for the disk, at targets that are gone.
+    /// Connect commands that waited for the disk, at targets before the present one.
     connect_waits: u64,
+    /// Time of both devices in nanoseconds.
     clock: Arc<AtomicU64>,
+    /// Turns since the target last worked.
     idle: u32,
     config: Config,
 }
 
 impl Machine<'_> {
-    /// A turn of everything but the host, and a step of time: a short one while there is work.
+    /// Makes a turn of everything but the host, and advances the time: by short steps while the target works.
     fn turn(&mut self) {
         let now = self.clock.load(Ordering::Relaxed);
         self.line.turn(now);
@@ -155,7 +158,7 @@ impl Machine<'_> {
         let step = (1000u64 << (self.idle / 64).min(20)).min(STEP_NS);
         self.clock.store(now + step, Ordering::Relaxed);
     }
-    /// It loses power.
+    /// Takes the power from the machine.
     fn stop(&mut self) {
         self.connect_waits = self.connect_waits();
         self.running = None;
@@ -166,17 +169,17 @@ impl Machine<'_> {
         let now = self.running.as_ref().map(|(_, core)| core.counters().connect_waits.get());
         self.connect_waits + now.unwrap_or(0)
     }
-    /// Whether it serves no host.
+    /// Whether no host has a controller.
     fn is_free(&self) -> bool {
         self.running.as_ref().is_none_or(|(target, _)| target.controllers() == (0, 0))
     }
-    /// What it has of hosts.
+    /// What the target holds for hosts.
     fn usage(&self) -> Usage {
         let usage = self.running.as_ref().map(|(_, core)| core.usage()).unwrap_or_default();
-        // Those that are posted go with the next capsules.
+        // Posted receives do not count: the next capsules use them.
         Usage { receives: 0, ..usage }
     }
-    /// The target starts.
+    /// Starts a target.
     fn start(&mut self) {
         let pd = Arc::new(self.context.alloc_pd().expect("a domain"));
         let stores = Stores::default();
@@ -204,11 +207,12 @@ impl Machine<'_> {
     }
 }
 
+/// Address of the target.
 fn at() -> SocketAddr {
     SocketAddr::from(([10, 77, 0, 1], 4420))
 }
 
-/// A seed's link: what it does to frames to the host, and from it.
+/// Draws the faults of the link, for frames to the host and from it.
 fn links(rng: &mut Rng) -> (Plan, Plan) {
     let mut plan = || {
         let mut plan = Plan { delay: Duration::from_micros(rng.below(20)), ..Plan::CLEAN };
@@ -226,29 +230,36 @@ fn links(rng: &mut Rng) -> (Plan, Plan) {
                 plan = plan.with(fault, rng.below(most) as u32);
             }
         }
-        // Of bursts, in which the port counts its time: some make the queue pairs give up.
+        // Length of a blackhole. Long ones make the queue pairs give up.
         plan.hole = Duration::from_micros(rng.pick(&[300, 3000, 60_000]));
         plan
     };
     (plan(), plan())
 }
 
+/// A run of one seed.
 struct Run<'r, 'm> {
     rng: Rng,
     model: Model,
     version: Version,
     host: Host<'r>,
     machine: &'r RefCell<Machine<'m>>,
-    life: Option<(Controller, Vec<Lane>)>,
-    /// What was under way when the connection before ended: it may be done until the host is connected anew.
+    /// The host's controller and its queues, while it is connected.
+    connection: Option<(Controller, Vec<IoQueue>)>,
+    /// Commands under way when the last connection ended. The disk may still carry them out until the host is connected again.
     unknown: Vec<Sent>,
-    lives: u32,
+    /// Attempts to connect so far.
+    connects: u32,
     report: Report,
 }
 
+/// `Err` says what is wrong with the target.
 type Outcome = Result<(), String>;
 
-/// A run of a seed, on a disk that lies or does not.
+/// Runs a seed, on a disk that lies if `lie` is set. Returns what happened.
+///
+/// # Errors
+/// What the target did wrong.
 fn run(seed: u64, lie: Option<Lie>) -> Result<Report, String> {
     let mut rng = Rng::new(seed);
     let (rx, tx) = links(&mut rng);
@@ -290,9 +301,9 @@ fn run(seed: u64, lie: Option<Lie>) -> Result<Report, String> {
         version: 0,
         host: Host::new(&host, &Drive::Embedded, host_name(1), [1; 16]).expect("a host"),
         machine: &machine,
-        life: None,
+        connection: None,
         unknown: Vec::new(),
-        lives: 0,
+        connects: 0,
         report: Report::default(),
     };
     run.host.beside(|| machine.borrow_mut().turn());
@@ -313,16 +324,16 @@ fn run(seed: u64, lie: Option<Lie>) -> Result<Report, String> {
 }
 
 impl Run<'_, '_> {
-    /// The host connects, if it is not connected.
+    /// Connects the host, unless it is connected.
     fn connect(&mut self) -> Outcome {
-        while self.life.is_none() {
-            self.lives += 1;
-            if self.lives > LIVES {
+        while self.connection.is_none() {
+            self.connects += 1;
+            if self.connects > CONNECTS {
                 return Err("the host does not get through".into());
             }
             match self.try_connect() {
-                Ok(life) => {
-                    self.life = Some(life);
+                Ok(connection) => {
+                    self.connection = Some(connection);
                     self.report.note("connected");
                     for sent in std::mem::take(&mut self.unknown) {
                         for range in sent.writes() {
@@ -330,7 +341,7 @@ impl Run<'_, '_> {
                         }
                     }
                 }
-                // The connection of the admin queue failed at the target, and the host does not know it yet.
+                // The target has lost the connection of the admin queue, and the host does not know it yet.
                 Err(HostError::Status { status, .. }) if status == Status::ControllerUnknown.field() >> 1 => {
                     self.gone("a controller that ended before its host had connected")?;
                 }
@@ -342,27 +353,28 @@ impl Run<'_, '_> {
         }
         Ok(())
     }
-    fn try_connect(&mut self) -> Result<(Controller, Vec<Lane>), HostError> {
+    fn try_connect(&mut self) -> Result<(Controller, Vec<IoQueue>), HostError> {
         let queues = 1 + self.rng.below(3) as u16;
         let options = Options { queues, keep_alive: Duration::ZERO };
         let mut controller = Controller::connect(&mut self.host, at(), &nqn(SUBSYSTEM), options)?;
         let entries = self.rng.pick(&[2, 5, 33]);
-        let mut lanes = Vec::new();
+        let mut io_queues = Vec::new();
         for qid in 1..=controller.queues() {
             let queue = controller.io_queue(&mut self.host, qid, entries)?;
             let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
             let mr = self.host.pd().reg_mr(entries as usize * LENGTH * BLOCK, rights)?;
-            lanes.push(Lane { queue, mr, sent: vec![None; entries as usize] });
+            io_queues.push(IoQueue { queue, mr, sent: vec![None; entries as usize] });
         }
-        Ok((controller, lanes))
+        Ok((controller, io_queues))
     }
-    /// The connection is gone, and the target knows it. Its disk may still be at work for what was under way.
+    /// Ends the connection for reason `why`, and waits until the target has noticed. Its disk may still carry out commands.
     fn gone(&mut self, why: &str) -> Outcome {
         self.report.note(why);
-        let lanes = self.life.take().map(|(_, lanes)| lanes).unwrap_or_default();
-        self.unknown.extend(lanes.into_iter().flat_map(|lane| lane.sent).flatten());
+        let queues = self.connection.take().map(|(_, queues)| queues).unwrap_or_default();
+        self.unknown.extend(queues.into_iter().flat_map(|q| q.sent).flatten());
         self.wait("the target does not notice that the host has gone", |machine| machine.is_free())
     }
+    /// Makes turns until `holds` returns true; fails with `what` if it never does.
     fn wait(&mut self, what: &str, holds: impl Fn(&Machine<'_>) -> bool) -> Outcome {
         for _ in 0..2_000_000 {
             if holds(&self.machine.borrow()) {
@@ -372,20 +384,21 @@ impl Run<'_, '_> {
         }
         Err(format!("{what}: {:?}", self.machine.borrow().usage()))
     }
-    /// The target dies, and with it what its disk had not on stable storage; it starts again.
+    /// Takes the power from the target, so that its disk loses what was not stable, and starts it again.
     fn power_loss(&mut self) -> Outcome {
         self.report.note("power loss");
         let mut machine = self.machine.borrow_mut();
         machine.stop();
         machine.start();
         drop(machine);
-        let lanes = self.life.take().map(|(_, lanes)| lanes).unwrap_or_default();
+        let queues = self.connection.take().map(|(_, queues)| queues).unwrap_or_default();
         self.unknown.clear();
         self.model.lost_power();
-        drop(lanes);
+        drop(queues);
         Ok(())
     }
 
+    /// Carries out the commands of the run, with power losses and disconnects in between.
     fn commands(&mut self) -> Outcome {
         let mut left = COMMANDS;
         let mut quiet = 0u32;
@@ -411,17 +424,17 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Sends a command, if there is room for one; returns whether there was.
+    /// Sends a random command. Returns whether one was sent: there may be no room, or other commands may use the blocks.
     fn submit(&mut self) -> Result<bool, String> {
-        let Some((_, lanes)) = &mut self.life else { return Ok(false) };
+        let Some((_, queues)) = &mut self.connection else { return Ok(false) };
         let busy: Vec<Range<usize>> =
-            lanes.iter().flat_map(|lane| lane.sent.iter().flatten()).flat_map(Sent::touches).collect();
+            queues.iter().flat_map(|q| q.sent.iter().flatten()).flat_map(Sent::touches).collect();
         let is_free = |range: &Range<usize>| {
             busy.iter().all(|other| other.end <= range.start || range.end <= other.start)
         };
-        let lane = self.rng.below(lanes.len() as u64) as usize;
-        let lane = &mut lanes[lane];
-        let Some(cid) = lane.queue.next_cid() else { return Ok(false) };
+        let q = self.rng.below(queues.len() as u64) as usize;
+        let q = &mut queues[q];
+        let Some(cid) = q.queue.next_cid() else { return Ok(false) };
         let mut any = || {
             let len = self.rng.pick(&[1, 1, 7, 8, 8, 9, LENGTH]);
             let start = self.rng.below((BLOCKS - len) as u64 + 1) as usize;
@@ -452,12 +465,12 @@ impl Run<'_, '_> {
         let sent = Sent { kind, range: range.clone(), version };
 
         let (from, len) = (cid as usize * LENGTH * BLOCK, range.len() * BLOCK);
-        let keyed = |len: usize| Sgl::keyed(lane.mr.iova() + from as u64, len as u32, lane.mr.rkey(), false);
+        let keyed = |len: usize| Sgl::keyed(q.mr.iova() + from as u64, len as u32, q.mr.rkey(), false);
         let in_capsule =
-            |len: usize| (Sgl::in_capsule(0, len as u32), Data::InCapsule(&lane.mr, from..from + len));
+            |len: usize| (Sgl::in_capsule(0, len as u32), Data::InCapsule(&q.mr, from..from + len));
         let inside = self.rng.one_in(2);
         let give = |bytes: &[u8]| {
-            lane.mr.write(from, bytes).expect("it is long enough");
+            q.mr.write(from, bytes).expect("it is long enough");
             if inside && bytes.len() <= 4096 {
                 in_capsule(bytes.len())
             } else {
@@ -467,7 +480,7 @@ impl Run<'_, '_> {
         let io = Io::new(1, range.start as u64, range.len() as u32);
         let (sqe, data): (Sqe, Data<'_>) = match &sent.kind {
             Kind::Read => {
-                lane.mr.fill(from..from + len, 0xa5).expect("it is long enough");
+                q.mr.fill(from..from + len, 0xa5).expect("it is long enough");
                 (io.read(keyed(len)), Data::Elsewhere)
             }
             Kind::Write { fua } => {
@@ -498,12 +511,12 @@ impl Run<'_, '_> {
             Kind::Verify => (io.verify(), Data::Elsewhere),
             Kind::Flush(_) => (io.flush(), Data::Elsewhere),
         };
-        match lane.queue.submit(&sqe, data) {
+        match q.queue.submit(&sqe, data) {
             Ok(Some(cid)) => {
                 for range in sent.writes() {
                     self.model.begun(range, sent.version);
                 }
-                lane.sent[cid as usize] = Some(sent);
+                q.sent[cid as usize] = Some(sent);
                 Ok(true)
             }
             Ok(None) => Ok(false),
@@ -511,28 +524,29 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Takes responses; returns whether there were any.
+    /// Takes responses and checks them. Returns whether there were any.
     fn poll(&mut self) -> Result<bool, String> {
         self.host.turn();
-        let Some((_, lanes)) = &mut self.life else { return Ok(false) };
+        let Some((_, queues)) = &mut self.connection else { return Ok(false) };
         let (mut done, mut failed) = (Vec::new(), false);
-        for (n, lane) in lanes.iter_mut().enumerate() {
-            let polled = lane.queue.poll(|cqe| done.push((n, cqe.cid.get() as usize, cqe.status.get() >> 1)));
+        for (n, q) in queues.iter_mut().enumerate() {
+            let polled = q.queue.poll(|cqe| done.push((n, cqe.cid.get() as usize, cqe.status.get() >> 1)));
             failed |= polled.is_err();
         }
         let worked = !done.is_empty();
-        for (lane, cid, status) in done {
-            self.completed(lane, cid, status)?;
+        for (queue, cid, status) in done {
+            self.completed(queue, cid, status)?;
         }
         if failed {
             self.gone("a connection that failed")?;
         }
         Ok(worked)
     }
-    fn completed(&mut self, lane: usize, cid: usize, status: u16) -> Outcome {
-        let Some((_, lanes)) = &mut self.life else { return Ok(()) };
-        let lane = &mut lanes[lane];
-        let sent = lane.sent[cid].take().ok_or("a response to nothing")?;
+    /// Checks the response to command `cid` of the queue with index `queue`.
+    fn completed(&mut self, queue: usize, cid: usize, status: u16) -> Outcome {
+        let Some((_, queues)) = &mut self.connection else { return Ok(()) };
+        let q = &mut queues[queue];
+        let sent = q.sent[cid].take().ok_or("a response to nothing")?;
         if status != 0 {
             let known = sent.may_fail_with().into_iter().find(|known| known.field() >> 1 == status);
             let known = known.ok_or_else(|| format!("{sent:?} ends with status {status:#x}"))?;
@@ -546,7 +560,7 @@ impl Run<'_, '_> {
         match &sent.kind {
             Kind::Read => {
                 let from = cid * LENGTH * BLOCK;
-                let bytes = lane.mr.to_vec(from..from + sent.range.len() * BLOCK).expect("it is within");
+                let bytes = q.mr.to_vec(from..from + sent.range.len() * BLOCK).expect("it is within");
                 self.model.read(sent.range.start, &bytes)?;
             }
             Kind::Compare { same: false } => return Err(format!("{sent:?} finds no difference")),
@@ -560,7 +574,8 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// The disk is healed: all that is under way ends, every block is read, and nothing of the host is left.
+    /// Heals the disk, and checks that all commands under way end, that every block reads as it should, and that the target holds
+    /// nothing for a host that has left.
     fn end(&mut self) -> Outcome {
         self.machine.borrow().disk.heal();
         self.machine.borrow_mut().line.heal();
@@ -569,26 +584,31 @@ impl Run<'_, '_> {
         loop {
             self.connect()?;
             let under_way = |run: &Self| {
-                run.life.iter().flat_map(|life| &life.1).flat_map(|lane| &lane.sent).flatten().count()
+                run.connection
+                    .iter()
+                    .flat_map(|connection| &connection.1)
+                    .flat_map(|q| &q.sent)
+                    .flatten()
+                    .count()
             };
             if under_way(self) == 0 {
                 if next == BLOCKS {
                     break;
                 }
-                let Some((_, lanes)) = &mut self.life else { continue };
-                let lane = &mut lanes[0];
+                let Some((_, queues)) = &mut self.connection else { continue };
+                let q = &mut queues[0];
                 let range = next..next + LENGTH;
-                let cid = lane.queue.next_cid().ok_or("a queue that is empty is full")?;
-                let at = lane.mr.iova() + (cid as usize * LENGTH * BLOCK) as u64;
-                let sgl = Sgl::keyed(at, (LENGTH * BLOCK) as u32, lane.mr.rkey(), false);
+                let cid = q.queue.next_cid().ok_or("a queue that is empty is full")?;
+                let at = q.mr.iova() + (cid as usize * LENGTH * BLOCK) as u64;
+                let sgl = Sgl::keyed(at, (LENGTH * BLOCK) as u32, q.mr.rkey(), false);
                 let sqe = Io::new(1, next as u64, LENGTH as u32).read(sgl);
-                if let Ok(Some(_)) = lane.queue.submit(&sqe, Data::Elsewhere) {
-                    lane.sent[cid as usize] = Some(Sent { kind: Kind::Read, range, version: 0 });
+                if let Ok(Some(_)) = q.queue.submit(&sqe, Data::Elsewhere) {
+                    q.sent[cid as usize] = Some(Sent { kind: Kind::Read, range, version: 0 });
                 }
             }
             let before = under_way(self);
             let worked = self.poll()?;
-            if worked && before == 1 && self.life.is_some() && under_way(self) == 0 {
+            if worked && before == 1 && self.connection.is_some() && under_way(self) == 0 {
                 next += LENGTH;
             }
             quiet = if worked { 0 } else { quiet + 1 };
@@ -603,16 +623,17 @@ impl Run<'_, '_> {
     }
 }
 
+/// The environment variable `name`, a number.
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text:?}")))
 }
 
-/// Seeds of a usual run. A run of at least so many fails if an expected event never happened.
+/// Default number of seeds. A test with at least this many fails if an expected event never happened.
 const ENOUGH: u64 = 60;
 
-// Goal: whatever the network and the disk do, every command ends with a status that fits, no read gives what was not written, and
-// nothing that was acknowledged is lost: a write until power fails, a flush or FUA after that. And all of it does happen.
+// Goal: whatever the network and the disk do, every command ends with an allowed status, no read returns what was not written, and no
+// acknowledged write is lost: none at all before a power loss, and none that was flushed or had FUA after it. Each expected event happens.
 #[test]
 fn nothing_is_lost_over_faulty_links_on_a_faulty_disk() {
     let (first, n) = match number("SIM_SEED") {
@@ -635,7 +656,7 @@ fn nothing_is_lost_over_faulty_links_on_a_faulty_disk() {
     }
 }
 
-/// What many seeds must have met. Each way in which a DEALLOCATE can fail is rare: one of them is enough.
+/// Events that many seeds must have met. Each way in which a DEALLOCATE can fail is rare, so one of them is enough.
 #[rustfmt::skip]
 const EXPECTED: &[&str] = &[
     "connected", "a connection that failed", "the host dropped its connections", "power loss",
@@ -650,16 +671,16 @@ const EXPECTED: &[&str] = &[
     "compare ends with CompareFailure",
 ];
 
-// Goal: a seed that failed fails again.
+// Goal: a run can be repeated: the same seed gives the same events.
 #[test]
-fn a_seed_decides_everything() {
+fn a_seed_determines_the_run() {
     for seed in 0..3 {
         let [one, two] = [run(seed, None), run(seed, None)].map(|report| report.map(|report| report.0));
         assert_eq!(one, two, "seed {seed}");
     }
 }
 
-// Goal: the judge says no to a disk that lies, however it does.
+// Goal: the model detects every kind of lie of a disk.
 #[test]
 fn a_disk_that_lies_is_found_out() {
     for lie in Lie::ALL {

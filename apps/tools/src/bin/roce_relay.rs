@@ -1,4 +1,4 @@
-//! `roce-relay`: a network that caps each flow, between two interfaces.
+//! `roce-relay`: forwards packets between two interfaces and limits the rate of each flow.
 
 use apps::{out, stop};
 use clap::Parser;

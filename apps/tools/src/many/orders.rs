@@ -1,4 +1,4 @@
-//! The orders of a member, as they come: read by a thread, so that a member can look for them between other work.
+//! The orders that a member of `roce-many` receives. A thread reads them, so that the member can check for them between other work.
 
 use super::order::Order;
 use apps::error::{AppError, Result};
@@ -7,11 +7,11 @@ use std::io::BufRead as _;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::Duration;
 
-/// The orders.
+/// The queue of received orders.
 pub struct Orders(Receiver<Order>);
 
 impl Orders {
-    /// Reads them from standard input, until that is closed.
+    /// Starts a thread that reads orders from standard input until it is closed.
     pub fn listen() -> Self {
         let (to, orders) = channel();
         std::thread::spawn(move || {
@@ -30,15 +30,15 @@ impl Orders {
         Self(orders)
     }
 
-    /// The next order; `None` at their end.
+    /// Waits for the next order; `None` if no more come.
     pub fn next(&self) -> Option<Order> {
         self.0.recv().ok()
     }
 
-    /// The same, if one comes within this time.
+    /// Waits for the next order, at most `time`; `None` if none came.
     ///
     /// # Errors
-    /// The end of the orders.
+    /// [`End`] if no more orders come.
     pub fn next_within(&self, time: Duration) -> std::result::Result<Option<Order>, End> {
         match self.0.recv_timeout(time) {
             Ok(order) => Ok(Some(order)),
@@ -47,10 +47,10 @@ impl Orders {
         }
     }
 
-    /// Whether it was told to stop.
+    /// Whether [`Order::Stop`] has come. Does not wait.
     ///
     /// # Errors
-    /// The parent has ended, or says something else.
+    /// If the parent has ended, or another order has come.
     pub fn is_stopped(&self) -> Result<bool> {
         match self.0.try_recv() {
             Ok(Order::Stop) => Ok(true),
@@ -61,5 +61,5 @@ impl Orders {
     }
 }
 
-/// No more orders come.
+/// The end of the orders: the parent has closed standard input or ended, or has sent something else.
 pub struct End;

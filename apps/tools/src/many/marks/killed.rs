@@ -1,4 +1,5 @@
-//! How soon a request fails whose peer's process ends: one that the system takes apart first, and one that can say so itself.
+//! Measures how soon a request fails after its peer's process ends: after SIGKILL, when the kernel first has to tear the process down, and
+//! after SIGINT, when the process can tell its peers.
 
 use crate::bench::row::Row;
 use crate::many::cli::KilledArgs;
@@ -10,24 +11,25 @@ use apps::measure::{Latency, histogram};
 use apps::report::{bytes, time};
 use std::time::Duration;
 
-/// Time for which the two write before it.
-const AFTER: Duration = Duration::from_millis(50);
-/// Bytes of a request: so many that it takes longer than until the next poll.
+/// Time for which requests are outstanding before the signal.
+const WRITE_TIME: Duration = Duration::from_millis(50);
+/// Bytes of a request: enough that it is still outstanding at the next poll.
 const SIZE: u32 = 1 << 20;
 
-/// Measures both ends.
+/// Measures both signals.
 ///
 /// # Errors
-/// What a member could not do.
+/// Those of the processes that take part.
 pub fn measure(args: &KilledArgs) -> Result<Vec<Found>> {
     let ends = [("SIGKILL", "sigkill", End::Kill), ("SIGINT", "sigint", End::Int)];
-    ends.into_iter().map(|end| ended(args, end)).collect()
+    ends.into_iter().map(|end| measure_signal(args, end)).collect()
 }
 
-fn ended(args: &KilledArgs, (name, op, signal): (&str, &str, End)) -> Result<Found> {
+/// Measures one signal, `args.rounds` times. `name` is for people, `op` for the row.
+fn measure_signal(args: &KilledArgs, (name, op, signal): (&str, &str, End)) -> Result<Found> {
     let mut hist = histogram();
     for _ in 0..args.rounds {
-        hist.saturating_record(once(args, signal)?);
+        hist.saturating_record(measure_once(args, signal)?);
     }
     let all = Latency::from(&hist);
     let text = format!(
@@ -48,16 +50,17 @@ fn ended(args: &KilledArgs, (name, op, signal): (&str, &str, End)) -> Result<Fou
     Ok(Found { text, row })
 }
 
-/// The nanoseconds of one, with processes of its own.
-fn once(args: &KilledArgs, signal: End) -> Result<u64> {
+/// Starts two processes, ends one of them by the signal, and returns the nanoseconds from the signal to the failure of a request of the
+/// other.
+fn measure_once(args: &KilledArgs, signal: End) -> Result<u64> {
     let mut team = Team::start(&[Seat::usual(), Seat::usual()])?;
-    // Both have as much, though only that of the one that ends counts.
+    // Both have the same memory, although only that of the process that ends matters.
     team.connect(&pairs(2), Make { count: 0, size: SIZE, depth: 16, memory: args.memory as usize })?;
     let pid = team.pid(1);
     team.may_end(1);
-    let (pause, after_ms) = (args.pause.unwrap_or_default(), AFTER.as_millis() as u64);
+    let (pause, after_ms) = (args.pause.unwrap_or_default(), WRITE_TIME.as_millis() as u64);
     let order = Order::Kill { pid, signal, after_ms, late_ms: args.late.then_some(pause.as_millis() as u64) };
-    let report = team.ask(0, &order, AFTER + pause)?;
+    let report = team.ask(0, &order, WRITE_TIME + pause)?;
     let Report::Times(times) = &report else { return Err(out_of_turn(0, &report)) };
     let [ns] = times[..] else { return Err(out_of_turn(0, &report)) };
     team.end()?;
