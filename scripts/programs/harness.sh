@@ -129,9 +129,10 @@ has_socket() {
 # start FILE COMMAND OPTIONS IN: begins a program on the stack, with options of roce-run, by the command IN; its process is in $started.
 start() {
     local options=${3:-} in=${4:-}
-    # An XRC domain of a file is each end's own, as on two hosts.
+    # A private link joins no processes: an XRC domain of a file is each end's own there, as on two hosts.
+    [ "$memif" != yes ] || in="env ROCE_XRCD=process $in"
     # shellcheck disable=SC2086 # the words of a command
-    (cd "$row" && XDG_RUNTIME_DIR=$row/run ROCE_XRCD=process exec $in timeout -k 5 "$row_timeout" stdbuf -oL "$run" --library "$library" $options $2) >"$1" 2>&1 </dev/null &
+    (cd "$row" && XDG_RUNTIME_DIR=$row/run exec $in timeout -k 5 "$row_timeout" stdbuf -oL "$run" --library "$library" $options $2) >"$1" 2>&1 </dev/null &
     started=$!
 }
 

@@ -418,6 +418,13 @@ more_modules=(test_cqex test_qpex test_mr test_atomic test_parent_domain test_re
     test_tag_matching test_flow test_rss_traffic)
 for module in "${quick_modules[@]}"; do pyverbs '' "$module"; done
 for module in "${more_modules[@]}"; do pyverbs f "$module"; done
+# Several processes behind one XRC domain, which a private link joins with nobody.
+shared_domain() {
+    [ "$memif" != yes ] || return 0
+    mkdir -p "$dir/bin" && cp scripts/programs/xrc_domain.py "$dir/bin/xrc_domain.py"
+    note=' (scripts/programs)' solo '' python3-pyverbs '^400 messages arrived' "xrc_domain.py"
+}
+shared_domain
 
 # newest_pyverbs MODULE: the same of rdma-core's repository. Its tests ask rdma(8) for network interfaces, and fail where the kernel has no
 # RDMA; here it says that there are none.

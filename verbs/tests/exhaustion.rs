@@ -46,6 +46,7 @@ fn no_file_descriptor() {
         no_descriptor(context.create_comp_channel());
         no_descriptor(context.async_fd());
         no_descriptor(verbs::rdma_cm::EventChannel::new());
+        assert_eq!(verbs::XrcdOwner::new(&"0:1".parse().unwrap()).unwrap_err().errno(), EMFILE);
         // One is enough for each of them: the failed calls kept none.
         files.pop();
         let channel = context.create_comp_channel().unwrap();

@@ -60,6 +60,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("DeviceError::Descriptor", "verbs/tests/exhaustion.rs", "no_file_descriptor"),
     ("Context::create_comp_channel", "verbs/tests/exhaustion.rs", "no_file_descriptor"),
     ("Context::async_fd", "verbs/tests/exhaustion.rs", "no_file_descriptor"),
+    ("XrcdOwner::new", "verbs/tests/exhaustion.rs", "no_file_descriptor"),
     ("OpenError::Thread", "verbs/tests/exhaustion.rs", "no_thread"),
     // Below verbs, whose calls cannot return it.
     ("NetConfigError::Mac", "verbs/tests/bad_input/device.rs", "ports"),

@@ -1,10 +1,10 @@
 //! Calls of XRC domains and targets.
 
-use verbs::errno::{EBUSY, EEXIST, EINVAL, ENOENT};
+use verbs::errno::{EBUSY, EEXIST, EINVAL, ENOENT, EOPNOTSUPP};
 use verbs::limits::RD_ATOMIC_MAX;
 use verbs::{
-    Access, Mtu, QpAttr, QpState, Qpn, SrqInitAttr, XrcTarget, Xrcd, XrcdInitAttr, attr_init, attr_rtr,
-    attr_to,
+    Access, DomainFile, Mtu, QpAttr, QpState, Qpn, SrqInitAttr, XrcTarget, Xrcd, XrcdInitAttr, XrcdOflags,
+    XrcdOwner, attr_init, attr_rtr, attr_to,
 };
 
 use super::bench::{Bench, Case, back, case, err};
@@ -60,6 +60,16 @@ pub const CASES: &[Case] = &[
         first.close().unwrap();
         b.context.open_xrcd(&init).unwrap().close().unwrap();
         refusal
+    }),
+    // This port joins no processes.
+    case("Context::open_xrcd_of", "VerbsError::Xrc", EOPNOTSUPP, |b| {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        err(b.context.open_xrcd_of(&file, XrcdOflags::CREAT))
+    }),
+    case("XrcdOwner::serve", "VerbsError::Xrc", EOPNOTSUPP, |b| {
+        let file: DomainFile = format!("1:{}", std::process::id()).parse().unwrap();
+        let owner = XrcdOwner::new(&file).unwrap().expect("nobody else has this number");
+        err(owner.serve(&b.context, std::time::Duration::from_secs(600)))
     }),
     case("Xrcd::close", "DeviceError::Busy", EBUSY, |b| {
         let (xrcd, target) = target(b);

@@ -624,3 +624,104 @@ fn the_end_of_a_caller_ends_its_call() {
     assert_eq!(host.world.borrow().srqs.keys().copied().collect::<Vec<_>>(), [1]);
     assert_eq!(host.shadow_of(target, member), None);
 }
+
+/// A number a step (splitmix64).
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed ^ mixed >> 31) % n
+    }
+    fn pick<T: Copy>(&mut self, items: &[T]) -> T {
+        items[self.below(items.len() as u64) as usize]
+    }
+}
+
+/// Anything that a member may call, of few numbers, so that they meet.
+fn any_call(rng: &mut Rng) -> Call {
+    let qpn = Qpn::new(0x1000 + rng.below(8) as u32);
+    let state = rng.pick(&[QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err]);
+    let (srq, open) = (rng.below(6) as u32 + 1, rng.below(2) as u32);
+    let mask = rng.pick(&[AttrMask::STATE, AttrMask::ACCESS_FLAGS, AttrMask::CAP]);
+    match rng.below(13) {
+        0..=2 => Call::NewSrq(srq),
+        3 => Call::SrqGone(srq),
+        4 => Call::Create,
+        5 => Call::Open(qpn),
+        6 => Call::Close(qpn),
+        7 | 8 => Call::Modify(qpn, into(state), mask),
+        9 => Call::Alloc(open, into(QpState::Reset)),
+        10 => Call::ModifyReceiver(qpn, into(state), mask),
+        11 => Call::Register(open, qpn),
+        _ => Call::Unregister(open, qpn),
+    }
+}
+
+impl Host {
+    /// What a member asks for is answered, at the latest when those who do not carry out their orders are dropped.
+    fn ask(&mut self, id: MemberId, call: Call) -> Result<Answer, Refusal> {
+        self.begin(id, call.clone());
+        for _ in 0..3 {
+            self.obey(id);
+            if let Some(answer) = self.answer(id) {
+                return answer;
+            }
+            self.now += PATIENCE;
+            self.owner.handle_timeout(self.now);
+            self.collect();
+        }
+        panic!("{call:?} is not answered")
+    }
+}
+
+// Goal: one member is served, whatever others say, leave out and leave behind; the fakes check that there is one leg for each, and one
+// owner of a number.
+#[test]
+#[cfg_attr(miri, ignore = "too long for the interpreter")]
+fn members_gone_mad_hurt_themselves_alone() {
+    for seed in 0..200 {
+        let (mut host, mut rng) = (Host::new(), Rng(seed));
+        let good = host.join();
+        let mut others: Vec<MemberId> = Vec::new();
+        let mut served = 0;
+        for _ in 0..150 {
+            let id = if others.is_empty() { None } else { Some(rng.pick(&others)) };
+            match (rng.below(12), id) {
+                (0, _) if others.len() < 6 => others.push(host.join()),
+                (1, Some(id)) => host.leave(id),
+                (2..=5, Some(id)) => host.begin(id, any_call(&mut rng)),
+                (6..=8, Some(id)) => drop(host.obey(id)),
+                (9, Some(id)) => {
+                    let outcome = match rng.below(3) {
+                        0 => Ok(Outcome::Done),
+                        1 => Ok(Outcome::Shadow(Qpn::new(rng.below(99) as u32))),
+                        _ => Err(full()),
+                    };
+                    let number = rng.below(40) as u32;
+                    host.says(id, FromMember::Outcome(number, outcome));
+                }
+                (10, _) => {
+                    let (srq, qpn) = (1000 + served, host.ask(good, Call::Create));
+                    let Ok(Answer::Target(qpn)) = qpn else { panic!("seed {seed}: {qpn:?}") };
+                    assert_eq!(host.ask(good, Call::NewSrq(srq)), Ok(Answer::Done), "seed {seed}");
+                    assert_eq!(host.ask(good, to(qpn, QpState::Rtr)), Ok(Answer::Done), "seed {seed}");
+                    assert_eq!(host.shadow_of(qpn, good), Some(shadow(qpn, good)), "seed {seed}");
+                    assert_eq!(host.ask(good, Call::SrqGone(srq)), Ok(Answer::Done), "seed {seed}");
+                    assert_eq!(host.ask(good, Call::Close(qpn)), Ok(Answer::Done), "seed {seed}");
+                    host.obey(good);
+                    served += 1;
+                }
+                _ => host.now += PATIENCE / 4,
+            }
+            host.obey(good);
+            assert!(!host.ended.contains(&good), "seed {seed}");
+            others.retain(|id| !host.ended.contains(id));
+        }
+        assert!(served > 0 && !host.ended.is_empty(), "seed {seed}");
+        [&others[..], &[good]].concat().into_iter().for_each(|id| host.leave(id));
+        let world = host.world.borrow();
+        assert!(world.states.is_empty() && world.legs.is_empty() && world.srqs.is_empty(), "seed {seed}");
+    }
+}
