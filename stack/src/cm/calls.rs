@@ -1,6 +1,6 @@
-//! The program's calls about connections: connect, accept, reject, confirm, disconnect and destroy.
+//! The calls of a program on connections: connect, accept, reject, confirm, disconnect and destroy.
 //!
-//! Each call checks its arguments and the connection's state first; a call that fails has changed nothing. What it sends is queued for
+//! Each call first checks its arguments and the connection's state; a call that fails changes nothing. MADs to send are queued for
 //! [`Machine::poll_send`](super::Machine::poll_send).
 
 use super::code;
@@ -18,22 +18,22 @@ use crate::config::RD_ATOMIC_MAX;
 use crate::id::{Mtu, Psn, Qpn};
 use crate::time::Instant;
 
-/// The partition of RoCE.
+/// The default partition key. RoCE has no other.
 pub(super) const PKEY: u16 = 0xffff;
 
-/// Refuses a number above its range.
+/// Fails if `given` is above `max`.
 fn range(name: &'static str, given: impl Into<u32>, max: u32) -> Result<(), Error> {
     let given = given.into();
     if given > max { Err(Error::Range { name, given, max }) } else { Ok(()) }
 }
 
-/// Refuses private data that does not fit.
+/// Fails if the private data is longer than `max` bytes.
 pub(super) fn fits(private_data: &[u8], max: usize) -> Result<(), Error> {
     let given = private_data.len();
     if given > max { Err(Error::PrivateData { given, max }) } else { Ok(()) }
 }
 
-/// Refuses additional information that does not fit.
+/// Fails if the additional information is longer than 72 bytes.
 pub(super) fn fits_info(info: &[u8]) -> Result<(), Error> {
     if info.len() > 72 { Err(Error::Info(info.len())) } else { Ok(()) }
 }
@@ -53,7 +53,7 @@ pub(super) fn check_timing(timing: &Timing) -> Result<(), Error> {
     range("CM retries", timing.max_cm_retries, 15)
 }
 
-/// The private data field of `N` bytes of a REQ or SIDR_REQ, with the header that its service id requires.
+/// The private data field of a REQ or SIDR_REQ, `N` bytes long. It begins with the IP header if the service ID requires one.
 pub(super) fn with_header<const N: usize>(
     service_id: ServiceId,
     ip: Option<&IpHeader>,
@@ -90,11 +90,11 @@ fn check_connect(connect: &Connect, mtu: Mtu) -> Result<(), Error> {
     Ok(())
 }
 
-/// The REQ of a call, but for its private data; `params` are those of our queue pair.
+/// The REQ for a connection, without its private data. `params` are the parameters of our queue pair.
 fn req(connect: &Connect, local_comm_id: u32, local_ca_guid: u64, params: &QpParams) -> Req {
     let Connect { timing, path, .. } = connect;
     let on_link = path.hop_limit == 1;
-    // RoCE has no LIDs. As Linux does: 0 on the link, and the permissive LID beyond a router.
+    // RoCE has no LIDs. As in Linux: 0 for a peer on the same link, the permissive LID for one beyond a router.
     let lid = if on_link { 0 } else { 0xffff };
     Req {
         local_comm_id,
@@ -133,12 +133,13 @@ fn req(connect: &Connect, local_comm_id: u32, local_ca_guid: u64, params: &QpPar
 
 /// Connections.
 impl Machine {
-    /// Sends a REQ. Ends in [`Event::ConnectResponse`], [`Event::Rejected`] or [`Event::Unreachable`]. By
-    /// [`Connect::timing`], the last comes after (`max_cm_retries` + 1) × (2 × the packet lifetime + the remote response timeout);
-    /// no MRA of the peer extends that.
+    /// Sends a REQ. The result comes as [`Event::ConnectResponse`], [`Event::Rejected`] or [`Event::Unreachable`]. `Unreachable` comes
+    /// after (`max_cm_retries` + 1) × (2 × packet lifetime + remote response timeout), with the values of [`Connect::timing`]; an MRA of
+    /// the peer does not extend this.
     ///
     /// # Errors
-    /// Everything in [`Connect`] that is out of range; [`Error::QpBusy`], [`Error::Limit`].
+    /// An error for each value in [`Connect`] that is out of range; [`Error::QpBusy`] if the queue pair is in use, [`Error::Limit`] if
+    /// there are too many connections.
     #[doc(alias = "rdma_connect")]
     pub fn connect(&mut self, now: Instant, connect: &Connect) -> Result<ConnId, Error> {
         let Connect { timing, path, .. } = connect;
@@ -185,12 +186,12 @@ impl Machine {
         Ok(id)
     }
 
-    /// A communication id that no connection has.
+    /// A communication ID that no connection uses.
     pub(super) fn new_local_id(&mut self) -> u32 {
         self.random.id(&self.config.ids, |id| self.local_ids.contains_key(&id))
     }
 
-    /// A random sequence number.
+    /// A random PSN.
     pub(super) fn random_psn(&mut self) -> Psn {
         Psn::new(self.random.next() as u32)
     }
@@ -202,8 +203,8 @@ impl Machine {
         if self.qp_busy(qpn) { Err(Error::QpBusy(qpn)) } else { Ok(()) }
     }
 
-    /// The queue pair's parameters if a request is accepted like this. Changes nothing. Use it to post receives and bring the queue
-    /// pair to RTS before [`Machine::accept`]: data can arrive with the RTU, or before it.
+    /// Returns the parameters that our queue pair would get from [`Machine::accept`] with these arguments. Changes nothing. Use it to post
+    /// receive requests and bring the queue pair to RTS before `accept`: data can arrive with the RTU, or even before it.
     ///
     /// # Errors
     /// Those of [`Machine::accept`].
@@ -213,10 +214,10 @@ impl Machine {
         Ok(params)
     }
 
-    /// As [`Machine::plan_accept`], where the queue pair is not chosen yet: `accept.qpn` may be any number.
+    /// Same as [`Machine::plan_accept`], for a queue pair that is not chosen yet: `accept.qpn` is not checked.
     ///
     /// # Errors
-    /// Those of [`Machine::accept`] that are not about the queue pair.
+    /// Those of [`Machine::accept`], except those about the queue pair.
     pub fn plan_for_any_qp(&self, id: ConnId, accept: &Accept) -> Result<QpParams, Error> {
         let conn = self.conn(id)?;
         if conn.state != State::ReqRcvd {
@@ -237,12 +238,13 @@ impl Machine {
         })
     }
 
-    /// Sends a REP. Ends in [`Event::Established`], [`Event::Rejected`] or [`Event::Unreachable`]. The last comes after the times
-    /// of [`Accept`] or of the REQ, and no later than [`Limits::half_open_time`](super::Limits::half_open_time) after the REQ.
-    /// Returns what [`Machine::plan_accept`] does.
+    /// Sends a REP. The result comes as [`Event::Established`], [`Event::Rejected`] or [`Event::Unreachable`]. `Unreachable` comes once the
+    /// timeout and retries of [`Accept`] (or of the REQ) are used up, at the latest
+    /// [`Limits::half_open_time`](super::Limits::half_open_time) after the REQ. Returns the same parameters as [`Machine::plan_accept`].
     ///
     /// # Errors
-    /// Everything in [`Accept`] that is out of range; [`Error::QpBusy`], [`Error::State`], [`Error::NoConnection`].
+    /// An error for each value in [`Accept`] that is out of range; [`Error::QpBusy`] if the queue pair is in use, [`Error::State`],
+    /// [`Error::NoConnection`].
     #[doc(alias = "rdma_accept")]
     pub fn accept(&mut self, now: Instant, id: ConnId, accept: &Accept) -> Result<QpParams, Error> {
         let params = self.plan_accept(id, accept)?;
@@ -276,7 +278,7 @@ impl Machine {
         Ok(params)
     }
 
-    /// Refuses a request, which ends its id, or a response, whose queue pair then rests in TIMEWAIT.
+    /// Rejects a REQ or a REP. After a REQ this ends the ID; after a REP the connection enters TIMEWAIT.
     ///
     /// # Errors
     /// [`Error::PrivateData`], [`Error::Info`], [`Error::State`], [`Error::NoConnection`].
@@ -292,7 +294,7 @@ impl Machine {
         };
         let rej = conn.rej(message, reject.reason, &reject.info, &reject.private_data);
         self.send_once(id, &rej);
-        // A layer above may reject a request before the program sees it: counted by its reason.
+        // A layer above may have rejected the request before the program saw it. Count it by its reason.
         self.counters.count(match reject.reason {
             Reason::NO_RESOURCES => Counter::BacklogFull,
             Reason::INVALID_SERVICE_ID => Counter::NoListener,
@@ -308,8 +310,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Active side, after [`Event::ConnectResponse`]: the queue pair is in RTS. Sends the RTU; the connection is
-    /// established. Up to 224 bytes of private data.
+    /// Active side, after [`Event::ConnectResponse`] and once the queue pair is in RTS: sends the RTU, with up to 224 bytes of private
+    /// data. The connection is then established.
     ///
     /// # Errors
     /// [`Error::PrivateData`], [`Error::State`], [`Error::NoConnection`].
@@ -326,11 +328,11 @@ impl Machine {
         Ok(())
     }
 
-    /// Passive side: data arrived before the RTU (`IBV_EVENT_COMM_EST`). [`Event::Established`] follows; no error and no
-    /// event if the RTU came meanwhile.
+    /// Passive side: reports that data arrived before the RTU (`IBV_EVENT_COMM_EST`). [`Event::Established`] follows. If the RTU has
+    /// arrived meanwhile, this does nothing.
     ///
     /// # Errors
-    /// [`Error::State`] before accept and after the end, [`Error::NoConnection`].
+    /// [`Error::State`] if the connection is not accepted yet or has ended, [`Error::NoConnection`].
     #[doc(alias = "rdma_notify")]
     pub fn established(&mut self, now: Instant, id: ConnId) -> Result<(), Error> {
         match self.conn(id)?.state {
@@ -343,10 +345,10 @@ impl Machine {
         }
     }
 
-    /// Ends an established connection: sends a DREQ. Ends in [`Event::Disconnected`]. Up to 220 bytes of private data.
+    /// Ends an established connection: sends a DREQ, with up to 220 bytes of private data. The result comes as [`Event::Disconnected`].
     ///
     /// # Errors
-    /// [`Error::PrivateData`], [`Error::State`] in every other state, [`Error::NoConnection`].
+    /// [`Error::PrivateData`], [`Error::State`] if the connection is not established, [`Error::NoConnection`].
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&mut self, now: Instant, id: ConnId, private_data: &[u8]) -> Result<(), Error> {
         let conn = self.conn(id)?;
@@ -358,8 +360,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Gives a connection up in any state. A peer that knows of it is informed (by a REJ, or a DREQ with retries). No event of the
-    /// connection comes any more, except [`Event::TimeWaitExit`] if its queue pair has to rest.
+    /// Gives up a connection in any state. A peer that knows of the connection is informed by a REJ, or by a DREQ with retries. No event of
+    /// the connection follows, except [`Event::TimeWaitExit`] if it has to pass through TIMEWAIT.
     ///
     /// # Errors
     /// [`Error::NoConnection`].
@@ -398,7 +400,8 @@ impl Machine {
         Ok(())
     }
 
-    /// The peer has our REP, as its RTU, its data or its DREQ shows: the connection is established, and the REP is not repeated.
+    /// Establishes a connection on the passive side and stops the retransmission of the REP: an RTU, data or a DREQ showed that the peer
+    /// received it.
     pub(super) fn accepted(&mut self, now: Instant, id: ConnId, private_data: Vec<u8>) {
         self.establish(now, id);
         if let Some(conn) = self.conns.get_mut(&id) {

@@ -1,21 +1,21 @@
-//! Time codes of connection management. A code t is 4.096 µs · 2^t in the specification, and here, as in Linux, 2^(t - 8) ms.
+//! Time codes of connection management. A code t stands for 4.096 µs · 2^t in the specification; here, as in Linux, for 2^(t - 8) ms.
 
 use core::time::Duration;
 
-/// The time of a time code: 2^(t - 8) ms, at least 1 ms. Linux rounds 4.096 µs · 2^t in this way, and both ends of an exchange
-/// should have the same times.
+/// The duration of a time code: 2^(t - 8) ms, at least 1 ms; codes above 31 count as 31. Linux rounds 4.096 µs · 2^t in this way, and both
+/// ends of an exchange should use the same times.
 pub fn time(code: u8) -> Duration {
     Duration::from_millis(1 << code.clamp(8, 31).saturating_sub(8))
 }
 
-/// How long a request waits for its answer: there, back, and the peer's time to respond.
+/// How long to wait for the answer to a request: twice the packet lifetime plus the peer's response time. Both arguments are time codes.
 pub fn request_interval(packet_lifetime: u8, response: u8) -> Duration {
     2 * time(packet_lifetime) + time(response)
 }
 
-/// Time code of the ACK timeout of a path with this packet lifetime and this ACK delay at its end (IBA 12.7.34): the sum of
-/// twice the lifetime and the delay. It is rounded as in Linux: up to the next code where the smaller of the two is at least half
-/// of the larger one, and else down to the larger one's code.
+/// Time code of the local ACK timeout for a path (IBA 12.7.34): twice the packet lifetime plus the peer's ACK delay, all as time codes. The
+/// sum is rounded as in Linux: to one above the larger code if the smaller term is at least half of the larger one, otherwise to the larger
+/// code.
 pub fn ack_timeout(packet_lifetime: u8, ack_delay: u8) -> u8 {
     let there_and_back = packet_lifetime.saturating_add(1);
     let code = if there_and_back >= ack_delay {
@@ -40,7 +40,7 @@ mod tests {
         assert_eq!(request_interval(16, 20), Duration::from_millis(512 + 4096));
     }
 
-    // A code c is enough for codes a and b if 2^c >= 2^a + 2^b, or nearly: 17 is taken for 17 and 15, as in Linux.
+    // A code c covers codes a and b if 2^c >= 2^a + 2^b, or nearly so: as in Linux, 17 covers 17 and 15.
     #[test]
     fn ack_timeouts_hold_there_and_back_and_the_delay() {
         for (lifetime, delay, code) in

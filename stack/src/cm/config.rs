@@ -8,24 +8,24 @@ use crate::id::Mtu;
 /// Configuration of a [`Machine`](super::Machine).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Our node's identity, unique among nodes: with it peers tell duplicates from new connections. The EUI-64 of
-    /// the port's Ethernet address will do.
+    /// Our node GUID. Must be unique among nodes: peers use it to tell duplicates from new connections. The EUI-64 of the port's Ethernet
+    /// address will do.
     pub ca_guid: u64,
-    /// Seed of ids, sequence numbers and transaction ids. Random; equal seeds give equal runs.
+    /// Seed for random IDs, PSNs and transaction IDs. Should be random; equal seeds give equal runs.
     pub seed: u64,
-    /// Our communication and request ids are of these: where several machines have one address, by its id a peer's message is known to be
-    /// for one of them.
+    /// Range of our communication IDs and SIDR request IDs. Where several machines share an address, give each its own range: the ID in a
+    /// peer's message then tells which machine it is for.
     pub ids: RangeInclusive<u32>,
-    /// The largest path MTU of the port: a REQ with a larger one is rejected (reason 26).
+    /// Largest path MTU of the port. A REQ with a larger one is rejected (reason 26).
     pub mtu: Mtu,
     /// Time code of our ACK delay, `0 ..= 31` (`local_ca_ack_delay` of `struct ibv_device_attr`).
     pub ack_delay: u8,
-    /// Hop limit of MADs that answer, and of paths learnt from a REQ; 0 counts as 64.
+    /// Hop limit of MADs sent in answer, and of paths learnt from a REQ; 0 counts as 64.
     pub hop_limit: u8,
-    /// Time code of the MRA that answers the first repetition of a REQ or REP while the program decides; `None`: no MRA, as in
-    /// Linux today. Without an MRA a peer waits as long as its own program chose.
+    /// Service timeout (time code) of the MRA that answers the first retransmission of a REQ or REP while the program decides; `None`: no
+    /// MRA, as in Linux today. Without an MRA a peer waits as long as its own program chose.
     pub mra: Option<u8>,
-    /// Bounds of memory and time.
+    /// Bounds on memory and time.
     pub limits: Limits,
 }
 
@@ -44,40 +44,40 @@ impl Default for Config {
     }
 }
 
-/// Bounds of a machine: on entries that strangers could fill, and on times that they could stretch.
+/// Bounds of a machine: on the entries that remote hosts can create, and on the times that they can choose.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Connections in any state, those in TIMEWAIT too. One above that ends the oldest TIMEWAIT of the host with most of them;
-    /// where no other host has more, connect fails, and a REQ is rejected (reason 3).
+    /// Connections in any state, TIMEWAIT included. At the limit, a new connection ends the oldest TIMEWAIT of the host that has most of
+    /// them. If no other host has more than the new peer, connect fails and a REQ is rejected (reason 3).
     pub connections: usize,
-    /// Connections that a REQ began and that are not established. A REQ above that ends the oldest one of the host with most of
-    /// them; where no other host has more than its own, it is rejected (reason 3).
+    /// Connections that a REQ began and that are not established yet. At the limit, a new REQ ends the oldest of them that belongs to the
+    /// host with most. If no other host has more than the sender of the REQ, the REQ is rejected (reason 3).
     pub half_open: usize,
-    /// Established connections whose peer is being asked whether it still has them ([`Event::CheckPeer`](super::Event::CheckPeer)),
-    /// of one peer's address: a message that says that it has not ends none above that.
+    /// Connections of one peer address that are checked at a time ([`Event::CheckPeer`](super::Event::CheckPeer)). At the limit, a message
+    /// that indicates that the peer lost its connection has no effect on it.
     pub checks_of_peer: usize,
-    /// Of all peers.
+    /// Connections that are checked at a time, of all peers.
     pub checks: usize,
     /// Listeners.
     pub listeners: usize,
-    /// SIDR exchanges, in either direction. One above that ends the oldest answered one; where there is none, the oldest request
-    /// of the host with most of them that wait for the program.
+    /// SIDR exchanges, in either direction. At the limit, a new one ends the oldest answered one; if there is none, the oldest that waits
+    /// for the program and belongs to the host with most of those.
     pub sidr: usize,
-    /// Events that wait for [`poll_event`](super::Machine::poll_event); a REQ above that is rejected (reason 3),
-    /// a SIDR_REQ dropped.
+    /// Events that wait for [`poll_event`](super::Machine::poll_event). At the limit, a REQ is rejected (reason 3) and a SIDR_REQ is
+    /// dropped.
     pub events: usize,
-    /// MADs that wait for [`poll_send`](super::Machine::poll_send) and are sent once: so many of connections, and as many answers to
-    /// strangers. One above that is dropped, as if lost, at the cost of the host for which most wait. Others have room with
-    /// their connection.
+    /// MADs without retransmission that wait for [`poll_send`](super::Machine::poll_send): this many that belong to connections, and as
+    /// many others. At the limit one is dropped, as if lost, from the host that has most in the queue. MADs with retransmission are stored
+    /// with their connection and need no limit.
     pub sends: usize,
-    /// Requests that may wait for the answers of one host's connection management. Others are sent as these are answered.
+    /// Outstanding requests to the connection manager of one host. Further ones are sent as these are answered.
     pub under_way: usize,
-    /// After this time a request counts among `under_way` no more: its answer may be up to a program.
+    /// After this time a request no longer counts as outstanding in `under_way`: its answer may be up to a program.
     pub under_way_time: Duration,
-    /// How long a connection that a REQ began may take to be established, and its DREQ to be answered, whatever times the
-    /// REQ and MRAs name.
+    /// How long a connection that a REQ began may take to be established, and its DREQ to be answered, whatever timeouts the REQ and its
+    /// MRAs name.
     pub half_open_time: Duration,
-    /// The longest wait that one time code of a peer can cause, those of its MRAs included.
+    /// The longest wait that a single time code from a peer can cause, those in MRAs included.
     pub peer_time: Duration,
 }
 
@@ -100,16 +100,16 @@ impl Default for Limits {
     }
 }
 
-/// Times and retries of one exchange. The default is what Linux' `rdma_cm` uses.
+/// Timeouts and retries of one exchange. The default is that of `rdma_cm` in Linux.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Timing {
     /// Time code of the path's packet lifetime, `0 ..= 31`.
     pub packet_lifetime: u8,
-    /// Time code of how long the peer's connection manager may take to answer, `0 ..= 31`.
+    /// Time code: how long the peer's connection manager may take to answer, `0 ..= 31`.
     pub remote_response: u8,
-    /// Time code of how long we take to answer, `0 ..= 31`: the peer's interval between REPs.
+    /// Time code: how long we may take to answer, `0 ..= 31`. The peer retransmits its REP at this interval.
     pub local_response: u8,
-    /// How often a request is repeated, `0 ..= 15`.
+    /// How often a request is retransmitted, `0 ..= 15`.
     pub max_cm_retries: u8,
 }
 

@@ -1,8 +1,8 @@
-//! The outcomes of MADs and connections, by name.
+//! Counters of the outcomes of MADs and connections.
 
 macro_rules! counters {
     ($($(#[$meta:meta])* $variant:ident = $name:literal;)*) => {
-        /// The outcome of a MAD or a connection. No MAD disappears without one of these.
+        /// The outcome of a MAD or a connection. Every MAD that is dropped is counted under one of these.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
         #[repr(u8)]
         pub enum Counter { $($(#[$meta])* $variant,)* }
@@ -11,7 +11,7 @@ macro_rules! counters {
             /// Every counter, in index order.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// Its name in statistics.
+            /// The name of the counter in statistics.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
@@ -22,9 +22,9 @@ macro_rules! counters {
 counters! {
     /// MADs received.
     Received = "mad_received";
-    /// MADs returned to be sent.
+    /// MADs that [`poll_send`](super::Machine::poll_send) returned.
     Sent = "mad_sent";
-    /// MADs sent that repeat an earlier one.
+    /// MADs retransmitted.
     Retransmitted = "mad_retransmitted";
     /// Connections established.
     Established = "established";
@@ -34,60 +34,61 @@ counters! {
     RejectedByPeer = "rejected_by_peer";
     /// Connections and SIDR exchanges whose peer did not answer.
     Unreachable = "unreachable";
-    /// Connections and SIDR exchanges given up because our program did not decide on the peer's request or answer in time.
+    /// Connections and SIDR exchanges given up because our program did not act on the peer's request or answer in time.
     Undecided = "undecided";
     /// Established connections that ended.
     Disconnected = "disconnected";
     /// REQs rejected: no listener (reason 8).
     NoListener = "reject_no_listener";
-    /// REQs rejected: a header of rdma_cm that is malformed (reason 28).
+    /// REQs rejected: the IP header of `rdma_cm` is malformed (reason 28).
     BadIpHeader = "reject_bad_ip_header";
     /// REQs rejected: a transport service that is neither RC nor UC (reason 9).
     BadTransport = "reject_transport";
-    /// REQs rejected: an address that is not ours (reason 12), or a sender's address from which the REQ did not come (reason 5).
+    /// REQs rejected: the destination address is not ours (reason 12), or the REQ did not come from the source address that it names
+    /// (reason 5).
     BadGid = "reject_gid";
-    /// REQs rejected: a path MTU above that of our port or of our route to the peer, or none (reason 26).
+    /// REQs rejected: the path MTU is invalid, or above that of our port or of our route to the peer (reason 26).
     BadMtu = "reject_mtu";
-    /// REQs rejected: a partition that we are not in (reason 5).
+    /// REQs rejected: we are not in the partition (reason 5).
     BadPkey = "reject_pkey";
     /// REQs rejected: the listener's backlog is full (reason 3).
     BacklogFull = "reject_backlog_full";
     /// REQs rejected: a limit of the machine is reached (reason 3).
     NoResources = "reject_no_resources";
-    /// REQs and REPs rejected: the peer's ids or queue pair belong to a connection here (reason 10). An older one that was not
-    /// established yet ends with it; one that is established, if its peer does not answer.
+    /// REQs and REPs rejected: the peer's IDs or queue pair already belong to a connection here (reason 10). If that connection is not
+    /// established, it ends; if it is, it ends only if its peer does not answer a check.
     Stale = "reject_stale";
-    /// Established connections whose peer was asked whether it still has them, because of such a REQ or REP.
+    /// Established connections that were checked because of such a REQ or REP.
     PeersChecked = "peers_checked";
-    /// Of these, those whose peer answered: they stay.
+    /// Of these, those whose peer answered: the connection stays.
     PeersAnswered = "peers_answered";
-    /// Established connections whose peer was asked because nobody had for a while.
+    /// Established connections that were checked because the keep-alive interval was over.
     KeepAlives = "keep_alives";
-    /// Of these, those that ended because their peer answered nothing several times.
+    /// Of these, those that ended because their peer did not answer several checks in a row.
     PeersSilent = "peers_silent";
     /// Ignored: not 256 bytes.
     BadLength = "ignored_length";
-    /// Ignored: another base version than 1.
+    /// Ignored: the base version is not 1.
     BadBaseVersion = "ignored_base_version";
-    /// Ignored: another management class than communication management.
+    /// Ignored: the management class is not communication management.
     BadClass = "ignored_class";
-    /// Ignored: another class version than 2.
+    /// Ignored: the class version is not 2.
     BadClassVersion = "ignored_class_version";
-    /// Ignored: another method than Send.
+    /// Ignored: the method is not Send.
     BadMethod = "ignored_method";
-    /// Ignored: an attribute that is no message of connection management.
+    /// Ignored: the attribute is not a message of connection management.
     UnknownAttribute = "ignored_attribute";
     /// Ignored: LAP and APR; RoCE has no alternate paths.
     NoAlternatePaths = "ignored_alternate_path";
-    /// Ignored: a field that no correct peer sends (queue pair 0, a length beyond the message).
+    /// Ignored: a field has a value that no correct peer sends (such as queue pair 0, or a length beyond the message).
     BadField = "ignored_field";
-    /// Ignored: from an address that cannot be answered, or to one.
+    /// Ignored: the source or destination address is not that of a host.
     BadAddress = "ignored_address";
-    /// Ignored: ids of no connection here.
+    /// Ignored: no connection here has these IDs.
     UnknownId = "ignored_unknown_id";
-    /// Ignored: names a connection or a SIDR exchange, and comes from another address than its peer's.
+    /// Ignored: names a connection or SIDR exchange, but does not come from the address of its peer.
     NotThePeer = "ignored_not_the_peer";
-    /// Ignored: not the transaction that is under way.
+    /// Ignored: the transaction ID is not the current one.
     WrongTransaction = "ignored_transaction";
     /// Ignored: a DREQ for another queue pair.
     WrongQpn = "ignored_dreq_qpn";
@@ -103,19 +104,19 @@ counters! {
     DuplicateDreq = "duplicate_dreq";
     /// Duplicates of a SIDR_REQ.
     DuplicateSidr = "duplicate_sidr";
-    /// DREQs for no connection here, answered all the same.
+    /// DREQs for which there is no connection here. They are answered nevertheless.
     DreqMirrored = "dreq_mirrored";
-    /// Ignored SIDR_REQs: a limit of the machine is reached.
+    /// SIDR_REQs ignored: a limit of the machine is reached.
     SidrNoResources = "ignored_sidr_no_resources";
-    /// MADs not sent: the queue to the port was full, most of all with those to this host.
+    /// MADs dropped because a send queue was full.
     SendQueueFull = "send_queue_full";
-    /// Connections and SIDR exchanges that a peer began, given up for those of hosts with fewer of them.
+    /// Connections and SIDR exchanges begun by a peer that were given up to make room for a host with fewer of them.
     PushedOut = "pushed_out";
-    /// Connections whose queue pair rested for a shorter time than it should: the table of connections was full.
+    /// Connections whose TIMEWAIT was cut short because the table of connections was full.
     RestCut = "rest_cut_short";
 }
 
-/// A count for each name.
+/// The value of each [`Counter`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Counters([u64; Counter::ALL.len()]);
 
@@ -126,15 +127,15 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// One of them.
+    /// The value of one counter.
     pub const fn get(&self, counter: Counter) -> u64 {
         self.0[counter as usize]
     }
-    /// All of them, with their names.
+    /// All counters, as names and values.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         Counter::ALL.iter().map(|c| (c.name(), self.get(*c)))
     }
-    /// One more.
+    /// Adds one to a counter.
     pub(super) const fn count(&mut self, counter: Counter) {
         self.0[counter as usize] += 1;
     }

@@ -1,14 +1,13 @@
-//! Asking peers whether they still have a connection: where somebody says that they have not, before it ends; and where nobody has asked
-//! for a while.
+//! Checks whether peers still have their connections: when a message indicates that a peer lost one, and as keep-alive.
 //!
-//! A new REQ with the ids or the queue pair of an established connection, or a REP with its queue pair, comes from a peer that
-//! restarted (IBA 12.9.8.3.1), or from anybody who can send from the peer's address: over UDP, any user of the peer's host. So
-//! the message is refused as stale in any case, and the connection ends only if the peer's queue pair does not answer. Who asks is
-//! the caller of the machine, as [`Event::CheckPeer`] says; [`Machine::peer_checked`] takes the answer. A connection is asked once at
-//! a time; more than [`Limits`](super::Limits) allow at once, for a peer's address or in all, are not asked, and stay.
+//! A new REQ with the IDs or the queue pair of an established connection, or a REP with its queue pair, comes from a peer that restarted
+//! (IBA 12.9.8.3.1), or from anybody who can forge the peer's address: over UDP, any user of the peer's host. So the message is always
+//! rejected as stale, and the connection ends only if the peer's queue pair does not answer a check. The caller of the machine carries out
+//! the check, see [`Event::CheckPeer`], and reports the result to [`Machine::peer_checked`]. Only one check of a connection runs at a time.
+//! Above the [`Limits`](super::Limits) for one peer address and for all peers, no further checks are made and the connections stay.
 //!
-//! A peer that goes without a word (a crash, a cut cable) is noticed by keep-alive. One that is stopped for a while answers nothing
-//! either: so it is asked several times before its connection ends.
+//! Keep-alive notices a peer that disappears without a DREQ (a crash, a cut cable). A peer process that is merely stopped for a while does
+//! not answer either, so several checks in a row must fail before the connection ends.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +18,13 @@ use super::machine::Machine;
 use crate::id::{Gid, Qpn};
 use crate::time::Instant;
 
-/// How often a peer may answer nothing to a keep-alive; after the first time it is asked again sooner, by this factor.
+/// How many keep-alive checks in a row must fail before a connection ends. After a failed check, the interval is shorter by `SOONER`.
 const SILENCES: u8 = 3;
 const SOONER: u32 = 3;
-/// Where too many are being asked, one waits for so much of its time.
+/// When too many checks are running, a keep-alive check is tried again after its interval divided by this.
 const NO_ROOM: u32 = 100;
 
-/// How many connections are being asked, by the peer's address and in all.
+/// How many checks are running, by peer address and in all.
 #[derive(Default)]
 pub(super) struct Questions {
     by_peer: BTreeMap<Gid, usize>,
@@ -33,7 +32,7 @@ pub(super) struct Questions {
 }
 
 impl Questions {
-    /// One more, unless as many are there already.
+    /// Counts one more check, unless a limit is reached. Returns whether it counted.
     fn begin(&mut self, peer: Gid, most_of_peer: usize, most: usize) -> bool {
         let of_peer = self.by_peer.get(&peer).copied().unwrap_or_default();
         if of_peer >= most_of_peer || self.all >= most {
@@ -43,7 +42,7 @@ impl Questions {
         self.all += 1;
         true
     }
-    /// One less.
+    /// Counts one check less.
     pub fn end(&mut self, peer: &Gid) {
         self.all -= 1;
         if let Some(n) = self.by_peer.get_mut(peer) {
@@ -56,7 +55,7 @@ impl Questions {
 }
 
 impl Machine {
-    /// A message says that the peer no longer has this connection.
+    /// Handles a message that indicates that the peer no longer has this connection.
     pub(super) fn doubt(&mut self, now: Instant, id: ConnId) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         if conn.state != State::Established {
@@ -68,7 +67,7 @@ impl Machine {
         }
     }
 
-    /// Has the peer asked, unless too many are; returns whether it is.
+    /// Begins a check of the peer, unless too many are running. Returns whether it began.
     fn ask(&mut self, id: ConnId, why: Asked) -> bool {
         let Some(conn) = self.conns.get_mut(&id) else { return false };
         let (limits, peer) = (&self.config.limits, conn.mad_path.dgid);
@@ -85,14 +84,14 @@ impl Machine {
         true
     }
 
-    /// The connection is established: its peer is asked after a while.
+    /// Sets the timer for the next keep-alive check of an established connection.
     pub(super) fn ask_later(&mut self, now: Instant, id: ConnId) {
         let Some(conn) = self.conns.get(&id) else { return };
         let wait = conn.keep_alive.map(|time| if conn.silences == 0 { time } else { time / SOONER });
         self.arm(id, wait.map_or(Instant::FAR, |wait| now.after(wait)));
     }
 
-    /// Nobody has asked the peer for a while.
+    /// Begins a keep-alive check: the timer of [`ask_later`](Self::ask_later) expired.
     pub(super) fn keep_alive(&mut self, now: Instant, id: ConnId) {
         self.ask_later(now, id);
         let Some(conn) = self.conns.get(&id).filter(|conn| conn.asked.is_none()) else { return };
@@ -103,10 +102,10 @@ impl Machine {
         }
     }
 
-    /// What came of [`Event::CheckPeer`]: the peer's queue pair answered, so that the connection stays, or it did not. Then one that
-    /// somebody said is gone ends as [`Disconnect::Stale`], also if the peer could not be asked; one whose peer was asked because
-    /// nobody had for a while ends as [`Disconnect::TimedOut`] when the peer has answered nothing several times. Does nothing for a
-    /// connection that has ended meanwhile.
+    /// Takes the result of an [`Event::CheckPeer`]. If the peer's queue pair answered, the connection stays. If it did not, a connection
+    /// that was checked because of a message ends as [`Disconnect::Stale`], also if the peer could not be asked; one that was checked for
+    /// keep-alive ends as [`Disconnect::TimedOut`] after several failed checks in a row. Does nothing for a connection that has ended
+    /// meanwhile.
     pub fn peer_checked(&mut self, now: Instant, id: ConnId, answer: PeerAnswer) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let Some(why) = conn.asked.take() else { return };
@@ -119,8 +118,8 @@ impl Machine {
             (Asked::ToKeepAlive, _) => self.ask_later(now, id),
         }
     }
-    /// The peer has answered nothing so many times in a row. At last the connection is over; in case only the way here is broken, the peer
-    /// is told.
+    /// Handles a keep-alive check that failed; `silences` have failed in a row. After the last one the connection ends. The peer is sent a
+    /// DREQ nevertheless, because possibly only the path from it to us is broken.
     fn silent(&mut self, now: Instant, id: ConnId, silences: u8) {
         if silences >= SILENCES {
             self.counters.count(Counter::PeersSilent);
@@ -134,8 +133,8 @@ impl Machine {
         self.ask_later(now, id);
     }
 
-    /// Whether our queue pair `qpn` is in an established connection with this queue pair of that peer. For worlds without queue pairs,
-    /// as simulations are: what the queue pair itself would answer to [`Event::CheckPeer`].
+    /// Whether our queue pair `qpn` has an established connection to queue pair `remote` of `peer`. For simulations without queue pairs:
+    /// this is what the queue pair would answer to [`Event::CheckPeer`].
     pub fn is_connected(&self, qpn: Qpn, peer: &Gid, remote: Qpn) -> bool {
         let conn = self.local_qpns.get(&qpn).and_then(|id| self.conns.get(id));
         conn.is_some_and(|conn| {

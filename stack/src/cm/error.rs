@@ -1,40 +1,40 @@
-//! Mistakes of a caller.
+//! Errors of the machine's calls.
 
 use crate::id::{Mtu, Qpn};
 
 use super::event::{ConnId, ListenId, SidrId};
 use super::service::ServiceId;
 
-/// Why an operation was refused. It changed nothing.
+/// Why a call was refused. A refused call changes nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
-    /// The connection is not there, or came to its end.
+    /// There is no such connection, or it has ended.
     #[error("{0:?} is no connection (any more)")]
     NoConnection(ConnId),
-    /// The listener is not there (any more).
+    /// There is no such listener, or it is closed.
     #[error("{0:?} is no listener (any more)")]
     NoListener(ListenId),
-    /// The SIDR exchange is not there, or came to its end.
+    /// There is no such SIDR exchange, or it has ended.
     #[error("{0:?} is no SIDR exchange (any more)")]
     NoSidr(SidrId),
-    /// The operation does not fit the connection's state.
+    /// The call is not possible in the state of the connection.
     #[error("{operation} is not possible in state {state}")]
     State {
-        /// What was called.
+        /// Name of the call.
         operation: &'static str,
-        /// The state's name.
+        /// Name of the state.
         state: &'static str,
     },
-    /// There is a listener already.
+    /// There is already a listener for this service ID and address.
     #[error("service id {0:?} has a listener on this address already")]
     InUse(ServiceId),
-    /// The queue pair is in another connection.
+    /// The queue pair belongs to another connection, which may be in TIMEWAIT.
     #[error("queue pair {0:?} is in another connection, or rests in TIMEWAIT: use another one")]
     QpBusy(Qpn),
-    /// No queue pair has this number.
+    /// A queue pair with this number cannot be connected.
     #[error("{0:?} is not the number of a queue pair that can be connected: 2 to 0xfffffe")]
     Qpn(Qpn),
-    /// More private data than fits.
+    /// Too much private data.
     #[error("{given} bytes of private data, up to {max} fit here")]
     PrivateData {
         /// Bytes given.
@@ -42,31 +42,31 @@ pub enum Error {
         /// Bytes that fit.
         max: usize,
     },
-    /// More additional information than fits.
+    /// More than 72 bytes of additional information.
     #[error("{0} bytes of additional information, up to 72 fit")]
     Info(usize),
-    /// A value out of its range.
+    /// A value is out of range.
     #[error("{name} {given}, allowed are 0 to {max}")]
     Range {
-        /// The value's name.
+        /// Name of the value.
         name: &'static str,
-        /// What was given.
+        /// The value given.
         given: u32,
-        /// The largest allowed.
+        /// Largest allowed value.
         max: u32,
     },
-    /// A larger path MTU than the port's.
+    /// The path MTU is larger than that of the port.
     #[error("path MTU {} is larger than the port's {}", .given.bytes(), .port.bytes())]
     Mtu {
-        /// What was given.
+        /// The value given.
         given: Mtu,
-        /// What the port has.
+        /// Path MTU of the port.
         port: Mtu,
     },
-    /// An address of the path is zero or a group address.
+    /// An address of the path is zero or a multicast address.
     #[error("the path needs the address of a host at both ends")]
     Address,
-    /// The service id is one of `rdma_cm` and there is no header for it, or there is one for another service id.
+    /// The service ID is one of `rdma_cm` and the IP header is missing, or it is not and there is one.
     #[error("service id {0:?}: those of rdma_cm, and no others, have an IP header")]
     IpHeader(ServiceId),
     /// A limit of the machine ([`Limits`](super::Limits)) is reached.

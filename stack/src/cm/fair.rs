@@ -1,14 +1,15 @@
-//! A bounded queue that several hosts share: they take turns, and a host that fills it loses its own.
+//! A bounded queue shared by several hosts. Items are taken from the hosts in turn. When the queue is full, an item of the host with most
+//! items is dropped.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::id::Gid;
 
-/// Items by host, each host's in order.
+/// The items of each host, in order.
 #[derive(Debug)]
 pub struct Fair<T> {
     of: BTreeMap<Gid, Own<T>>,
-    /// Hosts with items, by their turns.
+    /// Hosts with items, in the order in which their turns come.
     turns: BTreeMap<u64, Gid>,
     /// How many items each host has.
     sizes: BTreeSet<(usize, Gid)>,
@@ -16,7 +17,7 @@ pub struct Fair<T> {
     next_turn: u64,
 }
 
-/// Items of one host; there is at least one.
+/// The items of one host; at least one.
 #[derive(Debug)]
 struct Own<T> {
     items: VecDeque<T>,
@@ -31,17 +32,17 @@ impl<T> Default for Fair<T> {
 }
 
 impl<T> Fair<T> {
-    /// Items of all hosts.
+    /// How many items the queue has.
     pub const fn len(&self) -> usize {
         self.len
     }
-    /// Whether there is no item.
+    /// Whether the queue is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Appends an item of a host. If there are `max` items, one has no room, and is returned: the last one of the host with most
-    /// items, or `item` itself where that host has no more than this one.
+    /// Appends an item of a host. If the queue has `max` items already, one is dropped and returned: the last item of the host with most
+    /// items, or `item` itself if no other host has more items than this one.
     pub fn push(&mut self, max: usize, host: Gid, item: T) -> Option<T> {
         let mut out = None;
         if self.len >= max {
@@ -61,7 +62,7 @@ impl<T> Fair<T> {
         out
     }
 
-    /// The oldest item of the host whose turn it is.
+    /// Takes the oldest item of the host whose turn it is; `None` if the queue is empty.
     pub fn pop(&mut self) -> Option<T> {
         let (_, host) = self.turns.first_key_value()?;
         let host = *host;

@@ -1,17 +1,17 @@
-//! Fields of a message: a place, and a type.
+//! Reading and writing the fields of a message. A field has a position and a width in bits, and a type.
 
 use crate::id::{Gid, Psn, Qpn};
 
 use super::reason::{Reason, SidrStatus};
 use super::service::ServiceId;
 
-/// `width` bits from bit `bit` of byte `byte`, counted from the top.
+/// Reads `width` bits, from bit `bit` of byte `byte` on. Bit 0 is the most significant one.
 fn get(b: &[u8], byte: usize, bit: usize, width: usize) -> u128 {
     let first = byte * 8 + bit;
     (first..first + width).fold(0, |v, i| v << 1 | u128::from(b[i / 8] >> (7 - i % 8) & 1))
 }
 
-/// Writes what [`get`] reads; the rest of `v` is cut off.
+/// Writes the low `width` bits of `v` where [`get`] reads them.
 fn set(b: &mut [u8], byte: usize, bit: usize, width: usize, v: u128) {
     let first = byte * 8 + bit;
     for i in first..first + width {
@@ -20,11 +20,11 @@ fn set(b: &mut [u8], byte: usize, bit: usize, width: usize, v: u128) {
     }
 }
 
-/// A type of field.
+/// The type of a field.
 pub(super) trait Field: Sized {
-    /// Reads it.
+    /// Reads the field.
     fn read(b: &[u8], byte: usize, bit: usize, width: usize) -> Self;
-    /// Writes it.
+    /// Writes the field.
     fn write(&self, b: &mut [u8], byte: usize, bit: usize, width: usize);
 }
 

@@ -1,8 +1,8 @@
-//! The end of a process: its connections end with it, and their peers are told. And that of a peer's, where the caller knows of it
+//! Ending all connections when our process ends, and the connection of a peer process that has ended, if the caller knows of it
 //! ([`Machine::peer_ended`]).
 //!
-//! Nothing but the peer's connection management has to answer a DREQ, and it does so at once: so a process that ends repeats its
-//! DREQs after a short time, then less and less often, as often as connection management repeats anything.
+//! A DREQ is answered by the peer's connection manager alone, without its program, and therefore at once. So a process that ends
+//! retransmits its DREQs first after a short time, then at growing intervals, up to the largest number of retries of connection management.
 
 use core::time::Duration;
 
@@ -12,15 +12,16 @@ use super::machine::{Machine, REJ_OTHER, Timed};
 use crate::id::Qpn;
 use crate::time::Instant;
 
-/// Between the first two DREQs.
+/// Interval between the first two transmissions of a DREQ.
 const FIRST: Duration = Duration::from_millis(20);
-/// Between two DREQs, at most.
+/// Longest interval between two transmissions of a DREQ.
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
-/// How often a DREQ is repeated: the most that a REQ can name.
+/// How often a DREQ is retransmitted: the largest number that fits into a REQ.
 const RETRIES: u8 = 15;
 
 impl Machine {
-    /// For a process that ends: disconnects what is established or may be so at the peer, and [hurries](Self::hurry).
+    /// To call when the process ends: disconnects every connection that is established, here or possibly only at the peer, and calls
+    /// [`hurry`](Self::hurry).
     pub fn leave(&mut self, now: Instant) {
         let ends = |conn: &Conn| matches!(conn.state, State::Established | State::RepSent);
         let ending: Vec<ConnId> =
@@ -35,8 +36,8 @@ impl Machine {
         self.hurry(now);
     }
 
-    /// Sends DREQs that are not answered again, more often than their programs chose: [`Machine::dreqs`] is 0 when every peer has
-    /// answered, or was silent for about eleven seconds.
+    /// Shortens the retransmission intervals of all DREQs that are not answered yet. [`Machine::dreqs`] becomes 0 when every peer has
+    /// answered or about eleven seconds have passed.
     pub fn hurry(&mut self, now: Instant) {
         let slow = |id: &&ConnId| self.conns.get(id).is_some_and(|conn| !conn.hurries);
         let slow: Vec<ConnId> = self.dreqs.iter().filter(slow).copied().collect();
@@ -49,8 +50,9 @@ impl Machine {
         }
     }
 
-    /// The process at the other end of a queue pair's connection has ended, and tells nobody: the connection is over as if it had, and
-    /// one that was about to be established comes to nothing. Does nothing where the queue pair has no connection.
+    /// Ends the connection of a queue pair whose peer process has ended without a DREQ. An established connection ends as
+    /// [`Disconnect::PeerEnded`]; one that is being established, as [`Event::Unreachable`](super::Event::Unreachable). Does nothing if the
+    /// queue pair has no connection.
     pub fn peer_ended(&mut self, now: Instant, qpn: Qpn) {
         let Some(id) = self.local_qpns.get(&qpn).copied() else { return };
         match self.conns[&id].state {
@@ -64,20 +66,21 @@ impl Machine {
         }
     }
 
-    /// The DREQ of an established connection, for a process that may get to send one and nothing more. Nothing changes here.
+    /// Returns a DREQ for an established connection, without changing its state; `None` if it is not established. For a process that may
+    /// have no time for more than sending it.
     pub fn farewell(&mut self, id: ConnId) -> Option<Send> {
         let tid = self.random.next();
         let conn = self.conns.get(&id).filter(|conn| conn.state == State::Established)?;
         Some(Send { mad: conn.dreq(tid, &[]).encode(), path: conn.mad_path })
     }
 
-    /// DREQs that were sent and are not answered.
+    /// How many DREQs are not answered yet.
     pub fn dreqs(&self) -> usize {
         self.dreqs.len()
     }
 }
 
-/// How long a DREQ of a process that ends waits for its answer, with all its repetitions.
+/// How long a DREQ of a process that ends waits for its answer, over all retransmissions.
 fn longest_wait() -> Duration {
     let intervals = (0..=u32::from(RETRIES)).map(|n| (FIRST * (1 << n)).min(LONGEST));
     intervals.sum()

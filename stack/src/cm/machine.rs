@@ -1,4 +1,4 @@
-//! The machine: all state of a device, its queues and its timers.
+//! The machine: the connections of a device, its timers and its queues of events.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -23,30 +23,30 @@ use super::sidr::Sidrs;
 use crate::id::{Gid, Mtu, Qpn};
 use crate::time::Instant;
 
-/// Timers served by one call of [`Machine::poll_timers`], and hosts for which requests waited.
+/// How many timers one call of [`Machine::poll_timers`] serves at most, and how many hosts with waiting requests.
 const TIMER_BUDGET: usize = 256;
 
-/// The message that a REJ is about.
+/// Which message a REJ rejects.
 pub(super) const REJ_REQ: u8 = 0;
 pub(super) const REJ_REP: u8 = 1;
 pub(super) const REJ_OTHER: u8 = 2;
 
-/// A peer's identity: the address from which its MADs come, and the GUID that it claims. A host that claims the GUID of another
-/// host reaches only connections of its own address, and never those of the other host.
+/// A peer's identity: the source address of its MADs and the node GUID that it claims. A host that claims the GUID of another host can
+/// reach only connections of its own address, never those of the other host.
 pub(super) type Peer = (Gid, u64);
 
-/// The owner of a timer.
+/// What a timer belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Timed {
     Conn(ConnId),
     Sidr(SidrId),
 }
 
-/// A wait or timer that counts from the beginning of a call. It should count from when the call's MADs were sent and its events
-/// were handled: see [`Machine::left_by`].
+/// A deadline or timer that was set during a call, and counts from its `now`. The MADs of the call may leave later, and
+/// [`Machine::left_by`] then postpones it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Begun {
-    /// The whole wait for an answer; first, as it bounds the timer.
+    /// The deadline for an answer over all retransmissions. Comes first in the order, since it bounds the timer.
     Wait(ConnId),
     Timer(Timed),
 }
@@ -57,36 +57,36 @@ pub struct Machine {
     pub(super) gids: Vec<Gid>,
     pub(super) random: Random,
     pub(super) counters: Counters,
-    /// Ids given out, of every kind.
+    /// How many IDs were given out, of every kind.
     pub(super) ids: u64,
     pub(super) listeners: Listeners,
     pub(super) conns: BTreeMap<ConnId, Conn>,
-    /// By our comm id.
+    /// Connections by our communication ID.
     pub(super) local_ids: BTreeMap<u32, ConnId>,
-    /// By the peer and its comm id: those that a REQ began.
+    /// Connections that a REQ began, by peer and the peer's communication ID.
     pub(super) remote_ids: BTreeMap<(Peer, u32), ConnId>,
-    /// By the peer and its queue pair.
+    /// Connections by peer and the peer's queue pair.
     pub(super) remote_qpns: BTreeMap<(Peer, Qpn), ConnId>,
-    /// By our queue pair.
+    /// Connections by our queue pair.
     pub(super) local_qpns: BTreeMap<Qpn, ConnId>,
-    /// Connections in a state with [`State::half_open`], by peer.
+    /// Connections in a state where [`State::half_open`] is true, by peer.
     pub(super) half_open: Shares<ConnId>,
-    /// Connections whose DREQ is not answered.
+    /// Connections whose DREQ is not answered yet.
     pub(super) dreqs: BTreeSet<ConnId>,
     /// Connections in TIMEWAIT, by peer.
     pub(super) resting: Shares<ConnId>,
     pub(super) questions: Questions,
     pub(super) sidrs: Sidrs,
     pub(super) timers: BTreeSet<(Instant, Timed)>,
-    /// Waits and timers that began since [`Machine::left_by`].
+    /// Deadlines and timers that were set since the last [`Machine::left_by`].
     begun: Vec<Begun>,
     pub(super) sends: Sends,
     events: VecDeque<Event>,
 }
 
-/// Input, output, time.
+/// Input, output and timers.
 impl Machine {
-    /// A machine without listeners and connections.
+    /// A machine without listeners or connections.
     pub fn new(config: Config) -> Self {
         Self {
             random: Random::new(config.seed),
@@ -112,53 +112,53 @@ impl Machine {
         }
     }
 
-    /// Sets our addresses: a REQ must name one of them, or the one it came to. Call this at the start and at each change.
+    /// Sets our addresses: a REQ must name one of them, or the address at which it arrived. Call this at the start and after each change.
     pub fn set_gids(&mut self, gids: &[Gid]) {
         self.gids = gids.to_vec();
     }
 
-    /// Sets the largest path MTU of the port, where it has changed since [`Config::mtu`].
+    /// Sets the largest path MTU of the port, if it changed since [`Config::mtu`] was set.
     pub fn set_mtu(&mut self, mtu: Mtu) {
         self.config.mtu = mtu;
     }
 
-    /// Counts of everything.
+    /// The counters of the machine.
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// How the machine is configured.
+    /// The configuration of the machine.
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Connections in any state, those in TIMEWAIT too.
+    /// How many connections there are in any state, TIMEWAIT included.
     pub fn connections(&self) -> usize {
         self.conns.len()
     }
 
-    /// Connections that a REQ began and that are not established.
+    /// How many connections a REQ began that are not established yet.
     pub const fn half_open(&self) -> usize {
         self.half_open.len()
     }
 
-    /// SIDR exchanges, including those whose answer is kept for a repeated request.
+    /// How many SIDR exchanges there are, including those whose answer is kept for a retransmitted request.
     pub fn sidr_exchanges(&self) -> usize {
         self.sidrs.len()
     }
 
-    /// Whether a queue pair is in a connection, or rests in TIMEWAIT after one: its number must not be used again yet.
+    /// Whether a queue pair belongs to a connection, or is in TIMEWAIT after one: its number must not be used for another one yet.
     pub fn qp_busy(&self, qpn: Qpn) -> bool {
         self.local_qpns.contains_key(&qpn)
     }
 
-    /// When to call [`Machine::poll_timers`] next.
+    /// When to call [`Machine::poll_timers`] next; `None` if no timer runs.
     pub fn next_timer(&self) -> Option<Instant> {
         let timer = self.timers.first().map(|(at, _)| *at);
         timer.into_iter().chain(self.sends.pace.next()).min()
     }
 
-    /// Does the work that is due at `now`, a bounded part of it: [`Machine::next_timer`] shows whether more is.
+    /// Serves a bounded number of the timers that have expired by `now`. Afterwards [`Machine::next_timer`] shows whether more have.
     pub fn poll_timers(&mut self, now: Instant) {
         for _ in 0..TIMER_BUDGET {
             match self.timers.first() {
@@ -175,8 +175,9 @@ impl Machine {
         }
     }
 
-    /// For callers that can be preempted: the calls since the last `left_by` were given `now`, but their events were handled and
-    /// their MADs sent only at `by`. Waits and timers that those calls began then count from `by`, so that none is too short.
+    /// For callers that can be preempted: says that the calls since the last `left_by` were given `now`, but that their events were handled
+    /// and their MADs sent only at `by`. Deadlines and timers that those calls set are postponed by the difference, so that none is too
+    /// short.
     pub fn left_by(&mut self, now: Instant, by: Instant) {
         let late = by.nanos_since(now);
         let mut begun = core::mem::take(&mut self.begun);
@@ -185,7 +186,7 @@ impl Machine {
         for begun in begun.drain(..).filter(|_| late > 0) {
             match begun {
                 Begun::Wait(id) => {
-                    // A wait that a stranger began is not extended.
+                    // A deadline that a peer's REQ set is not postponed.
                     if let Some(conn) = self.conns.get_mut(&id).filter(|conn| !conn.state.half_open()) {
                         conn.deadline = conn.deadline.after_nanos(late);
                     }
@@ -201,50 +202,50 @@ impl Machine {
         self.begun.clear();
     }
 
-    /// The next event.
+    /// Takes the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 }
 
-/// Shared by the parts.
+/// Used by the other files of this module.
 impl Machine {
     pub(super) fn new_id(&mut self) -> u64 {
         self.ids += 1;
         self.ids
     }
 
-    /// Whether there is room for an event that a stranger causes.
+    /// Whether there is no room for an event caused by a request of a remote host.
     pub(super) fn events_full(&self) -> bool {
         self.events.len() >= self.config.limits.events
     }
 
-    /// An event that belongs to no connection.
+    /// Queues an event, even if the program destroyed its connection.
     pub(super) fn push_event(&mut self, event: Event) {
         self.events.push_back(event);
     }
 
-    /// An event of a connection, unless the program gave it up.
+    /// Queues an event of a connection, unless the program destroyed the connection.
     pub(super) fn event(&mut self, id: ConnId, event: Event) {
         if self.conns.get(&id).is_some_and(|c| !c.gone) {
             self.events.push_back(event);
         }
     }
 
-    /// Remembers a wait or timer that begins, for `left_by`; a bounded number, as a caller need not call that.
+    /// Remembers a deadline or timer for `left_by`. The number is bounded, because a caller need not call `left_by`.
     pub(super) fn began(&mut self, begun: Begun) {
         if self.begun.len() < self.config.limits.sends {
             self.begun.push(begun);
         }
     }
 
-    /// How long our request waits for its answer, on a connection that a peer's REQ began: by the intervals and repetitions of the
-    /// REQ or `Accept`, within the limit.
+    /// How long our request waits for its answer over all retransmissions, on a connection that a peer's REQ began. At most the configured
+    /// limit.
     pub(super) fn max_wait(&self, interval: Duration, retries: u8) -> Duration {
         (interval * (u32::from(retries) + 1)).min(self.config.limits.half_open_time)
     }
 
-    /// Sets a connection's timer.
+    /// Sets a connection's timer to `at`, or to its deadline if that is earlier. [`Instant::FAR`] stops the timer.
     pub(super) fn arm(&mut self, id: ConnId, at: Instant) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let at = if conn.state.has_deadline() { at.min(conn.deadline) } else { at };
@@ -260,7 +261,7 @@ impl Machine {
         self.conns.get(&id).filter(|c| !c.gone).ok_or(Error::NoConnection(id))
     }
 
-    /// A new connection.
+    /// Adds a connection.
     pub(super) fn insert(&mut self, conn: Conn) -> ConnId {
         let id = ConnId(self.new_id());
         self.local_ids.insert(conn.local_id, id);
@@ -274,13 +275,13 @@ impl Machine {
         id
     }
 
-    /// Moves a connection on.
+    /// Changes the state of a connection and updates the indexes.
     pub(super) fn enter(&mut self, now: Instant, id: ConnId, state: State) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let was = core::mem::replace(&mut conn.state, state);
         let host = conn.mad_path.dgid;
         if conn.asked.take().is_some() {
-            self.questions.end(&host); // it was established, and is over
+            self.questions.end(&host); // it was established until now
         }
         if let Some(listener) = conn.listener.take_if(|_| state != State::ReqRcvd) {
             self.listeners.decided(listener, host, id);
@@ -299,7 +300,7 @@ impl Machine {
         self.answered(now, Timed::Conn(id));
     }
 
-    /// Ends a connection whose queue pair need not rest.
+    /// Removes a connection. Its queue pair can be reused at once.
     pub(super) fn remove(&mut self, now: Instant, id: ConnId) {
         let Some(conn) = self.conns.remove(&id) else { return };
         let host = conn.mad_path.dgid;
@@ -320,7 +321,7 @@ impl Machine {
         self.answered(now, Timed::Conn(id));
     }
 
-    /// Ends a connection whose packets may be under way: its ids and its queue pair rest until they have died out.
+    /// Moves a connection into TIMEWAIT: its IDs and its queue pair are not reused until its last packets have left the network.
     pub(super) fn time_wait(&mut self, now: Instant, id: ConnId) {
         self.enter(now, id, State::TimeWait);
         let Some(conn) = self.conns.get_mut(&id) else { return };
@@ -329,33 +330,34 @@ impl Machine {
         self.arm(id, now.after(rest));
     }
 
-    /// An established connection is over.
+    /// Ends an established connection: reports it and enters TIMEWAIT.
     pub(super) fn disconnected(&mut self, now: Instant, id: ConnId, how: Disconnect, private_data: Vec<u8>) {
         self.counters.count(Counter::Disconnected);
         self.event(id, Event::Disconnected { id, how, private_data });
         self.time_wait(now, id);
     }
 
-    /// A connection is established.
+    /// Makes a connection established.
     pub(super) fn establish(&mut self, now: Instant, id: ConnId) {
         self.counters.count(Counter::Established);
         self.enter(now, id, State::Established);
         self.ask_later(now, id);
     }
 
-    /// The peer does not answer, or the program does not decide. Sends a REJ all the same, in case only the way here is broken.
+    /// Gives up a connection, because the peer does not answer or the program does not decide. Sends a REJ nevertheless: possibly only the
+    /// path from the peer to us is broken.
     pub(super) fn unreachable(&mut self, now: Instant, id: ConnId, message: u8, timewait: bool) {
         let guid = self.config.ca_guid.to_be_bytes();
         let rej = self.conns[&id].rej(message, Reason::TIMEOUT, &guid, &[]);
         self.send_once(id, &rej);
-        // A REJ of the peer's REQ or REP: the peer waited for our program.
+        // The REJ rejects the peer's REQ or REP: it was our program that did not decide.
         let ours = matches!(message, REJ_REQ | REJ_REP);
         self.counters.count(if ours { Counter::Undecided } else { Counter::Unreachable });
         self.event(id, Event::Unreachable { id, timewait });
         if timewait { self.time_wait(now, id) } else { self.remove(now, id) }
     }
 
-    /// Sends a DREQ, and repeats it.
+    /// Sends a DREQ, with retransmissions.
     pub(super) fn send_dreq(&mut self, now: Instant, id: ConnId, ending: Disconnect, private_data: &[u8]) {
         let tid = self.random.next();
         self.enter(now, id, State::DreqSent);
@@ -366,7 +368,7 @@ impl Machine {
         self.send_request(now, id, &mad);
     }
 
-    /// A connection's timer fired.
+    /// Handles the expiry of a connection's timer.
     fn conn_timer(&mut self, now: Instant, id: ConnId) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let repeats = matches!(conn.state, State::ReqSent | State::RepSent | State::DreqSent);
@@ -392,7 +394,7 @@ impl Machine {
         }
     }
 
-    /// The rest of a connection is over.
+    /// Ends TIMEWAIT.
     fn rested(&mut self, now: Instant, id: ConnId) {
         let qpn = self.conns[&id].params.qpn;
         self.remove(now, id);
@@ -402,19 +404,19 @@ impl Machine {
     /// Makes room for one more connection in any state.
     ///
     /// # Errors
-    /// [`Full`].
+    /// [`Full`] if there is no such connection.
     pub(super) fn make_room(&mut self, now: Instant, host: Gid) -> Result<(), Full> {
         if self.conns.len() < self.config.limits.connections {
             return Ok(());
         }
-        // What rests is over: the oldest of the host with most of it rests less.
+        // Only connections in TIMEWAIT can go: the oldest of the host with most of them.
         let oldest = self.resting.room(0, host)?.ok_or(Full)?;
         self.counters.count(Counter::RestCut);
         self.rested(now, oldest);
         Ok(())
     }
 
-    /// Gives up a connection that another host's has to have room for: as if its time were over.
+    /// Gives up a connection to make room for one of another host, as if its time were over.
     pub(super) fn push_out(&mut self, now: Instant, id: ConnId) {
         self.counters.count(Counter::PushedOut);
         match self.conns[&id].state {
@@ -423,13 +425,13 @@ impl Machine {
         }
     }
 
-    /// A complete path: for the answer to a datagram, or from a REQ.
+    /// Completes the path of a received datagram, or of a REQ, with our hop limit.
     pub(super) fn reply_path(&self, path: &Path) -> Path {
         let hop_limit = if self.config.hop_limit == 0 { 64 } else { self.config.hop_limit };
         Path { hop_limit, ..*path }
     }
 
-    /// A REJ to a REQ that begins no connection.
+    /// Sends a REJ for a REQ that begins no connection.
     pub(super) fn refuse(&mut self, path: &Path, tid: u64, remote_comm_id: u32, reason: Reason, info: &[u8]) {
         let rej = message::Rej {
             local_comm_id: 0,
@@ -445,17 +447,17 @@ impl Machine {
     }
 }
 
-/// Fails unless a MAD comes from the address to which an exchange's own MADs go: no other host may act on the exchange.
+/// Fails unless a MAD comes from the address to which the MADs of this exchange go: no other host may act on it.
 pub(super) fn from_peer(exchange: &Path, seen: &Path) -> Result<(), Counter> {
     if seen.dgid == exchange.dgid { Ok(()) } else { Err(Counter::NotThePeer) }
 }
 
-/// Whether packets can go to this address.
+/// Whether this can be the address of a host: neither zero nor multicast.
 pub(super) fn is_host(gid: &Gid) -> bool {
     !gid.is_zero() && !gid.is_multicast() && gid.as_v4() != Some([0; 4])
 }
 
-/// Removes an entry if it is of `id`: another connection may have taken its place.
+/// Removes an entry if it belongs to `id`: the key may belong to a newer connection now.
 fn remove_if<K: Ord>(map: &mut BTreeMap<K, ConnId>, key: &K, id: ConnId) {
     if map.get(key) == Some(&id) {
         map.remove(key);

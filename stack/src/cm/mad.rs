@@ -1,10 +1,10 @@
-//! The MAD header, which is in front of each message of connection management (IBA 13.4.3).
+//! The header of a MAD, which precedes each message of connection management (IBA 13.4.3).
 
 use super::MAD_LEN;
 use super::counter::Counter;
 use super::message::{BODY_LEN, Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 
-/// Bytes of the header.
+/// Length of the header in bytes.
 pub const HEADER_LEN: usize = 24;
 const _: () = assert!(HEADER_LEN + BODY_LEN == MAD_LEN);
 
@@ -20,21 +20,21 @@ const ATTR_APR: u16 = 0x001a;
 /// A MAD of connection management.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mad {
-    /// Transaction: chosen by the side that begins an exchange, the same in all MADs of the exchange.
+    /// Transaction ID: chosen by the side that begins an exchange, the same in all MADs of the exchange.
     pub tid: u64,
-    /// Attribute modifier: 0, or a value of Linux' enhanced connection establishment.
+    /// Attribute modifier: 0, or a value of the enhanced connection establishment of Linux.
     pub modifier: u32,
     /// The message.
     pub message: Message,
 }
 
 impl Mad {
-    /// A message of a transaction.
+    /// A MAD with this transaction ID and message.
     pub fn new(tid: u64, message: impl Into<Message>) -> Self {
         Self { tid, modifier: 0, message: message.into() }
     }
 
-    /// The bytes.
+    /// The MAD as it is sent.
     pub fn encode(&self) -> [u8; MAD_LEN] {
         let mut b = [0; MAD_LEN];
         (b[0], b[1], b[2], b[3]) = (BASE_VERSION, CLASS_CM, CLASS_VERSION, METHOD_SEND);
@@ -45,10 +45,10 @@ impl Mad {
         b
     }
 
-    /// The fields of a datagram's payload.
+    /// Reads a MAD from the payload of a datagram.
     ///
     /// # Errors
-    /// The counter under which it is ignored: a length, header or attribute that is not connection management's.
+    /// The counter for the reason to ignore it: the length, header or attribute is not that of a connection management message.
     pub fn decode(b: &[u8]) -> Result<Self, Counter> {
         let b: &[u8; MAD_LEN] = b.try_into().map_err(|_| Counter::BadLength)?;
         if b[0] != BASE_VERSION {

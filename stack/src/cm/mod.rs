@@ -1,12 +1,12 @@
-//! Connection management: turns MADs of queue pair 1 and the calls of a program into MADs and events (IBA chapter 12).
+//! Connection management (IBA chapter 12): turns received MADs and the calls of a program into MADs to send and events.
 //!
-//! One [`Machine`] serves all connections, listeners and SIDR exchanges of a device. It reads no clock, does no I/O and touches
-//! no queue pair: `now` is passed in, MADs are fetched with [`Machine::poll_send`], a queue pair's parameters come as
-//! [`QpParams`]. It is control plane and may allocate; [`Limits`] bound what strangers can make it hold. Called by the `rdma_cm`
-//! layer of `verbs`, by the simulator and by tests.
+//! One [`Machine`] serves all connections, listeners and SIDR exchanges of a device. It reads no clock, does no I/O and touches no queue
+//! pair: `now` is passed in, MADs to send are fetched with [`Machine::poll_send`], and the parameters of a queue pair are returned as
+//! [`QpParams`]. It belongs to the control plane and may allocate; [`Limits`] bound the memory that remote hosts can make it use. Called by
+//! the `rdma_cm` layer of `verbs`, by the simulator and by tests.
 //!
-//! The state of a connection is in `conn`, the program's calls are in `calls`, received MADs in `receive` and `request`, timers in `machine`,
-//! MADs on their way out in `send`; [`message`] has the bytes.
+//! The state of a connection is in `conn`, the program's calls are in `calls`, received MADs in `receive` and `request`, timers in
+//! `machine`, MADs that wait to be sent in `send`, message formats in [`message`].
 //!
 //! ```
 //! use stack::cm::{Accept, Config, Connect, Event, Listen, Machine, Path, ServiceId};
@@ -75,9 +75,9 @@ pub use reason::{Reason, SidrStatus};
 pub use service::{IpHeader, IpHeaderError, PortSpace, ServiceId};
 pub use share::{Full, Shares};
 
-/// Bytes of a MAD (IBA 13.4.2).
+/// Length of a MAD in bytes (IBA 13.4.2).
 pub const MAD_LEN: usize = 256;
 /// The Q_Key of every queue pair 1 (IBA 10.2.5).
 pub const GSI_QKEY: u32 = 0x8001_0000;
-/// The Q_Key of datagram services of `rdma_cm`.
+/// The Q_Key of the datagram services of `rdma_cm`.
 pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;

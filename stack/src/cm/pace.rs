@@ -1,9 +1,9 @@
-//! How many requests may be under way to a host: REQ, REP, DREQ and SIDR_REQ, which are repeated until they are answered.
+//! Limits the outstanding requests to each host. Requests are REQ, REP, DREQ and SIDR_REQ: they are retransmitted until they are answered.
 //!
-//! A host takes as many MADs as its queue pair 1 has receives (512 in Linux, for all its peers), and loses the others; a lost one
-//! costs a whole interval of its timer. So no more than [`Limits::under_way`](super::Limits::under_way) requests wait for a host's
-//! answers at a time, and the others wait here, in order, until one is answered. An answer may be up to a program that takes its
-//! time: after [`Limits::under_way_time`](super::Limits::under_way_time) a request counts as taken.
+//! A host drops MADs when the receive queue of its queue pair 1 is full (512 in Linux, for all its peers), and each lost MAD costs a whole
+//! retransmission interval. So at most [`Limits::under_way`](super::Limits::under_way) requests to a host are outstanding at a time; the
+//! others wait here, in order, until one is answered. A program may take long to answer, so after
+//! [`Limits::under_way_time`](super::Limits::under_way_time) a request is assumed to have left the receive queue and no longer counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,16 +16,16 @@ use crate::time::Instant;
 pub(super) struct Pace {
     lanes: BTreeMap<Gid, Lane>,
     states: BTreeMap<Timed, (Gid, RequestState)>,
-    /// Hosts for which requests wait, and when the first of those under way counts as taken.
+    /// Hosts for which requests wait, with the time at which their oldest outstanding request stops counting.
     blocked: BTreeSet<(Instant, Gid)>,
-    /// Requests that began to wait, ever.
+    /// How many requests have ever waited. Gives them their order.
     turns: u64,
 }
 
-/// Requests to one host; there is at least one.
+/// The requests to one host; at least one.
 #[derive(Default)]
 struct Lane {
-    /// With the time from which it counts as taken.
+    /// The outstanding requests, each with the time at which it stops counting.
     under_way: BTreeSet<(Instant, Timed)>,
     waiting: BTreeMap<u64, Timed>,
 }
@@ -37,13 +37,13 @@ enum RequestState {
 }
 
 impl Pace {
-    /// When [`Pace::poll_taken`] is due.
+    /// When to call [`Pace::poll_taken`]; `None` if nothing waits.
     pub fn next(&self) -> Option<Instant> {
         self.blocked.first().map(|(at, _)| *at)
     }
 
-    /// A request is to be sent, for the first time or again: returns whether it may be sent now. Else it waits until
-    /// [`Pace::admit`] returns it, and what it had before is over.
+    /// Registers a transmission or retransmission of a request. Returns whether it may be sent now. If not, it waits until [`Pace::admit`]
+    /// returns it. An earlier registration of the same request ends.
     pub fn begin(&mut self, now: Instant, host: Gid, request: Timed, limits: &Limits) -> bool {
         self.end(request);
         self.change(host, |lane, states, turns| {
@@ -59,7 +59,8 @@ impl Pace {
         })
     }
 
-    /// A request is answered, or given up. Returns the host to which another one may be sent now.
+    /// Removes a request that was answered or given up. Returns its host, to which another request may be sent now; `None` if it was not
+    /// registered.
     pub fn end(&mut self, request: Timed) -> Option<Gid> {
         let (host, state) = self.states.remove(&request)?;
         self.change(host, |lane, _, _| match state {
@@ -73,7 +74,7 @@ impl Pace {
         Some(host)
     }
 
-    /// The next request that waited for a host and may be sent now.
+    /// Takes the next request that waits for a host and may be sent now.
     pub fn admit(&mut self, now: Instant, host: Gid, limits: &Limits) -> Option<Timed> {
         self.lanes.get(&host)?;
         self.change(host, |lane, states, _| {
@@ -86,7 +87,7 @@ impl Pace {
         })
     }
 
-    /// A host for which requests wait, and whose first ones count as taken by now.
+    /// Returns a host for which requests wait and some outstanding ones stopped counting by `now`.
     pub fn poll_taken(&mut self, now: Instant) -> Option<Gid> {
         let &(_, host) = self.blocked.first().filter(|(at, _)| *at <= now)?;
         self.change(host, |lane, states, _| lane.forget_taken(now, states));

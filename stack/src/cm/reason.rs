@@ -1,4 +1,4 @@
-//! Why a peer refused: the reasons of REJ (IBA 12.6.7.2) and the statuses of SIDR_REP (IBA 12.11.2.1).
+//! The reasons of a REJ (IBA 12.6.7.2) and the statuses of a SIDR_REP (IBA 12.11.2.1).
 
 use core::fmt;
 
@@ -32,7 +32,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Reason of a REJ message (IBA table 108, `enum ib_cm_rej_reason`). Any number can arrive.
+    /// Reason of a REJ message (IBA table 108, `enum ib_cm_rej_reason`). A peer can send a number without a name.
     Reason(u16), "unknown reason":
     NO_QP = 1, "no queue pair available";
     NO_EEC = 2, "no EE context available";
@@ -71,7 +71,7 @@ codes! {
 }
 
 codes! {
-    /// Status of a SIDR_REP message (IBA table 121, `enum ib_cm_sidr_status`). Any number can arrive.
+    /// Status of a SIDR_REP message (IBA table 121, `enum ib_cm_sidr_status`). A peer can send a number without a name.
     SidrStatus(u8), "unknown status":
     SUCCESS = 0, "success";
     UNSUPPORTED = 1, "nobody serves this service id";

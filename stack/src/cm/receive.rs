@@ -1,4 +1,4 @@
-//! The effects of MADs of peers; those of a REQ are in `request`.
+//! Handling of received MADs, except REQ (in `request`) and SIDR messages (in `sidr`).
 
 use super::code;
 use super::conn::{Depths, State};
@@ -11,19 +11,19 @@ use super::reason::Reason;
 use crate::id::Qpn;
 use crate::time::Instant;
 
-/// The message that an MRA is about.
+/// Which message an MRA answers.
 pub(super) const MRA_REQ: u8 = 0;
 const MRA_REP: u8 = 1;
 
-/// Whether this can be a peer's queue pair.
+/// Whether a connection can have a queue pair with this number.
 pub(super) fn is_qp(qpn: Qpn) -> bool {
     qpn > Qpn::GSI && qpn != Qpn::MULTICAST
 }
 
 /// Received MADs.
 impl Machine {
-    /// A datagram that arrived at queue pair 1. `path` is as seen from here: `sgid` the address it came to, `dgid` its
-    /// source; its hop limit does not matter. `mad` is the datagram's payload (without the 40 bytes of the GRH).
+    /// Handles a datagram that arrived at queue pair 1. In `path`, `sgid` is the address at which it arrived and `dgid` its source; the hop
+    /// limit is not used. `mad` is the payload of the datagram, without the 40 bytes of the GRH.
     pub fn handle_mad(&mut self, now: Instant, path: &Path, mad: &[u8]) {
         self.counters.count(Counter::Received);
         if let Err(counter) = self.receive(now, path, mad) {
@@ -49,21 +49,21 @@ impl Machine {
         }
     }
 
-    /// The connection that a MAD from its peer names by our id. (A MAD that names a connection by the peer's GUID instead finds
-    /// only connections with the address from which it comes.)
+    /// Finds the connection with our communication ID `local`, if the MAD comes from its peer.
     fn find(&self, path: &Path, local: u32) -> Result<ConnId, Counter> {
         let id = *self.local_ids.get(&local).ok_or(Counter::UnknownId)?;
         from_peer(&self.conns[&id].mad_path, path)?;
         Ok(id)
     }
 
-    /// The connection that a MAD from its peer names by the ids of both sides.
+    /// Finds the connection with the communication IDs of both sides, if the MAD comes from its peer.
     fn find_both(&self, path: &Path, local: u32, remote: u32) -> Result<ConnId, Counter> {
         let id = self.find(path, local)?;
         if self.conns[&id].remote_id == remote && remote != 0 { Ok(id) } else { Err(Counter::UnknownId) }
     }
 
-    /// Sends an MRA, one for each wait: a program that never decides must not keep its peer waiting for ever.
+    /// Sends an MRA, if it is configured. Only one is sent for each wait: a program that never decides must not keep its peer waiting for
+    /// ever.
     pub(super) fn send_mra(&mut self, id: ConnId, message: u8) {
         let Some(service_timeout) = self.config.mra else { return };
         let Some(conn) = self.conns.get_mut(&id).filter(|conn| !conn.mra) else { return };
@@ -79,7 +79,7 @@ impl Machine {
         self.send_once(id, &mra);
     }
 
-    /// The peer no longer has this connection.
+    /// Ends a connection that the peer no longer has.
     pub(super) fn forgotten(&mut self, now: Instant, id: ConnId) {
         match self.conns[&id].state {
             State::Established => self.send_dreq(now, id, Disconnect::Stale, &[]),
@@ -87,12 +87,12 @@ impl Machine {
             State::RepSent | State::RepRcvd => {
                 self.rejected(now, id, Reason::STALE_CONNECTION, &[], &[], true)
             }
-            // In REQ sent the peer is not known yet; the others end by themselves.
+            // In `ReqSent` the peer's ID is not known yet; the other two end by themselves.
             State::ReqSent | State::DreqSent | State::TimeWait => {}
         }
     }
 
-    /// Ends a connection that was not established.
+    /// Ends a connection that was not established, because it was rejected.
     fn rejected(
         &mut self,
         now: Instant,
@@ -122,7 +122,7 @@ impl Machine {
             State::RepSent => MRA_REP,
             _ => return Err(Counter::WrongState),
         };
-        // One MRA for each wait, within the deadline: an MRA never makes the whole wait longer.
+        // Only one MRA counts for each wait. It never moves the deadline.
         if mra.message != expected || conn.mra {
             return Err(Counter::WrongState);
         }
@@ -136,7 +136,7 @@ impl Machine {
 
     fn handle_rej(&mut self, now: Instant, path: &Path, tid: u64, rej: &Rej) -> Result<(), Counter> {
         let info = rej.info.get(..usize::from(rej.info_length)).ok_or(Counter::BadField)?;
-        // A peer that gave up before our answer came does not know our id, and identifies itself by its GUID.
+        // A peer that gave up before it received our answer does not know our ID, and identifies itself by its GUID.
         let guid = info.first_chunk().filter(|_| rej.reason == Reason::TIMEOUT && rej.remote_comm_id == 0);
         let id = match guid {
             Some(guid) => {
@@ -146,7 +146,7 @@ impl Machine {
             None => self.find(path, rej.remote_comm_id)?,
         };
         let conn = &self.conns[&id];
-        // Once the connection is established, the peer has our answer, and our id with it.
+        // In an established connection the peer has received our answer, and with it our ID.
         if guid.is_some() && !conn.state.half_open() {
             return Err(Counter::WrongState);
         }
@@ -192,7 +192,7 @@ impl Machine {
         }
         let far_end = ((path.dgid, rep.local_ca_guid), rep.local_qpn);
         if let Some(&old) = self.remote_qpns.get(&far_end) {
-            // Two connections cannot have one queue pair at their other end.
+            // Two connections cannot lead to the same queue pair of the peer.
             let conn = self.conns.get_mut(&id).expect("it was found");
             conn.remote_id = rep.local_comm_id;
             let rej = conn.rej(REJ_REP, Reason::STALE_CONNECTION, &[], &[]);
@@ -241,7 +241,7 @@ impl Machine {
         }
         match conn.state {
             State::RepRcvd => self.send_mra(id, MRA_REP),
-            // The RTU was lost: sends it again. The passive side has none.
+            // The RTU was lost: send it again. (The passive side sent none, so this does nothing there.)
             State::Established => self.send_kept(Timed::Conn(id)),
             _ => return Err(Counter::WrongState),
         }
@@ -268,7 +268,7 @@ impl Machine {
         };
         let answer = Mad::new(tid, answer);
         let Ok(id) = self.find_both(path, dreq.remote_comm_id, dreq.local_comm_id) else {
-            // The sender must be able to end its connection, whether or not we have ours; the answer does not reveal which.
+            // The sender must be able to end its connection even if we no longer have it. The answer does not reveal whether we do.
             self.answer(self.reply_path(path), &answer);
             return Err(Counter::DreqMirrored);
         };
@@ -278,7 +278,7 @@ impl Machine {
         }
         match conn.state {
             State::RepSent => {
-                // Only an established side disconnects: the RTU was lost.
+                // The peer disconnects, so it was established there: the RTU was lost.
                 self.accepted(now, id, Vec::new());
             }
             State::Established | State::DreqSent => {}

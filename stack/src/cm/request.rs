@@ -1,4 +1,4 @@
-//! A REQ of a peer: refused, repeated, or the beginning of a connection.
+//! Handling of a received REQ: it is rejected, is a duplicate, or begins a connection.
 
 use super::code;
 use super::config::Timing;
@@ -14,7 +14,7 @@ use crate::config::RD_ATOMIC_MAX;
 use crate::id::{Gid, Mtu, Qpn};
 use crate::time::Instant;
 
-/// The header of a service of `rdma_cm`, and the private data behind it.
+/// Splits private data into the IP header, if the service ID requires one, and the rest.
 pub(super) fn split_header(
     service_id: ServiceId,
     private_data: &[u8],
@@ -27,12 +27,12 @@ pub(super) fn split_header(
     Ok((Some(header), rest))
 }
 
-/// Why a REQ begins no connection.
+/// Why a REQ is rejected.
 struct Refusal {
     counter: Counter,
     reason: Reason,
     info: Vec<u8>,
-    /// A connection that the peer no longer has, by what it says.
+    /// The connection that the peer no longer has, as the REQ indicates.
     forgotten: Option<ConnId>,
 }
 
@@ -42,7 +42,7 @@ impl Refusal {
     }
 }
 
-/// What a REQ asks for, as far as its own fields tell.
+/// What a REQ that passed the checks asks for.
 struct Offer<'a> {
     transport: Transport,
     mtu: Mtu,
@@ -51,7 +51,7 @@ struct Offer<'a> {
     private_data: &'a [u8],
 }
 
-/// Who sends a REQ.
+/// The sender of a REQ.
 const fn sender(path: &Path, req: &Req) -> Peer {
     (path.dgid, req.local_ca_guid)
 }
@@ -90,7 +90,8 @@ impl Machine {
         }
     }
 
-    /// The same REQ again. Before our program has decided, the peer gets an MRA; afterwards our answer has its own timer.
+    /// Handles a duplicate of the REQ that began this connection. The peer gets an MRA if our program has not decided yet. Afterwards our
+    /// REP is retransmitted by its own timer.
     fn duplicate_req(&mut self, id: ConnId) -> Result<(), Counter> {
         if self.conns[&id].state == State::ReqRcvd {
             self.send_mra(id, MRA_REQ);
@@ -98,7 +99,7 @@ impl Machine {
         Err(Counter::DuplicateReq)
     }
 
-    /// Checks the fields of a new REQ, and whether somebody listens.
+    /// Checks the fields of a new REQ, and that there is a listener for it.
     fn check_req<'a>(&self, path: &Path, req: &'a Req) -> Result<Offer<'a>, Refusal> {
         let transport = match (req.transport, req.extended_transport) {
             (0, 0) => Transport::Rc,
@@ -113,7 +114,7 @@ impl Machine {
             let info = path.sgid.0.to_vec();
             return Err(Refusal { info, ..Refusal::new(Counter::BadGid, Reason::INVALID_GID) });
         }
-        // Nobody connects in another's name: our queue pair will send to this address.
+        // A host must not connect under another host's address, because our queue pair will send to it.
         if req.primary.local_gid != path.dgid {
             return Err(Refusal::new(Counter::BadGid, Reason::UNSUPPORTED));
         }
@@ -131,7 +132,8 @@ impl Machine {
         }
     }
 
-    /// Makes room for a connection of a listener, if its peer may have one more: pushes out what that needs.
+    /// Makes sure that there is room for one more connection of this listener. Other connections may be given up for it, if this peer has
+    /// fewer than others.
     fn admit_req(&mut self, now: Instant, path: &Path, req: &Req, listener: ListenId) -> Result<(), Refusal> {
         let host = path.dgid;
         let no_room = || Refusal::new(Counter::NoResources, Reason::NO_RESOURCES);
@@ -139,9 +141,9 @@ impl Machine {
         if self.events_full() {
             return Err(no_room());
         }
-        // The id or queue pair belongs to another connection of this peer: the peer no longer has that connection, or did not let
-        // them rest long enough. Checked only for a REQ that would be accepted, so that each wrong guess of an attacker who forges
-        // the peer's address takes an entry of a bounded table.
+        // The ID or queue pair belongs to another connection of this peer: the peer no longer has that connection, or reused them before
+        // TIMEWAIT was over. This is checked only for a REQ that would otherwise be accepted. So an attacker who forges the peer's address
+        // to guess an ID creates a half-open connection with each wrong guess, and their number is bounded.
         let peer = sender(path, req);
         let old = self.remote_ids.get(&(peer, req.local_comm_id));
         if let Some(&old) = old.or_else(|| self.remote_qpns.get(&(peer, req.local_qpn))) {
@@ -151,14 +153,14 @@ impl Machine {
         let backlog = self.listeners.room(listener, host);
         let backlog = backlog.map_err(|_| Refusal::new(Counter::BacklogFull, Reason::NO_RESOURCES))?;
         self.make_room(now, host).map_err(|_| no_room())?;
-        // One that leaves the backlog leaves the half-open ones too.
+        // A connection that is dropped from the backlog is half-open too, so dropping that one is enough.
         if let Some(id) = backlog.or(pushed_out) {
             self.push_out(now, id);
         }
         Ok(())
     }
 
-    /// Begins a connection: the program decides.
+    /// Begins a connection and reports it to the program.
     fn begin(&mut self, now: Instant, path: &Path, tid: u64, req: &Req, offer: &Offer<'_>) {
         let local_id = self.new_local_id();
         let deadline = now.after(self.config.limits.half_open_time);
@@ -201,7 +203,7 @@ impl Machine {
         self.event(id, Event::ConnectRequest { listener: offer.listener, id, request });
     }
 
-    /// The parameters of our queue pair, as far as a REQ says them.
+    /// The parameters of our queue pair, as far as the REQ determines them.
     fn params_of(&mut self, req: &Req, offer: &Offer<'_>) -> QpParams {
         let primary = &req.primary;
         let path = self.reply_path(&Path {
@@ -213,8 +215,8 @@ impl Machine {
             sl: primary.sl & 7,
         });
         let timeout = match primary.local_ack_timeout {
-            // For a queue pair 0 means no timeout at all: a lost packet, or a peer that is gone, would never be noticed. No peer
-            // intends that by the smallest code of a REQ.
+            // 0 would mean no timeout at all: the queue pair would never notice a lost packet or a dead peer. A peer that sends the
+            // smallest time code does not intend that.
             0 => code::ack_timeout(Timing::default().packet_lifetime, self.config.ack_delay),
             t => t,
         };

@@ -1,7 +1,8 @@
-//! MADs on their way out: those that wait for a place among the requests under way, and those that wait for the port.
+//! MADs to send: those that wait because too many requests to their host are outstanding, and those that [`Machine::poll_send`] can return
+//! now.
 //!
-//! What is kept to be repeated (REQ, RTU, REP, DREQ, DREP, SIDR_REQ, SIDR_REP) waits with its connection or exchange, one each, and
-//! is never dropped for want of room. What is sent once (REJ, MRA, answers to strangers) waits in bounded queues.
+//! A MAD that may be retransmitted (REQ, RTU, REP, DREQ, DREP, SIDR_REQ, SIDR_REP) is stored in its connection or exchange, one in each,
+//! and is never dropped for lack of room. MADs that are sent once (REJ, MRA, answers that belong to no connection) wait in bounded queues.
 
 use std::collections::VecDeque;
 
@@ -13,21 +14,22 @@ use super::mad::Mad;
 use super::pace::Pace;
 use crate::time::Instant;
 
-/// MADs that can be sent now, of each kind; the kinds take turns.
+/// MADs that can be sent now, of three kinds. The kinds take turns.
 #[derive(Default)]
 pub(super) struct Sends {
-    /// Whose kept MAD is to be sent. Each is here once.
+    /// Connections and exchanges whose stored MAD is to be sent. Each is listed at most once.
     kept: VecDeque<Timed>,
-    /// Of connections.
+    /// MADs of connections that are not retransmitted.
     once: Fair<Send>,
-    /// Answers to strangers.
+    /// Answers that belong to no connection.
     answers: Fair<Send>,
     pub pace: Pace,
     turn: u8,
 }
 
 impl Machine {
-    /// The next MAD to send. If it cannot be sent it may be dropped: timers send it again.
+    /// Returns the next MAD to send; `None` if there is none. The caller may drop it if it cannot be sent: where an answer is needed, a
+    /// timer retransmits it.
     pub fn poll_send(&mut self) -> Option<Send> {
         const KINDS: u8 = 3;
         let send = (0..KINDS).find_map(|_| {
@@ -52,7 +54,7 @@ impl Machine {
                 }),
                 Timed::Sidr(id) => self.sidrs.take_queued(id),
             };
-            // Otherwise it was answered, or given up.
+            // `None`: it was answered or given up meanwhile.
             if let Some((send, again)) = send {
                 if again {
                     self.counters.count(Counter::Retransmitted);
@@ -63,7 +65,7 @@ impl Machine {
         None
     }
 
-    /// Queues the kept MAD of a connection or exchange, unless it is queued already.
+    /// Queues the stored MAD of a connection or exchange, unless it is queued already.
     pub(super) fn send_kept(&mut self, whose: Timed) {
         let queued = match whose {
             Timed::Conn(id) => self.conns.get_mut(&id).map(|conn| &mut conn.queued),
@@ -75,7 +77,7 @@ impl Machine {
         }
     }
 
-    /// Keeps a MAD of a connection, and queues it.
+    /// Stores a MAD in its connection and queues it.
     pub(super) fn keep_and_send(&mut self, id: ConnId, mad: &Mad) {
         if let Some(conn) = self.conns.get_mut(&id) {
             conn.keep(mad);
@@ -83,7 +85,7 @@ impl Machine {
         }
     }
 
-    /// Queues a MAD of a connection, not to be repeated.
+    /// Queues a MAD of a connection that will not be retransmitted.
     pub(super) fn send_once(&mut self, id: ConnId, mad: &Mad) {
         let path = self.conns[&id].mad_path;
         let send = Send { mad: mad.encode(), path };
@@ -91,7 +93,7 @@ impl Machine {
         self.no_room(refused.is_some());
     }
 
-    /// Queues an answer to a stranger.
+    /// Queues an answer that belongs to no connection.
     pub(super) fn answer(&mut self, path: Path, mad: &Mad) {
         let send = Send { mad: mad.encode(), path };
         let refused = self.sends.answers.push(self.config.limits.sends, path.dgid, send);
@@ -104,7 +106,7 @@ impl Machine {
         }
     }
 
-    /// Sends a request of a connection, and repeats it until there is an answer.
+    /// Sends a request of a connection, and retransmits it until it is answered.
     pub(super) fn send_request(&mut self, now: Instant, id: ConnId, mad: &Mad) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         conn.keep(mad);
@@ -116,7 +118,7 @@ impl Machine {
         self.began(Begun::Wait(id));
     }
 
-    /// Sends a kept request as soon as its peer has room for it. Its timer runs from then on.
+    /// Sends a stored request as soon as few enough requests to its host are outstanding. Its timer starts then.
     pub(super) fn request(&mut self, now: Instant, whose: Timed) {
         let host = match whose {
             Timed::Conn(id) => self.conns.get(&id).map(|conn| conn.mad_path.dgid),
@@ -130,7 +132,7 @@ impl Machine {
             Timed::Conn(id) => self.arm(id, Instant::FAR),
             Timed::Sidr(id) => self.sidr_arm(id, Instant::FAR),
         }
-        // A repetition has given its place to others.
+        // If this is a retransmission that has to wait now, another request may take its place.
         self.admit(now, host);
     }
 
@@ -148,14 +150,14 @@ impl Machine {
         }
     }
 
-    /// A request is answered, or given up: others have its place.
+    /// Removes a request that was answered or given up from the outstanding ones, and sends others that waited for it.
     pub(super) fn answered(&mut self, now: Instant, whose: Timed) {
         if let Some(host) = self.sends.pace.end(whose) {
             self.admit(now, host);
         }
     }
 
-    /// Sends the requests that waited for a host, as many as may be under way.
+    /// Sends the requests that wait for a host, as many as may be outstanding.
     pub(super) fn admit(&mut self, now: Instant, host: crate::id::Gid) {
         while let Some(whose) = self.sends.pace.admit(now, host, &self.config.limits) {
             self.let_go(now, whose);

@@ -1,29 +1,29 @@
-//! Names of services: service ids, the port spaces of `rdma_cm`, and the header that it puts before private data (IBA annex A11,
-//! IP CM service).
+//! How services are named: service IDs, the port spaces of `rdma_cm`, and the IP header that precedes the private data (IBA annex A11, IP
+//! CM service).
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// A port space of `rdma_cm` (`enum rdma_port_space`): bits 16 to 31 of a service id.
+/// A port space of `rdma_cm` (`enum rdma_port_space`): bits 16 to 31 of a service ID.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 #[repr(u16)]
 pub enum PortSpace {
-    /// Datagrams of IP over InfiniBand.
+    /// Datagram services of IP over InfiniBand.
     #[doc(alias = "RDMA_PS_IPOIB")]
     IpoIb = 0x0002,
-    /// Connections.
+    /// Connected services.
     #[doc(alias = "RDMA_PS_TCP")]
     Tcp = 0x0106,
-    /// Datagrams.
+    /// Datagram services.
     #[doc(alias = "RDMA_PS_UDP")]
     Udp = 0x0111,
-    /// Any service type, by InfiniBand service id.
+    /// Services of any type, with InfiniBand service IDs.
     #[doc(alias = "RDMA_PS_IB")]
     Ib = 0x013f,
 }
 
 impl PortSpace {
-    /// From the number of `enum rdma_port_space`.
+    /// From the number in `enum rdma_port_space`; `None` for an unknown number.
     pub const fn from_enum(v: u16) -> Option<Self> {
         match v {
             0x0002 => Some(Self::IpoIb),
@@ -35,20 +35,20 @@ impl PortSpace {
     }
 }
 
-/// A service id: the service that a REQ or SIDR_REQ requests (IBA 12.7.3).
+/// A service ID: names the service that a REQ or SIDR_REQ requests (IBA 12.7.3).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct ServiceId(pub u64);
 
 impl ServiceId {
-    /// The service id of a port of `rdma_cm`: port space in bits 16 to 31, port below.
+    /// The service ID of a port of `rdma_cm`: port space in bits 16 to 31, port in bits 0 to 15.
     pub const fn new(space: PortSpace, port: u16) -> Self {
         Self(((space as u64) << 16) | port as u64)
     }
-    /// The port space, if this is a service id of `rdma_cm`; its private data then begins with an [`IpHeader`].
+    /// The port space; `None` if this is not a service ID of `rdma_cm`. If it is one, the private data begins with an [`IpHeader`].
     pub const fn port_space(self) -> Option<PortSpace> {
         if self.0 >> 32 != 0 { None } else { PortSpace::from_enum((self.0 >> 16) as u16) }
     }
-    /// The low 16 bits: the destination port, if [`ServiceId::port_space`] is one.
+    /// The low 16 bits: the destination port, if [`ServiceId::port_space`] is not `None`.
     pub const fn port(self) -> u16 {
         self.0 as u16
     }
@@ -60,10 +60,10 @@ impl fmt::Debug for ServiceId {
     }
 }
 
-/// The header of `rdma_cm` before the private data of REQ and SIDR_REQ: 36 bytes (IBA annex A11).
+/// The header of 36 bytes that `rdma_cm` puts before the private data of a REQ or SIDR_REQ (IBA annex A11).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct IpHeader {
-    /// Port of the active side; the destination port is in the service id.
+    /// Port of the active side. (The destination port is in the service ID.)
     pub src_port: u16,
     /// Address of the active side.
     pub src: IpAddr,
@@ -71,7 +71,7 @@ pub struct IpHeader {
     pub dst: IpAddr,
 }
 
-/// Why 36 bytes are no [`IpHeader`].
+/// Why 36 bytes are not an [`IpHeader`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IpHeaderError {
     /// The version byte is not zero.
@@ -83,13 +83,13 @@ pub enum IpHeaderError {
 }
 
 impl IpHeader {
-    /// Bytes of the header.
+    /// Length of the header in bytes.
     pub const LEN: usize = 36;
 
-    /// Reads the header. An IPv4-mapped IPv6 address, as some peers write it, is read as its IPv4 address.
+    /// Reads the header. An IPv4-mapped IPv6 address, which some peers use, becomes an IPv4 address.
     ///
     /// # Errors
-    /// [`IpHeaderError`]: another version than 0, another IP version than 4 and 6.
+    /// [`IpHeaderError`] if the version is not 0, or the IP version is neither 4 nor 6.
     pub fn read(b: &[u8; Self::LEN]) -> Result<Self, IpHeaderError> {
         if b[0] != 0 {
             return Err(IpHeaderError::Version(b[0]));
@@ -105,7 +105,7 @@ impl IpHeader {
         Ok(Self { src_port, src: src.to_canonical(), dst: dst.to_canonical() })
     }
 
-    /// Writes the header. The family is that of the destination; a source of the other one is written as zero.
+    /// Writes the header, in the address family of the destination. A source of the other family is written as zero.
     pub fn write(&self, b: &mut [u8; Self::LEN]) {
         b.fill(0);
         b[1] = if self.dst.is_ipv4() { 0x40 } else { 0x60 };

@@ -1,19 +1,20 @@
-//! Who has how much of a table that strangers fill: a host, by its address, not a connection.
+//! Fair sharing of a table whose entries are created by remote hosts. Hosts are told apart by their address.
 //!
-//! A table with these shares is full for a host only if no other host has more of it: otherwise the oldest entry of the greediest
-//! goes. So a host that fills a table keeps itself out and nobody else, and hosts that are made up, one an entry, push out the oldest
-//! entries of the table.
+//! When the table is full, a new entry takes the place of the oldest entry of the host with most entries, and is refused only if no other
+//! host has more than the new entry's host. So a host that fills the table shuts out nobody but itself, and many forged addresses with one
+//! entry each only push out the oldest entries.
 
 use core::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::Gid;
 
-/// The entries of a table by host. Entries are numbers that grow: a smaller one is older.
+/// The entries of a table, by host. Entries are increasing numbers: a smaller one is older.
 #[derive(Debug)]
 pub struct Shares<T> {
     of: BTreeMap<Gid, BTreeSet<T>>,
-    /// Of each host: how many it has, and the oldest. The last one is the greediest, of several the one with the oldest entry.
+    /// For each host, how many entries it has, and the oldest of them. The last element is the host with most entries; of several such
+    /// hosts, the one with the oldest entry.
     sizes: BTreeSet<(usize, Reverse<T>, Gid)>,
     len: usize,
 }
@@ -25,11 +26,11 @@ impl<T> Default for Shares<T> {
 }
 
 impl<T: Copy + Ord> Shares<T> {
-    /// Entries of all hosts.
+    /// How many entries there are, of all hosts.
     pub const fn len(&self) -> usize {
         self.len
     }
-    /// Whether there is no entry.
+    /// Whether there are no entries.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -39,17 +40,17 @@ impl<T: Copy + Ord> Shares<T> {
             entries.insert(entry);
         });
     }
-    /// Removes an entry, if it is there.
+    /// Removes an entry, if it exists.
     pub fn remove(&mut self, host: Gid, entry: T) {
         self.change(host, |entries| {
             entries.remove(&entry);
         });
     }
 
-    /// Whether one more entry of `host` fits into a table of `max`, and which entry has to go for it.
+    /// Whether one more entry of `host` fits into a table of `max` entries. `Some` is the entry to remove for it.
     ///
     /// # Errors
-    /// It does not fit: no other host has more than this one.
+    /// [`Full`] if the table is full and no other host has more entries than this one.
     pub fn room(&self, max: usize, host: Gid) -> Result<Option<T>, Full> {
         if self.len < max {
             return Ok(None);
@@ -78,7 +79,7 @@ impl<T: Copy + Ord> Shares<T> {
     }
 }
 
-/// There is no room for one more entry of this host.
+/// There is no room for one more entry of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 

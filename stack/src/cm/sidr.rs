@@ -1,4 +1,4 @@
-//! Service id resolution: which queue pair serves a datagram service (IBA 12.11).
+//! Service ID resolution (SIDR): asks a peer which queue pair serves a datagram service (IBA 12.11).
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,15 +19,15 @@ use super::share::{Full, Shares};
 use crate::id::{Gid, Qpn};
 use crate::time::Instant;
 
-/// How long an answer is kept for a repeated request: a little longer than Linux' interval between requests.
+/// How long an answer is kept for a retransmitted request: a little longer than the retransmission interval of Linux.
 const ANSWER_HOLD: Duration = Duration::from_secs(5);
 
 enum Side {
-    /// Our request.
+    /// Our request, not answered yet.
     Asked { request: Box<[u8; MAD_LEN]>, left: u8, interval: Duration, deadline: Instant },
-    /// A peer's request; the program decides.
+    /// A peer's request, which the program has not answered yet.
     Pending { service_id: ServiceId },
-    /// A peer's request, answered.
+    /// A peer's request that was answered.
     Answered { service_id: ServiceId, reply: Box<[u8; MAD_LEN]> },
 }
 
@@ -37,9 +37,9 @@ struct Sidr {
     tid: u64,
     request_id: u32,
     timer: Instant,
-    /// Its request or answer waits to be sent.
+    /// Whether its request or answer waits to be sent.
     queued: bool,
-    /// It was sent once.
+    /// Whether its request or answer was sent at least once.
     sent: bool,
 }
 
@@ -49,17 +49,17 @@ impl Sidr {
     }
 }
 
-/// All exchanges of a device.
+/// All SIDR exchanges of a device.
 #[derive(Default)]
 pub(super) struct Sidrs {
     by_id: BTreeMap<SidrId, Sidr>,
-    /// Ours, by request id.
+    /// Exchanges that we began, by request ID.
     asked: BTreeMap<u32, SidrId>,
-    /// Those of peers, by their address and request id.
+    /// Exchanges that peers began, by the peer's address and request ID.
     received: BTreeMap<(Gid, u32), SidrId>,
-    /// Those of peers that wait for the program, by peer.
+    /// Exchanges that peers began and that wait for the program, by peer.
     pending: Shares<SidrId>,
-    /// Answered ones, by the end of their time.
+    /// Answered exchanges, by the time when they are removed.
     answered: BTreeSet<(Instant, SidrId)>,
 }
 
@@ -67,11 +67,11 @@ impl Sidrs {
     pub fn len(&self) -> usize {
         self.by_id.len()
     }
-    /// Whether what it keeps waits to be sent.
+    /// The flag that says whether the request or answer of an exchange waits to be sent; `None` if there is no such exchange.
     pub fn queued(&mut self, id: SidrId) -> Option<&mut bool> {
         self.by_id.get_mut(&id).map(|sidr| &mut sidr.queued)
     }
-    /// What waited to be sent, and whether it was sent before.
+    /// Takes the request or answer of an exchange to send it. Also returns whether it was sent before.
     pub fn take_queued(&mut self, id: SidrId) -> Option<(Send, bool)> {
         let sidr = self.by_id.get_mut(&id)?;
         sidr.queued = false;
@@ -83,11 +83,11 @@ impl Sidrs {
             Side::Pending { .. } => None,
         }
     }
-    /// The host at the other end.
+    /// The address of the peer.
     pub fn host(&self, id: SidrId) -> Option<Gid> {
         self.by_id.get(&id).map(|sidr| sidr.path.dgid)
     }
-    /// Between two requests of ours.
+    /// The retransmission interval of our request; `None` if the exchange is not ours.
     pub fn interval(&self, id: SidrId) -> Option<Duration> {
         match self.by_id.get(&id)?.side {
             Side::Asked { interval, .. } => Some(interval),
@@ -98,10 +98,10 @@ impl Sidrs {
 
 /// Datagram services.
 impl Machine {
-    /// Requests the queue pair of a datagram service. Ends in [`Event::SidrReply`] or [`Event::SidrUnreachable`].
+    /// Asks a peer for the queue pair of a datagram service. The result comes as [`Event::SidrReply`] or [`Event::SidrUnreachable`].
     ///
     /// # Errors
-    /// Everything in [`SidrRequest`] that is out of range; [`Error::Limit`].
+    /// An error for each value in [`SidrRequest`] that is out of range; [`Error::Limit`] if there are too many exchanges.
     pub fn sidr_request(&mut self, now: Instant, request: &SidrRequest) -> Result<SidrId, Error> {
         check_path(&request.path)?;
         check_timing(&request.timing)?;
@@ -122,7 +122,7 @@ impl Machine {
         Ok(id)
     }
 
-    /// Answers an [`Event::SidrRequest`], and ends its id.
+    /// Answers an [`Event::SidrRequest`]. Ends the ID.
     ///
     /// # Errors
     /// [`Error::PrivateData`], [`Error::Info`], [`Error::NoSidr`].
@@ -153,7 +153,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Gives an exchange up: our request is not repeated, a peer's is rejected (status 2).
+    /// Gives up an exchange. Our request is not retransmitted; a peer's request is rejected (status 2).
     ///
     /// # Errors
     /// [`Error::NoSidr`].
@@ -194,7 +194,7 @@ impl Machine {
             if matches!(sidr.side, Side::Pending { .. }) {
                 return Err(Counter::WrongTransaction);
             }
-            self.sidr_remove(now, id); // the peer uses the number again
+            self.sidr_remove(now, id); // the peer reuses the request ID
         }
         let (ip, private_data) = split_header(service_id, &req.private_data).inspect_err(|_| {
             self.sidr_refuse(path, tid, req.request_id, service_id, SidrStatus::REJECT);
@@ -265,7 +265,7 @@ impl Machine {
         self.push_event(Event::SidrUnreachable { id });
     }
 
-    /// Answers a request without the program's decision.
+    /// Answers a request that the program does not see, or gave up.
     fn sidr_refuse(
         &mut self,
         path: Path,
@@ -278,7 +278,8 @@ impl Machine {
         self.answer(path, &Mad::new(tid, rep));
     }
 
-    /// Makes room for one more exchange: the oldest answers go, then the oldest request of the greediest host.
+    /// Makes room for one more exchange of `host`: removes the oldest answered one. If there is none, gives up the oldest request that
+    /// waits for the program, of the host with most of those.
     fn sidr_room(&mut self, now: Instant, host: Gid) -> Result<(), Full> {
         while self.sidrs.len() >= self.config.limits.sidr {
             match self.sidrs.answered.first() {
@@ -307,7 +308,7 @@ impl Machine {
         self.began(Begun::Timer(Timed::Sidr(id)));
     }
 
-    /// Our request was sent later than its timer assumed: extends the timer.
+    /// Postpones the timer and deadline of our request, because it was sent `late_ns` after the time from which they count.
     pub(super) fn sidr_left_late(&mut self, id: SidrId, late_ns: u64) {
         let Some(sidr) = self.sidrs.by_id.get_mut(&id) else { return };
         if let Side::Asked { deadline, .. } = &mut sidr.side {
