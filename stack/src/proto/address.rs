@@ -1,4 +1,4 @@
-//! Where packets go: the check of an address vector, and the address block of a datagram as it lies in its ring slot.
+//! Destinations of packets: the check of an address vector, and the address block of a datagram in the slot of its send request.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -9,35 +9,35 @@ use crate::id::{Gid, Qpn};
 /// The Q_Key of every queue pair 1 (IBA 10.2.5).
 pub const GSI_QKEY: u32 = 0x8001_0000;
 
-/// Why no packet can be sent by an address vector.
+/// Why an address vector was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AvError {
-    /// It has no global route.
+    /// The address vector has no global route.
     #[error("ah_attr has no GRH (is_global is 0); RoCE needs one")]
     NoGrh,
-    /// A number is out of its range.
+    /// A value is out of range.
     #[error("{name} is {value}, allowed are {min} to {max}")]
     OutOfRange {
         /// Name of the attribute.
         name: &'static str,
-        /// What was given.
+        /// The value given.
         value: u32,
-        /// Smallest value.
+        /// Smallest allowed value.
         min: u32,
-        /// Largest value.
+        /// Largest allowed value.
         max: u32,
     },
-    /// The port has no address at this index of the GID table any more.
+    /// The GID table has no address at this index.
     #[error("ah_attr.grh.sgid_index is {index}, where the GID table has no address; choose one that it has")]
     NoSuchGid {
         /// The index.
         index: u8,
     },
-    /// A destination that is nobody's address.
+    /// The destination is the zero address.
     #[error("dgid is {0}, which is nobody's address")]
     NoDestination(Gid),
-    /// Source and destination of different IP versions: no packet has both.
+    /// Source and destination are of different IP versions.
     #[error("dgid is {dgid}, the address at sgid_index is {ours}; both must be IPv4, or both IPv6")]
     Family {
         /// The destination.
@@ -48,11 +48,11 @@ pub enum AvError {
 }
 
 impl AhAttr {
-    /// Checks every value that packets to its destination are made of. `source` is the address at its `sgid_index` in
-    /// a GID table of `gids` entries.
+    /// Checks the values of an address vector and returns its global route. `source` is the address at its `sgid_index`, in a GID table of
+    /// `gids` entries; `None` if there is none.
     ///
     /// # Errors
-    /// [`AvError`], the first that is found.
+    /// [`AvError`] for the first value that is wrong.
     pub fn check(&self, gids: usize, source: Option<Gid>) -> Result<GlobalRoute, AvError> {
         let range = |name, value: u32, min: u32, max: u32| {
             if (min..=max).contains(&value) {
@@ -80,14 +80,14 @@ impl AhAttr {
 
 const FLOW_LABEL_MAX: u32 = 0xf_ffff;
 
-/// One of our addresses, as a waiting request names it: an index of the GID table, and which of the addresses that this index
-/// ever had. The index alone would name another address after a replacement.
+/// One of our addresses: an index of the GID table, and which of the addresses that had this index so far. A queued send request that
+/// stored the index alone would use another address once the entry is replaced.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Source(u32);
 
 impl Source {
-    /// The address that `index` has in this life; the low 24 bits of `life` count.
+    /// The address with number `life` at `index`. The low 24 bits of `life` count.
     pub const fn new(index: u8, life: u32) -> Self {
         Self(life << 8 | index as u32)
     }
@@ -95,35 +95,35 @@ impl Source {
     pub const fn index(self) -> u8 {
         self.0 as u8
     }
-    /// Index and life in one number.
+    /// Index (low 8 bits) and number in one word.
     #[inline]
     pub const fn bits(self) -> u32 {
         self.0
     }
 }
 
-/// Destination of a datagram: address handle, queue pair and Q_Key. Two granules behind the fixed part of the request.
+/// Destination of a datagram: address handle, queue pair and Q_Key. Takes two granules, after the fixed part of the send request.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(16))]
 pub struct UdAddress {
     dgid: [u8; 16],
     /// Our address.
     pub source: Source,
-    /// Service level (from bit 28), DSCP and ECN (from bit 20), and flow label: but for the first, as in an IPv6 header.
+    /// Service level (bits 28 to 30); DSCP and ECN (bits 20 to 27) and flow label (bits 0 to 19) as in an IPv6 header.
     label: u32,
-    /// Time to live (from bit 24), and the peer's queue pair.
+    /// Time to live (bits 24 to 31) and the peer's queue pair (bits 0 to 23).
     hops_qpn: u32,
-    /// The peer's Q_Key; with bit 31 set, the sender's own is sent instead.
+    /// The peer's Q_Key. If bit 31 is set, the Q_Key of the sending queue pair is used instead.
     pub remote_qkey: u32,
 }
 
-/// Granules of a [`UdAddress`].
+/// How many granules a [`UdAddress`] takes.
 pub const UD_ADDR_GRANULES: usize = size_of::<UdAddress>() / GRANULE;
 const _: () = assert!(size_of::<UdAddress>() == 32);
 
 impl UdAddress {
-    /// The path of an address handle whose values were [checked](AhAttr::check), to no queue pair yet. `source` is what its
-    /// `sgid_index` names.
+    /// The destination of an address handle whose values were [checked](AhAttr::check), with queue pair number and Q_Key 0. `source` is the
+    /// address at its `sgid_index`.
     pub fn new(grh: &GlobalRoute, source: Source, sl: u8) -> Self {
         let class = u32::from(sl & 7) << 28 | u32::from(grh.traffic_class) << 20;
         Self {
@@ -134,7 +134,7 @@ impl UdAddress {
             remote_qkey: 0,
         }
     }
-    /// To this queue pair.
+    /// The same destination with this queue pair and Q_Key.
     #[inline]
     #[must_use]
     pub fn to(mut self, remote_qpn: Qpn, remote_qkey: u32) -> Self {
@@ -169,25 +169,25 @@ impl UdAddress {
     pub const fn remote_qpn(&self) -> Qpn {
         Qpn::new(self.hops_qpn)
     }
-    /// Whether frames to `other` have the same headers up to the UDP source port.
+    /// Whether frames to both destinations have the same headers up to the UDP source port.
     #[inline]
     pub(crate) fn same_path(&self, other: &Self) -> bool {
         self.as_bytes()[..24] == other.as_bytes()[..24] && self.hop_limit() == other.hop_limit()
     }
-    /// The address block of a request's slot; none of a request that carries no block.
+    /// The address block in the slot of a send request; `None` if it has none.
     #[inline]
     pub fn of(slot: &[Granule]) -> Option<&Self> {
         let block = SendWqe::addr_block(slot).as_bytes();
         Self::ref_from_prefix(block).ok().map(|(address, _)| address)
     }
-    /// Writes the block to the front of the tail of a slot, which [`SendWqe::put`] returned, and returns the body behind it.
+    /// Writes the block to the front of the tail of a slot, which [`SendWqe::put`] returned. Returns the rest, where the body begins.
     #[inline]
     pub fn put<'a>(&self, tail: &'a mut [u8]) -> &'a mut [u8] {
         let (block, body) = tail.split_at_mut(size_of::<Self>());
         block.copy_from_slice(self.as_bytes());
         body
     }
-    /// The Q_Key that goes on the wire, of a queue pair whose own is `own` (IBA 10.2.5).
+    /// The Q_Key to put into the packet, when the Q_Key of the sending queue pair is `own` (IBA 10.2.5).
     #[inline]
     pub const fn qkey(&self, own: u32) -> u32 {
         if self.remote_qkey >> 31 != 0 { own } else { self.remote_qkey }

@@ -1,7 +1,7 @@
 //! Attributes of a queue pair, with the names and mask bits of `ibv_modify_qp(3)`.
 //!
-//! Values are raw numbers wherever a caller can hand in one that is out of range:
-//! [`modify`](super::state::modify) refuses it and names it. Nothing here is read by the data path.
+//! Values that a caller may set out of range are plain numbers; [`modify`](super::state::modify) checks them and names the wrong one. The
+//! data path reads nothing of this.
 
 use core::fmt;
 
@@ -11,13 +11,13 @@ use crate::id::{Gid, Psn, QpState};
 pub const PORT_NUM: u8 = 1;
 
 bitflags::bitflags! {
-    /// Which attributes a call gives or asks for (`enum ibv_qp_attr_mask`).
+    /// Set of attributes that a call gives or asks for (`enum ibv_qp_attr_mask`).
     #[doc(alias = "ibv_qp_attr_mask")]
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
     pub struct AttrMask: u32 {
         /// `qp_state`: the state to enter.
         const STATE = 1;
-        /// `cur_qp_state`: the state the caller believes the queue pair to be in.
+        /// `cur_qp_state`: the state in which the caller believes the queue pair to be.
         const CUR_STATE = 1 << 1;
         /// `en_sqd_async_notify`.
         const EN_SQD_ASYNC_NOTIFY = 1 << 2;
@@ -43,7 +43,7 @@ bitflags::bitflags! {
         const RQ_PSN = 1 << 12;
         /// `max_rd_atomic`.
         const MAX_QP_RD_ATOMIC = 1 << 13;
-        /// `alt_ah_attr`, `alt_pkey_index`, `alt_port_num`, `alt_timeout`: refused, RoCE has no path migration.
+        /// `alt_ah_attr`, `alt_pkey_index`, `alt_port_num`, `alt_timeout`: refused, because RoCE has no path migration.
         const ALT_PATH = 1 << 14;
         /// `min_rnr_timer`.
         const MIN_RNR_TIMER = 1 << 15;
@@ -53,7 +53,7 @@ bitflags::bitflags! {
         const MAX_DEST_RD_ATOMIC = 1 << 17;
         /// `path_mig_state`.
         const PATH_MIG_STATE = 1 << 18;
-        /// `cap`: refused, queues are not resized.
+        /// `cap`: refused, because queues are not resized.
         const CAP = 1 << 19;
         /// `dest_qp_num`.
         const DEST_QPN = 1 << 20;
@@ -62,7 +62,7 @@ bitflags::bitflags! {
     }
 }
 
-/// The names, joined with `|`: `AV | PATH_MTU`.
+/// Names joined with `|`, such as `AV | PATH_MTU`.
 impl fmt::Display for AttrMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_empty() {
@@ -76,23 +76,23 @@ impl fmt::Display for AttrMask {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 #[repr(u8)]
 pub enum PathMigState {
-    /// The current path is in use, no other is loaded.
+    /// The current path is in use, and no other one is loaded.
     #[default]
     Migrated = 0,
-    /// A new alternate path is wanted.
+    /// A new alternate path is requested.
     Rearm = 1,
     /// The alternate path is ready.
     Armed = 2,
 }
 
-/// The global route of an address vector (`struct ibv_global_route`). RoCE cannot do without it.
+/// The global route of an address vector (`struct ibv_global_route`). RoCE requires one.
 #[doc(alias = "ibv_global_route")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct GlobalRoute {
     /// Address of the peer.
     pub dgid: Gid,
-    /// Flow label, 20 bits: the IPv6 field and the entropy of the UDP source port; 0 lets the queue pair
-    /// numbers choose the port.
+    /// Flow label, 20 bits: the field of the IPv6 header, and the input for the UDP source port. If it is 0, the port depends on the queue
+    /// pair numbers.
     pub flow_label: u32,
     /// Index of our address in the GID table.
     pub sgid_index: u8,
@@ -106,7 +106,7 @@ pub struct GlobalRoute {
 #[doc(alias = "ibv_ah_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct AhAttr {
-    /// The global route; `None` (`is_global` 0) is refused.
+    /// The global route. `None` (`is_global` 0) is refused.
     pub grh: Option<GlobalRoute>,
     /// Local identifier of InfiniBand: ignored.
     pub dlid: u16,
@@ -116,7 +116,7 @@ pub struct AhAttr {
     pub src_path_bits: u8,
     /// Static rate of InfiniBand: ignored.
     pub static_rate: u8,
-    /// Port, 1.
+    /// Port number, always 1.
     pub port_num: u8,
 }
 
@@ -136,19 +136,19 @@ pub struct QpCap {
     pub max_inline_data: u32,
 }
 
-/// Every attribute of a queue pair (`struct ibv_qp_attr`). The default is that of a fresh one: RESET, zeros.
+/// The attributes of a queue pair (`struct ibv_qp_attr`). The default is that of a new one: RESET, all values 0.
 #[doc(alias = "ibv_qp_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct QpAttr {
     /// Modify: the state to enter. Query: the state.
     pub qp_state: QpState,
-    /// Modify: the state the caller believes in. Query: the state.
+    /// Modify: the state in which the caller believes the queue pair to be. Query: the state.
     pub cur_qp_state: QpState,
-    /// Path MTU, the number of `enum ibv_mtu`: 1 (256 bytes) to 5 (4096 bytes).
+    /// Path MTU, a number of `enum ibv_mtu`: 1 (256 bytes) to 5 (4096 bytes).
     pub path_mtu: u8,
     /// State of path migration.
     pub path_mig_state: PathMigState,
-    /// Q_Key, of unconnected types.
+    /// Q_Key, for datagram queue pairs.
     pub qkey: u32,
     /// First PSN expected; the low 24 bits count.
     pub rq_psn: u32,
@@ -156,7 +156,7 @@ pub struct QpAttr {
     pub sq_psn: u32,
     /// The peer's queue pair number, 24 bits.
     pub dest_qp_num: u32,
-    /// What the peer may do: bits of `enum ibv_access_flags`.
+    /// Access rights of the peer: bits of `enum ibv_access_flags`.
     pub qp_access_flags: u32,
     /// Sizes of the queues.
     pub cap: QpCap,
@@ -164,33 +164,33 @@ pub struct QpAttr {
     pub ah_attr: AhAttr,
     /// Alternate path: refused.
     pub alt_ah_attr: AhAttr,
-    /// Index of the partition key.
+    /// Index in the partition key table.
     pub pkey_index: u16,
     /// Alternate path: refused.
     pub alt_pkey_index: u16,
-    /// RTS to SQD: raise SQ_DRAINED when drained.
+    /// RTS to SQD: whether to raise SQ_DRAINED when the send queue is drained.
     pub en_sqd_async_notify: bool,
-    /// Query: in SQD, whether requests are still under way.
+    /// Query, in SQD: whether requests are still outstanding.
     pub sq_draining: bool,
-    /// READ and ATOMIC requests outstanding as requester.
+    /// READ and ATOMIC requests that we may have outstanding as requester.
     pub max_rd_atomic: u8,
-    /// READ and ATOMIC requests outstanding as responder.
+    /// READ and ATOMIC requests that the peer may have outstanding, with us as responder.
     pub max_dest_rd_atomic: u8,
-    /// Code of the delay an RNR NAK asks for, `0 ..= 31`, see [`rnr_delay`](super::tables::rnr_delay).
+    /// Timer code of our RNR NAKs, `0 ..= 31`, see [`rnr_delay`](super::tables::rnr_delay).
     pub min_rnr_timer: u8,
-    /// Port, 1.
+    /// Port number, always 1.
     pub port_num: u8,
     /// Exponent of the local ACK timeout, `0 ..= 31`, see [`ack_timeout`](super::tables::ack_timeout).
     pub timeout: u8,
     /// Transport retries, `0 ..= 7`.
     pub retry_cnt: u8,
-    /// RNR retries, `0 ..= 6`; 7 is for ever.
+    /// RNR retries, `0 ..= 6`; 7 means unlimited.
     pub rnr_retry: u8,
     /// Alternate path: refused.
     pub alt_port_num: u8,
     /// Alternate path: refused.
     pub alt_timeout: u8,
-    /// Packet pacing, kbit/s: refused.
+    /// Packet pacing in kbit/s: refused.
     pub rate_limit: u32,
 }
 
@@ -228,8 +228,8 @@ impl Default for QpAttr {
 }
 
 impl QpAttr {
-    /// Takes over the attributes of `given` that `mask` names, PSNs cut to 24 bits. For a call that
-    /// [`modify`](super::state::modify) let pass; the two state fields are left to the caller.
+    /// Copies the attributes of `given` that `mask` names, with PSNs cut to 24 bits. Call it after [`modify`](super::state::modify) has
+    /// accepted them. The two state fields are left to the caller.
     pub fn take(&mut self, given: &Self, mask: AttrMask) {
         let has = |bit| mask.contains(bit);
         if has(AttrMask::EN_SQD_ASYNC_NOTIFY) {

@@ -1,9 +1,8 @@
-//! The completer: responses in, completed work requests and retries out (IBA 9.7.5 to 9.7.7).
+//! The completer: handles responses, completes work requests and decides about retries (IBA 9.7.5 to 9.7.7).
 //!
-//! Works on the [`Requester`]'s state. What succeeded shows in [`Requester::head`], which moves on: everything
-//! before it is done, in order. READ data and atomic results are placed by the caller between
-//! [`Requester::handle_response`] and [`Requester::placed`], so a response is checked before a byte is written
-//! and counts only after it was.
+//! It works on the state of the [`Requester`]. Work requests succeed in order: every one before [`Requester::head`] is complete. The caller
+//! writes READ data and atomic results to memory after [`Requester::handle_response`], which checks the response, and before
+//! [`Requester::placed`], which counts it.
 
 use super::congestion::Event;
 use super::recovery::RetryCause;
@@ -20,38 +19,38 @@ use core::time::Duration;
 /// What the caller does after a response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Response {
-    /// Nothing more than looking at [`Requester::head`].
+    /// Nothing, except to look at [`Requester::head`].
     Done,
-    /// Part of the sent packets will go out again.
+    /// Some of the sent packets will be sent again.
     Retry(RetryCause),
-    /// Sent packets will go out again after the delay of an RNR NAK, which counts from `now`. A caller that is not sure that
-    /// the NAK arrived before `now` corrects that with [`Requester::wait_from`].
+    /// Sent packets will be sent again after the delay of an RNR NAK, which counts from `now`. If the NAK may have arrived later than
+    /// `now`, correct that with [`Requester::wait_from`].
     Wait,
-    /// READ data: write the payload at `offset` of the message's local buffers, then call `placed`.
+    /// READ data: write the payload at `offset` of the READ's local buffers, then call `placed`.
     Place {
-        /// The READ.
+        /// Sequence number of the READ request.
         seq: u32,
-        /// First byte of the message that the payload holds.
+        /// Where the payload belongs, in bytes from the start of the READ data.
         offset: u32,
     },
-    /// The result of an atomic: write it, in host order, to the local buffer, then call `placed`.
+    /// The result of an atomic: write it, in host byte order, to the local buffer, then call `placed`.
     PlaceAtomic {
-        /// The atomic.
+        /// Sequence number of the atomic request.
         seq: u32,
         /// The value before the operation.
         original: u64,
     },
-    /// A response to a READ or ATOMIC before it is missing. What is acknowledged up to there counts. The caller passes the packet again
-    /// when that is here, or calls [`Requester::lose_response`]: then what is missing is requested again, unless it was already.
+    /// An earlier response to a READ or ATOMIC is missing. What this packet acknowledges before that has been counted. Pass the packet
+    /// again once the missing response has arrived, or call [`Requester::lose_response`] to have the missing response requested again.
     Early,
     /// The oldest work request failed; the queue pair goes to ERR.
     Failed(WcStatus),
 }
 
 impl Requester {
-    /// Handles an ACKNOWLEDGE, READ RESPONSE or ATOMIC ACKNOWLEDGE.
+    /// Handles an ACKNOWLEDGE, READ RESPONSE or ATOMIC ACKNOWLEDGE packet.
     ///
-    /// A response that answers nothing outstanding is an `Err`: drop and count it.
+    /// Returns `Err` for a response that answers nothing outstanding: drop and count it.
     #[inline(always)]
     pub fn handle_response(
         &mut self,
@@ -71,13 +70,13 @@ impl Requester {
         }
     }
 
-    /// A response that answers nothing outstanding; `ack` is what it says if it is an acknowledgement.
+    /// Handles a response that answers nothing outstanding. `ack` is its AETH if it is an acknowledgement.
     #[cold]
     fn handle_ghost(&mut self, psn: Psn, ack: Option<Aeth>) -> Discard {
         if !self.in_flight.went_out(psn) {
             return Discard::GhostAck;
         }
-        // The newest acknowledgement again may still carry newer credits.
+        // A repetition of the newest acknowledgement may carry newer credits.
         if let Some(aeth) = ack
             && psn == self.in_flight.una().sub(1)
             && Syndrome::is_ack(aeth.syndrome)
@@ -89,7 +88,7 @@ impl Requester {
         Discard::GhostAck
     }
 
-    /// The data of the last `Place` or `PlaceAtomic` is written: the response counts.
+    /// Counts the response with this PSN as received: the caller has written the data of its `Place` or `PlaceAtomic`.
     pub fn placed(&mut self, now: Instant, psn: Psn) {
         let e = self.log.oldest();
         let is_last = psn == e.last;
@@ -104,7 +103,8 @@ impl Requester {
         self.progress(now);
     }
 
-    /// The ACK timer, the RNR wait or a pause of the congestion controller ended, if `now` is past [`Requester::deadline`].
+    /// Handles the end of the ACK timer, of the delay of an RNR NAK, or of a pause of the congestion controller. Does nothing before
+    /// [`Requester::deadline`].
     pub fn handle_timeout(&mut self, now: Instant) -> Response {
         if now >= self.congestion.resumes_at() {
             self.congestion.handle(now, Event::Resumed);
@@ -113,7 +113,7 @@ impl Requester {
             Awaited::Nothing => Response::Done,
             Awaited::Receive => {
                 hit(Mark::RnrOver);
-                // Everything may have been acknowledged meanwhile: then nothing is left to send again, or to time.
+                // If everything was acknowledged meanwhile, there is nothing to send again and no timer to start.
                 if self.in_flight.is_empty() { Response::Done } else { Response::Retry(RetryCause::Rnr) }
             }
             Awaited::Answer | Awaited::Look if self.lacks_ack_request() && self.retries.is_untouched() => {
@@ -131,30 +131,33 @@ impl Requester {
         }
     }
 
-    /// Whether the ACK timer has ended: the peer did not answer in time.
+    /// Whether the ACK timer has expired: the peer did not answer in time.
     pub fn is_overdue(&self, now: Instant) -> bool {
         self.timer.awaits_answer() && now >= self.timer.deadline()
     }
 
-    /// The peer does not run now, so the ACK timer goes on for so long: no retry is used.
+    /// Lets the ACK timer run for `wait` from now, without using a retry: the peer's process is known not to be running now.
     #[cold]
     pub fn wait_for_peer(&mut self, now: Instant, wait: Duration) {
         self.timer.await_answer(now.after(wait));
     }
 
-    /// Whether the peer runs is known after so long: the ACK timer goes on until then, once. `false`: it did already.
+    /// Lets the ACK timer run for `wait` from now, to find out whether the peer's process is running. Returns `false`, and does nothing, if
+    /// it was extended in this way already.
     #[cold]
     pub fn look_at_peer(&mut self, now: Instant, wait: Duration) -> bool {
         self.timer.await_look(now.after(wait))
     }
 
-    /// An RNR NAK handled in the turn that began at `then` may have arrived as late as `now`: its delay counts from `now`.
+    /// Corrects the delay of an RNR NAK that was handled in the turn that began at `then` but may have arrived as late as `now`: the delay
+    /// counts from `now`.
     #[cold]
     pub fn wait_from(&mut self, then: Instant, now: Instant) {
         self.timer.wait_from(then, now);
     }
 
-    /// What was sent in the turn that began at `then` may have left as late as `now`: its ACK timer counts from `now`.
+    /// Corrects the ACK timer for packets that were sent in the turn that began at `then` but may have left as late as `now`: it counts
+    /// from `now`.
     #[cold]
     pub fn left_by(&mut self, then: Instant, now: Instant) {
         self.congestion.handle(now, Event::LeftLate(then));
@@ -175,13 +178,13 @@ impl Requester {
         match Syndrome::decode(aeth.syndrome) {
             Syndrome::Ack { .. } => Ok(self.acknowledge(now, psn)),
             Syndrome::RnrNak { .. } | Syndrome::Nak(NakCode::PsnSequenceError) if self.timer.is_rnr() => {
-                // Packets behind the refused one: soft-RoCE answers them with a sequence NAK of its own.
+                // The NAK is for packets after the one that got the RNR NAK: soft-RoCE sends a sequence NAK for those.
                 hit(Mark::NakInRnrWait);
                 Err(Discard::GhostAck)
             }
             Syndrome::RnrNak { timer } => {
                 hit(Mark::RnrNak);
-                // The timer starts first, so that a READ whose responses are missing goes out again after the wait, too.
+                // The timer starts first, so that a READ whose responses are missing is also sent again only after the delay.
                 self.timer.await_receive(now.after(rnr_delay(timer)));
                 self.acknowledge(now, psn.sub(1));
                 if self.rnr_retries.count() != RNR_RETRY_FOREVER && !self.rnr_retries.take() {
@@ -189,8 +192,8 @@ impl Requester {
                     return Ok(Response::Failed(WcStatus::RnrRetryExcErr));
                 }
                 self.rewind(self.in_flight.una());
-                self.repair.resending = false; // what goes out then may be lost anew
-                Ok(Response::Wait) // the retry is reported when the delay is over
+                self.repair.resending = false; // packets that are sent then may be lost anew
+                Ok(Response::Wait) // the retry is reported at the end of the delay
             }
             Syndrome::Nak(NakCode::PsnSequenceError) => {
                 hit(Mark::SequenceNak);
@@ -202,7 +205,7 @@ impl Requester {
             }
             Syndrome::Nak(code) => {
                 hit(Mark::FatalNak);
-                // The request with this PSN fails, or an older one if that is unanswered.
+                // The request with this PSN fails, or an older one that is still unanswered.
                 self.acknowledge(now, psn.sub(1));
                 Ok(code.requester_status().map_or(Response::Done, Response::Failed))
             }
@@ -235,7 +238,7 @@ impl Requester {
         let offset = (psn.diff(e.first) as u32 & 0x00ff_ffff) << self.mtu.log2();
         let (last, part_ends) = (psn == e.last, psn == e.part_end(psn));
         let expected = if last { length - offset } else { self.mtu.bytes() as u32 };
-        // A restarted READ may be answered from FIRST on (the specification) or go on with MIDDLE (soft-RoCE).
+        // The responses to a retried READ may begin with FIRST (as specified) or with MIDDLE (soft-RoCE).
         let closes = matches!(pkt.row.position, Position::Last | Position::Only);
         if closes != part_ends || pkt.payload.len() != expected as usize {
             return Ok(Response::Failed(WcStatus::LocLenErr));
@@ -243,7 +246,7 @@ impl Requester {
         Ok(Response::Place { seq: self.log.head(), offset })
     }
 
-    /// The empty READ response that answers an ATOMIC WRITE or a FLUSH (IBA A19).
+    /// Handles the empty READ response that answers an ATOMIC WRITE or a FLUSH (IBA A19).
     #[cold]
     fn handle_placed(&mut self, now: Instant, pkt: Packet<'_>, kind: RequestKind) -> Response {
         let good = kind == RequestKind::Placement
@@ -271,7 +274,7 @@ impl Requester {
         Ok(Response::PlaceAtomic { seq: self.log.head(), original: pkt.atomic_ack() })
     }
 
-    /// A READ or ATOMIC response with this PSN acknowledges all before it. `None`: it is the one expected next.
+    /// Acknowledges every packet before this PSN, which is that of a READ or ATOMIC response. `None` if it is the response expected next.
     #[inline(always)]
     fn reach(&mut self, now: Instant, psn: Psn) -> Option<Response> {
         if psn != self.in_flight.una() {
@@ -287,7 +290,7 @@ impl Requester {
         None
     }
 
-    /// Everything up to `acked` arrived at the peer. Stops at a READ or ATOMIC without its response.
+    /// Acknowledges packets up to `acked`, but not beyond a READ or ATOMIC whose response is missing.
     #[inline]
     fn acknowledge(&mut self, now: Instant, acked: Psn) -> Response {
         let before = self.in_flight.una();
@@ -303,13 +306,14 @@ impl Requester {
         Response::Done
     }
 
-    /// The oldest response that is missing is lost, later ones imply that (an implied NAK): it is requested again.
+    /// Takes the oldest missing response as lost, because later ones have arrived (an implied NAK): it is requested again, unless that was
+    /// done already.
     #[cold]
     pub fn lose_response(&mut self, now: Instant) -> Response {
         if self.in_flight.is_empty() { Response::Done } else { self.handle_loss(now, RetryCause::ImpliedNak) }
     }
 
-    /// So many packets wait for a response that is missing: they were [`Response::Early`].
+    /// Says how many packets with later responses ([`Response::Early`]) the caller holds.
     #[cold]
     pub fn hold_early(&mut self, packets: u32) {
         self.in_flight.answered_early(packets);
@@ -324,17 +328,17 @@ impl Requester {
         if self.in_flight.is_overtaken() {
             hit(Mark::RetryOvertaken);
             self.rewind(self.in_flight.una());
-            self.repair.probing = false; // what it was to ask for is here
+            self.repair.probing = false; // the acknowledgement that it was to request has arrived
         }
         if !self.timer.is_rnr() {
             self.rearm(now);
         }
     }
 
-    /// A sign that packets were lost: they go out again from where recovery says, as long as retries are left.
+    /// Handles a sign that packets were lost: sends again from where the recovery scheme says, as long as retries are left.
     fn handle_loss(&mut self, now: Instant, cause: RetryCause) -> Response {
         if self.timer.is_rnr() {
-            self.rewind(self.in_flight.una()); // once the wait is over
+            self.rewind(self.in_flight.una()); // sent when the delay is over
             return Response::Done;
         }
         let Some(first) = self.recovery.handle_loss(&mut self.repair, &self.in_flight, cause) else {
@@ -350,23 +354,23 @@ impl Requester {
         }
         self.congestion.handle(now, Event::Lost(cause));
         self.rewind(first);
-        self.timer.stop(); // until the first of them leaves again
+        self.timer.stop(); // starts again when the first of them is sent
         Response::Retry(cause)
     }
 
-    /// A received packet, of whichever kind, was marked by a switch (CE).
+    /// Handles a received packet, of any kind, that a switch marked as congested (CE).
     #[cold]
     pub(crate) fn handle_mark(&mut self, now: Instant) {
         self.congestion.handle(now, Event::Marked);
     }
 
-    /// A congestion notification packet arrived: packets of ours were marked.
+    /// Handles a congestion notification packet: packets that we sent were marked.
     #[cold]
     pub(crate) fn handle_notification(&mut self, now: Instant) {
         self.congestion.handle(now, Event::Notified);
     }
 
-    /// Credits in the AETH of a READ or ATOMIC response, which may be the only acknowledgement there is.
+    /// Takes the credits from the AETH of a READ or ATOMIC response. There may be no other acknowledgement that carries any.
     #[inline(always)]
     fn grant_by(&mut self, pkt: &Packet<'_>) {
         let aeth = pkt.aeth();

@@ -1,7 +1,8 @@
-//! What a responder's fault leads to: the answer on the wire, the status of a receive request, the fate of the
-//! queue pair, the asynchronous event (IBA 9.9.3, Table 57; classes A, B, C, D and J there).
+//! Consequences of a faulty request at the responder (IBA 9.9.3, Table 57, classes A, B, C, D and J): the answer, the status of the receive
+//! request, the state of the queue pair, and the asynchronous event.
 //!
-//! A receive request is never malformed here, and a full completion queue (class G) ends its queue pairs without the responder.
+//! Receive requests are checked when they are posted, so none is malformed here. A completion queue that overflows (class G) ends its queue
+//! pairs without the responder.
 
 use super::status::{AsyncEvent, WcStatus};
 use super::tables::NakCode;
@@ -11,38 +12,38 @@ use crate::id::QpType;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum Fault {
-    /// A packet before this one is missing.
+    /// An earlier packet is missing.
     PsnGap,
     /// The receive queue (or shared receive queue) is empty or in error.
     NoReceive,
-    /// A FIRST, MIDDLE, LAST or ONLY where the message in progress does not allow it.
+    /// A FIRST, MIDDLE, LAST or ONLY packet does not fit the message in progress.
     BadSequence,
-    /// An opcode, or a field of its header, that the specification reserves.
+    /// The opcode, or a field of its header, is reserved.
     BadOpcode,
     /// The queue pair's access flags do not allow this operation.
     NotEnabled,
-    /// More READ and ATOMIC requests outstanding than `max_dest_rd_atomic`.
+    /// More READ and ATOMIC requests are outstanding than `max_dest_rd_atomic`.
     TooManyRdAtomic,
-    /// An ATOMIC or ATOMIC WRITE whose address is not a multiple of 8.
+    /// The address of an ATOMIC or ATOMIC WRITE is not a multiple of 8.
     Misaligned,
-    /// A SEND longer than the receive request's buffers.
+    /// A SEND is longer than the buffers of the receive request.
     SendTooLong,
-    /// Any other length that breaks a rule: packet, pad, sum of the message, above 2^31.
+    /// Any other wrong length: of the payload, the padding or the whole message, or above 2^31.
     BadLength,
-    /// Unknown key, wrong protection domain, missing right, out of range.
+    /// The remote key is unknown, belongs to another protection domain, lacks the right, or does not cover the range.
     RemoteAccess,
-    /// A buffer of the receive request: unknown local key, out of range, not writable.
+    /// A buffer of the receive request has an unknown local key, is out of range, or is not writable.
     ReceiveProtection,
-    /// SEND with invalidate names a key that cannot be invalidated.
+    /// A SEND with invalidate names a key that cannot be invalidated.
     BadInvalidate,
-    /// The XRC shared receive queue named does not exist or belongs to another domain.
+    /// The XRC shared receive queue does not exist or belongs to another domain.
     BadXrcSrq,
 }
 
-/// What goes back to the requester.
+/// The answer to the requester.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Reply {
-    /// Nothing: the packet (UC, UD: the message) is dropped.
+    /// No answer: the packet is dropped (on UC and UD, the message).
     None,
     /// An RNR NAK with the queue pair's `min_rnr_timer`.
     Rnr,
@@ -53,13 +54,13 @@ pub enum Reply {
 /// The consequences of a [`Fault`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Outcome {
-    /// The answer on the wire; it leaves before the queue pair enters ERR.
+    /// The answer. It is sent before the queue pair enters ERR.
     pub reply: Reply,
-    /// Status of the receive request if one is held; `None`: it is kept (or flushed, if `fatal`).
+    /// Status of the receive request, if the message holds one. `None`: the request is kept, or flushed if `fatal`.
     pub status: Option<WcStatus>,
-    /// Whether the queue pair goes to ERR.
+    /// Whether the queue pair enters ERR.
     pub fatal: bool,
-    /// Raised if no receive request is held that could carry the status.
+    /// Event to raise if the message holds no receive request that could carry the status.
     pub event: Option<AsyncEvent>,
 }
 
@@ -73,7 +74,7 @@ const fn fatal(reply: Reply, status: Option<WcStatus>, event: Option<AsyncEvent>
     Outcome { reply, status, fatal: true, event }
 }
 
-/// One row per fault: reliable types (RC, XRC target), then unreliable ones (UC, UD, GSI).
+/// One row for each fault: its outcome on reliable types (RC, XRC), then on unreliable types (UC, UD, GSI).
 #[rustfmt::skip]
 const FAULTS: [(Fault, Outcome, Outcome); 13] = {
     use AsyncEvent::{QpAccessErr, QpReqErr};
@@ -94,7 +95,7 @@ const FAULTS: [(Fault, Outcome, Outcome); 13] = {
     (Fault::BadLength,         fatal(Nak(InvalidRequest),         Some(RemInvReqErr), Some(QpReqErr)),      DROP),
     (Fault::RemoteAccess,      fatal(Nak(RemoteAccessError),      Some(LocAccessErr), Some(QpAccessErr)),   DROP),
     (Fault::ReceiveProtection, fatal(Nak(RemoteOperationalError), Some(LocProtErr),   None),                fatal(NONE, Some(LocProtErr), None)),
-    // Class J. The NAK spares the peer its whole retry span; hardware sends one too.
+    // Class J. Without the NAK the peer would retry until its retries are used up; hardware sends one too.
     (Fault::BadInvalidate,     fatal(Nak(RemoteAccessError),      Some(RemInvReqErr), Some(QpAccessErr)),   DROP),
     (Fault::BadXrcSrq,         fatal(Nak(InvalidRequest),         None,               Some(QpAccessErr)),   DROP),
     ]
@@ -114,9 +115,9 @@ impl Fault {
         FAULTS.iter().map(|row| row.0)
     }
 
-    /// What the fault leads to on a queue pair of this type.
+    /// The consequences of the fault on a queue pair of this type.
     ///
-    /// On UC and UD nothing is ever answered; a dropped message's receive request is kept and used again.
+    /// UC and UD never answer; the receive request of a dropped message is kept and used for the next one.
     pub const fn outcome(self, ty: QpType) -> &'static Outcome {
         const TABLE: &[(Fault, Outcome, Outcome); 13] = &FAULTS;
         let row = &TABLE[self as usize];

@@ -1,40 +1,38 @@
-//! What was sent and is not answered. It is counted here alone: up to the oldest packet that is not answered, and beyond it what is
-//! known to be here out of order.
+//! The PSNs in flight: packets that were sent and are not answered. Counts the answers that have arrived out of order, too.
 
 use crate::id::Psn;
 
-/// Most sequence numbers without an answer: half of the circle (IBA 9.7.1).
+/// Largest number of PSNs in flight: half of the PSN space (IBA 9.7.1).
 pub(super) const NUMBERS_MAX: u32 = 1 << 23;
 
-/// The sequence numbers in flight, `una` to before `next`, and the packet that goes out next: the one at `next`, or one
-/// before it during a retransmission.
+/// The PSNs in flight, from `una` to before `next`, and the packet to send next: a new one at `next`, or an earlier one during a
+/// retransmission.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InFlight {
-    /// The oldest number that is not acknowledged (READ: not received).
+    /// The oldest PSN that is not acknowledged (of a READ: whose response has not arrived).
     una: Psn,
-    /// The number of the next packet.
+    /// PSN of the packet to send next.
     cursor: Psn,
-    /// The number after the highest one used so far.
+    /// The PSN after the highest one used so far.
     next: Psn,
     responses: Responses,
 }
 
-/// Answers, as far as they are not counted by their numbers. Two counts in a word: there is no more room in the lines of a queue pair
-/// that every message touches.
+/// Counts of answers that the PSNs in flight do not show. Two counts share a word, because the cache lines of a queue pair that every
+/// message touches are full.
 #[derive(Clone, Copy, Debug)]
 struct Responses(u32);
 
 impl Responses {
     const NONE: Self = Self(0);
 
-    /// Numbers in flight that stand for packets of the peer alone: those of the READ responses, but for one of each request packet. At
-    /// most [`NUMBERS_MAX`].
+    /// How many of the PSNs in flight belong to READ responses, not counting one for each request packet. At most [`NUMBERS_MAX`].
     #[inline(always)]
     const fn awaited(self) -> u32 {
         self.0 >> 8
     }
 
-    /// Packets whose answers are here, and wait for one before them.
+    /// How many packets have answers that arrived early: an earlier answer is missing.
     #[inline(always)]
     const fn early(self) -> u32 {
         self.0 & 0xff
@@ -57,24 +55,24 @@ impl Responses {
 }
 
 impl InFlight {
-    /// Nothing is in flight; `psn` is next.
+    /// Nothing in flight; `psn` is the next PSN.
     pub const fn at(psn: Psn) -> Self {
         Self { una: psn, cursor: psn, next: psn, responses: Responses::NONE }
     }
 
-    /// The oldest number that is not acknowledged (READ: not received).
+    /// The oldest PSN that is not acknowledged (of a READ: whose response has not arrived).
     #[inline(always)]
     pub const fn una(&self) -> Psn {
         self.una
     }
 
-    /// The number of the next packet.
+    /// PSN of the packet to send next.
     #[inline(always)]
     pub const fn cursor(&self) -> Psn {
         self.cursor
     }
 
-    /// The number after the highest one used so far.
+    /// The PSN after the highest one used so far.
     #[inline(always)]
     pub const fn next(&self) -> Psn {
         self.next
@@ -86,67 +84,68 @@ impl InFlight {
         self.una == self.next
     }
 
-    /// Whether an answer with this number answers something in flight.
+    /// Whether an answer with this PSN answers something in flight.
     #[inline(always)]
     pub const fn contains(&self, psn: Psn) -> bool {
         psn.diff(self.next) < 0 && psn.diff(self.una) >= 0
     }
 
-    /// Whether the packet with this number went out before.
+    /// Whether a packet with this PSN was sent before.
     #[inline(always)]
     pub const fn went_out(&self, psn: Psn) -> bool {
         psn.diff(self.next) < 0
     }
 
-    /// Whether the next packet is a new one, and not a repeated one.
+    /// Whether the packet to send next is a new one, not a retransmission.
     #[inline(always)]
     pub fn is_at_end(&self) -> bool {
         self.cursor == self.next
     }
 
-    /// Packets sent that are neither answered nor about to be sent again; responses to READs among them.
+    /// Packets, READ responses included, that were sent or requested, are not answered and are not about to be sent again.
     pub fn packets(&self) -> u32 {
         self.numbers().saturating_sub(self.early())
     }
 
-    /// Numbers from the oldest that is not answered to before the cursor: [`packets`](Self::packets), and those that are here
+    /// PSNs from the oldest one that is not answered to before the cursor: [`packets`](Self::packets), plus those answered
     /// [early](Self::early).
     #[inline(always)]
     pub fn numbers(&self) -> u32 {
         distance(self.una, self.cursor)
     }
 
-    /// Packets among [`numbers`](Self::numbers) whose answers are here, and wait for one before them. During a retransmission they may be
-    /// behind the cursor: none.
+    /// How many packets among [`numbers`](Self::numbers) have answers that arrived early: an earlier answer is missing. 0 during a
+    /// retransmission, because these packets may be after the cursor.
     #[inline(always)]
     pub fn early(&self) -> u32 {
         if self.is_at_end() { self.responses.early() } else { 0 }
     }
 
-    /// Request packets among [`numbers`](Self::numbers): the congestion controller learns of an early answer when it counts.
+    /// Request packets among [`numbers`](Self::numbers). Includes those answered early, because the congestion controller learns of an
+    /// early answer only once it counts.
     #[inline(always)]
     pub fn requests(&self) -> u32 {
         self.numbers().saturating_sub(self.responses.awaited())
     }
 
-    /// Of so many packets behind the oldest one the answers are here.
+    /// Sets how many packets after the oldest one were answered early.
     #[inline]
     pub fn answered_early(&mut self, packets: u32) {
         self.responses.set_early(packets);
     }
 
-    /// Sequence numbers that may be assigned, from `assigned` on.
+    /// How many PSNs may still be assigned, from `assigned` on.
     #[inline(always)]
     pub fn numbers_left(&self, assigned: Psn) -> u32 {
         NUMBERS_MAX.saturating_sub(distance(self.una, assigned))
     }
 
-    /// The packet at the cursor was handed out: moves the cursor to `behind`, the number after those that the packet uses (READ: those
-    /// of its responses).
+    /// Moves the cursor past the packet that was just handed out, to `behind`: the PSN after those that the packet uses (for a READ, one
+    /// for each response).
     #[inline(always)]
     pub fn advance(&mut self, behind: Psn) {
-        // What goes out for the first time sets `next`. `diff` alone does not tell: a READ may use 2^23 numbers, half of the circle,
-        // for which it is negative.
+        // A packet that is sent for the first time sets `next`. `diff` alone does not suffice: a READ may use 2^23 PSNs, half of the PSN
+        // space, and then `diff` is negative.
         let new = !self.went_out(self.cursor);
         self.cursor = behind;
         if new || behind.diff(self.next) > 0 {
@@ -154,20 +153,20 @@ impl InFlight {
         }
     }
 
-    /// New packets were handed out, with the numbers from [`next`](Self::next) to before `behind`.
+    /// Moves the cursor past new packets that were handed out, with PSNs from [`next`](Self::next) to before `behind`.
     #[inline(always)]
     pub fn advance_new(&mut self, behind: Psn) {
         self.cursor = behind;
         self.next = behind;
     }
 
-    /// New request packets are answered by one response each and `more` beyond that.
+    /// Counts new request packets, which are answered by one response each plus `more` responses in all.
     #[inline(always)]
     pub fn expect_responses(&mut self, more: u32) {
         self.responses.add(more);
     }
 
-    /// The packet at `psn`, the last that was handed out, did not leave; `again`: it had left before.
+    /// Undoes handing out the last packet, whose PSN is `psn`, because it was not sent. `again`: it had been sent before.
     pub fn take_back(&mut self, psn: Psn, again: bool) {
         self.cursor = psn;
         if !again {
@@ -175,33 +174,33 @@ impl InFlight {
         }
     }
 
-    /// The packet with this number, at or behind `una`, goes out next.
+    /// Makes the packet with this PSN, `una` or a later one, the next to send.
     #[inline(always)]
     pub fn resend_from(&mut self, psn: Psn) {
         self.cursor = psn;
     }
 
-    /// All before this number is acknowledged.
+    /// Takes all packets before this PSN as acknowledged.
     #[inline(always)]
     pub fn acknowledge(&mut self, una: Psn) {
         self.una = una;
     }
 
-    /// The response `psn` is here, the oldest one that was missing; `ends`: it is the last that its request packet asked for.
+    /// Takes the oldest missing response, whose PSN is `psn`, as received. `ends`: it is the last that its request packet asked for.
     #[inline(always)]
     pub fn receive_response(&mut self, psn: Psn, ends: bool) {
         self.una = psn.add(1);
         self.responses.remove(u32::from(!ends));
     }
 
-    /// Whether packets that were about to go out again have been acknowledged meanwhile.
+    /// Whether packets that were about to be sent again have been acknowledged meanwhile.
     #[inline(always)]
     pub const fn is_overtaken(&self) -> bool {
         self.una.diff(self.cursor) > 0
     }
 }
 
-/// From one sequence number on to another one.
+/// How many PSNs after `from` the PSN `to` is, in `0 ..= 2^24 - 1`.
 #[inline(always)]
 pub(super) fn distance(from: Psn, to: Psn) -> u32 {
     to.diff(from) as u32 & 0x00ff_ffff

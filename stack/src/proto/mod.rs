@@ -1,8 +1,7 @@
-//! Turns received packets into effects and answers, and work requests into segments. Never reads a clock, touches user memory or
-//! allocates on the data path. Called by `shard` and by tests.
+//! The protocol of queue pairs: turns received packets into effects and answers, and work requests into packets to send. Never reads a
+//! clock, touches user memory, or allocates on the data path. Called by `shard` and by tests.
 //!
-//! What the specification prints as a table is a table here ([`state`], [`tables`], [`fault`], [`status`]);
-//! what it writes as procedure is code.
+//! The tables of the specification are tables here ([`state`], [`tables`], [`fault`], [`status`]); its procedures are code.
 
 pub mod address;
 pub mod attr;

@@ -1,12 +1,13 @@
-//! The sequence of an XRC target whose requests others carry out (IBA A14).
+//! The packet sequence of an XRC target whose requests are carried out by several processes (IBA A14).
 //!
-//! A domain that several processes share has its targets in a process of its own, the owner. It keeps nothing but the sequence of each
-//! connection. A request packet is passed on to the *member* that has the shared receive queue which the packet names, and a target
-//! there carries it out; what that one answers goes back to the requester. Both are renumbered: each member's connection has a
-//! sequence of its own.
+//! If several processes share an XRC domain, one of them, the owner, has the targets of the domain. For each connection the owner only
+//! keeps track of the sequence. It forwards each request packet to the *member*, the process that has the shared receive queue which the
+//! packet names. A target in the member carries the request out, and its answer is forwarded to the requester. Requests and answers are
+//! renumbered, because each member's connection has PSNs and MSNs of its own.
 //!
-//! The requester sees one responder. So one member at a time has its [`Turn`]: another one gets packets when everything before them
-//! is acknowledged, and a member that refuses a packet moves the sequence back. Duplicates go to the member in whose turn they were.
+//! To the requester this looks like a single responder. So one member at a time has a [`Turn`]: packets are forwarded to another one only
+//! when all packets before them are acknowledged. When a member refuses a packet, the sequence goes back to that packet. A duplicate goes
+//! to the member in whose turn the original was.
 
 use std::collections::VecDeque;
 
@@ -14,27 +15,27 @@ use super::tables::{NakCode, Syndrome};
 use crate::id::{Mtu, Psn};
 use crate::wire::{Discard, Kind, Packet};
 
-/// Packets this far back are recognized as duplicates: a quarter of the circle.
+/// How many PSNs back a packet is recognized as a duplicate: a quarter of the PSN space.
 const BACK: u32 = 1 << 22;
 
-/// Number of a member, which its owner chose.
+/// Number of a member, chosen by the owner.
 pub type Member = u32;
 
-/// What the sequence depends on of a request packet.
+/// The properties of a request packet that the sequence depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Its number.
+    /// PSN of the packet.
     pub psn: Psn,
-    /// Numbers that it takes: a READ has one for each packet of its response.
+    /// How many PSNs it uses: for a READ, one for each response packet.
     pub packets: u32,
-    /// Whether it is answered by responses (READ, atomics, FLUSH), and not by an acknowledgement alone.
+    /// Whether it is answered by responses (READ, atomics, FLUSH) and not only by an acknowledgement.
     pub responds: bool,
-    /// It requests an acknowledgement.
+    /// Whether it requests an acknowledgement.
     pub ack_req: bool,
 }
 
 impl Request {
-    /// Of a request packet that was received, at this path MTU.
+    /// From a received request packet, with this path MTU.
     pub fn of(pkt: &Packet<'_>, mtu: Mtu) -> Self {
         let responds = !matches!(pkt.row.kind, Kind::Send | Kind::Write);
         let packets = if pkt.row.kind == Kind::ReadRequest { mtu.packets(pkt.reth().len) } else { 1 };
@@ -42,74 +43,74 @@ impl Request {
     }
 }
 
-/// What a request packet is to the sequence.
+/// How a request packet fits into the sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arrived {
-    /// The next one: it is passed on as [`Relay::decide`] says.
+    /// It is the next packet: forward it as [`Relay::decide`] says.
     Next,
-    /// A duplicate, for the member who has carried it out: with this number.
+    /// It is a duplicate: forward it to the member that carried it out, with this PSN.
     Again(Member, Psn),
-    /// A duplicate of a message that was carried out: this number is acknowledged.
+    /// It is a duplicate of a SEND or WRITE that was carried out: acknowledge this PSN.
     Acknowledge(Psn),
-    /// Dropped under this name. What a NAK is to say of it: [`Relay::nak_due`].
+    /// It is dropped for this reason. [`Relay::nak_due`] says whether to send a NAK.
     Drop(Discard),
 }
 
-/// What to do with the packet that is passed on next.
+/// What to do with the packet that is to be forwarded next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decision {
-    /// It goes to this member, with this number. Then [`Relay::passed`].
+    /// Forward it to this member, with this PSN, then call [`Relay::passed`].
     Pass(Member, Psn),
-    /// It waits until what went before it is acknowledged.
+    /// It has to wait until all packets before it are acknowledged.
     Wait,
-    /// Nobody has the shared receive queue that it names.
+    /// No member has the shared receive queue that it names.
     Refuse,
 }
 
-/// A response of a member, as it goes to the requester.
+/// The answer of a member, renumbered for the requester.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answer {
-    /// Its number.
+    /// Its PSN.
     pub psn: Psn,
-    /// What its AETH says, if it has one.
+    /// MSN for its AETH, if it has one.
     pub msn: Psn,
     /// What it does to the sequence.
     pub effect: Effect,
 }
 
-/// What a response does to the sequence.
+/// What an answer does to the sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// Nothing but that something may be acknowledged.
+    /// Nothing, except that packets may be acknowledged.
     None,
-    /// The requester sends everything again from there on: what waits is dropped.
+    /// The requester will send again from this PSN on: drop the packets that wait.
     Back,
-    /// The connection ends, for this reason.
+    /// The connection ends, with this NAK.
     End(NakCode),
 }
 
-/// While one member gets the packets.
+/// The time during which one member gets the packets.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     member: Member,
-    /// Its first packet, or one behind it, in the requester's sequence.
+    /// PSN of the first packet of the turn, in the requester's sequence, or of a later one.
     from: Psn,
-    /// What is added to the member's numbers.
+    /// The difference between the requester's and the member's PSNs.
     psns: u32,
-    /// What is added to its message numbers.
+    /// The difference between the requester's and the member's MSNs.
     msns: u32,
-    /// It had a request that is answered by responses.
+    /// Whether a request of this turn is answered by responses.
     responds: bool,
 }
 
-/// A turn that is over, and the first packet behind it.
+/// A turn that is over, and the PSN after its last packet.
 #[derive(Clone, Copy, Debug)]
 struct Past {
     turn: Turn,
     end: Psn,
 }
 
-/// Where a member's own sequence is, while it has no turn.
+/// The state of a member's own sequence while it has no turn.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     member: Member,
@@ -117,14 +118,14 @@ struct Place {
     msn: Psn,
 }
 
-/// What the requester was told, until the packet that is missing arrives.
+/// Which NAK was or will be sent for the packet that is expected next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Told {
     Nothing,
-    /// It is to be told of a gap when everything before that is acknowledged: a NAK acknowledges it, too.
+    /// An earlier packet is missing. The NAK is sent when all packets before the gap are acknowledged, because it acknowledges them, too.
     GapSoon,
     Gap,
-    /// There was no receive request: it waits, and sends everything again.
+    /// An RNR NAK: the requester waits and then sends everything again.
     NotReady,
 }
 
@@ -132,25 +133,25 @@ enum Told {
 #[derive(Debug)]
 pub struct Relay {
     mtu: Mtu,
-    /// The packet that is expected next. Those from `next` on have come, and wait.
+    /// The PSN expected next from the requester. Packets from `next` to before it have arrived and wait.
     expected: Psn,
-    /// The packet that is passed on next.
+    /// PSN of the packet to forward next.
     next: Psn,
-    /// The first one that is not acknowledged.
+    /// The oldest PSN that is not acknowledged.
     done: Psn,
-    /// Messages that were acknowledged.
+    /// How many messages were acknowledged.
     msn: Psn,
     told: Told,
     turn: Option<Turn>,
-    /// Turns whose requests may be sent again for their responses: the newest.
+    /// The newest past turns with requests that may be sent again to get their responses.
     past: VecDeque<Past>,
-    /// How many are remembered: as many as there may be such requests.
+    /// How many past turns are kept: as many as there may be such requests.
     most: usize,
     members: Vec<Place>,
 }
 
 impl Relay {
-    /// Expects `rq_psn`; the requester has `max_dest_rd_atomic` READs and atomics outstanding, at most.
+    /// Expects `rq_psn` first. The requester has at most `max_dest_rd_atomic` READs and atomics outstanding.
     pub fn new(mtu: Mtu, rq_psn: Psn, max_dest_rd_atomic: u8) -> Self {
         Self {
             mtu,
@@ -171,23 +172,24 @@ impl Relay {
         self.mtu
     }
 
-    /// The attribute `rq_psn`: the number expected next.
+    /// The attribute `rq_psn`: the PSN expected next.
     pub fn rq_psn(&self) -> Psn {
         self.expected
     }
 
-    /// Messages that were carried out, for an answer of the owner's own.
+    /// The MSN, for an answer that the owner itself sends.
     pub fn msn(&self) -> Psn {
         self.msn
     }
 
-    /// A member, whose connection begins with this number.
+    /// Adds a member, whose connection begins with this PSN.
     pub fn join(&mut self, member: Member, psn: Psn) {
         self.leave(member);
         self.members.push(Place { member, psn, msn: Psn::new(0) });
     }
 
-    /// A member is gone. What it had not acknowledged has not arrived, so what came behind it is to be dropped: whether that is so.
+    /// Removes a member. Packets that it has not acknowledged count as lost, and those that arrived after them are to be dropped. Returns
+    /// whether there are any.
     pub fn leave(&mut self, member: Member) -> bool {
         self.members.retain(|place| place.member != member);
         self.past.retain(|past| past.turn.member != member);
@@ -202,7 +204,7 @@ impl Relay {
         lost
     }
 
-    /// A request packet has arrived.
+    /// Handles a request packet that arrived.
     pub fn arrive(&mut self, request: &Request) -> Arrived {
         match request.psn.diff(self.expected) {
             0 => {
@@ -220,7 +222,7 @@ impl Relay {
         }
     }
 
-    /// There is no room for the packet that arrived last: it counts as lost.
+    /// Counts the packet that arrived last as lost, because there is no room for it.
     pub fn take_back(&mut self, request: &Request) {
         self.expected = request.psn;
     }
@@ -228,7 +230,7 @@ impl Relay {
     fn arrive_again(&self, request: &Request) -> Arrived {
         let psn = request.psn;
         if psn.diff(self.next) >= 0 {
-            return Arrived::Drop(Discard::Duplicate); // the one that came first waits
+            return Arrived::Drop(Discard::Duplicate); // the first copy is still waiting
         }
         let now = self.turn.filter(|turn| psn.diff(turn.from) >= 0);
         let before = || self.past.iter().find(|past| past.has(psn)).map(|past| past.turn);
@@ -239,7 +241,8 @@ impl Relay {
         }
     }
 
-    /// What to do with the packet that is passed on next, which names a shared receive queue of this member.
+    /// Decides what to do with the packet that is to be forwarded next. `member` has the shared receive queue that it names; `None` if no
+    /// member has it.
     pub fn decide(&self, request: &Request, member: Option<Member>) -> Decision {
         debug_assert_eq!(request.psn, self.next);
         let place = member.and_then(|member| self.members.iter().find(|place| place.member == member));
@@ -253,7 +256,7 @@ impl Relay {
         }
     }
 
-    /// The packet has gone to this member.
+    /// Records that the packet was forwarded to this member.
     pub fn passed(&mut self, request: &Request, member: Member) {
         if self.turn.is_none_or(|turn| turn.member != member) {
             self.end_turn();
@@ -276,7 +279,7 @@ impl Relay {
         self.turn = Some(Turn { member, from: self.next, psns, msns, responds: false });
     }
 
-    /// Everything of the turn is acknowledged.
+    /// Ends the turn. All of its packets are acknowledged.
     fn end_turn(&mut self) {
         let Some(turn) = self.turn.take() else { return };
         if let Some(place) = self.members.iter_mut().find(|place| place.member == turn.member) {
@@ -290,7 +293,7 @@ impl Relay {
         }
     }
 
-    /// A member answers with this number, and this syndrome and message number if there is an AETH; `None`: it answers nothing.
+    /// Renumbers the answer of a member for the requester. `aeth` is its syndrome and MSN, if it has an AETH. `None` if it answers nothing.
     pub fn answer(&mut self, member: Member, psn: Psn, aeth: Option<(u8, Psn)>) -> Option<Answer> {
         let msn = |turn: &Turn| aeth.map_or(Psn::new(0), |(_, msn)| msn.add(turn.msns));
         let of_member = |turn: &Turn| turn.member == member;
@@ -300,7 +303,7 @@ impl Relay {
                 return self.answer_of_turn(psn, msn(&turn), aeth.map(|(syndrome, _)| syndrome));
             }
         }
-        // Once more what was answered before; a turn that is over has nothing to refuse.
+        // A repeated answer of a past turn. All of its packets were accepted, so it cannot refuse one.
         if aeth.is_some_and(|(syndrome, _)| !Syndrome::is_ack(syndrome)) {
             return None;
         }
@@ -319,7 +322,7 @@ impl Relay {
                 }
                 return Some(Answer { psn, msn, effect: Effect::None });
             }
-            // It is said of a packet that was carried out.
+            // It refuses a packet that was already carried out.
             Some(_) if !is_new => return None,
             Some(Syndrome::Reserved) => return None,
             Some(Syndrome::RnrNak { .. }) => (Told::NotReady, Effect::Back),
@@ -331,13 +334,13 @@ impl Relay {
         Some(Answer { psn, msn, effect: effect.1 })
     }
 
-    /// The packet with this number is expected next; all before it have arrived.
+    /// Expects the packet with this PSN next. All packets before it have been carried out.
     fn go_back(&mut self, psn: Psn, told: Told) {
         (self.expected, self.next, self.done) = (psn, psn, psn);
         self.told = told;
     }
 
-    /// The number of a NAK that tells of a gap, if one is due now.
+    /// The PSN of the NAK for a gap, if it is to be sent now.
     pub fn nak_due(&mut self) -> Option<Psn> {
         if self.told != Told::GapSoon || self.done != self.expected {
             return None;

@@ -1,13 +1,11 @@
-//! The requester: work requests in, request packets out (IBA 9.7.2 to 9.7.4).
+//! The requester: turns work requests into request packets (IBA 9.7.2 to 9.7.4).
 //!
-//! Owns the send side's sequence numbers. [`Requester::poll_transmit`] returns the next packet; the
-//! [completer](super::completer) handles responses, on the same state. Never touches a payload byte: a
-//! [`Segment`] names the part of a work request that goes out.
+//! It assigns the PSNs of the send side. [`Requester::poll_transmit`] returns the next packet; the [completer](super::completer) handles
+//! responses, on the same state. It never touches payload: a [`Segment`] says which part of a work request a packet carries.
 //!
-//! Its parts are files of their own: which requests started and are complete (`send_log`), which packets are in flight
-//! (`in_flight`), what the peer lets start (`credits`, `rd_atomic`), which packets request an acknowledgement (`ack_requests`), the
-//! timer (`timer`), retries (`retries`) and a failure on this side (`failure`). What depends on several of them is decided in
-//! `limits` and here.
+//! Its parts are in separate files: which requests have started and are complete (`send_log`), which packets are in flight (`in_flight`),
+//! what the peer allows to start (`credits`, `rd_atomic`), which packets request an acknowledgement (`ack_requests`), the timer (`timer`),
+//! retries (`retries`) and failures on this side (`failure`). Decisions that depend on several of them are in `limits` and here.
 
 use super::congestion::{Congestion, Controller, Event};
 use super::in_flight::{InFlight, distance};
@@ -50,14 +48,14 @@ pub use series::{Series, SeriesKind, SeriesLimits, SeriesOutcome, SeriesRequest,
 pub(super) use timer::Awaited;
 use timer::Timer;
 
-/// The send queue as the requester sees it: slots by sequence number.
+/// The send queue as the requester sees it: slots by the sequence numbers of work requests.
 pub trait SendRing {
-    /// Sequence number behind the last posted request.
+    /// Sequence number after that of the last posted request.
     fn published(&self) -> u32;
-    /// The slot of a posted request that is not released.
+    /// The slot of a posted request, which must not be released yet.
     fn slot(&self, seq: u32) -> &[Granule];
-    /// Slots from that of `seq` on that are contiguous in memory, one at least and `max` at most, and how many granules each
-    /// has. `seq + max` is at most the last value of [`published`](Self::published).
+    /// Returns slots that are contiguous in memory, beginning with that of `seq`, and how many granules each slot has. Returns at least one
+    /// slot and at most `max`. `seq + max` is at most the last value of [`published`](Self::published).
     #[inline]
     fn contiguous(&self, seq: u32, max: u32) -> (&[Granule], usize) {
         debug_assert!(max > 0, "somebody wants a slot");
@@ -69,43 +67,43 @@ pub trait SendRing {
 /// Why [`Requester::poll_transmit`] returned nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Idle {
-    /// Nothing is posted, or the state allows nothing.
+    /// Nothing is posted, or the state of the queue pair permits nothing.
     NothingToDo,
-    /// Waiting for the peer: window, credits, fence, READ limit, RNR.
+    /// It waits for the peer: window, credits, fence, READ limit or RNR delay.
     Waiting,
-    /// A work request failed on this side and is the oldest: see [`Requester::local_failure`].
+    /// The oldest work request failed on this side: see [`Requester::local_failure`].
     Failed,
-    /// The work request with this sequence number is a local operation, and is next: carry it out, then call
-    /// [`Requester::local_done`] or [`Requester::fail_local`], and poll again.
+    /// The next work request, with this sequence number, is a local operation: carry it out, call [`Requester::local_done`] or
+    /// [`Requester::fail_local`], and poll again.
     Local(u32),
 }
 
-/// The share of a queue pair that shares no window with others: no limit.
+/// The share of a queue pair that does not share a window with others: unlimited.
 pub const UNSHARED: u32 = u32::MAX;
 
-/// What a queue pair does about losses and congestion: chosen when it is made.
+/// How a queue pair handles losses and congestion. Chosen when it is created.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Policies {
-    /// Which packets go out again.
+    /// Which packets are sent again after a loss.
     pub recovery: Scheme,
-    /// How many may leave, and when.
+    /// How many packets may be sent, and when.
     pub congestion: Controller,
 }
 
-/// The send side's settings, from the queue pair's attributes.
+/// Settings of the requester, from the queue pair's attributes.
 #[derive(Clone, Copy, Debug)]
 pub struct RequesterConfig {
     /// Path MTU.
     pub mtu: Mtu,
-    /// First sequence number.
+    /// First PSN.
     pub sq_psn: Psn,
-    /// Exponent of the local ACK timeout, 0 = none.
+    /// Exponent of the local ACK timeout, 0 = no timeout.
     pub timeout: u8,
     /// Retries after a timeout or sequence error, `0..=7`.
     pub retry_cnt: u8,
-    /// Retries after an RNR NAK, 7 = for ever.
+    /// Retries after an RNR NAK, 7 = unlimited.
     pub rnr_retry: u8,
-    /// READ and ATOMIC requests outstanding at most.
+    /// READ and ATOMIC requests that may be outstanding.
     pub max_rd_atomic: u8,
 }
 
@@ -127,7 +125,7 @@ pub struct Requester {
     pub(super) mtu: Mtu,
 }
 
-// Each policy may have a box of its own; with both, requester and send ring still fit two cache lines of a queue pair.
+// Each policy may keep its state in a box. With two boxes, requester and send ring still fit into two cache lines of a queue pair.
 const _: () = {
     const POINTER: usize = size_of::<Box<u8>>();
     assert!(size_of::<Recovery>() <= POINTER && size_of::<Congestion>() <= POINTER);
@@ -135,10 +133,10 @@ const _: () = {
 };
 
 impl Requester {
-    /// Bytes kept outside of the requester for each request that it started.
+    /// Bytes outside of the requester for each slot of the send queue.
     pub(crate) const REMEMBERED: usize = size_of::<Remembered>();
 
-    /// A requester at rest, for a send queue of `depth` requests (a power of two).
+    /// A requester in its initial state, for a send queue of `depth` slots (a power of two).
     pub fn new(depth: u32, policies: Policies) -> Self {
         Self::at_rest(SendLog::new(depth), policies)
     }
@@ -161,7 +159,7 @@ impl Requester {
         }
     }
 
-    /// Forgets everything but its policies; the queue goes on at sequence number `seq`.
+    /// Returns to the initial state, except for the policies. The next work request has sequence number `seq`.
     pub fn reset(&mut self, seq: u32) {
         let mut log = core::mem::take(&mut self.log);
         log.reset(seq);
@@ -170,14 +168,14 @@ impl Requester {
         *self = Self::at_rest(log, policies);
     }
 
-    /// RTR → RTS: starts at the first sequence number.
+    /// RTR → RTS: sends begin with the PSN `sq_psn`.
     pub fn start(&mut self, c: &RequesterConfig) {
         self.in_flight = InFlight::at(c.sq_psn);
         self.log.assign_from(c.sq_psn);
         self.configure(c);
     }
 
-    /// Takes over changed attributes (also in SQD); sequence numbers stay.
+    /// Applies changed attributes (also in SQD). PSNs stay.
     pub fn configure(&mut self, c: &RequesterConfig) {
         self.mtu = c.mtu;
         self.timer.configure(c.timeout);
@@ -186,7 +184,7 @@ impl Requester {
         self.rd_atomic.configure(c.max_rd_atomic);
     }
 
-    /// Sequence number of the oldest work request that is not complete: all before it succeeded.
+    /// Sequence number of the oldest work request that is not complete. All before it succeeded.
     #[inline]
     pub fn head(&self) -> u32 {
         self.log.head()
@@ -198,19 +196,19 @@ impl Requester {
         self.log.started()
     }
 
-    /// Packets sent that are neither answered nor about to be sent again; responses to READs among them.
+    /// Packets, READ responses included, that were sent or requested, are not answered and are not about to be sent again.
     #[inline(always)]
     pub fn packets_in_flight(&self) -> u32 {
         self.in_flight.packets()
     }
 
-    /// The oldest sequence number that is not acknowledged.
+    /// The oldest PSN that is not acknowledged.
     pub fn oldest(&self) -> Psn {
         self.in_flight.una()
     }
 
-    /// The number of the packet that was sent last, if it ends a message, requests an acknowledgement, and nothing goes out again. (What
-    /// a READ takes says more of its length than of the way.)
+    /// PSN of the last packet sent, if it ends a SEND or WRITE, requests an acknowledgement, and no packet is being sent again. (For a
+    /// READ, the time to the answer depends more on its length than on the path.)
     pub fn asked_last(&self) -> Option<Psn> {
         let asked = !self.since_ack_req.any() && self.in_flight.is_at_end() && !self.in_flight.is_empty();
         let is_message = || self.log.get(self.log.started().wrapping_sub(1)).kind == RequestKind::Message;
@@ -224,31 +222,31 @@ impl Requester {
         self.mtu
     }
 
-    /// When [`Requester::handle_timeout`] is due.
+    /// When to call [`Requester::handle_timeout`].
     #[inline]
     pub fn deadline(&self) -> Instant {
         self.timer.deadline().min(self.congestion.resumes_at())
     }
 
-    /// Whether every started work request is complete: what SQD waits for.
+    /// Whether every started work request is complete, as SQD requires.
     #[inline]
     pub fn drained(&self) -> bool {
         self.log.is_drained()
     }
 
-    /// The attribute `sq_psn`: sequence number of the first packet of the next work request.
+    /// The attribute `sq_psn`: first PSN of the next work request.
     pub fn sq_psn(&self) -> Psn {
         self.log.assigned()
     }
 
-    /// Starts the ACK timer for a packet that is due, unless a timer runs; even when the port takes no frame: a link that
-    /// is down and a peer that is dead end alike.
+    /// Starts the ACK timer for a packet that is ready to be sent, unless a timer runs. It starts even if the port accepts no frame: a link
+    /// that is down counts like a peer that is dead.
     #[inline]
     pub fn arm(&mut self, now: Instant) {
         self.timer.arm(now);
     }
 
-    /// Nothing can leave: the ACK timer starts with the first packet that does.
+    /// Stops the ACK timer because no packet can be sent: it starts with the next one that is.
     #[cold]
     pub fn rest(&mut self) {
         if !self.timer.is_rnr() {
@@ -256,18 +254,18 @@ impl Requester {
         }
     }
 
-    /// Whether it waits out an RNR NAK.
+    /// Whether the delay of an RNR NAK runs.
     pub(crate) fn waits_for_receive(&self) -> bool {
         self.timer.is_rnr()
     }
 
-    /// Marks a work request as failed on this side (a bad local key, a malformed request). It completes with
-    /// `status` once everything before it has completed; nothing from it on is sent.
+    /// Marks a work request as failed on this side (a bad local key, a malformed request). It completes with `status` once all earlier ones
+    /// are complete. Neither it nor a later one is sent.
     pub fn fail_local(&mut self, seq: u32, status: WcStatus) {
         self.failure.add(seq, status);
     }
 
-    /// The packet that was handed out last could not be built: it did not leave, and its work request
+    /// Takes back the packet that was handed out last, because it could not be built and was not sent. Its work request
     /// [fails](Self::fail_local) with `status`.
     #[cold]
     pub fn take_back(&mut self, unsent: Unsent, status: WcStatus) {
@@ -277,13 +275,13 @@ impl Requester {
         self.fail_local(unsent.seq, status);
     }
 
-    /// The status of the oldest work request, if it failed on this side.
+    /// The status of the oldest incomplete work request, if it failed on this side.
     #[inline]
     pub fn local_failure(&self) -> Option<WcStatus> {
         self.failure.of(self.log.head())
     }
 
-    /// Whether the request whose packet is next failed on this side, or one before it.
+    /// Whether the work request whose packet is next, or an earlier one, failed on this side.
     #[inline]
     fn has_failed(&self) -> bool {
         self.failure.before_or_at(self.log.current()).is_some()
@@ -295,14 +293,13 @@ impl Requester {
         self.log.current()
     }
 
-    /// Where the entry of a work request is, for a prefetch.
+    /// Address of what is remembered of a work request, for a prefetch.
     #[inline]
     pub(crate) fn remembers(&self, seq: u32) -> *const () {
         self.log.address(seq)
     }
 
-    /// Packets that may be sent now, estimated from the next request alone: for a caller that allocates buffers for a
-    /// burst.
+    /// Estimates how many packets may be sent now, from the next request alone. For a caller that allocates buffers for a burst.
     #[inline]
     pub fn waiting(&self, window: &SendWindow, sq: &impl SendRing) -> u32 {
         let begun = match self.log.all_sent() {
@@ -317,13 +314,13 @@ impl Requester {
         waiting.min(self.room(window))
     }
 
-    /// Whether nothing is left to send and no failure to report: [`Requester::poll_transmit`] need not be called.
+    /// Whether there is nothing to send and no failure to report, so that [`Requester::poll_transmit`] need not be called.
     #[inline]
     pub(crate) fn sent_all(&self, sq: &impl SendRing) -> bool {
         self.log.all_sent() && !self.failure.is_some() && self.log.started() == sq.published()
     }
 
-    /// Packets of `posted` requests that have not started, if all are like `next`, which is the first of them.
+    /// How many packets `posted` requests that have not started would make now, if all were like the first of them, `next`.
     #[inline]
     fn unstarted(&self, next: &SendWqe, posted: u32) -> u32 {
         let Some(operation) = Operation::of(next) else { return 0 };
@@ -337,7 +334,7 @@ impl Requester {
         }
     }
 
-    /// The next packet to build, or why there is none.
+    /// Returns the next packet to build, or why there is none.
     #[inline(always)]
     pub fn poll_transmit<'a>(
         &mut self,
@@ -378,7 +375,7 @@ impl Requester {
         let operation = Operation::of(wqe).expect("a request that has started becomes packets");
         let (seq, since_ack_req) = (self.log.current(), self.since_ack_req);
         let segment = if started.kind == RequestKind::Message {
-            // In SQD nothing follows that could request the acknowledgement of what has started.
+            // In SQD no later request starts that could request the acknowledgement for this one.
             let draining = !gates.has(Gates::START_WQE);
             let ack_req = self.asks(operation, wqe, psn, psn == started.last, room, draining);
             self.message_segment(seq, slot, operation, &started, psn, ack_req)
@@ -389,7 +386,7 @@ impl Requester {
         Ok(Segment { since_ack_req, ..segment })
     }
 
-    /// Whether the packet of a message requests an acknowledgement; counts those that do not.
+    /// Whether a packet of a SEND or WRITE requests an acknowledgement. Counts the packets that do not.
     #[inline(always)]
     fn asks(
         &mut self,
@@ -400,10 +397,10 @@ impl Requester {
         room: u32,
         draining: bool,
     ) -> bool {
-        // The first packet of a retry requests at once.
+        // The first packet of a retry always requests one.
         let restarted = psn == self.in_flight.una() && self.in_flight.went_out(psn);
         let wanted = restarted || self.repair.probing || (is_last && (draining || wqe.signaled()));
-        // The message itself has started, so it counts.
+        // The message itself has started already and is counted as outstanding.
         let unasked =
             if is_last && !wanted { (self.unasked_messages(operation) + 1).max(0) as u32 } else { u32::MAX };
         let asks = wanted || self.since_ack_req.requests(room, unasked).are_due(0);
@@ -411,13 +408,13 @@ impl Requester {
         asks
     }
 
-    /// Whether a request for the responses from `psn` to `last` may go out now.
+    /// Whether the request packet for the responses from `psn` to `last` may be sent now.
     #[inline(always)]
     fn may_request(&self, window: &SendWindow, started: &Started, psn: Psn, last: Psn) -> Result<(), Idle> {
         if distance(psn, last) >= self.share_left(window) {
             self.share_used()?;
         }
-        // The first part of a READ counts since the READ started.
+        // The first part of a READ was counted when the READ started.
         if psn != started.first && !self.in_flight.went_out(psn) && self.rd_atomic.is_full() {
             hit(Mark::ReadLimit);
             return Err(Idle::Waiting);
@@ -425,7 +422,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Moves on behind a packet, which covers the numbers of its request up to `last`.
+    /// Updates the state after a packet was handed out, which uses the PSNs of its request up to `last`.
     #[inline(always)]
     fn sent(&mut self, now: Instant, started: &Started, segment: &Segment<'_>, last: Psn) {
         if started.kind != RequestKind::Message {
@@ -451,14 +448,14 @@ impl Requester {
         self.congestion.handle(now, Event::Sent { first, behind, bytes, again: segment.again });
     }
 
-    /// Another part of a READ is requested: to the peer this is another request.
+    /// Counts another part of a READ that is requested in parts. To the peer it is another request.
     #[cold]
     fn another_part(&mut self) {
         self.rd_atomic.start(1);
         self.credits.start(1, false);
     }
 
-    /// Why no packet goes out, if that is an RNR wait, the state, or a local failure of the next request or an earlier one.
+    /// Why no packet may be sent, if the reason is an RNR delay, the state, or a failure on this side.
     #[cold]
     fn held_up(&mut self, gates: Gates) -> Result<(), Idle> {
         if self.timer.is_rnr() {
@@ -482,14 +479,13 @@ impl Requester {
         Ok(())
     }
 
-    /// A request on this side failed, and nothing from it on is sent.
+    /// The reason to return when a request failed on this side and neither it nor a later one is sent.
     #[cold]
     fn failed_idle(&self) -> Idle {
         if self.local_failure().is_some() { Idle::Failed } else { Idle::Waiting }
     }
 
-    /// Gives the next posted work request its sequence numbers, if everything allows it to start. `None`: something
-    /// else comes first: look again.
+    /// Starts the next posted work request, if it may start, and assigns its PSNs. `None`: something else comes first, so try again.
     #[inline(always)]
     fn start_next<'a>(
         &mut self,
@@ -501,7 +497,7 @@ impl Requester {
         let seq = self.log.started();
         if seq == sq.published() || !gates.has(Gates::START_WQE) {
             if self.drained() {
-                self.timer.stop(); // whatever was due when the timer started is gone
+                self.timer.stop(); // whatever the timer was started for is gone
             }
             return Err(Idle::NothingToDo);
         }
@@ -534,14 +530,14 @@ impl Requester {
         Ok(Some((started, slot)))
     }
 
-    /// The next request sends nothing. Whether a local operation may be carried out now: a bind or registration when all
-    /// earlier requests have started, an invalidation when they have completed, so that none still uses the key.
+    /// Handles a request that sends no packet. A local operation may be carried out at once if it is a bind or a registration, since all
+    /// earlier requests have started; an invalidation waits until they are complete, so that none still uses the key.
     #[cold]
     fn start_local(&mut self, wqe: &SendWqe) -> Result<(), Idle> {
         match wqe.opcode() {
             WrOpcode::LocalInv if !self.drained() => {
                 if self.lacks_ack_request() {
-                    self.probe(); // nothing behind it would ask for the acknowledgement
+                    self.probe(); // no later packet will request the acknowledgement
                     return Ok(());
                 }
                 Err(Idle::Waiting)
@@ -561,7 +557,7 @@ impl Requester {
         }
     }
 
-    /// The local operation of [`Idle::Local`] is carried out.
+    /// Counts the local operation of [`Idle::Local`] as carried out.
     #[cold]
     pub fn local_done(&mut self, seq: u32) {
         debug_assert_eq!(seq, self.log.started(), "a local operation is carried out when it starts");
@@ -573,28 +569,28 @@ impl Requester {
         self.retries.any_left()
     }
 
-    /// Sends everything again that is not answered, which is no retry.
+    /// Sends again everything that is not answered, without using a retry.
     pub fn repeat(&mut self) {
         if !self.in_flight.is_empty() && !self.timer.is_rnr() {
             self.rewind(self.in_flight.una());
-            self.timer.stop(); // until the first of them leaves again
+            self.timer.stop(); // starts again when the first of them is sent
         }
     }
 
-    /// Whether packets went out since the last that requested an acknowledgement, and nothing is left to send.
+    /// Whether packets were sent after the last one that requested an acknowledgement, and no packet is left to send.
     pub(super) fn lacks_ack_request(&self) -> bool {
         let all_sent = self.in_flight.is_at_end() && !self.in_flight.is_empty();
         self.since_ack_req.any() && all_sent && !self.timer.is_rnr()
     }
 
-    /// SQD was entered: requests the acknowledgement of what went out, unless packets are left that will request it.
+    /// SQD was entered: requests an acknowledgement of what was sent, unless packets are left that will request it.
     pub fn drain(&mut self) {
         if self.log.all_sent() {
             self.probe();
         }
     }
 
-    /// Sends the last packet again, requesting an acknowledgement this time.
+    /// Sends the last packet again, with a request for an acknowledgement, if no sent packet requested one for it.
     pub fn probe(&mut self) {
         if self.lacks_ack_request() {
             hit(Mark::Probe);
@@ -603,13 +599,13 @@ impl Requester {
         }
     }
 
-    /// Makes `psn`, at or behind the oldest that is not acknowledged, the next packet.
+    /// Makes the packet with this PSN the next to send. It must not be before the oldest PSN that is not acknowledged.
     pub(super) fn rewind(&mut self, psn: Psn) {
         self.log.seek(psn);
         self.in_flight.resend_from(psn);
     }
 
-    /// Starts the ACK timer anew, if something is in flight.
+    /// Restarts the ACK timer if something is in flight, and otherwise stops it.
     #[inline]
     pub(super) fn rearm(&mut self, now: Instant) {
         if self.in_flight.is_empty() {

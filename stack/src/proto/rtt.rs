@@ -1,4 +1,4 @@
-//! How long a peer takes to answer: the time from a packet that requests an acknowledgement to its answer.
+//! Round-trip time: from sending a packet that requests an acknowledgement to receiving the answer.
 
 use core::time::Duration;
 
@@ -6,15 +6,15 @@ use crate::config::{RTT_LONGEST, RTT_PERIOD};
 use crate::id::Psn;
 use crate::time::Instant;
 
-/// The round-trip time to a peer, smoothed as TCP does it (RFC 6298): a new sample weighs an eighth.
+/// The round-trip time to a peer, smoothed as in TCP (RFC 6298): a new sample has a weight of 1/8.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Rtt {
-    /// In nanoseconds; 0 where nothing was measured.
+    /// In nanoseconds; 0 if nothing was measured.
     smoothed: u64,
 }
 
 impl Rtt {
-    /// A packet was answered after so many nanoseconds. It went out once: otherwise nobody knows which transmission was answered.
+    /// Adds a sample, in nanoseconds. The packet must have been sent only once: otherwise it is unknown which transmission was answered.
     pub fn sample(&mut self, nanos: u64) {
         let nanos = nanos.max(1);
         self.smoothed = match self.smoothed {
@@ -23,53 +23,55 @@ impl Rtt {
         };
     }
 
-    /// The smoothed time; `None` where nothing was measured.
+    /// The smoothed round-trip time; `None` if nothing was measured.
     pub fn smoothed(self) -> Option<Duration> {
         (self.smoothed > 0).then(|| Duration::from_nanos(self.smoothed))
     }
 }
 
-/// Times one packet of a shard after the other: of whichever queue pair sends when the one before is answered.
+/// Measures the round-trip time of one packet of a shard at a time: when one is answered, the next packet of whichever queue pair can be
+/// measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch {
-    /// When a packet may be timed.
+    /// From when on the next packet may be measured.
     free_from: Instant,
-    /// The queue pair of the packet that is timed, by its slot; `u32::MAX` while none is.
+    /// Slot of the queue pair whose packet is being measured; `u32::MAX` if none is.
     slot: u32,
-    /// Its number, and when it left.
+    /// PSN of the packet, and when it was sent.
     psn: Psn,
     left_at: Instant,
 }
 
 impl Stopwatch {
-    /// Nothing is timed.
+    /// A stopwatch that measures nothing.
     pub const NEW: Self =
         Self { free_from: Instant::ZERO, slot: u32::MAX, psn: Psn::new(0), left_at: Instant::ZERO };
 
-    /// Whether a packet that leaves now may be timed.
+    /// Whether the measurement of a packet that is sent now may start.
     #[inline(always)]
     pub fn is_free(&self, now: Instant) -> bool {
         now >= self.free_from
     }
 
-    /// Whether a packet of this queue pair is timed.
+    /// Whether a packet of the queue pair in this slot is being measured.
     #[inline(always)]
     pub fn times(&self, slot: u32) -> bool {
         self.slot == slot
     }
 
-    /// This packet leaves now, for the first time, and requests an acknowledgement. Another one may take its place when it has not been
-    /// answered for long.
+    /// Starts to measure a packet that is sent now, for the first time, and requests an acknowledgement. If it is not answered for
+    /// [`RTT_LONGEST`], another packet may be measured instead.
     pub fn start(&mut self, now: Instant, slot: u32, psn: Psn) {
         *self = Self { free_from: now.after(RTT_LONGEST), slot, psn, left_at: now };
     }
 
-    /// The packet is not timed any more: it may be sent again, or its queue pair forgets it.
+    /// Ends the measurement without a result: the packet may be retransmitted, or its queue pair is reset.
     pub fn stop(&mut self, now: Instant) {
         (self.free_from, self.slot) = (now.after(RTT_PERIOD), u32::MAX);
     }
 
-    /// All before `una` is answered. If the packet that is timed is among that: how long it took, in nanoseconds.
+    /// Handles an acknowledgement of every packet before `una`. If the measured packet is among them, returns its round-trip time in
+    /// nanoseconds.
     pub fn read(&mut self, now: Instant, una: Psn) -> Option<u64> {
         if una.diff(self.psn) <= 0 {
             return None;

@@ -1,7 +1,7 @@
-//! States of a queue pair as data: which Modify QP calls are legal, what each state allows, what happens by itself.
+//! The states of a queue pair as tables: which Modify QP calls are legal, what each state permits, and which events change the state.
 //!
-//! [`modify`] judges a call on the control path. The data path reads [`Gates`] and nothing else. Effects of a
-//! transition (clearing queues, flushing, draining) are code elsewhere.
+//! [`modify`] checks a call on the control path. The data path reads only [`Gates`]. The effects of a transition (clearing queues,
+//! flushing, draining) are implemented elsewhere.
 
 use core::fmt::{self, Write as _};
 
@@ -14,18 +14,18 @@ use crate::id::{Gid, Mtu, QpState, QpType};
 const STATES: usize = QpState::ALL.len();
 const TYPES: usize = QpType::ALL.len();
 
-/// Attributes of one legal transition of one type, beside [`AttrMask::STATE`].
+/// The attributes of a legal transition of one service type, besides [`AttrMask::STATE`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rule {
-    /// Must be given.
+    /// Attributes that must be given.
     pub required: AttrMask,
-    /// May be given.
+    /// Attributes that may be given.
     pub optional: AttrMask,
 }
 
 type Table = [[[Option<Rule>; TYPES]; STATES]; STATES]; // [from][to][type]
 
-/// Fills one cell; a cell given twice does not compile.
+/// Fills a cell of the table. Filling one twice is a compile error.
 const fn cell(mut table: Table, from: QpState, to: QpState, ty: QpType, rule: Rule) -> Table {
     let cell = &mut table[from as usize][to as usize][ty as usize];
     assert!(cell.is_none(), "this transition has a rule for this type already");
@@ -51,8 +51,8 @@ macro_rules! transitions {
     }};
 }
 
-/// The legal transitions (IBA 11.2.4.2 Table 91, in the form of Linux' verbs; RESET to ERR from the
-/// specification's "any state").
+/// The legal transitions (IBA 11.2.4.2 Table 91, with the attributes of Linux verbs). RESET to ERR is legal because the specification
+/// allows "any state" to ERR.
 #[rustfmt::skip]
 static MODIFY: Table = const { transitions! {
     Reset => Reset { Rc Uc Ud XrcIni XrcTgt Gsi: [] []; }
@@ -120,12 +120,12 @@ static MODIFY: Table = const { transitions! {
     }
 } };
 
-/// The rule of a transition for a type; `None` if it is not legal.
+/// The rule for a transition of a service type; `None` if the transition is not legal.
 pub fn rule(from: QpState, to: QpState, ty: QpType) -> Option<Rule> {
     MODIFY[from as usize][to as usize][ty as usize]
 }
 
-/// The attributes that a transition requires, `STATE` among them; `STATE` alone if it is not legal.
+/// The attributes that a transition requires, including `STATE`. Only `STATE` if the transition is not legal.
 pub fn required(from: QpState, to: QpState, ty: QpType) -> AttrMask {
     AttrMask::STATE | rule(from, to, ty).map_or(AttrMask::empty(), |rule| rule.required)
 }
@@ -155,91 +155,91 @@ pub const fn type_name(ty: QpType) -> &'static str {
     }
 }
 
-/// Why a Modify QP call is refused. Nothing has changed then.
+/// Why a Modify QP call was refused. A refused call changes nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModifyError {
     /// The mask has bits that name no attribute.
     #[error("attribute mask bits {0:#x} name no attribute")]
     UnknownAttributes(u32),
-    /// No such transition for this type.
+    /// The transition is not legal for this type.
     #[error("no transition {} -> {} for {}; from {} are legal: {}", state_name(*.from), state_name(*.to),
         type_name(*.ty), state_name(*.from), Successors(*.from, *.ty))]
     Illegal {
         /// Current state.
         from: QpState,
-        /// State asked for.
+        /// Requested state.
         to: QpState,
         /// Service type.
         ty: QpType,
     },
-    /// Required attributes are not given.
+    /// Required attributes are missing.
     #[error("required attributes are missing: {0}")]
     Missing(AttrMask),
-    /// Attributes are given that this transition does not take.
+    /// Attributes were given that this transition does not allow.
     #[error("attributes that this transition does not take: {0}")]
     Unexpected(AttrMask),
-    /// `cur_qp_state` is not the state the queue pair is in.
+    /// `cur_qp_state` is not the current state of the queue pair.
     #[error("cur_qp_state is {}, the queue pair is in {}", state_name(*.given), state_name(*.actual))]
     CurState {
-        /// What the caller believed.
+        /// The state given.
         given: QpState,
-        /// The state that it is in.
+        /// The current state.
         actual: QpState,
     },
-    /// In SQD with requests under way only RESET and ERR may follow.
+    /// In SQD, while requests are outstanding, only RESET and ERR may be entered.
     #[error("the send queue is still draining: until it is drained only RESET and ERR may be entered")]
     Draining,
-    /// A number is out of its range.
+    /// A value is out of range.
     #[error("{name} is {value}, allowed are {min} to {max}")]
     OutOfRange {
         /// Name of the attribute.
         name: &'static str,
-        /// What was given.
+        /// The value given.
         value: u32,
-        /// Smallest value.
+        /// Smallest allowed value.
         min: u32,
-        /// Largest value.
+        /// Largest allowed value.
         max: u32,
     },
-    /// A valid path MTU that is more than the port carries.
+    /// The path MTU is valid, but larger than that of the port.
     #[error("path_mtu is {value} ({} bytes), the port carries up to {} ({} bytes)", 128u32 << value, *.port as u8,
         .port.bytes())]
     PathMtu {
-        /// What was given, 1 to 5.
+        /// The value given, 1 to 5.
         value: u8,
-        /// Largest of the port.
+        /// Path MTU of the port.
         port: Mtu,
     },
-    /// An address vector that no packet can follow.
+    /// The address vector is not valid.
     #[error(transparent)]
     Av(#[from] AvError),
-    /// The peer's address is a group's.
+    /// The peer's address is a multicast address.
     #[error("dgid is {0}, a connected queue pair needs a unicast address")]
     Dgid(Gid),
-    /// Access flags that a queue pair cannot grant.
+    /// `qp_access_flags` has bits that a queue pair cannot grant.
     #[error(
         "qp_access_flags has bits {unknown:#x} that a queue pair cannot grant, allowed are {QP_ACCESS_FLAGS:#x}"
     )]
     AccessFlags {
-        /// The bits that are not allowed.
+        /// Those bits.
         unknown: u32,
     },
-    /// A Q_Key of the privileged half, from a caller without the privilege.
+    /// The Q_Key has bit 31 set, and the caller is not privileged.
     #[error("qkey is {0:#x}: values with bit 31 set need privilege, allowed are 0 to 0x7fffffff")]
     PrivilegedQkey(u32),
-    /// Alternate paths.
+    /// An alternate path was given.
     #[error("an alternate path was given; RoCE has no path migration, ALT_PATH must be absent")]
     AltPath,
-    /// Path migration.
+    /// A path migration state other than `Migrated` was given.
     #[error("path_mig_state is {0:?}; RoCE has no path migration, allowed is Migrated")]
     PathMigration(PathMigState),
-    /// Resizing.
+    /// Queue sizes were given: queues are not resized.
     #[error("queues are not resized: CAP must be absent")]
     Cap,
 }
 
-/// The states a type may enter from one, for an error's text.
+/// Displays the states that a queue pair of this type may enter from this state, for an error text.
 struct Successors(QpState, QpType);
 
 impl fmt::Display for Successors {
@@ -253,7 +253,7 @@ impl fmt::Display for Successors {
     }
 }
 
-/// Checks the attribute mask of one Modify QP call against the table, and nothing else.
+/// Checks whether a transition is legal and which attributes are given, not their values.
 pub(crate) fn check_modify(
     from: QpState,
     to: QpState,
@@ -274,36 +274,37 @@ pub(crate) fn check_modify(
     Ok(())
 }
 
-/// Bits of `qp_access_flags`: all that a region may have. Programs use one set for both; what is a region's alone (zero based, on
-/// demand, huge pages, relaxed ordering) means nothing here, as on Linux.
+/// Allowed bits of `qp_access_flags`: all that a memory region may have, because programs use the same flags for both. Flags that only make
+/// sense for a region (zero based, on demand, huge pages, relaxed ordering) have no effect, as on Linux.
 pub const QP_ACCESS_FLAGS: u32 = 0x3ff | 1 << 20;
-/// Q_Keys with this bit are for privileged callers.
+/// Only privileged callers may set a Q_Key with this bit.
 pub const QKEY_PRIVILEGED: u32 = 1 << 31;
 
-/// What the judgement of a Modify QP call depends on, beside the call.
+/// What the check of a Modify QP call depends on, besides its arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ModifyContext {
     /// Service type.
     pub ty: QpType,
-    /// The state the queue pair is in.
+    /// Current state of the queue pair.
     pub state: QpState,
-    /// In SQD: requests that had started are still under way.
+    /// In SQD: whether requests are still outstanding.
     pub draining: bool,
     /// Largest path MTU of the port.
     pub port_mtu: Mtu,
     /// Entries of the GID table.
     pub gids: usize,
-    /// The address that the table has at the index of the address vector, if one is given.
+    /// The address at the GID index of the given address vector; `None` if no address vector is given, or the GID table has no address
+    /// there.
     pub source: Option<Gid>,
     /// Entries of the partition key table.
     pub pkeys: usize,
-    /// Whether the caller may set Q_Keys of the privileged half.
+    /// Whether the caller may set a Q_Key with bit 31 set.
     pub privileged: bool,
 }
 
-/// Judges one `ibv_modify_qp(3)` call: the state to enter, or what is wrong. Changes nothing.
+/// Checks an `ibv_modify_qp(3)` call. Returns the state to enter, or what is wrong. Changes nothing.
 ///
-/// Without [`AttrMask::STATE`] the state stays. [`QpAttr::take`] then takes the attributes over.
+/// Without [`AttrMask::STATE`] the state stays. Afterwards [`QpAttr::take`] copies the attributes.
 pub fn modify(context: &ModifyContext, attr: &QpAttr, mask: AttrMask) -> Result<QpState, ModifyError> {
     let unknown = mask.difference(AttrMask::all());
     if !unknown.is_empty() {
@@ -377,30 +378,30 @@ pub(crate) fn check_values(
     Ok(())
 }
 
-/// What a queue pair may do in its state: the only thing about states that the data path reads.
+/// What a queue pair may do in its state, one bit for each. The data path reads nothing else about states.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[repr(transparent)]
 pub struct Gates(u8);
 
 impl Gates {
-    /// Receive requests are taken from the user.
+    /// Receive requests may be posted.
     pub const POST_RECV: Self = Self(1);
-    /// Send requests are taken from the user.
+    /// Send requests may be posted.
     pub const POST_SEND: Self = Self(1 << 1);
-    /// Incoming requests are processed (and, if reliable, answered).
+    /// Received request packets are processed (and answered, on reliable types).
     pub const RX_REQ: Self = Self(1 << 2);
-    /// Incoming responses are processed.
+    /// Received response packets are processed.
     pub const RX_RESP: Self = Self(1 << 3);
-    /// A send request may start. The packets of one that has started need [`Gates::TX_RETRY`] alone.
+    /// Send requests may start. The packets of one that has started need only [`Gates::TX_RETRY`].
     pub const START_WQE: Self = Self(1 << 4);
-    /// Packets of send requests that have started go out, again if need be.
+    /// Packets of started send requests are sent, and sent again if necessary.
     pub const TX_RETRY: Self = Self(1 << 5);
-    /// Everything in the send queue completes with a flush error.
+    /// All requests in the send queue complete with a flush error.
     pub const FLUSH_SQ: Self = Self(1 << 6);
-    /// Everything in the receive queue completes with a flush error.
+    /// All requests in the receive queue complete with a flush error.
     pub const FLUSH_RQ: Self = Self(1 << 7);
 
-    /// Nothing is open.
+    /// All gates are closed.
     pub const CLOSED: Self = Self(0);
     const ALL: Self = Self(0xff);
 
@@ -413,21 +414,21 @@ impl Gates {
     pub const fn has(self, gates: Self) -> bool {
         self.0 & gates.0 == gates.0
     }
-    /// Both.
+    /// The gates that are open in `self` or in `other`.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
-    /// Those of `self` that are not in `other`: a queue pair with a shared receive queue has no `POST_RECV`.
+    /// The gates of `self` that are not in `other`. For example, a queue pair with a shared receive queue has no `POST_RECV`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
-    /// The byte, to publish it in an atomic.
+    /// The gates as a byte, to store in an atomic.
     pub const fn bits(self) -> u8 {
         self.0
     }
-    /// From [`Gates::bits`].
+    /// The gates that [`Gates::bits`] returned as this byte.
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits)
     }
@@ -452,7 +453,7 @@ const GATE_NAMES: [(Gates, &str); 8] = [
     (Gates::FLUSH_RQ, "FLUSH_RQ"),
 ];
 
-/// The names, joined with `|`.
+/// Names joined with `|`.
 impl fmt::Debug for Gates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = "";
@@ -464,7 +465,7 @@ impl fmt::Debug for Gates {
     }
 }
 
-/// Gates of each state, before the type has its say (IBA 10.3.1).
+/// The gates of each state, regardless of the service type (IBA 10.3.1).
 #[rustfmt::skip]
 const STATE_GATES: [Gates; STATES] = {
     type G = Gates;
@@ -479,20 +480,20 @@ const STATE_GATES: [Gates; STATES] = {
     ]
 };
 
-/// Gates that a type never opens.
+/// The gates that are closed in every state of a service type.
 const fn never(ty: QpType) -> Gates {
     match ty {
         QpType::Rc => Gates::CLOSED,
-        // Nobody answers these types, so they take no responses.
+        // Requests of these types are not answered, so there are no responses.
         QpType::Uc | QpType::Ud | QpType::Gsi => Gates::RX_RESP,
-        // Send side only.
+        // There is only a send side.
         QpType::XrcIni => Gates::all_of(&[Gates::POST_RECV, Gates::RX_REQ, Gates::FLUSH_RQ]),
-        // No send queue; receive requests are posted to the XRC shared receive queue. The one it holds is flushed.
+        // There is no send queue, and receive requests are posted to the XRC shared receive queue. If a message holds one, it is flushed.
         QpType::XrcTgt => Gates::ALL.without(Gates::RX_REQ).without(Gates::FLUSH_RQ),
     }
 }
 
-/// Whether a type has the SQE state; the others go to ERR.
+/// Whether a send error takes this type to SQE. It takes the others to ERR.
 const fn has_sqe(ty: QpType) -> bool {
     matches!(ty, QpType::Uc | QpType::Ud | QpType::Gsi)
 }
@@ -514,7 +515,7 @@ const GATES: [[Gates; TYPES]; STATES] = {
     table
 };
 
-/// What makes a queue pair change state by itself.
+/// What makes a queue pair change state without a Modify QP call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -523,7 +524,7 @@ pub enum Event {
     SendError,
     /// A receive request completed in error, a completion queue overflowed, or the device failed.
     Fatal,
-    /// The last send request that had started completed.
+    /// The last started send request completed.
     SqDrained,
 }
 
@@ -532,16 +533,16 @@ impl Event {
     pub const ALL: [Self; 3] = [Self::SendError, Self::Fatal, Self::SqDrained];
 }
 
-/// What an [`Event`] leads to.
+/// The consequence of an [`Event`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// Cannot be, or changes nothing.
+    /// Nothing changes, or the event cannot happen.
     Stay,
-    /// SQE on a type that has it, else ERR.
+    /// Enter SQE on a type that has it, otherwise ERR.
     SendFailed,
-    /// ERR.
+    /// Enter ERR.
     ToErr,
-    /// Still SQD, no longer draining: SQ_DRAINED is raised if it was asked for.
+    /// Stay in SQD, which is no longer draining. SQ_DRAINED is raised if it was requested.
     Drained,
 }
 
@@ -560,8 +561,8 @@ const INTERNAL: [[Step; 3]; STATES] = {
     ]
 };
 
-/// The state a queue pair enters by itself when `event` happens; `None` if nothing changes. A drained send queue
-/// "enters" SQD, the state it is in.
+/// The state that a queue pair enters when `event` happens; `None` if nothing changes. A drained send queue "enters" SQD, the state in
+/// which it is already.
 pub const fn internal(state: QpState, ty: QpType, event: Event) -> Option<QpState> {
     match INTERNAL[state as usize][event as usize] {
         Step::Stay => None,
@@ -571,8 +572,8 @@ pub const fn internal(state: QpState, ty: QpType, event: Event) -> Option<QpStat
     }
 }
 
-/// The state diagram in Graphviz' language. Solid: by modify, labelled with the types unless all have it. Dashed:
-/// by itself. "Any state to RESET" and "to ERR" are drawn once.
+/// The state diagram in the language of Graphviz. Solid edges: Modify QP, labelled with the types unless it is legal for all. Dashed edges:
+/// events. The edges from any state to RESET and to ERR are drawn once.
 pub fn dot() -> String {
     let mut out = String::from(
         "digraph qp_states {\n    rankdir=LR;\n    any [shape=plaintext, label=\"any state\"];\n",
@@ -612,7 +613,7 @@ pub fn dot() -> String {
     out
 }
 
-/// The transitions with their attributes, and the gates, as Markdown tables.
+/// Markdown tables of the transitions with their attributes, and of the gates.
 pub fn markdown() -> String {
     let mut out = String::from("| transition | types | required | optional |\n|---|---|---|---|\n");
     let list = |mask: AttrMask| mask.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(" ");

@@ -4,7 +4,7 @@ use core::fmt;
 
 use crate::wire::{Kind, Tail};
 
-/// Declares an enum whose discriminants are numbers of the C API, with its C name and a text for each.
+/// Declares an enum whose discriminants are the numbers of the C API. Each variant has its C name and a text.
 macro_rules! numbered {
     ($(#[$meta:meta])* $name:ident: $repr:ty, $prefix:literal {
         $($(#[$vmeta:meta])* $variant:ident = $value:literal, $c_name:ident, $text:literal;)*
@@ -22,7 +22,7 @@ macro_rules! numbered {
             pub const fn number(self) -> $repr {
                 self as $repr
             }
-            /// From the number of the C API; `None` for one that is not named.
+            /// From the number of the C API; `None` for an unknown number.
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number {
                     $($value => Some(Self::$variant),)*
@@ -35,7 +35,7 @@ macro_rules! numbered {
                     $(Self::$variant => concat!($prefix, stringify!($c_name)),)*
                 }
             }
-            /// What it means, in a few words.
+            /// A short description.
             pub const fn text(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
@@ -86,7 +86,7 @@ numbered! {
 }
 
 numbered! {
-    /// What kind of work request a completion belongs to (`enum ibv_wc_opcode`).
+    /// The operation of a completed work request (`enum ibv_wc_opcode`).
     #[doc(alias = "ibv_wc_opcode")]
     #[derive(Default)]
     WcOpcode: u8, "IBV_WC_" {
@@ -101,7 +101,7 @@ numbered! {
         Tso = 7, TSO, "segmentation offload";
         Flush = 8, FLUSH, "flush";
         AtomicWrite = 9, ATOMIC_WRITE, "atomic write";
-        /// The number is ours: the C API has no fast registration.
+        /// The number is our own: the C API has no fast registration.
         RegMr = 10, REG_MR, "fast registration";
         Recv = 128, RECV, "receive";
         RecvRdmaWithImm = 129, RECV_RDMA_WITH_IMM, "receive of an RDMA write with immediate";
@@ -109,14 +109,14 @@ numbered! {
 }
 
 impl WcOpcode {
-    /// Whether the completion belongs to a receive request: bit 7 of the number.
+    /// Whether the completion is of a receive request (bit 7 of the number is set).
     pub const fn is_recv(self) -> bool {
         self as u8 & 0x80 != 0
     }
 }
 
 numbered! {
-    /// What a send work request asks for (`enum ibv_wr_opcode`).
+    /// The operation of a send work request (`enum ibv_wr_opcode`).
     #[doc(alias = "ibv_wr_opcode")]
     WrOpcode: u8, "IBV_WR_" {
         RdmaWrite = 0, RDMA_WRITE, "RDMA write";
@@ -133,23 +133,23 @@ numbered! {
         Driver1 = 11, DRIVER1, "driver specific";
         Flush = 14, FLUSH, "flush";
         AtomicWrite = 15, ATOMIC_WRITE, "atomic write";
-        /// The number is ours, the first behind those of the C API, which has no fast registration; in the kernel the
-        /// work request is `IB_WR_REG_MR`.
+        /// The number is our own, the first after those of the C API, which has no fast registration. The work request of the kernel is
+        /// `IB_WR_REG_MR`.
         RegMr = 16, REG_MR, "fast registration";
     }
 }
 
 impl WrOpcode {
-    /// Its packets' kind, and what the last of them carries; `None` for what becomes no packet.
+    /// The kind of its packets, and what the last packet carries; `None` if the operation sends no packets.
     pub const fn packet(self) -> Option<(Kind, Tail)> {
         self.row().0
     }
-    /// The opcode of the completion; `None` for one that only a driver knows.
+    /// The opcode of the completion; `None` for driver-specific operations.
     pub const fn wc_opcode(self) -> Option<WcOpcode> {
         self.row().1
     }
-    /// What each operation is: its packets, and its completion. How it is answered, segmented and checked follows from its
-    /// packets ([`wire`](crate::wire::Row)).
+    /// The packets and the completion of each operation. How an operation is segmented, checked and answered follows from its packets (see
+    /// [`Row`](crate::wire::Row)).
     #[rustfmt::skip]
     const fn row(self) -> (Option<(Kind, Tail)>, Option<WcOpcode>) {
         use {Kind as K, Tail as T, WcOpcode as W};
@@ -174,7 +174,7 @@ impl WrOpcode {
 }
 
 numbered! {
-    /// Something that belongs to no work request (`enum ibv_event_type`, IBA 11.6.3).
+    /// An asynchronous event, which belongs to no work request (`enum ibv_event_type`, IBA 11.6.3).
     #[doc(alias = "ibv_event_type")]
     #[doc(alias = "ibv_event_type_str")]
     AsyncEvent: u8, "IBV_EVENT_" {
@@ -207,15 +207,15 @@ bitflags::bitflags! {
     #[doc(alias = "ibv_send_flags")]
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
     pub struct SendFlags: u32 {
-        /// Starts only when every earlier READ and ATOMIC of the queue pair has completed.
+        /// The request starts only once every earlier READ and ATOMIC of the queue pair is complete.
         const FENCE = 1;
-        /// Success makes a completion; an error always does.
+        /// The request produces a completion when it succeeds. An error always produces one.
         const SIGNALED = 1 << 1;
-        /// Sets the solicited event bit on the last packet of SEND and WRITE with immediate.
+        /// The last packet of a SEND or WRITE with immediate has the solicited event bit set.
         const SOLICITED = 1 << 2;
-        /// The data is copied when the request is posted; local keys are not looked at.
+        /// The data is copied when the request is posted; local keys are not checked.
         const INLINE = 1 << 3;
-        /// Checksum offload: not for RoCE.
+        /// Checksum offload. Not supported on RoCE.
         const IP_CSUM = 1 << 4;
     }
 }
@@ -225,15 +225,15 @@ bitflags::bitflags! {
     #[doc(alias = "ibv_wc_flags")]
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
     pub struct WcFlags: u32 {
-        /// The first 40 bytes of a UD receive buffer hold the network header.
+        /// The first 40 bytes of the receive buffers of a datagram hold its network header.
         const GRH = 1;
         /// `imm_data` is valid.
         const WITH_IMM = 1 << 1;
-        /// Checksum offload: not for RoCE.
+        /// Checksum offload. Not supported on RoCE.
         const IP_CSUM_OK = 1 << 2;
         /// `invalidated_rkey` is valid.
         const WITH_INV = 1 << 3;
-        /// Tag matching: a request to synchronise.
+        /// Tag matching: request to synchronise.
         const TM_SYNC_REQ = 1 << 4;
         /// Tag matching: the tag matched.
         const TM_MATCH = 1 << 5;

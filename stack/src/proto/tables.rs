@@ -1,4 +1,4 @@
-//! The specification's small number tables: RNR timers, credit codes, AETH syndromes, the local ACK timeout.
+//! Small tables of the specification: RNR timers, credit codes, AETH syndromes, the local ACK timeout.
 
 use core::time::Duration;
 
@@ -13,25 +13,25 @@ const RNR_TIMER_10US: [u32; 32] = [
      4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
-/// Largest RNR NAK timer code, and of every attribute that holds one.
+/// Largest RNR NAK timer code.
 pub(crate) const RNR_TIMER_MAX: u8 = 31;
 /// Largest local ACK timeout exponent.
 pub(crate) const ACK_TIMEOUT_MAX: u8 = 31;
-/// Largest retry count, of transport retries and of RNR retries.
+/// Largest number of transport retries or RNR retries.
 pub(crate) const RETRY_MAX: u8 = 7;
-/// The RNR retry count that means "for ever".
+/// The RNR retry count that means "unlimited".
 pub(crate) const RNR_RETRY_FOREVER: u8 = 7;
 
 /// How long a requester must wait after an RNR NAK with this timer code: 10 us (code 1) to 655.36 ms (code 0).
 ///
-/// Only the low five bits count, which is what the syndrome carries.
+/// Only the low five bits are used: the syndrome carries no more.
 pub const fn rnr_delay(code: u8) -> Duration {
     Duration::from_micros(RNR_TIMER_10US[(code & 0x1f) as usize] as u64 * 10)
 }
 
-/// The local ACK timeout `4.096 us * 2^exponent` (IBA 9.7.6.1.3); 0 means that there is no timer.
+/// The local ACK timeout, `4.096 us * 2^exponent` (IBA 9.7.6.1.3); `None` for exponent 0, which means no timeout.
 ///
-/// An exponent above 31 counts as 31: [`modify`](super::state::modify) lets none in.
+/// An exponent above 31, which [`modify`](super::state::modify) refuses, counts as 31.
 pub const fn ack_timeout(exponent: u8) -> Option<Duration> {
     match ack_timeout_ns(exponent) {
         None => None,
@@ -49,7 +49,7 @@ pub(super) const fn ack_timeout_ns(exponent: u8) -> Option<u64> {
     }
 }
 
-/// Receive requests that each end-to-end credit code stands for (IBA 9.7.7.2); code 31 has no number.
+/// How many receive requests each end-to-end credit code stands for (IBA 9.7.7.2). Code 31 is not a number.
 #[rustfmt::skip]
 const CREDITS: [u32; 31] = [
        0,    1,    2,    3,     4,     6,     8,    12,
@@ -58,12 +58,12 @@ const CREDITS: [u32; 31] = [
     4096, 6144, 8192, 12288, 16384, 24576, 32768,
 ];
 
-/// The credit code that switches the requester's limit off.
+/// The credit code that means "no limit".
 pub(crate) const CREDIT_UNLIMITED: u8 = 0x1f;
 
-/// The number of receive requests a credit code stands for; `None` for "no limit" (code 31).
+/// How many receive requests a credit code stands for; `None` for code 31, "no limit".
 ///
-/// Only the low five bits count, which is what the syndrome carries.
+/// Only the low five bits are used: the syndrome carries no more.
 #[inline(always)]
 pub const fn credits(code: u8) -> Option<u32> {
     let code = (code & 0x1f) as usize;
@@ -72,7 +72,7 @@ pub const fn credits(code: u8) -> Option<u32> {
 
 /// The largest credit code that promises no more than `available` receive requests.
 pub(crate) const fn credit_code(available: u32) -> u8 {
-    // From 2 on the table has two numbers for each power of two: the power itself, and 1.5 times it.
+    // From 2 on, the table has two entries for each power of two: the power itself and 1.5 times it.
     let most = CREDITS[CREDITS.len() - 1];
     let n = if available < most { available } else { most };
     match n {
@@ -81,12 +81,12 @@ pub(crate) const fn credit_code(available: u32) -> u8 {
     }
 }
 
-/// Why a responder refused a request for good, or asked for a sequence to be repeated (IBA 9.7.5.2).
-/// The discriminant is the whole AETH syndrome byte.
+/// The code of a NAK: why a responder refused a request, or that a packet is missing (IBA 9.7.5.2). The discriminant is the whole syndrome
+/// byte of the AETH.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum NakCode {
-    /// A packet is missing: go back to the PSN of the NAK.
+    /// A packet is missing: send again from the PSN of the NAK on.
     PsnSequenceError = 0x60,
     /// The request is invalid.
     InvalidRequest = 0x61,
@@ -94,7 +94,7 @@ pub enum NakCode {
     RemoteAccessError = 0x62,
     /// The responder cannot carry the request out.
     RemoteOperationalError = 0x63,
-    /// Reliable datagram only.
+    /// Only for reliable datagrams.
     InvalidRdRequest = 0x64,
 }
 
@@ -108,7 +108,7 @@ impl NakCode {
         Self::InvalidRdRequest,
     ];
 
-    /// The status with which the requester completes the refused request; `None` where it retries instead.
+    /// The status with which the requester completes the refused request; `None` if it retries instead.
     pub(crate) const fn requester_status(self) -> Option<WcStatus> {
         match self {
             Self::PsnSequenceError => None,
@@ -120,33 +120,33 @@ impl NakCode {
     }
 }
 
-/// The first byte of an AETH (IBA 9.7.5.2).
+/// The meaning of the syndrome, the first byte of an AETH (IBA 9.7.5.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Syndrome {
     /// Everything up to the PSN arrived.
     Ack {
-        /// Receive requests the responder has, rounded down to what a code can say; `None`: no limit.
+        /// How many receive requests the responder has, rounded down to a number that has a code; `None`: no limit.
         credits: Option<u32>,
     },
-    /// No receive request was there: repeat after [`rnr_delay`] of the timer code.
+    /// The responder had no receive request: send again after [`rnr_delay`] of the timer code.
     RnrNak {
         /// Timer code, `0 ..= 31`.
         timer: u8,
     },
-    /// Refused, or out of sequence.
+    /// The request was refused, or a packet is missing.
     Nak(NakCode),
-    /// A value the specification reserves; the packet is ignored.
+    /// A reserved value; the packet is ignored.
     Reserved,
 }
 
 impl Syndrome {
-    /// Whether a syndrome byte is that of an ACK.
+    /// Whether a syndrome byte means ACK.
     #[inline(always)]
     pub const fn is_ack(byte: u8) -> bool {
         byte >> 5 == 0
     }
 
-    /// Reads a syndrome byte; total.
+    /// Decodes a syndrome byte. Every byte has a meaning.
     #[inline(always)]
     pub const fn decode(byte: u8) -> Self {
         if Self::is_ack(byte) { Self::Ack { credits: credits(byte) } } else { Self::decode_other(byte) }
@@ -168,8 +168,8 @@ impl Syndrome {
         }
     }
 
-    /// The syndrome byte. Credits are rounded down to a code, a timer is cut to five bits; [`Syndrome::Reserved`]
-    /// gives 0x40, which every requester ignores.
+    /// The syndrome byte. Credits are rounded down to a number that has a code; only the low five bits of a timer are used.
+    /// [`Syndrome::Reserved`] gives 0x40, which requesters ignore.
     pub const fn encode(self) -> u8 {
         match self {
             Self::Ack { credits: None } => CREDIT_UNLIMITED,

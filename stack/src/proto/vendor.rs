@@ -1,6 +1,6 @@
-//! `vendor_err` of a completion: what exactly went wrong, where the status of verbs says it only roughly.
+//! `vendor_err` of a completion: says more precisely what went wrong than the completion status.
 //!
-//! The high byte says who found the error, the low byte what it was:
+//! Bits 8 and up say who found the error, the low byte what it was:
 //!
 //! | number | meaning | low byte |
 //! | --- | --- | --- |
@@ -8,9 +8,9 @@
 //! | 0x100 | flushed: the queue pair was in ERR (or SQE) already | |
 //! | 0x200 + n | refused here, before or while it was sent | the status (`enum ibv_wc_status`) |
 //! | 0x300 + n | refused by the peer | the NAK code of its syndrome, 0x60 to 0x64 (IBA 9.7.5.2.8) |
-//! | 0x400 + n | retries used up | why it was retried last: 0 no retry was allowed, 1 no answer, 2 sequence NAK, 3 gap in the responses, 4 RNR NAK, 5 nothing could leave, because nobody answered for the address of the next hop |
+//! | 0x400 + n | retries used up | the cause of the last retry: 0 no retry was allowed, 1 no answer, 2 sequence NAK, 3 gap in the responses, 4 RNR NAK, 5 nothing could be sent, because the address of the next hop was not resolved, 6 the process of the peer has ended |
 //! | 0x500 + n | the peer's answer made no sense | the status |
-//! | 0x600 + n | our responder refused the peer's message, for which the receive request was used | the [`Fault`], from 1 on, in its order |
+//! | 0x600 + n | our responder refused the peer's message, for which the receive request was used | the [`Fault`], counted from 1 in the order of its variants |
 
 use core::fmt;
 
@@ -25,7 +25,7 @@ const RETRIES: u32 = 0x400;
 const RESPONSE: u32 = 0x500;
 const FAULT: u32 = 0x600;
 
-/// A vendor error number with its text.
+/// A vendor error number. `Display` gives its text.
 ///
 /// ```
 /// use stack::proto::vendor::VendorErr;
@@ -35,7 +35,7 @@ const FAULT: u32 = 0x600;
 pub struct VendorErr(pub u32);
 
 impl VendorErr {
-    /// Of a send request that ended with `status`; `retried` is why requests of its queue pair were last sent again.
+    /// The number for a send request that ended with `status`. `retried` is the cause of the last retry of its queue pair.
     pub(crate) fn of_send(status: WcStatus, retried: Option<RetryCause>) -> Self {
         Self(match status {
             WcStatus::Success => 0,
@@ -59,7 +59,7 @@ impl VendorErr {
         })
     }
 
-    /// Of a receive request that ended with `status`; `fault` is what the peer did, if that is why.
+    /// The number for a receive request that ended with `status`. `fault` is the fault of the peer's message, if that is the reason.
     pub(crate) fn of_recv(status: WcStatus, fault: Option<Fault>) -> Self {
         Self(match (status, fault) {
             (WcStatus::Success, _) => 0,

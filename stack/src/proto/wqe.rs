@@ -1,9 +1,9 @@
-//! Work queue elements: how a work request lies in a ring slot; and the entry of a completion queue ([`Cqe`]).
+//! Work queue elements: the layout of a work request in its ring slot, and the completion queue entry ([`Cqe`]).
 //!
-//! A slot is a number of [`Granule`]s, 16 bytes each. A send slot holds a [`SendWqe`] (three granules), then its address block
-//! (datagrams and XRC: [`SendWqe::addr_granules`] granules), then either its scatter/gather list (a granule each) or its
-//! inline data. A receive slot holds a [`RecvWqe`] (one granule), then its list. The slot size is fixed when the
-//! queue is made ([`send_stride`], [`recv_stride`]), so a work request is found by its sequence number alone.
+//! A slot consists of [`Granule`]s, 16 bytes each. A send slot holds a [`SendWqe`] (three granules), then for datagrams and XRC an address
+//! block ([`SendWqe::addr_granules`] granules), then either the scatter/gather list (a granule for each element) or inline data. A receive
+//! slot holds a [`RecvWqe`] (one granule), then its list. All slots of a queue have the same size, which is chosen when the queue is
+//! created ([`send_stride`], [`recv_stride`]), so the sequence number of a work request determines its slot.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute_ref};
 
@@ -13,13 +13,13 @@ use crate::mem::Access;
 pub use crate::mem::Sge;
 use crate::wire::{AtomicEth, Feth, Reth};
 
-/// The unit of a ring slot, 16 bytes: the basic block of a work queue element. NICs have such blocks, too: a WQEBB of mlx5 has 64
-/// bytes, in segments of 16.
+/// The unit of a ring slot, 16 bytes: the basic block of a work queue element. NICs use such blocks, too: a WQEBB of mlx5 has 64 bytes, in
+/// segments of 16.
 #[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(16))]
 pub struct Granule(pub [u64; 2]);
 
-/// Bytes of a [`Granule`].
+/// Length of a [`Granule`] in bytes.
 pub const GRANULE: usize = size_of::<Granule>();
 
 /// The fixed part of a send work request in its slot.
@@ -28,22 +28,22 @@ pub const GRANULE: usize = size_of::<Granule>();
 pub struct SendWqe {
     /// The caller's tag.
     pub wr_id: u64,
-    /// Remote virtual address (WRITE, READ, atomics).
+    /// Virtual address in the peer's memory (WRITE, READ, atomics, FLUSH), or the address to bind or register.
     pub remote_addr: u64,
-    /// Remote key.
+    /// Remote key; for a local operation, the key to bind, register or invalidate.
     pub rkey: u32,
-    /// Bytes of the message, `0 ..= 2^31`.
+    /// Length of the message in bytes, `0 ..= 2^31`.
     pub length: u32,
-    /// The queue pair's epoch under which the request was accepted.
+    /// Epoch of the queue pair when the request was posted.
     pub epoch: u32,
     opcode: u8,
     flags: u8,
-    /// Elements of the list behind the header; 0 for inline data.
+    /// Elements of the scatter/gather list; 0 for inline data.
     pub num_sge: u8,
-    /// Granules of the address block between the header and the list.
+    /// Granules of the address block.
     pub addr_granules: u8,
-    /// Immediate data or key to invalidate (low half); the compare or add operand of an atomic; what a FLUSH selects;
-    /// the rights (high half) of a bind or registration, of a bind also the region's key (low half).
+    /// By operation. SEND and WRITE: immediate data or the key to invalidate (low half). Atomic: the compare or add operand. FLUSH:
+    /// selectivity and placement. Bind and registration: the access rights (high half), and for a bind the key of the region (low half).
     pub arg0: u64,
     /// The swap operand of COMPARE&SWAP; the length of a FLUSH, a bind or a registration.
     pub arg1: u64,
@@ -55,9 +55,9 @@ pub struct SendWqe {
 pub struct RecvWqe {
     /// The caller's tag.
     pub wr_id: u64,
-    /// The queue pair's epoch under which the request was accepted.
+    /// Epoch of the queue pair when the request was posted.
     pub epoch: u32,
-    /// Elements of the list behind the header.
+    /// Elements of the scatter/gather list.
     pub num_sge: u32,
 }
 
@@ -66,22 +66,22 @@ const RECV_HEADER: usize = size_of::<RecvWqe>() / GRANULE;
 const _: () = assert!(size_of::<Granule>() == 16 && size_of::<Sge>() == GRANULE);
 const _: () = assert!(size_of::<SendWqe>() == 48 && size_of::<RecvWqe>() == 16);
 
-/// Granules of a send slot that holds an address block of `addr_granules` granules and `max_sge` elements or `max_inline`
-/// bytes; a multiple of a cache line.
+/// Size in granules of a send slot for an address block of `addr_granules` granules and either `max_sge` elements or `max_inline` bytes; a
+/// multiple of 64 bytes, the cache line.
 pub const fn send_stride(addr_granules: usize, max_sge: usize, max_inline: usize) -> usize {
     let inline = max_inline.div_ceil(GRANULE);
     let longer = if max_sge > inline { max_sge } else { inline };
     (SEND_HEADER + addr_granules + longer).next_multiple_of(64 / GRANULE)
 }
 
-/// Granules of a receive slot that holds `max_sge` elements; a multiple of 32 bytes, so that the usual slot, of one element, lies in one
+/// Size in granules of a receive slot for `max_sge` elements; a multiple of 32 bytes, so that the usual slot, with one element, lies in one
 /// cache line.
 pub const fn recv_stride(max_sge: usize) -> usize {
     (RECV_HEADER + max_sge).next_multiple_of(2)
 }
 
 impl SendWqe {
-    /// A request of `opcode` with nothing else set.
+    /// A request with this opcode and these flags; all else is 0.
     #[inline]
     pub const fn new(wr_id: u64, opcode: WrOpcode, flags: SendFlags) -> Self {
         Self {
@@ -119,7 +119,7 @@ impl SendWqe {
     pub const fn send(wr_id: u64) -> Self {
         Self::of_opcode(wr_id, WrOpcode::Send)
     }
-    /// SEND with immediate data, a number that travels in network byte order.
+    /// SEND with immediate data, which is sent in network byte order.
     #[inline]
     pub const fn send_with_imm(wr_id: u64, imm: u32) -> Self {
         Self::of_opcode(wr_id, WrOpcode::SendWithImm).args(imm.to_be() as u64, 0)
@@ -144,12 +144,12 @@ impl SendWqe {
     pub const fn read(wr_id: u64, remote_addr: u64, rkey: u32) -> Self {
         Self::of_opcode(wr_id, WrOpcode::RdmaRead).at(remote_addr, rkey)
     }
-    /// COMPARE & SWAP; [`atomic`](Self::atomic) reads its operands.
+    /// COMPARE & SWAP. [`atomic`](Self::atomic) returns its operands.
     #[inline]
     pub const fn cmp_and_swp(wr_id: u64, remote_addr: u64, rkey: u32, compare: u64, swap: u64) -> Self {
         Self::of_opcode(wr_id, WrOpcode::AtomicCmpAndSwp).at(remote_addr, rkey).args(compare, swap)
     }
-    /// FETCH & ADD; [`atomic`](Self::atomic) reads its operand.
+    /// FETCH & ADD. [`atomic`](Self::atomic) returns its operand.
     #[inline]
     pub const fn fetch_and_add(wr_id: u64, remote_addr: u64, rkey: u32, add: u64) -> Self {
         Self::of_opcode(wr_id, WrOpcode::AtomicFetchAndAdd).at(remote_addr, rkey).args(add, 0)
@@ -159,7 +159,7 @@ impl SendWqe {
     pub const fn atomic_write(wr_id: u64, remote_addr: u64, rkey: u32) -> Self {
         Self::of_opcode(wr_id, WrOpcode::AtomicWrite).at(remote_addr, rkey)
     }
-    /// FLUSH of `len` bytes, or of what else the selectivity level says; [`flush`](Self::flush) reads it.
+    /// FLUSH of `len` bytes, or of the whole region if `selectivity` says so. [`flush`](Self::flush) returns the arguments.
     #[inline]
     pub const fn flush_of(
         wr_id: u64,
@@ -177,25 +177,25 @@ impl SendWqe {
     pub const fn local_inv(wr_id: u64, rkey: u32) -> Self {
         Self::of_opcode(wr_id, WrOpcode::LocalInv).at(0, rkey)
     }
-    /// BIND_MW of a window, from now on `rkey`, to bytes of a region; [`key_and_access`](Self::key_and_access) reads the
-    /// region's key and the rights.
+    /// BIND_MW: binds a memory window, whose new key is `rkey`, to a range of a region. [`key_and_access`](Self::key_and_access) returns
+    /// the region's key and the access rights.
     pub const fn bind_mw(wr_id: u64, rkey: u32, region: u32, addr: u64, length: u64, access: Access) -> Self {
         let grant = (access.bits() as u64) << 32 | region as u64;
         Self::of_opcode(wr_id, WrOpcode::BindMw).at(addr, rkey).args(grant, length)
     }
-    /// REG_MR of bytes under a key.
+    /// REG_MR: registers a range under the key `rkey`.
     pub const fn reg_mr(wr_id: u64, rkey: u32, addr: u64, length: u64, access: Access) -> Self {
         let grant = (access.bits() as u64) << 32;
         Self::of_opcode(wr_id, WrOpcode::RegMr).at(addr, rkey).args(grant, length)
     }
-    /// With these flags in addition.
+    /// The request with additional flags.
     #[inline]
     #[must_use]
     pub const fn with_flags(mut self, flags: SendFlags) -> Self {
         self.flags |= flags.bits() as u8;
         self
     }
-    /// The request as it is posted: with what is known only then.
+    /// The request with the values that are known only when it is posted.
     #[inline]
     #[must_use]
     pub const fn posted(mut self, length: u32, num_sge: usize, addr_granules: usize, epoch: u32) -> Self {
@@ -205,12 +205,12 @@ impl SendWqe {
         self.epoch = epoch;
         self
     }
-    /// The operation.
+    /// The operation; [`WrOpcode::Driver1`] if the number is unknown.
     #[inline]
     pub fn opcode(&self) -> WrOpcode {
         WrOpcode::from_number(u32::from(self.opcode)).unwrap_or(WrOpcode::Driver1)
     }
-    /// The operation's number, known or not.
+    /// The number of the operation, which may be unknown.
     #[inline]
     pub fn opcode_number(&self) -> u8 {
         self.opcode
@@ -220,20 +220,20 @@ impl SendWqe {
     pub fn flags(&self) -> SendFlags {
         SendFlags::from_bits_truncate(u32::from(self.flags))
     }
-    /// Operation, flags without [`SendFlags::SIGNALED`], and the shape of the slot (elements, address block), as one number: packets of
-    /// requests with the same number are built in the same way.
+    /// Opcode, flags without [`SendFlags::SIGNALED`], number of elements and size of the address block, in one word. Packets of requests
+    /// with the same word are built in the same way.
     #[inline(always)]
     pub(super) fn shape_key(&self) -> u32 {
         const SIGNALED: u32 = u32::from_ne_bytes([0, SendFlags::SIGNALED.bits() as u8, 0, 0]);
         let four = self.as_bytes()[core::mem::offset_of!(Self, opcode)..].first_chunk();
         u32::from_ne_bytes(*four.expect("opcode, flags, num_sge, addr_granules")) & !SIGNALED
     }
-    /// Whether a success makes a completion.
+    /// Whether the request produces a completion when it succeeds.
     #[inline]
     pub fn signaled(&self) -> bool {
         self.flags().contains(SendFlags::SIGNALED)
     }
-    /// Immediate data, in the byte order of the wire.
+    /// Immediate data, in network byte order.
     #[inline]
     pub fn imm(&self) -> [u8; 4] {
         (self.arg0 as u32).to_ne_bytes()
@@ -243,24 +243,24 @@ impl SendWqe {
     pub(crate) fn rkey_to_invalidate(&self) -> u32 {
         self.arg0 as u32
     }
-    /// What the packet of a WRITE or a READ says of the peer's memory.
+    /// The RETH of a WRITE or READ.
     #[inline]
     pub fn reth(&self) -> Reth {
         Reth { va: self.remote_addr, rkey: self.rkey, len: self.length }
     }
-    /// What the packet of an atomic says.
+    /// The AtomicETH of an atomic.
     #[inline]
     pub fn atomic(&self) -> AtomicEth {
         let (swap_add, compare) =
             if self.opcode() == WrOpcode::AtomicCmpAndSwp { (self.arg1, self.arg0) } else { (self.arg0, 0) };
         AtomicEth { va: self.remote_addr, rkey: self.rkey, swap_add, compare }
     }
-    /// What a FLUSH selects, how far it goes, and its length in bytes.
+    /// The FETH of a FLUSH, and the length of the range in bytes.
     pub fn flush(&self) -> (Feth, u32) {
         let feth = Feth { selectivity: (self.arg0 >> 8) as u8, placement: self.arg0 as u8 };
         (feth, self.arg1 as u32)
     }
-    /// The region's key of a bind, 0 of a registration; and the rights of either.
+    /// The key of the region to bind to (0 for a registration), and the access rights to grant.
     pub fn key_and_access(&self) -> (u32, Access) {
         (self.arg0 as u32, Access::from_bits_retain((self.arg0 >> 32) as u32))
     }
@@ -283,8 +283,8 @@ impl SendWqe {
         let list: &[Granule] = body.get(..n).unwrap_or_default();
         transmute_ref!(list)
     }
-    /// The first element of the list, in a slot without an address block. It is the caller who knows that the slot has an element there:
-    /// nothing is checked, for speed.
+    /// The first element of the list, in a slot without an address block. For speed, this does not check that the list has an element: the
+    /// caller must know.
     #[inline(always)]
     pub(crate) fn first_sge(slot: &[Granule]) -> Option<&Sge> {
         slot.get(SEND_HEADER).map(|granule| transmute_ref!(granule))
@@ -296,18 +296,19 @@ impl SendWqe {
         let body = slot[SEND_HEADER + wqe.addr_granules as usize..].as_bytes();
         &body[..(wqe.length as usize).min(body.len())]
     }
-    /// The body of a slot: what follows the fixed part and an address block of `addr_granules` granules, for the list or the inline data.
+    /// The body of a slot, which holds the list or the inline data. It follows the fixed part and an address block of `addr_granules`
+    /// granules.
     #[inline]
     pub fn body(slot: &mut [Granule], addr_granules: usize) -> &mut [u8] {
         slot[SEND_HEADER + addr_granules..].as_mut_bytes()
     }
-    /// Puts another epoch into the request of a slot.
+    /// Changes the epoch of the request in a slot.
     pub fn restamp(slot: &mut [Granule], epoch: u32) {
         let (wqe, _) = Self::mut_from_prefix(slot.as_mut_bytes()).expect("a send slot holds a header");
         wqe.epoch = epoch;
     }
-    /// Writes the fixed part and returns the tail of the slot: the address block, if `addr_granules` says there is one, then the body (the
-    /// list or the inline data).
+    /// Writes the fixed part. Returns the rest of the slot: the address block, if `addr_granules` is not 0, then the body (the list or the
+    /// inline data).
     #[inline]
     pub fn put(self, slot: &mut [Granule]) -> &mut [u8] {
         let (head, tail) = slot.split_at_mut(SEND_HEADER);
@@ -316,11 +317,11 @@ impl SendWqe {
     }
 }
 
-/// Granules of the address block of a request on an XRC initiator: the number of the peer's shared receive queue.
+/// Granules of the address block of a request on an XRC initiator. It holds the number of the peer's shared receive queue.
 pub const XRC_ADDR_GRANULES: usize = 1;
 
-/// Writes the address block of a request on an XRC initiator to the front of the tail that [`SendWqe::put`] returned; returns the body
-/// behind it.
+/// Writes the address block of a request on an XRC initiator to the front of the tail that [`SendWqe::put`] returned; returns the rest,
+/// where the body begins.
 pub fn put_srqn(tail: &mut [u8], srqn: u32) -> &mut [u8] {
     let (block, body) = tail.split_at_mut(XRC_ADDR_GRANULES * GRANULE);
     block.fill(0);
@@ -328,7 +329,7 @@ pub fn put_srqn(tail: &mut [u8], srqn: u32) -> &mut [u8] {
     body
 }
 
-/// The peer's shared receive queue that a request on an XRC initiator names.
+/// Number of the peer's shared receive queue that a request on an XRC initiator names; 0 if it names none.
 pub fn srqn(slot: &[Granule]) -> u32 {
     SendWqe::addr_block(slot).first().map_or(0, |block| {
         let bytes = block.as_bytes();
@@ -350,7 +351,7 @@ impl RecvWqe {
         let list: &[Granule] = slot[RECV_HEADER..].get(..n).unwrap_or_default();
         transmute_ref!(list)
     }
-    /// Writes the fixed part and returns the body of the slot, for the list.
+    /// Writes the fixed part. Returns the rest of the slot, for the list.
     #[inline]
     pub fn put(self, slot: &mut [Granule]) -> &mut [u8] {
         let (head, body) = slot.split_at_mut(RECV_HEADER);
@@ -363,13 +364,13 @@ impl RecvWqe {
 #[inline]
 pub fn put_sges(body: &mut [u8], sges: &[Sge]) {
     match sges {
-        // Nearly every list: two moves, no call.
+        // Nearly every list has one element: two moves, no call.
         [sge] => body[..GRANULE].copy_from_slice(sge.as_bytes()),
         _ => put_data(body, sges.as_bytes()),
     }
 }
 
-/// Copies inline data, one piece behind the other, into the body of a slot.
+/// Copies inline data, one piece after the other, into the body of a slot.
 #[inline]
 pub fn put_pieces<'a>(body: &mut [u8], pieces: impl Iterator<Item = &'a [u8]>) {
     let mut rest = body;
@@ -380,50 +381,51 @@ pub fn put_pieces<'a>(body: &mut [u8], pieces: impl Iterator<Item = &'a [u8]>) {
     }
 }
 
-/// Copies inline data, or a list as bytes, into the body of a slot. A function of its own: without the call, a post of one element keeps everything in registers.
+/// Copies inline data, or a list as bytes, into the body of a slot. Not inlined, so that posting a single element, which does not call it,
+/// keeps everything in registers.
 #[inline(never)]
 pub fn put_data(body: &mut [u8], data: &[u8]) {
     body[..data.len()].copy_from_slice(data);
 }
 
-/// A completion queue entry: one cache line, `struct ibv_wc` and what poll needs to skip stale ones.
+/// A completion queue entry, one cache line: the contents of `struct ibv_wc`, and what is needed to skip stale entries.
 ///
-/// What a program gets of it comes first and in the order of the program's type, so that a poll moves it in a few loads.
+/// The fields that a program gets come first, in the order of the program's type, so that polling copies them with few loads.
 #[derive(Clone, Copy, Default, Debug)]
 #[repr(C, align(64))]
 pub struct Cqe {
-    /// The work request's tag.
+    /// The caller's tag of the work request.
     pub wr_id: u64,
-    /// Nanoseconds of the shard's clock when the completion was made.
+    /// When the completion was created, in nanoseconds of the shard's clock.
     pub timestamp: u64,
-    /// Received bytes; for READ and atomics, the bytes returned.
+    /// Bytes received; for READ and atomics, bytes returned.
     pub byte_len: u32,
     /// Number of the queue pair.
     pub qpn: Qpn,
-    /// Source queue pair of a datagram.
+    /// Queue pair that sent the datagram.
     pub src_qp: Qpn,
-    /// What exactly went wrong, where the status is an error ([`super::vendor`]).
+    /// Details of an error ([`super::vendor`]); 0 on success.
     pub vendor_err: u32,
-    /// The XRC shared receive queue that the request came from, 0 for none.
+    /// Number of the XRC shared receive queue that held the receive request; 0 if none did.
     pub srqn: u32,
-    /// Immediate data in wire order, or the invalidated key, as `flags` says.
+    /// Immediate data in network byte order, or the invalidated key; `flags` says which.
     pub imm: u32,
-    /// What else is valid.
+    /// Which other fields are valid.
     pub flags: WcFlags,
     /// How the work request ended.
     pub status: WcStatus,
-    /// What kind of work request it was.
+    /// The operation.
     pub opcode: WcOpcode,
     /// Service level of a datagram: the priority of its VLAN tag.
     pub sl: u8,
-    /// Whether the message asked for a solicited event.
+    /// Whether the message requested a solicited event.
     pub solicited: bool,
-    /// A receive completion may have to wait until the acknowledgement of its message has been built. Set once that is so: it does not
-    /// wait again.
+    /// Whether a receive completion need not wait for the acknowledgement of its message. It may have to wait until that was built, and is
+    /// set then.
     pub acknowledged: bool,
     /// Index of the queue pair in the device's table of words (see [`crate::sync::words`]).
     pub qp_index: u32,
-    /// Epoch of the queue pair; an older one than the table's makes poll skip the entry.
+    /// Epoch of the queue pair. Polling skips the entry if the table of words has a newer one.
     pub epoch: u32,
 }
 

@@ -1,9 +1,8 @@
-//! Congestion control: how many packets of a queue pair may leave, and when.
+//! Congestion control: how many packets of a queue pair may be sent, and when.
 //!
-//! A controller is told when packets leave and are acknowledged, when some were lost, and what the network says: marks on
-//! received packets (CE, RFC 3168) and congestion notification packets (IBA A17.9.3). Each controller is a variant of
-//! [`Controller`] and of `Congestion`, and a file. Its state is in a box: a queue pair has room for a pointer, and one with the fixed
-//! window needs no more.
+//! A controller is told when packets are sent, acknowledged or lost, and what the network reports: marks on received packets (CE, RFC 3168)
+//! and congestion notification packets (IBA A17.9.3). Each controller has a variant of [`Controller`], a variant of `Congestion`, and a
+//! file. A controller with state keeps it in a box, because a queue pair only has room for a pointer. The fixed window has no state.
 
 use super::recovery::RetryCause;
 use crate::id::Psn;
@@ -18,61 +17,61 @@ mod tests;
 #[cfg(test)]
 pub(super) use probe::Probe;
 
-/// A congestion controller, as it is chosen for a queue pair.
+/// A congestion controller to choose for a queue pair.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Controller {
-    /// A window of constant size, whatever the network says.
+    /// A window of constant size, whatever the network reports.
     #[default]
     FixedWindow,
-    /// A controller for tests, with a window of so many packets.
+    /// A controller for tests, with a window of this many packets.
     #[cfg(test)]
     Probe(u32),
 }
 
-/// A congestion controller at work.
+/// A congestion controller with its state.
 #[derive(Default, Debug)]
 pub(super) enum Congestion {
     /// See [`Controller::FixedWindow`].
     #[default]
     FixedWindow,
-    /// A window that a test sets, and a list of everything that it was told.
+    /// A window that a test sets, and a list of the events.
     #[cfg(test)]
     Probe(Box<Probe>),
 }
 
-/// What a controller is told.
+/// An event for a controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Event {
-    /// Request packets were built: the sequence numbers from `first` to before `behind`, those of a READ's responses among
-    /// them. They leave with the turn's burst.
+    /// Request packets were built, with the PSNs from `first` to before `behind`, including those of READ responses. They are sent with the
+    /// burst of the turn.
     Sent {
-        /// Number of the first packet.
+        /// PSN of the first packet.
         first: Psn,
-        /// The number behind the last one.
+        /// The PSN after the last one.
         behind: Psn,
-        /// Bytes of their payload: what a rate is measured by. A READ's are the peer's to send.
+        /// Bytes of their payload, to measure a rate by. READ responses do not count: the peer sends them.
         bytes: u64,
-        /// They went out before: an acknowledgement does not tell which transmission it answers.
+        /// Whether they were sent before. If so, an acknowledgement does not tell which transmission it answers.
         again: bool,
     },
-    /// The turn that began at this instant took long, and what was sent in it may have left the port as late as now. A controller
-    /// that remembers when packets were sent takes that time for them instead.
+    /// The turn that began at this time took long, and the packets sent in it may have left the port as late as now. A controller that
+    /// remembers when packets were sent corrects those times to now.
     LeftLate(Instant),
-    /// Everything before this number is acknowledged.
+    /// All packets before this PSN are acknowledged.
     Acknowledged(Psn),
-    /// Packets were lost, or seem so.
+    /// Packets were lost, or seem to be.
     Lost(RetryCause),
-    /// The time that [`Congestion::resumes_at`] returned has come; from now on it returns another one.
+    /// The time that [`Congestion::resumes_at`] returned has come. From now on it returns another one.
     Resumed,
-    /// A received packet was marked by a switch whose queue was long (CE). It is the direction to us that is congested.
+    /// A received packet was marked by a switch with a long queue (CE): the direction towards us is congested.
     Marked,
-    /// The peer received marked packets of ours (CNP).
+    /// The peer received marked packets of ours, as a CNP says.
     Notified,
 }
 
 impl Congestion {
-    /// A controller at the start of a connection.
+    /// A controller in its initial state.
     pub fn new(controller: Controller) -> Self {
         match controller {
             Controller::FixedWindow => Self::FixedWindow,
@@ -81,7 +80,7 @@ impl Congestion {
         }
     }
 
-    /// Which one it is.
+    /// Which controller this is.
     pub fn controller(&self) -> Controller {
         match self {
             Self::FixedWindow => Controller::FixedWindow,
@@ -90,7 +89,7 @@ impl Congestion {
         }
     }
 
-    /// Request packets that may leave now, with `in_flight` of them in flight.
+    /// How many more request packets may be sent now, with `in_flight` of them in flight.
     #[inline(always)]
     pub fn allowance(&self, now: Instant, in_flight: u32) -> u32 {
         match self {
@@ -100,7 +99,7 @@ impl Congestion {
         }
     }
 
-    /// When more may leave, whatever is acknowledged until then; `FAR` where only acknowledgements make room.
+    /// When more packets may be sent even if nothing is acknowledged until then; [`Instant::FAR`] if that takes an acknowledgement.
     #[inline(always)]
     pub fn resumes_at(&self) -> Instant {
         match self {
@@ -110,7 +109,7 @@ impl Congestion {
         }
     }
 
-    /// Tells the controller what happened.
+    /// Tells the controller of an event.
     #[inline(always)]
     pub fn handle(&mut self, now: Instant, event: Event) {
         match self {

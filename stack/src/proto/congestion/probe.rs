@@ -2,14 +2,14 @@
 
 use super::{Event, Instant};
 
-/// Writes down what it is told.
+/// Records the events.
 #[derive(Debug)]
 pub(in crate::proto) struct Probe {
     /// Packets that may be in flight.
     pub window: u32,
-    /// Nothing leaves before.
+    /// Nothing may be sent before this time.
     pub resumes_at: Instant,
-    /// Everything that happened, and when.
+    /// Every event, and when it happened.
     pub events: Vec<(Instant, Event)>,
 }
 

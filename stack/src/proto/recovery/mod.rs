@@ -1,8 +1,8 @@
-//! Loss recovery: which packets go out again after a sign that some were lost.
+//! Loss recovery: which packets are sent again after a sign that some were lost.
 //!
-//! The requester and the completer notice signs of loss, count retries and send; a scheme chooses the packets. Each scheme
-//! is a variant of [`Scheme`] and of `Recovery`, and a file. A scheme that remembers more than `Repair` keeps it in a box: a
-//! queue pair has room for a pointer, and one with go-back-N needs no more.
+//! The requester and the completer notice signs of loss, count retries and send; a scheme chooses the packets. Each scheme has a variant of
+//! [`Scheme`], a variant of `Recovery`, and a file. A scheme with more state than `Repair` keeps it in a box, because a queue pair only has
+//! room for a pointer. Go-back-N has no more.
 
 use super::in_flight::InFlight;
 use crate::id::Psn;
@@ -14,31 +14,31 @@ mod probe;
 #[cfg(test)]
 pub(super) use probe::Probe;
 
-/// Why packets go out again.
+/// Why packets are sent again, or why their work request failed without that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RetryCause {
     /// NAK: PSN sequence error.
     SequenceNak,
     /// A later response or acknowledgement passed a READ or ATOMIC that is not answered.
     ImpliedNak,
-    /// RNR NAK: after its delay.
+    /// An RNR NAK. They are sent after its delay.
     Rnr,
-    /// The local ACK timeout.
+    /// The local ACK timeout expired.
     Timeout,
-    /// Nothing followed unsignalled requests, so nothing requested their acknowledgement: the last packet goes
-    /// out again to request it. Not charged to the retry count.
+    /// No packet followed some unsignalled requests, so none requested their acknowledgement: the last packet is sent again to request it.
+    /// Does not use a retry.
     Probe,
-    /// No packet goes out: nobody answers for the address of the next hop.
+    /// No packet is sent: the address of the next hop cannot be resolved.
     Unreachable,
-    /// No packet goes out: the process of the peer, on this host, has ended, or there was none.
+    /// No packet is sent: the process of the peer, on this host, has ended or never existed.
     PeerEnded,
 }
 
-/// A scheme of loss recovery, as it is chosen for a queue pair.
+/// A scheme of loss recovery to choose for a queue pair.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Scheme {
-    /// Everything from the oldest packet on goes out again (IBA 9.7.3.2).
+    /// Everything from the oldest packet on is sent again (IBA 9.7.3.2).
     #[default]
     GoBackN,
     /// A scheme for tests.
@@ -46,28 +46,28 @@ pub enum Scheme {
     Probe,
 }
 
-/// A scheme of loss recovery at work.
+/// A scheme of loss recovery with its state.
 #[derive(Default, Debug)]
 pub(super) enum Recovery {
     /// See [`Scheme::GoBackN`].
     #[default]
     GoBackN,
-    /// As a test configures it; it records what it is told.
+    /// A scheme that a test configures; it records the events.
     #[cfg(test)]
     Probe(Box<Probe>),
 }
 
-/// The state of a repair that all schemes have.
+/// State that all schemes have.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Repair {
-    /// Packets go out again: until there is progress, or a timeout.
+    /// Whether packets are being sent again. Cleared by progress or a timeout.
     pub resending: bool,
-    /// The next packet requests the acknowledgement that earlier packets did not request.
+    /// Whether the next packet requests the acknowledgement that earlier packets did not request.
     pub probing: bool,
 }
 
 impl Recovery {
-    /// A scheme at the start of a connection.
+    /// A scheme in its initial state.
     pub fn new(scheme: Scheme) -> Self {
         match scheme {
             Scheme::GoBackN => Self::GoBackN,
@@ -76,7 +76,7 @@ impl Recovery {
         }
     }
 
-    /// Which one it is.
+    /// Which scheme this is.
     pub fn scheme(&self) -> Scheme {
         match self {
             Self::GoBackN => Scheme::GoBackN,
@@ -85,7 +85,7 @@ impl Recovery {
         }
     }
 
-    /// A sign of loss. Returns the first packet that is to go out again; `None` where the sign tells nothing new.
+    /// Handles a sign of loss. Returns the PSN of the first packet to send again; `None` if the sign tells nothing new.
     #[inline]
     pub fn handle_loss(
         &mut self,
@@ -100,7 +100,7 @@ impl Recovery {
         }
     }
 
-    /// Which packet follows the one before `behind`, which has just been handed out.
+    /// The PSN of the packet to send next, after the packet before `behind` was handed out.
     #[inline(always)]
     pub fn next(&self, in_flight: &InFlight, behind: Psn) -> Psn {
         match self {
@@ -110,7 +110,7 @@ impl Recovery {
         }
     }
 
-    /// The oldest packet in flight is another one now.
+    /// Handles progress: the oldest packet in flight is acknowledged.
     #[inline(always)]
     pub fn handle_progress(&mut self, repair: &mut Repair, in_flight: &InFlight) {
         match self {

@@ -2,14 +2,14 @@
 
 use super::{InFlight, Psn, Repair, RetryCause, go_back_n};
 
-/// Sends again as go-back-N does, or only the first lost packet; records what it is told.
+/// Sends again as go-back-N does, or only the first lost packet. Records the events.
 #[derive(Default, Debug)]
 pub(in crate::proto) struct Probe {
-    /// Only the first lost packet is sent again.
+    /// Whether only the first lost packet is sent again.
     pub first_alone: bool,
-    /// The signs of loss, each with the first packet that was sent again, if one was.
+    /// The signs of loss, each with the PSN of the first packet that was sent again, if any.
     pub losses: Vec<(RetryCause, Option<Psn>)>,
-    /// The oldest packet in flight after each progress.
+    /// The oldest PSN in flight after each progress.
     pub progress: Vec<Psn>,
 }
 

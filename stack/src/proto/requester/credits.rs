@@ -1,24 +1,24 @@
-//! Credits: how many requests the peer has receive requests for (IBA 9.7.7.2).
+//! End-to-end credits: for how many requests the peer has receive requests (IBA 9.7.7.2).
 
 use crate::id::Psn;
 
-/// What the peer granted. Packed: it has nine bytes of a queue pair, and not twelve.
+/// The credits that the peer granted. Packed, to take nine bytes in a queue pair instead of twelve.
 #[derive(Clone, Copy, Debug)]
 #[repr(Rust, packed)]
 pub(in crate::proto) struct Credits {
-    /// Send sequence number of the next request to start; the peer's MSN counts the same.
+    /// Send sequence number (SSN) of the next request to start. The MSN of the peer counts the same requests.
     ssn: Psn,
-    /// Limit sequence number: credits granted by the peer.
+    /// Limit sequence number (LSN): up to which SSN the peer granted credits.
     lsn: Psn,
-    /// The peer's credits are not limited (it said so, or is on a shared receive queue).
+    /// Whether credits are not limited: the peer said so, or uses a shared receive queue.
     unlimited: bool,
 }
 
 impl Credits {
-    /// At the start of a connection: none was granted.
+    /// The state at the start of a connection: no credit was granted.
     pub const NONE: Self = Self { ssn: Psn::new(1), lsn: Psn::new(0), unlimited: false };
 
-    /// Requests start. Those that take no receive request of the peer use no credit.
+    /// Counts requests that start. Those that take no receive request of the peer use no credit.
     #[inline(always)]
     pub fn start(&mut self, requests: u32, takes_recv: bool) {
         self.ssn = self.ssn.add(requests);
@@ -27,13 +27,13 @@ impl Credits {
         }
     }
 
-    /// Credits left after the next request that takes one, below zero where there is none for it; `None`: they are not limited.
+    /// Credits left after the next request that uses one; negative if there is none for it. `None`: not limited.
     #[inline(always)]
     pub const fn left(&self) -> Option<i32> {
         if self.unlimited { None } else { Some(self.lsn.diff(self.ssn)) }
     }
 
-    /// Credits of an acknowledgement. Once unlimited, always unlimited.
+    /// Takes the credits of an acknowledgement. Once unlimited, they stay unlimited.
     #[inline(always)]
     pub fn grant(&mut self, msn: Psn, credits: Option<u32>) {
         match credits {

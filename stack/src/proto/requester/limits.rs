@@ -1,5 +1,4 @@
-//! What may be sent now: window, credits, READ limit and fence. Decided here, for a single packet and for a [`Series`](super::Series) of
-//! them.
+//! What may be sent now, by window, credits, READ limit and fence. Used for single packets and for a [`Series`](super::Series) of them.
 
 use super::operation::Operation;
 use super::send_log::Remembered;
@@ -9,12 +8,12 @@ use crate::mark::{Mark, hit};
 use crate::proto::status::WcStatus;
 
 impl Requester {
-    /// Whether a packet goes out though the share has no room for it: nothing else would bring an answer, which makes room.
+    /// Whether a packet may be sent although the share has no room for it: nothing in flight would bring an answer that makes room.
     pub(super) fn may_pass_share(&self) -> bool {
         self.in_flight.packets() == 0 || self.since_ack_req.any()
     }
 
-    /// The window has no room for a packet. Whether one goes out all the same.
+    /// Decides whether a packet is sent although the window has no room for it. Returns how many.
     #[cold]
     pub(super) fn window_full(&self, window: &SendWindow) -> Result<u32, Idle> {
         if self.requests_left(window) == 0 {
@@ -24,7 +23,7 @@ impl Requester {
         self.share_used().map(|()| 1)
     }
 
-    /// The share has no room for the next packet. Whether it goes out all the same.
+    /// Decides whether the next packet is sent although the share has no room for it.
     #[cold]
     pub(super) fn share_used(&self) -> Result<(), Idle> {
         if self.may_pass_share() {
@@ -34,8 +33,8 @@ impl Requester {
         Err(Idle::Waiting)
     }
 
-    /// How a READ of so many responses begins. One of more than a quarter of the share is requested in parts: so several are in
-    /// flight together, and no single part is large should the share shrink before it is sent.
+    /// How a READ with this many responses is requested. If they are more than a quarter of the share, it is requested in parts: then
+    /// several parts are in flight together, and a part stays small even if the share shrinks before it is sent.
     #[inline(always)]
     pub(super) fn read(&self, packets: u32, share: u32) -> Remembered {
         if packets <= share / 4 {
@@ -45,8 +44,8 @@ impl Requester {
         Remembered::in_parts(self.log.assigned(), (share / 4).max(1).ilog2())
     }
 
-    /// How many requests of this operation may start now, one after the other. One request beyond the credits may go: its
-    /// answer tells when there are more (IBA 9.7.7.2).
+    /// How many requests of this operation may start now. One more than there are credits may start: its answer tells when there are more
+    /// (IBA 9.7.7.2).
     #[inline(always)]
     pub(super) fn may_start(&self, operation: &Operation, fenced: bool) -> u32 {
         if fenced && self.rd_atomic.any() {
@@ -61,7 +60,7 @@ impl Requester {
         }
     }
 
-    /// Why no request of this operation may start. `Ok`: it failed, look again.
+    /// Why no request of this operation may start. `Ok`: the request failed, so try again.
     #[cold]
     pub(super) fn held_back(&mut self, operation: &Operation, fenced: bool) -> Result<(), Idle> {
         if fenced && self.rd_atomic.any() {
@@ -77,9 +76,10 @@ impl Requester {
         Err(Idle::Waiting)
     }
 
-    /// How many more messages of this operation may start and end without requesting an acknowledgement; below 0 the last one
-    /// that started requests one, too. An unsignalled message may be acknowledged along with a later one, as long as neither
-    /// slots nor credits run short. If none follows, the timer requests it ([`Requester::probe`]); without a timer each does.
+    /// How many more messages of this operation may start and end without requesting an acknowledgement; negative if the last started one
+    /// must request one, too. An unsignalled message may be acknowledged along with a later one, as long as neither slots nor credits run
+    /// short. If no later one follows, the ACK timer leads to a request ([`Requester::probe`]); without an ACK timeout every message
+    /// requests one.
     #[inline(always)]
     pub(super) fn unasked_messages(&self, operation: &Operation) -> i32 {
         if !self.timer.has_timeout() {

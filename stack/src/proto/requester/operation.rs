@@ -1,29 +1,29 @@
-//! What each send operation is on the wire: its row says what packets it becomes, and the rest follows from them.
+//! How each send operation is sent. The row of the operation gives its packets, and the rest follows from them.
 
 use super::{RequestKind, SeriesKind};
 use crate::proto::status::WrOpcode;
 use crate::proto::wqe::SendWqe;
 use crate::wire::{Kind, Opcode, Position, Tail};
 
-/// A send operation that becomes packets.
+/// A send operation that sends packets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operation {
     /// The kind of its packets.
     pub packet: Kind,
-    /// What the last of them carries.
+    /// What the last of them carries besides payload.
     pub tail: Tail,
     /// How it is answered.
     pub kind: RequestKind,
-    /// Whether it takes a receive request of the peer, and so a credit.
+    /// Whether it takes a receive request of the peer, and so uses a credit.
     pub takes_recv: bool,
-    /// The opcode of the packet, if a single one is enough.
+    /// The opcode of its packet, if it needs only one.
     pub only: Opcode,
-    /// The series whose packets are like that one.
+    /// The kind of series whose packets look like that one.
     pub series: Option<SeriesKind>,
 }
 
 impl Operation {
-    /// `None`: a work request that becomes no packet.
+    /// `None` if the operation sends no packets.
     const fn new(opcode: WrOpcode) -> Option<Self> {
         let Some((packet, tail)) = opcode.packet() else { return None };
         let (kind, series) = match (packet, tail) {
@@ -42,7 +42,7 @@ impl Operation {
         Some(Self { packet, tail, kind, takes_recv, only, series })
     }
 
-    /// Looked up: a jump for each operation costs more.
+    /// The operation of a work request. A table lookup, because a branch for each operation costs more.
     #[inline(always)]
     pub fn of(wqe: &SendWqe) -> Option<&'static Self> {
         static BY_NUMBER: [Option<Operation>; 256] = {
@@ -59,7 +59,7 @@ impl Operation {
         BY_NUMBER[wqe.opcode_number() as usize].as_ref()
     }
 
-    /// Packets of a request of `length` bytes: for READ, those of its responses.
+    /// How many packets a request of `length` bytes has: for a READ, response packets.
     #[inline(always)]
     pub fn packets(&self, mtu: crate::id::Mtu, length: u32) -> u32 {
         match self.kind {

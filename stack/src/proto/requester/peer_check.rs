@@ -1,68 +1,68 @@
-//! A check of the peer: whether it still has its queue pair, where nothing in flight tells.
+//! A check whether the peer still has its queue pair, for when nothing in flight will show it.
 //!
-//! The packet of a check is a duplicate: an empty SEND with the number before the oldest that is not acknowledged, which requests
-//! an acknowledgement. A responder recognises a duplicate by its number before it looks at anything else of it, and acknowledges
-//! a duplicate SEND without carrying it out (IBA 9.7.5.1.4, C9-105), whichever request had that number, or none, as before the
-//! first one. So a check needs no right and no receive request at the peer, and here neither a number nor a place in the send
-//! queue. It is never a duplicate of what had the number: a READ would be carried out again, an atomic has to be in the replay
-//! store.
+//! The packet of a check is a duplicate: an empty SEND with the PSN before the oldest that is not acknowledged, which requests an
+//! acknowledgement. A responder recognizes a duplicate by its PSN before it checks anything else, and acknowledges a duplicate SEND without
+//! carrying it out (IBA 9.7.5.1.4, C9-105). It does so whatever request had that PSN, and even if none had, as at the start of a
+//! connection. So a check needs neither access rights nor a receive request at the peer, and neither a PSN nor a slot of the send queue
+//! here. The packet is always a SEND, even if the request with that PSN was not: a duplicate READ would be carried out again, and a
+//! duplicate atomic must be in the responder's replay store.
 //!
-//! What answers is not always the acknowledgement that the specification names: soft-RoCE acknowledges the last message before
-//! its READs, and before the first message number 0xffffff. So any response of the peer counts.
+//! The answer is not always the acknowledgement that is specified: soft-RoCE acknowledges the last message before its READs, and PSN
+//! 0xffffff before the first message. So any response of the peer counts.
 
 use super::{Requester, Retries};
 use crate::id::Psn;
 use crate::proto::tables::ack_timeout_ns;
 use crate::time::Instant;
 
-/// Exponent of the timeout of a check where the queue pair has none: 0.5 s, as connections of Linux to soft-RoCE have it.
+/// Exponent of the timeout of a check if the queue pair has none: 0.5 s, as in connections from Linux to soft-RoCE.
 const TIMEOUT: u8 = 17;
 
-/// A check that is under way.
+/// The state of a check.
 #[derive(Debug)]
 pub struct CheckProgress {
-    /// As many as a request has.
+    /// As many retries as a request has.
     retries: Retries,
-    /// The oldest number without an acknowledgement when it began: when that moves, the peer has answered.
+    /// The oldest PSN that was not acknowledged when the check began. If it changes, the peer has answered.
     una: Psn,
-    /// Whether a packet of it left.
+    /// Whether a packet of the check was sent.
     asked: bool,
-    /// When to go on if the peer says nothing.
+    /// When to continue if the peer does not answer.
     due: Instant,
 }
 
 impl CheckProgress {
-    /// When [`Requester::poll_check`] is due.
+    /// When to call [`Requester::poll_check`].
     pub fn due(&self) -> Instant {
         self.due
     }
 }
 
-/// How a check goes on.
+/// What to do next in a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CheckStep {
-    /// Its packet goes out: RC SEND ONLY without payload, with this number, requesting an acknowledgement. Then it waits.
+    /// Send the packet of the check: RC SEND ONLY without payload, with this PSN, requesting an acknowledgement. Then wait.
     Send(Psn),
-    /// A packet that is in flight goes out again, as it has not requested an acknowledgement: have the requester send. It waits then.
+    /// Let the requester send: a packet in flight has to be sent again, because none requested an acknowledgement. Then wait.
     Resend,
-    /// It waits until [`CheckProgress::due`], unless a response comes before.
+    /// Wait until [`CheckProgress::due`], unless a response comes before.
     Wait,
     /// The peer answered.
     Answered,
-    /// The peer answered none of as many packets as a request is tried with.
+    /// The peer did not answer, after as many packets as a request would be sent.
     Silent,
 }
 
 impl Requester {
-    /// Begins a check of the peer. A response that answers nothing in flight ends it, which the caller sees; for all else there
-    /// is [`poll_check`](Self::poll_check).
+    /// Begins a check of the peer. If a response arrives that answers nothing in flight, the peer has answered, and the caller must end the
+    /// check. Everything else is handled by [`poll_check`](Self::poll_check).
     pub fn begin_check(&self, now: Instant) -> CheckProgress {
         let mut retries = self.retries;
         retries.restore();
         CheckProgress { retries, una: self.in_flight.una(), asked: false, due: now }
     }
 
-    /// The next step of a check.
+    /// Returns the next step of a check.
     pub fn poll_check(&mut self, now: Instant, check: &mut CheckProgress) -> CheckStep {
         if self.in_flight.una() != check.una {
             return CheckStep::Answered;
@@ -70,7 +70,8 @@ impl Requester {
         if now < check.due {
             return CheckStep::Wait;
         }
-        // What is in flight asks already, or will after an RNR NAK: it is answered, or fails and ends the queue pair.
+        // What is in flight requests an acknowledgement already, or will after an RNR NAK. It is answered, or it fails and ends the queue
+        // pair.
         if !self.in_flight.is_empty() && self.timer.has_timeout() {
             check.due = now.after_nanos(self.check_timeout_ns());
             if !self.lacks_ack_request() {

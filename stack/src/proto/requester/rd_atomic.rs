@@ -1,7 +1,7 @@
-//! READs and atomics that are outstanding, and how many may be: as many as the peer keeps, to answer them again.
+//! How many READs and atomics are outstanding, and how many may be: as many as the peer keeps to answer them again.
 
-/// Requests that are answered by responses and have not been, and how many there may be. Of a READ that is requested in parts each
-/// part counts.
+/// How many requests that are answered by responses are outstanding, and how many may be. If a READ is requested in parts, each part
+/// counts.
 #[derive(Clone, Copy, Default, Debug)]
 pub(in crate::proto) struct RdAtomic {
     outstanding: u8,
@@ -10,17 +10,17 @@ pub(in crate::proto) struct RdAtomic {
 }
 
 impl RdAtomic {
-    /// Another limit.
+    /// Changes the limit.
     pub fn configure(&mut self, max: u8) {
         self.max = max;
     }
 
-    /// Whether there may be any.
+    /// Whether any may start at all.
     pub const fn is_enabled(self) -> bool {
         self.max > 0
     }
 
-    /// Whether one is outstanding: what a fence waits for.
+    /// Whether one is outstanding. A fence waits until none is.
     #[inline(always)]
     pub const fn any(self) -> bool {
         self.outstanding > 0
@@ -32,20 +32,20 @@ impl RdAtomic {
         self.outstanding >= self.max
     }
 
-    /// How many more may start, one after the other; those with a fence each wait for the one before.
+    /// How many more may start. Of those with a fence only one: the next has to wait for it.
     #[inline(always)]
     pub fn left(self, fenced: bool) -> u32 {
         let max = if fenced { self.max.min(1) } else { self.max };
         max.saturating_sub(self.outstanding).into()
     }
 
-    /// Requests start.
+    /// Counts requests that start.
     #[inline(always)]
     pub fn start(&mut self, requests: u8) {
         self.outstanding += requests;
     }
 
-    /// One has all of its responses.
+    /// Counts a request that got all of its responses.
     #[inline(always)]
     pub fn finish(&mut self) {
         self.outstanding -= 1;

@@ -1,17 +1,17 @@
-//! How often something may be tried again.
+//! Retry counts.
 
-/// A retry count, `0..=7`, what is left of it, and whether a peer that was silent gets more time: in one byte, since every progress
-/// restores it.
+/// A retry count, `0..=7`, how many retries are left, and whether a peer that did not answer gets more time. It is a single byte, because
+/// it is restored at every progress.
 #[derive(Clone, Copy, Default, Debug)]
 pub(in crate::proto) struct Retries(u8);
 
 impl Retries {
     const BITS: u32 = 4;
-    /// The bit above what is left: a silent peer gets more time.
+    /// The bit above the retries left: a peer that does not answer gets more time.
     const PATIENT: u8 = 1 << (Self::BITS - 1);
 
-    /// Another count, all of it left. What is left of an unchanged count stays: entering SQD gives a peer that is gone no
-    /// new retries.
+    /// Sets the count, with all retries left. If the count does not change, neither do the retries left: changing attributes in SQD gives a
+    /// dead peer no new retries.
     pub fn configure(&mut self, count: u8) {
         if self.count() != count {
             self.0 = count << Self::BITS | count;
@@ -25,30 +25,30 @@ impl Retries {
     const fn left(self) -> u8 {
         self.0 & (Self::PATIENT - 1)
     }
-    /// Whether none was used since the last progress.
+    /// Whether no retry was used since the last progress.
     pub const fn is_untouched(self) -> bool {
         self.left() == self.count()
     }
-    /// Whether one is left.
+    /// Whether a retry is left.
     pub const fn any_left(self) -> bool {
         self.left() > 0
     }
-    /// There was progress: all are left again.
+    /// Makes all retries available again, after progress.
     #[inline(always)]
     pub fn restore(&mut self) {
         self.0 = self.count() << Self::BITS | self.count();
     }
-    /// Uses one; `false` where none is left.
+    /// Uses a retry. Returns `false` if none is left.
     pub fn take(&mut self) -> bool {
         let any = self.left() > 0;
         self.0 = (self.0 & !Self::PATIENT) - u8::from(any);
         any
     }
-    /// The peer said nothing: the answer to this retry may take longer.
+    /// Lets the answer to this retry take longer, because the peer did not answer.
     pub fn be_patient(&mut self) {
         self.0 |= Self::PATIENT;
     }
-    /// Whether to wait longer for the answer: yes once after [`be_patient`](Self::be_patient).
+    /// Whether to wait longer for the answer: once after [`be_patient`](Self::be_patient).
     pub fn prolong(&mut self) -> bool {
         let may = self.0 & Self::PATIENT != 0;
         self.0 &= !Self::PATIENT;

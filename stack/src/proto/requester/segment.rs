@@ -1,5 +1,4 @@
-//! Segments: what the packet with a given sequence number is. Building one changes nothing, so any packet in flight can be
-//! built at any time.
+//! Segments: which packet belongs to a given PSN. Computing one changes nothing, so any packet in flight can be built again at any time.
 
 use super::ack_requests::SinceAckReq;
 use super::operation::Operation;
@@ -15,13 +14,13 @@ use crate::wire::{Ext, Kind, Opcode, Position, Reth, Tail};
 /// One request packet to build.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    /// The work request it belongs to.
+    /// Sequence number of its work request.
     pub seq: u32,
-    /// The slot of that work request.
+    /// Slot of that work request.
     pub slot: &'a [Granule],
     /// Opcode of the packet.
     pub opcode: Opcode,
-    /// Its sequence number.
+    /// Its PSN.
     pub psn: Psn,
     /// Whether it requests an acknowledgement.
     pub ack_req: bool,
@@ -29,20 +28,20 @@ pub struct Segment<'a> {
     pub solicited: bool,
     /// Its extended headers.
     pub ext: Ext,
-    /// First byte of the message that it carries.
+    /// Where its payload begins, in bytes from the start of the message.
     pub offset: u32,
-    /// Payload bytes; 0 for READ, atomics and FLUSH.
+    /// Bytes of payload; 0 for READ, atomics and FLUSH.
     pub len: u32,
-    /// Whether this range went out before.
+    /// Whether the packet was sent before.
     pub again: bool,
-    /// Packets before it since the last that requested an acknowledgement; set by [`Requester::poll_transmit`].
+    /// How many packets were sent before it since the last one that requested an acknowledgement. Set by [`Requester::poll_transmit`].
     pub(super) since_ack_req: SinceAckReq,
 }
 
-/// A packet that was handed out and could not be built, so that it did not leave: for [`Requester::take_back`].
+/// A packet that was handed out but could not be built, and so was not sent. For [`Requester::take_back`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unsent {
-    /// The work request it belongs to.
+    /// Sequence number of its work request.
     pub seq: u32,
     pub(super) psn: Psn,
     pub(super) again: bool,
@@ -50,7 +49,7 @@ pub struct Unsent {
 }
 
 impl Segment<'_> {
-    /// For a packet that could not be built.
+    /// The [`Unsent`] to return if the packet could not be built.
     pub fn unsent(&self) -> Unsent {
         let Self { seq, psn, again, since_ack_req, .. } = *self;
         Unsent { seq, psn, again, since_ack_req }
@@ -58,7 +57,7 @@ impl Segment<'_> {
 }
 
 impl Requester {
-    /// The packet of a message with the number `psn`.
+    /// The packet of a SEND or WRITE with this PSN.
     #[inline(always)]
     pub(super) fn message_segment<'a>(
         &self,
@@ -104,8 +103,8 @@ impl Requester {
         }
     }
 
-    /// The packet, with the number `psn`, of a request that is answered by something else than an acknowledgement. A READ
-    /// asks for the responses from `psn` to `last`: a retry starts at the first one not received.
+    /// The packet with the PSN `psn`, of a request that is answered by responses. A READ requests the responses from `psn` to `last`; a
+    /// retry begins with the first one that was not received.
     #[inline(always)]
     pub(super) fn request_segment<'a>(
         &self,

@@ -1,5 +1,5 @@
-//! What a requester remembers of the work requests that it started: which are complete, which has the next packet, and one word for
-//! each. One word, because with very many queue pairs this memory is in no cache.
+//! What a requester remembers of the work requests that it started: which are complete, which one sends the next packet, and one word for
+//! each. It is only one word because, with very many queue pairs, this memory is not in any cache.
 
 use crate::id::Psn;
 use crate::proto::in_flight::distance;
@@ -11,22 +11,22 @@ pub enum RequestKind {
     /// By an acknowledgement: SEND and WRITE.
     #[default]
     Message,
-    /// By READ responses.
+    /// By READ response packets.
     Read,
-    /// By an ATOMIC acknowledgement.
+    /// By an ATOMIC ACKNOWLEDGE packet.
     Atomic,
     /// By an empty READ response: ATOMIC WRITE and FLUSH (IBA A19).
     Placement,
-    /// By nobody: a local operation, carried out when it started. Takes no sequence number.
+    /// Not at all: it is a local operation, carried out when it started. Uses no PSN.
     Local,
-    /// Accepted under an earlier epoch: takes no sequence number, completes silently.
+    /// Not at all: it was posted under an earlier epoch. Uses no PSN, and completes without a completion.
     Stale,
 }
 
 impl RequestKind {
     const ALL: [Self; 6] =
         [Self::Message, Self::Read, Self::Atomic, Self::Placement, Self::Local, Self::Stale];
-    /// By number, filled up to a power of two.
+    /// By discriminant, filled up to a power of two.
     const BY_NUMBER: [Self; 8] = {
         let mut by_number = [Self::Message; 8];
         let mut n = 0;
@@ -37,25 +37,25 @@ impl RequestKind {
         by_number
     };
 
-    /// Whether it takes no sequence number and is complete as soon as everything before it is.
+    /// Whether it uses no PSN, and so is complete as soon as every earlier request is.
     #[inline]
     pub(in crate::proto) fn takes_no_psn(self) -> bool {
         matches!(self, Self::Local | Self::Stale)
     }
 }
 
-/// A started work request: its sequence numbers, and how it is answered. One that takes no number has `last` before `first`.
+/// A started work request: its PSNs, and how it is answered. If it uses no PSN, `last` is before `first`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::proto) struct Started {
     pub first: Psn,
     pub last: Psn,
     pub kind: RequestKind,
-    /// For a READ: log2 of the responses that one packet requests; see [`Remembered::in_parts`].
+    /// For a READ: log2 of how many responses one request packet asks for; see [`Remembered::in_parts`].
     part: u8,
 }
 
 impl Started {
-    /// The last number that is requested by the same packet as this one.
+    /// The last PSN that is requested by the same packet as this one.
     #[inline(always)]
     pub fn part_end(&self, psn: Psn) -> Psn {
         let behind = ((distance(self.first, psn) >> self.part) + 1) << self.part;
@@ -63,8 +63,8 @@ impl Started {
     }
 }
 
-/// What is remembered of a [`Started`]: its first sequence number, and in the upper byte its kind and the size of its parts. The
-/// last number follows from the request behind it.
+/// What is remembered of a [`Started`]: its first PSN, and in the upper byte its kind and the size of its parts. Its last PSN follows from
+/// the first PSN of the next request.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Remembered(u32);
 
@@ -73,7 +73,7 @@ impl Remembered {
     pub const fn new(first: Psn, kind: RequestKind) -> Self {
         Self(first.get() | WHOLE << PART | (kind as u32) << KIND)
     }
-    /// A READ that is requested by several packets, each for 2 to the power of `part` responses.
+    /// A READ that is requested by several packets, each for 2^`part` responses.
     pub const fn in_parts(first: Psn, part: u32) -> Self {
         debug_assert!(part <= WHOLE, "it has few bits");
         Self(first.get() | part << PART | (RequestKind::Read as u32) << KIND)
@@ -90,73 +90,73 @@ impl Remembered {
     const fn part(self) -> u8 {
         (self.0 >> PART & WHOLE) as u8
     }
-    /// [`RequestKind::takes_no_psn`], by one comparison.
+    /// Same as [`RequestKind::takes_no_psn`], with a single comparison.
     #[inline(always)]
     pub const fn takes_no_psn(self) -> bool {
         self.0 >= (RequestKind::Local as u32) << KIND
     }
-    /// The whole entry, if the next request begins at `behind`.
+    /// The whole entry, if the first PSN of the next request is `behind`.
     #[inline(always)]
     pub const fn until(self, behind: Psn) -> Started {
         Started { first: self.first(), last: behind.sub(1), kind: self.kind(), part: self.part() }
     }
 }
 
-/// Where in a [`Remembered`] the size of the parts and the kind begin.
+/// First bits of the part size and the kind in a [`Remembered`].
 const PART: u32 = 24;
 const KIND: u32 = 29;
-/// The size of a part that holds any request: half of the circle is 2 to the power of 23 numbers.
+/// Part size (log2) of a request that is not split: larger than any request, which uses at most 2^23 PSNs.
 const WHOLE: u32 = (1 << (KIND - PART)) - 1;
 
-/// The work requests of a send queue, by the sequence numbers of its slots. Those from `head` to before `started` have started and
-/// are not complete; the packet that goes out next is one of `current`, or begins the request at `started`.
+/// The work requests of a send queue, by sequence number. Those from `head` to before `started` have started and are not complete. The
+/// packet to send next belongs to `current`, or begins the request `started` if both are equal.
 #[derive(Default, Debug)]
 pub(in crate::proto) struct SendLog {
-    /// A word for each slot of the queue.
+    /// One word for each slot of the queue.
     entries: Box<[Remembered]>,
     head: u32,
     current: u32,
     started: u32,
-    /// First sequence number of the next work request to start.
+    /// First PSN of the next work request to start.
     assigned: Psn,
 }
 
 impl SendLog {
-    /// For a send queue of `depth` requests (a power of two).
+    /// For a send queue of `depth` slots (a power of two).
     pub fn new(depth: u32) -> Self {
         assert!(depth.is_power_of_two(), "a send queue of {depth} requests");
         Self { entries: vec![Remembered::default(); depth as usize].into(), ..Self::default() }
     }
 
-    /// Forgets everything; the queue goes on at sequence number `seq`.
+    /// Forgets everything. The next work request has sequence number `seq`.
     pub fn reset(&mut self, seq: u32) {
         self.drop_before(seq, Psn::new(0));
     }
 
-    /// Sequence numbers of packets begin at `psn`. Nothing has started.
+    /// Sets the first PSN. Nothing must have started.
     pub fn assign_from(&mut self, psn: Psn) {
         self.assigned = psn;
     }
 
-    /// The oldest work request that is not complete.
+    /// Sequence number of the oldest work request that is not complete.
     #[inline(always)]
     pub const fn head(&self) -> u32 {
         self.head
     }
 
-    /// The work request whose packet is next, `head ..= started`.
+    /// Sequence number of the work request whose packet is next, `head ..= started`.
     #[inline(always)]
     pub const fn current(&self) -> u32 {
         self.current
     }
 
-    /// Behind the last started work request.
+    /// Sequence number after that of the last started work request.
     #[inline(always)]
     pub const fn started(&self) -> u32 {
         self.started
     }
 
-    /// First sequence number of the next work request to start.
+    /// First PSN of the next work request to start.
     #[inline(always)]
     pub const fn assigned(&self) -> Psn {
         self.assigned
@@ -168,19 +168,19 @@ impl SendLog {
         self.entries.len() as u32
     }
 
-    /// Requests that have started and are not complete.
+    /// How many requests have started and are not complete.
     #[inline(always)]
     pub const fn outstanding(&self) -> u32 {
         self.started.wrapping_sub(self.head)
     }
 
-    /// Whether every request that started is complete.
+    /// Whether every started request is complete.
     #[inline(always)]
     pub const fn is_drained(&self) -> bool {
         self.head == self.started
     }
 
-    /// Whether every request that started was sent whole: the next packet begins a request.
+    /// Whether all packets of every started request were sent: the next packet begins a request.
     #[inline(always)]
     pub const fn all_sent(&self) -> bool {
         self.current == self.started
@@ -196,7 +196,7 @@ impl SendLog {
         self.entries[self.index(seq)]
     }
 
-    /// A work request that was started and is not complete.
+    /// A work request that has started and is not complete.
     #[inline(always)]
     pub fn get(&self, seq: u32) -> Started {
         let next = seq.wrapping_add(1);
@@ -210,13 +210,13 @@ impl SendLog {
         self.get(self.head)
     }
 
-    /// Where the entry of a work request is, for a prefetch.
+    /// Address of the entry of a work request, for a prefetch.
     #[inline]
     pub fn address(&self, seq: u32) -> *const () {
         (&raw const self.entries[self.index(seq)]).cast()
     }
 
-    /// Starts the next posted work request, which takes so many sequence numbers.
+    /// Starts the next posted work request, which uses `packets` PSNs.
     #[inline(always)]
     pub(super) fn start(&mut self, remembered: Remembered, packets: u32) -> Started {
         let index = self.index(self.started);
@@ -226,7 +226,7 @@ impl SendLog {
         remembered.until(self.assigned)
     }
 
-    /// Starts the next posted work request, which takes no sequence number.
+    /// Starts the next posted work request, which uses no PSN.
     pub fn start_without_psn(&mut self, kind: RequestKind) {
         debug_assert!(kind.takes_no_psn());
         self.start(Remembered::new(self.assigned, kind), 0);
@@ -239,8 +239,8 @@ impl SendLog {
         (self.entries.len() - self.index(self.started)) as u32
     }
 
-    /// The next entries, of requests that are about to start and be sent whole: see [`start_all`](Self::start_all). So many at
-    /// most, and no more than are contiguous.
+    /// The next entries, at most `most` and only contiguous ones. For requests that are about to start and whose packets are all sent at
+    /// once: see [`start_all`](Self::start_all).
     #[inline(always)]
     pub(super) fn next_entries(&mut self, most: u32) -> &mut [Remembered] {
         let index = self.index(self.started);
@@ -248,7 +248,7 @@ impl SendLog {
         &mut self.entries[index..end]
     }
 
-    /// So many requests started, whose entries are written, and were sent whole; `behind` follows their sequence numbers.
+    /// Counts requests whose entries were written as started, and all their packets as sent. `behind` is the PSN after their last one.
     #[inline(always)]
     pub fn start_all(&mut self, requests: u32, behind: Psn) {
         self.started = self.started.wrapping_add(requests);
@@ -256,18 +256,18 @@ impl SendLog {
         self.assigned = behind;
     }
 
-    /// The last packet of the current request was handed out.
+    /// Makes the next request the current one: the last packet of the current one was handed out.
     #[inline(always)]
     pub fn leave_current(&mut self) {
         self.current = self.current.wrapping_add(1);
     }
 
-    /// A packet of this request goes out next.
+    /// Makes this request the current one.
     pub fn go_back_to(&mut self, seq: u32) {
         self.current = seq;
     }
 
-    /// The packet with this number goes out next: its request is the current one.
+    /// Makes the request with this PSN the current one.
     pub fn seek(&mut self, psn: Psn) {
         let mut seq = self.head;
         while seq != self.started {
@@ -280,14 +280,14 @@ impl SendLog {
         self.current = seq;
     }
 
-    /// Completes the oldest request, and those behind it that take no sequence number.
+    /// Completes the oldest request, and the following ones that use no PSN.
     #[inline]
     pub fn complete_head(&mut self) {
         self.pop();
         self.complete_without_psn();
     }
 
-    /// Completes requests without sequence numbers that are the oldest.
+    /// Completes the oldest requests that use no PSN.
     pub fn complete_without_psn(&mut self) {
         while self.head != self.started && self.remembered(self.head).takes_no_psn() {
             self.pop();
@@ -302,13 +302,13 @@ impl SendLog {
         self.head = self.head.wrapping_add(1);
     }
 
-    /// Everything up to `acked` arrived at the peer; `una` was the oldest number not acknowledged. Completes messages, up to a READ
-    /// or ATOMIC without its response.
+    /// Handles an acknowledgement of every PSN up to `acked`; `una` is the oldest PSN that was not acknowledged so far. Completes SENDs and
+    /// WRITEs, but not beyond a READ or ATOMIC whose response is missing.
     #[inline(always)]
     pub fn acknowledge(&mut self, mut una: Psn, acked: Psn) -> Acknowledged {
         let mut head = self.head;
         let mut passed_request = false;
-        // One acknowledgement often completes many requests: state is written once for all.
+        // One acknowledgement often completes many requests, so the state is written only once.
         while head != self.started {
             let e = self.get(head);
             if !e.kind.takes_no_psn() {
@@ -333,7 +333,7 @@ impl SendLog {
         Acknowledged { una, passed_request }
     }
 
-    /// Every request before `seq` is complete, whether a peer has it or not.
+    /// Completes every request before `seq`, whether or not the peer received it.
     #[inline]
     pub fn complete_before(&mut self, seq: u32) {
         if (seq.wrapping_sub(self.head) as i32) > 0 {
@@ -342,19 +342,19 @@ impl SendLog {
         self.complete_without_psn();
     }
 
-    /// Every request before `seq` is gone, and the next one begins with the number `assigned`.
+    /// Forgets every request before `seq`. The next one begins with the PSN `assigned`.
     pub fn drop_before(&mut self, seq: u32, assigned: Psn) {
         (self.head, self.current, self.started) = (seq, seq, seq);
         self.assigned = assigned;
     }
 }
 
-/// What an acknowledgement did: [`SendLog::acknowledge`].
+/// Result of [`SendLog::acknowledge`].
 #[derive(Clone, Copy, Debug)]
 pub(in crate::proto) struct Acknowledged {
-    /// The oldest number that is not acknowledged now.
+    /// The oldest PSN that is not acknowledged now.
     pub una: Psn,
-    /// It acknowledges a READ or ATOMIC whose response is missing.
+    /// Whether `acked` is at or after a READ or ATOMIC whose response is missing.
     pub passed_request: bool,
 }
 

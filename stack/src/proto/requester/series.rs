@@ -1,10 +1,8 @@
-//! New requests of one kind, a packet each, started one after the other: what the send queue of a busy queue pair mostly
-//! holds.
+//! Series of new requests of one kind, each of one packet. The send queue of a busy queue pair mostly holds such series.
 //!
-//! [`Requester::poll_transmit`] decides everything for each packet. Most of that is the same for the next packet: gates,
-//! credits, window, READ limit, what the operation is, when an acknowledgement is to be requested. A [`Series`] works it out
-//! once, and keeps what moves in registers until [`Requester::end_series`]. The packets, and the requester afterwards, are
-//! those of `poll_transmit`.
+//! [`Requester::poll_transmit`] makes all decisions for each packet. Most of them are the same for the next packet: gates, credits, window,
+//! READ limit, the operation, when to request an acknowledgement. A [`Series`] makes them once, and keeps the state that changes in
+//! registers until [`Requester::end_series`]. It results in the same packets and the same state of the requester as `poll_transmit` does.
 
 use super::ack_requests::{AckRequests, SinceAckReq};
 use super::{Operation, Remembered, RequestKind, Requester, SendRing, SendWindow, Unsent};
@@ -17,18 +15,18 @@ use crate::proto::wqe::{Granule, SendWqe};
 use crate::time::Instant;
 use crate::wire::Opcode;
 
-/// What the requests of a series are, by the extension headers of their packets.
+/// The operation of a series, by the extended headers of its packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SeriesKind {
-    /// SEND: none.
+    /// SEND: no extended header.
     Send,
-    /// SEND with immediate: its data.
+    /// SEND with immediate: ImmDt.
     SendImm,
-    /// SEND with invalidate: a key.
+    /// SEND with invalidate: IETH.
     SendInv,
     /// WRITE: RETH.
     Write,
-    /// WRITE with immediate: RETH and the data.
+    /// WRITE with immediate: RETH and ImmDt.
     WriteImm,
     /// READ: RETH, no payload.
     Read,
@@ -36,33 +34,33 @@ pub enum SeriesKind {
     Atomic,
 }
 
-/// The next request of a [`Series`].
+/// A request of a [`Series`].
 #[derive(Clone, Copy, Debug)]
 pub struct SeriesRequest<'a> {
-    /// How many of the series are before it.
+    /// Its index in the series, from 0.
     pub index: u32,
     /// Its slot.
     pub slot: &'a [Granule],
-    /// Sequence number of its packet.
+    /// PSN of its packet.
     pub psn: Psn,
-    /// Whether the packet requests an acknowledgement.
+    /// Whether its packet requests an acknowledgement.
     pub ack_req: bool,
 }
 
-/// What a series may have at most.
+/// The limits of a series.
 #[derive(Clone, Copy, Debug)]
 pub struct SeriesLimits {
-    /// Packets.
+    /// Most packets.
     pub packets: u32,
-    /// Bytes of a message.
+    /// Most bytes in a message.
     pub bytes: u32,
 }
 
-/// The caller could not build a packet: a series ends with it.
+/// The caller could not build a packet. This ends the series.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unbuilt;
 
-/// What a series moved: for [`Requester::end_series`].
+/// The changes that a series makes, for [`Requester::end_series`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the requester does not know yet"]
 pub struct SeriesOutcome {
@@ -70,13 +68,13 @@ pub struct SeriesOutcome {
     kind: RequestKind,
     takes_recv: bool,
     started: u32,
-    /// Payload of their packets.
+    /// Bytes of payload, of all its packets.
     bytes: u64,
     psn: Psn,
     since_ack_req: SinceAckReq,
 }
 
-/// Requests that may start now; see the module.
+/// Requests of one kind that may start now; see the module.
 #[derive(Debug)]
 pub struct Series<'a> {
     now: Instant,
@@ -85,28 +83,28 @@ pub struct Series<'a> {
     solicited: bool,
     sole: bool,
     mtu: Mtu,
-    /// Its first request.
+    /// Sequence number of its first request.
     first: u32,
     slots: &'a [Granule],
     stride: usize,
     log: &'a mut [Remembered],
     epoch: u32,
     shape_key: u32,
-    /// Longest message, in bytes.
+    /// Largest message in bytes.
     longest: u32,
     psn: Psn,
-    /// Sequence numbers that may be assigned.
+    /// How many PSNs it may use.
     numbers_left: u32,
     ack_requests: AckRequests,
 }
 
 impl<'a> Series<'a> {
-    /// What its requests are.
+    /// The operation of its requests.
     #[inline(always)]
     pub fn kind(&self) -> SeriesKind {
         self.kind
     }
-    /// The opcode of its packets, of the class RC.
+    /// The opcode of its packets, in the transport class RC.
     #[inline(always)]
     pub fn opcode(&self) -> Opcode {
         self.operation.only
@@ -116,14 +114,14 @@ impl<'a> Series<'a> {
     pub fn solicited(&self) -> bool {
         self.solicited
     }
-    /// Whether the data of each message is that of one scatter/gather element: [`SendWqe::first_sge`].
+    /// Whether each message has a single scatter/gather element, [`SendWqe::first_sge`].
     #[inline(always)]
     pub(crate) fn sole(&self) -> bool {
         self.sole
     }
 
-    /// Starts SENDs or WRITEs, one for each of `places` at most, and has `build` make their packets. Ends before a request of
-    /// another kind, and after one that could not be built, which is for [`Requester::take_back`].
+    /// Starts SENDs or WRITEs, at most one for each of `places`, and calls `build` to build their packets. Ends before a request of another
+    /// kind, and after one that could not be built: pass that to [`Requester::take_back`].
     #[inline(always)]
     pub fn messages<P>(
         self,
@@ -166,20 +164,20 @@ impl<'a> Series<'a> {
         )
     }
 
-    /// Starts READs, one for each of `places` at most; as [`Series::messages`].
+    /// Starts READs, at most one for each of `places`, as [`Series::messages`] does.
     #[inline(always)]
     pub fn reads<P>(self, places: &mut [P], build: impl FnMut(SeriesRequest<'a>, &mut P)) -> SeriesOutcome {
         let mtu = self.mtu;
         self.requests(RequestKind::Read, |wqe| mtu.packets(wqe.length), places, build)
     }
 
-    /// Starts atomics, one for each of `places` at most; as [`Series::messages`].
+    /// Starts atomics, at most one for each of `places`, as [`Series::messages`] does.
     #[inline(always)]
     pub fn atomics<P>(self, places: &mut [P], build: impl FnMut(SeriesRequest<'a>, &mut P)) -> SeriesOutcome {
         self.requests(RequestKind::Atomic, |_| 1, places, build)
     }
 
-    /// Starts requests that are answered by as many responses as `packets` says.
+    /// Starts requests that are answered by responses. `packets` says how many a request gets.
     #[inline(always)]
     fn requests<P>(
         self,
@@ -216,7 +214,7 @@ impl<'a> Series<'a> {
     }
 }
 
-/// Packets of a series before the one at `index` since the last that requested an acknowledgement.
+/// How many packets of a series were sent before the one at `index` since the last one that requested an acknowledgement.
 #[cold]
 fn since_ack_req(mut ack_requests: AckRequests, slots: &[Granule], stride: usize, index: u32) -> SinceAckReq {
     for (index, slot) in (0..index).zip(slots.chunks_exact(stride)) {
@@ -226,7 +224,7 @@ fn since_ack_req(mut ack_requests: AckRequests, slots: &[Granule], stride: usize
 }
 
 impl SeriesOutcome {
-    /// Requests that were started.
+    /// How many requests were started.
     #[inline]
     pub fn started(&self) -> u32 {
         self.started
@@ -234,8 +232,8 @@ impl SeriesOutcome {
 }
 
 impl Requester {
-    /// The next packets as a [`Series`], if two or more seem to be alike and nothing else goes first. The series has one packet at
-    /// least; a READ that is requested in parts is in none. After `None`, [`Requester::poll_transmit`] says what is next.
+    /// Begins a [`Series`] with the next packets, if two or more may be of one kind and nothing else has to be sent first. It has at least
+    /// one packet. A READ that is requested in parts is never in a series. After `None`, call [`Requester::poll_transmit`].
     #[inline(always)]
     pub fn begin_series<'a>(
         &'a mut self,
@@ -281,7 +279,7 @@ impl Requester {
             most = most.min(numbers_left);
             unasked = self.unasked_messages(operation).max(0) as u32;
         } else {
-            // The READs take a quarter of the share together, so none is requested in parts.
+            // Limits the READs to a quarter of the share in all, so that none has to be requested in parts.
             numbers_left = numbers_left.min(self.share_left(window)).min(window.share / 4);
             if operation.packets(self.mtu, wqe.length) > numbers_left {
                 return None;
@@ -312,7 +310,7 @@ impl Requester {
         })
     }
 
-    /// Takes over what a series moved.
+    /// Applies the changes that a series makes.
     #[inline(always)]
     pub fn end_series(&mut self, outcome: SeriesOutcome) {
         let SeriesOutcome { now, kind, takes_recv, started, bytes, psn, since_ack_req } = outcome;

@@ -1,7 +1,7 @@
-//! The send side of UC and UD: every packet goes out once, and nobody answers (IBA 9.8.2, 9.8.3).
+//! The send side of UC and UD: every packet is sent once, and there are no answers (IBA 9.8.2, 9.8.3).
 //!
-//! The send log and sequence numbers are those of the reliable [`Requester`]; its timer, retries, window and credits are not
-//! used. A work request succeeds when its last frame has left: [`Requester::left`].
+//! It uses the send log and the PSNs of the reliable [`Requester`], but not its timer, retries, window or credits. A work request succeeds
+//! when its last frame has been sent: [`Requester::left`].
 
 use super::ack_requests::SinceAckReq;
 use super::{Idle, LocalFailure, Operation, Remembered, RequestKind, Requester, Segment, SendRing};
@@ -14,8 +14,8 @@ use crate::proto::wqe::SendWqe;
 use crate::wire::{Deth, Ext, Opcode, Transport};
 
 impl Requester {
-    /// The work request that the next packet belongs to, or why there is none. Starts nothing, so that the caller can
-    /// find the way to its destination first.
+    /// Sequence number of the work request that the next packet belongs to, or why there is none. Does not start it, so that the caller can
+    /// first look up the path to its destination.
     #[inline]
     pub(crate) fn peek_unreliable(
         &mut self,
@@ -45,7 +45,7 @@ impl Requester {
         }
     }
 
-    /// The next packet of an unreliable connection, or why there is none.
+    /// Returns the next packet of an unreliable connection, or why there is none.
     #[inline]
     pub(crate) fn poll_message<'a>(
         &mut self,
@@ -57,7 +57,7 @@ impl Requester {
         let slot = sq.slot(seq);
         let wqe = SendWqe::of(slot);
         let Some(operation) = Operation::of(wqe) else {
-            // Behind a message whose frames have not left, an invalidation waits.
+            // An invalidation waits until all frames of earlier messages have been sent.
             return Err(self.start_local(wqe).err().unwrap_or_else(|| self.failed_idle()));
         };
         if operation.only.in_class(Transport::Uc).row().is_none() {
@@ -68,15 +68,15 @@ impl Requester {
             self.start_message(self.mtu.packets(wqe.length));
         }
         let (started, psn) = (self.log.get(seq), self.in_flight.cursor());
-        // No acknowledgement is requested, and nothing goes out again.
+        // No acknowledgement is requested, and nothing is sent again.
         let mut segment = self.message_segment(seq, slot, operation, &started, psn, false);
         segment.opcode = segment.opcode.in_class(Transport::Uc);
         self.sent_for_good(psn == started.last);
         Ok(segment)
     }
 
-    /// The next datagram, from queue pair `qpn` with the Q_Key `qkey`, or why there is none. One that is longer than
-    /// the port's path MTU fails with `LOC_LEN_ERR` (IBA C10-93).
+    /// Returns the next datagram from queue pair `qpn`, whose Q_Key is `qkey`, or why there is none. A datagram that is longer than the
+    /// path MTU of the port fails with `LOC_LEN_ERR` (IBA C10-93).
     #[inline]
     pub(crate) fn poll_datagram<'a>(
         &mut self,
@@ -132,7 +132,7 @@ impl Requester {
         self.log.start(Remembered::new(self.log.assigned(), RequestKind::Message), packets);
     }
 
-    /// Moves on behind the packet that was just handed out.
+    /// Updates the state after a packet was handed out. `last`: it is the last of its request.
     #[inline]
     fn sent_for_good(&mut self, last: bool) {
         self.in_flight = InFlight::at(self.in_flight.cursor().add(1));
@@ -141,21 +141,20 @@ impl Requester {
         }
     }
 
-    /// Sequence number behind the last work request whose packets are all built: what to give to
-    /// [`Requester::left`] when they have left.
+    /// Sequence number after the last work request whose packets are all built. Pass it to [`Requester::left`] once they have been sent.
     #[inline]
     pub fn built(&self) -> u32 {
         let current = self.log.current();
         self.failure.before_or_at(current).unwrap_or(current)
     }
 
-    /// The frames of every work request before `seq` have left: these are complete.
+    /// Completes every work request before `seq`: all their frames have been sent.
     #[inline]
     pub fn left(&mut self, seq: u32) {
         self.log.complete_before(seq);
     }
 
-    /// SQE: every work request before `seq` is gone. Sequence numbers stay, for the way back to RTS.
+    /// SQE: forgets every work request before `seq`. PSNs stay, for a return to RTS.
     pub fn forget(&mut self, seq: u32) {
         self.log.drop_before(seq, self.in_flight.cursor());
         self.failure = LocalFailure::NONE;

@@ -1,4 +1,4 @@
-//! Answers: acknowledgements, NAKs and responses, in the order in which they go out.
+//! Answers: acknowledgements, NAKs and responses, in the order in which they are sent.
 
 use super::replay::Resource;
 use super::{NakOut, Pending, Responder};
@@ -11,30 +11,30 @@ use crate::wire::{Aeth, Kind, Opcode, Position, Tail};
 /// An answer to build.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// ACKNOWLEDGE with this syndrome.
+    /// An ACKNOWLEDGE packet.
     Ack {
         /// Its PSN.
         psn: Psn,
         /// Syndrome and MSN.
         aeth: Aeth,
-        /// The fault, if this is a NAK that ends the queue pair: enter ERR once the port has it.
+        /// The fault, if this is a NAK that ends the queue pair: enter ERR once the port has the packet.
         fatal: Option<Fault>,
     },
-    /// A READ response; look the key up again before its data leaves.
+    /// A READ response. Check the key again before its data is sent.
     Read {
         /// Its PSN.
         psn: Psn,
         /// FIRST, MIDDLE, LAST or ONLY.
         opcode: Opcode,
-        /// Syndrome and MSN (not sent in MIDDLE).
+        /// Syndrome and MSN (a MIDDLE packet does not carry them).
         aeth: Aeth,
         /// Key of the request.
         rkey: u32,
         /// Virtual address of the payload.
         va: u64,
-        /// Bytes.
+        /// Bytes of payload.
         len: u32,
-        /// Protection domain that the request was checked in.
+        /// Protection domain with which the request was checked.
         pd: PdId,
     },
     /// An ATOMIC ACKNOWLEDGE.
@@ -49,8 +49,8 @@ pub enum Answer {
 }
 
 impl Responder {
-    /// Queues the answer to a fault of the packet with this number. Returns whether the fault ends the queue pair: then drop
-    /// what arrives, and enter ERR when [`Responder::poll_transmit`] returns the NAK (or at once, where there is none).
+    /// Queues the answer to a fault of the packet with this PSN. Returns whether the fault ends the queue pair. If it does, drop further
+    /// packets, and enter ERR when [`Responder::poll_transmit`] returns the NAK, or at once if there is none.
     pub fn refuse(&mut self, psn: Psn, fault: Fault, ty: QpType) -> bool {
         let outcome = fault.outcome(ty);
         match outcome.reply {
@@ -76,8 +76,8 @@ impl Responder {
         self.ack = Some((psn, Pending::Nak(syndrome.encode())));
     }
 
-    /// The next answer, in PSN order: READ and ATOMIC responses, then the one acknowledgement that is due.
-    /// `credits`: receive requests available, `None` with a shared receive queue.
+    /// Takes the next answer, in PSN order: READ and ATOMIC responses, then the acknowledgement, if one is due. `credits` is how many
+    /// receive requests are available; `None` with a shared receive queue.
     #[inline]
     pub fn poll_transmit(&mut self, credits: Option<u32>) -> Option<Answer> {
         if self.pending > 0
@@ -110,15 +110,15 @@ impl Responder {
         Some(self.respond_with(index, aeth))
     }
 
-    /// Requests that wait for responses.
+    /// How many requests wait for their responses.
     #[inline]
     pub fn waiting(&self) -> usize {
         self.pending.into()
     }
 
-    /// Responses of `longest` bytes or less that are next, one for each of `places` at most: those that
-    /// [`Responder::poll_transmit`] would return one by one. Ends where something else is next, and behind a response that
-    /// `build` could not make. How many were made, and the PSN of that response: see [`Responder::refuse_read`].
+    /// Builds the next responses of at most `longest` bytes, at most one for each of `places`: the same that [`Responder::poll_transmit`]
+    /// would return. Ends before any other answer, and after a response that `build` could not make. Returns how many were built, and the
+    /// PSN of the response that was not: pass that to [`Responder::refuse_read`].
     #[inline(always)]
     pub fn respond<P>(
         &mut self,
@@ -148,7 +148,7 @@ impl Responder {
         (made, None)
     }
 
-    /// The slot of the request that is answered next, where one is.
+    /// Index of the slot of the request to answer next, if there is one.
     #[inline(always)]
     fn next_resource(&self) -> Option<usize> {
         if self.replaying {
@@ -158,7 +158,7 @@ impl Responder {
         }
     }
 
-    /// First byte of a READ's next response.
+    /// Offset in bytes of the next response of a READ.
     #[inline(always)]
     fn offset_of(&self, r: &Resource) -> u32 {
         (r.next.diff(r.first) as u32 & 0x00ff_ffff) << self.mtu.log2()
@@ -210,9 +210,9 @@ impl Responder {
         answer
     }
 
-    /// The READ response just handed out cannot be made: its key was revoked. Queues the NAK with its PSN and
-    /// drops every other answer; the queue pair ends with it. `false`: it was a replay, which is dropped, as
-    /// any duplicate with a fault is.
+    /// Handles a READ response that was handed out but cannot be built, because its key was revoked. Queues a NAK with its PSN and drops
+    /// every other answer; the queue pair ends. Returns `false` if the response was a replay: then it is only dropped, like any duplicate
+    /// with a fault.
     pub fn refuse_read(&mut self, psn: Psn) -> bool {
         let read = self.replay.find(Kind::ReadRequest, psn, self.epsn);
         if let Some(r) = read.filter(|r| r.replay) {

@@ -1,5 +1,5 @@
-//! The checks of a request packet, in the specification's order (IBA 9.7.4.1). Each returns what is wrong with a packet;
-//! one that passes all of them may be placed.
+//! The checks of a request packet, in the order of the specification (IBA 9.7.4.1). Each returns the fault of the packet. A packet that
+//! passes all of them may be carried out.
 
 use super::{Effect, InProgress, ReceiveSource, Responder};
 use crate::config::MESSAGE_MAX;
@@ -9,7 +9,7 @@ use crate::proto::fault::Fault;
 use crate::wire::{Feth, Kind, Packet};
 
 impl Responder {
-    /// IBA 9.7.4.1.2: a message goes on with its own kind; anything else starts one.
+    /// IBA 9.7.4.1.2: inside a message only a MIDDLE or LAST of the same kind may follow; otherwise a packet must start a message.
     #[inline(always)]
     pub(super) fn check_sequence(&self, pkt: &Packet<'_>) -> Result<(), Fault> {
         let starts = pkt.row.position.starts();
@@ -53,8 +53,8 @@ impl Responder {
         }
     }
 
-    /// IBA 9.7.4.1.6 (C9-92 and following), by the opcode's row. The pad of every located packet is right: UDP length and
-    /// headers are whole words, so the 0 to 3 bytes of pad complete a word.
+    /// IBA 9.7.4.1.6 (C9-92 and following), by the row of the opcode. The padding need not be checked: UDP length and headers are multiples
+    /// of four bytes, so the 0 to 3 bytes of padding always complete a word.
     #[inline(always)]
     pub(super) fn check_packet_length(&self, pkt: &Packet<'_>) -> Result<(), Fault> {
         let len = pkt.payload.len();
@@ -94,10 +94,10 @@ impl Responder {
             return Err(Fault::BadLength);
         }
         if left == 0 {
-            // C9-88: a message of no bytes is not checked against any key.
+            // C9-88: the key of an empty message is not checked.
             return Ok(Effect::Nothing);
         }
-        // Checks all of the range that is left with every packet: a key may be revoked in mid-message.
+        // Checks the rest of the range again with every packet, because the key may be revoked during the message.
         let place = keys
             .check_remote(rkey, pd, pkt.dqpn(), Access::REMOTE_WRITE, va, u64::from(left))
             .map_err(|_| Fault::RemoteAccess)?;
@@ -120,14 +120,14 @@ impl Responder {
 
     #[inline(always)]
     pub(super) fn check_atomic(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Effect, Fault> {
-        // The closure does not capture the packet: a reference would put all of it into memory.
+        // The closure does not capture the packet: a reference to it would force all of it into memory.
         let (eth, dqpn) = (pkt.atomic(), pkt.dqpn());
         let place =
             aligned_word(eth.va, |va| keys.check_remote(eth.rkey, pd, dqpn, Access::REMOTE_ATOMIC, va, 8))?;
         Ok(Effect::Atomic { place, swap: pkt.row.kind == Kind::CmpSwap })
     }
 
-    /// IBA A19.4: one aligned word, written in one step.
+    /// IBA A19.4: one aligned 64-bit word, written in one step.
     #[cold]
     pub(super) fn check_atomic_write(
         &self,
@@ -161,12 +161,12 @@ impl Responder {
     }
 }
 
-/// FLUSH selects the range that the request names (IBA A19.2).
+/// Selectivity of a FLUSH: the range that the request names (IBA A19.2).
 const FLUSH_RANGE: u8 = 0;
-/// FLUSH selects the whole region.
+/// Selectivity of a FLUSH: the whole region.
 const FLUSH_REGION: u8 = 1;
 
-/// The rights that a FLUSH needs; `None` where it asks for nothing, or for what the annex reserves.
+/// The access rights that a FLUSH needs; `None` if selectivity or placement is reserved, or no placement is requested.
 fn flush_right(feth: Feth) -> Option<Access> {
     if !matches!(feth.selectivity, FLUSH_RANGE | FLUSH_REGION) {
         return None;
@@ -179,7 +179,7 @@ fn flush_right(feth: Feth) -> Option<Access> {
     }
 }
 
-/// Where the 8-byte word at `va` is; `key` looks it up.
+/// The place of the 8-byte word at `va`. `key` looks it up.
 #[inline(always)]
 fn aligned_word(
     va: u64,

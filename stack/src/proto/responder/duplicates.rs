@@ -1,4 +1,4 @@
-//! Duplicates: requests that were accepted before. They are answered again and never carried out again.
+//! Duplicates: request packets that were accepted before. They are answered again but not carried out again.
 
 use super::{Pending, Responder, Unexpected};
 use crate::id::Psn;
@@ -6,7 +6,7 @@ use crate::mark::{Mark, hit};
 use crate::wire::{Discard, Kind, Packet};
 
 impl Responder {
-    /// IBA 9.7.5.1.4 (C9-105): a duplicate is answered again and never executed again; one with a fault is dropped.
+    /// IBA 9.7.5.1.4 (C9-105): answers a duplicate again; drops it if it has a fault.
     #[cold]
     pub(super) fn handle_duplicate(&mut self, pkt: Packet<'_>) -> Unexpected {
         if matches!(pkt.row.kind, Kind::Send | Kind::Write) {
@@ -16,7 +16,7 @@ impl Responder {
         if self.respond_again(&pkt) { Unexpected::Duplicate } else { Unexpected::Drop(Discard::Duplicate) }
     }
 
-    /// A duplicate of a message, which may be acknowledged along with newer ones.
+    /// Queues the acknowledgement of a duplicate SEND or WRITE, which may acknowledge newer ones as well.
     fn acknowledge_again(&mut self, psn: Psn) {
         hit(Mark::DuplicateMessage);
         let psn = self.acknowledgeable(psn);
@@ -30,7 +30,7 @@ impl Responder {
         }
     }
 
-    /// A duplicate of what is answered by responses. `false`: it is none of those that are kept.
+    /// Queues the responses to a duplicate request. `false`: it is not one of those that are kept, or it does not match.
     fn respond_again(&mut self, pkt: &Packet<'_>) -> bool {
         let kind = pkt.row.kind;
         let Some(r) = self.replay.find(kind, pkt.psn, self.epsn) else {
@@ -50,8 +50,8 @@ impl Responder {
         true
     }
 
-    /// The highest PSN that may be acknowledged after a duplicate of `psn` without passing a READ or ATOMIC
-    /// that its requester may still be waiting for.
+    /// The highest PSN that may be acknowledged after a duplicate of `psn`, without including a READ or ATOMIC whose response the requester
+    /// may still be waiting for.
     fn acknowledgeable(&self, psn: Psn) -> Psn {
         self.replay
             .iter()

@@ -1,42 +1,44 @@
-//! A gap in the sequence of request packets: how long the responder waits for what is missing before it says so.
+//! A gap in the PSNs of request packets: how long the responder waits for the missing packet before it sends a NAK.
 //!
-//! A NAK makes the requester send everything from the missing packet on again, so one for a packet that only took another way costs
-//! more than the packet. The specification says that a gap is answered with a NAK, and not when (IBA 9.7.5.2.8).
+//! A NAK makes the requester send everything from the missing packet on again. If the packet was merely reordered, that costs far more than
+//! to wait for it. The specification says that a gap is answered with a NAK, but not when (IBA 9.7.5.2.8).
 
 use crate::config::{GAP_LONGEST, GAP_PACKETS, GAP_SHORTEST, GAP_THRESHOLD};
 use crate::proto::rtt::Rtt;
 use crate::time::Instant;
 
-/// What is known of a gap.
+/// The state of a gap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gap {
     since: Instant,
-    /// Packets that came from behind it.
+    /// How many packets arrived from after the gap.
     behind: u32,
-    /// Nanoseconds a packet, as far as that is known: of those behind it, or of those behind the gap before.
+    /// Nanoseconds per packet, as far as known: of those after this gap, or of those after an earlier one.
     pace: u64,
 }
 
 impl Gap {
-    /// A gap that is seen now.
+    /// A gap that is noticed now.
     pub fn new(now: Instant) -> Self {
         Self { since: now, behind: 0, pace: 0 }
     }
 
-    /// What was missing is there, and something else is, behind which `behind` packets are here already.
+    /// The next gap: the packet that was missing has arrived, but a later one is missing, after which `behind` packets have arrived
+    /// already.
     #[must_use]
     pub fn next(self, now: Instant, behind: u32) -> Self {
         Self { since: now, behind, ..self }
     }
 
-    /// Another packet came from behind it.
+    /// Counts another packet from after the gap.
     pub fn pass(&mut self, now: Instant) {
         self.behind += 1;
         self.pace = self.pace.max(now.nanos_since(self.since) / u64::from(self.behind));
     }
 
-    /// When the NAK is due: once [`GAP_THRESHOLD`] packets came from behind the gap and a quarter of the round-trip time is over. While
-    /// that time is not known it is that of [`GAP_PACKETS`] packets, at the rate at which they come.
+    /// When to send the NAK. While fewer than [`GAP_THRESHOLD`] packets have arrived from after the gap, the wait is [`GAP_LONGEST`]; then
+    /// it is a quarter of the round-trip time, or if that is not known, the time in which [`GAP_PACKETS`] packets arrive. It is never
+    /// shorter than [`GAP_SHORTEST`] or longer than [`GAP_LONGEST`].
     pub fn due(&self, rtt: Rtt) -> Instant {
         let [shortest, longest] = [GAP_SHORTEST, GAP_LONGEST].map(|time| time.as_nanos() as u64);
         let wait = match rtt.smoothed() {

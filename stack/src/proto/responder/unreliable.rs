@@ -1,6 +1,6 @@
-//! The receive side of UC and UD: what does not fit is dropped, and nothing is ever answered (IBA 9.8.2.2, 9.8.3.2).
+//! The receive side of UC and UD: a faulty packet is dropped, and nothing is ever answered (IBA 9.8.2.2, 9.8.3.2).
 //!
-//! A dropped message keeps the receive request it held, for the next one; the buffers are filled from their start then.
+//! The receive request of a dropped message is kept for the next one, which fills the buffers from their start.
 
 use super::{Effect, InProgress, ReceiveSource, Received, Responder};
 use crate::id::PdId;
@@ -8,22 +8,22 @@ use crate::mem::MrTable;
 use crate::proto::fault::Fault;
 use crate::wire::{Discard, Kind, Packet};
 
-/// Bytes at the start of a datagram's receive buffers that hold the network header (IBA 11.4.1.2).
+/// How many bytes at the start of a datagram's receive buffers hold the network header (IBA 11.4.1.2).
 pub const GRH_LEN: usize = 40;
 
 impl Responder {
-    /// Whether this packet starts a message while another one is in progress, which lost its end and is dropped.
+    /// Whether this packet starts a message while another one is in progress. The last packet of that one was lost, so it is dropped.
     #[inline]
     pub(crate) fn cuts_off(&self, pkt: &Packet<'_>) -> bool {
         self.in_progress != InProgress::None && pkt.row.position.starts()
     }
 
-    /// Checks a packet of an unreliable connection. A FIRST or ONLY starts a message whatever its sequence number; a
-    /// MIDDLE or LAST must follow the packet before it, else it and the rest of its message are dropped. After
-    /// placing, [`Responder::accept`] moves on.
+    /// Checks a packet of an unreliable connection. A FIRST or ONLY starts a message whatever its PSN. A MIDDLE or LAST must follow the
+    /// packet before it; otherwise it and the rest of its message are dropped. Carry out the returned effect, then call
+    /// [`Responder::accept`].
     ///
     /// # Errors
-    /// The name under which the packet is dropped.
+    /// The reason for which the packet is dropped.
     #[inline]
     pub(crate) fn handle_message(
         &mut self,
@@ -71,17 +71,17 @@ impl Responder {
         self.in_progress = InProgress::None;
     }
 
-    /// The receive request held completed in error: the next message takes another one.
+    /// Gives up the receive request that is held, because it completed in error. The next message takes another one.
     pub fn let_go(&mut self) {
         self.holds_receive = false;
     }
 
-    /// Checks a datagram for a queue pair with the Q_Key `qkey`. The network header goes to the first [`GRH_LEN`] bytes
-    /// of the receive request, the payload behind it; then [`Responder::accept_datagram`].
+    /// Checks a datagram for a queue pair with the Q_Key `qkey`. Place the network header into the first [`GRH_LEN`] bytes of the receive
+    /// request and the payload after it, then call [`Responder::accept_datagram`].
     ///
     /// # Errors
-    /// The name under which the datagram is dropped. One that does not fit into the receive request is dropped, and the
-    /// request kept: a stranger's datagram must not use up a receive, or end the queue pair.
+    /// The reason for which the datagram is dropped. If it does not fit into the receive request, the request is kept: a datagram from
+    /// anywhere must not use up a receive request or end the queue pair.
     #[inline]
     pub(crate) fn handle_datagram(
         &mut self,
@@ -106,7 +106,7 @@ impl Responder {
         Ok(Effect::Receive { offset: GRH_LEN as u64 })
     }
 
-    /// The datagram that [`Responder::handle_datagram`] passed is placed.
+    /// Counts the datagram that [`Responder::handle_datagram`] accepted as received: the caller has placed it.
     #[inline]
     pub(crate) fn accept_datagram(&mut self, pkt: &Packet<'_>) -> Received {
         self.received(pkt, (GRH_LEN + pkt.payload.len()) as u32)
