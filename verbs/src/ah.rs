@@ -1,4 +1,4 @@
-//! Address handles: the path to a peer of datagrams.
+//! Address handles: the path to the peer of a datagram.
 
 use stack::device::{AhAttr, AhCore, Gid, GlobalRoute, WcFlags};
 
@@ -7,16 +7,15 @@ use crate::error::VerbsError;
 use crate::pd::Pd;
 use crate::wc::Wc;
 
-/// Bytes at the start of a datagram's receive buffers that hold the network header it came with: an IPv6 header, or
-/// 20 bytes of zeros and an IPv4 header (IBA 11.4.1.2, A17). A receive request needs room for them and the payload.
+/// Length in bytes of the network header at the start of a datagram's receive buffers: an IPv6 header, or 20 bytes of zeros and an IPv4
+/// header (IBA 11.4.1.2, A17). A receive request needs room for it and for the payload.
 pub const GRH_LEN: usize = 40;
 
 /// An address handle (`struct ibv_ah`): the path to a peer, for datagrams of queue pairs of the same protection domain.
 ///
-/// A posted request carries a copy: the handle may be dropped as soon as the post call has returned. While the handle exists,
-/// its source address remains usable, even after it is removed from the port. A request whose source address is neither on
-/// the port nor held by a handle when it is sent is dropped ([`Discard::NoSource`](crate::Discard::NoSource)), as any
-/// datagram may be lost.
+/// A posted request carries a copy, so the handle may be dropped as soon as the post call has returned. While the handle exists, its source
+/// address remains usable, even after that address is removed from the port. If the source address of a request is neither on the port nor
+/// held by a handle when the request is sent, the datagram is dropped ([`Discard::NoSource`](crate::Discard::NoSource)).
 ///
 /// ```
 /// use verbs::{Access, Context, DeviceConfig, GRH_LEN, QpInitAttr, RecvWr, SendWr, Wc, ah_attr_to};
@@ -54,31 +53,31 @@ impl Ah {
     pub fn attr(&self) -> &AhAttr {
         self.core.attr()
     }
-    /// Frees the address handle. Never fails: requests that were posted with it carry a copy.
+    /// Frees the address handle. Cannot fail, because posted requests carry a copy.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(self) {}
 }
 
-/// An address vector to `dgid` from the local address at `sgid_index`, on port 1, with hop limit 64.
+/// The address vector for `dgid`, from the local address at `sgid_index`, on port 1, with hop limit 64.
 pub fn ah_attr_to(dgid: Gid, sgid_index: u8) -> AhAttr {
     let grh = GlobalRoute { dgid, sgid_index, hop_limit: 64, ..GlobalRoute::default() };
     AhAttr { grh: Some(grh), port_num: 1, ..AhAttr::default() }
 }
 
 impl Pd {
-    /// Creates an address handle. It does not resolve the peer's address: datagrams to a peer that does not answer wait until
-    /// address resolution gives up (1.25 s), and are lost.
+    /// Creates an address handle. Does not resolve the peer's Ethernet address. Datagrams to a peer that does not answer wait until address
+    /// resolution gives up (1.25 s), and are then lost.
     ///
     /// # Errors
-    /// `EINVAL` without a global route, for a GID index, service level or flow label out of range, and for a
-    /// destination of another IP version than the local address ([`AvError`](crate::AvError)).
+    /// `EINVAL` without a global route; for a GID index, service level or flow label out of range; and for a destination of another IP
+    /// version than the local address ([`AvError`](crate::AvError)).
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah, VerbsError> {
         Ok(Ah { core: self.core().create_ah(attr)? })
     }
 
-    /// Creates the address handle that leads back to the sender of a datagram: [`Context::init_ah_from_wc`], then
-    /// [`create_ah`](Self::create_ah). The sender's queue pair is [`Wc::src_qp`].
+    /// Creates the address handle for a reply to a datagram: [`Context::init_ah_from_wc`], then [`create_ah`](Self::create_ah). The queue
+    /// pair to reply to is [`Wc::src_qp`].
     ///
     /// # Errors
     /// Those of the two calls.
@@ -89,21 +88,21 @@ impl Pd {
 }
 
 impl Context {
-    /// The address vector that leads back to the sender of a datagram, from its completion and the first [`GRH_LEN`] bytes of
-    /// its receive buffers. The reply to a multicast datagram comes from the first local address of the IP version.
+    /// The address vector for a reply to a datagram, from its completion and the first [`GRH_LEN`] bytes of its receive buffers. The reply
+    /// to a multicast datagram is sent from the first local address of the same IP version.
     ///
     /// # Errors
-    /// [`VerbsError::NoNetworkHeader`] where the completion is not of a datagram, the bytes are no network header, or its
-    /// destination is no local address.
+    /// [`VerbsError::NoNetworkHeader`] if the completion is not of a datagram, the bytes are not a network header, or its destination is
+    /// not a local address.
     #[doc(alias = "ibv_init_ah_from_wc")]
     pub fn init_ah_from_wc(&self, wc: &Wc, grh: &[u8; GRH_LEN]) -> Result<AhAttr, VerbsError> {
         attr_from_wc(&self.gid_table(), wc, grh)
     }
 
-    /// The address vector to a group from an address of the group's IP version: the same, or where `sgid_index` names an address of
-    /// the other version, with the index of the first one of the group's. Programs that address groups by MGIDs of their own choice
-    /// name any local address; NICs do not compare the versions. Vectors to unicast addresses stay as they are, and so does one to a
-    /// group of whose version the port has no address.
+    /// Corrects the source address of an address vector to a multicast group. If `sgid_index` names an address of the other IP version than
+    /// the group's, it is replaced by the index of the first local address of the group's version. Programs that choose their own MGIDs may
+    /// name any local address, because NICs do not compare the versions. Unicast vectors are returned unchanged, and so is a vector to a
+    /// group if the port has no address of the group's version.
     #[must_use]
     pub fn ah_attr_to_group(&self, attr: AhAttr) -> AhAttr {
         let Some(grh) = attr.grh.filter(|grh| grh.dgid.is_multicast()) else { return attr };
@@ -148,8 +147,8 @@ struct NetworkHeader {
 }
 
 impl NetworkHeader {
-    /// Parses the 40 bytes. With IPv4 the first 20 may hold anything and look like IPv6 by chance, so an IPv4 header with a
-    /// valid checksum wins.
+    /// Parses the 40 bytes. With IPv4 the first 20 bytes are arbitrary and may look like IPv6 by chance, so an IPv4 header with a valid
+    /// checksum takes precedence.
     fn read(grh: &[u8; GRH_LEN]) -> Option<Self> {
         let v4 = &grh[20..];
         if v4[0] == 0x45 && (grh[0] >> 4 != 6 || checksum_is_right(v4)) {
@@ -174,7 +173,7 @@ impl NetworkHeader {
     }
 }
 
-/// RFC 1071: the sum of a header's words, its checksum among them, is all ones.
+/// Whether the sum of the header's words, including the checksum, is all ones (RFC 1071).
 fn checksum_is_right(header: &[u8]) -> bool {
     let words = header.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
     let sum: u32 = words.sum();

@@ -1,4 +1,4 @@
-//! Asynchronous events as the program fetches them.
+//! Fetching and acknowledging asynchronous events.
 
 use std::fmt;
 use std::ops::Deref;
@@ -11,12 +11,11 @@ use stack::device::{Device, Event};
 use crate::context::Context;
 use crate::error::VerbsError;
 
-/// An asynchronous event (`struct ibv_async_event`), from
-/// [`Context::get_async_event`](Context::get_async_event): what happened ([`Event::event`]), and to which object
-/// ([`Event::element`]).
+/// An asynchronous event (`struct ibv_async_event`) from [`Context::get_async_event`](Context::get_async_event): what happened
+/// ([`Event::event`]) and to which object ([`Event::element`]).
 ///
-/// Dropping it acknowledges it. Until then the object that it names cannot be destroyed, so a handler may work with it.
-/// Events that were not fetched when their object is destroyed are dropped.
+/// Dropping it acknowledges it. Until then the object that it concerns cannot be destroyed, so a handler may use the object. Events that
+/// were not fetched before their object is destroyed are dropped.
 #[must_use = "dropping the event acknowledges it"]
 #[doc(alias = "ibv_async_event")]
 pub struct AsyncEventGuard {
@@ -25,14 +24,14 @@ pub struct AsyncEventGuard {
 }
 
 impl Context {
-    /// The oldest asynchronous event that was not fetched yet, or `None`: never waits. Dropping it acknowledges it.
+    /// Takes the oldest asynchronous event; `None` if there is none. Never waits. Dropping the event acknowledges it.
     #[doc(alias = "ibv_get_async_event")]
     pub fn try_get_async_event(&self) -> Option<AsyncEventGuard> {
         self.device().try_event().map(|event| AsyncEventGuard::new(event, self.device()))
     }
 
-    /// Waits for an asynchronous event, `None` after `timeout`. While it waits, the caller drives shards that no other thread
-    /// drives, so it returns in every [`Drive`](crate::Drive). Dropping the event acknowledges it.
+    /// Waits up to `timeout` for an asynchronous event; `None` if none arrives. Meanwhile the caller drives shards that no other thread
+    /// drives, so events arrive in every [`Drive`](crate::Drive). Dropping the event acknowledges it.
     ///
     /// # Errors
     /// `EDEADLK` from inside a turn.
@@ -42,7 +41,7 @@ impl Context {
         Ok(event.map(|event| AsyncEventGuard::new(event, self.device())))
     }
 
-    /// A descriptor for epoll(7), readable while an asynchronous event waits (`async_fd` of `struct ibv_context`). The
+    /// The file descriptor for epoll(7) that is readable while an asynchronous event waits (`async_fd` of `struct ibv_context`). The
     /// program must not read from it. The first call creates it.
     ///
     /// # Errors
@@ -51,8 +50,8 @@ impl Context {
         Ok(self.device().event_fd()?)
     }
 
-    /// Asynchronous events that were lost because earlier ones were not fetched: 4096 are kept, and those that report an
-    /// unusable object replace others.
+    /// How many asynchronous events were lost because earlier ones were not fetched. Up to 4096 are kept. Beyond that, an event that
+    /// reports an unusable object replaces another one.
     pub fn async_events_lost(&self) -> u64 {
         self.device().events_lost()
     }
@@ -63,7 +62,7 @@ impl AsyncEventGuard {
         Self { event, device: device.clone() }
     }
 
-    /// Acknowledges the event, as dropping it does, and returns its content.
+    /// Acknowledges the event, as dropping does, and returns its content.
     #[doc(alias = "ibv_ack_async_event")]
     pub fn ack(self) -> Event {
         self.event
@@ -84,7 +83,7 @@ impl Drop for AsyncEventGuard {
 }
 
 impl PartialEq for AsyncEventGuard {
-    /// Whether both report the same.
+    /// Whether both report the same event.
     fn eq(&self, other: &Self) -> bool {
         self.event == other.event
     }

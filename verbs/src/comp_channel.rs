@@ -1,4 +1,4 @@
-//! Completion channels: how a program sleeps until there is a completion.
+//! Completion channels, on which a program sleeps until there is a completion.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::error::VerbsError;
 /// A completion channel (`struct ibv_comp_channel`), from
 /// [`Context::create_comp_channel`](crate::Context::create_comp_channel).
 ///
-/// A completion queue that was created with the channel puts an event in here for the first completion after each
-/// [`Cq::req_notify`]. A program arms its queue, polls it until it is empty, and then waits: by
-/// [`get_cq_event`](Self::get_cq_event), or with epoll(7) on the channel's descriptor, which is readable while an event
-/// waits. The program must not read from the descriptor. Each event fetched is acknowledged with [`Cq::ack_events`].
+/// A completion queue that was created with the channel puts an event into it at the first completion after each [`Cq::req_notify`]. A
+/// program arms its queue, polls it until it is empty, and then waits: with [`get_cq_event`](Self::get_cq_event), or with epoll(7) on the
+/// channel's file descriptor, which is readable while an event waits. The program must not read from the descriptor. Acknowledge each
+/// fetched event with [`Cq::ack_events`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -40,7 +40,7 @@ pub struct CompChannel {
     core: Arc<ChannelCore>,
 }
 
-/// A completion event, with the completion queue that it is for. To be acknowledged with [`Cq::ack_events`].
+/// A completion event and the queue that raised it. Acknowledge it with [`Cq::ack_events`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "an event is acknowledged with Cq::ack_events, or its completion queue cannot be destroyed"]
 #[non_exhaustive]
@@ -55,14 +55,14 @@ impl CqEvent {
     fn new(cq: &CqState) -> Self {
         Self { cq: cq.number(), cq_context: cq.context() }
     }
-    /// Whether the event is for this queue, if that is of the same context.
+    /// Whether the event is of this queue. Meaningful only for a queue of the channel's context.
     pub fn is_of(&self, cq: &Cq) -> bool {
         self.cq == cq.number()
     }
 }
 
 impl Context {
-    /// Creates a completion channel, on which completion queues report completions, with a descriptor for epoll(7).
+    /// Creates a completion channel with a file descriptor for epoll(7).
     ///
     /// # Errors
     /// `EMFILE` if no file descriptor is left.
@@ -77,14 +77,14 @@ impl CompChannel {
         &self.core
     }
 
-    /// The oldest event, or `None`: never waits.
+    /// Takes the oldest event; `None` if there is none. Never waits.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn try_get_cq_event(&self) -> Option<CqEvent> {
         self.core.try_get().map(|cq| CqEvent::new(&cq))
     }
 
-    /// Waits for an event, `None` after `timeout`. While it waits, the caller drives shards that no other thread drives, so
-    /// events come in every [`Drive`](crate::Drive), even with a single thread.
+    /// Waits up to `timeout` for an event; `None` if none arrives. Meanwhile the caller drives shards that no other thread drives, so
+    /// events arrive in every [`Drive`](crate::Drive), even with a single thread.
     ///
     /// # Errors
     /// `EDEADLK` from inside a turn.
@@ -96,7 +96,7 @@ impl CompChannel {
     /// Frees the channel.
     ///
     /// # Errors
-    /// `EBUSY` while completion queues use it; the channel comes back with the error.
+    /// `EBUSY` while completion queues use it. The channel is returned with the error.
     #[doc(alias = "ibv_destroy_comp_channel")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         ChannelCore::destroy(self.core).map_err(|(e, core)| (e.into(), Self { core }))

@@ -1,4 +1,4 @@
-//! Connecting an RC queue pair with endpoints that the two sides exchange out of band.
+//! Connecting RC and UC queue pairs by endpoints that the two sides exchange out of band.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -10,14 +10,14 @@ use crate::attr::{attr_init, attr_init_ud, attr_rtr, attr_rts, attr_rts_uc, attr
 use crate::error::VerbsError;
 use crate::qp::Qp;
 
-/// What one side sends the other, out of band, to be connected: shown as `IP,QPN,PSN` and parsed from that.
+/// What each side sends to the other, out of band, in order to connect. Its text form is `IP,QPN,PSN`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct RcEndpoint {
-    /// Address.
+    /// The GID, made from the IP address.
     pub gid: Gid,
-    /// Queue pair.
+    /// The queue pair number.
     pub qpn: Qpn,
-    /// First PSN that it sends.
+    /// The first PSN that this side sends.
     pub psn: Psn,
 }
 
@@ -27,7 +27,7 @@ impl fmt::Display for RcEndpoint {
     }
 }
 
-/// A text that is not an [`RcEndpoint`].
+/// The error for a text that is not an [`RcEndpoint`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is not an endpoint; it is written IP,QPN,PSN as in 10.0.0.1,0x1234ab,0x000100")]
 pub struct ParseEndpointError(String);
@@ -55,116 +55,116 @@ impl FromStr for RcEndpoint {
     }
 }
 
-/// Attributes of an RC connection. By default the peer may WRITE, READ and do atomics, the path MTU is the port's, timeout 14
-/// (67 ms), 7 retries, endless RNR retries, RNR timer 12 (0.64 ms), and 16 READ and atomic requests each way. What shall be
-/// otherwise is set by the method that is named after the field: `RcOptions::default().timeout(16).retry_cnt(3)`.
+/// Options of an RC connection. By default the peer may WRITE, READ and do atomics, the path MTU is the port's, the timeout code is 14 (67
+/// ms), with 7 retries, unlimited RNR retries, RNR timer code 12 (0.64 ms), and 16 outstanding READ and atomic requests in each direction.
+/// Each field has a method of its name that changes it: `RcOptions::default().timeout(16).retry_cnt(3)`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RcOptions {
-    /// Index of the local address in the GID table ([`Context::query_gid`](crate::Context::query_gid)). 0, the default,
-    /// selects the address from which the peer is reached: the peer's own if that is local, else one on its subnet, else any
-    /// of its IP version. For a peer with a link-local address that is index 0 itself.
+    /// Index of the local address in the GID table ([`Context::query_gid`](crate::Context::query_gid)). With 0, the default, the stack
+    /// chooses the address from which the peer is reached: the peer's own if that is local, otherwise one on its subnet, otherwise any of
+    /// its IP version. For a peer with a link-local address that is index 0 itself.
     pub sgid_index: u8,
-    /// Path MTU; the largest that the port carries where absent. Both sides need the same.
+    /// Path MTU, which must be the same on both sides. `None` selects the largest that the port supports.
     pub path_mtu: Option<Mtu>,
-    /// What the peer may do.
+    /// The access rights of the peer.
     pub access: Access,
     /// Hop limit (time to live).
     pub hop_limit: u8,
     /// DSCP (upper six bits) and ECN.
     pub traffic_class: u8,
-    /// Flow label, 20 bits; with 0 the queue pair numbers determine the UDP source port.
+    /// Flow label, 20 bits. With 0 the UDP source port is derived from the queue pair numbers.
     pub flow_label: u32,
     /// Service level, 0 to 7: the VLAN priority.
     pub sl: u8,
-    /// Exponent of the local ACK timeout, 0 to 31: 4.096 us * 2^timeout; 0 waits for ever.
+    /// Exponent of the local ACK timeout, 0 to 31: 4.096 us * 2^timeout; 0 disables the timeout.
     pub timeout: u8,
     /// Transport retries, 0 to 7.
     pub retry_cnt: u8,
-    /// RNR retries, 0 to 6; 7 is for ever.
+    /// RNR retries, 0 to 6; 7 means unlimited.
     pub rnr_retry: u8,
-    /// Code of the delay that RNR NAKs ask the peer for, 0 to 31.
+    /// Code of the delay that RNR NAKs request from the peer, 0 to 31.
     pub min_rnr_timer: u8,
-    /// READ and atomic requests outstanding as requester.
+    /// Maximum of outstanding READ and atomic requests as requester.
     pub max_rd_atomic: u8,
-    /// READ and atomic requests outstanding as responder.
+    /// Maximum of outstanding READ and atomic requests as responder.
     pub max_dest_rd_atomic: u8,
 }
 
 impl RcOptions {
-    /// With this path MTU.
+    /// Sets the path MTU.
     #[must_use]
     pub fn path_mtu(mut self, path_mtu: impl Into<Option<Mtu>>) -> Self {
         self.path_mtu = path_mtu.into();
         self
     }
-    /// From the address at this index of the GID table.
+    /// Sets the index of the local address in the GID table.
     #[must_use]
     pub const fn sgid_index(mut self, sgid_index: u8) -> Self {
         self.sgid_index = sgid_index;
         self
     }
-    /// The peer may do this.
+    /// Sets the access rights of the peer.
     #[must_use]
     pub const fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
     }
-    /// With this hop limit.
+    /// Sets the hop limit.
     #[must_use]
     pub const fn hop_limit(mut self, hop_limit: u8) -> Self {
         self.hop_limit = hop_limit;
         self
     }
-    /// With this DSCP and ECN.
+    /// Sets DSCP and ECN.
     #[must_use]
     pub const fn traffic_class(mut self, traffic_class: u8) -> Self {
         self.traffic_class = traffic_class;
         self
     }
-    /// With this flow label.
+    /// Sets the flow label.
     #[must_use]
     pub const fn flow_label(mut self, flow_label: u32) -> Self {
         self.flow_label = flow_label;
         self
     }
-    /// With this service level.
+    /// Sets the service level.
     #[must_use]
     pub const fn sl(mut self, sl: u8) -> Self {
         self.sl = sl;
         self
     }
-    /// With this exponent of the local ACK timeout.
+    /// Sets the exponent of the local ACK timeout.
     #[must_use]
     pub const fn timeout(mut self, timeout: u8) -> Self {
         self.timeout = timeout;
         self
     }
-    /// With so many transport retries.
+    /// Sets the number of transport retries.
     #[must_use]
     pub const fn retry_cnt(mut self, retry_cnt: u8) -> Self {
         self.retry_cnt = retry_cnt;
         self
     }
-    /// With so many RNR retries.
+    /// Sets the number of RNR retries.
     #[must_use]
     pub const fn rnr_retry(mut self, rnr_retry: u8) -> Self {
         self.rnr_retry = rnr_retry;
         self
     }
-    /// With this code of the delay that RNR NAKs ask for.
+    /// Sets the code of the delay that RNR NAKs request.
     #[must_use]
     pub const fn min_rnr_timer(mut self, min_rnr_timer: u8) -> Self {
         self.min_rnr_timer = min_rnr_timer;
         self
     }
-    /// With so many READ and atomic requests outstanding as requester.
+    /// Sets the maximum of outstanding READ and atomic requests as requester.
     #[must_use]
     pub const fn max_rd_atomic(mut self, max_rd_atomic: u8) -> Self {
         self.max_rd_atomic = max_rd_atomic;
         self
     }
-    /// With so many READ and atomic requests outstanding as responder.
+    /// Sets the maximum of outstanding READ and atomic requests as responder.
     #[must_use]
     pub const fn max_dest_rd_atomic(mut self, max_dest_rd_atomic: u8) -> Self {
         self.max_dest_rd_atomic = max_dest_rd_atomic;
@@ -193,7 +193,7 @@ impl Default for RcOptions {
 }
 
 impl RcOptions {
-    /// INIT to RTR: the path to `peer`, and what it may ask for.
+    /// The attributes for INIT to RTR: the path to `peer`, and limits of its requests.
     pub(crate) fn rtr(&self, device: &Device, peer: &RcEndpoint) -> QpAttr {
         let path_mtu = self.path_mtu.unwrap_or(device.port_attr().active_mtu);
         let sgid_index = match self.sgid_index {
@@ -213,8 +213,8 @@ impl RcOptions {
     }
 }
 
-/// The index of the address from which a peer is reached, or would be if there were a route; 0 without any of its IP
-/// version.
+/// The GID index of the address from which a peer is reached, or would be reached if there were a route. 0 if there is none of the peer's
+/// IP version.
 fn index_towards(device: &Device, peer: &Gid) -> u8 {
     let gids = device.gids();
     let source = device.source_to(peer, 0).and_then(|source| gids.iter().position(|gid| *gid == source));
@@ -223,8 +223,8 @@ fn index_towards(device: &Device, peer: &Gid) -> u8 {
 }
 
 impl Qp {
-    /// What to send to the peer out of band: the local address at `sgid_index`, this queue pair's number and its first PSN,
-    /// which was drawn at random when the queue pair was created.
+    /// What to send to the peer out of band: the local address at `sgid_index`, this queue pair's number and its first PSN, which was
+    /// chosen at random when the queue pair was created.
     ///
     /// # Errors
     /// [`VerbsError::NoSuchIndex`].
@@ -233,7 +233,7 @@ impl Qp {
         Ok(RcEndpoint { gid, qpn: self.qp_num(), psn: self.first_psn() })
     }
 
-    /// RESET to INIT, so that receives can be posted before the peer learns of the queue pair.
+    /// Moves the queue pair from RESET to INIT, so that receives can be posted before the peer gets the endpoint.
     ///
     /// # Errors
     /// As [`Qp::modify`].
@@ -242,10 +242,10 @@ impl Qp {
         self.modify(&attr, mask)
     }
 
-    /// Connects an RC queue pair, or an XRC initiator, to `peer`: from RESET (or INIT, after [`init_rc`](Self::init_rc)) to RTS.
+    /// Connects an RC queue pair or an XRC initiator to `peer`: moves it from RESET (or INIT, after [`init_rc`](Self::init_rc)) to RTS.
     ///
-    /// Returns as soon as the queue pair is ready; the peer's Ethernet address is resolved meanwhile, and posted requests
-    /// wait for it.
+    /// Returns as soon as the queue pair is in RTS. The peer's Ethernet address is resolved in the background, and posted requests wait for
+    /// it.
     ///
     /// ```
     /// # use verbs::{Context, DeviceConfig, QpInitAttr, QpState, RcEndpoint, RcOptions};
@@ -276,8 +276,8 @@ impl Qp {
         self.modify(&attr, mask)
     }
 
-    /// Connects a UC queue pair to `peer`, as [`connect_rc`](Self::connect_rc) does an RC one. Of the options, timeout,
-    /// retries, RNR timer and READ and atomic depths mean nothing to UC.
+    /// Connects a UC queue pair to `peer`, as [`connect_rc`](Self::connect_rc) does for RC. The options for timeout, retries, RNR timer and
+    /// READ and atomic depth have no effect.
     ///
     /// # Errors
     /// As [`connect_rc`](Self::connect_rc).
@@ -288,8 +288,8 @@ impl Qp {
         self.modify(&attr, mask)
     }
 
-    /// Brings a UD queue pair from RESET (or INIT) to RTS with the Q_Key `qkey`, below 0x80000000. Queue pair 1 (GSI) has
-    /// the Q_Key [`GSI_QKEY`](crate::GSI_QKEY), whatever is given here.
+    /// Moves a UD queue pair from RESET (or INIT) to RTS with the Q_Key `qkey`, which must be below 0x80000000. Queue pair 1 (GSI) always
+    /// has the Q_Key [`GSI_QKEY`](crate::GSI_QKEY).
     ///
     /// # Errors
     /// [`VerbsError::WrongState`] from another state, or as [`Qp::modify`].
@@ -304,7 +304,7 @@ impl Qp {
         self.modify(&attr, mask)
     }
 
-    /// The state that a bring-up starts from.
+    /// The current state, if a queue pair can be brought up from it.
     fn starts_at(&self) -> Result<QpState, VerbsError> {
         match self.state()? {
             from @ (QpState::Reset | QpState::Init) => Ok(from),

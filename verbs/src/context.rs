@@ -13,34 +13,34 @@ use stack::xrc::SharedDomains;
 
 use crate::error::VerbsError;
 
-/// State that a layer above the verbs objects attaches to a context, for as long as the context is open.
+/// State of a higher layer (connection management) that lives as long as the context is open.
 type Attached = Option<Arc<dyn Any + Send + Sync>>;
 
 /// An open device (`struct ibv_context`).
 ///
-/// Its objects keep the device alive. When the last of them and the context are gone, the device's threads end and what is
-/// left to send is sent, for at most 100 ms. If the port panics, the turn that used it panics, on whichever thread; if that
-/// thread was the device's own, [`DeviceFatal`](crate::AsyncEvent::DeviceFatal) is raised. The device is closed all the same.
+/// Its objects keep the device alive. When the context and the last object are dropped, the device's threads end; what is left to send is
+/// sent before that, for at most 100 ms. If the port panics, the turn that called it panics, on the thread that made the turn. If that was
+/// one of the device's own threads, [`DeviceFatal`](crate::AsyncEvent::DeviceFatal) is raised. The device is closed nevertheless.
 #[derive(Debug)]
 #[doc(alias = "ibv_context")]
 pub struct Context {
     device: Arc<Device>,
     /// The state of connection management.
     cm: Mutex<Attached>,
-    /// The own address and that of the other process: see [`Context::meet`].
+    /// The addresses of this process and of the other one: see [`Context::meet`].
     address_pair: OnceLock<Box<AddressPair>>,
-    /// XRC domains that it shares with other processes.
+    /// XRC domains that the context shares with other processes.
     shared_xrcds: Box<SharedDomains>,
 }
 
-/// The addresses of two processes that meet on a link: ours, and the other one's.
+/// The addresses of two processes connected by one link: ours, then that of the other process.
 pub(crate) type AddressPair = (IpAddr, IpAddr);
 
 impl Context {
-    /// Opens a device: its port, its shards and, as [`Drive`](crate::Drive) says, its threads.
+    /// Opens a device: its port, its shards and the threads that [`Drive`](crate::Drive) asks for.
     ///
-    /// Where the stack chooses the Ethernet address (memif, tap, vhost), opening and querying a device opens no port: the
-    /// port starts with the first queue pair or by [`start`](Self::start), and its link is down until then. See
+    /// If the stack chooses the Ethernet address (memif, tap, vhost), opening and querying the device does not open the port. The port
+    /// starts with the first queue pair or with [`start`](Self::start), and its link is down until then. See
     /// [`PortSpec::open_lazy`](port::PortSpec::open_lazy).
     ///
     /// ```
@@ -67,16 +67,16 @@ impl Context {
         Ok(Self { device, cm, address_pair, shared_xrcds: Box::default() })
     }
 
-    /// Starts the port unless it has started: for programs that want to know at once whether its device can be used, or that
-    /// must be reachable before their first queue pair.
+    /// Starts the port unless it has started already. For programs that want to know at once whether its device can be used, or that must
+    /// be reachable before they create a queue pair.
     ///
     /// # Errors
-    /// `ENODEV` with one sentence that says what to do; the call can then be repeated. `EDEADLK` from inside a turn.
+    /// `ENODEV`, with a text that says what to do; the call can then be repeated. `EDEADLK` from inside a turn.
     pub fn start(&self) -> Result<(), VerbsError> {
         Ok(self.device.start()?)
     }
 
-    /// What the device can do.
+    /// The device's attributes and limits.
     #[doc(alias = "ibv_query_device")]
     #[doc(alias = "ibv_query_device_ex")]
     pub fn query_device(&self) -> DeviceAttr {
@@ -93,7 +93,7 @@ impl Context {
         Ok(self.device.port_attr())
     }
 
-    /// An address of port 1: index 0 is the link-local one, then the configured ones in order, then those added since.
+    /// The address of port 1 at an index. Index 0 is the link-local address; the configured ones follow in order, then those added later.
     ///
     /// # Errors
     /// [`VerbsError::NoSuchIndex`].
@@ -103,7 +103,7 @@ impl Context {
         gid(&self.device, index)
     }
 
-    /// An address of port 1 with its index, type and network interface.
+    /// The address of port 1 at an index, with its type and network interface.
     ///
     /// # Errors
     /// [`VerbsError::NoSuchIndex`].
@@ -115,7 +115,7 @@ impl Context {
         self.device.gid_entry(index).ok_or(gone)
     }
 
-    /// All addresses of all ports, each with its index, type and network interface.
+    /// All addresses of all ports, with index, type and network interface.
     ///
     /// ```
     /// # use verbs::{Context, DeviceConfig};
@@ -132,7 +132,7 @@ impl Context {
         (0..).map_while(|index| self.device.gid_entry(index)).filter(|e| !e.gid.is_zero()).collect()
     }
 
-    /// A partition key of port 1: index 0 is the default key with full membership, the only one.
+    /// The partition key of port 1 at an index. Index 0, the only one, is the default key with full membership.
     ///
     /// # Errors
     /// [`VerbsError::NoSuchIndex`].
@@ -146,7 +146,7 @@ impl Context {
         Err(VerbsError::NoSuchIndex { what: "P_Key index", index, first: 0, count })
     }
 
-    /// Where a partition key stands in the table of port 1.
+    /// The index of a partition key in the table of port 1.
     ///
     /// # Errors
     /// [`VerbsError::NoSuchIndex`] for another port, [`VerbsError::NoSuchPkey`] for a key that is not in it.
@@ -171,37 +171,36 @@ impl Context {
         self.device.attr().node_guid
     }
 
-    /// All addresses of port 1, by index: the link-local one, the configured ones in order, those added since. Zero where
-    /// one was removed.
+    /// All addresses of port 1, by index: the link-local one, the configured ones in order, then those added later. A removed address is
+    /// zero.
     pub fn gid_table(&self) -> Vec<Gid> {
         self.device.gids()
     }
 
-    /// Adds an address with the length of its prefix to the port, and returns its index in the GID table. It is announced on
-    /// the link (gratuitous ARP, unsolicited neighbour advertisement), and [`GidChange`](crate::AsyncEvent::GidChange) is
-    /// raised. An IPv4-mapped IPv6 address is its IPv4 address, as in
-    /// [`DeviceConfig::addrs`](crate::DeviceConfig::addrs).
+    /// Adds an address with a prefix of `prefix` bits to the port and returns its index in the GID table. Announces it on the link
+    /// (gratuitous ARP, unsolicited neighbour advertisement) and raises [`GidChange`](crate::AsyncEvent::GidChange). An IPv4-mapped IPv6
+    /// address is treated as its IPv4 address, as in [`DeviceConfig::addrs`](crate::DeviceConfig::addrs).
     ///
     /// # Errors
-    /// `EINVAL` for an address that no host can have (such as a network's own or its broadcast address) or that the port has
-    /// already; `ENOMEM` when the table is full; `EDEADLK` from inside a turn.
+    /// `EINVAL` for an address that no host can have (such as a network's own or its broadcast address) or that the port already has;
+    /// `ENOMEM` if the table is full; `EDEADLK` from inside a turn.
     pub fn add_address(&self, addr: impl Into<IpAddr>, prefix: u8) -> Result<usize, VerbsError> {
         Ok(self.device.add_address(addr.into(), prefix)?)
     }
 
-    /// Removes an address from the port; [`GidChange`](crate::AsyncEvent::GidChange) is raised. The port no longer answers
-    /// for it. Connected queue pairs and address handles that send from it keep working, and its index is not used again
-    /// until the last of them is gone, reset or has another address. A datagram that still waits when the last one goes is
-    /// dropped ([`Discard::NoSource`](crate::Discard::NoSource)), and so is a message of `rdma_cm` from that address.
+    /// Removes an address from the port and raises [`GidChange`](crate::AsyncEvent::GidChange). The port no longer answers for the address.
+    /// Connected queue pairs and address handles that send from it keep working. Its index is not reused before the last of them is
+    /// destroyed, reset or has another address. Datagrams that still wait at that time are dropped
+    /// ([`Discard::NoSource`](crate::Discard::NoSource)), and so are messages of `rdma_cm` from that address.
     ///
     /// # Errors
-    /// `EINVAL` for an address that the port does not have, and for the link-local one that belongs to its Ethernet
-    /// address; `EDEADLK` from inside a turn.
+    /// `EINVAL` for an address that the port does not have, and for the link-local one derived from its Ethernet address; `EDEADLK` from
+    /// inside a turn.
     pub fn remove_address(&self, addr: impl Into<IpAddr>) -> Result<(), VerbsError> {
         Ok(self.device.remove_address(addr.into())?)
     }
 
-    /// The counters of all shards, added up.
+    /// The sum of the counters of all shards.
     pub fn counters(&self) -> CounterSnapshot {
         self.device.counters()
     }
@@ -213,15 +212,15 @@ impl Context {
         self.check_shard(shard)?;
         Ok(self.device.shard_counters(shard))
     }
-    /// Counters, by name, of the frames that are no RoCE packets (ARP, neighbour discovery, ICMP, others).
+    /// Counters, by name, of the frames that are not RoCE packets (ARP, neighbour discovery, ICMP, others).
     pub fn net_counters(&self) -> Vec<(&'static str, u64)> {
         self.device.net_counters()
     }
-    /// The device, its shards and its queue pairs with all their counters, as `roce-stat` shows them. Stops no shard.
+    /// A snapshot of the device, its shards and its queue pairs with all their counters, as `roce-stat` shows them. Stops no shard.
     pub fn stats(&self) -> stats::Snapshot {
         self.device.stats()
     }
-    /// A handle that takes [`stats`](Self::stats) on other threads, as long as the device exists.
+    /// A handle that takes [`stats`](Self::stats) on any thread, while the device exists.
     pub fn stats_reader(&self) -> stats::Reader {
         self.device.stats_reader()
     }
@@ -243,7 +242,7 @@ impl Context {
     pub fn add_stats(&self, source: impl Fn() -> stats::Table + Send + Sync + 'static) {
         self.device.add_stats(source);
     }
-    /// The socket on which other processes get [`stats`](Self::stats), where
+    /// The path of the socket that serves [`stats`](Self::stats) to other processes. `None` unless
     /// [`DeviceConfig::stats`](crate::DeviceConfig::stats) asked for one.
     pub fn stats_path(&self) -> Option<&std::path::Path> {
         self.device.stats_path()
@@ -256,7 +255,7 @@ impl Context {
     pub fn shards(&self) -> usize {
         self.device.shards()
     }
-    /// Nanoseconds of the device's clock, that of [`Wc::timestamp`](crate::Wc::timestamp).
+    /// The time on the device's clock in nanoseconds, the same clock as in [`Wc::timestamp`](crate::Wc::timestamp).
     #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn now(&self) -> u64 {
         self.device.now().as_nanos()
@@ -265,12 +264,12 @@ impl Context {
     /// Closes the device.
     ///
     /// # Errors
-    /// `EBUSY` while one of its objects, a [`Reactor`](crate::Reactor) or an event channel that was used with it exists; the
-    /// context comes back with the error.
+    /// `EBUSY` while one of its objects, a [`Reactor`](crate::Reactor) or an event channel that was used with it exists. The context is
+    /// returned with the error.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (VerbsError, Self)> {
         let Self { device, cm, address_pair, shared_xrcds } = self;
-        // Connection management that nobody uses ends first.
+        // Ends connection management first, if nothing uses it.
         let used = |attached: &Arc<_>| Arc::strong_count(attached) > 1;
         let attached = cm.into_inner().unwrap_or_else(PoisonError::into_inner).filter(used);
         Device::close(device).map_err(|(e, device)| {
@@ -286,7 +285,7 @@ impl Context {
         &self.shared_xrcds
     }
 
-    /// As [`cm`](Self::cm), if nobody has the lock.
+    /// As [`cm`](Self::cm), but returns `None` if another thread holds the lock.
     pub(crate) fn try_cm(&self) -> Option<MutexGuard<'_, Attached>> {
         match self.cm.try_lock() {
             Ok(attached) => Some(attached),
@@ -295,10 +294,11 @@ impl Context {
         }
     }
 
-    /// For two processes that meet on a link and have not chosen their addresses: which of them has which is chance, and a program
-    /// that connects to one of the two means the process that listens. So an identifier of this process that resolves `own`,
-    /// where no identifier of this process listens there, resolves `other`; and one that is bound to `other` is bound to `own`.
-    /// Only the first call counts, before connection management starts.
+    /// Tells connection management the addresses of two processes that are connected by one link and did not choose their addresses. Which
+    /// process got which address is arbitrary, and a program that connects to either of them means the process that listens. Therefore, if
+    /// an identifier of this process resolves `own`, and no identifier of this process listens there, it resolves `other` instead; and an
+    /// identifier that is bound to `other` is bound to `own` instead. Only the first call has an effect, and only before connection
+    /// management starts.
     pub fn meet(&self, own: IpAddr, other: IpAddr) {
         let _ = self.address_pair.set(Box::new((own, other)));
     }

@@ -11,8 +11,8 @@ use crate::wc::Wc;
 
 /// A completion queue (`struct ibv_cq`).
 ///
-/// With [`Drive::Caller`](crate::Drive::Caller), a poll that finds nothing drives the shards that feed the queue and polls
-/// again: a program that polls needs no other thread.
+/// With [`Drive::Caller`](crate::Drive::Caller), a poll that finds nothing drives the shards that feed the queue and polls again, so a
+/// program that polls needs no other thread.
 #[derive(Debug)]
 #[doc(alias = "ibv_cq")]
 pub struct Cq {
@@ -27,12 +27,12 @@ impl Cq {
         &self.core
     }
 
-    /// Completions that the queue can hold.
+    /// How many completions the queue can hold.
     pub fn cqe(&self) -> u32 {
         self.core.cqe()
     }
 
-    /// Its number in the device: [`EventElement::Cq`](crate::EventElement::Cq) and [`CqEvent`](crate::CqEvent) name it.
+    /// The queue's number in the device. [`EventElement::Cq`](crate::EventElement::Cq) and [`CqEvent`](crate::CqEvent) contain it.
     pub fn number(&self) -> u32 {
         self.core.state().number()
     }
@@ -41,13 +41,13 @@ impl Cq {
         self.core.state().context()
     }
 
-    /// Takes up to `wc.len()` completions and returns how many; 0 when there are none. Completions of a queue pair
-    /// that was reset or destroyed since are skipped.
+    /// Takes up to `wc.len()` completions and returns how many; 0 if there are none. Skips completions of queue pairs that have since been
+    /// reset or destroyed.
     ///
     /// # Errors
-    /// [`VerbsError::Split`] while a [`CqPoller`] exists; `EDEADLK` for the thread that has started to read completions one by
-    /// one ([`start_poll`](Self::start_poll)) and not ended. [`DeviceError::CqOverrun`](stack::device::DeviceError::CqOverrun)
-    /// (`EIO`) when the queue overran and all completions in it have been polled.
+    /// [`VerbsError::Split`] while a [`CqPoller`] exists; `EDEADLK` on a thread that is reading completions one by one
+    /// ([`start_poll`](Self::start_poll)) and has not ended that; [`DeviceError::CqOverrun`](stack::device::DeviceError::CqOverrun) (`EIO`)
+    /// if the queue overran and all completions in it have been polled.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, wc: &mut [Wc]) -> Result<usize, VerbsError> {
         let n = {
@@ -59,7 +59,7 @@ impl Cq {
 
     /// As [`poll`](Self::poll), but passes up to `max` completions to `each`.
     ///
-    /// If `each` panics, the panic passes through; the next poll returns up to 16 completions again that `each` has had already.
+    /// If `each` panics, the panic propagates. The next poll may then repeat up to 16 completions that `each` has already received.
     ///
     /// ```
     /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
@@ -87,7 +87,7 @@ impl Cq {
     /// ```
     ///
     /// # Errors
-    /// As [`poll`](Self::poll); `EDEADLK` where `each` polls this queue.
+    /// As [`poll`](Self::poll); `EDEADLK` if `each` polls this queue.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> Result<usize, VerbsError> {
         let n = {
@@ -97,12 +97,12 @@ impl Cq {
         Ok(found(&self.core, n))
     }
 
-    /// Requests one event on the queue's channel: for the next completion, or with `solicited_only` for the next that is of a
-    /// message sent with [`SendFlags::SOLICITED`](crate::SendFlags::SOLICITED), or an error. If both were requested, any next
-    /// completion raises it.
+    /// Requests one event on the queue's channel: for the next completion, or with `solicited_only` for the next completion that is an
+    /// error or is of a message sent with [`SendFlags::SOLICITED`](crate::SendFlags::SOLICITED). If both kinds were requested, any
+    /// completion raises the event.
     ///
-    /// Completions that are there already raise no event: poll after this call, then wait. An event may find the queue empty,
-    /// if that poll took the completion that raised it.
+    /// Completions that are already in the queue raise no event: poll after this call, then wait. If that poll took the completion that
+    /// raised the event, the event finds the queue empty.
     ///
     /// # Errors
     /// `EINVAL` for a queue without a channel.
@@ -111,8 +111,8 @@ impl Cq {
         Ok(self.core.arm(solicited_only)?)
     }
 
-    /// Acknowledges `n` events that [`CompChannel::get_cq_event`](crate::CompChannel::get_cq_event) returned for this
-    /// queue. Until all are, it cannot be destroyed.
+    /// Acknowledges `n` events that [`CompChannel::get_cq_event`](crate::CompChannel::get_cq_event) returned for this queue. The queue
+    /// cannot be destroyed before all its events are acknowledged.
     ///
     /// # Errors
     /// `EINVAL` for more events than were fetched.
@@ -121,14 +121,13 @@ impl Cq {
         Ok(self.core.ack_events(n)?)
     }
 
-    /// Resizes the queue to at least `cqe` entries, also while it is in use. Completions that wait in it stay, in order, and
-    /// do not count against the new size.
+    /// Resizes the queue to at least `cqe` entries. The queue may be in use. Waiting completions stay, in order, and do not count against
+    /// the new size.
     ///
     /// # Errors
-    /// `EINVAL` for 0 entries, fewer than wait now (what another thread's turn is about to put in counts), or more than
-    /// [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe);
-    /// `EIO` when the queue overran; `EBUSY` while a [`CqPoller`] exists (use [`CqPoller::resize`]); `EDEADLK` from inside a
-    /// turn.
+    /// `EINVAL` for 0 entries, for fewer than the completions that wait now (including those that another thread's turn is about to
+    /// publish), and for more than [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe); `EIO` if the queue overran; `EBUSY` while a
+    /// [`CqPoller`] exists (use [`CqPoller::resize`]); `EDEADLK` from inside a turn.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, cqe: u32) -> Result<(), VerbsError> {
         let mut tap = self.core.tap().lock().map_err(|why| unavailable("completion queue", why))?;
@@ -158,18 +157,17 @@ impl Cq {
         Ok(CqPoller { tap: Some(tap), core: self.core.clone() })
     }
 
-    /// Frees the completion queue. Its events that were not fetched are dropped. Never waits.
+    /// Destroys the completion queue. Its events that were not fetched are dropped. Never waits.
     ///
     /// # Errors
-    /// `EBUSY` while queue pairs or a [`CqPoller`] use it, or an event of it, of either kind, was fetched and not
-    /// acknowledged; the queue comes back with the error.
+    /// `EBUSY` while queue pairs or a [`CqPoller`] use it, or a completion or asynchronous event of it was fetched and not acknowledged.
+    /// The queue is returned with the error.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         CqCore::destroy(self.core).map_err(|(e, core)| (e.into(), Self { core }))
     }
 
-    /// As [`destroy`](Self::destroy), but waits until other threads have acknowledged all events, as ibv_destroy_cq(3) does,
-    /// for at most `timeout`.
+    /// As [`destroy`](Self::destroy), but waits up to `timeout` for other threads to acknowledge all events, as ibv_destroy_cq(3) does.
     ///
     /// # Errors
     /// As `destroy`; `EDEADLK` from inside a turn.
@@ -191,7 +189,7 @@ impl CqPoller {
     /// As [`Cq::poll`], without a lock.
     ///
     /// # Errors
-    /// [`DeviceError::CqOverrun`](stack::device::DeviceError::CqOverrun) as there.
+    /// [`DeviceError::CqOverrun`](stack::device::DeviceError::CqOverrun), as [`Cq::poll`].
     #[inline]
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&mut self, wc: &mut [Wc]) -> Result<usize, VerbsError> {
@@ -220,7 +218,7 @@ impl CqPoller {
     /// As [`Cq::req_notify`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Cq::req_notify`].
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn req_notify(&mut self, solicited_only: bool) -> Result<(), VerbsError> {
         Ok(self.core.arm(solicited_only)?)
@@ -229,7 +227,7 @@ impl CqPoller {
     /// As [`Cq::resize`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Cq::resize`].
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, cqe: u32) -> Result<(), VerbsError> {
         match &mut self.tap {
@@ -247,8 +245,8 @@ impl Drop for CqPoller {
     }
 }
 
-/// A poll found so many completions, and holds no lock any more. One that found none may sleep; of others the program may conclude that
-/// what it posted has left its memory.
+/// Tells the device that a poll found `n` completions, once the poll holds no lock any more. If `n` is 0, the thread may sleep. Otherwise
+/// the program may conclude that the stack no longer uses the memory of its completed requests.
 #[inline]
 fn found(core: &CqCore, n: usize) -> usize {
     if n == 0 {
@@ -278,7 +276,7 @@ pub(crate) fn fill(
     max: usize,
     mut each: impl FnMut(&Cqe),
 ) -> Result<usize, VerbsError> {
-    // One poll, in a loop, so that the code exists once and is inlined.
+    // The poll is in a loop so that its code exists once and is inlined.
     let mut next = Next::Turn;
     loop {
         let n = core.poll_with(tap, max, &mut each);
@@ -298,10 +296,10 @@ pub(crate) fn fill(
 /// What to do after a poll that found nothing.
 #[derive(Clone, Copy)]
 enum Next {
-    /// Drive the feeding shards: they may have completions.
+    /// Drive the shards that feed the queue: they may have completions.
     Turn,
-    /// Check whether the queue overran, or a shard that feeds it died.
+    /// Check whether the queue overran, or whether a shard that feeds it died.
     Loss,
-    /// It did, and nothing is left in the queue.
+    /// The queue overran or a shard died, and no completion is left.
     Fail,
 }

@@ -1,4 +1,4 @@
-//! Extended completion queues: their attributes, and completions read field by field.
+//! Extended completion queues: their attributes, and reading completions field by field.
 
 use stack::device::wqe::Cqe;
 use stack::device::{CqCore, CqInit, CqTap, Qpn, WcFlags, WcOpcode, WcStatus};
@@ -15,22 +15,22 @@ use crate::wc::Wc;
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_cq_init_attr_ex")]
 pub struct CqInitAttr<'a> {
-    /// Entries, at least.
+    /// The least number of entries.
     pub cqe: u32,
-    /// The channel for its events; `None`: it has none, and costs less.
+    /// The channel for its events. Without one the queue raises no events and is cheaper.
     pub channel: Option<&'a CompChannel>,
-    /// Its completion vector; below [`Context::num_comp_vectors`](crate::Context::num_comp_vectors), which is 1.
+    /// The completion vector, below [`Context::num_comp_vectors`](crate::Context::num_comp_vectors), which is 1; so it must be 0.
     pub comp_vector: u32,
-    /// Any number of the program's; events carry it.
+    /// An arbitrary number of the program, which events carry.
     pub cq_context: u64,
-    /// What completions must carry.
+    /// The fields that completions must carry.
     pub wc_flags: CqWcFlags,
-    /// The parent domain that it is created in, with or without a thread domain; the queue keeps it in use.
+    /// The parent domain in which it is created, with or without a thread domain. The queue counts as a user of the domain.
     pub parent_domain: Option<&'a Pd>,
 }
 
 impl<'a> CqInitAttr<'a> {
-    /// A queue of at least `cqe` entries, without events.
+    /// Attributes of a queue of at least `cqe` entries, without events.
     pub const fn new(cqe: u32) -> Self {
         Self {
             cqe,
@@ -41,19 +41,19 @@ impl<'a> CqInitAttr<'a> {
             parent_domain: None,
         }
     }
-    /// With events, which go to `channel`.
+    /// Sends the queue's events to `channel`.
     #[must_use]
     pub const fn channel(mut self, channel: &'a CompChannel) -> Self {
         self.channel = Some(channel);
         self
     }
-    /// In this parent domain.
+    /// Creates the queue in this parent domain.
     #[must_use]
     pub const fn parent_domain(mut self, parent_domain: &'a Pd) -> Self {
         self.parent_domain = Some(parent_domain);
         self
     }
-    /// With a number that its events carry.
+    /// Sets the number that the queue's events carry.
     #[must_use]
     pub const fn context(mut self, cq_context: u64) -> Self {
         self.cq_context = cq_context;
@@ -64,13 +64,13 @@ impl<'a> CqInitAttr<'a> {
 impl Context {
     /// Creates a completion queue of at least `cqe` entries.
     ///
-    /// It must hold every completion that can wait at once; one that overruns loses completions and moves its queue pairs to
-    /// ERR (ibv_create_cq(3)). [`CqErr`](crate::AsyncEvent::CqErr) is raised when the loss happens, so it may be fetched
-    /// before the completions that precede the loss: these wait in the queue, and are polled first.
+    /// The queue must have room for all completions that can wait at the same time. If it overruns, it loses completions and moves its
+    /// queue pairs to ERR (ibv_create_cq(3)). [`CqErr`](crate::AsyncEvent::CqErr) is raised at the time of the loss. The completions that
+    /// precede the loss stay in the queue and can still be polled after that event.
     ///
     /// # Errors
-    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe), `ENOMEM` with
-    /// [`DeviceAttr::max_cq`](crate::DeviceAttr::max_cq) queues.
+    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe); `ENOMEM` if
+    /// [`DeviceAttr::max_cq`](crate::DeviceAttr::max_cq) queues exist.
     #[doc(alias = "ibv_create_cq")]
     pub fn create_cq(&self, cqe: u32) -> Result<Cq, VerbsError> {
         self.create_cq_ex(&CqInitAttr::new(cqe))
@@ -79,9 +79,9 @@ impl Context {
     /// Creates a completion queue, with events if [`CqInitAttr::channel`] is set.
     ///
     /// # Errors
-    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe), for a channel or parent
-    /// domain of another device, for a protection domain that is no parent domain, for a `comp_vector` that does not exist;
-    /// `EOPNOTSUPP` for fields that completions of RoCE do not have.
+    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe), for a channel or parent domain of another
+    /// device, for a protection domain that is not a parent domain, and for a `comp_vector` that does not exist; `EOPNOTSUPP` for fields
+    /// that completions of RoCE do not have.
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_cq_ex(&self, init: &CqInitAttr<'_>) -> Result<Cq, VerbsError> {
         let count = self.num_comp_vectors();
@@ -99,28 +99,28 @@ impl Context {
         Ok(Cq::new(self.device().create_cq(&init)?))
     }
 
-    /// The number of completion vectors to choose from in [`CqInitAttr::comp_vector`]: 1.
+    /// The number of completion vectors that [`CqInitAttr::comp_vector`] can select: 1.
     pub fn num_comp_vectors(&self) -> u32 {
         1
     }
 }
 
-/// Completions read one by one and field by field (`ibv_start_poll(3)`), from [`Cq::start_poll`](Cq::start_poll).
+/// Reads completions one by one and field by field (`ibv_start_poll(3)`). From [`Cq::start_poll`](Cq::start_poll).
 ///
-/// It refers to one completion, which has left the queue; [`next_poll`](Self::next_poll) moves on to the next. It holds the
-/// reading end of the queue: while it lives, polls of other threads wait, and those of the thread that started it are refused
-/// (`EDEADLK`). Unlike a lock, it may be ended on another thread. Dropping it is `ibv_end_poll`.
+/// It refers to one completion, which has left the queue. [`next_poll`](Self::next_poll) advances to the next one. It holds the polling end
+/// of the queue: while it exists, polls of other threads wait, and polls of the thread that started it fail with `EDEADLK`. Unlike a lock,
+/// it may be ended on another thread. Dropping it ends it, as `ibv_end_poll` does.
 #[doc(alias = "ibv_cq_ex")]
 #[doc(alias = "ibv_end_poll")]
 pub struct CqExPoll<'a> {
     core: &'a CqCore,
-    /// Given back by `drop`.
+    /// Returned to the queue by `drop`.
     tap: Option<CqTap>,
     cqe: Cqe,
 }
 
 impl Cq {
-    /// Starts reading completions one by one and field by field; `None`: there is none.
+    /// Starts reading completions one by one and field by field. `None` if there is no completion.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
@@ -131,7 +131,7 @@ impl Cq {
 }
 
 impl<'a> CqExPoll<'a> {
-    /// At the first completion; `None`: there is none.
+    /// Starts at the first completion. `None` if there is none.
     fn start(core: &'a CqCore) -> Result<Option<Self>, VerbsError> {
         let tap = core.tap().borrow().map_err(|why| unavailable("completion queue", why))?;
         let mut poll = Self { core, tap: Some(tap), cqe: Cqe::default() };
@@ -143,7 +143,7 @@ impl<'a> CqExPoll<'a> {
         Ok(None)
     }
 
-    /// Moves on to the next completion. `false`: there is none, and it still refers to the last one.
+    /// Advances to the next completion. Returns `false` if there is none; `self` still refers to the last one then.
     ///
     /// # Errors
     /// As [`Cq::poll`](Cq::poll).
@@ -158,19 +158,19 @@ impl<'a> CqExPoll<'a> {
         Ok(is_there)
     }
 
-    /// All fields at once.
+    /// All fields of the completion.
     pub fn wc(&self) -> Wc {
         Wc::from_cqe(&self.cqe)
     }
-    /// The work request's tag.
+    /// The `wr_id` of the work request.
     pub fn wr_id(&self) -> u64 {
         self.cqe.wr_id
     }
-    /// How the work request ended. Where it did not succeed, only `wr_id`, the queue pair and the vendor error are valid.
+    /// How the work request ended. If it failed, only `wr_id`, the queue pair number and the vendor error are valid.
     pub fn status(&self) -> WcStatus {
         self.wc().status
     }
-    /// What kind of work request it was.
+    /// The kind of work request.
     #[doc(alias = "ibv_wc_read_opcode")]
     pub fn read_opcode(&self) -> WcOpcode {
         self.wc().opcode
@@ -180,7 +180,7 @@ impl<'a> CqExPoll<'a> {
     pub fn read_vendor_err(&self) -> u32 {
         self.cqe.vendor_err
     }
-    /// Bytes received; for READ and atomics, bytes returned.
+    /// Bytes received; for READs and atomics, bytes returned.
     #[doc(alias = "ibv_wc_read_byte_len")]
     pub fn read_byte_len(&self) -> u32 {
         self.cqe.byte_len
@@ -195,17 +195,17 @@ impl<'a> CqExPoll<'a> {
     pub fn read_invalidated_rkey(&self) -> Option<u32> {
         self.wc().invalidated_rkey()
     }
-    /// The queue pair.
+    /// The number of the queue pair.
     #[doc(alias = "ibv_wc_read_qp_num")]
     pub fn read_qp_num(&self) -> Qpn {
         self.cqe.qpn
     }
-    /// The sender's queue pair of a datagram.
+    /// For a datagram, the number of the queue pair that sent it.
     #[doc(alias = "ibv_wc_read_src_qp")]
     pub fn read_src_qp(&self) -> Qpn {
         self.cqe.src_qp
     }
-    /// Which optional fields are valid.
+    /// Says which optional fields are valid.
     #[doc(alias = "ibv_wc_read_wc_flags")]
     pub fn read_wc_flags(&self) -> WcFlags {
         self.wc().wc_flags
@@ -225,17 +225,17 @@ impl<'a> CqExPoll<'a> {
     pub fn read_dlid_path_bits(&self) -> u8 {
         0
     }
-    /// When the completion was generated: nanoseconds of the device's clock ([`Context::now`](crate::Context::now)).
+    /// When the completion was generated, in nanoseconds on the device's clock ([`Context::now`](crate::Context::now)).
     #[doc(alias = "ibv_wc_read_completion_ts")]
     pub fn read_completion_ts(&self) -> u64 {
         self.cqe.timestamp
     }
-    /// When the completion was generated: nanoseconds since 1970 by the system's clock as it is set now. Reads both clocks.
+    /// When the completion was generated, in nanoseconds since 1970. Converted by reading the device's clock and the current system clock.
     #[doc(alias = "ibv_wc_read_completion_wallclock_ns")]
     pub fn read_completion_wallclock_ns(&self) -> u64 {
         self.core.device().wallclock_ns(self.cqe.timestamp)
     }
-    /// Ends polling, as dropping does.
+    /// Ends polling; the same as dropping.
     pub fn end_poll(self) {}
 }
 

@@ -1,4 +1,4 @@
-//! A device's attributes as text, in the form of `ibv_devinfo -v`.
+//! A device's attributes as text, in the format of `ibv_devinfo -v`.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use stack::device::{DeviceAttr, GidEntry, PortAttr};
 
 use crate::context::Context;
 
-/// All attributes of a device and its port ([`Context::device_info`]).
+/// All attributes of a device and its port, from [`Context::device_info`]. `Display` formats them.
 ///
 /// ```
 /// # fn main() -> Result<(), verbs::VerbsError> {
@@ -21,16 +21,16 @@ use crate::context::Context;
 pub struct DeviceInfo<'a> {
     /// The device's name.
     pub name: &'a str,
-    /// What it can do.
+    /// The device's attributes and limits.
     pub device: DeviceAttr,
-    /// Its port.
+    /// The attributes of its port.
     pub port: PortAttr,
     /// The port's addresses.
     pub gids: Vec<GidEntry<'a>>,
 }
 
 impl Context {
-    /// All attributes of device and port, as text: its `Display` is what `ibv_devinfo -v` would print.
+    /// All attributes of the device and its port. Their `Display` prints what `ibv_devinfo -v` would.
     #[doc(alias = "ibv_devinfo")]
     pub fn device_info(&self) -> DeviceInfo<'_> {
         DeviceInfo {
@@ -42,7 +42,7 @@ impl Context {
     }
 }
 
-/// `0200:00ff:fe00:0001`.
+/// Formats a GUID, as `0200:00ff:fe00:0001`.
 fn guid(guid: &[u8; 8]) -> String {
     guid.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1])).collect::<Vec<_>>().join(":")
 }

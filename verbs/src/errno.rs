@@ -1,4 +1,4 @@
-//! Error numbers of Linux (errno(3)), as far as this crate returns them, and the one table that says which error has which.
+//! The Linux error numbers (errno(3)) that this crate returns, and the table that maps errors to them.
 
 use std::io::ErrorKind;
 
@@ -14,19 +14,19 @@ pub const EPERM: i32 = 1;
 pub const ENOENT: i32 = 2;
 /// Input/output error.
 pub const EIO: i32 = 5;
-/// Out of memory, or of room in a queue.
+/// Out of memory, or no room in a queue.
 pub const ENOMEM: i32 = 12;
 /// Bad address.
 pub const EFAULT: i32 = 14;
-/// Still in use.
+/// Object in use.
 pub const EBUSY: i32 = 16;
-/// Exists already.
+/// Object exists already.
 pub const EEXIST: i32 = 17;
 /// No such device.
 pub const ENODEV: i32 = 19;
 /// Invalid argument.
 pub const EINVAL: i32 = 22;
-/// Would wait for itself.
+/// The call would wait for itself.
 pub const EDEADLK: i32 = 35;
 /// No such system call.
 pub const ENOSYS: i32 = 38;

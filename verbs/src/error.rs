@@ -18,7 +18,7 @@ pub(crate) fn unavailable(what: &'static str, why: Unavailable) -> VerbsError {
     }
 }
 
-/// Why a control call failed. The text says what was wrong, with the value, and what to do.
+/// Why a control call failed. The text says what was wrong, with the value, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerbsError {
@@ -28,7 +28,7 @@ pub enum VerbsError {
     /// The device refused a control call.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A range that is not inside a memory region.
+    /// The range is not inside the memory region.
     #[error(
         "bytes {start}..{end} are not inside the memory region of {len} bytes; use a range within 0..{len}"
     )]
@@ -37,41 +37,41 @@ pub enum VerbsError {
         start: u64,
         /// One past the last byte.
         end: u64,
-        /// Bytes of the region.
+        /// Length of the region in bytes.
         len: u64,
     },
-    /// An offset whose address is not a multiple of 8.
+    /// The address of a 64-bit access is not a multiple of 8.
     #[error("address {addr:#x} is not a multiple of 8, as a 64-bit access needs; use an aligned offset")]
     Misaligned {
         /// The address.
         addr: u64,
     },
-    /// Memory that does not exist in this process, or may not be written.
+    /// The memory does not exist in this process, or lacks the rights.
     #[error("memory {addr:#x}..+{len} is not mapped with the rights asked for; register memory that exists")]
     BadAddress {
         /// First byte.
         addr: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// The operating system gave no memory.
+    /// The operating system provided no memory.
     #[error("no memory for a region of {len} bytes; register less, or free some")]
     NoMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         len: usize,
     },
-    /// The queue is in use by its split handle.
+    /// A split handle of the queue exists.
     #[error("the {what} is in use as a split handle; use that one, or drop it first")]
     Split {
         /// The queue.
         what: &'static str,
     },
-    /// A write to a region that was registered without LOCAL_WRITE over memory of the caller.
+    /// A write to a region over memory of the caller that was registered without LOCAL_WRITE.
     #[error(
         "the memory region was registered without LOCAL_WRITE over memory of the caller; it is only read here"
     )]
     ReadOnly,
-    /// A zero-based region, whose addresses begin at 0, was given another first address.
+    /// A zero-based region, whose addresses begin at 0, was given another address for its first byte.
     #[error("iova {iova:#x} and ZERO_BASED contradict each other; leave one of them out")]
     ZeroBased {
         /// The address.
@@ -80,64 +80,64 @@ pub enum VerbsError {
     /// A file could not be read or written.
     #[error("{call}: {}", std::io::Error::from_raw_os_error(*.errno))]
     File {
-        /// The call.
+        /// The system call.
         call: &'static str,
         /// The system's error number.
         errno: i32,
     },
-    /// The call needs the queue pair in another state.
+    /// The call requires another state of the queue pair.
     #[error("the queue pair is in {}; {wanted}", state_name(*.found))]
     WrongState {
-        /// The state it is in.
+        /// The present state.
         found: QpState,
-        /// What the call needs.
+        /// What the call requires.
         wanted: &'static str,
     },
-    /// A completion and network header that do not identify the sender of a datagram.
+    /// The completion and the network header do not identify the sender of a datagram.
     #[error("no address handle can be made from this completion and network header: {reason}")]
     NoNetworkHeader {
         /// What is wrong.
         reason: &'static str,
     },
-    /// Completions were requested with fields that they do not have.
+    /// Completions were requested with fields that completions on RoCE do not have.
     #[error("completions on RoCE carry no {0:?}; leave it out of wc_flags")]
     NoSuchField(CqWcFlags),
     /// A call that posts one work request could not post it.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// A memory window cannot be bound so.
+    /// The memory window cannot be bound in this way.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// Operations that the queue pair's type does not have.
+    /// The type of queue pair does not have these operations.
     #[error(
         "send_ops_flags: a queue pair of type {} has no {flags:?}; ask for operations that it has",
         type_name(*.qp_type)
     )]
     SendOps {
-        /// Those of the operations asked for that it does not have.
+        /// The requested operations that it does not have.
         flags: SendOpsFlags,
         /// The queue pair's type.
         qp_type: QpType,
     },
-    /// A call of connection management failed.
+    /// A call of connection management (`rdma_cm`) failed.
     #[error(transparent)]
     Cm(#[from] CmError),
-    /// A call on an XRC domain that processes share failed.
+    /// A call on a shared XRC domain failed.
     #[error(transparent)]
     Xrc(Box<XrcError>),
-    /// An index that is not in a table.
+    /// The index is not in the table.
     #[error("{what} {index} does not exist; there are {count}, from {first}")]
     NoSuchIndex {
-        /// The table.
+        /// What the table contains.
         what: &'static str,
         /// The index.
         index: usize,
         /// The first valid index.
         first: usize,
-        /// How many there are.
+        /// Number of entries.
         count: usize,
     },
-    /// A partition key that is not in the port's table.
+    /// The partition key is not in the port's table.
     #[error("P_Key {pkey:#06x} is not in the port's table; query_pkey tells what is")]
     NoSuchPkey {
         /// The key.
@@ -154,32 +154,32 @@ impl From<XrcError> for VerbsError {
     }
 }
 
-/// Why a memory window cannot be bound, as far as this is known when the bind is posted.
+/// Why a memory window cannot be bound, for reasons that are known when the bind is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The call is for memory windows of the other type.
+    /// The call is for the other type of memory window.
     #[error("{call} is for memory windows of type {wanted}")]
     WindowType {
         /// The call.
         call: &'static str,
-        /// The type it is for.
+        /// The type that the call is for.
         wanted: u8,
     },
-    /// A key that does not belong to the window, whatever its low 8 bits are.
+    /// The key does not belong to the window: it differs in more than the low 8 bits.
     #[error("key {given:#010x} is not one of {own:#010x}, of which only the low 8 bits may be chosen")]
     ForeignKey {
-        /// The key given.
+        /// The given key.
         given: u32,
         /// The window's key.
         own: u32,
     },
-    /// A length, but no memory region.
+    /// A bind with a length but without a memory region.
     #[error("a bind of {length} bytes at {addr:#x} names no memory region; name one, or unbind with neither")]
     NoRegion {
         /// First byte.
         addr: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// The objects belong to different protection domains.
@@ -190,7 +190,7 @@ pub enum BindError {
     },
 }
 
-/// Why a work request was not posted. Those before it in the list were; it and those after it were not.
+/// Why a work request was not posted. The requests before it in the list were posted; it and those after it were not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("work request {bad_wr} of the list: {kind}")]
 pub struct PostError {
@@ -224,14 +224,14 @@ impl From<Full> for PostErrorKind {
     }
 }
 
-/// The reasons of a [`PostError`].
+/// The reasons in a [`PostError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostErrorKind {
-    /// The queue pair's state does not allow posting (IBA 10.3.1).
+    /// Posting is not allowed in the queue pair's state (IBA 10.3.1).
     #[error("the queue pair is in {}; sends are taken from RTS on, receives from INIT on", state_name(*.0))]
     State(QpState),
-    /// A thread panicked while it held the queue pair's shard: posted requests are no longer processed.
+    /// A thread panicked while it held the queue pair's shard, so posted requests are no longer processed.
     #[error(
         "shard {0}, which the queue pair is on, died of a panic; destroy what there is and open the device again"
     )]
@@ -239,10 +239,10 @@ pub enum PostErrorKind {
     /// Every slot of the queue holds a request that has not completed.
     #[error("the queue is full with {depth} requests; poll for completions first, or make it deeper")]
     Full {
-        /// Requests that the queue holds.
+        /// Capacity of the queue in requests.
         depth: u32,
     },
-    /// More scatter/gather elements than the queue was made for.
+    /// More scatter/gather elements than the queue was created for.
     #[error("{given} scatter/gather elements; the queue was made for {max}")]
     TooManySge {
         /// Elements given.
@@ -250,7 +250,7 @@ pub enum PostErrorKind {
         /// Elements allowed.
         max: u32,
     },
-    /// More inline data than the queue was made for.
+    /// More inline data than the queue was created for.
     #[error("{given} bytes of inline data; the queue was made for {max}")]
     InlineTooLong {
         /// Bytes given.
@@ -258,10 +258,10 @@ pub enum PostErrorKind {
         /// Bytes allowed.
         max: u32,
     },
-    /// Inline data on an operation that sends none.
+    /// Inline data with an operation that cannot have any.
     #[error("{0} takes no inline data; only sends and writes do")]
     InlineNotAllowed(WrOpcode),
-    /// The operation does not exist on this type of queue pair (ibv_post_send(3)).
+    /// The operation does not exist for this type of queue pair (ibv_post_send(3)).
     #[error("{opcode} does not exist on a queue pair of type {}", type_name(*.qp_type))]
     Opcode {
         /// The operation.
@@ -269,28 +269,28 @@ pub enum PostErrorKind {
         /// The queue pair's type.
         qp_type: QpType,
     },
-    /// An atomic whose result, or an atomic write whose data, is not 8 bytes long (IBA 9.4.5, A19).
+    /// The result of an atomic, or the data of an atomic write, is not 8 bytes long (IBA 9.4.5, A19).
     #[error("an atomic returns or writes 8 bytes; the list has {0}")]
     AtomicLength(u64),
-    /// An atomic on an address that is not a multiple of 8 (IBA 9.4.5).
+    /// The address of an atomic is not a multiple of 8 (IBA 9.4.5).
     #[error("an atomic needs a remote address that is a multiple of 8, not {0:#x}")]
     AtomicAddress(u64),
-    /// A FLUSH that names no placement.
+    /// A FLUSH without a placement.
     #[error("a flush needs a placement: FlushPlacement::GLOBAL, PERSISTENT or both")]
     NoPlacement,
-    /// A memory window cannot be bound so.
+    /// The memory window cannot be bound in this way.
     #[error(transparent)]
     Bind(BindError),
-    /// Data on an operation that takes none.
+    /// Data with an operation that takes none.
     #[error("{0} takes no data; leave the setter out")]
     NoData(WrOpcode),
-    /// A setter before any request.
+    /// A setter was called before any request was begun.
     #[error("{0} came before any request; call it after the one it is for")]
     NoRequest(&'static str),
     /// Flags that requests of the extended interface cannot have.
     #[error("wr_flags {0:?} do not exist here; allowed are FENCE, SIGNALED and SOLICITED")]
     Flags(SendFlags),
-    /// An operation that the queue pair was not made for.
+    /// The operation is not among those that the queue pair was created for.
     #[error("{0} is not among the send_ops_flags that the queue pair was made with; ask for it there")]
     NotAskedFor(WrOpcode),
     /// A message of more than 2^31 bytes (IBA 9.7.7).
@@ -302,13 +302,13 @@ pub enum PostErrorKind {
         /// The queue pair's type.
         qp_type: QpType,
     },
-    /// A destination on a connected queue pair.
+    /// A destination with a request on a connected queue pair.
     #[error("a queue pair of type {} has one peer; leave .to() out", type_name(*.qp_type))]
     UnexpectedAddress {
         /// The queue pair's type.
         qp_type: QpType,
     },
-    /// An address handle of another protection domain.
+    /// The address handle belongs to another protection domain.
     #[error("the address handle belongs to another protection domain; make one in the queue pair's own")]
     ForeignAh,
     /// The type has no receive queue.
@@ -317,12 +317,12 @@ pub enum PostErrorKind {
         /// The queue pair's type.
         qp_type: QpType,
     },
-    /// A request on an XRC initiator that names no shared receive queue of the peer.
+    /// A request on an XRC initiator without the number of the peer's shared receive queue.
     #[error(
         "a request on an XRC initiator needs the number of the peer's shared receive queue (remote_srqn)"
     )]
     NoSrqn,
-    /// A shared receive queue of the peer on a queue pair that cannot name one, or a number beyond 24 bits.
+    /// The number of a shared receive queue on a queue pair that cannot send one, or a number of more than 24 bits.
     #[error("remote_srqn {0:#x} cannot be sent; it is a number of 24 bits, on XRC initiators only")]
     BadSrqn(u32),
     /// The queue pair's receive requests come from a shared receive queue (ibv_post_recv(3)).
@@ -331,10 +331,11 @@ pub enum PostErrorKind {
         /// Number of the shared receive queue.
         number: u32,
     },
-    /// The queue is in use by its split handle.
+    /// A split handle of the queue exists.
     #[error("the queue is in use as a split handle; post through that one, or drop it first")]
     Split,
-    /// The thread posts to the queue already: from the iterator of a list, or it has begun a list and not completed it.
+    /// The thread is already posting to this queue: the call came from the iterator of a list, or the thread has begun a list and not
+    /// completed it.
     #[error("the queue is in use by an unfinished call of this thread; post when that one has ended")]
     InsideCall,
 }

@@ -1,18 +1,18 @@
-//! Flags and levels of work requests and completions, as libibverbs numbers them.
+//! Flags and levels of work requests and completions, with the numbers of libibverbs.
 
 bitflags::bitflags! {
-    /// Fields that completions are to carry (`enum ibv_create_cq_wc_flags`). Completions here carry all fields that exist on
-    /// RoCE, requested or not.
+    /// Fields that completions shall contain (`enum ibv_create_cq_wc_flags`). Completions contain all fields that exist on RoCE, requested
+    /// or not.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
     #[doc(alias = "ibv_create_cq_wc_flags")]
     pub struct CqWcFlags: u64 {
-        /// Length.
+        /// Number of bytes.
         const BYTE_LEN = 1;
         /// Immediate data.
         const IMM = 1 << 1;
         /// Number of the queue pair.
         const QP_NUM = 1 << 2;
-        /// Sender of a datagram.
+        /// The queue pair that sent a datagram.
         const SRC_QP = 1 << 3;
         /// Source LID; 0 on RoCE.
         const SLID = 1 << 4;
@@ -20,7 +20,7 @@ bitflags::bitflags! {
         const SL = 1 << 5;
         /// Path bits of the destination LID; 0 on RoCE.
         const DLID_PATH_BITS = 1 << 6;
-        /// Time of completion on the device's clock.
+        /// Time of the completion on the device's clock.
         const COMPLETION_TIMESTAMP = 1 << 7;
         /// VLAN of a raw packet: not supported.
         const CVLAN = 1 << 8;
@@ -28,18 +28,18 @@ bitflags::bitflags! {
         const FLOW_TAG = 1 << 9;
         /// Tag matching: not supported.
         const TM_INFO = 1 << 10;
-        /// Time of completion as wall clock time.
+        /// Time of the completion as wall clock time.
         const COMPLETION_TIMESTAMP_WALLCLOCK = 1 << 11;
     }
 }
 
 bitflags::bitflags! {
-    /// How an XRC domain is opened by a file (`oflags` of `struct ibv_xrcd_init_attr`), as open(2) has them.
+    /// How to open an XRC domain by a file (`oflags` of `struct ibv_xrcd_init_attr`); the values are those of open(2).
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
     pub struct XrcdOflags: u32 {
-        /// Make it if it does not exist (`O_CREAT`).
+        /// Create the domain if it does not exist (`O_CREAT`).
         const CREAT = 0o100;
-        /// It must not exist yet (`O_EXCL`, with `O_CREAT`).
+        /// Fail if the domain exists already (`O_EXCL`, with `O_CREAT`).
         const EXCL = 0o200;
     }
 }
@@ -51,7 +51,7 @@ impl CqWcFlags {
 }
 
 bitflags::bitflags! {
-    /// Operations of the extended posting interface (`enum ibv_qp_create_send_ops_flags`).
+    /// Operations that the extended posting interface can be created for (`enum ibv_qp_create_send_ops_flags`).
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
     #[doc(alias = "ibv_qp_create_send_ops_flags")]
     pub struct SendOpsFlags: u64 {
@@ -75,7 +75,7 @@ bitflags::bitflags! {
         const BIND_MW = 1 << 8;
         /// [`WrPost::send_inv`](crate::WrPost::send_inv).
         const SEND_WITH_INV = 1 << 9;
-        /// Segmentation offload: no queue pair has it.
+        /// Segmentation offload: not supported.
         const TSO = 1 << 10;
         /// [`WrPost::flush`](crate::WrPost::flush).
         const FLUSH = 1 << 11;
@@ -85,13 +85,13 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// How far a FLUSH goes (`enum ibv_placement_type`, IBA A19).
+    /// What a FLUSH guarantees about the data (`enum ibv_placement_type`, IBA A19).
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
     #[doc(alias = "ibv_placement_type")]
     pub struct FlushPlacement: u8 {
-        /// Visible to all observers at the peer.
+        /// The data is visible to all observers at the peer.
         const GLOBAL = 1;
-        /// Persistent: survives a loss of power.
+        /// The data is persistent: it survives a loss of power.
         const PERSISTENT = 1 << 1;
     }
 }
@@ -104,6 +104,6 @@ pub enum FlushLevel {
     /// The range that the request names.
     #[default]
     Range = 0,
-    /// The whole memory region, wherever it is.
+    /// The whole memory region.
     Mr = 1,
 }

@@ -5,12 +5,12 @@
 //! ([`Qp::connect_rc`], [`Qp::connect_uc`]), posts [`SendWr`] and [`RecvWr`], and polls [`Wc`]. Datagrams need no connection
 //! ([`Qp::activate_ud`]), but an address handle ([`Ah`]) for each peer.
 //!
-//! - Every object is `Send + Sync` and its calls take `&self`, behind a lock for each queue; for a thread that uses a
-//!   queue alone it is a few plain loads and stores. The lock-free way is a handle that is split off once: [`SendQueue`],
-//!   [`RecvQueue`], [`CqPoller`].
-//! - Children keep their parents alive, so dropping is always right. Explicit destruction of something that is
-//!   still in use fails with `EBUSY` and gives the object back.
-//! - A destroyed object cannot be named any more: using it is a compile error, not `EINVAL`.
+//! - Every object is `Send + Sync`, and its methods take `&self`. Each queue has a lock, which costs only a few plain loads and stores if
+//!   one thread alone uses the queue. To use a queue without a lock, split a handle off it once: [`SendQueue`], [`RecvQueue`],
+//!   [`CqPoller`].
+//! - Objects keep their parents alive, so they may be dropped in any order. Explicit destruction of an object that is still in use fails
+//!   with `EBUSY` and gives the object back.
+//! - A destroyed object cannot be named any more: its use is a compile error instead of `EINVAL` at run time.
 //!
 //!   ```compile_fail,E0382
 //!   # use verbs::{Context, DeviceConfig, QpInitAttr, SendWr, VerbsError};
@@ -23,10 +23,9 @@
 //!   # Ok(())
 //!   # }
 //!   ```
-//! - Registered memory is never lent as a slice, because a peer may write to it at any moment; [`Mr::read`] and
-//!   [`Mr::write`] copy.
-//! - [`Drive`], chosen at [`Context::open`], says which threads poll the shards that do the device's work. One poll of a
-//!   shard is a *turn*. From inside a turn, as in a port or a `tracing` subscriber, control calls fail with `EDEADLK`.
+//! - Registered memory is never lent as a slice, because a peer may write to it at any moment. [`Mr::read`] and [`Mr::write`] copy instead.
+//! - The device's work is done by *shards*, which are polled. [`Drive`], chosen at [`Context::open`], determines which threads poll them.
+//!   One poll of a shard is a *turn*. Control calls from inside a turn, such as from a port or a `tracing` subscriber, fail with `EDEADLK`.
 //!
 //! ```
 //! use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
@@ -130,17 +129,16 @@ pub use stack::device::{
     SrqAttrMask, Turn, VendorErr, WcFlags, WcOpcode, WcStatus, WrOpcode, inc_rkey, state_name, type_name,
 };
 
-/// Limits of the stack that programs may rely on; [`Context::query_device`] has those of a device.
+/// Limits of the stack that programs may rely on. [`Context::query_device`] returns the limits of a device.
 pub mod limits {
     pub use stack::device::limit::{
         CQ_MAX, CQE_MAX, INLINE_MAX, MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX, MESSAGE_MAX, MR_MAX, MR_SIZE_MAX,
         PD_MAX, QPS_PER_SHARD_MAX, QUEUE_DEPTH_MAX, RD_ATOMIC_MAX, SGE_MAX, SHARDS_MAX, SRQ_MAX,
     };
 }
-/// Ports, which receive and send frames. For programs that name a port ([`PortSpec`](port::PortSpec)) or use one without the
-/// stack.
+/// Ports, which receive and send frames. For programs that choose a port ([`PortSpec`](port::PortSpec)) or use one without the stack.
 pub use stack::device::port;
-/// What a running stack is doing, from inside or from another process.
+/// What a running stack is doing: statistics for the program itself and for other processes.
 pub use stack::device::stats;
-/// XRC domains that processes share: which file names one, and why a call on one fails.
+/// XRC domains shared by processes: the file that identifies a domain, and the errors of calls on one.
 pub use stack::xrc::{DomainFile, Reason as XrcReason, Refusal as XrcRefusal, XrcError};

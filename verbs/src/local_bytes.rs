@@ -1,44 +1,44 @@
-//! Memory of the program that a post copies, named by address.
+//! Memory of the program that a post copies, named by address instead of a key.
 
 #![allow(unsafe_code, reason = "an address is all that there is of the memory")]
 
 use stack::device::{Sge, racy};
 
-/// Bytes of this process that a request sends inline ([`SendWr::inline_local`](crate::SendWr::inline_local)), one element
-/// behind the other: as `ibv_post_send` takes them with `IBV_SEND_INLINE`, where keys are not looked at.
+/// Bytes of this process that a request sends inline ([`SendWr::inline_local`](crate::SendWr::inline_local)): the concatenation of the
+/// elements. As with `IBV_SEND_INLINE` of `ibv_post_send`, the keys of the elements are ignored.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalBytes<'a>(&'a [Sge]);
 
 impl<'a> LocalBytes<'a> {
-    /// The bytes that the elements name. They may be registered memory, and change while they are copied.
+    /// The bytes that the elements name. They may be in registered memory, and may change while they are copied.
     ///
     /// # Safety
-    /// Until the call that posts the request returns, each element's bytes are mapped and readable.
+    /// Until the call that posts the request returns, the bytes of each element are mapped and readable.
     #[inline]
     pub const unsafe fn new(sges: &'a [Sge]) -> Self {
         Self(sges)
     }
-    /// Elements.
+    /// The number of elements.
     #[inline]
     pub(crate) fn elements(self) -> usize {
         self.0.len()
     }
-    /// Bytes of all elements.
+    /// The total number of bytes.
     #[inline]
     pub(crate) fn len(self) -> usize {
         self.0.iter().map(|sge| sge.length as usize).fold(0, usize::saturating_add)
     }
-    /// Copies them to the beginning of `body`.
+    /// Copies the bytes to the beginning of `body`.
     ///
     /// # Panics
-    /// If `body` is shorter.
+    /// If `body` is too short.
     #[inline]
     pub(crate) fn copy_to(self, body: &mut [u8]) {
         let mut rest = body;
         for sge in self.0 {
             let (here, behind) = rest.split_at_mut(sge.length as usize);
-            // SAFETY: whoever made the list promised that the bytes are readable; `here` has as many, and is borrowed for
-            // writing, so it is other memory. The memory may be written meanwhile: `racy` allows that.
+            // SAFETY: the creator of the list guarantees that the bytes are readable. `here` has the same length, and is borrowed for
+            // writing, so it is other memory. The source may be written during the copy: `racy` allows that.
             unsafe { racy::read(sge.addr as *const u8, here.as_mut_ptr(), here.len()) };
             rest = behind;
         }
@@ -55,7 +55,7 @@ mod tests {
         Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0xdead_beef }
     }
 
-    // Here, because this file may use `unsafe`.
+    // Here because this file may use `unsafe`.
     #[test]
     fn inline_data_is_gathered_from_memory_without_keys() {
         let context = Context::open(DeviceConfig::loopback()).unwrap();

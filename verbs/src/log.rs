@@ -1,8 +1,8 @@
-//! What the stack reports by `tracing`, as lines of text: for programs and libraries that have no subscriber of their own.
+//! Prints what the stack reports through `tracing` as lines of text. For programs and libraries without a subscriber of their own.
 //!
-//! The stack warns of what makes a transfer fail without being an error of a call: a peer that refuses the link, packets too long
-//! for their path, an interface that is down. This crate prints nothing of its own accord. A program that has a subscriber finds
-//! the reports there, and needs nothing of this module.
+//! The stack warns of conditions that make transfers fail without an error of a call: a peer that refuses the link, packets that are too
+//! long for their path, an interface that is down. This crate never prints by itself. A program with its own subscriber gets the reports
+//! there, and does not need this module.
 
 use std::fmt::{self, Debug, Display, Write};
 
@@ -12,15 +12,15 @@ use tracing::{Event, Metadata, Subscriber, span};
 pub use tracing::Level;
 pub use tracing::level_filters::LevelFilter;
 
-/// Gives `print` each report of this level, or of a more severe one, from now on. Returns whether it does: a subscriber that the
-/// process has set before stays, and is the only one.
+/// Passes each report of this level or a more severe one to `print` from now on. Returns `false`, and does nothing, if the process has set
+/// a subscriber already.
 ///
-/// `print` runs in the thread that reports, often within a turn: it must be quick, and may not wait.
+/// `print` runs on the thread that reports, often inside a turn. It must be fast and must not wait.
 pub fn report_to(level: LevelFilter, print: impl Fn(&Report<'_>) + Send + Sync + 'static) -> bool {
     tracing::subscriber::set_global_default(Printer { level, print }).is_ok()
 }
 
-/// One report. Its text is made when it is asked for.
+/// One report. Its text is formatted on demand.
 pub struct Report<'a>(&'a Event<'a>);
 
 impl Report<'_> {
@@ -29,12 +29,12 @@ impl Report<'_> {
         *self.0.metadata().level()
     }
 
-    /// The part of the program that reports.
+    /// The module or component that reports.
     pub fn target(&self) -> &str {
         self.0.metadata().target()
     }
 
-    /// The message and the fields that belong to it.
+    /// The message and its fields.
     pub fn parts(&self) -> Parts {
         let mut parts = Parts::default();
         self.0.record(&mut parts);
@@ -42,7 +42,7 @@ impl Report<'_> {
     }
 }
 
-/// A message and its fields. Some texts come from peers.
+/// A message and its fields. Some of the texts come from peers.
 #[derive(Default, Debug)]
 #[non_exhaustive]
 pub struct Parts {
@@ -53,8 +53,8 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// One line, as `warning: message (field: value)`. A control character is a question mark: no text moves a terminal's cursor or
-    /// begins another line.
+    /// Formats one line, as `warning: message (field: value)`. Each control character is replaced by a question mark, so that no text can
+    /// move a terminal's cursor or begin another line.
     pub fn sentence(&self, level: Level) -> String {
         let kind = match level {
             Level::WARN => "warning",
@@ -80,7 +80,7 @@ pub enum Value {
     Unsigned(u64),
     /// A number that may be negative.
     Signed(i64),
-    /// Whether something is so.
+    /// True or false.
     Bool(bool),
     /// Any other value, as text.
     Text(String),
@@ -136,7 +136,7 @@ impl<F: Fn(&Report<'_>) + Send + Sync + 'static> Subscriber for Printer<F> {
     fn event(&self, event: &Event<'_>) {
         (self.print)(&Report(event));
     }
-    // The stack has no spans.
+    // The stack uses no spans.
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
         span::Id::from_u64(1)
     }
@@ -158,7 +158,7 @@ mod tests {
         let print = move |report: &Report<'_>| {
             kept.lock().unwrap().push((report.target().to_owned(), report.parts().sentence(report.level())));
         };
-        // For this thread alone: tests of this process report, too.
+        // For this thread only, because other tests of this process report too.
         tracing::subscriber::with_default(Printer { level: LevelFilter::WARN, print }, || {
             tracing::warn!(target: "nvmf", host = "nqn \"x\"\n", controller = 7, offset = -1, live = true, "it {}", "came");
             tracing::error!(text = ?Some("\u{1b}[2J"), "two\nlines");

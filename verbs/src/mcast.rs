@@ -1,9 +1,9 @@
-//! Multicast: UD queue pairs attached to groups.
+//! Multicast: attaching UD queue pairs to groups.
 //!
-//! A datagram sent to a group's address and [`Qpn::MULTICAST`](crate::Qpn::MULTICAST) arrives at every attached queue pair
-//! whose Q_Key it carries, on any shard, each with its own copy. The sender gets one too if it is attached, unless it was
-//! created with [`block_self_mcast_lb`](crate::QpInitAttr::block_self_mcast_lb). While a group has a queue pair, the device
-//! is a member of it on the link: it reports its membership to routers and switches (IGMP, MLD) and answers their queries.
+//! A datagram that is sent to a group's address and to [`Qpn::MULTICAST`](crate::Qpn::MULTICAST) arrives at every attached queue pair with
+//! its Q_Key, on any shard, and each gets its own copy. The sender gets one too if it is attached, unless it was created with
+//! [`block_self_mcast_lb`](crate::QpInitAttr::block_self_mcast_lb). While a queue pair is attached to a group, the device is a member of
+//! the group on the link: it reports its membership to routers and switches (IGMP, MLD) and answers their queries.
 
 use stack::device::Gid;
 
@@ -24,11 +24,11 @@ impl Qp {
         Ok(self.core().attach_mcast(&gid)?)
     }
 
-    /// Detaches the queue pair from a multicast group. When it returns, no more copies arrive; those that have
-    /// completed stay in the completion queue. The last queue pair of a group makes the device leave it.
+    /// Detaches the queue pair from a multicast group. Once it has returned, no more datagrams of the group arrive. Completed ones stay in
+    /// the completion queue. When the last queue pair of a group detaches, the device leaves the group.
     ///
     /// # Errors
-    /// `EINVAL` where it is not attached, and as [`attach_mcast`](Self::attach_mcast); `EDEADLK` from inside a turn.
+    /// `EINVAL` if it is not attached; those of [`attach_mcast`](Self::attach_mcast).
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_mcast(&self, gid: Gid, lid: u16) -> Result<(), VerbsError> {
         let _ = lid;

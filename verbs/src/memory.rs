@@ -1,4 +1,4 @@
-//! The memory behind a region: allocated here or the program's own, accessed by raw address.
+//! The memory of a region: allocated here or owned by the program, and accessed by raw address.
 
 #![allow(unsafe_code, reason = "registered memory is raw memory")]
 
@@ -14,19 +14,19 @@ use stack::device::{Access, UserMemory, prefetch_bytes, racy};
 use crate::error::VerbsError;
 use crate::populate::{page_size, populate};
 
-/// Buffers start on a page, so that a region's offset and its address agree in their low bits.
+/// Buffers start on a page boundary, so that an offset in a region and its address agree in their low bits.
 pub(crate) const PAGE: usize = 4096;
-/// Buffers of at least this size start on a huge page and ask for huge pages.
+/// Buffers of at least this size start on a huge page boundary and ask the kernel for huge pages.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Memory behind a region. Its handles share a buffer that the region owns.
+/// The memory of a region. Clones share the buffer, if the region owns one.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     base: NonNull<u8>,
     len: usize,
     /// Whether this process may write to it.
     writable: bool,
-    /// What a region owns, kept until the last handle is dropped; `None` inside where the memory is the program's.
+    /// The buffer that the region owns, kept until the last clone is dropped; `None` inside if the memory belongs to the program.
     buffer: Arc<Option<Buffer>>,
 }
 
@@ -37,33 +37,32 @@ struct Buffer {
     layout: Layout,
 }
 
-// SAFETY: `base..base + len` is valid while a `Memory` exists (a buffer of its own) or by the contract of `reg_mr_raw`, and is
-// accessed by the functions of `racy` and by the kernel only, so any thread may do so through a shared reference.
+// SAFETY: `base..base + len` is valid while a `Memory` exists, because it owns its buffer or by the contract of `reg_mr_raw`. Only the
+// functions of `racy` and the kernel access it, so any thread may do so through a shared reference.
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory {}
-// SAFETY: owns the allocation, which no thread is tied to.
+// SAFETY: it owns its allocation, which is not tied to a thread.
 unsafe impl Send for Buffer {}
 // SAFETY: a shared reference gives access to nothing.
 unsafe impl Sync for Buffer {}
 
-// SAFETY of the accesses: `at` has checked that the bytes are in the memory, which exists; a caller that writes has checked
-// that it may. What is read or written beside it is borrowed, so it is other memory.
+// SAFETY of the accesses: `at` has checked that the bytes are inside the memory, which exists; callers that write have checked that they
+// may. The other side of a copy is borrowed, so it is other memory.
 impl Memory {
-    /// A zeroed buffer of `len` bytes.
+    /// Allocates a zeroed buffer of `len` bytes.
     pub(crate) fn alloc(len: usize) -> Result<Self, VerbsError> {
         let align = if len >= HUGE_PAGE { HUGE_PAGE } else { PAGE };
         let no_memory = VerbsError::NoMemory { len };
-        // Never 0 bytes, and whole words, so that every byte lies in an 8-byte word of the buffer.
+        // At least 1 byte, rounded up to whole words, so that every byte lies in an 8-byte word of the buffer.
         let Ok(layout) = Layout::from_size_align(len.max(1), align) else { return Err(no_memory) };
         let layout = layout.pad_to_align();
         // SAFETY: the layout's size is not 0.
         let base = unsafe { if align == HUGE_PAGE { alloc(layout) } else { alloc_zeroed(layout) } };
         let Some(base) = NonNull::new(base) else { return Err(no_memory) };
         if align == HUGE_PAGE {
-            // SAFETY: the range was just allocated here; the advice changes no content. Without huge pages it fails, which
-            // costs speed only. The advice precedes the first write, because that write decides which page size backs the
-            // memory.
+            // SAFETY: the range was just allocated here, and the advice changes no content. Without huge pages it fails, which only affects
+            // speed. The advice precedes the first write, because that write determines the page size.
             unsafe {
                 libc::madvise(base.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE);
                 base.as_ptr().write_bytes(0, layout.size());
@@ -72,13 +71,13 @@ impl Memory {
         Ok(Self { base, len, writable: true, buffer: Arc::new(Some(Buffer { base, layout })) })
     }
 
-    /// Memory of the program for a region with these rights, faulted in unless the region is on demand.
+    /// Memory of the program for a region with these rights. Faults it in unless the region is on demand.
     ///
     /// # Errors
-    /// [`VerbsError::BadAddress`] where it is not mapped with the rights.
+    /// [`VerbsError::BadAddress`] if it is not mapped with these rights.
     ///
     /// # Safety
-    /// While a handle of it exists, the memory stays mapped and valid for reads, and for writes with [`Access::LOCAL_WRITE`]; with
+    /// While a clone of the result exists, the memory stays mapped and valid for reads, and for writes with [`Access::LOCAL_WRITE`]; with
     /// [`Access::ON_DEMAND`] only while a method of this type accesses it. Other threads access it at any moment.
     pub(crate) unsafe fn of_program(addr: *mut u8, len: usize, access: Access) -> Result<Self, VerbsError> {
         let bad = VerbsError::BadAddress { addr: addr as u64, len: len as u64 };
@@ -90,18 +89,18 @@ impl Memory {
         Ok(Self { base, len, writable, buffer: Arc::new(None) })
     }
 
-    /// Faults it in for writing.
+    /// Faults the memory in for writing.
     ///
     /// # Errors
-    /// [`VerbsError::BadAddress`] where it is not mapped with that right.
+    /// [`VerbsError::BadAddress`] if it is not mapped for writing.
     pub(crate) fn check_writes(&self) -> Result<(), VerbsError> {
         let (addr, len) = (self.base.as_ptr() as u64, self.len as u64);
         populate(addr, len, true).map_err(|NotMapped| VerbsError::BadAddress { addr, len })
     }
-    /// Lets the region write to it.
+    /// Lets the region write to the memory.
     ///
     /// # Safety
-    /// From now on it is valid for writes, as [`of_program`](Self::of_program) demands with [`Access::LOCAL_WRITE`].
+    /// From now on the memory is valid for writes, as [`of_program`](Self::of_program) demands with [`Access::LOCAL_WRITE`].
     pub(crate) unsafe fn allow_writes(&mut self) {
         self.writable = true;
     }
@@ -118,19 +117,19 @@ impl Memory {
     pub(crate) fn is_writable(&self) -> bool {
         self.writable
     }
-    /// Other handles of the same memory.
+    /// How many other clones share the memory; always 0 for memory of the program without pins.
     pub(crate) fn others(&self) -> usize {
         Arc::strong_count(&self.buffer) - 1
     }
-    /// Never frees the buffer.
+    /// Makes sure that the buffer is never freed.
     pub(crate) fn leak(&self) {
         core::mem::forget(self.buffer.clone());
     }
 
-    /// Address of a range of bytes.
+    /// The address of a range of bytes.
     ///
     /// # Panics
-    /// If it is not inside: every caller has checked it.
+    /// If the range is not inside the memory. Every caller has checked it.
     #[inline]
     pub(crate) fn at(&self, at: usize, len: usize) -> *mut u8 {
         assert!(at <= self.len && len <= self.len - at, "every caller has checked the range");
@@ -138,10 +137,10 @@ impl Memory {
         unsafe { self.base.as_ptr().add(at) }
     }
 
-    /// The memory, with the promise that registration needs: it stays valid.
+    /// The memory for registration, with the guarantee that it stays valid.
     pub(crate) fn vouched(&self) -> UserMemory {
-        // SAFETY: the bytes exist while a handle does. A region gives its own up only after its key was revoked, and
-        // otherwise leaks it; for memory of the program the contract of `of_program` holds.
+        // SAFETY: the bytes exist while a clone does. A region drops its own only after its key was revoked, and otherwise leaks it. For
+        // memory of the program the contract of `of_program` holds.
         unsafe { UserMemory::new(self.base.as_ptr() as u64, self.len as u64) }
     }
 
@@ -155,7 +154,7 @@ impl Memory {
         // SAFETY: see above.
         unsafe { racy::write(self.at(at, data.len()), data.as_ptr(), data.len()) };
     }
-    /// Copies bytes of other such memory, or of this one.
+    /// Copies bytes from other memory, or from this one.
     #[inline]
     pub(crate) fn copy_from(&self, at: usize, from: &Self, from_at: usize, len: usize) {
         // SAFETY: see above.
@@ -169,18 +168,19 @@ impl Memory {
         // SAFETY: see above.
         unsafe { racy::fill(self.at(at, len), value, len) };
     }
-    /// Gives whole pages back to the system: they read as zeros, until they are written again. False where that cannot be: parts of
-    /// pages, memory of the program, a pin, a system that refuses.
+    /// Returns whole pages to the operating system; they read as zeros until they are written again. Returns `false` if that is not
+    /// possible: for a range that does not consist of whole pages, memory of the program, pinned memory, or if the system refuses.
     pub(crate) fn discard(&self, at: usize, len: usize) -> bool {
         let from = self.at(at, len);
-        // Who has pinned the bytes may have told the kernel which pages they are.
+        // The kernel may have been told by the owner of a pin which pages the bytes are in, so these pages must stay.
         if self.buffer.is_none()
             || self.others() > 0
             || !(from.addr() | len).is_multiple_of(page_size() as usize)
         {
             return false;
         }
-        // SAFETY: see above; whole pages of a buffer of our own, which is private memory of the process, so this is a write of zeros.
+        // SAFETY: see above. The pages belong to a buffer of our own, which is private memory of the process, so the call has the effect of
+        // writing zeros.
         unsafe { libc::madvise(from.cast(), len, libc::MADV_DONTNEED) == 0 }
     }
     #[inline]
@@ -189,13 +189,13 @@ impl Memory {
         unsafe { racy::load_u8(self.at(at, 1)) }
     }
 
-    /// pread(2) into the memory.
+    /// Calls pread(2) into the memory.
     pub(crate) fn pread(&self, fd: BorrowedFd<'_>, from: i64, at: usize, len: usize) -> io::Result<usize> {
         let to = self.at(at, len);
-        // SAFETY: see above; the kernel writes to the bytes as a device would.
+        // SAFETY: see above; the kernel writes the bytes as a device would.
         again(|| unsafe { libc::pread(fd.as_raw_fd(), to.cast(), len, from) })
     }
-    /// pwrite(2) from the memory.
+    /// Calls pwrite(2) from the memory.
     pub(crate) fn pwrite(&self, fd: BorrowedFd<'_>, to: i64, at: usize, len: usize) -> io::Result<usize> {
         let from = self.at(at, len);
         // SAFETY: see above; the kernel reads the bytes as a device would.
@@ -203,7 +203,7 @@ impl Memory {
     }
 }
 
-/// Makes a system call, again if a signal interrupts it.
+/// Makes a system call, and repeats it if a signal interrupts it.
 fn again(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     loop {
         let result = call();
@@ -219,8 +219,8 @@ fn again(mut call: impl FnMut() -> isize) -> io::Result<usize> {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout by `Memory::alloc`, and nothing refers to it: no handle is left, and before a
-        // region gives its own up, the key was revoked, and every shard has passed a turn boundary since.
+        // SAFETY: allocated with this layout by `Memory::alloc`, and nothing refers to it: no clone is left, and before a region drops its
+        // own, the key was revoked and every shard has ended the turn in which it may have used the key.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn only_whole_pages_of_our_own_that_nobody_has_pinned_are_given_back() {
-        // Of whatever size: a buffer of this one starts on a page all the same.
+        // The size makes the buffer start on a page boundary even if pages are larger than `PAGE`.
         let page = page_size() as usize;
         let memory = Memory::alloc(HUGE_PAGE).unwrap();
         memory.fill(0, 4 * page, 7);
@@ -252,7 +252,7 @@ mod tests {
         assert!(!program.discard(from, page));
     }
 
-    // Here, because this file may use `unsafe`.
+    // Here because this file may use `unsafe`.
     #[test]
     fn a_buffer_lives_as_long_as_a_handle() {
         let memory = Memory::alloc(64).unwrap();

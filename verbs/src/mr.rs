@@ -1,10 +1,10 @@
-//! Memory regions. The memory itself is in `memory.rs`.
+//! Memory regions: registration, keys and checked access. The memory itself is handled in `memory.rs`.
 //!
-//! A region that owns its buffer gives no reference to it: the peers of a connection, and the shards of this process, may
-//! write to it at any moment. The safe API accesses it only through the functions that shards use ([`racy`]), which are
-//! opaque to the compiler: a reader sees some mix of old and new bytes but never undefined behaviour, and an aligned 8-byte
-//! word that is accessed as a word is always read and written whole. The one exception is a buffer that is being sent: it must not
-//! be changed until its request has completed (see [`racy`]).
+//! A region that owns its buffer never lends a reference to it, because peers and the shards of this process may write to it at any moment.
+//! The safe API accesses it only through the functions that shards use too ([`racy`]), which are opaque to the compiler. A reader sees some
+//! mix of old and new bytes but causes no undefined behaviour, and an aligned 8-byte word that is accessed as a word is always read and
+//! written as a whole. One restriction is left to the program: a buffer that is being sent must not be changed until its request has
+//! completed (see [`racy`]).
 
 #![allow(unsafe_code, reason = "registered memory is raw memory")]
 
@@ -21,32 +21,32 @@ use crate::pd::Pd;
 
 /// A registered memory region (`struct ibv_mr`).
 ///
-/// Created by [`Pd::reg_mr`], which owns its buffer, by [`Pd::reg_mr_raw`], or for fast registration by [`Pd::alloc_mr`].
-/// Dropping it deregisters it and unbinds its memory windows; requests that name it and have not started then end with a
+/// Created by [`Pd::reg_mr`], which allocates its buffer, by [`Pd::reg_mr_raw`] over memory of the program, or by [`Pd::alloc_mr`] for fast
+/// registration. Dropping it deregisters it and unbinds its memory windows. Requests that name it and have not started yet then end with a
 /// protection error, here or at the peer.
 #[derive(Debug)]
 #[doc(alias = "ibv_mr")]
 pub struct Mr {
     core: MrCore,
-    /// The address by which requests name the first byte, unless the region is zero-based.
+    /// The address of the first byte in requests, unless the region is zero-based.
     iova: u64,
     pub(crate) memory: Memory,
 }
 
-/// The changes to a region (`ibv_rereg_mr(3)`): a field that is `None` changes nothing.
+/// What to change in a region (`ibv_rereg_mr(3)`). A field that is `None` changes nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rereg<'a> {
-    /// The protection domain (`IBV_REREG_MR_CHANGE_PD`).
+    /// The new protection domain (`IBV_REREG_MR_CHANGE_PD`).
     pub pd: Option<&'a Pd>,
-    /// Bytes of a new buffer (`IBV_REREG_MR_CHANGE_TRANSLATION`).
+    /// The length in bytes of a new buffer (`IBV_REREG_MR_CHANGE_TRANSLATION`).
     pub len: Option<usize>,
-    /// The rights (`IBV_REREG_MR_CHANGE_ACCESS`).
+    /// The new access rights (`IBV_REREG_MR_CHANGE_ACCESS`).
     pub access: Option<Access>,
 }
 
 impl Pd {
-    /// Registers a new, zeroed buffer of `len` bytes, which the region owns. It starts on a page (from 2 MiB on, on a
-    /// huge page).
+    /// Registers a new, zeroed buffer of `len` bytes, which the region owns. The buffer starts on a page boundary, from 2 MiB on at a huge
+    /// page boundary.
     ///
     /// ```
     /// # use verbs::{Access, Context, DeviceConfig};
@@ -61,16 +61,16 @@ impl Pd {
     /// ```
     ///
     /// # Errors
-    /// `EINVAL` for rights that do not go together (remote write or atomic without local write, ibv_reg_mr(3)),
-    /// `EOPNOTSUPP` for those that this device does not have ([`Access::UNSUPPORTED`]), `ENOMEM` without memory or keys.
-    /// [`Access::RELAXED_ORDERING`] and [`Access::HUGETLB`] are hints, which change nothing here.
+    /// `EINVAL` for rights that cannot be combined (remote write or atomic without local write, ibv_reg_mr(3)); `EOPNOTSUPP` for those that
+    /// this device does not have ([`Access::UNSUPPORTED`]); `ENOMEM` if no memory or no key is left. [`Access::RELAXED_ORDERING`] and
+    /// [`Access::HUGETLB`] are hints that have no effect here.
     #[doc(alias = "ibv_reg_mr")]
     pub fn reg_mr(&self, len: usize, access: Access) -> Result<Mr, VerbsError> {
         Mr::register(self.core(), Memory::alloc(len)?, None, access)
     }
 
-    /// As [`reg_mr`](Self::reg_mr), but requests name the first byte by the address `iova` (I/O virtual address), here and at
-    /// the peer: 0, or any other number that a program and its peer agree on. The methods of [`Mr`] count bytes from 0 as ever.
+    /// As [`reg_mr`](Self::reg_mr), but requests name the first byte by the address `iova` (I/O virtual address), here and at the peer. It
+    /// may be 0 or any other number that the program and its peer agree on. The methods of [`Mr`] still count bytes from 0.
     ///
     /// ```
     /// # use verbs::{Access, Context, DeviceConfig};
@@ -83,17 +83,17 @@ impl Pd {
     /// ```
     ///
     /// # Errors
-    /// As [`reg_mr`](Self::reg_mr); `EINVAL` where `iova + len` is beyond 2^64, and for an `iova` other than 0 or the
-    /// buffer's address with [`Access::ZERO_BASED`].
+    /// As [`reg_mr`](Self::reg_mr); `EINVAL` if `iova + len` is beyond 2^64, and for an `iova` other than 0 or the buffer's address
+    /// together with [`Access::ZERO_BASED`].
     #[doc(alias = "ibv_reg_mr_iova")]
     #[doc(alias = "ibv_reg_mr_iova2")]
     pub fn reg_mr_iova(&self, len: usize, iova: u64, access: Access) -> Result<Mr, VerbsError> {
         Mr::register(self.core(), Memory::alloc(len)?, Some(iova), access)
     }
 
-    /// Allocates a null region: it covers every address, and has no memory. What a receive or a READ stores under its key is
-    /// discarded, and a SEND or a WRITE reads zeros from it, so a scatter/gather list can skip bytes of a message. The key is local
-    /// only: peers cannot use it.
+    /// Allocates a null region, which covers every address and has no memory. Data that a receive or a READ stores with its key is
+    /// discarded, and a SEND or a WRITE reads zeros from it, so a scatter/gather list can skip bytes of a message. The key is local: peers
+    /// cannot use it.
     ///
     /// ```
     /// # use verbs::{Context, DeviceConfig};
@@ -107,17 +107,17 @@ impl Pd {
     /// ```
     ///
     /// # Errors
-    /// `ENOMEM` when no key is left.
+    /// `ENOMEM` if no key is left.
     #[doc(alias = "ibv_alloc_null_mr")]
     pub fn alloc_null_mr(&self) -> Result<NullMr, VerbsError> {
         Ok(NullMr(self.core().alloc_null_mr()?))
     }
 
-    /// Allocates a region for fast registration over a new, zeroed buffer of `len` bytes, which it owns. Its key grants
-    /// nothing until a [`SendWr::reg_mr`](crate::SendWr::reg_mr) request registers all or part of the buffer.
+    /// Allocates a region for fast registration and a new, zeroed buffer of `len` bytes, which it owns. Its key grants nothing until a
+    /// [`SendWr::reg_mr`](crate::SendWr::reg_mr) request registers all or part of the buffer.
     ///
     /// # Errors
-    /// `ENOMEM` without memory or keys.
+    /// `ENOMEM` if no memory or no key is left.
     #[doc(alias = "ib_alloc_mr")]
     pub fn alloc_mr(&self, len: usize) -> Result<Mr, VerbsError> {
         let memory = Memory::alloc(len)?;
@@ -125,7 +125,7 @@ impl Pd {
         Ok(Mr { core: self.core().alloc_mr(user)?, iova: user.addr(), memory })
     }
 
-    /// Registers a buffer with the bytes of `data`.
+    /// Registers a new buffer with a copy of `data`.
     ///
     /// # Errors
     /// As [`reg_mr`](Self::reg_mr).
@@ -135,19 +135,19 @@ impl Pd {
         Ok(mr)
     }
 
-    /// Registers memory that belongs to the caller. The range is faulted in.
+    /// Registers memory that belongs to the caller, and faults the range in.
     ///
     /// # Safety
-    /// From now until the region is deregistered, or it and its pins ([`Mr::pin`]) are dropped, `addr..addr + len` must stay
-    /// mapped and valid for reads, and with [`Access::LOCAL_WRITE`] for writes. Peers, shards and the methods of [`Mr`] access it
-    /// at any moment, from other threads: no reference to it (`&[u8]`, `&mut [u8]`) may exist meanwhile, and accesses must be
-    /// volatile or atomic, or ordered by completions.
+    /// Until the region is deregistered, or the region and its pins ([`Mr::pin`]) are dropped, `addr..addr + len` must stay mapped and
+    /// valid for reads, and with [`Access::LOCAL_WRITE`] for writes. Peers, shards and the methods of [`Mr`] access it at any moment, from
+    /// other threads. During that time no reference to it (`&[u8]`, `&mut [u8]`) may exist, and accesses must be volatile or atomic, or
+    /// ordered by completions.
     ///
-    /// With [`Access::ON_DEMAND`] it must be mapped only while a method of [`Mr`] accesses it. A request, local or of a peer, that
-    /// reaches an unmapped page fails; if the program has mapped something else there, the request accesses that.
+    /// With [`Access::ON_DEMAND`] the memory must be mapped only while a method of [`Mr`] accesses it. A request, local or of a peer, that
+    /// accesses an unmapped page fails. If the program has mapped something else there, the request accesses that.
     ///
     /// # Errors
-    /// As [`reg_mr`](Self::reg_mr), and `EFAULT` where the memory is not mapped with these rights.
+    /// As [`reg_mr`](Self::reg_mr); `EFAULT` if the memory is not mapped with these rights.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn reg_mr_raw(&self, addr: *mut u8, len: usize, access: Access) -> Result<Mr, VerbsError> {
         // SAFETY: as the caller promises.
@@ -155,8 +155,7 @@ impl Pd {
         Mr::register(self.core(), memory, None, access)
     }
 
-    /// As [`reg_mr_raw`](Self::reg_mr_raw); requests name the first byte by `iova`, as with
-    /// [`reg_mr_iova`](Self::reg_mr_iova).
+    /// As [`reg_mr_raw`](Self::reg_mr_raw), but requests name the first byte by `iova`, as with [`reg_mr_iova`](Self::reg_mr_iova).
     ///
     /// # Safety
     /// As for `reg_mr_raw`.
@@ -178,7 +177,7 @@ impl Pd {
     }
 }
 
-/// A region without memory: see [`Pd::alloc_null_mr`]. Dropping it deregisters it.
+/// A region without memory, from [`Pd::alloc_null_mr`]. Dropping it deregisters it.
 #[derive(Debug)]
 #[doc(alias = "ibv_alloc_null_mr")]
 pub struct NullMr(MrCore);
@@ -188,7 +187,7 @@ impl NullMr {
     pub fn lkey(&self) -> u32 {
         self.0.key()
     }
-    /// A scatter/gather element of so many bytes.
+    /// A scatter/gather element that skips `length` bytes.
     pub fn sge(&self, length: u32) -> Sge {
         Sge { addr: 0, length, lkey: self.lkey() }
     }
@@ -197,15 +196,15 @@ impl NullMr {
 impl Drop for Mr {
     fn drop(&mut self) {
         if self.core.dereg_with_windows().is_err() {
-            // Deregistering failed (inside a turn, or in a forked child), so the key may still be in use: memory that a peer
-            // may reach is never freed.
+            // Deregistering failed (inside a turn, or in a forked child), so the key may still be in use. Memory that a peer may reach is
+            // never freed.
             self.memory.leak();
         }
     }
 }
 
 impl Mr {
-    /// Registers memory; requests name its first byte by `iova`, or else by its address.
+    /// Registers memory. Requests name its first byte by `iova` if given, otherwise by its address.
     fn register(
         pd: &Arc<PdCore>,
         memory: Memory,
@@ -223,7 +222,7 @@ impl Mr {
     pub(crate) fn pd_core(&self) -> &Arc<PdCore> {
         self.core.pd()
     }
-    /// Every check of a fast registration that can be made when it is posted.
+    /// Makes every check of a fast registration that is possible when it is posted.
     pub(crate) fn may_fast_register(&self, range: &Range<usize>, access: Access) -> Result<(), VerbsError> {
         if !self.core.is_fast() {
             return Err(
@@ -239,9 +238,9 @@ impl Mr {
         }
         self.contains(range)
     }
-    /// Chooses the low 8 bits of the key under which the next [`SendWr::reg_mr`](crate::SendWr::reg_mr) registers a region
-    /// for fast registration; returns the new key, which [`rkey`](Self::rkey) and [`lkey`](Self::lkey) return from then on. A
-    /// registration that is in effect keeps its key; to name it in requests, remember that key.
+    /// Chooses the low 8 bits of the key for the next [`SendWr::reg_mr`](crate::SendWr::reg_mr) of a region for fast registration. Returns
+    /// the new key, which [`rkey`](Self::rkey) and [`lkey`](Self::lkey) also return from then on. A registration that is in effect keeps
+    /// its previous key; to name it in requests, remember that key.
     ///
     /// # Errors
     /// `EINVAL` for an ordinary region.
@@ -250,15 +249,14 @@ impl Mr {
         Ok(self.core.update_key(variant)?)
     }
 
-    /// Changes the region's protection domain, buffer and rights, as far as they are given. The key stays; during the call it
-    /// grants nothing. A new buffer is zeroed, and requests name it by its address; on return no shard refers to the old one,
-    /// which is freed.
+    /// Changes the region's protection domain, buffer and rights, each if given. The key stays the same, and grants nothing during the
+    /// call. A new buffer is zeroed, and requests name it by its address. When the call returns, no shard refers to the old buffer, and it
+    /// has been freed.
     ///
     /// # Errors
     /// As [`Pd::reg_mr`]; `EBUSY` while memory windows are bound to the region or pins of it exist; `EINVAL` for a region for fast
-    /// registration, a protection domain of another context, or [`Access::LOCAL_WRITE`] over memory of the caller that
-    /// was registered without; `EDEADLK` from inside a turn. The region is then unchanged (in ibv_rereg_mr(3):
-    /// `IBV_REREG_MR_ERR_INPUT`).
+    /// registration, a protection domain of another context, or [`Access::LOCAL_WRITE`] on memory of the caller that was registered without
+    /// it; `EDEADLK` from inside a turn. The region is then unchanged (in ibv_rereg_mr(3): `IBV_REREG_MR_ERR_INPUT`).
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&mut self, change: &Rereg<'_>) -> Result<(), VerbsError> {
         let memory = change.len.map(Memory::alloc).transpose()?;
@@ -270,14 +268,14 @@ impl Mr {
         self.change(change, memory)
     }
 
-    /// As [`rereg`](Self::rereg), for memory that belongs to the caller instead of a new buffer; `change.len` is ignored. The
-    /// range is faulted in.
+    /// As [`rereg`](Self::rereg), but with memory that belongs to the caller instead of a new buffer. `change.len` is ignored. The range is
+    /// faulted in.
     ///
     /// # Safety
     /// As for [`Pd::reg_mr_raw`].
     ///
     /// # Errors
-    /// As [`rereg`](Self::rereg), and `EFAULT` where the memory is not mapped with these rights.
+    /// As [`rereg`](Self::rereg); `EFAULT` if the memory is not mapped with these rights.
     #[doc(alias = "ibv_rereg_mr")]
     pub unsafe fn rereg_raw(
         &mut self,
@@ -291,14 +289,14 @@ impl Mr {
         self.change(change, Some(memory))
     }
 
-    /// As [`rereg`](Self::rereg), where the region keeps its memory, which belongs to the caller: it may get
-    /// [`Access::LOCAL_WRITE`] though it was registered without. The range is then faulted in for writing. `change.len` is ignored.
+    /// As [`rereg`](Self::rereg), but the region keeps its memory, which belongs to the caller. It may get [`Access::LOCAL_WRITE`] even if
+    /// it was registered without it; the range is then faulted in for writing. `change.len` is ignored.
     ///
     /// # Safety
-    /// As for [`Pd::reg_mr_raw`], with the rights that the region has from now on.
+    /// As for [`Pd::reg_mr_raw`], with the rights that the region has after the call.
     ///
     /// # Errors
-    /// As [`rereg`](Self::rereg), and `EFAULT` where the memory is not mapped with the right to write.
+    /// As [`rereg`](Self::rereg); `EFAULT` if the memory is not mapped for writing.
     #[doc(alias = "ibv_rereg_mr")]
     pub unsafe fn rereg_in_place_raw(&mut self, change: &Rereg<'_>) -> Result<(), VerbsError> {
         let access = change.access.unwrap_or(self.core.access());
@@ -316,12 +314,12 @@ impl Mr {
 
     fn change(&mut self, change: &Rereg<'_>, memory: Option<Memory>) -> Result<(), VerbsError> {
         self.not_pinned()?;
-        // New memory has its own address.
+        // New memory is named by its own address; memory that is kept, by the same address as before.
         let user = match &memory {
             Some(memory) => memory.vouched(),
             None => self.memory.vouched().at_iova(self.iova),
         };
-        // Memory that is kept may be unmapped now: it stays on demand, whatever the new rights are.
+        // Memory that is kept may be unmapped now, so it stays on demand, whatever the new rights are.
         let kept = if memory.is_none() { self.core.access() & Access::ON_DEMAND } else { Access::empty() };
         self.core.rereg(change.pd.map(Pd::core), user, change.access.map(|access| access | kept))?;
         self.iova = user.iova();
@@ -331,7 +329,7 @@ impl Mr {
         Ok(())
     }
 
-    /// Fails while pins rely on the memory.
+    /// Fails while pins of the memory exist.
     fn not_pinned(&self) -> Result<(), DeviceError> {
         match self.memory.others() {
             0 => Ok(()),
@@ -339,29 +337,29 @@ impl Mr {
         }
     }
 
-    /// The local key, for [`Sge`].
+    /// The local key, for use in an [`Sge`].
     #[inline]
     pub fn lkey(&self) -> u32 {
         self.core.key()
     }
-    /// The key to give to peers. The same number as [`lkey`](Self::lkey).
+    /// The remote key, to give to peers. The same number as [`lkey`](Self::lkey).
     #[inline]
     pub fn rkey(&self) -> u32 {
         self.core.key()
     }
-    /// The address of the first byte in this process (`addr` of `struct ibv_mr`). The address by which requests name it is
-    /// [`iova`](Self::iova): the same, unless another one was chosen.
+    /// The address of the first byte in this process (`addr` of `struct ibv_mr`). Requests name the byte by [`iova`](Self::iova), which is
+    /// the same unless another one was chosen.
     #[inline]
     pub fn addr(&self) -> u64 {
         self.as_ptr() as u64
     }
-    /// The address by which requests name the first byte, to give to peers: that of [`Pd::reg_mr_iova`], 0 for a zero-based
-    /// region, or else [`addr`](Self::addr).
+    /// The address of the first byte in requests, to give to peers: the one given to [`Pd::reg_mr_iova`], 0 for a zero-based region,
+    /// otherwise [`addr`](Self::addr).
     #[inline]
     pub fn iova(&self) -> u64 {
         if self.core.access().contains(Access::ZERO_BASED) { 0 } else { self.iova }
     }
-    /// Bytes.
+    /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.memory.len()
@@ -371,12 +369,12 @@ impl Mr {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// The rights it was registered with.
+    /// The current access rights.
     pub fn access(&self) -> Access {
         self.core.access()
     }
-    /// The first byte. Accesses through it race with peers and shards: use volatile or atomic ones, and stay
-    /// within [`len`](Self::len) and the life of the region.
+    /// A pointer to the first byte. Accesses through it race with peers and shards: use volatile or atomic accesses, within
+    /// [`len`](Self::len) and the lifetime of the region.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.as_ptr()
@@ -384,11 +382,11 @@ impl Mr {
 
     /// A scatter/gather element for a range of bytes.
     ///
-    /// A hot loop that needs millions of elements a second, for buffers of one size, may create one element and advance its
-    /// `addr`: an element outside of the region is refused when it is used.
+    /// A hot loop that needs millions of elements per second for buffers of the same size may create one element and advance its `addr`. An
+    /// element outside of the region is refused when it is used.
     ///
     /// # Errors
-    /// [`VerbsError::OutOfRegion`] where the range is not inside the region or longer than 2^32 - 1 bytes.
+    /// [`VerbsError::OutOfRegion`] if the range is not inside the region or is longer than 2^32 - 1 bytes.
     #[inline]
     pub fn sge(&self, range: Range<usize>) -> Result<Sge, VerbsError> {
         if range.start > range.end || range.end > self.len() || range.end - range.start > u32::MAX as usize {
@@ -401,7 +399,7 @@ impl Mr {
         })
     }
 
-    /// Copies bytes from `offset` on out of the region.
+    /// Copies `out.len()` bytes at `offset` out of the region.
     ///
     /// # Errors
     /// [`VerbsError::OutOfRegion`].
@@ -411,7 +409,7 @@ impl Mr {
         Ok(())
     }
 
-    /// Copies bytes into the region, from `offset` on.
+    /// Copies `data` into the region at `offset`.
     ///
     /// # Errors
     /// [`VerbsError::OutOfRegion`]; [`VerbsError::ReadOnly`].
@@ -422,8 +420,8 @@ impl Mr {
         Ok(())
     }
 
-    /// Copies a range of another region, or of this one, into the region from `offset` on. Where the two overlap, the result is
-    /// some mix.
+    /// Copies a range of another region, or of this one, into the region at `offset`. If source and destination overlap, the result is
+    /// unspecified.
     ///
     /// # Errors
     /// [`VerbsError::OutOfRegion`], for either region; [`VerbsError::ReadOnly`].
@@ -436,9 +434,9 @@ impl Mr {
         Ok(())
     }
 
-    /// Prefetches the cache lines of a range that is going to be read, written or sent, without waiting for them. For programs
-    /// that know several such ranges at random places: prefetched one behind the other, their cache misses and page walks overlap.
-    /// Does nothing for a range that is not inside the region.
+    /// Prefetches the cache lines of a range that is about to be read, written or sent, without waiting for them. For programs that know
+    /// several ranges at random places in advance: when these are prefetched in sequence, their cache misses and page walks overlap. Does
+    /// nothing for a range that is not inside the region.
     #[inline]
     pub fn prefetch(&self, range: Range<usize>) {
         if self.contains(&range).is_ok() {
@@ -446,9 +444,10 @@ impl Mr {
         }
     }
 
-    /// Gives the memory of whole pages of a region that it allocated ([`Pd::reg_mr`](crate::Pd::reg_mr)) back to the system; they read as
-    /// zeros, and come again when they are written. Returns whether it did: not for parts of pages, bytes outside of the region, memory
-    /// of the program, or while the region is pinned.
+    /// Returns the memory of whole pages to the operating system, for a region that allocated its buffer
+    /// ([`Pd::reg_mr`](crate::Pd::reg_mr)). The pages then read as zeros and are allocated again when they are written. Returns whether
+    /// this was done. It is not done for a range that does not consist of whole pages or is not inside the region, for memory of the
+    /// program, or while the region is pinned.
     pub fn discard(&self, range: Range<usize>) -> bool {
         self.contains(&range).is_ok()
             && self.memory.is_writable()
@@ -479,8 +478,8 @@ impl Mr {
         Ok(out)
     }
 
-    /// One byte, loaded with acquire: what the peer wrote before it is visible after the load. For a program that spins on
-    /// the last byte of a message.
+    /// Loads one byte with acquire ordering: what the peer wrote before the byte is visible after the load. For a program that spins on the
+    /// last byte of a message.
     ///
     /// # Errors
     /// [`VerbsError::OutOfRegion`].
@@ -490,12 +489,10 @@ impl Mr {
         Ok(self.memory.load_u8(offset))
     }
 
-    /// The 8 bytes at `offset` as an atomic word in host byte order, single-copy atomic with respect to remote atomics and to
-    /// the CPU.
+    /// The 8 bytes at `offset` as an atomic word in host byte order. It is atomic with respect to remote atomics and to the CPUs.
     ///
     /// # Errors
-    /// [`VerbsError::OutOfRegion`]; [`VerbsError::Misaligned`] where the address is not a multiple of 8;
-    /// [`VerbsError::ReadOnly`].
+    /// [`VerbsError::OutOfRegion`]; [`VerbsError::Misaligned`] if the address is not a multiple of 8; [`VerbsError::ReadOnly`].
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Result<AtomicWord<'_>, VerbsError> {
         self.writable()?;
@@ -511,33 +508,33 @@ impl Mr {
         Ok(self.memory.at(offset, 8).cast())
     }
 
-    /// Reads the 8 bytes at `offset` as a number in host byte order, atomically, with acquire.
+    /// Reads the 8 bytes at `offset` as a number in host byte order, atomically, with acquire ordering.
     ///
     /// # Errors
-    /// [`VerbsError::OutOfRegion`]; [`VerbsError::Misaligned`] where the address is not a multiple of 8.
+    /// [`VerbsError::OutOfRegion`]; [`VerbsError::Misaligned`] if the address is not a multiple of 8.
     #[inline]
     pub fn read_u64(&self, offset: usize) -> Result<u64, VerbsError> {
-        // SAFETY: the word exists, and is aligned.
+        // SAFETY: `aligned_word` has checked that the word exists and is aligned.
         Ok(unsafe { racy::load_u64(self.aligned_word(offset)?) })
     }
 
-    /// Stores a number in host byte order into the 8 bytes at `offset`, atomically, with release.
+    /// Stores a number in host byte order into the 8 bytes at `offset`, atomically, with release ordering.
     ///
     /// # Errors
     /// As for [`atomic_u64`](Self::atomic_u64).
     #[inline]
     pub fn write_u64(&self, offset: usize, value: u64) -> Result<(), VerbsError> {
         self.writable()?;
-        // SAFETY: the word exists, is aligned, and writable.
+        // SAFETY: `aligned_word` has checked that the word exists and is aligned; the region is writable.
         unsafe { racy::store_u64(self.aligned_word(offset)?, value) };
         Ok(())
     }
 
-    /// Deregisters the region and frees its buffer. On return no shard refers to the memory.
+    /// Deregisters the region and frees its buffer. When the call returns, no shard refers to the memory.
     ///
     /// # Errors
-    /// `EBUSY` while memory windows are bound to it or pins of it exist ([`Mr::pin`]), `EDEADLK` from inside a turn; the
-    /// region comes back with the error.
+    /// `EBUSY` while memory windows are bound to it or pins of it exist ([`Mr::pin`]); `EDEADLK` from inside a turn. The region is returned
+    /// with the error.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn dereg(self) -> Result<(), (VerbsError, Self)> {
         match self.not_pinned().and_then(|()| self.core.dereg()) {
@@ -546,7 +543,7 @@ impl Mr {
         }
     }
 
-    /// Whether a range of bytes is inside.
+    /// Checks that a range of bytes is inside the region.
     pub(crate) fn contains(&self, range: &Range<usize>) -> Result<(), VerbsError> {
         let len = range.end.checked_sub(range.start).ok_or_else(|| self.outside(range.start, range.end))?;
         self.within(range.start, len)
@@ -567,21 +564,21 @@ impl Mr {
     }
 }
 
-/// A word of a region, from [`Mr::atomic_u64`]. As `AtomicU64`, but for memory that peers and shards access with other sizes
-/// at the same time, which Rust's atomics do not allow. Loads acquire, stores release, read-modify-write operations are
-/// sequentially consistent; a weaker `Ordering` is accepted and strengthened to that.
+/// A word of a region, from [`Mr::atomic_u64`]. It works like `AtomicU64`, but on memory that peers and shards may access with other sizes
+/// at the same time, which Rust's atomics do not allow. Loads acquire, stores release, and read-modify-write operations are sequentially
+/// consistent. A weaker `Ordering` is accepted and strengthened to that.
 #[derive(Clone, Copy, Debug)]
 pub struct AtomicWord<'a> {
     word: *mut u64,
     region: PhantomData<&'a Mr>,
 }
 
-// SAFETY: as for `Memory`, which the region keeps.
+// SAFETY: as for `Memory`; the borrow of the region keeps it alive.
 unsafe impl Send for AtomicWord<'_> {}
-// SAFETY: likewise.
+// SAFETY: as above.
 unsafe impl Sync for AtomicWord<'_> {}
 
-// SAFETY of every block: `Mr::atomic_u64` has checked the word, and the region that it borrows keeps it valid.
+// SAFETY of every block: `Mr::atomic_u64` has checked the word, and the borrow of the region keeps it valid.
 impl AtomicWord<'_> {
     /// Loads the word.
     ///
@@ -611,27 +608,27 @@ impl AtomicWord<'_> {
         // SAFETY: see above.
         unsafe { racy::store_u64(self.word, value) }
     }
-    /// Stores a value; returns the previous one.
+    /// Stores a value and returns the previous one.
     #[inline]
     pub fn swap(&self, value: u64, _: Ordering) -> u64 {
         // SAFETY: see above.
         unsafe { racy::swap_u64(self.word, value) }
     }
-    /// Adds, and wraps around; returns the previous value.
+    /// Adds with wrap-around and returns the previous value.
     #[inline]
     pub fn fetch_add(&self, add: u64, _: Ordering) -> u64 {
         // SAFETY: see above.
         unsafe { racy::fetch_add_u64(self.word, add) }
     }
-    /// Subtracts, and wraps around; returns the previous value.
+    /// Subtracts with wrap-around and returns the previous value.
     #[inline]
     pub fn fetch_sub(&self, sub: u64, order: Ordering) -> u64 {
         self.fetch_add(sub.wrapping_neg(), order)
     }
-    /// Stores `new` if the word is `current`; returns the previous value.
+    /// Stores `new` if the word equals `current`. Returns the previous value.
     ///
     /// # Errors
-    /// The previous value, if it is not `current`.
+    /// The previous value, if it differs from `current`.
     #[inline]
     pub fn compare_exchange(&self, current: u64, new: u64, _: Ordering, _: Ordering) -> Result<u64, u64> {
         // SAFETY: see above.
@@ -648,7 +645,7 @@ mod tests {
 
     const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
-    // Here and not with the other tests of the API, because this file may use `unsafe`.
+    // This test is here and not with the other tests of the API because this file may use `unsafe`.
     #[test]
     fn raw_memory_is_checked_and_used() {
         let context = Context::open(DeviceConfig::loopback()).unwrap();
@@ -681,7 +678,7 @@ mod tests {
         assert_eq!(e.unwrap_err().errno(), crate::errno::EINVAL);
     }
 
-    // Goal: a hint changes nothing, whatever the range.
+    // Goal: a prefetch changes nothing and never fails, whatever the range.
     #[test]
     fn any_range_can_be_prefetched() {
         let pd = Context::open(DeviceConfig::loopback()).unwrap().alloc_pd().unwrap();
@@ -694,7 +691,7 @@ mod tests {
         assert_eq!(mr.to_vec(0..1000).unwrap(), [7; 1000]);
     }
 
-    // Goal: other memory of the caller under the same key; memory registered without write access does not get it.
+    // Goal: rereg_raw registers other memory of the caller under the same key; memory registered without write access does not get it.
     #[test]
     fn raw_memory_is_registered_again() {
         let context = Context::open(DeviceConfig::loopback()).unwrap();
@@ -711,7 +708,7 @@ mod tests {
         // SAFETY: refused, so it is never written.
         let e = unsafe { mr.rereg_in_place_raw(&write) }.unwrap_err();
         assert_eq!((e.errno(), mr.access()), (EFAULT, Access::empty()));
-        // The same memory, with the right to write, under the address that requests name it by.
+        // The same memory gets the right to write, and keeps the address that requests name it by.
         // SAFETY: as below.
         let mut read =
             unsafe { pd.reg_mr_iova_raw(memory.as_mut_ptr(), memory.len(), 0x7000, Access::REMOTE_READ) }

@@ -1,4 +1,4 @@
-//! Regions and files: the kernel reads and writes registered memory as another device would.
+//! Regions and files: the kernel reads and writes registered memory, just as another device would.
 
 use core::ops::Range;
 use std::io;
@@ -8,11 +8,11 @@ use crate::error::VerbsError;
 use crate::memory::Memory;
 use crate::mr::Mr;
 
-/// Bytes of a region that stay where they are, from [`Mr::pin`]: for calls of the operating system that outlast a call of the
-/// program, such as the buffers of an `io_uring`.
+/// A range of a region that stays at its address, from [`Mr::pin`]. For calls of the operating system that use the memory after they
+/// return, such as those on the buffers of an `io_uring`.
 ///
-/// While it exists, the memory is neither freed nor replaced: [`Mr::dereg`] and [`Mr::rereg`] are refused with `EBUSY`. The
-/// region may be dropped; its key is gone then, and its buffer lives until the last pin is dropped.
+/// While it exists, the memory is neither freed nor replaced: [`Mr::dereg`] and [`Mr::rereg`] fail with `EBUSY`. The region may be dropped.
+/// Its key is then revoked, and its buffer lives until the last pin is dropped.
 #[derive(Debug)]
 #[must_use = "the bytes stay only as long as the pin exists"]
 pub struct MrPin {
@@ -22,24 +22,23 @@ pub struct MrPin {
 }
 
 impl MrPin {
-    /// The first byte. Peers and shards access the bytes at any moment, so they are accessed as [`Mr::as_ptr`] says.
+    /// A pointer to the first byte. Peers and shards access the bytes at any moment, so use it as described for [`Mr::as_ptr`].
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.at(self.at, self.len)
     }
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
-    /// Whether there are none.
+    /// Whether the range is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
 impl Mr {
-    /// Reads from a file into a range of the region, with one pread(2) from `file_offset` on: without a copy in between.
-    /// Returns how many bytes were read, which may be fewer; 0 at the end of the file. The call waits for the file; it has no
-    /// lock.
+    /// Reads from a file at `file_offset` into a range of the region, with one pread(2) and without an intermediate copy. Returns how many
+    /// bytes were read, which may be fewer than the range; 0 at the end of the file. Waits for the file, without holding a lock.
     ///
     /// ```no_run
     /// # use verbs::{Access, Context, DeviceConfig};
@@ -64,8 +63,8 @@ impl Mr {
         read.map_err(|e| failed("pread", &e))
     }
 
-    /// Writes a range of the region to a file, with one pwrite(2) from `file_offset` on. Returns how many bytes were written,
-    /// which may be fewer. Bytes that a peer writes meanwhile may be written or not.
+    /// Writes a range of the region to a file at `file_offset`, with one pwrite(2). Returns how many bytes were written, which may be fewer
+    /// than the range. Bytes that a peer writes during the call may reach the file or not.
     ///
     /// # Errors
     /// [`VerbsError::OutOfRegion`]; [`VerbsError::File`] with the error of the system call.
@@ -77,7 +76,7 @@ impl Mr {
         written.map_err(|e| failed("pwrite", &e))
     }
 
-    /// Pins a range of the region: its address and length, and the promise that the bytes stay.
+    /// Pins a range of the region: while the result exists, the bytes stay at their address.
     ///
     /// # Errors
     /// [`VerbsError::OutOfRegion`].
@@ -87,7 +86,7 @@ impl Mr {
     }
 }
 
-/// An offset in a file as the system takes it.
+/// Converts a file offset to the type that the system calls take.
 fn offset(call: &'static str, file_offset: u64) -> Result<i64, VerbsError> {
     i64::try_from(file_offset).map_err(|_| VerbsError::File { call, errno: libc::EINVAL })
 }

@@ -9,32 +9,32 @@ use crate::error::{BindError, VerbsError};
 use crate::mr::Mr;
 use crate::pd::Pd;
 
-/// A memory window (`struct ibv_mw`): a key that grants part of a memory region for a while, bound and invalidated without a
-/// control call. Dropping it deallocates it.
+/// A memory window (`struct ibv_mw`): a key that temporarily grants part of a memory region, and is bound and invalidated without a control
+/// call. Dropping it deallocates it.
 #[derive(Debug)]
 #[doc(alias = "ibv_mw")]
 pub struct Mw {
     core: MwCore,
 }
 
-/// What a window is bound to (`struct ibv_mw_bind_info`).
+/// What to bind a window to (`struct ibv_mw_bind_info`).
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_mw_bind_info")]
 pub struct MwBindInfo<'a> {
-    /// The region, registered with [`Access::MW_BIND`] and not zero-based; of the window's protection domain. None
-    /// unbinds a window of type 1.
+    /// The region: of the window's protection domain, registered with [`Access::MW_BIND`] and not zero-based. `None` unbinds a window of
+    /// type 1.
     pub mr: Option<&'a Mr>,
     /// Address of the first byte.
     pub addr: u64,
-    /// Bytes; 0 unbinds a window of type 1.
+    /// Length in bytes; 0 unbinds a window of type 1.
     pub length: u64,
-    /// What the peer may do: remote rights, and [`Access::ZERO_BASED`] for a window of type 2. Writes and atomics need
-    /// a region with [`Access::LOCAL_WRITE`].
+    /// The rights of the peer: remote rights, and for a window of type 2 also [`Access::ZERO_BASED`]. Writes and atomics need a region with
+    /// [`Access::LOCAL_WRITE`].
     pub access: Access,
 }
 
 impl<'a> MwBindInfo<'a> {
-    /// A range of a region.
+    /// Describes a range of a region.
     ///
     /// # Errors
     /// [`VerbsError::OutOfRegion`].
@@ -43,7 +43,7 @@ impl<'a> MwBindInfo<'a> {
         let (addr, length) = (mr.iova() + range.start as u64, (range.end - range.start) as u64);
         Ok(Self { mr: Some(mr), addr, length, access })
     }
-    /// Nothing: after this bind a window of type 1 grants nothing.
+    /// Describes nothing: a bind with it unbinds a window of type 1.
     pub const fn unbind() -> Self {
         Self { mr: None, addr: 0, length: 0, access: Access::empty() }
     }
@@ -53,17 +53,17 @@ impl<'a> MwBindInfo<'a> {
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_mw_bind")]
 pub struct MwBind<'a> {
-    /// The caller's tag, which comes back in the completion.
+    /// The program's identifier of the request, which its completion contains.
     pub wr_id: u64,
-    /// Signalled, fenced.
+    /// May contain `SIGNALED` and `FENCE`.
     pub send_flags: SendFlags,
-    /// The range to bind it to.
+    /// The range to bind the window to.
     pub bind_info: MwBindInfo<'a>,
 }
 
 impl Pd {
-    /// Allocates a memory window, which grants nothing until it is bound: one of type 1 by
-    /// [`Qp::bind_mw`](crate::Qp::bind_mw), one of type 2 by a [`SendWr::bind_mw`](crate::SendWr::bind_mw) request.
+    /// Allocates a memory window. It grants nothing until it is bound: type 1 by [`Qp::bind_mw`](crate::Qp::bind_mw), type 2 by a
+    /// [`SendWr::bind_mw`](crate::SendWr::bind_mw) request.
     ///
     /// ```
     /// # use verbs::{Access, Context, MwBindInfo, MwType, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
@@ -96,7 +96,7 @@ impl Pd {
     /// ```
     ///
     /// # Errors
-    /// `ENOMEM` when no key is left.
+    /// `ENOMEM` if no key is left.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw, VerbsError> {
         Ok(Mw { core: self.core().alloc_mw(mw_type)? })
@@ -114,15 +114,14 @@ impl Mw {
     pub fn mw_type(&self) -> MwType {
         self.core.mw_type()
     }
-    /// The key: of type 1 that of the last bind; of type 2 the one from which [`inc_rkey`](crate::inc_rkey) derives the keys
-    /// to bind it with.
+    /// The key. For type 1, that of the last bind; for type 2, the one from which [`inc_rkey`](crate::inc_rkey) derives the key of a bind.
     pub fn rkey(&self) -> u32 {
         self.core.rkey()
     }
-    /// Deallocates the window, bound or not. On return it grants nothing any more.
+    /// Deallocates the window, bound or not. When the call returns, the window grants nothing any more.
     ///
     /// # Errors
-    /// `EDEADLK` from inside a turn; the window comes back with the error.
+    /// `EDEADLK` from inside a turn. The window is returned with the error.
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn dealloc(self) -> Result<(), (VerbsError, Self)> {
         match self.core.dealloc() {
@@ -132,7 +131,7 @@ impl Mw {
     }
 }
 
-/// Whether two keys differ in their low 8 bits at most.
+/// Checks that two keys differ at most in their low 8 bits.
 pub(crate) fn own_key(given: u32, own: u32) -> Result<(), BindError> {
     if given >> 8 == own >> 8 { Ok(()) } else { Err(BindError::ForeignKey { given, own }) }
 }

@@ -8,14 +8,13 @@ use crate::context::Context;
 use crate::error::VerbsError;
 use crate::pd::Pd;
 
-/// A thread domain (`struct ibv_td`): declares that the objects created under it are used by one thread.
+/// A thread domain (`struct ibv_td`). It declares that the objects created with it are used by one thread.
 ///
-/// Its effect here: its queue pairs are all on one shard, chosen with the first one, unless
-/// [`QpInitAttr::shard`](crate::QpInitAttr::shard) names another. So one thread that drives this shard
-/// ([`shard`](Self::shard), [`Context::reactor`]) serves them all. It removes no lock. Only the split handles
-/// ([`SendQueue`](crate::SendQueue), [`RecvQueue`](crate::RecvQueue), [`CqPoller`](crate::CqPoller)) do without locks, since
-/// the compiler checks that one thread uses each of these; every other call may be made from any thread, with a thread domain
-/// or without.
+/// Its effect here is that all its queue pairs are on one shard, which is chosen when the first one is created, unless
+/// [`QpInitAttr::shard`](crate::QpInitAttr::shard) names another. So one thread that drives this shard ([`shard`](Self::shard),
+/// [`Context::reactor`]) serves them all. It removes no lock: every call may still be made from any thread. Only the split handles
+/// ([`SendQueue`](crate::SendQueue), [`RecvQueue`](crate::RecvQueue), [`CqPoller`](crate::CqPoller)) work without locks, because the
+/// compiler checks that one thread uses each of them.
 ///
 /// ```
 /// use verbs::{Context, CqInitAttr, DeviceConfig, ParentDomainInitAttr, QpInitAttr};
@@ -45,15 +44,15 @@ impl Td {
     /// Frees the thread domain.
     ///
     /// # Errors
-    /// `EBUSY` while parent domains have it; it comes back with the error.
+    /// `EBUSY` while it is part of a parent domain. The thread domain is returned with the error.
     #[doc(alias = "ibv_dealloc_td")]
     pub fn dealloc(self) -> Result<(), (VerbsError, Self)> {
         TdCore::dealloc(self.core).map_err(|(e, core)| (e.into(), Self { core }))
     }
 }
 
-/// What a parent domain is made of (`struct ibv_parent_domain_init_attr`). There are no custom allocators: a provider may
-/// ignore them (ibv_alloc_parent_domain(3)), so they are left out.
+/// The parts of a parent domain (`struct ibv_parent_domain_init_attr`). There are no custom allocators, because a provider may ignore them
+/// (ibv_alloc_parent_domain(3)).
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_parent_domain_init_attr")]
 pub struct ParentDomainInitAttr<'a> {
@@ -70,10 +69,10 @@ impl Context {
         Td { core: self.device().alloc_td() }
     }
 
-    /// Allocates a parent domain: a protection domain with a thread domain beside it. It can be used wherever its protection
-    /// domain can, with the same keys, regions, windows and address handles; it is freed with [`Pd::dealloc`], before its
-    /// protection domain and its thread domain, and after the objects created in it. Made of a parent domain, it belongs to
-    /// that one's protection domain.
+    /// Allocates a parent domain: a protection domain combined with a thread domain. It can be used wherever its protection domain can,
+    /// with the same keys, regions, windows and address handles. It must be freed with [`Pd::dealloc`] before its protection domain and its
+    /// thread domain, and after the objects created in it. A parent domain made from another parent domain belongs to the same protection
+    /// domain as that one.
     ///
     /// # Errors
     /// `EINVAL` for objects of another context.

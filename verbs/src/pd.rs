@@ -7,8 +7,8 @@ use stack::device::PdCore;
 use crate::context::Context;
 use crate::error::VerbsError;
 
-/// A protection domain (`struct ibv_pd`): queue pairs and memory regions work together only within one. It may be a
-/// parent domain ([`Context::alloc_parent_domain`](crate::Context::alloc_parent_domain)).
+/// A protection domain (`struct ibv_pd`). Queue pairs can use only memory regions of their own domain. It may be a parent domain
+/// ([`Context::alloc_parent_domain`](crate::Context::alloc_parent_domain)).
 #[derive(Debug)]
 #[doc(alias = "ibv_pd")]
 pub struct Pd {
@@ -19,7 +19,7 @@ impl Context {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// `ENOMEM` with [`DeviceAttr::max_pd`](crate::DeviceAttr::max_pd) of them.
+    /// `ENOMEM` if [`DeviceAttr::max_pd`](crate::DeviceAttr::max_pd) domains exist.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<Pd, VerbsError> {
         Ok(Pd::new(self.device().alloc_pd()?))
@@ -37,8 +37,8 @@ impl Pd {
     /// Frees the protection domain.
     ///
     /// # Errors
-    /// `EBUSY` while it has queue pairs, shared receive queues, memory regions or windows, address handles or parent domains,
-    /// a parent domain also while it has completion queues; the domain comes back with the error.
+    /// `EBUSY` while it has queue pairs, shared receive queues, memory regions or windows, address handles or parent domains; for a parent
+    /// domain, also while it has completion queues. The domain is returned with the error.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn dealloc(self) -> Result<(), (VerbsError, Self)> {
         PdCore::dealloc(self.core).map_err(|(e, core)| (e.into(), Self { core }))

@@ -1,4 +1,4 @@
-//! Whether the peer of a reliable connection still has its queue pair, asked where nothing is under way that would tell.
+//! Checks whether the peer of an idle reliable connection still has its queue pair.
 
 use stack::device::PeerCheck;
 
@@ -6,16 +6,16 @@ use crate::error::VerbsError;
 use crate::qp::Qp;
 
 impl Qp {
-    /// Asks the peer whether it still has its queue pair: for a connection that was idle for long, as a host that is gone says
-    /// nothing. Returns at once; [`PeerCheck::state`] tells what is known by now.
+    /// Asks the peer whether it still has its queue pair. For a connection that has been idle for long, because a host that fails sends
+    /// nothing. Returns at once; [`PeerCheck::state`] returns what is known so far.
     ///
-    /// What is sent needs no right and no receive request at the peer, makes no completion at either side, and takes no place in
-    /// the send queue: an empty SEND with the number of the last packet that the peer acknowledged. Any peer answers such a
-    /// duplicate with an acknowledgement, and does nothing else. It is repeated as a request would be (`timeout`, `retry_cnt`), so
-    /// the answer is known when a request would have failed with `RETRY_EXC_ERR`, at the latest; without a `timeout`, within
-    /// seconds. While a request is under way nothing is sent for it: its acknowledgement tells.
+    /// The probe is an empty SEND with the PSN of the last packet that the peer acknowledged. It needs no access right and no receive
+    /// request at the peer, generates no completion on either side, and occupies no slot of the send queue. Any peer acknowledges such a
+    /// duplicate and otherwise ignores it. The probe is repeated like a request (`timeout`, `retry_cnt`), so the result is known at the
+    /// latest when a request would fail with `RETRY_EXC_ERR`; without a `timeout`, within seconds. While a request is outstanding no probe
+    /// is sent, because its acknowledgement answers the question.
     ///
-    /// A peer that is silent changes nothing here: to end the connection, disconnect its identifier, or move the queue pair to ERR.
+    /// A silent peer changes nothing here. To end the connection, disconnect its identifier or move the queue pair to ERR.
     ///
     /// ```
     /// # use verbs::{Context, DeviceConfig, PeerState, QpInitAttr, RcOptions};
@@ -34,7 +34,7 @@ impl Qp {
     /// ```
     ///
     /// # Errors
-    /// `EDEADLK` from inside a turn; `EIO` where its shard died of a panic.
+    /// `EDEADLK` from inside a turn; `EIO` if the queue pair's shard died of a panic.
     pub fn check_peer(&self) -> Result<PeerCheck, VerbsError> {
         Ok(self.core().device().check_peer(self.qp_num())?)
     }

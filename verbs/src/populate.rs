@@ -1,8 +1,8 @@
-//! Whether memory of the program is mapped with the rights that a region needs; faults it in.
+//! Checks that memory of the program is mapped with the rights that a region needs, and faults it in.
 //!
-//! Shards access registered memory directly, so that a page which may not be accessed would end the process. Here the kernel accesses
-//! every page first, for which a failure is an error and no signal. The result is that of registering for a NIC: what is not mapped,
-//! lacks the right or lies beyond the end of its file is refused, and so are mappings of devices.
+//! Shards access registered memory directly, so a page that may not be accessed would end the process. Therefore the kernel accesses every
+//! page first: it reports a failure as an error and not by a signal. The result is the same as for registration with a NIC: memory that is
+//! not mapped, lacks the right or lies beyond the end of its file is refused, and so are mappings of devices.
 
 #![allow(unsafe_code, reason = "system calls on memory that is named by address")]
 
@@ -10,10 +10,10 @@ use std::sync::OnceLock;
 
 use stack::device::racy::kernel::{self, NotMapped};
 
-/// Faults in every page of a range, as reading does, and if it is for writing, as writing does. Changes no content.
+/// Faults in every page of a range for reading, and if `write` is set also for writing. Changes no content.
 ///
 /// # Errors
-/// [`NotMapped`]: a page may not be accessed so.
+/// [`NotMapped`] if a page may not be accessed in this way.
 pub(crate) fn populate(addr: u64, len: u64, write: bool) -> Result<(), NotMapped> {
     if len == 0 {
         return Ok(());
@@ -26,14 +26,14 @@ pub(crate) fn populate(addr: u64, len: u64, write: bool) -> Result<(), NotMapped
     })
 }
 
-/// Of the system: 4096 bytes, or more.
+/// The page size of the system in bytes: 4096 or more.
 pub(crate) fn page_size() -> u64 {
     static PAGE_SIZE: OnceLock<u64> = OnceLock::new();
-    // SAFETY: a number.
+    // SAFETY: returns a number and accesses no memory of ours.
     *PAGE_SIZE.get_or_init(|| unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64)
 }
 
-/// By one call for the whole range, which kernels before Linux 5.14 do not know.
+/// Faults the range in with one or two system calls, which kernels before Linux 5.14 do not have.
 fn at_once(start: u64, end: u64, write: bool) -> Result<(), NotMapped> {
     let advise = |advice| {
         // SAFETY: populating faults pages in as an access would, and changes no content.
@@ -43,13 +43,14 @@ fn at_once(start: u64, end: u64, write: bool) -> Result<(), NotMapped> {
         }
     };
     if write {
-        // First, so that new pages are made once.
+        // Before the reads, so that new pages are allocated once.
         advise(libc::MADV_POPULATE_WRITE)?;
     }
     advise(libc::MADV_POPULATE_READ)
 }
 
-/// Whether the kernel knows the advice of [`at_once`]. It says EINVAL if not, and the same of memory without the right.
+/// Whether the kernel knows the advice of [`at_once`]. A failure of `at_once` does not tell, because EINVAL also stands for memory without
+/// the right.
 fn knows_the_advice() -> bool {
     static KNOWS: OnceLock<bool> = OnceLock::new();
     *KNOWS.get_or_init(|| {
@@ -59,7 +60,7 @@ fn knows_the_advice() -> bool {
     })
 }
 
-/// By a call or two for each page.
+/// Faults the range in with one or two system calls per page.
 fn page_by_page(start: u64, end: u64, write: bool) -> Result<(), NotMapped> {
     let mut page = start;
     while page < end {
@@ -70,29 +71,29 @@ fn page_by_page(start: u64, end: u64, write: bool) -> Result<(), NotMapped> {
             // SAFETY: the program registers this memory; the byte is not used.
             unsafe { kernel::read(page, &mut [0]) }?;
         } else {
-            // As good a look, except that it takes the mapping of a device for memory.
+            // Equivalent, except that it accepts the mapping of a device.
             futex(page, FutexCall::Compare)?;
         }
-        // Beyond the last page there is nothing.
+        // There is no page after the last one of the address space.
         page = page.checked_add(page_size()).unwrap_or(end);
     }
     Ok(())
 }
 
-/// What futex(2) is asked to do with a word. It leaves the word as it is.
+/// The operation that futex(2) performs on a word. The value of the word stays the same.
 #[derive(Clone, Copy)]
 enum FutexCall {
-    /// Reads it, and does not wait.
+    /// Reads the word and does not wait.
     Compare,
-    /// Sets none of its bits, by an atomic instruction: the word is written, and no store of another thread is lost.
+    /// Sets none of its bits with an atomic instruction: writes the word, without losing a store of another thread.
     Or,
 }
 
-/// Has the kernel access a word at the start of a page, as a part of a call that needs no right and that no sandbox can do without.
+/// Makes the kernel access a word at the start of a page. Uses futex(2), which needs no privilege and is permitted in every sandbox.
 fn futex(page: u64, call: FutexCall) -> Result<(), NotMapped> {
     const OR_ZERO: u32 = (libc::FUTEX_OP_OR as u32) << 28;
     let (nobody, at_once) = (0_u32, libc::timespec { tv_sec: 0, tv_nsec: 0 });
-    // SAFETY: the kernel checks the address. A thread that waits on the word may be woken, as it may at any time.
+    // SAFETY: the kernel checks the address. A thread that waits on the word may be woken, which may happen at any time anyway.
     let result = unsafe {
         match call {
             FutexCall::Compare => libc::syscall(
@@ -124,7 +125,7 @@ mod tests {
     const BOTH: i32 = libc::PROT_READ | libc::PROT_WRITE;
     const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
-    /// Pages, mapped until they are dropped.
+    /// Pages that stay mapped until this is dropped.
     struct Pages {
         at: u64,
         count: u64,
@@ -132,14 +133,14 @@ mod tests {
 
     impl Pages {
         fn map(count: u64, protection: i32, flags: i32, fd: i32) -> Self {
-            // SAFETY: new memory.
+            // SAFETY: maps new memory.
             let at = unsafe {
                 libc::mmap(core::ptr::null_mut(), (count * page_size()) as usize, protection, flags, fd, 0)
             };
             assert_ne!(at, libc::MAP_FAILED);
             Self { at: at as u64, count }
         }
-        /// Anonymous memory, a page for each protection.
+        /// Maps anonymous memory with one page for each protection.
         fn of(protections: &[i32]) -> Self {
             let pages = Self::map(protections.len() as u64, libc::PROT_NONE, ANONYMOUS, -1);
             for (page, protection) in (pages.at..).step_by(page_size() as usize).zip(protections) {
@@ -156,12 +157,12 @@ mod tests {
 
     impl Drop for Pages {
         fn drop(&mut self) {
-            // SAFETY: mapped by `map`, and nothing refers to it.
+            // SAFETY: mapped by `map`, and nothing refers to it any more.
             unsafe { libc::munmap(self.at as *mut _, self.len() as usize) };
         }
     }
 
-    /// A file of two pages and a byte.
+    /// Creates a file of two pages and a byte.
     fn file(write: bool) -> File {
         let path = std::env::temp_dir().join(format!("roce-populate-{}-{write}", std::process::id()));
         File::create(&path).unwrap().write_all(&vec![7; 2 * page_size() as usize + 1]).unwrap();
@@ -170,14 +171,15 @@ mod tests {
         file
     }
 
-    /// The kernel's clock data, a mapping of no memory that everybody may read.
+    /// The address of the kernel's clock data: a mapping without memory that every process may read. `None` if there is none.
     fn device() -> Option<u64> {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let line = maps.lines().find(|line| line.contains("[vvar"))?;
         u64::from_str_radix(line.split('-').next()?, 16).ok()
     }
 
-    // Goal: what may be read, and what be written, by the call of new kernels and by those that old ones have.
+    // Goal: the rights to read and to write are checked by the system call of new kernels and by those of old kernels, with the same
+    // result.
     #[test]
     #[cfg_attr(miri, ignore = "the kernel accesses the memory")]
     fn every_mapping_without_the_right_is_refused_by_every_kernel() {
@@ -229,7 +231,7 @@ mod tests {
         }
     }
 
-    // Goal: where the kernel copies nothing within a process, a page is looked at in another way, with the same result.
+    // Goal: if the kernel cannot copy within a process, pages are checked in another way, with the same result.
     #[test]
     #[cfg_attr(miri, ignore = "the kernel accesses the memory")]
     fn a_word_is_accessed_and_stays_as_it_is() {
@@ -253,7 +255,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "the kernel accesses the memory")]
     fn refusals_of_memory_are_told_from_those_of_the_advice() {
-        // Older ones may have got it too.
+        // Older kernels may have the advice too, by a backport.
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
         let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
         let version = (numbers.next().unwrap(), numbers.next().unwrap());

@@ -1,13 +1,13 @@
-//! Posting a list.
+//! Results of posting a list.
 
 use crate::error::{PostError, PostErrorKind};
 
-/// Why a list was not posted to its end: behind the requests that were put, one could not be.
+/// The error of a list of which only the first `put` requests could be posted.
 pub(crate) fn stopped(put: u32, kind: PostErrorKind) -> PostError {
     PostError { bad_wr: put as usize, kind }
 }
 
-/// The result of posting to a queue that takes nothing: an error for the first request; an empty list succeeds.
+/// The result of posting to a queue that accepts nothing: an error for the first request. An empty list succeeds.
 pub(crate) fn refused<W>(
     wrs: impl IntoIterator<Item = W>,
     kind: impl Into<PostErrorKind>,

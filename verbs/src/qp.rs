@@ -23,47 +23,48 @@ use crate::wr::{RecvWr, SendLimits, SendWr};
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_qp_init_attr")]
 pub struct QpInitAttr<'a> {
-    /// Service type.
+    /// Transport service type.
     pub qp_type: QpType,
-    /// Where send requests complete.
+    /// The completion queue of send requests.
     pub send_cq: &'a Cq,
-    /// Where receive requests complete; may be the same. Not used by an XRC initiator.
+    /// The completion queue of receive requests; may be the same one. Not used by an XRC initiator.
     pub recv_cq: &'a Cq,
-    /// Source of receive requests instead of a receive queue of its own: for RC, UC and UD. The receive sizes of `cap` are
-    /// ignored then, and 0 is granted.
+    /// A shared receive queue to take receive requests from, instead of a receive queue of its own; for RC, UC and UD. The receive sizes of
+    /// `cap` are then ignored, and 0 is granted.
     pub srq: Option<&'a Srq>,
-    /// Sizes of the queues.
+    /// Sizes of the send and receive queues.
     pub cap: QpCap,
-    /// Every send request generates a completion.
+    /// Whether every send request generates a completion.
     pub sq_sig_all: bool,
-    /// The shard that will own the queue pair; if absent, that of its thread domain ([`Td`](crate::Td)), or the least loaded
-    /// one.
+    /// The shard that will own the queue pair. If `None`, it is the shard of the thread domain ([`Td`](crate::Td)), or else the least
+    /// loaded shard.
     pub shard: Option<usize>,
-    /// It receives no copy of what it sends to a multicast group that it is itself attached to.
+    /// Whether to withhold from it the multicast datagrams that it sends itself, in groups that it is attached to.
     #[doc(alias = "IBV_QP_CREATE_BLOCK_SELF_MCAST_LB")]
     pub block_self_mcast_lb: bool,
-    /// The only operations that [`Qp::wr_start`] may post; if absent, all those of its type.
+    /// The only operations that [`Qp::wr_start`] may post. If `None`, all operations of the queue pair's type.
     pub send_ops_flags: Option<SendOpsFlags>,
 }
 
 impl<'a> QpInitAttr<'a> {
-    /// An RC queue pair of 128 requests each way, 4 elements each, 208 bytes inline.
+    /// Attributes of an RC queue pair with room for 128 requests in each direction, 4 scatter/gather elements each and 208 bytes of inline
+    /// data.
     pub const fn rc(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
         Self::new(QpType::Rc, send_cq, recv_cq)
     }
-    /// A UC queue pair, of the same sizes.
+    /// Attributes of a UC queue pair of the same sizes.
     pub const fn uc(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
         Self::new(QpType::Uc, send_cq, recv_cq)
     }
-    /// A UD queue pair, of the same sizes.
+    /// Attributes of a UD queue pair of the same sizes.
     pub const fn ud(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
         Self::new(QpType::Ud, send_cq, recv_cq)
     }
-    /// An XRC initiator, of the same sizes: it sends, and receives nothing.
+    /// Attributes of an XRC initiator of the same sizes. It only sends.
     pub const fn xrc_ini(send_cq: &'a Cq) -> Self {
         Self::new(QpType::XrcIni, send_cq, send_cq)
     }
-    /// A queue pair of any type, of the same sizes.
+    /// Attributes of a queue pair of any type, of the same sizes.
     pub const fn new(qp_type: QpType, send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
         let cap = QpCap {
             max_send_wr: 128,
@@ -84,7 +85,7 @@ impl<'a> QpInitAttr<'a> {
             send_ops_flags: None,
         }
     }
-    /// With these sizes.
+    /// Sets the sizes of the queues.
     #[must_use]
     pub const fn cap(mut self, cap: QpCap) -> Self {
         self.cap = cap;
@@ -96,13 +97,13 @@ impl<'a> QpInitAttr<'a> {
         self.srq = Some(srq);
         self
     }
-    /// With a completion for every send request.
+    /// Requests a completion for every send request.
     #[must_use]
     pub const fn sig_all(mut self) -> Self {
         self.sq_sig_all = true;
         self
     }
-    /// Without copies of what it sends to a multicast group that it is itself attached to.
+    /// Withholds the multicast datagrams that the queue pair sends itself, in groups that it is attached to.
     #[must_use]
     pub const fn block_self_mcast_lb(mut self) -> Self {
         self.block_self_mcast_lb = true;
@@ -114,7 +115,7 @@ impl<'a> QpInitAttr<'a> {
         self.send_ops_flags = Some(flags);
         self
     }
-    /// Owned by this shard.
+    /// Chooses the shard that will own the queue pair.
     #[must_use]
     pub const fn on_shard(mut self, shard: usize) -> Self {
         self.shard = Some(shard);
@@ -129,24 +130,24 @@ pub struct Qp {
     core: Arc<QpCore>,
     send_cq: Cq,
     recv_cq: Cq,
-    /// Apart, as only queries look at it.
+    /// Boxed, because only queries read it.
     srq: Option<Box<Srq>>,
-    /// What its send queue accepts.
+    /// Limits of its send queue.
     limits: SendLimits,
-    /// It was made with [`QpInitAttr::send_ops_flags`].
+    /// Whether it was created with [`QpInitAttr::send_ops_flags`].
     extended: bool,
 }
 
 impl Pd {
-    /// Creates a queue pair, in RESET; the first one starts the port. The sizes granted are at least those requested
-    /// ([`Qp::cap`]).
+    /// Creates a queue pair in RESET. The first one of a context starts the port. The granted sizes ([`Qp::cap`]) are at least those
+    /// requested.
     ///
-    /// An XRC target is created on its domain ([`Xrcd::create_qp`](crate::Xrcd::create_qp)).
+    /// An XRC target is created on its domain instead ([`Xrcd::create_qp`](crate::Xrcd::create_qp)).
     ///
     /// # Errors
-    /// `EINVAL` for sizes above the device's limits ([`DeviceAttr`](crate::DeviceAttr)), a shard that does not exist
-    /// or a completion queue of another context; `ENOMEM` without queue pair numbers; `ENODEV` where this starts the
-    /// port ([`Context::start`](crate::Context::start)) and its device cannot be opened; `EDEADLK` from inside a turn.
+    /// `EINVAL` for sizes above the device's limits ([`DeviceAttr`](crate::DeviceAttr)), a shard that does not exist or a completion queue
+    /// of another context; `ENOMEM` if no queue pair number is left; `ENODEV` if the call starts the port
+    /// ([`Context::start`](crate::Context::start)) and the port's device cannot be opened; `EDEADLK` from inside a turn.
     #[doc(alias = "ibv_create_qp")]
     pub fn create_qp(&self, init: &QpInitAttr<'_>) -> Result<Qp, VerbsError> {
         Qp::create(self.core(), init)
@@ -177,39 +178,39 @@ impl Qp {
         Ok(Self { core, send_cq: cq(init.send_cq), recv_cq: cq(init.recv_cq), srq, limits, extended })
     }
 
-    /// Its number.
+    /// The queue pair's number.
     #[inline]
     pub fn qp_num(&self) -> Qpn {
         self.core.qpn()
     }
-    /// Its service type.
+    /// The transport service type.
     pub fn qp_type(&self) -> QpType {
         self.core.qp_type()
     }
-    /// The sizes that were granted.
+    /// The granted sizes.
     pub fn cap(&self) -> QpCap {
         self.core.cap()
     }
-    /// The shard that owns it.
+    /// The shard that owns the queue pair.
     pub fn shard(&self) -> usize {
         self.core.shard()
     }
-    /// The first PSN that [`connect_rc`](Self::connect_rc) sends, drawn at random.
+    /// The first PSN that [`connect_rc`](Self::connect_rc) will send. It is random.
     pub fn first_psn(&self) -> Psn {
         self.core.first_psn()
     }
     pub(crate) fn core(&self) -> &QpCore {
         &self.core
     }
-    /// Its counters since it was created: frames, messages, retries by cause, NAKs by code, drops by reason. Counters that
-    /// only shards have ([`Counter::per_qp`](crate::Counter::per_qp)) are 0. Reads memory, stops no shard.
+    /// Counters since the queue pair was created: frames, messages, retries by cause, NAKs by code, drops by reason. Counters that are kept
+    /// only per shard ([`Counter::per_qp`](crate::Counter::per_qp)) are 0. The call only reads memory and stops no shard.
     pub fn counters(&self) -> CounterSnapshot {
         self.core.counters()
     }
-    /// Its current state, without a control call.
+    /// The current state. Does not make a control call.
     ///
     /// # Errors
-    /// `EIO` where its shard died of a panic.
+    /// `EIO` if the queue pair's shard died of a panic.
     pub fn state(&self) -> Result<QpState, VerbsError> {
         Ok(self.core.living_state()?)
     }
@@ -217,9 +218,9 @@ impl Qp {
         crate::context::gid(self.core.device(), usize::from(index))
     }
 
-    /// Changes attributes, and the state where [`AttrMask::STATE`] is given (ibv_modify_qp(3)). Each transition and type has
-    /// a set of required and of optional attributes; a missing or foreign one is refused, by name, and nothing has changed
-    /// then.
+    /// Changes attributes, and the state if [`AttrMask::STATE`] is set (ibv_modify_qp(3)). Each transition of each type has a set of
+    /// required and a set of optional attributes. If a required one is missing or another one is given, the error names it and nothing
+    /// changes.
     ///
     /// Entering RESET discards all requests and completions of the queue pair; entering ERR flushes them.
     ///
@@ -246,14 +247,14 @@ impl Qp {
     /// ```
     ///
     /// # Errors
-    /// [`DeviceError::Modify`](crate::DeviceError::Modify): `EINVAL`, for a Q_Key of the privileged half `EPERM`, for
-    /// mask bits that name no attribute `EOPNOTSUPP`. `EDEADLK` from inside a turn.
+    /// [`DeviceError::Modify`](crate::DeviceError::Modify): `EINVAL`; `EPERM` for a privileged Q_Key (bit 31 set); `EOPNOTSUPP` for mask
+    /// bits that name no attribute. `EDEADLK` from inside a turn.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), VerbsError> {
         Ok(self.core.modify(attr, mask)?)
     }
 
-    /// Every attribute as it is now, and what the queue pair was created with; `cap` holds the granted sizes.
+    /// The current value of every attribute, and the attributes of creation with the granted sizes in `cap`.
     ///
     /// # Errors
     /// `EDEADLK` from inside a turn.
@@ -273,8 +274,8 @@ impl Qp {
         Ok((self.core.query()?, init))
     }
 
-    /// Posts a list of send requests, in order: a slice, or what any iterator yields, which is asked for no more after a
-    /// request that is refused. They are visible to the device together, when the call returns.
+    /// Posts a list of send requests, in order. The list is a slice or any iterator; after a refused request the iterator is not advanced
+    /// any more. All requests of the list become visible to the device together, when the call returns.
     ///
     /// ```
     /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, SendWr};
@@ -294,10 +295,10 @@ impl Qp {
     /// ```
     ///
     /// # Errors
-    /// [`PostError`] with the position of the first request that was not posted; those before it were. `EINVAL` below
-    /// RTS, for an operation that the type does not have, for lists and lengths beyond the limits; `ENOMEM` when the
-    /// queue is full; `EBUSY` while a [`SendQueue`] exists; `EDEADLK` from an iterator that posts to this queue itself, and
-    /// for the thread that has begun a list ([`wr_start`](Self::wr_start)) and not completed it.
+    /// [`PostError`] with the position of the first request that was not posted; those before it were. `EINVAL` in a state before RTS, for
+    /// an operation that the type does not have, and for lists and lengths beyond the limits; `ENOMEM` if the queue is full; `EBUSY` while
+    /// a [`SendQueue`] exists; `EDEADLK` from an iterator that posts to this queue itself, and on a thread that has begun a list
+    /// ([`wr_start`](Self::wr_start)) and not completed it.
     #[doc(alias = "ibv_post_send")]
     pub fn post_send<'w>(&self, wrs: impl IntoIterator<Item: Borrow<SendWr<'w>>>) -> Result<(), PostError> {
         match self.core.sq().lock() {
@@ -306,13 +307,12 @@ impl Qp {
         }
     }
 
-    /// Posts a list of receive requests, in order: a slice, or what any iterator yields, as
-    /// [`post_send`](Self::post_send).
+    /// Posts a list of receive requests, in order. The list is a slice or any iterator, as in [`post_send`](Self::post_send).
     ///
     /// # Errors
-    /// [`PostError`] with the position of the first request that was not posted; those before it were. `EINVAL` in RESET, for
-    /// lists beyond the limit, and always where a shared receive queue is used; `ENOMEM` when the queue is full; `EBUSY`
-    /// while a [`RecvQueue`] exists; `EDEADLK` from an iterator that posts to this queue itself.
+    /// [`PostError`] with the position of the first request that was not posted; those before it were. `EINVAL` in RESET, for lists beyond
+    /// the limit, and for a queue pair that uses a shared receive queue; `ENOMEM` if the queue is full; `EBUSY` while a [`RecvQueue`]
+    /// exists; `EDEADLK` from an iterator that posts to this queue itself.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv<'w>(&self, wrs: impl IntoIterator<Item: Borrow<RecvWr<'w>>>) -> Result<(), PostError> {
         match self.core.rq().lock() {
@@ -322,13 +322,13 @@ impl Qp {
         }
     }
 
-    /// Binds a memory window of type 1: posts a request that, in the order of the send queue, gives the window part of a
-    /// region under a new key and revokes the old key. Returns the new key, which is the window's from now on. A bind that is
-    /// not possible when it executes ends the queue pair with `MW_BIND_ERR`.
+    /// Binds a memory window of type 1. Posts a request to the send queue which makes the window grant part of a memory region under a new
+    /// key, and revokes the old key. Returns the new key; [`Mw`] reports it from now on. A bind that is not possible when it executes moves
+    /// the queue pair to ERR with `MW_BIND_ERR`.
     ///
     /// # Errors
-    /// `EINVAL` for a window of type 2 or bytes without a region; `EPERM` for a window or region of another protection
-    /// domain; as [`post_send`](Self::post_send).
+    /// `EINVAL` for a window of type 2, or for a length without a region; `EPERM` for a window or region of another protection domain;
+    /// those of [`post_send`](Self::post_send).
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind_mw(&self, mw: &Mw, bind: &MwBind<'_>) -> Result<u32, VerbsError> {
         if mw.mw_type() != MwType::One {
@@ -347,11 +347,11 @@ impl Qp {
         self.limits
     }
 
-    /// Splits off the lock-free handles. Dropping one returns its queue to the methods of [`Qp`].
+    /// Splits off the lock-free handles of both queues. Dropping a handle returns its queue to the methods of [`Qp`].
     ///
     /// # Errors
-    /// [`VerbsError::Split`] while one of them exists; `EDEADLK` from an iterator of a list that is being posted, or with a list
-    /// that this thread has begun.
+    /// [`VerbsError::Split`] while one of the handles exists; `EDEADLK` from an iterator of a list that is being posted, and on a thread
+    /// that has begun a list and not completed it.
     pub fn split(&self) -> Result<(SendQueue, RecvQueue), VerbsError> {
         let core = &self.core;
         let poster = core.sq().take().map_err(|why| unavailable("queue pair", why))?;
@@ -364,13 +364,13 @@ impl Qp {
         Ok((send, RecvQueue { poster, max_sge, core: core.clone() }))
     }
 
-    /// Destroys the queue pair. Its requests end without completions; those that wait for no answer and no address resolution are
-    /// sent first, unless the program turns the device itself ([`Drive::Embedded`](crate::Drive::Embedded)). Its asynchronous
-    /// events that were not fetched are dropped. Never waits.
+    /// Destroys the queue pair. Its requests end without completions. Requests that need no answer and no address resolution are sent
+    /// first, unless the program polls the shards itself ([`Drive::Embedded`](crate::Drive::Embedded)). Asynchronous events of the queue
+    /// pair that were not fetched are dropped. Never waits.
     ///
     /// # Errors
-    /// `EBUSY` while a [`SendQueue`] or [`RecvQueue`] exists, it is attached to a multicast group, or an asynchronous event
-    /// of it was fetched and not acknowledged, `EDEADLK` from inside a turn; the queue pair comes back with the error.
+    /// `EBUSY` while a [`SendQueue`] or [`RecvQueue`] exists, the queue pair is attached to a multicast group, or one of its asynchronous
+    /// events was fetched and not acknowledged; `EDEADLK` from inside a turn. The queue pair is returned with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         let Self { core, send_cq, recv_cq, srq, limits, extended } = self;
@@ -378,8 +378,7 @@ impl Qp {
             .map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq, srq, limits, extended }))
     }
 
-    /// As [`destroy`](Self::destroy), but waits until other threads have acknowledged all events, as ibv_destroy_qp(3) does,
-    /// for at most `timeout`.
+    /// As [`destroy`](Self::destroy), but waits up to `timeout` for other threads to acknowledge all events, as ibv_destroy_qp(3) does.
     ///
     /// # Errors
     /// As `destroy`.
@@ -417,35 +416,33 @@ impl SendQueue {
             None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
         }
     }
-    /// What a list is built with.
+    /// The poster and the limits, for a [`WrPost`](crate::WrPost).
     pub(crate) fn parts(&mut self) -> (&mut Option<SendPoster>, SendLimits) {
         (&mut self.poster, self.limits)
     }
-    /// A hint that [`post_send`](Self::post_send) is going to be called with `n` requests: prefetches the memory that the
-    /// handle points to, without waiting for it. For programs that post to very many queue pairs one after another, and know
-    /// early which come next: first [`prefetch`](crate::prefetch) the handle, then call this when the handle has arrived,
-    /// each for a few queues at a time, so that the cache misses overlap.
+    /// Prefetches the memory that [`post_send`](Self::post_send) of `n` requests will access, without waiting for it. For programs that
+    /// post to very many queue pairs in turn and know in advance which come next: [`prefetch`](crate::prefetch) the handle first, call this
+    /// when the handle is in the cache, and do each for a few queues at a time so that the cache misses overlap.
     #[inline]
     pub fn prefetch(&self, n: u32) {
         if let Some(poster) = &self.poster {
             poster.prefetch(n);
         }
     }
-    /// Both steps at once, for `n` requests to each of the queues at the indices `at` of `queues`, which are about to be
-    /// posted to: not even the handles need to be in a cache, and all misses overlap. Sixteen to sixty-four queues at a time
-    /// are best.
+    /// Prefetches both the handles and the memory behind them, for `n` requests to each of the queues at the indices `at` of `queues`. All
+    /// cache misses overlap. Works best for 16 to 64 queues at a time.
     ///
     /// # Panics
     /// If an index is out of range.
     pub fn prefetch_each(queues: &[Self], at: impl Iterator<Item = usize> + Clone, n: u32) {
         prefetch_each(at.map(|q| &queues[q]), |queue| queue.prefetch(n));
     }
-    /// Requests that can be posted now, at least: what has just become free may not be seen yet while there are others.
+    /// At least how many requests can be posted now. While that is not 0, slots that were freed just now may not be counted yet.
     pub fn free(&mut self) -> usize {
         self.poster.as_mut().map_or(0, |poster| poster.free() as usize)
     }
-    /// Requests that were posted and are not complete, as of now. It tells of those without a completion, too: the peer has taken all
-    /// but these.
+    /// How many posted requests are not complete yet. Counts unsignaled requests too, so the program learns from it which of those the peer
+    /// has received.
     pub fn in_use(&self) -> usize {
         self.poster.as_ref().map_or(0, |poster| poster.in_use() as usize)
     }
@@ -523,7 +520,7 @@ impl Drop for RecvQueue {
     }
 }
 
-/// Prefetches what posting to each of these queues touches: the handles, then what they point to.
+/// Prefetches the memory that posting to each of these queues accesses: the handles, then what they point to.
 #[inline]
 fn prefetch_each<'q, Q: 'q>(queues: impl Iterator<Item = &'q Q> + Clone, behind: impl Fn(&'q Q)) {
     queues.clone().for_each(|queue| prefetch_line(queue));
@@ -571,7 +568,7 @@ fn post_recv<'w>(
     result
 }
 
-/// The error when there is no queue to post to: it is split off, or the queue pair has none.
+/// The error of a post if there is no queue to post to: it is split off, or the queue pair has none.
 fn no_queue(core: &QpCore) -> Result<(), PostError> {
     let kind = match core.srq() {
         Some(srq) => PostErrorKind::SharedReceiveQueue { number: srq.number() },

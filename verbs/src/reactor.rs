@@ -1,4 +1,4 @@
-//! Shards that the program polls itself.
+//! Polling shards in the program's own loop.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use crate::context::Context;
 use crate::error::VerbsError;
 
 impl Context {
-    /// The handle with which a program polls a shard in its own loop: meant for [`Drive::Embedded`](crate::Drive::Embedded),
-    /// allowed in every drive.
+    /// Returns a handle that polls a shard in the program's own loop. Meant for [`Drive::Embedded`](crate::Drive::Embedded); allowed with
+    /// every [`Drive`](crate::Drive).
     ///
     /// # Errors
     /// [`VerbsError::NoSuchIndex`].
@@ -29,22 +29,21 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    /// One turn: receives frames, works on queue pairs whose doorbells rang or timers expired, sends frames. Never waits.
-    /// `None` when another thread drives the shard at this moment or waits to make a control call; and where no turn can be
-    /// made here, which [`try_poll_once`](Self::try_poll_once) distinguishes.
+    /// Makes one turn: receives frames, works on queue pairs whose doorbells rang or timers expired, and sends frames. Never waits. Returns
+    /// `None` if another thread drives the shard now or waits to make a control call, or if no turn can be made here;
+    /// [`try_poll_once`](Self::try_poll_once) distinguishes the two.
     ///
     /// # Panics
-    /// If the port or a `tracing` subscriber does: the panic passes through and ends the shard. Its queue pairs do nothing
-    /// any more, and calls that need it fail with `EIO`.
+    /// If the port or a `tracing` subscriber panics. The panic propagates and ends the shard: its queue pairs stop, and calls that need the
+    /// shard fail with `EIO`.
     #[inline]
     pub fn poll_once(&mut self) -> Option<Turn> {
         self.device.turn(self.shard)
     }
-    /// As [`poll_once`](Self::poll_once), with an error where no turn can be made.
+    /// As [`poll_once`](Self::poll_once), but returns an error if no turn can be made here.
     ///
     /// # Errors
-    /// `EDEADLK` from inside a turn, in which a port or a `tracing` subscriber is called; `EIO` where the shard died of a
-    /// panic.
+    /// `EDEADLK` from inside a turn, that is from a port or a `tracing` subscriber; `EIO` if the shard died of a panic.
     ///
     /// # Panics
     /// As `poll_once`.
@@ -55,20 +54,20 @@ impl Reactor {
             None => Ok(self.device.may_turn(self.shard).map(|()| None)?),
         }
     }
-    /// Time until the shard has something to do even if no frame or request arrives; `None`: nothing is due, or another
-    /// thread is driving the shard.
+    /// The time until the shard has something to do even if no frame or request arrives. `None` if nothing is due or another thread drives
+    /// the shard.
     pub fn next_deadline(&self) -> Option<Duration> {
         self.device.next_deadline(self.shard)
     }
-    /// Sleeps until the shard may have something to do: frames arrive, something is posted by another thread, a time is due; or until
-    /// one of `fds`, three at most, is readable, a signal handler ran, or `at_most` is over. At the latest after 10 ms, and after 1 ms
-    /// where the port cannot signal. Returns at once where there is something to do already.
+    /// Sleeps until the shard may have something to do (frames arrive, another thread posts something, a timer expires), one of `fds` (at
+    /// most three) is readable, a signal handler has run, or `at_most` has passed. Returns after 10 ms at the latest, and after 1 ms if the
+    /// port cannot signal. Returns at once if there is something to do already.
     ///
-    /// What the loop waits for besides has to be looked for after the descriptor for it was armed, and before this call.
+    /// To wait for something else as well, arm the descriptor for it, then check whether it has happened already, and then call this.
     pub fn sleep(&self, fds: &[BorrowedFd<'_>], at_most: Duration) {
         self.device.sleep(self.shard, fds, at_most);
     }
-    /// The shard that it polls.
+    /// The index of the shard that it polls.
     pub fn shard(&self) -> usize {
         self.shard
     }

@@ -21,27 +21,27 @@ pub struct SrqInitAttr {
 }
 
 impl SrqInitAttr {
-    /// Room for `max_wr` requests of up to `max_sge` elements, no limit armed.
+    /// Attributes of a queue with room for `max_wr` requests of up to `max_sge` elements, and no limit armed.
     pub const fn new(max_wr: u32, max_sge: u32) -> Self {
         Self { attr: SrqAttr { max_wr, max_sge, srq_limit: 0 } }
     }
 }
 
-/// A shared receive queue (`struct ibv_srq`): receive requests for all queue pairs that were made with it
-/// ([`QpInitAttr::srq`](crate::QpInitAttr::srq)), on whichever shards they are.
+/// A shared receive queue (`struct ibv_srq`): receive requests for all queue pairs that were created with it
+/// ([`QpInitAttr::srq`](crate::QpInitAttr::srq)), on any shard.
 ///
-/// A message takes the oldest request, whichever queue pair it is for; the completion goes to that queue pair's receive
-/// completion queue. The buffers are of the queue's protection domain. When the queue is empty, reliable senders get an RNR
-/// NAK and unreliable messages are dropped.
+/// A message takes the oldest request, no matter which of the queue pairs receives it. The completion goes to the receive completion queue
+/// of that queue pair. The buffers belong to the protection domain of the shared receive queue. If the queue is empty, reliable senders get
+/// an RNR NAK and unreliable messages are dropped.
 ///
-/// A request leaves the queue when a message takes it. When a queue pair enters ERR, the request that it holds completes in
-/// error, those in the queue stay, and `QP_LAST_WQE_REACHED` reports that it takes no more of them. RESET and destruction of
-/// a queue pair end the request that it holds without a completion.
+/// A request leaves the queue when a message takes it. When a queue pair enters ERR, the request that it holds completes in error, and
+/// `QP_LAST_WQE_REACHED` reports that it takes no more requests; those in the queue stay. If a queue pair is reset or destroyed, the
+/// request that it holds ends without a completion.
 #[derive(Debug)]
 #[doc(alias = "ibv_srq")]
 pub struct Srq {
     core: Arc<SrqCore>,
-    /// What keeps its number from others in an XRC domain that processes share. Dropped after the queue.
+    /// Reserves its number among the processes that share its XRC domain. Dropped after the queue.
     number: Option<Arc<SrqNumber>>,
 }
 
@@ -68,8 +68,8 @@ impl Pd {
     /// ```
     ///
     /// # Errors
-    /// `EINVAL` for sizes of 0 or above the device's limits ([`DeviceAttr`](crate::DeviceAttr)) and for a limit above
-    /// the size; `ENOMEM` when the device has no more queues.
+    /// `EINVAL` for sizes of 0 or above the device's limits ([`DeviceAttr`](crate::DeviceAttr)), and for a limit above the size; `ENOMEM`
+    /// if the device has no more queues.
     #[doc(alias = "ibv_create_srq")]
     pub fn create_srq(&self, init: &SrqInitAttr) -> Result<Srq, VerbsError> {
         Ok(Srq::new(self.core().create_srq(&init.attr, None)?))
@@ -90,19 +90,19 @@ impl Srq {
         Self { core: self.core.clone(), number: self.number.clone() }
     }
 
-    /// Its number in the device, as in [`EventElement::Srq`](crate::EventElement::Srq). XRC senders name the queue by it
+    /// The queue's number in the device, as in [`EventElement::Srq`](crate::EventElement::Srq). XRC senders name the queue by this number
     /// ([`SendWr::remote_srqn`](crate::SendWr::remote_srqn)).
     #[doc(alias = "ibv_get_srq_num")]
     pub fn srq_num(&self) -> u32 {
         self.core.number()
     }
 
-    /// Posts a list of receive requests, in order: a slice, or what any iterator yields, as
-    /// [`Qp::post_send`](crate::Qp::post_send). They are visible to the shards together, when the call returns.
+    /// Posts a list of receive requests, in order. The list is a slice or any iterator, as in [`Qp::post_send`](crate::Qp::post_send). All
+    /// requests of the list become visible to the shards together, when the call returns.
     ///
     /// # Errors
-    /// [`PostError`] with the position of the first request that was not posted; those before it were. `EINVAL` for lists
-    /// beyond the limit, `ENOMEM` when the queue is full, `EDEADLK` from an iterator that posts to this queue itself.
+    /// [`PostError`] with the position of the first request that was not posted; those before it were. `EINVAL` for lists beyond the limit;
+    /// `ENOMEM` if the queue is full; `EDEADLK` from an iterator that posts to this queue itself.
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_recv<'w>(&self, wrs: impl IntoIterator<Item: Borrow<RecvWr<'w>>>) -> Result<(), PostError> {
         let Ok(mut poster) = self.core.poster() else {
@@ -119,22 +119,21 @@ impl Srq {
         result
     }
 
-    /// Changes the attributes that the mask names, all of them or none: arms the limit (0: disarms it), resizes the queue.
-    /// Requests that wait in it stay, in order.
+    /// Changes all attributes that the mask names, or none of them: arms the limit (0 disarms it), resizes the queue. Waiting requests
+    /// stay, in order.
     ///
-    /// If fewer requests than the limit wait when the limit is armed, the event comes with the next message, not at once.
+    /// If fewer requests than the limit are in the queue when the limit is armed, the event is raised at the next message, not at once.
     ///
     /// # Errors
-    /// `EINVAL` for a limit above the size, for a size of 0, above the device's
-    /// ([`DeviceAttr::max_srq_wr`](crate::DeviceAttr::max_srq_wr)), below the armed limit or below the number of waiting
-    /// requests, for unknown mask bits; `EDEADLK` from inside a turn, and from an iterator of a list that is being posted to
-    /// the queue.
+    /// `EINVAL` for a limit above the size; for a size of 0, above [`DeviceAttr::max_srq_wr`](crate::DeviceAttr::max_srq_wr), below the
+    /// armed limit or below the number of waiting requests; and for unknown mask bits. `EDEADLK` from inside a turn, and from an iterator
+    /// of a list that is being posted to the queue.
     #[doc(alias = "ibv_modify_srq")]
     pub fn modify(&self, attr: &SrqAttr, mask: SrqAttrMask) -> Result<(), VerbsError> {
         Ok(self.core.modify(attr, mask)?)
     }
 
-    /// The sizes, and the limit that is armed: 0 after its event.
+    /// The sizes and the armed limit. The limit is 0 if none is armed, and after its event.
     ///
     /// # Errors
     /// `EDEADLK` from an iterator of a list that is being posted to the queue.
@@ -143,7 +142,7 @@ impl Srq {
         Ok(self.core.query()?)
     }
 
-    /// Requests that wait in the queue at this moment.
+    /// How many requests are in the queue now.
     ///
     /// # Errors
     /// As [`query`](Self::query).
@@ -151,20 +150,19 @@ impl Srq {
         Ok(self.core.poster()?.waiting())
     }
 
-    /// Destroys the queue. Requests that wait in it end without completions. An XRC queue can always be destroyed: requests
-    /// that name it later are refused.
+    /// Destroys the queue. Requests in it end without completions. The queue of an XRC domain can be destroyed at any time: requests that
+    /// name it later are refused.
     ///
     /// # Errors
-    /// `EBUSY` while a queue pair uses it or an asynchronous event of it was fetched and not acknowledged, `EDEADLK` from
-    /// inside a turn; the queue comes back with the error.
+    /// `EBUSY` while a queue pair uses it, or an asynchronous event of it was fetched and not acknowledged; `EDEADLK` from inside a turn.
+    /// The queue is returned with the error.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         let Self { core, number } = self;
         SrqCore::destroy(core).map_err(|(e, core)| (e.into(), Self { core, number }))
     }
 
-    /// As [`destroy`](Self::destroy), but waits until other threads have acknowledged all events, as ibv_destroy_srq(3) does,
-    /// for at most `timeout`.
+    /// As [`destroy`](Self::destroy), but waits up to `timeout` for other threads to acknowledge all events, as ibv_destroy_srq(3) does.
     ///
     /// # Errors
     /// As `destroy`.

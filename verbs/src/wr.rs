@@ -1,4 +1,4 @@
-//! Work requests, checked and encoded in place in a ring slot.
+//! Work requests: built by the program, checked, and encoded in place into a slot of the ring.
 
 use core::mem::offset_of;
 use core::ops::Range;
@@ -18,21 +18,20 @@ use crate::local_bytes::LocalBytes;
 use crate::mr::Mr;
 use crate::mw::{Mw, MwBindInfo, own_key};
 
-/// Bytes of the longest message (IBA 9.7.7).
+/// Length in bytes of the longest message (IBA 9.7.7).
 const MESSAGE_MAX: u64 = stack::device::limit::MESSAGE_MAX as u64;
 
 /// A send work request (`struct ibv_send_wr`): an operation with its buffers and flags.
 ///
-/// Created by a constructor for each operation and refined with builder calls:
-/// `SendWr::send(7, &[mr.sge(0..64)?]).signaled()`. The lists are borrowed only until the post call returns; the memory they
-/// name belongs to the device until the request has completed.
+/// Each operation has a constructor, and other methods change the request: `SendWr::send(7, &[mr.sge(0..64)?]).signaled()`. The lists are
+/// borrowed only until the post call returns. The memory that they name belongs to the device until the request has completed.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a request does nothing until it is posted"]
 #[doc(alias = "ibv_send_wr")]
 pub struct SendWr<'a> {
     wqe: SendWqe,
     data: Data<'a>,
-    /// Destination of a datagram, with the queue pair and Q_Key behind it.
+    /// Destination of a datagram. `remote_qpn` and `remote_qkey` are the queue pair there and its Q_Key.
     ah: Option<&'a Ah>,
     remote_qpn: Qpn,
     remote_qkey: u32,
@@ -40,28 +39,28 @@ pub struct SendWr<'a> {
     remote_srqn: Option<u32>,
 }
 
-/// Where the data of a request is.
+/// The data of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Data<'a> {
-    /// In registered memory.
+    /// In registered memory, named by keys.
     List(&'a [Sge]),
-    /// Copied by the post.
+    /// Copied when the request is posted.
     Inline(InlineData<'a>),
 }
 
 /// Inline data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum InlineData<'a> {
-    /// In one piece.
+    /// One slice.
     Whole(&'a [u8]),
-    /// In pieces, one behind the other.
+    /// Several slices, concatenated.
     Pieces(&'a [IoSlice<'a>]),
-    /// Gathered from memory of the program.
+    /// Copied from memory of the program, named by address.
     Local(LocalBytes<'a>),
 }
 
 impl InlineData<'_> {
-    /// Its bytes, if it has no more elements than the queue takes.
+    /// Length in bytes. Fails if it has more elements than the queue allows.
     #[inline]
     fn len(&self, limits: &SendLimits) -> Result<usize, PostErrorKind> {
         match self {
@@ -71,8 +70,8 @@ impl InlineData<'_> {
         }
     }
 
-    /// Copies it into the body of a slot. Out of line, so that the hot path, a post of one element, keeps everything in
-    /// registers.
+    /// Copies the data into the body of a slot. Not inlined, so that the hot path, a post with one scatter/gather element, keeps everything
+    /// in registers.
     #[inline(never)]
     fn put(&self, body: &mut [u8]) {
         match self {
@@ -96,7 +95,7 @@ impl<'a> SendWr<'a> {
         }
     }
 
-    /// SEND: the message goes into the peer's next receive request.
+    /// SEND: the message is stored in the peer's next receive request.
     ///
     /// ```
     /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
@@ -124,7 +123,7 @@ impl<'a> SendWr<'a> {
     pub const fn send(wr_id: u64, sges: &'a [Sge]) -> Self {
         Self::new(SendWqe::send(wr_id), sges)
     }
-    /// SEND with 4 bytes of immediate data that the peer finds in its completion. `imm` is a number; it travels in
+    /// SEND with 4 bytes of immediate data, which the peer finds in its completion. `imm` is in host byte order; it is transmitted in
     /// network byte order.
     ///
     /// ```
@@ -157,7 +156,7 @@ impl<'a> SendWr<'a> {
     pub const fn send_with_inv(wr_id: u64, sges: &'a [Sge], invalidate_rkey: u32) -> Self {
         Self::new(SendWqe::send_with_inv(wr_id, invalidate_rkey), sges)
     }
-    /// RDMA WRITE into the peer's memory at `remote_addr`, under its key `rkey`.
+    /// RDMA WRITE to the peer's memory at `remote_addr`, with its key `rkey`.
     ///
     /// ```
     /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
@@ -243,8 +242,8 @@ impl<'a> SendWr<'a> {
     pub const fn read(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
         Self::new(SendWqe::read(wr_id, remote_addr, rkey), sges)
     }
-    /// COMPARE & SWAP of the 8 bytes at `remote_addr`, a multiple of 8: if they equal `compare`, they become `swap`. The
-    /// previous 8 bytes are returned into the local buffers.
+    /// COMPARE & SWAP on the 8 bytes at `remote_addr`, a multiple of 8: if they equal `compare`, they are set to `swap`. The previous 8
+    /// bytes are stored in the local buffers.
     ///
     /// ```
     /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
@@ -280,8 +279,7 @@ impl<'a> SendWr<'a> {
     ) -> Self {
         Self::new(SendWqe::cmp_and_swp(wr_id, remote_addr, rkey, compare, swap), sges)
     }
-    /// FETCH & ADD on the 8 bytes at `remote_addr`, a multiple of 8. The previous 8 bytes are returned into the local
-    /// buffers.
+    /// FETCH & ADD on the 8 bytes at `remote_addr`, a multiple of 8. The previous 8 bytes are stored in the local buffers.
     ///
     /// ```
     /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
@@ -311,9 +309,9 @@ impl<'a> SendWr<'a> {
         Self::new(SendWqe::fetch_and_add(wr_id, remote_addr, rkey, add), sges)
     }
 
-    /// ATOMIC WRITE (IBA A19): writes 8 bytes atomically into the peer's memory at `remote_addr`, a multiple of 8, after
-    /// everything that this queue pair wrote before. The data is a list of 8 bytes, or [`inline`](Self::inline), where 8
-    /// bytes are allowed whatever the queue's `max_inline_data` is.
+    /// ATOMIC WRITE (IBA A19): writes 8 bytes atomically to the peer's memory at `remote_addr`, a multiple of 8, after everything that this
+    /// queue pair has written before. The data is a list of 8 bytes, or [`inline`](Self::inline). 8 bytes of inline data are always allowed
+    /// here, even beyond the queue's `max_inline_data`.
     ///
     /// ```
     /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
@@ -342,8 +340,8 @@ impl<'a> SendWr<'a> {
     pub const fn atomic_write(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
         Self::new(SendWqe::atomic_write(wr_id, remote_addr, rkey), sges)
     }
-    /// FLUSH (IBA A19): completes when what this queue pair wrote before, to the `len` bytes at `remote_addr` or to the whole
-    /// region, has reached the level `placement`. The key must grant it ([`Access::FLUSH_GLOBAL`]).
+    /// FLUSH (IBA A19): completes when everything that this queue pair has written before, to the `len` bytes at `remote_addr` or to the
+    /// whole region, has reached the level `placement`. The key must grant that ([`Access::FLUSH_GLOBAL`]).
     #[inline]
     #[doc(alias = "ibv_wr_flush")]
     pub const fn flush(
@@ -357,20 +355,20 @@ impl<'a> SendWr<'a> {
         let (level, placement) = (level as u8, placement.bits());
         Self::new(SendWqe::flush_of(wr_id, remote_addr, len, rkey, level, placement), &[])
     }
-    /// LOCAL_INV: invalidates a local key, of a window of type 2 or a region for fast registration, when everything before it
-    /// on this queue pair has completed. After its successful completion no request uses the key any more; a key that cannot
-    /// be invalidated ends the queue pair with `LOC_QP_OP_ERR`.
+    /// LOCAL_INV: invalidates a local key, that of a window of type 2 or of a region for fast registration, when all earlier requests of
+    /// this queue pair have completed. After its successful completion no request uses the key any more. If the key cannot be invalidated,
+    /// the queue pair enters ERR with `LOC_QP_OP_ERR`.
     #[inline]
     #[doc(alias = "ibv_wr_local_inv")]
     pub const fn local_inv(wr_id: u64, rkey: u32) -> Self {
         Self::new(SendWqe::local_inv(wr_id, rkey), &[])
     }
-    /// BIND_MW of a window of type 2: from its execution on, `rkey` grants part of a region to requests that arrive on this
-    /// queue pair. `rkey` is a key of the window with other low 8 bits ([`inc_rkey`](crate::inc_rkey)), and the window must
-    /// be unbound, or invalidated. A bind that is not possible ends the queue pair with `MW_BIND_ERR`.
+    /// BIND_MW of a window of type 2. Once it has executed, `rkey` grants part of a region to requests that arrive on this queue pair.
+    /// `rkey` is a key of the window that differs from the present one in its low 8 bits ([`inc_rkey`](crate::inc_rkey)). The window must
+    /// be unbound or invalidated. If the bind is not possible, the queue pair enters ERR with `MW_BIND_ERR`.
     ///
     /// # Errors
-    /// `EINVAL` for a window of type 1, a foreign `rkey`, or bytes without a region; `EPERM` for a region of another
+    /// `EINVAL` for a window of type 1, an `rkey` that is not the window's, or a length without a region; `EPERM` for a region of another
     /// protection domain.
     #[doc(alias = "ibv_wr_bind_mw")]
     pub fn bind_mw(wr_id: u64, mw: &Mw, rkey: u32, info: &MwBindInfo<'_>) -> Result<Self, VerbsError> {
@@ -400,10 +398,10 @@ impl<'a> SendWr<'a> {
         };
         Ok(Self::new(SendWqe::bind_mw(wr_id, rkey, region, addr, length, access), &[]))
     }
-    /// REG_MR: from its execution on, the region for fast registration is this range of its buffer, with these rights, under
-    /// its present key ([`Mr::update_fast_reg_key`]). Peers name bytes by address, or with [`Access::ZERO_BASED`] by their
-    /// offset from the start of the range. The region must be unregistered, or invalidated; otherwise, and on a queue pair of
-    /// another protection domain, the queue pair ends with `LOC_QP_OP_ERR`.
+    /// REG_MR. Once it has executed, the region for fast registration consists of `range` of its buffer, with the rights `access`, under
+    /// its current key ([`Mr::update_fast_reg_key`]). Peers name bytes by address, or with [`Access::ZERO_BASED`] by their offset from the
+    /// start of the range. The region must be unregistered or invalidated, and of the queue pair's protection domain; otherwise the queue
+    /// pair enters ERR with `LOC_QP_OP_ERR`.
     ///
     /// # Errors
     /// `EINVAL` for an ordinary region, a range outside of the buffer, or an invalid combination of rights; `EOPNOTSUPP`
@@ -415,9 +413,9 @@ impl<'a> SendWr<'a> {
         Ok(Self::new(SendWqe::reg_mr(wr_id, mr.rkey(), addr, length, access), &[]))
     }
 
-    /// Sets the destination of a datagram: the queue pair `remote_qpn` behind `ah`, with its Q_Key. With bit 31 of
-    /// `remote_qkey` set, the sender's own Q_Key is sent instead (IBA 10.2.5). Every request on a UD queue pair needs it, and
-    /// no other takes it.
+    /// Sets the destination of a datagram: the peer's address handle, its queue pair `remote_qpn` and that queue pair's Q_Key. If bit 31 of
+    /// `remote_qkey` is set, the sender's own Q_Key is sent instead (IBA 10.2.5). Required for every request on a UD queue pair, and
+    /// refused on any other.
     #[inline]
     pub const fn to(mut self, ah: &'a Ah, remote_qpn: Qpn, remote_qkey: u32) -> Self {
         self.ah = Some(ah);
@@ -425,7 +423,7 @@ impl<'a> SendWr<'a> {
         self.remote_qkey = remote_qkey;
         self
     }
-    /// Requests a completion on success. An error always generates one.
+    /// Requests a completion on success. A failed request always generates one.
     #[inline]
     pub const fn signaled(self) -> Self {
         self.flag(SendFlags::SIGNALED)
@@ -435,7 +433,7 @@ impl<'a> SendWr<'a> {
     pub const fn solicited(self) -> Self {
         self.flag(SendFlags::SOLICITED)
     }
-    /// Starts only when every earlier READ and atomic of the queue pair has completed (IBA 10.8.3.3).
+    /// Delays the request until every earlier READ and atomic of the queue pair has completed (IBA 10.8.3.3).
     ///
     /// ```
     /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
@@ -469,8 +467,8 @@ impl<'a> SendWr<'a> {
     pub const fn fenced(self) -> Self {
         self.flag(SendFlags::FENCE)
     }
-    /// Sends `data` instead of the scatter/gather list. It is copied when the request is posted, needs no key and
-    /// may be reused at once. Sends and writes only, up to the queue's `max_inline_data`.
+    /// Sends `data` instead of the scatter/gather list. The data is copied when the request is posted, so it needs no key and may be reused
+    /// at once. For SENDs and WRITEs only, up to the queue's `max_inline_data`.
     ///
     /// ```
     /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
@@ -501,13 +499,12 @@ impl<'a> SendWr<'a> {
     pub const fn inline(self, data: &'a [u8]) -> Self {
         self.with_inline(InlineData::Whole(data))
     }
-    /// As [`inline`](Self::inline), with data that is in pieces, one behind the other.
+    /// As [`inline`](Self::inline), with the concatenation of several slices.
     #[inline]
     pub const fn inline_list(self, pieces: &'a [IoSlice<'a>]) -> Self {
         self.with_inline(InlineData::Pieces(pieces))
     }
-    /// As [`inline`](Self::inline), with data that is gathered from memory of the program, up to the queue's `max_send_sge`
-    /// elements.
+    /// As [`inline`](Self::inline), with data copied from memory of the program that is named by address, in up to `max_send_sge` elements.
     #[inline]
     #[doc(alias = "IBV_SEND_INLINE")]
     pub const fn inline_local(self, bytes: LocalBytes<'a>) -> Self {
@@ -518,13 +515,13 @@ impl<'a> SendWr<'a> {
         self.data = Data::Inline(data);
         self.flag(SendFlags::INLINE)
     }
-    /// Adds the flags of an [`MwBind`](crate::MwBind) that a bind may have.
+    /// Adds those flags of an [`MwBind`](crate::MwBind) that a bind can have.
     pub(crate) const fn with(self, flags: SendFlags) -> Self {
         self.flag(flags.intersection(SendFlags::SIGNALED.union(SendFlags::FENCE)))
     }
-    /// Names the XRC shared receive queue at the peer by its number ([`Srq::srq_num`](crate::Srq::srq_num)), 24 bits. Every
-    /// request on an XRC initiator needs it, except for operations on local keys, and no request on another queue pair takes
-    /// it. At the peer the request gets the protection domain and completion queue of that shared receive queue.
+    /// Names the peer's XRC shared receive queue by its number ([`Srq::srq_num`](crate::Srq::srq_num)), 24 bits. Required for every request
+    /// on an XRC initiator, except for operations on local keys, and refused on any other queue pair. At the peer, the request uses the
+    /// protection domain and completion queue of that shared receive queue.
     #[inline]
     #[doc(alias = "qp_type.xrc.remote_srqn")]
     pub const fn remote_srqn(mut self, remote_srqn: u32) -> Self {
@@ -537,12 +534,12 @@ impl<'a> SendWr<'a> {
         self
     }
 
-    /// The caller's tag, which comes back in the completion.
+    /// The program's identifier of the request, which its completion contains.
     #[inline]
     pub const fn wr_id(&self) -> u64 {
         self.wqe.wr_id
     }
-    /// The operation.
+    /// The operation code.
     #[inline]
     pub fn opcode(&self) -> WrOpcode {
         self.wqe.opcode()
@@ -552,13 +549,13 @@ impl<'a> SendWr<'a> {
     pub fn flags(&self) -> SendFlags {
         self.wqe.flags()
     }
-    /// The request without data and destination.
+    /// The request without its data and destination.
     #[inline]
     pub(crate) const fn wqe(&self) -> SendWqe {
         self.wqe
     }
 
-    /// Every check that a post makes on the request itself; returns the message's length in bytes.
+    /// Checks everything about the request that can be checked when it is posted. Returns the message's length in bytes.
     #[inline]
     pub(crate) fn check(&self, limits: &SendLimits) -> Result<u32, PostErrorKind> {
         limits.check_opcode(&self.wqe)?;
@@ -577,7 +574,7 @@ impl<'a> SendWr<'a> {
         check_length(&self.wqe, length)
     }
 
-    /// Writes the request into a slot.
+    /// Encodes the request into a slot.
     #[inline]
     pub(crate) fn encode(&self, slot: &mut [Granule], length: u32, epoch: u32, sig_all: bool) {
         let num_sge = if let Data::List(sges) = self.data { sges.len() } else { 0 };
@@ -600,7 +597,7 @@ impl<'a> SendWr<'a> {
     }
 }
 
-/// Checks the length of a list; returns it.
+/// Checks the total length of a scatter/gather list and returns it.
 #[inline]
 pub(crate) fn check_length(wqe: &SendWqe, length: u64) -> Result<u32, PostErrorKind> {
     if length > MESSAGE_MAX {
@@ -638,7 +635,7 @@ const fn bit(opcode: WrOpcode) -> u32 {
     1 << opcode as u8
 }
 
-/// Whether the operation of a request is in a set.
+/// Whether a set of opcodes contains the operation of a request.
 #[inline]
 fn is_in(opcodes: u32, wqe: &SendWqe) -> bool {
     opcodes >> (wqe.opcode_number() & 31) & 1 != 0
@@ -647,15 +644,15 @@ fn is_in(opcodes: u32, wqe: &SendWqe) -> bool {
 const SENDS: u32 = bit(WrOpcode::Send) | bit(WrOpcode::SendWithImm);
 const WRITES: u32 = bit(WrOpcode::RdmaWrite) | bit(WrOpcode::RdmaWriteWithImm);
 const ATOMIC_OPCODES: u32 = bit(WrOpcode::AtomicCmpAndSwp) | bit(WrOpcode::AtomicFetchAndAdd);
-/// Memory placement (IBA A19).
+/// Operations of the memory placement extensions (IBA A19).
 const PLACEMENT: u32 = bit(WrOpcode::AtomicWrite) | bit(WrOpcode::Flush);
 /// Operations on local keys.
 const LOCAL: u32 = bit(WrOpcode::LocalInv) | bit(WrOpcode::BindMw) | bit(WrOpcode::RegMr);
 const INLINE_OPCODES: u32 = SENDS | WRITES | bit(WrOpcode::SendWithInv) | bit(WrOpcode::AtomicWrite);
-/// Operations with more to check than their scatter/gather lists.
+/// Operations that need checks beyond those of their scatter/gather lists.
 const CHECKED_OPCODES: u32 = ATOMIC_OPCODES | PLACEMENT;
 
-/// Operations of a type of queue pair (ibv_post_send(3)), among those that [`SendWr`] has a constructor for.
+/// The operations of a type of queue pair (ibv_post_send(3)), as far as [`SendWr`] has a constructor for them.
 const fn opcodes_of(qp_type: QpType) -> u32 {
     match qp_type {
         QpType::Rc | QpType::XrcIni => {
@@ -669,7 +666,7 @@ const fn opcodes_of(qp_type: QpType) -> u32 {
     }
 }
 
-/// Whether the operation of a request has data.
+/// Whether the operation of a request takes data.
 #[inline]
 pub(crate) fn takes_data(wqe: &SendWqe) -> bool {
     !is_in(LOCAL | bit(WrOpcode::Flush), wqe)
@@ -680,16 +677,16 @@ pub(crate) const fn has_opcode(qp_type: QpType, opcode: WrOpcode) -> bool {
     opcodes_of(qp_type) & bit(opcode) != 0
 }
 
-// The flags and the elements fit their fields.
+// The values fit the fields of `SendLimits`.
 const _: () = assert!(
     SendOpsFlags::all().bits() <= u16::MAX as u64 && stack::device::limit::SGE_MAX <= u16::MAX as usize
 );
 
-/// What a send queue accepts, computed once. The fields that requests on connected queue pairs are compared with come first.
+/// What a send queue accepts, computed once. The fields that every post on a connected queue pair compares come first.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct SendLimits {
-    /// Bit set of the opcodes that can be posted.
+    /// Set of the opcodes that can be posted, one bit each.
     opcodes: u32,
     max_inline: u32,
     max_sge: u16,
@@ -698,16 +695,16 @@ pub(crate) struct SendLimits {
     qp_type: QpType,
     /// `datagram` or `xrc`.
     addressed: bool,
-    /// Every request names its destination.
+    /// Whether every request must name a destination.
     datagram: bool,
-    /// Every request names a shared receive queue.
+    /// Whether every request must name a shared receive queue.
     xrc: bool,
-    /// The queue pair's protection domain, by its address: the queue pair keeps it alive.
+    /// The address of the queue pair's protection domain, for comparison. The queue pair keeps the domain alive.
     pd: usize,
 }
 
 impl SendLimits {
-    /// Offset of the fields that only datagrams need.
+    /// Offset of the fields that only datagrams use.
     pub(crate) const PD: usize = offset_of!(Self, pd);
 
     pub(crate) fn new(
@@ -729,13 +726,13 @@ impl SendLimits {
         }
     }
 
-    /// Checks that the type has the operation.
+    /// Checks that the queue pair's type has the operation.
     #[inline]
     pub(crate) fn check_opcode(&self, wqe: &SendWqe) -> Result<(), PostErrorKind> {
         if is_in(self.opcodes, wqe) { Ok(()) } else { Err(self.wrong_opcode(wqe.opcode())) }
     }
 
-    /// Checks that a request names the destination that the type requires, and no other.
+    /// Checks that a request names a destination if and only if the type requires one.
     #[inline(never)]
     fn check_destination(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         if wr.ah.is_some() || self.datagram {
@@ -744,7 +741,7 @@ impl SendLimits {
         self.check_srqn(&wr.wqe, wr.remote_srqn)
     }
 
-    /// Checks that a request names a shared receive queue if the type requires one, and none otherwise.
+    /// Checks that a request names a shared receive queue if and only if the type requires one.
     pub(crate) fn check_srqn(&self, wqe: &SendWqe, srqn: Option<u32>) -> Result<(), PostErrorKind> {
         match srqn {
             None if self.xrc && !is_in(LOCAL, wqe) => Err(PostErrorKind::NoSrqn),
@@ -753,7 +750,7 @@ impl SendLimits {
         }
     }
 
-    /// Checks that a request has an address if the type requires one, and none otherwise.
+    /// Checks that a request has an address handle if and only if the type requires one.
     pub(crate) fn check_address(&self, ah: Option<&Ah>) -> Result<(), PostErrorKind> {
         match ah {
             Some(_) if !self.datagram => Err(PostErrorKind::UnexpectedAddress { qp_type: self.qp_type }),
@@ -774,13 +771,13 @@ impl SendLimits {
         self.send_ops & op.bits() as u16 != 0
     }
 
-    /// Whether every request names an address.
+    /// Whether every request must name an address handle.
     #[inline]
     pub(crate) fn is_datagram(&self) -> bool {
         self.datagram
     }
 
-    /// Checks inline data; returns its length.
+    /// Checks inline data and returns its length.
     #[inline]
     pub(crate) fn check_inline(&self, wqe: &SendWqe, given: usize) -> Result<u32, PostErrorKind> {
         if !is_in(INLINE_OPCODES, wqe) {
@@ -804,7 +801,7 @@ impl SendLimits {
         Ok(())
     }
 
-    /// Granules of the address block in a request that has data.
+    /// How many granules (16 bytes each) the address block takes in a request that has data.
     #[inline]
     pub(crate) fn addr_granules(&self) -> usize {
         match (self.datagram, self.xrc) {
@@ -835,18 +832,18 @@ pub struct RecvWr<'a> {
 }
 
 impl<'a> RecvWr<'a> {
-    /// Buffers for one message. The list is borrowed only until the post call returns; the memory it names belongs
-    /// to the device until the request has completed. An empty list takes a message of 0 bytes.
+    /// Buffers for one message. The list is borrowed only until the post call returns. The memory that it names belongs to the device until
+    /// the request has completed. An empty list receives a message of 0 bytes.
     #[inline]
     pub const fn new(wr_id: u64, sges: &'a [Sge]) -> Self {
         Self { wr_id, sges }
     }
-    /// The caller's tag, which comes back in the completion.
+    /// The program's identifier of the request, which its completion contains.
     #[inline]
     pub const fn wr_id(&self) -> u64 {
         self.wr_id
     }
-    /// Every check that a post makes on the request itself.
+    /// Checks everything about the request that can be checked when it is posted.
     #[inline]
     pub(crate) fn check(&self, max_sge: u32) -> Result<(), PostErrorKind> {
         if self.sges.len() > max_sge as usize {
@@ -854,7 +851,7 @@ impl<'a> RecvWr<'a> {
         }
         Ok(())
     }
-    /// Writes the request into a slot.
+    /// Encodes the request into a slot.
     #[inline]
     pub(crate) fn encode(&self, slot: &mut [Granule], epoch: u32) {
         let wqe = RecvWqe { wr_id: self.wr_id, epoch, num_sge: self.sges.len() as u32 };

@@ -1,4 +1,4 @@
-//! The extended posting interface (`ibv_wr_post(3)`): work requests built by calls and posted together.
+//! The extended posting interface (`ibv_wr_post(3)`): work requests are built by method calls and posted together.
 
 use core::ops::{Deref, DerefMut};
 use std::io::IoSlice;
@@ -13,7 +13,7 @@ use crate::mw::{Mw, MwBindInfo};
 use crate::qp::{Qp, SendQueue};
 use crate::wr::{SendLimits, SendWr, check_length, has_opcode, takes_data};
 
-/// Each flag and its operation.
+/// Each flag and the operation that it permits.
 const OPERATIONS: [(SendOpsFlags, WrOpcode); 12] = [
     (SendOpsFlags::RDMA_WRITE, WrOpcode::RdmaWrite),
     (SendOpsFlags::RDMA_WRITE_WITH_IMM, WrOpcode::RdmaWriteWithImm),
@@ -30,23 +30,23 @@ const OPERATIONS: [(SendOpsFlags, WrOpcode); 12] = [
 ];
 
 impl SendOpsFlags {
-    /// The operations that a type of queue pair has.
+    /// The operations that a queue pair of this type has.
     pub fn of(qp_type: QpType) -> Self {
         let has = OPERATIONS.into_iter().filter(|(_, opcode)| has_opcode(qp_type, *opcode));
         has.map(|(flag, _)| flag).collect()
     }
 
-    /// Checks that a queue pair of this type can be created for these operations.
+    /// Checks that a queue pair of this type has all of these operations.
     pub(crate) fn check(self, qp_type: QpType) -> Result<(), VerbsError> {
         let flags = self.difference(Self::of(qp_type));
         if flags.is_empty() { Ok(()) } else { Err(VerbsError::SendOps { flags, qp_type }) }
     }
 }
 
-/// Flags that a request of this interface can have. Not INLINE: the setter decides whether data is inline.
+/// Flags that a request of this interface can have. INLINE is not among them: the setter determines whether data is inline.
 const FLAGS: SendFlags = SendFlags::FENCE.union(SendFlags::SIGNALED).union(SendFlags::SOLICITED);
 
-/// The posting end of a send queue while a list has it. Dropped, it gives it back.
+/// The posting end of a send queue, held by a list. Dropping it returns it.
 #[derive(Debug)]
 struct Held<'q> {
     /// Taken only by `drop`.
@@ -54,10 +54,10 @@ struct Held<'q> {
     home: Home<'q>,
 }
 
-/// Where the list took the posting end from, and returns it to.
+/// Where the list took the posting end from and will return it to.
 #[derive(Debug)]
 enum Home<'q> {
-    /// A queue pair that other threads may post to: they wait meanwhile.
+    /// A queue pair that other threads may post to; they wait while the list holds the posting end.
     Shared(&'q Exclusive<SendPoster>),
     /// A split handle.
     Split(&'q mut Option<SendPoster>),
@@ -90,17 +90,16 @@ impl Drop for Held<'_> {
 
 /// A list of send requests that is being built (`ibv_wr_start(3)`), from [`Qp::wr_start`] or [`SendQueue::wr_start`].
 ///
-/// A call named after an operation begins a request, with the [`wr_id`](Self::wr_id) and the
-/// [`wr_flags`](Self::wr_flags) as they are then; the setters that follow complete it. Data is set by one setter (the last
-/// one counts; none means 0 bytes) and inline data is copied at once, so its buffer may be used again. A request on a UD
-/// queue pair needs [`set_ud_addr`](Self::set_ud_addr), one on an XRC initiator
-/// [`set_xrc_srqn`](Self::set_xrc_srqn), local operations aside.
+/// A method named after an operation begins a request with the present values of [`wr_id`](Self::wr_id) and [`wr_flags`](Self::wr_flags).
+/// The setters called after it complete the request. One setter sets the data; if several do, the last one counts, and without one the
+/// request has 0 bytes. Inline data is copied at once, so its buffer may be reused. A request on a UD queue pair needs
+/// [`set_ud_addr`](Self::set_ud_addr). One on an XRC initiator needs [`set_xrc_srqn`](Self::set_xrc_srqn), except for local operations.
 ///
-/// [`complete`](Self::complete) posts all of them together, or reports the first error in any of them: then none is posted.
-/// [`abort`](Self::abort), or dropping the list, posts nothing. No call allocates.
+/// [`complete`](Self::complete) posts all requests together; if any of them has an error, it reports the first one and posts none.
+/// [`abort`](Self::abort), or dropping the list, posts nothing. No method allocates memory.
 ///
-/// It holds the posting end of the send queue: posts of other threads wait until it ends, and those of the thread that began it are
-/// refused (`EDEADLK`). Unlike a lock, it may be completed on another thread.
+/// The list holds the posting end of the send queue. Until it ends, posts of other threads wait, and posts of the thread that began it fail
+/// with `EDEADLK`. Unlike a lock, it may be completed on another thread.
 ///
 /// ```
 /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendFlags, Wc};
@@ -136,12 +135,12 @@ impl Drop for Held<'_> {
 #[doc(alias = "ibv_qp_ex")]
 #[doc(alias = "ibv_qp_to_qp_ex")]
 pub struct WrPost<'q> {
-    /// The tag of the requests that begin from now on, which comes back in their completions; 0 at first.
+    /// The identifier of the requests that begin after it is set, which their completions contain. Initially 0.
     pub wr_id: u64,
-    /// The flags of the requests that begin from now on: [`SendFlags::SIGNALED`], [`SendFlags::SOLICITED`],
-    /// [`SendFlags::FENCE`]; none at first.
+    /// The flags of the requests that begin after it is set: [`SendFlags::SIGNALED`], [`SendFlags::SOLICITED`], [`SendFlags::FENCE`].
+    /// Initially none.
     pub wr_flags: SendFlags,
-    /// The finished requests. Absent only in a list that has failed from the start.
+    /// The finished requests. `None` only in a list that could not take the posting end.
     batch: Option<Batch<Held<'q>>>,
     limits: SendLimits,
     /// The request that is being built; its data and address are already in the batch's next slot.
@@ -149,7 +148,7 @@ pub struct WrPost<'q> {
     failed: Option<PostError>,
 }
 
-/// A request that setters still change.
+/// A request that setters may still change.
 #[derive(Debug)]
 struct Request {
     wqe: SendWqe,
@@ -161,7 +160,7 @@ struct Request {
 }
 
 impl Qp {
-    /// Begins a list of send requests that are posted together: see [`WrPost`].
+    /// Begins a list of send requests that will be posted together: see [`WrPost`].
     #[doc(alias = "ibv_wr_start")]
     pub fn wr_start(&self) -> WrPost<'_> {
         let queue = self.core().sq();
@@ -185,13 +184,13 @@ impl<'q> WrPost<'q> {
         Self { wr_id: 0, wr_flags: SendFlags::empty(), batch, limits, current: None, failed }
     }
 
-    /// SEND: the message goes into the peer's next receive request.
+    /// SEND: the message is stored in the peer's next receive request.
     #[inline]
     #[doc(alias = "ibv_wr_send")]
     pub fn send(&mut self) {
         self.begin(SendOpsFlags::SEND, SendWqe::send(self.wr_id));
     }
-    /// SEND with 4 bytes of immediate data, a number that travels in network byte order.
+    /// SEND with 4 bytes of immediate data, given in host byte order and transmitted in network byte order.
     #[inline]
     #[doc(alias = "ibv_wr_send_imm")]
     pub fn send_imm(&mut self, imm_data: u32) {
@@ -236,7 +235,7 @@ impl<'q> WrPost<'q> {
         let wr = SendWqe::fetch_and_add(self.wr_id, remote_addr, rkey, add);
         self.begin(SendOpsFlags::ATOMIC_FETCH_AND_ADD, wr);
     }
-    /// ATOMIC WRITE of these 8 bytes, copied now: see [`SendWr::atomic_write`].
+    /// ATOMIC WRITE of these 8 bytes, which are copied now: see [`SendWr::atomic_write`].
     #[inline]
     #[doc(alias = "ibv_wr_atomic_write")]
     pub fn atomic_write(&mut self, rkey: u32, remote_addr: u64, atomic_wr: &[u8; 8]) {
@@ -263,7 +262,7 @@ impl<'q> WrPost<'q> {
     #[doc(alias = "ibv_wr_bind_mw")]
     pub fn bind_mw(&mut self, mw: &Mw, rkey: u32, bind_info: &MwBindInfo<'_>) {
         let bound = SendWr::bind_type_2(self.wr_id, mw, rkey, bind_info);
-        // A failed bind takes its place in the list, so that the error gets its position.
+        // A failed bind occupies a place in the list, so that the error reports its position.
         let unbound = SendWqe::local_inv(self.wr_id, rkey);
         self.begin(SendOpsFlags::BIND_MW, bound.map_or(unbound, |wr| wr.wqe()));
         if let Err(e) = bound {
@@ -277,13 +276,13 @@ impl<'q> WrPost<'q> {
         self.begin(SendOpsFlags::LOCAL_INV, SendWqe::local_inv(self.wr_id, invalidate_rkey));
     }
 
-    /// One buffer for the last request.
+    /// Sets one buffer as the data of the last request.
     #[inline]
     #[doc(alias = "ibv_wr_set_sge")]
     pub fn set_sge(&mut self, lkey: u32, addr: u64, length: u32) {
         self.set_sge_list(&[Sge { addr, length, lkey }]);
     }
-    /// Buffers for the last request, one behind the other.
+    /// Sets several buffers, concatenated, as the data of the last request.
     #[inline]
     #[doc(alias = "ibv_wr_set_sge_list")]
     pub fn set_sge_list(&mut self, sg_list: &[Sge]) {
@@ -295,13 +294,13 @@ impl<'q> WrPost<'q> {
             Ok(())
         });
     }
-    /// Inline data for the last request, copied now.
+    /// Sets inline data of the last request, which is copied now.
     #[inline]
     #[doc(alias = "ibv_wr_set_inline_data")]
     pub fn set_inline_data(&mut self, data: &[u8]) {
         self.set_inline_data_list(&[IoSlice::new(data)]);
     }
-    /// Inline data for the last request, one piece behind the other, copied now.
+    /// Sets inline data of the last request, the concatenation of several slices, which is copied now.
     #[inline]
     #[doc(alias = "ibv_wr_set_inline_data_list")]
     #[doc(alias = "ibv_data_buf")]
@@ -314,7 +313,8 @@ impl<'q> WrPost<'q> {
             Ok(())
         });
     }
-    /// Sets the destination of the last request: the queue pair `remote_qpn` behind `ah`, with its Q_Key; see [`SendWr::to`].
+    /// Sets the destination of the last request: the peer's address handle, its queue pair `remote_qpn` and that queue pair's Q_Key; see
+    /// [`SendWr::to`].
     #[inline]
     #[doc(alias = "ibv_wr_set_ud_addr")]
     pub fn set_ud_addr(&mut self, ah: &Ah, remote_qpn: Qpn, remote_qkey: u32) {
@@ -337,13 +337,13 @@ impl<'q> WrPost<'q> {
         });
     }
 
-    /// Posts the requests, in order. They are visible to the device together, when the call returns.
+    /// Posts the requests, in order. All become visible to the device together, when the call returns.
     ///
     /// # Errors
-    /// [`PostError`] with the position of the first request that has an error; none was posted. As
-    /// [`Qp::post_send`](crate::Qp::post_send), and `EINVAL` for data on an operation that takes none, a setter before any
-    /// request, flags that do not exist, an operation that [`QpInitAttr::send_ops_flags`](crate::QpInitAttr::send_ops_flags)
-    /// left out; for a bind `EINVAL` and `EPERM` as [`SendWr::bind_mw`].
+    /// [`PostError`] with the position of the first request that has an error; none was posted. The errors are those of
+    /// [`Qp::post_send`](crate::Qp::post_send); `EINVAL` for data on an operation that takes none, a setter before any request, flags that
+    /// do not exist, and an operation that [`QpInitAttr::send_ops_flags`](crate::QpInitAttr::send_ops_flags) does not include; for a bind,
+    /// `EINVAL` and `EPERM` as in [`SendWr::bind_mw`].
     #[inline]
     #[doc(alias = "ibv_wr_complete")]
     pub fn complete(mut self) -> Result<(), PostError> {
@@ -357,7 +357,7 @@ impl<'q> WrPost<'q> {
         }
     }
 
-    /// Posts nothing, like dropping it.
+    /// Posts nothing; the same as dropping.
     #[doc(alias = "ibv_wr_abort")]
     pub fn abort(self) {}
 
@@ -386,7 +386,7 @@ impl<'q> WrPost<'q> {
         });
     }
 
-    /// Finishes the request that is being built: checks it, and writes its head into its slot.
+    /// Finishes the request that is being built: checks it and writes its header into its slot.
     #[inline]
     fn finish(&mut self) {
         let Some(request) = self.current.take() else { return };
@@ -415,14 +415,14 @@ impl<'q> WrPost<'q> {
         Ok(())
     }
 
-    /// Changes the last request: `put` checks what it is given, and writes it to its place in the slot.
+    /// Changes the last request. `put` checks its argument and writes it to its place in the slot.
     #[inline]
     fn set(
         &mut self,
         setter: &'static str,
         put: impl FnOnce(&mut Request, &SendLimits, &mut [Granule]) -> Result<(), PostErrorKind>,
     ) {
-        // After a failure the remaining calls are ignored.
+        // After a failure the remaining method calls are ignored.
         let Some(request) = &mut self.current else { return self.no_request(setter) };
         let slot = self.batch.as_mut().ok_or(PostErrorKind::Split).and_then(|batch| Ok(batch.slot()?));
         if let Err(kind) = slot.and_then(|slot| put(request, &self.limits, slot)) {
@@ -430,7 +430,7 @@ impl<'q> WrPost<'q> {
         }
     }
 
-    /// Gives the last request its data.
+    /// Sets the data of the last request.
     #[inline]
     fn set_data(
         &mut self,
@@ -445,7 +445,7 @@ impl<'q> WrPost<'q> {
         });
     }
 
-    /// The current request cannot be posted, and so none can; the calls that follow are ignored.
+    /// Records that the current request cannot be posted. No request of the list is posted then, and later method calls are ignored.
     #[cold]
     fn fail(&mut self, kind: PostErrorKind) {
         self.current = None;

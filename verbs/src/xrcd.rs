@@ -1,12 +1,11 @@
-//! XRC domains, and the receiving half of an XRC connection.
+//! XRC domains, and the receiving side of an XRC connection.
 //!
-//! XRC lets one connection serve every shared receive queue of a domain at its far end. An
-//! [initiator](crate::QpInitAttr::xrc_ini) sends, and names a queue with each request
-//! ([`SendWr::remote_srqn`](crate::SendWr::remote_srqn)); a target only receives. Memory at the target is checked in
-//! the protection domain of the named queue.
+//! With XRC, one connection serves every shared receive queue of a domain at the remote end. An [initiator](crate::QpInitAttr::xrc_ini)
+//! only sends, and names a queue in each request ([`SendWr::remote_srqn`](crate::SendWr::remote_srqn)). A target only receives. At the
+//! target, memory access is checked in the protection domain of the named queue.
 //!
-//! A domain belongs to this process alone, or processes of the user share it, by a file that each of them opens it by. Then its targets
-//! are in a process of their own, and calls on them ask that one.
+//! A domain belongs to this process alone, or is shared by processes of the same user that open it by the same file. The targets of a
+//! shared domain are in a process of their own, to which the calls on them are sent.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -27,27 +26,26 @@ use crate::srq::{Srq, SrqInitAttr};
 
 pub use stack::device::XrcdInitAttr;
 
-/// One open of an XRC domain (`struct ibv_xrcd`).
+/// A handle of an open XRC domain (`struct ibv_xrcd`).
 ///
-/// The domain lives until its last open is closed or dropped: those by name ([`Context::open_xrcd`](Context::open_xrcd)), or by file
-/// in any process ([`Context::open_xrcd_of`](Context::open_xrcd_of)), and those made from another one
-/// ([`open_again`](Self::open_again)).
+/// The domain lives until its last handle is closed or dropped. Handles come from [`Context::open_xrcd`](Context::open_xrcd) (by name),
+/// from [`Context::open_xrcd_of`](Context::open_xrcd_of) (by file, in any process) and from [`open_again`](Self::open_again).
 ///
-/// Two kinds of targets exist. One with a handle is created by [`create_qp`](Self::create_qp). A receive-only one is created
-/// by [`alloc_xrc_rcv_qp`](Self::alloc_xrc_rcv_qp), which returns only its number: it belongs to the domain and lives as
-/// long, whichever open created it. Its asynchronous events go to the log; when it fails, its senders run out of retries.
+/// There are two kinds of targets. [`create_qp`](Self::create_qp) creates one with a handle. [`alloc_xrc_rcv_qp`](Self::alloc_xrc_rcv_qp)
+/// creates a receive-only one and returns only its number. The latter belongs to the domain and lives as long as the domain, even if the
+/// handle that created it is closed. Its asynchronous events are logged; when it fails, the retries of its senders run out.
 #[derive(Debug)]
 #[doc(alias = "ibv_xrcd")]
 pub struct Xrcd {
     domain: Domain,
 }
 
-/// Whose domain it is.
+/// Who has the domain.
 #[derive(Debug)]
 enum Domain {
-    /// This process's.
+    /// Private to this process.
     Own(Arc<XrcdCore>),
-    /// The user's processes share it.
+    /// Shared by processes of the user.
     Shared(Arc<SharedXrcd>),
 }
 
@@ -78,7 +76,7 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// `ENOENT` where no domain of that name exists and `create` is not set (nor without a name), `EEXIST` where one exists
+    /// `ENOENT` if no domain of that name exists and `create` is not set, or if there is neither a name nor `create`; `EEXIST` if it exists
     /// and `exclusive` is set.
     #[doc(alias = "ibv_open_xrcd")]
     #[doc(alias = "ibv_open_xrc_domain")]
@@ -86,13 +84,14 @@ impl Context {
         Ok(Xrcd { domain: Domain::Own(self.device().open_xrcd(init)?) })
     }
 
-    /// Opens the XRC domain of a file, which all processes of the user share that open it by the same file, over the port `host`.
+    /// Opens the XRC domain of a file. It is shared by all processes of the user that open it by the same file on a port of kind `host`.
     ///
-    /// A target that one of them makes passes messages on to the shared receive queues of all, whichever a message names. It outlives
-    /// the process that made it, until its last handle is given up, or no process has the domain open any more. For that it is in a
-    /// process of its own, `roce-xrcd`, which the first target or shared receive queue of the domain starts, and which ends by itself.
+    /// A target that one process creates delivers messages to the shared receive queues of all processes, whichever queue a message names.
+    /// The target outlives the process that created it: it lives until its last handle is dropped or no process has the domain open any
+    /// more. For that purpose it is in a separate process, `roce-xrcd`. The first target or shared receive queue of the domain starts that
+    /// process, which exits by itself.
     ///
-    /// Where a process needs no other one, as on a port that joins none, [`open_xrcd`](Self::open_xrcd) opens a domain by a name.
+    /// To use a domain within one process, or on another kind of port, open it by name with [`open_xrcd`](Self::open_xrcd).
     ///
     /// ```no_run
     /// # use verbs::{Context, DeviceConfig, SrqInitAttr, XrcdOflags, port::PortSpec};
@@ -109,10 +108,10 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// `EOPNOTSUPP` on another port than `host` ([`can_share_xrcds`](Self::can_share_xrcds)), and where the other processes are of
-    /// another release; `ENOENT` where the domain does not exist and `CREAT` is not set, `EEXIST` where it exists and `EXCL` is set: as
-    /// long as no process has made anything in it, others do not know of it. `EPERM` where another user is in the way, `ETIMEDOUT`
-    /// where the process `roce-xrcd` does not answer.
+    /// `EOPNOTSUPP` on any port other than `host` ([`can_share_xrcds`](Self::can_share_xrcds)), and if the other processes run another
+    /// release; `ENOENT` if the domain does not exist and `CREAT` is not set; `EEXIST` if it exists and `EXCL` is set. Other processes see
+    /// a domain only once something has been created in it. `EPERM` if another user has taken its name; `ETIMEDOUT` if the process
+    /// `roce-xrcd` does not answer.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open_xrcd_of(&self, file: impl AsFd, oflags: XrcdOflags) -> Result<Xrcd, VerbsError> {
         let file = DomainFile::of(file).map_err(|error| VerbsError::File {
@@ -124,22 +123,21 @@ impl Context {
         Ok(Xrcd { domain: Domain::Shared(shared) })
     }
 
-    /// Whether the device's port joins the processes of this host, so that they can share XRC domains.
+    /// Whether the device's port connects the processes of this host, so that they can share XRC domains.
     pub fn can_share_xrcds(&self) -> bool {
         can_share(self.device())
     }
 }
 
 impl Pd {
-    /// Creates a shared receive queue of an XRC domain: XRC initiators name it by its number ([`Srq::srq_num`]), and its
-    /// requests complete in `cq`, whichever target of the domain received the message.
+    /// Creates a shared receive queue of an XRC domain. XRC initiators name it by its number ([`Srq::srq_num`]). Its requests complete in
+    /// `cq`, whichever target of the domain received the message.
     ///
-    /// The protection domain is that of its buffers, and of the keys in the messages that name the queue.
+    /// Its buffers, and the keys in messages that name the queue, are checked in this protection domain.
     ///
     /// # Errors
-    /// As [`create_srq`](Self::create_srq); `EINVAL` also for a domain or completion queue of another context; `EDEADLK`
-    /// from inside a turn. In a domain that processes share, also [`VerbsError::Xrc`]: the first call may have to start the process
-    /// that owns it.
+    /// As [`create_srq`](Self::create_srq); `EINVAL` also for a domain or completion queue of another context; `EDEADLK` from inside a
+    /// turn. For a shared domain also [`VerbsError::Xrc`], because the first call may have to start the process that owns the domain.
     #[doc(alias = "ibv_create_srq_ex")]
     #[doc(alias = "ibv_create_xrc_srq")]
     pub fn create_xrc_srq(&self, init: &SrqInitAttr, xrcd: &Xrcd, cq: &Cq) -> Result<Srq, VerbsError> {
@@ -164,7 +162,7 @@ impl Xrcd {
         }
     }
 
-    /// One more open of the same domain, which has to be closed as well.
+    /// Another handle of the same domain, which has to be closed or dropped as well.
     #[must_use]
     pub fn open_again(&self) -> Self {
         let domain = match &self.domain {
@@ -174,12 +172,12 @@ impl Xrcd {
         Self { domain }
     }
 
-    /// Creates a target, in RESET, on `shard` or on the least loaded one. In a domain that processes share, the process that has the
-    /// targets chooses the shard.
+    /// Creates a target in RESET, on `shard` or, if `None`, on the least loaded one. For a shared domain, the process that has the targets
+    /// chooses the shard.
     ///
     /// # Errors
-    /// `EINVAL` for a shard that does not exist, `ENOMEM` without queue pair numbers, `ENODEV` where this starts the port
-    /// and its device cannot be opened, `EDEADLK` from inside a turn. In a domain that processes share, also [`VerbsError::Xrc`].
+    /// `EINVAL` for a shard that does not exist; `ENOMEM` if no queue pair number is left; `ENODEV` if the call starts the port and its
+    /// device cannot be opened; `EDEADLK` from inside a turn. For a shared domain also [`VerbsError::Xrc`].
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_qp(&self, shard: Option<usize>) -> Result<XrcTarget, VerbsError> {
         Ok(XrcTarget {
@@ -190,11 +188,10 @@ impl Xrcd {
         })
     }
 
-    /// Another handle of a target of this domain. The queue pair lives as long as one of its handles.
+    /// Another handle of a target of this domain. The queue pair lives as long as any of its handles.
     ///
     /// # Errors
-    /// `EINVAL` where the domain has no target of this number with a handle. In a domain that processes share, also
-    /// [`VerbsError::Xrc`].
+    /// `EINVAL` if the domain has no target of this number with a handle. For a shared domain also [`VerbsError::Xrc`].
     #[doc(alias = "ibv_open_qp")]
     pub fn open_qp(&self, qp_num: Qpn) -> Result<XrcTarget, VerbsError> {
         Ok(XrcTarget {
@@ -205,14 +202,14 @@ impl Xrcd {
         })
     }
 
-    /// Creates a receive-only target on behalf of the domain and takes it from RESET over INIT to RTR. Of `attr` it uses
-    /// `pkey_index`, `port_num`, `qp_access_flags`; `ah_attr`, `path_mtu`, `dest_qp_num`, `rq_psn`, `max_dest_rd_atomic`
-    /// and `min_rnr_timer`. Returns its number, for the initiator.
+    /// Creates a receive-only target that belongs to the domain, and moves it from RESET through INIT to RTR. Uses these fields of `attr`:
+    /// `pkey_index`, `port_num`, `qp_access_flags`, `ah_attr`, `path_mtu`, `dest_qp_num`, `rq_psn`, `max_dest_rd_atomic` and
+    /// `min_rnr_timer`. Returns the target's number, for the initiator.
     ///
-    /// This open is registered with it ([`reg_xrc_rcv_qp`](Self::reg_xrc_rcv_qp)).
+    /// This handle is registered as a user of the target ([`reg_xrc_rcv_qp`](Self::reg_xrc_rcv_qp)).
     ///
     /// # Errors
-    /// As [`create_qp`](Self::create_qp) and [`Qp::modify`](crate::Qp::modify); the target does not exist then.
+    /// As [`create_qp`](Self::create_qp) and [`Qp::modify`](crate::Qp::modify). No target exists after an error.
     #[doc(alias = "ibv_alloc_xrc_rcv_qp")]
     #[doc(alias = "ibv_create_xrc_rcv_qp")]
     pub fn alloc_xrc_rcv_qp(&self, attr: &QpAttr) -> Result<Qpn, VerbsError> {
@@ -222,20 +219,19 @@ impl Xrcd {
         })
     }
 
-    /// As [`alloc_xrc_rcv_qp`](Self::alloc_xrc_rcv_qp), for the initiator `peer`; the path MTU is the port's where the
-    /// options name none.
+    /// As [`alloc_xrc_rcv_qp`](Self::alloc_xrc_rcv_qp), for the initiator `peer`. If the options contain no path MTU, it is the port's.
     ///
     /// # Errors
-    /// As there.
+    /// As [`alloc_xrc_rcv_qp`](Self::alloc_xrc_rcv_qp).
     pub fn accept_xrc(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<Qpn, VerbsError> {
         let attr = options.rtr(self.device(), peer);
         self.alloc_xrc_rcv_qp(&QpAttr { port_num: 1, qp_access_flags: options.access.bits(), ..attr })
     }
 
-    /// Modifies a receive-only target. In ERR it drops incoming packets, and its senders run out of retries.
+    /// Modifies a receive-only target. In ERR it drops incoming packets, so the retries of its senders run out.
     ///
     /// # Errors
-    /// `EINVAL` where the domain has no receive-only target of this number; as [`Qp::modify`](crate::Qp::modify).
+    /// `EINVAL` if the domain has no receive-only target of this number; those of [`Qp::modify`](crate::Qp::modify).
     #[doc(alias = "ibv_modify_xrc_rcv_qp")]
     pub fn modify_xrc_rcv_qp(&self, qp_num: Qpn, attr: &QpAttr, mask: AttrMask) -> Result<(), VerbsError> {
         match &self.domain {
@@ -248,7 +244,7 @@ impl Xrcd {
     /// The attributes of a receive-only target.
     ///
     /// # Errors
-    /// `EINVAL` where the domain has no receive-only target of this number; `EDEADLK` from inside a turn.
+    /// `EINVAL` if the domain has no receive-only target of this number; `EDEADLK` from inside a turn.
     #[doc(alias = "ibv_query_xrc_rcv_qp")]
     pub fn query_xrc_rcv_qp(&self, qp_num: Qpn) -> Result<QpAttr, VerbsError> {
         Ok(match &self.domain {
@@ -257,11 +253,11 @@ impl Xrcd {
         })
     }
 
-    /// Registers this open as one that uses a receive-only target: as long as one is registered,
-    /// [`unreg_xrc_rcv_qp`](Self::unreg_xrc_rcv_qp) by others does not destroy it.
+    /// Registers this handle as a user of a receive-only target. While any handle is registered,
+    /// [`unreg_xrc_rcv_qp`](Self::unreg_xrc_rcv_qp) of the others does not destroy the target.
     ///
     /// # Errors
-    /// `EINVAL` where the domain has no receive-only target of this number.
+    /// `EINVAL` if the domain has no receive-only target of this number.
     #[doc(alias = "ibv_reg_xrc_rcv_qp")]
     pub fn reg_xrc_rcv_qp(&self, qp_num: Qpn) -> Result<(), VerbsError> {
         match &self.domain {
@@ -271,12 +267,12 @@ impl Xrcd {
         Ok(())
     }
 
-    /// Ends a registration. Ending the last one destroys the target; otherwise the target lives until the domain ends.
-    /// Closing an open does not end its registration in this sense: the target stays.
+    /// Ends a registration. Ending the last one destroys the target; otherwise it lives until the domain ends. Closing a handle does not
+    /// end its registration in this sense: the target stays.
     ///
     /// # Errors
-    /// `EINVAL` where the domain has no receive-only target of this number, or this open is not registered with it;
-    /// `EDEADLK` from inside a turn.
+    /// `EINVAL` if the domain has no receive-only target of this number, or this handle is not registered with it; `EDEADLK` from inside a
+    /// turn.
     #[doc(alias = "ibv_unreg_xrc_rcv_qp")]
     pub fn unreg_xrc_rcv_qp(&self, qp_num: Qpn) -> Result<(), VerbsError> {
         match &self.domain {
@@ -286,11 +282,11 @@ impl Xrcd {
         Ok(())
     }
 
-    /// Closes this open. Closing the last one ends the domain and its receive-only targets.
+    /// Closes this handle. Closing the last one ends the domain and its receive-only targets.
     ///
     /// # Errors
-    /// `EBUSY` while shared receive queues or targets exist that were made through this open, `EDEADLK` from inside a
-    /// turn; the domain comes back with the error.
+    /// `EBUSY` while shared receive queues or targets exist that were created with this handle; `EDEADLK` from inside a turn. The handle is
+    /// returned with the error.
     #[doc(alias = "ibv_close_xrcd")]
     #[doc(alias = "ibv_close_xrc_domain")]
     pub fn close(self) -> Result<(), (VerbsError, Self)> {
@@ -304,21 +300,21 @@ impl Xrcd {
     }
 }
 
-/// A handle of an XRC target (`struct ibv_qp` of type `IBV_QPT_XRC_RECV`): a queue pair without queues. A message that it
-/// receives goes to the shared receive queue that the sender names, and completes in that queue's completion queue with the
-/// target's number ([`Wc::qp_num`](crate::Wc::qp_num), [`Wc::srq_num`](crate::Wc::srq_num)).
+/// A handle of an XRC target (`struct ibv_qp` of type `IBV_QPT_XRC_RECV`): a queue pair without work queues. A message that it receives is
+/// stored in the shared receive queue that the sender names, and completes in the completion queue of that queue with the target's number
+/// ([`Wc::qp_num`](crate::Wc::qp_num), [`Wc::srq_num`](crate::Wc::srq_num)).
 #[derive(Debug)]
 #[doc(alias = "IBV_QPT_XRC_RECV")]
 pub struct XrcTarget {
     target: Target,
 }
 
-/// Where the queue pair is.
+/// Which process has the queue pair.
 #[derive(Debug)]
 enum Target {
-    /// In this process.
+    /// This process.
     Own(Arc<QpCore>),
-    /// In the process that owns the targets of a domain that others share.
+    /// The process that owns the targets of a shared domain.
     Shared(SharedTarget),
 }
 
@@ -330,47 +326,47 @@ impl XrcTarget {
         }
     }
 
-    /// Its number.
+    /// The queue pair's number.
     pub fn qp_num(&self) -> Qpn {
         match &self.target {
             Target::Own(core) => core.qpn(),
             Target::Shared(shared) => shared.qpn(),
         }
     }
-    /// The shard that owns it; `None`: it is in another process, as its domain is shared.
+    /// The shard that owns it; `None` if it is in another process because its domain is shared.
     pub fn shard(&self) -> Option<usize> {
         match &self.target {
             Target::Own(core) => Some(core.shard()),
             Target::Shared(_) => None,
         }
     }
-    /// The state it is in, without a control call; in a domain that processes share, as this handle has set it or queried it last.
+    /// Its state, without a control call. For a shared domain, the state that this handle set or queried last.
     pub fn state(&self) -> QpState {
         match &self.target {
             Target::Own(core) => core.state(),
             Target::Shared(shared) => shared.state(),
         }
     }
-    /// What to send to the initiator out of band. The initiator never checks the PSN: a target sends no requests.
+    /// What to send to the initiator out of band. The initiator never checks the PSN, because a target sends no requests.
     ///
     /// # Errors
-    /// `EINVAL` for an index that is not in the GID table.
+    /// `EINVAL` if the GID table has no such index.
     pub fn endpoint(&self, sgid_index: u8) -> Result<RcEndpoint, VerbsError> {
         let gid = crate::context::gid(self.device(), usize::from(sgid_index))?;
         Ok(RcEndpoint { gid, qpn: self.qp_num(), psn: self.first_psn() })
     }
-    /// A first PSN, drawn at random, for the transition to RTS, whose attributes include one.
+    /// A random first PSN for the transition to RTS, which requires one.
     pub fn first_psn(&self) -> Psn {
         match &self.target {
             Target::Own(core) => core.first_psn(),
             Target::Shared(shared) => shared.first_psn(),
         }
     }
-    /// As [`Qp::modify`](crate::Qp::modify). In a domain that processes share, a target that is in RTR reaches the shared receive queues
-    /// of all when this returns.
+    /// As [`Qp::modify`](crate::Qp::modify). For a shared domain, a target in RTR can deliver to the shared receive queues of all processes
+    /// when the call returns.
     ///
     /// # Errors
-    /// As there; in a domain that processes share, also [`VerbsError::Xrc`].
+    /// As [`Qp::modify`](crate::Qp::modify); for a shared domain also [`VerbsError::Xrc`].
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), VerbsError> {
         match &self.target {
@@ -379,10 +375,10 @@ impl XrcTarget {
         }
         Ok(())
     }
-    /// Every attribute as it is now.
+    /// The current value of every attribute.
     ///
     /// # Errors
-    /// `EDEADLK` from inside a turn; in a domain that processes share, also [`VerbsError::Xrc`].
+    /// `EDEADLK` from inside a turn; for a shared domain also [`VerbsError::Xrc`].
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpAttr, VerbsError> {
         Ok(match &self.target {
@@ -390,7 +386,7 @@ impl XrcTarget {
             Target::Shared(shared) => shared.query()?,
         })
     }
-    /// Moves it from RESET over INIT to RTR, for the initiator `peer`. A target needs no further state.
+    /// Moves it from RESET through INIT to RTR, for the initiator `peer`. A target needs no further state.
     ///
     /// # Errors
     /// As [`modify`](Self::modify).
@@ -400,16 +396,16 @@ impl XrcTarget {
         let attr = options.rtr(self.device(), peer);
         self.modify(&attr, required(QpState::Init, QpState::Rtr, QpType::XrcTgt))
     }
-    /// Gives this handle up; the last one destroys the queue pair.
+    /// Drops this handle. Dropping the last one destroys the queue pair.
     ///
     /// # Errors
-    /// For the last one, `EBUSY` while an asynchronous event of the queue pair was fetched and not acknowledged; `EDEADLK` from inside
-    /// a turn. In a domain that processes share, `EBUSY` for any handle. The handle comes back with the error.
+    /// For the last handle, `EBUSY` while an asynchronous event of the queue pair was fetched and not acknowledged; for a shared domain,
+    /// for any handle. `EDEADLK` from inside a turn. The handle is returned with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         let destroyed = match self.target {
             Target::Own(core) => match QpCore::destroy(core) {
-                // Another handle keeps the queue pair, and this one is gone.
+                // Another handle keeps the queue pair alive; this one is dropped.
                 Err((stack::device::DeviceError::Busy { .. }, core)) => {
                     drop(core);
                     Ok(())

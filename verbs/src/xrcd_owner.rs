@@ -1,4 +1,4 @@
-//! The owner of an XRC domain that processes share: what the program `roce-xrcd` does.
+//! The owner of a shared XRC domain: the implementation of the program `roce-xrcd`.
 
 use std::time::Duration;
 
@@ -7,26 +7,26 @@ use stack::xrc::{DomainFile, OwnerName, RelayedDomain};
 use crate::context::Context;
 use crate::error::VerbsError;
 
-/// The right to own the XRC domain of a file: one process of a user in a network namespace has it.
+/// The right to own the XRC domain of a file. In a network namespace, one process of a user has it.
 ///
-/// Programs that open such a domain ([`Context::open_xrcd_of`]) start the program `roce-xrcd`, which is this and no more.
+/// Programs that open such a domain ([`Context::open_xrcd_of`]) start the program `roce-xrcd`, which consists of calls to this type.
 #[derive(Debug)]
 pub struct XrcdOwner(OwnerName);
 
 impl XrcdOwner {
-    /// Becomes the owner; processes can connect from now on, and wait to be served. `None`: another process is it.
+    /// Becomes the owner. From now on processes can connect, and wait until they are served. `None` if another process is the owner.
     ///
     /// # Errors
-    /// [`VerbsError::Xrc`]: a socket cannot be had.
+    /// [`VerbsError::Xrc`] if a socket cannot be created.
     pub fn new(file: &DomainFile) -> Result<Option<Self>, VerbsError> {
         Ok(OwnerName::take(file)?.map(Self))
     }
 
-    /// Has the targets of the domain on this device, and passes their messages on to the processes that have its shared receive queues,
-    /// until no process has had the domain open for so long.
+    /// Keeps the targets of the domain on this device and forwards their messages to the processes that have its shared receive queues.
+    /// Returns when no process has had the domain open for the duration `linger`.
     ///
     /// # Errors
-    /// [`VerbsError::Xrc`] on a port that joins no processes, and when the device fails.
+    /// [`VerbsError::Xrc`] on a port that does not connect processes, and if the device fails.
     pub fn serve(self, context: &Context, linger: Duration) -> Result<(), VerbsError> {
         Ok(self.0.serve(context.device(), RelayedDomain::new(context.device())?, linger)?)
     }

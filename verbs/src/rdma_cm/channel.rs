@@ -1,4 +1,4 @@
-//! Event channels: how a program receives the events of its identifiers.
+//! Event channels, through which a program receives the events of its identifiers.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::AtomicUsize;
@@ -10,28 +10,25 @@ use super::queue::{Signal, number};
 use super::service::Service;
 use crate::error::VerbsError;
 
-/// An event channel (`struct rdma_event_channel`), which belongs to no device: identifiers of any devices can be created with
-/// it.
+/// An event channel (`struct rdma_event_channel`). It belongs to no device: identifiers of several devices can use it.
 ///
-/// They put their events in here, those of one device in order. A program waits with [`get_event`](Self::get_event), or with
-/// epoll(7) on the channel's descriptor, which is readable while an event waits. The program must not read from the
-/// descriptor.
+/// The events of one device arrive in order. A program waits with [`get_event`](Self::get_event), or with epoll(7) on the channel's file
+/// descriptor, which is readable while an event waits. The program must not read from the descriptor.
 ///
-/// A channel keeps connection management of the devices that it was used with running, and these devices open, until it is
-/// dropped.
+/// Until it is dropped, a channel keeps the devices that it was used with open, and their connection management running.
 #[derive(Debug)]
 #[doc(alias = "rdma_event_channel")]
 pub struct EventChannel {
     pub(super) number: u64,
     pub(super) signal: Arc<Signal>,
-    /// Connection management of each device that it is used with.
+    /// Connection management of each device that the channel is used with.
     services: Mutex<Vec<Arc<Service>>>,
-    /// Where the next look for events begins, so that one device does not keep back the events of others.
+    /// The index at which the next search for events begins, so that the events of one device do not delay those of others.
     pub(super) turn: AtomicUsize,
 }
 
 impl EventChannel {
-    /// Creates a channel. Opens no device, and starts nothing.
+    /// Creates a channel. Opens no device and starts nothing.
     ///
     /// # Errors
     /// `EMFILE` if no file descriptor is left.
@@ -46,7 +43,7 @@ impl EventChannel {
         })
     }
 
-    /// Makes a device's events come through the channel.
+    /// Adds a device's connection management to those whose events come through the channel.
     pub(super) fn attach(&self, service: &Arc<Service>) {
         let mut services = self.services();
         if !services.iter().any(|known| Arc::ptr_eq(known, service)) {
@@ -55,13 +52,13 @@ impl EventChannel {
         }
     }
 
-    /// Connection management of the devices that it is used with. Its locks come after the lock of the list.
+    /// Connection management of the devices that the channel is used with. Lock order: this list first, then the locks of its entries.
     pub(super) fn services(&self) -> MutexGuard<'_, Vec<Arc<Service>>> {
         lock(&self.services)
     }
 
-    /// The counters, by name, of connection management of the devices that the channel was used with: messages and
-    /// connections. Each message that was ignored, refused or lost is counted under its reason.
+    /// The counters of connection management, by name, summed over the devices that the channel was used with: messages and connections.
+    /// Each message that was ignored, refused or lost is counted under its reason.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut sum: Vec<(&'static str, u64)> = Vec::new();
         for service in self.services().iter() {
@@ -78,7 +75,7 @@ impl EventChannel {
     /// Frees the channel.
     ///
     /// # Errors
-    /// `EBUSY` while identifiers use it; the channel comes back with the error.
+    /// `EBUSY` while identifiers use it. The channel is returned with the error.
     #[doc(alias = "rdma_destroy_event_channel")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         let users = self.services().iter().map(|service| service.lock().users_of(self.number)).sum();
@@ -90,7 +87,7 @@ impl EventChannel {
 }
 
 impl Drop for EventChannel {
-    /// Identifiers that still use the channel live on; their events are discarded.
+    /// Discards the events of identifiers that still use the channel. The identifiers continue to exist.
     fn drop(&mut self) {
         for service in core::mem::take(&mut *self.services()) {
             service.close_channel(self.number);

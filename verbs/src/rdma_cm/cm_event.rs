@@ -1,4 +1,4 @@
-//! Events as the program fetches them.
+//! Fetching the events of identifiers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,35 +19,35 @@ use crate::error::VerbsError;
 
 /// An event (`struct rdma_cm_event`), from [`EventChannel`].
 ///
-/// Dropping it acknowledges it; until then its identifier cannot be destroyed.
+/// Dropping it acknowledges it. Until then its identifier cannot be destroyed.
 #[must_use = "dropping the event acknowledges it"]
 #[doc(alias = "rdma_cm_event")]
 pub struct CmEvent {
     pub(super) data: EventData,
-    /// The identifier whose unacknowledged events it counts among: the listening one of a CONNECT_REQUEST.
+    /// The identifier that counts it as unacknowledged; for a CONNECT_REQUEST the listening one.
     pub(super) number: u64,
     pub(super) context: u64,
     pub(super) ud: Option<UdParam>,
-    /// The new identifier of a CONNECT_REQUEST.
+    /// For a CONNECT_REQUEST, the new identifier.
     pub(super) new: Option<CmId>,
     pub(super) service: Arc<Service>,
 }
 
 impl CmEvent {
-    /// Its type.
+    /// The type of the event.
     pub fn event(&self) -> CmEventType {
         self.data.what
     }
-    /// 0, a negative error number, or for [`Rejected`](CmEventType::Rejected) the reason in the peer's message.
+    /// 0, a negative error number, or for [`Rejected`](CmEventType::Rejected) the reason code of the peer's message.
     pub fn status(&self) -> i32 {
         self.data.status
     }
-    /// The identifier that it is for, by [`CmId::number`]; of a
-    /// [`ConnectRequest`](CmEventType::ConnectRequest) the listening one.
+    /// The [`CmId::number`] of the identifier that the event concerns; for a [`ConnectRequest`](CmEventType::ConnectRequest) the listening
+    /// one.
     pub fn id(&self) -> u64 {
         self.number
     }
-    /// Whether it is for this identifier.
+    /// Whether the event concerns this identifier.
     pub fn is_of(&self, id: &CmId) -> bool {
         self.number == id.number()
     }
@@ -55,35 +55,34 @@ impl CmEvent {
     pub fn context(&self) -> u64 {
         self.context
     }
-    /// The new identifier of a [`ConnectRequest`](CmEventType::ConnectRequest), to be accepted or rejected; `None` after the
-    /// first call. If the program does not take it, dropping the event rejects the request.
+    /// Takes the new identifier out of a [`ConnectRequest`](CmEventType::ConnectRequest), to be accepted or rejected. `None` for other
+    /// events and after the first call. If the program does not take it, dropping the event rejects the request.
     pub fn take_id(&mut self) -> Option<CmId> {
         self.new.take()
     }
-    /// The peer's private data. As in the C API, bytes that the peer did not fill are zeros.
+    /// The peer's private data. As in the C API, it is padded with zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.data.private_data
     }
-    /// The peer's side of the connection, for events that carry it.
+    /// The peer's connection parameters, if the event has any.
     pub fn peer(&self) -> Option<&PeerParam> {
         self.data.peer.as_ref()
     }
-    /// The datagram peer or group, for events that carry it. `None` if the local address that reached it has been removed
-    /// since.
+    /// The datagram peer or group, if the event has one. `None` also if the local address that was used to reach it has been removed since.
     pub fn ud(&self) -> Option<&UdParam> {
         self.ud.as_ref()
     }
-    /// Why the peer refused, as text: for [`Rejected`](CmEventType::Rejected), and for
-    /// [`Unreachable`](CmEventType::Unreachable) with a positive status, the refusal of a datagram service.
+    /// The reason of the refusal, which `Display` explains: for [`Rejected`](CmEventType::Rejected), and for
+    /// [`Unreachable`](CmEventType::Unreachable) with a positive status, which is the refusal of a datagram service.
     #[doc(alias = "rdma_reject_msg")]
     pub fn refusal(&self) -> Option<Refusal> {
         self.data.refusal
     }
-    /// The number that the program gave with an event of its own ([`CmId::write_event`]).
+    /// The number that the program gave to [`CmId::write_event`].
     pub fn arg(&self) -> u64 {
         self.data.arg
     }
-    /// Acknowledges the event, as dropping it does.
+    /// Acknowledges the event, as dropping does.
     #[doc(alias = "rdma_ack_cm_event")]
     pub fn ack(self) {}
 }
@@ -100,20 +99,20 @@ impl fmt::Debug for CmEvent {
     }
 }
 
-/// How long a wait of a channel that several devices use stays with one of them.
+/// How long a wait on a channel of several devices waits for one of them before it turns to the next.
 const SLICE: Duration = Duration::from_millis(1);
-/// How long a wait of a channel that no device uses stays before it looks whether one does.
+/// How often a wait on a channel without devices checks whether one has been added.
 const NO_DEVICE: Duration = Duration::from_millis(20);
 
-/// What a waiting channel finds.
+/// What a wait on a channel found.
 enum Found {
     Event(CmEvent),
-    /// It is used with another device.
+    /// A device was added to the channel.
     Device,
 }
 
 impl EventChannel {
-    /// The oldest event of one of its devices, or `None`: never waits.
+    /// Takes the oldest event of one of its devices; `None` if there is none. Never waits.
     #[doc(alias = "rdma_get_cm_event")]
     pub fn try_get_event(&self) -> Option<CmEvent> {
         let services = self.services();
@@ -122,9 +121,9 @@ impl EventChannel {
         after.iter().chain(before).find_map(|service| Service::fetch(service, self.number))
     }
 
-    /// Waits for an event, `None` after `timeout`. While it waits, the caller drives shards that no other thread drives, so
-    /// events come in every [`Drive`](crate::Drive), even with a single thread; where several devices use the channel, it
-    /// waits on one after the other, a millisecond each.
+    /// Waits up to `timeout` for an event; `None` if none arrives. Meanwhile the caller drives shards that no other thread drives, so
+    /// events arrive in every [`Drive`](crate::Drive), even with a single thread. If several devices use the channel, it waits for each in
+    /// turn, a millisecond each.
     ///
     /// # Errors
     /// `EDEADLK` from inside a turn.
@@ -165,7 +164,7 @@ impl EventChannel {
 }
 
 impl CmId {
-    /// The event that the last synchronous call waited for, with the peer's private data and parameters. It is to be
+    /// A copy of the event that the last synchronous call waited for, with the peer's private data and parameters. It has to be
     /// acknowledged like any other.
     pub fn event(&self) -> Option<CmEvent> {
         let mut state = self.service.lock();
@@ -174,11 +173,11 @@ impl CmId {
         Some(Service::event(&self.service, &mut state, queued))
     }
 
-    /// The next event of a synchronous identifier that belongs to none of its calls, such as the peer's disconnection; `None`
-    /// after `timeout`.
+    /// Waits up to `timeout` for the next event of a synchronous identifier that is not the result of a call, such as the peer's
+    /// disconnection; `None` if none arrives.
     ///
     /// # Errors
-    /// `EINVAL` where it has an event channel; `EDEADLK` from inside a turn.
+    /// `EINVAL` if the identifier has an event channel; `EDEADLK` from inside a turn.
     #[doc(alias = "rdma_get_cm_event")]
     pub fn get_event(&self, timeout: Duration) -> Result<Option<CmEvent>, VerbsError> {
         if !self.is_synchronous() {
@@ -190,7 +189,7 @@ impl CmId {
 }
 
 impl Service {
-    /// Fetches the oldest event of a queue.
+    /// Takes the oldest event out of a queue.
     pub(super) fn fetch(service: &Arc<Self>, queue: u64) -> Option<CmEvent> {
         let mut state = service.enter()?;
         let queued = state.queues.pop(queue)?;
@@ -200,7 +199,7 @@ impl Service {
         Some(Self::event(service, &mut state, queued))
     }
 
-    /// Makes the event that the program gets, which counts as unacknowledged from now on.
+    /// Creates the event for the program, and counts it as unacknowledged.
     pub(super) fn event(service: &Arc<Self>, state: &mut State, queued: Queued) -> CmEvent {
         let Queued { id: number, new, data } = queued;
         let mut context = 0;

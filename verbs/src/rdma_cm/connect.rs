@@ -1,4 +1,4 @@
-//! Connections: queue pairs of identifiers, connect, accept, reject and disconnect.
+//! Connections: the queue pair of an identifier, connect, accept, reject and disconnect.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use crate::error::VerbsError;
 use crate::pd::Pd;
 use crate::qp::{Qp, QpInitAttr};
 
-/// Code of the delay that RNR NAKs ask the peer for: 0.64 ms, as everywhere in this crate.
+/// Code of the delay that RNR NAKs request from the peer: 0.64 ms, as everywhere in this crate.
 const MIN_RNR_TIMER: u8 = 12;
 
-/// Checks the READ and atomic depth of a call.
+/// Checks a READ and atomic depth, and resolves the value that stands for the maximum.
 fn depth(what: &'static str, given: u8) -> Result<u8, CmError> {
     match given {
         MAX_INIT_DEPTH => Ok(limit::RD_ATOMIC_MAX),
@@ -42,7 +42,7 @@ fn at_most(what: &'static str, given: usize, max: usize) -> Result<(), CmError> 
     }
 }
 
-/// What connect and accept check in the same way.
+/// The results of the checks that connect and accept have in common.
 struct Checked {
     qpn: Qpn,
     srq: bool,
@@ -62,7 +62,7 @@ fn check(call: &'static str, id: &Id, param: &ConnParam<'_>, data_max: usize) ->
             return Err(CmError::Unsuitable { call, why });
         }
     };
-    // Datagrams and unreliable connections have neither READ nor atomics.
+    // Datagrams and UC have neither READs nor atomics.
     let reads = |what, given| if id.qp_type == QpType::Rc { depth(what, given) } else { Ok(0) };
     Ok(Checked {
         qpn,
@@ -73,12 +73,11 @@ fn check(call: &'static str, id: &Id, param: &ConnParam<'_>, data_max: usize) ->
 }
 
 impl CmId {
-    /// Creates the identifier's queue pair, of the identifier's type ([`qp_type`](Self::qp_type)). One for connections is
-    /// then in INIT, so receives can be posted; one of UD is in RTS with the Q_Key [`UDP_QKEY`]. Connecting
-    /// and disconnecting move it through its states.
+    /// Creates the identifier's queue pair, of the identifier's type ([`qp_type`](Self::qp_type)). A connected queue pair is then in INIT,
+    /// so receives can be posted; a UD one is in RTS with the Q_Key [`UDP_QKEY`]. Connecting and disconnecting modify its state.
     ///
     /// # Errors
-    /// `EINVAL` for a second one, another type, a protection domain of another device; as [`Pd::create_qp`].
+    /// `EINVAL` if it has one already, for another type, and for a protection domain of another device; those of [`Pd::create_qp`].
     #[doc(alias = "rdma_create_qp")]
     pub fn create_qp(&self, pd: &Pd, init: &QpInitAttr<'_>) -> Result<Arc<Qp>, VerbsError> {
         let qp_type = self.qp_type();
@@ -103,14 +102,14 @@ impl CmId {
             let (attr, mask) = cm_init();
             qp.modify(&attr, mask)?;
         }
-        // Another thread may have been faster.
+        // Another thread may have created one meanwhile.
         self.with(|id| may_have_qp(id).map(|()| id.qp = Some(qp.clone())))?;
         Ok(qp)
     }
 
-    /// Gives the identifier a queue pair that it did not make, instead of its own; or none. From now on the identifier's calls use the new
-    /// queue pair, in whatever state that is. The old queue pair leaves its multicast groups. Programs of C do this by writing
-    /// `rdma_cm_id.qp`, for example to move a queue pair to the identifier of a request.
+    /// Replaces the identifier's queue pair by one that it did not create, or by none. From now on the identifier's methods use the new
+    /// queue pair, in whatever state it is. The old queue pair leaves its multicast groups. C programs do this by writing `rdma_cm_id.qp`,
+    /// for example to move a queue pair to the identifier of a request.
     ///
     /// # Errors
     /// `EINVAL` for a queue pair of another type or device; the identifier then keeps the old one.
@@ -118,7 +117,7 @@ impl CmId {
         if qp.as_ref().is_some_and(|qp| !Arc::ptr_eq(qp.core().device(), self.service.device())) {
             return Err(DeviceError::Foreign { what: "queue pair" }.into());
         }
-        // Without another reference, the old queue pair is destroyed, outside of the lock.
+        // If no other reference exists, the old queue pair is destroyed, outside the lock.
         let before = self.with(|id| {
             if id.qp.as_ref().map(Arc::as_ptr) == qp.as_ref().map(Arc::as_ptr) {
                 return Ok(qp);
@@ -139,8 +138,8 @@ impl CmId {
         self.with(|id| id.qp.clone())
     }
 
-    /// The state of the identifier's queue pair, if it has one: without the reference of [`qp`](Self::qp), which keeps the queue
-    /// pair alive.
+    /// The state of the identifier's queue pair; `None` if it has none. Unlike [`qp`](Self::qp) it takes no reference, which would keep the
+    /// queue pair alive.
     pub fn qp_state(&self) -> Option<QpState> {
         self.with(|id| id.qp.as_ref()?.state().ok())
     }
@@ -148,8 +147,7 @@ impl CmId {
     /// Destroys the identifier's queue pair.
     ///
     /// # Errors
-    /// `EINVAL` without one; `EBUSY` while the connection exists, and while the program holds another reference to the
-    /// queue pair.
+    /// `EINVAL` if it has none; `EBUSY` while the connection exists, and while the program holds another reference to the queue pair.
     #[doc(alias = "rdma_destroy_qp")]
     pub fn destroy_qp(&self) -> Result<(), VerbsError> {
         let qp = self.with(|id| {
@@ -178,12 +176,12 @@ impl CmId {
         }
     }
 
-    /// Detaches the queue pair from the identifier, whatever state its connection is in, leaves its multicast groups, and moves
-    /// it to ERR unless it is UD. It is destroyed with its last reference; the peer learns that the connection has ended when the
-    /// identifier disconnects or is destroyed.
+    /// Detaches the queue pair from the identifier, in any state of its connection. The queue pair leaves its multicast groups and enters
+    /// ERR unless it is UD. It is destroyed with its last reference. The peer learns that the connection has ended when the identifier
+    /// disconnects or is destroyed.
     ///
     /// # Errors
-    /// `EINVAL` without one.
+    /// `EINVAL` if it has none.
     #[doc(alias = "rdma_destroy_qp")]
     pub fn release_qp(&self) -> Result<Arc<Qp>, VerbsError> {
         self.service.call(|state, _, _| {
@@ -197,15 +195,14 @@ impl CmId {
         })
     }
 
-    /// Requests a connection from the peer, or the queue pair of its datagram service. Ends in
-    /// [`Established`](CmEventType::Established) with the queue pair in RTS, or in
-    /// [`ConnectResponse`](CmEventType::ConnectResponse) where the identifier has no queue pair; else in
-    /// [`Rejected`](CmEventType::Rejected), [`Unreachable`](CmEventType::Unreachable) or
-    /// [`ConnectError`](CmEventType::ConnectError).
+    /// Requests a connection from the peer, or the queue pair number of its datagram service. The result is an event:
+    /// [`Established`](CmEventType::Established), with the queue pair in RTS; [`ConnectResponse`](CmEventType::ConnectResponse) if the
+    /// identifier has no queue pair; or in case of failure [`Rejected`](CmEventType::Rejected), [`Unreachable`](CmEventType::Unreachable)
+    /// or [`ConnectError`](CmEventType::ConnectError).
     ///
     /// # Errors
-    /// `EINVAL` before the route is resolved, without a queue pair, and for values out of range; `EADDRNOTAVAIL` where the
-    /// local address was removed from the port; synchronous: `ECONNREFUSED`, `ETIMEDOUT`.
+    /// `EINVAL` before the route is resolved, without a queue pair, and for values out of range; `EADDRNOTAVAIL` if the local address was
+    /// removed from the port; for a synchronous identifier also `ECONNREFUSED` and `ETIMEDOUT`.
     #[doc(alias = "rdma_connect")]
     pub fn connect(&self, param: &ConnParam<'_>) -> Result<(), VerbsError> {
         self.service.call(|state, device, now| {
@@ -269,15 +266,15 @@ impl CmId {
         self.finish("connect", &[CmEventType::Established, CmEventType::ConnectResponse])
     }
 
-    /// Accepts a request. The identifier's queue pair is moved to RTS first, so receives should be posted before; a program
-    /// that uses its own queue pair has done that with [`init_qp_attr`](Self::init_qp_attr). Ends in
-    /// [`Established`](CmEventType::Established), for which a synchronous identifier waits; for a datagram service accepting
-    /// is complete at once.
+    /// Accepts a request. Moves the identifier's queue pair to RTS first, so receives should be posted before. A program with its own queue
+    /// pair has to bring it to RTS itself before, with [`init_qp_attr`](Self::init_qp_attr). The result is the event
+    /// [`Established`](CmEventType::Established), for which a synchronous identifier waits. A datagram service has accepted when the call
+    /// returns.
     ///
     /// # Errors
-    /// `EINVAL` where the identifier is no request, or was answered, without a queue pair, and for values out of range;
-    /// `EADDRNOTAVAIL` where the address that the request was sent to was removed from the port; synchronous: `ETIMEDOUT`,
-    /// `ECONNREFUSED`.
+    /// `EINVAL` if the identifier is not a request or was answered already, without a queue pair, and for values out of range;
+    /// `EADDRNOTAVAIL` if the address that the request was sent to was removed from the port; for a synchronous identifier also `ETIMEDOUT`
+    /// and `ECONNREFUSED`.
     #[doc(alias = "rdma_accept")]
     pub fn accept(&self, param: &ConnParam<'_>) -> Result<(), VerbsError> {
         let ud = self.qp_type() == QpType::Ud;
@@ -319,18 +316,18 @@ impl CmId {
         if ud { Ok(()) } else { self.finish("accept", &[CmEventType::Established]) }
     }
 
-    /// Refuses a request, or a response where the identifier has no queue pair, with up to
-    /// [`PortSpace::reject_data_max`](super::PortSpace::reject_data_max) bytes.
+    /// Refuses a request, or the peer's response if the identifier has no queue pair, with up to
+    /// [`PortSpace::reject_data_max`](super::PortSpace::reject_data_max) bytes of private data.
     ///
     /// # Errors
-    /// `EINVAL` where there is nothing to refuse, and for more private data.
+    /// `EINVAL` if there is nothing to refuse, and for more private data.
     #[doc(alias = "rdma_reject")]
     pub fn reject(&self, private_data: &[u8]) -> Result<(), VerbsError> {
         self.refuse(Reason::CONSUMER_DEFINED, private_data)
     }
 
-    /// As [`reject`](Self::reject), because of the vendor data in the peer's request (enhanced connection establishment): with
-    /// reason 35 instead of 28. A datagram service has no such reason, and refuses as with `reject`.
+    /// As [`reject`](Self::reject), but gives the vendor data in the peer's request (enhanced connection establishment) as the reason: 35
+    /// instead of 28. A datagram service has no such reason, and refuses as with `reject`.
     ///
     /// # Errors
     /// As `reject`.
@@ -364,12 +361,12 @@ impl CmId {
         })
     }
 
-    /// Ends the connection: moves the queue pair to ERR, which flushes its requests, and sends a DREQ to the peer. Ends in
-    /// [`Disconnected`](CmEventType::Disconnected), for which a synchronous identifier waits, and later in
-    /// [`TimewaitExit`](CmEventType::TimewaitExit). If the peer has ended the connection, this does nothing.
+    /// Ends the connection: moves the queue pair to ERR, which flushes its requests, and sends a DREQ to the peer. The result is the event
+    /// [`Disconnected`](CmEventType::Disconnected), for which a synchronous identifier waits, and later
+    /// [`TimewaitExit`](CmEventType::TimewaitExit). Does nothing if the peer has ended the connection already.
     ///
     /// # Errors
-    /// `ENOTCONN` where it was never connected; `EINVAL` for datagrams.
+    /// `ENOTCONN` if it was never connected; `EINVAL` for datagrams.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self) -> Result<(), VerbsError> {
         let ended = self.service.call(|state, _, now| {
@@ -381,7 +378,7 @@ impl CmId {
             let conn = match (id.state, id.conn) {
                 (IdState::Connected, Some(conn)) => conn,
                 (IdState::Accepting, Some(conn)) => {
-                    // The peer may be connected already, so it gets a DREQ as a connected one does.
+                    // The peer may be connected already, so it gets a DREQ like a connected one.
                     state.machine.established(now, conn).map_err(CmError::from)?;
                     conn
                 }
@@ -390,7 +387,7 @@ impl CmId {
             };
             state.id(self.number).qp_to_err();
             match state.machine.disconnect(now, conn, &[]) {
-                // The machine is ending the connection already, because the peer no longer has it: the event follows.
+                // The machine is already ending the connection, because the peer no longer has it. An event will follow.
                 Ok(()) | Err(cm::Error::State { .. }) => {}
                 Err(error) => return Err(CmError::from(error).into()),
             }
@@ -404,11 +401,11 @@ impl CmId {
         self.finish("disconnect", &[CmEventType::Disconnected, CmEventType::Rejected])
     }
 
-    /// Confirms the connection to the peer after the program has brought its own queue pair to RTS on
-    /// [`ConnectResponse`](CmEventType::ConnectResponse). There is no event; the connection is established.
+    /// Confirms the connection to the peer, once the program has moved its own queue pair to RTS after
+    /// [`ConnectResponse`](CmEventType::ConnectResponse). The connection is then established; no event reports it.
     ///
     /// # Errors
-    /// `EINVAL` where there was no response.
+    /// `EINVAL` if there was no response.
     #[doc(alias = "rdma_establish")]
     pub fn establish(&self) -> Result<(), VerbsError> {
         self.service.call(|state, device, now| {
@@ -422,12 +419,11 @@ impl CmId {
         })
     }
 
-    /// Reports an asynchronous event of the program's own queue pair: [`CommEst`](AsyncEvent::CommEst), data that arrived
-    /// before the peer's last message, establishes the connection. Other events are ignored. Queue pairs of identifiers need
-    /// no such call.
+    /// Reports an asynchronous event of the program's own queue pair. [`CommEst`](AsyncEvent::CommEst), which means that data arrived
+    /// before the peer's RTU, establishes the connection; other events are ignored. Not needed for queue pairs that the identifier created.
     ///
     /// # Errors
-    /// `ENOTCONN` where nothing was accepted.
+    /// `ENOTCONN` if nothing was accepted.
     #[doc(alias = "rdma_notify")]
     pub fn notify(&self, event: AsyncEvent) -> Result<(), VerbsError> {
         if event != AsyncEvent::CommEst {
@@ -439,7 +435,7 @@ impl CmId {
         })
     }
 
-    /// Attributes that bring the program's own queue pair to INIT, RTR or RTS, for [`Qp::modify`].
+    /// Attributes for [`Qp::modify`] that move the program's own queue pair to INIT, RTR or RTS.
     ///
     /// # Errors
     /// `EINVAL` for other states, and for RTR and RTS before the peer's queue pair is known from a
@@ -479,18 +475,18 @@ impl CmId {
         })
     }
 
-    /// Attaches the queue pair of a datagram identifier to a multicast group. Ends in
-    /// [`MulticastJoin`](CmEventType::MulticastJoin), with the path to send to in [`CmEvent::ud`](super::CmEvent::ud).
+    /// Attaches the queue pair of a datagram identifier to a multicast group. The result is the event
+    /// [`MulticastJoin`](CmEventType::MulticastJoin), with the address vector of the group in [`CmEvent::ud`](super::CmEvent::ud).
     ///
     /// # Errors
-    /// `EINVAL` where the identifier is not of datagrams, is bound to no address or has no queue pair, and for an address
-    /// that is not multicast; `EADDRNOTAVAIL` where its local address was removed from the port; as [`Qp::attach_mcast`].
+    /// `EINVAL` if the identifier is not for datagrams, is not bound to an address or has no queue pair, and for an address that is not
+    /// multicast; `EADDRNOTAVAIL` if its local address was removed from the port; those of [`Qp::attach_mcast`].
     #[doc(alias = "rdma_join_multicast")]
     pub fn join_multicast(&self, group: IpAddr) -> Result<(), VerbsError> {
         self.join(group, true)
     }
 
-    /// Joins a group only to send to it: as [`join_multicast`](Self::join_multicast), but the queue pair receives nothing.
+    /// Joins a group only for sending: as [`join_multicast`](Self::join_multicast), but the queue pair receives nothing.
     ///
     /// # Errors
     /// As `join_multicast`.
@@ -527,7 +523,7 @@ impl CmId {
             };
             let ud = UdPeer { path, qp_num: Qpn::MULTICAST.get(), qkey: UDP_QKEY };
             let id = state.id(self.number);
-            // A group that is joined again, only to send, stays attached until it is left.
+            // If a group is joined again only for sending, the queue pair stays attached until the group is left.
             let attached = receive || id.groups.contains(&(gid, true));
             id.groups.retain(|(known, _)| *known != gid);
             id.groups.push((gid, attached));
@@ -538,10 +534,10 @@ impl CmId {
         self.finish(call, &[CmEventType::MulticastJoin])
     }
 
-    /// Detaches the queue pair from a group that it joined.
+    /// Leaves a group that the identifier joined, and detaches the queue pair from it.
     ///
     /// # Errors
-    /// `EADDRNOTAVAIL` where it did not join.
+    /// `EADDRNOTAVAIL` if it has not joined the group.
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave_multicast(&self, group: IpAddr) -> Result<(), VerbsError> {
         let group = group.to_canonical();
@@ -558,7 +554,7 @@ impl CmId {
     }
 }
 
-/// Refuses a second queue pair, and one for an identifier that will have no connection.
+/// Refuses a second queue pair, and a queue pair for an identifier that will have no connection.
 fn may_have_qp(id: &Id) -> Result<(), VerbsError> {
     let call = "create_qp";
     if id.qp.is_some() {

@@ -8,7 +8,7 @@ use super::param::PortSpace;
 use super::refusal::Refusal;
 use super::state::IdState;
 
-/// What to do where no route leads to an address.
+/// What the program can do if there is no route to an address.
 fn way_to(addr: IpAddr) -> &'static str {
     match addr {
         IpAddr::V6(addr) if addr.is_unicast_link_local() => {
@@ -21,19 +21,19 @@ fn way_to(addr: IpAddr) -> &'static str {
     }
 }
 
-/// Why a call of [`rdma_cm`](crate::rdma_cm) failed. Nothing has changed then, except where a synchronous call waited for a
-/// peer that refused or did not answer.
+/// Why a call of [`rdma_cm`](crate::rdma_cm) failed. A failed call has changed nothing, except a synchronous call whose peer refused or did
+/// not answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CmError {
-    /// The call needs the identifier in another state.
+    /// The call requires another state of the identifier.
     #[error("{call}: the identifier is {found}; {wanted}")]
     State {
         /// The call.
         call: &'static str,
-        /// The state it is in.
+        /// The present state.
         found: IdState,
-        /// What the call needs.
+        /// What the call requires.
         wanted: &'static str,
     },
     /// A number or a length is out of its range.
@@ -41,19 +41,19 @@ pub enum CmError {
     Range {
         /// The argument.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         given: u64,
         /// Smallest value.
         min: u64,
         /// Largest value.
         max: u64,
     },
-    /// The call is not for identifiers of this kind.
+    /// The call does not apply to this kind of identifier.
     #[error("{call}: {why}")]
     Unsuitable {
         /// The call.
         call: &'static str,
-        /// Why not, and what to do.
+        /// The reason, and what to do.
         why: &'static str,
     },
     /// The port space has no queue pairs of this type.
@@ -63,10 +63,10 @@ pub enum CmError {
     QpType {
         /// The port space.
         space: PortSpace,
-        /// The type asked for.
+        /// The given type.
         given: QpType,
     },
-    /// The port space of IP over InfiniBand, on a link that is Ethernet.
+    /// The port space of IP over InfiniBand was requested on Ethernet.
     #[error(
         "IpoIb takes its Q_Key from the broadcast group of an IPoIB interface, and RoCE has none; use Udp"
     )]
@@ -77,24 +77,24 @@ pub enum CmError {
         /// The port.
         port: u16,
     },
-    /// Not a local address.
+    /// The address is not a local address.
     #[error("{addr} is none of this device's addresses; gid_table() has them")]
     AddrNotAvail {
         /// The address.
         addr: IpAddr,
     },
-    /// A multicast group that the identifier is not in.
+    /// The identifier has not joined this multicast group.
     #[error("leave_multicast: the identifier has not joined {group}; join_multicast does")]
     NotJoined {
         /// The group.
         group: IpAddr,
     },
-    /// Addresses of different IP versions.
+    /// The addresses are of different IP versions.
     #[error("{src} and {dst} are of different IP versions; use two of the same")]
     Family {
         /// The local address.
         src: IpAddr,
-        /// The other one.
+        /// The other address.
         dst: IpAddr,
     },
     /// No route leads to the destination.
@@ -116,7 +116,7 @@ pub enum CmError {
     Rejected {
         /// The peer.
         peer: SocketAddr,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         refusal: Refusal,
     },
     /// The identifier has no connection.
@@ -125,29 +125,29 @@ pub enum CmError {
         /// The call.
         call: &'static str,
     },
-    /// Something still refers to the object.
+    /// The object is still in use.
     #[error("the {object} is still in use: {why}")]
     Busy {
         /// The object.
         object: &'static str,
-        /// By what, and what to do.
+        /// The user, and what to do.
         why: &'static str,
     },
-    /// No port of the ephemeral range is free. With the number of ports in the range.
+    /// No port of the ephemeral range is free. Contains the number of ports in the range.
     #[error("all {0} ports that are given out are in use; close identifiers, or bind to a port of your own")]
     NoPort(usize),
-    /// The queue pair could not be brought to the state that the connection needs.
+    /// The queue pair could not enter the state that the connection needs.
     #[error("{call}: the queue pair refused the transition (errno {errno})")]
     Qp {
         /// The call.
         call: &'static str,
-        /// The error number of the queue pair's refusal.
+        /// The error number of the failed transition.
         errno: i32,
     },
-    /// The connection manager refused.
+    /// The connection manager refused the call.
     #[error(transparent)]
     Machine(#[from] stack::device::cm::Error),
-    /// An option that the identifier does not have in its state.
+    /// The option cannot be set in the identifier's state.
     #[error("set_option: {0}")]
     Option(&'static str),
 }

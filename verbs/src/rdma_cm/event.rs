@@ -1,4 +1,4 @@
-//! What events say.
+//! Types and contents of events.
 
 use std::fmt;
 
@@ -23,31 +23,32 @@ pub enum CmEventType {
     /// The path is known.
     #[doc(alias = "RDMA_CM_EVENT_ROUTE_RESOLVED")]
     RouteResolved,
-    /// No path was found. Does not happen on RoCE, where the path follows from the addresses.
+    /// No path was found. Not raised on RoCE, where the path follows from the addresses.
     #[doc(alias = "RDMA_CM_EVENT_ROUTE_ERROR")]
     RouteError,
     /// A peer requests a connection with a listening identifier; [`CmEvent::take_id`](super::CmEvent::take_id) returns the new identifier.
     #[doc(alias = "RDMA_CM_EVENT_CONNECT_REQUEST")]
     ConnectRequest,
-    /// The peer accepted, and the identifier has no queue pair: bring it up, then [`CmId::establish`](super::CmId::establish).
+    /// The peer accepted, and the identifier has no queue pair: the program moves its own to RTS, then calls
+    /// [`CmId::establish`](super::CmId::establish).
     #[doc(alias = "RDMA_CM_EVENT_CONNECT_RESPONSE")]
     ConnectResponse,
-    /// Connecting failed on this side, with an error number as status.
+    /// Connecting failed on this side. The status is an error number.
     #[doc(alias = "RDMA_CM_EVENT_CONNECT_ERROR")]
     ConnectError,
     /// The peer did not answer.
     #[doc(alias = "RDMA_CM_EVENT_UNREACHABLE")]
     Unreachable,
-    /// The peer refused, with the reason as status (IBA 12.6.7.2).
+    /// The peer refused. The status is the reason (IBA 12.6.7.2).
     #[doc(alias = "RDMA_CM_EVENT_REJECTED")]
     Rejected,
-    /// The connection is established; for datagrams, the peer's queue pair is known.
+    /// The connection is established; for datagrams, the peer's queue pair number is known.
     #[doc(alias = "RDMA_CM_EVENT_ESTABLISHED")]
     Established,
     /// The connection has ended.
     #[doc(alias = "RDMA_CM_EVENT_DISCONNECTED")]
     Disconnected,
-    /// Connection management has ended: a shard of the device died, or it failed itself. Calls return the error.
+    /// Connection management has ended, because a shard of the device died or it panicked itself. Calls return the error.
     #[doc(alias = "RDMA_CM_EVENT_DEVICE_REMOVAL")]
     DeviceRemoval,
     /// The group was joined.
@@ -56,25 +57,25 @@ pub enum CmEventType {
     /// The group could not be joined.
     #[doc(alias = "RDMA_CM_EVENT_MULTICAST_ERROR")]
     MulticastError,
-    /// The address of the port changed. Does not happen here.
+    /// The address of the port changed. Not raised by this crate.
     #[doc(alias = "RDMA_CM_EVENT_ADDR_CHANGE")]
     AddrChange,
-    /// The ended connection has left TIMEWAIT: its queue pair may be used again.
+    /// The connection has left TIMEWAIT, so its queue pair may be used again.
     #[doc(alias = "RDMA_CM_EVENT_TIMEWAIT_EXIT")]
     TimewaitExit,
-    /// An address was looked up for the identifier. Raised by [`CmId::write_event`](super::CmId::write_event) alone.
+    /// An address was looked up for the identifier. Raised only by [`CmId::write_event`](super::CmId::write_event).
     #[doc(alias = "RDMA_CM_EVENT_ADDRINFO_RESOLVED")]
     AddrinfoResolved,
-    /// No address was found for the identifier. Raised by [`CmId::write_event`](super::CmId::write_event) alone.
+    /// No address was found for the identifier. Raised only by [`CmId::write_event`](super::CmId::write_event).
     #[doc(alias = "RDMA_CM_EVENT_ADDRINFO_ERROR")]
     AddrinfoError,
-    /// The program's own, by [`CmId::write_event`](super::CmId::write_event).
+    /// An event of the program itself, raised by [`CmId::write_event`](super::CmId::write_event).
     #[doc(alias = "RDMA_CM_EVENT_USER")]
     User,
 }
 
 impl CmEventType {
-    /// Its name in the C API.
+    /// The name of the type in the C API.
     #[doc(alias = "rdma_event_str")]
     pub const fn name(self) -> &'static str {
         match self {
@@ -107,7 +108,8 @@ impl fmt::Display for CmEventType {
     }
 }
 
-/// A datagram peer or group, by addresses: a GID index could belong to another address by the time the program reads it.
+/// A datagram peer or group. It contains addresses instead of a GID index, which could belong to another address by the time the program
+/// reads the event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct UdPeer {
     pub path: Path,
@@ -116,7 +118,7 @@ pub(super) struct UdPeer {
 }
 
 impl UdPeer {
-    /// As the program gets it; `None` if the local address is no longer on the port.
+    /// Converts it for the program; `None` if the local address is no longer on the port.
     pub(super) fn param(&self, device: &Device) -> Option<UdParam> {
         let index = sgid_index(device, &self.path.sgid).ok()?;
         Some(UdParam { ah_attr: ah_attr(&self.path, index), qp_num: self.qp_num, qkey: self.qkey })
@@ -132,7 +134,7 @@ pub(super) struct EventData {
     pub ud: Option<UdPeer>,
     pub refusal: Option<Refusal>,
     pub private_data: Vec<u8>,
-    /// What the program gave with its own event.
+    /// The number that the program gave with its own event.
     pub arg: u64,
 }
 
@@ -143,7 +145,7 @@ impl EventData {
     pub(super) fn status(what: CmEventType, status: i32) -> Self {
         Self { status, ..Self::new(what) }
     }
-    /// The peer refused.
+    /// The event of a refusal by the peer.
     pub(super) fn refused(refusal: Refusal) -> Self {
         let what = if refusal.of_datagrams { CmEventType::Unreachable } else { CmEventType::Rejected };
         Self { refusal: Some(refusal), ..Self::status(what, refusal.reason.into()) }

@@ -1,24 +1,24 @@
-//! Messages that are ready to leave when the process is ended by a signal: that its connections end.
+//! Messages prepared for the case that a signal ends the process. They tell peers that the connections end.
 
 use stack::port::{self, Farewell, Farewells};
 
-/// Connections of a process that are told of its end by a signal.
+/// The number of connections whose peers are told when a signal ends the process.
 const MOST: usize = 4096;
 
 static CONNECTIONS: Farewells<MOST> = Farewells::none();
 
-/// A message that is ready while this lives.
+/// A prepared message; dropping it removes the message.
 pub(super) type Ready = port::Ready<MOST>;
 
-/// Keeps a message ready. `None`: there are [`MOST`].
+/// Stores a prepared message. `None` if there are [`MOST`] already.
 pub(super) fn keep(message: Box<dyn Farewell>) -> Option<Ready> {
     CONNECTIONS.keep(message)
 }
 
-/// Tells the peers of all connections of this process that they end (DREQ), and the other processes of the host that their links with this
-/// one do, as far as that can be done at once: for a handler of a signal that ends the process, which calls nothing else of this crate. It
-/// takes no lock, allocates nothing and waits for nothing (signal-safety(7)). Peers behind ports that are not the host's own, and those of
-/// more than 4096 connections, are not told; nor does a forked child tell its parent's.
+/// Tells the peers of all connections of this process (by a DREQ), and the other processes of the host that have links with it, that these
+/// end, as far as that is possible immediately. For the handler of a signal that ends the process, which must not call anything else of
+/// this crate. Takes no lock, allocates nothing and does not wait (signal-safety(7)). Only ports of the host itself can send these
+/// messages, for up to 4096 connections. A forked child does not send those of its parent.
 pub fn send_farewells() {
     CONNECTIONS.send();
     port::host::end_links();

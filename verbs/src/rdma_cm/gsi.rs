@@ -1,7 +1,7 @@
 //! Queue pair 1: sending and receiving MADs.
 //!
-//! The send queue of queue pair 1 waits for no address resolution: it drops a MAD to an unresolved peer. So a MAD waits here, and
-//! is posted when its peer's address is resolved. If no host answers it is lost, like any datagram.
+//! The send queue of queue pair 1 does not wait for address resolution: it drops a MAD to an unresolved peer. Therefore a MAD waits here
+//! and is posted when its peer's address is resolved. If no host answers, the MAD is lost like any datagram.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,21 +20,21 @@ use crate::qp::{Qp, QpInitAttr};
 use crate::wc::Wc;
 use crate::wr::{RecvWr, SendWr};
 
-/// Receives. They are free again as soon as a thread has turned the shard, however busy connection management is: see
+/// Number of receives. A receive is posted again as soon as a thread has turned the shard, even if connection management is busy: see
 /// [`Inbox`](super::inbox::Inbox).
 pub(super) const RECEIVES: u32 = 1024;
-/// Outstanding sends, at most.
+/// Maximum number of outstanding sends.
 const SENDS: u32 = 256;
-/// Bytes of a receive buffer: a network header and a MAD, in whole cache lines.
+/// Bytes of a receive buffer: a network header and a MAD, rounded up to whole cache lines.
 pub(super) const STRIDE: usize = (GRH_LEN + MAD_LEN).next_multiple_of(64);
-/// MADs of all hosts that may wait for address resolution. If there are more, the host with most of them loses one.
+/// How many MADs, of all hosts, may wait for address resolution. If there are more, the host with the most of them loses one.
 const WAITING_MAX: usize = 4096;
-/// MADs that wait, looked at in one call.
+/// How many waiting MADs one call examines.
 const LOOKS: usize = 256;
-/// Completions taken at once.
+/// How many completions are taken at once.
 pub(super) const BATCH: usize = 64;
 
-/// Queue pair 1 of a device with its buffers. The order of the fields is the order of their drops.
+/// Queue pair 1 of a device with its buffers. The fields are dropped in this order.
 #[derive(Debug)]
 pub(super) struct Gsi {
     qp: Qp,
@@ -45,10 +45,11 @@ pub(super) struct Gsi {
 }
 
 impl Gsi {
-    /// Creates the queue pair and posts its receives. Its completion events ring the device's alarm.
+    /// Creates the queue pair and posts its receives. Its completion events ring the device's alarm, which makes the device call connection
+    /// management.
     ///
     /// # Errors
-    /// `EINVAL` where the program has created a GSI queue pair itself; any error of the device's calls.
+    /// `EINVAL` if the program has created a GSI queue pair itself; any error of the calls of the device.
     pub(super) fn open(device: &Arc<Device>) -> Result<Self, VerbsError> {
         let pd = Pd::new(device.alloc_pd()?);
         let channel = ChannelCore::to_alarm(device)?;
@@ -90,7 +91,7 @@ impl Gsi {
     }
 }
 
-/// Polls without driving a shard: this may run right after a turn, on its thread.
+/// Polls without driving a shard, because this may run right after a turn, on its thread.
 pub(super) fn look(cq: &Cq, done: &mut [Wc]) -> usize {
     let mut n = 0;
     if let Ok(mut tap) = cq.core().tap().lock() {
@@ -102,7 +103,7 @@ pub(super) fn look(cq: &Cq, done: &mut [Wc]) -> usize {
     n
 }
 
-/// Messages that were lost before they were sent, by reason.
+/// Counters of messages that were lost before they were sent, by reason.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lost {
     /// No host answered for their destination address.
@@ -113,11 +114,11 @@ struct Lost {
     no_source: u64,
 }
 
-/// The sends of queue pair 1.
+/// The send side of queue pair 1.
 #[derive(Debug)]
 pub(super) struct Outbox {
     gsi: Arc<Gsi>,
-    /// Sends that have not completed.
+    /// Number of sends that have not completed.
     outstanding: u32,
     /// MADs that wait for address resolution.
     waiting: Fair<Send>,
@@ -129,13 +130,13 @@ impl Outbox {
         Self { gsi, outstanding: 0, waiting: Fair::default(), lost: Lost::default() }
     }
 
-    /// Counters of what was lost.
+    /// Counters of lost messages, by name.
     pub(super) fn lost(&self) -> [(&'static str, u64); 3] {
         let Lost { unreachable, queue_full, no_source } = self.lost;
         [("send_unreachable", unreachable), ("send_waiting_full", queue_full), ("send_no_source", no_source)]
     }
 
-    /// Posts what waited for address resolution, where that is over.
+    /// Posts the MADs whose address resolution has ended.
     pub(super) fn send_resolved(&mut self, device: &Device) {
         self.reap();
         for _ in 0..self.waiting.len().min(LOOKS) {
@@ -145,8 +146,8 @@ impl Outbox {
         }
     }
 
-    /// Posts what the machine has to send, as far as there is room: the rest stays there until the alarm rings. Returns whether MADs
-    /// wait for address resolution.
+    /// Posts what the machine has to send, while there is room in the send queue. The rest stays in the machine until the alarm rings.
+    /// Returns whether MADs wait for address resolution.
     pub(super) fn send(&mut self, device: &Device, machine: &mut Machine) -> bool {
         self.reap();
         while self.outstanding < SENDS {
@@ -154,7 +155,7 @@ impl Outbox {
             self.dispatch(device, mad);
         }
         if self.outstanding == SENDS {
-            // Armed, then looked at again: a completion in between would ring nothing.
+            // Request the notification, then check again: a completion in between would not ring the alarm.
             let _ = self.gsi.sent.req_notify(false); // it has a channel
             self.reap();
             if self.outstanding < SENDS {
@@ -176,7 +177,7 @@ impl Outbox {
     }
 
     fn dispatch(&mut self, device: &Device, mad: Send) {
-        // If the local address was removed the MAD is lost; its sender's timer handles that.
+        // If the local address was removed, the MAD is lost; the timer of its sender handles that.
         if sgid_index(device, &mad.path.sgid).is_err() {
             self.lost.no_source += 1;
             return;
@@ -194,7 +195,7 @@ impl Outbox {
         }
     }
 
-    /// Whether every posted send has left.
+    /// Whether every posted send has completed.
     pub(super) fn is_flushed(&mut self) -> bool {
         self.reap();
         self.outstanding == 0
@@ -208,14 +209,15 @@ pub(super) fn sgid_index(device: &Device, gid: &Gid) -> Result<u8, VerbsError> {
     index.ok_or_else(|| CmError::AddrNotAvail { addr: gid.to_ip() }.into())
 }
 
-/// The local address from which a group is reached: the identifier's own if it is of the group's IP version, or the device's choice.
+/// The local address from which to reach a group: the identifier's own if it has the group's IP version, otherwise one that the device
+/// chooses.
 pub(super) fn sgid_for(device: &Device, local: IpAddr, group: IpAddr) -> Option<Gid> {
     let own = (!local.is_unspecified()).then(|| Gid::from_ip(local));
     let same = |g: &Gid| !g.is_zero() && g.to_ip().is_ipv4() == group.is_ipv4();
     own.filter(same).or_else(|| device.source_to(&Gid::from_ip(group), 0))
 }
 
-/// Checks that an index still belongs to the address, now that an object holds it: until then another address could get it.
+/// Checks that an index still belongs to the address, once an object holds the index; before, another address could have got it.
 pub(super) fn still_there(device: &Device, gid: &Gid, index: u8) -> Result<(), VerbsError> {
     if sgid_index(device, gid)? == index {
         return Ok(());

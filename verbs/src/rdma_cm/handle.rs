@@ -1,4 +1,4 @@
-//! What events of the connection management machine change: identifiers, their queue pairs, and what programs are told.
+//! Handles events of the connection management machine: updates identifiers and their queue pairs, and queues events for the program.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,7 +21,7 @@ use super::state::IdState;
 use crate::errno::ETIMEDOUT;
 use crate::error::VerbsError;
 
-/// The parameters of a peer that accepted.
+/// The parameters of a peer that accepted a connection.
 fn of_response(r: &Response) -> PeerParam {
     PeerParam {
         responder_resources: r.initiator_depth,
@@ -92,7 +92,7 @@ impl State {
             }
             Event::CheckPeer { id, qpn, .. } => match device.check_peer(qpn) {
                 Ok(check) => self.checks.push((id, check)),
-                // The peer cannot be asked: the connection goes on, as if it had answered.
+                // The peer cannot be asked. The connection continues as if it had answered.
                 Err(_) => self.machine.peer_checked(now, id, PeerAnswer::Answered),
             },
             Event::TimeWaitExit { id, .. } => {
@@ -124,7 +124,7 @@ impl State {
         }
     }
 
-    /// A connection is established: from now on its peer can be told of the end of the process by a signal.
+    /// Prepares the message that tells the peer of an established connection if a signal ends the process.
     pub(super) fn make_farewell_ready(&mut self, device: &Device, number: u64, conn: ConnId) {
         let message = self.machine.farewell(conn).and_then(|dreq| device.farewell(&dreq.path, &dreq.mad));
         if let Some(id) = self.ids.get_mut(&number) {
@@ -136,7 +136,7 @@ impl State {
         self.conns.get(&conn).copied()
     }
 
-    /// A connection ended, or could not be made; `gone`: the machine has forgotten it.
+    /// Handles the end of a connection, or a failure to connect. `gone` says that the machine has forgotten the connection.
     fn ended(&mut self, now: Instant, conn: ConnId, event: EventData, gone: bool) {
         let Some(number) = self.of(conn) else { return };
         if let Some(id) = self.ids.get_mut(&number) {
@@ -163,7 +163,7 @@ impl State {
         self.over(now, number, state, event);
     }
 
-    /// Reports the end of an exchange to the program. A request that the program did not fetch is removed without a trace.
+    /// Reports the end of an exchange to the program. If the exchange is a request that the program has not fetched, removes it instead.
     pub(super) fn over(&mut self, now: Instant, number: u64, state: IdState, event: EventData) {
         if self.ids.get(&number).is_some_and(|id| self.queues.holds_request(id.queue, number)) {
             drop(self.remove(now, number));
@@ -175,11 +175,11 @@ impl State {
         self.raise(number, event);
     }
 
-    /// The listening identifier for a request of a host. Where its backlog is full, the oldest request of another host that has more
-    /// there is refused instead.
+    /// Chooses the listening identifier for a request of a host. If its backlog is full, the oldest request of another host that has more
+    /// requests there is refused instead.
     ///
     /// # Errors
-    /// The reason to refuse it.
+    /// The reason to refuse the request.
     fn listener_for(
         &mut self,
         now: Instant,
@@ -206,7 +206,7 @@ impl State {
         Ok(best)
     }
 
-    /// Creates an identifier for a request, with the event that passes it to the program.
+    /// Creates an identifier for a request, and the event that passes it to the program.
     fn announce(
         &mut self,
         listener: u64,
@@ -316,7 +316,7 @@ impl State {
                 EventData { what: CmEventType::Established, ..data }
             }
             Err(error) => {
-                // Refuses the peer's reply; the machine reserves the queue pair's number as long as it must.
+                // Refuse the peer's reply. The machine reserves the queue pair's number as long as necessary.
                 let _ = self.machine.reject(now, conn, &Reject::consumer([]));
                 let id = self.id(number);
                 id.state = IdState::Disconnected;

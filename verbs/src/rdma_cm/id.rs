@@ -20,20 +20,20 @@ use crate::context::Context;
 use crate::errno::{EADDRNOTAVAIL, ETIMEDOUT};
 use crate::error::VerbsError;
 
-/// Requests that a listener keeps at most, and by default (`ucma`).
+/// The maximum, and the default, of requests that wait at a listener; as in Linux (`ucma`).
 const BACKLOG_MAX: u32 = 1024;
 /// Hop limit of paths, as Linux's `rdma_cm` sets it on RoCE.
 const HOP_LIMIT: u8 = 64;
 
 /// A communication identifier (`struct rdma_cm_id`), from [`Context::create_id`]: what a socket is to TCP.
 ///
-/// With an event channel its calls return at once, and events report their results. Without one it is *synchronous*: each
-/// call waits for its event, and returns its result. While they wait, they drive shards that no other thread drives, so they
-/// return in every [`Drive`](crate::Drive).
+/// With an event channel its calls return at once, and events report their results. Without one it is *synchronous*: each call waits for
+/// its event and returns the result. During the wait it drives shards that no other thread drives, so calls return in every
+/// [`Drive`](crate::Drive).
 ///
-/// Dropping it ends its connection, and destroys its queue pair unless the program holds another reference to that. It does
-/// not wait, except that dropping the last identifier or channel of a device lets its last messages leave, and the peers of
-/// connections answer, for at most 200 ms each. A peer that has not answered by then is asked again while the context is open.
+/// Dropping it ends its connection, and destroys its queue pair unless the program holds another reference to the queue pair. This does not
+/// wait, with one exception: dropping the last identifier or channel of a device waits for the last messages to leave and for the peers of
+/// connections to answer, up to 200 ms for each. A peer that has not answered by then is asked again while the context is open.
 #[derive(Debug)]
 #[doc(alias = "rdma_cm_id")]
 pub struct CmId {
@@ -42,23 +42,23 @@ pub struct CmId {
 }
 
 impl Context {
-    /// Creates an identifier of this device, for queue pairs of the port space's default type. Its events go to
-    /// `channel`; without one it is synchronous. The first identifier starts connection management, which owns queue pair 1
-    /// and ends with the last one and the last channel that was used with the device, if the peers of connections have answered.
+    /// Creates an identifier of this device, for queue pairs of the port space's default type. Its events go to `channel`; without a
+    /// channel it is synchronous. The first identifier starts connection management, which owns queue pair 1. Connection management ends
+    /// with the last identifier and the last channel that was used with the device, once the peers of connections have answered.
     ///
     /// # Errors
-    /// `ENODEV` for [`PortSpace::IpoIb`], and where this starts the port and its device cannot be opened; `EINVAL` where the
-    /// program has created queue pair 1 itself; `EDEADLK` from inside a turn.
+    /// `ENODEV` for [`PortSpace::IpoIb`], and if the call starts the port and its device cannot be opened; `EINVAL` if the program has
+    /// created queue pair 1 itself; `EDEADLK` from inside a turn.
     #[doc(alias = "rdma_create_id")]
     pub fn create_id(&self, channel: Option<&EventChannel>, space: PortSpace) -> Result<CmId, VerbsError> {
         self.create_id_of_type(channel, space, space.qp_type())
     }
 
-    /// Creates an identifier for queue pairs of this type, where the port space leaves a choice: RC, UC or UD with
-    /// [`PortSpace::Ib`]. In C the type comes with the address information of `rdma_create_ep` (`ai_qp_type`).
+    /// Creates an identifier for queue pairs of this type. [`PortSpace::Ib`] has a choice: RC, UC or UD. In C the type is part of the
+    /// address information of `rdma_create_ep` (`ai_qp_type`).
     ///
     /// # Errors
-    /// `EINVAL` for a type that the port space does not have; as [`create_id`](Self::create_id).
+    /// `EINVAL` for a type that the port space does not have; those of [`create_id`](Self::create_id).
     #[doc(alias = "rdma_create_ep")]
     pub fn create_id_of_type(
         &self,
@@ -85,14 +85,14 @@ impl Context {
     }
 }
 
-/// An address in the stack's form: an IPv4-mapped IPv6 address, as sockets of both IP versions report it, becomes its IPv4
-/// address; the scope is dropped, since a device has one port.
+/// Converts an address to the form that the stack uses. An IPv4-mapped IPv6 address, as sockets of both IP versions report it, becomes its
+/// IPv4 address. The scope is dropped, because a device has one port.
 fn canonical(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
-/// Where an identifier is bound: a loopback address that the port does not have means all addresses, as on Linux. libfabric binds to a
-/// loopback address if its program names no address.
+/// The address that an identifier binds to: if the port does not have the given loopback address, the wildcard, as on Linux. libfabric
+/// binds to a loopback address if its program names no address.
 fn binding(device: &Device, addr: SocketAddr) -> SocketAddr {
     let any: IpAddr = match addr.ip() {
         ip if !ip.is_loopback() || device.gids().contains(&Gid::from_ip(ip)) => ip,
@@ -102,17 +102,17 @@ fn binding(device: &Device, addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(any, addr.port())
 }
 
-/// The address, or `None` for the wildcard.
+/// The address; `None` for the wildcard.
 fn own(addr: IpAddr) -> Option<IpAddr> {
     (!addr.is_unspecified()).then_some(addr)
 }
 
-/// The interface that an address names, as a link-local address does; 0 for none.
+/// The index of the interface that an address names, as a link-local address does; 0 if it names none.
 fn scope_of(addr: SocketAddr) -> u32 {
     if let SocketAddr::V6(addr) = addr { addr.scope_id() } else { 0 }
 }
 
-/// Whether a source address agrees with the address that an identifier is bound to; the wildcard agrees with any, port 0 too.
+/// Whether a source address is compatible with the address that an identifier is bound to. The wildcard and port 0 are compatible with any.
 fn leaves_open(src: SocketAddr, bound: SocketAddr) -> bool {
     let same_addr = own(src.ip()).is_none() || own(bound.ip()).is_none() || src.ip() == bound.ip();
     same_addr && (src.port() == 0 || src.port() == bound.port())
@@ -143,48 +143,48 @@ impl State {
 }
 
 impl CmId {
-    /// Its number, which no other identifier of this process ever gets; [`CmEvent::id`](crate::rdma_cm::CmEvent::id) returns it.
+    /// The identifier's number, which is unique in the process and never reused. [`CmEvent::id`](crate::rdma_cm::CmEvent::id) returns it.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Its current state.
+    /// The current state.
     pub fn state(&self) -> IdState {
         self.with(|id| id.state)
     }
-    /// Its port space.
+    /// The port space.
     pub fn port_space(&self) -> PortSpace {
         self.with(|id| id.space)
     }
-    /// The type of its queue pair.
+    /// The type of the identifier's queue pair.
     pub fn qp_type(&self) -> QpType {
         self.with(|id| id.qp_type)
     }
-    /// Sets the program's own context, which its events carry; new identifiers inherit it from their listener.
+    /// Sets a number that the identifier's events contain. New identifiers inherit it from their listener.
     pub fn set_context(&self, context: u64) {
         self.with(|id| id.context = context);
     }
-    /// The local address and port; the address is the wildcard if it is bound to none.
+    /// The local address and port; `None` if it is not bound. The address is the wildcard if it is bound to all addresses.
     #[doc(alias = "rdma_get_local_addr")]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.with(|id| id.local)
     }
-    /// The peer's address and port.
+    /// The peer's address and port; `None` if it has no peer yet.
     #[doc(alias = "rdma_get_peer_addr")]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.with(|id| id.peer)
     }
-    /// The local port, 0 before there is one.
+    /// The local port, or 0 if it is not bound.
     #[doc(alias = "rdma_get_src_port")]
     pub fn src_port(&self) -> u16 {
         self.local_addr().map_or(0, |a| a.port())
     }
-    /// The peer's port, 0 before there is one.
+    /// The peer's port, or 0 if it has no peer yet.
     #[doc(alias = "rdma_get_dst_port")]
     pub fn dst_port(&self) -> u16 {
         self.peer_addr().map_or(0, |a| a.port())
     }
-    /// The path MTU of its connection, or of the one that it would ask for.
+    /// The path MTU of the connection, or the one that a request would contain.
     pub fn path_mtu(&self) -> Mtu {
         self.with(|id| id.path_mtu(self.service.device()))
     }
@@ -192,17 +192,18 @@ impl CmId {
         f(self.service.lock().id(self.number))
     }
 
-    /// Whether it has its own event queue.
+    /// Whether it is synchronous, and so has its own event queue.
     pub(super) fn is_synchronous(&self) -> bool {
         self.with(|id| id.queue == self.number)
     }
 
-    /// Binds the identifier to a local address, or to all of them with the wildcard, and to a port, any free one with 0. An
-    /// IPv4-mapped IPv6 address is its IPv4 address, here and in the other calls. A loopback address that the port has not is the
-    /// wildcard. Where [`Context::meet`] was called, the other process's address is this one's.
+    /// Binds the identifier to a local address and port. The wildcard stands for all local addresses, and port 0 for any free port. An
+    /// IPv4-mapped IPv6 address is treated as its IPv4 address, here and in the other calls. A loopback address that the port does not have
+    /// stands for the wildcard. If [`Context::meet`] was called, the other process's address stands for this process's.
     ///
     /// # Errors
-    /// `EADDRINUSE`, `EADDRNOTAVAIL` for an address that is not local or with all ports in use; `EINVAL` in another state.
+    /// `EADDRINUSE` if the port is in use; `EADDRNOTAVAIL` for an address that is not local, and if no port is free; `EINVAL` in another
+    /// state.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_addr(&self, addr: impl Into<SocketAddr>) -> Result<(), VerbsError> {
         let addr = canonical(addr.into());
@@ -215,11 +216,11 @@ impl CmId {
         })
     }
 
-    /// Puts an event of the program's own among those of the identifier, with a number that [`CmEvent::arg`](super::CmEvent::arg)
-    /// returns: one thread tells another what only the channel's reader should do. Events that are not fetched take memory.
+    /// Queues an event of the program itself for this identifier, with a number that [`CmEvent::arg`](super::CmEvent::arg) returns. With
+    /// it, one thread can notify the thread that reads the channel. Each event takes memory until it is fetched.
     ///
     /// # Errors
-    /// `EINVAL` for an event that connection management raises itself.
+    /// `EINVAL` for an event that only connection management raises.
     #[doc(alias = "rdma_write_cm_event")]
     pub fn write_event(&self, what: CmEventType, status: i32, arg: u64) -> Result<(), VerbsError> {
         if !matches!(what, CmEventType::User | CmEventType::AddrinfoResolved | CmEventType::AddrinfoError) {
@@ -232,20 +233,20 @@ impl CmId {
         })
     }
 
-    /// Resolves the destination's Ethernet address, and binds the identifier to the local address from which it is reached,
-    /// or to `src`. Ends in [`AddrResolved`](CmEventType::AddrResolved), or after `timeout` in
-    /// [`AddrError`](CmEventType::AddrError); then it can be repeated, with another destination too.
+    /// Resolves the destination's Ethernet address, and binds the identifier to `src` or else to the local address from which the
+    /// destination is reached. The result is the event [`AddrResolved`](CmEventType::AddrResolved), or after `timeout`
+    /// [`AddrError`](CmEventType::AddrError); then the call can be repeated, also with another destination.
     ///
-    /// Where [`Context::meet`] was called, the own address means the other process, unless an identifier of this process listens there. The
-    /// other process may still start within `timeout`.
+    /// If [`Context::meet`] was called, this process's own address stands for the other process, unless an identifier of this process
+    /// listens there. The other process may start later, within `timeout`.
     ///
-    /// A bound identifier stays bound: `src` may leave address and port open, by the wildcard and 0, and may name an address
-    /// where the identifier is bound to all.
+    /// A bound identifier stays bound. Then `src` may leave the address or the port open (wildcard, 0), and may name an address if the
+    /// identifier is bound to the wildcard.
     ///
     /// # Errors
-    /// `ENETUNREACH` without a route, `EAFNOSUPPORT` for two IP versions, `EINVAL` in another state, where the destination is
-    /// no unicast address, and for a `src` that contradicts the identifier's binding; as [`bind_addr`](Self::bind_addr);
-    /// synchronous: `ETIMEDOUT`.
+    /// `ENETUNREACH` if there is no route; `EAFNOSUPPORT` for two IP versions; `EINVAL` in another state, if the destination is not a
+    /// unicast address, and for a `src` that contradicts the identifier's binding; those of [`bind_addr`](Self::bind_addr); for a
+    /// synchronous identifier also `ETIMEDOUT`.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_addr(
         &self,
@@ -284,7 +285,7 @@ impl CmId {
             let sgid = named.map_or(from, Gid::from_ip);
             sgid_index(device, &sgid)?;
             if bound.is_none() {
-                // As Linux does for sockets: without an address it is bound to the wildcard, until it is resolved.
+                // As with Linux sockets: without an address it is bound to the wildcard until the destination is resolved.
                 state.bind(device, self.number, src.unwrap_or(SocketAddr::new(any, 0)))?;
             }
             let id = state.id(self.number);
@@ -300,7 +301,7 @@ impl CmId {
         self.finish("resolve_addr", &[CmEventType::AddrResolved])
     }
 
-    /// Finds the path to the destination: on RoCE it follows from the addresses. Ends in
+    /// Determines the path to the destination, which on RoCE follows from the addresses. The result is the event
     /// [`RouteResolved`](CmEventType::RouteResolved).
     ///
     /// # Errors
@@ -318,16 +319,15 @@ impl CmId {
         self.finish("resolve_route", &[CmEventType::RouteResolved])
     }
 
-    /// Accepts incoming requests for the port that the identifier is bound to, or for a free one. Each is a
-    /// [`ConnectRequest`](CmEventType::ConnectRequest). Up to `backlog` of them may wait for the program to fetch them; at most
-    /// 1024, which is also the value of 0. Of more, the oldest one of the host with most of them is refused, or the new one
-    /// where no other host has more, with reason 3 (no resources), in the counter `reject_backlog_full`. A request that its
-    /// peer gives up, or that has waited for 120 s, is dropped from the backlog with its event. Up to 4096 requests of a device
-    /// may wait for the program to accept or to refuse them, shared among hosts in the same way.
-    ///
+    /// Accepts incoming requests for the port that the identifier is bound to, or for a free one. Each request is an event
+    /// [`ConnectRequest`](CmEventType::ConnectRequest). Up to `backlog` requests may wait for the program to fetch them; the maximum is
+    /// 1024, which 0 stands for too. If the backlog is full, the oldest request of the host with the most waiting requests is refused, or
+    /// the new one if no other host has more. The reason is 3 (no resources), and the counter is `reject_backlog_full`. A request that its
+    /// peer gives up, or that has waited for 120 s, is dropped from the backlog with its event. Up to 4096 requests of a device may wait
+    /// for the program to accept or refuse them; that limit is shared among hosts in the same way.
     /// # Errors
-    /// `EADDRINUSE` where another identifier is bound to the same, with [`CmOption::ReuseAddr`] or without; `EINVAL` in
-    /// another state.
+    /// `EADDRINUSE` if another identifier is bound to the same address and port, even with [`CmOption::ReuseAddr`]; `EINVAL` in another
+    /// state.
     #[doc(alias = "rdma_listen")]
     pub fn listen(&self, backlog: u32) -> Result<(), VerbsError> {
         self.service.call(|state, device, _| {
@@ -343,7 +343,8 @@ impl CmId {
                 ids.push(self.number);
             } else {
                 let service_id = ServiceId::new(space.cm(), port);
-                // `listener_for` chooses the identifier for a request, and limits how many wait: the machine does neither.
+                // `listener_for` chooses the identifier for a request and limits the number of waiting requests, so the machine does
+                // neither.
                 let listen = Listen { service_id, address: None, backlog: u32::MAX };
                 let listen = state.machine.listen(&listen).map_err(CmError::from)?;
                 state.listens.insert(listen, (space, port));
@@ -357,11 +358,11 @@ impl CmId {
         })
     }
 
-    /// The next request to a synchronous listener, `None` after `timeout`: an identifier, synchronous too, to be accepted or
-    /// rejected. The peer's private data is in its [`event`](Self::event).
+    /// Waits up to `timeout` for the next request to a synchronous listener; `None` if none arrives. The request is an identifier, also
+    /// synchronous, to be accepted or rejected. The peer's private data is in its [`event`](Self::event).
     ///
     /// # Errors
-    /// `EINVAL` where the identifier does not listen, or has an event channel; `EDEADLK` from inside a turn.
+    /// `EINVAL` if the identifier does not listen or has an event channel; `EDEADLK` from inside a turn.
     #[doc(alias = "rdma_get_request")]
     pub fn get_request(&self, timeout: Duration) -> Result<Option<CmId>, VerbsError> {
         self.with(|id| id.expect("get_request", &[IdState::Listening], "listen first"))?;
@@ -387,7 +388,7 @@ impl CmId {
         Some(CmId { number, service: self.service.clone() })
     }
 
-    /// Completes a call: a synchronous identifier waits for one of these events, or for one that reports the failure.
+    /// Completes a call. A synchronous identifier waits for one of the `wanted` events, or for one that reports the failure.
     pub(super) fn finish(&self, call: &'static str, wanted: &[CmEventType]) -> Result<(), VerbsError> {
         if !self.is_synchronous() {
             return Ok(());
@@ -398,7 +399,7 @@ impl CmId {
             state.id(self.number).last = Some(event.data.clone());
             Some(event.data)
         };
-        // The machine's timeouts end every wait.
+        // Every wait ends, by the machine's timeouts.
         let event = self.service.device().wait(Duration::MAX, None, look)?;
         let event = event.ok_or(CmError::NotConnected { call })?;
         if wanted.contains(&event.what) {
@@ -421,10 +422,10 @@ impl CmId {
         .into())
     }
 
-    /// Moves the identifier, with its waiting events, to another channel, or makes it synchronous.
+    /// Moves the identifier and its waiting events to another channel, or with `None` makes it synchronous.
     ///
     /// # Errors
-    /// `EBUSY` while an event of it is fetched and not acknowledged.
+    /// `EBUSY` while an event of it was fetched and not acknowledged.
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate_id(&self, channel: Option<&EventChannel>) -> Result<(), VerbsError> {
         if let Some(channel) = channel {
@@ -538,16 +539,16 @@ impl CmId {
         })
     }
 
-    /// The options as they are.
+    /// The current options.
     pub fn options(&self) -> CmOptions {
         self.with(|id| id.options)
     }
 
-    /// Ends the identifier with its connection, its queue pair and the requests that were not fetched. The peer gets a
-    /// message; the call does not wait.
+    /// Ends the identifier with its connection, its queue pair and the requests that were not fetched. Sends a message to the peer, and
+    /// does not wait.
     ///
     /// # Errors
-    /// `EBUSY` while an event of it is fetched and not acknowledged; the identifier comes back with the error.
+    /// `EBUSY` while an event of it was fetched and not acknowledged. The identifier is returned with the error.
     #[doc(alias = "rdma_destroy_id")]
     #[doc(alias = "rdma_destroy_ep")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
@@ -557,8 +558,7 @@ impl CmId {
         }
     }
 
-    /// As [`destroy`](Self::destroy), but waits until other threads have acknowledged all events, as rdma_destroy_id(3) does,
-    /// for at most `timeout`.
+    /// As [`destroy`](Self::destroy), but waits up to `timeout` for other threads to acknowledge all events, as rdma_destroy_id(3) does.
     ///
     /// # Errors
     /// As `destroy`; `EDEADLK` from inside a turn.
@@ -572,7 +572,7 @@ impl CmId {
             match id.service.device().wait(left, None, acked) {
                 Ok(Some(())) => match id.destroy() {
                     Ok(()) => return Ok(()),
-                    // Another thread has fetched an event in between: it is waited for too.
+                    // Another thread has fetched an event in between, so wait for that one too.
                     Err((_, back)) => id = back,
                 },
                 Ok(None) => return id.destroy(),
@@ -589,7 +589,7 @@ impl Drop for CmId {
 }
 
 impl PortSpace {
-    /// Checks the queue pair type that an identifier is created for.
+    /// Checks that the port space has this type of queue pair.
     pub(super) const fn check(self, qp_type: QpType) -> Result<(), CmError> {
         match (self, qp_type) {
             (Self::IpoIb, _) => Err(CmError::NoIpoIb),

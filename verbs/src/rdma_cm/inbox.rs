@@ -1,8 +1,8 @@
-//! MADs that queue pair 1 has received and connection management has not handled yet.
+//! MADs that queue pair 1 has received and that connection management has not handled yet.
 //!
-//! A datagram that finds no receive is lost, and costs its sender a whole interval of a timer. So the receives are emptied by whoever
-//! has turned a shard, also while another thread is busy with connection management, or was put aside by the scheduler in the
-//! middle of it: a burst takes memory here, up to a bound of which each host has a share.
+//! A datagram that finds no receive is lost, and its sender loses the whole interval of a timer. Therefore each thread that has made a turn
+//! of a shard empties the receive queue, even while another thread is busy with connection management or was preempted in it. A burst takes
+//! memory here, up to a limit that the hosts share.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -13,10 +13,10 @@ use super::gsi::{BATCH, Gsi, RECEIVES, STRIDE, look};
 use crate::ah::{GRH_LEN, attr_from_wc};
 use crate::wc::Wc;
 
-/// MADs that may wait, of all hosts: the one with most loses its own.
+/// How many MADs of all hosts may wait. If there are more, the host with the most of them loses one.
 const WAITING_MAX: usize = 16384;
 
-/// A MAD, and the way to its sender.
+/// A MAD, and the path to its sender.
 #[derive(Debug)]
 pub(super) struct Arrived {
     pub path: Path,
@@ -24,7 +24,7 @@ pub(super) struct Arrived {
     pub len: usize,
 }
 
-/// MADs that wait. Any thread may empty queue pair 1 into it; its lock is never held for longer than that takes.
+/// The waiting MADs. Any thread may move those of queue pair 1 into it. Its lock is held only for that.
 #[derive(Debug, Default)]
 pub(super) struct Inbox(Mutex<Waiting>);
 
@@ -32,9 +32,9 @@ pub(super) struct Inbox(Mutex<Waiting>);
 struct Waiting {
     gsi: Option<Arc<Gsi>>,
     mads: Fair<Arrived>,
-    /// Received, with a network header that names no local address.
+    /// Counts MADs whose network header contains no local address.
     not_ours: u64,
-    /// Too many waited.
+    /// Counts MADs that were lost because too many waited.
     full: u64,
 }
 
@@ -43,28 +43,28 @@ impl Inbox {
         lock(&self.0)
     }
 
-    /// Begins to take what this queue pair receives.
+    /// Begins to take MADs from this queue pair.
     pub(super) fn open(&self, gsi: Arc<Gsi>) {
         self.lock().gsi = Some(gsi);
     }
 
-    /// Takes nothing any more.
+    /// Ends taking MADs.
     pub(super) fn close(&self) {
         let gone = core::mem::take(&mut *self.lock());
         drop(gone); // outside the lock
     }
 
-    /// Counters of what was lost.
+    /// Counters of lost MADs, by name.
     pub(super) fn lost(&self) -> [(&'static str, u64); 2] {
         let waiting = self.lock();
         [("ignored_not_ours", waiting.not_ours), ("receive_waiting_full", waiting.full)]
     }
 
-    /// Empties queue pair 1. The alarm rings when more arrives.
+    /// Empties queue pair 1. The alarm will ring when more MADs arrive.
     pub(super) fn collect(&self, device: &Device) {
         let mut waiting = self.lock();
         let Some(gsi) = waiting.gsi.clone() else { return };
-        // Armed first, so that a completion after the last look rings the alarm.
+        // Armed first, so that a completion after the last poll rings the alarm.
         let _ = gsi.received.req_notify(false); // it has a channel
         let mut done = [Wc::default(); BATCH];
         let mut gids = None;
@@ -75,7 +75,7 @@ impl Inbox {
                     let gids = gids.get_or_insert_with(|| device.gids());
                     waiting.take(&gsi, gids, wc);
                 }
-                // The queue pair is always in a state that takes receives, and this one has just left the queue.
+                // This cannot fail: the queue pair's state always permits receives, and this request has just left the queue.
                 let _ = gsi.post_receive(wc.wr_id as usize);
             }
             if n < done.len() {
@@ -85,7 +85,7 @@ impl Inbox {
         device.alarm().ring();
     }
 
-    /// The next one, of the host whose turn it is.
+    /// Takes the next MAD; hosts take turns.
     pub(super) fn pop(&self) -> Option<Arrived> {
         self.lock().mads.pop()
     }
@@ -98,7 +98,7 @@ impl Waiting {
         let len = (wc.byte_len as usize).saturating_sub(GRH_LEN).min(MAD_LEN);
         let read = gsi.mr.read(at, &mut grh).and_then(|()| gsi.mr.read(at + GRH_LEN, &mut mad[..len]));
         let attr = attr_from_wc(gids, wc, &grh);
-        // The shard placed valid bytes there, so this fails only if the local address was removed meanwhile.
+        // The shard wrote valid bytes there, so this fails only if the local address was removed meanwhile.
         let (Ok(()), Ok(AhAttr { grh: Some(grh), sl, .. })) = (read, attr) else {
             self.not_ours += 1;
             return;

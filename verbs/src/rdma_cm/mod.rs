@@ -1,15 +1,15 @@
-//! Connecting by address and port, as `librdmacm` does it (rdma_cm(7)): identifiers, event channels, and a connection manager
-//! that uses queue pair 1 as every RoCE host does (IBA chapter 12, annex A11).
+//! Connecting by address and port, as `librdmacm` does (rdma_cm(7)): identifiers, event channels, and a connection manager that uses queue
+//! pair 1 like every RoCE host (IBA chapter 12, annex A11).
 //!
 //! | object | meaning |
 //! | --- | --- |
-//! | [`CmId`] (`rdma_cm_id`) | one end of a connection, or a listener: what a socket is to TCP. Owns a queue pair |
+//! | [`CmId`] (`rdma_cm_id`) | one end of a connection, or a listener; the counterpart of a TCP socket. Owns a queue pair |
 //! | [`EventChannel`] (`rdma_event_channel`) | receives the events of identifiers, with a descriptor for epoll(7) |
 //! | [`CmEvent`] (`rdma_cm_event`) | an event; dropping it acknowledges it |
 //!
-//! A client creates an identifier, resolves address and route, creates a queue pair and connects. A server binds, listens,
-//! and for each request creates a queue pair on the new identifier and accepts. With an event channel every call returns at
-//! once and an event reports the result; without one, calls wait:
+//! A client creates an identifier, resolves address and route, creates a queue pair and connects. A server binds, listens, and for each
+//! request creates a queue pair on the new identifier and accepts. With an event channel every call returns at once and an event reports
+//! the result. Without one, calls wait:
 //!
 //! ```
 //! use std::time::Duration;
@@ -76,38 +76,35 @@
 //!
 //! # What differs from C
 //!
-//! - Identifiers belong to a [`Context`](crate::Context) from the start. Channels belong to none: one may serve identifiers of
-//!   several devices.
-//! - The new identifier of a request is taken from its event ([`CmEvent::take_id`]); a request that is not taken is refused.
-//!   Dropping an identifier is `rdma_destroy_id` with its queue pair; the peer gets a message.
-//! - When the peer disconnects, the local queue pair goes to ERR at once, not at [`CmId::disconnect`].
-//! - Data that arrives before the peer's last message establishes the connection without [`CmId::notify`], for queue pairs of
-//!   identifiers.
-//! - The type of an identifier's queue pairs is set with the identifier
-//!   ([`create_id_of_type`](crate::Context::create_id_of_type)), and a queue pair of another type is refused; in C it would
-//!   be connected to a peer that expects the identifier's type.
-//! - A queue pair from [`CmId::create_qp`] has a number that no ended connection still reserves; one of the program's own,
-//!   from [`Pd::create_qp`](crate::Pd::create_qp), may have drawn such a number, and is then refused by `connect` and
-//!   `accept` with `EBUSY`: create another one.
-//! - Requests beyond a listener's backlog are refused, where Linux ignores them. A request whose peer gave up before it was
-//!   fetched is not fetched any more.
-//! - No call waits longer than the program's own timeouts ([`CmOption::CmResponseTimeout`], [`CmOption::MaxCmRetries`]; by
-//!   default 74 s), even if the peer sends an MRA; this side sends none.
-//! - RNR NAKs ask for 0.64 ms, as everywhere in this crate, where Linux asks for 655 ms.
+//! - Identifiers belong to a [`Context`](crate::Context) from the start. Channels belong to none: one may serve identifiers of several
+//!   devices.
+//! - The new identifier of a request is taken from its event ([`CmEvent::take_id`]). If it is not taken, the request is refused. Dropping
+//!   an identifier is `rdma_destroy_id` together with its queue pair; the peer gets a message.
+//! - When the peer disconnects, the local queue pair enters ERR at once, not at [`CmId::disconnect`].
+//! - If data arrives before the peer's RTU, the queue pair of an identifier is established without [`CmId::notify`].
+//! - The type of an identifier's queue pair is set when the identifier is created
+//!   ([`create_id_of_type`](crate::Context::create_id_of_type)), and a queue pair of another type is refused. In C it would be connected to
+//!   a peer that expects the identifier's type.
+//! - A queue pair from [`CmId::create_qp`] has a number that no ended connection still reserves. One that the program creates with
+//!   [`Pd::create_qp`](crate::Pd::create_qp) may have such a number. `connect` and `accept` then fail with `EBUSY`: create another one.
+//! - Requests beyond a listener's backlog are refused; Linux ignores them. A request that the peer gave up before it was fetched can no
+//!   longer be fetched.
+//! - No call waits longer than the program's own timeouts ([`CmOption::CmResponseTimeout`], [`CmOption::MaxCmRetries`]; by default 74 s),
+//!   even if the peer sends an MRA. This side sends none.
+//! - RNR NAKs request a delay of 0.64 ms, as everywhere in this crate; Linux requests 655 ms.
 //!
 //! # Threads
 //!
-//! Connection management has no thread. It runs after the turns of the shards, on the thread that made the turn
-//! ([`Drive`](crate::Drive)), and takes no lock that a data path takes. It owns the device's queue pair 1, starts with the
-//! first identifier, and ends when the last identifier and the last channel that was used with the device are gone, and the
-//! peers that it disconnects have answered: it asks them again as long as the context is open. Before the context is closed it
-//! waits for answers, and until its last messages have left, at most 200 ms for each; a process that ends may give peers more
-//! time: [`take_leave`](crate::Context::take_leave).
+//! Connection management has no thread. It runs after the turns of the shards, on the thread that made the turn ([`Drive`](crate::Drive)),
+//! and takes no lock that a data path takes. It owns the device's queue pair 1. It starts with the first identifier. It ends when the last
+//! identifier and the last channel that was used with the device are dropped and the disconnected peers have answered; it repeats its
+//! messages to them while the context is open. Closing the context waits for the answers, and then until the last messages have left, at
+//! most 200 ms for each. A process that exits may give peers more time: [`take_leave`](crate::Context::take_leave).
 //!
-//! A peer that goes without a word is noticed by keep-alive ([`CmOption::KeepAlive`]). So that peers need not wait for that when this
-//! process is ended by a signal, a handler of it may call [`send_farewells`].
+//! A peer that fails without a message is detected by keep-alive ([`CmOption::KeepAlive`]). To spare peers that wait when a signal ends
+//! this process, its signal handler may call [`send_farewells`].
 //!
-//! No more than 128 requests wait for the answers of one host at a time, so that a burst of connections finds room there.
+//! At most 128 requests to one host are outstanding at a time, so that a burst of connections does not overflow the receive queue there.
 
 mod channel;
 mod cm_event;

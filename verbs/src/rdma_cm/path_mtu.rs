@@ -1,8 +1,8 @@
-//! The path MTU of connections whose two directions take different routes.
+//! The path MTU of connections whose two directions have different routes.
 //!
-//! REQ names one path MTU for both directions, and its sender knows its own route alone. So the passive side refuses a REQ whose
-//! packets would not fit its route back, with the path MTU that fits (IBA 12.6.7.2, reason 26), and the active side asks for
-//! that one.
+//! A REQ contains one path MTU for both directions, but its sender knows only its own route. Therefore the passive side refuses a REQ whose
+//! path MTU is too large for its route back, and names the path MTU that fits (IBA 12.6.7.2, reason 26). The active side then requests the
+//! connection again with that one.
 
 use stack::device::cm::{ConnId, Reason, Reject, Request};
 use stack::device::{Device, Instant};
@@ -10,7 +10,7 @@ use stack::device::{Device, Instant};
 use super::refusal::Refusal;
 use super::service::State;
 
-/// Whether packets of the requested path MTU fit the route back.
+/// Checks that packets of the requested path MTU fit the route back.
 ///
 /// # Errors
 /// The refusal, with the largest path MTU that fits.
@@ -23,10 +23,11 @@ pub(super) fn fits_way_back(device: &Device, request: &Request) -> Result<(), Re
 }
 
 impl State {
-    /// Requests a refused connection again, with the path MTU that the peer named. Each request asks for less than the one before,
-    /// so there are no more of them than there are path MTUs.
+    /// Requests a refused connection again, with the path MTU that the peer named. Each request has a smaller path MTU than the one before,
+    /// so their number is limited.
     ///
-    /// Returns `false` where the refusal is for the program: another reason, no smaller path MTU, or one that the program set.
+    /// Returns `false` if the refusal is to be reported to the program: it has another reason, names no smaller path MTU, or the program
+    /// has set the path MTU.
     pub(super) fn ask_again(&mut self, now: Instant, old: ConnId, refusal: &Refusal) -> bool {
         let Some(smaller) = refusal.peer_mtu else { return false };
         let Some(&number) = self.conns.get(&old) else { return false };
@@ -36,7 +37,7 @@ impl State {
         }
         let Some(asked) = id.asked.as_mut().filter(|asked| smaller < asked.mtu) else { return false };
         asked.mtu = smaller;
-        // Fails where a limit of the machine was reached meanwhile.
+        // Fails if a limit of the machine has been reached meanwhile.
         let Ok(new) = self.machine.connect(now, asked) else { return false };
         id.conn = Some(new);
         self.conns.remove(&old);
@@ -54,7 +55,7 @@ mod tests {
     use super::super::record::Id;
     use super::*;
 
-    // Goal: a peer that refuses for ever, whatever it names, is asked once for each smaller path MTU at most.
+    // Goal: a peer that always refuses gets at most one request for each smaller path MTU, whatever it names.
     #[test]
     fn each_request_asks_for_less_than_the_one_before() {
         let (now, number) = (Instant::ZERO, 7);

@@ -1,4 +1,4 @@
-//! Port bindings of identifiers, by port space: those of this process, and beside those of others where they have the same addresses.
+//! Port bindings of identifiers, by port space: those of this process, coordinated with other processes that have the same addresses.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ pub(super) use stack::device::Family;
 use super::error::CmError;
 use super::param::PortSpace;
 
-/// Ports for identifiers that ask for any (RFC 6335 6).
+/// The ports for identifiers that request any port (RFC 6335 6).
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 49152..=65535;
 
 /// One identifier's binding of a port.
@@ -20,25 +20,25 @@ const EPHEMERAL: std::ops::RangeInclusive<u16> = 49152..=65535;
 struct Bound {
     id: u64,
     binding: Binding,
-    /// What other processes see of it.
+    /// The entry that other processes see.
     claim: Option<Claim>,
 }
 
-/// Ports in use.
+/// The bound ports.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     bound: HashMap<(PortSpace, u16), Vec<Bound>>,
-    /// Where other processes have the same addresses.
+    /// The host's registry, if other processes have the same addresses.
     host: Option<Arc<Registry>>,
 }
 
 impl Ports {
-    /// Those of a process on a host, or of one that has its addresses for itself.
+    /// Creates the table, with the host's registry if other processes have the same addresses.
     pub(super) fn of(host: Option<Arc<Registry>>) -> Self {
         Self { bound: HashMap::new(), host }
     }
 
-    /// Binds `id` to `port`, to any free one if that is 0. `random` sets where the search begins.
+    /// Binds `id` to `port`, or to any free port if `port` is 0. `random` determines where the search begins. Returns the port.
     ///
     /// # Errors
     /// [`CmError::AddrInUse`], [`CmError::NoPort`].
@@ -71,7 +71,7 @@ impl Ports {
         Err(CmError::NoPort(count))
     }
 
-    /// Binds `id` in this process, and towards the others.
+    /// Binds `id` in this process and in the host's registry.
     fn claim(&mut self, id: u64, space: PortSpace, binding: Binding, beside: Beside) -> Result<(), Clash> {
         let claim = self.host.as_ref().map(|host| host.bind(&binding, beside)).transpose()?;
         let port = ServiceId(binding.service.into()).port();
@@ -79,10 +79,10 @@ impl Ports {
         Ok(())
     }
 
-    /// Has the binding of `id` to a port listen: others of the host send requests for it here from now on, once they are told.
+    /// Makes the binding of `id` to a port listen. Other processes of the host send requests for it here once they know of it.
     ///
     /// # Errors
-    /// [`CmError::AddrInUse`]: another identifier's binding clashes with it, whether or not both said `REUSEADDR`.
+    /// [`CmError::AddrInUse`] if another identifier's binding conflicts with it, with or without `REUSEADDR`.
     pub(super) fn listen(&mut self, id: u64, space: PortSpace, port: u16) -> Result<(), CmError> {
         let in_use = || CmError::AddrInUse { port };
         if self.others(id, space, port).next().is_some() {
@@ -110,7 +110,7 @@ impl Ports {
         }
     }
 
-    /// Other identifiers of this process whose binding clashes with that of `id`, disregarding `REUSEADDR`: while there is one, `id` may
+    /// Other identifiers of this process whose binding conflicts with that of `id`, disregarding `REUSEADDR`. While there is one, `id` may
     /// not listen.
     fn others(&self, id: u64, space: PortSpace, port: u16) -> impl Iterator<Item = u64> {
         let there = self.bound.get(&(space, port));
@@ -121,7 +121,7 @@ impl Ports {
         })
     }
 
-    /// Ports in use.
+    /// The number of bound ports.
     #[cfg(test)]
     fn len(&self) -> usize {
         self.bound.len()
@@ -129,7 +129,7 @@ impl Ports {
 }
 
 impl Drop for Ports {
-    /// Identifiers that are left when connection management ends have ended with it.
+    /// Releases the bindings of identifiers that are left when connection management ends.
     fn drop(&mut self) {
         if let Some(host) = &self.host {
             self.bound
@@ -141,7 +141,7 @@ impl Drop for Ports {
     }
 }
 
-/// The service of a port, as other processes know it.
+/// The service number of a port, as other processes know it.
 fn service(space: PortSpace, port: u16) -> u32 {
     ServiceId::new(space.cm(), port).0 as u32
 }

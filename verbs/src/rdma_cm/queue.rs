@@ -1,4 +1,4 @@
-//! Queues of events: one for each channel, one for each synchronous identifier.
+//! Queues of events: one for each channel and one for each synchronous identifier.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -9,8 +9,8 @@ use stack::device::{EventFd, lock};
 
 use super::event::EventData;
 
-/// A new number for an identifier or a channel, unique in the process: both kinds own queues, and a channel's events name
-/// identifiers of several devices by it.
+/// A new number for an identifier or a channel, unique in the process. Both have event queues, and the events of a channel refer by number
+/// to identifiers of several devices.
 pub(super) fn number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -19,18 +19,19 @@ pub(super) fn number() -> u64 {
 /// An event that was not fetched yet.
 #[derive(Debug)]
 pub(super) struct Queued {
-    /// The identifier whose unacknowledged events it will count among.
+    /// The identifier that will count the event as unacknowledged.
     pub id: u64,
-    /// The new identifier of a request.
+    /// For a request, the new identifier.
     pub new: Option<u64>,
     pub data: EventData,
 }
 
-/// A descriptor that is readable while an event waits in one of the queues of a channel, which has one for each device.
+/// The file descriptor of a channel, which is readable while an event waits in one of the channel's queues. The channel has one queue for
+/// each device.
 #[derive(Debug)]
 pub(super) struct Signal {
     fd: EventFd,
-    /// Events that wait.
+    /// Number of waiting events.
     waiting: Mutex<usize>,
 }
 
@@ -80,18 +81,18 @@ impl Drop for Queue {
     }
 }
 
-/// All queues, by number. Their size is bounded by the number of identifiers: a few events each, and requests up to a
-/// listener's backlog.
+/// All queues, by number. Their size is bounded: each identifier has a few events, and each listener has requests up to its backlog. Events
+/// of the program itself are not bounded.
 #[derive(Debug, Default)]
 pub(super) struct Queues(HashMap<u64, Queue>);
 
 impl Queues {
-    /// Opens a queue, unless it is open; its channel's descriptor is readable while it holds an event.
+    /// Creates a queue unless it exists. The descriptor of its channel is readable while it holds an event.
     pub(super) fn open(&mut self, number: u64, signal: Option<Arc<Signal>>) {
         self.0.entry(number).or_insert_with(|| Queue { events: VecDeque::new(), signal });
     }
 
-    /// Takes a queue out, with the events in it.
+    /// Removes a queue and returns the events in it.
     pub(super) fn close(&mut self, number: u64) -> Vec<Queued> {
         let Some(mut queue) = self.0.remove(&number) else { return Vec::new() };
         let events: Vec<_> = queue.events.drain(..).collect();
@@ -111,7 +112,7 @@ impl Queues {
         }
     }
 
-    /// The oldest event of a queue.
+    /// Takes the oldest event of a queue.
     pub(super) fn pop(&mut self, number: u64) -> Option<Queued> {
         let queue = self.0.get_mut(&number)?;
         let event = queue.events.pop_front()?;
@@ -119,7 +120,7 @@ impl Queues {
         Some(event)
     }
 
-    /// The oldest request of a queue.
+    /// Takes the oldest request of a queue.
     pub(super) fn pop_request(&mut self, number: u64) -> Option<Queued> {
         let queue = self.0.get_mut(&number)?;
         let at = queue.events.iter().position(|e| e.new.is_some())?;
@@ -128,17 +129,17 @@ impl Queues {
         request
     }
 
-    /// Whether a request waits to be fetched.
+    /// Whether a request still waits in a queue to be fetched.
     pub(super) fn holds_request(&self, number: u64, request: u64) -> bool {
         self.0.get(&number).is_some_and(|queue| queue.events.iter().any(|e| e.new == Some(request)))
     }
 
-    /// Takes the events of an identifier out of a queue.
+    /// Takes all events of an identifier out of a queue.
     pub(super) fn take(&mut self, number: u64, id: u64) -> Vec<Queued> {
         let Some(queue) = self.0.get_mut(&number) else { return Vec::new() };
         let mut taken = Vec::new();
         let mut at = 0;
-        // Most queues hold few of the identifier, and the oldest ones are asked for most often: others stay where they are.
+        // Most queues hold few events of the identifier, and mostly the oldest ones are wanted, so the other events are left in place.
         while let Some(event) = queue.events.get(at) {
             if event.id == id || event.new == Some(id) {
                 taken.extend(queue.events.remove(at));

@@ -1,4 +1,4 @@
-//! The state of an identifier.
+//! The record of an identifier.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::attr::attr_to;
 use crate::error::VerbsError;
 use crate::qp::Qp;
 
-/// [`CmOption::KeepAlive`](super::CmOption::KeepAlive) where it was not set.
+/// The value of [`CmOption::KeepAlive`](super::CmOption::KeepAlive) if it was not set.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 /// An identifier.
@@ -31,39 +31,39 @@ pub(super) struct Id {
     /// The type of its queue pair.
     pub qp_type: QpType,
     pub state: IdState,
-    /// Queue of its events: that of a channel, or its own.
+    /// The queue of its events: that of its channel, or its own.
     pub queue: u64,
     pub context: u64,
     pub options: CmOptions,
-    /// Local address, its port 0 before there is one.
+    /// The local address. Its port is 0 until one is bound.
     pub local: Option<SocketAddr>,
     pub peer: Option<SocketAddr>,
-    /// The port that it is bound to. None for an incoming connection, which shares its listener's.
+    /// The bound port. `None` for an incoming connection, which shares its listener's port.
     pub port: Option<u16>,
     pub path: Path,
-    /// When address resolution times out.
+    /// The time at which address resolution times out.
     pub deadline: Instant,
     pub conn: Option<ConnId>,
-    /// What tells the peer if a signal ends the process, while the connection is established.
+    /// The message to the peer in case a signal ends the process; set while the connection is established.
     pub farewell: Option<Ready>,
     pub sidr: Option<SidrId>,
     pub request: Option<Request>,
-    /// What it asked its peer for, until there is an answer.
+    /// The request that it sent, until the peer answers.
     pub asked: Option<Box<Connect>>,
-    /// Attributes of its queue pair, once they are agreed.
+    /// The agreed attributes of its queue pair.
     pub params: Option<QpParams>,
     pub qp: Option<Arc<Qp>>,
-    /// Frames that the queue pair had received when the request was accepted.
+    /// How many frames the queue pair had received when the request was accepted.
     pub frames: u64,
-    /// Multicast groups that it joined; with each, whether its queue pair is attached to the group.
+    /// The multicast groups that it joined, and whether its queue pair is attached to each.
     pub groups: Vec<(Gid, bool)>,
-    /// Of a listener: how many requests may wait to be fetched.
+    /// For a listener: how many requests may wait to be fetched.
     pub backlog: u32,
-    /// Of a listener: the requests that wait to be fetched, by peer.
+    /// For a listener: the requests that wait to be fetched, by peer.
     pub unfetched: Shares<u64>,
-    /// The listener whose backlog it counts in, while it is a request that waits to be fetched.
+    /// For a request that waits to be fetched: the listener in whose backlog it counts.
     pub listener: Option<u64>,
-    /// Events that were fetched and not acknowledged.
+    /// Number of events that were fetched and not acknowledged.
     pub unacked: u32,
     /// The event that the last synchronous call waited for.
     pub last: Option<EventData>,
@@ -100,17 +100,17 @@ impl Id {
         }
     }
 
-    /// Whether it is for datagrams, and has no connection.
+    /// Whether it is for datagrams, and so has no connection.
     pub(super) fn is_ud(&self) -> bool {
         self.qp_type == QpType::Ud
     }
 
-    /// The port space whose messages have room for the same private data as its own.
+    /// The port space whose messages have the same room for private data as its own messages.
     pub(super) fn room(&self) -> PortSpace {
         if self.is_ud() { PortSpace::Udp } else { PortSpace::Tcp }
     }
 
-    /// Refuses a call in other states than these.
+    /// Fails unless the identifier is in one of these states.
     pub(super) fn expect(
         &self,
         call: &'static str,
@@ -124,7 +124,7 @@ impl Id {
         }
     }
 
-    /// IP versions that it accepts, if it is bound to the wildcard.
+    /// The IP versions that it accepts if it is bound to the wildcard `addr`.
     pub(super) fn family(&self, addr: IpAddr) -> Family {
         match addr {
             IpAddr::V4(_) => Family::V4,
@@ -133,7 +133,7 @@ impl Id {
         }
     }
 
-    /// Whether packets from this local address, or from any for the wildcard, can go to a destination.
+    /// Whether packets from this local address can reach a destination by IP version. The wildcard stands for any local address.
     pub(super) fn reaches(&self, src: IpAddr, dst: IpAddr) -> bool {
         match self.family(src) {
             Family::V4 => dst.is_ipv4(),
@@ -142,7 +142,7 @@ impl Id {
         }
     }
 
-    /// How specifically a listener matches a destination: 0 not at all, 1 by the wildcard, 2 by its address.
+    /// How specifically a listener matches a destination: 0 for no match, 1 for a match by the wildcard, 2 by the address.
     pub(super) fn serves(&self, dst: IpAddr) -> u8 {
         match self.local.map(|l| l.ip()) {
             Some(own) if own == dst => 2,
@@ -154,12 +154,12 @@ impl Id {
         }
     }
 
-    /// Timeouts of its exchanges.
+    /// The timeouts of its exchanges.
     pub(super) fn timing(&self) -> Timing {
         let usual = Timing::default();
         let o = &self.options;
         Timing {
-            // The ACK timeout is twice the packet lifetime (IBA 12.7.34, with no delay at the other end).
+            // The ACK timeout is twice the packet lifetime (IBA 12.7.34, assuming no delay at the other end).
             packet_lifetime: o.ack_timeout.map_or(usual.packet_lifetime, |t| t.saturating_sub(1)),
             remote_response: o.cm_response_timeout.unwrap_or(usual.remote_response),
             local_response: o.cm_response_timeout.unwrap_or(usual.local_response),
@@ -167,30 +167,30 @@ impl Id {
         }
     }
 
-    /// How often its peer is asked whether it still has the connection.
+    /// How often its peer is asked whether it still has the connection; `None` for never.
     pub(super) fn keep_alive(&self) -> Option<Duration> {
         let time = self.options.keep_alive.unwrap_or(KEEP_ALIVE);
         Some(time).filter(|time| !time.is_zero() && self.qp_type == QpType::Rc)
     }
 
-    /// The path MTU that it asked for, or will ask for.
+    /// The path MTU that it has requested or will request.
     pub(super) fn mtu(&self, device: &Device) -> Mtu {
         let asked = self.asked.as_ref().map(|asked| asked.mtu);
         asked.or(self.options.path_mtu).unwrap_or_else(|| device.path_mtu_to(&self.path.dgid))
     }
 
-    /// The path MTU of its connection: the agreed one, the one that the peer asked for, or the one of its own request.
+    /// The path MTU of its connection: the agreed one, the one that the peer requested, or the one of its own request.
     pub(super) fn path_mtu(&self, device: &Device) -> Mtu {
         let agreed = self.params.map(|params| params.path_mtu);
         agreed.or(self.request.as_ref().map(|request| request.mtu)).unwrap_or_else(|| self.mtu(device))
     }
 
-    /// Attributes of the queue pair, with those that the program's options override.
+    /// The attributes of the queue pair, as overridden by the program's options.
     pub(super) fn tuned(&self, params: QpParams) -> QpParams {
         QpParams { timeout: self.options.ack_timeout.unwrap_or(params.timeout), ..params }
     }
 
-    /// Whether the peer may take it for connected.
+    /// Whether the peer may believe that it is connected.
     pub(super) fn had_connection(&self) -> bool {
         use IdState::{Accepting, Connected, Connecting, Disconnecting, Responded};
         !self.is_ud() && matches!(self.state, Accepting | Connected | Connecting | Disconnecting | Responded)
@@ -202,12 +202,12 @@ impl Id {
             && qp.state().is_ok_and(|s| !matches!(s, QpState::Reset | QpState::Err))
         {
             let (attr, mask) = attr_to(QpState::Err);
-            // ERR can be entered from every state, and this is never called from inside a turn.
+            // Cannot fail: ERR can be entered from every state, and this is never called from inside a turn.
             let _ = qp.modify(&attr, mask);
         }
     }
 
-    /// Moves the queue pair from INIT to RTS; from RESET where it was not made by the identifier.
+    /// Moves the queue pair from INIT to RTS, or from RESET if the identifier did not create it.
     pub(super) fn qp_to_rts(&self, device: &Device, params: &QpParams) -> Result<(), VerbsError> {
         let Some(qp) = &self.qp else { return Ok(()) };
         if qp.state()? == QpState::Reset {
@@ -223,7 +223,7 @@ impl Id {
         qp.modify(&rts, mask)
     }
 
-    /// Attributes from INIT to RTR.
+    /// The attributes for INIT to RTR.
     pub(super) fn rtr(&self, device: &Device, params: &QpParams) -> Result<(QpAttr, AttrMask), VerbsError> {
         Ok(cm_rtr(params, sgid_index(device, &params.path.sgid)?))
     }
@@ -238,7 +238,7 @@ impl Id {
     }
 }
 
-/// The reply of a datagram service that refuses.
+/// The reply of a datagram service that refuses a request.
 pub(super) fn refusal(private_data: Vec<u8>) -> SidrReply {
     SidrReply { status: SidrStatus::REJECT, qpn: Qpn::new(0), qkey: 0, info: Vec::new(), private_data }
 }

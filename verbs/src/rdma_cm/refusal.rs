@@ -1,34 +1,34 @@
-//! Why a peer refused, as text.
+//! The reasons for which peers refuse, as text.
 
 use std::fmt;
 
 use stack::device::Mtu;
 use stack::device::cm::{Reason, SidrStatus};
 
-/// Why a peer refused: the reason in its reply, and what to do about it.
+/// Why a peer refused. `Display` explains the reason, and what to do about it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 #[doc(alias = "rdma_reject_msg")]
 pub struct Refusal {
-    /// The reason of a REJ message (IBA 12.6.7.2), such as 8 where no program listens, 28 where the program there refused; of
-    /// a datagram service the status of its reply (IBA 12.11.2.1). Any number can arrive.
+    /// The reason of a REJ message (IBA 12.6.7.2), such as 8 if no program listens, or 28 if the program there refused; for a datagram
+    /// service the status of its reply (IBA 12.11.2.1). Peers may send any number.
     pub reason: u16,
-    /// Whether it is a datagram service that refused.
+    /// Whether a datagram service refused.
     pub of_datagrams: bool,
     /// The requested path MTU.
     pub mtu: Option<Mtu>,
-    /// The largest path MTU that the peer accepts, if its reply contains that: with reason 26.
+    /// The largest path MTU that the peer accepts, if its reply contains it (reason 26).
     pub peer_mtu: Option<Mtu>,
 }
 
 impl Refusal {
-    /// Of a connection: a REJ with its additional information, and the requested path MTU.
+    /// The refusal of a connection, from the additional information of a REJ and the requested path MTU.
     pub(super) fn rej(reason: Reason, info: &[u8], mtu: Option<Mtu>) -> Self {
         let named = info.first().filter(|_| reason == Reason::INVALID_MTU);
         let peer_mtu = named.and_then(|code| Mtu::from_enum(*code));
         Self { reason: reason.0, of_datagrams: false, mtu, peer_mtu }
     }
-    /// Of a datagram service.
+    /// The refusal of a datagram service.
     pub(super) fn sidr(status: SidrStatus) -> Self {
         Self { reason: status.0.into(), of_datagrams: true, mtu: None, peer_mtu: None }
     }
@@ -83,7 +83,7 @@ impl fmt::Display for Refusal {
 mod tests {
     use super::*;
 
-    // Goal: the text contains the reason, its number, both MTUs where they are known, and what to do.
+    // Goal: the text contains the reason, its number, both MTUs if they are known, and what to do.
     #[test]
     fn a_refusal_says_why_and_what_to_do() {
         let mtu = Some(Mtu::Mtu4096);

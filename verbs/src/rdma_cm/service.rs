@@ -1,18 +1,17 @@
-//! The connection manager of a device: identifiers, their events, and the protocol machine ([`Machine`]).
+//! The connection manager of a device: identifiers, their events, and the protocol state machine ([`Machine`]).
 //!
 //! - [`State`]: identifiers, queues of events, and the machine. One lock guards all of it, and no data path takes that lock.
-//! - [`Shared`]: that lock, with the device. The device has it as its service (`stack::device::Service`) and calls its `step` between
-//!   turns, on the thread that made the last turn: when the device's alarm rings, at a time that was set or because something arrived.
-//! - [`Running`]: connection management from its start to its end. It owns queue pair 1; dropping it waits for peers'
-//!   last answers.
-//! - [`Service`]: what identifiers and event channels hold. Calls of programs go through it.
-//! - [`ContextCm`]: what a context keeps: the `Service` while it has users, and the `Running`.
+//! - [`Shared`]: that lock and the device. It is the device's service (`stack::device::Service`). The device calls its `step` between
+//!   turns, on the thread that made the last turn, when the device's alarm rings: at a time that was set, or because something arrived.
+//! - [`Running`]: connection management from its start to its end. It owns queue pair 1. Dropping it waits for the last answers of peers.
+//! - [`Service`]: the handle that identifiers and event channels hold. Calls of programs go through it.
+//! - [`ContextCm`]: what a context stores: the `Service` while it has users, and the `Running`.
 //!
-//! When the last identifier and event channel are gone, the `Service` is, and with it the `Running`: unless peers have not answered a DREQ
-//! by then, which are asked again as long as the context is open.
+//! When the last identifier and event channel are dropped, the `Service` is dropped, and the `Running` with it. If peers have not answered
+//! a DREQ by then, the `Running` stays and repeats the DREQs while the context is open.
 //!
-//! After a shard of the device has died, or a panic in connection management itself, it has ended: each identifier
-//! gets DEVICE_REMOVAL, and calls return the error.
+//! When a shard of the device dies, or connection management panics, connection management ends: each identifier gets DEVICE_REMOVAL, and
+//! calls return the error.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -40,29 +39,29 @@ use crate::errno::{EADDRNOTAVAIL, ETIMEDOUT};
 use crate::error::VerbsError;
 use stack::device::{Counter, CounterSnapshot, Discard};
 
-/// How soon it looks again at what rings no alarm: whether an address is resolved, a message can be sent that waited, data arrived
-/// before the last message of a connection, or the check of a peer is over.
+/// How often to check for conditions that do not ring the alarm: an address is resolved, a message that waited can be sent, data arrived
+/// before the last message of a connection, or the check of a peer has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
-/// How long the end of the service waits for the answers to its last messages, and then once more for these messages to leave, if the
-/// port is full. A process that ends may have waited longer before: see [`Context::take_leave`].
+/// How long the end of the service waits for the answers to its last messages, and then again for its messages to leave if the port is
+/// busy. A process that exits may have waited longer before that: see [`Context::take_leave`].
 const END_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long a new service waits for the end of the previous one.
+/// How long a new service waits for the previous one to end.
 const HANDOVER: Duration = Duration::from_secs(5);
-/// Accepted requests at which one call looks for data: a stranger may have many of them.
+/// How many accepted requests one call checks for data. The number of such requests is controlled by peers.
 const LOOKS: usize = 64;
-/// Messages handled in one call.
+/// How many messages one call handles.
 const MADS_MAX: usize = 256;
-/// Events of the machine handled in one call.
+/// How many events of the machine one call handles.
 const EVENTS_MAX: usize = 4096;
 
-/// The users' handle of connection management: identifiers and channels share it.
+/// The handle of connection management that identifiers and channels share.
 #[derive(Debug)]
 pub(crate) struct Service {
     running: Arc<Running>,
     kept: Arc<ContextCm>,
 }
 
-/// What a context keeps of its connection management.
+/// What a context stores about its connection management.
 #[derive(Debug, Default)]
 struct ContextCm(Mutex<Entry>);
 
@@ -78,13 +77,13 @@ impl ContextCm {
     }
 }
 
-/// Connection management from its start to its end: while it has users, and then while peers have a DREQ to answer.
+/// Connection management from its start to its end: while it has users, and then while DREQs to peers are unanswered.
 #[derive(Debug)]
 pub(super) struct Running {
     shared: Arc<Shared>,
 }
 
-/// The part that the device runs between turns.
+/// The part that the device calls between turns.
 struct Shared {
     device: Arc<Device>,
     inbox: Inbox,
@@ -98,7 +97,7 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// Checks that it still works.
+    /// Checks that connection management still works.
     fn alive(&self) -> Result<(), DeviceError> {
         self.device.check_alive()?;
         if self.state.is_poisoned() { Err(DeviceError::ServiceDied) } else { Ok(()) }
@@ -108,7 +107,7 @@ impl Shared {
         lock(&self.state)
     }
 
-    /// The lock, if it is free.
+    /// Takes the lock if it is free.
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
         match self.state.try_lock() {
             Ok(state) => Some(state),
@@ -117,7 +116,8 @@ impl Shared {
         }
     }
 
-    /// Waits for the lock, except inside a turn: the turn may have been made under the lock. Not in a forked child.
+    /// Waits for the lock. Returns `None` inside a turn if the lock is taken, because the turn may have been made under the lock, and in a
+    /// forked child.
     fn enter(&self) -> Option<MutexGuard<'_, State>> {
         if self.device.is_forked() {
             return None;
@@ -128,8 +128,8 @@ impl Shared {
         }
     }
 
-    /// Reports to every identifier that connection management has ended, if it has. If another thread holds the lock, that one
-    /// reports it after its call, or else the next call or fetch does.
+    /// Reports to every identifier that connection management has ended, if it has. If another thread holds the lock, that thread reports
+    /// it after its call, or otherwise the next call or fetch does.
     fn report_end(&self) {
         if self.alive().is_err()
             && let Some(mut state) = self.try_lock()
@@ -148,7 +148,7 @@ impl device::Service for Shared {
                     state.work(&self.device, &self.inbox);
                 }
             }
-            // Another thread has the lock. The alarm goes on ringing, for what that one does not see any more.
+            // Another thread holds the lock. The alarm keeps ringing for what that thread does not notice any more.
             None => self.inbox.collect(&self.device),
         }
         self.report_end();
@@ -183,7 +183,7 @@ impl Running {
         });
         let start = std::time::Instant::now();
         while let Err(e) = device.install(shared.clone()) {
-            // The previous service is ending, on another thread.
+            // The previous service is still ending on another thread.
             if start.elapsed() > HANDOVER {
                 return Err(e.into());
             }
@@ -199,7 +199,7 @@ impl Running {
         Ok(running)
     }
 
-    /// Connection management of a context: `Some(None)` if it has none; `None` while a thread begins or ends it.
+    /// The connection management of a context: `Some(None)` if it has none, `None` while a thread starts or ends it.
     pub(super) fn running_of(context: &Context) -> Option<Option<Arc<Self>>> {
         let attached = context.try_cm()?.clone();
         let Some(kept) = attached.and_then(|attached| attached.downcast::<ContextCm>().ok()) else {
@@ -220,12 +220,12 @@ impl Running {
         self.shared.lock()
     }
 
-    /// Tells peers that their connections end; `tell` is [`State::take_leave`] or [`State::hurry`].
+    /// Tells peers that their connections end. `tell` is [`State::take_leave`] or [`State::hurry`].
     ///
-    /// Returns how many peers have not answered; `None` inside a turn, and while a thread is in a call: that may be this thread, which a
-    /// signal has interrupted.
+    /// Returns how many peers have not answered. `None` inside a turn, and while a thread holds the lock: it may be this thread,
+    /// interrupted by a signal.
     pub(super) fn tell_peers(&self, tell: fn(&mut State, Instant)) -> Option<usize> {
-        // The turn may hold the IP host.
+        // A turn may hold the lock of the IP host.
         self.device().check_outside_turn().ok()?;
         let mut state = self.shared.try_lock()?;
         if self.shared.alive().is_err() {
@@ -237,18 +237,18 @@ impl Running {
         Some(state.machine.dreqs())
     }
 
-    /// DREQs that are not answered.
+    /// The number of unanswered DREQs.
     pub(super) fn dreqs(&self) -> usize {
         self.lock().machine.dreqs()
     }
 
-    /// Waits for the answers of peers, then until the last messages have left: at most [`END_TIMEOUT`] for each.
+    /// Waits for the answers of peers, then until the last messages have left, at most [`END_TIMEOUT`] for each.
     fn wait_for_the_end(&self) {
-        // The DREP of a peer whose link goes down with this port (a guest behind vhost): soft-RoCE's queue pair 1 fails for good if
-        // the link goes down while it sends one.
+        // Waits for the DREP of a peer whose link goes down with this port (a guest behind vhost): queue pair 1 of soft-RoCE fails
+        // permanently if the link goes down while it sends one.
         let answered = || (self.tell_peers(State::hurry) == Some(0)).then_some(());
         let flushed = || self.lock().outbox.as_mut().is_none_or(Outbox::is_flushed).then_some(());
-        // They fail only from inside a turn, where programs drop no handle.
+        // The waits fail only inside a turn, where programs drop no handle.
         let _ = self.device().wait(END_TIMEOUT, None, answered);
         let _ = self.device().wait(END_TIMEOUT, None, flushed);
     }
@@ -268,7 +268,7 @@ impl Drop for Running {
 }
 
 impl Service {
-    /// Connection management of a context, started if need be.
+    /// The connection management of a context. Starts it if necessary.
     pub(super) fn of(context: &Context) -> Result<Arc<Self>, VerbsError> {
         let mut attached = context.cm();
         let kept =
@@ -297,13 +297,14 @@ impl Service {
         self.running.lock()
     }
 
-    /// The lock, for a call that may come from inside a turn; reports the end first, if it has come. Not in a forked child.
+    /// Takes the lock for a call that may come from inside a turn, after reporting the end of connection management if that has come.
+    /// `None` in a forked child too.
     pub(super) fn enter(&self) -> Option<MutexGuard<'_, State>> {
         self.running.shared.report_end();
         self.running.shared.enter()
     }
 
-    /// Runs a call of the program, and sends the messages that it gave the machine.
+    /// Runs a call of the program, then sends the messages that the call gave to the machine.
     pub(super) fn call<R>(
         &self,
         f: impl FnOnce(&mut State, &Arc<Device>, Instant) -> Result<R, VerbsError>,
@@ -335,7 +336,7 @@ impl Service {
         }
     }
 
-    /// Removes the queue of a channel; its requests that were not fetched are refused.
+    /// Removes the queue of a channel. Refuses the requests in it that were not fetched.
     pub(super) fn close_channel(&self, number: u64) {
         let Some(mut state) = self.running.shared.enter() else { return };
         let now = self.device().now();
@@ -351,7 +352,7 @@ impl Service {
         drop(gone);
     }
 
-    /// Removes an identifier with everything that it owns, and informs the peer.
+    /// Removes an identifier with everything that it owns, and tells the peer.
     pub(super) fn remove(&self, number: u64) {
         let Some(mut state) = self.running.shared.enter() else { return };
         let now = self.device().now();
@@ -360,7 +361,7 @@ impl Service {
             state.pump(self.device(), now);
             gone
         } else {
-            // The peer gets no message: the machine may be in an inconsistent state.
+            // No message to the peer: the machine may be in an inconsistent state.
             state.ids.remove(&number).into_iter().collect()
         };
         drop(state);
@@ -378,7 +379,7 @@ impl Drop for Service {
         }
         self.running.wait_for_the_end();
         let mut entry = self.kept.lock();
-        // Somebody may use it again: then it has one more reference than this one and the context's.
+        // If another thread has begun to use it again, there is one more reference than this one and the context's.
         let used = Arc::strong_count(&self.running) > 2;
         let over = self.running.dreqs() == 0 || self.running.shared.alive().is_err();
         let last = if over && !used { entry.running.take() } else { None };
@@ -387,32 +388,32 @@ impl Drop for Service {
     }
 }
 
-/// The data behind the lock.
+/// The data that the lock guards.
 pub(super) struct State {
     pub machine: Machine,
     outbox: Option<Outbox>,
     pub ids: HashMap<u64, Id>,
     pub queues: Queues,
-    /// The identifier of each of the machine's connections.
+    /// The identifier of each connection of the machine.
     pub conns: HashMap<ConnId, u64>,
-    /// The identifier of each of its SIDR exchanges.
+    /// The identifier of each SIDR exchange of the machine.
     pub sidrs: HashMap<SidrId, u64>,
-    /// The port of each of its listeners, which the port's identifiers share.
+    /// The port of each listener of the machine. The identifiers of a port share a listener.
     pub listens: HashMap<ListenId, (PortSpace, u16)>,
-    /// Listening identifiers of each port; the machine has one listener for all of them.
+    /// The listening identifiers of each port, and the one listener of the machine that they share.
     pub listeners: HashMap<(PortSpace, u16), (ListenId, Vec<u64>)>,
     pub ports: Ports,
-    /// Identifiers that resolve an address.
+    /// Identifiers whose address resolution is in progress.
     pub resolving: BTreeSet<u64>,
-    /// Identifiers with a queue pair that accepted: data may arrive before the peer's last message.
+    /// Identifiers that have accepted a request with a queue pair. Data may arrive before the peer's last message.
     pub accepting: BTreeSet<u64>,
-    /// The last of the `accepting` ones at which [`State::see_data`] has looked: it goes on behind it.
+    /// The last one of `accepting` that [`State::see_data`] has checked; the next call continues after it.
     looked_at: u64,
     /// Connections whose peers are being asked whether they still have them.
     pub checks: Vec<(ConnId, PeerCheck)>,
-    /// The own address and that of the other process, where two have not chosen theirs: see [`Context::meet`].
+    /// The addresses of this process and of the other one, if they did not choose them: see [`Context::meet`].
     pub address_pair: Option<AddressPair>,
-    /// It has ended, and every identifier was informed.
+    /// Whether connection management has ended and every identifier was told.
     ended: bool,
 }
 
@@ -437,12 +438,12 @@ impl State {
         }
     }
 
-    /// Identifiers whose events go to a channel.
+    /// The number of identifiers whose events go to a channel.
     pub(super) fn users_of(&self, queue: u64) -> usize {
         self.ids.values().filter(|id| id.queue == queue).count()
     }
 
-    /// Raises DEVICE_REMOVAL on every identifier, once. Does not wait, and does not touch the machine.
+    /// Raises DEVICE_REMOVAL on every identifier, once. Does not wait, and does not use the machine.
     fn end(&mut self) {
         if !core::mem::replace(&mut self.ended, true) {
             let mut numbers: Vec<u64> = self.ids.keys().copied().collect();
@@ -453,7 +454,7 @@ impl State {
         }
     }
 
-    /// The work between turns: received MADs, timers, address resolution.
+    /// Does the work between turns: received MADs, timers, address resolution.
     fn work(&mut self, device: &Arc<Device>, inbox: &Inbox) {
         let now = device.now();
         self.receive(device, now, inbox);
@@ -470,9 +471,9 @@ impl State {
         self.pump(device, now);
     }
 
-    /// Handles messages that have arrived, a bounded number.
+    /// Handles received messages, at most [`MADS_MAX`].
     fn receive(&mut self, device: &Device, now: Instant, inbox: &Inbox) {
-        // What arrived before the alarm was reset.
+        // Collects what arrived before the alarm was reset.
         inbox.collect(device);
         for n in 0..MADS_MAX {
             let Some(arrived) = inbox.pop() else { return };
@@ -493,7 +494,7 @@ impl State {
         }
         let Some(outbox) = &mut self.outbox else { return };
         let waiting = outbox.send(device, &mut self.machine);
-        // This thread may have been interrupted since it read the clock.
+        // The thread may have been interrupted since it read the clock.
         self.machine.left_by(now, device.now());
         let looks = !self.resolving.is_empty() || !self.accepting.is_empty() || !self.checks.is_empty();
         if waiting || looks {
@@ -504,7 +505,7 @@ impl State {
         }
     }
 
-    /// Checks which destinations are resolved.
+    /// Checks which address resolutions have ended.
     pub(super) fn resolve(&mut self, device: &Device, now: Instant) {
         if self.resolving.is_empty() {
             return;
@@ -521,7 +522,7 @@ impl State {
                     id.state = IdState::Bound;
                     EventData::status(CmEventType::AddrError, -EADDRNOTAVAIL)
                 }
-                // Resolved; or the other process did not answer in time: then the address means this process, as the program gave it.
+                // Resolved; or the other process did not answer in time, so the address means this process, as the program gave it.
                 _ if path == PeerPath::Known || other_absent => {
                     if path == PeerPath::Known && meant != id.path.dgid {
                         id.path.dgid = meant;
@@ -543,7 +544,7 @@ impl State {
         }
     }
 
-    /// The address that an identifier's destination stands for.
+    /// The address that the destination of an identifier stands for: see [`Context::meet`].
     fn meant(&self, id: &Id) -> Gid {
         let (dst, port) = (id.path.dgid, id.peer.map_or(0, |peer| peer.port()));
         let here = |own: IpAddr| {
@@ -556,7 +557,7 @@ impl State {
         }
     }
 
-    /// Received data establishes a connection as the peer's RTU does (IBA 12.9.7.2).
+    /// Establishes connections whose queue pair has received data, as the peer's RTU does (IBA 12.9.7.2).
     fn see_data(&mut self, now: Instant) {
         let mut seen = Vec::new();
         let (before, after) = (..=self.looked_at, (Bound::Excluded(self.looked_at), Bound::Unbounded));
@@ -572,12 +573,12 @@ impl State {
             }
         }
         for conn in seen {
-            // Fails if the connection has ended meanwhile, for which there is an event.
+            // Fails if the connection has ended meanwhile, which an event reports.
             let _ = self.machine.established(now, conn);
         }
     }
 
-    /// Tells the machine which peers have answered, and which have not.
+    /// Tells the machine which of the checked peers have answered and which have not.
     fn see_checks(&mut self, now: Instant) {
         for (conn, check) in self.checks.extract_if(.., |(_, check)| check.state() != PeerState::Asked) {
             let answer = match check.state() {
@@ -589,7 +590,7 @@ impl State {
         }
     }
 
-    /// Puts an event of an identifier into its queue.
+    /// Queues an event of an identifier.
     pub(super) fn raise(&mut self, number: u64, data: EventData) {
         if let Some(id) = self.ids.get(&number) {
             self.queues.push(id.queue, Queued { id: number, new: None, data });
@@ -601,21 +602,21 @@ impl State {
         events.into_iter().filter_map(|e| e.new).flat_map(|new| self.remove(now, new)).collect()
     }
 
-    /// The program has fetched a request: its listener has room for another one.
+    /// Notes that the program has fetched a request, so that its listener has room for another one.
     pub(super) fn fetched(&mut self, number: u64) {
         let Some(id) = self.ids.get_mut(&number) else { return };
         let (host, listener) = (id.path.dgid, id.listener.take());
-        // The listener may be gone.
+        // The listener may have been destroyed.
         if let Some(listener) = listener.and_then(|number| self.ids.get_mut(&number)) {
             listener.unfetched.remove(host, number);
         }
     }
 
-    /// Refuses a request that was not fetched: another host's has to have room.
+    /// Refuses a request that was not fetched, to make room for one of another host.
     pub(super) fn push_out(&mut self, now: Instant, number: u64) {
         let Some(id) = self.ids.get_mut(&number) else { return };
         let (conn, sidr) = (id.conn.take(), id.sidr.take());
-        // They fail only if the request has ended by itself.
+        // These calls fail only if the request has ended by itself.
         if let Some(conn) = conn {
             self.conns.remove(&conn);
             let full = Reject { reason: Reason::NO_RESOURCES, ..Reject::consumer([]) };
@@ -653,11 +654,11 @@ impl State {
         gone
     }
 
-    /// For a process that exits without dropping its identifiers: disconnects those that are connected, and gives up requests of either
-    /// side. Asks again where peers have not answered.
+    /// For a process that exits without dropping its identifiers: disconnects the connected ones, and gives up requests of either side.
+    /// Repeats the message to peers that have not answered.
     pub(super) fn take_leave(&mut self, now: Instant) {
         use IdState::{Accepting, Connected, Connecting, Requested, Responded};
-        // The machine tells the peers: of those that it has accepted and whose last message may be lost, too.
+        // The machine tells the peers, including those that it has accepted and whose last message may be lost.
         self.machine.leave(now);
         for number in self.ids.keys().copied().collect::<Vec<_>>() {
             let Some(id) = self.ids.get_mut(&number) else { continue };
@@ -665,7 +666,7 @@ impl State {
                 Connected if id.conn.is_some() => id.state = IdState::Disconnecting,
                 Requested | Connecting | Responded | Accepting => {
                     self.end_exchange(now, number);
-                    // A thread may wait for the peer's answer.
+                    // A thread may be waiting for the peer's answer.
                     let event = EventData::new(CmEventType::Disconnected);
                     self.over(now, number, IdState::Disconnected, event);
                 }
@@ -674,12 +675,12 @@ impl State {
         }
     }
 
-    /// Asks peers again whose connections have ended here, and that have not answered.
+    /// Repeats the message to peers whose connections have ended here and that have not answered.
     pub(super) fn hurry(&mut self, now: Instant) {
         self.machine.hurry(now);
     }
 
-    /// Ends the identifier's exchanges in the machine.
+    /// Ends the exchanges of an identifier in the machine.
     fn end_exchange(&mut self, now: Instant, number: u64) {
         self.accepting.remove(&number);
         let Some(id) = self.ids.get_mut(&number) else { return };
@@ -706,22 +707,22 @@ impl State {
             if ids.is_empty() {
                 self.listeners.remove(&key);
                 self.listens.remove(&listen);
-                // Cannot fail: the listener exists until here.
+                // Cannot fail, because the listener has existed until now.
                 let _ = self.machine.close_listener(listen);
             }
         }
     }
 
-    /// The identifier of a call.
+    /// The identifier that a call uses.
     ///
     /// # Panics
-    /// If it is gone: the caller's handle keeps it.
+    /// If it does not exist. The caller's handle keeps it alive.
     pub(super) fn id(&mut self, number: u64) -> &mut Id {
         self.ids.get_mut(&number).expect("an identifier lives as long as its handle")
     }
 }
 
-/// Frames from its peer's address that a queue pair accepted. Frames that it refused or dropped do not count: these do not
+/// How many frames from its peer's address a queue pair accepted. Frames that it refused or dropped are not counted, because they do not
 /// prove that the peer sent them.
 pub(super) fn frames_taken(counters: &CounterSnapshot) -> u64 {
     let dropped: u64 = Discard::ALL.iter().map(|reason| counters.discarded(*reason)).sum();
@@ -743,8 +744,8 @@ mod tests {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(f))
     }
 
-    // Goal: after a panic in connection management, in a call or between turns, each identifier gets an event; calls return
-    // the error, nothing waits, the device continues, and when all handles are gone connection management can start again.
+    // Goal: after a panic in connection management, in a call or between turns, each identifier gets an event, calls return the error,
+    // nothing waits, and the device continues. When all handles are dropped, connection management can start again.
     #[test]
     fn a_panic_in_connection_management_is_reported() {
         let context = Context::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
@@ -784,8 +785,7 @@ mod tests {
         }
     }
 
-    // Goal: an interruption of the thread between reading the clock and sending the message does not shorten the peer's time
-    // to answer.
+    // Goal: if the thread is interrupted between reading the clock and sending the message, the peer still has its full time to answer.
     #[test]
     fn an_interrupted_call_leaves_the_peer_its_time() {
         use stack::device::cm::{Path, ServiceId, SidrRequest, Timing};
@@ -814,8 +814,7 @@ mod tests {
         assert_eq!(service.lock().machine.next_timer(), Some(timer.after(INTERRUPTION)));
     }
 
-    // Goal: the number of a connection's queue pair is reserved until TIMEWAIT is over, also after queue pair and identifier
-    // are gone.
+    // Goal: the number of a connection's queue pair is reserved until TIMEWAIT is over, even after queue pair and identifier are dropped.
     #[test]
     fn a_number_is_held_as_long_as_its_connection_rests() {
         const SOON: Duration = Duration::from_secs(30);

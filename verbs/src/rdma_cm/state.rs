@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The state of an identifier ([`CmId::state`](super::CmId::state)).
+/// The state of an identifier, from [`CmId::state`](super::CmId::state).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum IdState {
@@ -14,23 +14,23 @@ pub enum IdState {
     ResolvingAddr,
     /// The destination's Ethernet address is known.
     AddrResolved,
-    /// The path is known: it can connect.
+    /// The path is known, so the identifier can connect.
     RouteResolved,
-    /// It accepts requests.
+    /// It listens for requests.
     Listening,
-    /// A request that arrived, to be accepted or rejected.
+    /// A received request that has not been accepted or rejected.
     Requested,
-    /// It sent a request to a peer, which has not answered.
+    /// It has sent a request, and the peer has not answered.
     Connecting,
-    /// The peer accepted; the program has to bring up its own queue pair.
+    /// The peer accepted; the program has to move its own queue pair to RTS.
     Responded,
-    /// It accepted a request, which the peer has not confirmed.
+    /// It has accepted a request, and the peer has not confirmed.
     Accepting,
     /// Connected.
     Connected,
-    /// It sent the peer a DREQ.
+    /// It has sent a DREQ to the peer.
     Disconnecting,
-    /// Its connection ended, or could not be made.
+    /// Its connection has ended, or could not be made.
     Disconnected,
 }
 
