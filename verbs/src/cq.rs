@@ -245,8 +245,8 @@ impl Drop for CqPoller {
     }
 }
 
-/// Tells the device that a poll found `n` completions, once the poll holds no lock any more. If `n` is 0, the thread may sleep. Otherwise
-/// the program may conclude that the stack no longer uses the memory of its completed requests.
+/// Ends a poll that found `n` completions and holds no lock any more. If `n` is 0, the thread may sleep. Otherwise datagrams that were posted
+/// before are copied out of the program's memory, because from a completion the program may conclude that this has happened.
 #[inline]
 fn found(core: &CqCore, n: usize) -> usize {
     if n == 0 {

@@ -117,7 +117,7 @@ impl Memory {
     pub(crate) fn is_writable(&self) -> bool {
         self.writable
     }
-    /// How many other clones share the memory; always 0 for memory of the program without pins.
+    /// How many other clones of this exist.
     pub(crate) fn others(&self) -> usize {
         Arc::strong_count(&self.buffer) - 1
     }

@@ -1,14 +1,15 @@
-//! The types and constants of `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>`, as the installed headers have them.
+//! The types and constants of `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>`, from the installed headers.
 
 #![allow(non_camel_case_types, non_upper_case_globals, non_snake_case, dead_code, missing_docs)]
 #![allow(clippy::all, clippy::undocumented_unsafe_blocks, unsafe_op_in_unsafe_fn, reason = "generated")]
 
 include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 
-/// FLUSH: key, address, length, placement, level.
+/// The function for FLUSH. Arguments: key, address, length, placement, level.
 pub(crate) type WrFlush = Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8)>;
 
-/// `struct ibv_qp_ex` of every release: programs of a later one than the headers at hand find FLUSH where they look for it.
+/// `struct ibv_qp_ex` with room for the FLUSH function. Programs built with newer headers than the installed ones find it where they expect
+/// it.
 #[repr(C)]
 pub(crate) struct QpEx {
     pub ex: ibv_qp_ex,
@@ -17,7 +18,7 @@ pub(crate) struct QpEx {
 }
 
 impl QpEx {
-    /// Where its function for FLUSH goes.
+    /// The place of its function for FLUSH.
     pub(crate) fn wr_flush(&mut self) -> &mut WrFlush {
         #[cfg(flush_in_headers)]
         {
@@ -30,17 +31,17 @@ impl QpEx {
     }
 }
 
-/// A structure of C that is all zeros.
+/// A C structure of all zeros.
 ///
 /// # Safety
-/// All zeros are a value of the type: it has no references and no function that may not be NULL.
+/// All zeros are a valid value of the type: it has no references, and no function pointer that must not be NULL.
 pub(crate) const unsafe fn zeroed<T>() -> T {
     // SAFETY: as the caller promises.
     unsafe { core::mem::zeroed() }
 }
 
-// Layouts that no release may change: programs are compiled with them. Other structures may grow, and their calls take a size or
-// a mask.
+// These layouts may not change in any release, because programs are compiled with them. Other structures may grow; their functions take a
+// size or a mask.
 const _: () = assert!(
     size_of::<ibv_context>() == 328
         && size_of::<verbs_context>() == core::mem::offset_of!(verbs_context, context) + 328

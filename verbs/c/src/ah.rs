@@ -14,7 +14,7 @@ use crate::log::say_once;
 use crate::object::{Kind, Object};
 use crate::{pd, wc};
 
-/// `struct ibv_ah`.
+/// Our part of a `struct ibv_ah`.
 pub(crate) struct Ah(Verbs);
 
 impl Kind for Ah {
@@ -23,7 +23,7 @@ impl Kind for Ah {
     const TAG: u64 = u64::from_be_bytes(*b"ah\0\0\0\0\0\0");
 }
 
-/// The handle that a program names.
+/// The handle behind a program's pointer.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -33,8 +33,9 @@ pub(crate) unsafe fn of<'a>(ah: *mut ibv_ah) -> Result<&'a Verbs> {
     Ok(unsafe { &Object::<Ah>::of(ah)?.private().0 })
 }
 
-/// # Safety
-/// As [`Object::of`].
+/// Creates an address handle.
+///
+/// # Safety As [`Object::of`].
 unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     // SAFETY: as the caller promises.
     let (domain, context, device) = unsafe { (pd::of(pd)?, (*pd).context, device_of((*pd).context)?) };
@@ -46,12 +47,12 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     Ok(Object::<Ah>::create(ibv_ah { context, pd, handle: 0 }, Ah(ah)))
 }
 
-/// A program that mixes IP versions is told so once: EINVAL alone says nothing.
+/// Whether the warning about different IP versions was printed; EINVAL alone does not tell the cause.
 static FAMILY: AtomicBool = AtomicBool::new(false);
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     returning_pointer(|| unsafe { create(pd, attr.as_ref().ok_or(EINVAL)?) })
 }
 
@@ -62,13 +63,14 @@ unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
             ah.0.destroy();
             Ok(())
         };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { Object::<Ah>::destroy(ah, end) }
     })
 }
 
-/// # Safety
-/// As [`Object::of`], for each pointer.
+/// The address vector for a reply to the sender of a datagram.
+///
+/// # Safety As [`Object::of`], for each pointer.
 unsafe fn init_from_wc(
     context: *mut ibv_context,
     port_num: u8,
@@ -94,7 +96,7 @@ unsafe extern "C" fn ibv_init_ah_from_wc(
     attr: *mut ibv_ah_attr,
 ) -> c_int {
     returning_minus_one(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { *attr.as_mut().ok_or(EINVAL)? = init_from_wc(context, port_num, wc, grh)? };
         Ok(0)
     })
@@ -108,7 +110,7 @@ unsafe extern "C" fn ibv_create_ah_from_wc(
     port_num: u8,
 ) -> *mut ibv_ah {
     returning_pointer(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             pd::of(pd)?;
             create(pd, &init_from_wc((*pd).context, port_num, wc, grh)?)

@@ -1,4 +1,5 @@
-//! Attributes of queue pairs and paths: structures of C and those of `verbs`; structures that grow from release to release.
+//! Conversion of attributes of queue pairs and paths between C and `verbs`. Handles structures whose size differs between releases of the
+//! headers.
 
 use core::ffi::c_int;
 
@@ -9,26 +10,26 @@ use verbs::{
 use crate::abi::{self, ibv_ah_attr, ibv_qp_attr, ibv_qp_cap};
 use crate::errno::{EINVAL, EOPNOTSUPP, Result};
 
-/// Gives C as much of an answer as it has room for, and zeros behind it: the structure may be an older or a newer one.
+/// Writes a result into a structure of the program that may be older or newer than ours: as much of it as fits, then zeros.
 ///
 /// # Safety
-/// `to` has `size` bytes.
+/// `to` has room for `size` bytes.
 pub(crate) unsafe fn put_sized<T>(from: &T, to: *mut T, size: usize) {
     let len = size.min(size_of::<T>());
-    // SAFETY: both have `len` bytes, and `to` has `size`.
+    // SAFETY: `from` and `to` have at least `len` bytes, and `to` has `size`.
     unsafe {
         to.cast::<u8>().write_bytes(0, size);
         (from as *const T).cast::<u8>().copy_to_nonoverlapping(to.cast(), len);
     }
 }
 
-/// Rights as C gives them. A device ignores the optional ones (bits 20 to 29) that it does not know.
+/// Converts access rights. Optional rights (bits 20 to 29) that the device does not know are ignored.
 pub(crate) fn access(bits: u32) -> Access {
     const OPTIONAL: u32 = 0x3ff0_0000;
     Access::from_bits_retain(bits & !(OPTIONAL & !Access::all().bits()))
 }
 
-/// Flags of a send request. As with other devices, unknown ones and those that only raw packets have mean nothing.
+/// Converts flags of a send request. As with other devices, unknown flags and those for raw packets are ignored.
 #[inline]
 pub(crate) fn send_flags(bits: u32) -> SendFlags {
     SendFlags::from_bits_truncate(bits).difference(SendFlags::IP_CSUM)
@@ -52,7 +53,7 @@ pub(crate) fn qp_type_to(from: QpType) -> u32 {
         QpType::Uc => abi::IBV_QPT_UC,
         QpType::XrcIni => abi::IBV_QPT_XRC_SEND,
         QpType::XrcTgt => abi::IBV_QPT_XRC_RECV,
-        // Queue pair 1 sends datagrams too, and C has no type for it.
+        // C has no type for queue pair 1, which sends datagrams too.
         QpType::Ud | QpType::Gsi => abi::IBV_QPT_UD,
     }
 }
@@ -77,8 +78,8 @@ pub(crate) fn cap_to(from: &QpCap) -> ibv_qp_cap {
     }
 }
 
-/// A path. The kernel and NICs take as many bits of a number as a header has room for (UCX sets all of a flow label's), and with RoCE
-/// they read neither the LID nor its bits.
+/// Converts a path. Like the kernel and NICs, takes only as many bits of a number as the header field has (UCX sets all bits of a flow
+/// label), and ignores the LID and the path bits, which RoCE does not use.
 pub(crate) fn ah_attr(from: &ibv_ah_attr) -> AhAttr {
     let route = || GlobalRoute {
         // SAFETY: every view of a GID is 16 bytes.
@@ -99,7 +100,7 @@ pub(crate) fn ah_attr(from: &ibv_ah_attr) -> AhAttr {
 }
 
 pub(crate) fn ah_attr_to(from: &AhAttr) -> ibv_ah_attr {
-    // SAFETY: numbers.
+    // SAFETY: the structure consists of numbers.
     let mut to: ibv_ah_attr = unsafe { abi::zeroed() };
     if let Some(route) = from.grh {
         to.is_global = 1;
@@ -117,7 +118,7 @@ pub(crate) fn ah_attr_to(from: &AhAttr) -> ibv_ah_attr {
     to
 }
 
-/// The number of a queue pair: the 24 bits that a header has room for, as the kernel takes it.
+/// The number of a queue pair: the low 24 bits, which is what fits into a header; the kernel does the same.
 pub(crate) fn qp_num(from: u32) -> u32 {
     from & 0xff_ffff
 }
@@ -126,10 +127,10 @@ pub(crate) fn state(from: u32) -> Result<QpState> {
     u8::try_from(from).ok().and_then(QpState::from_enum).ok_or(EINVAL)
 }
 
-/// The attributes that the mask names.
+/// Converts the attributes that the mask names.
 ///
 /// # Errors
-/// `EINVAL` for numbers that are no state of a queue pair or of path migration.
+/// `EINVAL` for numbers that are not a state of a queue pair or of path migration.
 pub(crate) fn qp_attr(from: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
     let mut to = QpAttr::default();
     if mask.contains(AttrMask::STATE) {
@@ -155,7 +156,7 @@ pub(crate) fn qp_attr(from: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
     if mask.contains(AttrMask::ALT_PATH) {
         to.alt_ah_attr = ah_attr(&from.alt_ah_attr);
     }
-    // The rest are numbers that the stack checks where the mask names them.
+    // The remaining numbers are checked by the stack if the mask names them.
     to.qkey = from.qkey;
     to.rq_psn = from.rq_psn;
     to.sq_psn = from.sq_psn;
@@ -174,7 +175,7 @@ pub(crate) fn qp_attr(from: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
     to.rnr_retry = from.rnr_retry;
     to.alt_port_num = from.alt_port_num;
     to.alt_timeout = from.alt_timeout;
-    // Beyond the end of older programs' structures.
+    // This field is beyond the end of the structures of older programs, so it is read only if the mask names it.
     if mask.contains(AttrMask::RATE_LIMIT) {
         to.rate_limit = from.rate_limit;
     }
@@ -182,7 +183,7 @@ pub(crate) fn qp_attr(from: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
 }
 
 pub(crate) fn qp_attr_to(from: &QpAttr) -> ibv_qp_attr {
-    // SAFETY: numbers.
+    // SAFETY: the structure consists of numbers.
     let mut to: ibv_qp_attr = unsafe { abi::zeroed() };
     to.qp_state = from.qp_state as u32;
     to.cur_qp_state = from.cur_qp_state as u32;
@@ -213,8 +214,8 @@ pub(crate) fn qp_attr_to(from: &QpAttr) -> ibv_qp_attr {
     to
 }
 
-/// A mask as C gives it: bits that name nothing stay, and the stack refuses them. Attributes of the half that an XRC queue pair lacks
-/// are left out: programs give those of RC to both ends, and Linux does not look at them.
+/// Converts a mask of attributes. Bits that name no attribute are kept, and the stack refuses them. For an XRC queue pair, attributes of
+/// the side that it does not have are removed: programs set those of RC on both ends, and Linux ignores them.
 pub(crate) fn attr_mask(from: c_int, qp_type: u32) -> AttrMask {
     let ignored = match qp_type {
         abi::IBV_QPT_XRC_SEND => AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER,

@@ -1,4 +1,4 @@
-//! Buffers that the library allocates: `struct ibv_buf`, which later releases have. They are memory of the process like any other.
+//! Buffers that the library allocates (`struct ibv_buf` of newer releases). They are ordinary memory of the process.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -8,20 +8,20 @@ use crate::errno::{EINVAL, ENOMEM, Errno, Result};
 use crate::guard::{returning_minus_one, returning_pointer, uncancelled};
 use crate::pd;
 
-/// `struct ibv_buf`, which programs only pass back.
+/// `struct ibv_buf`. It is opaque to programs.
 pub(crate) struct Buf {
     addr: *mut c_void,
     len: usize,
     pd: *mut ibv_pd,
 }
 
-/// Whether a range lies in a buffer of this domain.
+/// Checks that a range lies in a buffer of this domain.
 ///
 /// # Errors
-/// `EINVAL`: it does not.
+/// `EINVAL` if it does not.
 ///
 /// # Safety
-/// NULL, or a buffer of this module's.
+/// `buf` is NULL or a buffer of this module.
 pub(crate) unsafe fn check(buf: *const Buf, pd: *mut ibv_pd, addr: *mut c_void, len: usize) -> Result<()> {
     // SAFETY: as the caller promises.
     let buf = unsafe { buf.as_ref() }.ok_or(EINVAL)?;
@@ -30,17 +30,17 @@ pub(crate) unsafe fn check(buf: *const Buf, pd: *mut ibv_pd, addr: *mut c_void, 
     if fits && buf.pd == pd { Ok(()) } else { Err(EINVAL) }
 }
 
-/// Memory at the beginning of a page.
+/// Allocates page-aligned memory.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, to: *mut *mut Buf) -> *mut c_void {
     returning_pointer(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let to = unsafe {
             pd::of(pd)?;
             to.as_mut().ok_or(EINVAL)?
         };
         let mut addr = null_mut();
-        // SAFETY: numbers, and a place for the result.
+        // SAFETY: numbers, and a place of ours for the result.
         let error =
             unsafe { libc::posix_memalign(&raw mut addr, libc::sysconf(libc::_SC_PAGESIZE) as usize, size) };
         if error != 0 {
@@ -58,7 +58,7 @@ unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, to: *mut *mut B
 unsafe extern "C" fn ibv_free_buf(buf: *mut Buf) {
     let _ = uncancelled(|| {
         if !buf.is_null() {
-            // SAFETY: C promises that it came from `ibv_alloc_buf`, and that it has done with it.
+            // SAFETY: the caller must pass a buffer of `ibv_alloc_buf`, and must not use it any more.
             unsafe {
                 let buf = Box::from_raw(buf);
                 libc::free(buf.addr);
@@ -68,7 +68,7 @@ unsafe extern "C" fn ibv_free_buf(buf: *mut Buf) {
     });
 }
 
-/// No buffer is one of DMA-buf.
+/// Fails: no buffer has a DMA-buf descriptor.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_export_buf_dmabuf_fd(_buf: *mut Buf) -> c_int {
     returning_minus_one(|| Err(Errno(libc::ENODATA)))

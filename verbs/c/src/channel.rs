@@ -12,7 +12,7 @@ use crate::guard::{returning_errno, returning_pointer};
 use crate::object::{Kind, Object};
 use crate::wait::let_block;
 
-/// `struct ibv_comp_channel`.
+/// Our part of a `struct ibv_comp_channel`.
 pub(crate) struct Channel(Verbs);
 
 impl Kind for Channel {
@@ -21,7 +21,7 @@ impl Kind for Channel {
     const TAG: u64 = u64::from_be_bytes(*b"channel\0");
 }
 
-/// The channel that a program names.
+/// The channel behind a program's pointer.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -33,7 +33,7 @@ pub(crate) unsafe fn of<'a>(channel: *mut ibv_comp_channel) -> Result<&'a Verbs>
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     returning_pointer(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let channel = unsafe { device_of(context) }?.create_comp_channel()?;
         let fd = channel.as_raw_fd();
         let_block(fd);
@@ -47,7 +47,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_
         let end = |channel: Channel| {
             channel.0.destroy().map_err(|(error, channel)| (Errno::from(error), Channel(channel)))
         };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { Object::<Channel>::destroy(channel, end) }
     })
 }

@@ -1,25 +1,26 @@
 //! The configuration of the process's device: environment variables and their defaults.
 //!
-//! | variable | means | without it |
+//! | variable | meaning | default |
 //! |---|---|---|
 //! | `ROCE_PORT` | the port | `host`: the addresses and the network of this host, which all processes of a user share |
-//! | `ROCE_ADDRS` | over `host` the addresses of this host that all processes of the user have, `ADDR[,ADDR..]` | those that the others have; for the first process all |
-//! | `ROCE_ADDR` | addresses, `ADDR[/PREFIX],...` | over `memif`, `unix` and `loopback` one of 10.77.0.0/24; `host` and `udp` take none |
-//! | `ROCE_GATEWAY` | where packets to other networks go, `ADDR[,ADDR]` | none |
-//! | `ROCE_VLAN` | a VLAN | none |
-//! | `ROCE_MAC` | the Ethernet address | the port's own, or a random one |
+//! | `ROCE_ADDRS` | with `host`, the host addresses to use, `ADDR[,ADDR..]`, the same in all processes | those of other processes, or all |
+//! | `ROCE_ADDR` | addresses, `ADDR[/PREFIX],...` | with `memif`, `unix` and `loopback` one of 10.77.0.0/24; `host` and `udp` take none |
+//! | `ROCE_GATEWAY` | next hop for packets to other networks, `ADDR[,ADDR]` | none |
+//! | `ROCE_VLAN` | VLAN ID | none |
+//! | `ROCE_MAC` | Ethernet address | the port's own, or a random one |
 //! | `ROCE_MTU` | bytes of the largest IP packet | 4200 |
 //! | `ROCE_DRIVE` | `caller`, or `dedicated[:CORE,...]` | `caller` |
-//! | `ROCE_SHARDS` | shards | 1 |
-//! | `ROCE_STATS` | a socket, or a directory for it, on which `roce-stat` finds the counters | none |
-//! | `ROCE_PCAP` | a file that every frame is written to | none |
-//! | `ROCE_MEMORY` | `on-demand`: regions are registered on demand, so that memory that is unmapped too early is an error of the request | `mapped` |
-//! | `ROCE_KEEPALIVE` | seconds after which the peer of a connection of `rdma_cm` is asked whether it still has it; 0: never | 30 |
-//! | `ROCE_LOG` | what is said on standard error: `off`, `error`, `warn`, `info`, `debug` | `warn` |
-//! | `ROCE_XRCD` | `process`: processes that open an XRC domain by the same file have one each, as on hosts of their own | over `host` they share it; over other ports the second is refused |
+//! | `ROCE_SHARDS` | number of shards | 1 |
+//! | `ROCE_STATS` | a socket, or a directory for it, from which `roce-stat` reads the counters | none |
+//! | `ROCE_PCAP` | a file to which every frame is written | none |
+//! | `ROCE_MEMORY` | `on-demand`: regions are on demand; if memory is unmapped too early, requests fail | `mapped` |
+//! | `ROCE_KEEPALIVE` | seconds between checks whether the peer of an `rdma_cm` connection still has it; 0: never | 30 |
+//! | `ROCE_LOG` | level of messages on standard error: `off`, `error`, `warn`, `info`, `debug` | `warn` |
+//! | `ROCE_XRCD` | `process`: each process has its own XRC domain of a file | shared with `host`; with other ports, one process only |
 //!
-//! Over a private link (`memif`, `unix`) without an address the first process of a user that uses a port of that name has 10.77.0.1, and
-//! whoever comes next the lowest that is free: 10.77.0.2 for the second. Which of two processes is the first one is chance: so each of them connects to the other
+//! On a private link (`memif`, `unix`) without an address, the first process of a user that uses a port of that name gets 10.77.0.1, and
+//! each further process the lowest free address: 10.77.0.2 for the second. Which of two processes is the first is arbitrary. Therefore each
+//! of them reaches the other by either address, unless it listens itself (`Context::meet`).
 //! one by either address, unless it listens itself (`Context::meet`).
 
 use std::env;
@@ -38,28 +39,28 @@ use crate::claims::Claim;
 use crate::errno::Errno;
 use crate::log::{self, Log};
 
-/// What a device is opened with.
+/// The configuration with which the device is opened.
 pub(crate) struct Config {
     pub device: DeviceConfig,
-    /// Of the process's own number among those that use a port of that name.
+    /// The claim of the process's number among those that use a port of that name.
     pub claim: Option<Claim>,
-    /// Its address and that of the other process, where two meet that have not chosen theirs.
+    /// The addresses of this process and of the other one, if they did not choose them.
     pub address_pair: Option<(IpAddr, IpAddr)>,
-    /// Nothing outside of the process is touched before the port starts.
+    /// Whether nothing outside of the process is used before the port starts.
     pub lazy: bool,
-    /// The port has no Ethernet address of its own: one is drawn.
+    /// Whether the port has no Ethernet address of its own, so that a random one is chosen.
     pub draws_mac: bool,
-    /// The port has links with other processes of the host.
+    /// Whether the port has links with other processes of the host.
     pub has_links: bool,
 }
 
-/// The network of the ends of a private link.
+/// The network of the two ends of a private link.
 const PRIVATE: [u8; 3] = [10, 77, 0];
 
 /// Reads the environment.
 ///
 /// # Errors
-/// A sentence that names the variable and says what to do.
+/// A text that names the variable and says what to do.
 pub(crate) fn read() -> Result<Config, String> {
     let port = match env::var_os("ROCE_PORT") {
         None => PortSpec::Host { addrs: Vec::new(), options: Vec::new() },
@@ -86,7 +87,7 @@ pub(crate) fn read() -> Result<Config, String> {
     }
     let (mut claim, mut address_pair) = (None, None);
     if meets && device.addrs.is_empty() {
-        // Without a directory for sockets nothing can be claimed: the process takes the first address.
+        // Without a directory for sockets nothing can be claimed, and the process takes the first address.
         let (number, claimed) = Claim::lowest_of(&port.to_string()).unzip();
         let [a, b, c] = PRIVATE;
         let addr = |number| IpAddr::V4(Ipv4Addr::new(a, b, c, number + 1));
@@ -106,14 +107,14 @@ pub(crate) fn read() -> Result<Config, String> {
     KEEP_ALIVE.store(value::<u32>("ROCE_KEEPALIVE")?.map_or(UNSET, u64::from), Ordering::Relaxed);
     device.stats = env::var_os("ROCE_STATS").map(PathBuf::from);
     device.pcap = env::var_os("ROCE_PCAP").map(PathBuf::from);
-    // The process may start before the peer that it meets there.
+    // The process may start before the peer on its link.
     device.assume_link = meets;
     device.port = port.into();
     Ok(Config { device, claim, address_pair, lazy, draws_mac, has_links })
 }
 
-/// Says once what to change where a program names an address that it had over the private link `memif`, which was the port before
-/// `host` became it, and the device has no such address.
+/// Prints once what to change if a program names an address of the private link `memif`, which was the default port before `host`, and the
+/// device has no such address.
 pub(crate) fn warn_of_private_link(addr: IpAddr, device: impl FnOnce() -> Result<Arc<Context>, Errno>) {
     static SAID: AtomicBool = AtomicBool::new(false);
     let of_link = matches!(addr, IpAddr::V4(addr) if addr.octets()[..3] == PRIVATE);
@@ -131,22 +132,22 @@ pub(crate) fn warn_of_private_link(addr: IpAddr, device: impl FnOnce() -> Result
     }
 }
 
-/// How much is said.
+/// The level of messages on standard error.
 ///
 /// # Errors
-/// A sentence that names the variable and says what to do.
+/// A text that names the variable and says what to do.
 pub(crate) fn log() -> Result<Log, String> {
     Ok(value("ROCE_LOG")?.unwrap_or_default())
 }
 
-/// What `ROCE_MEMORY` said when the device was opened.
+/// The value of `ROCE_MEMORY` when the device was opened.
 static ON_DEMAND: AtomicBool = AtomicBool::new(false);
 
-/// The seconds of `ROCE_KEEPALIVE`, likewise.
+/// The value of `ROCE_KEEPALIVE` when the device was opened, in seconds.
 static KEEP_ALIVE: AtomicU64 = AtomicU64::new(UNSET);
 const UNSET: u64 = u64::MAX;
 
-/// How often the peers of connections are asked whether they still have them, where the user has said so.
+/// How often peers are asked whether they still have their connections; `None` if the user has not set it.
 pub(crate) fn keep_alive() -> Option<Duration> {
     Some(KEEP_ALIVE.load(Ordering::Relaxed)).filter(|time| *time != UNSET).map(Duration::from_secs)
 }
@@ -156,7 +157,7 @@ pub(crate) fn memory_on_demand() -> bool {
     ON_DEMAND.load(Ordering::Relaxed)
 }
 
-/// Whether each process has XRC domains of its own, as if it were on a host of its own.
+/// Whether each process has XRC domains of its own, as if it were on its own host.
 pub(crate) fn each_process_is_a_host() -> bool {
     env::var_os("ROCE_XRCD").is_some_and(|value| value == "process")
 }
@@ -206,7 +207,7 @@ impl FromStr for DriveValue {
     }
 }
 
-/// How regions are registered.
+/// How memory regions are registered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Memory {
     Mapped,

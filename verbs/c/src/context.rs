@@ -1,4 +1,4 @@
-//! Contexts: the device as a program has opened it, as often as it likes.
+//! Contexts. A program may open the device several times and gets a context each time.
 
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -16,13 +16,13 @@ use crate::fd::{self, epoll, event_fd};
 use crate::guard::returning_errno;
 use crate::object::{Kind, Object};
 
-/// `struct ibv_context`, inside of `struct verbs_context`.
+/// Our part of a `struct ibv_context`, which is inside a `struct verbs_context`.
 pub(crate) struct Context {
-    /// `cmd_fd`, for programs that pass it to another process: nothing is behind it.
+    /// `cmd_fd`, for programs that pass it to another process. It has no function.
     cmd: File,
-    /// Readable while there are events for it that were taken from the device.
+    /// Readable while events for this context wait that were taken from the device.
     own: OwnedFd,
-    /// `async_fd`: readable while there are events for this context, and, as long as it is the only one, while the device has any.
+    /// `async_fd`: readable while events for this context wait, and, if it is the only context, while the device has events.
     events: OwnedFd,
 }
 
@@ -33,7 +33,7 @@ impl Kind for Context {
     const SURVIVES: bool = true;
 }
 
-/// The object that a program's pointer is inside of.
+/// The object that contains a program's context.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -44,7 +44,7 @@ pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> Result<&'a Object<Cont
     Ok(object)
 }
 
-/// The device behind a program's context.
+/// The device of a program's context.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -62,7 +62,7 @@ fn outer(context: *mut ibv_context) -> *mut verbs_context {
 }
 
 impl Context {
-    /// The descriptor for events.
+    /// The file descriptor for events.
     pub(crate) fn async_fd(&self) -> RawFd {
         self.events.as_raw_fd()
     }
@@ -71,8 +71,8 @@ impl Context {
         Fds { own: self.own.as_raw_fd(), events: self.events.as_raw_fd() }
     }
 
-    /// A forked child shares the descriptors with its parent: new ones take their numbers. After a rest they are those of a device
-    /// that was closed.
+    /// Replaces the descriptors, keeping their numbers: in a forked child, which shares them with its parent, and after [`rest`], when they
+    /// belong to a device that was closed.
     fn renew(&self, context: *mut ibv_context) -> Result<()> {
         let device = engine::device()?;
         fd::renew(&self.own, event_fd()?)?;
@@ -81,10 +81,10 @@ impl Context {
     }
 }
 
-/// Gives C a context, with the calls that are in the structure.
+/// Creates a context for C, with the functions in `public`.
 ///
 /// # Errors
-/// No descriptor or no thread is left.
+/// If no descriptor or no thread is left.
 pub(crate) fn create(device: &Arc<Verbs>, mut public: verbs_context) -> Result<*mut ibv_context> {
     let state = Context {
         cmd: OpenOptions::new().read(true).write(true).open("/dev/null")?,
@@ -101,7 +101,7 @@ pub(crate) fn create(device: &Arc<Verbs>, mut public: verbs_context) -> Result<*
     })
 }
 
-/// A context that the program may use again, and need not: it holds nothing of the device until then.
+/// Makes a context release the device until the program uses it again.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -117,8 +117,8 @@ pub(crate) unsafe fn rest(context: *mut ibv_context) -> Result<()> {
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     returning_errno(|| {
         delivery::contexts().close(context);
-        // What the program has not destroyed stays, as with every libibverbs: the device is closed with its last object.
-        // SAFETY: as C promises.
+        // Objects that the program has not destroyed stay, as with every libibverbs. The device is closed with its last object.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { Object::<Context>::destroy(outer(context), |_| Ok(())) }
     })
 }

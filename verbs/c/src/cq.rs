@@ -11,11 +11,11 @@ use crate::guard::{guarded, returning_errno};
 use crate::object::{self, Kind, Object};
 use crate::{delivery, wc};
 
-/// `struct ibv_cq`, with what `struct ibv_cq_ex` adds behind it.
+/// Our part of a `struct ibv_cq` or `struct ibv_cq_ex`.
 pub(crate) struct Cq {
     pub verbs: Verbs,
-    /// The poll of one thread between `start_poll` and `end_poll`. It borrows from `verbs`, which does not move, and is dropped
-    /// before it.
+    /// The poll of a thread between `start_poll` and `end_poll`. It borrows from `verbs`, which does not move, and is dropped before
+    /// `verbs`.
     pub poll: UnsafeCell<Option<CqExPoll<'static>>>,
 }
 
@@ -25,7 +25,7 @@ impl Kind for Cq {
     const TAG: u64 = u64::from_be_bytes(*b"cq\0\0\0\0\0\0");
 }
 
-/// The queue that a program names.
+/// The queue behind a program's pointer.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -34,25 +34,25 @@ pub(crate) unsafe fn of<'a>(cq: *mut ibv_cq) -> Result<&'a Verbs> {
     Ok(unsafe { &Object::<Cq>::of(cq.cast())?.private().verbs })
 }
 
-/// The program fetches an event of the queue; returns the program's own pointer.
+/// Counts an event of the queue that the program fetches, and returns the program's own pointer (`cq_context`).
 ///
 /// # Safety
 /// As [`Object::of`].
 pub(crate) unsafe fn fetched(cq: *mut ibv_cq) -> Result<*mut c_void> {
     // SAFETY: as the caller promises.
     let object = unsafe { Object::<Cq>::of(cq.cast()) }?;
-    // To the device it is acknowledged; from here on the object counts it.
+    // Acknowledges the event to the device. From here on the object counts it.
     object.private().verbs.ack_events(1)?;
-    // SAFETY: it lives.
+    // SAFETY: the object is alive.
     unsafe { object::fetched(cq as usize) };
-    // SAFETY: the structure of a living object.
+    // SAFETY: the structure belongs to a live object.
     Ok(unsafe { (*object.public()).cq_context })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (channel, element) = unsafe {
             let element = EventElement::Cq(of(cq)?.number());
             ((*cq).channel, element)
@@ -62,14 +62,14 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         let end = move |mut state: Cq| {
             *state.poll.get_mut() = None;
             let Cq { verbs, poll } = state;
-            // Events that were put on the channel for it, and not fetched, are gone with it.
+            // Events of the queue that wait on the channel are dropped with it.
             let destroyed = verbs.destroy().map(|()| names.remove(element, cq as usize));
             destroyed.map_err(|(error, verbs)| (Errno::from(error), Cq { verbs, poll }))
         };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { Object::<Cq>::destroy(cq.cast(), end) }?;
         if !channel.is_null() {
-            // SAFETY: it outlives the queue.
+            // SAFETY: the channel outlives the queue.
             unsafe { (*channel).refcnt -= 1 };
         }
         Ok(())
@@ -79,7 +79,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             let verbs = of(cq)?;
             verbs.resize(u32::try_from(cqe).map_err(|_| EINVAL)?)?;
@@ -90,9 +90,9 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 }
 
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     returning_errno(|| match unsafe { of(cq) }?.req_notify(solicited_only != 0) {
-        // Without a channel nobody is notified, as with other devices.
+        // Without a channel no event is raised, as with other devices.
         Err(VerbsError::Device(DeviceError::NoChannel)) => Ok(()),
         armed => Ok(armed?),
     })
@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, to: *mut ibv_wc) -> c_int {
     let polled = guarded(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let verbs = unsafe { of(cq) }?;
         let max = usize::try_from(count).map_err(|_| EINVAL)?;
         if to.is_null() && max > 0 {
@@ -108,7 +108,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, to: *mut 
         }
         let mut next = to;
         let polled = verbs.poll_with(max, |from| {
-            // SAFETY: C promises room for `count`, and no more come.
+            // SAFETY: the caller must provide room for `count` completions, and at most that many are written.
             unsafe {
                 next.write(wc::to_c(&from));
                 next = next.add(1);

@@ -1,4 +1,4 @@
-//! Completions that are read one by one and field by field: functions of `struct ibv_cq_ex`.
+//! Reading completions one by one and field by field: the functions of `struct ibv_cq_ex`.
 
 use core::ffi::c_int;
 
@@ -11,7 +11,7 @@ use crate::guard::guarded;
 use crate::object::Object;
 use crate::wc;
 
-/// Gives a queue its functions. Those that read a field which was not asked for are NULL, as ibv_create_cq_ex(3) says.
+/// Sets the functions in the structure of a queue. A function that reads a field which was not requested is NULL (ibv_create_cq_ex(3)).
 pub(crate) fn put_calls(to: &mut ibv_cq_ex, fields: CqWcFlags) {
     to.start_poll = Some(start_poll);
     to.next_poll = Some(next_poll);
@@ -32,16 +32,16 @@ pub(crate) fn put_calls(to: &mut ibv_cq_ex, fields: CqWcFlags) {
         has(CqWcFlags::COMPLETION_TIMESTAMP_WALLCLOCK).then_some(read_completion_wallclock_ns);
 }
 
-/// The public structure shows two fields of the completion that is read.
+/// Writes two fields of the present completion into the public structure.
 unsafe fn show(cq: *mut ibv_cq_ex, wc: &Wc) {
-    // SAFETY: as the caller promises: a living queue that this thread polls.
+    // SAFETY: as the caller promises, the queue is alive and this thread polls it.
     unsafe {
         (*cq).wr_id = wc.wr_id;
         (*cq).status = wc.status as u32;
     }
 }
 
-/// The poll that `start_poll` has begun.
+/// The poll that `start_poll` began.
 ///
 /// # Safety
 /// As [`Object::of`], and this thread polls the queue.
@@ -60,13 +60,13 @@ fn no_completion(found: Result<bool>) -> c_int {
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     no_completion(guarded(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             if attr.as_ref().is_some_and(|attr| attr.comp_mask != 0) {
                 return Err(EINVAL);
             }
             let state = Object::<Cq>::of(cq)?.private();
-            // It does not move, and the poll ends before it: `ibv_destroy_cq` sees to that.
+            // The queue does not move, and the poll ends before it: `ibv_destroy_cq` makes sure of that.
             let verbs: &'static verbs::Cq = &*core::ptr::from_ref(&state.verbs);
             let Some(started) = verbs.start_poll()? else { return Ok(false) };
             show(cq, &started.wc());
@@ -78,7 +78,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     no_completion(guarded(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             let poll = polling(cq)?.as_mut().ok_or(EINVAL)?;
             let found = poll.next_poll()?;
@@ -92,19 +92,19 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     let _ = guarded(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         drop(unsafe { polling(cq) }?.take());
         Ok(())
     });
 }
 
-/// Functions that read a field; 0 where no completion is read.
+/// Defines functions that read a field. They return 0 if there is no present completion.
 macro_rules! fields {
     ($($name:ident: $type:ty = |$poll:ident| $value:expr;)*) => {
         $(
             unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
                 let read = guarded(|| {
-                    // SAFETY: as C promises.
+                    // SAFETY: the caller keeps the contract of the C function.
                     let $poll = unsafe { polling(cq) }?.as_ref().ok_or(EINVAL)?;
                     Ok($value)
                 });

@@ -1,4 +1,4 @@
-//! Making completion queues.
+//! Creation of completion queues.
 
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
@@ -13,7 +13,7 @@ use crate::guard::returning_pointer;
 use crate::object::Object;
 use crate::{channel, cq_ex, delivery, pd};
 
-/// What a queue is made with.
+/// The attributes of a new queue.
 struct Wanted {
     cqe: u32,
     cq_context: *mut c_void,
@@ -44,7 +44,7 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> Result<*mut ibv_
         ..CqInitAttr::new(wanted.cqe)
     };
     let verbs = device.create_cq_ex(&init)?;
-    // SAFETY: numbers, pointers, functions that may be NULL, a mutex and a condition whose first state is all zeros.
+    // SAFETY: it consists of numbers, pointers, functions that may be NULL, and a mutex and a condition whose initial state is all zeros.
     let mut public: ibv_cq_ex = unsafe { abi::zeroed() };
     public.context = context;
     public.channel = wanted.channel;
@@ -57,7 +57,7 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> Result<*mut ibv_
     let cq = Object::<Cq>::create(public, state);
     delivery::names().add(element, cq as usize);
     if !wanted.channel.is_null() {
-        // SAFETY: it lives, and only these calls change the number.
+        // SAFETY: the channel is alive, and only these functions change the number.
         unsafe { (*wanted.channel).refcnt += 1 };
     }
     Ok(cq)
@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
             wc_flags: 0,
             parent_domain: core::ptr::null_mut(),
         };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         Ok(unsafe { create(context, &wanted) }?.cast())
     })
 }
@@ -90,13 +90,13 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
     returning_pointer(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         let has = |mask| attr.comp_mask & mask != 0;
         if has(!(abi::IBV_CQ_INIT_ATTR_MASK_FLAGS | abi::IBV_CQ_INIT_ATTR_MASK_PD)) {
             return Err(EINVAL);
         }
-        // SINGLE_THREADED permits to leave the lock out, and nothing more; IGNORE_OVERRUN is not supported.
+        // SINGLE_THREADED permits to omit the lock and has no other effect; IGNORE_OVERRUN is not supported.
         let flags = if has(abi::IBV_CQ_INIT_ATTR_MASK_FLAGS) { attr.flags } else { 0 };
         if flags & !abi::IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
             return Err(EOPNOTSUPP);
@@ -112,7 +112,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
                 false => core::ptr::null_mut(),
             },
         };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { create(context, &wanted) }
     })
 }

@@ -1,4 +1,4 @@
-//! Making queue pairs, and opening XRC targets.
+//! Creation of queue pairs, and opening of XRC targets.
 
 use core::ffi::c_void;
 use core::ptr::null_mut;
@@ -15,7 +15,7 @@ use crate::object::Object;
 use crate::qp::{Handle, Qp};
 use crate::{attr, context, cq, delivery, engine, pd, srq, wr_ex, xrcd};
 
-/// What a structure of attributes asks for beyond the basic ones.
+/// The attributes beyond the basic ones.
 struct Wanted {
     xrcd: *mut abi::ibv_xrcd,
     block_self_mcast_lb: bool,
@@ -39,7 +39,7 @@ fn wanted(attr: &ibv_qp_init_attr_ex) -> Result<Wanted> {
         return Err(EOPNOTSUPP);
     }
     let send_ops = if has(abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
-        // Programs call the functions without checking that they exist: operations without one are refused here.
+        // Operations without a function are refused here, because programs call the functions without checking for NULL.
         let flags = SendOpsFlags::from_bits(attr.send_ops_flags).ok_or(EOPNOTSUPP)?;
         if !wr_ex::CALLS.contains(flags) {
             return Err(EOPNOTSUPP);
@@ -55,10 +55,10 @@ fn wanted(attr: &ibv_qp_init_attr_ex) -> Result<Wanted> {
     })
 }
 
-/// Makes a queue pair for C: checks the attributes, has `make` make what it stands for, and returns the granted sizes in `attr`.
+/// Creates a queue pair for C. Checks the attributes, calls `make` for the queue pair of `verbs`, and returns the granted sizes in `attr`.
 ///
 /// # Safety
-/// As [`Object::of`], for each pointer; of `attr`, what the mask names.
+/// As [`Object::of`], for each pointer; in `attr`, for those that the mask names.
 pub(crate) unsafe fn create_with(
     context: *mut ibv_context,
     attr: &mut ibv_qp_init_attr_ex,
@@ -86,7 +86,7 @@ pub(crate) unsafe fn create_with(
     let (domain, send_cq, recv_cq, srq) = unsafe {
         let send_cq = cq::of(attr.send_cq)?;
         let (recv_cq, srq) = match qp_type {
-            // It receives nothing: what it would receive by is not read.
+            // It receives nothing, so its receive queue attributes are not read.
             QpType::XrcIni => (send_cq, None),
             _ if attr.srq.is_null() => (cq::of(attr.recv_cq)?, None),
             _ => (cq::of(attr.recv_cq)?, Some(srq::of(attr.srq)?)),
@@ -103,7 +103,7 @@ pub(crate) unsafe fn create_with(
     };
     let qp = make(domain, &init)?;
     attr.cap = attr::cap_to(&qp.cap());
-    // SAFETY: numbers, pointers, functions that may be NULL, a mutex and a condition whose first state is all zeros.
+    // SAFETY: it consists of numbers, pointers, functions that may be NULL, and a mutex and a condition whose initial state is all zeros.
     let mut public: QpEx = unsafe { abi::zeroed() };
     if wanted.send_ops.is_some() {
         wr_ex::put_calls(&mut public);
@@ -116,9 +116,9 @@ pub(crate) unsafe fn create_with(
     Ok(give(context, public, state))
 }
 
-/// Gives C an XRC target.
+/// Creates the C object of an XRC target.
 fn create_target(context: *mut ibv_context, qp_context: *mut c_void, target: XrcTarget) -> *mut ibv_qp {
-    // SAFETY: numbers, pointers, functions that may be NULL, a mutex and a condition whose first state is all zeros.
+    // SAFETY: it consists of numbers, pointers, functions that may be NULL, and a mutex and a condition whose initial state is all zeros.
     let mut public: QpEx = unsafe { abi::zeroed() };
     let base = &mut public.ex.qp_base;
     (base.qp_context, base.qp_num, base.qp_type) = (qp_context, target.qp_num().get(), abi::IBV_QPT_XRC_RECV);
@@ -135,9 +135,9 @@ fn give(context: *mut ibv_context, mut public: QpEx, state: Qp) -> *mut ibv_qp {
     qp
 }
 
-/// The attributes of the extended call that say the same.
+/// Converts the attributes of `ibv_create_qp` to those of `ibv_create_qp_ex`.
 pub(crate) fn extended(from: &ibv_qp_init_attr, pd: *mut ibv_pd) -> ibv_qp_init_attr_ex {
-    // SAFETY: numbers and pointers that may be NULL.
+    // SAFETY: it consists of numbers, and pointers that may be NULL.
     let mut to: ibv_qp_init_attr_ex = unsafe { abi::zeroed() };
     to.qp_context = from.qp_context;
     (to.send_cq, to.recv_cq, to.srq) = (from.send_cq, from.recv_cq, from.srq);
@@ -149,7 +149,7 @@ pub(crate) fn extended(from: &ibv_qp_init_attr, pd: *mut ibv_pd) -> ibv_qp_init_
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     returning_pointer(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             pd::of(pd)?;
             let init = init.as_mut().ok_or(EINVAL)?;
@@ -169,7 +169,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     returning_pointer(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             let attr = attr.as_mut().ok_or(EINVAL)?;
             create_with(context, attr, |pd, init| pd.create_qp(init).map(Arc::new))
@@ -182,7 +182,7 @@ pub(crate) unsafe extern "C" fn open_qp(
     attr: *mut ibv_qp_open_attr,
 ) -> *mut ibv_qp {
     returning_pointer(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let attr = unsafe {
             context::of(context)?;
             attr.as_ref().ok_or(EINVAL)?
@@ -196,7 +196,7 @@ pub(crate) unsafe extern "C" fn open_qp(
             return Err(EINVAL);
         }
         let qp_context = if has(abi::IBV_QP_OPEN_ATTR_CONTEXT) { attr.qp_context } else { null_mut() };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             let target = xrcd::of(attr.xrcd)?.open_qp(Qpn::new(attr.qp_num)).map_err(xrcd::explained)?;
             Ok(create_target(context, qp_context, target))

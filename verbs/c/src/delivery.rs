@@ -1,9 +1,9 @@
-//! Who gets an event of the device.
+//! Which context gets an event of the device.
 //!
-//! The device has one queue of events for the process. A program that has it open several times gets an object's events on the
-//! context that the object was made on, and events of the device and its port on every context. A single context watches the
-//! device's queue, and takes from it when it is asked. Once there is a second one, a thread hands out events as they are raised, so
-//! that each context's descriptor reports its own.
+//! The device has one queue of events for the process. If a program has opened the device several times, the events of an object go to the
+//! context that the object was created on, and events of the device and its port go to every context. A single context watches the device's
+//! queue, and takes events from it when it is asked. As soon as there is a second context, a thread distributes events as they are raised,
+//! so that each context's descriptor reports its own events.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -18,14 +18,13 @@ use crate::event_thread::EventThread;
 use crate::process::OfProcess;
 use crate::{engine, fd, object};
 
-/// The objects that events can name. While it is locked, none of them is destroyed and no event is on its way from the device to the
-/// program.
+/// The objects that events can refer to. While it is locked, none of them is destroyed, and no event is between the device and the program.
 pub(crate) fn names() -> MutexGuard<'static, Names> {
     static NAMES: OfProcess<Mutex<Names>> = OfProcess::new();
     NAMES.lock()
 }
 
-/// The contexts that the program has open. While this is locked, none is closed.
+/// The contexts that the program has open. While it is locked, none of them is closed.
 pub(crate) fn contexts() -> MutexGuard<'static, Contexts> {
     static CONTEXTS: OfProcess<Mutex<Contexts>> = OfProcess::new();
     CONTEXTS.lock()
@@ -35,7 +34,7 @@ pub(crate) fn contexts() -> MutexGuard<'static, Contexts> {
 pub(crate) struct Given {
     pub number: u32,
     element: EventElement,
-    /// The object that it happened to, or the number of the port.
+    /// The object that the event concerns, or the number of the port.
     pub at: usize,
 }
 
@@ -45,7 +44,7 @@ impl Given {
     }
 }
 
-/// The objects that events can name, as addresses. An XRC target has one for each handle.
+/// The objects that events can refer to, as addresses. An XRC target has one for each handle.
 #[derive(Default)]
 pub(crate) struct Names(HashMap<EventElement, Vec<usize>>);
 
@@ -54,12 +53,12 @@ impl Names {
         self.0.entry(element).or_default().push(at);
     }
 
-    /// The objects that an event is reported for.
+    /// The objects for which an event is reported.
     pub(crate) fn get(&self, element: EventElement) -> &[usize] {
         self.0.get(&element).map_or(&[], Vec::as_slice)
     }
 
-    /// An object was destroyed: its events that the program did not fetch are dropped.
+    /// Removes a destroyed object. Drops those of its events that the program did not fetch.
     pub(crate) fn remove(&mut self, element: EventElement, at: usize) {
         if let Entry::Occupied(mut all) = self.0.entry(element) {
             all.get_mut().retain(|other| *other != at);
@@ -78,7 +77,7 @@ impl Names {
 /// The context of an object.
 ///
 /// # Safety
-/// It is an object of the element's kind.
+/// The object at `at` is of the element's kind.
 unsafe fn context_of(element: EventElement, at: usize) -> *mut ibv_context {
     // SAFETY: as the caller promises.
     unsafe {
@@ -91,32 +90,32 @@ unsafe fn context_of(element: EventElement, at: usize) -> *mut ibv_context {
     }
 }
 
-/// The contexts that are open, by their addresses.
+/// The open contexts, by address.
 #[derive(Default)]
 pub(crate) struct Contexts(HashMap<usize, Open>);
 
-/// An open context. What waits stands here and not in the object: in a forked child a lock of the object may be held by a thread of
-/// the parent.
+/// An open context. Its waiting events are stored here and not in the object, because in a forked child a lock in the object may be held by
+/// a thread of the parent.
 struct Open {
     fds: Fds,
-    /// Events for it that were taken from the device.
+    /// Events for the context that were taken from the device.
     waiting: VecDeque<Given>,
 }
 
-/// Descriptors of a context, which are open as long as it is.
+/// The descriptors of a context, which are open while the context is.
 #[derive(Clone, Copy)]
 pub(crate) struct Fds {
-    /// Readable while events wait for it.
+    /// Readable while events wait for the context.
     pub own: RawFd,
-    /// Watches that one and, as long as the context is the only one, the device's.
+    /// Watches `own` and, if the context is the only one, the device's descriptor.
     pub events: RawFd,
 }
 
 impl Contexts {
-    /// Opens a context: `make` makes it, once its descriptors report its events.
+    /// Opens a context. `make` creates it after its descriptors report its events.
     ///
     /// # Errors
-    /// No descriptor or no thread is left; those of `make`.
+    /// If no descriptor or no thread is left; those of `make`.
     pub(crate) fn open<T>(
         &mut self,
         device: &Arc<Context>,
@@ -143,22 +142,22 @@ impl Contexts {
         self.0.values().try_for_each(|other| fd::unwatch(other.fds.events, events))
     }
 
-    /// No event is handed out to it from here on.
+    /// Closes a context: no more events are distributed to it.
     pub(crate) fn close(&mut self, context: *mut ibv_context) {
         self.0.remove(&(context as usize));
     }
 
-    /// A context, if it is open: objects may outlive theirs.
+    /// The context, if it is open. Objects may outlive their context.
     fn find(&mut self, context: *mut ibv_context) -> Option<&mut Open> {
         self.0.get_mut(&(context as usize))
     }
 
-    /// The oldest event that waits for a context; the program has it from here on.
+    /// Takes the oldest event that waits for a context, for the program.
     pub(crate) fn take(&mut self, context: *mut ibv_context) -> Option<Given> {
         let open = self.find(context)?;
         let event = open.waiting.pop_front()?;
         if !event.is_of_port() {
-            // SAFETY: who ends the object takes its events away first, under this lock.
+            // SAFETY: the object is alive, because destroying it first removes its events under this lock.
             unsafe { object::fetched(event.at) };
         }
         open.clear_if_empty();
@@ -184,8 +183,8 @@ impl Open {
     }
 }
 
-/// Hands the device's oldest event to the contexts that it is for, and acknowledges it to the device: it is the object that waits
-/// for the program's acknowledgement. Returns whether there was one.
+/// Distributes the device's oldest event to its contexts, and acknowledges it to the device; the object counts the program's
+/// acknowledgements instead. Returns whether there was an event.
 pub(crate) fn hand_out(device: &Context) -> bool {
     let names = names();
     let Some(event) = device.try_get_async_event().map(AsyncEventGuard::ack) else { return false };
@@ -195,7 +194,7 @@ pub(crate) fn hand_out(device: &Context) -> bool {
     match element {
         EventElement::Qp(_) | EventElement::Cq(_) | EventElement::Srq(_) => {
             for at in names.get(element) {
-                // SAFETY: an object with a name.
+                // SAFETY: an object in `names` is alive.
                 if let Some(context) = contexts.find(unsafe { context_of(element, *at) }) {
                     context.give(given(*at));
                 }

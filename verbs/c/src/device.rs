@@ -1,4 +1,4 @@
-//! The list of devices: one, `roce0`.
+//! The list of devices, which contains one: `roce0`.
 
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
@@ -9,17 +9,17 @@ use crate::engine;
 use crate::errno::{EINVAL, Errno};
 use crate::guard::{returning_minus_one, returning_pointer, uncancelled};
 
-/// The device, and behind it room that is all zeros: libraries of other devices look there for their own operations.
+/// The device, followed by zeroed memory in which libraries of other devices look for their own operations.
 #[repr(C)]
 struct Device {
     device: UnsafeCell<ibv_device>,
     behind: [u64; 16],
 }
 
-// SAFETY: written once, before C gets the pointer; C only reads it.
+// SAFETY: written once, before C gets the pointer. C only reads it.
 unsafe impl Sync for Device {}
 
-/// Copies a name into a field of C, with a NUL behind it.
+/// Copies a name into a field of C and terminates it with NUL.
 const fn put(name: &CStr, field: &mut [c_char]) {
     let bytes = name.to_bytes();
     let mut at = 0;
@@ -30,7 +30,7 @@ const fn put(name: &CStr, field: &mut [c_char]) {
 }
 
 static DEVICE: Device = {
-    // SAFETY: numbers, texts, and functions that may be NULL.
+    // SAFETY: it consists of numbers, texts, and functions that may be NULL.
     let mut device: ibv_device = unsafe { zeroed() };
     device.node_type = IBV_NODE_CA;
     device.transport_type = IBV_TRANSPORT_IB;
@@ -41,7 +41,7 @@ static DEVICE: Device = {
     Device { device: UnsafeCell::new(device), behind: [0; 16] }
 };
 
-/// The device, for C.
+/// The device, as a pointer for C.
 pub(crate) fn the_device() -> *mut ibv_device {
     DEVICE.device.get()
 }
@@ -53,7 +53,7 @@ fn check(device: *mut ibv_device) -> Result<(), Errno> {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
     returning_pointer(|| {
-        // SAFETY: NULL, or a number of the caller's.
+        // SAFETY: NULL, or a number that the caller must be able to write.
         if let Some(num) = unsafe { num_devices.as_mut() } {
             *num = 1;
         }
@@ -64,7 +64,7 @@ unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut i
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     if !list.is_null() {
-        // SAFETY: C promises that the list came from `ibv_get_device_list`, which made it so.
+        // SAFETY: the caller must pass a list of `ibv_get_device_list`, which has this type.
         drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) });
     }
 }
@@ -73,12 +73,12 @@ unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
 extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
     returning_pointer(|| {
         check(device)?;
-        // SAFETY: the device is ours, and is only read.
+        // SAFETY: the device is ours and is only read.
         Ok(unsafe { (&raw mut (*device).name).cast() })
     })
 }
 
-/// The GUID, in network byte order; 0 where the device cannot be opened.
+/// The GUID in network byte order; 0 if the device cannot be opened.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     let guid = uncancelled(|| {

@@ -1,16 +1,16 @@
-//! The one device of the process, `roce0`: opened when a call needs it, closed with the program's last object.
+//! The one device of the process, `roce0`. It is opened when a call needs it, and closed with the program's last object.
 //!
-//! Loading the library starts nothing. Opening the device opens no port where its addresses are known without one (memif, the
-//! default); the port starts with the first queue pair or connection. Threads of the device have all signals blocked.
+//! Loading the library starts nothing. Opening the device does not open the port if the port's addresses are known without it; the port
+//! then starts with the first queue pair or connection. All threads of the device have all signals blocked.
 //!
-//! A forked child is a program of its own, as one that was just started: it has a device of its own when it first needs one, whatever
-//! the parent did with its device before and does with it now. What the parent has made is refused there (`EIO`), except contexts,
-//! which name the child's device (see [`Object::adopt`](crate::object::Object::adopt)); nothing of the parent is touched.
+//! A forked child is treated like a newly started program: it gets a device of its own when it first needs one, whatever its parent does
+//! with its device. In the child, objects of the parent are refused (`EIO`), except contexts, which then stand for the child's device (see
+//! [`Object::adopt`](crate::object::Object::adopt)). Nothing of the parent is changed.
 //!
-//! A process may exit without closing anything. After its destructors have run, the library tells its peers that their connections
-//! end, and sends what was posted, as a kernel and a NIC would. Peers that do not answer are asked again meanwhile: the process
-//! takes so long to end; it says so after a second, and SIGINT or SIGTERM ends it from then on. A process that closes everything and
-//! lives on does not wait: its device closes when its peers have answered.
+//! A process may exit without closing anything. After its destructors have run, the library tells its peers that their connections end, and
+//! sends what was posted, as a kernel and a NIC would. It repeats the message to peers that do not answer, which delays the end of the
+//! process. After a second a line on standard error says so, and from then on SIGINT or SIGTERM ends the process. A process that closes its
+//! last object and continues waits for its peers at most 200 ms; its device closes once they have answered or do not answer any more.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -34,20 +34,20 @@ static ENGINE: OfProcess<Engine> = OfProcess::new();
 #[derive(Default)]
 struct Engine {
     device: Mutex<Device>,
-    /// Ends with the device.
+    /// The thread that distributes events; it ends with the device.
     event_thread: Mutex<Option<EventThread>>,
-    /// Objects that the program has.
+    /// Number of objects that the program has.
     objects: AtomicUsize,
-    /// The device's port has started.
+    /// Whether the device's port has started.
     started: AtomicBool,
-    /// The device's port has links with other processes of the host.
+    /// Whether the device's port has links with other processes of the host.
     has_links: AtomicBool,
 }
 
 #[derive(Default)]
 struct Device {
     context: Option<Arc<Context>>,
-    /// Kept when the device is closed, so that it is the same device when it is opened again.
+    /// Kept when the device is closed, so that it has the same identity when it is opened again.
     identity: Identity,
 }
 
@@ -57,7 +57,7 @@ struct Identity {
     slot: Option<ProcessSlot>,
 }
 
-/// A number among the processes that use a port of that name, and the addresses that follow from it.
+/// The process's number among those that use a port of the same name, and the addresses that result from it.
 struct ProcessSlot {
     addrs: Vec<(IpAddr, u8)>,
     address_pair: Option<(IpAddr, IpAddr)>,
@@ -66,15 +66,15 @@ struct ProcessSlot {
 
 /// How long a process that closes its last object waits for its peers.
 const CLOSE: Duration = Duration::from_millis(200);
-/// How long the end of a process waits for its peers before it says so.
+/// How long a process that exits waits for its peers before it prints a line.
 const SILENT: Duration = Duration::from_secs(1);
-/// How long it waits afterwards, at most: longer than connection management asks them again.
+/// How long it waits after that at most. Longer than connection management repeats its messages.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// The device; opens it if it is not open.
+/// The device of the process. Opens it if necessary.
 ///
 /// # Errors
-/// `EINVAL` and the like for a configuration that is wrong, with a line on stderr.
+/// Such as `EINVAL` for a wrong configuration, with a line on stderr.
 pub(crate) fn device() -> Result<Arc<Context>> {
     let engine = ENGINE.get();
     let mut device = lock(&engine.device);
@@ -86,23 +86,23 @@ pub(crate) fn device() -> Result<Arc<Context>> {
     Ok(context)
 }
 
-/// Uses the device for something that leaves no object: it is open afterwards only if it was before, or another thread has made
-/// an object.
+/// Uses the device for a call that leaves no object. The device stays open after the call only if it was open before, or if another thread
+/// has created an object meanwhile.
 ///
 /// # Errors
 /// As [`device`], and those of `call`.
 pub(crate) fn briefly<T>(call: impl FnOnce(&Arc<Context>) -> Result<T>) -> Result<T> {
-    // Counted as an object meanwhile: another thread may end the last one, which closes the device.
+    // Counted as an object during the call, because another thread may destroy the last object, which closes the device.
     count();
     let result = device().and_then(|device| call(&device));
     discount();
     result
 }
 
-/// The device, with its port started: for objects that use the wire.
+/// The device of the process, with its port started. For objects that send and receive.
 ///
 /// # Errors
-/// As [`device`]; `ENODEV` where the port cannot be opened, with a line on stderr.
+/// As [`device`]; `ENODEV` if the port cannot be opened, with a line on stderr.
 pub(crate) fn wire() -> Result<Arc<Context>> {
     let context = device()?;
     without_signals(|| context.start()).map_err(|error| {
@@ -117,22 +117,22 @@ pub(crate) fn wire() -> Result<Arc<Context>> {
     Ok(context)
 }
 
-/// The thread that hands out the device's events, if one is needed: it ends when the device is closed.
+/// The thread that distributes the device's events, if one is needed. It ends when the device is closed.
 pub(crate) fn event_thread() -> MutexGuard<'static, Option<EventThread>> {
     lock(&ENGINE.get().event_thread)
 }
 
-/// The program has one object more.
+/// Counts a new object of the program.
 pub(crate) fn count() {
     ENGINE.get().objects.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Whether the program has one object and no more.
+/// Whether the program has exactly one object.
 pub(crate) fn has_one() -> bool {
     ENGINE.get().objects.load(Ordering::Relaxed) == 1
 }
 
-/// The program has one object less; with the last one the device is closed.
+/// Counts a destroyed object of the program. Closes the device with the last one.
 pub(crate) fn discount() {
     let engine = ENGINE.get();
     if engine.objects.fetch_sub(1, Ordering::Relaxed) > 1 {
@@ -147,7 +147,7 @@ pub(crate) fn discount() {
     engine.close();
 }
 
-/// Closes the device when its peers have answered, or do not answer any more. Where no thread can be had, the device stays open.
+/// Closes the device once its peers have answered or do not answer any more. If no thread can be started, the device stays open.
 fn close_later(context: Arc<Context>) {
     let close = move || {
         let engine = ENGINE.get();
@@ -201,13 +201,13 @@ impl Engine {
             self.started.store(false, Ordering::Relaxed);
             (lock(&self.event_thread).take(), device.context.take())
         };
-        // Outside of the lock: their threads end.
+        // Outside of the lock, because their threads end here.
         drop(event_thread);
         drop(context);
     }
 
-    /// A process that forks while its device is closed is two programs afterwards: whichever opens its device first, the child of
-    /// daemon(3) for instance, has the slot. Locks that are taken may be those of a call that a signal handler of this thread
+    /// Gives up the slot before a fork if the device is closed. After the fork the process that opens its device first gets the slot, for
+    /// instance the child of daemon(3). Takes no lock that is held, because it may be held by a call of this thread that a signal handler
     /// interrupted.
     fn give_up_slot(&self) {
         let Ok(mut device) = self.device.try_lock() else { return };
@@ -216,8 +216,8 @@ impl Engine {
         }
     }
 
-    /// The process ends. A lock may be held for good: by another thread, which still runs, or by a call of this thread that a
-    /// signal handler interrupted.
+    /// Tells peers about the end of the process. A lock may be held forever: by another thread, which still runs, or by a call of this
+    /// thread that a signal handler interrupted.
     fn take_leave(&self) {
         if !self.started.load(Ordering::Relaxed) {
             return;
@@ -233,7 +233,7 @@ impl Engine {
             end_by_signals();
             context.take_leave(PATIENCE);
         }
-        // What the system takes apart with the process ends later.
+        // What the operating system closes with the process ends after this.
         send_farewells();
     }
 }
@@ -250,13 +250,13 @@ fn open(device: DeviceConfig) -> Result<Context> {
 
 fn give_up_slots_at_forks() {
     static ONCE: Once = Once::new();
-    // SAFETY: a handler that may run at any fork: it waits for no lock of this library.
+    // SAFETY: installs a handler that may run at any fork, because it waits for no lock of this library.
     ONCE.call_once(|| unsafe {
         libc::pthread_atfork(Some(forking), None, None);
     });
 }
 
-/// In a process that is about to fork.
+/// Runs in a process that is about to fork.
 extern "C" fn forking() {
     let _ = guarded(|| {
         if let Some(engine) = ENGINE.known() {
@@ -266,7 +266,8 @@ extern "C" fn forking() {
     });
 }
 
-/// The linker's list of what runs at the end of the process, after the destructors of everything that uses this library.
+/// An entry in the linker's list of functions that run at the end of the process, after the destructors of everything that uses this
+/// library.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_THE_END: extern "C" fn() = at_the_end;

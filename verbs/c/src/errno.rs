@@ -1,4 +1,4 @@
-//! Error numbers, as calls return them.
+//! Error numbers, as C functions return them.
 
 use core::ffi::c_int;
 use core::sync::atomic::AtomicBool;
@@ -7,7 +7,7 @@ use verbs::{DeviceError, PostError, VerbsError};
 
 use crate::log::say_once;
 
-/// An error number of Linux.
+/// A Linux error number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Errno(pub c_int);
 
@@ -22,7 +22,7 @@ pub(crate) const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 impl From<VerbsError> for Errno {
     fn from(error: VerbsError) -> Self {
         match error {
-            // In a forked child the device is gone, whoever asks.
+            // In a forked child the device does not exist any more, for any caller.
             VerbsError::Device(DeviceError::Forked) => EIO,
             VerbsError::Device(DeviceError::Descriptor(_)) => {
                 static SAID: AtomicBool = AtomicBool::new(false);
@@ -52,7 +52,7 @@ pub(crate) fn set(Errno(number): Errno) {
     unsafe { *libc::__errno_location() = number };
 }
 
-/// For calls that return -1 and set `errno`: makes one fail.
+/// For functions that return -1 on failure: sets `errno` and returns -1.
 #[cold]
 pub(crate) fn fail(error: Errno) -> c_int {
     set(error);

@@ -1,4 +1,4 @@
-//! Events that a program fetches and acknowledges: of completion queues, on their channel, and asynchronous ones, on a context.
+//! Fetching and acknowledging events: completion events from a channel, asynchronous events from a context.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -19,16 +19,16 @@ use crate::{channel, context, delivery};
 
 type CqAsked = (*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void);
 
-/// Takes an event, if there is one.
+/// Takes a completion event, if there is one.
 fn look_cq((channel, to, context): CqAsked) -> Result<Found> {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     let (channel, to, context) =
         unsafe { (channel::of(channel)?, to.as_mut().ok_or(EINVAL)?, context.as_mut().ok_or(EINVAL)?) };
-    // Locked before the event is taken: its queue cannot be destroyed before the event is counted.
+    // Locked before the event is taken, so that its queue cannot be destroyed before the event is counted.
     let names = delivery::names();
     let Some(event) = channel.try_get_cq_event() else { return Ok(Found::Nothing(channel.as_raw_fd())) };
     let cq = *names.get(EventElement::Cq(event.cq)).first().ok_or(EIO)? as *mut ibv_cq;
-    // SAFETY: a queue with a name lives.
+    // SAFETY: a queue in `names` is alive.
     *context = unsafe { cq::fetched(cq) }?;
     *to = cq;
     Ok(Found::Done)
@@ -43,14 +43,14 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
     until(look_cq, (channel, cq, cq_context))
 }
 
-/// A count above the number of fetched events acknowledges all of them: programs do that.
+/// As some programs do, a caller may pass a count above the number of fetched events; this acknowledges all of them.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     let _ = uncancelled(|| {
         let cq = cq.cast::<ibv_cq_ex>();
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let acked = unsafe { Object::<Cq>::acked(cq, count) }?;
-        // SAFETY: the structure of an object, whose memory is never freed; programs only read the number.
+        // SAFETY: the structure belongs to an object, whose memory is never freed; programs only read the number.
         unsafe { AtomicU32::from_ptr(&raw mut (*cq).comp_events_completed) }
             .fetch_add(acked, Ordering::Relaxed);
         Ok(())
@@ -60,13 +60,13 @@ unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
 type AsyncAsked = (*mut ibv_context, *mut ibv_async_event);
 
 fn look_async((context, to): AsyncAsked) -> Result<Found> {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     let (device, object, to) =
         unsafe { (device_of(context)?, context::of(context)?, to.as_mut().ok_or(EINVAL)?) };
     loop {
         if let Some(event) = delivery::contexts().take(context) {
             to.event_type = event.number;
-            // Every event has one element, in one place.
+            // Every event has exactly one element, and all members of the union are at the same place.
             to.element.cq = event.at as *mut ibv_cq;
             if matches!(
                 event.number,
@@ -94,11 +94,11 @@ unsafe extern "C-unwind" fn ibv_get_async_event(
     until(look_async, (context, event))
 }
 
-/// Does nothing for an event that the program does not have.
+/// Does nothing for an event that the program has not fetched.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     let _ = uncancelled(|| {
-        // SAFETY: as C promises; an object's pointer is that of its whole structure.
+        // SAFETY: the caller keeps the contract of the C function; a pointer to an object points to its whole structure.
         unsafe {
             let event = event.as_ref().ok_or(EINVAL)?;
             match event.event_type {

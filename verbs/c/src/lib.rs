@@ -1,31 +1,32 @@
-//! The C face of the stack: `libibverbs.so.1` and `librdmacm.so.1`, for programs as they come from the distribution.
+//! The C libraries of the stack, `libibverbs.so.1` and `librdmacm.so.1`: drop-in replacements for those of the distribution.
 //!
-//! Takes what C passes (pointers, lists, masks), checks it and turns it, once and at the edge, into calls of [`verbs`]; turns the
-//! results back into error numbers and C structures. It has no rule of its own: what a call means is decided in `verbs` or below.
-//! The structures are those of the installed headers, by bindgen.
+//! Checks the arguments of each C function (pointers, lists, masks), converts them once, here, to calls of [`verbs`], and converts the
+//! results back to error numbers and C structures. It contains no logic of its own: the meaning of a call is defined in `verbs` or below.
+//! The C structures are generated from the installed headers by bindgen.
 //!
-//! A file uses those of its own row and of the rows above it:
+//! A file uses only files of its own row and of the rows above it:
 //!
 //! | what | where |
 //! |---|---|
 //! | types of the headers | `abi` |
-//! | lines on standard error; errors; the border that no panic crosses; calls that wait, where a thread may be cancelled | `log`, `errno`, `guard`, `wait` |
-//! | what each process has of its own; signals and descriptors | `process`, `signals`, `fd` |
-//! | the one device of the process: names that it claims, its configuration, when it opens, what a fork finds | `claims`, `config`, `event_thread`, `engine` |
-//! | objects: the public structure, and behind it what it stands for; who gets which event | `object`, `delivery` |
-//! | the device as a program has opened it | `context` |
-//! | attributes and completions, from and to C | `attr`, `wc` |
-//! | the objects, each with the calls on it; lists of requests, walked in place | `pd`, `buf`, `mr`, `mw`, `ah`, `xrcd`, `channel`, `cq`, `wr`, `srq`, `qp` |
-//! | calls that the structures of completion queues and queue pairs carry, and making those | `cq_ex`, `wr_ex`, `create_cq`, `create_qp` |
-//! | events; queries; the list of devices; opening one, with the calls that a context carries | `event`, `query`, `device`, `ops` |
-//! | names and numbers that belong to no object; calls that refuse | `text`, `unsupported`, `private` |
+//! | standard error; error numbers; the boundary for panics; waiting with cancellation | `log`, `errno`, `guard`, `wait` |
+//! | state that each process has for itself; signals and file descriptors | `process`, `signals`, `fd` |
+//! | the device: claimed names, configuration, opening, forks | `claims`, `config`, `event_thread`, `engine` |
+//! | objects: the public structure and the private part; which context gets which event | `object`, `delivery` |
+//! | the context, one for each time that a program opens the device | `context` |
+//! | conversion of attributes and completions | `attr`, `wc` |
+//! | objects and their functions; lists of requests | `pd`, `buf`, `mr`, `mw`, `ah`, `xrcd`, `channel`, `cq`, `wr`, `srq`, `qp` |
+//! | creation of completion queues and queue pairs, and the functions in their structures | `cq_ex`, `wr_ex`, `create_cq`, `create_qp` |
+//! | events; queries; the list of devices; opening one, and the function tables of a context | `event`, `query`, `device`, `ops` |
+//! | names and numbers that belong to no object; functions that always fail | `text`, `unsupported`, `private` |
 //! | connection management | `cm` |
 //!
 //! # Safety
 //!
-//! Functions here are called from C. What C promises by calling them is what libibverbs asks for: pointers are NULL or point to
-//! the structures that the prototype names, alive and, where they are objects, made by this library. NULL, objects of another kind
-//! and destroyed ones are detected (see `object`) and refused with an error number; nothing else can be checked.
+//! The functions here are called from C. Each has the contract of the function of that name in libibverbs or librdmacm. The C caller must
+//! guarantee that a pointer is NULL or points to the structure that the prototype names, that the structure is alive during the call, and
+//! that objects were created by this library. NULL, objects of another kind and destroyed objects are detected (see `object`) and refused
+//! with an error number. Nothing else can be checked.
 
 #![cfg(headers)]
 #![allow(clippy::missing_safety_doc, reason = "what C promises is said once, above")]

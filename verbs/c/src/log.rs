@@ -1,10 +1,10 @@
-//! Lines on standard error: why a call failed, and what the stack warns of. `ROCE_LOG` says how much of it.
+//! Prints lines on standard error: why a call failed, and warnings of the stack. `ROCE_LOG` sets the level.
 //!
-//! A line may come from within a poll, in any process and thread of the program. So writing one takes no lock (a forked child would
-//! wait for one that its parent held), never waits for whoever reads standard error, is no cancellation point, and leaves `errno`
-//! as it was. Lines are bounded in length, in rate and in number: what is too much is counted, and the next line says so.
+//! A line may be printed inside a poll, in any process and thread of the program. Therefore writing takes no lock (a forked child would
+//! wait for one that its parent held), never waits for the reader of standard error, is not a cancellation point, and preserves `errno`.
+//! Lines are limited in length, rate and number. Excess lines are counted, and the next line tells how many.
 //!
-//! The reports are those of this library's own copy of `tracing`: a Rust program that loads the library keeps its subscriber.
+//! The reports come from this library's own copy of `tracing`. A Rust program that loads the library keeps its own subscriber.
 
 use core::ffi::{c_int, c_long};
 use core::fmt::Display;
@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use verbs::log::{Level, LevelFilter, Report};
 
-/// How much is said.
+/// The level of messages that are printed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Log(LevelFilter);
 
@@ -40,13 +40,13 @@ impl FromStr for Log {
     }
 }
 
-/// Says as much as this from now on. What the stack reports is printed from the first call on.
+/// Sets the level. The first call also begins to print the reports of the stack.
 pub(crate) fn begin(log: Log) {
     let index = RATES.iter().position(|rate| rate.level == log.0).unwrap_or(USUAL);
     CHOSEN.store(index, Ordering::Relaxed);
     static PRINTS: AtomicBool = AtomicBool::new(false);
     if !PRINTS.swap(true, Ordering::Relaxed) {
-        // For the most verbose level: a process may open the device again with another one.
+        // At the most verbose level, because the process may open the device again with another level.
         verbs::log::report_to(LevelFilter::DEBUG, report);
     }
 }
@@ -56,12 +56,12 @@ fn report(report: &Report<'_>) {
     line(level, || report.parts().sentence(level));
 }
 
-/// Says why a call fails.
+/// Prints why a call fails.
 pub(crate) fn say(why: impl Display) {
     line(Level::ERROR, || why.to_string());
 }
 
-/// Says it the first time: a program may try again and again.
+/// Prints the text only the first time, because a program may retry often.
 pub(crate) fn say_once(said: &AtomicBool, why: impl Display) {
     if !said.swap(true, Ordering::Relaxed) {
         say(why);
@@ -76,7 +76,7 @@ fn line(level: Level, text: impl FnOnce() -> String) {
     static BOUND: Bound = Bound::new();
     let Some(more) = BOUND.admit(rate, now()) else { return };
     let mut line = format!("roce: {}", text());
-    // A line shorter than PIPE_BUF does not mix with those of others.
+    // A line shorter than PIPE_BUF is not mixed with lines of others.
     let fits = (0..=LINE_MAX.min(line.len())).rev().find(|at| line.is_char_boundary(*at));
     line.truncate(fits.unwrap_or(0));
     if more.left_out > 0 {
@@ -91,7 +91,7 @@ fn line(level: Level, text: impl FnOnce() -> String) {
     }
 }
 
-/// Time since some moment before the process began.
+/// Monotonic time, since some moment before the process started.
 fn now() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a structure that the call fills in.
@@ -99,17 +99,17 @@ fn now() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Bytes of a line, without what is said of others.
+/// Maximum length of a line in bytes, without what it tells about other lines.
 const LINE_MAX: usize = 1000;
 
-/// What is printed at a level.
+/// The limits of a level.
 struct Rate {
     level: LevelFilter,
-    /// Lines at once.
+    /// How many lines may be printed at once.
     burst: u32,
-    /// Time in which one more may be printed.
+    /// The time after which one more line may be printed.
     every: Duration,
-    /// Lines of a process.
+    /// How many lines a process may print.
     most: u32,
 }
 
@@ -125,25 +125,25 @@ static RATES: [Rate; 5] = [
     rate(LevelFilter::INFO, 200,  100, 100_000),
     rate(LevelFilter::DEBUG, 2000, 10, 1_000_000),
 ];
-/// The place of [`LevelFilter::WARN`] there.
+/// The index of [`LevelFilter::WARN`] in this table.
 const USUAL: usize = 2;
-/// The place of what is in force.
+/// The index of the level in force.
 static CHOSEN: AtomicUsize = AtomicUsize::new(USUAL);
 
-/// What has been printed: a bucket of `burst` lines, in which there is room for one more after each `every`.
+/// Counts printed lines: a bucket of `burst` lines, from which one is removed after each `every`.
 struct Bound {
-    /// When the bucket is empty again, in nanoseconds.
+    /// The time at which the bucket is empty again, in nanoseconds.
     empty_at_ns: AtomicU64,
     printed: AtomicU32,
     left_out: AtomicU32,
 }
 
-/// What a line has to say besides its text.
+/// What a line tells besides its text.
 #[derive(PartialEq, Eq, Debug)]
 struct More {
-    /// Lines left out since the one before.
+    /// How many lines were left out since the previous one.
     left_out: u32,
-    /// No other will follow.
+    /// Whether no other line will follow.
     last: bool,
 }
 
@@ -152,7 +152,7 @@ impl Bound {
         Self { empty_at_ns: AtomicU64::new(0), printed: AtomicU32::new(0), left_out: AtomicU32::new(0) }
     }
 
-    /// Whether a line may be printed.
+    /// Whether a line may be printed; `None` if not.
     fn admit(&self, rate: &Rate, now: Duration) -> Option<More> {
         let [now, every] = [now, rate.every].map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let full = now.saturating_add(every.saturating_mul(rate.burst.into()));
@@ -175,32 +175,32 @@ impl Bound {
     }
 }
 
-/// Writes to standard error, if it takes the bytes at once: a program stands still neither for a terminal that is stopped nor for a
-/// pipe that is full, and is not ended for one that nobody reads (SIGPIPE). Returns whether it took them.
+/// Writes to standard error if that is possible immediately. So a stopped terminal or a full pipe does not block the program, and SIGPIPE
+/// of a pipe without a reader does not end it. Returns whether the bytes were written.
 fn write(bytes: &[u8]) -> bool {
     let mut wanted = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
     let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // The numbers of system calls, with syscall(2), which is no cancellation point: ppoll(2) and write(2) of the C library are.
-    // SAFETY: a structure that the kernel fills in, one that it reads, and no set of signals.
+    // Uses syscall(2), which is not a cancellation point, unlike ppoll(2) and write(2) of the C library.
+    // SAFETY: the kernel fills in one structure of ours and reads another; no signal set is given.
     let ready = unsafe {
         keeping_errno(|| {
             let nobody = core::ptr::null::<libc::sigset_t>();
             libc::syscall(libc::SYS_ppoll, &raw mut wanted, 1usize, &raw const at_once, nobody, 8usize)
         })
     };
-    // SAFETY: reads these bytes.
+    // SAFETY: only reads these bytes.
     let write =
         || unsafe { libc::syscall(libc::SYS_write, libc::STDERR_FILENO, bytes.as_ptr(), bytes.len()) };
     // SAFETY: as above.
     ready == 1 && wanted.revents == libc::POLLOUT && unsafe { keeping_errno(write) } > 0
 }
 
-/// Makes a call, after which the thread's `errno` is what it was.
+/// Makes a call and restores the thread's `errno`.
 ///
 /// # Safety
-/// As the call's.
+/// That of the call.
 unsafe fn keeping_errno(call: impl FnOnce() -> c_long) -> c_long {
-    // SAFETY: the address of the calling thread's own variable.
+    // SAFETY: returns the address of the calling thread's own variable.
     let errno: *mut c_int = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let before = unsafe { *errno };
@@ -221,7 +221,7 @@ mod tests {
         let admit = |ms| bound.admit(&rate, Duration::from_millis(ms)).map(|more| (more.left_out, more.last));
         let plain = Some((0, false));
         assert_eq!([admit(0), admit(0), admit(1), admit(2), admit(3)], [plain, plain, plain, None, None]);
-        // One more after a second, and no burst before there is room for it.
+        // One more is printed after a second, but no burst until there is room for one.
         assert_eq!([admit(1000), admit(1001)], [Some((2, false)), None]);
         assert_eq!([admit(9000), admit(9000), admit(9000)], [Some((1, false)), Some((0, true)), None]);
         assert_eq!(admit(90_000), None, "six were printed");

@@ -14,12 +14,12 @@ use crate::guard::{returning_errno, returning_pointer};
 use crate::object::{Kind, Object};
 use crate::pd;
 
-/// `struct ibv_mr`.
+/// Our part of a `struct ibv_mr`.
 #[allow(clippy::large_enum_variant, reason = "most are regions")]
 pub(crate) enum Mr {
-    /// In a lock for `ibv_rereg_mr`.
+    /// A region, in a lock because `ibv_rereg_mr` changes it.
     Region(RwLock<Verbs>),
-    /// A null region, kept until it is deregistered.
+    /// A null region, which lives until it is deregistered.
     Null(#[expect(dead_code, reason = "ends when it is dropped")] NullMr),
 }
 
@@ -32,7 +32,7 @@ impl Mr {
     }
 }
 
-/// Rights as C gives them, and on-demand where the user of the program chose that for every region (`ROCE_MEMORY`).
+/// Converts access rights. Adds on-demand if the user of the program set that for every region (`ROCE_MEMORY`).
 fn access(bits: u32) -> Access {
     let chosen = if config::memory_on_demand() { Access::ON_DEMAND } else { Access::empty() };
     attr::access(bits) | chosen
@@ -44,7 +44,7 @@ impl Kind for Mr {
     const TAG: u64 = u64::from_be_bytes(*b"mr\0\0\0\0\0\0");
 }
 
-/// Calls `with` with the region that a program names.
+/// Calls `with` with the region behind a program's pointer.
 ///
 /// # Errors
 /// As [`Object::of`]; `EINVAL` for a null region.
@@ -63,8 +63,8 @@ pub(crate) unsafe fn with<T>(mr: *mut ibv_mr, with: impl FnOnce(&Verbs) -> T) ->
 /// Those of `verbs`.
 ///
 /// # Safety
-/// As C promises of the domain; by registering it, C also promises that the memory stays mapped until it is deregistered, unless it is
-/// registered on demand.
+/// The caller keeps the contract of the C function for the domain, and guarantees that the memory stays mapped until it is deregistered,
+/// unless it is registered on demand.
 pub(crate) unsafe fn register(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -87,16 +87,16 @@ pub(crate) unsafe fn register(
 }
 
 fn create(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: Option<u64>, bits: u32) -> *mut ibv_mr {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     returning_pointer(|| unsafe { register(pd, addr, length, iova, bits) })
 }
 
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     returning_pointer(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (mr, context) = unsafe { (pd::of(pd)?.alloc_null_mr()?, (*pd).context) };
         let (addr, length) = (core::ptr::null_mut(), usize::MAX);
-        // Peers cannot use it: it has no rkey.
+        // Its rkey is 0, because peers cannot use it.
         let public = ibv_mr { context, pd, addr, length, handle: 0, lkey: mr.lkey(), rkey: 0 };
         Ok(Object::<Mr>::create(public, Mr::Null(mr)))
     })
@@ -134,7 +134,7 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     create(pd, addr, length, Some(iova), access)
 }
 
-/// `struct ibv_mr_init_attr` of releases later than the headers may be.
+/// `struct ibv_mr_init_attr`, which older headers do not have.
 #[repr(C)]
 struct MrInitAttr {
     length: usize,
@@ -152,11 +152,11 @@ const IBV_REG_MR_MASK_IOVA: u64 = 1 << 0;
 const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
 const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
 
-/// Registers memory of the process, by its address or as part of a buffer; not what a descriptor or a handle of DMA names.
+/// Registers memory of the process, by its address or as part of a buffer. Memory of a DMA-buf descriptor or a DMA handle is not supported.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut MrInitAttr) -> *mut ibv_mr {
     returning_pointer(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         let has = |mask| attr.comp_mask & mask != 0;
         if attr.comp_mask & !(IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_BUF) != 0 {
@@ -166,11 +166,11 @@ unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut MrInitAttr) -> *m
             return Err(EINVAL);
         }
         if has(IBV_REG_MR_MASK_BUF) {
-            // SAFETY: as C promises.
+            // SAFETY: the caller keeps the contract of the C function.
             unsafe { buf::check(attr.buf, pd, attr.addr, attr.length) }?;
         }
         let iova = has(IBV_REG_MR_MASK_IOVA).then_some(attr.iova);
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { register(pd, attr.addr, attr.length, iova, attr.access as u32) }
     })
 }
@@ -183,7 +183,7 @@ unsafe extern "C" fn ibv_reg_buf_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     returning_pointer(|| unsafe {
         buf::check(buf, pd, addr, length)?;
         register(pd, addr, length, None, access as u32)
@@ -199,7 +199,7 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
             let dereg = region.into_inner().unwrap_or_else(PoisonError::into_inner).dereg();
             dereg.map_err(|(error, mr)| (Errno::from(error), Mr::Region(RwLock::new(mr))))
         };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { Object::<Mr>::destroy(mr, end) }
     })
 }
@@ -226,7 +226,7 @@ unsafe extern "C" fn ibv_rereg_mr(
         if bits != 0 && !has(abi::IBV_REREG_MR_CHANGE_ACCESS) {
             return Err(EINVAL);
         }
-        // SAFETY: as C promises, and as for a new region.
+        // SAFETY: the caller keeps the contract of the C function, and that of `register`.
         unsafe {
             let object = Object::<Mr>::of(mr)?;
             let mut region = object.private().region()?.write().unwrap_or_else(PoisonError::into_inner);

@@ -11,7 +11,7 @@ use crate::guard::{returning_errno, returning_pointer};
 use crate::object::{Kind, Object};
 use crate::{mr, pd};
 
-/// `struct ibv_mw`.
+/// Our part of a `struct ibv_mw`.
 pub(crate) struct Mw(Verbs);
 
 impl Kind for Mw {
@@ -20,7 +20,7 @@ impl Kind for Mw {
     const TAG: u64 = u64::from_be_bytes(*b"mw\0\0\0\0\0\0");
 }
 
-/// The window that a program names.
+/// The window behind a program's pointer.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -36,7 +36,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) 
             abi::IBV_MW_TYPE_2 => MwType::Two,
             _ => return Err(EINVAL),
         };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (mw, context) = unsafe { (pd::of(pd)?.alloc_mw(kind)?, (*pd).context) };
         let public = ibv_mw { context, pd, rkey: mw.rkey(), handle: 0, type_: mw_type };
         Ok(Object::<Mw>::create(public, Mw(mw)))
@@ -46,12 +46,12 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) 
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     returning_errno(|| {
         let end = |mw: Mw| mw.0.dealloc().map_err(|(error, mw)| (Errno::from(error), Mw(mw)));
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { Object::<Mw>::destroy(mw, end) }
     })
 }
 
-/// Calls `with` with what a bind gives a window.
+/// Converts the range and rights of a bind and calls `with` with them.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -60,7 +60,8 @@ pub(crate) unsafe fn with_bind<T>(
     with: impl FnOnce(&MwBindInfo<'_>) -> T,
 ) -> Result<T> {
     let (addr, length) = (from.addr, from.length);
-    // A window is for peers. Programs pass LOCAL_WRITE too, which other devices ignore. Of no bytes nothing is granted.
+    // Drops LOCAL_WRITE, which programs pass and other devices ignore, because a window is for peers. With a length of 0 no right is
+    // granted.
     let access = match length {
         0 => Access::empty(),
         _ => access(from.mw_access_flags).difference(Access::LOCAL_WRITE),

@@ -1,11 +1,11 @@
-//! Objects that C holds pointers to: a public structure of the headers, a tag, and what the object stands for.
+//! Objects that C has pointers to: a tag, the public structure of the headers, and a private part.
 //!
-//! The tag says whether a pointer is a living object of this kind: C may pass anything. It stands before the public structure, at
-//! the same distance from the pointer for every kind, so that checking it reads no byte beyond an object of another kind. Only a
-//! context's pointer goes into the middle of its structure: if C passes another object as a context, the check may read memory
-//! before that object. The memory of a destroyed object is kept for objects of the same kind, the oldest first, so its tag can
-//! still be read: a second destroy returns an error. Two threads that use and destroy an object at once are the program's mistake,
-//! as with every libibverbs.
+//! The tag tells whether a pointer is a live object of the expected kind, because C may pass anything. It precedes the public structure, at
+//! the same distance from the pointer for every kind, so that the check reads no byte beyond an object of another kind. There is one
+//! exception: the pointer to a context points into the middle of its structure, so if C passes another object as a context, the check may
+//! read memory before that object. The memory of a destroyed object is kept and reused only for objects of the same kind, the oldest first.
+//! So its tag can still be read, and a second destroy returns an error. As with every libibverbs, a program must not use and destroy an
+//! object on two threads at once.
 
 use core::cell::UnsafeCell;
 use core::mem::{MaybeUninit, offset_of};
@@ -22,15 +22,15 @@ use crate::process::{OfProcess, depth};
 pub(crate) trait Kind: Sized + 'static {
     /// The structure that C sees.
     type Public;
-    /// What it stands for.
+    /// Our part of the object.
     type Private;
     /// Distinguishes the kind; not 0.
     const TAG: u64;
-    /// A forked child may go on using the object, with its own device.
+    /// Whether a forked child may continue to use the object, with its own device.
     const SURVIVES: bool = false;
 }
 
-/// An object in memory; C has a pointer to its second part.
+/// An object in memory. C has a pointer to its second part.
 #[repr(C)]
 pub(crate) struct Object<K: Kind> {
     head: Head,
@@ -38,13 +38,13 @@ pub(crate) struct Object<K: Kind> {
     private: UnsafeCell<MaybeUninit<K::Private>>,
 }
 
-/// The same for each kind.
+/// The part that is the same for each kind.
 #[repr(C, align(16))]
 struct Head {
     tag: AtomicU64,
-    /// [`depth`] of the process that counts it: the one that made it, or adopted it; [`NOBODY`].
+    /// The [`depth`] of the process that counts the object as its own: the one that created or adopted it; or [`NOBODY`].
     depth: AtomicU32,
-    /// Events of it that the program has fetched and not acknowledged.
+    /// Number of its events that the program has fetched and not acknowledged.
     unacked: AtomicU32,
 }
 
@@ -52,7 +52,7 @@ struct Head {
 const NOBODY: u32 = u32::MAX;
 
 impl Head {
-    /// Waits until the program has acknowledged what it fetched: another thread of it does that.
+    /// Waits until other threads of the program have acknowledged all fetched events.
     fn await_acks(&self) {
         let mut nap = Duration::from_micros(50);
         while self.unacked.load(Ordering::Acquire) > 0 {
@@ -62,37 +62,37 @@ impl Head {
     }
 }
 
-/// The program fetches an event of an object of any kind.
+/// Counts an event of an object, of any kind, that the program fetches.
 ///
 /// # Safety
-/// The object lives, or its `end` has not returned.
+/// The object is alive, or its `end` has not returned.
 pub(crate) unsafe fn fetched(object: usize) {
     let head = object.wrapping_sub(size_of::<Head>()) as *const Head;
-    // SAFETY: every kind's pointer is as far behind its head.
+    // SAFETY: the distance from the head to the pointer is the same for every kind.
     unsafe { (*head).unacked.fetch_add(1, Ordering::Relaxed) };
 }
 
-/// Memory of destroyed objects, by kind, as addresses.
+/// Memory of destroyed objects, as addresses, by kind.
 static RETIRED: OfProcess<Mutex<HashMap<u64, VecDeque<usize>>>> = OfProcess::new();
-/// Objects of a kind that are kept before the first of them is used again.
+/// How many destroyed objects of a kind are kept before the memory of the first one is reused.
 const REST: usize = 32;
 
 impl<K: Kind> Object<K> {
-    /// The tag of one that is being destroyed.
+    /// The tag of an object that is being destroyed.
     const ENDING: u64 = !K::TAG;
     const FITS: () = assert!(
         offset_of!(Self, public) == size_of::<Head>(),
         "every kind's pointer is as far behind its head"
     );
 
-    /// The object around a pointer from C, if it is one.
+    /// The object that contains the structure at a pointer from C, if it is one.
     #[inline]
     fn around(pointer: *mut K::Public) -> *mut Self {
         const { Self::FITS };
         pointer.wrapping_byte_sub(size_of::<Head>()).cast()
     }
 
-    /// Makes an object; C gets the pointer.
+    /// Creates an object and returns the pointer for C.
     pub(crate) fn create(public: K::Public, private: K::Private) -> *mut K::Public {
         let again = RETIRED
             .lock()
@@ -117,47 +117,47 @@ impl<K: Kind> Object<K> {
         }
     }
 
-    /// The object that C names.
+    /// Checks a pointer from C and returns its object.
     ///
     /// # Errors
-    /// `EINVAL` for NULL, another kind of object or one that was destroyed; `EIO` in a forked child for an object of its parent.
+    /// `EINVAL` for NULL, another kind of object or a destroyed one; `EIO` in a forked child for an object of its parent.
     ///
     /// # Safety
-    /// The pointer is NULL or that of an object, and nobody destroys it meanwhile.
+    /// The pointer is NULL or that of an object, and no thread destroys the object during its use.
     #[inline]
     pub(crate) unsafe fn of<'a>(pointer: *mut K::Public) -> Result<&'a Self> {
         let object = Self::around(pointer);
         if pointer.is_null() || !object.is_aligned() {
             return Err(EINVAL);
         }
-        // SAFETY: memory of objects is never freed; the tag is read and written atomically only.
+        // SAFETY: memory of objects is never freed, and the tag is accessed only atomically.
         let tag = unsafe { &(*object).head.tag };
         if tag.load(Ordering::Acquire) != K::TAG {
             return Err(EINVAL);
         }
-        // SAFETY: it lives, and is of this kind.
+        // SAFETY: it is alive, and of this kind.
         let object = unsafe { &*object };
         if K::SURVIVES || object.is_counted() { Ok(object) } else { Err(EIO) }
     }
 
-    /// Whether this process counts it, and not its parent alone.
+    /// Whether this process counts the object as its own.
     #[inline]
     fn is_counted(&self) -> bool {
         self.head.depth.load(Ordering::Relaxed) == depth()
     }
 
-    /// In a forked child, the first use of an object of its parent, and anywhere the first after [`rest`](Self::rest): the process
-    /// counts it, and `renew` replaces what parent and child cannot share, or what ended meanwhile.
+    /// Makes this process count the object as its own, if it does not yet: at the first use in a forked child, and at the first use after
+    /// [`rest`](Self::rest). `renew` replaces what parent and child cannot share, or what has been closed meanwhile.
     ///
     /// # Errors
-    /// Those of `renew`; the next use tries again.
+    /// Those of `renew`. The next use tries again.
     pub(crate) fn adopt(&self, renew: impl FnOnce() -> Result<()>) -> Result<()> {
         if self.is_counted() {
             return Ok(());
         }
         let before = self.head.depth.swap(depth(), Ordering::Relaxed);
         if before == depth() {
-            return Ok(()); // another thread is first
+            return Ok(()); // another thread was first
         }
         engine::count();
         renew().inspect_err(|_| {
@@ -166,7 +166,7 @@ impl<K: Kind> Object<K> {
         })
     }
 
-    /// The process does not count it any more, until it is used again and [adopted](Self::adopt).
+    /// Makes the process stop counting the object, until it is used again and [adopted](Self::adopt).
     pub(crate) fn rest(&self) {
         let rests = self.head.depth.compare_exchange(depth(), NOBODY, Ordering::Relaxed, Ordering::Relaxed);
         if rests.is_ok() {
@@ -174,21 +174,21 @@ impl<K: Kind> Object<K> {
         }
     }
 
-    /// What it stands for.
+    /// Our part of the object.
     #[inline]
     pub(crate) fn private(&self) -> &K::Private {
-        // SAFETY: written when the object was made; `destroy`, the only one that takes it, has the object alone.
+        // SAFETY: written when the object was created; only `destroy` takes it, when no other thread uses the object.
         unsafe { (*self.private.get()).assume_init_ref() }
     }
 
-    /// The structure that C sees; C reads and writes it too.
+    /// The structure that C sees. C reads and writes it too.
     #[inline]
     pub(crate) fn public(&self) -> *mut K::Public {
         self.public.get()
     }
 
-    /// The program acknowledges events of an object, which may be waiting for that in [`destroy`](Self::destroy). Returns how many:
-    /// no more than it fetched.
+    /// Acknowledges events of an object, for which [`destroy`](Self::destroy) may be waiting. Returns how many, which is at most the number
+    /// of fetched ones.
     ///
     /// # Errors
     /// `EINVAL` as for [`of`](Self::of).
@@ -200,7 +200,7 @@ impl<K: Kind> Object<K> {
         if pointer.is_null() || !object.is_aligned() {
             return Err(EINVAL);
         }
-        // SAFETY: memory of objects is never freed; the tag and the number are read and written atomically only.
+        // SAFETY: memory of objects is never freed, and the tag and the number are accessed only atomically.
         let (tag, unacked) = unsafe { (&(*object).head.tag, &(*object).head.unacked) };
         if ![K::TAG, Self::ENDING].contains(&tag.load(Ordering::Acquire)) {
             return Err(EINVAL);
@@ -210,26 +210,26 @@ impl<K: Kind> Object<K> {
         Ok(count.min(before))
     }
 
-    /// Ends an object. Where `end` refuses, it lives on; otherwise waits until its events are acknowledged (ibv_destroy_qp(3)).
+    /// Destroys an object. If `end` refuses, the object stays alive; otherwise waits until its events are acknowledged (ibv_destroy_qp(3)).
     ///
     /// # Errors
     /// As [`of`](Self::of), and those of `end`.
     ///
     /// # Safety
-    /// As [`of`](Self::of), and nobody else uses the object.
+    /// As [`of`](Self::of), and no other thread uses the object.
     pub(crate) unsafe fn destroy(
         pointer: *mut K::Public,
         end: impl FnOnce(K::Private) -> core::result::Result<(), (Errno, K::Private)>,
     ) -> Result<()> {
         // SAFETY: as the caller promises.
         let object = unsafe { Self::of(pointer) }?;
-        // Of two threads that destroy it at once, one is refused.
+        // If two threads destroy it at once, one of them is refused.
         object
             .head
             .tag
             .compare_exchange(K::TAG, Self::ENDING, Ordering::AcqRel, Ordering::Relaxed)
             .map_err(|_| EINVAL)?;
-        // SAFETY: it was there, and the tag keeps everyone else away.
+        // SAFETY: it was initialised, and the tag keeps all other threads away.
         let private = unsafe { (*object.private.get()).assume_init_read() };
         match end(private) {
             Ok(()) => {

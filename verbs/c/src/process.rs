@@ -1,5 +1,5 @@
-//! What belongs to a process. A forked child is a program of its own: it finds nothing of what its parent had, and waits for no lock
-//! of its parent's, which a thread may hold that the child does not have.
+//! State that belongs to a process. A forked child counts as another process: it does not see its parent's state, and does not wait for a
+//! lock of its parent, which may be held by a thread that the child does not have.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -7,22 +7,22 @@ use std::sync::{Mutex, MutexGuard, Once};
 
 use crate::guard::lock;
 
-/// Forks between the process that loaded the library and this one.
+/// Number of forks between the process that loaded the library and this one.
 static DEPTH: AtomicU32 = AtomicU32::new(0);
 
-/// Forks between the process that loaded the library and this one.
+/// Number of forks between the process that loaded the library and this one.
 #[inline]
 pub(crate) fn depth() -> u32 {
     DEPTH.load(Ordering::Relaxed)
 }
 
-/// A value of which each process has its own, made when it is first asked for.
+/// A value that each process has for itself, created at its first use.
 pub(crate) struct OfProcess<T> {
     made: AtomicPtr<Made<T>>,
 }
 
 struct Made<T> {
-    /// Of the process that made it.
+    /// The depth of the process that created it.
     depth: u32,
     value: T,
 }
@@ -32,12 +32,12 @@ impl<T: Default + Send + Sync> OfProcess<T> {
         Self { made: AtomicPtr::new(null_mut()) }
     }
 
-    /// The value of this process, if there is one.
+    /// The value of this process, if it has been created.
     pub(crate) fn known(&'static self) -> Option<&'static T> {
         Self::of_this(self.made.load(Ordering::Acquire))
     }
 
-    /// The value of this process. What its parent had stays as it is.
+    /// The value of this process. Creates it if necessary. The value of the parent stays unchanged.
     pub(crate) fn get(&'static self) -> &'static T {
         count_forks();
         let before = self.made.load(Ordering::Acquire);
@@ -48,17 +48,17 @@ impl<T: Default + Send + Sync> OfProcess<T> {
         let made = match self.made.compare_exchange(before, ours, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => ours,
             Err(theirs) => {
-                // SAFETY: it was made here; another thread of this process was faster, and nobody has ours.
+                // SAFETY: it was created here; another thread of this process stored its value first, and no thread has seen ours.
                 drop(unsafe { Box::from_raw(ours) });
                 theirs
             }
         };
-        // SAFETY: what is stored is never freed.
+        // SAFETY: a stored value is never freed.
         unsafe { &(*made).value }
     }
 
     fn of_this(made: *const Made<T>) -> Option<&'static T> {
-        // SAFETY: NULL, or stored by `get`: such a value is never freed.
+        // SAFETY: NULL, or stored by `get`; a stored value is never freed.
         let made = unsafe { made.as_ref() }?;
         (made.depth == depth()).then_some(&made.value)
     }
@@ -73,13 +73,13 @@ impl<T: Default + Send> OfProcess<Mutex<T>> {
 
 fn count_forks() {
     static ONCE: Once = Once::new();
-    // SAFETY: a handler that may run at any fork: it adds to a number.
+    // SAFETY: installs a handler that may run at any fork, because it only increments a number.
     ONCE.call_once(|| unsafe {
         libc::pthread_atfork(None, None, Some(forked));
     });
 }
 
-/// In a forked child, before it goes on.
+/// Runs in a forked child before fork returns.
 extern "C" fn forked() {
     DEPTH.fetch_add(1, Ordering::Relaxed);
 }

@@ -18,32 +18,32 @@ use crate::guard::{lock, returning_errno, returning_pointer};
 use crate::object::{Kind, Object};
 use crate::{delivery, mw, wr, xrcd};
 
-/// `struct ibv_qp`, with what `struct ibv_qp_ex` adds behind it.
+/// Our part of a `struct ibv_qp` or `struct ibv_qp_ex`.
 pub(crate) struct Qp {
     pub handle: Handle,
-    /// What the program made it with, for `ibv_query_qp`.
+    /// The value at creation, for `ibv_query_qp`.
     sq_sig_all: bool,
-    /// It was made for the calls of `struct ibv_qp_ex`.
+    /// Whether it was created for the functions of `struct ibv_qp_ex`.
     extended: bool,
     owner: Mutex<Option<Owner>>,
-    /// The list that one thread builds between `wr_start` and `wr_complete`. It borrows from `handle`, which does not move, and is
-    /// dropped before it.
+    /// The list that a thread builds between `wr_start` and `wr_complete`. It borrows from `handle`, which does not move, and is dropped
+    /// before `handle`.
     pub list: UnsafeCell<Option<Building>>,
 }
 
-/// A list that is being built.
+/// A list of requests that is being built.
 pub(crate) struct Building {
     pub list: WrPost<'static>,
-    /// What was wrong with a call before `verbs` saw it.
+    /// The error of a call that failed before it reached `verbs`.
     pub fault: Option<Errno>,
 }
 
-/// Who has a queue pair, and a reference to it too.
+/// The owner of a queue pair, which holds a reference to it too.
 #[derive(Clone, Copy)]
 pub(crate) struct Owner {
-    /// An identifier of connection management.
+    /// The identifier of connection management that owns it.
     pub id: *mut rdma_cm_id,
-    /// Called before the queue pair is destroyed: the identifier gives up its reference, which would keep it alive.
+    /// Called before the queue pair is destroyed. Makes the identifier drop its reference, which would keep the queue pair alive.
     pub give_up: unsafe fn(*mut rdma_cm_id, *mut ibv_qp),
 }
 
@@ -53,11 +53,11 @@ impl Qp {
     }
 }
 
-/// What a queue pair of C stands for.
+/// The object of `verbs`.
 pub(crate) enum Handle {
-    /// A queue pair; connection management may have it too.
+    /// A queue pair. Connection management may hold a reference too.
     Qp(Arc<Verbs>),
-    /// An XRC target, which has no queues.
+    /// An XRC target, which has no work queues.
     Target(XrcTarget),
 }
 
@@ -67,7 +67,7 @@ impl Kind for Qp {
     const TAG: u64 = u64::from_be_bytes(*b"qp\0\0\0\0\0\0");
 }
 
-/// The queue pair that a program names; an XRC target is refused.
+/// The queue pair behind a program's pointer; an XRC target is refused.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -80,7 +80,7 @@ pub(crate) unsafe fn of<'a>(qp: *mut ibv_qp) -> Result<&'a Arc<Verbs>> {
     }
 }
 
-/// Says whose a queue pair is from now on. Returns the identifier whose it was; NULL for none.
+/// Sets the owner of a queue pair. Returns the identifier that owned it before; NULL if there was none.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -94,7 +94,7 @@ pub(crate) unsafe fn own(qp: *mut ibv_qp, owner: Owner) -> *mut rdma_cm_id {
 #[unsafe(no_mangle)]
 extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     returning_pointer(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let extended = unsafe { Object::<Qp>::of(qp.cast()) }?.private().extended;
         if extended { Ok(qp.cast()) } else { Err(EOPNOTSUPP) }
     })
@@ -103,7 +103,7 @@ extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let element = unsafe {
             let owner = *lock(&Object::<Qp>::of(qp.cast())?.private().owner);
             if let Some(owner) = owner {
@@ -119,7 +119,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
             let ended = match handle {
                 Handle::Qp(qp) => match Arc::try_unwrap(qp) {
                     Ok(qp) => qp.destroy().map_err(|(error, qp)| (error, Handle::Qp(Arc::new(qp)))),
-                    // Connection management still has a reference, with which it ends.
+                    // Connection management still holds a reference, and destroys it with that.
                     Err(_) => Ok(()),
                 },
                 Handle::Target(target) => {
@@ -130,7 +130,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
                 (Errno::from(error), Qp { handle, sq_sig_all, extended, owner, list })
             })
         };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { Object::<Qp>::destroy(qp.cast(), end) }
     })
 }
@@ -138,9 +138,9 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, from: *mut ibv_qp_attr, mask: c_int) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (object, from) = unsafe { (Object::<Qp>::of(qp.cast())?, from.as_ref().ok_or(EINVAL)?) };
-        // SAFETY: the structure of a living object.
+        // SAFETY: the structure belongs to a live object.
         let mask = attr_mask(mask, unsafe { (*object.public()).ex.qp_base.qp_type });
         let attr = attr::qp_attr(from, mask)?;
         match &object.private().handle {
@@ -148,14 +148,14 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, from: *mut ibv_qp
             Handle::Target(target) => target.modify(&attr, mask).map_err(xrcd::explained)?,
         }
         if mask.contains(AttrMask::STATE) {
-            // SAFETY: the structure of a living object; programs only read the state.
+            // SAFETY: the structure belongs to a live object; programs only read the state.
             unsafe { (*object.public()).ex.qp_base.state = from.qp_state };
         }
         Ok(())
     })
 }
 
-/// Bytes of `struct ibv_qp_attr` as programs know it that were built before it had a rate limit.
+/// Size in bytes of `struct ibv_qp_attr` in programs that were built before it had a rate limit.
 const OLD_QP_ATTR: usize = offset_of!(ibv_qp_attr, rate_limit);
 
 #[unsafe(no_mangle)]
@@ -166,7 +166,7 @@ unsafe extern "C" fn ibv_query_qp(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let object = unsafe { Object::<Qp>::of(qp.cast()) }?;
         if to.is_null() {
             return Err(EINVAL);
@@ -177,17 +177,18 @@ unsafe extern "C" fn ibv_query_qp(
             Handle::Target(target) => target.query().map_err(xrcd::explained)?,
         };
         let attr = attr::qp_attr_to(&attr);
-        // Every attribute is returned, whatever the mask says, except the rate limit, for which older programs have no room.
+        // Every attribute is returned, whatever the mask says, except the rate limit, because the structures of older programs have no room
+        // for it.
         let asked = AttrMask::from_bits_retain(mask as u32);
         let size = if asked.contains(AttrMask::RATE_LIMIT) { size_of_val(&attr) } else { OLD_QP_ATTR };
-        // SAFETY: C promises room for what it asks for.
+        // SAFETY: the caller must provide a structure with room for the attributes that the mask names.
         unsafe { put_sized(&attr, to, size) };
-        // SAFETY: the structure of a living object; programs only read the state.
+        // SAFETY: the structure belongs to a live object; programs only read the state.
         let base = unsafe {
             (*object.public()).ex.qp_base.state = attr.qp_state;
             &(*object.public()).ex.qp_base
         };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         if let Some(init) = unsafe { init.as_mut() } {
             init.qp_context = base.qp_context;
             (init.send_cq, init.recv_cq, init.srq) = (base.send_cq, base.recv_cq, base.srq);
@@ -198,19 +199,19 @@ unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// Bytes of a message are stored in order, but for what a lost packet delays: no promise is made.
+/// Returns 0: the order in which the bytes of a message are stored is not guaranteed.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_qp_data_in_order(_: *mut ibv_qp, _: u32, _: u32) -> c_int {
     0
 }
 
-/// There are no enhancements of connections to agree on.
+/// Fails: enhanced connection establishment is not supported.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_ece(_: *mut ibv_qp, _: *mut ibv_ece) -> c_int {
     returning_errno(|| Err(EOPNOTSUPP))
 }
 
-/// See `ibv_query_ece`.
+/// Fails, as `ibv_query_ece`.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_set_ece(_: *mut ibv_qp, _: *mut ibv_ece) -> c_int {
     returning_errno(|| Err(EOPNOTSUPP))
@@ -221,7 +222,7 @@ pub(crate) unsafe extern "C" fn post_send(
     list: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { wr::post_send(list, bad, || of(qp)) }
 }
 
@@ -230,13 +231,13 @@ pub(crate) unsafe extern "C" fn post_recv(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { wr::post_recv(list, bad, || of(qp)) }
 }
 
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             let (qp, window, bind) = (of(qp)?, mw::of(mw)?, bind.as_ref().ok_or(EINVAL)?);
             let send_flags = send_flags(bind.send_flags);
@@ -252,7 +253,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises; every view of a GID is 16 bytes.
+        // SAFETY: the caller keeps the contract of the C function; every view of a GID is 16 bytes.
         unsafe { of(qp)?.attach_mcast(Gid(gid.as_ref().ok_or(EINVAL)?.raw), lid) }?;
         Ok(())
     })
@@ -261,7 +262,7 @@ unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid:
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises; every view of a GID is 16 bytes.
+        // SAFETY: the caller keeps the contract of the C function; every view of a GID is 16 bytes.
         unsafe { of(qp)?.detach_mcast(Gid(gid.as_ref().ok_or(EINVAL)?.raw), lid) }?;
         Ok(())
     })

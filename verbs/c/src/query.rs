@@ -1,4 +1,4 @@
-//! What the device tells about itself: its limits, its port, the addresses and keys of the port, its clock.
+//! Queries of the device: its limits, its port, the addresses and keys of the port, its clock.
 
 use core::ffi::{c_char, c_int};
 
@@ -13,7 +13,7 @@ use crate::context::device_of;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::guard::{returning_errno, returning_minus_one, uncancelled};
 
-/// A text in a field of C, with a NUL behind it.
+/// Copies a text into a field of C and terminates it with NUL.
 fn put_text(text: &str, field: &mut [c_char]) {
     let room = field.len() - 1;
     for (to, from) in field.iter_mut().zip(text.bytes().take(room)) {
@@ -21,14 +21,14 @@ fn put_text(text: &str, field: &mut [c_char]) {
     }
 }
 
-/// A number as an `int`, or the largest `int` if it does not fit.
+/// Converts a number to `int`; numbers that do not fit become the largest `int`.
 fn at_most(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
 fn device_attr(device: &Context) -> ibv_device_attr {
     let attr = device.query_device();
-    // SAFETY: numbers and a text.
+    // SAFETY: it consists of numbers and a text.
     let mut to: ibv_device_attr = unsafe { abi::zeroed() };
     put_text(attr.fw_ver, &mut to.fw_ver);
     to.node_guid = u64::from_ne_bytes(attr.node_guid);
@@ -52,7 +52,8 @@ fn device_attr(device: &Context) -> ibv_device_attr {
     to.max_qp_init_rd_atom = attr.max_qp_init_rd_atom.into();
     to.atomic_cap = match attr.atomic_cap {
         AtomicCap::None => abi::IBV_ATOMIC_NONE,
-        // What NICs announce. More is true (docs/dropin.md), but on memory on demand; and UCX uses atomics of such devices alone.
+        // What NICs report. The device guarantees more (docs/dropin.md), except on memory on demand; but UCX uses atomics only if this is
+        // reported.
         AtomicCap::Hca | AtomicCap::Glob => abi::IBV_ATOMIC_HCA,
     };
     to.max_mw = at_most(attr.max_mw);
@@ -72,7 +73,7 @@ fn device_attr(device: &Context) -> ibv_device_attr {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (device, attr) = unsafe { (device_of(context)?, attr.as_mut().ok_or(EINVAL)?) };
         *attr = device_attr(&device);
         Ok(())
@@ -86,9 +87,9 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     size: usize,
 ) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let device = unsafe { device_of(context) }?;
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0) {
             return Err(EINVAL);
         }
@@ -96,7 +97,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             return Err(EINVAL);
         }
         let more = device.query_device();
-        // SAFETY: numbers.
+        // SAFETY: it consists of numbers.
         let mut to: ibv_device_attr_ex = unsafe { abi::zeroed() };
         to.orig_attr = device_attr(&device);
         to.completion_timestamp_mask = more.completion_timestamp_mask;
@@ -106,13 +107,13 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         if more.on_demand {
             put_odp_caps(&mut to);
         }
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { put_sized(&to, attr, size) };
         Ok(())
     })
 }
 
-/// What memory on demand supports: all operations that only copy. Atomics there are not atomic with respect to the processor.
+/// Reports what memory on demand supports: all operations that only copy. Atomics on it are not atomic with respect to the CPU.
 fn put_odp_caps(to: &mut ibv_device_attr_ex) {
     let messages = abi::IBV_ODP_SUPPORT_SEND | abi::IBV_ODP_SUPPORT_RECV | abi::IBV_ODP_SUPPORT_SRQ_RECV;
     let reliable = messages | abi::IBV_ODP_SUPPORT_WRITE | abi::IBV_ODP_SUPPORT_READ;
@@ -124,7 +125,7 @@ fn put_odp_caps(to: &mut ibv_device_attr_ex) {
 }
 
 fn port_attr(port: &PortAttr) -> ibv_port_attr {
-    // SAFETY: numbers.
+    // SAFETY: it consists of numbers.
     let mut to: ibv_port_attr = unsafe { abi::zeroed() };
     to.state = port.state as u32;
     to.max_mtu = port.max_mtu as u32;
@@ -151,18 +152,18 @@ pub(crate) unsafe extern "C" fn query_port(
     size: usize,
 ) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let port = unsafe { device_of(context) }?.query_port(port_num)?;
         if attr.is_null() {
             return Err(EINVAL);
         }
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { put_sized(&port_attr(&port), attr, size) };
         Ok(())
     })
 }
 
-/// Bytes of `struct ibv_port_attr` as programs know it that were built before it could grow.
+/// Size in bytes of `struct ibv_port_attr` in programs that were built before it could grow.
 const OLD_PORT_ATTR: usize = 48;
 
 #[unsafe(no_mangle)]
@@ -171,15 +172,15 @@ unsafe extern "C" fn ibv_query_port(
     port_num: u8,
     attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { query_port(context, port_num, attr.cast(), OLD_PORT_ATTR) }
 }
 
-/// The speed of a port in units of 100 Mb/s.
+/// Returns the speed of a port in units of 100 Mb/s.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port_num: u32, to: *mut u64) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (device, to) = unsafe { (device_of(context)?, to.as_mut().ok_or(EINVAL)?) };
         let port = device.query_port(u8::try_from(port_num).map_err(|_| EINVAL)?)?;
         *to = speed(port.active_width, port.active_speed).ok_or(EOPNOTSUPP)?;
@@ -187,7 +188,7 @@ unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port_num: u
     })
 }
 
-/// Lanes by width, and the speed of each lane in units of 100 Mb/s (IBA 14.2.5.6, PortInfo).
+/// The speed of a port in units of 100 Mb/s, from the codes of its width and lane speed (IBA 14.2.5.6, PortInfo); `None` for unknown codes.
 fn speed(width: u8, speed: u8) -> Option<u64> {
     let lanes = match width {
         1 => 1,
@@ -215,7 +216,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     values: *mut ibv_values_ex,
 ) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (device, values) = unsafe { (device_of(context)?, values.as_mut().ok_or(EINVAL)?) };
         if values.comp_mask & !abi::IBV_VALUES_MASK_RAW_CLOCK != 0 {
             return Err(EINVAL);
@@ -227,7 +228,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     })
 }
 
-/// The address at an index of the GID table; zeros where one was removed.
+/// The address at an index of the GID table; zeros if it was removed.
 fn gid_at(device: &Context, port_num: u8, index: usize) -> Result<[u8; 16]> {
     match device.query_gid(port_num, index) {
         Ok(gid) => Ok(gid.0),
@@ -244,7 +245,7 @@ unsafe extern "C" fn ibv_query_gid(
     gid: *mut ibv_gid,
 ) -> c_int {
     returning_minus_one(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (device, gid) = unsafe { (device_of(context)?, gid.as_mut().ok_or(EINVAL)?) };
         gid.raw = gid_at(&device, port_num, usize::try_from(index).map_err(|_| EINVAL)?)?;
         Ok(0)
@@ -257,7 +258,7 @@ fn gid_type(of: GidType) -> u32 {
     }
 }
 
-/// The kernel's number of RoCE v2 in the private call, which has the two versions of RoCE at 0 and 1.
+/// The number of RoCE v2 in this private function, which numbers the two versions of RoCE 0 and 1, as the kernel does.
 const SYSFS_ROCE_V2: u32 = 1;
 
 #[unsafe(no_mangle)]
@@ -268,7 +269,7 @@ unsafe extern "C" fn ibv_query_gid_type(
     to: *mut u32,
 ) -> c_int {
     returning_minus_one(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (device, to) = unsafe { (device_of(context)?, to.as_mut().ok_or(EINVAL)?) };
         gid_at(&device, port_num, index as usize)?;
         *to = SYSFS_ROCE_V2;
@@ -282,7 +283,7 @@ fn entry(device: &Context, port_num: u32, index: u32) -> Result<ibv_gid_entry> {
         return Err(Errno(libc::ENODATA));
     }
     let from = device.query_gid_ex(port, index as usize)?;
-    // SAFETY: numbers.
+    // SAFETY: it consists of numbers.
     let mut to: ibv_gid_entry = unsafe { abi::zeroed() };
     to.gid.raw = from.gid.0;
     to.gid_index = index;
@@ -292,10 +293,10 @@ fn entry(device: &Context, port_num: u32, index: u32) -> Result<ibv_gid_entry> {
     Ok(to)
 }
 
-/// Number of a network interface; 0: there is none.
+/// The index of a network interface; 0 if there is none.
 fn interface_index(name: &str) -> u32 {
     let Ok(name) = std::ffi::CString::new(name) else { return 0 };
-    // SAFETY: a text with a NUL behind it.
+    // SAFETY: a NUL-terminated string.
     unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
@@ -309,7 +310,7 @@ unsafe extern "C" fn _ibv_query_gid_ex(
     entry_size: usize,
 ) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let device = unsafe { device_of(context) }?;
         if flags != 0 {
             return Err(EOPNOTSUPP);
@@ -318,7 +319,7 @@ unsafe extern "C" fn _ibv_query_gid_ex(
             return Err(EINVAL);
         }
         let entry = entry(&device, port_num, gid_index)?;
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { put_sized(&entry, to, entry_size) };
         Ok(())
     })
@@ -333,7 +334,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
     entry_size: usize,
 ) -> isize {
     let result = uncancelled(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let device = unsafe { device_of(context) }?;
         if flags != 0 {
             return Err(EOPNOTSUPP);
@@ -347,7 +348,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
         }
         for (n, of) in table.iter().enumerate() {
             let entry = entry(&device, of.port_num.into(), of.gid_index as u32)?;
-            // SAFETY: as C promises: there is room for `max_entries` of that size.
+            // SAFETY: the caller must provide room for `max_entries` entries of that size.
             unsafe { put_sized(&entry, entries.wrapping_byte_add(n * entry_size), entry_size) };
         }
         Ok(table.len() as isize)
@@ -363,7 +364,7 @@ unsafe extern "C" fn ibv_query_pkey(
     pkey: *mut u16,
 ) -> c_int {
     returning_minus_one(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (device, pkey) = unsafe { (device_of(context)?, pkey.as_mut().ok_or(EINVAL)?) };
         let index = usize::try_from(index).map_err(|_| EINVAL)?;
         *pkey = device.query_pkey(port_num, index)?.to_be();
@@ -374,7 +375,7 @@ unsafe extern "C" fn ibv_query_pkey(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port_num: u8, pkey: u16) -> c_int {
     returning_minus_one(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let device = unsafe { device_of(context) }?;
         Ok(at_most(device.get_pkey_index(port_num, u16::from_be(pkey))?))
     })

@@ -1,4 +1,4 @@
-//! Signals are the program's: no thread of the device handles one.
+//! Signals belong to the program: no thread of the device handles one.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -8,10 +8,9 @@ use verbs::rdma_cm::send_farewells;
 
 use crate::guard::guarded;
 
-/// Runs `call` with all signals blocked: threads that it starts have them blocked for good, so the program's handlers run on its own
-/// threads.
+/// Runs `call` with all signals blocked. Threads started by it keep them blocked, so the program's handlers run only on its own threads.
 pub(crate) fn without_signals<T>(call: impl FnOnce() -> T) -> T {
-    // SAFETY: sets of signals, and calls that read and write them.
+    // SAFETY: the calls read and write signal sets of ours.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = core::mem::zeroed();
         libc::sigfillset(&raw mut all);
@@ -22,14 +21,14 @@ pub(crate) fn without_signals<T>(call: impl FnOnce() -> T) -> T {
     }
 }
 
-/// From the first connection on, or the first queue pair that other processes of the host reach by a link: where SIGINT or SIGTERM would end
-/// the process, its peers are told first. What the program has set itself,
-/// or sets later, counts.
+/// Installs handlers, once: if SIGINT or SIGTERM would end the process by default, its peers are told first. Called at the first
+/// connection, and at the first queue pair that other processes of the host reach by a link. A disposition that the program has set, or
+/// sets later, takes precedence.
 pub(crate) fn tell_peers_of_the_end() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         for signal in [libc::SIGINT, libc::SIGTERM] {
-            // SAFETY: a disposition that the calls read and write; the handler makes async-signal-safe calls alone.
+            // SAFETY: the calls read and write a disposition of ours; the handler makes only async-signal-safe calls.
             unsafe {
                 let mut action: libc::sigaction = core::mem::zeroed();
                 if libc::sigaction(signal, ptr::null(), &raw mut action) == 0
@@ -44,21 +43,22 @@ pub(crate) fn tell_peers_of_the_end() {
     });
 }
 
-/// The handler. The system has restored the disposition.
+/// The signal handler. The system has already restored the default disposition.
 extern "C" fn end(signal: c_int) {
     let _ = guarded(|| {
         send_farewells();
         Ok(())
     });
-    // SAFETY: a call without memory.
+    // SAFETY: the call accesses no memory of ours.
     unsafe {
         libc::raise(signal);
     }
 }
 
-/// Makes SIGINT and SIGTERM end the process, unless it ignores them: nothing of the program runs any more that could handle them.
+/// Makes SIGINT and SIGTERM end the process, unless it ignores them. Called when no code of the program runs any more that could handle
+/// them.
 pub(crate) fn end_by_signals() {
-    // SAFETY: sets of signals and their dispositions, and calls that read and write them.
+    // SAFETY: the calls read and write signal sets and dispositions of ours.
     unsafe {
         let (mut both, mut action): (libc::sigset_t, libc::sigaction) = core::mem::zeroed();
         libc::sigemptyset(&raw mut both);

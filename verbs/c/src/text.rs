@@ -14,7 +14,7 @@ use crate::abi::{
 use crate::errno::EINVAL;
 use crate::guard::returning_minus_one;
 
-/// Texts with a NUL behind each, made of a table of the stack.
+/// Defines a function that returns NUL-terminated texts, from a table of the stack.
 macro_rules! texts {
     ($name:ident: $type:ident) => {
         fn $name(number: u32) -> Option<&'static CStr> {
@@ -92,7 +92,7 @@ extern "C" fn ibv_port_state_str(state: ibv_port_state) -> *const c_char {
     text.as_ptr()
 }
 
-/// `enum ibv_rate`; multiples of 2.5 Gbit/s, as far as libibverbs names one (-1: it does not); Mbit/s on the wire.
+/// `enum ibv_rate`; the multiple of 2.5 Gbit/s, or -1 if libibverbs names none; the rate on the wire in Mbit/s.
 #[rustfmt::skip]
 const RATES: &[(ibv_rate, c_int, c_int)] = &[
     ( 2,   1,    2500), ( 5,   2,    5000), ( 3,   4,   10000), ( 6,   8,   20000),
@@ -123,7 +123,7 @@ extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> ibv_rate {
     RATES.iter().find(|row| row.2 == mbps).map_or(0, |row| row.0)
 }
 
-/// fork(2) does no harm to registered memory: the processor reaches it through the page tables.
+/// Does nothing: fork(2) does not affect registered memory, because the CPU accesses it through the page tables.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {
     0
@@ -152,7 +152,7 @@ extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// A file of a directory below `/sys`, without the line's end; returns its length.
+/// Reads a file of a directory below `/sys`, without its trailing newline. Returns the length.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
@@ -164,7 +164,7 @@ unsafe extern "C" fn ibv_read_sysfs_file(
         if dir.is_null() || file.is_null() || buf.is_null() || size == 0 {
             return Err(EINVAL);
         }
-        // SAFETY: C promises texts with a NUL behind them.
+        // SAFETY: the caller must pass NUL-terminated strings.
         let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
         let path = |text: &CStr| text.to_str().map(|text| Path::new(text).to_path_buf()).map_err(|_| EINVAL);
         let mut bytes = vec![0; size - 1];
@@ -174,7 +174,7 @@ unsafe extern "C" fn ibv_read_sysfs_file(
         }
         bytes.truncate(len);
         bytes.push(0);
-        // SAFETY: C promises `size` bytes, and there are at most as many.
+        // SAFETY: the caller must provide `size` bytes, and at most that many are written.
         unsafe { bytes.as_ptr().copy_to_nonoverlapping(buf.cast(), bytes.len()) };
         Ok(len as c_int)
     })

@@ -1,11 +1,11 @@
-//! Calls that exist so that programs load, and refuse: `EOPNOTSUPP`.
+//! Functions that exist so that programs can be loaded, and always fail with `EOPNOTSUPP`.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 
 use crate::errno::{self, EOPNOTSUPP};
 
-/// Functions that refuse, whatever they are given.
+/// Defines functions that fail for any arguments.
 macro_rules! refuse {
     ($result:ty, $value:expr; $($name:ident)*) => {
         $(
@@ -18,12 +18,12 @@ macro_rules! refuse {
     };
 }
 
-// No device memory, no memory of other devices, nothing from another process; no handles of DMA, no counters of completions.
+// Not supported: device memory, memory of other devices, objects of another process, DMA handles, completion counters.
 refuse! { *mut c_void, null_mut();
     ibv_alloc_dmah ibv_create_comp_cntr ibv_import_device ibv_import_dm ibv_import_mr ibv_import_pd ibv_reg_dmabuf_mr
 }
 
-// Structures of the kernel, and the way to a neighbour, are for drivers of hardware.
+// Only for drivers of hardware: structures of the kernel, and address resolution.
 refuse! { c_int, EOPNOTSUPP.0;
     ibv_copy_ah_attr_from_kern ibv_copy_path_rec_from_kern ibv_copy_path_rec_to_kern ibv_copy_qp_attr_from_kern
     ibv_resolve_eth_l2_from_gid ibv_unimport_dm ibv_unimport_mr ibv_unimport_pd

@@ -1,7 +1,7 @@
-//! Waiting in a call of C, where the thread may be cancelled.
+//! Waiting in a C function, where the thread may be cancelled.
 //!
-//! pthread_cancel(3) unwinds a thread that waits. So the stack frames between C and the wait own nothing that must be dropped, may be
-//! unwound (`C-unwind`), and are not inside a guard, which would end the process (`guard`).
+//! pthread_cancel(3) unwinds a thread that waits. Therefore the stack frames between C and the wait own nothing that must be dropped, may
+//! be unwound (`C-unwind`), and are not inside a guard, which would end the process (`guard`).
 
 use core::ffi::c_int;
 
@@ -9,7 +9,7 @@ use crate::errno::{self, Errno, Result, fail};
 use crate::guard::uncancelled;
 
 unsafe extern "C-unwind" {
-    /// The one cancellation point of the library: see `uncancelled.c`.
+    /// The only cancellation point of the library: see `uncancelled.c`.
     fn ppoll(
         fds: *mut libc::pollfd,
         count: libc::nfds_t,
@@ -18,7 +18,7 @@ unsafe extern "C-unwind" {
     ) -> c_int;
 }
 
-/// As poll(2), and the thread may be cancelled meanwhile.
+/// Calls poll(2). The thread may be cancelled in it.
 ///
 /// # Safety
 /// As poll(2).
@@ -34,20 +34,20 @@ pub(crate) unsafe extern "C-unwind" fn poll(
     let ms = i64::from(timeout_ms);
     let time = libc::timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 };
     let timeout = if ms < 0 { core::ptr::null() } else { &raw const time };
-    // SAFETY: as the caller promises; the time is only read, and no mask is given.
+    // SAFETY: as the caller promises; the timeout is only read, and no signal mask is given.
     unsafe { ppoll(fds, count, timeout, core::ptr::null()) }
 }
 
-/// What a call found that may have to wait.
+/// The result of a check by a call that may have to wait.
 pub(crate) enum Found {
-    /// What it waits for: the call returns.
+    /// The call has found what it waits for and returns.
     Done,
-    /// Nothing yet; the descriptor becomes readable when there is something.
+    /// Not yet. The descriptor becomes readable when there may be something.
     Nothing(c_int),
 }
 
-/// Calls `look` until it finds something, and waits between the calls. Returns 0; or -1 with `errno` if `look` fails, a signal
-/// handler ran, or the descriptor is set not to block (`O_NONBLOCK`).
+/// Calls `look` until it finds something, and waits between the calls. Returns 0, or -1 with `errno` if `look` fails, a signal handler ran,
+/// or the descriptor is non-blocking (`O_NONBLOCK`).
 #[inline(always)]
 #[allow(
     improper_ctypes_definitions,
@@ -62,15 +62,15 @@ pub(crate) extern "C-unwind" fn until<A: Copy>(look: fn(A) -> Result<Found>, at:
             Err(error) => return fail(error),
         };
         let mut wanted = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one structure of ours.
+        // SAFETY: passes one structure of ours.
         if unsafe { poll(&raw mut wanted, 1, -1) } < 0 && failed_for_good() {
             return -1;
         }
     }
 }
 
-/// Whether `poll` failed for good: not by EINTR, or by EINTR while some signal has a handler without SA_RESTART. In the stock libraries
-/// these calls wait in read(2), which the kernel resumes after a handler with SA_RESTART; it never resumes poll(2).
+/// Whether the failure of `poll` must be reported: not EINTR, or EINTR while any signal has a handler without SA_RESTART. In the stock
+/// libraries these functions wait in read(2), which the kernel resumes after a handler with SA_RESTART; it never resumes poll(2).
 #[cold]
 fn failed_for_good() -> bool {
     let last = std::io::Error::last_os_error();
@@ -78,7 +78,7 @@ fn failed_for_good() -> bool {
         return true;
     }
     (1..=64).any(|signal| {
-        // SAFETY: a structure of numbers that the call fills in; it changes nothing.
+        // SAFETY: the call fills in a structure of numbers and changes nothing.
         unsafe {
             let mut action: libc::sigaction = core::mem::zeroed();
             libc::sigaction(signal, core::ptr::null(), &raw mut action) == 0
@@ -93,12 +93,12 @@ fn failed_for_good() -> bool {
 }
 
 fn does_not_block(fd: c_int) -> bool {
-    // SAFETY: a number; reads the flags of the descriptor.
+    // SAFETY: only reads the flags of the descriptor.
     unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
 }
 
-/// Lets calls on a descriptor of ours wait, as those on descriptors of the kernel do until the program says otherwise.
+/// Makes a descriptor of ours blocking, as descriptors of the kernel are until the program changes it.
 pub(crate) fn let_block(fd: c_int) {
-    // SAFETY: numbers; changes the flags of the descriptor.
+    // SAFETY: only changes the flags of the descriptor.
     unsafe { libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) & !libc::O_NONBLOCK) };
 }

@@ -1,10 +1,10 @@
-//! Completions, as C has them.
+//! Conversion of completions between C and `verbs`.
 
 use verbs::{Wc, WcFlags};
 
 use crate::abi::{ibv_wc, ibv_wc__bindgen_ty_1};
 
-/// The 4 bytes that came with a message: immediate data as it was on the wire, or a key.
+/// The 4 bytes that came with a message: immediate data in network byte order, or the invalidated key.
 #[inline]
 pub(crate) fn extra(from: &Wc) -> u32 {
     from.imm_data().map(u32::to_be).or(from.invalidated_rkey()).unwrap_or(0)
@@ -29,8 +29,8 @@ pub(crate) fn to_c(from: &Wc) -> ibv_wc {
     }
 }
 
-/// As much of a completion as leads back to the sender of a datagram. Whether it was a good one is not read: programs that poll field
-/// by field pass no status.
+/// Converts as much of a completion as is needed to find the sender of a datagram. Ignores the status, because programs that poll field by
+/// field do not set it.
 pub(crate) fn from_c(from: &ibv_wc) -> Wc {
     let mut to = Wc::default();
     to.wc_flags = WcFlags::from_bits_retain(from.wc_flags);

@@ -1,4 +1,5 @@
-//! Lists of work requests: walked in place, each request turned into that of `verbs` when the post asks for it. No allocation.
+//! Lists of work requests. They are read in place, and each request is converted to one of `verbs` when the post asks for it. Nothing is
+//! allocated.
 
 use core::cell::Cell;
 use core::ffi::c_int;
@@ -14,7 +15,7 @@ use crate::errno::{self, EINVAL, Errno, Result};
 use crate::guard::guarded;
 use crate::{ah, mw};
 
-// Elements of C are those of the stack.
+// The scatter/gather elements of C have the layout of those of the stack.
 const _: () = assert!(
     size_of::<ibv_sge>() == size_of::<Sge>()
         && offset_of!(ibv_sge, addr) == offset_of!(Sge, addr)
@@ -22,17 +23,17 @@ const _: () = assert!(
         && offset_of!(ibv_sge, lkey) == offset_of!(Sge, lkey)
 );
 
-/// A request or its elements lie where their types do not allow it, as members of packed structures do: they are posted from a copy
-/// ([`unaligned`]). No error number of the system's.
+/// Not an error number of the system: a request or its elements are not aligned, as members of packed structures may be. Such requests are
+/// posted from a copy ([`unaligned`]).
 const UNALIGNED: Errno = Errno(-1);
 
-/// The elements of a request.
+/// The scatter/gather elements of a request.
 ///
 /// # Safety
-/// There are as many as the number says, unless it is negative or above [`SGE_MAX`], and nobody changes them during the call.
+/// There are `count` elements, unless `count` is negative or above [`SGE_MAX`], and they do not change during the call.
 #[inline]
 unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge]> {
-    // A negative number is a large one.
+    // A negative number becomes a large one.
     match count as u32 {
         0 => Ok(&[]),
         count if !list.is_null() && count <= SGE_MAX as u32 => {
@@ -46,43 +47,44 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge]> 
     }
 }
 
-/// A request of C.
+/// A work request of C.
 trait Request: Copy {
-    /// What `verbs` posts.
+    /// The work request of `verbs`.
     type Posted<'a>;
-    /// The request behind it; NULL for none.
+    /// The next request of the list; NULL if there is none.
     fn next(&self) -> *mut Self;
-    /// The members that lead elsewhere: to the request behind it, and to the elements, with the number of those that are read.
+    /// The pointers to the next request and to the elements, and the number of elements that are read.
     fn links(&mut self) -> (&mut *mut Self, &mut *mut ibv_sge, c_int);
-    /// # Safety
-    /// The request is as C promises.
+    /// Converts the request.
+    ///
+    /// # Safety The caller keeps the contract of the C function for this request.
     unsafe fn turn<'a>(&self, qp_type: QpType) -> Result<Self::Posted<'a>>;
 }
 
-/// Why a list is cut short, and at which request.
+/// Why a list ends early, and at which request.
 type Fault<R> = Cell<Option<(Errno, *mut R)>>;
 
-/// What is left of a list.
+/// The rest of a list.
 struct List<'l, R: Request> {
     next: *mut R,
     qp_type: QpType,
-    /// Set where a request cannot be turned into one of `verbs`.
+    /// Set if a request cannot be converted.
     fault: &'l Fault<R>,
 }
 
 impl<'l, R: Request> Iterator for List<'l, R> {
     type Item = R::Posted<'l>;
 
-    // As a call it would return each request through memory.
+    // Inlined, because otherwise each request would be returned through memory.
     #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         if !self.next.is_aligned() {
             self.fault.set(Some((UNALIGNED, self.next)));
             return None;
         }
-        // SAFETY: NULL or a request, as C promises.
+        // SAFETY: NULL or a request, by the contract of the C function.
         let request = unsafe { self.next.as_ref() }?;
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         match unsafe { request.turn(self.qp_type) } {
             Ok(posted) => {
                 self.next = request.next();
@@ -96,22 +98,22 @@ impl<'l, R: Request> Iterator for List<'l, R> {
     }
 }
 
-/// Posts a list by `post`; tells C the outcome, and in `bad` the first request that was not posted.
+/// Posts a list with `post`. Returns the outcome for C, and in `bad` the first request that was not posted.
 ///
 /// # Safety
-/// The list and `bad` are as C promises.
+/// The caller keeps the contract of the C function for the list and `bad`.
 #[inline(always)]
 unsafe fn posted<R: Request>(
     first: *mut R,
     bad: *mut *mut R,
     post: impl Fn(*mut R, &Fault<R>) -> Result<core::result::Result<(), PostError>>,
 ) -> c_int {
-    // The outcome passes the guard as a number: as a structure it would be copied at each level.
+    // The outcome passes the guard as a number; as a structure it would be copied at each level.
     let outcome = guarded(|| {
         let fault = Cell::new(None);
         match (post(first, &fault), fault.get()) {
             (Ok(Ok(())), None) => Ok(0),
-            // SAFETY: as the caller promises; those before it were posted.
+            // SAFETY: as the caller promises; the requests before this one were posted.
             (Ok(Ok(())), Some((UNALIGNED, at))) => Ok(unsafe { unaligned(at, bad, &post) }),
             // SAFETY: as the caller promises.
             (other, fault) => Ok(unsafe { refused(first, bad, other, fault) }),
@@ -124,8 +126,9 @@ unsafe fn posted<R: Request>(
     }
 }
 
-/// # Safety
-/// As [`posted`].
+/// Reports a failed post: stores the first request that was not posted in `bad`, and returns the error number.
+///
+/// # Safety As [`posted`].
 #[cold]
 unsafe fn refused<R: Request>(
     first: *mut R,
@@ -137,13 +140,13 @@ unsafe fn refused<R: Request>(
         (Ok(Ok(())), Some(fault)) => fault,
         (Ok(Ok(())), None) => return 0,
         (Ok(Err(error)), _) => {
-            // SAFETY: the list has that many requests: they were posted.
+            // SAFETY: the list has at least that many requests, because they were posted.
             let nth = (0..error.bad_wr).fold(first, |at, _| unsafe { (*at).next() });
             (error.into(), nth)
         }
         (Err(error), _) => (error, first),
     };
-    // SAFETY: NULL, or a pointer of the caller's.
+    // SAFETY: NULL, or a pointer that the caller must be able to write.
     if let Some(bad) = unsafe { bad.as_mut() } {
         *bad = at;
     }
@@ -151,7 +154,7 @@ unsafe fn refused<R: Request>(
     error.0
 }
 
-/// Posts a list from its first request that is not aligned on, each request by itself from a copy.
+/// Posts the rest of a list, beginning with a request that is not aligned. Posts each request separately, from a copy.
 ///
 /// # Safety
 /// As [`posted`].
@@ -163,9 +166,9 @@ unsafe fn unaligned<R: Request>(
 ) -> c_int {
     let mut at = first;
     while !at.is_null() {
-        // SAFETY: a request, wherever it lies.
+        // SAFETY: a request, with any alignment.
         let mut request = unsafe { at.read_unaligned() };
-        // SAFETY: numbers.
+        // SAFETY: they consist of numbers.
         let mut copies: [ibv_sge; SGE_MAX] = unsafe { zeroed() };
         let (next, list, count) = request.links();
         let next = core::mem::replace(next, core::ptr::null_mut());
@@ -173,7 +176,7 @@ unsafe fn unaligned<R: Request>(
         let count = usize::try_from(count).ok().filter(|count| *count <= SGE_MAX).unwrap_or(0);
         if !list.is_null() {
             for (index, copy) in copies.iter_mut().enumerate().take(count) {
-                // SAFETY: the request has so many elements.
+                // SAFETY: the request has that many elements.
                 *copy = unsafe { list.add(index).read_unaligned() };
             }
             *list = copies.as_mut_ptr();
@@ -184,7 +187,7 @@ unsafe fn unaligned<R: Request>(
             at = next;
             continue;
         }
-        // The request in question is where C has it, not its copy.
+        // The fault refers to the request of C, not to its copy.
         let fault = fault.get().map(|(error, _)| (error, at));
         // SAFETY: as the caller promises.
         return unsafe { refused(at, bad, outcome, fault) };
@@ -192,8 +195,9 @@ unsafe fn unaligned<R: Request>(
     0
 }
 
-/// # Safety
-/// The list and `bad` are as C promises.
+/// Posts a list of send requests.
+///
+/// # Safety The caller keeps the contract of the C function for the list and `bad`.
 #[inline]
 pub(crate) unsafe fn post_send<'q>(
     first: *mut ibv_send_wr,
@@ -209,23 +213,25 @@ pub(crate) unsafe fn post_send<'q>(
     }
 }
 
-/// # Safety
-/// The list and `bad` are as C promises.
+/// Posts a list of receive requests.
+///
+/// # Safety The caller keeps the contract of the C function for the list and `bad`.
 #[inline]
 pub(crate) unsafe fn post_recv(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
     qp: impl Fn() -> Result<&'static Arc<Qp>>,
 ) -> c_int {
-    // A request to receive is the same on every type.
+    // A receive request does not depend on the type of the queue pair.
     // SAFETY: as the caller promises.
     unsafe {
         posted(first, bad, |next, fault| Ok(qp()?.post_recv(List { next, qp_type: QpType::Rc, fault })))
     }
 }
 
-/// # Safety
-/// The list and `bad` are as C promises.
+/// Posts a list of receive requests to a shared receive queue.
+///
+/// # Safety The caller keeps the contract of the C function for the list and `bad`.
 #[inline]
 pub(crate) unsafe fn post_srq_recv(
     first: *mut ibv_recv_wr,
@@ -271,16 +277,16 @@ impl Request for ibv_send_wr {
     #[inline(always)]
     unsafe fn turn<'a>(&self, qp_type: QpType) -> Result<SendWr<'a>> {
         let flags = send_flags(self.send_flags);
-        // Operations on local keys have no data: neither their lists are read, nor whether these are inline.
+        // Operations on local keys have no data: neither their lists nor the INLINE flag are read.
         let has_data = !is_local(self.opcode);
         let inline = has_data && flags.contains(SendFlags::INLINE);
-        // SAFETY: which view of a union C has filled in follows from the operation and the queue pair's type; all are numbers and
+        // SAFETY: the operation and the queue pair's type determine which member of a union C has set; all members consist of numbers and
         // pointers.
         unsafe {
             let list = if has_data { elements(self.sg_list, self.num_sge)? } else { &[] };
             let mut posted = self.operation(if inline { &[] } else { list })?;
             if inline {
-                // C promises that the bytes are there until the post returns.
+                // The caller must keep the bytes valid until the post returns.
                 posted = posted.inline_local(LocalBytes::new(list));
             }
             if flags.contains(SendFlags::SIGNALED) {
@@ -304,14 +310,14 @@ impl Request for ibv_send_wr {
     }
 }
 
-/// Whether an operation is on local keys, has no data and names no peer.
+/// Whether an operation is on local keys, so that it has no data and no peer.
 #[inline]
 fn is_local(opcode: u32) -> bool {
     opcode == WrOpcode::LocalInv as u32 || opcode == WrOpcode::BindMw as u32
 }
 
 impl ibv_send_wr {
-    /// The operation, with its data.
+    /// Converts the operation, with its data.
     ///
     /// # Safety
     /// As [`Request::turn`].
@@ -353,7 +359,7 @@ impl ibv_send_wr {
                 let window = mw::of(bind.mw)?;
                 mw::with_bind(&bind.bind_info, |info| SendWr::bind_mw(wr_id, window, bind.rkey, info))??
             },
-            // FLUSH has a request of its own only in the calls of `struct ibv_qp_ex`.
+            // FLUSH exists only as a function of `struct ibv_qp_ex`.
             _ => return Err(EINVAL),
         })
     }

@@ -1,4 +1,4 @@
-//! Work requests that are built by calls and posted together: functions of `struct ibv_qp_ex`.
+//! Work requests that are built by calls and posted together: the functions of `struct ibv_qp_ex`.
 
 use core::ffi::{c_int, c_void};
 use std::io::IoSlice;
@@ -14,10 +14,11 @@ use crate::object::Object;
 use crate::qp::{Building, Handle, Qp};
 use crate::{ah, mw};
 
-/// The operations that the structure has a function for.
+/// The operations for which the structure has a function.
 pub(crate) const CALLS: SendOpsFlags = SendOpsFlags::all().difference(SendOpsFlags::TSO);
 
-/// Gives a queue pair its functions, all that the structure has: one whose operation was not asked for fails the list.
+/// Sets all functions in the structure of a queue pair. Calling a function whose operation was not requested at creation makes the list
+/// fail.
 pub(crate) fn put_calls(to: &mut QpEx) {
     *to.wr_flush() = Some(wr_flush);
     let to = &mut to.ex;
@@ -43,7 +44,7 @@ pub(crate) fn put_calls(to: &mut QpEx) {
     to.wr_set_inline_data_list = Some(wr_set_inline_data_list);
 }
 
-/// Where the list that `wr_start` has begun is.
+/// The place of the list that `wr_start` began.
 ///
 /// # Safety
 /// As [`Object::of`], and this thread builds the list.
@@ -53,8 +54,8 @@ unsafe fn place<'a>(qp: *mut ibv_qp_ex) -> Result<&'a mut Option<Building>> {
     Ok(unsafe { &mut *Object::<Qp>::of(qp.cast())?.private().list.get() })
 }
 
-/// Goes on with the list, with the tag and flags that C has put into the structure. Without a list, and in a list that has
-/// failed, nothing happens: `wr_complete` says so.
+/// Continues the list, with the `wr_id` and the flags that C has set in the structure. If there is no list, or the list has failed, nothing
+/// happens, and `wr_complete` returns an error.
 ///
 /// # Safety
 /// As [`place`].
@@ -65,7 +66,7 @@ unsafe fn build(qp: *mut ibv_qp_ex, build: impl FnOnce(&mut WrPost<'static>) -> 
         unsafe {
             let Building { list, fault } = place(qp)?.as_mut().ok_or(EINVAL)?;
             list.wr_id = (*qp).wr_id;
-            // The setter decides whether data is inline.
+            // The setter determines whether data is inline.
             list.wr_flags = send_flags((*qp).wr_flags).difference(SendFlags::INLINE);
             if let Err(error) = build(list) {
                 fault.get_or_insert(error);
@@ -77,14 +78,14 @@ unsafe fn build(qp: *mut ibv_qp_ex, build: impl FnOnce(&mut WrPost<'static>) -> 
 
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     let _ = guarded(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             let state = Object::<Qp>::of(qp.cast())?.private();
             let Handle::Qp(verbs) = &state.handle else { return Err(EINVAL) };
-            // It does not move, and the list ends before it: `ibv_destroy_qp` sees to that.
+            // The queue pair does not move, and the list ends before it: `ibv_destroy_qp` makes sure of that.
             let verbs: &'static verbs::Qp = &*core::ptr::from_ref(&**verbs);
             let list = verbs.wr_start();
-            // An earlier list of this thread that was not completed stays: the new one has failed already.
+            // If this thread has not completed an earlier list, that one stays, and the new one has already failed.
             let place = &mut *state.list.get();
             if place.is_none() {
                 *place = Some(Building { list, fault: None });
@@ -96,7 +97,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     returning_errno(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let Building { list, fault } = unsafe { place(qp) }?.take().ok_or(EINVAL)?;
         fault.map_or(Ok(()), Err)?;
         Ok(list.complete()?)
@@ -105,18 +106,18 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
 
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     let _ = guarded(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         drop(unsafe { place(qp) }?.take());
         Ok(())
     });
 }
 
-/// Functions that go on with a list.
+/// Defines functions that continue a list.
 macro_rules! builders {
     ($($name:ident($($arg:ident: $type:ty),*) = |$list:ident| $call:expr;)*) => {
         $(
             unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, $arg: $type)*) {
-                // SAFETY: as C promises.
+                // SAFETY: the caller keeps the contract of the C function.
                 unsafe {
                     build(qp, |$list| {
                         $call;
@@ -160,7 +161,7 @@ builders! {
     wr_set_xrc_srqn(srqn: u32) = |list| list.set_xrc_srqn(srqn);
     wr_set_sge(lkey: u32, addr: u64, length: u32) = |list| list.set_sge(lkey, addr, length);
     wr_set_sge_list(count: usize, from: *const ibv_sge) = |list| {
-        // The layouts are the same (`wr`).
+        // The layouts are the same: see `wr`.
         list.set_sge_list(slice(from.cast::<Sge>(), count, SGE_MAX)?);
     };
     wr_set_inline_data(addr: *mut c_void, length: usize) = |list| {
@@ -176,16 +177,15 @@ builders! {
     };
 }
 
-/// Most pieces of inline data. A number beyond that is no length of anything that C has there.
+/// The maximum number of pieces of inline data. A larger number cannot be a valid count.
 const PIECES: usize = 64;
-/// More bytes of inline data than any queue pair takes; likewise.
+/// More bytes of inline data than any queue pair accepts. A larger number cannot be a valid length.
 const BYTES: usize = 4096;
 
-/// As many values as C says there are, which is refused if it is more than `most`.
+/// The array of `count` values at `from`. Refused if `count` is larger than `most`.
 ///
 /// # Safety
-/// Unless `count` is more than `most`, or `from` is NULL, there are so many values, which nobody changes before the list is
-/// complete.
+/// Unless `count` is larger than `most` or `from` is NULL, there are that many values, and they do not change before the list is complete.
 unsafe fn slice<'a, T>(from: *const T, count: usize, most: usize) -> Result<&'a [T]> {
     match count {
         0 => Ok(&[]),

@@ -1,4 +1,4 @@
-//! XRC domains: shared by processes, or within this one, by the file of a descriptor.
+//! XRC domains: shared between processes or private to this one, identified by the file of a descriptor.
 
 use core::ffi::c_int;
 use std::fs::File;
@@ -16,10 +16,10 @@ use crate::guard::{returning_errno, returning_pointer};
 use crate::log::say;
 use crate::object::{Kind, Object};
 
-/// `struct ibv_xrcd`.
+/// Our part of a `struct ibv_xrcd`.
 pub(crate) struct Xrcd {
     verbs: Verbs,
-    /// Keeps other processes from believing that they share it.
+    /// Prevents other processes from opening a domain of the same file, which they would not share.
     claim: Option<Claim>,
 }
 
@@ -29,7 +29,7 @@ impl Kind for Xrcd {
     const TAG: u64 = u64::from_be_bytes(*b"xrcd\0\0\0\0");
 }
 
-/// The domain that a program names.
+/// The domain behind a program's pointer.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -38,7 +38,8 @@ pub(crate) unsafe fn of<'a>(xrcd: *mut ibv_xrcd) -> Result<&'a Verbs> {
     Ok(unsafe { &Object::<Xrcd>::of(xrcd)?.private().verbs })
 }
 
-/// Says why a call on a domain that processes share failed, where its error number does not: a program sees no more than that.
+/// Converts the error of a call on a shared domain. Prints the reason if the error number does not tell it, because a program sees no more
+/// than that.
 pub(crate) fn explained(error: VerbsError) -> Errno {
     if let VerbsError::Xrc(error) = &error
         && !matches!(**error, XrcError::Refused(_))
@@ -66,7 +67,7 @@ fn open_of(device: &Context, file: &File, oflags: XrcdOflags) -> Result<Xrcd> {
     Ok(Xrcd { verbs: open(device, Some(&name), oflags)?, claim })
 }
 
-/// Opens a domain that this process alone has.
+/// Opens a domain that is private to this process.
 fn open(device: &Context, name: Option<&str>, oflags: XrcdOflags) -> Result<Verbs> {
     let create = oflags.contains(XrcdOflags::CREAT);
     Ok(device.open_xrcd(&XrcdInitAttr { name, create, exclusive: oflags.contains(XrcdOflags::EXCL) })?)
@@ -77,7 +78,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     init: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
     returning_pointer(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (device, init) = unsafe { (device_of(context)?, init.as_ref().ok_or(EINVAL)?) };
         let known = abi::IBV_XRCD_INIT_ATTR_FD | abi::IBV_XRCD_INIT_ATTR_OFLAGS;
         if init.comp_mask != known {
@@ -85,10 +86,10 @@ pub(crate) unsafe extern "C" fn open_xrcd(
         }
         let oflags = XrcdOflags::from_bits(init.oflags as u32).ok_or(EINVAL)?;
         let domain = if init.fd == -1 {
-            // No file: a domain that nobody shares.
+            // No file: an anonymous domain.
             Xrcd { verbs: open(&device, None, oflags)?, claim: None }
         } else {
-            // SAFETY: a number, which is not closed here; fstat(2) refuses what is no descriptor.
+            // SAFETY: the descriptor is not closed here; fstat(2) fails if it is not a descriptor.
             let file = ManuallyDrop::new(unsafe { File::from_raw_fd(init.fd) });
             open_of(&device, &file, oflags)?
         };
@@ -101,7 +102,7 @@ pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
         let end = |Xrcd { verbs, claim }| {
             verbs.close().map_err(|(error, verbs)| (Errno::from(error), Xrcd { verbs, claim }))
         };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { Object::<Xrcd>::destroy(xrcd, end) }
     })
 }

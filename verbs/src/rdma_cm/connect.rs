@@ -347,7 +347,7 @@ impl CmId {
                 state.sidrs.remove(&sidr);
                 state.id(self.number).sidr = None;
             } else if let Some(conn) = id.conn {
-                let keeps = id.state == IdState::Responded; // its connection goes through TIMEWAIT
+                let keeps = id.state == IdState::Responded; // the connection goes through TIMEWAIT
                 let reject = Reject { reason, ..Reject::consumer(private_data) };
                 state.machine.reject(now, conn, &reject).map_err(CmError::from)?;
                 if !keeps {

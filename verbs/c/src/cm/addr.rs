@@ -1,4 +1,4 @@
-//! Addresses of sockets, from and to C.
+//! Conversion of socket addresses between C and Rust.
 
 use core::mem::{offset_of, size_of};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -6,18 +6,18 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use crate::abi::{sockaddr, sockaddr_storage};
 use crate::errno::{EINVAL, Errno, Result};
 
-/// The address in a structure of C.
+/// Reads the address in a structure of C.
 ///
 /// # Errors
-/// `EINVAL` for NULL, `EAFNOSUPPORT` for another family than IPv4 and IPv6.
+/// `EINVAL` for NULL; `EAFNOSUPPORT` for a family other than IPv4 and IPv6.
 ///
 /// # Safety
-/// NULL, or a structure that is as long as its family says.
+/// `addr` is NULL, or a structure of the length that its family requires.
 pub(super) unsafe fn read(addr: *const sockaddr) -> Result<SocketAddr> {
     if addr.is_null() {
         return Err(EINVAL);
     }
-    // SAFETY: it has at least a family.
+    // SAFETY: the structure contains at least a family.
     let family = unsafe {
         addr.byte_add(offset_of!(sockaddr, sa_family)).cast::<libc::sa_family_t>().read_unaligned()
     };
@@ -38,7 +38,7 @@ pub(super) unsafe fn read(addr: *const sockaddr) -> Result<SocketAddr> {
     }
 }
 
-/// The address, or `None` for NULL.
+/// Reads an address; `None` for NULL.
 ///
 /// # Errors
 /// As [`read`].
@@ -53,14 +53,14 @@ pub(super) unsafe fn read_optional(addr: *const sockaddr) -> Result<Option<Socke
     unsafe { read(addr) }.map(Some)
 }
 
-/// Writes an address, and returns how long it is.
+/// Writes an address and returns its length in bytes.
 ///
 /// # Safety
-/// There is room for it.
+/// `to` has room for the address.
 pub(super) unsafe fn write(addr: SocketAddr, to: *mut sockaddr_storage) -> usize {
     match addr {
         SocketAddr::V4(v4) => {
-            // SAFETY: all zeros are an address.
+            // SAFETY: all zeros are a valid address.
             let mut raw: libc::sockaddr_in = unsafe { core::mem::zeroed() };
             raw.sin_family = libc::AF_INET as libc::sa_family_t;
             raw.sin_port = v4.port().to_be();
@@ -70,7 +70,7 @@ pub(super) unsafe fn write(addr: SocketAddr, to: *mut sockaddr_storage) -> usize
             size_of::<libc::sockaddr_in>()
         }
         SocketAddr::V6(v6) => {
-            // SAFETY: all zeros are an address.
+            // SAFETY: all zeros are a valid address.
             let mut raw: libc::sockaddr_in6 = unsafe { core::mem::zeroed() };
             raw.sin6_family = libc::AF_INET6 as libc::sa_family_t;
             raw.sin6_port = v6.port().to_be();
@@ -91,14 +91,14 @@ mod tests {
     fn addresses_go_there_and_back() {
         for text in ["10.77.0.1:18515", "[fd00::1]:7", "[fe80::1%3]:9", "0.0.0.0:0"] {
             let addr: SocketAddr = text.parse().unwrap();
-            // SAFETY: zeros are an address.
+            // SAFETY: all zeros are a valid address.
             let mut raw: sockaddr_storage = unsafe { core::mem::zeroed() };
             // SAFETY: there is room for every address.
             let (len, back) = unsafe { (write(addr, &raw mut raw), read((&raw const raw).cast())) };
             assert_eq!((len, back), (if addr.is_ipv4() { 16 } else { 28 }, Ok(addr)));
         }
         let unspecified = [0u8; 128];
-        // SAFETY: NULL, and a structure whose family is none.
+        // SAFETY: NULL, and a structure with an unknown family.
         let (null, none) = unsafe { (read(core::ptr::null()), read(unspecified.as_ptr().cast())) };
         assert_eq!((null, none), (Err(EINVAL), Err(Errno(libc::EAFNOSUPPORT))));
     }

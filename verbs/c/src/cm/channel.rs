@@ -10,7 +10,7 @@ use crate::guard::{returning_pointer, uncancelled};
 use crate::object::{Kind, Object};
 use crate::wait::let_block;
 
-/// `struct rdma_event_channel`.
+/// Our part of a `struct rdma_event_channel`.
 pub(super) struct Channel(EventChannel);
 
 impl Kind for Channel {
@@ -19,10 +19,10 @@ impl Kind for Channel {
     const TAG: u64 = u64::from_be_bytes(*b"cm chan\0");
 }
 
-/// Makes a channel; no device is needed.
+/// Creates a channel. Needs no device.
 ///
 /// # Errors
-/// No descriptor is left.
+/// If no descriptor is left.
 pub(super) fn create() -> Result<*mut rdma_event_channel> {
     let channel = EventChannel::new()?;
     let fd = channel.as_raw_fd();
@@ -30,7 +30,7 @@ pub(super) fn create() -> Result<*mut rdma_event_channel> {
     Ok(Object::<Channel>::create(rdma_event_channel { fd }, Channel(channel)))
 }
 
-/// The channel that C names.
+/// The channel behind a program's pointer.
 ///
 /// # Errors
 /// As [`Object::of`].
@@ -42,7 +42,7 @@ pub(super) unsafe fn of<'a>(channel: *mut rdma_event_channel) -> Result<&'a Even
     Ok(&unsafe { Object::<Channel>::of(channel) }?.private().0)
 }
 
-/// Ends a channel. Identifiers that still use it live on; their events are lost.
+/// Destroys a channel. Identifiers that still use it stay alive; their events are discarded.
 ///
 /// # Errors
 /// As [`Object::of`].
@@ -65,6 +65,6 @@ extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     let _ = uncancelled(|| unsafe { destroy(channel) });
 }

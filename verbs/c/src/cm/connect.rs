@@ -1,4 +1,4 @@
-//! Connections: connect, accept, reject, disconnect, and what a program with its own queue pair calls between.
+//! Connections: connect, accept, reject, disconnect, and the functions for a program with its own queue pair.
 
 use core::ffi::{c_int, c_void};
 use core::slice;
@@ -14,13 +14,13 @@ use crate::errno::{EINVAL, Errno};
 use crate::guard::{returning_zero, uncancelled};
 use crate::signals::tell_peers_of_the_end;
 
-/// The largest retry count that a message has room for; larger ones are lowered to it.
+/// The largest retry count that fits into a message; larger ones are reduced to it.
 const RETRIES_MAX: u8 = 7;
 
-/// Private data; none where a pointer or a length is missing.
+/// Private data; empty if the pointer is NULL or the length is 0.
 ///
 /// # Safety
-/// NULL, or so many bytes.
+/// `data` is NULL, or points to `len` bytes.
 unsafe fn data<'a>(data: *const c_void, len: u8) -> &'a [u8] {
     if data.is_null() || len == 0 {
         return &[];
@@ -29,11 +29,11 @@ unsafe fn data<'a>(data: *const c_void, len: u8) -> &'a [u8] {
     unsafe { slice::from_raw_parts(data.cast(), len.into()) }
 }
 
-/// The parameters of a call; the default for NULL. What an identifier with a queue pair, a service type or a call does not use is
-/// whatever the program left there: `verbs` does not look at it.
+/// The parameters of a call; the defaults for NULL. Fields that are not used for this kind of identifier, service or call may contain
+/// anything, because `verbs` ignores them.
 ///
 /// # Safety
-/// NULL, or parameters whose private data live.
+/// `given` is NULL, or parameters whose private data is valid.
 unsafe fn param<'a>(given: *const rdma_conn_param) -> ConnParam<'a> {
     // SAFETY: as the caller promises.
     let Some(given) = (unsafe { given.as_ref() }) else { return ConnParam::default() };
@@ -53,19 +53,19 @@ unsafe fn param<'a>(given: *const rdma_conn_param) -> ConnParam<'a> {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     let call = uncancelled(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (id, param) = unsafe { (qp::follow(id)?, param(conn_param)) };
         tell_peers_of_the_end();
         Ok(id.private().cm.connect(&param)?)
     });
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { complete(id, call) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     let call = uncancelled(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (id, param) = unsafe { (qp::follow(id)?, param(conn_param)) };
         let cm = &id.private().cm;
         tell_peers_of_the_end();
@@ -73,9 +73,9 @@ unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rd
         Ok(cm.qp_type() == verbs::QpType::Ud)
     });
     match call {
-        // Of datagrams there is nothing to wait for.
+        // For datagrams there is nothing to wait for.
         Ok(true) => 0,
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         other => unsafe { complete(id, other.map(|_| ())) },
     }
 }
@@ -83,7 +83,7 @@ unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rd
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (id, data) = unsafe { (id::of(id)?, data(private_data, len)) };
         Ok(id.private().cm.reject(data)?)
     })
@@ -91,26 +91,26 @@ unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_voi
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     let call = uncancelled(|| Ok(unsafe { qp::follow(id) }?.private().cm.disconnect()?));
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { complete(id, call) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     returning_zero(|| Ok(unsafe { qp::follow(id) }?.private().cm.establish()?))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let id = unsafe { id::of(id) }?;
         match event {
             abi::IBV_EVENT_COMM_EST => Ok(id.private().cm.notify(AsyncEvent::CommEst)?),
-            // Others say nothing about connections.
+            // The other events do not concern connections.
             0..=abi::IBV_EVENT_WQ_FATAL => Ok(()),
             _ => Err(EINVAL),
         }
@@ -120,7 +120,7 @@ unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_init_qp_attr(id: *mut rdma_cm_id, to: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (id, to, mask) =
             unsafe { (id::of(id)?, to.as_mut().ok_or(EINVAL)?, mask.as_mut().ok_or(EINVAL)?) };
         let (from, given) = id.private().cm.init_qp_attr(attr::state(to.qp_state)?)?;
@@ -130,21 +130,21 @@ unsafe extern "C" fn rdma_init_qp_attr(id: *mut rdma_cm_id, to: *mut ibv_qp_attr
     })
 }
 
-/// Vendor data for the peer (enhanced connection establishment): there is none, so only zeros are accepted.
+/// Sets vendor data for the peer (enhanced connection establishment). The stack has none, so only zeros are accepted.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv_ece) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (_, ece) = unsafe { (id::of(id)?, ece.as_ref().ok_or(EINVAL)?) };
         if ece.vendor_id == 0 && ece.options == 0 { Ok(()) } else { Err(Errno(libc::EOPNOTSUPP)) }
     })
 }
 
-/// The peer's vendor data: the stack ignores it, so it is zeros.
+/// Returns zeros as the peer's vendor data, because the stack ignores it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv_ece) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (id, ece) = unsafe { (id::of(id)?, ece.as_mut().ok_or(EINVAL)?) };
         if matches!(id.private().cm.state(), IdState::Idle | IdState::Bound | IdState::Listening) {
             return Err(EINVAL);
@@ -154,11 +154,11 @@ unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv
     })
 }
 
-/// Refuses because of the peer's vendor data.
+/// Refuses a request because of the peer's vendor data.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (id, data) = unsafe { (id::of(id)?, data(private_data, len)) };
         Ok(id.private().cm.reject_ece(data)?)
     })

@@ -1,4 +1,4 @@
-//! Making and ending identifiers, and moving them from one event channel to another.
+//! Creating and destroying identifiers, and moving them from one event channel to another.
 
 use core::ffi::{c_int, c_void};
 use core::time::Duration;
@@ -17,10 +17,10 @@ use crate::errno::{EINVAL, Result};
 use crate::guard::returning_zero;
 use crate::object::Object;
 
-/// Makes an identifier; without a channel it gets its own, and its calls wait.
+/// Creates an identifier. Without a channel it gets its own, and its calls wait.
 ///
 /// # Errors
-/// `EINVAL` for a port space or a type that there is not; those of opening the device and its port.
+/// `EINVAL` for an unknown port space or type; those of opening the device and its port.
 ///
 /// # Safety
 /// As [`Object::of`], for the channel.
@@ -34,7 +34,7 @@ pub(super) unsafe fn create(
     let qp_type = qp_type.unwrap_or(port_space.qp_type());
     let device = device::wire()?;
     let (own, events) = own_or(channel)?;
-    // SAFETY: a channel that was made here, or one that C promises.
+    // SAFETY: a channel that was created here, or one for which the caller keeps the contract.
     let made = unsafe { channel::of(events) }
         .and_then(|events| Ok(device.create_id_of_type(Some(events), port_space, qp_type)?))
         .and_then(|cm| {
@@ -74,14 +74,14 @@ pub(super) unsafe fn destroy(id: *mut rdma_cm_id) -> Result<()> {
     };
     // SAFETY: as the caller promises.
     unsafe {
-        // One that the program moved away stays as it is.
+        // A queue pair that the program moved to another identifier is not destroyed.
         qp::follow(id)?;
         forget_event(id);
         Object::<Id>::destroy(id, end)
     }
 }
 
-/// Makes an identifier synchronous, or moves its events to a channel.
+/// Moves the events of an identifier to a channel, or with NULL makes it synchronous.
 ///
 /// # Safety
 /// As [`Object::of`], for both.
@@ -108,15 +108,15 @@ pub(super) unsafe fn migrate(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -
     }
 }
 
-/// The channel, or a new one for a synchronous identifier; and whether it is new.
+/// Returns the channel, or a new one for a synchronous identifier if it is NULL; and whether it is new.
 fn own_or(channel: *mut rdma_event_channel) -> Result<(bool, *mut rdma_event_channel)> {
     if channel.is_null() { Ok((true, channel::create()?)) } else { Ok((false, channel)) }
 }
 
-/// Ends a channel that is an identifier's own.
+/// Destroys a channel if it is an identifier's own.
 fn discard(own: bool, channel: *mut rdma_event_channel) {
     if own {
-        // SAFETY: a channel of ours, which nobody else names.
+        // SAFETY: a channel of ours, to which no other pointer exists.
         let _ = unsafe { channel::destroy(channel) };
     }
 }
@@ -139,7 +139,7 @@ unsafe extern "C" fn rdma_create_id(
     ps: rdma_port_space,
 ) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe {
             let to = to.as_mut().ok_or(EINVAL)?;
             *to = create(channel, context, ps, None)?;
@@ -150,12 +150,12 @@ unsafe extern "C" fn rdma_create_id(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     returning_zero(|| unsafe { destroy(id) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     returning_zero(|| unsafe { migrate(id, channel) })
 }

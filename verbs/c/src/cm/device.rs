@@ -1,8 +1,8 @@
-//! The device as connection management shows it to programs: one context and one protection domain, so that `id->verbs` of two
-//! identifiers is the same.
+//! The device as connection management shows it to programs. All identifiers share one context and one protection domain, so that
+//! `id->verbs` is the same for all.
 //!
-//! They live as long as the process, since programs keep them after the last identifier, and what connections need at their end goes on
-//! without one. A program that has only looked at the list of devices holds nothing of the device: the context rests until it is used.
+//! Both live as long as the process, because programs keep them after the last identifier; connections can end without them. If a program
+//! has only looked at the list of devices, the context releases the device until it is used.
 
 use core::ffi::c_int;
 use core::ptr::null_mut;
@@ -17,11 +17,11 @@ use crate::pd::ibv_alloc_pd;
 use crate::process::OfProcess;
 use crate::{context, engine, ops};
 
-/// What programs get: a forked child opens its own.
+/// The objects that programs get. A forked child creates its own.
 static SHOWN: OfProcess<Mutex<Shown>> = OfProcess::new();
 
 struct Shown {
-    /// NULL before it is first asked for.
+    /// NULL before its first use.
     context: *mut ibv_context,
     /// NULL before the first identifier.
     pd: *mut ibv_pd,
@@ -33,7 +33,7 @@ impl Default for Shown {
     }
 }
 
-// SAFETY: pointers that are passed on to C, whose calls any thread may make.
+// SAFETY: the pointers are only passed to C functions, which any thread may call.
 unsafe impl Send for Shown {}
 
 impl Shown {
@@ -44,17 +44,17 @@ impl Shown {
         Ok(self.context)
     }
 
-    /// Holds nothing of the device, unless the program does.
+    /// Releases the device, unless the program uses it.
     fn rest(&self) -> Result<()> {
         if !self.context.is_null() && self.pd.is_null() && engine::has_one() {
-            // SAFETY: a context that was made here, and is never closed.
+            // SAFETY: a context that was created here and is never closed.
             unsafe { context::rest(self.context) }?;
         }
         Ok(())
     }
 }
 
-/// The context and the protection domain of identifiers.
+/// The context and the protection domain that all identifiers share.
 ///
 /// # Errors
 /// Those of opening the device.
@@ -62,13 +62,13 @@ pub(super) fn shown() -> Result<(*mut ibv_context, *mut ibv_pd)> {
     let mut shown = SHOWN.lock();
     let context = shown.context()?;
     if shown.pd.is_null() {
-        // SAFETY: a context that was made here, and is never closed.
+        // SAFETY: a context that was created here and is never closed.
         shown.pd = unsafe { ibv_alloc_pd(context) };
     }
     if shown.pd.is_null() { Err(std::io::Error::last_os_error().into()) } else { Ok((context, shown.pd)) }
 }
 
-/// The device with its port started: for identifiers.
+/// The device with its port started, for identifiers.
 ///
 /// # Errors
 /// Those of opening the device and its port.
@@ -81,7 +81,7 @@ pub(super) fn wire() -> Result<Arc<Context>> {
 unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     returning_pointer(|| {
         let list = [SHOWN.lock().context()?, null_mut()];
-        // SAFETY: NULL, or a number of the caller's.
+        // SAFETY: NULL, or a number that the caller must be able to write.
         if let Some(num) = unsafe { num_devices.as_mut() } {
             *num = 1;
         }
@@ -93,7 +93,7 @@ unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_
 unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     let _ = uncancelled(|| {
         if !list.is_null() {
-            // SAFETY: C promises that the list came from `rdma_get_devices`, which made it so.
+            // SAFETY: the caller must pass a list of `rdma_get_devices`, which has this type.
             drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_context; 2]>()) });
         }
         SHOWN.lock().rest()

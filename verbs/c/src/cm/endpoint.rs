@@ -1,6 +1,6 @@
-//! Endpoints: identifiers that are bound or resolved, with their queue pair, in one call; and requests to listening ones.
+//! Endpoints: identifiers that one call creates, binds or resolves, and gives a queue pair; and the requests to listening endpoints.
 //!
-//! Calls here are made of calls that wait. Nothing in them needs to be dropped between.
+//! The functions here call functions that wait. They own nothing that needs to be dropped during the wait.
 
 use core::ffi::c_int;
 use core::ptr::null_mut;
@@ -21,13 +21,13 @@ use crate::errno::{EINVAL, Errno, Result, fail};
 use crate::guard::{returning_zero, uncancelled};
 use crate::{config, engine};
 
-/// How long an endpoint waits for its peer's address and path.
+/// How long the creation of an endpoint waits for the peer's address and path.
 const RESOLVE_MS: c_int = 2000;
 
-/// Creates the identifier and binds it, or begins to resolve its peer.
+/// Creates the identifier and binds it, or starts to resolve its peer.
 ///
 /// # Safety
-/// As C promises.
+/// The caller keeps the contract of the C function.
 unsafe fn begin(
     info: *const rdma_addrinfo,
     pd: *mut ibv_pd,
@@ -81,7 +81,7 @@ unsafe extern "C-unwind" fn rdma_create_ep(
     if to.is_null() {
         return fail(EINVAL);
     }
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe {
         let id = match uncancelled(|| begin(info, pd, init)) {
             Ok(id) => id,
@@ -107,10 +107,10 @@ unsafe extern "C-unwind" fn rdma_create_ep(
     0
 }
 
-/// Makes the queue pair of an endpoint, of the endpoint's type.
+/// Creates the queue pair of an endpoint, of the endpoint's type.
 ///
 /// # Safety
-/// As C promises.
+/// The caller keeps the contract of the C function.
 unsafe fn make_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<()> {
     // SAFETY: as the caller promises.
     unsafe {
@@ -124,10 +124,10 @@ unsafe fn make_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_init_a
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     let _ = uncancelled(|| unsafe {
         id::of(id)?;
-        // What an identifier does not have is not destroyed.
+        // These fail if the identifier does not have the object.
         let _ = qp::destroy(id);
         let _ = qp::destroy_srq(id);
         create::destroy(id)
@@ -136,11 +136,11 @@ unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, to: *mut *mut rdma_cm_id) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe {
         let events = uncancelled(|| {
             let private = id::of(listen)?.private();
-            // No request will come to one that does not listen.
+            // An identifier that does not listen will get no request.
             let listens = private.cm.state() == IdState::Listening;
             if to.is_null() || !private.is_synchronous() || !listens {
                 return Err(EINVAL);
@@ -162,10 +162,10 @@ unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, to: *mut *
     }
 }
 
-/// Makes the identifier of a request a synchronous one, with the queue pair that the listener wants for it.
+/// Makes the identifier of a request synchronous, and creates the queue pair that the listener wants for it.
 ///
 /// # Safety
-/// The listener lives; the event is ours.
+/// The listener is alive, and the event is ours.
 unsafe fn incoming(listen: *mut rdma_cm_id, request: *mut rdma_cm_event) -> Result<*mut rdma_cm_id> {
     // SAFETY: as the caller promises.
     unsafe {

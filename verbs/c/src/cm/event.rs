@@ -1,5 +1,5 @@
-//! Events: the structure that C gets, and behind it the event of [`verbs`] with the private data that it names; fetching the next one
-//! of a channel, and acknowledging it.
+//! Events: fetching the next event of a channel and acknowledging it. The object consists of the structure that C gets and of the event of
+//! [`verbs`], which owns the private data.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr;
@@ -23,7 +23,7 @@ use crate::guard::returning_zero;
 use crate::object::{Kind, Object};
 use crate::wait::{Found, until};
 
-/// `struct rdma_cm_event`. Acknowledged when it is dropped.
+/// Our part of a `struct rdma_cm_event`. Dropping it acknowledges the event.
 pub(super) struct Event(#[expect(dead_code, reason = "it owns the private data")] CmEvent);
 
 impl Kind for Event {
@@ -32,12 +32,12 @@ impl Kind for Event {
     const TAG: u64 = u64::from_be_bytes(*b"cmevent\0");
 }
 
-// Headers of earlier releases do not have these.
+// Older headers do not have these.
 const RDMA_CM_EVENT_ADDRINFO_RESOLVED: rdma_cm_event_type = 16;
 const RDMA_CM_EVENT_ADDRINFO_ERROR: rdma_cm_event_type = 17;
 const RDMA_CM_EVENT_USER: rdma_cm_event_type = 18;
 
-/// Each type, with its number and its name in C.
+/// Each type with its number and its name in C.
 #[rustfmt::skip]
 const TYPES: [(CmEventType, rdma_cm_event_type, &CStr); 19] = [
     (CmEventType::AddrResolved,    RDMA_CM_EVENT_ADDR_RESOLVED,    c"RDMA_CM_EVENT_ADDR_RESOLVED"),
@@ -61,7 +61,7 @@ const TYPES: [(CmEventType, rdma_cm_event_type, &CStr); 19] = [
     (CmEventType::User,            RDMA_CM_EVENT_USER,             c"RDMA_CM_EVENT_USER"),
 ];
 
-/// The number of a type in C; one that C has no number for cannot be reported.
+/// The number of a type in C. `None` if C has none; such an event cannot be reported.
 fn number(of: CmEventType) -> Option<rdma_cm_event_type> {
     TYPES.iter().find(|(known, ..)| *known == of).map(|(_, number, _)| *number)
 }
@@ -72,32 +72,31 @@ extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
     known.map_or(c"UNKNOWN EVENT", |(.., name)| name).as_ptr()
 }
 
-/// Makes the event that C gets, and brings the identifier's public fields up to date; `None` where the identifier is just being
-/// made or destroyed.
+/// Creates the event for C and updates the identifier's public fields. `None` if the identifier is just being created or destroyed.
 ///
 /// # Errors
-/// The new identifier of a request could not be made; the request is then refused.
+/// If the new identifier of a request cannot be created. The request is then refused.
 ///
 /// # Safety
-/// The contexts of identifiers of this channel are the identifiers' addresses.
+/// The context of each identifier of this channel is its address.
 unsafe fn make(channel: *mut rdma_event_channel, mut from: CmEvent) -> Result<Option<*mut rdma_cm_event>> {
     let number = number(from.event());
     let named: *mut rdma_cm_id = ptr::with_exposed_provenance_mut(from.context() as usize);
     // SAFETY: as the caller promises.
     let (Some(number), Ok(object)) = (number, unsafe { Object::<Id>::of(named) }) else { return Ok(None) };
-    // An identifier that C does not have yet still carries its listener's context: its event is dropped, and its next call reports
-    // what happened.
+    // An identifier that C has not received yet still has its listener's context. Its event is dropped, and its next call reports what
+    // happened.
     if !from.is_of(&object.private().cm) {
         return Ok(None);
     }
-    // SAFETY: numbers and pointers that may be NULL.
+    // SAFETY: it consists of numbers, and pointers that may be NULL.
     let mut event: rdma_cm_event = unsafe { abi::zeroed() };
     event.id = named;
     event.event = number;
     event.status = from.status();
     let mut context = ptr::null_mut();
     if let Some(cm) = from.take_id() {
-        // SAFETY: the listener lives.
+        // SAFETY: the listener is alive.
         event.id = unsafe { id::incoming(channel, cm, named) }?;
         event.listen_id = named;
     } else {
@@ -108,11 +107,11 @@ unsafe fn make(channel: *mut rdma_event_channel, mut from: CmEvent) -> Result<Op
     let (private_data, private_data_len) = if data.is_empty() {
         (ptr::null(), 0)
     } else {
-        // No message has room for more.
+        // No message has room for more than 255 bytes.
         (data.as_ptr().cast(), data.len().min(255) as u8)
     };
     if number == RDMA_CM_EVENT_USER {
-        // SAFETY: the union is larger, and aligned for a number; later headers have it there as `arg`.
+        // SAFETY: the union is larger than a number and sufficiently aligned; newer headers have the number there as `arg`.
         unsafe { (&raw mut event.param).cast::<u64>().write(from.arg()) };
     } else if let Some(ud) = from.ud() {
         let joined = number == RDMA_CM_EVENT_MULTICAST_JOIN;
@@ -141,7 +140,7 @@ unsafe fn make(channel: *mut rdma_event_channel, mut from: CmEvent) -> Result<Op
     Ok(Some(Object::<Event>::create(event, Event(from))))
 }
 
-/// Brings the public fields up to date before the program sees an event.
+/// Updates the public fields of an identifier before the program sees an event.
 fn refresh(object: &Object<Id>, event: CmEventType) {
     match event {
         CmEventType::AddrResolved => id::refresh_addresses(object),
@@ -150,10 +149,10 @@ fn refresh(object: &Object<Id>, event: CmEventType) {
     }
 }
 
-/// Acknowledges an event, which ends it.
+/// Acknowledges and frees an event.
 ///
 /// # Errors
-/// `EINVAL` for NULL, and for one that was acknowledged before.
+/// `EINVAL` for NULL, and for an event that was acknowledged before.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -178,7 +177,7 @@ pub(super) unsafe fn try_next(channel: *mut rdma_event_channel) -> Result<Option
     // SAFETY: as the caller promises.
     let events = unsafe { channel::of(channel) }?;
     while let Some(found) = events.try_get_event() {
-        // SAFETY: identifiers that events name were made here.
+        // SAFETY: the identifiers in events were created here.
         if let Some(event) = unsafe { make(channel, found) }? {
             return Ok(Some(event));
         }
@@ -186,14 +185,14 @@ pub(super) unsafe fn try_next(channel: *mut rdma_event_channel) -> Result<Option
     Ok(None)
 }
 
-/// A channel, and where its next event goes.
+/// A channel, and the place for its next event.
 type NextEvent = (*mut rdma_event_channel, *mut *mut rdma_cm_event);
 
 fn take_next((channel, to): NextEvent) -> Result<Found> {
     if to.is_null() {
         return Err(EINVAL);
     }
-    // SAFETY: as the caller of `next` promises; the channel was seen to live, as far as can be known.
+    // SAFETY: as the caller of `next` promises; the channel has been checked, as far as that is possible.
     unsafe {
         Ok(match try_next(channel)? {
             Some(event) => {
@@ -205,11 +204,11 @@ fn take_next((channel, to): NextEvent) -> Result<Found> {
     }
 }
 
-/// Waits for the next event; 0, or -1 with `errno`. Nothing in the caller needs to be dropped while it waits, and the channel may be
-/// destroyed meanwhile.
+/// Waits for the next event. Returns 0, or -1 with `errno`. Nothing in the caller may need to be dropped during the wait. The channel may
+/// be destroyed meanwhile.
 ///
 /// # Safety
-/// As [`channel::of`], and there is a place for the event.
+/// As [`channel::of`], and `to` has room for the event.
 #[inline(always)]
 #[allow(
     improper_ctypes_definitions,
@@ -227,17 +226,17 @@ unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     to: *mut *mut rdma_cm_event,
 ) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { next(channel, to) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     returning_zero(|| unsafe { ack(event) })
 }
 
-/// The program's own event, for whoever reads the identifier's channel.
+/// Queues an event of the program itself for the thread that reads the identifier's channel.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_write_cm_event(
     id: *mut rdma_cm_id,
@@ -249,7 +248,7 @@ unsafe extern "C" fn rdma_write_cm_event(
         if event != RDMA_CM_EVENT_USER {
             return Err(EINVAL);
         }
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let id = unsafe { id::of(id) }?;
         Ok(id.private().cm.write_event(CmEventType::User, status, arg)?)
     })
@@ -270,12 +269,12 @@ mod tests {
         for (n, (of, number, name)) in TYPES.iter().enumerate() {
             assert_eq!((n as u32, of.name()), (*number, name.to_str().unwrap()));
         }
-        // SAFETY: a text.
+        // SAFETY: a NUL-terminated string.
         assert_eq!(unsafe { CStr::from_ptr(rdma_event_str(99)) }, c"UNKNOWN EVENT");
     }
 
-    // Goal: an event of a new identifier that C does not have yet is dropped, and not reported for its listener, whose context it
-    // still carries.
+    // Goal: an event of a new identifier that C has not received yet is dropped. It is not reported for its listener, whose context it
+    // still has.
     #[test]
     fn an_event_of_an_identifier_that_c_does_not_have_names_no_other() {
         const SOON: Duration = Duration::from_secs(30);
@@ -306,7 +305,7 @@ mod tests {
         // SAFETY: the context of the listener is its address.
         assert!(unsafe { make(ptr::null_mut(), gone) }.unwrap().is_none());
         drop((request, new));
-        // SAFETY: it was made here.
+        // SAFETY: it was created here.
         unsafe { create::destroy(listener) }.unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Identifiers: what `struct rdma_cm_id` stands for, and its public fields.
+//! Identifiers: our part of `struct rdma_cm_id`, and its public fields.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
@@ -18,29 +18,29 @@ use crate::errno::Result;
 use crate::guard::lock;
 use crate::object::{Kind, Object};
 
-/// The default partition, in network byte order.
+/// The default partition key, in network byte order.
 const PKEY: u16 = 0xffff;
-/// The selector of path records for an exact value.
+/// The selector in path records that stands for an exact value.
 const EXACTLY: u8 = 2;
 
-/// `struct rdma_cm_id`.
+/// Our part of a `struct rdma_cm_id`.
 pub(super) struct Id {
     pub cm: CmId,
-    /// Where its events go.
+    /// The channel of its events.
     channel: AtomicPtr<rdma_event_channel>,
-    /// The channel is its own: its calls wait.
+    /// Whether the channel is its own, so that its calls wait.
     synchronous: AtomicBool,
-    /// What `id->route.path_rec` names, once the route is resolved.
+    /// The path record to which `id->route.path_rec` points once the route is resolved.
     path: UnsafeCell<ibv_sa_path_rec>,
-    /// The groups that it joined, each with the pointer that the program wants back.
+    /// The groups that it joined, each with the context pointer that the program passed.
     groups: Mutex<Vec<(IpAddr, usize)>>,
-    /// The queue pairs that a listening endpoint makes for its requests.
+    /// What a listening endpoint needs to create queue pairs for its requests.
     wanted: Mutex<Option<Wanted>>,
-    /// What was looked up for it, until the program takes it.
+    /// The result of a lookup, until the program takes it.
     found: Mutex<Lookup>,
 }
 
-/// The queue pairs that a listening endpoint makes for its requests.
+/// What a listening endpoint needs to create queue pairs for its requests.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub pd: *mut ibv_pd,
@@ -54,15 +54,15 @@ impl Kind for Id {
 }
 
 impl Id {
-    /// Whether its calls wait.
+    /// Whether it is synchronous, so that its calls wait.
     pub(super) fn is_synchronous(&self) -> bool {
         self.synchronous.load(Ordering::Relaxed)
     }
-    /// Where its events go.
+    /// The channel of its events.
     pub(super) fn channel(&self) -> *mut rdma_event_channel {
         self.channel.load(Ordering::Relaxed)
     }
-    /// Its events go to another channel. Returns whether the one before was its own, and that one.
+    /// Changes the channel of its events. Returns the previous channel, and whether it was its own.
     pub(super) fn move_to(
         &self,
         channel: *mut rdma_event_channel,
@@ -71,7 +71,7 @@ impl Id {
         let before = self.channel.swap(channel, Ordering::Relaxed);
         (self.synchronous.swap(own, Ordering::Relaxed), before)
     }
-    /// Remembers what the program wants back with the event of a group.
+    /// Stores the context pointer that the program passed with a group.
     pub(super) fn join(&self, group: IpAddr, context: *mut c_void) {
         let mut groups = lock(&self.groups);
         groups.retain(|(known, _)| *known != group);
@@ -80,7 +80,7 @@ impl Id {
     pub(super) fn leave(&self, group: IpAddr) {
         lock(&self.groups).retain(|(known, _)| *known != group);
     }
-    /// What the program wants back with the event of a group.
+    /// The context pointer that the program passed with the group of an event.
     pub(super) fn joined(&self, ud: &UdParam) -> *mut c_void {
         let group = ud.ah_attr.grh.map(|grh| grh.dgid.to_ip());
         let groups = lock(&self.groups);
@@ -95,7 +95,7 @@ impl Id {
     }
 }
 
-/// The identifier that C names.
+/// The identifier behind a program's pointer.
 ///
 /// # Errors
 /// As [`Object::of`].
@@ -107,14 +107,14 @@ pub(super) unsafe fn of<'a>(id: *mut rdma_cm_id) -> Result<&'a Object<Id>> {
     unsafe { Object::<Id>::of(id) }
 }
 
-/// Gives C an identifier, whose channel may be its own.
+/// Creates the C object of an identifier. The channel may be its own.
 pub(super) fn make(
     cm: CmId,
     channel: *mut rdma_event_channel,
     own: bool,
     context: *mut c_void,
 ) -> *mut rdma_cm_id {
-    // SAFETY: numbers, and pointers that may be NULL.
+    // SAFETY: they consist of numbers, and pointers that may be NULL.
     let (mut public, path): (rdma_cm_id, ibv_sa_path_rec) = unsafe { (abi::zeroed(), abi::zeroed()) };
     public.channel = channel;
     public.context = context;
@@ -132,22 +132,22 @@ pub(super) fn make(
             found: Mutex::default(),
         },
     );
-    // SAFETY: it was just made.
+    // SAFETY: it was just created.
     if let Ok(object) = unsafe { of(id) } {
-        // By this context its events find it.
+        // Events find the identifier by this context.
         object.private().cm.set_context(id.expose_provenance() as u64);
         refresh_addresses(object);
     }
     id
 }
 
-/// Makes the identifier of a request, with the program's context of its listener.
+/// Creates the identifier of a request. It inherits the program's context from its listener.
 ///
 /// # Errors
-/// Those of the device that `id->verbs` shows.
+/// Those of opening the device for `id->verbs`.
 ///
 /// # Safety
-/// The listener lives, and the channel is the listener's.
+/// The listener is alive, and the channel is the listener's.
 pub(super) unsafe fn incoming(
     channel: *mut rdma_event_channel,
     cm: CmId,
@@ -156,18 +156,18 @@ pub(super) unsafe fn incoming(
     // SAFETY: as the caller promises.
     let context = unsafe { (*listener).context };
     let id = make(cm, channel, false, context);
-    // SAFETY: it was just made.
+    // SAFETY: it was just created.
     let made = unsafe { of(id) }?;
     refresh_addresses(made);
     refresh_route(made);
     Ok(id)
 }
 
-/// The addresses, and once there is a local one, the device.
+/// Updates the addresses in the public structure, and once there is a local one, `verbs` and `pd`.
 pub(super) fn refresh_addresses(id: &Object<Id>) {
     let (cm, public) = (&id.private().cm, id.public());
     let (local, peer) = (cm.local_addr(), cm.peer_addr());
-    // SAFETY: fields of an object that lives, with room for every address; the program reads them, and leaves writing to us.
+    // SAFETY: fields of a live object, with room for every address. The program only reads them.
     unsafe {
         let route = &raw mut (*public).route.addr;
         if let Some(local) = local {
@@ -197,11 +197,11 @@ fn gid(addr: SocketAddr) -> [u8; 16] {
     Gid::from_ip(addr.ip().to_canonical()).0
 }
 
-/// The path.
+/// Updates the path in the public structure.
 pub(super) fn refresh_route(id: &Object<Id>) {
     let (cm, public) = (&id.private().cm, id.public());
     let (Some(local), Some(peer)) = (cm.local_addr(), cm.peer_addr()) else { return };
-    // SAFETY: numbers.
+    // SAFETY: it consists of numbers.
     let mut path: ibv_sa_path_rec = unsafe { abi::zeroed() };
     path.sgid.raw = gid(local);
     path.dgid.raw = gid(peer);

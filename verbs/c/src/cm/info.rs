@@ -1,4 +1,4 @@
-//! `rdma_getaddrinfo`: names and services as getaddrinfo(3) finds them, with what an identifier is created from.
+//! `rdma_getaddrinfo`: looks up names and services with getaddrinfo(3), and returns what is needed to create an identifier.
 
 use core::ffi::{c_char, c_int};
 use core::mem::size_of;
@@ -14,7 +14,7 @@ use crate::abi::{
 use crate::errno::{self, EINVAL, ENOMEM, Result};
 use crate::guard::uncancelled;
 
-/// What a call asks for.
+/// The relevant hints of a call.
 struct Hints {
     flags: u32,
     family: c_int,
@@ -24,11 +24,11 @@ struct Hints {
     dst: Option<SocketAddr>,
 }
 
-/// Port space and type of queue pairs: one follows from the other where a program gives only one.
+/// Port space and type of queue pairs. If a program gives only one of them, the other follows from it.
 fn space_and_type(port_space: u32, qp_type: u32) -> (u32, u32) {
     match (port_space, qp_type) {
         (0, IBV_QPT_UD) => (RDMA_PS_UDP, qp_type),
-        // The only one for unreliable connections.
+        // The only port space for UC.
         (0, IBV_QPT_UC) => (RDMA_PS_IB, qp_type),
         (0, 0) => (RDMA_PS_TCP, IBV_QPT_RC),
         (0, _) => (RDMA_PS_TCP, qp_type),
@@ -38,7 +38,7 @@ fn space_and_type(port_space: u32, qp_type: u32) -> (u32, u32) {
     }
 }
 
-/// An address with its length, as `struct rdma_addrinfo` has it; without a length there is none.
+/// An address with its length, as in `struct rdma_addrinfo`; `None` if the length is 0.
 ///
 /// # Safety
 /// As [`addr::read_optional`], unless the length is 0.
@@ -50,11 +50,11 @@ pub(super) unsafe fn address(addr: *const sockaddr, len: u32) -> Result<Option<S
     unsafe { addr::read_optional(addr) }
 }
 
-/// The hints of a call. Their destination address is read only if `reads_dst`: where a node or a service gives one, it is ignored, and
-/// may be uninitialised.
+/// Reads the hints of a call. Reads the destination address only if `reads_dst` is set: if a node or a service is given, that address is
+/// ignored and may be uninitialised.
 ///
 /// # Safety
-/// `hints` is NULL, or valid as C promises.
+/// `hints` is NULL, or valid by the contract of `rdma_getaddrinfo`.
 unsafe fn read(hints: *const rdma_addrinfo, reads_dst: bool) -> Result<Hints> {
     // SAFETY: as the caller promises.
     unsafe {
@@ -72,16 +72,16 @@ unsafe fn read(hints: *const rdma_addrinfo, reads_dst: bool) -> Result<Hints> {
     }
 }
 
-/// Asks the system for an address; an error is one of getaddrinfo(3).
+/// Looks an address up with getaddrinfo(3). An error is one of its numbers.
 ///
 /// # Safety
-/// `node` and `service` are NULL or strings that end in NUL.
+/// `node` and `service` are NULL or NUL-terminated strings.
 unsafe fn find(
     node: *const c_char,
     service: *const c_char,
     hints: &Hints,
 ) -> core::result::Result<(SocketAddr, Option<CString>), c_int> {
-    // SAFETY: zeros are hints that ask for nothing.
+    // SAFETY: zeros are valid hints that request nothing.
     let mut ask: libc::addrinfo = unsafe { core::mem::zeroed() };
     if hints.flags & RAI_PASSIVE != 0 {
         ask.ai_flags |= libc::AI_PASSIVE;
@@ -115,17 +115,17 @@ unsafe fn find(
     }
 }
 
-/// Memory of calloc(3) for C: all zeros, and freed by free(3).
+/// Allocates zeroed memory for C with calloc(3), to be freed by free(3).
 ///
 /// # Errors
-/// `ENOMEM`.
+/// `ENOMEM` if there is no memory.
 fn calloc<T>() -> Result<*mut T> {
-    // SAFETY: any size is fine; the result is checked.
+    // SAFETY: any size is allowed, and the result is checked.
     let memory = unsafe { libc::calloc(1, size_of::<T>()) };
     if memory.is_null() { Err(ENOMEM) } else { Ok(memory.cast()) }
 }
 
-/// An address for C, in memory of calloc(3), and its length.
+/// Copies an address into memory of calloc(3). Returns it with its length.
 fn calloc_address(addr: SocketAddr) -> Result<(*mut sockaddr, u32)> {
     let place = calloc::<sockaddr_storage>()?;
     // SAFETY: any address fits.
@@ -133,7 +133,7 @@ fn calloc_address(addr: SocketAddr) -> Result<(*mut sockaddr, u32)> {
     Ok((place.cast(), len as u32))
 }
 
-/// Gives C the result. Each part is allocated separately, because programs replace and free parts themselves.
+/// Creates the result for C. Each part is allocated separately, because programs replace and free parts themselves.
 fn info(
     hints: &Hints,
     src: Option<SocketAddr>,
@@ -141,7 +141,7 @@ fn info(
     name: Option<&CStr>,
 ) -> Result<*mut rdma_addrinfo> {
     let info = calloc::<rdma_addrinfo>()?;
-    // SAFETY: it was just made, and nobody else has it; all zeros are a value.
+    // SAFETY: it was just allocated, and no other pointer to it exists; all zeros are a valid value.
     let public = unsafe { &mut *info };
     public.ai_flags = hints.flags as c_int;
     public.ai_qp_type = hints.qp_type as c_int;
@@ -156,7 +156,7 @@ fn info(
             (public.ai_dst_addr, public.ai_dst_len) = calloc_address(dst)?;
         }
         if let Some(name) = name {
-            // SAFETY: a string that ends in NUL.
+            // SAFETY: a NUL-terminated string.
             let copy = unsafe { libc::strdup(name.as_ptr()) };
             if copy.is_null() {
                 return Err(ENOMEM);
@@ -168,13 +168,13 @@ fn info(
     };
     let filled = fill();
     if filled.is_err() {
-        // SAFETY: nobody else has it.
+        // SAFETY: no other pointer to it exists.
         unsafe { rdma_freeaddrinfo(info) };
     }
     filled.map(|()| info)
 }
 
-/// 0, an error of getaddrinfo(3), or -1 with `errno`.
+/// Returns 0, an error number of getaddrinfo(3), or -1 with `errno`.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
@@ -186,11 +186,11 @@ pub(super) unsafe extern "C" fn rdma_getaddrinfo(
         if to.is_null() || (node.is_null() && service.is_null() && hints.is_null()) {
             return Err(EINVAL);
         }
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let hints = unsafe { read(hints, node.is_null() && service.is_null()) }?;
         let (mut src, mut dst, mut name) = (hints.src, hints.dst, None);
         if !(node.is_null() && service.is_null()) {
-            // SAFETY: as C promises.
+            // SAFETY: the caller keeps the contract of the C function.
             match unsafe { find(node, service, &hints) } {
                 Ok((addr, canonical)) if hints.flags & RAI_PASSIVE != 0 => {
                     (src, dst, name) = (Some(addr), None, canonical);
@@ -200,18 +200,18 @@ pub(super) unsafe extern "C" fn rdma_getaddrinfo(
                 Err(error) => return Ok(error),
             }
         }
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { *to = info(&hints, src, dst, name.as_deref())? };
         Ok(0)
     });
     result.unwrap_or_else(errno::fail)
 }
 
-/// Frees a list, and with each entry its parts. Programs may have made any of them: libfabric does.
+/// Frees a list and the parts of its entries. Programs may have allocated any of them themselves, as libfabric does.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_freeaddrinfo(mut info: *mut rdma_addrinfo) {
     while !info.is_null() {
-        // SAFETY: C promises that the entries and their parts are memory of malloc(3), or NULL, and that it has done with them.
+        // SAFETY: the caller must pass entries and parts that are NULL or memory of malloc(3), and must not use them any more.
         unsafe {
             let entry = info.read();
             libc::free(entry.ai_src_addr.cast());
@@ -226,23 +226,23 @@ unsafe extern "C" fn rdma_freeaddrinfo(mut info: *mut rdma_addrinfo) {
     }
 }
 
-/// What `rdma_resolve_addrinfo` has found for an identifier.
+/// The result of `rdma_resolve_addrinfo` for an identifier.
 #[derive(Default)]
 pub(super) enum Lookup {
-    /// It was not asked, or the program has the result.
+    /// There was no lookup, or the program has taken the result.
     #[default]
     None,
-    /// Freed by `rdma_freeaddrinfo`.
+    /// The result, to be freed with `rdma_freeaddrinfo`.
     Found(*mut rdma_addrinfo),
 }
 
-// SAFETY: memory that nobody else has.
+// SAFETY: the memory is not shared.
 unsafe impl Send for Lookup {}
 
 impl Drop for Lookup {
     fn drop(&mut self) {
         if let Self::Found(info) = *self {
-            // SAFETY: made by `rdma_getaddrinfo`, and nobody else has it.
+            // SAFETY: allocated by `rdma_getaddrinfo`, and no other pointer to it exists.
             unsafe { rdma_freeaddrinfo(info) };
         }
     }

@@ -1,23 +1,23 @@
-//! Connection management, as librdmacm has it: `rdma_*` over [`verbs::rdma_cm`].
+//! Connection management as in librdmacm: `rdma_*` over [`verbs::rdma_cm`].
 //!
-//! A file uses those of its own row and of the rows above it:
+//! A file uses only files of its own row and of the rows above it:
 //!
 //! | what | where |
 //! |---|---|
-//! | addresses of sockets; names | `addr`, `info` |
-//! | the context that `id->verbs` names; event channels | `device`, `channel` |
+//! | socket addresses; names | `addr`, `info` |
+//! | the context for `id->verbs`; event channels | `device`, `channel` |
 //! | identifiers and their public fields | `id` |
 //! | queue pairs of identifiers | `qp` |
-//! | events, and calls that wait for them | `event`, `sync` |
-//! | making and ending identifiers; addresses, options, connections, groups | `create`, `resolve`, `option`, `connect`, `multicast` |
-//! | endpoints: identifiers with everything | `endpoint` |
+//! | events, and waiting for them | `event`, `sync` |
+//! | creating and destroying identifiers; addresses, options, connections, groups | `create`, `resolve`, `option`, `connect`, `multicast` |
+//! | endpoints: identifiers created with a queue pair in one call | `endpoint` |
 //! | sockets over RDMA, which are not supported | `rsocket` |
 //!
-//! In [`verbs`] every identifier here has an event channel. One that C made without a channel is *synchronous*: it has a channel of
-//! its own, and its calls wait for their event there and leave it in `id->event`, as in librdmacm.
+//! In [`verbs`] every identifier created here has an event channel. An identifier that C creates without a channel is *synchronous*: it has
+//! a channel of its own, on which its calls wait for their event. They leave the event in `id->event`, as in librdmacm.
 //!
-//! Calls that may wait are `extern "C-unwind"`, and nothing in them needs to be dropped while they wait: a thread can be cancelled
-//! there, and is then unwound.
+//! Functions that may wait are `extern "C-unwind"`, because a thread that is cancelled there is unwound. They own nothing that needs to be
+//! dropped during the wait.
 
 mod addr;
 mod channel;

@@ -1,4 +1,4 @@
-//! Groups of datagram identifiers.
+//! Multicast groups of datagram identifiers.
 
 use core::ffi::{c_int, c_void};
 
@@ -11,10 +11,10 @@ use crate::abi::{
 use crate::errno::{EINVAL, EOPNOTSUPP, Result};
 use crate::guard::{returning_zero, uncancelled};
 
-/// Joins a group, to send to it alone or to receive from it too.
+/// Joins a group, either to send to it only, or to receive from it too.
 ///
 /// # Safety
-/// As C promises.
+/// The caller keeps the contract of the C function.
 unsafe fn join(
     id: *mut rdma_cm_id,
     group: *const sockaddr,
@@ -24,7 +24,7 @@ unsafe fn join(
     // SAFETY: as the caller promises.
     let (id, group) = unsafe { (qp::follow(id)?, addr::read(group)?.ip().to_canonical()) };
     let private = id.private();
-    // Before: the event may be fetched before the call returns.
+    // Before the call, because the event may be fetched before the call returns.
     private.join(group, context);
     let joined =
         if receive { private.cm.join_multicast(group) } else { private.cm.join_multicast_to_send(group) };
@@ -40,9 +40,9 @@ unsafe extern "C-unwind" fn rdma_join_multicast(
     addr: *mut sockaddr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     let call = uncancelled(|| unsafe { join(id, addr, context, true) });
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { complete(id, call) }
 }
 
@@ -53,7 +53,7 @@ unsafe extern "C-unwind" fn rdma_join_multicast_ex(
     context: *mut c_void,
 ) -> c_int {
     let call = uncancelled(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
         let wanted = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
         if attr.comp_mask & wanted != wanted {
@@ -67,17 +67,17 @@ unsafe extern "C-unwind" fn rdma_join_multicast_ex(
             RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER => false,
             _ => return Err(EINVAL),
         };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         unsafe { join(id, attr.addr, context, receive) }
     });
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { complete(id, call) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (id, group) = unsafe { (qp::follow(id)?, addr::read(addr)?.ip().to_canonical()) };
         id.private().cm.leave_multicast(group)?;
         id.private().leave(group);

@@ -21,10 +21,10 @@ unsafe extern "C" fn rdma_set_option(
     optlen: usize,
 ) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let cm = &unsafe { id::of(id) }?.private().cm;
         let (Ok(level), Ok(name)) = (u32::try_from(level), u32::try_from(name)) else { return Err(EINVAL) };
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let option = unsafe {
             match (level, name) {
                 (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => CmOption::Tos(value(optval, optlen)?),
@@ -44,10 +44,10 @@ unsafe extern "C" fn rdma_set_option(
     })
 }
 
-/// An option's value, of exactly this size.
+/// Reads an option's value, which must have exactly this size.
 ///
 /// # Safety
-/// NULL, or a value of that many bytes.
+/// `value` is NULL, or points to `len` bytes.
 unsafe fn value<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
     if value.is_null() || len != size_of::<T>() {
         return Err(EINVAL);

@@ -1,4 +1,4 @@
-//! Addresses of identifiers: binding, resolving the peer's address and path, listening; names that are looked up for them.
+//! Addresses of identifiers: binding, resolving the peer's address and path, listening; and name lookup for identifiers.
 
 use core::ffi::{c_char, c_int};
 use core::ptr::null_mut;
@@ -17,7 +17,7 @@ use crate::{config, engine};
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (id, addr) = unsafe { (id::of(id)?, addr::read(addr)?) };
         config::warn_of_private_link(addr.ip(), engine::device);
         id.private().cm.bind_addr(addr)?;
@@ -26,7 +26,7 @@ unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) ->
     })
 }
 
-/// A timeout in milliseconds; 0 for a negative one.
+/// A timeout in milliseconds; a negative one is 0.
 fn timeout(ms: c_int) -> Duration {
     Duration::from_millis(ms.try_into().unwrap_or(0))
 }
@@ -39,31 +39,31 @@ unsafe extern "C-unwind" fn rdma_resolve_addr(
     timeout_ms: c_int,
 ) -> c_int {
     let call = uncancelled(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (id, src, dst) = unsafe { (id::of(id)?, addr::read_optional(src)?, addr::read(dst)?) };
         config::warn_of_private_link(dst.ip(), engine::device);
         id.private().cm.resolve_addr(src, dst, timeout(timeout_ms))?;
         id::refresh_addresses(id);
         Ok(())
     });
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { complete(id, call) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
     let call = uncancelled(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         Ok(unsafe { id::of(id) }?.private().cm.resolve_route(timeout(timeout_ms))?)
     });
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { complete(id, call) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let id = unsafe { id::of(id) }?;
         id.private().cm.listen(backlog.try_into().unwrap_or(0))?;
         id::refresh_addresses(id);
@@ -71,10 +71,10 @@ unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     })
 }
 
-/// A port of an address, in network byte order.
+/// A port number of an identifier, in network byte order.
 unsafe fn port_of(id: *mut rdma_cm_id, port: impl FnOnce(&CmId) -> u16) -> u16 {
     let port = uncancelled(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         Ok(port(&unsafe { id::of(id) }?.private().cm))
     });
     port.unwrap_or(0).to_be()
@@ -82,23 +82,23 @@ unsafe fn port_of(id: *mut rdma_cm_id, port: impl FnOnce(&CmId) -> u16) -> u16 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { port_of(id, CmId::src_port) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { port_of(id, CmId::dst_port) }
 }
 
-/// Flags of releases later than the headers may be.
+/// A flag that older headers do not have.
 const RAI_SA: u32 = 0x10;
 
-/// Looks an address up, as `rdma_getaddrinfo` does, and raises its event.
+/// Looks an address up, as `rdma_getaddrinfo` does, and raises `AddrinfoResolved` if it finds one.
 ///
 /// # Safety
-/// As C promises for the two.
+/// The caller keeps the contract of `rdma_resolve_addrinfo` and `rdma_getaddrinfo`.
 unsafe fn look_up(
     id: *mut rdma_cm_id,
     node: *const c_char,
@@ -110,7 +110,7 @@ unsafe fn look_up(
         let private = id::of(id)?.private();
         let flags = hints.as_ref().map_or(0, |hints| hints.ai_flags as u32);
         if flags & RAI_SA != 0 {
-            // There is no subnet administrator to ask.
+            // RoCE has no subnet administrator that could be asked.
             return Err(EOPNOTSUPP);
         }
         let mut found = private.found();
@@ -121,7 +121,7 @@ unsafe fn look_up(
         match rdma_getaddrinfo(node, service, hints, &raw mut info) {
             0 => *found = Lookup::Found(info),
             -1 => return Err(std::io::Error::last_os_error().into()),
-            // As the stock library does, which passes the number on.
+            // The stock library, too, returns this number.
             error => return Err(Errno(error)),
         }
         Ok(private.cm.write_event(CmEventType::AddrinfoResolved, 0, 0)?)
@@ -135,17 +135,17 @@ unsafe extern "C-unwind" fn rdma_resolve_addrinfo(
     service: *const c_char,
     hints: *const rdma_addrinfo,
 ) -> c_int {
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     let call = uncancelled(|| unsafe { look_up(id, node, service, hints) });
-    // SAFETY: as C promises.
+    // SAFETY: the caller keeps the contract of the C function.
     unsafe { complete(id, call) }
 }
 
-/// The result of `rdma_resolve_addrinfo`, once.
+/// Returns the result of `rdma_resolve_addrinfo`, once.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, to: *mut *mut rdma_addrinfo) -> c_int {
     returning_zero(|| {
-        // SAFETY: as C promises.
+        // SAFETY: the caller keeps the contract of the C function.
         let (private, to) = unsafe { (id::of(id)?.private(), to.as_mut().ok_or(EINVAL)?) };
         let mut found = private.found();
         let Lookup::Found(info) = *found else { return Err(Errno(libc::ENOENT)) };

@@ -1,4 +1,4 @@
-//! Sockets over RDMA are not supported. Only `rpoll` and `repoll_*` work: programs call them with other descriptors.
+//! Sockets over RDMA are not supported. Only `rpoll` and `repoll_*` work, because programs call them with other descriptors too.
 
 use core::ffi::c_int;
 
@@ -16,21 +16,21 @@ unsafe extern "C-unwind" {
     ) -> c_int;
 }
 
-/// As poll(2): no descriptor is that of a socket over RDMA.
+/// Calls poll(2), because no descriptor is a socket over RDMA.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn rpoll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: what C promises for poll.
+    // SAFETY: the caller keeps the contract of poll(2).
     unsafe { poll(fds, count, timeout) }
 }
 
-/// As epoll_create1(2).
+/// Calls epoll_create1(2).
 #[unsafe(no_mangle)]
 extern "C" fn repoll_create(flags: c_int) -> c_int {
-    // SAFETY: a number, of which one flag is passed on.
+    // SAFETY: passes a number, of which only one flag is used.
     unsafe { libc::epoll_create1(flags & libc::EPOLL_CLOEXEC) }
 }
 
-/// As epoll_ctl(2), but the error number is what it returns.
+/// Calls epoll_ctl(2), but returns the error number.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn repoll_ctl(
     epoll: c_int,
@@ -38,14 +38,14 @@ unsafe extern "C" fn repoll_ctl(
     fd: c_int,
     event: *mut libc::epoll_event,
 ) -> c_int {
-    // SAFETY: what C promises for epoll_ctl.
+    // SAFETY: the caller keeps the contract of epoll_ctl(2).
     match unsafe { libc::epoll_ctl(epoll, operation, fd, event) } {
         0 => 0,
         _ => std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL),
     }
 }
 
-/// As epoll_wait(2).
+/// Calls epoll_wait(2).
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn repoll_wait(
     epoll: c_int,
@@ -53,11 +53,11 @@ unsafe extern "C-unwind" fn repoll_wait(
     max: c_int,
     timeout: c_int,
 ) -> c_int {
-    // SAFETY: what C promises for epoll_wait.
+    // SAFETY: the caller keeps the contract of epoll_wait(2).
     unsafe { epoll_pwait(epoll, events, max, timeout, core::ptr::null()) }
 }
 
-/// Functions that refuse, whatever they are given.
+/// Defines functions that fail for any arguments.
 macro_rules! refuse {
     ($result:ty, $value:expr; $($name:ident)*) => {
         $(

@@ -1,4 +1,4 @@
-//! Calls of synchronous identifiers: they wait for their event.
+//! Waiting in the calls of synchronous identifiers.
 
 use core::ffi::c_int;
 use core::ptr::null_mut;
@@ -10,8 +10,8 @@ use crate::abi::{RDMA_CM_EVENT_REJECTED, rdma_cm_event, rdma_cm_id, rdma_event_c
 use crate::errno::{Errno, Result, fail};
 use crate::guard::uncancelled;
 
-/// Ends a call: one of a synchronous identifier waits for its event, and leaves it in `id->event`. Nothing in the caller needs to
-/// be dropped while it waits.
+/// Completes a call. If the identifier is synchronous, waits for the call's event and leaves it in `id->event`. Nothing in the caller may
+/// need to be dropped during the wait.
 ///
 /// # Safety
 /// As [`id::of`].
@@ -28,7 +28,7 @@ pub(super) unsafe extern "C-unwind" fn complete(id: *mut rdma_cm_id, call: Resul
             Ok(channel) => channel,
             Err(error) => return fail(error),
         };
-        // A null channel: there is nothing to wait for, but there may be an event.
+        // A null channel means that there is nothing to wait for; but there may be an event.
         if !channel.is_null() && event::next(channel, &raw mut event) != 0 {
             return -1;
         }
@@ -44,8 +44,8 @@ pub(super) unsafe extern "C-unwind" fn complete(id: *mut rdma_cm_id, call: Resul
     }
 }
 
-/// The channel on which a call's event will come; null for an identifier that is not synchronous, and where the connection has ended
-/// already: its event is there, or was fetched before.
+/// The channel on which a call's event will come. Null for an identifier that is not synchronous. Null also if the connection has already
+/// ended: then its event is waiting already, or was fetched before.
 ///
 /// # Safety
 /// As [`id::of`].
@@ -68,12 +68,12 @@ unsafe fn before_event(
     }
 }
 
-/// Acknowledges the event that the last call of a synchronous identifier left.
+/// Acknowledges the event that the last call of a synchronous identifier left in `id->event`.
 ///
 /// # Safety
-/// The identifier lives.
+/// The identifier is alive.
 pub(super) unsafe fn forget_event(id: *mut rdma_cm_id) {
-    // SAFETY: as the caller promises; the event is one of ours, or NULL, or one that the program acknowledged itself.
+    // SAFETY: as the caller promises; the event is one of ours, or NULL, or one that the program has acknowledged itself.
     unsafe {
         let last = core::mem::replace(&mut (*id).event, null_mut());
         if !last.is_null() {
