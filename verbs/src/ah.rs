@@ -115,6 +115,7 @@ impl Context {
     }
 }
 
+/// The implementation of [`Context::init_ah_from_wc`], with the GID table as an argument.
 pub(crate) fn attr_from_wc(gids: &[Gid], wc: &Wc, grh: &[u8; GRH_LEN]) -> Result<AhAttr, VerbsError> {
     let fail = |reason| VerbsError::NoNetworkHeader { reason };
     if !wc.is_ok() || !wc.wc_flags.contains(WcFlags::GRH) {
@@ -139,6 +140,7 @@ pub(crate) fn attr_from_wc(gids: &[Gid], wc: &Wc, grh: &[u8; GRH_LEN]) -> Result
     Ok(AhAttr { grh: Some(route), sl: wc.sl, port_num: 1, ..AhAttr::default() })
 }
 
+/// The fields of an IPv4 or IPv6 header that are needed for a reply.
 struct NetworkHeader {
     src: Gid,
     dst: Gid,

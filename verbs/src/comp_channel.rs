@@ -93,7 +93,7 @@ impl CompChannel {
         Ok(self.core.get(timeout)?.map(|cq| CqEvent::new(&cq)))
     }
 
-    /// Frees the channel.
+    /// Destroys the channel.
     ///
     /// # Errors
     /// `EBUSY` while completion queues use it. The channel is returned with the error.

@@ -312,10 +312,12 @@ impl Qp {
         }
     }
 
+    /// Moves the queue pair to INIT, unless it is in INIT already.
     fn init_connected(&self, options: &RcOptions) -> Result<(), VerbsError> {
         if self.starts_at()? == QpState::Reset { self.init_rc(options) } else { Ok(()) }
     }
 
+    /// Moves the queue pair from INIT to RTR.
     fn modify_to_rtr(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<(), VerbsError> {
         let attr = options.rtr(self.core().device(), peer);
         self.modify(&attr, required(QpState::Init, QpState::Rtr, self.qp_type()))

@@ -307,6 +307,7 @@ impl Context {
         self.address_pair.get().map(|address_pair| **address_pair)
     }
 
+    /// Locks the state of connection management.
     pub(crate) fn cm(&self) -> MutexGuard<'_, Attached> {
         lock(&self.cm)
     }
@@ -321,6 +322,7 @@ impl Context {
     }
 }
 
+/// The address at an index of the GID table.
 pub(crate) fn gid(device: &Device, index: usize) -> Result<Gid, VerbsError> {
     let gids = device.gids();
     gids.get(index).copied().filter(|gid| !gid.is_zero()).ok_or(VerbsError::NoSuchIndex {
@@ -331,6 +333,7 @@ pub(crate) fn gid(device: &Device, index: usize) -> Result<Gid, VerbsError> {
     })
 }
 
+/// Fails for any port number other than 1.
 fn only_port(port_num: u8) -> Result<(), VerbsError> {
     if port_num == 1 {
         return Ok(());

@@ -245,8 +245,8 @@ impl Drop for CqPoller {
     }
 }
 
-/// Ends a poll that found `n` completions and holds no lock any more. If `n` is 0, the thread may sleep. Otherwise datagrams that were posted
-/// before are copied out of the program's memory, because from a completion the program may conclude that this has happened.
+/// Ends a poll that found `n` completions and holds no lock any more. If `n` is 0, the thread may sleep. Otherwise datagrams that were
+/// posted before are copied out of the program's memory, because the program may conclude from a completion that this has happened.
 #[inline]
 fn found(core: &CqCore, n: usize) -> usize {
     if n == 0 {

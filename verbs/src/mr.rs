@@ -312,6 +312,7 @@ impl Mr {
         Ok(())
     }
 
+    /// Changes the region. `memory` replaces its memory if given.
     fn change(&mut self, change: &Rereg<'_>, memory: Option<Memory>) -> Result<(), VerbsError> {
         self.not_pinned()?;
         // New memory is named by its own address; memory that is kept, by the same address as before.
@@ -498,6 +499,7 @@ impl Mr {
         self.writable()?;
         Ok(AtomicWord { word: self.aligned_word(offset)?, region: PhantomData })
     }
+    /// The address of the 8 bytes at `offset`, after checking range and alignment.
     #[inline]
     fn aligned_word(&self, offset: usize) -> Result<*mut u64, VerbsError> {
         self.within(offset, 8)?;
@@ -548,6 +550,7 @@ impl Mr {
         let len = range.end.checked_sub(range.start).ok_or_else(|| self.outside(range.start, range.end))?;
         self.within(range.start, len)
     }
+    /// Checks that `len` bytes at `offset` are inside the region.
     #[inline]
     pub(crate) fn within(&self, offset: usize, len: usize) -> Result<(), VerbsError> {
         match offset.checked_add(len) {
@@ -555,10 +558,12 @@ impl Mr {
             end => Err(self.outside(offset, end.unwrap_or(usize::MAX))),
         }
     }
+    /// Fails if the region may not be written.
     #[inline]
     pub(crate) fn writable(&self) -> Result<(), VerbsError> {
         if self.memory.is_writable() { Ok(()) } else { Err(VerbsError::ReadOnly) }
     }
+    /// The error for a range outside of the region.
     fn outside(&self, start: usize, end: usize) -> VerbsError {
         VerbsError::OutOfRegion { start: start as u64, end: end as u64, len: self.len() as u64 }
     }

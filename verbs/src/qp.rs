@@ -502,7 +502,7 @@ impl RecvQueue {
     pub fn prefetch_each(queues: &[Self], at: impl Iterator<Item = usize> + Clone, n: u32) {
         prefetch_each(at.map(|q| &queues[q]), |queue| queue.prefetch(n));
     }
-    /// Requests that can be posted now.
+    /// How many requests can be posted now.
     pub fn free(&mut self) -> usize {
         self.poster.as_mut().map_or(0, |poster| poster.free() as usize)
     }

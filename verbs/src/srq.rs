@@ -80,12 +80,14 @@ impl Srq {
     pub(crate) fn new(core: Arc<SrqCore>) -> Self {
         Self { core, number: None }
     }
+    /// A queue of a shared XRC domain, with its reserved number.
     pub(crate) fn of_shared_domain(core: Arc<SrqCore>, number: SrqNumber) -> Self {
         Self { core, number: Some(Arc::new(number)) }
     }
     pub(crate) fn core(&self) -> &Arc<SrqCore> {
         &self.core
     }
+    /// Another handle of the same queue.
     pub(crate) fn again(&self) -> Self {
         Self { core: self.core.clone(), number: self.number.clone() }
     }

@@ -35,7 +35,7 @@ pub struct SendWr<'a> {
     ah: Option<&'a Ah>,
     remote_qpn: Qpn,
     remote_qkey: u32,
-    /// The XRC shared receive queue at the peer.
+    /// The number of the XRC shared receive queue at the peer.
     remote_srqn: Option<u32>,
 }
 
@@ -374,6 +374,7 @@ impl<'a> SendWr<'a> {
     pub fn bind_mw(wr_id: u64, mw: &Mw, rkey: u32, info: &MwBindInfo<'_>) -> Result<Self, VerbsError> {
         Ok(Self::bind_type_2(wr_id, mw, rkey, info)?)
     }
+    /// A BIND_MW request, for a window of type 2 only.
     pub(crate) fn bind_type_2(
         wr_id: u64,
         mw: &Mw,
@@ -386,6 +387,7 @@ impl<'a> SendWr<'a> {
         own_key(rkey, mw.rkey())?;
         Self::bind(wr_id, mw, rkey, info)
     }
+    /// A request that binds a window of either type.
     pub(crate) fn bind(wr_id: u64, mw: &Mw, rkey: u32, info: &MwBindInfo<'_>) -> Result<Self, BindError> {
         let MwBindInfo { mr, addr, length, access } = *info;
         let region = match mr {
@@ -609,6 +611,7 @@ pub(crate) fn check_length(wqe: &SendWqe, length: u64) -> Result<u32, PostErrorK
     Ok(length as u32)
 }
 
+/// Checks the operands of the operations in [`CHECKED_OPCODES`].
 #[cold]
 fn check_operands(wqe: &SendWqe, length: u64) -> Result<(), PostErrorKind> {
     if wqe.opcode() != WrOpcode::Flush {
@@ -621,6 +624,7 @@ fn check_operands(wqe: &SendWqe, length: u64) -> Result<(), PostErrorKind> {
     }
 }
 
+/// Checks length and alignment of an atomic.
 fn check_atomic(wqe: &SendWqe, length: u64) -> Result<(), PostErrorKind> {
     if length != 8 {
         return Err(PostErrorKind::AtomicLength(length));
@@ -631,6 +635,7 @@ fn check_atomic(wqe: &SendWqe, length: u64) -> Result<(), PostErrorKind> {
     Ok(())
 }
 
+/// A set of one opcode.
 const fn bit(opcode: WrOpcode) -> u32 {
     1 << opcode as u8
 }
@@ -811,6 +816,7 @@ impl SendLimits {
         }
     }
 
+    /// Whether `pd` is the queue pair's protection domain.
     #[inline]
     fn is_ours(&self, pd: &Arc<PdCore>) -> bool {
         Arc::as_ptr(pd).addr() == self.pd || Arc::as_ptr(pd.domain()).addr() == self.pd

@@ -361,6 +361,7 @@ impl<'q> WrPost<'q> {
     #[doc(alias = "ibv_wr_abort")]
     pub fn abort(self) {}
 
+    /// Finishes the previous request and begins a new one.
     #[inline]
     fn begin(&mut self, op: SendOpsFlags, wqe: SendWqe) {
         self.finish();
@@ -395,6 +396,7 @@ impl<'q> WrPost<'q> {
         }
     }
 
+    /// Checks a complete request, and writes its header into its slot.
     #[inline]
     fn put(&mut self, request: &Request) -> Result<(), PostErrorKind> {
         let Request { wqe, num_sge, length, inline, addressed, remote_srqn } = *request;

@@ -50,7 +50,7 @@ enum Domain {
 }
 
 impl Context {
-    /// Opens an XRC domain. See [`Xrcd`].
+    /// Opens an XRC domain by name, or an anonymous one.
     ///
     /// ```
     /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, QpType, RcOptions, RecvWr, SendWr, SrqInitAttr, Wc};

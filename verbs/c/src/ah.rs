@@ -35,7 +35,8 @@ pub(crate) unsafe fn of<'a>(ah: *mut ibv_ah) -> Result<&'a Verbs> {
 
 /// Creates an address handle.
 ///
-/// # Safety As [`Object::of`].
+/// # Safety
+/// As [`Object::of`].
 unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     // SAFETY: as the caller promises.
     let (domain, context, device) = unsafe { (pd::of(pd)?, (*pd).context, device_of((*pd).context)?) };
@@ -70,7 +71,8 @@ unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
 
 /// The address vector for a reply to the sender of a datagram.
 ///
-/// # Safety As [`Object::of`], for each pointer.
+/// # Safety
+/// As [`Object::of`], for each pointer.
 unsafe fn init_from_wc(
     context: *mut ibv_context,
     port_num: u8,

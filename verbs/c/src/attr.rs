@@ -35,6 +35,7 @@ pub(crate) fn send_flags(bits: u32) -> SendFlags {
     SendFlags::from_bits_truncate(bits).difference(SendFlags::IP_CSUM)
 }
 
+/// Converts a queue pair type. `EINVAL` for an unknown number.
 pub(crate) fn qp_type(from: u32) -> Result<QpType> {
     match from {
         abi::IBV_QPT_RC => Ok(QpType::Rc),
@@ -47,6 +48,7 @@ pub(crate) fn qp_type(from: u32) -> Result<QpType> {
     }
 }
 
+/// Converts a queue pair type to C.
 pub(crate) fn qp_type_to(from: QpType) -> u32 {
     match from {
         QpType::Rc => abi::IBV_QPT_RC,
@@ -58,6 +60,7 @@ pub(crate) fn qp_type_to(from: QpType) -> u32 {
     }
 }
 
+/// Converts queue sizes.
 pub(crate) fn cap(from: &ibv_qp_cap) -> QpCap {
     QpCap {
         max_send_wr: from.max_send_wr,
@@ -68,6 +71,7 @@ pub(crate) fn cap(from: &ibv_qp_cap) -> QpCap {
     }
 }
 
+/// Converts queue sizes to C.
 pub(crate) fn cap_to(from: &QpCap) -> ibv_qp_cap {
     ibv_qp_cap {
         max_send_wr: from.max_send_wr,
@@ -99,6 +103,7 @@ pub(crate) fn ah_attr(from: &ibv_ah_attr) -> AhAttr {
     }
 }
 
+/// Converts a path to C.
 pub(crate) fn ah_attr_to(from: &AhAttr) -> ibv_ah_attr {
     // SAFETY: the structure consists of numbers.
     let mut to: ibv_ah_attr = unsafe { abi::zeroed() };
@@ -123,6 +128,7 @@ pub(crate) fn qp_num(from: u32) -> u32 {
     from & 0xff_ffff
 }
 
+/// Converts a queue pair state. `EINVAL` for an unknown number.
 pub(crate) fn state(from: u32) -> Result<QpState> {
     u8::try_from(from).ok().and_then(QpState::from_enum).ok_or(EINVAL)
 }
@@ -182,6 +188,7 @@ pub(crate) fn qp_attr(from: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
     Ok(to)
 }
 
+/// Converts all attributes to C.
 pub(crate) fn qp_attr_to(from: &QpAttr) -> ibv_qp_attr {
     // SAFETY: the structure consists of numbers.
     let mut to: ibv_qp_attr = unsafe { abi::zeroed() };

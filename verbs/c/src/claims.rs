@@ -16,6 +16,7 @@ pub(crate) struct Claim {
     _byte: Arc<Byte>,
 }
 
+/// A locked byte of the file.
 struct Byte {
     at: i64,
     file: Arc<File>,
@@ -34,6 +35,7 @@ impl Drop for Byte {
 
 static CLAIMS: OfProcess<Mutex<Claims>> = OfProcess::new();
 
+/// The claims of a process.
 #[derive(Default)]
 struct Claims {
     /// Opened once for all claims, because closing any descriptor of the file ends every lock that the process has on it (fcntl(2)).
@@ -56,6 +58,7 @@ impl Claim {
         (0..NUMBERS).find_map(|number| Some((number, Self::at(first + i64::from(number), false)?)))
     }
 
+    /// Claims the name at an offset. With `shared`, succeeds also if this process has claimed it already.
     fn at(at: i64, shared: bool) -> Option<Self> {
         let mut claims = CLAIMS.lock();
         if let Some(byte) = claims.bytes.get(&at).and_then(Weak::upgrade) {

@@ -162,6 +162,7 @@ pub(crate) fn each_process_is_a_host() -> bool {
     env::var_os("ROCE_XRCD").is_some_and(|value| value == "process")
 }
 
+/// The text of a variable; `None` if it is not set.
 fn text(name: &str) -> Result<Option<String>, String> {
     match env::var(name) {
         Ok(text) => Ok(Some(text)),
@@ -170,17 +171,20 @@ fn text(name: &str) -> Result<Option<String>, String> {
     }
 }
 
+/// The parsed value of a variable; `None` if it is not set.
 fn value<T: FromStr<Err: Display>>(name: &str) -> Result<Option<T>, String> {
     let Some(text) = text(name)? else { return Ok(None) };
     text.parse().map(Some).map_err(|why| format!("{name}={text}: {why}"))
 }
 
+/// The values of a comma-separated variable; empty if it is not set.
 fn list<T>(name: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
     let Some(text) = text(name)? else { return Ok(Vec::new()) };
     let parts = text.split(',').filter(|part| !part.is_empty());
     parts.map(|part| parse(part).map_err(|why| format!("{name}={text}: {part:?}: {why}"))).collect()
 }
 
+/// Parses `ADDR[/PREFIX]`. The default prefix is 24 bits for IPv4 and 64 for IPv6.
 fn address(text: &str) -> Result<(IpAddr, u8), String> {
     let (addr, prefix) = text.split_once('/').map_or((text, None), |(addr, prefix)| (addr, Some(prefix)));
     let addr: IpAddr = addr.parse().map_err(|why| format!("{why}; write ADDR or ADDR/PREFIX"))?;

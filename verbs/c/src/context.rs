@@ -54,6 +54,7 @@ pub(crate) unsafe fn device_of(context: *mut ibv_context) -> Result<Arc<Verbs>> 
     engine::device()
 }
 
+/// The structure that contains a program's context.
 fn outer(context: *mut ibv_context) -> *mut verbs_context {
     if context.is_null() {
         return core::ptr::null_mut();

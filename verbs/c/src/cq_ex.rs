@@ -50,6 +50,7 @@ unsafe fn polling<'a>(cq: *mut ibv_cq_ex) -> Result<&'a mut Option<CqExPoll<'sta
     Ok(unsafe { &mut *Object::<Cq>::of(cq)?.private().poll.get() })
 }
 
+/// The result of a poll for C: 0, `ENOENT` if there is no completion, or an error number.
 fn no_completion(found: Result<bool>) -> c_int {
     match found {
         Ok(true) => 0,

@@ -23,6 +23,8 @@ struct Wanted {
     parent_domain: *mut ibv_pd,
 }
 
+/// Creates a completion queue for C.
+///
 /// # Safety
 /// As [`Object::of`], for each pointer.
 unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> Result<*mut ibv_cq_ex> {

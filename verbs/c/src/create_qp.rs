@@ -22,6 +22,7 @@ struct Wanted {
     send_ops: Option<SendOpsFlags>,
 }
 
+/// Reads and checks the attributes beyond the basic ones.
 fn wanted(attr: &ibv_qp_init_attr_ex) -> Result<Wanted> {
     let has = |mask| attr.comp_mask & mask != 0;
     let known = abi::IBV_QP_INIT_ATTR_PD
@@ -126,6 +127,7 @@ fn create_target(context: *mut ibv_context, qp_context: *mut c_void, target: Xrc
     give(context, public, Qp::new(Handle::Target(target), false, false))
 }
 
+/// Creates the C object of a queue pair, and registers it for its asynchronous events.
 fn give(context: *mut ibv_context, mut public: QpEx, state: Qp) -> *mut ibv_qp {
     public.ex.qp_base.context = context;
     public.ex.qp_base.handle = public.ex.qp_base.qp_num;

@@ -49,6 +49,7 @@ impl Given {
 pub(crate) struct Names(HashMap<EventElement, Vec<usize>>);
 
 impl Names {
+    /// Adds an object.
     pub(crate) fn add(&mut self, element: EventElement, at: usize) {
         self.0.entry(element).or_default().push(at);
     }
@@ -128,6 +129,8 @@ impl Contexts {
         Ok(made)
     }
 
+    /// Makes the descriptor `events` of a context that is being opened report its events. If it is the first context, `events` watches the
+    /// device's descriptor. If it is the second, starts the thread that distributes events.
     fn watch(&self, device: &Arc<Context>, fds: Fds) -> Result<()> {
         fd::watch(fds.events, fds.own)?;
         let events = device.async_fd()?.as_raw_fd();
@@ -166,16 +169,19 @@ impl Contexts {
 }
 
 impl Open {
+    /// Queues an event for the context.
     fn give(&mut self, event: Given) {
         self.waiting.push_back(event);
         fd::signal(self.fds.own);
     }
 
+    /// Drops the events of an object.
     fn drop_of(&mut self, at: usize) {
         self.waiting.retain(|event| event.at != at);
         self.clear_if_empty();
     }
 
+    /// Makes the descriptor unreadable if no event waits.
     fn clear_if_empty(&self) {
         if self.waiting.is_empty() {
             fd::clear(self.fds.own);

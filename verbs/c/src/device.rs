@@ -46,6 +46,7 @@ pub(crate) fn the_device() -> *mut ibv_device {
     DEVICE.device.get()
 }
 
+/// Fails if `device` is not the device.
 fn check(device: *mut ibv_device) -> Result<(), Errno> {
     if device == the_device() { Ok(()) } else { Err(EINVAL) }
 }

@@ -238,6 +238,7 @@ impl Engine {
     }
 }
 
+/// Opens a device, with a line on stderr if that fails.
 fn open(device: DeviceConfig) -> Result<Context> {
     Context::open(device).map_err(|error| {
         say(&error);
@@ -248,6 +249,7 @@ fn open(device: DeviceConfig) -> Result<Context> {
     })
 }
 
+/// Installs [`forking`] as a handler of forks, once.
 fn give_up_slots_at_forks() {
     static ONCE: Once = Once::new();
     // SAFETY: installs a handler that may run at any fork, because it waits for no lock of this library.

@@ -59,6 +59,7 @@ unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
 
 type AsyncAsked = (*mut ibv_context, *mut ibv_async_event);
 
+/// Takes an asynchronous event, if there is one.
 fn look_async((context, to): AsyncAsked) -> Result<Found> {
     // SAFETY: the caller keeps the contract of the C function.
     let (device, object, to) =

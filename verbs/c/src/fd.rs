@@ -10,7 +10,8 @@ use crate::errno::Result;
 
 /// Creates a descriptor for [`signal`].
 ///
-/// # Errors If no descriptor is left.
+/// # Errors
+/// If no descriptor is left.
 pub(crate) fn event_fd() -> Result<OwnedFd> {
     // SAFETY: takes numbers only.
     own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
@@ -18,12 +19,14 @@ pub(crate) fn event_fd() -> Result<OwnedFd> {
 
 /// Creates a descriptor that watches others.
 ///
-/// # Errors If no descriptor is left.
+/// # Errors
+/// If no descriptor is left.
 pub(crate) fn epoll() -> Result<OwnedFd> {
     // SAFETY: takes a number only.
     own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
 }
 
+/// Takes ownership of a new descriptor; fails if the number is negative.
 fn own(fd: c_int) -> Result<OwnedFd> {
     if fd < 0 {
         let why = DeviceError::Descriptor(std::io::Error::last_os_error().kind());

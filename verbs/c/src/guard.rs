@@ -20,6 +20,7 @@ pub(crate) fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(panicked()))
 }
 
+/// Prints that a call panicked, and returns `EIO`.
 #[cold]
 fn panicked() -> Errno {
     // The panic hook has already printed the panic's message.

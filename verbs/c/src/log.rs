@@ -51,6 +51,7 @@ pub(crate) fn begin(log: Log) {
     }
 }
 
+/// Prints a report of the stack.
 fn report(report: &Report<'_>) {
     let level = report.level();
     line(level, || report.parts().sentence(level));
@@ -68,6 +69,7 @@ pub(crate) fn say_once(said: &AtomicBool, why: impl Display) {
     }
 }
 
+/// Prints a line, unless its level is not enabled or the limits are exceeded.
 fn line(level: Level, text: impl FnOnce() -> String) {
     let rate = &RATES[CHOSEN.load(Ordering::Relaxed)];
     if level > rate.level {

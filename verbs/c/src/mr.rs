@@ -24,6 +24,7 @@ pub(crate) enum Mr {
 }
 
 impl Mr {
+    /// The region; `EINVAL` for a null region.
     fn region(&self) -> Result<&RwLock<Verbs>> {
         match self {
             Self::Region(region) => Ok(region),

@@ -21,6 +21,7 @@ pub(crate) struct OfProcess<T> {
     made: AtomicPtr<Made<T>>,
 }
 
+/// A value and the process that created it.
 struct Made<T> {
     /// The depth of the process that created it.
     depth: u32,
@@ -57,6 +58,7 @@ impl<T: Default + Send + Sync> OfProcess<T> {
         unsafe { &(*made).value }
     }
 
+    /// The value, if it belongs to this process.
     fn of_this(made: *const Made<T>) -> Option<&'static T> {
         // SAFETY: NULL, or stored by `get`; a stored value is never freed.
         let made = unsafe { made.as_ref() }?;
@@ -71,6 +73,7 @@ impl<T: Default + Send> OfProcess<Mutex<T>> {
     }
 }
 
+/// Installs [`forked`] as a handler of forks, once.
 fn count_forks() {
     static ONCE: Once = Once::new();
     // SAFETY: installs a handler that may run at any fork, because it only increments a number.

@@ -277,6 +277,7 @@ unsafe extern "C" fn ibv_query_gid_type(
     })
 }
 
+/// The entry of the GID table at an index.
 fn entry(device: &Context, port_num: u32, index: u32) -> Result<ibv_gid_entry> {
     let port = u8::try_from(port_num).map_err(|_| EINVAL)?;
     if gid_at(device, port, index as usize)? == [0; 16] {

@@ -92,6 +92,7 @@ fn failed_for_good() -> bool {
     }
 }
 
+/// Whether a descriptor is non-blocking.
 fn does_not_block(fd: c_int) -> bool {
     // SAFETY: only reads the flags of the descriptor.
     unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }

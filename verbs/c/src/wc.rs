@@ -10,6 +10,7 @@ pub(crate) fn extra(from: &Wc) -> u32 {
     from.imm_data().map(u32::to_be).or(from.invalidated_rkey()).unwrap_or(0)
 }
 
+/// Converts a completion to C.
 #[inline]
 pub(crate) fn to_c(from: &Wc) -> ibv_wc {
     ibv_wc {

@@ -57,7 +57,8 @@ trait Request: Copy {
     fn links(&mut self) -> (&mut *mut Self, &mut *mut ibv_sge, c_int);
     /// Converts the request.
     ///
-    /// # Safety The caller keeps the contract of the C function for this request.
+    /// # Safety
+    /// The caller keeps the contract of the C function for this request.
     unsafe fn turn<'a>(&self, qp_type: QpType) -> Result<Self::Posted<'a>>;
 }
 
@@ -128,7 +129,8 @@ unsafe fn posted<R: Request>(
 
 /// Reports a failed post: stores the first request that was not posted in `bad`, and returns the error number.
 ///
-/// # Safety As [`posted`].
+/// # Safety
+/// As [`posted`].
 #[cold]
 unsafe fn refused<R: Request>(
     first: *mut R,
@@ -197,7 +199,8 @@ unsafe fn unaligned<R: Request>(
 
 /// Posts a list of send requests.
 ///
-/// # Safety The caller keeps the contract of the C function for the list and `bad`.
+/// # Safety
+/// The caller keeps the contract of the C function for the list and `bad`.
 #[inline]
 pub(crate) unsafe fn post_send<'q>(
     first: *mut ibv_send_wr,
@@ -215,7 +218,8 @@ pub(crate) unsafe fn post_send<'q>(
 
 /// Posts a list of receive requests.
 ///
-/// # Safety The caller keeps the contract of the C function for the list and `bad`.
+/// # Safety
+/// The caller keeps the contract of the C function for the list and `bad`.
 #[inline]
 pub(crate) unsafe fn post_recv(
     first: *mut ibv_recv_wr,
@@ -231,7 +235,8 @@ pub(crate) unsafe fn post_recv(
 
 /// Posts a list of receive requests to a shared receive queue.
 ///
-/// # Safety The caller keeps the contract of the C function for the list and `bad`.
+/// # Safety
+/// The caller keeps the contract of the C function for the list and `bad`.
 #[inline]
 pub(crate) unsafe fn post_srq_recv(
     first: *mut ibv_recv_wr,

@@ -72,7 +72,7 @@ impl EventChannel {
         sum
     }
 
-    /// Frees the channel.
+    /// Destroys the channel.
     ///
     /// # Errors
     /// `EBUSY` while identifiers use it. The channel is returned with the error.

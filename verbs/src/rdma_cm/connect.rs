@@ -34,6 +34,7 @@ fn depth(what: &'static str, given: u8) -> Result<u8, CmError> {
     }
 }
 
+/// Fails if a value is larger than its maximum.
 fn at_most(what: &'static str, given: usize, max: usize) -> Result<(), CmError> {
     if given <= max {
         Ok(())
@@ -50,6 +51,7 @@ struct Checked {
     initiator_depth: u8,
 }
 
+/// Makes the checks that connect and accept have in common.
 fn check(call: &'static str, id: &Id, param: &ConnParam<'_>, data_max: usize) -> Result<Checked, CmError> {
     at_most("the length of private_data", param.private_data.len(), data_max)?;
     at_most("retry_count", param.retry_count.into(), 7)?;

@@ -76,11 +76,13 @@ impl Gsi {
         Ok(gsi)
     }
 
+    /// Posts the receive with this index.
     pub(super) fn post_receive(&self, slot: usize) -> Result<(), VerbsError> {
         let sge = self.mr.sge(slot * STRIDE..slot * STRIDE + GRH_LEN + MAD_LEN)?;
         Ok(self.qp.post_recv(&[RecvWr::new(slot as u64, &[sge])])?)
     }
 
+    /// Posts a MAD whose peer's address is resolved.
     fn post_send(&self, device: &Device, mad: &Send) -> Result<(), VerbsError> {
         let path = &mad.path;
         let index = sgid_index(device, &path.sgid)?;
@@ -165,6 +167,7 @@ impl Outbox {
         !self.waiting.is_empty()
     }
 
+    /// Takes the completions of sends.
     fn reap(&mut self) {
         let mut done = [Wc::default(); BATCH];
         while self.outstanding > 0 {
@@ -176,6 +179,7 @@ impl Outbox {
         }
     }
 
+    /// Posts a MAD if its peer's address is resolved; otherwise it waits, or is lost if the peer is unreachable.
     fn dispatch(&mut self, device: &Device, mad: Send) {
         // If the local address was removed, the MAD is lost; the timer of its sender handles that.
         if sgid_index(device, &mad.path.sgid).is_err() {

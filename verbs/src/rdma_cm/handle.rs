@@ -34,6 +34,7 @@ fn of_response(r: &Response) -> PeerParam {
     }
 }
 
+/// The parameters of a peer that requests a connection.
 fn of_request(r: &Request) -> PeerParam {
     PeerParam {
         responder_resources: r.initiator_depth,
@@ -132,6 +133,7 @@ impl State {
         }
     }
 
+    /// The identifier of a connection.
     fn of(&self, conn: ConnId) -> Option<u64> {
         self.conns.get(&conn).copied()
     }
@@ -154,6 +156,7 @@ impl State {
         self.over(now, number, IdState::Disconnected, event);
     }
 
+    /// Handles the end of a SIDR exchange: the peer's queue pair is known, or the request failed.
     fn sidr_ended(&mut self, now: Instant, number: u64, event: EventData) {
         if let Some(id) = self.ids.get_mut(&number) {
             id.sidr = None;
@@ -235,6 +238,7 @@ impl State {
         number
     }
 
+    /// Handles a connection request of a peer: creates an identifier, or refuses it.
     fn request(&mut self, device: &Device, now: Instant, listen: ListenId, conn: ConnId, request: Request) {
         let dst = request.ip.map_or(request.path.sgid.to_ip(), |ip| ip.dst);
         let qp_type = match request.transport {
@@ -266,6 +270,7 @@ impl State {
         }
     }
 
+    /// Handles a SIDR request of a peer: creates an identifier, or refuses it.
     fn sidr_request(
         &mut self,
         now: Instant,

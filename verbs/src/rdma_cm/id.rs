@@ -188,6 +188,7 @@ impl CmId {
     pub fn path_mtu(&self) -> Mtu {
         self.with(|id| id.path_mtu(self.service.device()))
     }
+    /// Calls `f` with the record of the identifier, under the lock.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Id) -> R) -> R {
         f(self.service.lock().id(self.number))
     }
@@ -373,6 +374,7 @@ impl CmId {
         Ok(self.service.device().wait(timeout, None, || self.take_request())?)
     }
 
+    /// Takes the oldest waiting request, with its events, and makes it synchronous.
     fn take_request(&self) -> Option<CmId> {
         let mut state = self.service.lock();
         let request = state.queues.pop_request(self.number)?;

@@ -92,6 +92,7 @@ impl Inbox {
 }
 
 impl Waiting {
+    /// Copies a received MAD out of its buffer.
     fn take(&mut self, gsi: &Gsi, gids: &[Gid], wc: &Wc) {
         let at = wc.wr_id as usize * STRIDE;
         let (mut grh, mut mad) = ([0; GRH_LEN], [0; MAD_LEN]);

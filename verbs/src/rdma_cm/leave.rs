@@ -28,6 +28,7 @@ impl Context {
         self.tell_and_wait(at_most, State::hurry)
     }
 
+    /// Calls `tell` until all peers have answered, for at most `at_most`. Returns how many peers have not answered and still may.
     fn tell_and_wait(&self, at_most: Duration, tell: fn(&mut State, DeviceTime)) -> usize {
         if self.device().is_forked() {
             return 0;

@@ -42,10 +42,12 @@ impl Signal {
     pub(super) fn fd(&self) -> &EventFd {
         &self.fd
     }
+    /// Counts a new event.
     fn add(&self) {
         *lock(&self.waiting) += 1;
         self.fd.signal();
     }
+    /// Counts removed events.
     fn remove(&self, events: usize) {
         let mut waiting = lock(&self.waiting);
         *waiting -= events;

@@ -698,6 +698,7 @@ impl State {
         }
     }
 
+    /// Removes an identifier from the listeners of its port, and closes the machine's listener if it was the last one.
     fn stop_listening(&mut self, number: u64, id: &Id) {
         let Some(port) = id.port.filter(|_| id.state == IdState::Listening) else { return };
         let key = (id.space, port);

@@ -121,6 +121,7 @@ fn discard(own: bool, channel: *mut rdma_event_channel) {
     }
 }
 
+/// Converts the number of a port space. `EINVAL` for an unknown number.
 fn port_space(number: rdma_port_space) -> Result<PortSpace> {
     match number {
         RDMA_PS_TCP => Ok(PortSpace::Tcp),

@@ -188,6 +188,7 @@ pub(super) unsafe fn try_next(channel: *mut rdma_event_channel) -> Result<Option
 /// A channel, and the place for its next event.
 type NextEvent = (*mut rdma_event_channel, *mut *mut rdma_cm_event);
 
+/// Takes the next event of a channel, if there is one.
 fn take_next((channel, to): NextEvent) -> Result<Found> {
     if to.is_null() {
         return Err(EINVAL);

@@ -77,6 +77,7 @@ impl Id {
         groups.retain(|(known, _)| *known != group);
         groups.push((group, context.expose_provenance()));
     }
+    /// Forgets the context pointer of a group.
     pub(super) fn leave(&self, group: IpAddr) {
         lock(&self.groups).retain(|(known, _)| *known != group);
     }
@@ -193,6 +194,7 @@ pub(super) fn refresh_addresses(id: &Object<Id>) {
     }
 }
 
+/// The GID of an IP address.
 fn gid(addr: SocketAddr) -> [u8; 16] {
     Gid::from_ip(addr.ip().to_canonical()).0
 }
