@@ -5,7 +5,7 @@
 //! packet names. A target in the member carries the request out, and its answer is forwarded to the requester. Requests and answers are
 //! renumbered, because each member's connection has PSNs and MSNs of its own.
 //!
-//! To the requester this looks like a single responder. So one member at a time has a [`Turn`]: packets are forwarded to another one only
+//! To the requester this looks like a single responder. So one member at a time has its *turn*: packets are forwarded to another one only
 //! when all packets before them are acknowledged. When a member refuses a packet, the sequence goes back to that packet. A duplicate goes
 //! to the member in whose turn the original was.
 

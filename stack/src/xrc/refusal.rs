@@ -36,7 +36,7 @@ impl Reason {
 pub struct Refusal {
     /// Its kind.
     pub reason: Reason,
-    /// One sentence that says what to do, of [`TEXT_MAX`] bytes at most.
+    /// One sentence that says what to do, of `TEXT_MAX` bytes at most.
     pub text: String,
 }
 
