@@ -1,4 +1,4 @@
-//! What the queues of one controller share, wherever they run.
+//! The state that the queues of one controller share. They may be on different threads.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,37 +15,37 @@ use crate::sync::lock;
 use crate::wire::Sqe;
 use crate::wire::log::ErrorEntry;
 
-/// A host and a controller that belong together, from Connect on the admin queue until that queue ends.
+/// The association of a host and a controller: it lasts from Connect on the admin queue until that queue ends.
 #[derive(Debug)]
 pub(crate) struct Association {
     pub cntlid: u16,
     pub host: Nqn,
     pub host_id: [u8; 16],
-    /// The party that this stands for.
+    /// The party in the shares of [`fair`](crate::fair).
     pub who: Who,
-    /// The subsystem names the host in its list.
+    /// Whether the subsystem lists the host.
     pub named: bool,
-    /// None for a discovery controller.
+    /// The subsystem; `None` for a discovery controller.
     pub live: Option<Arc<Live>>,
-    /// 0 when it is over, else a number that changes with each reset, which ends the I/O queues.
+    /// 0 after the association has ended; else a number that changes with each reset, so that I/O queues see that they have ended.
     life: AtomicU32,
-    /// A command came since the keep alive timer last looked.
+    /// Whether a command came since the keep alive timer was last checked.
     traffic: AtomicBool,
     queues: Mutex<Queues>,
     errors: Mutex<ErrorLog>,
 }
 
-/// A host that wants a controller.
+/// A host that asks for a controller.
 #[derive(Debug)]
 pub(crate) struct Applicant {
     pub host: Nqn,
     pub host_id: [u8; 16],
     pub who: Who,
-    /// The subsystem names it.
+    /// Whether the subsystem lists the host.
     pub named: bool,
 }
 
-/// The I/O queues of a controller: how many were granted, and which are connected.
+/// The I/O queues of a controller: whether they may be created, how many were granted, and which numbers are in use.
 #[derive(Debug)]
 struct Queues {
     enabled: bool,
@@ -53,7 +53,7 @@ struct Queues {
     taken: Vec<u16>,
 }
 
-/// Which life of the controller an I/O queue belongs to.
+/// The time between two resets of a controller. An I/O queue belongs to the one in which it was created and ends with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Life(u32);
 
@@ -84,35 +84,35 @@ impl Association {
         }
     }
 
-    /// Ends it, and with it all of its queues.
+    /// Ends the association, and with it all of its queues.
     pub fn end(&self) {
         self.life.store(0, Ordering::Release);
     }
     pub fn is_over(&self) -> bool {
         self.life.load(Ordering::Acquire) == 0
     }
-    /// Whether this life still lasts; if not, its I/O queues have ended.
+    /// Whether the controller has not been reset since `life` began. If it was, the I/O queues of `life` have ended.
     #[inline]
     pub fn is_in(&self, life: Life) -> bool {
         self.life.load(Ordering::Acquire) == life.0
     }
 
-    /// I/O queues may be made from now on.
+    /// Allows I/O queues to be created.
     pub fn enable(&self) {
         lock(&self.queues).enabled = true;
     }
-    /// Ends the I/O queues; none may be made until it is enabled. `io_queues` of them will be granted.
+    /// Ends the I/O queues, and allows no new ones until the controller is enabled. Sets the number of granted queues to `io_queues`.
     pub fn disable(&self, io_queues: u16) {
         let mut queues = lock(&self.queues);
         *queues = Queues { enabled: false, granted: io_queues, taken: Vec::new() };
-        // Under the lock, so that no queue is made in between. An association that is over stays so.
+        // Under the lock, so that no queue is created in between. An association that has ended does not come back.
         let life = self.life.load(Ordering::Relaxed);
         let next = life.checked_add(1).unwrap_or(1);
         if life != 0 {
             let _over = self.life.compare_exchange(life, next, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
-    /// Grants `asked` I/O queues, at most `most`; `None` if some exist.
+    /// Grants `asked` I/O queues, but no more than `most`, and returns the number; `None` if I/O queues exist already.
     pub fn grant(&self, asked: u16, most: u16) -> Option<u16> {
         let mut queues = lock(&self.queues);
         queues.taken.is_empty().then(|| {
@@ -123,7 +123,7 @@ impl Association {
     pub fn granted(&self) -> u16 {
         lock(&self.queues).granted
     }
-    /// Makes I/O queue `qid`.
+    /// Reserves the number `qid` for a new I/O queue.
     pub fn take_queue(&self, qid: u16) -> Result<Life, NoQueue> {
         let mut queues = lock(&self.queues);
         if qid > queues.granted {
@@ -136,7 +136,7 @@ impl Association {
         queues.taken.push(qid);
         Ok(life)
     }
-    /// I/O queue `qid` of that life has ended.
+    /// Frees the number of I/O queue `qid` of `life`, which has ended.
     pub fn give_queue(&self, qid: u16, life: Life) {
         let mut queues = lock(&self.queues);
         if self.is_in(life) {
@@ -144,7 +144,7 @@ impl Association {
         }
     }
 
-    /// A command came.
+    /// Notes for the keep alive timer that a command came.
     #[inline]
     pub fn note_traffic(&self) {
         // The flag is read by all queues: it is written only when it changes.
@@ -157,18 +157,18 @@ impl Association {
         self.traffic.swap(false, Ordering::Relaxed)
     }
 
-    /// Notes a command that failed.
+    /// Adds an entry to the error log.
     #[cold]
     pub fn note_error(&self, qid: u16, sqe: ErrorOf, status: Status) {
         lock(&self.errors).note(qid, sqe, status);
     }
-    /// The errors, latest first, and how many there ever were.
+    /// The error log, latest entry first, and how many errors there were since the controller was created.
     pub fn errors(&self) -> ([ErrorEntry; limits::ERROR_ENTRIES], u64) {
         lock(&self.errors).list()
     }
 }
 
-/// What the error log says of a command.
+/// What the error log records of a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ErrorOf {
     pub cid: u16,

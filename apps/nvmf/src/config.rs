@@ -1,4 +1,4 @@
-//! What a target offers, as plain data: ports, subsystems, namespaces, hosts.
+//! The configuration of a target, as plain data: settings, ports, subsystems, namespaces, hosts.
 
 use arrayvec::ArrayString;
 
@@ -8,22 +8,22 @@ use crate::nqn::Nqn;
 /// Settings of all controllers of a target.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Submission queue entries of an I/O queue, at most (MQES, MAXCMD).
+    /// The maximum number of submission queue entries of an I/O queue (MQES, MAXCMD).
     pub queue_entries: u16,
-    /// I/O queues of a controller, at most.
+    /// The maximum number of I/O queues of a controller.
     pub io_queues: u16,
-    /// Bytes of data in a command capsule, at most; a multiple of 16, 0 for none (IOCCSZ).
+    /// The maximum number of data bytes in a command capsule (from IOCCSZ); a multiple of 16, 0 for no in-capsule data.
     pub in_capsule: u32,
     /// The largest transfer is 2^n times 4 KiB (MDTS).
     pub mdts: u8,
-    /// Controllers of subsystems at a time. A host has its share of them ([`fair`](crate::fair)), and there is room for one of each
-    /// host that a subsystem names.
+    /// The maximum number of I/O controllers at a time. A host gets its fair share of them ([`fair`](crate::fair)). One is reserved for
+    /// each listed host of a subsystem, up to half of all.
     pub controllers: u16,
-    /// Discovery controllers at a time. Any stranger may have one.
+    /// The maximum number of discovery controllers at a time. Any host may have one.
     pub discovery_controllers: u16,
-    /// Model that subsystems show.
+    /// Model number of all subsystems.
     pub model: ArrayString<40>,
-    /// Firmware revision that they show.
+    /// Firmware revision of all subsystems.
     pub firmware: ArrayString<8>,
 }
 
@@ -43,7 +43,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The largest transfer, in bytes.
+    /// The largest transfer of a command, in bytes.
     pub const fn transfer_max(&self) -> u32 {
         4096 << self.mdts
     }
@@ -66,26 +66,26 @@ impl Settings {
     }
 }
 
-/// Where a target can be reached; a row of the discovery log for each subsystem.
+/// An address at which the target accepts connections. The discovery log has a record for each port and subsystem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Port {
-    /// Its number.
+    /// Its number (PORTID).
     pub id: u16,
-    /// Its address, and the port number of `rdma_cm`.
+    /// Its IP address and the port number of `rdma_cm`. An unspecified address stands for every address of the target.
     pub address: core::net::SocketAddr,
 }
 
-/// Which ports have a subsystem.
+/// Through which ports a subsystem can be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ports {
-    /// Every one.
+    /// Every port.
     All,
-    /// These.
+    /// The ports with these numbers.
     Listed(Vec<u16>),
 }
 
 impl Ports {
-    /// Whether `port` has it.
+    /// Whether the subsystem can be used through `port`.
     pub fn has(&self, port: u16) -> bool {
         match self {
             Self::All => true,
@@ -97,9 +97,9 @@ impl Ports {
 /// Which hosts may use a subsystem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Hosts {
-    /// Every one.
+    /// Every host.
     Any,
-    /// These.
+    /// The hosts with these names.
     Listed(Vec<Nqn>),
 }
 
@@ -111,7 +111,7 @@ impl Hosts {
             Self::Listed(list) => list.contains(host),
         }
     }
-    /// The hosts that are named.
+    /// The listed hosts; empty if every host is allowed.
     pub(crate) fn named(&self) -> &[Nqn] {
         match self {
             Self::Any => &[],
@@ -120,45 +120,45 @@ impl Hosts {
     }
 }
 
-/// A subsystem: namespaces, and who may use them.
+/// A subsystem: namespaces, and which hosts may use them through which ports.
 #[derive(Clone, Debug)]
 pub struct Subsystem {
     /// Its name.
     pub nqn: Nqn,
-    /// Its serial number. Hosts refuse a subsystem whose serial number changed.
+    /// Its serial number: 1 to 20 printable ASCII characters. Hosts refuse a subsystem whose serial number has changed.
     pub serial: ArrayString<20>,
-    /// Ports that have it.
+    /// Ports through which it can be used.
     pub ports: Ports,
     /// Hosts that may use it.
     pub hosts: Hosts,
-    /// Its namespaces; more can come and go later.
+    /// Its namespaces. Namespaces can be added and removed later.
     pub namespaces: Vec<Namespace>,
 }
 
-/// The program's number for the storage of a namespace. The library only passes it on.
+/// The program's number for the storage of a namespace. The library gives it back in each [`Request`](crate::Request).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Backend(pub u32);
 
 /// A namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Namespace {
-    /// Its identifier, from 1.
+    /// Its identifier, 1 to [`NAMESPACES_MAX`](limits::NAMESPACES_MAX).
     pub nsid: u32,
-    /// Where its blocks are.
+    /// The storage of its blocks.
     pub backend: Backend,
     /// Its size in blocks.
     pub blocks: u64,
-    /// A block has 2^n bytes, 9 to 12.
+    /// The block size is 2 to this power, in bytes; 9 to 12.
     pub block_shift: u8,
-    /// Its UUID, which belongs to the blocks: hosts drop a disk whose UUID has changed after a restart, and take other blocks
-    /// with a known UUID for the disk that they know.
+    /// Its UUID. It identifies the stored data, so the two must stay together: a host drops a disk whose UUID has changed after a restart,
+    /// and a host that finds a known UUID assumes that the data are the same.
     pub uuid: [u8; 16],
-    /// Its NGUID, which belongs to the blocks as the UUID does.
+    /// Its NGUID. It identifies the stored data as the UUID does.
     pub nguid: [u8; 16],
-    /// Hosts may not write.
+    /// Whether the namespace is write protected.
     pub read_only: bool,
-    /// Bytes that can be given back together, from a multiple of them on: such blocks read as zeros then, and others are made
-    /// zeros. `None`: nothing can be given back, and hosts are told so.
+    /// Granularity and alignment of deallocation, in bytes. All blocks of a deallocated range read as zeros afterwards, also those that are
+    /// not an aligned whole of this size and so keep their storage. `None`: the namespace cannot deallocate, and hosts are told so.
     pub deallocates: Option<u32>,
 }
 
@@ -179,7 +179,7 @@ impl Namespace {
     }
 }
 
-/// Checks that a namespace has blocks, and that the offset of its last byte is one that a file may have.
+/// Checks that a namespace has blocks, and that its size in bytes is one that a file can have.
 pub(crate) fn check_blocks(nsid: u32, blocks: u64, block_shift: u8) -> Result<(), ConfigError> {
     if blocks == 0 || blocks > i64::MAX as u64 >> block_shift {
         return Err(ConfigError::Blocks { nsid, blocks });
@@ -187,7 +187,7 @@ pub(crate) fn check_blocks(nsid: u32, blocks: u64, block_shift: u8) -> Result<()
     Ok(())
 }
 
-/// Why a configuration, or a change of it, was refused. Nothing was changed.
+/// Why a configuration, or a change of it, was refused. A refused change has no effect.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -235,7 +235,7 @@ pub enum ConfigError {
     BlockShift {
         /// The namespace.
         nsid: u32,
-        /// What was given.
+        /// The refused exponent of the block size.
         block_shift: u8,
     },
     /// See the text.
@@ -243,7 +243,7 @@ pub enum ConfigError {
     Blocks {
         /// The namespace.
         nsid: u32,
-        /// What was given.
+        /// The refused size in blocks.
         blocks: u64,
     },
     /// See the text.

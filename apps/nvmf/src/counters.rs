@@ -1,23 +1,22 @@
 //! Counters of commands and bytes of a subsystem, for the SMART log page.
 //!
-//! Each queue has counters of its own, which it alone writes; a reader adds them up. The counts of queues that have ended are
-//! kept.
+//! Each queue has its own counters and is their only writer. A reader adds them up. The counts of queues that have ended are kept.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::sync::lock;
 
-/// What is counted.
+/// Totals of a subsystem.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Totals {
     /// Read and Compare commands that succeeded.
     pub reads: u64,
     /// Write commands that succeeded.
     pub writes: u64,
-    /// Bytes of those reads.
+    /// Bytes of the Read and Compare commands that succeeded.
     pub bytes_read: u64,
-    /// Bytes of those writes.
+    /// Bytes of the Write commands that succeeded.
     pub bytes_written: u64,
     /// Commands that ended with a media error.
     pub media_errors: u64,
@@ -33,7 +32,7 @@ pub(crate) struct QueueCounters {
     media_errors: AtomicU64,
 }
 
-/// One writer: no locked addition is needed.
+/// Adds to a counter that only this thread writes, so that no atomic addition is needed.
 fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
@@ -74,13 +73,13 @@ struct Registry {
 }
 
 impl Counters {
-    /// Counters for a new queue.
+    /// Adds counters for a new queue.
     pub fn join(&self) -> Arc<QueueCounters> {
         let counters = Arc::default();
         lock(&self.0).queues.push(Arc::clone(&counters));
         counters
     }
-    /// The queue has ended.
+    /// Removes the counters of a queue that has ended, and adds them to the totals of ended queues.
     pub fn leave(&self, counters: &Arc<QueueCounters>) {
         let mut registry = lock(&self.0);
         if let Some(at) = registry.queues.iter().position(|c| Arc::ptr_eq(c, counters)) {

@@ -1,4 +1,4 @@
-//! Where a command's data are: its descriptor, checked against what the command needs and the capsule holds.
+//! Where the data of a command are. The SGL descriptor is checked against the length that the command needs and the length of its capsule.
 
 use crate::status::Status;
 use crate::wire::Sqe;
@@ -7,51 +7,51 @@ use crate::wire::sgl::{Described, Sgl};
 /// Memory of the host. `address + len` does not overflow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remote {
-    /// The first byte's address.
+    /// Virtual address of the first byte.
     pub address: u64,
     /// The R_Key.
     pub key: u32,
-    /// Bytes, at least one.
+    /// Length in bytes, at least 1.
     pub len: u32,
 }
 
-/// Where to get data.
+/// Where the data that a host sends are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// The command capsule itself, whose buffer is in use until the command is done.
+    /// In the command capsule. Keep the buffer of the capsule until the command is done.
     Capsule {
-        /// From the capsule's first byte.
+        /// Offset from the first byte of the capsule.
         offset: u32,
-        /// Bytes; `offset + len` is within the capsule.
+        /// Length in bytes; `offset + len` is within the capsule.
         len: u32,
     },
-    /// Memory of the host, by RDMA READ.
+    /// In memory of the host, to be fetched by RDMA READ.
     Remote(Remote),
 }
 
 impl Source {
-    /// Bytes.
+    /// Length in bytes, at least 1.
     pub const fn len(&self) -> u32 {
         match self {
             Self::Capsule { len, .. } | Self::Remote(Remote { len, .. }) => *len,
         }
     }
-    /// Never.
+    /// Always false.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// How a descriptor's length must relate to the command's.
+/// Which length a descriptor must have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Need {
     Exactly(u32),
-    /// The host may describe more than is read.
+    /// The host may describe more bytes than are read.
     AtLeast(u32),
 }
 
 impl Need {
-    /// The bytes to transfer.
+    /// How many bytes to transfer, for a descriptor of length `described`.
     fn of(self, described: u32) -> Result<u32, Status> {
         let (len, fits) = match self {
             Self::Exactly(len) => (len, described == len),
@@ -61,7 +61,7 @@ impl Need {
     }
 }
 
-/// The memory that `len` bytes for the host go to.
+/// The host memory that `len` bytes are to be written to.
 pub(crate) fn to_host(sgl: &Sgl, len: u32) -> Result<Remote, Status> {
     match sgl.described() {
         Described::Keyed { address, len: described, key, .. } => {
@@ -72,8 +72,8 @@ pub(crate) fn to_host(sgl: &Sgl, len: u32) -> Result<Remote, Status> {
     }
 }
 
-/// The place that data of the host come from: of a capsule of `capsule` bytes, data may be `in_capsule` bytes, 0 if the
-/// queue has none.
+/// Where data from the host are. `capsule` is the length of the whole capsule in bytes, and `in_capsule` the most data bytes that it may
+/// have: 0 if in-capsule data are not allowed.
 pub(crate) fn from_host(sgl: &Sgl, need: Need, capsule: usize, in_capsule: u32) -> Result<Source, Status> {
     match sgl.described() {
         Described::Keyed { address, len, key, .. } => {
@@ -82,7 +82,7 @@ pub(crate) fn from_host(sgl: &Sgl, need: Need, capsule: usize, in_capsule: u32) 
         Described::InCapsule { offset, len } if in_capsule > 0 => {
             let needed = need.of(len)?;
             let arrived = capsule.saturating_sub(Sqe::LEN).min(in_capsule as usize) as u64;
-            // Without overflow: the offset has 64 bits.
+            // Checked addition, because the offset has 64 bits.
             if offset.checked_add(len as u64).is_none_or(|end| end > arrived) {
                 return Err(Status::SglOffsetInvalid);
             }

@@ -1,12 +1,12 @@
-//! Fair shares: who may have how much of what all hosts use together, and whose turn is next.
+//! Fair shares: how much of a shared resource each host may have, and which host is served next.
 //!
-//! The party is the host: its address, and its name once it has said who it is. Connections, queues and commands do not count, so
-//! whoever opens more of them gets no more. Names are not proven, and one address may claim many of them: so an address has a
-//! share, too, and a turn.
+//! Shares belong to hosts. A host is identified by its address, and by its name once it has sent Connect. A host does not get more by
+//! opening more connections or queues, or by sending more commands. Names are not authenticated, and one address may use many of them; so
+//! each address has a share and a turn, too.
 //!
-//! A host may have one more of something while it has fewer than are left, and its address while it has fewer than twice as many as
-//! are left. So a host has half at most, an address two thirds, and n hosts that give back what they take leave one part in n + 1:
-//! there is no number to configure, and whoever is alone waits for nobody.
+//! A host may take one more unit of a resource while it has fewer units than are free, and while its address has fewer than twice as many
+//! as are free. So a host has at most half of the resource and an address at most two thirds, and n hosts that each take as much as they
+//! may leave one part in n + 1 free. Nothing has to be configured, and a host that is alone does not wait for others.
 
 use core::hash::{Hash, Hasher};
 use core::net::IpAddr;
@@ -18,14 +18,14 @@ use crate::nqn::Nqn;
 /// A host, as far as it is known.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Who {
-    /// Where it is.
+    /// Its IP address.
     pub address: IpAddr,
-    /// Stands for its name and identifier; 0 before it has said them.
+    /// Hash of its NQN and host identifier; 0 before Connect.
     name: u64,
 }
 
 impl Who {
-    /// Whether it has said who it is.
+    /// Whether the host's name is known.
     pub const fn is_named(&self) -> bool {
         self.name != 0
     }
@@ -33,7 +33,7 @@ impl Who {
     pub const fn at(address: IpAddr) -> Self {
         Self { address, name: 0 }
     }
-    /// The host of a name and an identifier at an address.
+    /// A host with this address, NQN and host identifier.
     pub fn named(address: IpAddr, nqn: &Nqn, id: &[u8; 16]) -> Self {
         let mut hasher = DefaultHasher::new();
         (nqn.as_str(), id).hash(&mut hasher);
@@ -46,21 +46,21 @@ impl Who {
     }
 }
 
-/// The rule: whether a host that has `host` may have one more, where its address has `address` (the host's included), and `left`
-/// are left.
+/// The rule: whether a host that has `host` units may take one more. `address` is how many its address has, including those of the host,
+/// and `left` how many are free.
 #[inline]
 pub const fn may_have(host: usize, address: usize, left: usize) -> bool {
     host < left && address < 2 * left
 }
 
-/// A host's place in [`Shares`].
+/// A host's key in [`Shares`]. It is valid until the host leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Party {
     host: u32,
     address: u32,
 }
 
-/// How many things of each kind hosts have. Hosts come with their first connection and go with the last one.
+/// How many units of each kind of resource each host has. A host has an entry from its first connection until the end of its last one.
 #[derive(Debug, Default)]
 pub struct Shares<const KINDS: usize> {
     hosts: Members<Who, KINDS>,
@@ -68,16 +68,16 @@ pub struct Shares<const KINDS: usize> {
 }
 
 impl<const KINDS: usize> Shares<KINDS> {
-    /// A connection of a host begins.
+    /// Adds a connection of a host, and returns the host's key.
     pub fn join(&mut self, who: Who) -> Party {
         Party { host: self.hosts.join(who), address: self.addresses.join(who.address) }
     }
-    /// A connection of a host ends. It has nothing any more.
+    /// Removes a connection of a host. With its last connection, the host must have given everything back.
     pub fn leave(&mut self, party: Party) {
         self.hosts.leave(party.host);
         self.addresses.leave(party.address);
     }
-    /// A connection that has `has` turns out to be of this host.
+    /// Moves a connection that has `has` units of each kind from `party` to the host `who`, and returns the key of that host.
     pub fn rename(&mut self, party: Party, who: Who, has: &[usize; KINDS]) -> Party {
         let new = self.join(who);
         for (kind, &n) in has.iter().enumerate() {
@@ -87,31 +87,31 @@ impl<const KINDS: usize> Shares<KINDS> {
         self.leave(party);
         new
     }
-    /// How many of a kind an address has.
+    /// How many units of a kind an address has.
     pub fn of_address(&self, address: IpAddr, kind: usize) -> usize {
         self.addresses.of_key(&address)[kind]
     }
-    /// Whether a host may have one more of a kind, of which `left` are left.
+    /// Whether a host may take one more unit of a kind, of which `left` are free.
     #[inline]
     pub fn may_have(&self, party: Party, kind: usize, left: usize) -> bool {
         may_have(self.has(party, kind), self.addresses.of(party.address)[kind], left)
     }
-    /// The same for a host that may have no connection yet.
+    /// As [`may_have`](Self::may_have), for a host that may have no connection yet.
     pub fn may_come(&self, who: Who, kind: usize, left: usize) -> bool {
         may_have(self.hosts.of_key(&who)[kind], self.addresses.of_key(&who.address)[kind], left)
     }
-    /// How many of a kind a host has.
+    /// How many units of a kind a host has.
     #[inline]
     pub fn has(&self, party: Party, kind: usize) -> usize {
         self.hosts.of(party.host)[kind]
     }
-    /// It has `n` more of a kind.
+    /// Gives a host `n` more units of a kind.
     #[inline]
     pub fn take(&mut self, party: Party, kind: usize, n: usize) {
         self.hosts.of_mut(party.host)[kind] += n;
         self.addresses.of_mut(party.address)[kind] += n;
     }
-    /// It has `n` fewer of a kind.
+    /// Takes `n` units of a kind back from a host.
     #[inline]
     pub fn give(&mut self, party: Party, kind: usize, n: usize) {
         self.hosts.of_mut(party.host)[kind] -= n;
@@ -119,7 +119,7 @@ impl<const KINDS: usize> Shares<KINDS> {
     }
 }
 
-/// Hosts, or addresses, that have something of what is shared.
+/// The hosts, or the addresses, and how many units each has.
 #[derive(Debug)]
 struct Members<K, const KINDS: usize> {
     by_key: HashMap<K, u32>,
@@ -179,14 +179,14 @@ impl<K: Copy + Eq + Hash, const KINDS: usize> Members<K, KINDS> {
     }
 }
 
-/// What waits for its turn: addresses take turns, then the hosts of an address; what one host has waiting stays in order.
+/// A fair queue of items: addresses take turns, and the hosts of an address take turns within it. The items of a host stay in order.
 #[derive(Debug)]
 pub struct Turns<T> {
     addresses: VecDeque<Line<IpAddr, Line<Who, T>>>,
     len: usize,
 }
 
-/// What waits of an address: its hosts; or of a host.
+/// The waiting hosts of an address, or the waiting items of a host.
 #[derive(Debug)]
 struct Line<K, W> {
     key: K,
@@ -200,20 +200,20 @@ impl<T> Default for Turns<T> {
 }
 
 impl<T> Turns<T> {
-    /// Whether nothing waits.
+    /// Whether no item waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
-    /// How much waits.
+    /// How many items wait.
     pub fn len(&self) -> usize {
         self.len
     }
-    /// Waits behind all of its host.
+    /// Adds an item after all others of its host.
     pub fn push(&mut self, who: Who, item: T) {
         self.line(who).push_back(item);
     }
-    /// Waits before all of its host: it had its turn, and is not done.
+    /// Puts an item that was taken, but is not done, before all others of its host.
     pub fn put_back(&mut self, who: Who, item: T) {
         self.line(who).push_front(item);
     }
@@ -221,11 +221,11 @@ impl<T> Turns<T> {
         self.len += 1;
         waits_of(waits_of(&mut self.addresses, who.address), who)
     }
-    /// Takes what is next.
+    /// Takes the next item.
     pub fn pop(&mut self) -> Option<(Who, T)> {
         self.pop_if(|_, _| true)
     }
-    /// Takes the next whose turn it may be, as `may` says of its host's first one. A host that may not keeps its place.
+    /// Takes the first item of the next host for which `may` returns true, given that item. Hosts that are passed over keep their place.
     pub fn pop_if(&mut self, mut may: impl FnMut(Who, &T) -> bool) -> Option<(Who, T)> {
         for at in 0..self.addresses.len() {
             let hosts = &mut self.addresses[at].waits;
@@ -240,7 +240,7 @@ impl<T> Turns<T> {
         }
         None
     }
-    /// Drops what waits, except what `keep` says to keep.
+    /// Drops the items for which `keep` returns false.
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         self.len = 0;
         for address in &mut self.addresses {
@@ -254,7 +254,7 @@ impl<T> Turns<T> {
     }
 }
 
-/// What waits of one of them; it is added where nothing does.
+/// The line with this key; it is added if there is none.
 fn waits_of<K: PartialEq, W>(lines: &mut VecDeque<Line<K, W>>, key: K) -> &mut VecDeque<W> {
     let at = lines.iter().position(|line| line.key == key).unwrap_or_else(|| {
         lines.push_back(Line { key, waits: VecDeque::new() });
@@ -262,7 +262,7 @@ fn waits_of<K: PartialEq, W>(lines: &mut VecDeque<Line<K, W>>, key: K) -> &mut V
     });
     &mut lines[at].waits
 }
-/// The line at `at` had its turn: it goes to the end, or away if nothing of it waits.
+/// Moves the line at `at`, which had its turn, to the end; or removes it if it is empty.
 fn rotate<K, W>(lines: &mut VecDeque<Line<K, W>>, at: usize) {
     if let Some(line) = lines.remove(at)
         && !line.waits.is_empty()
@@ -282,7 +282,7 @@ mod tests {
         let nqn = format!("nqn.2024-01.test:host{name}").parse().expect("an NQN");
         Who::named(at(address), &nqn, &[name; 16])
     }
-    /// Each takes in turn what it may have, and nobody gives anything back.
+    /// Lets each host in turn take what it may have, until none may have more. Nobody gives anything back.
     fn share_out(of: usize, parties: &[Who]) -> Vec<usize> {
         let mut shares = Shares::<1>::default();
         let parties: Vec<_> = parties.iter().map(|&who| shares.join(who)).collect();
@@ -311,7 +311,7 @@ mod tests {
         assert!(has.iter().all(|n| (47..=48).contains(n)), "{has:?}");
     }
 
-    // Goal: connections are no parties: a host that has a thousand of them has one share.
+    // Goal: shares belong to hosts, not to connections: a host with a thousand connections has one share.
     #[test]
     fn a_share_is_a_hosts_however_many_connections_it_has() {
         let mut shares = Shares::<1>::default();
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!((shares.hosts.entries.len(), shares.hosts.free.len()), (1, 1));
     }
 
-    // Goal: names are not proven: whoever has a hundred of them at one address leaves a third to others.
+    // Goal: names are not authenticated: an address that uses a hundred of them leaves a third to others.
     #[test]
     fn an_address_with_many_names_has_two_thirds_at_most() {
         let names: Vec<_> = (0..100).map(|n| host(1, n)).collect();

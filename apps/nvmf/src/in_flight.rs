@@ -1,7 +1,7 @@
-//! Commands that outlive their queue: when a queue ends, the storage may still be at work for it.
+//! Commands that outlive their queue: when a queue ends, the storage may still be working on its commands.
 //!
-//! Until the storage is done, a Connect of the same host to the same subsystem waits. Otherwise the host could write a block
-//! again, be told that it is written, and lose it to the older write, which reaches the storage last.
+//! Until the storage has finished them, a Connect of the same host to the same subsystem waits. Otherwise the host could connect again,
+//! write a block again and get a success status, and then an older write of the same block could overwrite it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -10,8 +10,8 @@ use crate::association::{Association, Life};
 use crate::nqn::Nqn;
 use crate::sync::lock;
 
-/// A token for the commands of an I/O queue. After the queue has ended, the program keeps it until the storage works on none of
-/// its commands any more; see [`Queue::in_flight`](crate::Queue::in_flight).
+/// A token for the commands of an I/O queue. If the queue ends, the program keeps the token until the storage has finished all of the
+/// queue's commands; see [`Queue::in_flight`](crate::Queue::in_flight).
 #[derive(Clone, Debug)]
 pub struct InFlight {
     _of: Arc<Entry>,
@@ -21,7 +21,7 @@ pub struct InFlight {
 struct Entry {
     association: Arc<Association>,
     life: Life,
-    /// The queue is being dropped.
+    /// Whether the queue has been dropped, or is being dropped.
     ended: AtomicBool,
 }
 
@@ -33,18 +33,18 @@ impl Serving {
     pub fn in_flight(&self) -> InFlight {
         InFlight { _of: Arc::clone(&self.0) }
     }
-    /// The queue ends. Call this before its number is given back.
+    /// Marks the queue as ended. Call this before the queue's number is freed.
     pub fn end(&self) {
         self.0.ended.store(true, Ordering::Release);
     }
 }
 
-/// The I/O queues of a subsystem whose commands may still be at the storage.
+/// The I/O queues of a subsystem: current ones, and ended ones whose commands may still be at the storage.
 #[derive(Debug, Default)]
 pub(crate) struct Unfinished(Mutex<Vec<Weak<Entry>>>);
 
 impl Unfinished {
-    /// A queue begins.
+    /// Adds a new queue.
     pub fn begin(&self, association: &Arc<Association>, life: Life) -> Serving {
         let association = Arc::clone(association);
         let entry = Arc::new(Entry { association, life, ended: AtomicBool::new(false) });

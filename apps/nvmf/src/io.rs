@@ -1,6 +1,6 @@
-//! The NVM command set: commands in, requests to a namespace's backend out.
+//! The NVM command set: turns commands into requests to the backend (the storage) of a namespace.
 //!
-//! A command that goes beyond the namespace or the largest transfer fails without a request. The backend's answer becomes the
+//! A command whose range exceeds the namespace or the largest transfer fails without a request. The result of the request becomes the
 //! status of the command.
 
 use zerocopy::FromBytes;
@@ -21,69 +21,70 @@ pub struct Request<'a> {
     pub nsid: u32,
     /// The program's number for its storage.
     pub backend: Backend,
-    /// What to do.
+    /// The operation.
     pub op: Op<'a>,
 }
 
-/// An operation on bytes of the namespace. `offset + len` is within it.
+/// An operation on bytes of the namespace. `offset + len` is within the namespace.
 ///
-/// `fua` (force unit access): the bytes must be on stable storage before the request is done, also bytes that are only read.
+/// `fua` is force unit access: the bytes must be on stable storage before the request completes. This holds for reads, too: bytes still in
+/// a volatile cache must be made stable first.
 #[derive(Clone, Debug)]
 pub enum Op<'a> {
-    /// Read bytes, write them to the host by RDMA WRITE.
+    /// Read bytes from the storage, and write them to the host by RDMA WRITE.
     Read {
         /// Byte offset in the namespace.
         offset: u64,
         /// The host's memory; its length is the number of bytes to read.
         to: Remote,
-        /// See above.
+        /// Force unit access, see [`Op`].
         fua: bool,
     },
-    /// Get bytes of the host, write them.
+    /// Fetch bytes from the host, and write them to the storage.
     Write {
         /// Byte offset in the namespace.
         offset: u64,
         /// Where the data are; their length is the number of bytes to write.
         from: Source,
-        /// See above.
+        /// Force unit access, see [`Op`].
         fua: bool,
     },
-    /// Get bytes of the host, compare the namespace's with them.
+    /// Fetch bytes from the host, and compare the bytes of the namespace with them.
     Compare {
         /// Byte offset in the namespace.
         offset: u64,
         /// Where the data are; their length is the number of bytes to compare.
         from: Source,
-        /// See above.
+        /// Force unit access, see [`Op`].
         fua: bool,
     },
-    /// Read bytes, to see whether they can be read.
+    /// Check that the bytes can be read; no data are transferred.
     Verify {
         /// Byte offset in the namespace.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// See above.
+        /// Force unit access, see [`Op`].
         fua: bool,
     },
-    /// Make bytes zero.
+    /// Set bytes to zero.
     WriteZeroes {
         /// Byte offset in the namespace.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// See above.
+        /// Force unit access, see [`Op`].
         fua: bool,
-        /// Their storage may be given back, if they read as zeros then.
+        /// The storage of the bytes may be deallocated, provided that they read as zeros afterwards.
         deallocate: bool,
     },
-    /// Give storage back, where the namespace can ([`deallocates`](Namespace::deallocates)). The bytes read as zeros afterwards.
+    /// Deallocate the storage of bytes, with the granularity [`deallocates`](Namespace::deallocates). The bytes read as zeros afterwards.
     Deallocate(Ranges<'a>),
-    /// Make stable all that was written before.
+    /// Put everything that was written before on stable storage.
     Flush,
 }
 
-/// The ranges of a Dataset Management command, each within the namespace.
+/// An iterator over the ranges of a Dataset Management command, each within the namespace. It leaves out empty ranges.
 #[derive(Clone, Debug)]
 pub struct Ranges<'a> {
     ranges: &'a [DsmRange],
@@ -91,7 +92,7 @@ pub struct Ranges<'a> {
 }
 
 impl Iterator for Ranges<'_> {
-    /// Offset in the namespace, and bytes.
+    /// Byte offset in the namespace, and length in bytes.
     type Item = (u64, u64);
 
     fn next(&mut self) -> Option<(u64, u64)> {
@@ -106,7 +107,7 @@ impl Iterator for Ranges<'_> {
     }
 }
 
-/// Why a backend did not do what was requested.
+/// Why a request to a backend failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BackendError {
     /// The device failed (`EIO`).
@@ -115,17 +116,17 @@ pub enum BackendError {
     /// No space is left (`ENOSPC`, `EDQUOT`).
     #[error("no space is left")]
     NoSpace,
-    /// It cannot be written (`EROFS`).
+    /// The storage cannot be written (`EROFS`).
     #[error("the storage is read-only")]
     ReadOnly,
-    /// It has become smaller.
+    /// The range is beyond the end of the storage, which has become smaller.
     #[error("the range is beyond the end")]
     OutOfRange,
-    /// It is away, and may come back.
+    /// The storage is not available now, but may be later.
     #[error("the storage is not there now")]
     NotReady,
-    /// Data that were written may be gone. The namespace fails until [`Target::set_online`](crate::Target::set_online): its hosts are
-    /// told by the SMART log and an asynchronous event, and the storage fails every command with this.
+    /// Data that were written may be lost. Hosts are told by the SMART log and an asynchronous event, until
+    /// [`Target::set_online`](crate::Target::set_online). Until then the backend must fail every request with this error.
     #[error("data that were written may be lost")]
     Lost,
     /// The bytes that were to be compared differ.
@@ -136,7 +137,7 @@ pub enum BackendError {
     Internal,
 }
 
-/// What is kept of a request, for the status and the counters when it ends.
+/// What is kept of a request until it completes, for the status, the error log and the counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Running {
     pub kind: Kind,
@@ -158,7 +159,7 @@ impl BackendError {
     /// The status of the command.
     pub(crate) const fn status(self, kind: Kind) -> Status {
         match self {
-            // Of the medium, and not to be tried again: another path leads to the same blocks.
+            // Media errors, which tell the host not to retry: another path leads to the same blocks.
             Self::Io | Self::Lost => match kind {
                 Kind::Read | Kind::Compare | Kind::Other { writes: false } => Status::UnrecoveredReadError,
                 Kind::Write | Kind::Other { writes: true } => Status::WriteFault,
@@ -173,25 +174,25 @@ impl BackendError {
     }
 }
 
-/// What an I/O command needs.
+/// What has to be done for an I/O command that passed its checks.
 #[derive(Debug)]
 pub(crate) enum Action<'a> {
-    /// Nothing: it is done.
+    /// Nothing: the command is done.
     Done,
-    /// The backend.
+    /// Pass the request to the backend.
     Run(Running, Request<'a>),
-    /// Its ranges, from the host.
+    /// Fetch the ranges of Dataset Management from the host.
     Ranges(Deallocate, Source),
 }
 
-/// A Dataset Management command whose ranges are on their way.
+/// A Dataset Management command whose ranges are being fetched.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deallocate {
     nsid: u32,
     count: usize,
 }
 
-/// Checks a command that came in a capsule of `capsule` bytes.
+/// Checks an I/O command that came in a capsule of `capsule` bytes, and says what has to be done for it.
 pub(crate) fn check(
     settings: &Settings,
     table: &Table,
@@ -257,12 +258,12 @@ impl Command<'_> {
     }
     fn dataset_management(&self) -> Result<Action<'static>, Status> {
         let count = (self.sqe.cdw10.get() & 0xFF) as usize + 1;
-        // Hints alone change nothing.
+        // The other attributes are hints, which are ignored.
         if self.sqe.cdw11.get() & DSM_DEALLOCATE == 0 {
             return Ok(Action::Done);
         }
         self.writable()?;
-        // To succeed and keep everything would be a lie; hosts then do without.
+        // Success without deallocation would mislead the host. Hosts cope with the failure.
         if self.namespace.deallocates.is_none() {
             return Err(Status::InvalidField);
         }
@@ -284,11 +285,11 @@ impl Command<'_> {
     fn writable(&self) -> Result<(), Status> {
         if self.namespace.read_only { Err(Status::WriteProtected) } else { Ok(()) }
     }
-    /// Offset and length of the command's blocks.
+    /// Byte offset and length in bytes of the command's blocks. Fails if they are not in the namespace.
     fn range(&self) -> Result<(u64, u64), Status> {
         bytes(self.namespace, self.sqe.slba(), Control::of(self.sqe).blocks())
     }
-    /// As [`range`](Self::range), of a command that transfers its blocks: they must not be more than the largest transfer.
+    /// As [`range`](Self::range), for a command that transfers its blocks: also fails if they exceed the largest transfer.
     fn transfer(&self) -> Result<(u64, u32), Status> {
         let len = (Control::of(self.sqe).blocks() as u64) << self.namespace.block_shift;
         if len > self.settings.transfer_max() as u64 {
@@ -301,23 +302,23 @@ impl Command<'_> {
     }
 }
 
-/// Offset and length of blocks that are in the namespace.
+/// Byte offset and length in bytes of blocks. Fails if they are not in the namespace.
 fn bytes(namespace: &Namespace, slba: u64, blocks: u32) -> Result<(u64, u64), Status> {
     let end = slba.checked_add(blocks as u64).ok_or(Status::LbaOutOfRange)?;
     if end > namespace.blocks {
         return Err(Status::LbaOutOfRange);
     }
-    // No overflow: the configuration bounds the namespace's size in bytes.
+    // The shifts cannot overflow: the configuration limits the size of a namespace in bytes.
     Ok((slba << namespace.block_shift, (blocks as u64) << namespace.block_shift))
 }
 
-/// The ranges of a Dataset Management command have come. All are checked before one is given back.
+/// Makes the request for a Dataset Management command from its ranges, `data`. Fails if any range is not in the namespace.
 pub(crate) fn ranges<'a>(
     table: &Table,
     of: Deallocate,
     data: &'a [u8],
 ) -> Result<(Running, Request<'a>), Status> {
-    // The namespace may have gone, or shrunk, meanwhile.
+    // The namespace may have been removed or resized while the ranges were being fetched.
     let namespace = table.get(of.nsid).ok_or(Status::InvalidNamespace)?;
     if namespace.read_only {
         return Err(Status::WriteProtected);

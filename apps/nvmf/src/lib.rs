@@ -1,9 +1,9 @@
 //! NVMe over Fabrics controllers, without I/O.
 //!
-//! A [`Target`] has the configuration: ports, subsystems, namespaces, hosts. For each connection of a host it makes a
-//! [`Queue`]. Command capsules go into the queue, which returns for each a [`Step`] for the program to do: fetch bytes of the
-//! host, ask a namespace's storage, write bytes to the host, or send the response. The crate reads no clock, starts no thread,
-//! moves no data, and allocates nothing per command. A queue may be on any thread.
+//! A [`Target`] holds the configuration: ports, subsystems, namespaces, hosts. [`Queue::accept`] makes a [`Queue`] for each connection of a
+//! host. The program passes command capsules to the queue, which returns a [`Step`] for each: fetch bytes from the host, do I/O on the
+//! storage of a namespace, write bytes to the host, or send the response. The crate does not read the clock, start threads or move data,
+//! and it allocates nothing per command. A queue may be used on any thread.
 //!
 //! ```
 //! use nvmf::{BackendError, End, Instant, Queue, Remote, Request, Response, Source, Step};
@@ -13,7 +13,7 @@
 //! #     fn write(&mut self, to: Remote, data: &[u8]);
 //! #     fn run(&mut self, capsule: &[u8], request: Request<'_>) -> Result<(), BackendError>;
 //! # }
-//! /// Serves a command from its capsule to its response: the shortest way, one at a time.
+//! /// Serves one command, from its capsule to its response. This simple program serves one command at a time.
 //! fn serve(queue: &mut Queue, now: Instant, capsule: &[u8], program: &mut impl Program) -> Result<Option<Response>, End> {
 //!     let data;
 //!     let sqe = &capsule[..capsule.len().min(64)];
@@ -42,16 +42,17 @@
 //! }
 //! ```
 //!
-//! A program also calls [`Queue::poll_response`] for asynchronous events and for a Connect that had to wait,
-//! [`Queue::handle_timeout`] for silent hosts, and [`Queue::poll_end`], since another queue or a change of the target may end a
-//! queue. Dropping a queue frees all that it had. The storage may still work on its commands; while the program keeps
-//! [`Queue::in_flight`], the same host cannot connect again and overtake them.
+//! A program also calls [`Queue::poll_response`], which returns responses to asynchronous event requests and to a Connect that had to wait;
+//! [`Queue::handle_timeout`], which ends the queues of silent hosts; and [`Queue::poll_end`], because another queue or a change of the
+//! target may end a queue. Dropping a queue frees its resources. The storage may still be working on its commands then: while the program
+//! keeps the token of [`Queue::in_flight`], a new Connect of the same host waits, so its new commands cannot overtake the old ones.
 //!
-//! Served are the admin commands of an I/O controller and a discovery controller; Read, Write, Flush, Compare, Verify, Write
-//! Zeroes and Dataset Management (deallocate); in-capsule data, keyed descriptors, remote invalidation. Fused commands,
-//! metadata, ANA, reservations and authentication are neither announced nor accepted.
+//! The crate implements the admin commands of I/O controllers and discovery controllers; the I/O commands Read, Write, Flush, Compare,
+//! Verify, Write Zeroes and Dataset Management (deallocate); in-capsule data, keyed SGL descriptors and remote invalidation. It neither
+//! announces nor accepts fused commands, metadata, ANA, reservations and authentication.
 //!
-//! No host can make the crate panic, or name a byte outside of its capsule, the namespace and the memory that it described.
+//! No host can make the crate panic. A step never refers to bytes outside of the command's capsule, the namespace, and the host memory that
+//! the command's SGL descriptor describes.
 
 #![forbid(unsafe_code)]
 

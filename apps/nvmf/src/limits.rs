@@ -1,40 +1,40 @@
-//! Every limit, and how limits relate.
+//! All limits, and assertions about how they relate.
 
 use core::time::Duration;
 
-/// Entries that an admin submission queue may have (RDMA transport: at least and at most 32).
+/// The maximum number of entries of an admin submission queue. The RDMA transport specification requires exactly this value.
 pub const ADMIN_ENTRIES: u16 = 32;
-/// Namespace identifiers are 1 to this.
+/// The largest namespace identifier; the smallest is 1.
 pub const NAMESPACES_MAX: u32 = 1024;
-/// Asynchronous event requests that a controller keeps.
+/// The most Asynchronous Event Requests that may be outstanding on a controller.
 pub const EVENT_REQUESTS: usize = 4;
-/// Entries of the error log.
+/// The number of entries of the error log.
 pub const ERROR_ENTRIES: usize = 16;
-/// Namespaces that the Changed Namespace List can name: at least as many as a subsystem can have.
+/// The capacity of the Changed Namespace List, in namespace identifiers: at least as many as a subsystem can have.
 pub const CHANGED_NAMESPACES: usize = 1024;
-/// Ranges of a Dataset Management command.
+/// The most ranges of a Dataset Management command.
 pub const DSM_RANGES: usize = 256;
-/// The most bytes of the host that the library itself reads for a command.
+/// The most bytes that [`Step::Fetch`](crate::Step::Fetch) asks for: data that the library itself reads.
 pub const INPUT_MAX: usize = 4096;
-/// Granularity of keep alive timeouts, in 100 ms.
+/// Granularity of keep alive timeouts, in units of 100 ms.
 pub const KEEP_ALIVE_GRANULARITY: u16 = 10;
-/// How long a new connection may take to send its Connect command.
+/// How long the host of a new connection may take to send Connect. Then the queue ends.
 pub const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
-/// How long Connect waits for commands of the host's earlier queues. Then the host is told to try again later: without an answer
-/// it would give up, Linux after a minute.
+/// How long Connect waits for commands of the host's earlier queues. Then Connect fails with a status that lets the host try again later.
+/// Without a response the host would give up; Linux does so after a minute.
 pub const QUIESCE_PATIENCE: Duration = Duration::from_secs(20);
-/// Keep alive timeout of discovery controllers whose host asks for none: it wants a log and goes.
+/// Keep alive timeout of discovery controllers whose host sets none: such a host reads the log and disconnects.
 pub const DISCOVERY_PATIENCE: Duration = Duration::from_secs(120);
 
-/// Submission queue entries of an I/O queue.
+/// The range of the setting for submission queue entries of an I/O queue.
 pub const QUEUE_ENTRIES: core::ops::RangeInclusive<u16> = 2..=4096;
-/// Exponents of the largest transfer, in 4 KiB: a data descriptor has 24 bits of length.
+/// The range of MDTS: the largest transfer is 2 to this power times 4 KiB. The length of a keyed SGL descriptor has 24 bits.
 pub const MDTS: core::ops::RangeInclusive<u8> = 1..=11;
-/// The most that a discovery controller transfers at a time, as such an exponent.
+/// The largest MDTS of a discovery controller.
 pub const DISCOVERY_MDTS: u8 = 5;
-/// Bytes of in-capsule data.
+/// The most bytes of in-capsule data that can be configured.
 pub const IN_CAPSULE_MAX: u32 = 1 << 20;
-/// Exponents of block sizes.
+/// The range of block sizes, as powers of two in bytes.
 pub const BLOCK_SHIFTS: core::ops::RangeInclusive<u8> = 9..=12;
 
 const _: () = assert!(DSM_RANGES * size_of::<crate::wire::io::DsmRange>() <= INPUT_MAX);

@@ -1,6 +1,7 @@
-//! A subsystem that is served: what its queues read while others change it.
+//! A subsystem in use: its queues read it while other threads change it.
 //!
-//! Queues keep the table of namespaces that they last saw; one atomic load per command tells whether there is a newer one.
+//! Each queue keeps a reference to the table of namespaces that it last saw. One atomic load per command tells whether there is a newer
+//! one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,10 +13,10 @@ use crate::counters::Counters;
 use crate::nqn::Nqn;
 use crate::sync::lock;
 
-/// The namespaces of a subsystem at one time.
+/// One version of the namespaces of a subsystem.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Table {
-    /// By identifier, less one.
+    /// Indexed by namespace identifier minus 1.
     slots: Vec<Option<Namespace>>,
 }
 
@@ -23,11 +24,11 @@ impl Table {
     pub fn get(&self, nsid: u32) -> Option<&Namespace> {
         self.slots.get(nsid.checked_sub(1)? as usize)?.as_ref()
     }
-    /// In order of their identifiers.
+    /// The namespaces, in order of their identifiers.
     pub fn iter(&self) -> impl Iterator<Item = &Namespace> {
         self.slots.iter().flatten()
     }
-    /// Puts in `namespace`, whose identifier has been checked.
+    /// Adds or replaces `namespace`, whose identifier the caller has checked.
     pub fn set(&mut self, namespace: Namespace) {
         let at = namespace.nsid as usize - 1;
         if self.slots.len() <= at {
@@ -40,14 +41,14 @@ impl Table {
             *slot = None;
         }
     }
-    /// Identifiers of the namespaces that are not the same in `other`.
+    /// Identifiers of the namespaces that differ from those in `other`, or exist in one of the two tables only.
     pub fn differences<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = u32> + 'a {
         let len = self.slots.len().max(other.slots.len()) as u32;
         (1..=len).filter(|&nsid| self.get(nsid) != other.get(nsid))
     }
 }
 
-/// The subsystem.
+/// A subsystem in use.
 #[derive(Debug)]
 pub(crate) struct Live {
     pub nqn: Nqn,
@@ -57,7 +58,7 @@ pub(crate) struct Live {
     table: Mutex<Arc<Table>>,
     /// Namespaces that have lost data.
     failed: Mutex<Vec<u32>>,
-    /// How often one was added to them.
+    /// How many times a namespace was added to `failed`.
     failures: AtomicU64,
 }
 
@@ -73,10 +74,11 @@ impl Live {
             failures: AtomicU64::new(0),
         }
     }
-    /// A namespace has lost data, if it still has this backend.
+    /// Records that a namespace has lost data, if it still has this backend.
     #[cold]
     pub fn fail(&self, nsid: u32, backend: Backend) {
-        // Held until it is marked: who removes the namespace takes the mark away after it is out of the table.
+        // The lock is held until the namespace is in `failed`: whoever removes a namespace first removes it from the table and then from
+        // `failed`.
         let table = lock(&self.table);
         if table.get(nsid).is_none_or(|namespace| namespace.backend != backend) {
             return;
@@ -87,7 +89,7 @@ impl Live {
             self.failures.fetch_add(1, Ordering::Release);
         }
     }
-    /// Its data are as they should be, or it is gone.
+    /// Removes a namespace from those that have lost data: its storage works again, or the namespace was removed.
     pub fn restore(&self, nsid: u32) {
         lock(&self.failed).retain(|failed| *failed != nsid);
     }
@@ -95,7 +97,7 @@ impl Live {
     pub fn has_failed(&self) -> bool {
         !lock(&self.failed).is_empty()
     }
-    /// How often a namespace has lost data.
+    /// How many times a namespace of this subsystem has lost data.
     #[inline]
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Acquire)
@@ -109,12 +111,12 @@ impl Live {
     pub fn change(&self, change: impl FnOnce(&mut Table)) {
         let mut table = lock(&self.table);
         change(Arc::make_mut(&mut table));
-        // Release: a queue that sees this version then locks the table, and finds at least this one.
+        // Release: a queue that sees this version and then locks the table finds this table or a newer one.
         self.version.fetch_add(1, Ordering::Release);
     }
 }
 
-/// A table, and which one it is.
+/// A table with its version.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     version: u64,
@@ -122,7 +124,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// A newer table of `live`, if there is one.
+    /// The current table of `live` if it is newer than this one, else `None`.
     #[inline]
     pub fn newer(&self, live: &Live) -> Option<Self> {
         (live.version.load(Ordering::Acquire) != self.version).then(|| live.snapshot())

@@ -1,14 +1,14 @@
-//! NVMe qualified names (NVMe base 4.5): what subsystems and hosts are called.
+//! NVMe qualified names (NVMe base 4.5): the names of subsystems and hosts.
 
 use core::fmt;
 use core::str::FromStr;
 use std::sync::Arc;
 
-/// A name that is well-formed: `nqn.YYYY-MM.REVERSE-DOMAIN`, then what the owner of the domain likes.
+/// A well-formed NQN: `nqn.YYYY-MM.REVERSE-DOMAIN`, then text that the owner of the domain chooses. Clones share the text.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nqn(Arc<str>);
 
-/// Text that is no NQN.
+/// Why text is not an NQN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NqnError {
     /// More than 223 bytes.
@@ -19,36 +19,36 @@ pub enum NqnError {
         "an NQN starts with `nqn.YYYY-MM.` and a reverse domain name, as in nqn.2014-08.org.example:disks"
     )]
     NoDate,
-    /// The name that is made from a UUID has something else there.
+    /// The name has the prefix for UUIDs, but no UUID follows it.
     #[error(
         "`nqn.2014-08.org.nvmexpress:uuid:` is followed by a UUID, as 11111111-2222-3333-4444-555555555555"
     )]
     NoUuid,
-    /// Control characters, or bytes that are no UTF-8.
+    /// It has control characters, or bytes that are not UTF-8.
     #[error("an NQN is UTF-8 without control characters")]
     NoText,
 }
 
 impl Nqn {
-    /// The longest, in bytes.
+    /// The maximum length, in bytes.
     pub const MAX: usize = 223;
-    /// The subsystem of every discovery controller.
+    /// The well-known NQN of the discovery subsystem.
     pub const DISCOVERY: &'static str = "nqn.2014-08.org.nvmexpress.discovery";
     const UUID_PREFIX: &'static str = "nqn.2014-08.org.nvmexpress:uuid:";
 
-    /// The name in a field of the wire: up to its first zero.
+    /// The NQN in a field of a structure: the bytes before its first zero byte.
     ///
     /// # Errors
-    /// If that is no NQN, or no zero ends it.
+    /// If those bytes are not an NQN, or there is no zero byte.
     pub fn of_field(field: &[u8; 256]) -> Result<Self, NqnError> {
         let len = field.iter().position(|&b| b == 0).ok_or(NqnError::TooLong(field.len()))?;
         core::str::from_utf8(&field[..len]).map_err(|_| NqnError::NoText)?.parse()
     }
-    /// As text.
+    /// The NQN as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
-    /// Whether this is the discovery subsystem.
+    /// Whether this is the NQN of the discovery subsystem.
     pub fn is_discovery(&self) -> bool {
         self.as_str() == Self::DISCOVERY
     }

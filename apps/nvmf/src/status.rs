@@ -1,11 +1,11 @@
-//! Status codes of completions: what they are on the wire, and whether the host may try again.
+//! Status codes of completions: their values on the wire, and whether the host may retry.
 
 use core::fmt;
 
-/// One row a status: the name, the status code type (SCT), the status code (SC), whether DNR (do not retry) is set.
+/// Each row is a status: the name, the status code type (SCT), the status code (SC), whether DNR (do not retry) is set.
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident $sct:literal $sc:literal $dnr:literal;)*) => {
-        /// How a command ended (NVMe base 3.3.3.2.1). DNR is set where the same command would fail again.
+        /// The status of a command (NVMe base 3.3.3.2.1). DNR is set if the same command would fail again.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[non_exhaustive]
         pub enum Status { $($(#[$doc])* $name,)* }
@@ -17,7 +17,7 @@ macro_rules! statuses {
             const fn row(self) -> (u16, u16, bool) {
                 match self { $(Self::$name => ($sct, $sc, $dnr),)* }
             }
-            /// The name, as in this enumeration.
+            /// The name of the variant.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => stringify!($name),)* }
             }
@@ -29,71 +29,71 @@ macro_rules! statuses {
 statuses! {
     /// No error.
     Success                 0 0x00 false;
-    /// An opcode that the controller does not have.
+    /// The controller does not support the opcode.
     InvalidOpcode           0 0x01 true;
-    /// A field with a value that the controller does not have.
+    /// A field has a value that the controller does not support.
     InvalidField            0 0x02 true;
-    /// The target failed, for no fault of the command.
+    /// An internal error of the target; the command is valid.
     InternalError           0 0x06 false;
-    /// The command was aborted on request, or by a reset.
+    /// The command was aborted by an Abort command, or by a reset or shutdown.
     AbortRequested          0 0x07 false;
     /// No such namespace.
     InvalidNamespace        0 0x0B true;
-    /// Not at this point: before Connect, before the controller is enabled, a queue that exists.
+    /// The command is not allowed at this point: before Connect, before the controller is enabled, or for a queue that exists already.
     CommandSequenceError    0 0x0C true;
-    /// The length of the data descriptor is not that of the command's data.
+    /// The length of the SGL descriptor does not match the length of the command's data.
     SglLengthInvalid        0 0x0F true;
-    /// A data descriptor of a type that is not served.
+    /// The controller does not support the type of the SGL descriptor.
     SglTypeInvalid          0 0x11 true;
-    /// In-capsule data that lie outside of the capsule.
+    /// The in-capsule data are not within the capsule.
     SglOffsetInvalid        0 0x16 true;
-    /// The namespace may not be written.
+    /// The namespace is write protected.
     WriteProtected          0 0x20 true;
-    /// Blocks beyond the end of the namespace.
+    /// Blocks are beyond the end of the namespace.
     LbaOutOfRange           0 0x80 true;
-    /// The disk is full.
+    /// The storage is full.
     CapacityExceeded        0 0x81 true;
-    /// The namespace cannot serve now, but may later.
+    /// The storage of the namespace is not available now, but may be later.
     NamespaceNotReady       0 0x82 false;
-    /// More asynchronous event requests than announced.
+    /// More Asynchronous Event Requests than the controller announces (AERL).
     EventLimitExceeded      1 0x05 true;
-    /// A log page that the controller does not have.
+    /// The controller does not have the log page.
     InvalidLogPage          1 0x09 true;
-    /// Features are not kept over resets here.
+    /// The controller cannot save features over resets.
     FeatureNotSaveable      1 0x0D true;
-    /// A feature whose value is fixed.
+    /// The value of the feature is fixed.
     FeatureNotChangeable    1 0x0E true;
-    /// Connect: a record format that is not 0.
+    /// Connect: the format of the command's data is not 0.
     ConnectFormat           1 0x80 true;
-    /// Connect: no controller is free.
+    /// Connect: no controller is available for this host now.
     ControllerBusy          1 0x81 false;
     /// Connect: a parameter is wrong; the result says which.
     ConnectInvalid          1 0x82 true;
-    /// Connect of an I/O queue: there is no such controller. It may have just ended with a failed connection, and a host that
-    /// connects again gets a new one. DNR is not set: a Linux host would give up its disk.
+    /// Connect of an I/O queue: there is no such controller. It may have ended when its connection failed, and the host gets a new one when
+    /// it connects again. So DNR is not set: with DNR, a Linux host would remove its disk.
     ControllerUnknown       1 0x82 false;
     /// Connect: this host may not use this subsystem.
     InvalidHost             1 0x84 true;
-    /// The disk did not take the data.
+    /// The data could not be written to the storage.
     WriteFault              2 0x80 true;
-    /// The disk could not read the data.
+    /// The data could not be read from the storage.
     UnrecoveredReadError    2 0x81 true;
     /// Compare found different data.
     CompareFailure          2 0x85 true;
 }
 
 impl Status {
-    /// The status field of a completion: the phase bit 0, SC in 8:1, SCT in 11:9, DNR in 15.
+    /// The status field of a completion: the phase tag (zero) in bit 0, SC in bits 8:1, SCT in bits 11:9, DNR in bit 15.
     pub const fn field(self) -> u16 {
         let (sct, sc, dnr) = self.row();
         (sct << 8 | sc) << 1 | (dnr as u16) << 15
     }
-    /// SCT and SC as one number, as tools print it (`0x182`).
+    /// SCT in bits 10:8 and SC in bits 7:0, as tools print it (`0x182`).
     pub const fn code(self) -> u16 {
         let (sct, sc, _) = self.row();
         sct << 8 | sc
     }
-    /// The status with this [`code`](Self::code); the first of two that differ in DNR alone.
+    /// The status with this [`code`](Self::code), or `None`. Of two that differ only in DNR, it is the first.
     pub fn of_code(code: u16) -> Option<Self> {
         Self::ALL.iter().copied().find(|status| status.code() == code)
     }
@@ -109,7 +109,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// Why a command fails: the status, and the result that goes with it.
+/// The failure of a command: its status, and the result field of the completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
     pub status: Status,

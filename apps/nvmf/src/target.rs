@@ -1,7 +1,7 @@
-//! A target: the configuration as it is now, and the controllers that hosts have.
+//! A target: the current configuration, and the controllers that hosts are connected to.
 //!
-//! Handles of one target share it, and so do its queues: any of them may be on a thread of its own. Connecting, admin
-//! commands that concern the target, and changes lock it; commands on I/O queues do not.
+//! All handles and queues of a target share its state, and each of them may be used on a different thread. Connecting, changes of the
+//! configuration, and admin commands that need the target's state lock it. Commands on I/O queues do not.
 
 use core::net::{IpAddr, SocketAddr};
 use std::collections::HashSet;
@@ -19,14 +19,14 @@ use crate::status::{Fault, Status};
 use crate::sync::lock;
 use crate::wire::fabrics::{ConnectData, ConnectField};
 
-/// A handle of a target.
+/// A handle to a target. Clones refer to the same target.
 #[derive(Clone, Debug)]
 pub struct Target(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     settings: Settings,
-    /// Changes with what discovery shows.
+    /// Changes whenever the discovery log may have changed.
     generation: AtomicU64,
     state: Mutex<State>,
 }
@@ -39,7 +39,7 @@ pub(crate) struct State {
     cntlid_next: u16,
 }
 
-/// A subsystem, and who may use it.
+/// A subsystem, with the ports and hosts that may use it.
 #[derive(Debug)]
 pub(crate) struct Served {
     pub live: Arc<Live>,
@@ -48,18 +48,18 @@ pub(crate) struct Served {
     pub hosts: Hosts,
 }
 
-/// A host that is connected.
+/// The controller of a connected host. A host may have several.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Connected {
-    /// Its controller.
+    /// Identifier of the controller.
     pub cntlid: u16,
-    /// Its name.
+    /// NQN of the host.
     pub host: Nqn,
-    /// The subsystem; none for discovery.
+    /// NQN of the subsystem; `None` for a discovery controller.
     pub subsystem: Option<Nqn>,
 }
 
-/// Controllers are numbered 1 to this; larger numbers are reserved.
+/// Controller identifiers are 1 to this; larger numbers are reserved.
 const CNTLID_MAX: u16 = 0xFFEF;
 
 impl Target {
@@ -74,18 +74,18 @@ impl Target {
         Ok(Self(Arc::new(Inner { settings, generation: AtomicU64::new(1), state: Mutex::new(state) })))
     }
 
-    /// What holds for all controllers.
+    /// The settings of all controllers.
     pub fn settings(&self) -> &Settings {
         &self.0.settings
     }
 
-    /// Controllers of subsystems that hosts have now, and discovery controllers.
+    /// How many I/O controllers and how many discovery controllers exist now.
     pub fn controllers(&self) -> (usize, usize) {
         let state = self.lock();
         let discovery = state.associations.iter().filter(|a| a.live.is_none()).count();
         (state.associations.len() - discovery, discovery)
     }
-    /// The hosts that are connected now, in the order in which they came.
+    /// The controllers that exist now with their hosts, oldest first.
     pub fn connected(&self) -> Vec<Connected> {
         let connected = |a: &Arc<Association>| Connected {
             cntlid: a.cntlid,
@@ -94,7 +94,7 @@ impl Target {
         };
         self.lock().associations.iter().map(connected).collect()
     }
-    /// The subsystems as they are now.
+    /// The current subsystems, with their current namespaces.
     pub fn subsystems(&self) -> Vec<Subsystem> {
         let subsystem = |s: &Served| Subsystem {
             nqn: s.live.nqn.clone(),
@@ -105,7 +105,7 @@ impl Target {
         };
         self.lock().subsystems.iter().map(subsystem).collect()
     }
-    /// What the queues of a subsystem did.
+    /// Totals of the commands and bytes of a subsystem's queues, including queues that have ended.
     ///
     /// # Errors
     /// If there is no such subsystem.
@@ -113,16 +113,16 @@ impl Target {
         Ok(self.lock().served(subsystem)?.live.counters.totals())
     }
 
-    /// Whether a subsystem names its hosts.
+    /// Whether any subsystem has a list of allowed hosts that is not empty.
     pub fn names_hosts(&self) -> bool {
         self.lock().subsystems.iter().any(|s| !s.hosts.named().is_empty())
     }
 
-    /// Whether the controller of this number has a host at this address that the subsystem names.
+    /// Whether the controller with this identifier belongs to a host at this address, and its subsystem lists that host.
     pub(crate) fn is_of_named(&self, cntlid: u16, peer: IpAddr) -> bool {
         self.lock().associations.iter().any(|a| a.cntlid == cntlid && a.named && a.who.address == peer)
     }
-    /// Whether there is a controller of this number.
+    /// Whether there is a controller with this identifier.
     pub(crate) fn has_controller(&self, cntlid: u16) -> bool {
         self.lock().associations.iter().any(|a| a.cntlid == cntlid)
     }
@@ -142,24 +142,24 @@ pub(crate) struct Joined {
     pub serving: Serving,
 }
 
-/// Where a connection came in, and from where.
+/// The port and the addresses of an incoming connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
     /// The number of the port.
     pub port: u16,
-    /// Our address.
+    /// The target's address.
     pub local: SocketAddr,
     /// The host's address.
     pub peer: IpAddr,
 }
 
-/// Changes. Hosts that asked for it are told by asynchronous events.
+/// Changes of the configuration. Hosts that have enabled asynchronous events for such a change get one.
 impl Target {
-    /// Changes what discovery shows.
+    /// Makes a change that may change the discovery log.
     fn change(&self, change: impl FnOnce(&mut State) -> Result<(), ConfigError>) -> Result<(), ConfigError> {
         let mut state = self.lock();
         change(&mut state)?;
-        // Under the lock, so that a reader that holds it sees records and generation that belong together.
+        // Under the lock, so that a reader that holds it sees a generation that matches the records.
         self.0.generation.fetch_add(1, Ordering::Release);
         Ok(())
     }
@@ -167,7 +167,7 @@ impl Target {
     /// Adds a port.
     ///
     /// # Errors
-    /// If one has the number.
+    /// If there is a port with this number already.
     pub fn add_port(&self, port: Port) -> Result<(), ConfigError> {
         self.change(|state| {
             if state.ports.iter().any(|p| p.id == port.id) {
@@ -180,7 +180,7 @@ impl Target {
     /// Removes a port. Connections that came through it stay.
     ///
     /// # Errors
-    /// If there is none with the number.
+    /// If there is no port with this number.
     pub fn remove_port(&self, id: u16) -> Result<(), ConfigError> {
         self.change(|state| {
             let at = state.ports.iter().position(|p| p.id == id).ok_or(ConfigError::NoPort(id))?;
@@ -191,7 +191,7 @@ impl Target {
     /// Adds a subsystem.
     ///
     /// # Errors
-    /// If its name is taken or a namespace is wrong.
+    /// If the name is taken or is that of the discovery subsystem, or if the serial number or a namespace is invalid.
     pub fn add_subsystem(&self, subsystem: Subsystem) -> Result<(), ConfigError> {
         let Subsystem { nqn, serial, ports, hosts, namespaces } = subsystem;
         if nqn.is_discovery() {
@@ -218,10 +218,10 @@ impl Target {
             Ok(())
         })
     }
-    /// Removes a subsystem. Its controllers end.
+    /// Removes a subsystem and ends its controllers.
     ///
     /// # Errors
-    /// If there is none with the name.
+    /// If there is no such subsystem.
     pub fn remove_subsystem(&self, nqn: &Nqn) -> Result<(), ConfigError> {
         self.change(|state| {
             state.served(nqn)?;
@@ -230,7 +230,7 @@ impl Target {
             Ok(())
         })
     }
-    /// Sets which hosts may use a subsystem. Controllers of hosts that no longer may are ended.
+    /// Sets which hosts may use a subsystem. Ends the controllers of hosts that may no longer use it.
     ///
     /// # Errors
     /// If there is no such subsystem.
@@ -241,7 +241,7 @@ impl Target {
             Ok(())
         })
     }
-    /// Allows one more host. Where every host may use the subsystem nothing changes.
+    /// Allows one more host to use a subsystem. Changes nothing if every host may use it.
     ///
     /// # Errors
     /// If there is no such subsystem.
@@ -255,7 +255,7 @@ impl Target {
             Ok(())
         })
     }
-    /// Takes a host off the list. Its controllers end.
+    /// Removes a host from a subsystem's list and ends its controllers there.
     ///
     /// # Errors
     /// If there is no such subsystem, or the host is not listed.
@@ -272,7 +272,7 @@ impl Target {
     /// Adds a namespace.
     ///
     /// # Errors
-    /// If there is no such subsystem, or the namespace is wrong.
+    /// If there is no such subsystem, or the namespace is invalid.
     pub fn add_namespace(&self, nqn: &Nqn, namespace: Namespace) -> Result<(), ConfigError> {
         let state = self.lock();
         let live = &state.served(nqn)?.live;
@@ -280,10 +280,10 @@ impl Target {
         live.change(|table| table.set(namespace));
         Ok(())
     }
-    /// Removes a namespace. Requests to its backend that were given out before may still be under way.
+    /// Removes a namespace. The program may still be working on requests that it was given before.
     ///
     /// # Errors
-    /// If there is none with the identifier.
+    /// If there is no such subsystem, or no namespace with this identifier.
     pub fn remove_namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(), ConfigError> {
         let state = self.lock();
         let live = &state.served(nqn)?.live;
@@ -292,10 +292,10 @@ impl Target {
         live.restore(nsid);
         Ok(())
     }
-    /// A namespace that has [lost data](crate::BackendError::Lost) is as it should be. Call it when its storage works again.
+    /// Clears the failure of a namespace that has [lost data](crate::BackendError::Lost). Call it when the storage works again.
     ///
     /// # Errors
-    /// If there is none with the identifier.
+    /// If there is no such subsystem, or no namespace with this identifier.
     pub fn set_online(&self, nqn: &Nqn, nsid: u32) -> Result<(), ConfigError> {
         let state = self.lock();
         let live = &state.served(nqn)?.live;
@@ -303,10 +303,10 @@ impl Target {
         live.restore(nsid);
         Ok(())
     }
-    /// Gives a namespace another size. If it shrinks, requests beyond its new end may still be under way.
+    /// Sets the size of a namespace. If it shrinks, requests beyond its new end may still be under way.
     ///
     /// # Errors
-    /// If there is none with the identifier, or the size is out of range.
+    /// If there is no such subsystem, no namespace with this identifier, or the size is out of range.
     pub fn resize_namespace(&self, nqn: &Nqn, nsid: u32, blocks: u64) -> Result<(), ConfigError> {
         let state = self.lock();
         let live = &state.served(nqn)?.live;
@@ -326,7 +326,8 @@ impl State {
     fn served_mut(&mut self, nqn: &Nqn) -> Result<&mut Served, ConfigError> {
         self.subsystems.iter_mut().find(|s| s.live.nqn == *nqn).ok_or(ConfigError::NoSubsystem(nqn.clone()))
     }
-    /// Whether `namespace` may be added to `table`. The caller holds the lock, so no other one is added in between.
+    /// Checks that `namespace` is valid and may be added to `table`. The caller holds the lock, so that no other namespace is added between
+    /// the check and the addition.
     fn check_new(&self, table: &Table, namespace: &Namespace) -> Result<(), ConfigError> {
         namespace.check()?;
         if table.get(namespace.nsid).is_some() {
@@ -353,9 +354,10 @@ impl State {
     }
 }
 
-/// Hosts come and go.
+/// Connecting and disconnecting hosts.
 impl Target {
-    /// A controller for the admin queue of a host. None while commands of the host's earlier queues are not over.
+    /// Makes a controller for the Connect of an admin queue. `None`: commands of the host's earlier queues are still at the storage. With
+    /// `named_only`, only hosts that the subsystem lists may connect.
     pub(crate) fn connect_admin(
         &self,
         arrival: Arrival,
@@ -395,7 +397,8 @@ impl Target {
         Ok(Some(association))
     }
 
-    /// The controller that an I/O queue belongs to. None while commands of the host's earlier queues are not over.
+    /// Finds the controller for the Connect of I/O queue `qid`, and adds the queue to it. `None`: commands of the host's earlier queues are
+    /// still at the storage. With `named_only`, only hosts that the subsystem lists may connect.
     pub(crate) fn connect_io(
         &self,
         qid: u16,
@@ -422,7 +425,7 @@ impl Target {
             return Err(Status::ControllerBusy.into());
         }
         let taken = association.take_queue(qid);
-        // Checked after `take_queue`: a queue marks its end before it gives its number back.
+        // Checked after `take_queue`, because a queue that ends first marks itself as ended and then frees its number.
         if served.unfinished.has(&host, &data.host_id) {
             if let Ok(life) = taken {
                 association.give_queue(qid, life);
@@ -440,7 +443,7 @@ impl Target {
         }
     }
 
-    /// The admin queue has ended, and its controller with it.
+    /// Ends and removes a controller whose admin queue has ended.
     pub(crate) fn disconnect(&self, association: &Arc<Association>) {
         association.end();
         self.lock().associations.retain(|a| !Arc::ptr_eq(a, association));
@@ -448,8 +451,8 @@ impl Target {
 }
 
 impl State {
-    /// Whether a host may have one more controller of a kind, of which there may be `most`. Room is kept for one of each host that
-    /// a subsystem names, but of half of them at most.
+    /// Whether a host may have one more controller of a kind, of which there may be `most`. Of I/O controllers, one is reserved for each
+    /// host that a subsystem lists and that is not connected to it, but no more than half of `most`.
     fn has_room(&self, discovery: bool, host: &Applicant, most: usize) -> bool {
         let (mut all, mut hosts, mut addresses) = (0, 0, 0);
         for association in self.associations.iter().filter(|a| a.live.is_none() == discovery) {
@@ -460,7 +463,7 @@ impl State {
         let kept = if host.named || discovery { 0 } else { self.named_that_are_away().min(most / 2) };
         may_have(hosts, addresses, most.saturating_sub(all + kept))
     }
-    /// Hosts that subsystems name, and that have no controller there.
+    /// How many hosts are listed by a subsystem but have no controller of it, summed over all subsystems.
     fn named_that_are_away(&self) -> usize {
         let here: HashSet<_> = self
             .associations
@@ -472,7 +475,7 @@ impl State {
             |s: &Served| s.hosts.named().iter().filter(|&host| !here.contains(&(&s.live.nqn, host))).count();
         self.subsystems.iter().map(away).sum()
     }
-    /// A controller identifier that is free; a used one comes again only after all others.
+    /// Returns an unused controller identifier; `None` if there is none. An identifier is reused only after all others.
     fn free_cntlid(&mut self) -> Option<u16> {
         for _ in 0..CNTLID_MAX {
             let cntlid = self.cntlid_next;

@@ -1,13 +1,13 @@
-//! Instants. The crate reads no clock: callers pass `now` in.
+//! Points in time. The crate does not read the clock: callers pass `now`.
 
 use core::time::Duration;
 
-/// Nanoseconds since an origin that the owner of the clock chose.
+/// A point in time: nanoseconds since an origin that the program chooses.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash, Debug)]
 pub struct Instant(u64);
 
 impl Instant {
-    /// From nanoseconds since the origin.
+    /// Makes an instant from nanoseconds since the origin.
     pub const fn from_nanos(ns: u64) -> Self {
         Self(ns)
     }

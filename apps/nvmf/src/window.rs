@@ -1,18 +1,18 @@
-//! A part of a structure that is too long, or asked for in pieces.
+//! Writes the part of a structure that a host asked for, without building the whole structure.
 
-/// A part of a structure, from byte `start` on, in `buf`. Bytes that are not put are zero.
+/// The bytes of a structure from byte `start` on, as many as fit in `buf`. Bytes that are not put are zero.
 pub(crate) struct Window<'a> {
     start: u64,
     buf: &'a mut [u8],
 }
 
 impl<'a> Window<'a> {
-    /// Clears `buf`.
+    /// Makes a window at byte `start` of the structure, and clears `buf`.
     pub fn new(start: u64, buf: &'a mut [u8]) -> Self {
         buf.fill(0);
         Self { start, buf }
     }
-    /// Copies `bytes`, which are at byte `at` of the structure, as far as they are in the window.
+    /// Copies those of `bytes` that are in the window; `bytes` start at byte `at` of the structure.
     pub fn put(&mut self, at: u64, bytes: &[u8]) {
         let (start, end) = (self.start, self.start.saturating_add(self.buf.len() as u64));
         let from = at.max(start);

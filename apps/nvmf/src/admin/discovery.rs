@@ -1,4 +1,4 @@
-//! The discovery log of a host: where it finds which subsystems.
+//! The discovery log page of a host: the subsystems that the host may use, and their addresses.
 
 use std::fmt::Write;
 
@@ -14,12 +14,12 @@ use crate::window::Window;
 use crate::wire::discovery::{Header, RdmaAddress, Record};
 use crate::wire::zero_padded;
 
-/// Bytes of the log that `host` sees.
+/// Length in bytes of the discovery log for `host`.
 pub(crate) fn len(target: &Target, host: &Nqn) -> u64 {
     records(&target.lock(), host).count() as u64 * Record::LEN as u64 + size_of::<Header>() as u64
 }
 
-/// The log that `host` sees, which came in as `arrival` says.
+/// Writes the discovery log for `host` to `window`. `arrival` is where the host's connection came in.
 pub(crate) fn fill(target: &Target, host: &Nqn, arrival: Arrival, window: &mut Window<'_>) {
     let state = target.lock();
     let mut at = size_of::<Header>() as u64;
@@ -29,7 +29,7 @@ pub(crate) fn fill(target: &Target, host: &Nqn, arrival: Arrival, window: &mut W
         at += Record::LEN as u64;
         count += 1;
     }
-    // Both read under one lock: records and generation belong together.
+    // Read under the same lock as the records, so that the generation matches them.
     let generation = U64::new(target.generation());
     window.put(0, Header { generation, records: U64::new(count), ..FromZeros::new_zeroed() }.as_bytes());
 }
@@ -44,7 +44,7 @@ fn records<'a>(state: &'a State, host: &'a Nqn) -> impl Iterator<Item = (&'a Por
 
 /// The record of a subsystem, or of the discovery subsystem.
 fn record(port: &Port, nqn: Option<&Nqn>, arrival: Arrival) -> Record {
-    // A port that listens on any address is reached as the host has reached us.
+    // For a port that listens on any address, report the address at which the host reached this target.
     let ip = if port.address.ip().is_unspecified() { arrival.local.ip() } else { port.address.ip() };
     Record {
         transport: Record::RDMA,

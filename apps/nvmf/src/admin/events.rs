@@ -1,6 +1,6 @@
-//! Asynchronous events: what has changed, which requests wait for events, and what the host was told already.
+//! Asynchronous events of a controller: the pending ones, the masked ones, and the host's requests that wait for them.
 //!
-//! After an event was sent it is masked: it is not sent again until the host has read the log page that belongs to it.
+//! An event that was sent is masked: it is not sent again until the host has read its log page.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::wire::log::lid;
 
 use super::features::{EVENT_DISCOVERY, EVENT_NAMESPACES, EVENT_RELIABILITY};
 
-/// The events that there are.
+/// The supported events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Event {
     Namespaces,
@@ -34,7 +34,7 @@ impl Event {
             Self::Reliability => EVENT_RELIABILITY,
         }
     }
-    /// The result of the request: the type (1 SMART, 2 notice), what it is about, the log page.
+    /// The result of the request: event type (1 SMART, 2 notice), event information, log page identifier.
     const fn result(self) -> u64 {
         let (kind, about, page) = match self {
             Self::Namespaces => (2, 0x00, lid::CHANGED_NAMESPACES),
@@ -43,7 +43,7 @@ impl Event {
         };
         kind | about << 8 | (page as u64) << 16
     }
-    /// The event that a log page is about.
+    /// The event whose log page this is, or `None`.
     pub const fn of_page(page: u8) -> Option<Self> {
         match page {
             lid::CHANGED_NAMESPACES => Some(Self::Namespaces),
@@ -54,11 +54,11 @@ impl Event {
     }
 }
 
-/// Whether an event is due.
+/// The state of one event.
 #[derive(Clone, Copy, Default, Debug)]
 struct State {
     pending: bool,
-    /// It was sent, and its log page has not been read since.
+    /// The event was sent, and its log page has not been read since.
     masked: bool,
 }
 
@@ -67,18 +67,18 @@ struct State {
 pub(crate) struct Events {
     /// Slots of the event requests that wait for an event.
     waiting: ArrayVec<u16, { limits::EVENT_REQUESTS }>,
-    /// Slots of the event requests that end without an event.
+    /// Slots of the aborted event requests that are not answered yet.
     aborted: ArrayVec<u16, { limits::EVENT_REQUESTS }>,
     states: [State; 3],
-    /// The state that changes are compared with: the last one that was looked at.
+    /// The last state that was looked at. Changes are found by comparison with it.
     seen: Seen,
-    /// Namespaces that changed since the log was read.
+    /// Identifiers of the namespaces that changed since their log page was read, in ascending order.
     changed: Vec<u32>,
 }
 
 #[derive(Debug)]
 enum Seen {
-    /// The namespaces, and how often one had lost data.
+    /// The namespaces, and the count of [`Live::failures`].
     Namespaces(Arc<Live>, Snapshot, u64),
     Discovery(u64),
 }
@@ -89,7 +89,7 @@ impl Events {
             Some(live) => Seen::Namespaces(Arc::clone(live), live.snapshot(), live.failures()),
             None => Seen::Discovery(target.generation()),
         };
-        // Room for each namespace that there may be: noting a change does not allocate.
+        // Capacity for every possible namespace, so that noting a change does not allocate.
         let changed = Vec::with_capacity(if live.is_some() { limits::CHANGED_NAMESPACES } else { 0 });
         let mut events = Self {
             waiting: ArrayVec::new(),
@@ -102,7 +102,7 @@ impl Events {
         events
     }
 
-    /// Adds the slot of an event request.
+    /// Adds the slot of an event request. Fails if the limit of outstanding requests is reached.
     pub fn add(&mut self, slot: u16) -> Result<(), Status> {
         if self.waiting.len() + self.aborted.len() == limits::EVENT_REQUESTS {
             return Err(Status::EventLimitExceeded);
@@ -110,7 +110,7 @@ impl Events {
         self.waiting.push(slot);
         Ok(())
     }
-    /// Ends the event request of a slot; returns whether it was waiting.
+    /// Aborts the event request of a slot. Returns whether it was waiting.
     pub fn abort(&mut self, slot: u16) -> bool {
         let found = self.waiting.iter().position(|&w| w == slot);
         if let Some(at) = found {
@@ -118,12 +118,12 @@ impl Events {
         }
         found.is_some()
     }
-    /// Ends all requests, and forgets what is due.
+    /// Aborts all event requests, and clears all events and masks.
     pub fn reset(&mut self) {
         self.aborted.extend(self.waiting.drain(..));
         self.forget();
     }
-    /// Nothing was told yet. What has failed before is due: the host does not know it.
+    /// Clears all events and masks. If namespaces have lost data before, that event is pending, because the host has not been told.
     fn forget(&mut self) {
         self.states = Default::default();
         if let Seen::Namespaces(live, ..) = &self.seen {
@@ -131,7 +131,8 @@ impl Events {
         }
     }
 
-    /// The slot of an event request to answer now, with its status and result.
+    /// The slot of an event request to answer now, with its status and result; `None` if there is none. `wanted` is the Asynchronous Event
+    /// Configuration.
     #[inline]
     pub fn poll(&mut self, target: &Target, wanted: u32) -> Option<(u16, Status, u64)> {
         if let Some(slot) = self.aborted.pop() {
@@ -153,7 +154,7 @@ impl Events {
         }
         None
     }
-    /// The host reads the log page of `event`. Unless it sets RAE (`retain`), this clears the event and its mask.
+    /// Notes that the host reads the log page of `event`. Clears the event and its mask, unless the host set RAE (`retain`).
     pub fn read(&mut self, event: Event, retain: bool) {
         if !retain {
             self.states[event as usize] = State::default();
@@ -162,13 +163,13 @@ impl Events {
             }
         }
     }
-    /// Namespaces that changed since the log was read.
+    /// Identifiers of the namespaces that changed since their log page was read, in ascending order.
     pub fn changed(&mut self, target: &Target) -> &[u32] {
         self.look(target);
         &self.changed
     }
 
-    /// Looks whether something has changed.
+    /// Compares the current state with the one last seen, and sets the events of the changes as pending.
     #[inline]
     fn look(&mut self, target: &Target) {
         match &mut self.seen {
@@ -195,7 +196,7 @@ impl Events {
     }
 }
 
-/// Notes the namespaces that differ; tells whether any does.
+/// Adds the namespaces that differ to `changed`. Returns whether any differs.
 #[cold]
 fn note(changed: &mut Vec<u32>, old: &Table, new: &Table) -> bool {
     let mut any = false;

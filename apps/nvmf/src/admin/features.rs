@@ -19,26 +19,26 @@ mod fid {
     pub const HOST_ID: u8 = 0x81;
 }
 
-/// What a controller keeps.
+/// The feature values that a host can set on a controller.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Features {
     /// Keep alive timeout in milliseconds, 0 for none.
     pub kato_ms: u32,
-    /// Asynchronous events that the host wants.
+    /// The Asynchronous Event Configuration: a bit for each event that the host has enabled.
     pub events: u32,
 }
 
-/// Events: namespaces have changed.
+/// Event bit: namespaces have changed.
 pub(crate) const EVENT_NAMESPACES: u32 = 1 << 8;
-/// Events: the discovery log has changed.
+/// Event bit: the discovery log has changed.
 pub(crate) const EVENT_DISCOVERY: u32 = 1 << 31;
-/// Events: SMART warnings. A host may ask for any of them; there is one.
+/// Event bits: SMART warnings. A host may enable any of them, but the controller sends only one.
 const EVENT_SMART: u32 = 0xFF;
-/// Events: the SMART warning that a namespace has lost data.
+/// Event bit: the SMART warning of degraded reliability, sent when a namespace has lost data.
 pub(crate) const EVENT_RELIABILITY: u32 = 1 << 2;
 const _: () = assert!(EVENT_SMART & EVENT_RELIABILITY != 0);
 
-/// The events that a controller has (OAES).
+/// The optional asynchronous events that a controller supports (OAES).
 pub(crate) const fn events_of(discovery: bool) -> u32 {
     if discovery { EVENT_DISCOVERY } else { EVENT_NAMESPACES }
 }
@@ -47,12 +47,12 @@ pub(crate) const fn events_of(discovery: bool) -> u32 {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Value {
     Number(u32),
-    /// The host's identifier, in data.
+    /// The host identifier, which is returned as data.
     HostId,
 }
 
 impl Features {
-    /// Set Features.
+    /// Executes Set Features. Returns the result field of the completion.
     pub fn set(&mut self, settings: &Settings, association: &Association, sqe: &Sqe) -> Result<u64, Fault> {
         let (fid, value) = (sqe.cdw10.get() as u8, sqe.cdw11.get());
         let discovery = association.live.is_none();
@@ -76,24 +76,24 @@ impl Features {
                 Ok(0)
             }
             fid::QUEUES => {
-                // Submission and completion queues come in pairs; both numbers are less one.
+                // Each submission queue has a completion queue of its own, so the smaller number counts. Both numbers are 0's based.
                 let asked = (value & 0xFFFF).min(value >> 16) as u16;
                 let granted = association.grant(asked.saturating_add(1), settings.io_queues);
                 let granted = granted.ok_or(Status::CommandSequenceError)?;
                 Ok(pairs(granted))
             }
-            // Connect has said it.
+            // It was set by Connect.
             fid::HOST_ID => Err(Status::CommandSequenceError.into()),
-            // The cache is the storage's own and stays on.
+            // The cache belongs to the storage and cannot be disabled.
             fid::WRITE_CACHE if value & 1 == 1 => Ok(0),
             _ => Err(Status::FeatureNotChangeable.into()),
         }
     }
 
-    /// Get Features.
+    /// Executes Get Features.
     pub fn get(&self, association: &Association, sqe: &Sqe) -> Result<Value, Fault> {
         let fid = sqe.cdw10.get() as u8;
-        // Other values than the current one are not kept.
+        // Only the current value exists: no default or saved values.
         let select = sqe.cdw10.get() >> 8 & 7;
         if !is_known(fid, association.live.is_none()) || select != 0 {
             return Err(Status::InvalidField.into());
@@ -110,7 +110,7 @@ impl Features {
     }
 }
 
-/// The result of Number of Queues.
+/// The result of the Number of Queues feature: the numbers of submission and completion queues, both 0's based.
 fn pairs(granted: u16) -> u64 {
     let less_one = granted.saturating_sub(1) as u64;
     less_one << 16 | less_one

@@ -1,4 +1,4 @@
-//! A controller: the admin queue's commands, properties, features, events, keep alive.
+//! A controller: admin commands, properties, features, asynchronous events, keep alive.
 
 mod discovery;
 mod events;
@@ -30,9 +30,9 @@ use properties::{Change, Properties};
 pub(crate) enum Verdict {
     /// It is done, with this result.
     Done(u64),
-    /// Data for the host, then it is done.
+    /// Write this page to the host; then it is done.
     Give(Page, Remote),
-    /// It waits for an event.
+    /// It waits for an asynchronous event.
     Wait,
     /// The command with this identifier is to be aborted.
     Abort { qid: u16, cid: u16 },
@@ -47,7 +47,7 @@ pub(crate) struct Controller {
     properties: Properties,
     features: Features,
     pub events: Events,
-    /// When the last admin command came, or commands on other queues were last noticed.
+    /// When the last admin command came, or when a check last found commands on I/O queues.
     last_command: Instant,
 }
 
@@ -75,7 +75,7 @@ impl Controller {
         &self.association
     }
 
-    /// A command that is not Connect.
+    /// Executes a command of the admin queue, except its first Connect.
     pub fn handle(&mut self, now: Instant, sqe: &Sqe, slot: u16) -> Result<Verdict, Fault> {
         self.last_command = now;
         // Traffic before this command no longer counts for the keep alive timer.
@@ -109,20 +109,20 @@ impl Controller {
         }
     }
 
-    /// An event, or the end of a request for one: the slot, its status and result.
+    /// The next Asynchronous Event Request to answer: its slot, status and result; `None` if there is none.
     pub fn poll_event(&mut self) -> Option<(u16, Status, u64)> {
         self.events.poll(&self.target, self.features.events)
     }
-    /// Fills `buf` with a page.
+    /// Fills `buf` with a page, from the start that the command asked for.
     pub fn fill(&mut self, page: Page, buf: &mut [u8]) {
         self.sources().fill(page, buf);
     }
 
-    /// When the keep alive timeout expires if no command comes.
+    /// When the keep alive timeout expires if no command comes; `None` if there is no timeout.
     pub fn deadline(&self) -> Option<Instant> {
         Some(self.last_command.after(self.patience()?))
     }
-    /// Whether no command came for longer than the keep alive timeout. Commands on any of the host's queues count.
+    /// Whether the keep alive timeout has expired: no command came on any of the controller's queues.
     pub fn is_expired(&mut self, now: Instant) -> bool {
         let Some(patience) = self.patience() else { return false };
         if now < self.last_command.after(patience) {
@@ -134,7 +134,7 @@ impl Controller {
         }
         !active
     }
-    /// The keep alive timeout, rounded up to its granularity.
+    /// The keep alive timeout, rounded up to its granularity; `None` if there is none.
     fn patience(&self) -> Option<Duration> {
         let granularity_ms = limits::KEEP_ALIVE_GRANULARITY as u64 * 100;
         match self.features.kato_ms {
@@ -189,7 +189,7 @@ impl Controller {
                 live.snapshot().table.get(nsid).ok_or(Status::InvalidNamespace)?;
                 Page::Descriptors(nsid)
             }
-            // Only that of the NVM command set, whose number is 0.
+            // Only for the NVM command set, whose identifier (CSI) is 0.
             (cns::NVM_CONTROLLER, Some(_)) if sqe.cdw11.get() >> 24 == 0 => Page::NvmController,
             _ => return Err(Status::InvalidField.into()),
         };
@@ -205,7 +205,7 @@ impl Controller {
         if asked > 4096 << page::mdts(self.target.settings(), self.association.live.is_none()) {
             return Err(Status::InvalidField.into());
         }
-        // There is no log page of a single namespace (LPA bit 0 is clear).
+        // No log page exists per namespace (LPA bit 0 is clear).
         if !matches!(sqe.nsid.get(), 0 | 0xFFFF_FFFF) {
             return Err(Status::InvalidField.into());
         }

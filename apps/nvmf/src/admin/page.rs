@@ -1,4 +1,4 @@
-//! What the library itself gives to hosts: structures of Identify, log pages, the host's identifier.
+//! The data that the library itself returns to hosts: Identify structures, log pages, the host identifier.
 
 use core::ops::Range;
 
@@ -27,12 +27,12 @@ use super::properties::VERSION;
 pub(crate) enum Page {
     Controller,
     Namespace(u32),
-    /// Identifiers of the namespaces above this one.
+    /// The active namespace identifiers that are greater than this one.
     ActiveNamespaces(u32),
     Descriptors(u32),
-    /// Limits of the NVM command set, all zero: only MDTS limits commands.
+    /// Command limits of the NVM command set. All are zero, because only MDTS limits commands.
     NvmController,
-    /// A log page from a byte on; `retain` (RAE): its event stays masked.
+    /// A log page from byte `start` on. With `retain` (RAE) its event stays masked.
     Log {
         lid: u8,
         start: u64,
@@ -41,7 +41,7 @@ pub(crate) enum Page {
     HostId,
 }
 
-/// The sources of the pages' contents.
+/// Where the contents of the pages come from.
 pub(crate) struct Sources<'a> {
     pub target: &'a Target,
     pub association: &'a Association,
@@ -49,7 +49,7 @@ pub(crate) struct Sources<'a> {
     pub arrival: Arrival,
 }
 
-/// Log pages with a fixed length, and that length.
+/// Log pages of fixed length, and their lengths in bytes.
 const LOGS: &[(u8, u64)] = &[
     (lid::ERROR, (limits::ERROR_ENTRIES * 64) as u64),
     (lid::SMART, 512),
@@ -59,7 +59,7 @@ const LOGS: &[(u8, u64)] = &[
 ];
 
 impl Sources<'_> {
-    /// Bytes of a log page, if the controller has it.
+    /// Length of a log page in bytes; `None` if the controller does not have it.
     pub fn log_len(&self, lid: u8) -> Option<u64> {
         match self.association.live {
             None if lid == lid::DISCOVERY => Some(discovery::len(self.target, &self.association.host)),
@@ -68,7 +68,7 @@ impl Sources<'_> {
         }
     }
 
-    /// Fills `buf` with `page`, up to its end or that of `buf`.
+    /// Fills `buf` with `page`. Bytes after the end of the page are zero.
     pub fn fill(&mut self, page: Page, buf: &mut [u8]) {
         let start = if let Page::Log { start, .. } = page { start } else { 0 };
         let mut window = Window::new(start, buf);
@@ -177,7 +177,7 @@ impl Sources<'_> {
         }
     }
 
-    /// Dataset Management is there if a namespace can give something back, or may come that can.
+    /// The optional NVM commands. Dataset Management is announced if a namespace can deallocate, or if there is no namespace yet.
     fn oncs(&self) -> u16 {
         let table = self.table();
         let gives_back = table.iter().any(|namespace| namespace.deallocates.is_some());
@@ -191,7 +191,7 @@ impl Sources<'_> {
 
     fn smart(&self) -> log::Smart {
         let totals = self.association.live.as_ref().map(|live| live.counters.totals()).unwrap_or_default();
-        // In thousands of 512 bytes, rounded up.
+        // In units of 1000 times 512 bytes, rounded up.
         let units = |bytes: u64| U128::new(bytes.div_ceil(512_000) as u128);
         let lost = self.association.live.as_ref().is_some_and(|live| live.has_failed());
         log::Smart {
@@ -208,14 +208,14 @@ impl Sources<'_> {
     }
 }
 
-/// Bytes of a page.
+/// Bytes of a memory page.
 const PAGE: u32 = 4096;
-/// LPA: the effects log.
+/// LPA bit: the Commands Supported and Effects log page.
 const LPA_EFFECTS: u8 = 1 << 1;
-/// LPA: log pages can be read from an offset on.
+/// LPA bit: extended data for Get Log Page, that is, offsets.
 const LPA_OFFSETS: u8 = 1 << 2;
 
-/// MDTS of a controller; less for discovery controllers, which anyone may have.
+/// MDTS of a controller. It is limited for discovery controllers, because any host may have one.
 pub(crate) fn mdts(settings: &Settings, discovery: bool) -> u8 {
     if discovery { settings.mdts.min(limits::DISCOVERY_MDTS) } else { settings.mdts }
 }
@@ -245,7 +245,7 @@ fn identify_namespace(namespace: &Namespace) -> identify::Namespace {
         if bytes >> namespace.block_shift > 1 {
             page.nsfeat = identify::Namespace::GRANULARITIES;
             (page.npdg, page.npda) = (less_one(bytes), less_one(bytes));
-            // What is written is not given back, so that has a granularity of its own: a page.
+            // The preferred write granularity is independent of the deallocate granularity: a memory page.
             let written = less_one(bytes.min(PAGE));
             (page.npwg, page.npwa, page.nows) = (written, written, written);
         }
@@ -276,7 +276,8 @@ fn effects() -> Effects {
     effects
 }
 
-/// The bytes of a log page that are asked for, by the command's dwords 10 to 13: an offset in bytes, a length in dwords less one.
+/// The range of bytes of a log page that a command asks for. Command dwords 10 to 13 hold the offset in bytes and the length in dwords, 0's
+/// based. `None` if the offset is not a multiple of 4, or the end overflows.
 pub(crate) fn log_range(cdw10: u32, cdw11: u32, cdw12: u32, cdw13: u32) -> Option<Range<u64>> {
     let dwords = (cdw10 >> 16 | (cdw11 & 0xFFFF) << 16) as u64 + 1;
     let start = cdw12 as u64 | (cdw13 as u64) << 32;

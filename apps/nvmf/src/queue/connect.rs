@@ -1,4 +1,4 @@
-//! How a queue begins: the connection request, then Connect.
+//! How a queue is set up: by the connection request, then by the Connect command.
 
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, FromZeros};
@@ -17,28 +17,28 @@ use super::slots::{Connecting, SlotState, Slots, Ticket};
 use super::state::{Held, IoQueue, Queue, Role};
 use super::step::{Response, Step};
 
-/// A connection that is to be accepted.
+/// A connection that the program is to accept.
 #[derive(Debug)]
 pub struct Accepted {
-    /// Its queue.
+    /// The queue of the connection.
     pub queue: Queue,
     /// Private data of the reply.
     pub reply: ReplyData,
-    /// Receives to post before the reply is sent, and to keep posted: the host may send this many commands at a time.
+    /// How many receives to post before the reply is sent, and to keep posted: the host may have this many commands outstanding.
     pub receives: u16,
-    /// Responses that may be under way at a time: the host has this many receives posted, and posts one again when it has taken
-    /// a response. If this is less than `receives`, responses wait for acknowledgements.
+    /// How many responses may be under way at a time. The host has this many receives posted, and posts one again after each response. If
+    /// this is less than `receives`, a response may have to wait until an earlier one is acknowledged.
     pub sends: u16,
-    /// It names a controller that a host of this address has, which the subsystem names.
+    /// Whether this is an I/O queue of a controller whose host has the same address and is listed by the subsystem.
     pub named: bool,
 }
 
 impl Queue {
-    /// Judges a connection request of a host, by its private data.
-    /// Anyone may connect: the program bounds how many connections there are.
+    /// Checks a connection request by its private data, and makes the queue for it. Any host may connect here: the program must limit the
+    /// number of connections.
     ///
     /// # Errors
-    /// The reason to refuse it, which goes into the private data of the reject.
+    /// The reason to reject the request with; it goes into the private data of the reject.
     pub fn accept(
         target: &Target,
         now: Instant,
@@ -61,12 +61,12 @@ impl Queue {
         if sends == 0 {
             return Err(RejectReason::HostReceives);
         }
-        // Older hosts leave the number of the controller 0, which none has.
+        // Older hosts leave the controller identifier 0, which no controller has.
         let cntlid = request.cntlid.get();
         if qid != 0 && cntlid != 0 && !target.has_controller(cntlid) {
             return Err(RejectReason::ControllerId);
         }
-        // Requests for events wait long, and come on top of the commands that the host has entries for.
+        // Asynchronous Event Requests stay outstanding for long. They come in addition to the commands that the host has entries for.
         let receives = if qid == 0 { entries + limits::EVENT_REQUESTS as u16 } else { entries };
         let queue = Self {
             target: target.clone(),
@@ -85,7 +85,7 @@ impl Queue {
         Ok(Accepted { queue, reply, receives, sends, named })
     }
 
-    /// The first command, which must be Connect.
+    /// Checks the first command, which must be Connect, and asks for its data.
     pub(super) fn connect_command(
         &mut self,
         sqe: &Sqe,
@@ -99,7 +99,7 @@ impl Queue {
         if command.format.get() != 0 {
             return Err(Status::ConnectFormat.into());
         }
-        // The connection request gave the queue's number and entries already.
+        // The connection request has set the queue's number and the maximum of its entries.
         if command.qid.get() != self.qid {
             return Err(ConnectField::QueueId.into());
         }
@@ -117,7 +117,7 @@ impl Queue {
         Ok(Step::Fetch(self.slots.wait(slot, SlotState::Connect(connecting)), from))
     }
 
-    /// The data of Connect have come.
+    /// Executes Connect, given its data. The command waits if commands of the host's earlier queues are still at the storage.
     pub(super) fn connect_data(
         &mut self,
         now: Instant,
@@ -126,7 +126,7 @@ impl Queue {
         data: &[u8],
     ) -> Result<Step<'static>, Fault> {
         let (data, _) = ConnectData::ref_from_prefix(data).map_err(|_| Status::InternalError)?;
-        // A second Connect may have been under way.
+        // Another Connect may have been executed while this one's data were fetched.
         if !matches!(self.role, Role::New { held: None, .. }) {
             return Err(Status::CommandSequenceError.into());
         }
@@ -138,7 +138,7 @@ impl Queue {
         self.role = Role::New { since: now, held: Some(held) };
         Ok(Step::Wait)
     }
-    /// Tries a Connect once more that had to wait.
+    /// Retries a Connect that waits. Returns its response once it succeeds, fails, or has waited for too long.
     pub(super) fn poll_connect(&mut self, now: Instant) -> Option<Response> {
         let Role::New { since, held } = &mut self.role else { return None };
         let (since, held) = (*since, held.take()?);
@@ -157,7 +157,8 @@ impl Queue {
         }
         Some(self.respond(held.slot, status, result))
     }
-    /// The result is the controller's number; none if commands of the host's earlier queues are not over.
+    /// Tries Connect. Returns the controller identifier, which is the result of the command; `None` if commands of the host's earlier
+    /// queues are still at the storage.
     fn connect(
         &mut self,
         now: Instant,
@@ -184,7 +185,7 @@ impl Queue {
             (Role::Io(IoQueue { qid, association, life, live, snapshot, counters, serving }), cntlid)
         };
         self.role = role;
-        // Connect may have fewer entries than the connection request.
+        // Connect may set fewer entries than the connection request.
         self.entries = command.entries;
         self.sq_head %= self.entries;
         self.no_flow_control = command.no_flow_control;

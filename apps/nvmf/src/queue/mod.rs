@@ -1,7 +1,7 @@
-//! A queue: one connection of a host, from its first capsule to its end.
+//! A queue: one connection of a host, from the connection request to its end.
 //!
-//! Capsules come in, and for each a [`Step`] says what the program has to do next, until there is a response. Nothing is
-//! copied here: the program moves data between the host's memory, its buffers and the storage.
+//! For each command capsule, a [`Step`] says what the program has to do next, until the step is a response. Data are not copied here: the
+//! program moves them between the host's memory, its own buffers and the storage.
 
 mod connect;
 mod serve;

@@ -16,8 +16,8 @@ use super::state::{Queue, Role};
 use super::step::{End, Response, Step};
 
 impl Queue {
-    /// A capsule of `len` bytes has come; `sqe` are its first 64 bytes, or all if it is shorter. Its receive must be
-    /// posted anew before the response is sent: the host may send its next command at once.
+    /// Handles a command capsule of `len` bytes. `sqe` is its first 64 bytes, or all of it if it is shorter. The program must post a
+    /// receive again before it sends the response, because the host may then send its next command at once.
     ///
     /// # Errors
     /// If the queue has ended.
@@ -38,13 +38,13 @@ impl Queue {
         }
     }
 
-    /// The bytes that [`Step::Fetch`] asked for.
+    /// Continues a command with the bytes that [`Step::Fetch`] asked for.
     ///
     /// # Errors
     /// If the queue has ended.
     ///
     /// # Panics
-    /// If the command waits for something else.
+    /// If the command does not wait for data.
     pub fn handle_data<'a>(&mut self, now: Instant, ticket: Ticket, data: &'a [u8]) -> Result<Step<'a>, End> {
         self.check_end()?;
         let slot = self.slots.get(ticket);
@@ -70,16 +70,17 @@ impl Queue {
         })
     }
 
-    /// What [`Step::Run`] requested is done, or has failed. For a Read, first write the data to the host.
+    /// Ends a command with the result of its [`Step::Run`], and returns the response. The data of a Read must go to the host before the
+    /// response.
     ///
-    /// A command at another step can be failed this way too, for example with [`BackendError::Internal`] if there is no memory for
-    /// its data.
+    /// A command at another step can be failed this way too, for example with [`BackendError::Internal`] if there is no memory for its
+    /// data.
     ///
     /// # Errors
     /// If the queue has ended.
     ///
     /// # Panics
-    /// If a command is done that was not given to the backend.
+    /// If `done` is `Ok`, but the command was not at [`Step::Run`].
     pub fn handle_done(&mut self, ticket: Ticket, done: Result<(), BackendError>) -> Result<Response, End> {
         self.check_end()?;
         let slot = self.slots.get(ticket);
@@ -106,13 +107,13 @@ impl Queue {
         Ok(self.respond(ticket.slot(), status, 0))
     }
 
-    /// Fills `data` with what [`Step::Give`] gives to the host; the response is to be sent after it.
+    /// Fills `data` with the data of a [`Step::Give`]. Write them to the host, then send the response.
     ///
     /// # Errors
     /// If the queue has ended.
     ///
     /// # Panics
-    /// If the command gives nothing, or `data` has another length than the step said.
+    /// If the command is not at [`Step::Give`], or the length of `data` is not that of the step.
     pub fn poll_data(&mut self, ticket: Ticket, data: &mut [u8]) -> Result<Response, End> {
         self.check_end()?;
         match (self.slots.get(ticket).state, &mut self.role) {
@@ -125,8 +126,8 @@ impl Queue {
         Ok(self.respond(ticket.slot(), Status::Success, 0))
     }
 
-    /// A response that no call of the program caused: to a Connect that had to wait, or an asynchronous event. Call regularly, each
-    /// time until there is none.
+    /// Returns a response that became due by itself: to a Connect that had to wait, or to an Asynchronous Event Request. Call this
+    /// regularly, each time until it returns `None`.
     #[inline]
     pub fn poll_response(&mut self, now: Instant) -> Option<Response> {
         if self.poll_end().is_some() {
@@ -141,7 +142,7 @@ impl Queue {
         Some(self.respond(slot, status, result))
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is due at the latest.
+    /// When to call [`handle_timeout`](Self::handle_timeout) at the latest; `None` if no timeout runs.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match &self.role {
             Role::New { held: Some(_), .. } => None,
@@ -151,10 +152,11 @@ impl Queue {
         }
     }
 
-    /// Time has passed: ends the queue of a host that was silent for too long.
+    /// Ends the queue if a timeout has expired: the host did not send Connect, or its keep alive timeout expired. May be called at any
+    /// time.
     ///
     /// # Errors
-    /// If the queue has ended.
+    /// If the queue has ended, by this call or before.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), End> {
         self.check_end()?;
         match &mut self.role {
@@ -171,9 +173,9 @@ impl Queue {
 }
 
 impl Queue {
-    /// What to do for a command.
+    /// Checks a command, and returns its first step.
     fn command(&mut self, now: Instant, sqe: &Sqe, len: usize, slot: u16) -> Result<Step<'static>, Fault> {
-        // No fused operations, and one descriptor without metadata.
+        // Only commands that are not fused and have one SGL descriptor and no metadata.
         if sqe.flags & (Sqe::FLAGS_FUSE | Sqe::FLAGS_PSDT) != Sqe::FLAGS_SGL {
             return Err(Status::InvalidField.into());
         }
@@ -216,7 +218,7 @@ impl Queue {
                     (Some(event), Role::Admin(controller)) => controller.events.abort(event),
                     _ => false,
                 };
-                // Bit 0: the command was not aborted, and continues.
+                // Bit 0 of the result: the command was not aborted.
                 Step::Respond(self.respond(slot, Status::Success, !aborted as u64))
             }
         }
@@ -233,7 +235,7 @@ impl Queue {
     }
 }
 
-/// A fabrics command on an I/O queue that is connected.
+/// The status of a fabrics command on a connected I/O queue.
 fn io_fabrics(sqe: &Sqe) -> Status {
     if ConnectCommand::of(sqe).fctype == fctype::CONNECT {
         Status::CommandSequenceError

@@ -1,11 +1,11 @@
-//! The commands that a queue has under way.
+//! The outstanding commands of a queue.
 
 use crate::admin::Page;
 use crate::io::{Deallocate, Running};
 
-/// Names a command under way. It comes with a [`Step`](crate::Step); the program passes it back when it has done the step.
+/// A handle to an outstanding command. It comes with a [`Step`](crate::Step), and the program passes it back when it has done the step.
 ///
-/// It can be kept as a number, for example in the identifier of a work request.
+/// It can be converted to a number, for example for the `wr_id` of a work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket(u32);
 
@@ -19,16 +19,16 @@ impl Ticket {
     const fn turn(self) -> u16 {
         (self.0 >> 16) as u16
     }
-    /// Its place among the commands of its queue: less than the queue's entries.
+    /// The index of the command among the outstanding commands of its queue: less than [`Accepted::receives`](crate::Accepted::receives).
     #[inline]
     pub const fn place(self) -> usize {
         self.slot() as usize
     }
-    /// As a number.
+    /// The ticket as a number.
     pub const fn to_raw(self) -> u32 {
         self.0
     }
-    /// From [`to_raw`](Self::to_raw).
+    /// Makes a ticket from a number that [`to_raw`](Self::to_raw) returned.
     pub const fn from_raw(raw: u32) -> Self {
         Self(raw)
     }
@@ -37,21 +37,21 @@ impl Ticket {
 /// What a command waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SlotState {
-    /// There is no command.
+    /// Nothing: the slot has no command.
     Free,
-    /// It has just come.
+    /// Nothing: it has just arrived.
     New,
-    /// Connect: its data.
+    /// Connect: for its data.
     Connect(Connecting),
-    /// Connect: the end of what the host sent before.
+    /// Connect: for the end of the host's earlier commands at the storage.
     Quiesce,
-    /// Dataset Management: its ranges.
+    /// Dataset Management: for its ranges.
     Ranges(Deallocate),
-    /// The backend.
+    /// For the backend.
     Backend(Running),
-    /// The program, to take the page.
+    /// For the program to take the page, which has this length in bytes.
     Page(Page, u32),
-    /// An event.
+    /// For an asynchronous event.
     Event,
 }
 
@@ -64,21 +64,21 @@ pub(crate) struct Connecting {
     pub kato_ms: u32,
 }
 
-/// A command.
+/// A slot and its command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     pub cid: u16,
-    /// Changes when the slot is used anew.
+    /// Changes each time the slot is freed, so that old tickets are detected.
     turn: u16,
     /// The key that the response invalidates.
     pub invalidate: Option<u32>,
     pub state: SlotState,
 }
 
-// A cache line a command.
+// One cache line per command.
 const _: () = assert!(size_of::<Slot>() <= 64);
 
-/// The commands of a queue: a slot for each that may be under way.
+/// The commands of a queue: a slot for each that may be outstanding.
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
@@ -90,14 +90,14 @@ impl Slots {
         let slot = Slot { cid: 0, turn: 0, invalidate: None, state: SlotState::Free };
         Self { slots: vec![slot; count as usize], free: (0..count).rev().collect() }
     }
-    /// A command has come; none if there are too many.
+    /// Takes a free slot for a new command; `None` if there is none.
     pub fn take(&mut self, cid: u16, invalidate: Option<u32>) -> Option<u16> {
         let at = self.free.pop()?;
         let slot = &mut self.slots[at as usize];
         *slot = Slot { cid, turn: slot.turn, invalidate, state: SlotState::New };
         Some(at)
     }
-    /// The ticket of a command, which waits for `state`.
+    /// Sets what a command waits for, and returns its ticket.
     pub fn wait(&mut self, at: u16, state: SlotState) -> Ticket {
         let slot = &mut self.slots[at as usize];
         slot.state = state;
@@ -106,7 +106,7 @@ impl Slots {
     /// The command of a ticket.
     ///
     /// # Panics
-    /// If it is not under way: the program gave back the same ticket twice, or that of another queue.
+    /// If there is no such command: the program passed the same ticket twice, or one of another queue.
     pub fn get(&self, ticket: Ticket) -> &Slot {
         let slot = self.slots.get(ticket.slot() as usize).expect("the ticket is of this queue");
         assert!(
@@ -116,7 +116,7 @@ impl Slots {
         );
         slot
     }
-    /// The command is answered: its identifier, the key to invalidate.
+    /// Frees the slot of a command that is answered. Returns its identifier and the key to invalidate.
     pub fn free(&mut self, at: u16) -> (u16, Option<u32>) {
         let slot = &mut self.slots[at as usize];
         slot.state = SlotState::Free;
@@ -124,12 +124,12 @@ impl Slots {
         self.free.push(at);
         (slot.cid, slot.invalidate)
     }
-    /// A command that waits for an event.
+    /// The slot of the command with this identifier, if it waits for an asynchronous event.
     pub fn event(&self, cid: u16) -> Option<u16> {
         let at = self.slots.iter().position(|s| s.cid == cid && matches!(s.state, SlotState::Event))?;
         Some(at as u16)
     }
-    /// Commands under way.
+    /// How many commands are outstanding.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }

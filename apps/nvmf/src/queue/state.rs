@@ -1,4 +1,4 @@
-//! A queue: what it is made of, who its host is, how it answers and how it ends.
+//! The state of a queue: its host, its controller, its responses and its end.
 
 use std::sync::Arc;
 
@@ -20,20 +20,20 @@ use crate::wire::fabrics::ConnectData;
 use super::slots::{Connecting, Slots};
 use super::step::{End, Response};
 
-/// A queue of a host.
+/// An admin or I/O queue of a host, from the connection request to its end.
 #[derive(Debug)]
 pub struct Queue {
     pub(super) target: Target,
     pub(super) arrival: Arrival,
     pub(super) qid: u16,
-    /// Entries of the submission queue: what the connection request said, then what Connect said.
+    /// Entries of the submission queue: the number of the connection request, and after Connect that of Connect.
     pub(super) entries: u16,
-    /// Commands that were answered, modulo the entries: a host counts an entry as free only when its command is not under way any
-    /// more, so it never sends more than there are slots.
+    /// The number of answered commands, modulo the entries. It advances when a command is answered, not when it is fetched, so the host
+    /// never has more commands outstanding than there are slots.
     pub(super) sq_head: u16,
-    /// Only a host that a subsystem names may connect.
+    /// Only hosts that the subsystem lists may connect.
     pub(super) named_only: bool,
-    /// The host asked for no SQ flow control.
+    /// The host asked to disable SQ flow control.
     pub(super) no_flow_control: bool,
     pub(super) slots: Slots,
     pub(super) role: Role,
@@ -42,11 +42,11 @@ pub struct Queue {
 
 #[derive(Debug)]
 pub(super) enum Role {
-    /// Connect has not been done.
+    /// Connect has not succeeded yet.
     New {
-        /// When the connection was made, or the last Connect came.
+        /// When the connection was made, or the last Connect came or failed after it had waited.
         since: Instant,
-        /// A Connect that waits for the host's earlier commands.
+        /// A Connect that waits until the host's earlier commands have left the storage.
         held: Option<Box<Held>>,
     },
     Admin(Box<Controller>),
@@ -74,15 +74,15 @@ pub(super) struct IoQueue {
 }
 
 impl Queue {
-    /// Its number: 0 is the admin queue.
+    /// The queue identifier; 0 is the admin queue.
     pub const fn qid(&self) -> u16 {
         self.qid
     }
-    /// The controller that it belongs to, once Connect is done.
+    /// The identifier of the queue's controller; `None` before Connect.
     pub fn cntlid(&self) -> Option<u16> {
         self.association().map(|a| a.cntlid)
     }
-    /// Who the host is, as far as it has said.
+    /// The host, for fair shares: only its address before Connect, then also its name.
     pub fn who(&self) -> Who {
         let address = self.arrival.peer;
         match self.association() {
@@ -90,37 +90,37 @@ impl Queue {
             Some(association) => association.who.moved_to(address),
         }
     }
-    /// Whether Connect is done, and the subsystem names the host in its list.
+    /// Whether Connect is done and the subsystem lists the host.
     pub fn is_named(&self) -> bool {
         self.association().is_some_and(|association| association.named)
     }
-    /// The program has room left only for hosts that a subsystem names in its list. So only such a host may connect on this queue; the
-    /// Connect of any other host fails with "controller busy".
+    /// Allows only hosts that the subsystem lists to connect on this queue; the Connect of any other host fails with
+    /// [`Status::ControllerBusy`]. For programs that have room left only for listed hosts.
     pub fn keep_for_named(&mut self) {
         self.named_only = true;
     }
-    /// The host, once Connect is done.
+    /// The NQN of the host; `None` before Connect.
     pub fn host(&self) -> Option<Nqn> {
         self.association().map(|a| a.host.clone())
     }
-    /// The subsystem, once Connect to one is done.
+    /// The NQN of the subsystem; `None` before Connect, and for a discovery controller.
     pub fn subsystem(&self) -> Option<Nqn> {
         self.association()?.live.as_ref().map(|live| live.nqn.clone())
     }
-    /// A token for the queue's requests to the storage; `None` before Connect, and for admin queues. If some are under way when the
-    /// queue ends, keep it until they are done: until then a Connect of the same host waits.
+    /// A token for the queue's requests to the storage; `None` before Connect, and for admin queues. If requests are under way when the
+    /// queue ends, keep the token until they are done: a new Connect of the same host waits until then.
     pub fn in_flight(&self) -> Option<InFlight> {
         match &self.role {
             Role::Io(io) => Some(io.serving.in_flight()),
             _ => None,
         }
     }
-    /// Commands that have no response yet.
+    /// How many commands have no response yet.
     pub fn commands(&self) -> usize {
         self.slots.len()
     }
 
-    /// Why the queue has ended, if it has. Another queue or a change of the target may end it: call this regularly.
+    /// Why the queue has ended; `None` if it has not. Another queue or a change of the target may end it, so call this regularly.
     #[inline]
     pub fn poll_end(&mut self) -> Option<End> {
         if self.end.is_none() {
@@ -154,7 +154,7 @@ impl Queue {
         }
     }
 
-    /// Answers a command.
+    /// Frees the slot of a command, and makes its response.
     #[inline]
     pub(super) fn respond(&mut self, slot: u16, status: Status, result: u64) -> Response {
         let (cid, invalidate) = self.slots.free(slot);
@@ -178,7 +178,7 @@ impl Queue {
 }
 
 impl IoQueue {
-    /// The namespaces as they are now.
+    /// The current namespaces.
     #[inline]
     pub(super) fn table(&mut self) -> &Table {
         if let Some(newer) = self.snapshot.newer(&self.live) {

@@ -1,4 +1,4 @@
-//! What the program has to do next for a queue.
+//! What the program has to do next for a command, and why a queue ended.
 
 use crate::data::{Remote, Source};
 use crate::io::Request;
@@ -6,22 +6,22 @@ use crate::wire::Cqe;
 
 use super::slots::Ticket;
 
-/// What to do next for a command. Where it cannot be done because the connection failed, drop the queue.
+/// What to do next for a command. If it cannot be done because the connection failed, drop the queue.
 #[derive(Debug)]
 #[must_use]
 pub enum Step<'a> {
     /// Send the response; the command is done.
     Respond(Response),
-    /// Get these bytes of the host, then call [`Queue::handle_data`](super::Queue::handle_data). They are at most
-    /// [`INPUT_MAX`](crate::limits::INPUT_MAX).
+    /// Fetch these bytes from the host, at most [`INPUT_MAX`](crate::limits::INPUT_MAX), then call
+    /// [`Queue::handle_data`](super::Queue::handle_data).
     Fetch(Ticket, Source),
-    /// Call [`Queue::poll_data`](super::Queue::poll_data) for as many bytes as `Remote` says, write them there, then send the
-    /// response.
+    /// Call [`Queue::poll_data`](super::Queue::poll_data) for as many bytes as the `Remote` has, write them to it by RDMA WRITE, then send
+    /// the response.
     Give(Ticket, Remote),
-    /// Do what is requested, then call [`Queue::handle_done`](super::Queue::handle_done).
+    /// Carry out the request, then call [`Queue::handle_done`](super::Queue::handle_done).
     Run(Ticket, Request<'a>),
-    /// Nothing: the command waits for an event, or Connect for the host's earlier commands;
-    /// [`Queue::poll_response`](super::Queue::poll_response) will answer it.
+    /// Do nothing. The command waits for an asynchronous event, or it is a Connect that waits for the host's earlier commands.
+    /// [`Queue::poll_response`](super::Queue::poll_response) will return its response.
     Wait,
 }
 
@@ -29,29 +29,29 @@ pub enum Step<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct Response {
-    /// Its bytes.
+    /// The bytes to send.
     pub cqe: Cqe,
-    /// Send it by SEND with Invalidate of this key, else by SEND.
+    /// Send by SEND with Invalidate of this R_Key; if `None`, by SEND.
     pub invalidate: Option<u32>,
 }
 
-/// Why a queue has ended. The program disconnects, and drops it.
+/// Why a queue has ended. The program must disconnect the host and drop the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum End {
-    /// A capsule that is shorter than a command.
+    /// The host sent a capsule that is shorter than a command.
     #[error("the host sent a capsule of {0} bytes, which is no command")]
     ShortCapsule(usize),
-    /// More commands at a time than the queue has entries.
+    /// The host sent more commands at a time than the queue has entries.
     #[error("the host sent more commands than its queue has entries")]
     TooManyCommands,
     /// No Connect came in time.
     #[error("the host did not send Connect in time")]
     NoConnect,
-    /// No command came in time.
+    /// No command came before the keep alive timeout expired.
     #[error("the host's keep alive timeout expired")]
     KeepAliveExpired,
-    /// The subsystem was removed, or the host may use it no longer.
+    /// The subsystem was removed, or the host may no longer use it.
     #[error("the host may not use the subsystem any more")]
     NotServed,
     /// The admin queue has ended, or the controller was reset or shut down.

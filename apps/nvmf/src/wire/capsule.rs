@@ -1,5 +1,5 @@
-//! Command and response: the submission queue entry that starts a command capsule, the completion queue entry that is a
-//! response capsule (NVMe base 3.3.3).
+//! Capsules (NVMe base 3.3.3): the submission queue entry that starts a command capsule, and the completion queue entry that is a response
+//! capsule.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -10,13 +10,13 @@ use super::sgl::Sgl;
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Sqe {
-    /// What to do. On I/O queues and the admin queue the same number means different things.
+    /// The command. The same number means different commands on I/O queues and on the admin queue.
     pub opcode: u8,
-    /// Bits 1:0 fused operation, bits 7:6 what describes the data.
+    /// Bits 1:0: fused operation; bits 7:6 (PSDT): whether PRPs or SGLs describe the data.
     pub flags: u8,
-    /// Chosen by the host, echoed in the response.
+    /// Command identifier: chosen by the host, copied to the response.
     pub cid: U16,
-    /// Namespace. Its low byte is the type of a fabrics command.
+    /// Namespace identifier. In a fabrics command its low byte is the command type.
     pub nsid: U32,
     /// Command dword 2.
     pub cdw2: U32,
@@ -24,7 +24,7 @@ pub struct Sqe {
     pub cdw3: U32,
     /// Metadata pointer.
     pub metadata: U64,
-    /// Where the data are.
+    /// SGL descriptor of the data.
     pub sgl: Sgl,
     /// Command dword 10.
     pub cdw10: U32,
@@ -42,16 +42,16 @@ pub struct Sqe {
 const _: () = assert!(size_of::<Sqe>() == Sqe::LEN);
 
 impl Sqe {
-    /// Bytes on the wire; in-capsule data follow.
+    /// Length in bytes; in-capsule data follow the entry.
     pub const LEN: usize = 64;
-    /// `flags`: the data are described by one SGL descriptor, there is no metadata.
+    /// `flags`: the data are described by one SGL descriptor, and there is no SGL for metadata.
     pub const FLAGS_SGL: u8 = 0x40;
-    /// `flags`: the bits that say what describes the data.
+    /// `flags`: the bits of PSDT.
     pub const FLAGS_PSDT: u8 = 0xC0;
-    /// `flags`: the bits of fused operations.
+    /// `flags`: the bits of the fused operation.
     pub const FLAGS_FUSE: u8 = 0x03;
 
-    /// The entry that these bytes are.
+    /// The bytes as a submission queue entry.
     pub fn of(bytes: &[u8; Self::LEN]) -> &Self {
         zerocopy::transmute_ref!(bytes)
     }
@@ -61,19 +61,19 @@ impl Sqe {
     }
 }
 
-/// A completion queue entry, the whole of a response capsule.
+/// A completion queue entry; it is a whole response capsule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Cqe {
-    /// What the command returns.
+    /// Command-specific result.
     pub result: U64,
-    /// Entries of the submission queue consumed, modulo its size.
+    /// Submission queue head pointer: consumed entries, modulo the size of the queue.
     pub sq_head: U16,
-    /// The queue's number.
+    /// Identifier of the queue.
     pub sq_id: U16,
-    /// That of the command.
+    /// Identifier of the command.
     pub cid: U16,
-    /// [`Status::field`](crate::status::Status::field).
+    /// Status field, as made by [`Status::field`](crate::status::Status::field).
     pub status: U16,
 }
 const _: () = assert!(size_of::<Cqe>() == 16);

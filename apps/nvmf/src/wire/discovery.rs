@@ -7,13 +7,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Header {
-    /// Changes when the records do.
+    /// Generation counter: changes when the records change.
     pub generation: U64,
     /// Number of records.
     pub records: U64,
     /// Format of the records: 0.
     pub format: U16,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved: [u8; 1006],
 }
 const _: () = assert!(size_of::<Header>() == 1024);
@@ -26,43 +26,43 @@ pub struct Record {
     pub transport: u8,
     /// Address family: 1 is IPv4, 2 is IPv6.
     pub family: u8,
-    /// What the record is about.
+    /// Subsystem type: [`Record::NVM`] or [`Record::CURRENT`].
     pub subtype: u8,
     /// Transport requirements; [`Record::NO_FLOW_CONTROL`].
     pub requirements: u8,
-    /// Number of the port.
+    /// Port identifier.
     pub port: U16,
-    /// Controller: 0xFFFF, the target chooses.
+    /// Controller identifier: 0xFFFF, the target chooses.
     pub cntlid: U16,
-    /// Entries that an admin submission queue may have.
+    /// Maximum number of entries of an admin submission queue.
     pub admin_entries: U16,
     /// Flags of the entry.
     pub flags: U16,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved: [u8; 20],
     /// Service: the port number, in decimal.
     pub service: [u8; 32],
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved2: [u8; 192],
     /// Name of the subsystem.
     pub subsystem: [u8; 256],
-    /// Address.
+    /// IP address, as text.
     pub address: [u8; 256],
-    /// How to connect.
+    /// How to connect by RDMA.
     pub rdma: RdmaAddress,
 }
 const _: () = assert!(size_of::<Record>() == Record::LEN);
 
 impl Record {
-    /// Bytes on the wire.
+    /// Length in bytes.
     pub const LEN: usize = 1024;
     /// `transport`: RDMA.
     pub const RDMA: u8 = 1;
     /// `subtype`: a subsystem with namespaces.
     pub const NVM: u8 = 2;
-    /// `subtype`: the discovery subsystem that is asked.
+    /// `subtype`: the discovery subsystem that returns this log.
     pub const CURRENT: u8 = 3;
-    /// `requirements`: SQ flow control may be switched off.
+    /// `requirements`: SQ flow control may be disabled.
     pub const NO_FLOW_CONTROL: u8 = 1 << 2;
 }
 
@@ -76,11 +76,11 @@ pub struct RdmaAddress {
     pub provider: u8,
     /// 1: RDMA_CM.
     pub cm: u8,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved: [u8; 5],
     /// Partition key; 0 outside of InfiniBand.
     pub pkey: U16,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved2: [u8; 246],
 }
 const _: () = assert!(size_of::<RdmaAddress>() == 256);

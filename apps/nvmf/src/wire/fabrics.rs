@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Sgl, Sqe};
 
-/// The opcode of all of them.
+/// The opcode of all fabrics commands.
 pub const OPCODE: u8 = 0x7F;
 
 /// The type of a fabrics command, its byte 4.
@@ -28,7 +28,7 @@ pub struct ConnectCommand {
     pub cid: U16,
     /// [`fctype::CONNECT`].
     pub fctype: u8,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved: [u8; 19],
     /// Where the [`ConnectData`] are.
     pub sgl: Sgl,
@@ -36,21 +36,21 @@ pub struct ConnectCommand {
     pub format: U16,
     /// Number of the queue.
     pub qid: U16,
-    /// Entries of the submission queue, less one.
+    /// Entries of the submission queue, 0's based.
     pub sqsize: U16,
     /// Attributes; [`ConnectCommand::NO_FLOW_CONTROL`].
     pub attributes: u8,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved2: u8,
     /// Keep alive timeout in milliseconds.
     pub kato_ms: U32,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved3: [u8; 12],
 }
 const _: () = assert!(size_of::<ConnectCommand>() == Sqe::LEN);
 
 impl ConnectCommand {
-    /// Attribute: the host asks for SQ flow control to be off.
+    /// Attribute: the host asks to disable SQ flow control.
     pub const NO_FLOW_CONTROL: u8 = 1 << 2;
 
     /// The command as a Connect.
@@ -63,30 +63,30 @@ impl ConnectCommand {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ConnectData {
-    /// Who the host is, besides its name.
+    /// Host identifier.
     pub host_id: [u8; 16],
-    /// Controller: [`ConnectData::ANY_CONTROLLER`] for an admin queue, else the one that the queue belongs to.
+    /// Controller identifier: [`ConnectData::ANY_CONTROLLER`] for an admin queue; for an I/O queue, the controller that it belongs to.
     pub cntlid: U16,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved: [u8; 238],
-    /// Name of the subsystem.
+    /// NQN of the subsystem.
     pub subsystem: [u8; 256],
-    /// Name of the host.
+    /// NQN of the host.
     pub host: [u8; 256],
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved2: [u8; 256],
 }
 const _: () = assert!(size_of::<ConnectData>() == ConnectData::LEN);
 
 impl ConnectData {
-    /// Bytes on the wire.
+    /// Length in bytes.
     pub const LEN: usize = 1024;
     /// The target chooses the controller.
     pub const ANY_CONTROLLER: u16 = 0xFFFF;
 }
 
-/// Which parameter of a Connect is wrong, as the result of [`Status::ConnectInvalid`](crate::status::Status) says it: the
-/// offset of the field, bit 16 if that is in the data.
+/// The invalid parameter of a Connect, as the result of a [`Status::ConnectInvalid`](crate::status::Status) completion encodes it: the byte
+/// offset of the field, with bit 16 set if the field is in the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum ConnectField {
@@ -104,7 +104,7 @@ pub enum ConnectField {
     Host = 1 << 16 | 512,
 }
 
-/// Property Get and Property Set.
+/// A Property Get or Property Set command.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct PropertyCommand {
@@ -116,23 +116,23 @@ pub struct PropertyCommand {
     pub cid: U16,
     /// [`fctype::PROPERTY_GET`] or [`fctype::PROPERTY_SET`].
     pub fctype: u8,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved: [u8; 35],
     /// Bits 2:0: 0 for a property of four bytes, 1 for one of eight.
     pub attributes: u8,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved2: [u8; 3],
-    /// The property.
+    /// Offset of the property.
     pub offset: U32,
-    /// Its new value.
+    /// The new value, for Property Set.
     pub value: U64,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved3: [u8; 8],
 }
 const _: () = assert!(size_of::<PropertyCommand>() == Sqe::LEN);
 
 impl PropertyCommand {
-    /// The command as an access to a property.
+    /// The command as a Property Get or Property Set.
     pub fn of(sqe: &Sqe) -> &Self {
         zerocopy::transmute_ref!(sqe)
     }

@@ -1,13 +1,13 @@
-//! What Identify returns (NVMe base 5.1.13), 4096 bytes each. Fields that are zero in every target of this crate are
-//! gathered in `reserved`.
+//! The data structures of Identify (NVMe base 5.1.13), 4096 bytes each. Fields that this crate always leaves zero are part of a `reserved`
+//! field.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes that every Identify returns.
+/// Length in bytes of every Identify data structure.
 pub const LEN: usize = 4096;
 
-/// What is asked for: CNS, the low byte of dword 10.
+/// CNS, the low byte of dword 10: which data structure to return.
 pub mod cns {
     #![allow(missing_docs, reason = "the names are those of the specification")]
     pub const NAMESPACE: u8 = 0x00;
@@ -33,19 +33,19 @@ pub struct Controller {
     pub fr: [u8; 8],
     /// Recommended arbitration burst, an OUI.
     pub reserved: [u8; 4],
-    /// Bit 0: several ports, bit 1: several controllers.
+    /// Bit 0: the subsystem may have several ports; bit 1: several controllers.
     pub cmic: u8,
-    /// Largest transfer: 2^n times 4 KiB, 0 is any.
+    /// Largest transfer: 4 KiB times 2 to this power; 0 is no limit.
     pub mdts: u8,
-    /// Number of the controller.
+    /// Controller identifier.
     pub cntlid: U16,
-    /// Version, as the property VS.
+    /// Version, as in the property VS.
     pub ver: U32,
-    /// Times of runtime D3.
+    /// Runtime D3 latencies.
     pub reserved2: [u8; 8],
-    /// Asynchronous events that there are.
+    /// Supported optional asynchronous events.
     pub oaes: U32,
-    /// Attributes; [`Controller::HOST_ID_128`].
+    /// Attributes; see [`Controller::HOST_ID_128`].
     pub ctratt: U32,
     /// Read recovery levels.
     pub reserved3: [u8; 11],
@@ -53,19 +53,19 @@ pub struct Controller {
     pub cntrltype: u8,
     /// Identifier of the FRU; retry delays; management interface; optional admin commands.
     pub reserved4: [u8; 146],
-    /// Abort commands at a time, less one.
+    /// Maximum number of outstanding Abort commands, 0's based.
     pub acl: u8,
-    /// Asynchronous event requests at a time, less one.
+    /// Maximum number of outstanding Asynchronous Event Requests, 0's based.
     pub aerl: u8,
-    /// Firmware: bit 0: slot 1 is read-only, bits 3:1: slots.
+    /// Firmware updates: bit 0: slot 1 is read-only; bits 3:1: number of slots.
     pub frmw: u8,
-    /// Log pages: bit 1: effects, bit 2: offsets.
+    /// Log page attributes: bit 1: effects log page; bit 2: offsets.
     pub lpa: u8,
-    /// Entries of the error log, less one.
+    /// Entries of the error log, 0's based.
     pub elpe: u8,
     /// Power states to sanitize: none.
     pub reserved5: [u8; 57],
-    /// Granularity of the keep alive timeout, 100 ms.
+    /// Granularity of the keep alive timeout, in units of 100 ms.
     pub kas: U16,
     /// Thermal management to endurance groups, ANA.
     pub reserved6: [u8; 190],
@@ -73,37 +73,37 @@ pub struct Controller {
     pub sqes: u8,
     /// Sizes of completion queue entries, powers of two.
     pub cqes: u8,
-    /// Commands that a queue may have at a time.
+    /// Maximum number of outstanding commands of an I/O queue.
     pub maxcmd: U16,
-    /// Namespace identifiers are 1 to this.
+    /// The largest namespace identifier.
     pub nn: U32,
-    /// Optional NVM commands; [`Controller::ONCS`].
+    /// Optional NVM commands; see [`Controller::ONCS`].
     pub oncs: U16,
-    /// Fused commands, format attributes.
+    /// Fused operation support, format attributes.
     pub reserved7: [u8; 3],
-    /// Volatile write cache: bit 0: present, bits 2:1: 2, Flush names one namespace.
+    /// Volatile write cache: bit 0: present; bits 2:1: 2, Flush of all namespaces is not supported.
     pub vwc: u8,
     /// Atomicity beyond one block: none.
     pub reserved8: [u8; 10],
-    /// Data descriptors; [`Controller::SGLS`].
+    /// SGL support; see [`Controller::SGLS`].
     pub sgls: U32,
-    /// Namespaces that there may be.
+    /// Maximum number of namespaces.
     pub mnan: U32,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved9: [u8; 224],
-    /// Name of the subsystem.
+    /// NQN of the subsystem.
     pub subnqn: [u8; 256],
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved10: [u8; 768],
-    /// Largest command capsule, in 16 bytes.
+    /// Largest command capsule of an I/O queue, in units of 16 bytes.
     pub ioccsz: U32,
-    /// Largest response capsule, in 16 bytes.
+    /// Largest response capsule of an I/O queue, in units of 16 bytes.
     pub iorcsz: U32,
-    /// Where in-capsule data start, in 16 bytes behind the submission queue entry.
+    /// Offset of in-capsule data from the end of the submission queue entry, in units of 16 bytes.
     pub icdoff: U16,
-    /// 0: controllers are chosen by the target.
+    /// Fabrics controller attributes: bit 0 clear: dynamic controllers, which the target chooses.
     pub fcatt: u8,
-    /// Data descriptors a command.
+    /// Maximum number of SGL data descriptors in a command.
     pub msdbd: u8,
     /// Disconnect, power states, vendor.
     pub reserved11: [u8; 2292],
@@ -111,25 +111,25 @@ pub struct Controller {
 const _: () = assert!(size_of::<Controller>() == LEN);
 
 impl Controller {
-    /// `cmic`: the subsystem has several ports.
+    /// `cmic`: the subsystem may have several ports.
     pub const SEVERAL_PORTS: u8 = 1;
-    /// `cmic`: it has several controllers.
+    /// `cmic`: the subsystem may have several controllers.
     pub const SEVERAL_CONTROLLERS: u8 = 1 << 1;
     /// `ctratt`: host identifiers have 128 bits.
     pub const HOST_ID_128: u32 = 1;
-    /// `ctratt`: every command keeps the association alive.
+    /// `ctratt`: every command restarts the keep alive timer.
     pub const TRAFFIC_KEEP_ALIVE: u32 = 1 << 6;
     /// `oncs`: Compare, Write Zeroes, Verify.
     pub const ONCS: u16 = 1 | 1 << 3 | 1 << 7;
     /// `oncs`: Dataset Management.
     pub const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
-    /// `sgls`: supported, any alignment; keyed.
+    /// `sgls`: SGLs are supported with any alignment, and keyed descriptors are supported.
     pub const SGLS: u32 = 1 | 1 << 2;
-    /// `sgls`: offsets, that is in-capsule data.
+    /// `sgls`: descriptors with an offset are supported, that is, in-capsule data.
     pub const SGLS_OFFSET: u32 = 1 << 20;
     /// `frmw`: one slot, read-only.
     pub const ONE_FIRMWARE: u8 = 1 | 1 << 1;
-    /// `vwc`: there is a cache; Flush of all namespaces at once is not supported.
+    /// `vwc`: a volatile write cache is present; Flush of all namespaces at once is not supported.
     pub const CACHE: u8 = 1 | 2 << 1;
 }
 
@@ -145,29 +145,29 @@ pub struct Namespace {
     pub nuse: U64,
     /// Features.
     pub nsfeat: u8,
-    /// Formats, less one.
+    /// Number of LBA formats, 0's based.
     pub nlbaf: u8,
-    /// The format in use.
+    /// The LBA format in use.
     pub flbas: u8,
-    /// Metadata, protection.
+    /// Metadata and protection capabilities.
     pub reserved: [u8; 3],
-    /// Bit 0: several controllers may have it.
+    /// Bit 0: several controllers may share the namespace.
     pub nmic: u8,
     /// Reservations, format progress.
     pub reserved2: [u8; 2],
-    /// Bits 2:0: 1: deallocated blocks read as zeros; bit 3: Write Zeroes may deallocate.
+    /// Bits 2:0, value 1: deallocated blocks read as zeros; bit 3: Write Zeroes may deallocate.
     pub dlfeat: u8,
     /// Atomicity beyond one block, boundaries.
     pub reserved3: [u8; 30],
-    /// Blocks that are best written together, and from which multiples of blocks on; less one, as all of these.
+    /// Preferred write granularity in blocks, 0's based.
     pub npwg: U16,
-    /// See above.
+    /// Preferred write alignment in blocks, 0's based.
     pub npwa: U16,
-    /// Blocks that can be deallocated together, and from which multiples on.
+    /// Preferred deallocate granularity in blocks, 0's based.
     pub npdg: U16,
-    /// See above.
+    /// Preferred deallocate alignment in blocks, 0's based.
     pub npda: U16,
-    /// Blocks that are best written by a command.
+    /// Optimal write size in blocks, 0's based.
     pub nows: U16,
     /// Limits of copies, groups.
     pub reserved6: [u8; 25],
@@ -175,27 +175,27 @@ pub struct Namespace {
     pub nsattr: u8,
     /// Groups.
     pub reserved4: [u8; 4],
-    /// Globally unique identifier.
+    /// Namespace globally unique identifier.
     pub nguid: [u8; 16],
     /// EUI-64: none.
     pub eui64: [u8; 8],
-    /// Formats.
+    /// LBA formats.
     pub lbaf: [Format; 16],
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved5: [u8; 3904],
 }
 const _: () = assert!(size_of::<Namespace>() == LEN);
 
 impl Namespace {
-    /// `nsfeat`: `npwg` to `nows` mean something.
+    /// `nsfeat`: the fields `npwg` to `nows` are valid.
     pub const GRANULARITIES: u8 = 1 << 4;
 }
 
-/// A format of blocks.
+/// An LBA format.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Format {
-    /// Bytes of metadata a block.
+    /// Bytes of metadata per block.
     pub ms: U16,
     /// Bytes of data per block, as an exponent of two.
     pub lbads: u8,
@@ -209,9 +209,9 @@ pub struct Format {
 pub struct DescriptorHead {
     /// [`DescriptorHead::NGUID`] or [`DescriptorHead::UUID`].
     pub kind: u8,
-    /// Bytes that follow.
+    /// Length of the identifier that follows, in bytes.
     pub len: u8,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved: [u8; 2],
 }
 const _: () = assert!(size_of::<DescriptorHead>() == 4);

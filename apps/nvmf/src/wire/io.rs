@@ -10,7 +10,7 @@ use super::Sqe;
 pub struct Control(pub u32);
 
 impl Control {
-    /// That of the command.
+    /// Dword 12 of the command.
     pub const fn of(sqe: &Sqe) -> Self {
         Self(sqe.cdw12.get())
     }
@@ -18,15 +18,15 @@ impl Control {
     pub const fn blocks(self) -> u32 {
         (self.0 & 0xFFFF) + 1
     }
-    /// FUA: force unit access.
+    /// FUA: whether force unit access is requested.
     pub const fn fua(self) -> bool {
         self.0 >> 30 & 1 != 0
     }
-    /// DEAC: blocks that are to be zero may be deallocated.
+    /// DEAC: whether Write Zeroes may deallocate the blocks.
     pub const fn deallocate(self) -> bool {
         self.0 >> 25 & 1 != 0
     }
-    /// DTYPE: directive type, where the command has one.
+    /// DTYPE: directive type, in commands that have one.
     pub const fn directive(self) -> u8 {
         (self.0 >> 20 & 0xF) as u8
     }
@@ -36,14 +36,14 @@ impl Control {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DsmRange {
-    /// Hints.
+    /// Context attributes, which are hints.
     pub attributes: U32,
-    /// Number of logical blocks; 0 is none.
+    /// Number of logical blocks; 0 for an empty range.
     pub blocks: U32,
-    /// The first.
+    /// The first logical block.
     pub slba: U64,
 }
 const _: () = assert!(size_of::<DsmRange>() == 16);
 
-/// Dataset Management, dword 11: the blocks are to be deallocated.
+/// Dataset Management, dword 11: deallocate the blocks (AD).
 pub const DSM_DEALLOCATE: u32 = 1 << 2;

@@ -1,4 +1,4 @@
-//! Log pages (NVMe base 5.1.12), the discovery log aside.
+//! Log pages (NVMe base 5.1.12), except the discovery log page.
 
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -18,31 +18,31 @@ pub mod lid {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ErrorEntry {
-    /// Counts errors since the controller was made; 0 is no entry.
+    /// Number of the error, counted from 1 since the controller was created; 0 for an unused entry.
     pub count: U64,
-    /// Queue of the command.
+    /// Submission queue identifier of the command.
     pub sq_id: U16,
-    /// Identifier of the command.
+    /// Command identifier.
     pub cid: U16,
     /// Status field of its completion.
     pub status: U16,
-    /// Byte and bit that is wrong, or 0xFFFF.
+    /// Byte and bit of the invalid parameter; 0xFFFF if no one parameter is to blame.
     pub location: U16,
-    /// The first block that has to do with it.
+    /// The first affected logical block.
     pub lba: U64,
-    /// Its namespace.
+    /// Namespace of the command.
     pub nsid: U32,
-    /// No vendor specific log.
+    /// Vendor-specific log page with more information; 0 for none.
     pub vendor: u8,
     /// Transport: 1 is RDMA.
     pub transport: u8,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved: [u8; 2],
-    /// Nothing.
+    /// Reserved, zero.
     pub specific: U64,
-    /// Nothing.
+    /// Reserved, zero.
     pub transport_specific: U16,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved2: [u8; 22],
 }
 const _: () = assert!(size_of::<ErrorEntry>() == 64);
@@ -51,21 +51,21 @@ const _: () = assert!(size_of::<ErrorEntry>() == 64);
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Smart {
-    /// Critical warnings: bit 2 alone, while a namespace has lost data.
+    /// Critical warning: only [`Smart::RELIABILITY`] is used, while a namespace has lost data.
     pub warning: u8,
-    /// Composite temperature in Kelvin; 0 is not reported.
+    /// Composite temperature in Kelvin; 0 for not reported.
     pub temperature: U16,
-    /// Spare capacity in percent.
+    /// Available spare capacity, in percent.
     pub spare: u8,
-    /// Spare capacity below which a warning is due.
+    /// Spare capacity below which a warning is due, in percent.
     pub spare_threshold: u8,
-    /// Used part of the expected life, in percent.
+    /// Used part of the expected lifetime, in percent.
     pub used: u8,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved: [u8; 26],
-    /// Thousands of 512 bytes, rounded up.
+    /// Data read, in units of 1000 times 512 bytes, rounded up.
     pub data_read: U128,
-    /// Thousands of 512 bytes, rounded up.
+    /// Data written, in units of 1000 times 512 bytes, rounded up.
     pub data_written: U128,
     /// Read and Compare commands.
     pub reads: U128,
@@ -81,25 +81,25 @@ pub struct Smart {
     pub unsafe_shutdowns: U128,
     /// Commands that ended with a media error.
     pub media_errors: U128,
-    /// Entries that the error log had.
+    /// Number of error log entries since the controller was created.
     pub error_entries: U128,
-    /// Times, and temperatures of sensors: not reported.
+    /// Times at high temperatures, and temperatures of sensors: not reported.
     pub rest: [u8; 320],
 }
 const _: () = assert!(size_of::<Smart>() == 512);
 
 impl Smart {
-    /// Critical warning: the reliability is degraded.
+    /// Critical warning: the reliability of the subsystem is degraded.
     pub const RELIABILITY: u8 = 1 << 2;
 }
 
-/// Firmware slots: one, whose firmware is active.
+/// Firmware slot information: there is one slot, and its firmware is active.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Firmware {
     /// The active slot, from 1.
     pub active: u8,
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved: [u8; 7],
     /// Revision of the firmware in slot 1.
     pub revision: [u8; 8],
@@ -108,15 +108,15 @@ pub struct Firmware {
 }
 const _: () = assert!(size_of::<Firmware>() == 512);
 
-/// Which commands there are and what they change.
+/// Commands supported and effects.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Effects {
-    /// By opcode.
+    /// Admin commands, by opcode.
     pub admin: [U32; 256],
-    /// By opcode.
+    /// I/O commands, by opcode.
     pub io: [U32; 256],
-    /// Nothing.
+    /// Reserved, zero.
     pub reserved: [u8; 2048],
 }
 const _: () = assert!(size_of::<Effects>() == 4096);
@@ -124,10 +124,10 @@ const _: () = assert!(size_of::<Effects>() == 4096);
 impl Effects {
     /// The command is supported.
     pub const SUPPORTED: u32 = 1;
-    /// It may change the content of logical blocks.
+    /// The command may change the content of logical blocks.
     pub const CHANGES_BLOCKS: u32 = 1 << 1;
 
-    /// None.
+    /// A page with no supported commands.
     pub fn none() -> Self {
         Self::new_zeroed()
     }

@@ -1,7 +1,7 @@
-//! Bytes <-> fields: capsules, data descriptors, private data of connections, and the structures that hosts read.
+//! Bytes <-> fields: capsules, SGL descriptors, private data of connections, and the data structures that hosts read.
 //!
-//! Every structure is its bytes: little-endian fields, no padding, the size asserted. Nothing here decides anything, and
-//! no bytes are refused here; whoever reads a field checks it.
+//! Every structure has the layout of its bytes on the wire: little-endian fields, no padding, an asserted size. Nothing is checked here;
+//! the code that uses a field checks it.
 
 pub mod capsule;
 pub mod cm;
@@ -39,7 +39,7 @@ pub mod io_opcode {
     pub const VERIFY: u8 = 0x0C;
 }
 
-/// `text`, left-aligned and padded with spaces (NVMe base 1.8: ASCII strings). What does not fit is cut off.
+/// `text`, left-aligned and padded with spaces (NVMe base 1.8: ASCII strings). Text that does not fit is cut off.
 pub fn ascii<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     for (to, from) in field.iter_mut().zip(text.bytes()) {
@@ -48,7 +48,7 @@ pub fn ascii<const N: usize>(text: &str) -> [u8; N] {
     field
 }
 
-/// `text`, left-aligned and padded with zeros (NQNs are strings that end with a zero). What does not fit is cut off.
+/// `text`, left-aligned and padded with zeros (NQNs are strings that end with a zero). Text that does not fit is cut off.
 pub fn zero_padded<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [0; N];
     for (to, from) in field.iter_mut().zip(text.bytes()) {

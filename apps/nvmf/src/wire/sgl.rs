@@ -1,43 +1,43 @@
-//! The data descriptor of a command (NVMe base 4.3.2, RDMA transport 3.2).
+//! The SGL descriptor of a command (NVMe base 4.3.2, RDMA transport 3.2).
 
 use core::fmt;
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// A descriptor: an address or an offset, a length, a key, a type.
+/// An SGL descriptor, in its encoded form.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Sgl {
     address: U64,
-    /// Keyed: three bytes of length, four of the key. In capsule: four bytes of length.
+    /// Keyed: three bytes of length, four bytes of key. In-capsule: four bytes of length.
     rest: [u8; 7],
     kind: u8,
 }
 const _: () = assert!(size_of::<Sgl>() == 16);
 
-/// What a descriptor says.
+/// A decoded SGL descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Described {
-    /// Memory of the host. `invalidate`: it asks for the key to be invalidated with the response.
+    /// Memory of the host.
     Keyed {
-        /// The first byte's address.
+        /// Virtual address of the first byte.
         address: u64,
-        /// Bytes, less than 2^24.
+        /// Length in bytes, less than 2^24.
         len: u32,
         /// The R_Key.
         key: u32,
-        /// Answer by SEND with Invalidate of `key`.
+        /// Whether the host asks for a response by SEND with Invalidate of `key`.
         invalidate: bool,
     },
-    /// Bytes of the capsule.
+    /// Data in the capsule.
     InCapsule {
-        /// From the end of the submission queue entry.
+        /// Offset from the end of the submission queue entry.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Any other type.
+    /// A descriptor of any other type; this is its type byte.
     Unknown(u8),
 }
 
@@ -46,18 +46,18 @@ impl Sgl {
     const KEYED_INVALIDATE: u8 = 0x4F;
     const IN_CAPSULE: u8 = 0x01;
 
-    /// Memory of the host; of `len` the low 24 bits.
+    /// Makes a keyed descriptor. Only the low 24 bits of `len` are used.
     pub fn keyed(address: u64, len: u32, key: u32, invalidate: bool) -> Self {
         let ([l0, l1, l2, _], [k0, k1, k2, k3]) = (len.to_le_bytes(), key.to_le_bytes());
         let kind = if invalidate { Self::KEYED_INVALIDATE } else { Self::KEYED };
         Self { address: U64::new(address), rest: [l0, l1, l2, k0, k1, k2, k3], kind }
     }
-    /// Bytes of the capsule.
+    /// Makes a descriptor of in-capsule data.
     pub fn in_capsule(offset: u64, len: u32) -> Self {
         let [l0, l1, l2, l3] = len.to_le_bytes();
         Self { address: U64::new(offset), rest: [l0, l1, l2, l3, 0, 0, 0], kind: Self::IN_CAPSULE }
     }
-    /// What it says.
+    /// Decodes the descriptor.
     pub fn described(&self) -> Described {
         let [b0, b1, b2, b3, b4, b5, b6] = self.rest;
         match self.kind {
@@ -74,7 +74,7 @@ impl Sgl {
             other => Described::Unknown(other),
         }
     }
-    /// The key that the response is to invalidate.
+    /// The R_Key that the response is to invalidate; `None` if the host does not ask for that.
     pub fn invalidate(&self) -> Option<u32> {
         match self.described() {
             Described::Keyed { key, invalidate: true, .. } => Some(key),
