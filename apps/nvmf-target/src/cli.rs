@@ -13,7 +13,7 @@ use tracing::level_filters::LevelFilter;
 use crate::config::{BLOCKS, PORT, no_block};
 use crate::manage::{HostCommand, ListArgs, NamespaceCommand};
 
-/// The subsystem of a target that was given no file.
+/// The NQN of the subsystem of a target without a configuration file.
 pub const DEFAULT_SUBSYSTEM: &str = "nqn.2024-01.org.example:memory";
 
 const TARGET_EXAMPLES: &str = "\

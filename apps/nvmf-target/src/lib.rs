@@ -1,10 +1,10 @@
-//! An NVMe over Fabrics target over RDMA, and a host for tests and figures.
+//! An NVMe over Fabrics target over RDMA, and a host for tests and measurements.
 //!
-//! [`target`] binds the controllers of the `nvmf` library to queue pairs: it accepts connections, moves data, and asks the
-//! storage ([`store`]). [`control`] changes it while it runs. [`host`] is the other end: it connects, identifies, reads and
-//! writes, and [`perf`] puts a load on a namespace; [`overhead`] measures what NVMe adds to RDMA. [`config`] reads what a target
-//! offers from a file; [`program`], [`manage`] and [`cli`] are `roce-nvmf` and `roce-nvmf-perf`. [`wake`] ends the sleep of a core when
-//! another thread has something for it.
+//! [`target`] runs the controllers of the `nvmf` library on queue pairs: it accepts connections, moves data, and does I/O on the storage
+//! ([`store`]). [`config`] reads the configuration of a target from a file, and [`control`] changes it while the target runs. [`host`] is
+//! an NVMe host: it connects, identifies, reads and writes. [`perf`] puts a load on a namespace, and [`overhead`] measures what NVMe adds
+//! to RDMA. [`program`], [`manage`] and [`cli`] make up the programs `roce-nvmf` and `roce-nvmf-perf`. [`wake`] lets other threads wake a
+//! sleeping core.
 
 #![deny(unsafe_code)]
 

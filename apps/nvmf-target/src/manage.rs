@@ -1,4 +1,4 @@
-//! `roce-nvmf namespace`, `host` and `list`: changes of a target that runs.
+//! The commands `roce-nvmf namespace`, `host` and `list`, for a running target.
 
 use std::path::PathBuf;
 
@@ -142,7 +142,7 @@ impl From<AskError> for AppError {
     }
 }
 
-/// The target's socket, as named or found.
+/// The control socket of the target: `named`, or that of the only running target.
 fn socket(named: Option<&PathBuf>) -> Result<PathBuf> {
     match named {
         Some(path) => Ok(path.clone()),
@@ -153,7 +153,7 @@ fn socket(named: Option<&PathBuf>) -> Result<PathBuf> {
     }
 }
 
-/// Sends a request for the subsystem, and prints what was done.
+/// Sends a request for the chosen subsystem, and prints what was done.
 fn change(which: &WhichArgs, request: impl FnOnce(String) -> Request) -> Result<()> {
     let socket = socket(which.control.as_ref())?;
     let nqn = match &which.nqn {
@@ -188,7 +188,7 @@ fn listed(answer: Answer) -> Result<List> {
     }
 }
 
-/// `roce-nvmf namespace`.
+/// `roce-nvmf namespace`: changes the namespaces of a running target.
 ///
 /// # Errors
 /// If the target does not answer, or refuses.
@@ -214,7 +214,7 @@ pub fn namespace(command: &NamespaceCommand) -> Result<()> {
 fn offered(args: &AddArgs) -> Result<OfferedNamespace> {
     let storage = match (&args.file, args.memory) {
         (Some(file), _) => {
-            // The target has another working directory.
+            // The target may have another working directory.
             let path = std::path::absolute(file);
             let path = path.map_err(|e| AppError::Usage(format!("{}: {e}", file.display())))?;
             Storage::File { path, size: args.size, direct: args.direct }
@@ -225,7 +225,7 @@ fn offered(args: &AddArgs) -> Result<OfferedNamespace> {
     Ok(OfferedNamespace { nsid: args.id.unwrap_or(0), storage, block, uuid, read_only, span: 0..0 })
 }
 
-/// `roce-nvmf host`.
+/// `roce-nvmf host`: changes the hosts that may use a subsystem of a running target.
 ///
 /// # Errors
 /// If the target does not answer, or refuses.
@@ -240,7 +240,7 @@ pub fn host(command: &HostCommand) -> Result<()> {
     }
 }
 
-/// `roce-nvmf list`.
+/// `roce-nvmf list`: prints the subsystems of a running target and the connected hosts.
 ///
 /// # Errors
 /// If the target does not answer.

@@ -1,6 +1,6 @@
-//! Measures what the NVMe layer adds to a command: compares reads through a target and a host with the same bytes moved by SEND,
-//! RDMA WRITE and SEND alone. In both measurements the two ends share one thread, so a figure is the processor time of both. Their
-//! rounds alternate, so a busy machine slows both.
+//! Measures what the NVMe layer adds to a command: compares Reads through a target and a host with the same bytes moved by SEND, RDMA WRITE
+//! and SEND alone. In both measurements, one thread runs both ends, so the time per command is the CPU time of both ends. The rounds of the
+//! two measurements alternate, so that a busy machine affects both.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -23,27 +23,27 @@ use crate::target::{Config, Core};
 
 /// Bytes that a command reads.
 pub const SIZE: usize = 4096;
-/// Bytes of a block.
+/// Block size in bytes.
 const BLOCK: u32 = 512;
 /// Commands in flight.
 const DEPTH: usize = 32;
-/// Bytes of the namespace, from which commands read at random: more than a core's caches hold.
+/// Size of the namespace in bytes. Commands read at random offsets of it. It is larger than the caches of a CPU core.
 const SPAN: usize = 64 << 20;
-/// A round without progress for this long has failed.
+/// A round fails if it makes no progress for this long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What was measured: medians over the rounds, in nanoseconds per command, for both ends together.
+/// The result: medians over the rounds, in nanoseconds per command, for both ends together.
 #[derive(Clone, Copy, Debug)]
 pub struct Overhead {
-    /// A read through the target and the host.
+    /// A Read through the target and the host.
     pub nvme_ns: f64,
-    /// The same bytes without target and host.
+    /// The same bytes moved without target and host.
     pub bare_ns: f64,
-    /// The median of the rounds' differences.
+    /// The median of the differences between the two, round by round.
     pub added_ns: f64,
 }
 
-/// Measures `rounds` times `commands` commands of each kind.
+/// Measures `rounds` rounds of `commands` commands, with NVMe and without.
 ///
 /// # Errors
 /// If a device, a connection or a command fails.
@@ -59,7 +59,7 @@ pub fn measure(nqn: &Nqn, rounds: usize, commands: u64) -> Result<Overhead, Perf
     let mut host = Host::new(&host, &Drive::Embedded, nqn.clone(), [1; 16])?;
     let mut nvme = Nvme::connect(core, &mut host, at, nqn)?;
     let mut bare = Bare::connect()?;
-    // The first round of each warms up.
+    // The first round of each is a warm-up.
     nvme.round(&mut host, commands)?;
     bare.round(commands)?;
     let mut each = Vec::new();
@@ -78,7 +78,8 @@ fn device(port: Box<dyn Port>, last: u8) -> Result<Context, VerbsError> {
     Context::open(DeviceConfig::new(port).addrs(addrs).drive(Drive::Embedded))
 }
 
-/// Repeats `step`, which returns how many commands it has completed, until `commands` are done; returns the nanoseconds of one command.
+/// Repeats `step`, which returns how many commands it has completed, until `commands` commands are done. Returns the nanoseconds per
+/// command.
 fn time(commands: u64, mut step: impl FnMut() -> Result<u64, PerfError>) -> Result<f64, PerfError> {
     let start = Instant::now();
     let (mut done, mut progress) = (0, start);
@@ -100,7 +101,7 @@ fn time(commands: u64, mut step: impl FnMut() -> Result<u64, PerfError>) -> Resu
 struct Nvme<'c> {
     core: Core<'c>,
     queue: HostQueue,
-    /// Keeps the association with the target open.
+    /// Kept because dropping it would end the association with the target.
     _controller: Controller,
     mr: Mr,
     rng: Rng,
@@ -114,7 +115,7 @@ impl<'c> Nvme<'c> {
         nqn: &Nqn,
     ) -> Result<Self, PerfError> {
         let ready = AtomicBool::new(false);
-        // `connect` blocks, so the target runs on a thread of its own meanwhile.
+        // `connect` blocks, so the target runs on another thread meanwhile.
         let (controller, queue) = std::thread::scope(|scope| {
             let running = scope.spawn(|| core.run(|| ready.load(Ordering::Relaxed)));
             let connected = (|| {
@@ -151,17 +152,17 @@ impl<'c> Nvme<'c> {
     }
 }
 
-/// An end of a bare connection.
+/// An end of a connection without NVMe.
 struct End {
     reactor: Reactor,
     sq: SendQueue,
     rq: RecvQueue,
     poller: CqPoller,
-    /// Where messages arrive.
+    /// The memory into which messages are received.
     messages: Mr,
-    /// The parts of `messages`, one for each receive.
+    /// The parts of `messages`, one for each receive request.
     slots: Vec<[Sge; 1]>,
-    /// The blocks: at the target those that are read, at the host where they go.
+    /// At the target, the blocks that are read; at the host, the memory that they are written to.
     blocks: Mr,
     done: Vec<Wc>,
     // Dropped last: the fields above refer to them.
@@ -196,8 +197,8 @@ impl End {
         Ok(Self { reactor, sq, rq, poller, messages, slots, blocks, done, qp, _cq, _pd, _context })
     }
 
-    /// Runs one turn of the shard, and calls `each` for every message that arrived, with the send queue, the blocks, and the message's
-    /// bytes. Returns how many arrived.
+    /// Makes one turn of the shard, and calls `each` for every message that arrived, with the send queue, the blocks and the bytes of the
+    /// message. Returns how many arrived.
     fn turn(
         &mut self,
         mut each: impl FnMut(&mut SendQueue, &Mr, [u8; Sqe::LEN]) -> Result<(), PerfError>,
@@ -223,8 +224,8 @@ impl End {
     }
 }
 
-/// A connection that moves the bytes of the same commands: a SEND of a command's length, an RDMA WRITE of the block, a SEND of
-/// a response's length.
+/// A connection without NVMe that moves the same bytes for each command: a SEND of the length of a command, an RDMA WRITE of the data, a
+/// SEND of the length of a response.
 struct Bare {
     target: End,
     host: End,
@@ -247,7 +248,7 @@ impl Bare {
         let (to, key) = (host.blocks.iova(), host.blocks.rkey());
         time(commands, || {
             while *under_way < DEPTH {
-                // As a command does, the message says where the block is and where it goes.
+                // Like a command, the message says where the data are and where they go.
                 let mut command = [0; Sqe::LEN];
                 let block = rng.below((SPAN / SIZE) as u64);
                 command[..8].copy_from_slice(&block.to_ne_bytes());
@@ -269,7 +270,7 @@ impl Bare {
     }
 }
 
-/// The number at an offset of a message.
+/// The number at byte offset `at` of a message.
 fn number(message: &[u8; Sqe::LEN], at: usize) -> u64 {
     u64::from_ne_bytes(message[at..at + 8].try_into().expect("eight bytes"))
 }
@@ -278,7 +279,7 @@ fn number(message: &[u8; Sqe::LEN], at: usize) -> u64 {
 mod tests {
     use super::*;
 
-    // Goal: all commands of both kinds succeed, and there are figures. How large they are is for benchmarks.
+    // Goal: both measurements succeed and give results. Benchmarks check how large these are.
     #[test]
     fn both_kinds_are_measured() {
         let nqn: Nqn = "nqn.2024-01.test.blocks:ram0".parse().unwrap();

@@ -1,5 +1,5 @@
-//! What `roce-nvmf` (`serve`, `check`) and `roce-nvmf-perf` (`discover`, `identify`, `run`, `overhead`) do; [`manage`](crate::manage)
-//! has the commands that change a running target.
+//! The commands of `roce-nvmf` (`serve`, `check`) and `roce-nvmf-perf` (`discover`, `identify`, `run`, `overhead`).
+//! [`manage`](crate::manage) has the commands that change a running target.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -43,18 +43,18 @@ impl From<PerfError> for AppError {
     }
 }
 
-/// What a target is to offer, and where that is written.
+/// The configuration that the command line asks for, and where it is written.
 struct Wanted {
     offer: Offer,
-    /// The file's name, or the option's, for messages.
+    /// The name of the file or the option, for messages.
     name: String,
-    /// The file's text: a mistake is reported with its line.
+    /// The text of the file, to find the line of a mistake.
     text: String,
 }
 
 impl Wanted {
-    /// What the command line asks for. Checks what can be checked without opening anything: whether there is memory enough, and
-    /// whether the port has the addresses.
+    /// Reads the configuration that the command line asks for. Checks what can be checked without opening anything: that there is enough
+    /// memory, and that the device has the addresses.
     fn of(args: &ServeArgs) -> Result<Self> {
         let wanted = match (&args.file, args.memory) {
             (Some(file), _) => Self::read(file)?,
@@ -82,10 +82,10 @@ impl Wanted {
     }
 }
 
-/// `roce-nvmf check`: makes the checks of `serve`, and changes nothing.
+/// `roce-nvmf check`: makes the checks of `serve` and changes nothing.
 ///
 /// # Errors
-/// The first mistake, with file and line.
+/// The first mistake, with the file and the line.
 pub fn check(args: &ServeArgs) -> Result<()> {
     let wanted = Wanted::of(args)?;
     config::build_dry(&wanted.offer, &served_now(args)).map_err(|e| wanted.mistake(&e))?;
@@ -94,8 +94,8 @@ pub fn check(args: &ServeArgs) -> Result<()> {
     say!("{}: subsystems: {}, namespaces: {namespaces}", wanted.name, subsystems.len())
 }
 
-/// The files that a running target serves, if one runs and answers. They are locked; a configuration may be checked while its target
-/// runs, so [`config::build_dry`] does not take these for used by others.
+/// The files that a running target serves; empty if none runs and answers. They are locked. A configuration may be checked while its target
+/// runs, so [`config::build_dry`] accepts that these are in use.
 fn served_now(args: &ServeArgs) -> Vec<PathBuf> {
     let found = || control::find(&verbs::stats::runtime_dir().ok()?).ok();
     let Some(socket) = args.control.clone().or_else(found) else { return Vec::new() };
@@ -106,7 +106,7 @@ fn served_now(args: &ServeArgs) -> Vec<PathBuf> {
     namespaces.filter_map(|namespace| std::fs::canonicalize(namespace.file?).ok()).collect()
 }
 
-/// One subsystem with a namespace of memory.
+/// The configuration for `--memory`: one subsystem with a namespace in memory.
 fn memory_offer(args: &ServeArgs, bytes: u64) -> Result<Offer> {
     if bytes == 0 || !bytes.is_multiple_of(args.block.into()) {
         let block = args.block;
@@ -168,7 +168,7 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
     Ok(ended?)
 }
 
-/// The control socket, over which a running target takes changes.
+/// The path of the control socket.
 fn control_path(args: &ServeArgs) -> Result<PathBuf> {
     match &args.control {
         Some(path) => Ok(path.clone()),
@@ -179,12 +179,12 @@ fn control_path(args: &ServeArgs) -> Result<PathBuf> {
     }
 }
 
-/// Opens the device that the command line names, and calls `f` with a host on it and the address of the target.
+/// Opens the device that the command line names, and calls `f` with an NVMe host on it and the address of the target.
 fn with_host(args: &ReachArgs, f: impl FnOnce(&mut Host<'_>, SocketAddr) -> Result<()>) -> Result<()> {
     let mut rig = Rig::open(&args.device, Side::Client)?;
-    // Some ports look for a link only while a device polls them.
+    // Some ports find their link only while they are polled.
     rig.device()?;
-    // The link of a target that has just lost another host comes up again in a moment.
+    // If the target has just lost another host, its link comes up again in a moment.
     rig.wait_for_link()?;
     let target = args.target.unwrap_or_else(|| SocketAddr::new(rig.server_addr(), config::PORT));
     rig.warn_of_private_link(target.ip());
@@ -248,7 +248,7 @@ pub fn identify(args: &ReachArgs) -> Result<()> {
 /// `roce-nvmf-perf run`.
 ///
 /// # Errors
-/// If the load does not fit, a command fails, or data are wrong.
+/// If the load does not fit the namespace, a command fails, or data are wrong.
 pub fn run(args: &RunArgs) -> Result<()> {
     let load = Load {
         queues: args.queues,
@@ -294,7 +294,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     })
 }
 
-/// Shows how far a run is: a remark when a phase begins, and a bar on a terminal.
+/// Shows the progress of a run: a message when a phase begins, and a progress bar on a terminal.
 fn show(shown: &mut Option<(Phase, Progress)>, args: &RunArgs, phase: Phase, part: f64) {
     match shown {
         Some((is, bar)) if *is == phase => bar.set(part),
@@ -348,7 +348,7 @@ pub fn overhead(args: &OverheadArgs) -> Result<()> {
     Ok(())
 }
 
-/// What `run` measured, as a row of the JSON output.
+/// The result of `run`, as a row of the JSON output.
 fn row(args: &RunArgs, report: &Report) -> Row {
     let quantile = |q| Some(report.latency.value_at_quantile(q));
     Row {

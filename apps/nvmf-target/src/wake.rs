@@ -1,5 +1,6 @@
-//! Waking a core that sleeps: it says so, then looks for what was sent; who sends something looks whether it sleeps. A fence between
-//! the two steps on both sides makes sure that one of them sees the other's store, so no message waits for the end of a sleep.
+//! Waking a sleeping core. The core first sets a flag that it sleeps, and then looks for messages once more. A sender first sends its
+//! message, and then looks at the flag. A fence between the two steps on both sides makes sure that at least one side sees the store of the
+//! other. So no message waits until a sleep times out.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,24 +18,24 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// Of a core that does not sleep.
+    /// Makes a waker for a core that does not sleep.
     ///
     /// # Errors
-    /// If the process has no descriptor left.
+    /// If the process has no file descriptor left.
     pub fn new() -> io::Result<Arc<Self>> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Arc::new(Self { asleep: AtomicBool::new(false), event }))
     }
-    /// Wakes it, if it sleeps. It sees what the caller stored before.
+    /// Wakes the core if it sleeps. The core then sees everything that the caller stored before.
     pub fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
-            // Fails only where nobody has read the descriptor for ages: it is readable then.
+            // Fails only if the counter of the descriptor is at its maximum: then the descriptor is readable anyway.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
-    /// A sleep begins: [`wake`](Self::wake) makes the descriptor readable from here on. The core then looks once more for what was sent
-    /// before.
+    /// Begins a sleep: from now on [`wake`](Self::wake) makes the descriptor of the result readable. The core must then look for messages
+    /// once more before it waits.
     pub fn begin(self: &Arc<Self>) -> Sleep {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -42,7 +43,7 @@ impl Waker {
     }
 }
 
-/// A sleep that has begun; it ends when this is dropped.
+/// A sleep of a core. Dropping it ends the sleep.
 #[derive(Debug)]
 pub struct Sleep(Arc<Waker>);
 
@@ -55,12 +56,12 @@ impl AsFd for Sleep {
 impl Drop for Sleep {
     fn drop(&mut self) {
         self.0.asleep.store(false, Ordering::Relaxed);
-        // Fails where nobody has woken us.
+        // Fails if nobody has woken the core.
         let _ = rustix::io::read(&self.0.event, &mut [0u8; 8]);
     }
 }
 
-/// Sends to a core, and wakes it.
+/// The sending end of a channel to a core, which wakes the core.
 #[derive(Debug)]
 pub struct Sender<T> {
     to: mpsc::Sender<T>,
@@ -74,7 +75,7 @@ impl<T> Clone for Sender<T> {
 }
 
 impl<T> Sender<T> {
-    /// Sends something; it is dropped where the core has ended.
+    /// Sends a message, and wakes the core. The message is dropped if the core has ended.
     pub fn send(&self, what: T) {
         if self.to.send(what).is_ok() {
             self.waker.wake();
@@ -82,7 +83,7 @@ impl<T> Sender<T> {
     }
 }
 
-/// A channel to the core of a waker.
+/// Makes a channel to the core of a waker.
 pub fn channel<T>(waker: &Arc<Waker>) -> (Sender<T>, mpsc::Receiver<T>) {
     let (to, from) = mpsc::channel();
     (Sender { to, waker: Arc::clone(waker) }, from)
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, poll};
 
-    // Goal: no wake-up is lost: the sleeper has no time limit, and each item is sent when it has taken the one before.
+    // Goal: no wake-up is lost: the sleeper sleeps without a timeout, and each item is sent after it has taken the one before.
     #[test]
     fn what_is_sent_wakes_who_sleeps() {
         const ITEMS: u32 = 20_000;

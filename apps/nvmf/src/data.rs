@@ -101,7 +101,7 @@ fn remote(address: u64, key: u32, len: u32) -> Result<Remote, Status> {
 mod tests {
     use super::*;
 
-    // Goal: whatever a descriptor says, no byte outside of the capsule that arrived is named.
+    // Goal: whatever a descriptor says, the result is within the capsule that arrived.
     #[test]
     fn in_capsule_data_lie_in_the_capsule_that_arrived() {
         let edges =

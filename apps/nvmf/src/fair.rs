@@ -15,7 +15,7 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::nqn::Nqn;
 
-/// A host, as far as it is known.
+/// The identity of a host, as far as it is known.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Who {
     /// Its IP address.

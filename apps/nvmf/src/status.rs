@@ -126,7 +126,7 @@ impl From<Status> for Fault {
 mod tests {
     use super::Status;
 
-    // Goal: the shifts are right, against values that the Linux host's headers print shifted by one bit.
+    // Goal: the fields are shifted right. The values are those of the Linux host's headers, which are shifted by one bit less.
     #[test]
     fn status_fields_are_those_of_the_specification() {
         for (status, shifted) in [

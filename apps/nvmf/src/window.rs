@@ -28,7 +28,7 @@ impl<'a> Window<'a> {
 mod tests {
     use super::Window;
 
-    // Goal: each window of each small structure, against the whole.
+    // Goal: every window shows the right part of the structure.
     #[test]
     fn a_window_shows_the_part_of_the_whole() {
         let whole = [0, 0, 0, 1, 2, 3, 4, 0, 0];

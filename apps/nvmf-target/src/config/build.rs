@@ -1,4 +1,4 @@
-//! From an [`Offer`] to the controllers and the storage.
+//! Builds a target, with its storage, from an [`Offer`].
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -16,29 +16,29 @@ use super::offer::{Mistake, Offer, OfferedNamespace, OfferedSubsystem, PORT, Sto
 use super::opener::{self, Len, Opener, namespace_of};
 use crate::store::Stores;
 
-/// What a target is built of.
+/// A target that was built, and its parts.
 #[derive(Debug)]
 pub struct Built {
-    /// The controllers.
+    /// The target of the `nvmf` library, with its configuration.
     pub target: Target,
-    /// The storage.
+    /// The storage of its namespaces.
     pub stores: Arc<Stores>,
-    /// The ports of the target: the number of each, and where it listens.
+    /// The number and the address of each port.
     pub ports: Vec<(u16, SocketAddr)>,
     /// Opens the storage of namespaces that are added later.
     pub opener: Opener,
 }
 
-/// Builds what is offered. If the offer names no address to listen on, `address` is used; memory belongs to `pd`.
+/// Builds a target. If the offer has no ports, it listens on `address`. The memory of namespaces is registered in `pd`.
 ///
 /// # Errors
-/// The first mistake.
+/// The first mistake in the offer.
 pub fn build(offer: &Offer, address: IpAddr, pd: &Arc<Pd>) -> Result<Built, Mistake> {
     let mut offer = offer.clone();
     if offer.ports.is_empty() {
         offer.ports.push(SocketAddr::new(address, PORT));
     }
-    // A mistake is found before a file is made.
+    // Finds mistakes before any file is created.
     build_dry(&offer, &[])?;
     let stores = Stores::default();
     let mut lens = Vec::new();
@@ -58,12 +58,12 @@ fn mistake(namespace: &OfferedNamespace, e: impl Display) -> Mistake {
     Mistake { what: format!("namespace {}: {e}", namespace.nsid), span: Some(namespace.span.clone()) }
 }
 
-/// The identity of the file that a path leads to, whichever of its names that is.
+/// The identity of the file at a path. It is the same for all names of the file.
 #[derive(PartialEq, Eq, Hash)]
 enum Which {
     File(u64, u64),
     Device(u64),
-    /// There is none yet: it will be created at this path.
+    /// The file does not exist: it will be created at this path.
     New(PathBuf),
 }
 
@@ -75,7 +75,7 @@ fn which(path: &Path) -> Which {
     }
 }
 
-/// Checks that no two namespaces are in one file: each would overwrite the other's blocks.
+/// Checks that no two namespaces use the same file: each would overwrite the blocks of the other.
 fn apart(offer: &Offer) -> Result<(), Mistake> {
     let mut files = HashMap::new();
     for subsystem in &offer.subsystems {
@@ -90,22 +90,22 @@ fn apart(offer: &Offer) -> Result<(), Mistake> {
     Ok(())
 }
 
-/// A dry run of [`build`]: makes all its checks, on storage and controllers, and changes nothing. `serves` lists the files of the target
-/// that runs: it is no mistake that these are in use.
+/// A dry run of [`build`]: makes all its checks and changes nothing. `serves` lists the files of a running target: it is not a mistake that
+/// these are in use.
 ///
 /// # Errors
-/// The first mistake.
+/// The first mistake in the offer.
 pub fn build_dry(offer: &Offer, serves: &[PathBuf]) -> Result<(), Mistake> {
     apart(offer)?;
     let all = offer.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
     let tried = all.map(|namespace| opener::open_dry(namespace, serves).map_err(|e| mistake(namespace, e)));
-    // The locks of all files are held until the last file was tried.
+    // The locks of all files are held until the last file has been tried.
     let tried = tried.collect::<Result<Vec<_>, _>>()?;
     let lens: Vec<_> = tried.iter().map(|tried| tried.len).collect();
     target_of(offer, &lens).map(drop)
 }
 
-/// The controllers of an offer. Namespaces are numbered as [`build`] opens them.
+/// Makes the target of an offer. Backends are numbered in the order in which [`build`] opens the namespaces; `lens` are in this order.
 fn target_of(offer: &Offer, lens: &[Len]) -> Result<Target, Mistake> {
     let whole = |e: nvmf::config::ConfigError| Mistake { what: e.to_string(), span: None };
     let target = Target::new(offer.settings.clone()).map_err(whole)?;

@@ -85,7 +85,7 @@ fn direct(value: &Spanned<DirectValue>) -> Result<Direct, Mistake> {
 fn mistake<T>(span: Range<usize>, what: impl Into<String>) -> Result<T, Mistake> {
     Err(Mistake { what: what.into(), span: Some(span) })
 }
-/// A value that `f` makes of text.
+/// Converts text by `f`. An error becomes a mistake at the place of the text.
 fn value<T>(text: &Spanned<String>, f: impl FnOnce(&str) -> Result<T, String>) -> Result<T, Mistake> {
     f(text.get_ref()).or_else(|what| mistake(text.span(), what))
 }
@@ -93,13 +93,13 @@ fn nqn(text: &str) -> Result<Nqn, String> {
     text.parse().map_err(|e| format!("{text:?} is no name of a host or subsystem: {e}"))
 }
 
-/// Reads a file's text.
+/// Parses the text of a configuration file.
 ///
 /// # Errors
-/// The first mistake.
+/// The first mistake in the text.
 pub fn parse(text: &str) -> Result<Offer, Mistake> {
     let file: File = toml::from_str(text).map_err(|e| Mistake {
-        // One line: what follows it names the keys once more.
+        // Only the first line: the others list the keys again.
         what: e.message().lines().next().unwrap_or_default().into(),
         span: e.span(),
     })?;

@@ -1,7 +1,8 @@
-//! Serial numbers and UUIDs that follow from names, so that they are the same after a restart without being written down.
+//! Serial numbers, UUIDs and other identifiers that are computed from names, so that they are the same after a restart without being
+//! stored.
 //!
-//! A host that finds a known UUID takes the disk for the one that it had, and writes to it what it still has in memory. So a UUID
-//! goes with the blocks, and never with the place that they have in the subsystem.
+//! A host that finds a known UUID assumes that it is the disk that it had before, and writes data to it that it still has in memory. So a
+//! UUID must identify the stored data, and not the position of a namespace in its subsystem.
 
 use core::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -14,7 +15,7 @@ use nvmf::Nqn;
 use super::offer::Storage;
 use crate::store::dir_of;
 
-/// FNV-1a of 128 bits.
+/// The 128-bit FNV-1a hash of the parts, one after the other.
 fn hash(parts: &[&[u8]]) -> u128 {
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
@@ -22,15 +23,15 @@ fn hash(parts: &[&[u8]]) -> u128 {
     bytes.fold(BASIS, |hash, &byte| (hash ^ byte as u128).wrapping_mul(PRIME))
 }
 
-/// A serial number for a subsystem.
+/// The serial number of a subsystem, computed from its name.
 pub(super) fn serial(nqn: &Nqn) -> ArrayString<20> {
     let mut serial = ArrayString::new();
     let _ = write!(serial, "{:016x}", hash(&[b"serial:", nqn.as_str().as_bytes()]) as u64);
     serial
 }
 
-/// A UUID for a namespace (RFC 9562): that of a file follows from its name, and memory is another disk each time, for it is empty
-/// each time.
+/// A UUID for a namespace (RFC 9562). For a file it is computed from the names of the subsystem and the file. For memory it is random,
+/// because memory is empty after each start and so is a different disk.
 pub(super) fn uuid(nqn: &Nqn, storage: &Storage) -> [u8; 16] {
     let (version, mut uuid) = match storage {
         Storage::Memory(_) => {
@@ -48,8 +49,8 @@ pub(super) fn uuid(nqn: &Nqn, storage: &Storage) -> [u8; 16] {
     uuid
 }
 
-/// A name of a file that is the same after a restart. The system may name a block device differently at each boot, but links
-/// to it keep their names (those in `/dev/disk/by-id`): so such a link is not resolved.
+/// A name of a file that is the same after a restart. The system may name a block device differently at each boot, but links to it (in
+/// `/dev/disk/by-id`) keep their names, so links to devices are not resolved.
 fn lasting_name(path: &Path) -> PathBuf {
     match path.metadata() {
         Ok(there) if there.file_type().is_block_device() => {
@@ -59,7 +60,7 @@ fn lasting_name(path: &Path) -> PathBuf {
     }
 }
 
-/// The path of a file with all links resolved; the file itself need not exist.
+/// The path of a file with all links resolved. The file itself need not exist.
 pub(super) fn canonical(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| {
         let dir = dir_of(path);
@@ -68,24 +69,24 @@ pub(super) fn canonical(path: &Path) -> PathBuf {
     })
 }
 
-/// A NGUID for the namespace of a UUID.
+/// The NGUID of a namespace, computed from its UUID.
 pub(super) fn nguid(uuid: &[u8; 16]) -> [u8; 16] {
     hash(&[b"nguid:", uuid]).to_be_bytes()
 }
 
-/// An identifier for a host of a name.
+/// The host identifier of a host, computed from its NQN.
 pub fn host_id(nqn: &Nqn) -> [u8; 16] {
     hash(&[b"host:", nqn.as_str().as_bytes()]).to_be_bytes()
 }
 
-/// A UUID in its usual form.
+/// A UUID as text, in its usual form.
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let digits = format!("{:032x}", u128::from_be_bytes(*uuid));
     let (a, b, c, d, e) = (&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]);
     format!("{a}-{b}-{c}-{d}-{e}")
 }
 
-/// The bytes of a UUID in its usual form.
+/// The bytes of a UUID in its usual form; `None` if the text is not a UUID.
 pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let groups: Vec<&str> = text.split('-').collect();
     if groups.iter().map(|group| group.len()).ne([8, 4, 4, 4, 12])
@@ -105,7 +106,7 @@ mod tests {
         Storage::File { path: path.into(), size: None, direct: None }
     }
 
-    // Goal: hosts drop a disk whose identity changed, so these never change.
+    // Goal: hosts drop a disk whose identity has changed, so these values must never change.
     #[test]
     fn identities_are_the_same_for_ever() {
         let nqn: Nqn = "nqn.2024-01.org.example:disks".parse().unwrap();
@@ -118,7 +119,7 @@ mod tests {
         assert_ne!(nguid(&one), one);
     }
 
-    // Goal: a file is one disk by all of its names, before and after it is made, and memory is never the disk that it was.
+    // Goal: a file has the same UUID by all of its names, before and after it is created; memory has a new one each time.
     #[test]
     fn an_identity_goes_with_the_blocks() {
         let nqn: Nqn = "nqn.2024-01.org.example:disks".parse().unwrap();
@@ -131,7 +132,7 @@ mod tests {
         assert_eq!([&disk, &link].map(|path| uuid(&nqn, &file(path))), [first; 2]);
         let other: Nqn = "nqn.2024-01.org.example:others".parse().unwrap();
         assert_ne!(uuid(&other, &file(&disk)), first);
-        // A link that leads to another file is another disk.
+        // A link to another file has another UUID.
         std::fs::remove_file(&link).unwrap();
         std::os::unix::fs::symlink(dir.join("second"), &link).unwrap();
         std::fs::write(dir.join("second"), "").unwrap();

@@ -1,13 +1,13 @@
-//! How much memory there is, before it is taken: a process that takes more is ended by the system, without a word.
+//! Checks that there is enough memory before it is allocated: the operating system kills a process that uses too much, without a message.
 
 use std::path::Path;
 
 use super::offer::{Mistake, Offer, Storage};
 
-/// Checks that there is memory for the namespaces in memory, and for `also` bytes more.
+/// Checks that there is enough memory for the namespaces in memory, and for `also` more bytes.
 ///
 /// # Errors
-/// The first namespace for which no memory is left.
+/// The first namespace for which not enough memory is left.
 pub fn fits(offer: &Offer, also: u64) -> Result<(), Mistake> {
     fits_into(offer, also, available())
 }
@@ -27,10 +27,10 @@ fn fits_into(offer: &Offer, also: u64, there: u64) -> Result<(), Mistake> {
     Ok(())
 }
 
-/// Checks that there is memory for a namespace of `bytes` bytes.
+/// Checks that there is enough memory for a namespace of `bytes` bytes.
 ///
 /// # Errors
-/// A sentence.
+/// Why there is not, as a sentence.
 pub(super) fn has(bytes: u64) -> Result<(), String> {
     check(bytes, available())
 }
@@ -43,8 +43,8 @@ fn check(needed: u64, there: u64) -> Result<(), String> {
     Err(format!("{} MiB of memory are needed so far, and there are {}", mib(needed), mib(there)))
 }
 
-/// Bytes that this process can take at most: what the system has left, and no more than its control groups may have in all. What
-/// the groups use now is not subtracted: much of it is page cache, which the kernel frees when memory is needed.
+/// How many bytes this process can allocate at most: the available memory of the system, limited by the memory limits of its control
+/// groups. The current use of the groups is not subtracted: much of it is page cache, which the kernel frees when memory is needed.
 fn available() -> u64 {
     let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
     let of_system = of_meminfo(&read(Path::new("/proc/meminfo"))).unwrap_or(u64::MAX);
@@ -52,7 +52,7 @@ fn available() -> u64 {
     let group = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
     let root = Path::new("/sys/fs/cgroup");
     let here = root.join(group);
-    // Each of its parents may have a limit too.
+    // Each of its parents may have a limit, too.
     let groups = here.ancestors().take_while(|group| group.starts_with(root));
     let limits = groups.filter_map(|group| read(&group.join("memory.max")).trim().parse().ok());
     limits.fold(of_system, u64::min)

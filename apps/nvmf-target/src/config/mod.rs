@@ -1,6 +1,6 @@
-//! What a target offers: read from a file, checked, and built.
+//! The configuration of a target: it is read from a file and checked, and the target is built from it.
 //!
-//! A mistake is one sentence, with the file and the line.
+//! A mistake is reported as one sentence, with the file and the line.
 
 mod build;
 mod file;

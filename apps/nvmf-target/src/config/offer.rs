@@ -1,4 +1,4 @@
-//! What a target offers, and what is wrong with it.
+//! The configuration of a target as data, and mistakes in it.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::Direct;
 
-/// The port of targets where none is named: NVMe over RDMA's.
+/// The default port number: that of NVMe over RDMA.
 pub const PORT: u16 = 4420;
 
-/// What a target offers.
+/// The configuration of a target.
 #[derive(Clone, Debug, Default)]
 pub struct Offer {
     /// Settings of all controllers.
@@ -26,7 +26,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// One subsystem with a namespace of `bytes` bytes of memory.
+    /// One subsystem with one namespace of `bytes` bytes of memory and blocks of `block` bytes.
     pub fn of_memory(nqn: &Nqn, bytes: u64, block: u32) -> Self {
         let storage = Storage::Memory(bytes);
         let namespace =
@@ -45,15 +45,15 @@ impl Offer {
 /// A subsystem.
 #[derive(Clone, Debug)]
 pub struct OfferedSubsystem {
-    /// Its name.
+    /// Its NQN.
     pub nqn: Nqn,
-    /// Its serial number; where absent, one that follows from the name.
+    /// Its serial number; `None`: computed from its name.
     pub serial: Option<ArrayString<20>>,
-    /// Hosts that may use it; `None`: every one.
+    /// The hosts that may use it; `None`: every host.
     pub hosts: Option<Vec<Nqn>>,
     /// Its namespaces.
     pub namespaces: Vec<OfferedNamespace>,
-    /// Where in the file it is defined.
+    /// Its place in the text of the file, in bytes.
     pub span: Range<usize>,
 }
 
@@ -63,24 +63,24 @@ pub struct OfferedSubsystem {
 pub struct OfferedNamespace {
     /// Its identifier.
     pub nsid: u32,
-    /// Where its blocks are.
+    /// The storage of its blocks.
     pub storage: Storage,
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub block: u32,
-    /// Its UUID; where absent, one that follows from the names of the subsystem and the file, and for memory a new one.
+    /// Its UUID; `None`: computed from the names of the subsystem and the file, and random for memory.
     pub uuid: Option<[u8; 16]>,
-    /// Hosts may not write.
+    /// Whether it is write protected.
     pub read_only: bool,
-    /// Where in the file it is defined.
+    /// Its place in the text of the file, in bytes.
     #[serde(skip)]
     pub span: Range<usize>,
 }
 
-/// Sizes that a block can have, in bytes.
+/// The supported block sizes, in bytes.
 pub const BLOCKS: [u32; 4] = [512, 1024, 2048, 4096];
 
 impl OfferedNamespace {
-    /// Checks all that can be checked without looking at the storage.
+    /// Checks everything that can be checked without looking at the storage.
     ///
     /// # Errors
     /// What is wrong, as a sentence.
@@ -94,7 +94,7 @@ impl OfferedNamespace {
     }
 }
 
-/// Checks that this is a size that a block can have, in bytes.
+/// Checks that a block size, in bytes, is supported.
 ///
 /// # Errors
 /// What is wrong, as a sentence.
@@ -102,12 +102,12 @@ pub fn check_block(block: u32) -> Result<(), String> {
     if BLOCKS.contains(&block) { Ok(()) } else { Err(no_block(block)) }
 }
 
-/// The sentence that says that this is no size of a block.
+/// The error message for an unsupported block size.
 pub(crate) fn no_block(given: impl std::fmt::Display) -> String {
     format!("a block has 512, 1024, 2048 or 4096 bytes, not {given}")
 }
 
-/// Checks that the size of a namespace is a whole number of blocks, and not 0.
+/// Checks that the size of a namespace, in bytes, is a multiple of the block size and not 0.
 ///
 /// # Errors
 /// What is wrong, as a sentence.
@@ -121,7 +121,7 @@ pub fn check_size(bytes: u64, block: u32) -> Result<(), String> {
     }
 }
 
-/// Where blocks are.
+/// The storage of a namespace.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Storage {
@@ -129,21 +129,21 @@ pub enum Storage {
     Memory(u64),
     /// A file or a block device.
     File {
-        /// Its name.
+        /// Its path.
         path: PathBuf,
-        /// Size in bytes: the file is created, or grown if it is smaller.
+        /// Size in bytes: the file is created, or grown if it is smaller. `None`: it must exist, and keeps its size.
         size: Option<u64>,
-        /// Whether to use direct I/O, past the page cache; where absent, for block devices and not for files.
+        /// Whether to use direct I/O, which bypasses the page cache. `None`: for block devices, but not for files.
         direct: Option<Direct>,
     },
 }
 
-/// A mistake in a configuration: one sentence, and its place in the text.
+/// A mistake in a configuration: a sentence, and its place in the text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mistake {
     /// The sentence.
     pub what: String,
-    /// Where in the text.
+    /// Its place in the text, in bytes; `None` if it has no particular place.
     pub span: Option<Range<usize>>,
 }
 

@@ -1,4 +1,4 @@
-//! The storage of a namespace: opened, or only tried.
+//! Opens the storage of a namespace, or only tries to.
 
 use std::io::{Seek, SeekFrom};
 use std::path::PathBuf;
@@ -13,20 +13,20 @@ use super::memory;
 use super::offer::{OfferedNamespace, Storage};
 use crate::store::{Direct, File, FileError, Locked, Memory, Opening, Store, Workers};
 
-/// Most threads that wait for the file of one namespace. Each namespace has threads of its own, so that none waits for another one's
-/// disk.
+/// The most threads for the file of one namespace. Each namespace has threads of its own, so that no namespace waits for the disk of
+/// another.
 const WORKERS: usize = 8;
 
-/// What a namespace's storage says of itself.
+/// The size of a namespace's storage, and its granularity of deallocation.
 #[derive(Clone, Copy, Debug)]
 pub struct Len {
     bytes: u64,
-    /// Bytes that can be given back together.
+    /// Granularity of deallocation in bytes; `None` if the storage cannot deallocate.
     deallocates: Option<u32>,
 }
 
 impl Len {
-    /// What open storage says of itself.
+    /// The properties of open storage.
     ///
     /// # Errors
     /// If a device is gone.
@@ -36,14 +36,14 @@ impl Len {
     }
 }
 
-/// The outcome of a dry run: what [`Opener::open`] would find, and the lock that keeps others away from the file until the dry run of all
-/// storage is over.
+/// The result of a dry run: the properties that [`Opener::open`] would find, and the lock of the file, which is held until the dry run of
+/// all storage is over.
 pub(super) struct Tried {
     pub len: Len,
     _held: Option<Locked>,
 }
 
-/// A dry run of [`Opener::open`], which changes nothing. A file may be in use if `serves` lists it: by the target that runs.
+/// A dry run of [`Opener::open`], which changes nothing. A file that `serves` lists may be in use by a running target.
 pub(super) fn open_dry(namespace: &OfferedNamespace, serves: &[PathBuf]) -> Result<Tried, String> {
     let (bytes, held) = match &namespace.storage {
         Storage::Memory(bytes) => (*bytes, None),
@@ -74,14 +74,14 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// Namespaces in memory are registered in this domain.
+    /// Makes an opener. The memory of namespaces is registered in this protection domain.
     pub fn new(pd: &Arc<Pd>) -> Self {
         Self { pd: Arc::clone(pd) }
     }
     /// Opens the storage of a namespace.
     ///
     /// # Errors
-    /// Why it cannot be: a sentence.
+    /// Why it cannot be opened, as a sentence.
     pub fn open(&self, namespace: &OfferedNamespace) -> Result<Store, String> {
         match &namespace.storage {
             Storage::Memory(bytes) => {
@@ -99,10 +99,10 @@ impl Opener {
     }
 }
 
-/// A namespace as the controllers know it.
+/// Makes the namespace for the `nvmf` library.
 ///
 /// # Errors
-/// If the storage has no whole blocks.
+/// If the size of the storage is not a multiple of the block size.
 pub fn namespace_of(
     nqn: &Nqn,
     offered: &OfferedNamespace,

@@ -1,4 +1,4 @@
-//! Makes the changes that requests ask for.
+//! Executes requests to a running target.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +12,12 @@ use super::message::{Answer, List, ListedController, ListedNamespace, ListedSubs
 use crate::config::{Len, OfferedNamespace, Opener, check_size, namespace_of, uuid_text};
 use crate::store::{Health, Store, Stores};
 
-/// How long the memory of a removed namespace is kept, because responses that refer to it may be sent again.
+/// How long the memory of a removed namespace is kept, because data in it may have to be retransmitted.
 const LINGER: Duration = Duration::from_secs(60);
-/// How long the removal of a namespace waits for the cores to let go of its file.
+/// How long the removal of a namespace waits until no core and no command uses its file.
 const LET_GO: Duration = Duration::from_secs(10);
 
-/// Makes changes to a running target.
+/// Executes requests to a running target.
 #[derive(Debug)]
 pub struct Control {
     target: Target,
@@ -25,32 +25,32 @@ pub struct Control {
     opener: Opener,
     /// The name of the configuration file.
     file: String,
-    /// The subsystems as the file has them.
+    /// The subsystems as configured by the file.
     configured: Vec<Subsystem>,
-    /// Storage of removed namespaces that cannot be dropped yet, and since when it is here. Responses refer to memory until hosts have
-    /// acknowledged them; other storage may still be at work.
+    /// Storage of removed namespaces that cannot be dropped yet, and when it was added here. The data of Reads are sent from memory until
+    /// hosts have acknowledged them; other storage may still be working on commands.
     lingering: Vec<(Instant, Store)>,
-    /// Set when the target ends. Its cores then no longer release storage, so the removal of a namespace does not wait for them.
+    /// Set when the target ends. Its cores then no longer release storage, so the removal of a namespace must not wait for them.
     stop: Arc<AtomicBool>,
 }
 
 impl Control {
-    /// For a target and its storage, which were made from the configuration `file`.
+    /// For a target and its storage, which were built from the configuration `file`.
     pub fn new(target: Target, stores: Arc<Stores>, opener: Opener, file: &str) -> Self {
         let configured = target.subsystems();
         let (file, lingering, stop) = (file.into(), Vec::new(), Arc::default());
         Self { target, stores, opener, file, configured, lingering, stop }
     }
-    /// What differs from the configuration now.
+    /// The current differences from the configuration file, a sentence each.
     fn differences(&self) -> Vec<String> {
         differences(&self.file, &self.configured, &self.target.subsystems(), &self.stores.table())
     }
 
-    /// Set when the target ends.
+    /// The flag to set when the target ends.
     pub(super) fn stop(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.stop)
     }
-    /// Does what is requested.
+    /// Executes a request.
     pub fn handle(&mut self, request: Request) -> Answer {
         self.tidy();
         let done = match request {
@@ -76,7 +76,7 @@ impl Control {
             Err(why) => Answer::Refused(why),
         }
     }
-    /// Frees the memory of removed namespaces when nobody uses it any more. Call it now and then while it returns true.
+    /// Drops storage of removed namespaces that is no longer used. Returns whether some is left: then call this again later.
     pub fn tidy(&mut self) -> bool {
         self.lingering.retain(|(since, store)| {
             let kept = matches!(store, Store::Memory(_)) && since.elapsed() < LINGER;
@@ -113,16 +113,16 @@ impl Control {
         self.forget(namespace.backend);
         Ok(format!("namespace {id} of {nqn} is removed"))
     }
-    /// Takes out the storage of a namespace that no controller has any more.
+    /// Removes the storage of a namespace that was removed from the target.
     fn forget(&mut self, backend: nvmf::config::Backend) {
         let Some(store) = self.stores.remove(backend) else { return };
-        // When this returns, others can open the file, unless its commands have taken longer than `LET_GO`.
+        // Wait, so that others can open the file when this returns, unless its commands take longer than `LET_GO`.
         let since = Instant::now();
         let waits = || since.elapsed() < LET_GO && !self.stop.load(Ordering::Acquire);
         while !matches!(store, Store::Memory(_)) && !store.is_ours_alone() && waits() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Dropping storage that is still at work would block this thread, so `tidy` drops it later.
+        // Dropping storage that is still working on commands would block this thread, so `tidy` drops it later.
         if matches!(store, Store::Memory(_)) || !store.is_ours_alone() {
             self.lingering.push((Instant::now(), store));
         }
@@ -154,7 +154,7 @@ impl Control {
         }
         Ok(format!("namespace {id} of {nqn} has {blocks} blocks of {block} bytes now"))
     }
-    /// The administrator says that the data of a namespace that has failed are as they should be.
+    /// Clears the failure of a namespace: the administrator confirms that its data are as they should be.
     fn online_namespace(&self, nqn: &str, id: u32) -> Result<String, String> {
         let nqn = parse(nqn)?;
         let namespace = self.find(&nqn, id)?;
@@ -244,7 +244,7 @@ fn parse(nqn: &str) -> Result<Nqn, String> {
 }
 
 impl Drop for Control {
-    /// Logs the changes that are lost because the target ends.
+    /// Logs the changes that are lost when the target ends.
     fn drop(&mut self) {
         for differs in self.differences() {
             tracing::warn!("a change ends with the target: {differs}");

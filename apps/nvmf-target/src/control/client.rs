@@ -1,4 +1,4 @@
-//! The client: finds the control socket of a running target, and sends a request.
+//! The client of the control socket: finds the socket of a running target, and sends a request.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,23 +9,23 @@ use verbs::port::socket_file;
 
 use super::message::{Answer, Request};
 
-/// How long the target may take: the removal of a namespace waits for what is under way.
+/// How long the target may take to answer: the removal of a namespace waits for commands that are under way.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes of an answer, at most.
+/// The maximum length of an answer, in bytes.
 const ANSWER_MAX: u64 = 64 << 20;
 /// File name extension of control sockets.
 const SUFFIX: &str = "control";
-/// Where the socket of the system's service is.
+/// The path of the socket of the system service.
 pub const SERVICE: &str = "/run/roce-nvmf/control";
 
-/// Why there is no answer.
+/// Why a request got no answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AskError {
-    /// No target runs.
+    /// No running target was found in this directory.
     #[error("no target runs with a control socket in {}; start one by roce-nvmf serve", .0.display())]
     None(PathBuf),
-    /// Several targets run, and the user named none.
+    /// Several targets are running, and the user chose none.
     #[error("several targets run; choose one by --control: {}", list(.0))]
     Several(Vec<PathBuf>),
     /// The socket cannot be used.
@@ -36,12 +36,12 @@ pub enum AskError {
         /// Why.
         error: std::io::Error,
     },
-    /// What came back is no answer of a target.
+    /// The answer is not that of a target.
     #[error("{}: this is no control socket of a target ({reason})", path.display())]
     Format {
         /// The socket.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with it.
         reason: String,
     },
 }
@@ -50,15 +50,15 @@ fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// The name of this process's socket in the directory of its user.
+/// The file name of the control socket of this process.
 pub fn socket_name() -> String {
     format!("nvmf-{}.{SUFFIX}", std::process::id())
 }
 
-/// The socket of the only target that runs: of this user's, in `dir`, or of the system's service.
+/// Finds the socket of the only running target: of this user's targets, whose sockets are in `dir`, and the system service.
 ///
 /// # Errors
-/// If there is none, or several.
+/// If no target is running, or several are.
 pub fn find(dir: &Path) -> Result<PathBuf, AskError> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let ours = entries.filter(|path| path.extension().is_some_and(|suffix| suffix == SUFFIX));
@@ -72,24 +72,24 @@ pub fn find(dir: &Path) -> Result<PathBuf, AskError> {
     }
 }
 
-/// Whether a process listens there. A socket whose process has ended is removed.
+/// Whether a process listens on a socket. Removes the socket if its process has ended.
 fn is_listening(path: &Path) -> bool {
     match UnixStream::connect(path) {
         Ok(_) => true,
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
-            // Fails if it is no socket, or if a target has just begun to listen: then it stays.
+            // Fails, and keeps the file, if it is not a socket, or if a target has just begun to listen.
             let _ = socket_file::remove_stale(path);
             false
         }
-        // Another user's socket counts as running: `ask` reports that it may not be used.
+        // A socket of another user counts as running; `ask` will report that access is denied.
         Err(e) => e.kind() == ErrorKind::PermissionDenied,
     }
 }
 
-/// Asks the target at `path`.
+/// Sends a request to the target whose socket is at `path`, and returns its answer.
 ///
 /// # Errors
-/// If it does not answer.
+/// If the target does not answer, or not as a target does.
 pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
     let failed = |error| AskError::Io { path: path.into(), error };
     let none = |reason: serde_json::Error| AskError::Format { path: path.into(), reason: reason.to_string() };

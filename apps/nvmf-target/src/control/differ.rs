@@ -1,11 +1,11 @@
-//! How a running target differs from its configuration file. Changes made by control requests are not in the file, so they are lost when
+//! Finds how a running target differs from its configuration file. Changes by control requests are not in the file, so they are lost when
 //! the target ends.
 
 use nvmf::config::{Hosts, Namespace, Subsystem};
 
 use crate::store::Table;
 
-/// What differs between the subsystems as `file` gave them and as they are, a sentence each.
+/// The differences between the subsystems as `file` configured them (`gave`) and as they are `now`, a sentence each.
 pub fn differences(file: &str, gave: &[Subsystem], now: &[Subsystem], table: &Table) -> Vec<String> {
     let mut differs = Vec::new();
     for subsystem in now {
@@ -43,8 +43,8 @@ pub fn differences(file: &str, gave: &[Subsystem], now: &[Subsystem], table: &Ta
     differs
 }
 
-/// How many blocks a namespace will have after a restart, if not as many as now: then it has as many as its storage. A file that has grown
-/// keeps its size, so a namespace that was resized with its file does not differ.
+/// How many blocks a namespace will have after a restart, if that differs from now. After a restart it has as many as its storage. A file
+/// that was grown keeps its size, so a namespace that was resized together with its file does not differ.
 fn blocks_after_restart(namespace: &Namespace, table: &Table) -> Option<u64> {
     let size = table.get(namespace.backend)?.size().ok()?;
     let again = size >> namespace.block_shift;

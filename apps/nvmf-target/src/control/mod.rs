@@ -1,10 +1,10 @@
-//! Changes of a running target: namespaces and hosts that come and go.
+//! Changes of a running target: its namespaces, and the hosts that may use it.
 //!
-//! [`Control`] makes the changes; [`ControlSocket`] takes the requests of `roce-nvmf namespace`, `host` and `list` for them,
-//! from programs of the same user or root; [`ask`] sends one. A change lasts until the target ends, for nothing writes the
-//! configuration file. The list, and the log at the end, say how the target differs from the file ([`differences`]).
+//! [`Control`] makes the changes. [`ControlSocket`] accepts requests from programs of the same user or root, and [`ask`] sends one: the
+//! commands `roce-nvmf namespace`, `host` and `list` use it. A change lasts until the target ends, because the configuration file is not
+//! written. The list, and the log when the target ends, show how the target differs from the file ([`differences`]).
 //!
-//! A request is one line of JSON ([`Request`]), and so is the answer ([`Answer`]); then the connection ends.
+//! A request is one line of JSON ([`Request`]), and so is the answer ([`Answer`]). Then the connection ends.
 
 mod change;
 mod client;

@@ -1,8 +1,8 @@
-//! The socket that takes requests: one thread, asleep until a client connects.
+//! The control socket of a target, with one thread, which sleeps until a client connects.
 //!
-//! One client is served at a time. It has [`PATIENCE`] to send its request, and again to take the answer, so one that hangs or
-//! sends byte by byte keeps only other clients waiting, and no longer than that; it delays neither hosts nor the end of the
-//! target. Requests of users other than the target's own and root are refused.
+//! One client is served at a time. It has [`PATIENCE`] to send its request, and again to receive the answer. So a client that hangs or
+//! sends byte by byte delays other clients, for no longer than that, but delays neither hosts nor the end of the target. Only requests of
+//! the target's user and root are accepted.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -22,40 +22,40 @@ use verbs::port::socket_file::{self, SocketFile};
 use super::change::Control;
 use super::message::Answer;
 
-/// Bytes of a request, at most.
+/// The maximum length of a request, in bytes.
 const REQUEST_MAX: usize = 64 << 10;
-/// How long a client may take to send its request, and to take the answer.
+/// How long a client may take to send its request, and how long to receive the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two checks whether the target ends, while a client is served.
+/// While a client is served: the time between two checks whether the target ends.
 const LOOK: Duration = Duration::from_millis(100);
-/// Time between two checks whether storage of removed namespaces can be dropped, while there is some.
+/// While there is storage of removed namespaces: the time between two checks whether it can be dropped.
 const TIDY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Why there is no socket.
+/// Why the socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {reason}", path.display())]
 pub struct SocketError {
     /// The path of the socket.
     pub path: PathBuf,
-    /// What is wrong, and what to do.
+    /// What is wrong, and what to do about it.
     pub reason: String,
 }
 
-/// The socket and its thread, until dropped.
+/// The control socket and its thread. Dropping it closes the socket and ends the thread.
 #[derive(Debug)]
 pub struct ControlSocket {
     file: SocketFile,
-    /// The listening socket once more, to wake the thread by shutting it down.
+    /// A duplicate of the listening socket. Shutting it down wakes the thread.
     waker: UnixStream,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl ControlSocket {
-    /// Listens at `path`.
+    /// Listens at `path`, and executes requests by `control` on a thread of its own.
     ///
     /// # Errors
-    /// If the path cannot be used.
+    /// If the path cannot be used, or the thread cannot be started.
     pub fn open(path: &Path, control: Control) -> Result<Self, SocketError> {
         let refused = |reason| SocketError { path: path.into(), reason };
         let failed = |error: io::Error| refused(error.to_string());
@@ -67,7 +67,7 @@ impl ControlSocket {
         let thread = std::thread::Builder::new().name("nvmf-control".into()).spawn(body).map_err(failed)?;
         Ok(Self { file, waker, stop, thread: Some(thread) })
     }
-    /// Where it is.
+    /// The path of the socket.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
@@ -76,7 +76,7 @@ impl ControlSocket {
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // It fails only for a socket that is shut down already.
+        // Fails only if the socket is shut down already.
         let _ = self.waker.shutdown(Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -101,7 +101,7 @@ fn serve(listener: &UnixListener, mut control: Control, stop: &AtomicBool) {
                 lingering = control.tidy();
             }
             Ok(_) => {}
-            // No descriptor is free, or the client is gone again.
+            // No file descriptor is free, or the client is gone already.
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     }
@@ -129,7 +129,7 @@ fn serve_client(client: &UnixStream, control: &mut Control, stop: &AtomicBool) -
     Ok(())
 }
 
-/// The client's line, or its first [`REQUEST_MAX`] bytes and a few more if it is longer.
+/// Reads the client's line, without its end. Of a longer line it reads [`REQUEST_MAX`] bytes and a few more.
 fn request(mut client: &UnixStream, stop: &AtomicBool) -> io::Result<Vec<u8>> {
     let (mut line, mut part, since) = (Vec::new(), [0; 4096], Instant::now());
     while line.len() < REQUEST_MAX {
@@ -146,10 +146,10 @@ fn request(mut client: &UnixStream, stop: &AtomicBool) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// How many bytes a read or write moved; `None` if it has to be tried again.
+/// How many bytes a read or write moved; `None` if it has to be repeated.
 ///
 /// # Errors
-/// If the client is gone or takes too long, or the target ends.
+/// If the client is gone or takes too long, or if the target ends.
 fn moved_now(moved: io::Result<usize>, since: Instant, stop: &AtomicBool) -> io::Result<Option<usize>> {
     if stop.load(Ordering::Acquire) || since.elapsed() > PATIENCE {
         return Err(ErrorKind::TimedOut.into());

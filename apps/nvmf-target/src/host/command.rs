@@ -1,38 +1,38 @@
-//! Commands, as submission queue entries.
+//! Builds the submission queue entries of commands.
 
 use nvmf::wire::fabrics::{self, ConnectCommand, PropertyCommand, fctype};
 use nvmf::wire::{Sgl, Sqe, admin_opcode, io_opcode};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, transmute};
 
-/// An entry with an opcode, a namespace and a descriptor of data.
+/// An entry with an opcode, a namespace identifier and the SGL descriptor of the data.
 pub(super) fn sqe(opcode: u8, nsid: u32, sgl: Sgl) -> Sqe {
     Sqe { opcode, flags: Sqe::FLAGS_SGL, nsid: U32::new(nsid), sgl, ..Sqe::new_zeroed() }
 }
-/// The descriptor of a command without data.
+/// The SGL descriptor of a command without data.
 pub(super) fn nothing() -> Sgl {
     Sgl::keyed(0, 0, 0, false)
 }
 
-/// A command of the NVM command set.
+/// The fields of a command of the NVM command set.
 #[derive(Clone, Copy, Debug)]
 pub struct Io {
     /// The namespace.
     pub nsid: u32,
     /// The first block.
     pub slba: u64,
-    /// How many, from 1 to 65536.
+    /// The number of blocks, 1 to 65536.
     pub blocks: u32,
-    /// Whether to force unit access: through to stable storage.
+    /// Whether to request force unit access (FUA).
     pub fua: bool,
 }
 
 impl Io {
-    /// A command for these blocks of a namespace.
+    /// Fields for these blocks of a namespace, without FUA.
     pub const fn new(nsid: u32, slba: u64, blocks: u32) -> Self {
         Self { nsid, slba, blocks, fua: false }
     }
-    /// With force unit access (FUA).
+    /// The same fields with force unit access (FUA).
     #[must_use]
     pub const fn fua(mut self) -> Self {
         self.fua = true;
@@ -45,31 +45,31 @@ impl Io {
         sqe.cdw12 = U32::new(self.blocks.wrapping_sub(1) & 0xFFFF | (self.fua as u32) << 30);
         sqe
     }
-    /// Read.
+    /// A Read into the memory of `to`.
     pub fn read(self, to: Sgl) -> Sqe {
         self.with(io_opcode::READ, to)
     }
-    /// Write.
+    /// A Write of the data at `from`.
     pub fn write(self, from: Sgl) -> Sqe {
         self.with(io_opcode::WRITE, from)
     }
-    /// Compare.
+    /// A Compare with the data at `with`.
     pub fn compare(self, with: Sgl) -> Sqe {
         self.with(io_opcode::COMPARE, with)
     }
-    /// Write Zeroes.
+    /// A Write Zeroes.
     pub fn write_zeroes(self) -> Sqe {
         self.with(io_opcode::WRITE_ZEROES, nothing())
     }
-    /// Verify.
+    /// A Verify.
     pub fn verify(self) -> Sqe {
         self.with(io_opcode::VERIFY, nothing())
     }
-    /// Flush of the namespace.
+    /// A Flush of the namespace.
     pub fn flush(self) -> Sqe {
         sqe(io_opcode::FLUSH, self.nsid, nothing())
     }
-    /// Deallocate `ranges` ranges; their list is the data at `from`.
+    /// A Dataset Management that deallocates `ranges` ranges, whose list is the data at `from`.
     pub fn deallocate(nsid: u32, ranges: u32, from: Sgl) -> Sqe {
         let mut sqe = sqe(io_opcode::DATASET_MANAGEMENT, nsid, from);
         sqe.cdw10 = U32::new(ranges - 1);
@@ -121,7 +121,7 @@ pub(super) fn log_page(page: u8, offset: u64, len: u32, to: Sgl) -> Sqe {
     sqe.cdw13 = U32::new((offset >> 32) as u32);
     sqe
 }
-/// Set Features, Number of Queues: `queues` submission queues and as many completion queues.
+/// A Set Features for Number of Queues: `queues` submission queues and as many completion queues.
 pub(super) fn queues(queues: u16) -> Sqe {
     let mut sqe = sqe(admin_opcode::SET_FEATURES, 0, nothing());
     sqe.cdw10 = U32::new(0x07);

@@ -1,4 +1,4 @@
-//! A controller, as a host sees it: connected, enabled, identified.
+//! The host's side of a controller: connects to it, enables and identifies it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,29 +17,29 @@ use super::device::{Host, PATIENCE};
 use super::error::HostError;
 use super::queue::{Data, HostQueue};
 
-/// Offsets of properties.
+/// Offsets of controller properties.
 const CAP: u32 = 0x00;
 const CC: u32 = 0x14;
 const CSTS: u32 = 0x1C;
-/// CC: entries of 64 and 16 bytes, NVM command set.
+/// CC: queue entries of 64 and 16 bytes, NVM command set.
 const CC_SIZES: u32 = 0x0046_0000;
 const CC_ENABLE: u32 = 1;
 const CC_SHUTDOWN: u32 = 1 << 14;
 const CSTS_READY: u32 = 1;
 const CSTS_SHUT_DOWN: u32 = 2 << 2;
-/// Discovery log page.
+/// Identifier of the discovery log page.
 const DISCOVERY: u8 = 0x70;
 /// Entries of the admin queue.
 const ADMIN_ENTRIES: u16 = 32;
-/// Bytes of the region for data of admin commands.
+/// Length in bytes of the memory region for the data of admin commands.
 const PAGE: usize = 4096;
 
-/// How to connect.
+/// Options of a connection to a controller.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Keep alive timeout; zero for none.
     pub keep_alive: Duration,
-    /// I/O queues to ask for.
+    /// The number of I/O queues to ask for.
     pub queues: u16,
 }
 
@@ -49,14 +49,14 @@ impl Default for Options {
     }
 }
 
-/// A namespace.
+/// The properties of a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NamespaceInfo {
     /// Its identifier.
     pub nsid: u32,
-    /// Its size.
+    /// Its size in blocks.
     pub blocks: u64,
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub block: u32,
     /// NGUID.
     pub nguid: [u8; 16],
@@ -71,18 +71,18 @@ pub struct Controller {
     cntlid: u16,
     options: Options,
     identity: Box<identify::Controller>,
-    /// Submission queue entries of an I/O queue, at most.
+    /// The maximum number of submission queue entries of an I/O queue.
     entries_max: u16,
     queues: u16,
-    /// When the last command was sent.
+    /// When the last admin command was sent.
     kept_alive: Duration,
 }
 
 impl Controller {
-    /// Connects to a subsystem, enables its controller and identifies it, as Linux does it.
+    /// Connects to a subsystem, and enables and identifies its controller, as Linux does.
     ///
     /// # Errors
-    /// If the target does not answer, refuses, or says what cannot be.
+    /// If the target does not answer, refuses, or violates the specification.
     pub fn connect(
         host: &mut Host<'_>,
         to: SocketAddr,
@@ -135,7 +135,7 @@ impl Controller {
         }
         Ok(())
     }
-    /// What a Linux host insists on.
+    /// Checks what a Linux host checks.
     fn check(&self) -> Result<(), HostError> {
         let identity = &self.identity;
         let misfit = |wrong: bool, what| if wrong { Err(HostError::Misfit(what)) } else { Ok(()) };
@@ -171,35 +171,35 @@ impl Controller {
         self.call(host, &command::identify(cns, nsid, sgl)).map(drop)
     }
 
-    /// Its number.
+    /// The controller identifier.
     pub fn cntlid(&self) -> u16 {
         self.cntlid
     }
-    /// What it says of itself.
+    /// The Identify Controller data structure.
     pub fn identity(&self) -> &identify::Controller {
         &self.identity
     }
-    /// I/O queues that it granted.
+    /// How many I/O queues the controller granted.
     pub fn queues(&self) -> u16 {
         self.queues
     }
-    /// Bytes of data that a capsule may have.
+    /// The maximum number of in-capsule data bytes.
     pub fn in_capsule(&self) -> usize {
         (self.identity.ioccsz.get() as usize * 16).saturating_sub(Sqe::LEN)
     }
-    /// The largest transfer, in bytes.
+    /// The largest transfer of a command, in bytes.
     pub fn transfer_max(&self) -> usize {
         match self.identity.mdts {
             0 => usize::MAX,
             n => 4096usize.checked_shl(n.into()).unwrap_or(usize::MAX),
         }
     }
-    /// Its admin queue.
+    /// The admin queue.
     pub fn admin(&mut self) -> &mut HostQueue {
         &mut self.admin
     }
 
-    /// Its namespaces.
+    /// Reads the properties of all namespaces.
     ///
     /// # Errors
     /// If the connection fails.
@@ -223,7 +223,7 @@ impl Controller {
         Ok(namespaces)
     }
 
-    /// Connects I/O queue `qid` with `entries` entries, or the controller's maximum if that is smaller.
+    /// Connects I/O queue `qid` with `entries` entries, or with the controller's maximum if that is smaller.
     ///
     /// # Errors
     /// If the target does not answer, or refuses.
@@ -231,7 +231,7 @@ impl Controller {
         let entries = entries.min(self.entries_max);
         let mut queue = HostQueue::connect(host, self.to, qid, entries)?;
         self.write_connect_data(host)?;
-        // As Linux does it: in the capsule, if that has room.
+        // As Linux does: the data of Connect are in the capsule, if it has room.
         if self.in_capsule() >= ConnectData::LEN {
             let connect = command::connect(qid, entries, 0, Sgl::in_capsule(0, ConnectData::LEN as u32));
             host.call(&mut queue, &connect, Data::InCapsule(&self.page, 0..ConnectData::LEN))?;
@@ -242,7 +242,7 @@ impl Controller {
         Ok(queue)
     }
 
-    /// Sends a keep alive if it is time for one: call it now and then.
+    /// Sends a Keep Alive if one is due. Call this regularly.
     ///
     /// # Errors
     /// If the connection fails.
@@ -257,19 +257,19 @@ impl Controller {
     /// Shuts the controller down, and ends the connection.
     ///
     /// # Errors
-    /// If the connection fails before.
+    /// If the connection fails before the shutdown is complete.
     pub fn shutdown(mut self, host: &mut Host<'_>) -> Result<(), HostError> {
         self.call(host, &command::property_set(CC, CC_SIZES | CC_ENABLE | CC_SHUTDOWN))?;
         self.await_status(host, CSTS_SHUT_DOWN)
     }
 
-    /// The discovery log, of a discovery controller.
+    /// Reads the discovery log. Call this for a discovery controller.
     ///
     /// # Errors
     /// If the connection fails.
     pub fn discovery_log(&mut self, host: &mut Host<'_>) -> Result<Vec<Record>, HostError> {
         let sgl = self.page_sgl(Record::LEN as u32);
-        // Again, if it changes meanwhile.
+        // The log is read again if it changes meanwhile.
         for _ in 0..10 {
             self.call(host, &command::log_page(DISCOVERY, 0, Record::LEN as u32, sgl))?;
             let header: Header = self.take_page()?;
@@ -293,7 +293,7 @@ impl Controller {
     }
 }
 
-/// What a target has: its discovery log.
+/// Connects to the discovery controller of a target, and reads its discovery log.
 ///
 /// # Errors
 /// If the target does not answer, or refuses.

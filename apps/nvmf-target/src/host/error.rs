@@ -1,4 +1,4 @@
-//! What can go wrong at a host.
+//! Errors of a host.
 
 use std::net::SocketAddr;
 
@@ -9,20 +9,20 @@ use verbs::rdma_cm::{CmEvent, CmEventType, Refusal};
 use verbs::{PostError, VerbsError, WcStatus};
 use zerocopy::FromBytes;
 
-/// Reject reason of a refusal by the peer's program, not by its connection management (IBA 12.6.7.2).
+/// The reject reason "consumer reject": the peer's program rejected the request, not its connection management (IBA 12.6.7.2).
 const BY_PROGRAM: u16 = 28;
 
-/// Why a host gave up.
+/// Why an operation of a host failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// The device or the connection.
+    /// The device or a verbs call failed.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// The target refused the connection, with a status of the RDMA transport.
+    /// The target rejected the connection, with this status of the RDMA transport.
     #[error("the target refused the connection: status {0} of the RDMA transport")]
     Refused(u16),
-    /// There is no connection.
+    /// The connection could not be established.
     #[error("{to}: {why}")]
     Unconnected {
         /// The target.
@@ -33,7 +33,7 @@ pub enum HostError {
     /// A request could not be posted.
     #[error("a request could not be posted: {0}")]
     Post(#[from] PostError),
-    /// The connection ended.
+    /// The connection failed: a work request completed with this status.
     #[error("the connection ended: {0}")]
     Connection(WcStatus),
     /// A command failed.
@@ -47,23 +47,23 @@ pub enum HostError {
     /// No response came in time.
     #[error("the target did not answer in time")]
     NoResponse,
-    /// SIGINT, SIGTERM or SIGHUP.
+    /// A signal asked the process to end: SIGINT, SIGTERM or SIGHUP.
     #[error("interrupted")]
     Interrupted,
-    /// More commands than the queue has entries.
+    /// The queue had no free entry for the command.
     #[error("the queue is full")]
     QueueFull,
-    /// The target says something that cannot be.
+    /// The target violated the specification; the text says how.
     #[error("the target does not keep to the protocol: {0}")]
     Misfit(&'static str),
 }
 
-/// A status by its name, if this project's target sends it, and its number.
+/// A status as text: its number, and its name if this project's target sends it.
 pub(crate) fn in_words(code: u16) -> String {
     Status::of_code(code).map_or_else(|| format!("status {code:#05x}"), |status| status.to_string())
 }
 
-/// What the status of a refused Connect means, to go behind its name; nothing for any other status.
+/// A hint on the status of a refused Connect, to be appended to its name; empty for any other status.
 fn hint(code: u16, result: u64) -> &'static str {
     if code == Status::InvalidHost.code() {
         return ": the subsystem does not allow this host";
@@ -101,7 +101,7 @@ impl HostError {
         };
         Self::Unconnected { to, why }
     }
-    /// The status of a command that failed: its code, with the status code type in the bits above it.
+    /// The status of a failed command: SCT in bits 10:8 and SC in bits 7:0; `None` for other errors.
     pub fn code(&self) -> Option<u16> {
         match self {
             Self::Status { status, .. } => Some(status & 0x7FF),
@@ -114,7 +114,7 @@ impl HostError {
 mod tests {
     use super::*;
 
-    // Goal: a wrong name of a subsystem, the usual mistake, is told from others.
+    // Goal: the error says when the name of the subsystem is wrong, which is the most common mistake.
     #[test]
     fn a_refused_connect_is_explained() {
         let of =

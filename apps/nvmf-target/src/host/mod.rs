@@ -1,7 +1,7 @@
-//! A host: connects to subsystems, asks who they are, reads and writes. For tests and figures.
+//! An NVMe host for tests and measurements: connects to subsystems, identifies controllers, reads and writes.
 //!
-//! While it waits, it polls its shards, and it takes the time from the device: so a test that polls a target between them
-//! ([`Host::beside`]) needs one thread and no clock.
+//! While it waits, it polls its shards, and it reads the clock of the device. So a test can poll a target in between ([`Host::beside`]),
+//! and needs only one thread and no real clock.
 
 mod command;
 mod controller;

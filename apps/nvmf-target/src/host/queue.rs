@@ -1,4 +1,4 @@
-//! A queue of a host: one connection, its commands and responses.
+//! A queue of a host: one connection, with its commands and responses.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -18,40 +18,40 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::device::Host;
 use super::error::HostError;
 
-/// How long address and route may take, as at a Linux host.
+/// Timeout of address and route resolution, as of a Linux host.
 const RESOLVING: Duration = Duration::from_secs(3);
-/// Completions that are taken at a time.
+/// The most completions that are polled at a time.
 const BATCH: usize = 32;
 const RESPONSE: usize = size_of::<Cqe>();
-/// The `wr_id` of requests whose completion nobody waits for.
+/// The `wr_id` of send requests, whose completions are not needed.
 const SENT: u64 = u64::MAX;
 
-/// Where the data of a command are.
+/// Whether a command has data in its capsule.
 #[derive(Clone, Debug)]
 pub enum Data<'m> {
-    /// Not in the capsule: the command's descriptor names memory, or nothing.
+    /// It has none: the SGL descriptor of the command describes memory of the host, or nothing.
     Elsewhere,
-    /// In the capsule: these bytes.
+    /// It has these bytes of a memory region in its capsule.
     InCapsule(&'m Mr, Range<usize>),
 }
 
-/// A queue.
+/// An admin or I/O queue of a host.
 pub struct HostQueue {
-    // Fields drop in this order: the handles, then the queue pair, then the memory.
+    // Fields are dropped in this order: the handles, then the queue pair, then the memory.
     sq: SendQueue,
     rq: RecvQueue,
     poller: CqPoller,
     qp: Arc<Qp>,
     id: CmId,
     responses: Mr,
-    /// The parts of `responses`, one for each receive.
+    /// The parts of `responses`, one for each receive request.
     elements: Vec<[Sge; 1]>,
-    /// Submission queue entries of commands with data in the capsule, by the command's identifier.
+    /// Submission queue entries of commands with in-capsule data, by command identifier.
     capsules: Mr,
     free: Vec<u16>,
     entries: u16,
     done: Vec<Wc>,
-    /// No receives are posted any more.
+    /// Whether to stop posting receives.
     deaf: bool,
 }
 
@@ -69,7 +69,7 @@ impl HostQueue {
         };
         Self::connect_as(host, to, entries, request.as_bytes())
     }
-    /// The same, with any private data.
+    /// As [`connect`](Self::connect), with any private data.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -92,7 +92,7 @@ impl HostQueue {
             max_recv_sge: 1,
             max_inline_data: Sqe::LEN as u32,
         };
-        // Room for every request: a queue pair that fails completes unsignaled ones, too.
+        // Room for the completions of all requests: if the queue pair fails, unsignaled requests have completions, too.
         let cq = host.context.create_cq(4 * cap.max_send_wr.next_power_of_two())?;
         let pd = &host.pd;
         let qp = id.create_qp(pd, &QpInitAttr::rc(&cq, &cq).cap(cap))?;
@@ -132,27 +132,27 @@ impl HostQueue {
         })
     }
 
-    /// Commands that can be under way.
+    /// How many commands can be outstanding: the number of entries minus 1.
     pub fn depth(&self) -> usize {
         self.entries as usize - 1
     }
-    /// Commands under way.
+    /// How many commands are outstanding.
     #[inline]
     pub fn under_way(&self) -> usize {
         self.depth() - self.free.len()
     }
-    /// The identifier that the next command will have.
+    /// The identifier that the next command will have; `None` if the queue is full.
     #[inline]
     pub fn next_cid(&self) -> Option<u16> {
         self.free.last().copied()
     }
-    /// Its queue pair.
+    /// The queue pair.
     pub fn qp(&self) -> &Qp {
         &self.qp
     }
 
-    /// Sends a command. Returns the identifier that its response will have; `None` if the queue or the send queue is
-    /// full. The send queue keeps a command until it is acknowledged, which may be after its response.
+    /// Sends a command. Returns its identifier; `None` if the queue or the send queue is full. A command stays in the send queue until it
+    /// is acknowledged, which may be after its response.
     ///
     /// # Errors
     /// If the connection has failed.
@@ -181,14 +181,14 @@ impl HostQueue {
     fn capsules_write(&self, at: usize, sqe: &Sqe) -> Result<(), HostError> {
         Ok(self.capsules.write(at, sqe.as_bytes())?)
     }
-    /// Posts a request of another kind, such as a fast registration; its completion is not reported.
+    /// Posts any work request, such as a fast registration. Its completion is not reported.
     ///
     /// # Errors
     /// If the connection has failed.
     pub fn post(&mut self, request: SendWr<'_>) -> Result<(), HostError> {
         Ok(self.sq.post_send([request])?)
     }
-    /// Sends any bytes as a capsule.
+    /// Sends arbitrary bytes as a capsule.
     ///
     /// # Errors
     /// If the connection has failed.
@@ -196,12 +196,12 @@ impl HostQueue {
         Ok(self.sq.post_send([SendWr::send(SENT, &[]).inline(bytes)])?)
     }
 
-    /// Stops posting receives: later responses find none once the posted ones are used up.
+    /// Stops posting receives, so that responses find no receive once the posted ones are used up.
     pub fn stop_receiving(&mut self) {
         self.deaf = true;
     }
 
-    /// Passes responses that have come to `each`; returns their number.
+    /// Passes the responses that have arrived to `each`. Returns their number.
     ///
     /// # Errors
     /// If the connection has failed.
@@ -233,7 +233,7 @@ impl HostQueue {
         Ok(responses)
     }
 
-    /// Whether the connection is gone: whether an event has said so.
+    /// Whether an event has reported the end of the connection.
     pub fn is_disconnected(&self) -> bool {
         self.id.state() == IdState::Disconnected
     }

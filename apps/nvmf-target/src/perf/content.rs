@@ -1,32 +1,32 @@
-//! What a write puts into each sector: which run wrote it, where it belongs, and by which write.
+//! The data that a write puts into each sector. They identify the run, the position of the sector, and the write.
 //!
-//! Every byte follows from these three. So a sector of another place, of an earlier write or of another run does not pass for the right
-//! one, nor does a sector of which a part is from elsewhere.
+//! Every byte is computed from these three. So a sector of another position, of an earlier write or of another run is detected, and so is a
+//! sector that is only partly right.
 
 use std::fmt;
 
-/// Bytes of a sector: of the smallest block. A larger block has several, so that a block that is torn is seen.
+/// Bytes of a sector, which is the smallest block. A larger block has several sectors, so that torn blocks are detected.
 pub const SECTOR: usize = 512;
 
 /// Bytes of a word.
 const WORD: usize = 8;
 
-/// A write of the run: 1, 2, 3 in the order in which they were sent. 0 is none.
+/// The number of a write of the run: 1, 2, 3 in the order in which they were sent. 0 stands for no write.
 pub type Generation = u64;
 
-/// A sector of the run.
+/// What identifies the data of a sector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sector {
-    /// The run: a random number, so that what an earlier run left is not taken for what this one wrote.
+    /// The run: a random number, so that data of an earlier run are not mistaken for those of this run.
     pub run: u64,
-    /// Where it is: its bytes begin at 512 times this.
+    /// Its position in the namespace, in units of 512 bytes.
     pub at: u64,
-    /// Which write wrote it.
+    /// The number of the write.
     pub generation: Generation,
 }
 
 impl Sector {
-    /// Its bytes: the first three words say what it is, and the others follow from these.
+    /// Fills `out` with the data of the sector. The first three words are its identity, and the others are computed from it.
     pub fn fill(&self, out: &mut [u8]) {
         let seed = mixed(self.run ^ mixed(self.at ^ mixed(self.generation)));
         for (n, word) in (0u64..).zip(out.chunks_exact_mut(WORD)) {
@@ -39,7 +39,7 @@ impl Sector {
             word.copy_from_slice(&value.to_le_bytes());
         }
     }
-    /// What the sector says of itself, whether its other bytes are right or not.
+    /// The identity in the first three words of a sector, whether or not its other bytes are right; `None` if `bytes` are too short.
     fn of(bytes: &[u8]) -> Option<Self> {
         let (words, _) = bytes.as_chunks();
         let [run, at, generation] = *words.first_chunk()?;
@@ -48,14 +48,14 @@ impl Sector {
     }
 }
 
-/// A number of which each bit follows from all bits of `x` (the last steps of SplitMix64).
+/// Mixes the bits of `x`, so that each bit of the result depends on all of them (the last steps of SplitMix64).
 const fn mixed(x: u64) -> u64 {
     let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ x >> 31
 }
 
-/// The content of one write: consecutive sectors.
+/// The data of one write: consecutive sectors.
 #[derive(Clone, Copy, Debug)]
 pub struct Content {
     /// The first sector.
@@ -63,13 +63,13 @@ pub struct Content {
 }
 
 impl Content {
-    /// The bytes.
+    /// Fills `out` with the data.
     pub fn fill(&self, out: &mut [u8]) {
         for (n, sector) in (0..).zip(out.chunks_exact_mut(SECTOR)) {
             Sector { at: self.first.at + n, ..self.first }.fill(sector);
         }
     }
-    /// The index of the first byte that differs from the content.
+    /// The index of the first byte of `bytes` that differs from the data; `None` if none does.
     pub fn first_wrong(&self, bytes: &[u8]) -> Option<usize> {
         let mut right = [0; SECTOR];
         (0..).zip(bytes.chunks_exact(SECTOR)).find_map(|(n, sector)| {
@@ -80,23 +80,23 @@ impl Content {
     }
 }
 
-/// What is where something else should be.
+/// What was found in a sector instead of the expected data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
-    /// Another write of this run: which.
+    /// The data of this other write of the run.
     Write(Generation),
-    /// A sector of another place.
+    /// The data of a sector at another position.
     Misplaced(Sector),
-    /// A part of a sector: its beginning says that it is of this write, and the byte at this index is not.
+    /// A torn sector: its first words are those of this write, but the byte at this index is not.
     Torn(Generation, usize),
-    /// Zeros alone.
+    /// Only zeros.
     Zeros,
-    /// No sector of this run.
+    /// Data that this run has not written.
     Unknown,
 }
 
 impl Found {
-    /// What these bytes are, which were read where the sector `wanted` should be.
+    /// Finds out what `bytes` are, which were read where the sector `wanted` should be.
     pub fn of(bytes: &[u8], wanted: Sector) -> Self {
         if bytes.iter().all(|byte| *byte == 0) {
             return Self::Zeros;

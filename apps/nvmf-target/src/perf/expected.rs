@@ -1,11 +1,12 @@
-//! What a read may give: the judge of a run with `--verify`.
+//! Knows which data a read may return, and checks the reads of a run with `--verify`.
 //!
-//! Each command covers one unit, and each write is a generation of its unit. A unit that nobody writes has one generation, and a read
-//! must give exactly that. While a write is under way, a read may give what was there, what is written, or a part of each. Of two
-//! writes that were under way together either may be the last, or a part of each; the first read after both decides, and later reads
-//! must give the same. A write that was sent after the response to another write replaces that other write for good.
+//! Each command covers one unit, and each write makes a new generation of its unit. Usually, a unit that is not being written has one
+//! generation, and a read must return exactly that. While a write is under way, a read may return the old data, the new data, or parts of
+//! both. If two writes were under way at the same time, the unit may hold either of them or parts of both afterwards; the first read after
+//! both decides, and later reads must return the same. A write that was sent after the response to another write replaces that other write
+//! for good.
 //!
-//! Time is counted in calls: the target acts on a command between its posting and its response.
+//! Time is counted in calls of this type: the target executes a command at some moment between its sending and its response.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{DefaultHasher, Entry};
@@ -13,68 +14,68 @@ use std::hash::Hasher;
 
 use super::content::{Content, Found, Generation, SECTOR, Sector};
 
-/// A unit, by its number: the bytes that one command covers. Unit `n` begins at `n` times the length of a unit.
+/// The number of a unit. A unit is the bytes that one command covers; unit `n` begins at `n` times the length of a unit.
 pub type Unit = u64;
-/// A moment of the run.
+/// A moment of the run: the number of calls so far.
 pub type Moment = u64;
 
-/// A write of a unit of which something may be left.
+/// A write whose data, or parts of them, a read may still return.
 #[derive(Clone, Copy, Debug)]
 struct Write {
     generation: Generation,
     began: Moment,
     ended: Option<Moment>,
-    /// When it was known that a later write has replaced it.
+    /// When it became certain that a later write has replaced it.
     replaced: Option<Moment>,
 }
 
-/// A unit that is in use, or of which more than one write may be left.
+/// A unit with commands under way, or that may hold data of more than one write.
 #[derive(Debug, Default)]
 struct Open {
     writes: Vec<Write>,
-    /// When the reads began that are under way.
+    /// When the reads that are under way were sent.
     reads: Vec<Moment>,
-    /// What a read gave when no write was under way: a hash of the bytes.
+    /// A hash of the bytes that a read returned while no write was under way.
     seen: Option<u64>,
 }
 
-/// What is wrong with a read.
+/// A read that returned data that it may not return.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wrong {
     /// The first byte of the unit that is wrong.
     pub at: usize,
-    /// What its sector holds.
+    /// What was found in the sector of that byte.
     pub found: Found,
-    /// The latest write that the unit may hold, as a whole or in part.
+    /// The latest write whose data the unit may hold.
     pub wanted: Generation,
 }
 
-/// How the bytes of a write of this run are made.
+/// Makes the data of the writes of this run.
 #[derive(Clone, Copy, Debug)]
 struct Contents {
-    /// A number that no other run has.
+    /// A number that identifies the run.
     run: u64,
-    /// Bytes of a unit.
+    /// Length of a unit in bytes.
     size: usize,
 }
 
-/// All units.
+/// The data that reads may return, for all units.
 #[derive(Debug)]
 pub struct Expected {
     contents: Contents,
     moment: Moment,
-    /// Writes so far.
+    /// The number of writes so far.
     generations: Generation,
-    /// The generation of each unit that is not open.
+    /// The generation of each unit that is not in `open`.
     settled: Vec<Generation>,
     open: HashMap<Unit, Open>,
 }
 
 impl Expected {
-    /// Units that nobody has written. `run` is a number that no other run has.
+    /// Makes `units` units of `size` bytes that have not been written. `run` identifies the run.
     ///
     /// # Errors
-    /// If there is no memory for them: eight bytes each.
+    /// If there is not enough memory for them: eight bytes each.
     pub fn new(run: u64, units: u64, size: usize) -> Result<Self, String> {
         let mut settled = Vec::new();
         let reserved = usize::try_from(units).ok().map(|units| settled.try_reserve_exact(units));
@@ -87,7 +88,7 @@ impl Expected {
         let contents = Contents { run, size };
         Ok(Self { contents, moment: 0, generations: 0, settled, open: HashMap::new() })
     }
-    /// The bytes that the next write of a unit has.
+    /// The data that the next write must have, if it is to this unit.
     pub fn next_content(&self, unit: Unit) -> Content {
         self.contents.of(unit, self.generations + 1)
     }
@@ -103,7 +104,7 @@ impl Expected {
         })
     }
 
-    /// A write was sent, with the [next content](Self::next_content) of its unit.
+    /// Notes that a write was sent, with the [next content](Self::next_content) of its unit. Returns its generation.
     pub fn write_begins(&mut self, unit: Unit) -> Generation {
         let began = self.tick();
         self.generations += 1;
@@ -113,7 +114,7 @@ impl Expected {
         open.seen = None;
         generation
     }
-    /// It was answered: it is there.
+    /// Notes that a write was answered: the unit holds its data from now on.
     pub fn write_ends(&mut self, unit: Unit, generation: Generation) {
         let now = self.tick();
         let Some(open) = self.open.get_mut(&unit) else { return };
@@ -127,16 +128,16 @@ impl Expected {
         }
         self.settle(unit);
     }
-    /// A read was sent.
+    /// Notes that a read was sent. Returns the moment.
     pub fn read_begins(&mut self, unit: Unit) -> Moment {
         let now = self.tick();
         self.open(unit).reads.push(now);
         now
     }
-    /// It was answered, with these bytes.
+    /// Checks the bytes of a read that was answered. `began` is what [`read_begins`](Self::read_begins) returned.
     ///
     /// # Errors
-    /// What they may not be.
+    /// Which bytes are wrong, if the read may not return these.
     pub fn read_ends(&mut self, unit: Unit, began: Moment, bytes: &[u8]) -> Result<(), Wrong> {
         self.tick();
         let Some(open) = self.open.get_mut(&unit) else { return Ok(()) };
@@ -147,7 +148,7 @@ impl Expected {
         self.settle(unit);
         judged
     }
-    /// Forgets what no read can give any more.
+    /// Forgets writes whose data no read can return any more.
     fn settle(&mut self, unit: Unit) {
         let Entry::Occupied(mut entry) = self.open.entry(unit) else { return };
         let open = entry.get_mut();
@@ -163,18 +164,18 @@ impl Expected {
 }
 
 impl Open {
-    /// Judges a read that began at `began`.
+    /// Checks the bytes of a read that was sent at `began`.
     fn judge(&mut self, contents: Contents, unit: Unit, began: Moment, bytes: &[u8]) -> Result<(), Wrong> {
         let may = |write: &&Write| write.replaced.is_none_or(|replaced| replaced > began);
         let legal: Vec<Write> = self.writes.iter().filter(may).copied().collect();
-        // Whether no write was under way during the read: then the next such read must give the same.
+        // Whether no write was under way during the read. Then the next such read must return the same.
         let quiet = legal.iter().all(|write| write.ended.is_some_and(|ended| ended < began));
         let at = match contents.written_by(unit, &legal, bytes) {
             Err(at) => at,
             Ok(whole) if quiet => {
                 let seen = hash(bytes);
                 if let Some(generation) = whole.filter(|_| self.seen.is_none()) {
-                    // This read decides: that write was the last one, as a whole.
+                    // This read decides: the unit holds all data of that write.
                     self.writes.retain(|write| write.generation == generation || write.replaced.is_some());
                     return Ok(());
                 }
@@ -199,14 +200,14 @@ impl Contents {
         let at = unit * (self.size / SECTOR) as u64;
         Content { first: Sector { run: self.run, at, generation } }
     }
-    /// Which of the `legal` writes the bytes are of. `None`: they are of several, or nobody has written yet, so that they may be anything.
-    /// An error is the first byte that is of no legal write.
+    /// Which of the `legal` writes wrote all the bytes. `None`: several of them did, or the unit may be unwritten, so that the bytes may be
+    /// anything. The error is the index of the first byte that no legal write has written.
     fn written_by(self, unit: Unit, legal: &[Write], bytes: &[u8]) -> Result<Option<Generation>, usize> {
         let mut first = 0;
         for write in legal.iter().rev() {
             match self.of(unit, write.generation).first_wrong(bytes) {
                 None if write.generation > 0 => return Ok(Some(write.generation)),
-                // Nobody wrote it yet: it may be anything.
+                // The unit may be unwritten: it may hold anything.
                 _ if write.generation == 0 => return Ok(None),
                 at => first = first.max(at.unwrap_or(0)),
             }
@@ -235,7 +236,7 @@ mod tests {
 
     const SIZE: usize = 4 * SECTOR;
 
-    /// What is expected, and the bytes of each write of one unit.
+    /// The expected data, and the bytes of each write of one unit.
     struct Case {
         expected: Expected,
         contents: Vec<Vec<u8>>,
@@ -269,7 +270,7 @@ mod tests {
         fn of(&self, generation: Generation) -> Vec<u8> {
             self.contents[generation as usize].clone()
         }
-        /// The first bytes of one, and then those of another.
+        /// The first bytes of one buffer, followed by the rest of another.
         fn mix(&self, one: Generation, bytes: usize, other: Generation) -> Vec<u8> {
             [&self.of(one)[..bytes], &self.of(other)[bytes..]].concat()
         }
@@ -302,7 +303,7 @@ mod tests {
         }
         assert!(case.gives(stale).is_err());
         assert!(case.read(&case.mix(new, 700, stale)).is_err());
-        // A read that began before the write was answered.
+        // A read that was sent before the write was answered.
         let began = case.expected.read_begins(3);
         case.end(new);
         let later = case.write();

@@ -1,7 +1,7 @@
-//! A load on a namespace, and what it measured.
+//! Puts a load on a namespace, and measures it.
 //!
-//! With `verify` each read is checked (`expected.rs`). First every block is written, then comes the load, and at last every block is read
-//! once more: without that, nobody would see the last write of a block.
+//! With `verify`, every read is checked (`expected.rs`). First every block is written, then the load runs, and at the end every block is
+//! read once more, because otherwise the last write of a block would not be checked.
 
 mod content;
 mod expected;
@@ -17,35 +17,35 @@ use expected::{Expected, Wrong};
 
 use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, NamespaceInfo, go_on, in_words};
 
-/// The largest latency that is recorded; longer ones count as this one. A minute.
+/// The largest latency that is recorded, one minute. Longer ones are recorded as this one.
 const LATENCY_MAX_NS: u64 = 60_000_000_000;
-/// Turns between two checks: for a signal, for progress, and for a keep alive that is due.
+/// The number of turns between two checks: for signals, for progress, and for a keep alive that is due.
 const CHECK_TURNS: u64 = 256;
-/// How long a run may make no progress.
+/// A run fails if it makes no progress for this long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What to do.
+/// The parameters of a load.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// I/O queues.
+    /// The number of I/O queues.
     pub queues: u16,
-    /// Commands under way on each.
+    /// The number of outstanding commands on each queue.
     pub depth: u16,
     /// Bytes of a command.
     pub size: usize,
     /// Percentage of commands that are reads.
     pub read_percent: u8,
-    /// One block after the other instead of random ones.
+    /// Access blocks in order instead of at random.
     pub sequential: bool,
-    /// How long commands are counted. A tenth of that goes before, as a warm-up.
+    /// How long commands are counted. A warm-up of a tenth of this time comes before.
     pub time: Duration,
-    /// Ends after so many commands instead of a time; all of them are counted, without a warm-up.
+    /// End after this many commands instead of after a time. All of them are counted, without a warm-up.
     pub count: Option<u64>,
-    /// Write all blocks first, check what is read, and read all blocks at the end. Each write has a content of its own.
+    /// Write all blocks first, check everything that is read, and read all blocks at the end. Each write has different data.
     pub verify: bool,
-    /// Bytes of the namespace to use, from its start; 0 for all.
+    /// How many bytes of the namespace to use, from its start; 0 for all.
     pub span: u64,
-    /// Send data of writes in the capsule where there is room.
+    /// Send the data of writes in the capsule if there is room.
     pub in_capsule: bool,
 }
 
@@ -66,63 +66,63 @@ impl Default for Load {
     }
 }
 
-/// What was measured.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Commands that were counted.
+    /// The number of commands that were counted.
     pub commands: u64,
-    /// In this time.
+    /// The time in which they were counted.
     pub time: Duration,
     /// Bytes of a command.
     pub size: usize,
-    /// Their latencies, in nanoseconds.
+    /// The latencies of the counted commands, in nanoseconds.
     pub latency: Histogram<u64>,
-    /// Reads that were checked, with those at the end.
+    /// The number of reads that were checked, including those at the end.
     pub checked: u64,
 }
 
-/// What a run does.
+/// A phase of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Writes everything once, to check it.
+    /// Write every block once, so that reads can be checked.
     Fill,
-    /// The load.
+    /// Run the load.
     Load,
-    /// Reads everything once more.
+    /// Read every block once more.
     Check,
 }
 
-/// Called now and then with how far a run is: the phase, and the part of it that is done, from 0 to 1.
+/// Is called regularly with the progress of a run: the phase, and the part of it that is done, from 0 to 1.
 pub type OnProgress<'t> = &'t mut dyn FnMut(Phase, f64);
 
 impl Report {
-    /// Commands a second.
+    /// Commands per second.
     pub fn iops(&self) -> f64 {
         self.commands as f64 / self.time.as_secs_f64()
     }
-    /// Gb/s of data.
+    /// Data rate in Gbit/s.
     pub fn gbit_per_s(&self) -> f64 {
         self.iops() * self.size as f64 * 8.0 / 1e9
     }
 }
 
-/// Why a run gave no report.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PerfError {
-    /// The target or the connection.
+    /// The host, the target or the connection failed.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// It cannot be done.
+    /// The load is not possible; the text says why.
     #[error("{0}")]
     Load(String),
-    /// A read returned something else than was written.
+    /// A read returned other data than were written; the text says which.
     #[error("{0}")]
     Wrong(String),
-    /// Nothing came for a long time.
+    /// No response came for a long time.
     #[error("no command completed within {PATIENCE:?}")]
     Stuck,
-    /// A command failed.
+    /// A command failed with this status.
     #[error("a command failed: {}", in_words(*.0))]
     Status(u16),
 }
@@ -133,25 +133,25 @@ impl From<verbs::VerbsError> for PerfError {
     }
 }
 
-/// A command under way.
+/// An outstanding command.
 #[derive(Clone, Copy, Default)]
 struct Sent {
     at_ns: u64,
     unit: u64,
     read: bool,
-    /// With `verify`, what [`Expected`] returned when the command began, to be given back at its end: the moment of a read, the
+    /// With `verify`, what [`Expected`] returned when the command was sent, to be passed to it at the end: the moment of a read, or the
     /// generation of a write.
     token: u64,
 }
 
-/// A queue of the run, with its memory.
+/// An I/O queue of the run, with its memory.
 struct PerfQueue {
     queue: HostQueue,
     sent: Vec<Sent>,
     mr: Mr,
 }
 
-/// The run.
+/// The state of a run.
 struct PerfRun<'r, 'c> {
     load: &'r Load,
     host: &'r mut Host<'c>,
@@ -160,11 +160,11 @@ struct PerfRun<'r, 'c> {
     queues: Vec<PerfQueue>,
     nsid: u32,
     block: usize,
-    /// Units of `size` bytes in the span.
+    /// The number of units of `size` bytes in the used part of the namespace.
     units: u64,
     next: u64,
     rng: Rng,
-    /// With `verify`.
+    /// What reads may return, with `verify`.
     expected: Option<Expected>,
     checked: u64,
     scratch: Vec<u8>,
@@ -315,7 +315,7 @@ impl PerfRun<'_, '_> {
             }
         }
         let time = Duration::from_nanos(now - from);
-        // Commands under way access memory that is about to be freed: wait for their responses.
+        // Outstanding commands access memory that is about to be freed, so wait for their responses.
         let mut progress = Instant::now();
         while self.queues.iter().any(|own| own.queue.under_way() > 0) {
             self.host.turn();
@@ -328,7 +328,7 @@ impl PerfRun<'_, '_> {
         Ok(Report { commands, time, size: self.load.size, latency, checked: self.checked })
     }
 
-    /// Sends a keep alive if it is time for one; fails when no command completed for too long, or a signal asks to end.
+    /// Sends a keep alive if one is due. Fails if no command has completed for too long, or if a signal asks the process to end.
     #[inline]
     fn check_run(&mut self, progressed: bool, progress: &mut Instant) -> Result<(), PerfError> {
         go_on()?;
@@ -339,7 +339,7 @@ impl PerfRun<'_, '_> {
         if progress.elapsed() > PATIENCE { Err(PerfError::Stuck) } else { Ok(()) }
     }
 
-    /// The next unit, and whether it is read.
+    /// Chooses the next unit, and whether to read it.
     #[inline]
     fn choose(&mut self) -> (u64, bool) {
         let read = self.rng.below(100) < self.load.read_percent as u64;
@@ -352,7 +352,7 @@ impl PerfRun<'_, '_> {
         (unit, read)
     }
 
-    /// Sends a command on a queue. `false`: the queue has no room for it.
+    /// Sends a command on a queue. Returns false if the queue has no room for it.
     #[inline]
     fn submit(&mut self, index: usize, unit: u64, read: bool, now: u64) -> Result<bool, PerfError> {
         let size = self.load.size;
@@ -426,7 +426,7 @@ impl PerfRun<'_, '_> {
     }
 }
 
-/// The error for a wrong read of a unit: which block, from which byte on, and what was there.
+/// The error for a wrong read of a unit: which block is wrong, from which byte on, and what was found.
 fn wrong_read(unit: u64, block: usize, bytes: &[u8], Wrong { at, found, wanted }: Wrong) -> PerfError {
     let size = bytes.len();
     let (lba, byte) = (unit * (size / block) as u64 + (at / block) as u64, at % block);

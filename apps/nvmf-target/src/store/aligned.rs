@@ -1,22 +1,22 @@
-//! Page-aligned memory, as direct I/O (past the page cache) needs it.
+//! Page-aligned memory for direct I/O.
 
 use std::ops::{Deref, DerefMut};
 
-/// The alignment: a page, and no device wants more.
+/// The alignment in bytes: a page. No device needs more.
 pub const ALIGN: usize = 4096;
 
-/// Bytes that begin at a page boundary.
+/// A buffer that begins at a page boundary.
 #[derive(Debug)]
 pub struct Aligned {
-    /// More bytes than `len`, so that a page boundary is among the first. It never grows, so it stays at its address.
+    /// Longer than `len`, so that there is a page boundary with `len` bytes after it. It never grows, so its address does not change.
     bytes: Vec<u8>,
-    /// Where the boundary is in `bytes`.
+    /// Offset of the page boundary in `bytes`.
     from: usize,
     len: usize,
 }
 
 impl Aligned {
-    /// `len` zeros.
+    /// Makes a buffer of `len` zeros.
     pub fn new(len: usize) -> Self {
         let bytes = vec![0; len + ALIGN];
         let from = bytes.as_ptr().align_offset(ALIGN);

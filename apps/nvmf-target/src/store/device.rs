@@ -1,22 +1,23 @@
-//! What a block device says of itself, in sysfs.
+//! Properties of block devices, read from sysfs.
 
 use std::fs::File as Handle;
 use std::path::Path;
 
 use rustix::fs::{fstat, major, minor};
 
-/// Bytes that a device gives back together; `None` where it cannot, or cannot promise that they read as zeros then.
+/// The granularity of deallocation of a device, in bytes; `None` if it cannot deallocate, or does not promise that deallocated bytes read
+/// as zeros.
 pub fn deallocates(device: &Handle) -> Option<u32> {
     let number = fstat(device).ok()?.st_rdev;
     of(Path::new(&format!("/sys/dev/block/{}:{}", major(number), minor(number))))
 }
 
-/// The same, of a device with this directory.
+/// As [`deallocates`], for the device with this sysfs directory.
 fn of(device: &Path) -> Option<u32> {
-    // A partition has the queue of its disk.
+    // A partition uses the queue of its disk.
     let queue = [device.join("queue"), device.join("../queue")].into_iter().find(|queue| queue.is_dir())?;
     let limit = |name: &str| std::fs::read_to_string(queue.join(name)).ok()?.trim().parse::<u64>().ok();
-    // A hole is punched by a command that writes zeros and may unmap.
+    // The kernel punches a hole in a device by a command that writes zeros and may unmap.
     if limit("discard_max_bytes")? == 0 || limit("write_zeroes_max_bytes")? == 0 {
         return None;
     }
@@ -27,7 +28,8 @@ fn of(device: &Path) -> Option<u32> {
 mod tests {
     use super::*;
 
-    // Goal: a device, and a partition of it, give back what the queue says; one that only writes zeros, or only forgets, does not.
+    // Goal: a device and its partitions deallocate with the granularity of the queue. A device that supports only Write Zeroes, or only
+    // discard, does not deallocate.
     #[test]
     fn a_device_gives_back_what_its_queue_says() {
         let dir = std::env::temp_dir().join(format!("roce-nvmf-sysfs-{}", std::process::id()));

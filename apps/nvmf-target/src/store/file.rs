@@ -1,14 +1,13 @@
 //! A namespace in a file or on a block device.
 //!
-//! A core asks [`look_before`](File::look_before) itself, and may let the kernel read and write ([`Ring`](super::Ring)). All other work
-//! waits for the file, and [`Workers`](super::Workers) do it.
+//! Before each command, a core calls [`look_before`](File::look_before). It may let the kernel read and write asynchronously
+//! ([`Ring`](super::Ring)). All other work blocks, and [`Workers`](super::Workers) do it.
 //!
-//! The kernel reports a failed write-back to one caller alone, and then takes the pages for clean. So only one fsync of a file runs at
-//! a time, and the first one that fails is the [end](Health) of the namespace.
+//! The kernel reports a failed write-back to only one caller of fsync, and then marks the pages as clean. So only one fsync of a file runs
+//! at a time, and the first one that fails marks the storage as [failed](Health).
 //!
-//! Other programs may truncate the file although it is locked, for a lock binds only programs that ask for it. So the length is checked
-//! before commands: at most once a millisecond, and always before a write to the end of the file, which would make a truncated file as
-//! long as before.
+//! Other programs may truncate the file although it is locked, because the lock is advisory. So the length is checked before commands: at
+//! most once a millisecond, and always before a write up to the end of the file, which would make a truncated file as long as before.
 
 use std::fs::File as Handle;
 use std::io::{self, ErrorKind, Seek, SeekFrom};
@@ -31,51 +30,51 @@ use super::work::{BlockingStorage, Work};
 
 /// Bytes that are compared, verified, or written as zeros at a time.
 const PIECE: usize = 256 << 10;
-/// Nanoseconds between two checks of a file's length: at this interval their cost cannot be measured.
+/// Nanoseconds between two checks of a file's length. At this interval they have no measurable cost.
 const LOOK_NS: u64 = 1_000_000;
 
-/// The file.
+/// A file or block device that holds the blocks of a namespace.
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
     file: Locked,
     health: Health,
-    /// Bytes that are served: a file that has fewer was truncated.
+    /// The size that is served, in bytes. A file with fewer bytes was truncated.
     served: AtomicU64,
-    /// When its length was checked last.
+    /// When the length was last checked, in nanoseconds.
     looked_ns: AtomicU64,
-    /// Flushes that were asked for so far.
+    /// How many flushes were requested so far.
     flushes: AtomicU64,
-    /// How many of them are done. Whoever has the lock calls fsync.
+    /// How many of them are done. The holder of the lock calls fsync.
     flushed: Mutex<u64>,
-    /// A file and no device: it may be truncated.
+    /// Whether it is a file, which can be truncated, and not a device.
     is_file: bool,
-    /// A file that may be written, and no device: it can grow.
+    /// Whether it can grow: it is a file that may be written.
     grows: bool,
-    /// Bytes of the unit in which storage is deallocated, and then reads as zeros; `None` where it cannot be.
+    /// The granularity of deallocation in bytes; deallocated bytes read as zeros. `None` if it cannot deallocate.
     deallocates: Option<u32>,
     direct: bool,
 }
 
 impl File {
-    /// Opens a file, and keeps others away from it. With `size` a file is created, or grown to that size if it is smaller.
+    /// Opens a file and locks it. With `size` (in bytes) the file is created, or grown to that size if it is smaller.
     ///
     /// # Errors
-    /// If that is not possible, or somebody else has it.
+    /// If that is not possible, or the file is in use.
     pub fn open(path: &Path, size: Option<u64>, read_only: bool) -> Result<Self, FileError> {
         Self::open_with(path, &Opening { size, read_only, ..Opening::default() })
     }
     /// As [`open`](Self::open), with all options.
     ///
     /// # Errors
-    /// If that is not possible, or somebody else has it.
+    /// If that is not possible, or the file is in use.
     pub fn open_with(path: &Path, how: &Opening) -> Result<Self, FileError> {
         let Opened { file, kind, len, direct } = open::open(path, how)?;
         let grows = kind.is_file() && !how.read_only;
         let deallocates = match (how.read_only, grows) {
             (true, _) => None,
             (false, true) => {
-                // A hole behind the end changes nothing, and shows whether the file system can make holes.
+                // Punching a hole after the end changes nothing, and shows whether the file system supports holes.
                 let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 let block = file.metadata().map_or(4096, |file| file.blksize());
                 fallocate(&*file, hole, len, 4096).ok().and(u32::try_from(block).ok())
@@ -96,8 +95,8 @@ impl File {
             direct,
         })
     }
-    /// A dry run of [`open_with`](Self::open_with): creates and grows nothing. Returns the length that the file would have, and the lock
-    /// that keeps others away from it meanwhile.
+    /// A dry run of [`open_with`](Self::open_with): creates and grows nothing. Returns the length that the file would have, in bytes, and
+    /// the locked file.
     ///
     /// # Errors
     /// As [`open_with`](Self::open_with).
@@ -109,15 +108,16 @@ impl File {
     pub fn health(&self) -> &Health {
         &self.health
     }
-    /// Serves this many bytes from now on.
+    /// Sets the size that is served, in bytes.
     pub fn serve(&self, bytes: u64) {
         self.served.store(bytes, Ordering::Relaxed);
     }
-    /// Before a command at `now_ns`: fails if the file has failed, or was truncated. `end` is where a write ends; `None` for
-    /// other commands. A write to the end of the file always has the length checked, others at most once a millisecond.
+    /// Call this before each command, with the time in nanoseconds: fails if the storage has failed or the file was truncated. `end` is the
+    /// offset where a write ends; `None` for other commands. A write up to the end of the file always checks the length, other commands at
+    /// most once a millisecond.
     ///
     /// # Errors
-    /// [`BackendError::Lost`].
+    /// [`BackendError::Lost`]; another error if the length cannot be read.
     #[inline]
     pub fn look_before(&self, now_ns: u64, end: Option<u64>) -> Result<(), BackendError> {
         self.health.check()?;
@@ -131,7 +131,7 @@ impl File {
     /// Fails if the file was truncated.
     ///
     /// # Errors
-    /// [`BackendError::Lost`]; others if it cannot be looked at.
+    /// [`BackendError::Lost`]; another error if the length cannot be read.
     pub fn check_length(&self) -> Result<(), BackendError> {
         if !self.is_file {
             return Ok(());
@@ -143,7 +143,7 @@ impl File {
         }
         Err(self.health.fail(self.path.display(), format_args!("it was cut to {has} of {served} bytes")))
     }
-    /// The error of a read that found the end of the file within the namespace.
+    /// The error for a read that found the end of the file within the namespace.
     pub(super) fn ended(&self) -> BackendError {
         self.check_length().err().unwrap_or(BackendError::OutOfRange)
     }
@@ -152,21 +152,21 @@ impl File {
     pub(super) fn handle(&self) -> &Handle {
         &self.file
     }
-    /// The name that it was opened by.
+    /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
-    /// Bytes that it has now.
+    /// The current size in bytes.
     ///
     /// # Errors
     /// If the device is gone.
     pub fn size(&self) -> io::Result<u64> {
         self.handle().seek(SeekFrom::End(0))
     }
-    /// Grows the file to `size` bytes, if it is smaller. Returns the bytes that it has now.
+    /// Grows the file to `size` bytes, if it is smaller. Returns its size afterwards, in bytes.
     ///
     /// # Errors
-    /// If it cannot grow so far.
+    /// If it cannot grow to that size.
     pub fn grow(&self, size: u64) -> io::Result<u64> {
         let now = self.size()?;
         if now >= size {
@@ -176,25 +176,25 @@ impl File {
             let what = format!("it has {now} bytes and cannot grow to {size}");
             return Err(io::Error::new(ErrorKind::InvalidInput, what));
         }
-        // A truncated file must not grow: its lost bytes would be zeros.
+        // A truncated file must not grow, or its lost bytes would read as zeros.
         self.check_length().map_err(|e| io::Error::other(e.to_string()))?;
         self.file.set_len(size)?;
         Ok(size)
     }
-    /// Whether I/O is direct, past the page cache: then the memory that it reads to and writes from must be aligned.
+    /// Whether I/O is direct: then memory must be aligned.
     #[inline]
     pub fn is_direct(&self) -> bool {
         self.direct
     }
-    /// Bytes of the unit in which storage is deallocated, and then reads as zeros; `None` where it cannot be.
+    /// The granularity of deallocation in bytes; deallocated bytes read as zeros. `None` if it cannot deallocate.
     pub fn deallocates(&self) -> Option<u32> {
         self.deallocates
     }
 
-    /// Reads into a region; with `fua` the bytes that were read are on stable storage when this returns.
+    /// Reads `len` bytes into a region at `at`. With `fua` the bytes that were read are on stable storage when this returns.
     ///
     /// # Errors
-    /// If the file fails, or has become shorter.
+    /// If an I/O error occurs, or the file has become shorter.
     pub fn read(
         &self,
         mut offset: u64,
@@ -215,10 +215,10 @@ impl File {
         }
         self.flush_if(fua)
     }
-    /// Writes from a region; with `fua` the bytes are on stable storage when this returns.
+    /// Writes `len` bytes from a region at `at`. With `fua` the bytes are on stable storage when this returns.
     ///
     /// # Errors
-    /// If the file fails.
+    /// If an I/O error occurs.
     pub fn write(
         &self,
         mut offset: u64,
@@ -239,10 +239,11 @@ impl File {
         }
         self.flush_if(fua)
     }
-    /// Compares with bytes of a region; with `fua` the file's bytes are on stable storage when this returns.
+    /// Compares bytes of the file with `len` bytes of a region at `at`. With `fua` the bytes of the file are on stable storage when this
+    /// returns.
     ///
     /// # Errors
-    /// If they differ, or the file fails.
+    /// If the bytes differ, or an I/O error occurs.
     pub fn compare(
         &self,
         offset: u64,
@@ -259,10 +260,10 @@ impl File {
         })?;
         self.flush_if(fua)
     }
-    /// Reads a range only to see whether it can be read; with `fua` it is on stable storage when this returns.
+    /// Checks that a range can be read, by reading it. With `fua` it is on stable storage when this returns.
     ///
     /// # Errors
-    /// If it cannot.
+    /// If it cannot be read.
     pub fn verify(&self, offset: u64, len: u64, fua: bool) -> Result<(), BackendError> {
         self.each_piece(offset, len, |_, _| Ok(()))?;
         self.flush_if(fua)
@@ -286,10 +287,11 @@ impl File {
         }
         Ok(())
     }
-    /// Fills a range with zeros; with `deallocate` its storage is given back where that is possible.
+    /// Fills a range with zeros. With `deallocate` its storage is deallocated if that is possible. With `fua` the zeros are on stable
+    /// storage when this returns.
     ///
     /// # Errors
-    /// If the file fails.
+    /// If an I/O error occurs.
     pub fn zero(&self, offset: u64, len: u64, fua: bool, deallocate: bool) -> Result<(), BackendError> {
         let how = if deallocate && self.deallocates.is_some() {
             FallocateFlags::PUNCH_HOLE
@@ -298,7 +300,7 @@ impl File {
         };
         match fallocate(self.handle(), how | FallocateFlags::KEEP_SIZE, offset, len) {
             Ok(()) => {}
-            // The file system or the device has no such operation.
+            // The file system or the device does not support the operation.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => self.write_zeros(offset, len)?,
             Err(e) => return Err(of_errno(e.raw_os_error())),
         }
@@ -314,17 +316,18 @@ impl File {
         }
         Ok(())
     }
-    /// Deallocates a range. Does nothing where that is not possible, which hosts have been told.
+    /// Deallocates a range, which reads as zeros afterwards. Does nothing if that is not possible, which hosts have been told.
     ///
     /// # Errors
-    /// If the file fails.
+    /// If an I/O error occurs.
     pub fn deallocate(&self, offset: u64, len: u64) -> Result<(), BackendError> {
         if self.deallocates.is_some() { self.zero(offset, len, false, true) } else { Ok(()) }
     }
-    /// Makes stable what was written. Flushes are serialised, and one fsync serves all that wait when it begins.
+    /// Puts everything that was written on stable storage. Flushes are serialized, and one fsync serves all flushes that wait when it
+    /// begins.
     ///
     /// # Errors
-    /// If it fails, or one failed before.
+    /// If the fsync fails, or one failed before.
     pub fn flush(&self) -> Result<(), BackendError> {
         self.flush_by(|| self.file.sync_data())
     }
@@ -335,7 +338,7 @@ impl File {
         if *flushed >= mine {
             return Ok(());
         }
-        // Whoever has asked by now had its writes done before: this fsync makes them stable, too.
+        // The writes of every flush that was requested so far are complete: this fsync makes them stable, too.
         let all = self.flushes.load(Ordering::SeqCst);
         match sync() {
             Ok(()) => *flushed = all,
@@ -388,7 +391,7 @@ fn of_io(e: &io::Error) -> BackendError {
         None => BackendError::Io,
     }
 }
-/// What an error number of the system means for a command.
+/// The error of a command for an errno.
 pub(super) fn of_errno(errno: i32) -> BackendError {
     match Errno::from_raw_os_error(errno) {
         Errno::NOSPC | Errno::DQUOT | Errno::FBIG => BackendError::NoSpace,
@@ -445,7 +448,7 @@ mod tests {
         (path, file)
     }
 
-    // Goal: a file that somebody truncates has failed, whichever command finds it, and stays so when it is as long as before.
+    // Goal: a truncated file is marked as failed, whichever command finds it, and stays failed when it is as long as before.
     #[test]
     fn a_file_that_was_cut_has_failed_and_stays_so() {
         let (path, file) = scratch("cut", 1 << 20);
@@ -476,7 +479,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    // Goal: the kernel tells a failed write-back once. Flushes that run at the same time and all later ones fail, too.
+    // Goal: the kernel reports a failed write-back only once. All flushes that run at the same time, and all later ones, fail, too.
     #[test]
     fn a_flush_that_failed_fails_all_that_wait_and_all_that_follow() {
         let (path, file) = scratch("flush", 4096);
@@ -486,7 +489,7 @@ mod tests {
             let first = threads.spawn(|| {
                 file.flush_by(|| {
                     begun.wait();
-                    // Two more have asked meanwhile.
+                    // Two more flushes were requested meanwhile.
                     while file.flushes.load(Ordering::SeqCst) < 4 {
                         std::thread::yield_now();
                     }
@@ -504,7 +507,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    // Goal: flushes that wait for one that runs need one more call of the system, not one each.
+    // Goal: all flushes that wait for a running one need only one more fsync, not one each.
     #[test]
     fn flushes_that_wait_are_done_together() {
         let (path, file) = scratch("together", 4096);
@@ -532,7 +535,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    // Goal: a file that is dropped can be opened at once, even while a child that another thread started still has its descriptor.
+    // Goal: a file that was dropped can be opened at once, even while a child process that another thread started still has its descriptor.
     #[test]
     fn a_file_is_free_when_a_child_still_has_its_descriptor() {
         let path = std::env::temp_dir().join(format!("roce-nvmf-child-{}", std::process::id()));

@@ -1,8 +1,8 @@
-//! Whether a namespace's blocks are what its hosts were told.
+//! The health of storage: whether data that hosts have written may be lost.
 //!
-//! A file that was truncated, or a flush that failed, has lost data that hosts count on. Yet the next command would succeed: the file
-//! grows again and reads as zeros, and the kernel takes pages that it could not write for clean. So from then on the storage fails, and
-//! every command with it, until an administrator says that its data are as they should be.
+//! If a file is truncated or a flush fails, data that hosts have written are lost. Yet the next command would succeed: the file grows again
+//! and reads as zeros, and the kernel marks pages as clean that it could not write. So the storage is then marked as failed, and every
+//! command on it fails, until an administrator confirms that the data are as they should be.
 
 use std::fmt::Display;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nvmf::BackendError;
 use nvmf::sync::lock;
 
-/// The health of one storage. It is good at first.
+/// The health of one store. At first it has not failed.
 #[derive(Debug, Default)]
 pub struct Health {
     failed: AtomicBool,
@@ -19,7 +19,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// Fails while the storage has failed.
+    /// Returns an error if the storage has failed.
     ///
     /// # Errors
     /// [`BackendError::Lost`].
@@ -27,7 +27,7 @@ impl Health {
     pub fn check(&self) -> Result<(), BackendError> {
         if self.failed.load(Ordering::Acquire) { Err(BackendError::Lost) } else { Ok(()) }
     }
-    /// From now on the storage `name` has failed. Logs that the first time; returns the error for the command that showed it.
+    /// Marks the storage `name` as failed, and logs that the first time. Returns the error for the command that found the failure.
     #[cold]
     pub fn fail(&self, name: impl Display, why: impl Display) -> BackendError {
         let mut known = lock(&self.why);
@@ -41,11 +41,11 @@ impl Health {
         self.failed.store(true, Ordering::Release);
         BackendError::Lost
     }
-    /// Why it has failed, if it has.
+    /// Why the storage has failed; `None` if it has not.
     pub fn why(&self) -> Option<String> {
         lock(&self.why).clone()
     }
-    /// Its data are as they should be: it serves again.
+    /// Clears the failure: the storage serves commands again.
     pub fn restore(&self) {
         let mut why = lock(&self.why);
         *why = None;

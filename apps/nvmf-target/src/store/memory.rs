@@ -1,13 +1,13 @@
-//! A namespace in memory. It is registered, so reads leave from where the blocks are, without a copy.
+//! A namespace in memory. The memory is registered, so Reads are sent from it without a copy.
 //!
-//! Writes come by way of a buffer: a host that dies in the middle of a transfer leaves no block half written.
+//! Writes go through a buffer, so that a host that fails in the middle of a transfer leaves no block half written.
 //!
-//! Each piece has a mark that says whether it is zeros, so that to order zeros again and again costs next to nothing. One core may write
-//! to a piece while another one makes zeros of it. The core that makes zeros puts a number of its own into the mark, writes the zeros,
-//! and changes the mark to "zeros" if that number is still there. The core that writes stores its bytes first and the mark "written"
-//! after them. So whoever is last, a piece that is marked as zeros is zeros.
+//! Each piece of the memory has a mark that says whether it is all zeros, so that zeroing a piece again costs almost nothing. One core may
+//! write to a piece while another core zeroes it. The core that zeroes puts a number of its own into the mark, writes the zeros, and
+//! changes the mark to "zeros" only if the number is still there. The core that writes stores its bytes first and the mark "written" after
+//! them. So a piece that is marked as zeros is zeros, whichever core is last.
 //!
-//! Memory that hosts deallocate goes back to the system, a huge page at a time, and comes again when it is written.
+//! Memory that hosts deallocate goes back to the operating system, in units of a huge page, and is allocated again when it is written.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -16,93 +16,93 @@ use verbs::{Access, Mr, Pd, Sge, VerbsError};
 
 /// Bytes that are compared at a time.
 const PIECE: usize = 4096;
-/// Bytes of a piece with a mark.
+/// Bytes of a piece that has a mark.
 const MARKED: u64 = 64 << 10;
-/// What it costs to see that a piece is zeros already, as bytes that are written.
+/// The cost of finding that a piece is zeros already, in bytes that could be written in the same time.
 const LOOK: u64 = 256;
 
-/// Bytes that are given back to the system together.
+/// The unit in which memory is given back to the operating system, in bytes.
 const GIVEN_BACK: u64 = 2 << 20;
 
-/// The mark of a piece to which bytes were written. Marks above these three are numbers: each zeroing of a piece draws one.
+/// The mark of a piece to which bytes were written. Greater marks than these three are numbers; each zeroing takes a new one.
 const WRITTEN: u32 = 0;
 /// The mark of a piece of zeros.
 const ZEROS: u32 = 1;
-/// The mark of a piece that has no memory behind it, and reads as zeros.
+/// The mark of a piece that was given back to the operating system, and reads as zeros.
 const NOTHING: u32 = 2;
 
-/// How far the making of zeros has come.
+/// The result of a zeroing step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Zeroed {
-    /// Bytes.
+    /// How many bytes were zeroed, or were zeros already.
     pub bytes: u64,
-    /// What that cost, as bytes that are written.
+    /// The cost, in bytes that could be written in the same time.
     pub cost: u64,
 }
 
-/// A namespace's bytes.
+/// The memory of a namespace.
 #[derive(Debug)]
 pub struct Memory {
     mr: Mr,
     marks: Box<[AtomicU32]>,
-    /// The number that was given out last.
+    /// The last number that was taken for a zeroing.
     number: AtomicU32,
 }
 
 impl Memory {
-    /// `len` bytes of zeros.
+    /// Allocates `len` bytes of zeros in `pd`.
     ///
     /// # Errors
-    /// If there is not so much memory.
+    /// If the memory cannot be allocated or registered.
     pub fn new(pd: &Pd, len: usize) -> Result<Self, VerbsError> {
-        // No rights: hosts reach it through commands only.
+        // No remote access rights: hosts can access it only through commands.
         let mr = pd.reg_mr(len, Access::LOCAL_WRITE)?;
         let marks = (0..(len as u64).div_ceil(MARKED)).map(|_| AtomicU32::new(ZEROS)).collect();
         Ok(Self { mr, marks, number: AtomicU32::new(NOTHING) })
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.mr.len() as u64
     }
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// A range, to be sent.
+    /// A scatter/gather element for a range, to send it.
     ///
     /// # Errors
-    /// If it is not within.
+    /// If the range is not within the namespace.
     #[inline]
     pub fn sge(&self, offset: u64, len: u32) -> Result<Sge, BackendError> {
         let at = self.range(offset, len as u64)?;
         self.mr.sge(at..at + len as usize).map_err(outside)
     }
-    /// Prefetches a range that is going to be written, or sent.
+    /// Prefetches a range that is going to be written or sent.
     #[inline]
     pub fn prefetch(&self, offset: u64, len: usize) {
         if let Ok(at) = self.range(offset, len as u64) {
             self.mr.prefetch(at..at + len);
         }
     }
-    /// Writes `len` bytes that are at `at` of `from`.
+    /// Writes `len` bytes, which are at offset `at` of the region `from`.
     ///
     /// # Errors
-    /// If the range is not within.
+    /// If the range is not within the namespace.
     #[inline]
     pub fn write(&self, offset: u64, from: &Mr, at: usize, len: u32) -> Result<(), BackendError> {
         let to = self.range(offset, len as u64)?;
         self.mr.copy_from(to, from, at..at + len as usize).map_err(outside)?;
         for mark in self.marks_of(offset, len as u64) {
-            // Release: behind the bytes.
+            // Release: a core that sees the mark sees the bytes, too.
             mark.store(WRITTEN, Ordering::Release);
         }
         Ok(())
     }
-    /// Compares with `len` bytes that are at `at` of `with`.
+    /// Compares with `len` bytes, which are at offset `at` of the region `with`.
     ///
     /// # Errors
-    /// If they differ, or the range is not within.
+    /// If the bytes differ, or the range is not within the namespace.
     pub fn compare(&self, offset: u64, with: &Mr, at: usize, len: u32) -> Result<(), BackendError> {
         let from = self.range(offset, len as u64)?;
         let (mut ours, mut theirs) = ([0; PIECE], [0; PIECE]);
@@ -116,22 +116,22 @@ impl Memory {
         }
         Ok(())
     }
-    /// Makes a range zeros.
+    /// Zeroes a range.
     ///
     /// # Errors
-    /// If it is not within.
+    /// If the range is not within the namespace.
     pub fn zero(&self, offset: u64, len: u64) -> Result<(), BackendError> {
         self.zero_some(offset, len, u64::MAX, false).map(drop)
     }
-    /// Bytes that are given back together; `None` if it is smaller than that.
+    /// The granularity of deallocation in bytes; `None` if the namespace is smaller than that.
     pub fn deallocates(&self) -> Option<u32> {
         (self.len() >= GIVEN_BACK).then_some(GIVEN_BACK as u32)
     }
-    /// Makes zeros of a range, from its start on, until that has cost about as much as to write `most` bytes; with `give_back` whole huge
-    /// pages go back to the system. That counts as if they were written: they will be cleared when they come again.
+    /// Zeroes a range from its start, until the cost is about that of writing `most` bytes. With `give_back`, whole huge pages are given
+    /// back to the operating system. This costs as much as writing them, because they will be cleared when they are allocated again.
     ///
     /// # Errors
-    /// If the range is not within.
+    /// If the range is not within the namespace.
     pub fn zero_some(
         &self,
         offset: u64,
@@ -154,7 +154,7 @@ impl Memory {
         }
         Ok(Zeroed { bytes: at - offset, cost })
     }
-    /// Gives a huge page back; returns what that cost.
+    /// Gives a huge page back to the operating system; returns the cost in bytes.
     fn give_back(&self, at: u64) -> Result<u64, BackendError> {
         let marks = self.marks_of(at, GIVEN_BACK);
         if marks.iter().all(|mark| mark.load(Ordering::Acquire) == NOTHING) {
@@ -170,7 +170,7 @@ impl Memory {
         })?;
         Ok(GIVEN_BACK)
     }
-    /// Makes zeros of a piece, or of a part of it; returns what that cost.
+    /// Zeroes a piece or a part of it; returns the cost in bytes.
     fn zero_piece(&self, at: u64, end: u64) -> Result<u64, BackendError> {
         let mark = &self.marks[(at / MARKED) as usize];
         if let ZEROS | NOTHING = mark.load(Ordering::Acquire) {
@@ -185,7 +185,7 @@ impl Memory {
         }
         Ok(end - at)
     }
-    /// Makes zeros of whole pieces by `zero`, which returns their mark.
+    /// Zeroes whole pieces by calling `zero`, which returns their new mark.
     fn zero_marked(
         &self,
         marks: &[AtomicU32],
@@ -197,12 +197,12 @@ impl Memory {
         }
         let now = zero()?;
         for mark in marks {
-            // Fails where somebody has written meanwhile, or makes zeros too.
+            // Fails if another core has written to the piece meanwhile, or zeroes it, too.
             let _ = mark.compare_exchange(number, now, Ordering::AcqRel, Ordering::Relaxed);
         }
         Ok(())
     }
-    /// A number for who makes zeros. They come round after four thousand millions.
+    /// A new number for a zeroing. Numbers repeat only after about 2^32 zeroings.
     fn next_number(&self) -> u32 {
         loop {
             let number = self.number.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -211,7 +211,7 @@ impl Memory {
             }
         }
     }
-    /// The marks of a range that is within.
+    /// The marks of a range, which must be within the namespace.
     #[inline]
     fn marks_of(&self, offset: u64, len: u64) -> &[AtomicU32] {
         match len {
@@ -220,7 +220,8 @@ impl Memory {
         }
     }
 
-    /// Where a range begins, if it is within. The controller has checked it, against a size that may have changed since.
+    /// The index of the first byte of a range; fails if the range is not within the namespace. The controller has checked the range, but
+    /// the size may have changed since.
     fn range(&self, offset: u64, len: u64) -> Result<usize, BackendError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len() => Ok(offset as usize),
@@ -244,7 +245,7 @@ mod tests {
         (Memory::new(&pd, len).unwrap(), pd.reg_mr(len, Access::LOCAL_WRITE).unwrap())
     }
 
-    // Goal: what is zeros already costs next to nothing, however often it is ordered: to make it cost again, a host has to write.
+    // Goal: zeroing a range that is zeros already costs almost nothing, however often a host orders it, until a host writes to it.
     #[test]
     fn zeros_that_are_there_already_are_not_written_again() {
         const LEN: usize = 64 << 20;
@@ -261,10 +262,10 @@ mod tests {
         assert_eq!(memory.mr.to_vec(0..LEN).unwrap(), vec![0; LEN]);
     }
 
-    // Goal: a mark that says zeros is right, whatever was written and made zeros before: against a vector.
+    // Goal: a piece whose mark says zeros is zeros, whatever was written and zeroed before. The memory is compared with a vector.
     #[test]
     fn what_was_made_zeros_reads_as_zeros_and_nothing_else_does() {
-        // With a huge page that can go, and an end that is no whole piece.
+        // The memory has a huge page that can be given back, and ends within a piece.
         const LEN: usize = (GIVEN_BACK + 5 * MARKED / 2) as usize;
         let (memory, from) = memory(LEN);
         let mut model = vec![0u8; LEN];
@@ -290,8 +291,7 @@ mod tests {
         }
     }
 
-    // Goal: writes of one core and zeros of another, at the same piece: a write that came after all zeros is there, and zeros that came
-    // after all writes are.
+    // Goal: one core writes to a piece while another zeroes it. A write after all zeroing is not lost, nor is zeroing after all writes.
     #[test]
     fn a_piece_that_is_written_while_it_becomes_zeros_is_not_taken_for_zeros() {
         let (memory, from) = memory(MARKED as usize);
@@ -306,7 +306,7 @@ mod tests {
         }
     }
 
-    /// Whether a page of the region has memory behind it.
+    /// Whether a page of the region is backed by memory.
     fn is_there(mr: &Mr, at: usize) -> bool {
         use std::os::unix::fs::FileExt as _;
         let mut entry = [0; 8];
@@ -316,7 +316,7 @@ mod tests {
         u64::from_le_bytes(entry) >> 62 != 0
     }
 
-    // Goal: what is deallocated goes back to the system, once, and comes again when it is written.
+    // Goal: deallocated memory goes back to the operating system, once, and is allocated again when it is written.
     #[test]
     fn memory_that_is_deallocated_goes_back_to_the_system() {
         const LEN: usize = 4 * GIVEN_BACK as usize;

@@ -1,4 +1,4 @@
-//! Where the blocks of namespaces are.
+//! The storage of namespaces: memory, files, block devices, and storage that a program provides.
 
 mod aligned;
 mod device;
@@ -28,20 +28,20 @@ use std::sync::{Arc, Mutex};
 use nvmf::config::Backend;
 use nvmf::sync::lock;
 
-/// The storage of a namespace. Shared by all cores.
+/// The storage of a namespace, shared by all cores.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Store {
-    /// Memory of this process: gone when it ends.
+    /// Memory of this process; its content is lost when the process ends.
     Memory(Arc<Memory>),
-    /// A file or a block device, with the threads that wait for it.
+    /// A file or a block device, with the threads that do blocking work on it.
     File(Arc<File>, Arc<Workers>),
-    /// Storage that a program brings along, with the threads that wait for it.
+    /// Storage that a program provides, with the threads that do blocking work on it.
     Other(Arc<dyn BlockingStorage>, Arc<Workers>),
 }
 
 impl Store {
-    /// Bytes that it has now.
+    /// Its current size in bytes.
     ///
     /// # Errors
     /// If a device is gone.
@@ -52,7 +52,7 @@ impl Store {
             Self::Other(blocks, _) => blocks.size(),
         }
     }
-    /// Its health; memory has none to lose.
+    /// Its health; `None` for memory, which does not fail.
     pub fn health(&self) -> Option<&Health> {
         match self {
             Self::Memory(_) => None,
@@ -60,7 +60,7 @@ impl Store {
             Self::Other(blocks, _) => Some(blocks.health()),
         }
     }
-    /// Bytes that it gives back together, of which it says then that they are zeros; `None` if it gives nothing back.
+    /// The granularity of deallocation in bytes; deallocated bytes read as zeros. `None` if it cannot deallocate.
     pub fn deallocates(&self) -> Option<u32> {
         match self {
             Self::Memory(memory) => memory.deallocates(),
@@ -68,7 +68,7 @@ impl Store {
             Self::Other(blocks, _) => blocks.deallocates(),
         }
     }
-    /// Whether nobody else uses it: no core, and no command.
+    /// Whether this is the last reference: no core and no command uses the storage.
     pub fn is_ours_alone(&self) -> bool {
         match self {
             Self::Memory(memory) => Arc::strong_count(memory) == 1,
@@ -88,7 +88,7 @@ impl fmt::Display for Store {
     }
 }
 
-/// All storage at one time, by the numbers that the controllers use for it. A number is never used again.
+/// One version of the table of all stores, by the numbers that controllers use for them. A number is never reused.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     version: u64,
@@ -96,18 +96,18 @@ pub struct Table {
 }
 
 impl Table {
-    /// Whether any is a file.
+    /// Whether any store is a file or a block device.
     pub fn has_files(&self) -> bool {
         self.stores.iter().flatten().any(|store| matches!(store, Store::File(..)))
     }
-    /// The storage of a number; `None` once it was removed.
+    /// The store with this number; `None` if it was removed.
     #[inline]
     pub fn get(&self, backend: Backend) -> Option<&Store> {
         self.stores.get(backend.0 as usize)?.as_ref()
     }
 }
 
-/// All storage. Each core has a table of it, and looks for a newer one now and then.
+/// All stores. Each core keeps a table of them, and regularly checks for a newer one.
 #[derive(Debug, Default)]
 pub struct Stores {
     version: AtomicU64,
@@ -115,14 +115,14 @@ pub struct Stores {
 }
 
 impl Stores {
-    /// Adds one; returns its number.
+    /// Adds a store; returns its number.
     pub fn add(&self, store: Store) -> Backend {
         self.change(|stores| {
             stores.push(Some(store));
             Backend((stores.len() - 1) as u32)
         })
     }
-    /// Takes one out. Cores may still use it for a moment.
+    /// Removes a store and returns it; `None` if there is none with this number. Cores may still use it for a short time.
     pub fn remove(&self, backend: Backend) -> Option<Store> {
         self.change(|stores| stores.get_mut(backend.0 as usize)?.take())
     }
@@ -130,7 +130,7 @@ impl Stores {
     pub fn table(&self) -> Arc<Table> {
         Arc::clone(&lock(&self.table))
     }
-    /// A newer table than that one, if there is one.
+    /// The current table if it is newer than `than`, else `None`.
     #[inline]
     pub fn newer(&self, than: &Table) -> Option<Arc<Table>> {
         (self.version.load(Ordering::Acquire) != than.version).then(|| self.table())
@@ -141,7 +141,7 @@ impl Stores {
         let next = Arc::make_mut(&mut table);
         let result = change(&mut next.stores);
         next.version += 1;
-        // Release: a core that sees this version then locks the table, and finds at least this one.
+        // Release: a core that sees this version and then locks the table finds this table or a newer one.
         self.version.store(next.version, Ordering::Release);
         result
     }

@@ -1,4 +1,4 @@
-//! Opening a file or a block device for a namespace: who else has it, its size, and whether the page cache is used.
+//! Opening a file or a block device for a namespace: its lock, its size, and whether direct I/O is used.
 
 use std::fs::{File as Handle, FileType, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom};
@@ -12,28 +12,28 @@ use serde::{Deserialize, Serialize};
 
 use super::aligned::Aligned;
 
-/// Whether data go past the page cache of the system (`O_DIRECT`).
+/// Whether to use direct I/O (`O_DIRECT`), which bypasses the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direct {
-    /// They do not.
+    /// Do not use direct I/O.
     No,
-    /// They do; where that cannot be, the file is not opened.
+    /// Use direct I/O, or fail to open if that is not possible.
     Yes,
-    /// They do where that can be.
+    /// Use direct I/O if that is possible.
     Try,
 }
 
-/// How to open.
+/// Options for opening a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Opening {
-    /// Size in bytes: a file is created, or grown if it is smaller.
+    /// Size in bytes: the file is created, or grown if it is smaller. `None`: the file must exist, and keeps its size.
     pub size: Option<u64>,
-    /// It is not written.
+    /// Open the file for reading only.
     pub read_only: bool,
-    /// Whether to use direct I/O; where absent, for block devices and not for files.
+    /// Whether to use direct I/O. `None`: [`Direct::Yes`] for block devices, [`Direct::No`] for files.
     pub direct: Option<Direct>,
-    /// Bytes of a block of the namespace: the least that is read or written at once.
+    /// Block size of the namespace in bytes: the smallest unit of reads and writes.
     pub block: u32,
 }
 
@@ -43,11 +43,11 @@ impl Default for Opening {
     }
 }
 
-/// Why a file cannot be a namespace.
+/// Why a file cannot be used for a namespace.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// It cannot be opened, or made.
+    /// The file cannot be opened or created.
     #[error("{}: {error}", path.display())]
     Open {
         /// The file.
@@ -55,29 +55,29 @@ pub enum FileError {
         /// Why.
         error: io::Error,
     },
-    /// It is to be made in a directory that is not there.
+    /// The directory in which the file is to be created does not exist.
     #[error("the directory {} does not exist: make it first (mkdir -p)", .0.display())]
     NoDirectory(PathBuf),
-    /// Something else has it.
+    /// Something else uses the file.
     #[error("{} is in use: by another namespace, another program, or mounted", .0.display())]
     InUse(PathBuf),
-    /// A directory, a pipe and so on.
+    /// It is neither a file nor a block device.
     #[error("{} is no file and no block device", .0.display())]
     Kind(PathBuf),
-    /// The file system has no way past the page cache.
+    /// The file system does not support direct I/O.
     #[error("{} cannot be used without the page cache where it is; set direct to false or \"try\"", .0.display())]
     NoDirect(PathBuf),
-    /// It has larger blocks.
+    /// The device needs larger blocks for direct I/O.
     #[error("{} has larger blocks than {block} bytes; give the namespace block = 4096, or set direct to false", path.display())]
     DirectBlock {
         /// The file.
         path: PathBuf,
-        /// What was wanted.
+        /// The block size of the namespace, in bytes.
         block: u32,
     },
 }
 
-/// An open file with its lock (flock(2)): exclusive, or shared where it is only read. Dropping it releases the lock.
+/// An open file with its lock (flock(2)): exclusive, or shared if it is only read. Dropping it releases the lock.
 #[derive(Debug)]
 pub struct Locked(Handle);
 
@@ -101,8 +101,8 @@ impl Deref for Locked {
 }
 
 impl Drop for Locked {
-    /// Closing is not enough: a child process that another thread is just starting shares the file, and with it the lock, until
-    /// it executes its program.
+    /// Unlocks explicitly. Closing is not enough: a child process that another thread is just starting shares the open file, and with it
+    /// the lock, until it executes its program.
     fn drop(&mut self) {
         let _ = self.0.unlock();
     }
@@ -113,23 +113,23 @@ impl Drop for Locked {
 pub struct Opened {
     /// The open file.
     pub file: Locked,
-    /// A file or a block device.
+    /// Whether it is a file or a block device.
     pub kind: FileType,
     /// Its size in bytes.
     pub len: u64,
-    /// The page cache is not used.
+    /// Whether I/O is direct.
     pub direct: bool,
 }
 
-/// Opens a file, and keeps others away from it.
+/// Opens a file and locks it.
 ///
 /// # Errors
-/// If it cannot be opened, or is in use.
+/// If the file cannot be opened, or is in use.
 pub fn open(path: &Path, how: &Opening) -> Result<Opened, FileError> {
     open_at(path, how, false)
 }
-/// A dry run of [`open`]: fails where that would, but creates and grows nothing. Instead of a file that would be created it opens one
-/// without a name, which goes when it is closed.
+/// A dry run of [`open`]: fails if that would fail, but creates and grows nothing. Instead of creating a file it opens one without a name,
+/// which is gone when it is closed.
 ///
 /// # Errors
 /// As [`open`].
@@ -137,12 +137,12 @@ pub fn open_dry(path: &Path, how: &Opening) -> Result<Opened, FileError> {
     open_at(path, how, true)
 }
 
-/// The directory that a file is in: the current one where its path names none.
+/// The directory of a file; the current one if its path names none.
 pub(crate) fn dir_of(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A file of `size` bytes without a name, in the directory of `path`. Where the file system has no such files, it is in memory; fails if
+/// Opens a file of `size` bytes without a name, in the directory of `path`, or in memory if the file system does not support that. Fails if
 /// no file could be created in the directory.
 fn unnamed(path: &Path, size: u64, flags: i32) -> io::Result<Handle> {
     let dir = dir_of(path);
@@ -162,7 +162,7 @@ fn unnamed(path: &Path, size: u64, flags: i32) -> io::Result<Handle> {
 fn open_at(path: &Path, how: &Opening, dry: bool) -> Result<Opened, FileError> {
     let failed = |error| FileError::Open { path: path.into(), error };
     let make = how.size.is_some() && !how.read_only;
-    // Looked at before it is opened: opening a pipe waits for its other end.
+    // The type is checked before the file is opened, because opening a pipe waits for its other end.
     let kind = match std::fs::metadata(path) {
         Ok(there) => Some(there.file_type()),
         Err(e) if e.kind() == io::ErrorKind::NotFound && make => None,
@@ -175,7 +175,7 @@ fn open_at(path: &Path, how: &Opening, dry: bool) -> Result<Opened, FileError> {
     let device = kind.is_some_and(|kind| kind.is_block_device());
     let direct = how.direct.unwrap_or(if device { Direct::Yes } else { Direct::No });
     let open = |direct: bool| {
-        // O_EXCL of a device fails while it is mounted, or another program has it open with O_EXCL.
+        // Opening a device with O_EXCL fails while it is mounted, or while another program has it open with O_EXCL.
         let exclusive = if device { libc::O_EXCL } else { 0 };
         let past = if direct { libc::O_DIRECT } else { 0 };
         let opened = if dry && kind.is_none() {
@@ -220,7 +220,7 @@ fn open_at(path: &Path, how: &Opening, dry: bool) -> Result<Opened, FileError> {
     let mut len = (&*file).seek(SeekFrom::End(0)).map_err(failed)?;
     if let Some(size) = how.size.filter(|&size| make && kind.is_file() && size > len) {
         if dry {
-            // Whether the file system takes a file of that size.
+            // Checks that the file system allows a file of that size.
             drop(unnamed(path, size, 0).map_err(failed)?);
         } else {
             file.set_len(size).map_err(failed)?;
@@ -233,7 +233,7 @@ fn open_at(path: &Path, how: &Opening, dry: bool) -> Result<Opened, FileError> {
     Ok(Opened { file, kind, len, direct })
 }
 
-/// Warns where a file may become larger than its file system has room for.
+/// Logs a warning if a file may become larger than its file system has room for.
 fn warn_if_short_of_space(path: &Path, file: &Handle, len: u64) {
     let (Ok(there), Ok(space)) = (file.metadata(), rustix::fs::fstatvfs(file)) else { return };
     let needed = len.saturating_sub(there.blocks() * 512);
@@ -246,12 +246,12 @@ fn warn_if_short_of_space(path: &Path, file: &Handle, len: u64) {
     }
 }
 
-/// Reads two blocks: the kernel refuses them where they are smaller than those of the device.
+/// Reads two blocks. The kernel refuses that if the blocks are smaller than those of the device.
 fn try_blocks(file: &Handle, block: u32) -> io::Result<()> {
     let mut bytes = Aligned::new(block as usize);
     for at in [0, block as u64] {
         match file.read_at(&mut bytes, at) {
-            // A block that cannot be read is no reason not to serve the others.
+            // A block that cannot be read is no reason to refuse the device: its other blocks can be served.
             Err(e) if e.raw_os_error() != Some(Errno::INVAL.raw_os_error()) => {
                 tracing::warn!(error = %e, "the first blocks cannot be read");
             }
@@ -265,8 +265,8 @@ fn try_blocks(file: &Handle, block: u32) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    // Goal: where there is no way past the page cache, that is said, or the cache is used, as asked. Files of sysfs
-    // have none.
+    // Goal: if direct I/O is not possible, opening fails or uses the page cache, as the options say. Files in sysfs do not support direct
+    // I/O.
     #[test]
     fn a_file_system_without_direct_io_is_said_or_served_through_the_cache() {
         let path = Path::new("/sys/class/net/lo/mtu");
@@ -278,7 +278,7 @@ mod tests {
         assert!(!open(path, &opening(None)).unwrap().direct);
     }
 
-    // Goal: what is only tried is refused as what is opened would be, and leaves nothing behind.
+    // Goal: a dry run fails if opening would fail, and leaves no file.
     #[test]
     fn an_attempt_fails_where_opening_would_and_changes_nothing() {
         let dir = std::env::temp_dir().join(format!("roce-nvmf-try-{}", std::process::id()));
@@ -299,7 +299,7 @@ mod tests {
         {
             let tried = open_dry(&path, &of(size)).err().map(|e| e.to_string());
             let opened = open(&path, &of(size)).err().map(|e| e.to_string());
-            // Some file systems have files of that size.
+            // Some file systems allow files of that size.
             assert!(tried == opened && (tried.is_some() || size == too_large), "{tried:?} {opened:?}");
         }
         std::fs::remove_dir_all(&dir).unwrap();

@@ -1,7 +1,7 @@
-//! The ranges of a command, without what they say twice.
+//! Merging of the ranges of a command.
 
-/// Merges ranges (offset, bytes): those that overlap or touch become one, in order. So a command's work is bounded by the size of
-/// the namespace, however often it names the same bytes.
+/// Merges ranges of offset and length, in bytes: those that overlap or touch become one. The result is in ascending order. So the work of a
+/// command is limited by the size of the namespace, however often the command names the same bytes.
 pub fn merged(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
     let mut all: Vec<_> = ranges.collect();
     all.sort_unstable();
@@ -19,7 +19,7 @@ pub fn merged(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
 mod tests {
     use super::*;
 
-    // Goal: each byte is in as many ranges as before, if in none, and else in one: against a map of bytes, for many lists.
+    // Goal: each byte that was in no range is in none, and every other byte is in exactly one. Many lists are compared with a map of bytes.
     #[test]
     fn ranges_that_are_merged_name_the_same_bytes_once() {
         let mut n = 1u64;

@@ -1,11 +1,11 @@
-//! Files without waiting: an `io_uring` of a core.
+//! Asynchronous file I/O: the `io_uring` of a core.
 //!
-//! The kernel reads and writes the core's buffers while the core goes on. Where the system allows it, the buffers are
-//! registered with the ring, so that the kernel need not look them up for each request.
+//! The kernel reads and writes the core's buffers while the core does other work. If the system allows it, the buffers are registered with
+//! the ring, so that the kernel need not map them for each request.
 //!
-//! Soundness: the kernel accesses a buffer from the moment a request is in the ring until its completion. The buffers are in
-//! regions that are pinned ([`Mr::pin`]) as long as the ring exists, and dropping the ring first waits for every request. The
-//! file of a request is kept with it.
+//! Soundness: the kernel may access a buffer from the time when a request is in the ring until its completion. The buffers are in memory
+//! regions that are pinned ([`Mr::pin`]) as long as the ring exists, and dropping the ring first waits for every request. The file of a
+//! request is kept with it.
 
 #![allow(unsafe_code, reason = "the ring names memory by address")]
 
@@ -23,18 +23,18 @@ use verbs::{Mr, MrPin, VerbsError};
 use super::file::{File, of_errno};
 use super::work::{CommandIndex, Done, MrSlice, Work};
 
-/// Entries of the submission ring. Up to 16 times as many requests may be under way.
+/// Entries of the submission queue. Up to 16 times as many requests may be under way.
 const ENTRIES: u32 = 256;
-/// The flag of a write that is through to stable storage when it is done.
+/// The flag of a write that completes when its data are on stable storage.
 const RWF_DSYNC: i32 = 2;
 
-/// Bytes of a file to move.
+/// A read or write of a file.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// Read bytes from an offset on.
+    /// Read from this offset of the file into memory.
     Read(u64, MrSlice),
-    /// Write bytes from an offset on; the flag is FUA: they are on stable storage when it is done. The flag is only for files that bypass
-    /// the page cache. For others FUA is a flush, and a flush that fails must be seen before anything that follows it ([`File`]).
+    /// Write from memory to this offset of the file. The flag is FUA: the write completes when the data are on stable storage. It may be
+    /// set only for files with direct I/O. For others FUA needs a flush, which must be serialized with other flushes ([`File`]).
     Write(u64, MrSlice, bool),
 }
 
@@ -47,7 +47,7 @@ impl From<Request> for Work {
     }
 }
 
-/// A request under way, with what is left of it.
+/// A request under way, or what is left of it after a partial completion.
 #[derive(Debug)]
 struct UnderWay {
     file: Arc<File>,
@@ -57,23 +57,23 @@ struct UnderWay {
 /// The ring of a core.
 pub struct Ring {
     ring: IoUring,
-    /// Requests by the numbers of their commands.
+    /// The requests, by [`CommandIndex`].
     requests: Vec<Option<UnderWay>>,
-    /// Requests that the kernel has, or will have with the next submission.
+    /// How many requests the kernel has, or gets with the next submission.
     under_way: usize,
-    /// Entries of the submission ring that the kernel does not have yet.
+    /// How many entries of the submission queue are not submitted yet.
     unsubmitted: usize,
-    /// The buffers are registered, in the order of the regions.
+    /// Whether the buffers are registered, in the order of `regions`.
     registered: bool,
     regions: Vec<Arc<Mr>>,
     pins: Vec<MrPin>,
 }
 
 impl Ring {
-    /// A ring for buffers in `regions`.
+    /// Makes a ring for buffers in `regions`.
     ///
     /// # Errors
-    /// If the system has none, or forbids it.
+    /// If the system does not support io_uring, or forbids it.
     pub fn new(regions: Vec<Arc<Mr>>) -> io::Result<Self> {
         let ring = IoUring::builder().setup_cqsize(32 * ENTRIES).build(ENTRIES)?;
         let pins: Result<Vec<_>, VerbsError> = regions.iter().map(|mr| mr.pin(0..mr.len())).collect();
@@ -82,31 +82,31 @@ impl Ring {
             .iter()
             .map(|pin| libc::iovec { iov_base: pin.as_ptr().cast(), iov_len: pin.len() })
             .collect();
-        // SAFETY: the buffers stay where they are as long as the ring exists, by the pins beside it.
+        // SAFETY: the buffers keep their addresses as long as the ring exists, because `pins` is kept with it.
         let registered = unsafe { ring.submitter().register_buffers(&buffers) }.is_ok();
         Ok(Self { ring, requests: Vec::new(), under_way: 0, unsubmitted: 0, registered, regions, pins })
     }
-    /// Whether the buffers are registered. They are not where memory may not be locked (`ulimit -l`), nor where a region has more
+    /// Whether the buffers are registered. They are not if the process may not lock so much memory (`ulimit -l`), or if a region has more
     /// than 1 GiB.
     pub fn is_registered(&self) -> bool {
         self.registered
     }
-    /// Requests under way.
+    /// How many requests are under way.
     #[inline]
     pub fn under_way(&self) -> usize {
         self.under_way
     }
 
-    /// Whether all that was given is submitted: only then does the descriptor tell when something is done.
+    /// Whether all requests are submitted. Only then does the descriptor of the ring become readable for each of them.
     pub fn is_submitted(&self) -> bool {
         self.unsubmitted == 0
     }
-    /// Gives the ring a request for a command. It is submitted by [`submit_and_collect`](Self::submit_and_collect).
+    /// Adds a request of a command. [`submit_and_collect`](Self::submit_and_collect) submits it.
     ///
     /// # Errors
-    /// If there is no room, the command has one already, or its bytes are in none of the regions: the request comes back.
+    /// Returns the request if there is no room, if the command already has a request, or if its memory is in none of the regions.
     pub fn give(&mut self, file: &Arc<File>, request: Request, command: CommandIndex) -> Result<(), Request> {
-        // The completion queue has room for all. What is under way for a command stays until the kernel has done with it.
+        // The completion queue must have room for all requests. A command's request is not replaced while the kernel has it.
         let at = command.0 as usize;
         if self.under_way >= 16 * ENTRIES as usize || self.requests.get(at).is_some_and(Option::is_some) {
             return Err(request);
@@ -123,7 +123,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Submits what was given, and passes what is done to `done`.
+    /// Submits all requests that were added, and passes the results of completed requests to `done`.
     ///
     /// # Errors
     /// If the system refuses the submission.
@@ -135,7 +135,7 @@ impl Ring {
             let Some(UnderWay { file, request }) = self.requests[command.0 as usize].take() else { continue };
             self.under_way -= 1;
             let result = match rest_after(request, result) {
-                // There is room: a completion has just made some.
+                // There is room, because a completion has just freed an entry.
                 Ok(Some(rest)) => match self.give(&file, rest, command) {
                     Ok(()) => continue,
                     Err(_) => Err(BackendError::Internal),
@@ -156,7 +156,7 @@ impl Ring {
                 self.unsubmitted = self.unsubmitted.saturating_sub(n);
                 Ok(())
             }
-            // Tried again in the next turn: the kernel wants completions to be taken first, or a signal came.
+            // Tried again in the next turn: completions have to be taken first, or a signal interrupted the call.
             Err(e)
                 if matches!(
                     e.kind(),
@@ -170,7 +170,7 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &Entry) -> bool {
-        // SAFETY: the entry names bytes of a pinned region and a file that is kept, both until its completion.
+        // SAFETY: the entry refers to bytes of a pinned region and to a file that is kept with the request, both until its completion.
         let push = |ring: &mut IoUring| unsafe { ring.submission().push(entry) }.is_ok();
         if !push(&mut self.ring) && (self.submit().is_err() || !push(&mut self.ring)) {
             return false;
@@ -178,7 +178,7 @@ impl Ring {
         self.unsubmitted += 1;
         true
     }
-    /// The submission entry of a request; `None` where its bytes are in none of the regions.
+    /// The submission queue entry of a request; `None` if its memory is in none of the regions.
     fn entry(&self, file: &Arc<File>, request: &Request) -> Option<Entry> {
         let fd = Fd(file.handle().as_raw_fd());
         Some(match request {
@@ -201,7 +201,7 @@ impl Ring {
             }
         })
     }
-    /// The region of a place, its address and its length: within the region.
+    /// The index of the region of a slice, its address and its length; `None` if it is not within one of the regions.
     fn place(&self, place: &MrSlice) -> Option<(u16, *mut u8, u32)> {
         let region = self.regions.iter().position(|mr| Arc::ptr_eq(mr, &place.mr))?;
         let end = place.at.checked_add(place.len)?;
@@ -211,14 +211,14 @@ impl Ring {
 }
 
 impl AsFd for Ring {
-    /// Readable while there are completions.
+    /// The descriptor of the ring: readable while there are completions.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring has the descriptor open as long as it exists, which the result borrows.
+        // SAFETY: the ring keeps the descriptor open as long as it exists, and the result borrows the ring.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 }
 
-/// What is left of a request after `result`, if anything.
+/// What is left of a request after a completion with `result`; `None` if it is done.
 fn rest_after(request: Request, result: i32) -> Result<Option<Request>, BackendError> {
     let Ok(n) = usize::try_from(result) else {
         let again = [Errno::INTR, Errno::AGAIN].map(|errno| -errno.raw_os_error());
@@ -235,7 +235,7 @@ fn rest_after(request: Request, result: i32) -> Result<Option<Request>, BackendE
 }
 
 impl Drop for Ring {
-    /// The memory may go when the kernel has done with it.
+    /// Waits for all requests: the memory must not be freed while the kernel uses it.
     fn drop(&mut self) {
         while self.under_way > 0 {
             let waited = self.ring.submit_and_wait(1);
@@ -243,7 +243,7 @@ impl Drop for Ring {
             self.under_way -= done.min(self.under_way);
             let interrupted = |e: &io::Error| e.kind() == io::ErrorKind::Interrupted;
             if waited.is_err_and(|e| !interrupted(&e)) && done == 0 {
-                // Memory that the kernel may still write to is never freed.
+                // The kernel may still write to this memory, so it must never be freed.
                 self.pins.drain(..).for_each(core::mem::forget);
                 return;
             }

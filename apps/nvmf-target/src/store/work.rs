@@ -1,4 +1,4 @@
-//! Work for storage that blocks its caller, and the trait of such storage.
+//! Work for blocking storage, and the trait of such storage.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -8,31 +8,31 @@ use verbs::Mr;
 
 use super::health::Health;
 
-/// A command of a core, by its index among those under way there. It is no CID, which the host chooses.
+/// The index of a waiting command of a core. It is not the CID, which the host chooses.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct CommandIndex(pub u32);
 
-/// A command whose work is done.
+/// The result of work.
 #[derive(Debug)]
 pub struct Done {
-    /// Which one.
+    /// The command whose work it was.
     pub command: CommandIndex,
-    /// How it ended.
+    /// Its outcome.
     pub result: Result<(), BackendError>,
 }
 
-/// Bytes of a region.
+/// A range of a memory region.
 #[derive(Clone, Debug)]
 pub struct MrSlice {
-    /// The region, which lives as long as any work refers to it.
+    /// The region.
     pub mr: Arc<Mr>,
-    /// The first byte.
+    /// Offset of the first byte in the region.
     pub at: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
-/// What to do with storage.
+/// An operation on storage. Offsets and lengths are in bytes.
 #[derive(Clone, Debug)]
 #[allow(
     missing_docs,
@@ -48,14 +48,14 @@ pub enum Work {
     Flush,
 }
 
-/// Bytes that a thread makes zeros, verifies or gives back before work of another host has its turn.
+/// The most bytes that a thread zeroes, verifies or deallocates before the work of another host has its turn.
 pub(super) const PART: u64 = 8 << 20;
 
 impl Work {
-    /// Splits a part off the front of long work and returns it; `self` is the rest then. `None`: the work is short enough. No part has
-    /// FUA, only the rest has: its flush, the last, makes all parts stable.
+    /// Splits a part off the front of long work and returns it; `self` becomes the rest. `None`: the work is short enough. The parts do not
+    /// have FUA, only the rest has: its flush is the last step and makes all parts stable.
     pub(super) fn take_front(&mut self) -> Option<Self> {
-        // Up to a multiple of `PART`, so that parts end where storage can be given back.
+        // A part ends at a multiple of `PART`, which is aligned for deallocation.
         let end_of = |offset: u64| offset - offset % PART + PART;
         match self {
             Self::Verify { offset, len, .. } | Self::Zero { offset, len, .. } => {
@@ -89,22 +89,22 @@ impl Work {
     }
 }
 
-/// Storage that blocks the thread that uses it: [`Workers`](super::Workers) wait for it. A program may have kinds of its own.
+/// Storage that blocks its caller. [`Workers`](super::Workers) call it. Programs may implement it for storage of their own.
 pub trait BlockingStorage: Debug + Send + Sync {
-    /// Bytes that it has now.
+    /// Its current size in bytes.
     ///
     /// # Errors
-    /// If it is gone.
+    /// If the storage is gone.
     fn size(&self) -> std::io::Result<u64>;
-    /// Bytes that it gives back together, which read as zeros then; `None` if it gives nothing back.
+    /// The granularity of deallocation in bytes; deallocated bytes read as zeros. `None` if it cannot deallocate.
     fn deallocates(&self) -> Option<u32> {
         None
     }
-    /// Does this work, and returns when it is done. Several threads call it.
+    /// Does the work, and returns when it is done. Several threads may call it at a time.
     ///
     /// # Errors
-    /// Why the work failed; the host gets the NVMe status for it. After [`BackendError::Lost`] nothing is run any more until the
-    /// storage's health is restored.
+    /// Why the work failed; it becomes the NVMe status of the command. After [`BackendError::Lost`] no work is run until the health of the
+    /// storage is restored.
     fn run(&self, work: &Work) -> Result<(), BackendError>;
     /// Its health.
     fn health(&self) -> &Health;
@@ -115,7 +115,7 @@ mod tests {
     use super::super::ranges::merged;
     use super::*;
 
-    // Goal: a command is done in parts that other hosts' work can come between, and its parts are together what it was.
+    // Goal: long work is split into parts, so that the work of other hosts can come in between, and the parts make up the whole.
     #[test]
     fn long_work_is_done_in_parts_that_are_together_what_it_was() {
         let range = |work: &Work| match *work {

@@ -1,4 +1,4 @@
-//! Threads that wait for files, so that cores do not.
+//! Threads that do blocking work on storage, so that cores never wait for it.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -10,7 +10,7 @@ use nvmf::sync::lock;
 use super::work::{BlockingStorage, CommandIndex, Done, Work};
 use crate::wake::Sender;
 
-/// Work for a command of a core. The command waits until it has been run.
+/// Work for a command of a core. The command waits until the job is done.
 #[derive(Debug)]
 pub struct Job {
     blocks: Arc<dyn BlockingStorage>,
@@ -25,7 +25,7 @@ impl Job {
         let result = self.run_if_healthy(&self.work);
         self.to.send(Done { command: self.command, result });
     }
-    /// Does the first part of the work; returns what is left, so that other hosts' jobs can come before that.
+    /// Does the first part of the work. Returns the rest, so that the jobs of other hosts can come before it; `None` if the job is done.
     fn run_part(mut self) -> Option<Self> {
         let Some(part) = self.work.take_front() else {
             self.run();
@@ -43,7 +43,7 @@ impl Job {
         let health = self.blocks.health();
         health.check()?;
         self.blocks.run(work).map_err(|e| match e {
-            // A `File` has failed its health already, with the reason; this keeps it.
+            // A `File` has marked its health as failed already, and that reason is kept.
             BackendError::Lost => health.fail("the storage of a namespace", "it has lost data"),
             other => other,
         })
@@ -60,11 +60,11 @@ struct Queue {
 struct State {
     jobs: Turns<Job>,
     ended: bool,
-    /// All threads that were started.
+    /// The threads that were started.
     threads: Vec<JoinHandle<()>>,
-    /// Threads that wait for work.
+    /// How many threads wait for work.
     idle: usize,
-    /// Threads that may be started; 0 where the program takes the work itself.
+    /// The maximum number of threads; 0 if the program takes the jobs itself.
     most: usize,
 }
 
@@ -83,29 +83,29 @@ impl Queue {
             state.idle -= 1;
         }
     }
-    /// What a thread does.
+    /// The main loop of a thread.
     fn work(&self) {
         while let Some((who, job)) = self.next() {
             if let Some(rest) = job.run_part() {
                 lock(&self.state).jobs.put_back(who, rest);
-                // An idle thread may take it, or a job that comes before it.
+                // Another thread may take the rest, or a job that comes before it.
                 self.wake.notify_one();
             }
         }
     }
 }
 
-/// Threads that wait for the storage of a namespace, started as they are needed. Dropping this first waits until all work is done.
+/// The threads for the storage of one namespace, started when they are needed. Dropping this waits until all jobs are done.
 #[derive(Debug)]
 pub struct Workers {
     queue: Arc<Queue>,
 }
 
 impl Workers {
-    /// Up to `most` threads, and at least one: the first is started here, the others as work waits for them.
+    /// Up to `most` threads, but at least one. The first is started here, the others when jobs wait.
     ///
     /// # Errors
-    /// If the system starts no thread.
+    /// If the thread cannot be started.
     pub fn new(most: usize) -> std::io::Result<Self> {
         let workers = Self::by_hand();
         let mut state = lock(&workers.queue.state);
@@ -120,15 +120,15 @@ impl Workers {
         state.threads.push(std::thread::Builder::new().name(name).spawn(move || queue.work())?);
         Ok(())
     }
-    /// No threads: the program [takes](Self::take) what there is to do, and runs it whenever it likes.
+    /// Without threads: the program [takes](Self::take) the jobs and runs them itself.
     pub fn by_hand() -> Self {
         Self { queue: Arc::default() }
     }
-    /// Takes the next job, of the host whose turn it is.
+    /// Takes the next job, of the host whose turn it is; `None` if there is none.
     pub fn take(&self) -> Option<Job> {
         lock(&self.queue.state).jobs.pop().map(|(_, job)| job)
     }
-    /// Gives the threads work of a host; the result goes to `to`.
+    /// Adds a job of a host. Its result is sent to `to`.
     pub fn give(
         &self,
         who: Who,
@@ -139,9 +139,9 @@ impl Workers {
     ) {
         let mut state = lock(&self.queue.state);
         state.jobs.push(who, Job { blocks, work, command, to });
-        // Threads that were woken and do not run yet still count as idle, as the jobs that they will take still count as waiting.
+        // A thread that was woken but does not run yet still counts as idle, and the job that it will take still counts as waiting.
         if state.jobs.len() > state.idle && state.threads.len() < state.most {
-            // Where the system has no more threads, those that there are do the work.
+            // If no more threads can be started, the existing ones do the work.
             let _ = self.start(&mut state);
         }
         drop(state);
@@ -173,7 +173,7 @@ mod tests {
         Who::at([10, 77, 0, last].into())
     }
 
-    /// Records the order of the work that it does, once it is let.
+    /// Records the order of its work, once it is allowed to begin.
     #[derive(Debug, Default)]
     struct Noted(Mutex<(bool, Vec<u64>)>, Condvar, Health);
 
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    // Goal: a host that gives a lot of work does not make another one wait until all of it is done.
+    // Goal: a host with a lot of work does not make another host wait until all of it is done.
     #[test]
     fn hosts_take_turns_at_the_threads_that_wait_for_storage() {
         let blocks = Arc::new(Noted::default());

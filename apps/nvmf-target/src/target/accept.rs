@@ -1,4 +1,5 @@
-//! Connections that come: requests that are refused, accepted or handed to another core; and the events of those that there are.
+//! Events of connection management: connection requests, which are refused, accepted or given to another core; and the ends of existing
+//! connections.
 
 use std::net::SocketAddr;
 
@@ -21,7 +22,7 @@ impl Core<'_> {
             CmEventType::ConnectRequest => {
                 let Some(cm_id) = event.take_id() else { return };
                 let Some(port) = self.network.port_of(&event) else { return };
-                // A peer that grants no READ could never write.
+                // If the peer accepts no RDMA READ, its Write commands could not be executed.
                 let reads = event.peer().is_none_or(|peer| peer.initiator_depth > 0);
                 match self.judge(&cm_id, port, event.private_data(), reads) {
                     Ok(accepted) => {
@@ -60,7 +61,7 @@ impl Core<'_> {
     }
     fn refuse(&self, cm_id: &CmId, reason: RejectReason) {
         self.env.statistics.counters.refused.add(1);
-        // Fails if the peer has gone meanwhile.
+        // Fails if the peer is gone.
         let _ = cm_id.reject(reason.data().as_bytes());
     }
     pub(super) fn admit(&mut self, Admitted { cm_id, mut accepted }: Admitted) {
@@ -83,7 +84,7 @@ impl Core<'_> {
                 self.env.statistics.counters.accepted.add(1);
                 debug!(?peer, connection = id.0, "a host connects");
             }
-            // The identifier is gone, and the peer informed.
+            // The `cm_id` was dropped, which rejects the request.
             Err(e) => {
                 self.env.statistics.counters.refused.add(1);
                 info!(?peer, error = %e, "a connection could not be accepted");

@@ -1,9 +1,9 @@
-//! Namespaces in memory: what a turn writes there, at its end and all together.
+//! Namespaces in memory: the Writes of a turn are carried out together, at the end of the turn.
 //!
-//! A block at a random place is in no cache, nor is its page in the TLB. One by one, each command would wait for both: a Write for
-//! the last of its cache lines, before its response can be posted, and a Read for its first one, when it is sent. So the places
-//! of all commands of a turn are prefetched in a row, and their misses and page walks overlap. Then the blocks are copied, each
-//! while the place of the next one is prefetched, and several Writes are answered together.
+//! Hosts access blocks at random offsets, so a block is usually in no cache and its page not in the TLB. If commands were done one by one,
+//! each would wait for these misses: a Write for the stores to its block, before its response can be posted, and a Read for its first cache
+//! line, when the data are sent. So the blocks of all commands of a turn are prefetched first, and their cache misses and page walks
+//! overlap. Then the Writes are copied, each while the block of the next one is prefetched, and several Writes are answered together.
 
 use std::collections::VecDeque;
 
@@ -16,24 +16,24 @@ use super::ids::ConnId;
 use super::shared::Shared;
 use crate::store::{CommandIndex, Store};
 
-/// Bytes of each place that are prefetched at first: no more would arrive in time.
+/// Bytes of each block that are prefetched at first: more would not arrive in time.
 const FIRST: usize = 256;
-/// Bytes that are prefetched while the place before is written: the processor's own prefetcher fetches what follows them.
+/// Bytes that are prefetched while the preceding Write is copied. The hardware prefetcher fetches the bytes after them.
 const NEXT: usize = 4096;
-/// Bytes that are copied before the Writes so far are answered: no host waits for more than this of other hosts' data.
+/// Bytes that are copied before the copied Writes are answered. So no response waits for more than about this many bytes of other hosts.
 const TOGETHER: usize = 256 << 10;
 
-/// Commands of the turn.
+/// The Reads and Writes of a turn.
 #[derive(Debug, Default)]
 pub struct Batch {
     reads: Vec<Read>,
-    /// Writes whose data have come, and are not copied yet.
+    /// Writes whose data have arrived but are not copied yet.
     writes: VecDeque<CommandIndex>,
-    /// Writes that are done but not answered.
+    /// Writes that are done but not answered yet.
     written: VecDeque<Written>,
 }
 
-/// Where the data of a Read begin.
+/// Where the data of a Read are in the storage.
 #[derive(Debug)]
 struct Read {
     backend: Backend,
@@ -50,18 +50,18 @@ pub struct Written {
 }
 
 impl Batch {
-    /// A Read from this place is posted: its first bytes are prefetched at the end of the turn.
+    /// Adds a Read whose data are posted in this turn: its first bytes are prefetched at the end of the turn.
     #[inline]
     pub fn add_read(&mut self, backend: Backend, offset: u64) {
         self.reads.push(Read { backend, offset });
     }
-    /// The data of a command have come, and go to their [place](CommandState::Place) at the end of the turn.
+    /// Adds a Write whose data have arrived. They are copied to their [place](CommandState::Place) at the end of the turn.
     #[inline]
     pub fn add_write(&mut self, command: CommandIndex) {
         self.writes.push_back(command);
     }
 
-    /// The end of the turn: prefetches the places of all commands. Returns whether there are Writes.
+    /// Prefetches the blocks of all Reads and Writes, at the end of the turn. Returns whether there are Writes.
     #[inline]
     pub fn prefetch(&mut self, disks: &Disks, commands: &mut Commands) -> bool {
         for Read { backend, offset } in self.reads.drain(..) {
@@ -74,8 +74,8 @@ impl Batch {
         }
         !self.writes.is_empty()
     }
-    /// Copies the data of some Writes to their places: of as many as are answered together, because posting waits for all earlier
-    /// stores, but only once for all these responses. Returns whether there are Writes to answer.
+    /// Copies the data of as many Writes as are answered together: posting waits for all earlier stores, and so it waits only once for all
+    /// these responses. Returns whether there are Writes to answer.
     pub fn copy_some(&mut self, disks: &Disks, commands: &mut Commands, shared: &Shared) -> bool {
         let mut bytes = 0;
         while bytes < TOGETHER {

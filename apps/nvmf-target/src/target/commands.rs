@@ -1,4 +1,4 @@
-//! Commands under way that wait for something: a buffer, bytes of the host, the storage, or the end of the response.
+//! Commands that wait: for a buffer, for data of the host, for the storage, or for the completion of their response.
 
 use nvmf::config::Backend;
 use nvmf::{Remote, Ticket};
@@ -7,53 +7,53 @@ use super::ids::{ConnId, ReceiveId};
 use super::pool::Buffer;
 use crate::store::{CommandIndex, MrSlice, Work};
 
-/// What a command waits for, and what happens then.
+/// What a command waits for, and what is done next.
 #[derive(Clone, Copy, Debug)]
 pub enum CommandState {
-    /// A buffer, to fetch bytes of the host.
+    /// For a buffer, to fetch bytes from the host.
     Fetch(Remote, Purpose),
-    /// A buffer, to give bytes to the host.
+    /// For a buffer, to write data of the controller to the host.
     Give(Remote),
-    /// A buffer, to read bytes of the storage into, which are then given to the host.
+    /// For a buffer, to read bytes of the storage into. They are then written to the host.
     Load {
         /// The namespace's storage.
         backend: Backend,
-        /// Offset in it.
+        /// Byte offset in the storage.
         offset: u64,
-        /// The host's memory.
+        /// The host memory to write them to.
         to: Remote,
         /// FUA: the bytes that are read must be on stable storage.
         fua: bool,
     },
-    /// A buffer, to copy so many bytes into: they came in the capsule, and cannot go to the storage from there.
+    /// For a buffer, to copy this many bytes into. They came in the capsule, and the storage cannot take them from there.
     Copy(u32, Transfer),
-    /// The bytes of the host: an RDMA READ is under way.
+    /// For an RDMA READ of this many bytes.
     Fetched(u32, Purpose),
-    /// The storage, which works on it. For a Read: the memory of the host that the data go to afterwards.
+    /// For the storage. If the command is a Read: the host memory to which the data are written afterwards.
     Storage(Option<Remote>),
-    /// The end of the turn, when its data are copied into a namespace in memory.
+    /// For the end of the turn, when its data are copied to a namespace in memory.
     Place {
         /// The namespace's storage.
         backend: Backend,
-        /// Offset in it.
+        /// Byte offset in the storage.
         offset: u64,
-        /// Where they are, in the region of its capsule or else of its buffer.
+        /// Offset of the data in the memory region of the receives if they are in a capsule, else in that of the pool.
         at: usize,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Zeros are being written, a piece a turn.
+    /// For zeros to be written, a piece in each turn.
     Zeroing,
-    /// The host, to acknowledge the response that was sent: the data before it are in the buffer until then.
+    /// For the completion of its response, which was sent: the buffer holds the data that were sent before it.
     Answered,
 }
 
-/// What bytes of the host are for.
+/// What bytes of the host are fetched for.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose {
-    /// The controller itself.
+    /// For the controller itself.
     Controller,
-    /// A namespace's storage.
+    /// For the storage of a namespace.
     Storage(Transfer),
 }
 
@@ -62,16 +62,16 @@ pub enum Purpose {
 pub struct Transfer {
     /// The namespace's storage.
     pub backend: Backend,
-    /// Offset in it.
+    /// Byte offset in the storage.
     pub offset: u64,
-    /// FUA: the command ends when the bytes are on stable storage.
+    /// FUA: the bytes must be on stable storage before the command ends.
     pub fua: bool,
-    /// They are compared with those that are there, and not written.
+    /// Compare the bytes with the stored ones, instead of writing them.
     pub compare: bool,
 }
 
 impl Transfer {
-    /// The work, where the bytes are at a place.
+    /// The work for the storage, with the bytes at `place`.
     pub fn work(self, place: MrSlice) -> Work {
         let Self { offset, fua, compare, .. } = self;
         match compare {
@@ -81,34 +81,34 @@ impl Transfer {
     }
 }
 
-/// Data that came in a capsule.
+/// Where the data of a command are that came in its capsule.
 #[derive(Debug)]
 pub enum Capsule {
-    /// They are in this buffer, until the end of the turn.
+    /// In this receive buffer, until the end of the turn.
     Now(ReceiveId),
-    /// They are in this buffer, at this offset of the region of all receives, until the storage has them. The buffer counts in the
-    /// host's share.
+    /// In this receive buffer, at this offset in the memory region of the receives, until the storage is done with them. The buffer counts
+    /// toward the host's share.
     Kept(ReceiveId, usize),
-    /// They were copied out, because the host's commands keep as many buffers as its share allows.
+    /// In memory of their own, because the host's commands already keep as many receive buffers as its share allows.
     Copied(Box<[u8]>),
 }
 
-/// A command under way.
+/// A command that waits.
 #[derive(Debug)]
 pub struct Command {
     /// Its connection.
     pub connection: ConnId,
-    /// The controller's name for it.
+    /// The controller's handle to it.
     pub ticket: Ticket,
     /// What it waits for.
     pub state: CommandState,
-    /// The buffer that it has.
+    /// Its buffer from the pool, if it has one.
     pub buffer: Option<Buffer>,
-    /// The capsule that its data are in.
+    /// Its in-capsule data, if it has some.
     pub capsule: Option<Capsule>,
 }
 
-/// All commands under way of a core, by number.
+/// All commands of a core that wait, by index.
 #[derive(Debug, Default)]
 pub struct Commands {
     entries: Vec<Option<Command>>,
@@ -116,7 +116,7 @@ pub struct Commands {
 }
 
 impl Commands {
-    /// Keeps a command; returns its number. Allocates only if more are under way than ever before.
+    /// Adds a command; returns its index. Allocates only if more commands wait than ever before.
     #[inline]
     pub fn insert(&mut self, command: Command) -> CommandIndex {
         if let Some(id) = self.free.pop() {
@@ -126,26 +126,26 @@ impl Commands {
         self.entries.push(Some(command));
         CommandIndex((self.entries.len() - 1) as u32)
     }
-    /// The command of a number.
+    /// The command with this index; `None` if there is none.
     #[inline]
     pub fn get_mut(&mut self, id: CommandIndex) -> Option<&mut Command> {
         self.entries.get_mut(id.0 as usize)?.as_mut()
     }
-    /// Notes which capsule a command's data are in; `None`: in none any more.
+    /// Sets where the in-capsule data of a command are; `None` if it has none any more.
     #[inline]
     pub fn set_capsule(&mut self, id: CommandIndex, capsule: Option<Capsule>) {
         if let Some(command) = self.get_mut(id) {
             command.capsule = capsule;
         }
     }
-    /// Takes a command out.
+    /// Removes a command and returns it.
     #[inline]
     pub fn remove(&mut self, id: CommandIndex) -> Option<Command> {
         let command = self.entries.get_mut(id.0 as usize)?.take()?;
         self.free.push(id);
         Some(command)
     }
-    /// How many there are.
+    /// How many commands wait.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }

@@ -1,4 +1,4 @@
-//! A connection: a queue of a controller on a queue pair of its own.
+//! A connection: a queue of a controller, and its queue pair.
 
 use std::sync::Arc;
 
@@ -11,42 +11,43 @@ use super::meter::Gauge;
 use super::outbox::Outbox;
 use super::shared::Share;
 
-/// A connection. Its parts are dropped in order: the handle before the queue pair, that before the identifier.
+/// A connection. Its fields are dropped in order: the send queue (in `outbox`) before the queue pair, and the queue pair before the
+/// `cm_id`.
 #[derive(Debug)]
 pub struct Connection {
     pub outbox: Outbox,
     pub qp: Arc<Qp>,
     pub cm_id: CmId,
     pub id: ConnId,
-    /// The controller's side; none once the connection ends.
+    /// The queue of the `nvmf` library; `None` once the connection ends.
     pub queue: Option<Queue>,
-    /// Kept until no command waits for anything any more.
+    /// The queue's token: kept after the queue has ended until no command of it waits any more.
     pub in_flight: Option<InFlight>,
-    /// Commands that the host may send at a time.
+    /// How many commands the host may have outstanding.
     pub receives: u16,
-    /// Commands under way that wait for something.
+    /// How many commands of the connection wait (see [`Commands`](super::commands::Commands)).
     pub commands: u32,
-    /// Its part of what hosts share.
+    /// The connection's part of the shared resources.
     pub share: Share,
-    /// How many connections the core had accepted before this one: the lower, the older.
+    /// How many connections the core had accepted before this one. A lower number means an older connection.
     pub accepted_before: u64,
     pub ending: Ending,
-    /// It has been logged who the host is.
+    /// Whether the host's name has been logged.
     pub announced: bool,
-    /// What its commands are counted by, where they are.
+    /// The meters of its commands; `None` if commands are not metered.
     pub gauge: Option<Gauge>,
-    /// How long the host has taken nothing while something was on its way to it.
+    /// Measures how long the host has acknowledged nothing while requests were outstanding.
     watch: Watch,
-    /// How long the host has taken nothing at all, also because there was nothing.
+    /// Measures how long the host has acknowledged nothing, whether or not requests were outstanding.
     quiet: Watch,
-    /// The host was silent for a while, and is being asked.
+    /// A check whether the host still has its end of the connection, made when it was silent for long.
     check: Option<PeerCheck>,
 }
 
-/// Notices that a number stays the same.
+/// Measures for how long a number has not changed.
 #[derive(Debug, Default)]
 struct Watch {
-    /// None while nobody watches.
+    /// `None` while the number is not watched.
     seen: Option<Seen>,
 }
 
@@ -57,7 +58,7 @@ struct Seen {
 }
 
 impl Watch {
-    /// How long the number has been this, while somebody watches.
+    /// For how long the number has been the same, in nanoseconds, while it was `watched`; 0 if it has just changed.
     fn waited(&mut self, now: u64, watched: bool, number: u64) -> u64 {
         match self.seen {
             Some(seen) if watched && seen.number == number => now.saturating_sub(seen.since),
@@ -69,13 +70,13 @@ impl Watch {
     }
 }
 
-/// How far the end of a connection has come.
+/// Whether a connection is ending, and how far it has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
     No,
-    /// The queue pair is in ERR; what was posted is being flushed.
+    /// The queue pair is in the error state, and its work requests are being flushed.
     Flushing,
-    /// All completions are in the queue, since this turn.
+    /// All completions have been in the completion queue since this turn.
     Flushed(u64),
 }
 
@@ -108,20 +109,20 @@ impl Connection {
             check: None,
         }
     }
-    /// Whether it has not begun to end.
+    /// Whether the connection is not ending.
     #[inline]
     pub fn is_open(&self) -> bool {
         self.ending == Ending::No
     }
 
-    /// A command of a namespace begins, at `now`.
+    /// Starts to meter a command of a namespace. `now` is in nanoseconds.
     #[inline]
     pub fn meter_begin(&mut self, now: u64, ticket: Ticket, request: &Request<'_>) {
         if let (Some(gauge), Some(queue)) = (&mut self.gauge, &self.queue) {
             gauge.begin(ticket, request, now, || queue.host().zip(queue.subsystem()));
         }
     }
-    /// It has its response; `ok` if it succeeded.
+    /// Meters the end of a command, which is about to be answered. `ok`: it succeeded. `now` is in nanoseconds.
     #[inline]
     pub fn meter_end(&mut self, now: impl FnOnce() -> u64, ticket: Ticket, ok: bool) {
         if let Some(gauge) = &mut self.gauge {
@@ -129,19 +130,19 @@ impl Connection {
         }
     }
 
-    /// Whether the host has taken nothing of what is to be sent to it for `patience` nanoseconds: call it now and then.
+    /// Whether the host has acknowledged nothing for `patience` nanoseconds although requests were outstanding. Call this regularly.
     pub fn is_stuck(&mut self, now: u64, patience: u64) -> bool {
         let waits = self.outbox.under_way() > 0 || self.outbox.has_waiting();
         self.watch.waited(now, waits, self.outbox.taken()) >= patience
     }
-    /// Whether the host is gone: call it now and then. A host that has taken nothing for `silence` nanoseconds, which may be because
-    /// there was nothing, is asked whether it still has its end of the connection.
+    /// Whether the host is gone. Call this regularly: if the host has acknowledged nothing for `silence` nanoseconds, possibly because
+    /// nothing was sent to it, this starts a check whether the host still has its end of the connection.
     pub fn is_gone(&mut self, now: u64, silence: u64) -> bool {
         let quiet = self.quiet.waited(now, true, self.outbox.taken());
         match self.check.as_ref().map(PeerCheck::state) {
-            // Before it is established the connection has a limit of its own.
+            // A connection that is not established yet has a timeout of its own.
             None if quiet >= silence && self.cm_id.state() == IdState::Connected => {
-                self.check = self.qp.check_peer().ok(); // it fails where the device does
+                self.check = self.qp.check_peer().ok(); // fails only if the device has failed
                 false
             }
             None | Some(PeerState::Asked) => false,
@@ -158,7 +159,7 @@ impl Connection {
 mod tests {
     use super::Watch;
 
-    // Goal: the time counts from when something was under way and nothing completed, however long the target runs already.
+    // Goal: the time counts from when a request was outstanding and nothing completed, however long the target has been running.
     #[test]
     fn waiting_begins_when_something_is_under_way() {
         let mut watch = Watch::default();

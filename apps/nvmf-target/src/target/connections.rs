@@ -1,4 +1,4 @@
-//! The connections of a core: found by their own numbers, and by the numbers of their queue pairs.
+//! The connections of a core: found by index, and by the number of their queue pair.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use verbs::Qpn;
 use super::connection::Connection;
 use super::ids::ConnId;
 
-/// The connections. The number of one that is gone is used again.
+/// The connections. The index of a connection that was dropped is reused.
 #[derive(Default)]
 pub struct Connections {
     entries: Vec<Option<Box<Connection>>>,
@@ -18,12 +18,12 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// The number that the next connection will have.
+    /// The index that the next connection will have.
     pub fn next_id(&self) -> ConnId {
         let free = self.entries.iter().position(Option::is_none);
         ConnId(free.unwrap_or(self.entries.len()) as u32)
     }
-    /// Adds a connection, made with the [next number](Self::next_id).
+    /// Adds a connection, which was made with the [next index](Self::next_id).
     pub fn insert(&mut self, connection: Connection) {
         let id = connection.id;
         if self.entries.len() == id.index() {
@@ -32,27 +32,27 @@ impl Connections {
         self.by_qpn.insert(connection.qp.qp_num(), id);
         self.entries[id.index()] = Some(Box::new(connection));
     }
-    /// The connection of a number; `None` if it is gone.
+    /// The connection with this index; `None` if there is none.
     #[inline]
     pub fn get_mut(&mut self, id: ConnId) -> Option<&mut Connection> {
         self.entries.get_mut(id.index())?.as_deref_mut()
     }
-    /// The connection of a command, by the connection number in the command: a connection is kept until all its commands are over.
+    /// The connection of a waiting command, by the index in the command. A connection is kept until none of its commands waits.
     #[inline]
     pub fn of_command(&mut self, id: ConnId) -> &mut Connection {
         self.get_mut(id).expect("a connection is kept while it has commands")
     }
-    /// The connection of a queue pair; `None` if it is gone.
+    /// The connection with this queue pair number; `None` if there is none.
     #[inline]
     pub fn of_qp(&mut self, qpn: Qpn) -> Option<&mut Connection> {
         let id = *self.by_qpn.get(&qpn)?;
         self.get_mut(id)
     }
-    /// All.
+    /// All connections.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Connection> {
         self.entries.iter_mut().flatten().map(Box::as_mut)
     }
-    /// Drops the connections of which `is_gone` says so.
+    /// Drops the connections for which `is_gone` returns true.
     pub fn drop_those(&mut self, mut is_gone: impl FnMut(&mut Connection) -> bool) {
         for entry in &mut self.entries {
             if let Some(gone) = entry.take_if(|connection| is_gone(connection)) {
@@ -60,9 +60,9 @@ impl Connections {
             }
         }
     }
-    /// A connection that may be closed to make room for a host at the address `by`. Only silent connections count: open ones whose host
-    /// has not said who it is. It is the oldest silent connection of the address that has most of them, if these are at least two more
-    /// than those of `by`. So nobody keeps others out by connections that do nothing.
+    /// A connection that may be closed to make room for a host at the address `by`. Only silent connections are considered: open
+    /// connections whose host has not sent Connect. The result is the oldest silent connection of the address that has the most of them, if
+    /// it has at least two more than `by`. So no address can keep others out by connections that do nothing.
     pub fn replaceable(&mut self, by: IpAddr) -> Option<&mut Connection> {
         struct Silent {
             count: usize,
@@ -89,7 +89,7 @@ impl Connections {
     }
 }
 
-/// A cheap hash of queue pair numbers. This side has drawn them, so no host can choose numbers that collide.
+/// A cheap hash of queue pair numbers. The target assigns them, so no host can choose numbers that collide.
 #[derive(Default)]
 struct QpnHasher(u64);
 

@@ -1,4 +1,4 @@
-//! A core: one thread's share of the target.
+//! A core: one thread of the target, with its shard and its connections.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -29,35 +29,36 @@ use super::zeroing::Zeroing;
 use crate::store::{Done, Stores};
 use crate::wake::Waker;
 
-/// Completions that are taken at a time.
+/// The most completions that are polled at a time.
 const BATCH: usize = 64;
-/// How often all connections are looked after: timeouts, silent hosts, connections that end.
+/// How often all connections are checked for timeouts, silent hosts, and the progress of their end.
 const LOOK_AFTER: Duration = Duration::from_millis(10);
-/// Events of connection management that are handled at a time, and as many connections that other cores gave to this one.
+/// The most events of connection management that are handled at a time; also the most connections that are taken over from other cores at a
+/// time.
 const EVENTS: usize = 16;
-/// Bytes of memory that are made zeros in a turn, while hosts have no other commands.
+/// Bytes of memory that are zeroed in a turn while hosts have no other commands.
 const ZERO_PIECE: u64 = 1 << 20;
-/// Bytes of memory that are made zeros in a turn, while hosts have other commands. Zeroing them takes about as long as a command.
+/// Bytes of memory that are zeroed in a turn while hosts have other commands. Zeroing them takes about as long as a command.
 const ZERO_PIECE_BUSY: u64 = 64 << 10;
 
-/// What a core is made of.
+/// The configuration of a core.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The shard of the device that it turns.
+    /// Index of the shard of the device that this core polls.
     pub shard: usize,
-    /// Receives for commands of all hosts of the core.
+    /// The number of receive buffers for command capsules, shared by all hosts of the core.
     pub receives: u32,
-    /// Bytes of buffers.
+    /// Memory for data buffers, in bytes.
     pub buffers: usize,
-    /// Connections at a time.
+    /// The maximum number of connections at a time.
     pub connections: usize,
-    /// How long a host may take nothing of what is sent to it.
+    /// How long a host may acknowledge nothing while requests to it are outstanding. Then its connection is closed.
     pub patience: Duration,
-    /// How long a host may be silent, for want of commands or because it is gone, until it is asked which.
+    /// How long a host may be silent before the core checks whether it still has its end of the connection.
     pub silence: Duration,
-    /// Use `io_uring` for files, where the system has it.
+    /// Use `io_uring` for files, if the system allows it.
     pub io_uring: bool,
-    /// Count by namespace and host here.
+    /// Meters of commands by namespace and host; `None`: commands are not metered.
     pub meters: Option<Arc<Meters>>,
 }
 
@@ -76,9 +77,9 @@ impl Default for Config {
     }
 }
 
-/// One thread's share of the target.
+/// One thread of the target, with its shard and its connections.
 pub struct Core<'c> {
-    // Dropped in order: connections before what they use.
+    // Fields are dropped in order: the connections before the parts that they use.
     pub(super) connections: Connections,
     pub(super) env: Env<'c>,
     pub(super) siblings: Siblings,
@@ -94,10 +95,10 @@ pub struct Core<'c> {
 }
 
 impl<'c> Core<'c> {
-    /// A core of `target`, on a shard of a device. `pd` is the domain of the memory of `stores`.
+    /// Makes a core of `target` on a shard of a device. `pd` is the protection domain of the memory in `stores`.
     ///
     /// # Errors
-    /// If there is no memory, or no such shard.
+    /// If there is not enough memory, or no such shard.
     pub fn new(
         context: &'c Context,
         pd: Arc<Pd>,
@@ -139,11 +140,11 @@ impl<'c> Core<'c> {
         })
     }
 
-    /// What it did.
+    /// The counters of the core.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.env.statistics.counters)
     }
-    /// What it has in use now.
+    /// The resources that are in use now.
     pub fn usage(&self) -> Usage {
         let Shared { pool, receives, .. } = &self.env.shared;
         Usage {
@@ -154,15 +155,15 @@ impl<'c> Core<'c> {
             receives: receives.posted(),
         }
     }
-    /// Says how long a host may take nothing of what is sent to it.
+    /// Sets how long a host may acknowledge nothing while requests to it are outstanding ([`Config::patience`]).
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
-    /// Some of the connections that arrive here go to `other`.
+    /// Adds `other` to the cores among which the connections that arrive at this core are distributed.
     pub fn share_with(&mut self, other: &Core<'_>) {
         self.siblings.add(&other.siblings);
     }
-    /// Accepts connections at an address, as port number `port` of the target. Returns where it listens.
+    /// Listens for connections at an address, as port `port` of the target. Returns the address with the actual port number.
     ///
     /// # Errors
     /// If the address is in use, or is not one of the device.
@@ -170,7 +171,7 @@ impl<'c> Core<'c> {
         self.network.listen(self.env.context, port, address)
     }
 
-    /// Turns until `stop` says so.
+    /// Makes turns until `stop` returns true. Sleeps while there is nothing to do.
     ///
     /// # Errors
     /// If the device fails.
@@ -183,7 +184,7 @@ impl<'c> Core<'c> {
         }
         Ok(())
     }
-    /// Nothing was to be done for some turns: lets others run after many, and sleeps after a while.
+    /// Called after turns without work: yields the CPU after many of them, and sleeps after a while.
     fn rest(&mut self) -> Result<(), VerbsError> {
         match self.pace.rest(Instant::from_nanos(self.env.context.now())) {
             Rest::Look => return Ok(()),
@@ -194,7 +195,7 @@ impl<'c> Core<'c> {
             Rest::Sleep => {}
         }
         let sleep = self.waker.begin();
-        // Finds what was sent before that; what comes later wakes us.
+        // This turn finds everything that was sent before `begin`. Anything that is sent later wakes the core.
         self.turn()?;
         self.housekeep();
         if !self.pace.is_idle() || !self.env.disks.may_sleep() {
@@ -208,7 +209,7 @@ impl<'c> Core<'c> {
         Ok(())
     }
 
-    /// One turn: network, commands, storage. Never waits. Returns whether there was anything to do.
+    /// Makes one turn: network, commands, storage. Never waits. Returns whether there was anything to do.
     ///
     /// # Errors
     /// If the device fails.
@@ -237,14 +238,14 @@ impl<'c> Core<'c> {
         Ok(worked)
     }
 
-    /// A work request of a connection has completed.
+    /// Handles the completion of a work request.
     fn complete(&mut self, wc: &Wc) {
         let (env, tag) = (&mut self.env, Tag::from_raw(wc.wr_id));
         if let Tag::Received(_) = tag {
             env.shared.receives.take();
         }
         let Some(connection) = self.connections.of_qp(wc.qp_num) else {
-            // It is gone, and so are its commands.
+            // The connection was dropped, and none of its commands is left.
             if let Tag::Received(capsule) = tag {
                 env.shared.receives.give(capsule);
             }
@@ -268,7 +269,7 @@ impl<'c> Core<'c> {
             env.close(connection, &wc.status);
         }
     }
-    /// The end of the turn, for namespaces in memory.
+    /// Carries out the turn's Writes to namespaces in memory.
     #[inline]
     fn finish_batch(&mut self) {
         let Env { batch, disks, commands, .. } = &mut self.env;
@@ -287,7 +288,7 @@ impl<'c> Core<'c> {
         }
     }
 
-    /// Work besides completions; returns whether there was any.
+    /// Does the work that is not caused by completions. Returns whether there was any.
     #[inline]
     fn work(&mut self) -> bool {
         let mut worked = false;
@@ -313,7 +314,7 @@ impl<'c> Core<'c> {
         }
         worked
     }
-    /// Work of the storage is done.
+    /// Continues the commands whose work at the storage is done.
     fn take_stored(&mut self) {
         let Self { connections, env, stored, .. } = self;
         for Done { command, result } in stored.drain(..) {
@@ -321,7 +322,7 @@ impl<'c> Core<'c> {
             env.stored(connections.of_command(id), command, result);
         }
     }
-    /// Posts what waits for room; returns whether anything was posted.
+    /// Posts requests that waited for room in their send queue. Returns whether any was posted.
     fn post_stalled(&mut self) -> bool {
         let Self { connections, env, .. } = self;
         let mut any = false;
@@ -338,7 +339,7 @@ impl<'c> Core<'c> {
         }
         any
     }
-    /// Goes on with ranges that become zeros, of the host whose turn it is.
+    /// Zeroes the next piece, for the host whose turn it is.
     #[cold]
     fn zero_a_piece(&mut self) {
         let Self { connections, env, .. } = self;
@@ -356,7 +357,8 @@ impl<'c> Core<'c> {
         }
     }
 
-    /// What is not part of a command: the clock, connections that come and go.
+    /// Does the regular work that is not part of a command: reads the clock, handles events of connections, and takes over changes of the
+    /// storage.
     fn housekeep(&mut self) {
         self.env.look_at_clock();
         for _ in 0..EVENTS {

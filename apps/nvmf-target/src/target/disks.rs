@@ -1,4 +1,4 @@
-//! The storage of namespaces, as a core sees it: which there is, and the work that threads and the kernel do there while the core goes on.
+//! The storage of namespaces, as a core sees it: the table of all stores, and the work that threads and the kernel do for this core.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -15,30 +15,32 @@ use crate::store::{
 };
 use crate::wake::{Sender, Waker, channel};
 
-/// The namespace was removed. A host that tries again learns that it has none.
+/// The error of a command whose storage was removed with its namespace. A host that retries then gets a status that the namespace does not
+/// exist.
 pub const GONE: BackendError = BackendError::NotReady;
 
-/// The storage.
+/// The stores, and the work that is under way for this core.
 pub struct Disks {
     all: Arc<Stores>,
-    /// The table when this core last looked.
+    /// The table of stores that this core uses.
     table: Arc<Table>,
-    /// Where threads send their results to.
+    /// For threads, to send their results.
     to_results: Sender<Done>,
-    /// Where these arrive.
+    /// The results of threads.
     results: Receiver<Done>,
-    /// How many are to come.
+    /// How many results are still to come from threads.
     at_threads: usize,
     /// The `io_uring` for files, once there is a file.
     ring: Option<Ring>,
-    /// Whether to make one for the first file; not any more where the system has none.
+    /// Whether to make a ring when there is the first file. False once that has failed.
     wants_ring: bool,
-    /// The memory regions of the receives and of the pool, which have all data: the ring registers them.
+    /// The memory regions of the receives and of the pool. All data are in them, and the ring registers them.
     regions: [Arc<Mr>; 2],
 }
 
 impl Disks {
-    /// The storage in `all`, with a first look at it. All data that are read and written are in `regions`; a result wakes the core.
+    /// Makes a core's view of `all`. All data that are read and written must be in `regions`. The result of a thread wakes the core by
+    /// `waker`. `io_uring`: use it for files, if the system allows it.
     pub fn new(all: Arc<Stores>, regions: [Arc<Mr>; 2], waker: &Arc<Waker>, io_uring: bool) -> Self {
         let (to_results, results) = channel(waker);
         let table = Arc::default();
@@ -55,12 +57,12 @@ impl Disks {
         disks.renew();
         disks
     }
-    /// The storage of a number; `None` once it was removed.
+    /// The store with this number; `None` if it was removed.
     #[inline]
     pub fn get(&self, backend: Backend) -> Option<&Store> {
         self.table.get(backend)
     }
-    /// Takes the newest table; returns whether there was a newer one. The removal of storage waits until all cores have done so.
+    /// Switches to the newest table. Returns whether there was a newer one. The removal of a store waits until all cores have done this.
     pub fn renew(&mut self) -> bool {
         let Some(newer) = self.all.newer(&self.table) else { return false };
         if self.ring.is_none() && self.wants_ring && newer.has_files() {
@@ -70,16 +72,15 @@ impl Disks {
         self.table = newer;
         true
     }
-    /// Whether memory that is read to and written from must be aligned.
+    /// Whether the store is a file with direct I/O, so that memory must be aligned.
     pub fn is_direct(&self, backend: Backend) -> bool {
         matches!(self.get(backend), Some(Store::File(file, _)) if file.is_direct())
     }
 
-    /// Gives work for a command of a host to the ring or to threads; [`submit_and_collect`](Self::submit_and_collect) returns the
-    /// result.
+    /// Gives the work of a command to the ring or to threads. [`submit_and_collect`](Self::submit_and_collect) returns its result later.
     ///
     /// # Errors
-    /// Why it is not done.
+    /// If the store was removed or has failed. Then the work is not done.
     pub fn give(
         &mut self,
         now: Instant,
@@ -96,7 +97,7 @@ impl Disks {
                     _ => None,
                 };
                 file.look_before(now.as_nanos(), end)?;
-                // Threads do what the ring cannot, and what finds no room in it.
+                // Threads do the work that the ring cannot do or has no room for.
                 let work = match &mut self.ring {
                     None => work,
                     Some(ring) => match ring_request(work, file.is_direct()) {
@@ -115,7 +116,7 @@ impl Disks {
         self.at_threads += 1;
         Ok(())
     }
-    /// Submits what was given to the ring, and adds what is done to `done`.
+    /// Submits the requests that the ring was given, and adds all results to `done`.
     #[inline]
     pub fn submit_and_collect(&mut self, done: &mut Vec<Done>) {
         while self.at_threads > 0
@@ -132,17 +133,17 @@ impl Disks {
             debug!(error = %e, "the ring was not submitted");
         }
     }
-    /// Whether the core may sleep: all that the ring was given is submitted.
+    /// Whether the core may sleep: the ring has submitted all its requests.
     pub fn may_sleep(&self) -> bool {
         self.ring.as_ref().is_none_or(Ring::is_submitted)
     }
-    /// What is readable when the ring has done something, while it is at work.
+    /// The descriptor of the ring, which is readable when a request has completed; `None` if no request is under way.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.ring.as_ref().filter(|ring| ring.under_way() > 0).map(AsFd::as_fd)
     }
 }
 
-/// Work that a ring can do, on a file past the page cache or not.
+/// Converts work to a request of the ring. `direct`: the file bypasses the page cache. Returns the work if the ring cannot do it.
 fn ring_request(work: Work, direct: bool) -> Result<RingRequest, Work> {
     Ok(match work {
         Work::Read { offset, to, fua: false } => RingRequest::Read(offset, to),
@@ -151,7 +152,7 @@ fn ring_request(work: Work, direct: bool) -> Result<RingRequest, Work> {
     })
 }
 
-/// A ring for the buffers; `None`, after a warning, where io_uring cannot be used.
+/// Makes a ring for buffers in `regions`. Logs a warning and returns `None` if io_uring cannot be used.
 fn new_ring(regions: &[Arc<Mr>]) -> Option<Ring> {
     match Ring::new(regions.to_vec()) {
         Ok(ring) => {

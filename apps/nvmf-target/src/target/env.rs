@@ -1,6 +1,6 @@
-//! The parts of a core that its connections use, and the steps of a command that need several of them: its response, its end.
+//! The parts of a core that its connections use, and the steps of a command that need several parts: its response and its end.
 //!
-//! The caller has looked up the connection: in each call it is the connection of the command.
+//! The caller looks up the connection: in each method, `connection` is the connection of the command.
 
 use std::collections::VecDeque;
 
@@ -18,46 +18,46 @@ use super::statistics::Statistics;
 use super::zeroing::Zeroing;
 use crate::store::CommandIndex;
 
-/// What a core has beside its connections.
+/// The parts of a core other than its connections.
 pub struct Env<'c> {
-    /// The device, whose clock is the core's.
+    /// The device. Its clock is used for all times.
     pub context: &'c Context,
-    /// The controllers, of all cores.
+    /// The target, with the controllers of all cores.
     pub target: Target,
-    /// What hosts share: buffers, receives, places for connections.
+    /// The resources that hosts share: buffers, receives, places for connections.
     pub shared: Shared,
-    /// Commands that wait for something.
+    /// The commands that wait.
     pub commands: Commands,
     /// The storage of namespaces.
     pub disks: Disks,
-    /// Ranges in memory that become zeros.
+    /// Ranges of namespaces in memory that are being zeroed.
     pub zeroing: Zeroing,
-    /// Writes to memory that the end of the turn carries out.
+    /// The turn's Reads and Writes of namespaces in memory.
     pub batch: Batch,
-    /// What is counted, measured and logged.
+    /// Counters, meters and limited logs.
     pub statistics: Statistics,
-    /// Connections whose send queue had no room for what they have to post, in turn.
+    /// Connections with requests that wait for room in their send queue, in the order in which they are tried again.
     pub stalled: VecDeque<ConnId>,
-    /// Data of a command for the controller itself, taken out of registered memory.
+    /// A copy of the data of a command that the controller itself reads.
     pub scratch: Vec<u8>,
-    /// The time as of the last look at the clock.
+    /// The time when the clock was last read.
     pub now: Instant,
 }
 
 impl Env<'_> {
-    /// Looks at the clock.
+    /// Reads the clock.
     pub fn look_at_clock(&mut self) {
         self.now = Instant::from_nanos(self.context.now());
     }
 
-    /// Keeps a command that waits for something.
+    /// Adds a command that has to wait; `state` is what it waits for. Returns its index.
     #[inline]
     pub fn keep(&mut self, connection: &mut Connection, ticket: Ticket, state: CommandState) -> CommandIndex {
         connection.commands += 1;
         let connection = connection.id;
         self.commands.insert(Command { connection, ticket, state, buffer: None, capsule: None })
     }
-    /// A command waits for nothing any more: gives back its buffer.
+    /// Removes a command that no longer waits, and frees its buffer and its capsule.
     #[inline]
     pub fn finish(&mut self, connection: &mut Connection, command: CommandIndex) {
         let Some(command) = self.commands.remove(command) else { return };
@@ -68,7 +68,7 @@ impl Env<'_> {
         self.drop_data(connection, command.capsule);
         connection.commands -= 1;
     }
-    /// The data of a command that came in its capsule are not needed any more: gives back the receive that they are in.
+    /// Frees the in-capsule data of a command: the receive buffer that they are in, if any.
     #[inline]
     pub fn drop_data(&mut self, connection: &mut Connection, capsule: Option<Capsule>) {
         match capsule {
@@ -79,7 +79,7 @@ impl Env<'_> {
             }
         }
     }
-    /// A capsule is not needed any more, and does not count as the host's: gives back its receive, if it still has it.
+    /// Frees the receive buffer of a capsule, if there is one. It must not count toward the host's share.
     #[inline]
     pub fn release_receive(&mut self, capsule: Option<ReceiveId>) {
         if let Some(capsule) = capsule {
@@ -87,7 +87,7 @@ impl Env<'_> {
         }
     }
 
-    /// A command is done, or has failed.
+    /// Ends a command that has no data for the host, or has failed: sends its response.
     #[inline]
     pub fn respond(&mut self, connection: &mut Connection, ticket: Ticket, done: Result<(), BackendError>) {
         connection.meter_end(|| self.context.now(), ticket, done.is_ok());
@@ -102,7 +102,7 @@ impl Env<'_> {
             Err(end) => self.close(connection, &end),
         }
     }
-    /// A command has succeeded: sends its data, then its response. `command` has the buffer that the data are in, if they are in one.
+    /// Ends a command that succeeded: sends its data, then its response. `command` owns the buffer of the data, if they are in a buffer.
     #[inline]
     pub fn respond_with(
         &mut self,
@@ -124,7 +124,7 @@ impl Env<'_> {
             self.close(connection, &end);
         }
     }
-    /// Sends a response; before it `data`, which are in the buffer of `command`.
+    /// Sends a response, and `data` before it. `command` owns the buffer of the data, if they are in a buffer.
     #[inline]
     pub fn answer(
         &mut self,
@@ -146,7 +146,7 @@ impl Env<'_> {
                     self.stalled.push_back(connection.id);
                 }
             }
-            // Its command and buffer are freed with the connection.
+            // The command and its buffer are freed when the connection is closed.
             Err(NotPosted::Dead(e)) => self.close(connection, &e),
         }
     }

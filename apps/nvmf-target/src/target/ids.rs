@@ -1,12 +1,12 @@
-//! Indices of a core's connections and receives, a type for each. A command has a [`CommandIndex`](crate::store::CommandIndex), which
-//! is in `store` because storage names commands by it, too.
+//! Index types for the connections and receives of a core. The index of a command is [`CommandIndex`](crate::store::CommandIndex), in
+//! `store`, because storage uses it, too.
 
 /// A connection of a core: its index in [`Connections`](super::connections::Connections).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnId(pub u32);
 
 impl ConnId {
-    /// As an index.
+    /// The index as a `usize`.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -18,7 +18,7 @@ impl ConnId {
 pub struct ReceiveId(pub u32);
 
 impl ReceiveId {
-    /// As an index.
+    /// The index as a `usize`.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize

@@ -1,4 +1,4 @@
-//! What happens to a connection besides its commands: timeouts, events, and its end, after which nothing of it is left.
+//! The life of a connection apart from its commands: timeouts, asynchronous events, and its end.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use super::network::Network;
 use super::pace::Pace;
 
 impl Env<'_> {
-    /// The host may have said who it is.
+    /// Moves the connection's resources to the share of its host by name, once Connect has told the name.
     pub fn note_who(&mut self, connection: &mut Connection) {
-        // It says so once.
+        // A host tells its name once.
         if connection.share.who().is_named() {
             return;
         }
@@ -26,7 +26,8 @@ impl Env<'_> {
         }
     }
 
-    /// Looks after a connection: timeouts, events, a host that takes nothing for as long as `patience` or is silent for `silence`.
+    /// Does the regular work of a connection: checks its timeouts, sends due responses, closes it if the host has acknowledged nothing for
+    /// `patience` although requests were outstanding, or if the host was silent for `silence` and is gone.
     pub fn look_after(&mut self, connection: &mut Connection, patience: Duration, silence: Duration) {
         let now = self.now;
         let Some(queue) = &mut connection.queue else { return };
@@ -49,7 +50,7 @@ impl Env<'_> {
         }
     }
 
-    /// Begins the end of a connection.
+    /// Begins to end a connection. Does nothing if it is ending already.
     #[cold]
     pub fn close(&mut self, connection: &mut Connection, why: &dyn Display) {
         if !connection.is_open() {
@@ -63,11 +64,11 @@ impl Env<'_> {
             }
             _ => debug!(connection = connection.id.0, %why, "a connection ends"),
         }
-        // All that the controller has is freed at once, so the host may connect again before this queue pair is flushed. But its new
-        // connection has to wait until the storage has done the commands of this one.
+        // The queue is dropped at once, so the host may connect again before this queue pair is flushed. But its new Connect waits until
+        // the storage has finished the commands of this connection.
         connection.in_flight = queue.as_ref().and_then(Queue::in_flight);
         drop(queue);
-        // Fails if the connection was never established: then there is only the queue pair to end.
+        // Fails if the connection was never established: then only the queue pair has to be drained.
         if connection.cm_id.disconnect().is_err() {
             let _ = connection.qp.begin_drain(DrainKind::Qp);
         }
@@ -82,7 +83,7 @@ impl Env<'_> {
         }
         self.statistics.counters.ended.add(1);
     }
-    /// Goes on with the end of a connection; returns whether it is gone.
+    /// Continues the end of a connection, if it is ending. Returns whether it can be dropped.
     pub fn is_over(&mut self, connection: &mut Connection, network: &mut Network, pace: &Pace) -> bool {
         match connection.ending {
             Ending::No => false,
@@ -92,7 +93,7 @@ impl Env<'_> {
                 }
                 false
             }
-            // The completions that were in the queue when the queue pair was flushed have been handled.
+            // All completions of the flushed queue pair have been handled.
             Ending::Flushed(since) if pace.emptied_since(since) && connection.commands == 0 => {
                 self.release(connection, network);
                 true
@@ -100,7 +101,7 @@ impl Env<'_> {
             Ending::Flushed(_) => false,
         }
     }
-    /// Gives back all that a connection has.
+    /// Frees the shared resources of a connection.
     pub fn release(&mut self, connection: &mut Connection, network: &mut Network) {
         network.forget(&connection.qp);
         self.shared.receives.remove(connection.receives);
@@ -108,7 +109,7 @@ impl Env<'_> {
     }
 }
 
-/// Logs who has connected, once that is known.
+/// Logs, once, which host has connected, as soon as it is known.
 fn announce(connection: &mut Connection) {
     let Some(queue) = connection.queue.as_ref().filter(|_| !connection.announced) else { return };
     let Some(host) = queue.host() else { return };

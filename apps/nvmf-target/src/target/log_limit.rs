@@ -1,15 +1,15 @@
-//! Limits what is logged about failures that hosts can cause as often as they like.
+//! A rate limit for log messages about failures that hosts can cause as often as they like.
 
 use std::time::Duration;
 
 use nvmf::Instant;
 
-/// How long after it was logged the same thing is logged again.
+/// How long the same thing is not logged again.
 const AGAIN: Duration = Duration::from_secs(60);
-/// Different things that are logged in that time, at most.
+/// The most different things that are logged in that time.
 const MOST: usize = 64;
 
-/// What was logged.
+/// The things that were logged lately.
 #[derive(Debug)]
 pub struct LogLimit<T>(Vec<Logged<T>>);
 
@@ -26,7 +26,7 @@ impl<T> Default for LogLimit<T> {
 }
 
 impl<T: PartialEq> LogLimit<T> {
-    /// Whether to log this now: if it was not logged lately, and not too many other things were.
+    /// Whether to log this now. False if it was logged lately, or too many other things were. If true, it counts as logged.
     pub fn is_news(&mut self, what: T, now: Instant) -> bool {
         self.0.retain(|logged| now < logged.at.after(AGAIN));
         if self.0.len() >= MOST || self.0.iter().any(|logged| logged.what == what) {
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
     use nvmf::BackendError::{Io, NoSpace};
 
-    // Goal: a disk that fails in several ways at once is logged once a minute for each of them, not for each command.
+    // Goal: if a disk fails in several ways at once, each of them is logged once a minute, and not for each command.
     #[test]
     fn each_kind_of_failure_is_logged_once_a_minute() {
         let mut logged = LogLimit::default();

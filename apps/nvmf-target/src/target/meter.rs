@@ -1,7 +1,8 @@
 //! Counters of commands, bytes, failures and latencies, by namespace and host.
 //!
-//! They are counted only if [`Config::meters`](super::Config::meters) is set. Each core counts for itself; a reader adds up.
-//! Hosts choose their names, so only a limited number of names has counters of its own; all further hosts are counted together.
+//! They are counted only if [`Config::meters`](super::Config::meters) is set. Each core has its own counters, and a reader adds them up.
+//! Hosts choose their names, so the number of pairs of namespace and host with counters of their own is limited; all further hosts of a
+//! namespace are counted together.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,12 +12,12 @@ use verbs::stats::{Latency, Row, Table};
 
 use super::counters::Counter;
 
-/// Pairs of namespace and host that are counted by name, at most.
+/// The most pairs of namespace and host with counters of their own.
 const NAMED_MAX: usize = 1024;
-/// The name of all other hosts.
+/// The label for all other hosts.
 const OTHERS: &str = "(others)";
 
-/// What a command does.
+/// The kind of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Kind {
     /// Read.
@@ -41,7 +42,7 @@ impl Kind {
     }
 }
 
-/// Latencies: each power of two has four buckets.
+/// A histogram of latencies in nanoseconds, with four buckets for each power of two.
 #[derive(Debug)]
 struct Histogram {
     buckets: [Counter; Self::BUCKETS],
@@ -49,7 +50,7 @@ struct Histogram {
 }
 
 impl Histogram {
-    /// The last one begins at some half an hour.
+    /// The number of buckets. The last one begins at about half an hour.
     const BUCKETS: usize = 160;
 
     fn new() -> Self {
@@ -71,7 +72,7 @@ impl Histogram {
             }
         }
     }
-    /// The longest latency of a bucket; the last one has none.
+    /// The longest latency of a bucket, in nanoseconds. The last bucket also counts all longer ones.
     fn upper(bucket: usize) -> u64 {
         match bucket {
             0..4 => bucket as u64,
@@ -90,7 +91,7 @@ impl Histogram {
     }
 }
 
-/// What one core counts of a namespace and a host.
+/// The counters of one core for one namespace and host.
 #[derive(Debug)]
 pub struct Meter {
     bytes: [Counter; 3],
@@ -129,7 +130,7 @@ impl Meter {
     }
 }
 
-/// Whose counters.
+/// The namespace and host of counters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Who {
     subsystem: String,
@@ -137,7 +138,7 @@ struct Who {
     host: String,
 }
 
-/// The counters of cores, by their numbers.
+/// The counters of each core, with the core's number.
 type OfCores = Vec<(usize, Arc<Meter>)>;
 
 /// The counters of all cores.
@@ -145,7 +146,7 @@ type OfCores = Vec<(usize, Arc<Meter>)>;
 pub struct Meters(Mutex<Vec<(Who, OfCores)>>);
 
 impl Meters {
-    /// The counters of a core for a host and a namespace.
+    /// The counters of a core for a namespace and host; made if they do not exist.
     fn of(&self, core: usize, subsystem: &Nqn, namespace: u32, host: &Nqn) -> Arc<Meter> {
         let mut all = lock(&self.0);
         let mut who = Who { subsystem: subsystem.to_string(), namespace, host: host.to_string() };
@@ -164,7 +165,7 @@ impl Meters {
         meters.push((core, Arc::clone(&meter)));
         meter
     }
-    /// A row for each namespace and host.
+    /// The counters as a table with a row for each namespace and host.
     pub fn table(&self) -> Table {
         let all = lock(&self.0);
         let row = |(who, meters): &(Who, OfCores)| {
@@ -182,7 +183,7 @@ impl Meters {
     }
 }
 
-/// A command under way.
+/// A command that was started: when, in nanoseconds, its length in bytes, its kind, and the index of its counters in `lanes`.
 #[derive(Clone, Copy, Default, Debug)]
 struct Begun {
     at: u64,
@@ -191,24 +192,24 @@ struct Begun {
     lane: u16,
 }
 
-/// The counters of a connection.
+/// Meters the commands of a connection.
 #[derive(Debug)]
 pub struct Gauge {
     meters: Arc<Meters>,
     core: usize,
-    /// The namespaces that it used.
+    /// The namespaces that the connection used, with their counters.
     lanes: Vec<(u32, Arc<Meter>)>,
-    /// Commands, by their place in the queue.
+    /// The commands, by [`Ticket::place`].
     begun: Vec<Begun>,
 }
 
 impl Gauge {
-    /// For a queue of so many entries, on a core.
+    /// Makes a gauge for a queue of `entries` commands on core number `core`.
     pub fn new(meters: &Arc<Meters>, core: usize, entries: u16) -> Self {
         let begun = vec![Begun::default(); entries as usize];
         Self { meters: Arc::clone(meters), core, lanes: Vec::new(), begun }
     }
-    /// A command begins; `who` gives its host and subsystem.
+    /// Starts to meter a command at `now`, in nanoseconds. `who` returns its host and subsystem.
     pub fn begin(
         &mut self,
         ticket: Ticket,
@@ -230,7 +231,7 @@ impl Gauge {
             *begun = Begun { at: now, len, kind, lane: lane as u16 };
         }
     }
-    /// A command has its response; `ok` if it succeeded.
+    /// Counts a command that ends at `now`, in nanoseconds. `ok`: it succeeded.
     #[inline]
     pub fn end(&mut self, ticket: Ticket, now: u64, ok: bool) {
         let Some(begun) = self.begun.get(ticket.place()) else { return };
@@ -244,7 +245,7 @@ impl Gauge {
 mod tests {
     use super::*;
 
-    // Goal: each latency is in the bucket whose bounds are around it, and buckets are not wide.
+    // Goal: each latency is counted in the bucket whose bounds contain it, and buckets are narrow.
     #[test]
     fn latencies_are_in_their_buckets() {
         let edges = (0..63).flat_map(|power| [(1u64 << power) - 1, 1 << power, (1 << power) + 1]);

@@ -1,12 +1,13 @@
 //! The target: cores that serve hosts.
 //!
-//! Each core has one thread, one shard of the device, and the connections on it; nothing of them is shared with another
-//! core. It polls, takes each command as far as it goes without waiting, posts, and turns the shard. What a host can make
-//! it keep is bounded: connections, commands by the size of their queues, buffers by the pool.
+//! Each core has one thread, one shard of the device, and the connections on it; it shares none of these with other cores. In each turn, a
+//! core makes a turn of the shard, polls the completion queue, takes each command as far as possible without waiting, and posts work
+//! requests. The resources that hosts can occupy are limited: the number of connections, the commands of each by the size of its queue, and
+//! the buffers by the size of the pool.
 //!
-//! A core (`core`) has connections, and parts that do one thing each and do not know them: what hosts share (`shared`), commands
-//! (`commands`), storage (`disks`, `zeroing`, `batch`), what is counted (`statistics`). `env` holds these parts. With a connection, which
-//! was looked up once, it takes a command from step to step (`requests`, `transfers`) and the connection to its end (`life`).
+//! A core (`core`) has connections, and parts that do not access the connections: resources that hosts share (`shared`), waiting commands
+//! (`commands`), storage (`disks`, `zeroing`, `batch`), counters and logs (`statistics`). `Env` (`env`) holds these parts. Its methods get
+//! the connection from the caller. They take a command from step to step (`requests`, `transfers`), and a connection to its end (`life`).
 
 mod accept;
 mod batch;

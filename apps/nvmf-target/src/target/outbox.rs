@@ -1,4 +1,4 @@
-//! What a connection sends: posted at once, or when there is room.
+//! The send side of a connection: requests are posted at once, or wait for room in the send queue.
 
 use std::collections::VecDeque;
 
@@ -10,26 +10,26 @@ use zerocopy::IntoBytes;
 use super::tag::Tag;
 use crate::store::CommandIndex;
 
-/// Bytes of a response, which are posted inline.
+/// Length of a response in bytes. Responses are posted inline.
 pub const INLINE: u32 = size_of::<Cqe>() as u32;
 
-/// What a connection sends.
+/// A request to post.
 #[derive(Clone, Copy, Debug)]
 pub enum Outgoing {
-    /// An RDMA READ of a command's data, into its buffer.
+    /// An RDMA READ of a command's data into its buffer.
     Fetch(CommandIndex, Sge, Remote),
-    /// A response.
+    /// A response, by SEND.
     Answer {
         response: Response,
-        /// Data that go before it.
+        /// Data to write to the host before the response, by RDMA WRITE.
         data: Option<(Sge, Remote)>,
-        /// The command whose buffer the data are in.
+        /// The command that owns the buffer of the data, if they are in a buffer. It waits for the completion.
         command: Option<CommandIndex>,
     },
 }
 
 impl Outgoing {
-    /// The command that waits for the completion of this request.
+    /// The command that waits for the completion of this request, if there is one.
     pub const fn command(&self) -> Option<CommandIndex> {
         match *self {
             Self::Fetch(command, ..) => Some(command),
@@ -38,25 +38,25 @@ impl Outgoing {
     }
 }
 
-/// Why something was not posted: it waits in the outbox.
+/// Why a request was not posted. It waits in the outbox.
 pub enum NotPosted {
-    /// There is no room now.
+    /// There is no room in the send queue now, or the host can take no more responses.
     Later,
     /// The queue pair cannot send any more.
     Dead(PostError),
 }
 
-/// The send queue of a connection, and what waits for room in it.
+/// The send queue of a connection, and the requests that wait for room in it.
 #[derive(Debug)]
 pub struct Outbox {
     sq: SendQueue,
-    /// Responses that the host can take at a time, if they are fewer than its commands.
+    /// How many responses the host has receives for, if these are fewer than its commands; else `None`.
     answers_max: Option<u16>,
-    /// Responses that the host has not taken yet; counted only with `answers_max`.
+    /// Responses that are posted and not completed; counted only with `answers_max`.
     answers: u16,
-    /// What waits for room, oldest first.
+    /// Requests that wait for room, oldest first.
     waiting: VecDeque<Outgoing>,
-    /// Requests that were posted so far.
+    /// How many requests were posted so far.
     posted: u64,
 }
 
@@ -64,24 +64,24 @@ impl Outbox {
     pub fn new(sq: SendQueue, answers_max: Option<u16>) -> Self {
         Self { sq, answers_max, answers: 0, waiting: VecDeque::new(), posted: 0 }
     }
-    /// Whether something waits for room.
+    /// Whether any request waits for room.
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
-    /// Takes out what waits, which is then never posted.
+    /// Removes and returns the waiting requests, which are then never posted.
     pub fn take_waiting(&mut self) -> VecDeque<Outgoing> {
         std::mem::take(&mut self.waiting)
     }
-    /// Requests that the host has not taken yet.
+    /// How many posted requests the host has not acknowledged yet.
     pub fn under_way(&self) -> u64 {
         self.sq.in_use() as u64
     }
-    /// Requests that the host has taken so far.
+    /// How many requests the host has acknowledged so far.
     pub fn taken(&self) -> u64 {
         self.posted - self.under_way()
     }
 
-    /// Posts, after what waits already.
+    /// Posts a request. Queues it instead if others wait already or there is no room.
     #[inline]
     pub fn post(&mut self, outgoing: Outgoing) -> Result<(), NotPosted> {
         if !self.waiting.is_empty() {
@@ -93,7 +93,7 @@ impl Outbox {
             why
         })
     }
-    /// Posts what waits, as far as there is room; returns whether anything was posted.
+    /// Posts waiting requests while there is room. Returns whether any was posted, and why the rest were not.
     pub fn post_waiting(&mut self) -> (bool, Result<(), NotPosted>) {
         let mut posted = false;
         while let Some(outgoing) = self.waiting.pop_front() {
@@ -105,13 +105,13 @@ impl Outbox {
         }
         (posted, Ok(()))
     }
-    /// Notes the completion of a response. Only responses that were posted signaled have one.
+    /// Notes the completion of a signaled response.
     #[inline]
     pub fn answer_completed(&mut self) {
         self.answers = self.answers.saturating_sub(1);
     }
 
-    /// Posts; if that fails, returns what is left to post.
+    /// Posts a request. If that fails, returns what is left to post, and why.
     #[inline]
     fn try_post(&mut self, outgoing: Outgoing) -> Result<(), (Outgoing, NotPosted)> {
         match outgoing {
@@ -132,7 +132,7 @@ impl Outbox {
                     None => SendWr::send(id, &[]),
                 }
                 .inline(cqe);
-                // Signaled only where somebody waits for the completion; a request that fails completes in any case.
+                // Signaled only if the completion is needed. A request that fails has a completion in any case.
                 let wanted = command.is_some() || self.answers_max.is_some();
                 let send = if wanted { send.signaled() } else { send };
                 match data {
@@ -144,7 +144,7 @@ impl Outbox {
                         let sges = [sge];
                         let write = SendWr::write(Tag::Sent.to_raw(), &sges, address, key);
                         self.sq.post_send([write, send]).map_err(|e| {
-                            // Of the two, those before `bad_wr` were posted: if the data were, only the response is left.
+                            // The requests before `bad_wr` were posted. If the WRITE was, only the response is left.
                             self.posted += e.bad_wr as u64;
                             let data = if e.bad_wr == 1 { None } else { data };
                             (Outgoing::Answer { response, data, command }, refused(e))

@@ -1,50 +1,50 @@
-//! The turns of a core: how many, which of them had something to do, and when it lets others run.
+//! The pace of a core: counts its turns, and decides when it does its housekeeping, yields the CPU or sleeps.
 
 use std::time::Duration;
 
 use nvmf::Instant;
 
-/// Turns between two looks at the clock and at connection management.
+/// The number of turns from one housekeeping to the next.
 const HOUSEKEEPING: u64 = 32;
-/// Turns without work after which the thread lets others run.
+/// After this many turns without work the thread yields the CPU.
 const IDLE_TURNS: u64 = 256;
-/// How long it finds no work before it sleeps. A wake-up costs more than a host needs from one command to the next.
+/// A core sleeps when it has found no work for this long. A wake-up takes longer than a host needs from one command to the next.
 const AWAKE: Duration = Duration::from_micros(50);
-/// Turns without completions after which hosts have no other commands.
+/// After this many turns without completions, hosts are assumed to have no commands other than zeroing.
 const QUIET: u64 = 1024;
 
-/// What a core does that has nothing to do.
+/// What a core does after turns without work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rest {
-    /// It looks on.
+    /// It polls on.
     Look,
-    /// It lets others run.
+    /// It yields the CPU.
     Yield,
     /// It sleeps.
     Sleep,
 }
 
-/// The turns.
+/// The turns of a core.
 #[derive(Debug, Default)]
 pub struct Pace {
     turns: u64,
-    /// Turns without work since the last one with work.
+    /// The number of turns since the last one with work.
     idle: u64,
-    /// When the first of these were over.
+    /// When the first [`HOUSEKEEPING`] of these were over.
     idle_since: Instant,
-    /// The last turn with completions.
+    /// Number of the last turn that polled completions.
     completed: u64,
-    /// The last turn that left no completion.
+    /// Number of the last turn that left the completion queue empty.
     emptied: u64,
 }
 
 impl Pace {
-    /// A turn begins.
+    /// Counts a turn, which begins.
     #[inline]
     pub fn begin(&mut self) {
         self.turns += 1;
     }
-    /// It took `n` completions of at most `most`.
+    /// Notes that the turn polled `n` completions, of at most `most`.
     #[inline]
     pub fn took(&mut self, n: usize, most: usize) {
         if n < most {
@@ -54,25 +54,25 @@ impl Pace {
             self.completed = self.turns;
         }
     }
-    /// It ends. Returns whether it is time for what is not part of a command.
+    /// Notes the end of the turn, and whether it had work. Returns whether housekeeping is due.
     #[inline]
     pub fn end(&mut self, worked: bool) -> bool {
         self.idle = if worked { 0 } else { self.idle + 1 };
         self.turns.is_multiple_of(HOUSEKEEPING)
     }
-    /// Something was to be done besides.
+    /// Notes that housekeeping found work.
     pub fn worked(&mut self) {
         self.idle = 0;
     }
-    /// Turns so far.
+    /// The number of turns so far.
     pub fn turns(&self) -> u64 {
         self.turns
     }
-    /// Whether all completions were handled that had come by the end of a turn.
+    /// Whether all completions that were queued by the end of `turn` have been polled.
     pub fn emptied_since(&self, turn: u64) -> bool {
         self.emptied > turn
     }
-    /// Whether hosts have had commands lately.
+    /// Whether a recent turn had completions.
     pub fn is_busy(&self) -> bool {
         self.turns - self.completed < QUIET
     }
@@ -80,11 +80,11 @@ impl Pace {
     pub fn is_idle(&self) -> bool {
         self.idle > 0
     }
-    /// Whether it may be time to rest. By turns and time: a turn of some ports is a system call.
+    /// Whether to call [`rest`](Self::rest) after this turn.
     pub fn may_rest(&self) -> bool {
         self.idle > IDLE_TURNS || self.idle > 0 && self.idle.is_multiple_of(HOUSEKEEPING)
     }
-    /// How it rests.
+    /// What to do after turns without work. It depends on the time, too, because with some ports each turn is a system call.
     pub fn rest(&mut self, now: Instant) -> Rest {
         if self.idle == HOUSEKEEPING {
             self.idle_since = now;
@@ -97,7 +97,7 @@ impl Pace {
             Rest::Look
         }
     }
-    /// A sleep begins: where nothing comes it sleeps again at once.
+    /// Notes that the core sleeps. If it finds no work afterwards, it sleeps again at once.
     pub fn sleeps(&mut self) {
         self.idle = IDLE_TURNS;
     }

@@ -1,27 +1,28 @@
-//! Buffers that data pass through on their way between a host and a namespace: registered memory, allocated once.
+//! Buffers for data on their way between a host and a namespace: registered memory that is allocated once.
 //!
-//! There are few sizes, with a free list each. Who may have one, and who waits, says [`Shared`](super::shared::Shared).
+//! Buffers have one of a few sizes, with a free list for each. [`Shared`](super::shared::Shared) decides which host may have a buffer and
+//! which has to wait.
 
 use std::sync::Arc;
 
 use verbs::{Access, Mr, Pd, Sge, VerbsError};
 
-/// Sizes of buffers.
+/// The number of buffer sizes.
 pub const CLASSES: usize = 3;
-/// Bytes of the small ones: a block of a file system.
+/// Bytes of a small buffer: the block size of most file systems.
 const SMALL: usize = 4096;
-/// Bytes of the middle ones: the size up to which hosts merge requests.
+/// Bytes of a middle buffer: the size up to which hosts merge requests.
 const MIDDLE: usize = 128 << 10;
 
-/// A size of buffers: the smallest is the first.
+/// A size class of buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Class(u8);
 
 impl Class {
-    /// All of them.
+    /// All classes, smallest first.
     pub const ALL: [Self; CLASSES] = [Self(0), Self(1), Self(2)];
 
-    /// Its index: 0 is the smallest size.
+    /// The index of the class: 0 is the smallest size.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -37,11 +38,11 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Where it is in the pool's region.
+    /// Offset in the pool's memory region.
     pub const fn offset(&self) -> usize {
         self.offset
     }
-    /// Its size.
+    /// The size class.
     pub const fn class(&self) -> Class {
         self.class
     }
@@ -52,16 +53,16 @@ impl Buffer {
 pub struct Pool {
     mr: Arc<Mr>,
     lens: [usize; CLASSES],
-    /// Offsets of those that are free. The one that was used last is taken first: it may be in a cache.
+    /// Offsets of the free buffers, by class. The last one used is taken first, because it may be in a cache.
     free: [Vec<usize>; CLASSES],
     total: usize,
 }
 
 impl Pool {
-    /// About `memory_size` bytes of buffers, the largest of `largest` bytes; at least one of each size.
+    /// Makes a pool of about `memory_size` bytes. The largest buffers have `largest` bytes. There is at least one buffer of each class.
     ///
     /// # Errors
-    /// If the memory cannot be registered.
+    /// If the memory cannot be allocated or registered.
     pub fn new(pd: &Pd, memory_size: usize, largest: usize) -> Result<Self, VerbsError> {
         let lens = [SMALL.min(largest), MIDDLE.min(largest), largest];
         let shares = [memory_size / 4, memory_size / 2, memory_size / 4];
@@ -77,34 +78,34 @@ impl Pool {
         Ok(Self { mr, lens, free, total: counts.iter().sum() })
     }
 
-    /// The class of buffers for `len` bytes.
+    /// The smallest class that holds `len` bytes. Panics if `len` exceeds the largest buffer.
     pub fn class_of(&self, len: usize) -> Class {
         let fits = |class: &Class| len <= self.lens[class.index()];
         Class::ALL.into_iter().find(fits).expect("a transfer is no longer than the largest buffer")
     }
-    /// Buffers of a class that are free.
+    /// How many buffers of a class are free.
     pub fn left(&self, class: Class) -> usize {
         self.free[class.index()].len()
     }
-    /// A buffer of a class, if one is free.
+    /// Takes a buffer of a class; `None` if none is free.
     pub fn take(&mut self, class: Class) -> Option<Buffer> {
         let offset = self.free[class.index()].pop()?;
         Some(Buffer { class, offset })
     }
-    /// Gives a buffer back.
+    /// Frees a buffer.
     pub fn give(&mut self, buffer: Buffer) {
         self.free[buffer.class.index()].push(buffer.offset);
     }
-    /// The first `len` bytes of a buffer, for a work request.
+    /// A scatter/gather element for the first `len` bytes of a buffer.
     pub fn sge(&self, buffer: &Buffer, len: u32) -> Sge {
         debug_assert!(len as usize <= self.lens[buffer.class.index()]);
         Sge { addr: self.mr.iova() + buffer.offset as u64, length: len, lkey: self.mr.lkey() }
     }
-    /// The region that all of them are in.
+    /// The memory region of all buffers.
     pub fn mr(&self) -> &Arc<Mr> {
         &self.mr
     }
-    /// Buffers in use.
+    /// How many buffers are in use.
     pub fn in_use(&self) -> usize {
         self.total - self.free.iter().map(Vec::len).sum::<usize>()
     }
@@ -115,7 +116,7 @@ mod tests {
     use super::*;
     use verbs::{Context, DeviceConfig};
 
-    // Goal: no two buffers overlap, all are inside of the region, and each comes back.
+    // Goal: no two buffers overlap, all are within the region, and a buffer that was freed can be taken again.
     #[test]
     fn buffers_are_apart_and_come_back() {
         let pd = Context::open(DeviceConfig::loopback()).unwrap().alloc_pd().unwrap();

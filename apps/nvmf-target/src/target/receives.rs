@@ -1,7 +1,7 @@
 //! Receives for command capsules: a shared receive queue, and the buffers that are posted to it.
 //!
-//! There is a posted receive for each command that the connected hosts may send, up to a bound for all of them. Beyond it, a
-//! capsule may find no receive: the host's queue pair gets an RNR NAK and sends it again a little later, so nothing is lost.
+//! A receive is posted for each command that the connected hosts may send, up to a limit for all of them. If hosts may send more, a capsule
+//! may find no receive: the host's queue pair gets an RNR NAK and sends the capsule again a little later, so nothing is lost.
 
 use std::sync::Arc;
 
@@ -17,21 +17,21 @@ use super::tag::Tag;
 pub struct Receives {
     srq: Srq,
     mr: Arc<Mr>,
-    /// Bytes of a buffer.
+    /// Bytes from one buffer to the next.
     stride: usize,
     elements: Vec<[Sge; 1]>,
-    /// Buffers that are neither posted nor in use. The one that was used last is posted first.
+    /// Buffers that are neither posted nor in use. The last one used is posted first.
     free: Vec<ReceiveId>,
     posted: usize,
-    /// Commands that hosts may send at a time.
+    /// How many commands all connected hosts may have outstanding.
     wanted: usize,
 }
 
 impl Receives {
-    /// `count` buffers for capsules with up to `in_capsule` bytes of data.
+    /// Makes `count` receive buffers for capsules with up to `in_capsule` bytes of data.
     ///
     /// # Errors
-    /// If they cannot be allocated or registered.
+    /// If the buffers cannot be allocated or registered.
     pub fn new(pd: &Pd, count: u32, in_capsule: u32) -> Result<Self, VerbsError> {
         let len = Sqe::LEN + in_capsule as usize;
         let stride = len.next_multiple_of(Sqe::LEN);
@@ -53,48 +53,48 @@ impl Receives {
         })
     }
 
-    /// The queue, for queue pairs.
+    /// The shared receive queue.
     pub fn srq(&self) -> &Srq {
         &self.srq
     }
-    /// The region of the buffers.
+    /// The memory region of the buffers.
     pub fn mr(&self) -> &Arc<Mr> {
         &self.mr
     }
-    /// Where a buffer is in it.
+    /// Offset of a buffer in the memory region.
     pub fn offset(&self, capsule: ReceiveId) -> usize {
         capsule.index() * self.stride
     }
-    /// Buffers in use: commands whose data are in their capsules.
+    /// How many buffers are in use, because a command still needs its capsule.
     pub fn in_use(&self) -> usize {
         self.elements.len() - self.free.len() - self.posted
     }
-    /// Buffers that are not in use.
+    /// How many buffers are not in use.
     pub fn left(&self) -> usize {
         self.free.len() + self.posted
     }
-    /// Buffers that are posted.
+    /// How many buffers are posted.
     pub fn posted(&self) -> usize {
         self.posted
     }
 
-    /// A host that may send `commands` at a time connects.
+    /// Adds a connection whose host may have `commands` outstanding.
     pub fn add(&mut self, commands: u16) {
         self.wanted += commands as usize;
     }
-    /// Such a host has gone. Receives that are now too many are used up by the next capsules.
+    /// Removes such a connection. Surplus posted receives are used up by the next capsules.
     pub fn remove(&mut self, commands: u16) {
         self.wanted -= commands as usize;
     }
-    /// A posted buffer has completed: it is in use.
+    /// Notes that a posted receive has completed: its buffer is in use.
     pub fn take(&mut self) {
         self.posted -= 1;
     }
-    /// A buffer is not in use any more.
+    /// Frees a buffer that was in use.
     pub fn give(&mut self, capsule: ReceiveId) {
         self.free.push(capsule);
     }
-    /// Posts as many as are missing.
+    /// Posts as many receives as are missing, as far as there are free buffers.
     ///
     /// # Errors
     /// If the device fails.

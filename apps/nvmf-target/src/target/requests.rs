@@ -1,4 +1,4 @@
-//! Commands: from the capsule to what the controller requests of a namespace, and what the core does then.
+//! The first steps of a command: from its capsule to the request to a namespace, and the start of that request.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use super::ids::ReceiveId;
 use super::zeroing::Order;
 use crate::store::{Memory, MrSlice, Store, Work, merged};
 
-/// Up to this many bytes are made zeros at once.
+/// A Write Zeroes of at most this many bytes is done at once, not in pieces.
 const ZERO_NOW: u64 = 64 << 10;
 
 impl Env<'_> {
-    /// A capsule of `len` bytes is in a buffer.
+    /// Handles a command capsule of `len` bytes, which is in a receive buffer.
     pub fn handle_capsule(&mut self, connection: &mut Connection, capsule: ReceiveId, len: usize) {
         self.statistics.counters.capsules.add(1);
         let mut sqe = [0; Sqe::LEN];
@@ -36,7 +36,7 @@ impl Env<'_> {
         }
     }
 
-    /// Does what a command needs next. Its capsule is in the buffer.
+    /// Does the next step of a command. `capsule` is the receive buffer of its capsule, if it still has it.
     fn advance(&mut self, connection: &mut Connection, step: Step<'_>, capsule: Option<ReceiveId>) {
         match step {
             Step::Run(ticket, request) => return self.request(connection, ticket, &request, capsule),
@@ -64,7 +64,7 @@ impl Env<'_> {
             Step::Wait | Step::Run(..) | Step::Fetch(..) => {}
         }
     }
-    /// The bytes that the controller asked for have come.
+    /// Passes data to the controller that it has asked for, and does the next step of the command.
     pub fn handle_data(&mut self, connection: &mut Connection, ticket: Ticket, data: &[u8]) {
         let Some(queue) = &mut connection.queue else { return };
         match queue.handle_data(self.now, ticket, data) {
@@ -81,7 +81,7 @@ impl Env<'_> {
         }
     }
 
-    /// The controller wants something of a namespace.
+    /// Starts a request of the controller to a namespace.
     #[inline]
     fn request(
         &mut self,
@@ -92,7 +92,7 @@ impl Env<'_> {
     ) {
         connection.meter_begin(self.now.as_nanos(), ticket, request);
         let backend = request.backend;
-        // Data that the host has come first, wherever the blocks are.
+        // Data in host memory are fetched first, for any kind of storage.
         if let Some((Source::Remote(from), transfer)) = transfer_of(request) {
             self.release_receive(capsule);
             return self.fetch(connection, ticket, from, Purpose::Storage(transfer));
@@ -102,7 +102,7 @@ impl Env<'_> {
             Some(Store::File(..) | Store::Other(..)) => {
                 self.file_request(connection, ticket, request, capsule);
             }
-            // It was added after this core has looked, or was removed after the controller has.
+            // Either it was added since this core last took the table, or it was removed since the controller last took its own.
             None => {
                 if self.disks.renew() {
                     return self.request(connection, ticket, request, capsule);
@@ -113,7 +113,7 @@ impl Env<'_> {
         }
     }
 
-    /// As [`request`](Self::request), of a namespace in memory: done at once, but for many zeros.
+    /// Starts a request to a namespace in memory. It is done at once or at the end of the turn, except long zeroing.
     #[inline]
     fn memory_request(
         &mut self,
@@ -129,7 +129,8 @@ impl Env<'_> {
                 let sge = memory.sge(offset, to.len);
                 self.batch.add_read(backend, offset);
                 self.release_receive(capsule);
-                // The data are where they will be sent from: nothing is copied, and nothing waits for the host to have them.
+                // The data are sent from the namespace's memory itself: nothing is copied, and no buffer has to be kept until they are
+                // acknowledged.
                 return match sge {
                     Ok(sge) => self.respond_with(connection, ticket, (sge, to), None),
                     Err(e) => self.respond(connection, ticket, Err(e)),
@@ -145,7 +146,7 @@ impl Env<'_> {
                 let at = self.in_capsule(capsule, from);
                 memory.compare(offset, self.shared.receives.mr(), at, from.len())
             }
-            // Memory is as stable as it gets, and can always be read.
+            // Memory has no cache to flush, and can always be read.
             Op::Flush | Op::Verify { .. } => Ok(()),
             Op::WriteZeroes { offset, len, .. } if len <= ZERO_NOW => memory.zero(offset, len),
             Op::WriteZeroes { offset, len, deallocate, .. } => {
@@ -163,7 +164,7 @@ impl Env<'_> {
         self.release_receive(capsule);
         self.respond(connection, ticket, done);
     }
-    /// Orders zeros, which come a piece a turn.
+    /// Orders the zeroing of ranges, a piece of which is done in each turn. `named` is how many ranges the host named.
     fn zero(
         &mut self,
         connection: &mut Connection,
@@ -178,7 +179,7 @@ impl Env<'_> {
         self.zeroing.push(connection.share.who(), order);
     }
 
-    /// As [`request`](Self::request), of a namespace elsewhere: others work, and the core goes on.
+    /// Starts a request to a namespace in a file or other storage. Threads or the kernel do the work, and the core does not wait.
     fn file_request(
         &mut self,
         connection: &mut Connection,
@@ -205,7 +206,8 @@ impl Env<'_> {
         let n = self.keep(connection, ticket, CommandState::Storage(None));
         self.store(connection, n, backend, work);
     }
-    /// The data of a command came in its capsule: the storage takes them from there, or from a buffer.
+    /// Starts a request whose data came in the capsule. The storage takes them from the receive buffer, or from a pool buffer that they are
+    /// copied to.
     fn take_capsule_data(
         &mut self,
         connection: &mut Connection,
@@ -224,7 +226,7 @@ impl Env<'_> {
             self.commands.set_capsule(n, Some(Capsule::Copied(data.into())));
             return self.get_buffer(connection, n, len);
         }
-        // Past the page cache only memory that is aligned can go.
+        // Direct I/O needs aligned memory, so the data are copied to a pool buffer.
         let aligned = !transfer.compare && self.disks.is_direct(transfer.backend);
         let state = if aligned { CommandState::Copy(len, transfer) } else { CommandState::Storage(None) };
         let n = self.keep(connection, ticket, state);
@@ -235,7 +237,7 @@ impl Env<'_> {
         let place = MrSlice { mr: Arc::clone(self.shared.receives.mr()), at, len: len as usize };
         self.store(connection, n, transfer.backend, transfer.work(place));
     }
-    /// Where a capsule's data are in the region of receives.
+    /// Offset of the in-capsule data in the memory region of the receives.
     #[inline]
     fn in_capsule(&self, capsule: Option<ReceiveId>, from: Source) -> usize {
         let Source::Capsule { offset, .. } = from else { unreachable!("data of the host are fetched first") };
@@ -243,7 +245,7 @@ impl Env<'_> {
     }
 }
 
-/// The bytes of the host that a request needs, and what for.
+/// The data of the host that a request needs, and what the storage does with them; `None` if it needs none.
 #[inline]
 fn transfer_of(request: &Request<'_>) -> Option<(Source, Transfer)> {
     let backend = request.backend;

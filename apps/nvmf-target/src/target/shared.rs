@@ -1,5 +1,5 @@
-//! What the hosts of a core share: its buffers, the capsules that it keeps, and its places for connections. Who may have how much, and
-//! whose turn it is, says [`nvmf::fair`]; here alone it is asked.
+//! The resources that the hosts of a core share: its buffers, the receive buffers whose capsules it keeps, and its places for connections.
+//! [`nvmf::fair`] has the rules for how much each host may have, and whose turn it is.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -11,13 +11,13 @@ use super::pool::{Buffer, CLASSES, Class, Pool};
 use super::receives::Receives;
 use crate::store::CommandIndex;
 
-/// The kind of capsules that are kept, because their data wait for the storage. The kinds before it are the classes of buffers.
+/// The kind of kept capsules, whose data wait for the storage. The kinds before it are the classes of buffers.
 const CAPSULES: usize = CLASSES;
 /// The kind of places for connections.
 const CONNECTIONS: usize = CAPSULES + 1;
-/// Kinds of what is shared.
+/// The number of kinds of shared resources.
 const KINDS: usize = CONNECTIONS + 1;
-/// Where a subsystem names its hosts, one place in so many is kept for the hosts that it names.
+/// If a subsystem lists its hosts, one in this many places is reserved for listed hosts.
 const KEPT: usize = 4;
 
 /// Whether there is room for one more connection of a host.
@@ -25,41 +25,41 @@ const KEPT: usize = 4;
 pub enum Room {
     /// There is room.
     Free,
-    /// Only a place that is kept: if a subsystem names the host, which is known when the host has said its name.
+    /// There is room only in a reserved place: the host may have it if its subsystem lists it, which Connect will show.
     Kept,
-    /// There is no room, or the host has its share already.
+    /// There is no room, or the host or its address has its share already.
     None,
 }
 
 /// Places for connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Places {
-    /// Places that the address has.
+    /// Places that the address uses.
     pub has: usize,
-    /// Places that are left.
+    /// Places that are free.
     pub left: usize,
     /// All places.
     pub most: usize,
 }
 
-/// A connection's part of what is shared.
+/// A connection's part of the shared resources.
 #[derive(Debug)]
 pub struct Share {
     connection: ConnId,
-    /// The host.
+    /// The host, as far as it is known.
     who: Who,
-    /// No subsystem names the host, as far as is known.
+    /// Whether the host is not known to be listed by its subsystem.
     guest: bool,
-    /// The host, as the shares know it.
+    /// The host's key in the shares.
     party: Party,
-    /// How much the connection has of each kind.
+    /// How many units of each kind the connection has.
     has: [usize; KINDS],
-    /// Its commands that wait for a buffer, by its class.
+    /// The connection's commands that wait for a buffer, by class.
     wants: [VecDeque<CommandIndex>; CLASSES],
 }
 
 impl Share {
-    /// Who the host is.
+    /// The host, as far as it is known.
     pub const fn who(&self) -> Who {
         self.who
     }
@@ -72,23 +72,23 @@ struct Waiting {
     party: Party,
 }
 
-/// What is shared.
+/// The shared resources of a core.
 pub struct Shared {
     pub pool: Pool,
     pub receives: Receives,
     shares: Shares<KINDS>,
-    /// Connections with commands that wait for a buffer, in turn.
+    /// Connections with commands that wait for a buffer, by class.
     waiting: [Turns<Waiting>; CLASSES],
-    /// Connections that there may be.
+    /// The maximum number of connections.
     places: usize,
-    /// Connections that there are.
+    /// The number of connections.
     connections: usize,
-    /// Connections of hosts that no subsystem names, as far as is known.
+    /// The number of connections whose host is not known to be listed by its subsystem.
     guests: usize,
 }
 
 impl Shared {
-    /// Buffers and receives, and so many places for connections.
+    /// Makes the shared resources of a core with `places` places for connections.
     pub fn new(pool: Pool, receives: Receives, places: usize) -> Self {
         Self {
             pool,
@@ -100,19 +100,20 @@ impl Shared {
             guests: 0,
         }
     }
-    /// Connections that there are.
+    /// The number of connections.
     pub fn connections(&self) -> usize {
         self.connections
     }
     fn places_left(&self) -> usize {
         self.places.saturating_sub(self.connections)
     }
-    /// The places for connections, as an address sees them.
+    /// The places for connections, and how many of them an address uses.
     pub fn places_of(&self, address: IpAddr) -> Places {
         let has = self.shares.of_address(address, CONNECTIONS);
         Places { has, left: self.places_left(), most: self.places }
     }
-    /// Whether there is room for one more connection of a host; `named`: one that a subsystem names; `some_named`: subsystems do so.
+    /// Whether there is room for one more connection of a host. `named`: its subsystem is known to list it. `some_named`: some subsystem
+    /// lists its hosts.
     pub fn room(&self, who: Who, named: bool, some_named: bool) -> Room {
         let kept = if some_named { self.places / KEPT } else { 0 };
         let left = self.places_left();
@@ -125,7 +126,7 @@ impl Shared {
             Room::None
         }
     }
-    /// A connection of a host takes a place.
+    /// Adds a connection of a host, which takes a place.
     pub fn join(&mut self, connection: ConnId, who: Who, named: bool) -> Share {
         let party = self.shares.join(who);
         let mut share =
@@ -135,14 +136,14 @@ impl Shared {
         self.guests += usize::from(share.guest);
         share
     }
-    /// The connection ends. It has nothing any more, but its place.
+    /// Removes a connection. It must have given back everything except its place.
     pub fn leave(&mut self, share: &mut Share) {
         self.give(share, CONNECTIONS);
         self.connections -= 1;
         self.guests -= usize::from(share.guest);
         self.shares.leave(share.party);
     }
-    /// The host has said who it is; `named`: a subsystem names it.
+    /// Moves a connection's resources to the share of its host, whose name is known now. `named`: its subsystem lists it.
     pub fn rename(&mut self, share: &mut Share, who: Who, named: bool) {
         if share.guest && named {
             share.guest = false;
@@ -169,11 +170,11 @@ impl Shared {
         self.shares.give(share.party, kind, 1);
     }
 
-    /// A buffer for `len` bytes; none where the command has to wait for one.
+    /// Takes a buffer for `len` bytes. `None`: the command waits for one, and [`hand_out`](Self::hand_out) will return it.
     #[inline]
     pub fn get_buffer(&mut self, share: &mut Share, command: CommandIndex, len: u32) -> Option<Buffer> {
         let class = self.pool.class_of(len as usize);
-        // Commands that wait already come first.
+        // Commands that already wait come first.
         let may = self.waiting[class.index()].is_empty()
             && self.shares.may_have(share.party, class.index(), self.pool.left(class));
         let buffer = may.then(|| self.pool.take(class)).flatten();
@@ -193,7 +194,8 @@ impl Shared {
         let waiting = Waiting { connection: share.connection, party: share.party };
         self.waiting[class.index()].push(share.who, waiting);
     }
-    /// A buffer of a class for a connection that waits and may have one, host by host; its share [takes](Self::hand_out) it.
+    /// Takes a buffer of a class for the next connection that waits and may have one; hosts take turns. Call [`hand_out`](Self::hand_out)
+    /// with it. `None`: no connection waits, or none may have a buffer now.
     #[inline]
     pub fn next_buffer(&mut self, class: Class) -> Option<(ConnId, Buffer)> {
         let waiting = &mut self.waiting[class.index()];
@@ -205,7 +207,7 @@ impl Shared {
         let (_, Waiting { connection, .. }) = waiting.pop_if(may)?;
         Some((connection, self.pool.take(class).expect("none may have one of none")))
     }
-    /// The connection has a buffer that it waited for; returns the command that it is for.
+    /// Counts a buffer of [`next_buffer`](Self::next_buffer) toward the connection's share. Returns the command that the buffer is for.
     pub fn hand_out(&mut self, share: &mut Share, buffer: &Buffer) -> CommandIndex {
         let class = buffer.class();
         self.take(share, class.index());
@@ -216,13 +218,13 @@ impl Shared {
         }
         command
     }
-    /// A command needs its buffer no more.
+    /// Frees the buffer of a command.
     #[inline]
     pub fn give_buffer(&mut self, share: &mut Share, buffer: Buffer) {
         self.give(share, buffer.class().index());
         self.pool.give(buffer);
     }
-    /// Commands that waited for buffers: they need none any more.
+    /// Returns the connection's commands that wait for buffers, and forgets that they wait.
     pub fn forget_wants(&mut self, share: &mut Share) -> impl Iterator<Item = CommandIndex> + use<> {
         for waiting in &mut self.waiting {
             waiting.retain(|other| other.connection != share.connection);
@@ -230,7 +232,8 @@ impl Shared {
         std::mem::take(&mut share.wants).into_iter().flatten()
     }
 
-    /// Whether a command keeps its capsule, with its data, until the storage has them: else its host has as many as it may.
+    /// Whether a command may keep its capsule until the storage is done with the data. If true, the capsule counts toward the share of its
+    /// host. If false, the host has as many as it may have.
     pub fn keep_capsule(&mut self, share: &mut Share) -> bool {
         let may = self.shares.may_have(share.party, CAPSULES, self.receives.left());
         if may {
@@ -238,7 +241,7 @@ impl Shared {
         }
         may
     }
-    /// A command needs the capsule that it kept no more.
+    /// Frees the receive buffer of a capsule that a command kept.
     pub fn release_kept_receive(&mut self, share: &mut Share, capsule: ReceiveId) {
         self.give(share, CAPSULES);
         self.receives.give(capsule);

@@ -1,18 +1,18 @@
-//! What the identifier of a work request says: what it does, and for which command or buffer.
+//! The `wr_id` of work requests: what a request does, and for which command or receive buffer.
 
 use super::ids::ReceiveId;
 use crate::store::CommandIndex;
 
-/// A work request.
+/// The decoded `wr_id` of a work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tag {
-    /// A receive; a capsule comes into its buffer.
+    /// A receive for a capsule, into this buffer.
     Received(ReceiveId),
     /// An RDMA READ of a command's data.
     Fetched(CommandIndex),
-    /// A response, and the data before it, which are in the buffer of its command.
+    /// The response of a command that owns the buffer of the data that were sent before it.
     Answered(CommandIndex),
-    /// A request that no command waits for: a response, or the data before one.
+    /// A request that no command waits for: a response, or the WRITE of data before a response.
     Sent,
 }
 
@@ -22,7 +22,7 @@ const ANSWERED: u64 = 3 << 32;
 const SENT: u64 = 4 << 32;
 
 impl Tag {
-    /// As an identifier.
+    /// The tag as a `wr_id`.
     pub const fn to_raw(self) -> u64 {
         match self {
             Self::Received(capsule) => RECEIVED | capsule.0 as u64,
@@ -31,7 +31,7 @@ impl Tag {
             Self::Sent => SENT,
         }
     }
-    /// From [`to_raw`](Self::to_raw).
+    /// Makes the tag from a `wr_id` that [`to_raw`](Self::to_raw) returned.
     pub const fn from_raw(wr_id: u64) -> Self {
         let number = wr_id as u32;
         match wr_id & !0xFFFF_FFFF {

@@ -6,7 +6,7 @@ use verbs::VerbsError;
 
 use super::core::Core;
 
-/// Says that a core has ended, also where it panicked.
+/// Sets the flag when it is dropped: a core has ended, possibly by a panic.
 struct Ended<'a>(&'a AtomicBool);
 
 impl Drop for Ended<'_> {
@@ -15,14 +15,14 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Runs the first core on this thread and each other one on a thread of its own, until `stop` says so. A core that ends before,
-/// because its part of the device is dead, ends the others: half a target would keep its hosts waiting, and nobody would know.
+/// Runs the first core on this thread and each other core on a thread of its own, until `stop` returns true. A core that ends earlier,
+/// because its shard of the device failed, ends the others, too: otherwise its hosts would wait without an answer, and nobody would notice.
 ///
 /// # Errors
 /// If the device fails.
 ///
 /// # Panics
-/// If a core does, as where a port of the program's own panics.
+/// If a core panics, for example in the code of a port that the program provides.
 pub fn run_all(cores: &mut [Core<'_>], stop: impl Fn() -> bool + Sync) -> Result<(), VerbsError> {
     let ended = AtomicBool::new(false);
     let run = |core: &mut Core<'_>| {

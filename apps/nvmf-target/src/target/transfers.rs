@@ -1,4 +1,4 @@
-//! Data of commands on their way: a command gets a buffer, then bytes of the host or of the storage, then gives them on.
+//! The transfers of a command: it gets a buffer, fills it from the host or from the storage, and passes the data on.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use super::pool::Buffer;
 use crate::store::{CommandIndex, MrSlice, Store, Work};
 
 impl Env<'_> {
-    /// Gets bytes of the host.
+    /// Fetches bytes from the host. The command continues when they have arrived.
     #[inline]
     pub fn fetch(&mut self, connection: &mut Connection, ticket: Ticket, from: Remote, purpose: Purpose) {
         self.with_buffer(connection, ticket, CommandState::Fetch(from, purpose), from.len);
     }
-    /// Goes on with a command when it has a buffer.
+    /// Gets a buffer of `len` bytes for a command, at once or later. Then [`begin`](Self::begin) continues with `state`.
     #[inline]
     pub fn with_buffer(
         &mut self,
@@ -31,7 +31,7 @@ impl Env<'_> {
         let n = self.keep(connection, ticket, state);
         self.get_buffer(connection, n, len);
     }
-    /// Goes on with a command when it has a buffer for `len` bytes.
+    /// Gets a buffer of `len` bytes for a command that is in `commands` already, at once or later. Then [`begin`](Self::begin) continues.
     #[inline]
     pub fn get_buffer(&mut self, connection: &mut Connection, n: CommandIndex, len: u32) {
         match self.shared.get_buffer(&mut connection.share, n, len) {
@@ -39,7 +39,7 @@ impl Env<'_> {
             None => self.statistics.counters.buffer_waits.add(1),
         }
     }
-    /// A command has its buffer.
+    /// Continues a command that has got the buffer that it waited for.
     pub fn begin(&mut self, connection: &mut Connection, n: CommandIndex, buffer: Buffer) {
         let Some(command) = self.commands.get_mut(n) else {
             return self.shared.give_buffer(&mut connection.share, buffer);
@@ -99,7 +99,7 @@ impl Env<'_> {
             }
         }
     }
-    /// The bytes of the host are in the command's buffer.
+    /// Continues a command whose data from the host are in its buffer.
     #[inline]
     pub fn fetched(&mut self, connection: &mut Connection, n: CommandIndex) {
         let Some(command) = self.commands.get_mut(n) else { return };
@@ -144,13 +144,13 @@ impl Env<'_> {
         self.respond(connection, ticket, done);
     }
 
-    /// Gives the storage work for a command.
+    /// Gives the storage the work of a command.
     pub fn store(&mut self, connection: &mut Connection, n: CommandIndex, backend: Backend, work: Work) {
         if let Err(e) = self.disks.give(self.now, connection.share.who(), backend, work, n) {
             self.stored(connection, n, Err(e));
         }
     }
-    /// The work for a command is done.
+    /// Continues a command whose work at the storage is done, or has failed.
     pub fn stored(&mut self, connection: &mut Connection, n: CommandIndex, result: Result<(), BackendError>) {
         let Some(command) = self.commands.get_mut(n) else { return };
         let ticket = command.ticket;
@@ -164,7 +164,7 @@ impl Env<'_> {
         self.finish(connection, n);
         self.respond(connection, ticket, result);
     }
-    /// Bytes of a buffer.
+    /// A slice of the pool's memory region.
     fn in_pool(&self, at: usize, len: u32) -> MrSlice {
         MrSlice { mr: Arc::clone(self.shared.pool.mr()), at, len: len as usize }
     }

@@ -1,4 +1,4 @@
-//! Namespaces in memory: ranges that become zeros, a piece a turn, so that other commands come between.
+//! Zeroing of namespaces in memory: a piece in each turn, so that other commands are served in between.
 
 use std::sync::Arc;
 
@@ -7,29 +7,29 @@ use nvmf::fair::{Turns, Who};
 
 use crate::store::{CommandIndex, Memory, Zeroed};
 
-/// What it costs to merge a range with others and to look at its marks, as bytes that are made zeros. So ranges that are zeros already are
-/// not free, and a host that orders many of them gets no more turns than other hosts.
+/// The cost of merging a range and looking at its marks, in bytes that could be zeroed in the same time. So ranges that are zero already
+/// are not free, and a host that orders many of them gets no more time than other hosts.
 const RANGE: u64 = 4096;
 
-/// What is ordered, in turn.
+/// The orders of all hosts, which take turns.
 #[derive(Debug, Default)]
 pub struct Zeroing(Turns<Order>);
 
-/// Ranges that become zeros, for a command.
+/// The ranges that a command orders to be zeroed.
 #[derive(Debug)]
 pub struct Order {
     pub command: CommandIndex,
     memory: Arc<Memory>,
-    /// Offset and length of the ranges that are left, without overlaps. They are taken from the end of the list.
+    /// Offset and length of the ranges that are left, without overlaps. The last one is done first.
     ranges: Vec<(u64, u64)>,
-    /// Memory goes back to the system.
+    /// Whether to give memory back to the operating system.
     give_back: bool,
-    /// What the order, or its last piece, cost beyond its turn, in bytes.
+    /// The cost, in bytes, that exceeded the turns so far. It must be worked off before the next piece.
     debt: u64,
 }
 
 impl Order {
-    /// Of ranges that do not overlap, made of `named` ranges that the host named.
+    /// Makes an order for ranges that do not overlap. The host named `named` ranges, which were merged to these.
     pub fn new(
         command: CommandIndex,
         memory: Arc<Memory>,
@@ -39,7 +39,7 @@ impl Order {
     ) -> Self {
         Self { command, memory, ranges, give_back, debt: named * RANGE }
     }
-    /// Its turn: makes zeros of about `most` bytes. Returns the result when nothing is left.
+    /// Does one turn of the order: zeroes about `most` bytes. Returns the result when nothing is left, else `None`.
     pub fn step(&mut self, most: u64) -> Option<Result<(), BackendError>> {
         if self.debt > most {
             self.debt -= most;
@@ -61,20 +61,20 @@ impl Order {
 }
 
 impl Zeroing {
-    /// Whether nothing is ordered.
+    /// Whether there are no orders.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
-    /// A host orders something.
+    /// Adds an order of a host.
     pub fn push(&mut self, who: Who, order: Order) {
         self.0.push(who, order);
     }
-    /// Takes an order of the host whose turn it is.
+    /// Takes the next order, of the host whose turn it is.
     pub fn pop(&mut self) -> Option<(Who, Order)> {
         self.0.pop()
     }
-    /// It had its turn, and is not done.
+    /// Puts back an order that had its turn and is not done. It stays the first of its host.
     pub fn put_back(&mut self, who: Who, order: Order) {
         self.0.put_back(who, order);
     }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use verbs::{Access, Context, DeviceConfig};
 
-    // Goal: zeros are written in turn, host by host: one that orders many does not make another wait until all of them are done.
+    // Goal: hosts take turns: a host that orders a lot of zeroing does not make another host wait until all of it is done.
     #[test]
     fn a_host_that_orders_many_zeros_leaves_every_second_turn_to_another() {
         const ORDERS: u32 = 60;

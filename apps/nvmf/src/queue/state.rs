@@ -44,7 +44,7 @@ pub struct Queue {
 pub(super) enum Role {
     /// Connect has not succeeded yet.
     New {
-        /// When the connection was made, or the last Connect came or failed after it had waited.
+        /// When the connection was made, or when a Connect last began to wait or failed after it had waited.
         since: Instant,
         /// A Connect that waits until the host's earlier commands have left the storage.
         held: Option<Box<Held>>,

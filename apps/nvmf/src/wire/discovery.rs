@@ -70,11 +70,11 @@ impl Record {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RdmaAddress {
-    /// 1: reliable connection.
+    /// Queue pair type; 1: reliable connected.
     pub qp_type: u8,
-    /// 4: RoCEv2.
+    /// RDMA provider; 4: RoCEv2.
     pub provider: u8,
-    /// 1: RDMA_CM.
+    /// Connection management; 1: RDMA_CM.
     pub cm: u8,
     /// Reserved, zero.
     pub reserved: [u8; 5],

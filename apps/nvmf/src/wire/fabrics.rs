@@ -16,7 +16,7 @@ pub mod fctype {
     pub const PROPERTY_GET: u8 = 0x04;
 }
 
-/// Connect.
+/// A Connect command.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ConnectCommand {
@@ -90,17 +90,17 @@ impl ConnectData {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum ConnectField {
-    /// In the command.
+    /// Queue identifier, in the command.
     QueueId = 42,
-    /// In the command.
+    /// Submission queue size, in the command.
     QueueSize = 44,
-    /// In the data.
+    /// Host identifier, in the data.
     HostId = 1 << 16,
-    /// In the data.
+    /// Controller identifier, in the data.
     ControllerId = 1 << 16 | 16,
-    /// In the data.
+    /// Subsystem NQN, in the data.
     Subsystem = 1 << 16 | 256,
-    /// In the data.
+    /// Host NQN, in the data.
     Host = 1 << 16 | 512,
 }
 

@@ -31,7 +31,7 @@ pub struct Controller {
     pub mn: [u8; 40],
     /// Firmware revision.
     pub fr: [u8; 8],
-    /// Recommended arbitration burst, an OUI.
+    /// Recommended arbitration burst and IEEE OUI, zero.
     pub reserved: [u8; 4],
     /// Bit 0: the subsystem may have several ports; bit 1: several controllers.
     pub cmic: u8,
@@ -41,17 +41,17 @@ pub struct Controller {
     pub cntlid: U16,
     /// Version, as in the property VS.
     pub ver: U32,
-    /// Runtime D3 latencies.
+    /// Runtime D3 latencies, zero.
     pub reserved2: [u8; 8],
     /// Supported optional asynchronous events.
     pub oaes: U32,
     /// Attributes; see [`Controller::HOST_ID_128`].
     pub ctratt: U32,
-    /// Read recovery levels.
+    /// Read recovery levels and reserved bytes, zero.
     pub reserved3: [u8; 11],
     /// 1: I/O, 2: discovery.
     pub cntrltype: u8,
-    /// Identifier of the FRU; retry delays; management interface; optional admin commands.
+    /// FRU GUID, command retry delays, management interface, optional admin commands, zero.
     pub reserved4: [u8; 146],
     /// Maximum number of outstanding Abort commands, 0's based.
     pub acl: u8,
@@ -63,11 +63,11 @@ pub struct Controller {
     pub lpa: u8,
     /// Entries of the error log, 0's based.
     pub elpe: u8,
-    /// Power states to sanitize: none.
+    /// The fields from power states (NPSS) to timeouts and sanitize capabilities, zero.
     pub reserved5: [u8; 57],
     /// Granularity of the keep alive timeout, in units of 100 ms.
     pub kas: U16,
-    /// Thermal management to endurance groups, ANA.
+    /// The fields after the keep alive granularity, up to ANA and endurance groups, zero.
     pub reserved6: [u8; 190],
     /// Sizes of submission queue entries, powers of two.
     pub sqes: u8,
@@ -79,11 +79,11 @@ pub struct Controller {
     pub nn: U32,
     /// Optional NVM commands; see [`Controller::ONCS`].
     pub oncs: U16,
-    /// Fused operation support, format attributes.
+    /// Fused operation support and format attributes, zero.
     pub reserved7: [u8; 3],
     /// Volatile write cache: bit 0: present; bits 2:1: 2, Flush of all namespaces is not supported.
     pub vwc: u8,
-    /// Atomicity beyond one block: none.
+    /// Atomic write units and vendor fields, zero: no atomicity beyond one block.
     pub reserved8: [u8; 10],
     /// SGL support; see [`Controller::SGLS`].
     pub sgls: U32,
@@ -105,7 +105,7 @@ pub struct Controller {
     pub fcatt: u8,
     /// Maximum number of SGL data descriptors in a command.
     pub msdbd: u8,
-    /// Disconnect, power states, vendor.
+    /// Optional fabrics commands, power state descriptors, vendor area, zero.
     pub reserved11: [u8; 2292],
 }
 const _: () = assert!(size_of::<Controller>() == LEN);
@@ -143,21 +143,21 @@ pub struct Namespace {
     pub ncap: U64,
     /// Blocks in use.
     pub nuse: U64,
-    /// Features.
+    /// Features; see [`Namespace::GRANULARITIES`].
     pub nsfeat: u8,
     /// Number of LBA formats, 0's based.
     pub nlbaf: u8,
     /// The LBA format in use.
     pub flbas: u8,
-    /// Metadata and protection capabilities.
+    /// Metadata and protection capabilities, zero.
     pub reserved: [u8; 3],
     /// Bit 0: several controllers may share the namespace.
     pub nmic: u8,
-    /// Reservations, format progress.
+    /// Reservation capabilities and format progress, zero.
     pub reserved2: [u8; 2],
     /// Bits 2:0, value 1: deallocated blocks read as zeros; bit 3: Write Zeroes may deallocate.
     pub dlfeat: u8,
-    /// Atomicity beyond one block, boundaries.
+    /// Atomic write units and boundaries, zero.
     pub reserved3: [u8; 30],
     /// Preferred write granularity in blocks, 0's based.
     pub npwg: U16,
@@ -169,11 +169,11 @@ pub struct Namespace {
     pub npda: U16,
     /// Optimal write size in blocks, 0's based.
     pub nows: U16,
-    /// Limits of copies, groups.
+    /// Copy limits and ANA group, zero.
     pub reserved6: [u8; 25],
     /// Bit 0: write protected.
     pub nsattr: u8,
-    /// Groups.
+    /// NVM set and endurance group identifiers, zero.
     pub reserved4: [u8; 4],
     /// Namespace globally unique identifier.
     pub nguid: [u8; 16],
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
     use core::mem::offset_of;
 
-    // Goal: sizes add up even if two fields were exchanged; offsets do not.
+    // Goal: fields have the right offsets. The size alone would not show that two fields are exchanged.
     #[test]
     fn fields_are_where_the_specification_has_them() {
         let controller = [
