@@ -16,16 +16,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Instant, SystemTime};
 
-/// Packets reach the disk at least this often while frames flow or the port is maintained.
+/// Packets are written to the file at least this often while frames flow or the port is maintained.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 
 /// Wraps `port` so that every frame it receives and sends is also written to the file at `path`.
 ///
-/// The file is a pcap with nanoseconds and Ethernet's link type, readable while it grows. All queues write to it,
-/// in the order of their bursts. A frame is written once the port has accepted it.
+/// The file has the pcap format, with timestamps in nanoseconds and link type Ethernet, and can be read while it grows. All queues write to
+/// it, in the order of their bursts. A frame is written once the port has accepted it.
 ///
 /// # Errors
-/// When the file cannot be made.
+/// When the file cannot be created or written.
 pub fn capture(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: port.info().name.clone(), reason };
     let file = make(path)
@@ -45,10 +45,10 @@ pub fn capture(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, PortEr
     Ok(Box::new(CapturePort { port, log }))
 }
 
-/// Makes the file, or empties one that is there.
+/// Creates the file, or truncates an existing one.
 ///
-/// In a directory where others may put files, nobody leads us elsewhere: neither by a link nor by a file that is not ours, whose owner
-/// would read what is written.
+/// In a directory where other users may create files, it follows no symbolic link and accepts no file of another user, except the
+/// directory's owner: the user could otherwise redirect the capture, or read it.
 fn make(path: &Path) -> Result<File, String> {
     let text = |error: std::io::Error| error.to_string();
     let dir = runtime::without_foreign_links(runtime::dir_of(path))?;
@@ -83,8 +83,8 @@ fn make(path: &Path) -> Result<File, String> {
 #[derive(Clone)]
 struct Output(Arc<Mutex<BufWriter<Disk>>>);
 
-/// The file itself. write(2) of libc, which the standard library calls, is a cancellation point (pthreads(7)), and a thread of a
-/// C program that is cancelled while it polls cannot be unwound from here.
+/// The file itself. It avoids write(2) of libc, which the standard library calls: that is a cancellation point (pthreads(7)), and a thread
+/// of a C program that is cancelled while it polls cannot be unwound from here.
 struct Disk(File);
 
 impl Write for Disk {
@@ -156,7 +156,7 @@ impl Drop for Inner {
         if self.made_by.is_this() {
             self.flush();
         } else {
-            // A fork has a copy of the buffer: only the parent writes it, so the copy is never flushed.
+            // A forked child has a copy of the buffer. Only the parent writes it out; the leaked clone keeps the child from doing so.
             core::mem::forget(self.file.clone());
         }
     }
@@ -218,7 +218,7 @@ impl QueueLayer for CaptureQueue {
         if frames.is_empty() {
             return self.queue.tx_burst(route, frames);
         }
-        // An accepted frame is gone, so it is copied before.
+        // The port keeps the frames that it accepts, so they are copied first.
         self.bytes.clear();
         self.ends.clear();
         for frame in &*frames {
@@ -239,7 +239,7 @@ impl QueueLayer for CaptureQueue {
         n
     }
 
-    /// What is built in the port's own memory is gone at once: everything is sent in frames.
+    /// Returns `None`, so that everything is sent as frames: what is built in the port's own memory is sent before it can be copied.
     fn build_burst(&mut self, _: Route, _: usize, _: &mut dyn Build) -> Option<usize> {
         None
     }
@@ -299,7 +299,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    // Goal: in /tmp and the like nobody leads a capture, which may be root's, into a file of theirs, or of ours.
+    // Goal: in /tmp and the like no other user can redirect a capture, which may be root's, into a file of theirs, or of ours.
     #[test]
     fn a_capture_follows_no_link_and_takes_no_file_of_others_where_others_may_put_one() {
         use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -330,7 +330,7 @@ mod tests {
         } else {
             eprintln!("SKIPPED files of other users: only root makes them");
         }
-        // What is ours is emptied and written, and links in our own directories are our own business.
+        // Our own file is emptied and written, and links in our own directories are followed.
         let again = open.join("again.pcap");
         assert_eq!((refused(&again), refused(&again)), (None, None));
         symlink(&precious, own.join("link.pcap")).unwrap();

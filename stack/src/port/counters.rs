@@ -1,4 +1,4 @@
-//! What a queue counts.
+//! The counters of a queue.
 
 use super::info::PortStats;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -60,7 +60,7 @@ impl Counters {
     }
 }
 
-/// The counters of all queues.
+/// Sums the counters of all queues.
 pub(super) fn sum(queues: &[Counters]) -> PortStats {
     queues.iter().map(Counters::stats).fold(PortStats::default(), |sum, stats| sum + stats)
 }

@@ -1,10 +1,10 @@
-//! Why a port could not be opened, or does not do what it is asked.
+//! Why a port could not be opened, or could not do what was asked.
 
-/// What a port refuses: one sentence that says what to do.
+/// An error of a port. Its text says what is wrong, and what to do if that is known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PortError {
-    /// The specification is not one of a port.
+    /// The text is not the specification of a port.
     #[error("port {spec:?}: {reason}")]
     Spec {
         /// The text.
@@ -21,7 +21,7 @@ pub enum PortError {
     /// DPDK's environment could not be started.
     #[error("DPDK: {0}")]
     Eal(String),
-    /// The host did not join a multicast group.
+    /// The host could not join a multicast group.
     #[error("the host does not join the multicast group {group}: {reason}")]
     Group {
         /// The group.

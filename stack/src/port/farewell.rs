@@ -1,20 +1,22 @@
-//! What is ready to be sent when a signal ends the process: a table that a handler of the signal can go through.
+//! Packets to send when a signal ends the process, in a table that a signal handler can read.
 
 use super::traits::Farewell;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 
-/// What is ready, at most so many. A handler of a signal may have interrupted whoever holds a lock, and does without that one.
+/// At most `MOST` packets to send at the end of the process. A signal handler may interrupt a thread that holds an entry's lock; it skips
+/// that entry.
 pub struct Farewells<const MOST: usize> {
     ready: [Mutex<Option<Kept>>; MOST],
     kept: AtomicUsize,
     next: AtomicUsize,
 }
 
-/// A farewell, and the process that keeps it: what vfork(2) makes has the table, and runs no handler of forks.
+/// A farewell, and the id of the process that keeps it. A child of vfork(2) shares the table and runs no fork handler, so the id is
+/// compared.
 type Kept = (u32, Box<dyn Farewell>);
 
-/// A farewell that is ready while this lives.
+/// Keeps a farewell in the table; dropping this removes it.
 #[derive(Debug)]
 pub struct Ready<const MOST: usize> {
     of: &'static Farewells<MOST>,
@@ -22,13 +24,13 @@ pub struct Ready<const MOST: usize> {
 }
 
 impl<const MOST: usize> Farewells<MOST> {
-    /// None yet.
+    /// An empty table.
     pub const fn none() -> Self {
         let ready = [const { Mutex::new(None) }; MOST];
         Self { ready, kept: AtomicUsize::new(0), next: AtomicUsize::new(0) }
     }
 
-    /// Keeps one ready. `None`: there are as many as there can be.
+    /// Adds a farewell, which stays until the result is dropped. `None` if no entry is free.
     pub fn keep(&'static self, farewell: Box<dyn Farewell>) -> Option<Ready<MOST>> {
         if self.kept.load(Ordering::Relaxed) >= MOST {
             return None;
@@ -46,8 +48,8 @@ impl<const MOST: usize> Farewells<MOST> {
         None
     }
 
-    /// Sends all that are ready, as far as that can be done at once; in a fork none of its parent's. For handlers of signals (signal-safety(7)): it waits for no lock and
-    /// allocates nothing.
+    /// Sends all farewells that can be sent without waiting; in a forked child, none of the parent's. Safe in signal handlers
+    /// (signal-safety(7)): it waits for no lock and allocates nothing.
     pub fn send(&self) {
         let this = std::process::id();
         for ready in &self.ready {
@@ -69,7 +71,7 @@ impl<const MOST: usize> core::fmt::Debug for Farewells<MOST> {
 
 impl<const MOST: usize> Drop for Ready<MOST> {
     fn drop(&mut self) {
-        // Only a handler of a signal holds it otherwise, or in a fork a thread that is not there: nobody may wait for either.
+        // Do not wait: the lock may belong to a signal handler, or in a forked child to a thread that does not exist there.
         if let Ok(mut ready) = self.of.ready[self.place].try_lock() {
             let farewell = ready.take();
             self.of.kept.fetch_sub(1, Ordering::Relaxed);
@@ -106,7 +108,7 @@ mod tests {
         drop(second);
         ALL.send();
         assert_eq!((sent.load(Ordering::Relaxed), Arc::strong_count(&sent)), (1, 1));
-        // That of another process, whose table a fork has.
+        // A farewell of another process, as a forked child finds it in its copy of the table.
         let kept = keep().unwrap();
         ALL.ready[kept.place].lock().unwrap().as_mut().unwrap().0 ^= 1;
         ALL.send();

@@ -1,7 +1,7 @@
-//! One owned frame buffer, whatever memory it lives in, and the pool of those that live on the heap.
+//! One owned frame buffer, whatever memory it is in, and a pool of buffers on the heap.
 //!
-//! A [`Frame`] is the only handle to its buffer: it is neither `Copy` nor `Clone`, and dropping it gives the
-//! buffer back. So a frame can be neither leaked by forgetting a return code nor freed twice.
+//! A [`Frame`] is the only handle to its buffer: it is neither `Copy` nor `Clone`, and dropping it returns the buffer. So a frame can be
+//! neither leaked because a return code was ignored nor freed twice.
 //!
 //! This file owns the raw pointers. They are sound because a frame is made in three places only: by
 //! [`HeapPool`], from a slot that was taken off the free list; by [`Frame::from_vec`], from a vector that it leaks; and by
@@ -27,7 +27,7 @@ pub type TxBurst = ArrayVec<Frame, { config::TX_BURST }>;
 /// Each kind of buffer has one `static` of this type; its address tells the kinds apart.
 #[repr(C)]
 pub(crate) struct FrameKind {
-    /// Takes the frame's handle back. Called once, by the frame's drop.
+    /// Takes back the frame's handle. Called once, when the frame is dropped.
     pub(crate) free: unsafe extern "C" fn(NonNull<()>),
 }
 
@@ -47,7 +47,7 @@ pub struct Frame {
 
 const _: () = assert!(size_of::<Frame>() == 32 && size_of::<Option<Frame>>() == 32);
 
-/// Where the fields are: data, len, cap, sum, handle, kind. C code fills frames in.
+/// Offsets of the fields data, len, cap, sum, handle and kind, for the C code that fills in frames.
 #[cfg(feature = "dpdk")]
 pub(crate) const FIELD_OFFSETS: [usize; 6] = [
     core::mem::offset_of!(Frame, data),
@@ -70,7 +70,7 @@ impl Frame {
         core::ptr::eq(self.kind, kind)
     }
 
-    /// Puts a frame together.
+    /// Makes a frame of its parts.
     ///
     /// # Safety
     /// `data` is valid for reads and writes of `cap` initialised bytes and nothing else accesses them until
@@ -86,7 +86,7 @@ impl Frame {
         Self { data, len, cap, sum: None, handle, kind }
     }
 
-    /// A frame around a vector: for tests and rare paths, as it allocates. The capacity is the vector's length.
+    /// Makes a frame of a vector, whose length becomes the capacity. It allocates, so it is for tests and rare paths.
     ///
     /// # Panics
     /// When the vector is longer than 65535 bytes.
@@ -104,7 +104,7 @@ impl Frame {
         unsafe { Self::from_raw(data, len, len, boxed.cast(), &BOXED) }
     }
 
-    /// Bytes of the frame.
+    /// Length of the frame in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len as usize
@@ -122,26 +122,26 @@ impl Frame {
         self.cap as usize
     }
 
-    /// The bytes of the frame, from the destination MAC address on.
+    /// The bytes of the frame, starting with the destination MAC address.
     #[inline]
     pub fn data(&self) -> &[u8] {
         // SAFETY: `data` is valid for `cap >= len` initialised bytes, and `&self` excludes writers.
         unsafe { core::slice::from_raw_parts(self.data.as_ptr(), self.len as usize) }
     }
 
-    /// The sum of its bytes, if it was computed while they were copied. Any change of the frame clears it.
+    /// The sum of the frame's bytes, if it was computed while they were copied. Any mutable access to the bytes clears it.
     #[inline]
     pub fn sum(&self) -> Option<Sum> {
         self.sum
     }
 
-    /// Sets the sum of its bytes.
+    /// Sets the sum of the frame's bytes.
     #[inline]
     pub fn set_sum(&mut self, sum: Option<Sum>) {
         self.sum = sum;
     }
 
-    /// The bytes of the frame, to change.
+    /// The bytes of the frame, mutable.
     #[inline]
     pub fn data_mut(&mut self) -> &mut [u8] {
         self.sum = None;
@@ -149,7 +149,7 @@ impl Frame {
         unsafe { core::slice::from_raw_parts_mut(self.data.as_ptr(), self.len as usize) }
     }
 
-    /// The whole buffer: write here, then [`set_len`](Self::set_len).
+    /// The whole buffer, mutable. After writing to it, call [`set_len`](Self::set_len).
     #[inline]
     pub fn buffer_mut(&mut self) -> &mut [u8] {
         self.sum = None;
@@ -157,7 +157,7 @@ impl Frame {
         unsafe { core::slice::from_raw_parts_mut(self.data.as_ptr(), self.cap as usize) }
     }
 
-    /// Sets the number of bytes that the frame has.
+    /// Sets the length of the frame in bytes.
     ///
     /// # Panics
     /// When `n` exceeds the [`capacity`](Self::capacity).
@@ -168,7 +168,7 @@ impl Frame {
         self.len = n as u16;
     }
 
-    /// Replaces the contents by `bytes`, as far as the buffer holds them; whether it holds them all.
+    /// Replaces the contents by as many of `bytes` as the buffer holds. Returns whether it holds all of them.
     pub fn fill(&mut self, bytes: &[u8]) -> bool {
         let n = bytes.len().min(self.capacity());
         self.buffer_mut()[..n].copy_from_slice(&bytes[..n]);
@@ -200,7 +200,7 @@ pub struct HeapPool {
     slab: Arc<Slab>,
 }
 
-/// The start of a slot; the buffer follows at [`HEADER`].
+/// The header of a slot; the buffer follows at [`HEADER`].
 struct SlotHeader {
     slab: *const Slab,
     index: u32,
@@ -213,7 +213,7 @@ const HEADER: usize = LINE;
 const _: () = assert!(size_of::<SlotHeader>() <= HEADER);
 
 struct Slab {
-    /// The allocation, and its first cache line.
+    /// The allocation, its layout, and the first cache line in it, where the slots start.
     memory: NonNull<u8>,
     layout: Layout,
     base: NonNull<u8>,
@@ -222,15 +222,15 @@ struct Slab {
     stride: usize,
     frames: u32,
     capacity: u16,
-    /// Slots without a frame. A lock, because bursts take and bring many at once.
+    /// Slots without a frame. A lock fits, because a burst takes or returns many of them at once.
     free: Mutex<Free>,
 }
 
 /// Slots without a frame.
 struct Free {
-    /// Slots that had a frame; has room for all. The last one that came back is taken first: it is still in a cache.
+    /// Slots that had a frame before; has capacity for all slots. The last one returned is taken first, as it is still in a cache.
     back: Vec<u32>,
-    /// The first slot that never had a frame. Memory from there on was not touched, so the system has not allocated it yet.
+    /// The first slot that never had a frame. The memory from there on is untouched, so the kernel has not allocated pages for it yet.
     fresh: u32,
 }
 
@@ -243,12 +243,12 @@ static HEAP: FrameKind = FrameKind { free: free_slot };
 
 unsafe extern "C" fn free_slot(handle: NonNull<()>) {
     let (slab, index) = of_slot(handle);
-    // SAFETY: `frame` turned one count of the `Arc` into this frame; here it turns back.
+    // SAFETY: `frame` leaked one count of the `Arc` for this frame; this takes it back.
     let slab = unsafe { Arc::from_raw(slab) };
     slab.free().back.push(index);
 }
 
-/// The slab and the number of the slot that a frame has.
+/// The slab and the slot number that belong to the handle of a frame.
 #[inline]
 fn of_slot(handle: NonNull<()>) -> (*const Slab, u32) {
     // SAFETY: the header was written before the slot's first frame was made, and is never written again; the slab lives, as the
@@ -274,13 +274,13 @@ impl HeapPool {
         let memory = unsafe { std::alloc::alloc_zeroed(layout) };
         let Some(memory) = NonNull::new(memory) else { std::alloc::handle_alloc_error(layout) };
         let to_line = memory.addr().get().next_multiple_of(LINE) - memory.addr().get();
-        // SAFETY: less than a line behind the start of the allocation, which is a line longer than the slots.
+        // SAFETY: the offset is less than a line, and the allocation is a line longer than the slots.
         let base = unsafe { memory.add(to_line) };
         let free = Mutex::new(Free { back: Vec::with_capacity(frames), fresh: 0 });
         Self { slab: Arc::new(Slab { memory, layout, base, bytes, stride, frames: count, capacity, free }) }
     }
 
-    /// An empty frame; `None` while all buffers are out.
+    /// Takes an empty frame; `None` while all buffers are in use.
     #[inline]
     pub fn alloc(&self) -> Option<Frame> {
         let mut free = self.slab.free();
@@ -292,7 +292,7 @@ impl HeapPool {
         Some(self.frame(index))
     }
 
-    /// Appends up to `n` empty frames to `out`: fewer when there are not as many, or `out` has no more room.
+    /// Appends up to `n` empty frames to `out`; fewer if buffers run out or `out` is full.
     #[inline]
     pub fn alloc_burst<const N: usize>(&self, out: &mut ArrayVec<Frame, N>, n: usize) {
         if n == 1 && !out.is_full() {
@@ -306,7 +306,7 @@ impl HeapPool {
         out.extend((0..more).map_while(|_| self.first_use(&mut free)).map(|index| self.frame(index)));
     }
 
-    /// Drops frames; those of one pool together.
+    /// Drops frames, adjacent ones of the same pool under one lock.
     #[inline]
     pub fn recycle(frames: &mut RxBurst) {
         if frames.len() < 2 {
@@ -331,7 +331,7 @@ impl HeapPool {
         frames.clear();
     }
 
-    /// A slot that never had a frame.
+    /// Takes a slot that never had a frame; `None` if all slots had one.
     #[cold]
     fn first_use(&self, free: &mut Free) -> Option<u32> {
         let index = free.fresh;
@@ -345,7 +345,7 @@ impl HeapPool {
         Some(index)
     }
 
-    /// The frame of a slot that was just taken.
+    /// Makes the frame of a slot that was just taken.
     #[inline]
     fn frame(&self, index: u32) -> Frame {
         let slot = self.slab.slot(index);
@@ -362,7 +362,7 @@ impl HeapPool {
         bytes < self.slab.bytes
     }
 
-    /// Buffers that are in the pool now.
+    /// Number of free buffers.
     pub fn available(&self) -> usize {
         let free = self.slab.free();
         free.back.len() + (self.slab.frames - free.fresh) as usize
@@ -388,7 +388,7 @@ impl Slab {
         unsafe { self.base.add(index as usize * self.stride) }
     }
 
-    /// No code panics while it holds the lock.
+    /// Locks the list of free slots. No code panics while it holds the lock.
     #[inline]
     fn free(&self) -> MutexGuard<'_, Free> {
         lock(&self.free)

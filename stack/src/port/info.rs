@@ -1,11 +1,11 @@
-//! What a port says of itself, and how it is asked for.
+//! What a port is and counts, and the options to open one.
 
 use super::error::PortError;
 use super::spec::PortSpec;
 use crate::config;
 use crate::id::Mac;
 
-/// Bytes of an Ethernet header with one VLAN tag: what a frame has beside its L3 packet.
+/// Bytes of an Ethernet header with one VLAN tag: the most that a frame has besides its L3 packet.
 pub const L2_OVERHEAD: usize = 18;
 
 /// What a port is.
@@ -19,13 +19,13 @@ pub struct PortInfo {
     pub mtu: usize,
     /// Number of queues.
     pub queues: usize,
-    /// Bytes of consecutive frames to one peer that leave in one go, as a message that the kernel takes apart; 0 where each frame leaves
-    /// by itself.
+    /// Largest message in bytes, of consecutive frames to one peer, that the port gives to the kernel at once and the kernel segments
+    /// (GSO). 0 if each frame is sent by itself.
     pub message: usize,
 }
 
 impl PortInfo {
-    /// Exactly what the options ask for, with a random address where they name none.
+    /// The description of a port with exactly these options; its address is random if they name none.
     pub(super) fn of(spec: &PortSpec, options: &PortOptions) -> Self {
         let mac = options.mac.unwrap_or_else(Mac::random);
         Self { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues, message: 0 }
@@ -37,8 +37,7 @@ impl PortInfo {
     }
 }
 
-/// Counters of a port since it was opened, over all of its queues. A port that you write begins with the default,
-/// and sets what it counts.
+/// Counters of a port since it was opened, summed over its queues. A port of your own starts with the default and sets what it counts.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PortStats {
@@ -50,24 +49,24 @@ pub struct PortStats {
     pub tx_frames: u64,
     /// Bytes sent.
     pub tx_bytes: u64,
-    /// Frames lost on the way in: no buffer, no room in a queue, too long.
+    /// Received frames that were lost: no buffer, no room in a queue, or too long.
     pub rx_dropped: u64,
     /// Frames that could not be sent: too long for the port, to a network interface that is down or gone, or to a peer that is not
     /// there or has no usable buffer for them.
     pub tx_dropped: u64,
-    /// Frames for queue pairs of other processes with the same addresses, which arrived here and could not be passed on: nobody has the
-    /// number, or the processes change at this moment.
+    /// Received frames for queue pairs of other processes with the same addresses that could not be passed on: no process has the number,
+    /// or the processes are changing at that moment.
     pub rx_strayed: u64,
-    /// Frames for other processes with the same addresses, which arrived here and went on to them.
+    /// Received frames that were passed on to other processes with the same addresses.
     pub passed_on: u64,
     /// Times the link was lost because its peer went away.
     pub restarts: u64,
-    /// Peers that were refused, or violated the protocol of the link (memif); datagrams from or to other users (unix); packets of
-    /// ours that came back (UDP).
+    /// Peers that were refused, or violated the protocol of the link (memif); datagrams from or to other users (unix); packets of our own
+    /// that came back (UDP).
     pub refused: u64,
 }
 
-/// Those of two parts of a port together.
+/// Sums the counters of two parts of a port.
 impl core::ops::Add for PortStats {
     type Output = Self;
 
@@ -94,9 +93,9 @@ pub struct PortOptions {
     pub queues: usize,
     /// Largest L3 packet in bytes. The default, 4200, carries the path MTU 4096.
     pub mtu: usize,
-    /// The Ethernet address; a random, locally administered one (or the device's own) where absent.
+    /// The Ethernet address. `None`: the device's own, or a random, locally administered one.
     pub mac: Option<Mac>,
-    /// Buffers for each queue beyond those that sit in the device's own rings.
+    /// Buffers for each queue, in addition to those in the device's own rings.
     pub frames: usize,
 }
 
@@ -107,7 +106,7 @@ impl Default for PortOptions {
 }
 
 impl PortOptions {
-    /// Numbers that every kind of port takes.
+    /// Checks the limits that are the same for every kind of port.
     pub(super) fn check(&self) -> Result<(), PortError> {
         let fail = |reason: String| Err(PortError::Options(reason));
         if !(1..=config::SHARDS_MAX).contains(&self.queues) {
@@ -142,7 +141,7 @@ impl Mac {
         self.0[0] & 1 == 0 && *self != Self::default()
     }
 
-    /// An address that differs from this one, and is unicast if this is.
+    /// Another address, which is unicast if this one is.
     pub(crate) fn beside(mut self) -> Self {
         self.0[5] ^= 1;
         self

@@ -1,8 +1,8 @@
-//! A port around another port, and a queue around another queue: a layer says what it changes; everything else is as below it.
+//! A port around another port, and a queue around another queue. A layer implements what it changes and forwards everything else.
 //!
-//! [`Port`] and [`PortQueue`] have no default methods, so that nothing which implements them leaves out what it does not know. A layer
-//! implements [`PortLayer`] or [`QueueLayer`] and is a port or a queue by that. A method that `Port` gets does not compile before it
-//! is here, and from then on every layer forwards it.
+//! [`Port`] and [`PortQueue`] have no default methods, so that a wrapper cannot forget to forward one. A layer implements [`PortLayer`] or
+//! [`QueueLayer`], and so implements [`Port`] or [`PortQueue`]. A method that is added to [`Port`] does not compile until it is added here,
+//! and then every layer forwards it.
 
 use super::error::PortError;
 use super::frame::{Frame, RxBurst, TxBurst};
@@ -12,7 +12,7 @@ use crate::id::Qpn;
 use crate::time::Instant;
 use core::ops::RangeInclusive;
 
-/// A [`Port`] around another one. Each method is that of the port below unless it is overridden.
+/// A [`Port`] around another one. Each method calls that of the port below unless the layer overrides it.
 ///
 /// ```
 /// use stack::port::{Port, PortLayer, PortSpec};
@@ -123,12 +123,12 @@ impl<L: PortLayer> Port for L {
     }
 }
 
-/// A [`PortQueue`] around another one. Each method is that of the queue below unless it is overridden.
+/// A [`PortQueue`] around another one. Each method calls that of the queue below unless the layer overrides it.
 ///
-/// Frames leave by [`tx_burst`](Self::tx_burst) and by [`build_burst`](Self::build_burst), and buffers come from
-/// [`alloc`](Self::alloc) and [`alloc_burst`](Self::alloc_burst): a layer that overrides one of two overrides the other one, too. What
-/// [`rx_burst`](Self::rx_burst) receives is announced by [`arm`](Self::arm) and goes back by [`recycle`](Self::recycle): a layer that
-/// receives from elsewhere than the queue below overrides all three.
+/// Frames leave by [`tx_burst`](Self::tx_burst) and by [`build_burst`](Self::build_burst), and buffers come from [`alloc`](Self::alloc) and
+/// [`alloc_burst`](Self::alloc_burst): a layer that overrides one of these pairs' methods overrides the other one, too. [`arm`](Self::arm)
+/// announces what [`rx_burst`](Self::rx_burst) receives, and [`recycle`](Self::recycle) takes it back: a layer that receives from elsewhere
+/// than the queue below overrides all three.
 pub trait QueueLayer: Send {
     /// The queue below.
     fn inner(&mut self) -> &mut dyn PortQueue;
@@ -244,7 +244,7 @@ mod tests {
     use core::time::Duration;
     use std::sync::Arc;
 
-    /// A port and a queue that answer every call as no other one does, and count the calls.
+    /// A port and a queue that answer every call with a value of their own, and count the calls.
     struct Peculiar {
         info: PortInfo,
         calls: Arc<AtomicUsize>,
@@ -429,7 +429,7 @@ mod tests {
         }
     }
 
-    // Goal: what a layer does not override is the answer of the port below, and the port below is asked once.
+    // Goal: a method that a layer does not override returns the answer of the port below, which is asked once.
     #[test]
     fn a_layer_that_overrides_nothing_is_what_is_below_it() {
         let peculiar = Peculiar::new();

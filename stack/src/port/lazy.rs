@@ -1,7 +1,7 @@
-//! A port whose description is known at once, and whose device opens when the port is started.
+//! A port whose description is known at once, and whose device is opened when the port is started.
 //!
-//! Until then it is a link that is down: nothing is received, nothing is accepted, there are no buffers. From the start on it is the
-//! port that was opened, and each queue is the queue of that number.
+//! Before the start it is a link that is down: it receives nothing, accepts nothing and has no buffers. After the start it forwards to the
+//! port that was opened, and each queue forwards to that port's queue of the same number.
 
 use super::error::PortError;
 use super::frame::{Frame, RxBurst, TxBurst};
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 type Open = dyn Fn() -> Result<Box<dyn Port>, PortError> + Send + Sync;
 
-/// A port that `info` describes; [`Port::start`] calls `open`, until it succeeds.
+/// Makes a port that `info` describes. [`Port::start`] calls `open`, until it succeeds.
 fn lazy(
     info: PortInfo,
     open: impl Fn() -> Result<Box<dyn Port>, PortError> + Send + Sync + 'static,
@@ -27,7 +27,7 @@ fn lazy(
     Box::new(LazyPort { down, taken, real: Arc::default(), open: Mutex::new(Box::new(open)) })
 }
 
-/// A port that `info` describes; [`Port::start`] opens what `spec` names, with that address.
+/// Makes a port that `info` describes. [`Port::start`] opens the port of `spec`, with the address in `info`.
 pub(super) fn later(info: PortInfo, spec: &PortSpec, options: &PortOptions) -> Box<dyn Port> {
     let (spec, options) = (spec.clone(), PortOptions { mac: Some(info.mac), ..options.clone() });
     lazy(info, move || spec.open(&options))
@@ -37,7 +37,7 @@ pub(super) fn later(info: PortInfo, spec: &PortSpec, options: &PortOptions) -> B
 type Real = OnceLock<Box<dyn Port>>;
 
 struct LazyPort {
-    /// What it is until it is started, and how it is described ever.
+    /// The port before it is started, and its description before and after.
     down: Down,
     taken: Taken,
     /// Shared with the queues.
@@ -47,8 +47,8 @@ struct LazyPort {
 }
 
 impl LazyPort {
-    /// Checks that the real port is as announced: its address, its queues, at least the MTU, and nothing that its users must know
-    /// before they use it.
+    /// Checks that the real port is as announced: the same address and number of queues, at least the MTU, and neither a host nor a window,
+    /// which users must know of before the start.
     fn check(&self, real: &dyn Port) -> Result<(), PortError> {
         let PortInfo { mac, mtu, queues, .. } = self.down.info;
         let info = real.info();
@@ -99,7 +99,7 @@ impl PortLayer for LazyPort {
 }
 
 struct LazyQueue {
-    /// The real queue, from the first call after the start on.
+    /// The real queue, from the first call after the start of the port.
     queue: Box<dyn PortQueue>,
     is_real: bool,
     index: usize,
@@ -300,7 +300,7 @@ mod tests {
         }
     }
 
-    // Goal: what a device asks a port before it starts it is as true afterwards.
+    // Goal: what a device asks a port before the start does not change by the start.
     #[test]
     fn a_port_with_a_host_or_a_window_is_not_put_off() {
         /// A port that has a window, or a host.

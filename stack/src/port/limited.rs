@@ -1,13 +1,13 @@
-//! A queue for tests, which takes so many frames, and has so many buffers, in all.
+//! A queue for tests that accepts a limited number of frames and has a limited number of buffers.
 
 use super::frame::{Frame, RxBurst, TxBurst};
 use super::traits::{Armed, Build, FlowKind, PortQueue, Route, Routes, Stalled};
 use crate::time::Instant;
 
 pub(crate) struct Limited {
-    /// Frames that it still takes.
+    /// Frames that it will still accept.
     pub takes: usize,
-    /// Buffers that it still has.
+    /// Buffers that are left.
     pub buffers: usize,
 }
 

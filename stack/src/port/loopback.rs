@@ -1,11 +1,11 @@
-//! A port whose frames come back to itself.
+//! A port that receives the frames it sends.
 
 use super::info::PortOptions;
 use super::pair::{Wire, WirePort};
 use crate::id::Mac;
 use std::sync::Arc;
 
-/// A wire with both ends in one port; a frame comes back on the queue that sent it.
+/// Makes a port with both ends of a wire. A frame arrives on the queue that sent it.
 pub(super) fn loopback(options: &PortOptions) -> WirePort {
     let wire = Wire::new(options.queues, None);
     let mac = options.mac.unwrap_or_else(Mac::random);

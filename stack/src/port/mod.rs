@@ -1,9 +1,7 @@
-//! Turns memory into frames on a link and back: DPDK devices, memory shared with another process, the host's UDP sockets, and
-//! links for tests.
+//! Moves frames between memory and a link: DPDK devices, memory shared with another process, the host's UDP sockets, and links for tests.
 //!
-//! A port never looks into a frame beyond the Ethernet addresses (but for `udp`, where the kernel has the headers), and never
-//! blocks. `device` opens ports; each shard owns one [`PortQueue`] and moves bursts through it. A port may consist of several links
-//! ([`Route`]).
+//! A port never blocks, and reads no more of a frame than its Ethernet addresses, except `udp`, whose headers the kernel adds and removes.
+//! `device` opens ports; each shard owns one [`PortQueue`] and moves bursts through it. A port may consist of several links ([`Route`]).
 
 mod capture;
 mod counters;

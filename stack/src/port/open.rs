@@ -9,7 +9,7 @@ use super::traits::Port;
 use super::{host, loopback, memif, udp, unix};
 
 impl PortSpec {
-    /// Opens the port. Its peer need not be there yet.
+    /// Opens the port. Its peer may appear later.
     ///
     /// # Errors
     /// See [`PortError`].
@@ -28,16 +28,16 @@ impl PortSpec {
         }
     }
 
-    /// As [`open`](Self::open), but a memif, or a device of DPDK and DPDK's environment, may wait until the port is started
+    /// Same as [`open`](Self::open), but may defer a memif, or a DPDK device and the start of EAL, until the port is started
     /// ([`Port::start`]).
     ///
-    /// The opening waits where we choose the port's address and MTU: memif, tap, vhost, and virtual devices of
-    /// `dpdk:` for which the options or the arguments name an address (`mac=`). Such a port is a link that is down
-    /// until it is started; for a memif without a role the start decides who is the server. Where only the device
-    /// knows its address (af_packet, PCI, other virtual devices) it is opened at once, and so are the other ports without DPDK.
+    /// Ports are deferred if the stack chooses their address and MTU: memif, tap, vhost, and virtual devices of `dpdk:` whose options or
+    /// arguments name an address (`mac=`). Such a port is a link that is down until it is started; for a memif without a role, the start
+    /// decides which end is the server. A device that chooses its own address (af_packet, PCI, other virtual devices) is opened at once,
+    /// and so are the other ports without DPDK.
     ///
     /// # Errors
-    /// See [`PortError`]. What can be found without DPDK is returned here, the rest by [`Port::start`].
+    /// See [`PortError`]. Errors that show without DPDK are returned here, the others by [`Port::start`].
     pub fn open_lazy(&self, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
         match self {
             Self::Memif { path, role, options: more } => {
@@ -53,11 +53,11 @@ impl PortSpec {
         }
     }
 
-    /// The addresses that a device over the port has from the host at this moment, in the order of its GID table. There are none
-    /// where the device has addresses of its own.
+    /// The host's addresses that a device over the port has at present, in the order of its GID table. Empty if the device has addresses of
+    /// its own.
     ///
     /// # Errors
-    /// The kernel does not say what addresses there are.
+    /// When the kernel does not report the addresses.
     pub fn host_addresses(&self) -> std::io::Result<Vec<HostAddress>> {
         match self {
             Self::Udp { addrs, .. } | Self::Host { addrs, .. } => udp::addresses(addrs),

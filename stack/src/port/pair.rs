@@ -1,4 +1,4 @@
-//! Two ports of one process joined back to back, and one joined to itself: a link for tests.
+//! Two ports of one process joined back to back: a link for tests. The loopback port consists of the same parts.
 
 use super::counters::{Counters, sum};
 use super::error::PortError;
@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, TryLockError};
 
-/// Frames that wait in one queue of the link.
+/// The most frames that wait in one queue of the link.
 const DEPTH: usize = 1024;
 
 /// Chooses the queue on which a frame arrives: from the sending queue, the frame, and the number of queues at
@@ -27,8 +27,7 @@ pub fn pair(queues: usize) -> (Box<dyn Port>, Box<dyn Port>) {
     join(&options, &options, None)
 }
 
-/// Two joined ports whose frames arrive on the queue that `steering` chooses. A missing address is given as by
-/// [`pair`].
+/// Joins two ports whose frames arrive on the queue that `steering` chooses. If the options have no address, it is that of [`pair`].
 ///
 /// # Panics
 /// When the options have no queue or no frames.
@@ -36,7 +35,7 @@ pub fn pair_with(a: &PortOptions, b: &PortOptions, steering: Steering) -> (Box<d
     join(a, b, Some(&steering))
 }
 
-/// Two joined ports; without steering a frame arrives on the queue of the number that sent it.
+/// Joins two ports. Without steering, a frame arrives on the queue of the same number as the queue that sent it.
 fn join(a: &PortOptions, b: &PortOptions, steering: Option<&Steering>) -> (Box<dyn Port>, Box<dyn Port>) {
     let (to_a, to_b) = (Wire::new(a.queues, steering), Wire::new(b.queues, steering));
     let port = |name: &str, last: u8, options: &PortOptions, tx: &Arc<Wire>, rx: &Arc<Wire>| {
@@ -52,9 +51,9 @@ pub(super) struct Wire {
     steering: Option<Steering>,
 }
 
-/// Frames on their way to one queue. Both ends move whole bursts; an end that finds the lock taken tries again later.
+/// Frames on their way to one queue. Both ends move whole bursts. An end that finds the lock taken returns and tries again later.
 struct Lane {
-    /// Number of the frames: a check of an empty lane takes no lock.
+    /// Number of these frames: a check of an empty lane takes no lock.
     waiting: AtomicUsize,
     frames: Mutex<VecDeque<Frame>>,
 }
@@ -161,7 +160,7 @@ struct WireQueue {
     rx: Arc<Wire>,
     pool: HeapPool,
     counters: Arc<[Counters]>,
-    /// A frame that was built in place and found no room.
+    /// A frame that was built in place and for which the link had no room.
     late: Option<Frame>,
 }
 
@@ -193,7 +192,7 @@ impl WireQueue {
         }
     }
 
-    /// Retries the frame that found no room. Whether every frame that was built is on the link now.
+    /// Retries the frame for which the link had no room. Returns whether every frame that was built is on the link now.
     fn push_late(&mut self) -> bool {
         self.late = self.late.take().and_then(|frame| self.push(frame).err());
         self.late.is_none()
@@ -240,7 +239,7 @@ impl PortQueue for WireQueue {
         }
         let (mut taken, mut sent, mut bytes) = (0, 0, 0);
         while let Some(first) = frames.first() {
-            // Frames of one queue mostly follow each other.
+            // Frames to the same queue mostly follow each other.
             let lane = self.lane_of(first);
             let alike = match self.tx.steering {
                 None => frames.len(),
@@ -273,7 +272,7 @@ impl PortQueue for WireQueue {
         self.pool.alloc_burst(out, n);
     }
 
-    /// As a memif does it, for tests of building in place: the link takes each frame when it is built, or at the next call.
+    /// Builds in place as a memif does, for tests of that: the link takes each frame when it is built, or at the next call.
     fn build_burst(&mut self, _: Route, most: usize, builder: &mut dyn Build) -> Option<usize> {
         let mut built = 0;
         while built < most.min(crate::config::TX_BURST) && self.push_late() {

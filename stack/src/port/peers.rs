@@ -1,33 +1,33 @@
-//! The users whose processes may be at the other end of a socket.
+//! The users whose processes may be the peer on a socket.
 
-/// Users whose processes a port talks to.
+/// The users whose processes a port accepts as peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peers {
-    /// These, by number.
+    /// These users, by uid.
     Users(Vec<u32>),
-    /// Everybody who reaches the socket.
+    /// Every user who reaches the socket.
     Any,
 }
 
 impl Default for Peers {
-    /// Our own user, and root.
+    /// Our own effective user, and root.
     fn default() -> Self {
         Self::Users(vec![rustix::process::geteuid().as_raw(), 0])
     }
 }
 
 impl Peers {
-    /// One user more.
+    /// Adds a user; changes nothing if every user is accepted.
     pub fn add(&mut self, user: u32) {
         if let Self::Users(users) = self {
             users.push(user);
         }
     }
 
-    /// Takes the value of an option `peer-uid`: a user, or `any`.
+    /// Applies the value of an option `peer-uid`: a uid, or `any`.
     ///
     /// # Errors
-    /// It is neither.
+    /// When the value is neither.
     pub fn take(&mut self, value: &str) -> Result<(), String> {
         match value.parse() {
             _ if value == "any" => *self = Self::Any,

@@ -1,11 +1,11 @@
 #![allow(unsafe_code)]
-//! How many threads peers may keep busy or waiting: a share for each peer, and a bound for all.
+//! Limits the threads that peers may keep busy or blocked: a limit for each peer, and one for all.
 //!
-//! A peer costs a thread while it is met, and while its descriptors are closed, which can take as long as it likes. So the bound is
-//! divided: among the ports of the process, among the users at a port, and among the processes of a user. Each gets, at its level, at
-//! most half of what the others leave: one that takes all it can still leaves as much to the next one.
+//! A peer costs a thread while a connection with it is set up, and while its descriptors are closed, which can take as long as the peer
+//! likes. So the total is divided among the ports of the process, the users at a port, and the processes of a user. At each level a party
+//! gets at most half of what the others leave: a party that takes all it can still leaves as much to the next one.
 //!
-//! Nothing here waits for a lock: a thread that had one when the process forked would never give it back in the fork.
+//! Nothing here waits for a lock: after a fork, the child would wait forever for one that another thread held.
 
 use crate::sync::process::Process;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,46 +14,46 @@ use std::os::fd::{AsFd, AsRawFd};
 
 /// Threads for all ports of the process.
 const ALL: usize = 64;
-/// Threads for a port, if no other one needs any.
+/// Threads for one port, if no other port needs any.
 const PORT: usize = 32;
-/// Threads for a user's processes at a port, if no other user needs any; a process of them gets at most half.
+/// Threads for one user's processes at a port, if no other user needs any; one process gets at most half.
 const USER: usize = 16;
-/// Entries of the table: links that end take one beyond the bounds, each port one at a time.
+/// Entries of the table. A link that ends takes an entry even above the limits; each port ends one link at a time.
 const ENTRIES: usize = 4 * ALL;
 
-/// A number for a port that no other one of the process has.
+/// Returns a number that no other port of the process has.
 pub fn port_number() -> u64 {
     static PORTS: AtomicU64 = AtomicU64::new(0);
     PORTS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Who is at the other end of a socket, as far as the kernel says. Processes that are invisible here (another PID namespace) are
-/// one.
+/// The process at the other end of a socket, as far as the kernel tells. Processes that are invisible here (in another PID namespace) count
+/// as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Party {
-    /// The port, by a number that no other one of the process has.
+    /// The port, by its [`port_number`].
     pub port: u64,
-    /// The user of the peer's process.
+    /// The uid of the peer's process.
     pub uid: u32,
-    /// The process, or 0.
+    /// The pid of the peer's process; 0 if it is invisible here.
     pub pid: u32,
 }
 
-/// A part of a share in use; given back when it is dropped.
+/// A thread that a party uses; dropping this gives it back.
 #[derive(Debug)]
 pub struct Share {
     party: Party,
-    /// `None`: at rest, or every entry was taken.
+    /// `None` while it rests, or if every entry of the table was taken.
     entry: Option<&'static InUse>,
 }
 
-/// A share in use.
+/// One entry of the table.
 #[derive(Debug)]
 struct InUse {
-    /// The number of the process that uses it, plus 1; any other one: it is free.
+    /// [`mark`] of the process that uses the entry. With any other value the entry is free.
     used_by: AtomicU32,
     port: AtomicU64,
-    /// User and process of the peer.
+    /// Uid and pid of the peer.
     who: AtomicU64,
 }
 
@@ -62,12 +62,12 @@ static TABLE: [InUse; ENTRIES] =
         ENTRIES];
 
 impl Party {
-    /// Whose end the other one of a connected unix socket of `port` was when that connected, or began to listen.
+    /// The party that connected to a unix socket of `port`, or that listened at the socket's other end.
     ///
     /// # Errors
-    /// Those of getsockopt(2), which has none for such a socket.
+    /// Those of getsockopt(2), which does not fail for such a socket.
     pub fn of_peer(socket: impl AsFd, port: u64) -> io::Result<Self> {
-        // rustix has a type for this that has no process 0.
+        // The type of rustix for this cannot hold process 0.
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
         let (fd, at) = (socket.as_fd().as_raw_fd(), (&raw mut peer).cast());
@@ -82,7 +82,8 @@ impl Party {
         u64::from(self.uid) << 32 | u64::from(self.pid)
     }
 
-    /// Whether one more thread is within its share. Others may take theirs meanwhile, which moves a bound by as many.
+    /// Whether the limits allow this party one more thread. Other threads may take some at the same time, which can exceed a limit by as
+    /// many.
     fn has_room(self) -> bool {
         let (mut all, mut port, mut user, mut process) = (0, 0, 0, 0);
         let me = mark();
@@ -111,13 +112,13 @@ impl Party {
     }
 }
 
-/// What marks an entry as used by this process: a fork has a copy of its parent's table, whose threads it has not.
+/// Marks an entry as used by this process. A forked child has a copy of its parent's table, but not the parent's threads.
 fn mark() -> u32 {
     Process::this().number() + 1
 }
 
 impl Share {
-    /// A thread for this party, if that is within its share.
+    /// Takes a thread for this party; `None` if the limits do not allow it.
     pub fn take(party: Party) -> Option<Self> {
         if !party.has_room() {
             return None;
@@ -125,26 +126,26 @@ impl Share {
         Some(Self { party, entry: Some(party.enter()?) })
     }
 
-    /// A thread for this party, whether that is within its share or not: the port ends, and its descriptors have to be closed.
+    /// Takes a thread for this party regardless of the limits: the port ends, and its descriptors have to be closed.
     pub fn beyond(party: Party) -> Self {
         let mut share = Self { party, entry: None };
         share.resume();
         share
     }
 
-    /// Whose it is.
+    /// The party that uses the thread.
     pub fn party(&self) -> Party {
         self.party
     }
 
-    /// Gives it back for a while: the peer is connected, and costs no thread.
+    /// Gives the thread back until [`resume`](Self::resume): the peer is connected, and needs none.
     pub fn rest(&mut self) {
         if let Some(entry) = self.entry.take() {
             entry.used_by.store(0, Ordering::Release);
         }
     }
 
-    /// Takes it again, whether there is room or not: the link is over, and its descriptors have to be closed.
+    /// Takes a thread again, regardless of the limits: the link has ended, and its descriptors have to be closed.
     pub fn resume(&mut self) {
         if self.entry.is_none() {
             self.entry = self.party.enter();
@@ -171,8 +172,8 @@ mod tests {
         core::iter::from_fn(|| Share::take(party)).take(ENTRIES).collect()
     }
 
-    // Goal: whoever takes all it can leaves room for the next process, user and port; and what is given back can be taken again. The
-    // other tests of the process use the table, too: so only what holds beside them is checked.
+    // Goal: a party that takes all it can leaves room for the next process, user and port; and what is given back can be taken again. Other
+    // tests of the process use the table at the same time, so only what holds regardless of them is checked.
     #[test]
     fn the_greediest_leaves_room_for_the_next() {
         let process = take_all(party(1, 7, 100));

@@ -1,5 +1,5 @@
-//! Files of unix sockets: tells live ones from stale ones, and removes stale ones, one process at a time. A file that is no socket
-//! is never removed, even if the program names it.
+//! Files of unix sockets: tells live ones from stale ones and removes stale ones, one process at a time. A file that is not a socket is
+//! never removed, even if the program names it.
 
 #[cfg(feature = "dpdk")]
 use super::peers::Peers;
@@ -19,8 +19,8 @@ pub(super) const PATH_MAX: usize = 107;
 /// Time that another process may take to make its socket.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The file of a socket of ours. Dropping this removes it, if the path still has that file, and this process made it: a fork has
-/// the socket too, but the file is the parent's.
+/// The file of a socket of ours. Dropping this removes the file if it is still at the path and this process made it: a forked child has the
+/// socket too, but the file belongs to the parent.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -30,19 +30,19 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// The file that a socket was just bound to.
+    /// Records the file that a socket was just bound to.
     pub(crate) fn new(path: &Path) -> std::io::Result<Self> {
         Ok(Self { path: path.into(), file: identity(path)?, made_by: Process::this() })
     }
 
-    /// Moves the file.
+    /// Moves the file to another path.
     pub(crate) fn move_to(&mut self, path: &Path) -> std::io::Result<()> {
         std::fs::rename(&self.path, path)?;
         self.path = path.into();
         Ok(())
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -56,11 +56,11 @@ impl Drop for SocketFile {
     }
 }
 
-/// Makes a listening socket for this user alone; replaces one that a process left behind. At no moment can another user connect to
-/// it, or anybody find it before it listens: it is made in a private directory, and moved to its place once its mode is set.
+/// Makes a listening socket that only this user may connect to; replaces one that a process left behind. No other user can ever connect to
+/// it, and nobody can find it before it listens: it is made in a private directory and moved to its path once its mode is set.
 ///
 /// # Errors
-/// A sentence: another process listens at the path, it is no socket's, or no socket can be made there.
+/// A sentence that says why: another process listens at the path, something else is there, or no socket can be made.
 pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), String> {
     listen_by(path, |path| UnixListener::bind(path))
 }
@@ -71,7 +71,7 @@ pub(crate) fn listen_by<S>(
     bind: impl FnOnce(&Path) -> std::io::Result<S>,
 ) -> Result<(S, SocketFile), String> {
     let failed = |error: std::io::Error| format!("it cannot be made ({error})");
-    // Checked here: moving the file could give it a path that is too long to connect to.
+    // Checked here: the file could be moved to a path that is too long to connect to.
     SocketAddr::from_pathname(path).map_err(failed)?;
     let dir = dir_of(path);
     if !dir.is_dir() {
@@ -96,10 +96,10 @@ pub(crate) fn listen_by<S>(
     made
 }
 
-/// Removes the socket at `path` if its process left it behind; nothing else.
+/// Removes the socket at `path` if its process left it behind, and nothing else.
 ///
 /// # Errors
-/// A sentence: it is in use, it is no socket, or it cannot be removed.
+/// A sentence that says why: the socket is in use, the file is not a socket, or it cannot be removed.
 pub fn remove_stale(path: &Path) -> Result<(), String> {
     lock_and_clear(path).map(drop)
 }
@@ -121,11 +121,11 @@ pub(crate) enum Found {
     Other,
 }
 
-/// Finds out what is there without disturbing the process that owns the socket.
+/// Finds out what is at `path` without disturbing the process that owns the socket.
 ///
-/// Connects a datagram socket. Linux looks for the socket before it compares the types: so the connection is refused if no process
-/// has the socket open, and fails for the wrong type if a process listens, which does not notice that. A connection to a datagram
-/// socket sends nothing either.
+/// It connects a datagram socket. Linux looks up the socket before it compares the types. The connection is refused if no process has the
+/// socket open. It fails because of the wrong type if a process listens; that process does not notice. A connection to a datagram socket
+/// sends nothing either.
 pub(crate) fn probe(path: &Path) -> Result<Found, String> {
     let metadata = match std::fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
@@ -151,18 +151,18 @@ pub(crate) fn probe(path: &Path) -> Result<Found, String> {
     }
 }
 
-/// The lock of a directory, kept until a socket of our own is bound there. Meanwhile nobody else removes stale files there:
-/// otherwise, of two processes that find a stale file, the second could remove the socket that the first just made.
+/// The lock of a directory, held until a socket of our own is bound there. Meanwhile no other process removes stale files there. Otherwise,
+/// of two processes that find a stale file, the second could remove the socket that the first just made.
 #[derive(Debug)]
 #[must_use = "the socket is to be bound first"]
 pub(crate) struct DirLock {
-    /// A directory takes a lock as a file does, and no lock file is left behind.
+    /// A directory can be locked like a file, so no lock file is left behind.
     dir: File,
 }
 
 impl Drop for DirLock {
     fn drop(&mut self) {
-        // Closing the descriptor would not unlock while a fork has it, too.
+        // To close the descriptor would not unlock while a forked child has it, too.
         let _ = self.dir.unlock();
     }
 }
@@ -170,7 +170,7 @@ impl Drop for DirLock {
 /// Locks the directory of `path` and removes a stale socket file there, so that a socket of our own can be bound.
 ///
 /// # Errors
-/// A sentence: a process uses the path, it is no socket, or it cannot be removed.
+/// A sentence that says why: a process uses the path, the file is not a socket, or it cannot be removed.
 pub(crate) fn lock_and_clear(path: &Path) -> Result<DirLock, String> {
     let lock = lock(dir_of(path))?;
     match probe(path)? {
@@ -210,18 +210,19 @@ fn lock(dir: &Path) -> Result<DirLock, String> {
     }
 }
 
-/// The users who made what is at `path` (a socket, or a link to one) and the socket.
+/// The owners of what is at `path` (a socket, or a symbolic link to one) and of the socket.
 ///
 /// # Errors
-/// Those of stat(2): there is none.
+/// Those of stat(2).
 pub(super) fn makers(path: &Path) -> std::io::Result<[u32; 2]> {
     Ok([std::fs::symlink_metadata(path)?.uid(), std::fs::metadata(path)?.uid()])
 }
 
-/// Fails if there is a socket at `path` that none of these peers made. DPDK waits for one that is not there yet.
+/// Fails if the socket at `path` was made by a user who is none of these peers. It is no error if there is no socket yet: DPDK waits for
+/// it.
 ///
 /// # Errors
-/// A sentence: another user made it.
+/// A sentence that names the other user.
 #[cfg(feature = "dpdk")]
 pub(super) fn belongs_to(path: &Path, peers: &Peers) -> Result<(), String> {
     match makers(path).ok().and_then(|makers| makers.into_iter().find(|user| !peers.has(*user))) {
@@ -254,7 +255,7 @@ pub(super) fn lock_and_clear_for_dpdk(path: &Path) -> Result<DirLock, String> {
     }
 }
 
-/// The path as one that starts at the root, in a directory that exists.
+/// Makes the path absolute. Checks that its directory exists, and that it suits a socket and the options of DPDK.
 pub(super) fn absolute(path: &Path) -> Result<String, String> {
     let path = std::path::absolute(path).map_err(|error| format!("the path cannot be resolved: {error}"))?;
     let dir = path.parent().unwrap_or(Path::new("/"));
@@ -312,7 +313,7 @@ mod tests {
 
     #[test]
     fn of_those_who_start_at_one_stale_socket_one_serves_it() {
-        // Goal: nobody removes a socket that another one made just now, and each of the others is told why it has none.
+        // Goal: no process removes a socket that another one made just now, and each of the others is told why it has none.
         const STARTERS: usize = 4;
         let dir = std::env::temp_dir().join(format!("roce-stale-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();

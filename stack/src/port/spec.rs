@@ -1,4 +1,4 @@
-//! Names of ports: text to [`PortSpec`] and back.
+//! Specifications of ports: from text to [`PortSpec`] and back.
 
 use super::error::PortError;
 use super::socket_file::PATH_MAX;
@@ -16,7 +16,7 @@ pub enum MemifRole {
     Client,
 }
 
-/// Names a port. Parsed from and shown as text.
+/// Names a port and its options. Parsed from text, and displayed as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PortSpec {
@@ -28,7 +28,7 @@ pub enum PortSpec {
         local: PathBuf,
         /// The peer's socket.
         peer: PathBuf,
-        /// `peer-uid=`: a user whose datagrams are taken, beside ours and root; or `any`.
+        /// `peer-uid=`: a user whose datagrams are accepted, besides our own and root; or `any`.
         options: Vec<(String, String)>,
     },
     /// `memif:PATH[,role=server|client][,OPTION=VALUE..]`: shared memory between two processes (memif protocol 2.0).
@@ -36,13 +36,13 @@ pub enum PortSpec {
     /// Without a role, the end that finds no process listening on PATH becomes the server. `memif` without a path meets at
     /// `memif.sock` in the user's [runtime directory](crate::runtime::dir).
     Memif {
-        /// The socket over which the two ends meet; empty for the user's own.
+        /// The socket by which the ends find each other; empty for `memif.sock`.
         path: PathBuf,
         /// Which end this is.
         role: Option<MemifRole>,
-        /// More options: `rsize=11` (2^11 slots a ring), `bsize=9000` (bytes of a buffer), `id=`, `secret=`, `owner-uid=`,
-        /// `owner-gid=` (of the socket), `peer-uid=` (a user whose processes may be the peer, beside ours, root and
-        /// the owner; or `any`).
+        /// More options: `rsize=11` (2^11 slots in each ring), `bsize=9000` (bytes of a buffer), `id=`, `secret=`, `owner-uid=`,
+        /// `owner-gid=` (of the socket), `peer-uid=` (a user whose processes may be the peer, besides our own, root and the owner; or
+        /// `any`).
         options: Vec<(String, String)>,
     },
     /// `tap:IFACE[,OPTION=VALUE..]`: a Linux network interface of that name is made (DPDK net_tap).
@@ -61,33 +61,34 @@ pub enum PortSpec {
     },
     /// `vhost:PATH[,OPTION=VALUE..]`: a QEMU guest with virtio-net over vhost-user (DPDK net_vhost).
     Vhost {
-        /// The socket over which QEMU and we meet.
+        /// The vhost-user socket.
         path: PathBuf,
-        /// More options of net_vhost, and `peer-uid=any`: every user may connect, not only ours and root. As the client
-        /// (`client=1`), `peer-uid=USER` takes a socket that this user made.
+        /// More options of net_vhost, and `peer-uid=any`: every user may connect, not only our own and root. As the client (`client=1`),
+        /// `peer-uid=USER` accepts a socket that this user made.
         options: Vec<(String, String)>,
     },
     /// `udp:[ADDR,..][OPTION=VALUE,..]`: UDP sockets on these addresses of the host, or on all that it has.
     Udp {
         /// The addresses; empty for all.
         addrs: Vec<IpAddr>,
-        /// More options: `gso=on|off` (whether datagrams to one peer leave in messages that are taken apart on their way; by
-        /// default only where it is known how the parts are numbered); `buffer=BYTES` (what each buffer of a socket is asked to
-        /// hold, 16384 to 2^30, by default 4 MiB; the system's limit may be less); `flows=N` (how many UDP source ports connections have, 0
-        /// to 64, by default 64; with 0 every packet leaves from port 4791).
+        /// More options: `gso=on|off` (whether consecutive datagrams to one peer are sent as one message and segmented later, UDP_SEGMENT;
+        /// by default only if the IPv4 identifications of the segments are known); `buffer=BYTES` (requested size of each socket buffer,
+        /// 16384 to 2^30, by default up to 4 MiB; the system's limit may be less); `flows=N` (number of UDP source ports for connections, 0
+        /// to 64, by default 64; with 0 every packet is sent from port 4791).
         options: Vec<(String, String)>,
     },
     /// `host[:ADDR,..][OPTION=VALUE,..]`: the device of the host, which all processes of a user share: UDP sockets on these addresses of the
     /// host, or on all that it has, and links of shared memory between the processes.
     Host {
-        /// The addresses, four at most, the same for all processes of the user; empty: those that the others have, for the first one all.
+        /// The addresses, at most four, the same for all processes of the user. Empty: those that the other processes have; for the first
+        /// process, all addresses of the host.
         addrs: Vec<IpAddr>,
         /// More options: those of [`Udp`](Self::Udp).
         options: Vec<(String, String)>,
     },
     /// `dpdk:DEVARGS`: any DPDK device, a virtual one with its arguments or a PCI address.
     Dpdk {
-        /// As after EAL's `--vdev` or `--allow`.
+        /// The device, as given to EAL's `--vdev` or `--allow`.
         devargs: String,
     },
 }
@@ -98,16 +99,16 @@ pub enum PortSpec {
 pub struct HostAddress {
     /// The address.
     pub addr: IpAddr,
-    /// Name of its network interface; empty where it has none now.
+    /// Name of its network interface; empty if no interface has the address at present.
     pub iface: String,
-    /// The interface is up and has a carrier.
+    /// Whether the interface is up and has a carrier.
     pub up: bool,
-    /// Many datagrams leave by it with one call, as the kernel takes them apart and not a device.
+    /// Whether one call can send many datagrams by this interface, because the kernel segments them and not a device.
     pub segments: bool,
 }
 
 impl PortSpec {
-    /// Name of the system's network interface that the port is, if it is one.
+    /// Name of the Linux network interface of a `tap` or `af_packet` port; `None` for other ports.
     pub fn iface(&self) -> Option<&str> {
         match self {
             Self::Tap { iface, .. } | Self::AfPacket { iface, .. } => Some(iface),
@@ -115,11 +116,11 @@ impl PortSpec {
         }
     }
 
-    /// This port; if it is `host` and names no addresses, then with those of a list, `ADDR[,ADDR..]`, as programs have it from the variable
-    /// `ROCE_ADDRS`.
+    /// Returns this specification. If it is `host` without addresses, it gets those of a list, `ADDR[,ADDR..]`, which programs read from
+    /// the variable `ROCE_ADDRS`.
     ///
     /// # Errors
-    /// [`PortError::Spec`]: the list names something else than addresses of a host.
+    /// [`PortError::Spec`] if the list contains anything else than addresses of a host.
     pub fn or_addresses(self, list: &str) -> Result<Self, PortError> {
         let Self::Host { addrs, options } = self else { return Ok(self) };
         if !addrs.is_empty() {
@@ -145,7 +146,7 @@ impl FromStr for PortSpec {
 }
 
 fn parse(text: &str) -> Result<PortSpec, String> {
-    // Neither the kernel nor DPDK takes such a text, and neither reports why.
+    // Neither the kernel nor DPDK accepts such a text, and neither reports why.
     if text.contains('\0') {
         return Err("there is a NUL in it".into());
     }
@@ -185,7 +186,7 @@ fn parse(text: &str) -> Result<PortSpec, String> {
             if let Some((key, _)) = options.iter().find(|(key, _)| key != "peer-uid") {
                 return Err(format!("a unix port has no option {key:?}; only peer=PATH and peer-uid=USER"));
             }
-            // As paths: /tmp//a is /tmp/a.
+            // Compared as paths: /tmp//a is /tmp/a.
             let (local, peer) = (socket(first)?, socket(&peer)?);
             if local == peer {
                 return Err("the local socket and the peer's are the same; each end needs its own".into());
@@ -211,7 +212,7 @@ fn parse(text: &str) -> Result<PortSpec, String> {
 /// Options, with their values.
 type Options = Vec<(String, String)>;
 
-/// What is behind the kind of a port of UDP sockets: addresses, and options.
+/// Parses what follows the kind of a port of UDP sockets: addresses and options.
 fn addresses(kind: &str, rest: &str) -> Result<(Vec<IpAddr>, Options), String> {
     let (mut addrs, mut options) = (Vec::<IpAddr>::new(), Options::new());
     for part in rest.split(',').filter(|part| !part.is_empty()) {
@@ -259,9 +260,9 @@ fn addresses(kind: &str, rest: &str) -> Result<(Vec<IpAddr>, Options), String> {
     Ok((addrs, options))
 }
 
-/// What the buffers of a UDP socket may be asked to hold, in bytes.
+/// Permitted sizes of the buffers of a UDP socket, in bytes.
 const BUFFER: core::ops::RangeInclusive<u32> = 1 << 14..=1 << 30;
-/// Sockets that a port of UDP sockets has at most beside those on port 4791, each with a source port.
+/// The most sockets of a port besides those on port 4791, each with a source port of its own.
 pub(super) const SOURCES_MAX: usize = 64;
 
 /// Longest name of a network interface (`IFNAMSIZ` less its NUL, netdevice(7)).
@@ -301,7 +302,7 @@ impl fmt::Display for PortSpec {
                 options
             }
             Self::Memif { path, role, options } => {
-                // Options are behind a path, be it empty.
+                // Options come after a path, even an empty one.
                 let bare = path.as_os_str().is_empty() && role.is_none() && options.is_empty();
                 write!(f, "memif{}{}", if bare { "" } else { ":" }, path.display())?;
                 match role {
@@ -333,7 +334,7 @@ impl fmt::Display for PortSpec {
     }
 }
 
-/// A kind of port, a colon if anything follows, addresses and options.
+/// Writes a kind of port, a colon if anything follows, addresses and options.
 fn write_parts(
     f: &mut fmt::Formatter<'_>,
     kind: &str,

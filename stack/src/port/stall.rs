@@ -1,32 +1,33 @@
-//! Peers that take nothing from a link: a process that is stopped, frozen or starved is not dead, and what waits for it is not lost.
+//! Detects peers that take nothing from a link. A process that is stopped, frozen or starved is not dead, and the frames that wait for it
+//! are not lost.
 //!
-//! No clock here: times are passed in.
+//! It reads no clock: the caller passes the time.
 
 use super::traits::Stalled;
 use crate::time::Instant;
 use core::time::Duration;
 
-/// A peer is looked at again so much later: one that runs has taken something by then.
+/// Time until a peer is looked at again: a peer that runs has taken something by then.
 const LOOK: Duration = Duration::from_millis(1);
-/// How often one that takes nothing is looked at.
+/// Interval at which a stalled peer is looked at.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// What is known of the peer of a link.
 #[derive(Debug)]
 pub(super) struct Stall {
-    /// How long the peer may take nothing.
+    /// Longest time for which the peer may take nothing and still counts as stalled.
     most: Duration,
     /// The position in the link that the peer had reached, and since when it has been seen there.
     seen: Option<(u64, Instant)>,
 }
 
 impl Stall {
-    /// A peer may take nothing for `most`.
+    /// Makes the record of a peer that may take nothing for up to `most`. With zero, no peer counts as stalled.
     pub const fn new(most: Duration) -> Self {
         Self { most, seen: None }
     }
 
-    /// Whether a peer that has reached `position` is stalled; `None`: no frames wait for it.
+    /// Whether a peer that has reached `position` in the link is stalled. `None`: no frames wait for it.
     pub fn look(&mut self, position: Option<u64>, now: Instant) -> Stalled {
         if self.most.is_zero() {
             return Stalled::No;
@@ -69,7 +70,7 @@ mod tests {
         for ms in [60_005, 60_105, 90_000] {
             assert_eq!(stall.look(Some(7), at(ms)), Stalled::No, "{ms}");
         }
-        // It goes on, and stops again.
+        // It takes frames again, and stops again.
         assert_eq!(stall.look(Some(8), at(90_100)), Stalled::Perhaps(LOOK));
         assert_eq!(stall.look(Some(8), at(90_101)), Stalled::Yes(AGAIN));
     }

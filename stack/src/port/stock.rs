@@ -1,13 +1,13 @@
-//! A cache of free frames for one queue of a port with heap buffers. Taking and giving back needs no lock and no atomic operation,
-//! as long as the queue's frames come back to it.
+//! A cache of free frames for one queue of a port with heap buffers. To take and to return frames needs neither a lock nor an atomic
+//! operation as long as the queue's frames come back to it.
 
 use super::frame::{Frame, HeapPool, RxBurst, TxBurst};
 
 use arrayvec::ArrayVec;
 
-/// Most frames in the cache.
+/// The most frames in the cache.
 pub(super) const STOCK: usize = 256;
-/// Frames that move between a queue and its pool at a time.
+/// Frames that move between a cache and its pool at a time.
 const MOVED: usize = 64;
 
 /// Free frames of a pool, all of them empty. Last in, first out: the last one is still in L1 or L2.
@@ -21,7 +21,7 @@ impl Stock {
         Self { frames: ArrayVec::new(), pool }
     }
 
-    /// An empty frame; `None` while all are in use.
+    /// Takes an empty frame; `None` while all are in use.
     #[inline]
     pub(super) fn take(&mut self) -> Option<Frame> {
         if self.frames.is_empty() {
@@ -35,7 +35,7 @@ impl Stock {
         self.pool.alloc_burst(&mut self.frames, MOVED);
     }
 
-    /// Gives a frame back, of whatever pool.
+    /// Returns a frame to the cache; drops a frame of another pool.
     #[inline]
     pub(super) fn put(&mut self, mut frame: Frame) {
         if !self.pool.owns(&frame) {
@@ -48,7 +48,7 @@ impl Stock {
         self.frames.push(frame);
     }
 
-    /// Gives some to the pool: more frames came back here than were taken, as other queues' frames do.
+    /// Returns some frames to the pool. The cache fills up if frames that other queues took come back to this one.
     #[cold]
     fn spill(&mut self) {
         let mut some: RxBurst = ArrayVec::new();
@@ -58,7 +58,7 @@ impl Stock {
         }
     }
 
-    /// Appends up to `n` frames to `out`, as far as there is room.
+    /// Appends up to `n` empty frames to `out`, until it is full.
     #[inline]
     pub(super) fn take_burst(&mut self, out: &mut TxBurst, n: usize) {
         let n = n.min(out.remaining_capacity());
@@ -76,7 +76,7 @@ mod tests {
         let pool = HeapPool::new(FRAMES, 100);
         let (mut a, mut b) = (Stock::new(pool.clone()), Stock::new(pool.clone()));
         for round in 0..5 {
-            // All of one queue's frames end at the other one.
+            // All frames of one queue end up at the other one.
             let all: Vec<Frame> = core::iter::from_fn(|| a.take()).collect();
             assert!(all.len() + STOCK >= FRAMES, "round {round}: {}", all.len());
             for mut frame in all {

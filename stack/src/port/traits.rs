@@ -1,4 +1,4 @@
-//! What a port is for the rest of the stack: a factory of queues through which bursts of frames go.
+//! What the rest of the stack uses of a port: a [`Port`] hands out queues, and a [`PortQueue`] receives and sends bursts of frames.
 
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
@@ -13,18 +13,18 @@ use crate::id::{Mtu, Qpn};
 use crate::registry::{Registry, Run};
 use crate::time::Instant;
 
-/// Builds frames in a port's memory: first builds all frames of a burst, then finishes each.
+/// Builds frames in a port's memory in two passes: first builds all frames of a burst, then finishes each.
 pub trait Build {
-    /// Builds a frame in a buffer that holds [`max_frame`](PortInfo::max_frame) bytes. Returns its length, or `None` to end. Any
-    /// or all of it may be left to [`finish`](Self::finish).
+    /// Builds a frame in a buffer that holds [`max_frame`](PortInfo::max_frame) bytes. Returns the frame's length in bytes, or `None` if
+    /// there are no more frames. The contents may be left to [`finish`](Self::finish), in part or as a whole.
     fn build(&mut self, buffer: &mut [u8]) -> Option<usize>;
 
-    /// Finishes the `i`-th frame of the burst, whose buffer this is; its length stays. Code that reads what was stored just
-    /// before belongs here: by now the stores have left the core.
+    /// Completes the `i`-th frame of the burst in its buffer; the length stays. Code that reads back what [`build`](Self::build) stored
+    /// belongs here: by then the stores have left the store buffer of the CPU.
     fn finish(&mut self, i: usize, buffer: &mut [u8]);
 }
 
-/// Builds frames by a function, which leaves nothing to [`finish`](Build::finish).
+/// Builds each frame by one function call and leaves nothing to [`finish`](Build::finish).
 #[derive(Clone, Copy, Debug)]
 pub struct AtOnce<F>(pub F);
 
@@ -35,256 +35,259 @@ impl<F: FnMut(&mut [u8]) -> Option<usize>> Build for AtOnce<F> {
     fn finish(&mut self, _: usize, _: &mut [u8]) {}
 }
 
-/// The link by which frames leave, of a port that consists of several: their numbers, below [`Route::COUNT`], are the port's business.
-/// The default is that of a port with one link, and of frames that go to no peer in particular.
+/// One of the links of a port. Numbers are below [`Route::COUNT`]; only the port knows their meaning. The default is the route of a port
+/// with one link, and of frames that are for no particular peer.
 ///
-/// A link that takes no frames for a while holds up those of its own route alone. A port with several has a [`Host`], which finds the
-/// next hops: requests for neighbours leave by the default route.
+/// A link that accepts no frames for a while holds up only the frames of its own route. A port with several links has a [`Host`], which
+/// resolves next hops; requests for neighbours (ARP, ND) leave by the default route.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Hash)]
 pub struct Route(pub u8);
 
 impl Route {
-    /// Routes that a port may have.
+    /// The most routes that a port can have.
     pub const COUNT: usize = u8::MAX as usize;
 }
 
-/// Where a queue pair is, to which frames are to go.
+/// Where the remote queue pair of a flow is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Destination {
-    /// At this address, which is not the port's own.
+    /// On another host: the address is not one of the port's own.
     Host(IpAddr),
-    /// At an address of the port's own, in another process that has the same ones: its number says in which.
+    /// In another process that shares the port's addresses; the queue pair number tells in which.
     Process(Qpn),
 }
 
 /// Why there is no route to a destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoRoute {
-    /// The port is finding it out.
+    /// The port is still finding it out.
     Pending,
-    /// Nobody is there: no process has the number of the queue pair, so nothing that is sent would find it.
+    /// No process has this queue pair number, so nothing sent to it would arrive.
     Nobody,
 }
 
-/// What a flow of packets is, to which a port gives a source port.
+/// Which UDP source port a flow of packets asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FlowKind {
-    /// It is to have a source port of its own.
+    /// A source port of its own.
     Own,
-    /// The program chose its source port by a flow label: the same hint gets the same one.
+    /// The source port for the flow label that the program chose: equal hints get equal source ports.
     Labelled,
-    /// It leaves from the port's common source port.
+    /// The common source port of the port.
     Shared,
 }
 
-/// Whether a peer that lives takes none of the frames that wait for it in the link: then it is stopped, and not silent.
+/// Whether a peer whose process is alive has stopped taking frames from the link. Such a peer is stalled, not lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stalled {
-    /// Nothing waits, or the peer takes frames, or it has taken none for longer than the port allows, or the port cannot tell.
+    /// No frames wait, the peer takes them, it has taken none for longer than the port allows, or the port cannot tell.
     No,
-    /// Frames wait: after this time the port can tell.
+    /// Frames wait, but it is too early to tell. Ask again after this time.
     Perhaps(Duration),
-    /// It takes none. Ask again after this time.
+    /// The peer takes no frames. Ask again after this time.
     Yes(Duration),
 }
 
-/// One queue of a port: frames in, frames out, buffers. One shard owns it and calls it from one thread at a time.
+/// One queue of a port: it receives and sends frames and provides buffers. One shard owns it and calls it from one thread at a time.
 ///
-/// It has no default methods; a queue around another one is a [`QueueLayer`](super::QueueLayer).
+/// No method has a default. A queue around another one implements [`QueueLayer`](super::QueueLayer).
 pub trait PortQueue: Send {
-    /// Appends received frames to `out` while it has room; returns how many. A port may end a burst behind
-    /// [`RX_BURST_BYTES`](crate::config::RX_BURST_BYTES), so that it is still in L1 or L2 when the caller reads it.
+    /// Appends received frames to `out` until it is full or no more frames wait. Returns how many it appended. A port may end a burst after
+    /// [`RX_BURST_BYTES`](crate::config::RX_BURST_BYTES), so that the burst is still in the L1 or L2 cache when the caller reads it.
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize;
 
-    /// What a port of several links knows of them; `None`: it has one, the default route. Whether there are several does not change.
+    /// The links of a port that has several; `None` for a port with the default route only. Whether it is `None` never changes.
     fn routes(&mut self) -> Option<&mut dyn Routes>;
 
-    /// The UDP source port for a flow of packets, by which networks choose a path and hosts a queue. `hint` is what the flow label or
-    /// the queue pair numbers give ([`udp_source_port`](crate::wire::udp_source_port)): a port that writes no UDP headers itself
-    /// returns that.
+    /// Takes a UDP source port for a flow of packets. Networks choose a path by it (ECMP), hosts a receive queue (RSS). `hint` comes from
+    /// the flow label or the queue pair numbers ([`udp_source_port`](crate::wire::udp_source_port)); a port that sends the frames' UDP
+    /// headers as they are returns `hint`.
     fn take_source_port(&mut self, hint: u16, kind: FlowKind) -> u16;
 
-    /// A flow that has this source port ends; it was not a [shared](FlowKind::Shared) one.
+    /// Gives back a source port that [`take_source_port`](Self::take_source_port) returned, when its flow has ended. Not to be called for a
+    /// [shared](FlowKind::Shared) one.
     fn release_source_port(&mut self, port: u16);
 
-    /// Takes frames off the front of `frames` as long as the link of this route accepts them; returns how many.
+    /// Removes frames from the front of `frames` and sends them while the link of this route accepts them. Returns how many it removed.
     ///
-    /// The rest stays in order, for the next turn. A frame that can never be sent (too long for the port) is
-    /// taken as well and counted under [`PortStats::tx_dropped`].
+    /// The other frames stay in order, for the next turn. A frame that can never be sent (too long for the port) is removed as well and
+    /// counted in [`PortStats::tx_dropped`].
     fn tx_burst(&mut self, route: Route, frames: &mut TxBurst) -> usize;
 
-    /// An empty frame that holds at least the port's [`max_frame`](PortInfo::max_frame) bytes; `None` while
-    /// all buffers are in use. It may leave by any route.
+    /// Allocates an empty frame that holds at least the port's [`max_frame`](PortInfo::max_frame) bytes. Returns `None` while all buffers
+    /// are in use. The frame may be sent by any route.
     fn alloc(&mut self) -> Option<Frame>;
 
-    /// Appends up to `n` empty frames to `out`, as [`alloc`](Self::alloc) gives them: fewer while buffers are short,
-    /// or `out` has no more room.
+    /// Appends up to `n` empty frames to `out`, each as from [`alloc`](Self::alloc). Appends fewer if buffers run out or `out` is full.
     fn alloc_burst(&mut self, out: &mut TxBurst, n: usize);
 
-    /// Builds up to `most` frames, and [`TX_BURST`](crate::config::TX_BURST) at most, directly in the memory from which the
-    /// link of this route sends (the rings of a memif). They are on their way when this returns. Returns how many were built, 0
-    /// while there is no room; `None` where the port has no such memory, or none now: then the caller has to use frames.
+    /// Builds up to `most` frames, and [`TX_BURST`](crate::config::TX_BURST) at most, directly in the memory from which the link of this
+    /// route sends (the rings of a memif), and sends them. Returns how many it built, 0 if there is no room. Returns `None` if the port has
+    /// no such memory, or has none at the moment: the caller then has to use frames.
     ///
-    /// A buffer's contents are arbitrary at first, and a peer that shares it may change what was written: only write to it.
-    /// Frames of one route leave in the order of the calls of this and of [`tx_burst`](Self::tx_burst).
+    /// The initial contents of a buffer are arbitrary, and a peer that shares it may change what was written: write to it only. Frames of
+    /// one route are sent in the order of the calls of this method and of [`tx_burst`](Self::tx_burst).
     fn build_burst(&mut self, route: Route, most: usize, builder: &mut dyn Build) -> Option<usize>;
 
-    /// Whether the peer at the end of this route takes no frames. Asked when an ACK timer has ended.
+    /// Whether the peer at the end of this route takes no frames. The stack asks when an ACK timeout has expired.
     fn stalled(&mut self, route: Route, now: Instant) -> Stalled;
 
-    /// Prepares a sleep: from now on, until frames are received again, each arrival makes a descriptor readable. If frames wait
-    /// already, or arrive during this call, it returns [`Armed::Pending`]; where the port cannot signal, [`Armed::Unable`].
+    /// Prepares the queue for a thread that will sleep. Until frames are received again, each arrival makes a descriptor readable. Returns
+    /// [`Armed::Pending`] if frames wait already or arrive during this call, and [`Armed::Unable`] if the port cannot signal.
     fn arm(&mut self) -> Armed;
 
-    /// Gives back frames that are no longer needed, and their slots in the port's rings to the sender; a port may keep the slots
-    /// until this call or the next burst. Dropping frames gives back only the frames, and is slower for a whole burst.
+    /// Drops frames that are no longer needed and returns their slots in the port's rings to the sender. A port may keep the slots until
+    /// this call or the next burst. To drop the frames one by one frees only the frames, and is slower for a whole burst.
     fn recycle(&mut self, frames: &mut RxBurst);
 }
 
 /// The links of a queue whose port has several.
 pub trait Routes {
-    /// The route to a queue pair of a peer. While the port is finding it out a connection asks again in the next turns, and a thread that
-    /// sleeps is woken when it is known; datagrams leave by the default route. Where nobody is there requests of a connection fail.
+    /// Finds the route to a queue pair of a peer. After [`NoRoute::Pending`], a connection asks again in the next turns, and a sleeping
+    /// thread is woken when the route is known; datagrams leave by the default route. After [`NoRoute::Nobody`], the requests of a
+    /// connection fail.
     ///
-    /// Asked when the next hop of a destination is resolved: for datagrams again when neighbours or addresses have
-    /// changed, to another process for each; and for a connection again when its neighbour has. Over a port with a [`Host`] the stack
-    /// knows no neighbours, so there the route of a connection is that which it had when it was made.
+    /// The stack calls this when the next hop of a destination has been resolved. It calls it again for a connection when its neighbour has
+    /// changed, for datagrams to other hosts when neighbours or addresses have changed, and for datagrams to another process each time.
+    /// Over a port with a [`Host`] the stack knows no neighbours, so a connection keeps the route that it had when it was made.
     ///
     /// # Errors
-    /// There is none now.
+    /// When there is no route at present.
     fn route_to(&mut self, to: Destination) -> Result<Route, NoRoute>;
 
-    /// Bytes that a packet of a reliable connection may carry on this route, if both of its ends are this stack and may use more than the
-    /// path MTU that their programs chose: that of a network beside it.
+    /// Largest payload, in bytes, of a packet of a reliable connection on this route, if both ends are this stack and may exceed the path
+    /// MTU that their programs chose. `None`: the path MTU is the limit.
     fn segment_on(&mut self, route: Route) -> Option<Mtu>;
 
-    /// The most that [`segment_on`](Self::segment_on) says of any route. A peer may have found its route, and use that much, while the
-    /// port is still finding out this end's.
+    /// The largest value that [`segment_on`](Self::segment_on) returns for any route. The peer may have found its route already and send
+    /// packets of this size while the port is still finding the route of this end.
     fn longest_segment(&mut self) -> Option<Mtu>;
 
-    /// A route that leads nowhere any more: its peer is gone, and what it had sent was received before this. Its number may be given
-    /// to another one by the next call of this, so by then the caller uses it for nothing, and has handed over
-    /// ([`tx_burst`](PortQueue::tx_burst)) what waits for it. Asked every few turns, once the port has said another route than the default.
+    /// Returns a route that has ended: its peer is gone, and everything that it sent has been received. `None` if there is none. The next
+    /// call may give its number to another link. Before that call, the caller stops using the route and hands over
+    /// ([`tx_burst`](PortQueue::tx_burst)) the frames that wait for it. The stack calls this every few turns once the port has returned a
+    /// route other than the default one.
     fn next_ended(&mut self) -> Option<Route>;
 }
 
-/// Whether a queue signals that frames arrive.
+/// How a queue signals the arrival of frames to a thread that sleeps.
 #[derive(Clone, Debug)]
 pub enum Armed {
     /// Frames have arrived, or may have: receive them first.
     Pending,
-    /// Becomes readable when frames arrive, and again whenever more of them do: wait for it edge-triggered, and do not read it.
-    /// The peer may share it.
+    /// The descriptor becomes readable when frames arrive, and again whenever more of them do. Wait for it edge-triggered, and do not read
+    /// it: the peer may share it.
     Event(Arc<OwnedFd>),
-    /// It cannot signal: poll again soon.
+    /// The port cannot signal: poll again soon.
     Unable,
-    /// There is no link, so nothing arrives. Poll the queue after this time, so that it looks for a link, or earlier, when the
-    /// descriptor becomes readable: wait for that as for an [`Event`](Self::Event).
+    /// There is no link, so nothing arrives. Poll the queue after this time, so that it looks for a link, or earlier if the descriptor
+    /// becomes readable. Wait for the descriptor as for an [`Event`](Self::Event).
     Down(Duration, Option<Arc<OwnedFd>>),
 }
 
-/// A packet that is ready to leave when the process ends.
+/// A packet that is ready to be sent when the process ends.
 pub trait Farewell: Send {
-    /// Sends it, if that can be done at once, in the process that it was made in. For handlers of signals (signal-safety(7)): it takes no lock,
-    /// allocates nothing and makes async-signal-safe system calls alone.
+    /// Sends the packet if that needs no waiting, and only in the process that prepared it. Safe in signal handlers (signal-safety(7)): it
+    /// takes no lock, allocates nothing and makes async-signal-safe system calls alone.
     fn send(&self);
 }
 
 /// The host below a port, which owns the port's addresses: its kernel finds routes and neighbours, and answers ARP and ND.
 pub trait Host {
-    /// The addresses that the port has now, which are its GIDs.
+    /// The port's present addresses, which are its GIDs.
     fn addresses(&self) -> Vec<IpAddr>;
 
-    /// Changes whenever the addresses may have changed.
+    /// A number that changes whenever the addresses may have changed.
     fn generation(&self) -> u64;
 
-    /// The address of the port from which a peer is reached. `None`: there is no route to the peer. `scope` is the number of the
-    /// interface behind which a link-local peer is; 0 where nobody says, which is enough if there is one.
+    /// The address of the port from which the host reaches a peer. `None` if there is no route to the peer. `scope` is the interface index
+    /// of a link-local peer; 0 if it is unknown, which is enough if the port has one interface.
     fn source_to(&self, peer: IpAddr, scope: u32) -> Option<IpAddr>;
 
-    /// Largest L3 packet, in bytes, that the path to a peer carries as far as the host knows: by the MTU of the route or of the
-    /// interface, or by what routers reported. `None`: there is no route to the peer.
+    /// Largest L3 packet, in bytes, that the path to a peer carries as far as the host knows: from the MTU of the route or of the
+    /// interface, or from path MTU discovery. `None` if there is no route to the peer.
     fn mtu_to(&self, peer: IpAddr) -> Option<usize>;
 
-    /// Has the port receive what is sent to a multicast group, on the interfaces of its addresses. Joining again changes nothing.
+    /// Joins a multicast group on the interfaces of the port's addresses, so that the port receives what is sent to it. To join again
+    /// changes nothing.
     ///
     /// # Errors
-    /// Why the host cannot join it.
+    /// When the host cannot join the group.
     fn join(&self, group: IpAddr) -> Result<(), PortError>;
 
-    /// The port receives no more of what is sent to the group.
+    /// Leaves a multicast group.
     fn leave(&self, group: IpAddr);
 
-    /// Makes a packet ready, which is a frame that the port could send: for the end of the process. `None`: it has no way.
+    /// Prepares a packet, given as a frame that the port could send, to be sent when the process ends. `None` if the port cannot do that.
     fn farewell(&self, packet: Frame) -> Option<Box<dyn Farewell>>;
 }
 
-/// Queue pair numbers of which each of several processes with the same addresses has its own.
+/// Divides queue pair numbers among several processes that have the same addresses.
 pub trait Numbers {
-    /// Leases numbers whose packets arrive on this queue, until the port is closed.
+    /// Leases numbers whose packets arrive on this queue. The lease ends when the port is closed.
     ///
     /// # Errors
-    /// Why there are no more.
+    /// When no numbers can be leased.
     fn lease(&self, queue: usize) -> Result<Run, PortError>;
 
-    /// Where the processes say who has which numbers, who is bound to which port, and who listens for connections; `None`: the device
-    /// shares nothing but the numbers.
+    /// The registry in which the processes publish their queue pair numbers, the ports they are bound to, and their listeners for
+    /// connections. `None`: the processes share the numbers only.
     fn registry(&self) -> Option<&Arc<Registry>>;
 
-    /// The registry says something new of this process: what is for it has to arrive here.
+    /// Tells the port that this process has new entries in the registry, so that the packets they are for arrive here.
     fn announce(&self);
 
-    /// Links to other ones of these processes that are up.
+    /// Number of links to other such processes that are up.
     fn links(&self) -> u64;
 }
 
-/// A link's end: a factory of queues, and what concerns all of them.
+/// One end of a link. It hands out queues and has what concerns all of them.
 ///
-/// It has no default methods; a port around another one is a [`PortLayer`](super::PortLayer).
+/// No method has a default. A port around another one implements [`PortLayer`](super::PortLayer).
 pub trait Port: Send + Sync {
-    /// What the port is.
+    /// The description of the port.
     fn info(&self) -> &PortInfo;
 
-    /// The queue with this number, once; `None` when it is taken or does not exist.
+    /// Takes the queue of this number. `None` if it was taken before or does not exist.
     ///
     /// The queue keeps the port's device open.
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>>;
 
-    /// Opens the port's device, if that was put off ([`PortSpec::open_lazy`](super::PortSpec::open_lazy)); called before the
-    /// port is used first. Starting it again changes nothing; after an error it may be tried again.
+    /// Opens the port's device, if that was deferred ([`PortSpec::open_lazy`](super::PortSpec::open_lazy)). The stack calls this before it
+    /// first uses the port. To start a port again changes nothing; after an error the caller may try again.
     ///
     /// # Errors
-    /// Why the port's device cannot be opened.
+    /// When the port's device cannot be opened.
     fn start(&self) -> Result<(), PortError>;
 
-    /// Largest L3 packet, in bytes, that passes now: less than at the opening if the MTU of a network interface below was lowered
-    /// since; more if the started device turned out to carry more.
+    /// Largest L3 packet, in bytes, that passes now. It is smaller than when the port was opened if the MTU of a network interface below
+    /// was lowered since, and larger if the started device carries more.
     fn mtu(&self) -> usize;
 
-    /// Whether a frame that is sent now has a chance to arrive.
+    /// Whether a frame that is sent now can arrive.
     fn link_up(&self) -> bool;
 
-    /// The host that owns the port's addresses; `None`: `device` chooses them, and is an IP host of its own. Whether there is one
-    /// does not change, and is known before the start.
+    /// The host that owns the port's addresses. `None`: `device` chooses the addresses and is an IP host of its own. Whether it is `None`
+    /// never changes and is known before the start.
     fn host(&self) -> Option<&dyn Host>;
 
-    /// Bytes of requests and of responses to READs that reliable queue pairs of the device may have in flight together, so that no
-    /// end has to drop any; each packet counts as its path MTU and 256 bytes. `None`: no bound. It does not change, and is known
-    /// before the start. It is for what leaves by the default route: a port's other links lose nothing.
+    /// How many bytes of requests and READ responses the reliable queue pairs of the device may have in flight together, so that neither
+    /// end has to drop any. Each packet counts as its path MTU and 256 bytes. `None`: no bound. The value never changes and is known before
+    /// the start. It is for the default route: the port's other links lose nothing.
     fn window(&self) -> Option<usize>;
 
-    /// Packets to these queue pair numbers should arrive on these queues: ascending ranges. What arrives on another one is handed over,
-    /// so a port that cannot steer does nothing.
+    /// Asks that packets to these queue pair numbers, given as ascending ranges, arrive on these queues. A shard hands packets that arrive
+    /// on another queue over to the right shard, so a port that cannot steer does nothing.
     fn steer(&self, numbers: &[(RangeInclusive<Qpn>, usize)]);
 
-    /// Where the device's queue pair numbers come from, if other processes have the port's addresses as well; `None`: all numbers are the
-    /// device's. Whether there is one does not change, and is known before the start.
+    /// The source of the device's queue pair numbers if other processes share the port's addresses. `None`: the device may use all numbers.
+    /// Whether it is `None` never changes and is known before the start.
     fn numbers(&self) -> Option<&dyn Numbers>;
 
-    /// Maintains the link: reconnects when a peer came back, flushes captures. Cheap; call it every 10 ms or more often, from one
+    /// Maintains the link: reconnects when a peer came back, flushes captures. The call is cheap; make it at least every 10 ms, from one
     /// thread or several.
     fn maintain(&self);
 
-    /// The counters.
+    /// The port's counters.
     fn stats(&self) -> PortStats;
 }

@@ -3,8 +3,8 @@
 //! The sockets are not connected, so either side may start first, end and start again. A frame for a peer that
 //! is not there is lost, as on a cable; a peer whose socket is full pushes back.
 //!
-//! Any datagram can bring descriptors, and closing one can take as long as its sender likes ([`apart`]). So each datagram is looked
-//! at first. One that brings descriptors is received by a thread of its own, which closes them.
+//! Any datagram can bring file descriptors (SCM_RIGHTS), and closing one can block for as long as its sender likes ([`apart`]). So each
+//! datagram is peeked at first. One that brings descriptors is received by a thread of its own, which closes them.
 
 use super::counters::{Counters, sum};
 use super::error::PortError;
@@ -67,7 +67,7 @@ pub(super) fn open(
         to,
         peers,
         refused: AtomicU64::new(0),
-        // One byte more than a frame, so that one that is too long shows.
+        // One byte more than a frame, so that a datagram that is too long is noticed.
         pool: HeapPool::new(options.queues * options.frames, info.max_frame() + 1),
         max_frame: info.max_frame(),
         counters: (0..options.queues).map(|_| Counters::default()).collect(),
@@ -76,7 +76,7 @@ pub(super) fn open(
     Ok(Box::new(UnixPort { info, taken, shared }))
 }
 
-/// A socket at a path, as ports have it.
+/// Makes a non-blocking datagram socket at a path. The kernel adds the sender's credentials to each datagram.
 fn bind(path: &Path) -> io::Result<(UnixDatagram, Unforked)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let make = || Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?);
@@ -89,12 +89,12 @@ fn bind(path: &Path) -> io::Result<(UnixDatagram, Unforked)> {
 /// Most descriptors that a message can bring (`SCM_MAX_FD` of Linux).
 const DESCRIPTORS: usize = 253;
 
-/// The socket, and its copy.
+/// The socket, and a duplicate of it.
 struct Ends {
     /// Dropped first.
     unforked: [Unforked; 2],
     socket: UnixDatagram,
-    /// To wait for datagrams.
+    /// The duplicate, on which sleeping threads wait for datagrams.
     arrivals: Arc<OwnedFd>,
     made_by: Process,
 }
@@ -105,7 +105,8 @@ impl Drop for Ends {
         if !self.made_by.is_this() {
             return;
         }
-        // Others may have the copy, too: so that it is not they who close what came along, nothing is left for them to close.
+        // Other processes may have the duplicate as well. All datagrams are taken here, so that no other process has to close descriptors
+        // in them.
         let _ = shutdown(&self.socket, Shutdown::Read);
         while matches!(take(&self.socket), Err(Errno::INTR) | Ok(Whole { is_datagram: true, .. })) {}
         for socket in &self.unforked {
@@ -116,18 +117,18 @@ impl Drop for Ends {
 
 struct Shared {
     ends: Apart<Ends>,
-    /// Whether a thread takes a datagram that brings descriptors: nothing is received meanwhile.
+    /// Whether a thread is taking a datagram that brings descriptors. Nothing is received meanwhile.
     taking: AtomicBool,
-    /// Whether such a datagram waits until its sender's share is not in use.
+    /// Whether such a datagram waits for a thread that its sender's share allows.
     held: AtomicBool,
-    /// The port's, for shares.
+    /// The number of the port in [`Party`].
     number: u64,
-    /// Removed with the port.
+    /// Removed together with the port.
     _file: SocketFile,
     peer: PathBuf,
-    /// Its address.
+    /// The socket address of `peer`.
     to: SocketAddrUnix,
-    /// The users whose datagrams are taken.
+    /// The users whose datagrams are accepted.
     peers: Peers,
     /// Datagrams from or to other users.
     refused: AtomicU64,
@@ -148,7 +149,7 @@ enum There {
 impl Shared {
     fn there(&self) -> There {
         if self.peers == Peers::Any {
-            // Any user will do; sending shows whether a process is there.
+            // Any user is accepted; sending shows whether a process is there.
             return There::Peer;
         }
         match socket_file::makers(&self.peer) {
@@ -210,13 +211,13 @@ impl Port for UnixPort {
 /// A datagram that was received.
 struct Received {
     bytes: usize,
-    /// Who sent it.
+    /// Credentials of the sender.
     sender: Option<UCred>,
-    /// Whether it brought descriptors, which the kernel has closed.
+    /// Whether it brought descriptors, for which there was no room in the control messages.
     has_descriptors: bool,
 }
 
-/// Receives a datagram, or looks at it.
+/// Receives a datagram, or peeks at it if `flags` say so.
 fn receive(socket: &UnixDatagram, buffer: &mut [u8], flags: RecvFlags) -> rustix::io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -228,14 +229,15 @@ fn receive(socket: &UnixDatagram, buffer: &mut [u8], flags: RecvFlags) -> rustix
     Ok(Received { bytes: got.bytes, sender, has_descriptors: got.flags.contains(ReturnFlags::CTRUNC) })
 }
 
-/// A datagram that was taken, with its descriptors.
+/// A datagram that was received together with its descriptors.
 struct Whole {
-    /// Every one names its sender; the end of a socket that was shut down does not.
+    /// Whether it is a datagram: each carries credentials, but the end of a socket that was shut down carries none.
     is_datagram: bool,
     _descriptors: Vec<OwnedFd>,
 }
 
-/// Takes the next datagram, with its descriptors. May wait for whoever serves one of those for which this process has no room.
+/// Receives the next datagram with its descriptors. This may block: the kernel closes those for which this process has no room, and whoever
+/// serves one decides how long that takes.
 fn take(socket: &UnixDatagram) -> rustix::io::Result<Whole> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1), ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -253,7 +255,8 @@ fn take(socket: &UnixDatagram) -> rustix::io::Result<Whole> {
 }
 
 impl Shared {
-    /// Receives a datagram: its bytes, and the user who sent it; `AGAIN` if there is none, or while one with descriptors is taken.
+    /// Receives a datagram into `buffer`. Returns its length and the uid of its sender; `AGAIN` if none waits or one with descriptors is
+    /// being taken.
     fn receive(self: &Arc<Self>, buffer: &mut [u8]) -> rustix::io::Result<(usize, Option<u32>)> {
         if self.taking.load(Ordering::Acquire) {
             return Err(Errno::AGAIN);
@@ -268,7 +271,7 @@ impl Shared {
         Ok((got.bytes, got.sender.map(|sender| sender.uid.as_raw())))
     }
 
-    /// Takes the next datagram, which brings descriptors, on another thread, if that is within its sender's share.
+    /// Takes the next datagram, which brings descriptors, on another thread, if its sender's share allows one.
     #[cold]
     fn take_apart(self: &Arc<Self>, sender: Option<UCred>) {
         let uid = sender.map_or(u32::MAX, |sender| sender.uid.as_raw());
@@ -291,7 +294,7 @@ impl Shared {
 
 struct UnixQueue {
     index: usize,
-    /// The buffer of the next frame, kept over polls that find nothing.
+    /// The buffer of the next frame, kept while polls find nothing.
     spare: Option<Frame>,
     shared: Arc<Shared>,
 }
@@ -304,7 +307,7 @@ impl PortQueue for UnixQueue {
         }
         let counters = &self.shared.counters[0];
         let before = out.len();
-        // Frames that are dropped count too, so that a flood of them does not keep the caller here.
+        // Dropped frames count as well, so that a flood of them does not keep the caller here.
         for _ in 0..out.remaining_capacity() {
             let Some(mut frame) = self.spare.take().or_else(|| self.shared.pool.alloc()) else { break };
             match self.shared.receive(frame.buffer_mut()) {
@@ -357,7 +360,7 @@ impl PortQueue for UnixQueue {
             } else {
                 match sendto(&self.shared.ends.socket, frame.data(), SendFlags::NOSIGNAL, &self.shared.to) {
                     Ok(n) => counters.tx(1, n),
-                    // NOBUFS: the system's buffers are full, which passes.
+                    // NOBUFS: the kernel is short of buffers for the moment.
                     Err(Errno::WOULDBLOCK | Errno::NOBUFS) => break,
                     Err(_) => counters.tx_dropped.add(1),
                 }
@@ -384,9 +387,9 @@ impl PortQueue for UnixQueue {
         Stalled::No
     }
 
-    /// Each datagram is an edge of the descriptor; those that wait already make one when the descriptor is first waited for.
+    /// Each datagram makes an edge of the descriptor (EPOLLET). Those that wait already make one when the descriptor is first waited for.
     fn arm(&mut self) -> Armed {
-        // Those behind one that is taken apart make no edge any more.
+        // Datagrams that wait after one with descriptors make no edge any more.
         if self.shared.taking.load(Ordering::Acquire) || self.shared.held.load(Ordering::Relaxed) {
             return Armed::Unable;
         }

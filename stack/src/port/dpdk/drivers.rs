@@ -1,4 +1,4 @@
-//! Why DPDK did not add a device: above all, whether it has a driver for it.
+//! Why DPDK did not add a device, in particular whether it has a driver for it.
 
 use super::eal::{Eal, errno_text, last_log};
 use dpdk_sys as sys;
@@ -6,13 +6,13 @@ use std::ffi::CString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Kernel drivers that give a PCI device to a program.
+/// Kernel drivers that give a PCI device to a user-space program.
 const USER_SPACE: &[&str] = &["vfio-pci", "uio_pci_generic", "igb_uio"];
 
-/// NICs whose DPDK driver works beside that of the kernel, by vendor: they are not bound to another one.
+/// NICs, by vendor, whose DPDK driver works beside the kernel's driver: they stay bound to that.
 const BESIDE_THE_KERNEL: &[(&str, &str)] = &[("0x15b3", "net_mlx5"), ("0x1414", "net_mana")];
 
-/// The sentence for a virtual device that was not added.
+/// The message for a virtual device that was not added.
 pub(super) fn virtual_not_added(name: &str, ret: i32, eal: &Eal) -> String {
     let says = last_log();
     let known = CString::new(name).is_ok_and(|name| {
@@ -29,7 +29,7 @@ pub(super) fn virtual_not_added(name: &str, ret: i32, eal: &Eal) -> String {
     format!("the device {name} was not added: {}; check its options{says}", errno_text(ret))
 }
 
-/// The sentence for a PCI device that was not added.
+/// The message for a PCI device that was not added.
 pub(super) fn pci_not_added(address: &str, ret: i32) -> String {
     let (what, says) = (errno_text(ret), last_log());
     let Some(device) = PciDevice::find(address) else {
@@ -47,7 +47,7 @@ pub(super) fn pci_not_added(address: &str, ret: i32) -> String {
         );
     }
     match ret.abs() {
-        // What the bus says when every driver has passed over the device.
+        // The bus reports these if no driver accepted the device.
         libc::ENOTSUP | libc::ENODEV => {
             format!("no driver for the PCI device {address} ({device}): {}", not_built_in("its driver"))
         }
@@ -62,7 +62,7 @@ fn is_built_in(driver: &str) -> bool {
     sys::BUILT_IN.is_empty() || sys::BUILT_IN.split(',').any(|name| name == driver)
 }
 
-/// That a driver is missing, which ones there are, and how to add one.
+/// Says that a driver is missing, which ones there are, and how to add one.
 fn not_built_in(driver: &str) -> String {
     if sys::BUILT_IN.is_empty() {
         return format!(
@@ -76,9 +76,9 @@ fn not_built_in(driver: &str) -> String {
     )
 }
 
-/// A device as the kernel's sysfs has it.
+/// A PCI device, from sysfs.
 struct PciDevice {
-    /// `0x` and four digits, as the files have them.
+    /// `0x` and four hexadecimal digits, as in sysfs.
     vendor: String,
     id: String,
     /// The kernel driver that it is bound to.
@@ -86,7 +86,7 @@ struct PciDevice {
 }
 
 impl PciDevice {
-    /// The device, if the address (with or without its domain) is that of one.
+    /// Finds the device with this address (with or without its domain). `None` if there is none.
     fn find(address: &str) -> Option<Self> {
         let of = |address: &str| Path::new("/sys/bus/pci/devices").join(address);
         let dirs = [of(address), of(&format!("0000:{address}"))];

@@ -1,4 +1,4 @@
-//! DPDK's environment: started once a process, on a thread of its own, with options that do not conflict.
+//! DPDK's environment (EAL): started once per process, on a thread of its own, with options that do not conflict.
 
 use crate::port::error::PortError;
 use core::cell::Cell;
@@ -13,12 +13,12 @@ use std::collections::VecDeque;
 use std::ffi::CString;
 use std::sync::{Mutex, OnceLock, mpsc};
 
-/// How DPDK's environment starts. It starts with the first DPDK port; see [`configure`].
+/// How DPDK's environment (EAL) starts. It starts with the first DPDK port; see [`configure`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EalOptions {
-    /// MiB of memory where no huge pages are reserved (with huge pages it grows as needed).
+    /// MiB of memory if no huge pages are used. With huge pages the memory grows as needed.
     pub memory_mib: usize,
-    /// Whether huge pages are used when they are reserved.
+    /// Whether to use huge pages if they are reserved.
     pub huge_pages: bool,
     /// DPDK's log lines up to this level go to `tracing` (target "dpdk"): 1 emergency, 4 error, 8 debug.
     pub log_level: u32,
@@ -64,12 +64,12 @@ pub(super) struct Eal {
 
 thread_local! {
     static IS_EAL_THREAD: Cell<bool> = const { Cell::new(false) };
-    /// Whether the thread's umask is its own.
+    /// Whether the thread has a umask of its own.
     static OWN_UMASK: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Eal {
-    /// The environment, which the first caller starts; `pci` is the device, with its options, if that caller wants a PCI device.
+    /// Returns the environment; the first call starts it. `pci` is a PCI device with its options, if the caller wants one.
     pub(super) fn get(pci: Option<&str>) -> Result<&'static Self, PortError> {
         if forked() {
             return Err(PortError::Eal(
@@ -93,26 +93,25 @@ impl Eal {
         result.recv().expect("DPDK's thread lives as long as the process")
     }
 
-    /// Runs `job` on the environment's thread, later.
+    /// Queues `job` for the environment's thread, without waiting for it.
     pub(super) fn spawn(&self, job: impl FnOnce() + Send + 'static) {
         self.jobs.send(Box::new(job)).expect("DPDK's thread lives as long as the process");
     }
 }
 
-/// Whether this process is a fork of one that started DPDK.
+/// Whether this process was forked from one that started DPDK.
 pub(super) fn forked() -> bool {
     // SAFETY: reads one integer.
     unsafe { sys::dpdk_sys_forked() != 0 }
 }
 
-/// Files and sockets that the calling thread makes, and threads that it starts, get this umask(2); the rest of the process keeps
-/// its own.
+/// Sets the umask(2) of the calling thread and of the threads that it starts. The rest of the process keeps its own.
 ///
 /// # Errors
 /// Those of unshare(2); nothing has changed.
 pub(super) fn set_umask(mask: Mode) -> std::io::Result<()> {
     if !OWN_UMASK.get() {
-        // SAFETY: the thread gets its own working directory and root, which are the same, and umask. Descriptors stay shared.
+        // SAFETY: the thread gets its own copy of the working directory, the root and the umask. Descriptors stay shared.
         if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
             return Err(std::io::Error::last_os_error());
         }
@@ -140,14 +139,14 @@ unsafe extern "C" fn log_line(text: *const c_char, len: usize) {
     }
 }
 
-/// Clears DPDK's log lines so far.
+/// Forgets DPDK's log lines so far.
 pub(super) fn forget_log() {
     if let Ok(mut recent) = RECENT.lock() {
         recent.clear();
     }
 }
 
-/// What DPDK logged last, as the end of a sentence: empty, or ` (DPDK says: ..)`.
+/// DPDK's last log line, as the end of a sentence: empty, or ` (DPDK says: ..)`.
 pub(super) fn last_log() -> String {
     match RECENT.lock().ok().and_then(|recent| recent.back().cloned()) {
         Some(line) => format!(" (DPDK says: {line})"),
@@ -160,7 +159,7 @@ pub(super) fn errno_text(errno: c_int) -> String {
     std::io::Error::from_raw_os_error(errno.abs()).to_string()
 }
 
-/// Sizes of huge pages of which enough are free, largest first.
+/// Sizes, in bytes, of huge pages of which enough are free, largest first.
 fn free_huge_pages() -> Vec<usize> {
     let Ok(dir) = std::fs::read_dir("/sys/kernel/mm/hugepages") else { return Vec::new() };
     let mut sizes: Vec<usize> = dir
@@ -170,7 +169,7 @@ fn free_huge_pages() -> Vec<usize> {
             let kib: usize = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
             let free = std::fs::read_to_string(entry.path().join("free_hugepages")).ok()?;
             let free: usize = free.trim().parse().ok()?;
-            // With a handful of free pages, left over by another program, a port would fail; plain memory works.
+            // With a few free pages that another program left over, a port would fail; plain memory works.
             (kib * 1024 * free >= HUGE_BYTES_MIN).then_some(kib * 1024)
         })
         .collect();
@@ -178,7 +177,7 @@ fn free_huge_pages() -> Vec<usize> {
     sizes
 }
 
-/// Huge pages are used from this many free bytes on: about two queues.
+/// Huge pages are used if at least this many bytes of them are free: about two queues.
 const HUGE_BYTES_MIN: usize = 96 << 20;
 
 /// Whether a huge page of `bytes` can be allocated right now.
@@ -229,7 +228,7 @@ fn start(pci: Option<&str>) -> Result<Eal, PortError> {
     })
 }
 
-/// The command line of the environment: options that do not conflict.
+/// The command line of EAL: options that do not conflict.
 fn arguments(options: &EalOptions, huge: bool, pci: Option<&str>, cpus: &str) -> Vec<String> {
     let mut arguments = vec!["roce".to_owned()];
     // One lcore that may run on any of our CPUs: otherwise the thread would be pinned to the first of them.
@@ -265,7 +264,7 @@ fn block_signals() {
     }
 }
 
-/// On the environment's thread: no signal handler of the embedder ever runs on it or on the threads it starts.
+/// Starts EAL, on its own thread. Signals are blocked, so no signal handler of the program runs on it or on the threads that it starts.
 fn init(arguments: &[String], log_level: u32) -> Result<(), String> {
     // DPDK keeps the strings and may reorder the array.
     let mut argv: Vec<*mut c_char> = Vec::with_capacity(arguments.len() + 1);

@@ -1,7 +1,7 @@
-//! The Linux network interface below a port, and whether the port can use it now: af_packet's and a tap's.
+//! The Linux network interface below an af_packet or tap port, and whether the port can use it now.
 //!
-//! DPDK's drivers check it when they start and report "up" from then on, and the kernel silently drops what they send while the
-//! interface is down or too long for it. So the port checks it itself, and drops and counts what cannot leave.
+//! DPDK's drivers check the interface when they start and report "up" from then on. The kernel silently drops what they send while the
+//! interface is down or the frame is too long for it. So the port checks the interface itself, and drops and counts what cannot pass.
 
 use crate::id::Mac;
 use crate::port::netdevice;
@@ -11,11 +11,11 @@ use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// An interface, by its Linux index: that stays when the interface is renamed, and a later interface of the same name has another.
+/// An interface, by its Linux index: that stays when the interface is renamed, and a later interface of the same name has another index.
 pub(super) struct Iface {
     pub(super) name: String,
     index: u32,
-    /// For requests, in the network namespace of the interface.
+    /// For ioctls, in the network namespace of the interface.
     socket: OwnedFd,
     /// The last state, as an [`IfaceState`].
     last: AtomicU8,
@@ -35,7 +35,7 @@ pub(super) enum IfaceState {
 }
 
 impl Iface {
-    /// The interface of that name. Called on DPDK's thread, so that it is looked up in the network namespace of its driver.
+    /// Finds the interface of that name. Call it on DPDK's thread, so that it is looked up in the network namespace of its driver.
     pub(super) fn find(name: &str) -> Result<Self, String> {
         let unknown = |error: Errno| format!("the interface {name} cannot be looked at: {error}");
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
@@ -45,7 +45,7 @@ impl Iface {
         Ok(Self { name: name.into(), index, socket, last, last_mtu })
     }
 
-    /// Whether frames pass now, and its MTU: the last known one if it is gone. Each change is logged once.
+    /// The interface's state, and its MTU in bytes; the last known MTU if the interface is gone. Logs each change once.
     pub(super) fn state(&self) -> (IfaceState, usize) {
         let found = netdevice::state(self.socket.as_fd(), self.index);
         let state = match found {

@@ -1,10 +1,10 @@
-//! Turns DPDK devices into ports. Never configures what a port does not need, never looks into frames. Called by
+//! Makes ports of DPDK devices. Configures only what a port needs, and never looks into frames. Called by
 //! [`PortSpec::open`](super::PortSpec::open) and [`PortSpec::open_lazy`](super::PortSpec::open_lazy).
 //!
-//! - DPDK's environment starts with the first port whose device is opened, on a thread of its own (`eal.rs`), where all control
-//!   steps run. It starts without devices, which are added later, except for a PCI device of that first port.
-//! - Where there is a Linux interface below, the port follows it (`iface.rs`): while that is down, or set to a lower MTU,
-//!   what cannot pass is dropped and counted before the driver takes it.
+//! - DPDK's environment (EAL) starts with the first port whose device is opened, on a thread of its own (`eal.rs`), where all control steps
+//!   run. It starts without devices, except for a PCI device of that first port; the others are hot-plugged.
+//! - If there is a Linux interface below, the port follows it (`iface.rs`): while it is down, or its MTU is lower, frames that cannot pass
+//!   are dropped and counted before the driver gets them.
 
 mod drivers;
 mod eal;

@@ -1,4 +1,4 @@
-//! From a [`PortSpec`] to a running device: first checks for failures that DPDK would not explain, then the steps in DPDK.
+//! Opens the DPDK device of a [`PortSpec`]: first checks for failures that DPDK would not explain, then takes the steps in DPDK.
 
 use super::drivers;
 use super::eal::{self, Eal, errno_text, last_log};
@@ -23,13 +23,13 @@ use std::ffi::CString;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Entries of a device's rings, unless it prefers another number.
+/// Entries of a device's rings, unless the device prefers another number.
 const RING: u16 = 1024;
 
-/// Bytes that drivers add to an L3 packet, at most: Ethernet header, two VLAN tags, frame checksum, virtio's header. With less
-/// room a driver refuses the buffers, or receives a frame in pieces.
+/// The most bytes that drivers add to an L3 packet: Ethernet header, two VLAN tags, frame checksum, virtio header. With less room a driver
+/// refuses the buffers, or receives a frame in several segments.
 const OVERHEAD: usize = 14 + 8 + 4 + 12;
-/// Receive buffers are multiples of this (i40e, ice): a driver does not use the rest.
+/// Sizes of receive buffers are multiples of this (i40e, ice): a driver does not use the rest.
 const ROOM_UNIT: usize = 128;
 
 /// What a specification asks of DPDK.
@@ -38,16 +38,16 @@ struct DeviceRequest {
     bus: &'static str,
     name: String,
     args: String,
-    /// Bytes that an mbuf has room for.
+    /// Data room of an mbuf, in bytes.
     room: usize,
     mtu: usize,
     /// The port's Ethernet address, which is set in the device where possible; `None`: the device's own.
     mac: Option<Mac>,
-    /// The Linux interface below.
+    /// The Linux interface below, if there is one.
     iface: Option<String>,
-    /// Whether the device makes that interface, with its own address, which must differ from the port's.
+    /// Whether the device makes that interface. The interface gets an address of its own, which must differ from the port's.
     makes_iface: bool,
-    /// Whether the device's MTU is ours to set.
+    /// Whether to set the device's MTU.
     set_mtu: bool,
     /// Whether every user may connect to a socket that the device makes; else only our user and root.
     any_user: bool,
@@ -56,7 +56,7 @@ struct DeviceRequest {
 }
 
 impl DeviceRequest {
-    /// The request of a virtual device that has no name yet.
+    /// The request for a virtual device, without a name yet.
     fn new(port: &PortOptions) -> Self {
         Self {
             bus: "vdev",
@@ -78,7 +78,7 @@ impl DeviceRequest {
 pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
     let request = request_of(spec, options).map_err(fail)?;
-    // With its options: the first port's PCI device is probed when the environment starts.
+    // With its options: EAL probes the PCI device of the first port when it starts.
     let pci = (request.bus == "pci").then(|| match request.args.as_str() {
         "" => request.name.clone(),
         args => format!("{},{args}", request.name),
@@ -104,13 +104,13 @@ pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Bo
     Ok(Box::new(opened.map_err(fail)?))
 }
 
-/// An MTU that every tap carries. Taps of DPDK 22.11 carry no more; later ones do, which shows only once the device is open.
+/// An MTU that every tap carries. Taps of DPDK 22.11 carry no more; later ones do, which is known only once the device is open.
 const TAP_MTU: usize = 1500;
 
-/// Opens a DPDK port. If its address and MTU are known before, its device is opened only when the port is started.
+/// Opens a DPDK port. If its address and MTU are known beforehand, its device is opened only when the port is started.
 pub(in crate::port) fn open_lazy(spec: &PortSpec, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
-    // Only for its errors: it is made again at the start, as much may change until then.
+    // Made only for its errors. It is made again at the start, as much may change until then.
     let request = request_of(spec, options).map_err(fail)?;
     let Some(mac) = chosen_address(spec, &request) else { return open(spec, options) };
     let mtu = if request.makes_iface { request.mtu.min(TAP_MTU) } else { request.mtu };
@@ -118,7 +118,7 @@ pub(in crate::port) fn open_lazy(spec: &PortSpec, options: &PortOptions) -> Resu
     Ok(lazy::later(info, spec, options))
 }
 
-/// The address that a port will have, where we choose it: not for devices with an address of their own.
+/// The address that a port will have, if we choose it; `None` for devices with an address of their own.
 fn chosen_address(spec: &PortSpec, request: &DeviceRequest) -> Option<Mac> {
     match spec {
         PortSpec::Tap { .. } | PortSpec::Vhost { .. } => request.mac,
@@ -130,11 +130,11 @@ fn chosen_address(spec: &PortSpec, request: &DeviceRequest) -> Option<Mac> {
     }
 }
 
-/// Two ports joined by rings of DPDK (`net_ring`). Each is an Ethernet device like any other, but its driver does no work of its
-/// own: for tests and instruction counts of the path through ethdev.
+/// Makes two ports joined by rings of DPDK (`net_ring`). Each is an Ethernet device like any other, but its driver does no work of its own:
+/// for tests, and to count the instructions of the path through ethdev.
 ///
 /// # Errors
-/// [`PortError::Options`], [`PortError::Eal`], and [`PortError::Open`] where memory is short.
+/// [`PortError::Options`], [`PortError::Eal`], and [`PortError::Open`] if memory is short.
 pub fn ring_pair(options: &PortOptions) -> Result<[Box<dyn Port>; 2], PortError> {
     options.check()?;
     let eal = Eal::get(None)?;
@@ -166,7 +166,7 @@ pub fn ring_pair(options: &PortOptions) -> Result<[Box<dyn Port>; 2], PortError>
     opened.map_err(|reason| PortError::Open { port: "net_ring".into(), reason })
 }
 
-/// The device's steps from nothing to running, on DPDK's thread.
+/// Adds the device, configures it and starts it, on DPDK's thread.
 fn steps(
     device: Device,
     request: &DeviceRequest,
@@ -184,7 +184,7 @@ fn steps(
     // SAFETY: terminated strings that DPDK copies.
     let ret = unsafe { sys::dpdk_sys_hotplug_add(bus.as_ptr(), name.as_ptr(), args.as_ptr()) };
     if ret != 0 {
-        // Nothing was added, so nothing is to be removed.
+        // Nothing was added, so there is nothing to remove.
         let eal = device.eal;
         core::mem::forget(device);
         return Err(match request.bus {
@@ -195,7 +195,7 @@ fn steps(
     set_up(device, request, queues, frames)
 }
 
-/// The steps of a device that was added.
+/// Configures and starts a device that was added.
 fn set_up(
     device: Device,
     request: &DeviceRequest,
@@ -260,7 +260,7 @@ fn set_up(
             }
         }
     }
-    // SAFETY: the port exists. Not every device knows it, and those that do not take all frames anyway.
+    // SAFETY: the port exists. Devices that do not support promiscuous mode receive all frames anyway.
     let _ = unsafe { sys::dpdk_sys_port_promiscuous(port) };
 
     let iface = request.iface.as_deref().map(Iface::find).transpose()?;
@@ -306,11 +306,11 @@ fn pool(eal: &Eal, buffers: usize, room: usize) -> Result<Pool, String> {
     }
 }
 
-/// The port's address: `wanted`, which is set in the device where possible, else the device's own.
+/// The port's address: `wanted`, which is set in the device if possible, or the device's own.
 fn address(port: u16, wanted: Option<Mac>) -> Mac {
     let mut mac = Mac::default();
     if let Some(wanted) = wanted {
-        // SAFETY: the port exists; six bytes. Software devices need not know: they take every frame.
+        // SAFETY: the port exists; six bytes. Software devices need not support this: they receive every frame.
         let _ = unsafe { sys::dpdk_sys_port_set_mac(port, wanted.0.as_ptr()) };
         return wanted;
     }
@@ -319,7 +319,7 @@ fn address(port: u16, wanted: Option<Mac>) -> Mac {
     mac
 }
 
-/// Changes the address of the Linux interface: net_tap gives it the port's, and a bridge would then not forward the port's frames.
+/// Gives the Linux interface another address: net_tap gives it the port's, and a bridge would then not forward the port's frames.
 fn tell_apart(iface: &Iface, port: Mac) {
     let mut other = port;
     other.0[0] |= 2;
@@ -331,7 +331,7 @@ fn tell_apart(iface: &Iface, port: Mac) {
     }
 }
 
-/// A number that no other device of this process has.
+/// Returns a number that no other device of this process has.
 fn number() -> u32 {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     NUMBER.fetch_add(1, Ordering::Relaxed)
@@ -360,7 +360,7 @@ fn request_of(spec: &PortSpec, port: &PortOptions) -> Result<DeviceRequest, Stri
             request.mtu = request.mtu.min(mtu);
             request.set_mtu = false;
             request.name = format!("net_af_packet{}", number());
-            // A slot holds the frame behind the kernel's header, and the driver copies whole slots.
+            // A slot holds the kernel's header and then the frame, and the driver copies whole slots.
             let slot = (max_frame + 128).next_power_of_two().max(2048);
             request.room = slot;
             let given = |key: &str| options.iter().any(|(k, _)| k == key);
@@ -434,7 +434,7 @@ fn request_of(spec: &PortSpec, port: &PortOptions) -> Result<DeviceRequest, Stri
     Ok(request)
 }
 
-/// Appends options, and refuses those that are not in `known`: DPDK's own message for them is of little help.
+/// Appends options to `args`. Refuses those that are not in `known`: DPDK's own message for them is of little help.
 fn more(args: &mut String, options: &[(String, String)], known: &[&str]) -> Result<(), String> {
     for (key, value) in options {
         if !known.contains(&key.as_str()) {
@@ -445,7 +445,7 @@ fn more(args: &mut String, options: &[(String, String)], known: &[&str]) -> Resu
     Ok(())
 }
 
-/// A full PCI address, if the text is one: `03:00.0` or `0000:03:00.0`.
+/// The full PCI address, if the text is one: `03:00.0` or `0000:03:00.0`.
 fn pci_address(text: &str) -> Option<String> {
     let (bus, function) = text.rsplit_once('.')?;
     let hex = |part: &str, most: usize| {
@@ -465,7 +465,7 @@ fn pci_address(text: &str) -> Option<String> {
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_NET_RAW: u32 = 13;
 
-/// Whether the process has the capability; yes where that is unknown.
+/// Whether the process has the capability; true if that is unknown.
 fn capable(bit: u32) -> bool {
     let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return true };
     let Some(line) = status.lines().find_map(|line| line.strip_prefix("CapEff:")) else { return true };

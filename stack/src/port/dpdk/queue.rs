@@ -1,4 +1,4 @@
-//! One queue pair of a DPDK port: bursts, each one call into the shim.
+//! One queue pair of a DPDK port. Each burst is one call into the C shim.
 
 use super::shared::Shared;
 use crate::config::{RX_BURST, TX_BURST};
@@ -67,7 +67,7 @@ impl DpdkQueue {
         Self { raw, stock: ArrayVec::new(), index, shared }
     }
 
-    /// Copies a frame that is no mbuf into one.
+    /// Copies a frame that is not in an mbuf into one. `None` if no mbuf is free.
     #[cold]
     fn import(&mut self, frame: &Frame) -> Option<Frame> {
         let mut copy = self.alloc()?;
@@ -85,8 +85,8 @@ impl PortQueue for DpdkQueue {
         }
         let first = out.len();
         let mut result = NOTHING;
-        // SAFETY: the vector has room for `room` frames behind `first`; the shim writes whole frames, each of which owns its
-        // mbuf from then on.
+        // SAFETY: the vector has room for `room` frames after the first `first`; the shim writes whole frames, each of which owns its mbuf
+        // from then on.
         unsafe {
             let spare = out.as_mut_ptr().add(first).cast();
             sys::dpdk_sys_rx_burst(&raw const self.raw, spare, room as u32, &raw mut result);
@@ -174,14 +174,14 @@ impl PortQueue for DpdkQueue {
     #[inline]
     fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
         let (first, n) = (out.len(), n.min(out.remaining_capacity()));
-        // SAFETY: the vector has room for `n` frames behind `first`; on success all of them were written.
+        // SAFETY: the vector has room for `n` frames after the first `first`; on success all of them were written.
         unsafe {
             let spare = out.as_mut_ptr().add(first).cast();
             if n > 0 && sys::dpdk_sys_alloc(&raw const self.raw, spare, n as u32) == 0 {
                 return out.set_len(first + n);
             }
         }
-        // The pool has fewer than that.
+        // The pool has fewer free buffers than that.
         out.extend(core::iter::from_fn(|| self.alloc()).take(n));
     }
 

@@ -1,4 +1,4 @@
-//! What a started DPDK port and its queues share: its life and its end.
+//! What a started DPDK port and its queues share, and how the device is closed.
 
 use super::eal::{Eal, forked};
 use super::iface::{Iface, IfaceState};
@@ -20,15 +20,15 @@ unsafe impl Send for Mempool {}
 // SAFETY: as above.
 unsafe impl Sync for Mempool {}
 
-/// Pools whose port is gone while frames of theirs are still around.
+/// Pools whose port is closed while some of their frames are still in use.
 static GRAVEYARD: Mutex<Vec<Mempool>> = Mutex::new(Vec::new());
 
 fn graveyard() -> MutexGuard<'static, Vec<Mempool>> {
     GRAVEYARD.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The mbufs of a port. A dropped pool is freed at once if no frame is out; else when, with all frames back, the next port opens or
-/// the next pool is dropped.
+/// The mbuf pool of a port. Dropping this frees the pool at once if all frames are back. Otherwise it is freed once they are back and the
+/// next port opens or the next pool is dropped.
 pub(super) struct Pool(Mempool);
 
 impl Pool {
@@ -42,7 +42,7 @@ impl Pool {
         self.0.0.as_ptr()
     }
 
-    /// Frees the pools that have all their buffers back. On DPDK's thread.
+    /// Frees the pools of closed ports that have all their buffers back. Runs on DPDK's thread.
     pub(super) fn reap() {
         // SAFETY: the pools in the graveyard belong to no port, so once every buffer is back nothing refers to
         // them; a pool that was freed leaves the list.
@@ -52,7 +52,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // In a forked child there is no environment and nothing to free, and the list may be locked for ever.
+        // A forked child has no environment and nothing to free, and the list may be locked there for ever.
         if forked() {
             return;
         }
@@ -89,7 +89,7 @@ impl Drop for Device {
     }
 }
 
-/// What a port and its queues share. The last of them to go closes the device.
+/// What a port and its queues share. Dropping the last reference closes the device.
 pub(super) struct Shared {
     pub(super) port: u16,
     /// The MTU with which it was opened.
@@ -100,13 +100,13 @@ pub(super) struct Shared {
     pub(super) iface: Option<Iface>,
     pub(super) lcores: Vec<u32>,
     pub(super) counters: Vec<Counters>,
-    /// Before the pool: fields are dropped in this order.
+    /// Dropped before the pool: fields are dropped in this order.
     pub(super) device: Device,
     pub(super) pool: Pool,
 }
 
 impl Shared {
-    /// Starts the device; on DPDK's thread.
+    /// Starts the device, on DPDK's thread. Returns 0, or an error number.
     pub(super) fn start(&self) -> i32 {
         // SAFETY: the port is configured and stopped.
         unsafe { sys::dpdk_sys_port_start(self.port) }
@@ -120,7 +120,8 @@ impl Shared {
         }
     }
 
-    /// Checks the interface below, if there is one, and limits sends accordingly. Returns its state, and the MTU of the port.
+    /// Checks the Linux interface below and limits the length of sent frames accordingly. Returns the interface's state and the MTU of the
+    /// port; `None` if there is no interface.
     pub(super) fn follow(&self) -> Option<(IfaceState, usize)> {
         let (state, mtu) = self.iface.as_ref().filter(|_| !forked())?.state();
         let mtu = mtu.min(self.mtu);
@@ -142,6 +143,6 @@ impl Drop for Shared {
                 unsafe { sys::dpdk_sys_lcore_release(lcore) };
             }
         });
-        // No queue is left. Then the fields: the device is stopped and removed, the pool waits for its last frame.
+        // No queue is left. Dropping the fields then stops and removes the device; the pool waits for its last frame.
     }
 }

@@ -1,28 +1,28 @@
-//! How much the buffers of sockets hold: as much as the system gives, and a share of what all sockets of the host may hold together.
+//! Sizes of socket buffers: as large as the system permits, within a share of the memory for all UDP sockets of the host.
 
 use std::io::Error;
 use std::os::fd::BorrowedFd;
 
 use super::sys;
 
-/// Bytes that a socket's buffers are asked to hold, unless the port's options say otherwise.
+/// Requested size of a socket buffer in bytes, unless the port's options say otherwise.
 const BUFFER: u64 = 4 << 20;
-/// They are asked to hold this much in any case: some messages of the longest kind.
+/// The least size that is requested: room for some messages of the longest kind.
 const LEAST: u64 = 256 << 10;
-/// A buffer that holds less makes large messages slow: it is named in a warning.
+/// A receive buffer with less memory makes large messages slow; a warning says so.
 const SMALL: usize = 1 << 20;
-/// The sockets of a port hold at most this part of what all UDP sockets of the host may hold before the kernel saves memory
-/// (`udp_mem` of udp(7)): beyond that it drops, whatever a socket's own buffer has room for.
+/// The sockets of a port take at most one part in this many of the memory with which the kernel begins to save memory for UDP (the second
+/// value of `udp_mem`, udp(7)). Beyond that the kernel drops datagrams even if a socket's own buffer has room.
 const SHARE: u64 = 8;
 
-/// Bytes for each buffer of a port with so many sockets.
+/// Default size in bytes of each buffer of a port with this many sockets.
 pub(super) fn default_size(sockets: usize) -> u32 {
-    // Another network namespace than the first does not show it.
+    // Only the initial network namespace has this file.
     let list = std::fs::read_to_string("/proc/sys/net/ipv4/udp_mem").unwrap_or_default();
     size(&list, rustix::param::page_size() as u64, sockets as u64) as u32
 }
 
-/// As [`default_size`], by what the kernel says: three numbers of pages.
+/// Same as [`default_size`], from the contents of `udp_mem`: three numbers of pages.
 fn size(udp_mem: &str, page: u64, sockets: u64) -> u64 {
     let pressure: Option<u64> = udp_mem.split_whitespace().nth(1).and_then(|pages| pages.parse().ok());
     // A buffer of n bytes takes up to 2 n bytes of memory (socket(7)).
@@ -30,25 +30,25 @@ fn size(udp_mem: &str, page: u64, sockets: u64) -> u64 {
     BUFFER.min(most).max(LEAST)
 }
 
-/// Has a socket hold so many bytes of what it sends, or fewer.
+/// Sets the size of a socket's send buffer in bytes, or to the system's limit if that is less.
 pub(super) fn set_sending(socket: BorrowedFd<'_>, bytes: u32) -> Result<(), Error> {
     set(socket, [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF], bytes)
 }
 
-/// Has a socket hold so many bytes of what it receives, or fewer. Returns how much memory that may take.
+/// Sets the size of a socket's receive buffer in bytes, or to the system's limit if that is less. Returns how much memory it may take.
 pub(super) fn set_receiving(socket: BorrowedFd<'_>, bytes: u32) -> Result<usize, Error> {
     set(socket, [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF], bytes)?;
     Ok(sys::get(socket, libc::SOL_SOCKET, libc::SO_RCVBUF)?.max(0) as usize)
 }
 
-/// Beyond the system's limit, which takes a privilege (CAP_NET_ADMIN), or within it.
+/// Sets a size, beyond the system's limit if the process has the privilege (CAP_NET_ADMIN), else up to the limit.
 fn set(socket: BorrowedFd<'_>, [force, within]: [i32; 2], bytes: u32) -> Result<(), Error> {
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
     sys::set(socket, libc::SOL_SOCKET, force, bytes)
         .or_else(|_| sys::set(socket, libc::SOL_SOCKET, within, bytes))
 }
 
-/// Says so where the system gives sockets much less than they were asked to hold, as `memory` tells.
+/// Warns if the system permits sockets much less than was requested. `memory` is what a receive buffer may take.
 pub(super) fn warn_if_small(port: &str, asked: u32, memory: usize) {
     if memory < SMALL && (memory as u64) < 2 * u64::from(asked) {
         tracing::warn!(
@@ -62,7 +62,7 @@ pub(super) fn warn_if_small(port: &str, asked: u32, memory: usize) {
 mod tests {
     use super::*;
 
-    // Goal: a port with many sockets, or on a small host, leaves the memory of UDP to others as well.
+    // Goal: a port with many sockets, or on a small host, leaves memory for UDP to others as well.
     #[test]
     fn the_sockets_of_a_port_have_a_share_of_the_hosts_memory() {
         let large = "575799\t767732\t1151598\n";
@@ -71,7 +71,7 @@ mod tests {
         // 512 MiB of memory.
         let small = "12000 16000 24000";
         assert_eq!([1, 2, 64].map(|n| size(small, 4096, n)), [4_096_000, 2_048_000, LEAST]);
-        // What cannot be read bounds nothing.
+        // What cannot be read limits nothing.
         assert_eq!(["", "1", "1 x 3"].map(|list| size(list, 4096, 100)), [BUFFER; 3]);
         assert_eq!(size("0 0 0", 4096, 1), LEAST);
         assert_eq!(size("1 18446744073709551615 3", 65_536, 1), BUFFER);

@@ -1,4 +1,4 @@
-//! Socket addresses and control messages as bytes, the way the kernel has them (socket(7), ip(7), ipv6(7), udp(7), cmsg(3)).
+//! Socket addresses and control messages as bytes, as the kernel lays them out (socket(7), ip(7), ipv6(7), udp(7), cmsg(3)).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,13 +13,13 @@ pub(super) struct Name {
 }
 
 impl Name {
-    /// No address yet; the kernel can write one.
+    /// An empty address, for the kernel to fill in.
     pub fn empty() -> Self {
         Self { bytes: [0; NAME], len: 0 }
     }
 
-    /// An address for a socket of IPv6 or IPv4; for a socket of IPv6 an IPv4 address is mapped. `scope` is the interface of a
-    /// link-local address, else 0.
+    /// An address for an IPv6 or an IPv4 socket; for an IPv6 socket an IPv4 address is mapped. `scope` is the interface index of a
+    /// link-local address, 0 for any other.
     pub fn new(v6: bool, addr: IpAddr, port: u16, scope: u32) -> Self {
         let mut name = Self::empty();
         let (family, len) = match addr {
@@ -43,22 +43,22 @@ impl Name {
         name
     }
 
-    /// Its bytes, as the kernel lays them out.
+    /// The bytes of the address, as the kernel lays them out.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
-    /// Room for the kernel to write one; its length follows by [`set_len`](Self::set_len).
+    /// The buffer into which the kernel writes an address. [`set_len`](Self::set_len) sets the length afterwards.
     pub fn space(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
 
-    /// So many bytes were written.
+    /// Sets how many bytes the kernel has written.
     pub fn set_len(&mut self, len: usize) {
         self.len = len.min(NAME);
     }
 
-    /// Address and port; a mapped address is returned as the IPv4 address.
+    /// Address and port; a mapped address is returned as the IPv4 address. `None` if it is empty, cut off, or of another family.
     pub fn get(&self) -> Option<(IpAddr, u16)> {
         let family = libc::c_int::from(libc::sa_family_t::from_ne_bytes(*self.bytes().first_chunk()?));
         let port = u16::from_be_bytes([self.bytes[2], self.bytes[3]]);
@@ -80,7 +80,7 @@ fn v6(bytes: &[u8]) -> Option<IpAddr> {
     Some(IpAddr::from(*bytes.first_chunk::<16>()?).to_canonical())
 }
 
-/// Bytes for control messages: those that a datagram brings, and some that other options of the host could add.
+/// Bytes for control messages: room for those that this port asks for, and for some that other options of the host could add.
 const CONTROL: usize = 320;
 /// Bytes of a message's header, and what its data is aligned to: `size_t`, then level and type.
 const WORD: usize = size_of::<usize>();
@@ -95,22 +95,22 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// No messages yet; the kernel can write some.
+    /// No messages, for the kernel to fill in.
     pub fn empty() -> Self {
         Self { bytes: [0; CONTROL], len: 0 }
     }
 
-    /// Their bytes, as the kernel lays them out.
+    /// The bytes of the messages, as the kernel lays them out.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
-    /// Room for the kernel to write some; their length follows by [`set_len`](Self::set_len).
+    /// The buffer into which the kernel writes messages. [`set_len`](Self::set_len) sets the length afterwards.
     pub fn space(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
 
-    /// So many bytes were written.
+    /// Sets how many bytes the kernel has written.
     pub fn set_len(&mut self, len: usize) {
         self.len = len.min(CONTROL);
     }
@@ -126,7 +126,7 @@ impl Control {
         self.len += len.next_multiple_of(WORD);
     }
 
-    /// Adds our address, to send from.
+    /// Adds the address to send from.
     pub fn push_source(&mut self, source: IpAddr, scope: u32) {
         match source {
             IpAddr::V4(addr) => {
@@ -158,12 +158,12 @@ impl Control {
         self.push(level, kind, &i32::from(limit).to_ne_bytes());
     }
 
-    /// Has the kernel take the bytes apart into datagrams of this many.
+    /// Has the kernel segment the message into datagrams of this many bytes (UDP_SEGMENT).
     pub fn push_segment(&mut self, bytes: u16) {
         self.push(libc::SOL_UDP, libc::UDP_SEGMENT, &bytes.to_ne_bytes());
     }
 
-    /// Each message: level, kind, data. Ends at one that is cut.
+    /// Iterates over the messages: level, type, data. Ends at one that is cut off.
     fn iter(&self) -> impl Iterator<Item = (i32, i32, &[u8])> {
         let mut rest = self.bytes();
         core::iter::from_fn(move || {
@@ -175,7 +175,7 @@ impl Control {
         })
     }
 
-    /// What came with a datagram.
+    /// Reads what the kernel reports about a datagram.
     pub fn arrival(&self) -> Arrival {
         let mut arrival = Arrival::default();
         for (level, kind, data) in self.iter() {
@@ -202,7 +202,7 @@ impl Control {
         arrival
     }
 
-    /// The error that came back by ICMP, or that this host found itself.
+    /// The error of an earlier send, which came back by ICMP or which this host found itself.
     pub fn refusal(&self) -> Option<Refusal> {
         let is_error = |level, kind| {
             matches!(
@@ -224,15 +224,15 @@ const SO_EE_ORIGIN_LOCAL: u8 = 1;
 /// An error of something that was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Refusal {
-    /// Its number.
+    /// Its errno.
     pub error: i32,
-    /// Whether it came by ICMP; else nothing was sent.
+    /// Whether it came by ICMP; if not, nothing was sent.
     pub came_back: bool,
     /// The MTU that it names.
     pub mtu: u32,
 }
 
-/// What came with a datagram.
+/// What the kernel reports about a datagram.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Arrival {
     /// The address that it was sent to.
@@ -241,13 +241,13 @@ pub(super) struct Arrival {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// The message is several datagrams of so many bytes, the last one perhaps shorter.
+    /// Set if the message is several datagrams of this many bytes (UDP_GRO); the last one may be shorter.
     pub segment: Option<usize>,
-    /// Datagrams that the socket's buffer had no room for, since it was made.
+    /// Datagrams that were dropped since the socket was made because its buffer was full (SO_RXQ_OVFL).
     pub overflows: Option<u32>,
 }
 
-/// Whether an IPv6 address means something on its own link alone.
+/// Whether an IPv6 address is valid on its own link only.
 pub(in crate::port) fn is_link_local(addr: IpAddr) -> bool {
     matches!(addr, IpAddr::V6(addr) if Ipv6Addr::is_unicast_link_local(&addr))
 }
@@ -280,7 +280,7 @@ mod tests {
         let all =
             Arrival { to, traffic_class: 0xfe, hop_limit: 200, segment: Some(1000), overflows: Some(7) };
         assert_eq!(control.arrival(), all);
-        // Cut anywhere, it says less, and nothing else.
+        // Cut off anywhere, it reports less, but nothing else.
         for len in 0..control.len {
             control.set_len(len);
             let cut = control.arrival();

@@ -1,4 +1,4 @@
-//! A packet that is ready to leave when the process ends.
+//! A packet that is ready to be sent when the process ends.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::sys::{Message, send};
 use crate::port::traits::Farewell;
 
-/// The packet, and the socket by which it leaves.
+/// The packet, and the socket by which it is sent.
 pub(super) struct Ready {
     socket: Arc<OwnedFd>,
     message: Message,
@@ -15,7 +15,7 @@ pub(super) struct Ready {
 }
 
 impl Ready {
-    /// A message of this datagram alone.
+    /// A message that consists of this datagram.
     pub fn new(socket: Arc<OwnedFd>, message: Message, datagram: Vec<u8>) -> Self {
         Self { socket, message, datagram }
     }

@@ -1,20 +1,20 @@
-//! The sockets of all processes of a host on one UDP port, 4791 if it can be had: one SO_REUSEPORT group, of which the kernel chooses a
-//! socket by the destination queue pair, and for queue pair 1, which all have, by what is in its message.
+//! The sockets of all processes of a host on one UDP port (4791 if it is available): one SO_REUSEPORT group. The kernel chooses a socket of
+//! the group by the destination queue pair; for queue pair 1, which every process has, by the contents of the message.
 //!
-//! A program that is attached to the group returns the index of a socket in it ([`steering`]). Which run of numbers has which socket, and
-//! who listens for connections, stands in the memory that the processes share ([`Registry`]); whoever changes that attaches the program
-//! anew, for all. What arrives at the wrong process all the same is passed on ([`passing`](super::passing)).
+//! A BPF program that is attached to the group returns the index of a socket in it ([`steering`]). The memory that the processes share
+//! ([`Registry`]) says which run of numbers has which socket, and which process listens for connections. A process that changes this
+//! attaches a new program, for all. A datagram that arrives at the wrong process nevertheless is passed on ([`passing`](super::passing)).
 //!
-//! Nobody can compute an index: when a socket closes, the last one of the group takes its place. So each process finds its own. A probe is
-//! a datagram to queue pair 0, which no queue pair has; for it the program returns the index that the datagram names, and the process that
-//! receives it knows that this is its own. An index behind the last one leads anywhere; so the lowest index of a round counts, and those of
-//! a round are sent in ascending order. A socket that was bound while a round was under way has missed the lower ones: rounds are known by
-//! the time at which they began, and those from before do not count.
+//! Nobody can compute an index: when a socket closes, the last one of the group takes its place. So each process finds its own index by
+//! probes. A probe is a datagram to queue pair 0, which no queue pair has. It names an index, which the program returns, so the process
+//! that receives the probe has the socket with this index. An index beyond the last socket leads to any socket. So the probes of a round
+//! are sent in ascending order, and the lowest index that arrives counts. A socket that was bound during a round may have missed the lower
+//! ones, so rounds that began before do not count.
 //!
-//! Probes are sent by a process that opens its sockets, by one that has closed them, and by one that received what is another process's:
-//! where a process was killed.
+//! Probes are sent by a process that opens its sockets, by one that has closed them, and by one that received a datagram for another
+//! process, as happens after a process was killed.
 //!
-//! Where the processes have named addresses alone, each address has a group of sockets, with a program and indices of its own.
+//! If the processes have named their addresses, each address has a group of sockets, with a program and indices of its own.
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,35 +36,35 @@ use crate::registry::{Registry, RegistryError, RequestKey, Run};
 use crate::sync::lock::lock;
 use rustix::net::RecvFlags;
 
-/// Bytes of a probe: in front as long as a BTH, then the number of the registry's birth and that of the round.
+/// Bytes of a probe: the length of a BTH, then the birth number of the registry and the time at which the round began.
 const PROBE: usize = 12 + 16 + 8;
-/// Probes of a round beyond the last index that is known: more sockets than open at the same time.
+/// Probes of a round beyond the last known index: more than the sockets that are opened at the same time.
 const BEYOND: u32 = 64;
 /// Most probes of a round.
 const PROBES: u32 = 2048;
-/// How often a program is attached at most before others' changes are left for later.
+/// The most times that a program is attached in a row. Changes that other processes make during the last one are left for later.
 const ATTACHES: usize = 4;
-/// Least time between two rounds of a process, and between two programs that listeners and others' changes ask for.
+/// Least time between two rounds of a process, and between two programs that changes of listeners or of other processes ask for.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What a queue knows of the index of its socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Place {
-    /// When the newest round began that reached it; before there was one, when its socket had been bound.
+    /// When the newest round whose probe arrived began; before there was one, when the socket had been bound.
     round: u64,
     index: Option<u32>,
 }
 
 impl Place {
-    /// That of a socket which has been bound by this time.
+    /// The place of a socket that has been bound by this time.
     fn new(bound: u64) -> Self {
         Self { round: bound, index: None }
     }
 
-    /// Whether a probe says something new.
+    /// Takes note of a probe. Returns whether the index has changed.
     fn learn(&mut self, probe: Probe, now: u64) -> bool {
         let is_known = self.round == probe.round && self.index.is_some_and(|index| index <= probe.index);
-        // Later than now begins none: who says so would be believed for good.
+        // No round begins in the future: a probe that says so would be believed for good.
         if is_known || !(self.round..=now).contains(&probe.round) {
             return false;
         }
@@ -73,7 +73,7 @@ impl Place {
     }
 }
 
-/// What a probe says.
+/// The contents of a probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Probe {
     birth: u128,
@@ -85,7 +85,7 @@ struct Probe {
 impl Probe {
     fn write(self) -> [u8; PROBE] {
         let mut bytes = [0; PROBE];
-        // An opcode that means nothing.
+        // An opcode that no packet has.
         bytes[0] = 0xff;
         bytes[INDEX..INDEX + 4].copy_from_slice(&self.index.to_be_bytes());
         bytes[12..28].copy_from_slice(&self.birth.to_be_bytes());
@@ -102,33 +102,33 @@ impl Probe {
     }
 }
 
-/// The group, and this process's part of it.
+/// The socket groups of a port, and this process's part in them.
 #[derive(Debug)]
 pub(super) struct Group {
     registry: Arc<Registry>,
-    /// The UDP port of all.
+    /// The UDP port that all processes share.
     port: u16,
-    /// The runs that were leased, and the queue of each. The first one, which came with the membership, is queue 0's.
+    /// The leased runs, and the queue of each. The first run came with the membership and belongs to queue 0.
     leased: Mutex<Vec<(Run, usize)>>,
-    /// Whether the device has the first one.
+    /// Whether the device has been given the first run.
     is_first_given: AtomicBool,
-    /// A bit for each of them.
+    /// One bit for each run, set if this process has leased it.
     own: [AtomicU64; Run::COUNT / 64],
     living: Living,
-    /// Where a group receives what is sent on this host, one for each address; of sockets of all addresses it is the loopback one.
+    /// The address at which each group receives what is sent on this host; the loopback address if the sockets are bound to all addresses.
     reached_at: Vec<IpAddr>,
-    /// Of each queue, by address.
+    /// What is known of each socket, by queue and then by address.
     places: Vec<Vec<Mutex<Place>>>,
-    /// A run of which something arrived here, plus one; it is another process's.
+    /// A run of another process for which something arrived here, plus one; 0 if there is none.
     strayed: AtomicU64,
-    /// Something was learned that the program does not know.
+    /// Whether something was learned that the attached program does not know.
     is_stale: AtomicBool,
-    /// Before this, no round, and no program but for a lease.
+    /// Until then this process sends no round, and attaches no program except for a lease.
     next: Mutex<Instant>,
 }
 
 impl Group {
-    /// The groups of this host on these addresses, or on all, and a UDP port, for a port with so many queues, whose sockets are bound.
+    /// The groups on these addresses of the host, or on all, and this UDP port. The port has this many queues, whose sockets are bound.
     pub fn new(registry: Arc<Registry>, addrs: &[IpAddr], port: u16, queues: usize) -> Self {
         let first: Vec<(Run, usize)> = registry.runs().first().map(|run| (*run, 0)).into_iter().collect();
         let (own, bound) = ([const { AtomicU64::new(0) }; Run::COUNT / 64], registry.now());
@@ -152,7 +152,7 @@ impl Group {
         }
     }
 
-    /// The sockets of each queue have joined: finds their indices.
+    /// Finds the indices of the sockets, which have all been bound.
     pub fn enter(&self, sockets: &[Vec<Socket>]) {
         let Some(any) = sockets.first() else { return };
         self.attach(any);
@@ -177,7 +177,7 @@ impl Group {
         }
     }
 
-    /// Attaches the programs that know what the memory says now, by the sockets of a queue.
+    /// Attaches programs that are made of what the registry says now, through the sockets of a queue.
     fn attach(&self, sockets: &[Socket]) {
         for _ in 0..ATTACHES {
             let keeper = self.registry.keeper(); // first: it may be a change
@@ -192,7 +192,7 @@ impl Group {
                 );
                 return;
             }
-            // Else another process changed something meanwhile, and may have attached its program before this one.
+            // Otherwise another process changed something meanwhile, and may have attached its program before this one.
             if self.registry.changes() == changes {
                 return;
             }
@@ -200,7 +200,7 @@ impl Group {
         self.is_stale.store(true, Ordering::Relaxed);
     }
 
-    /// The program of the group of an address.
+    /// Makes the program for the group of an address.
     fn program(&self, of: usize, services: &[(u32, Run)], keeper: Option<Run>) -> Vec<libc::sock_filter> {
         let sockets = self.registry.sockets(of);
         let socket_of =
@@ -211,7 +211,7 @@ impl Group {
         steering::program_of_group(&numbers, &services, keeper.and_then(socket_of).unwrap_or(0))
     }
 
-    /// Sends a round of probes. What cannot be sent is not found; later rounds may.
+    /// Sends a round of probes. A probe that cannot be sent finds nothing; one of a later round may.
     fn probe(&self) {
         let (birth, round) = (self.registry.birth(), self.registry.now());
         for (of, addr) in self.reached_at.iter().enumerate() {
@@ -222,11 +222,11 @@ impl Group {
         }
     }
 
-    /// Takes a datagram to queue pair 0 that arrived at the socket of an address, on a queue.
+    /// Handles a datagram to queue pair 0 that arrived on a queue, at the socket of an address: takes note of it if it is a probe.
     #[cold]
     pub fn note(&self, queue: usize, of: usize, from: IpAddr, datagram: &[u8]) {
         let Some(probe) = Probe::read(datagram) else { return };
-        // Whoever is not of this host, or not of this user, does not know the number.
+        // Other hosts and other users do not know the birth number.
         if !self.is_here(from) || probe.birth != self.registry.birth() {
             return;
         }
@@ -240,13 +240,13 @@ impl Group {
         }
     }
 
-    /// Whether an address is that of a process of this host, where it comes from by UDP.
+    /// Whether a datagram from this source address was sent by a process of this host.
     fn is_here(&self, from: IpAddr) -> bool {
         let from = from.to_canonical();
         from.is_loopback() || self.reached_at.contains(&from)
     }
 
-    /// Whose a datagram for a queue pair number is that arrived here.
+    /// Which process a datagram to this queue pair number is for.
     #[inline]
     pub fn whose(&self, qpn: Qpn, ip: &IpFields, datagram: &[u8]) -> Whose {
         if qpn == Qpn::GSI {
@@ -262,7 +262,7 @@ impl Group {
     fn whose_message(&self, ip: &IpFields, datagram: &[u8]) -> Whose {
         let addressee = messages::addressee(self.registry.birth(), ip, datagram);
         let whose = messages::whose(addressee, self);
-        // The kernel would have chosen its process.
+        // The program should have chosen that process.
         if let (Addressee::Process(run), Whose::Other(to)) = (addressee, whose)
             && run == to
         {
@@ -281,24 +281,25 @@ impl Group {
         self.strayed.store(run.index() as u64 + 1, Ordering::Relaxed);
     }
 
-    /// Whether a run is this process's.
+    /// Whether this process has leased a run.
     #[inline]
     fn has(&self, run: Run) -> bool {
         self.own[run.index() / 64].load(Ordering::Relaxed) >> (run.index() % 64) & 1 != 0
     }
 
-    /// Whether a datagram that says so was passed on by a process of this host: nobody else can send from there, and knows the number.
+    /// Whether a datagram that claims to have been passed on was passed on by a process of this host. No other host can send from such an
+    /// address, and no other user knows the birth number.
     pub fn has_passed(&self, from: IpAddr, passed: &Passed) -> bool {
         let is_true = self.is_here(from) && passed.birth == self.registry.birth();
         let to = Run::of(passed.to.block());
         if is_true && !self.has(to) {
-            // The kernel does not know where that process is.
+            // The program does not know the socket of that process.
             self.note_stray(to);
         }
         is_true
     }
 
-    /// What is in front of a datagram that goes on to the process that has a run.
+    /// The header for a datagram that is passed on to the process that has a run.
     pub fn passed(&self, run: Run, hops: u8, ip: IpFields, port: u16) -> Passed {
         Passed { birth: self.registry.birth(), to: *run.numbers().start(), hops, ip, port }
     }
@@ -324,7 +325,7 @@ impl Group {
         }
     }
 
-    /// The memory says something new of this process.
+    /// Attaches programs with the new entries that this process has in the registry, now or in [`maintain`](Self::maintain).
     pub fn announce(&self, sockets: &[Socket]) {
         if self.may_act() {
             self.attach(sockets);
@@ -333,7 +334,7 @@ impl Group {
         }
     }
 
-    /// Whether some time has passed since it said so last.
+    /// Whether [`PAUSE`] has passed since this last returned true.
     fn may_act(&self) -> bool {
         let (mut next, now) = (lock(&self.next), Instant::now());
         let may = now >= *next;
@@ -348,7 +349,7 @@ impl Group {
         &self.registry
     }
 
-    /// Leases a run for a queue; attaches the programs by its sockets.
+    /// Leases a run for a queue, and attaches programs with it through the queue's sockets.
     pub fn lease(&self, queue: usize, sockets: &[Socket]) -> Result<Run, RegistryError> {
         let mut leased = lock(&self.leased);
         if let Some((first, 0)) = leased.first().filter(|_| queue == 0)
@@ -403,15 +404,15 @@ impl Processes for Group {
     }
 }
 
-/// How many probes a round has, where these indices are known. Any process of the host may write nonsense there.
+/// Number of probes in a round if these indices are known. Any process of the host may have written a wrong index.
 fn probes(known: impl Iterator<Item = u32>) -> u32 {
     known.max().map_or(0, |last| last.saturating_add(1)).saturating_add(BEYOND).min(PROBES)
 }
 
 impl Drop for Group {
-    /// The sockets have left the group: others have taken their places.
+    /// Sends probes: the sockets have left the group, and others have taken their indices.
     fn drop(&mut self) {
-        // A fork has nothing of it.
+        // A forked child has no runs.
         if !self.registry.runs().is_empty() {
             self.probe();
         }
@@ -444,8 +445,8 @@ mod tests {
         }
     }
 
-    // Goal: a probe that was to go behind the last socket and came here does not count, whenever it came: not among those of a later round,
-    // and not where the lower ones went elsewhere, before this socket was there.
+    // Goal: a probe to an index beyond the last socket that came here does not count, whenever it comes: neither among those of a later
+    // round, nor if the lower ones went elsewhere because this socket was not there yet.
     #[test]
     fn the_lowest_index_of_the_newest_round_counts() {
         let mut place = Place::new(10);

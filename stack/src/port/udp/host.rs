@@ -1,4 +1,4 @@
-//! The addresses and interfaces of the host, followed as they change.
+//! The addresses and interfaces of the host, and their changes.
 
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,27 +20,27 @@ use crate::port::spec::HostAddress;
 use crate::sync::apart;
 use crate::sync::lock::lock;
 
-/// Groups of messages about interfaces, their addresses, and routes (rtnetlink(7)): `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
+/// Multicast groups of rtnetlink(7) for messages about interfaces, their addresses, and routes: `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
 /// `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV4_RULE`, `RTMGRP_IPV6_ROUTE`.
 const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x80 | 0x400;
-/// Least time between two looks at the host: where the kernel reports changes, and where it does not.
+/// Least time between two readings of the host's state: if the kernel reports changes, and if it does not.
 const REFRESH_GAP: Duration = Duration::from_millis(100);
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
-/// Messages about changes that are taken in one look.
+/// The most reports of changes that are taken at a time.
 const MESSAGES: usize = 64;
 
-/// An address, and what is behind it.
+/// An address, and what is known of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Entry {
     local: Local,
-    /// Largest IP packet that routes carry from it.
+    /// Largest IP packet, in bytes, that routes carry from it.
     mtu: usize,
-    /// The kernel takes apart messages that leave by this interface, and numbers their datagrams from 0.
+    /// Whether the kernel segments messages that leave by this interface, and so numbers their datagrams from 0.
     segments: bool,
     standing: Standing,
 }
 
-/// The host at one moment.
+/// The addresses of the host at one moment.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub(super) struct Table(Vec<Entry>);
 
@@ -60,7 +60,7 @@ impl Table {
         Ok(Self::new(addresses, &interfaces, &route::ways(), about, standing))
     }
 
-    /// A table of these addresses, without those whose interface cannot be asked any more: it has gone since.
+    /// Makes a table of these addresses, without those whose interface has gone since.
     fn new(
         addresses: Vec<Local>,
         interfaces: &[Interface],
@@ -86,25 +86,25 @@ impl Table {
         Self(entries.collect())
     }
 
-    /// What is behind an address of ours. All of 127.0.0.0/8 is on the loopback interface.
+    /// The entry of an address of ours. All of 127.0.0.0/8 is on the loopback interface.
     fn of(&self, addr: IpAddr) -> Option<&Entry> {
         let exact = self.0.iter().find(|entry| entry.local.addr == addr);
         let near = |entry: &&Entry| addr.is_loopback() && entry.local.loopback && addr.is_ipv4();
         exact.or_else(|| self.0.iter().find(near))
     }
 
-    /// The interface of an address of ours, 0 for any other address.
+    /// The interface index of an address of ours; 0 for any other address.
     pub fn interface(&self, addr: IpAddr) -> u32 {
         self.of(addr).map_or(0, |entry| entry.local.index)
     }
 
-    /// The interface of a link-local address of ours, 0 for any other address.
+    /// The interface index of a link-local address of ours; 0 for any other address.
     pub fn scope(&self, addr: IpAddr) -> u32 {
         if is_link_local(addr) { self.interface(addr) } else { 0 }
     }
 
-    /// The link-local address of ours from which a peer on this interface is reached; 0: on the only one that has any. `None` also
-    /// where the interface's own addresses are another one's as well, as only that one sends from them.
+    /// Our link-local address from which a peer on this interface is reached. If `scope` is 0, it is the address on the only interface that
+    /// has one. `None` also if another interface has the same address and sends from it.
     fn link_local(&self, scope: u32, is_ours: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
         let of = |entry: &&Entry| is_link_local(entry.local.addr) && is_ours(entry.local.addr);
         let here = |entry: &&Entry| scope == 0 || entry.local.index == scope;
@@ -114,7 +114,7 @@ impl Table {
         (scope != 0 || only).then_some(found.local.addr)
     }
 
-    /// Link-local addresses that several interfaces have: the address, the interface that sends from it, another one.
+    /// Link-local addresses that several interfaces have: the address, the interface that sends from it, and another interface.
     fn equal(&self) -> impl Iterator<Item = (IpAddr, &str, &str)> {
         self.0.iter().filter(|entry| is_link_local(entry.local.addr)).filter_map(|entry| {
             let first = self.of(entry.local.addr)?;
@@ -123,10 +123,10 @@ impl Table {
         })
     }
 
-    /// Whether datagrams between these addresses may leave in one message, to be taken apart on their way: only where their IPv4
-    /// identifications are known, or there are none. `egress` says by which interface they leave.
+    /// Whether datagrams between these addresses may be sent as one message that is segmented later: only if the IPv4 identifications of
+    /// the segments are known, or they have none. `egress` returns the index of the interface by which they leave.
     fn may_segment(&self, src: IpAddr, dst: IpAddr, egress: impl FnOnce() -> Option<u32>) -> bool {
-        // What stays on the host is taken apart by the kernel, or not at all.
+        // What stays on the host is segmented by the kernel, or not at all.
         dst.is_ipv6() || self.of(dst).is_some() || {
             let index = egress().or_else(|| self.of(src).map(|entry| entry.local.index));
             self.0.iter().any(|entry| Some(entry.local.index) == index && entry.segments)
@@ -134,10 +134,10 @@ impl Table {
     }
 }
 
-/// The addresses that a port with these names would have now, in the order of a device's GID table, each with its interface.
+/// The addresses that a port with these names would have at present, in the order of a device's GID table, each with its interface.
 ///
 /// # Errors
-/// The kernel does not say what addresses there are.
+/// When the kernel does not report the addresses.
 pub fn addresses(named: &[IpAddr]) -> std::io::Result<Vec<HostAddress>> {
     let host = Host::new(named);
     host.refresh()?;
@@ -152,9 +152,9 @@ pub fn addresses(named: &[IpAddr]) -> std::io::Result<Vec<HostAddress>> {
     Ok(own.into_iter().map(with_iface).collect())
 }
 
-/// Largest IP packet that routes carry from an address of an interface with this MTU. Where routes leave by the interface, peers
-/// are there; else (the loopback interface, a dummy) they are where routes lead at all, by whichever interface. A route to some peers
-/// that carries less than others by its interface is a matter of these peers: [`mtu_to`](crate::port::Host::mtu_to).
+/// Largest IP packet, in bytes, that routes carry from an address of an interface with this MTU: the most that any route by this interface
+/// carries. If no route leaves by it (the loopback interface, a dummy), the least of what the other interfaces with routes carry. A route
+/// to some peers that carries less than others by its interface is left to [`mtu_to`](crate::port::Host::mtu_to).
 fn carried(local: &Local, mtu: usize, out: &[Way]) -> usize {
     if is_link_local(local.addr) || local.addr.is_loopback() {
         return mtu;
@@ -166,27 +166,27 @@ fn carried(local: &Local, mtu: usize, out: &[Way]) -> usize {
     by(local.index).or_else(|| out.iter().filter_map(|way| by(way.index)).min()).unwrap_or(mtu)
 }
 
-/// The host of a port.
+/// The host below a port.
 pub(super) struct Host {
-    /// The addresses that the port was given; empty: it has all addresses of the host.
+    /// The addresses that the port was given. Empty: it has all addresses of the host.
     named: Vec<IpAddr>,
     table: RwLock<Arc<Table>>,
     generation: AtomicU64,
-    /// Whether the host had an address beyond the loopback interface at any time.
+    /// Whether the host has ever had an address that is not on the loopback interface.
     beyond: AtomicBool,
     /// A socket on which the kernel reports that interfaces, addresses or routes changed.
     changes: Option<OwnedFd>,
-    /// How often they may have.
+    /// Counts how often they may have changed.
     changed: AtomicU64,
     router: Option<Mutex<Router>>,
-    /// The host is not looked at before this.
+    /// The host's state is not read before this.
     next_refresh: Mutex<Instant>,
-    /// Whether a thread looks at the host now.
+    /// Whether a thread is reading the host's state.
     refreshing: AtomicBool,
 }
 
 impl Host {
-    /// A host that is not looked at yet.
+    /// A host whose state has not been read yet.
     pub fn new(named: &[IpAddr]) -> Self {
         Self {
             named: named.to_vec(),
@@ -201,12 +201,12 @@ impl Host {
         }
     }
 
-    /// Changes whenever addresses, interfaces or routes may have changed.
+    /// A number that changes whenever addresses, interfaces or routes may have changed.
     pub fn changed(&self) -> u64 {
         self.changed.load(Ordering::Acquire)
     }
 
-    /// Whether datagrams between these addresses may leave in one message now. Asks the kernel.
+    /// Whether datagrams between these addresses may be sent as one message at present. Asks the kernel.
     #[cold]
     pub fn may_segment(&self, src: IpAddr, dst: IpAddr) -> bool {
         self.table().may_segment(src, dst, || match (src, dst, &self.router) {
@@ -215,15 +215,15 @@ impl Host {
         })
     }
 
-    /// The host as it was at the last look.
+    /// The addresses as last read.
     pub fn table(&self) -> Arc<Table> {
         Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Looks at the host.
+    /// Reads the addresses of the host.
     ///
     /// # Errors
-    /// The kernel does not say what addresses there are.
+    /// When the kernel does not report the addresses.
     pub fn refresh(&self) -> std::io::Result<()> {
         let now = Arc::new(Table::read()?);
         if now.0.iter().any(|entry| !entry.local.loopback) {
@@ -245,18 +245,18 @@ impl Host {
         Ok(())
     }
 
-    /// Looks at the host, on a thread of its own, if something may have changed. The kernel makes a look wait while others change
-    /// interfaces, so the calling thread does not wait for it.
+    /// Reads the addresses of the host on a thread of its own, if something may have changed. The kernel lets a reader wait while others
+    /// change interfaces, so the calling thread does not read.
     pub fn follow(self: &Arc<Self>) {
         let mut next = lock(&self.next_refresh);
         let now = Instant::now();
-        // What changes during a look is left for the next one.
+        // Changes during a reading are left for the next one.
         if now < *next || self.refreshing.load(Ordering::Acquire) || !self.may_have_changed() {
             return;
         }
         *next = now + if self.changes.is_some() { REFRESH_GAP } else { REFRESH_EVERY };
         self.refreshing.store(true, Ordering::Relaxed);
-        // Where no thread can be had, this one looks.
+        // If no thread can be started, this one reads.
         let host = Arc::clone(self);
         if apart::spawn("roce-host", move || host.refresh_apart()).is_err() {
             self.refresh_apart();
@@ -270,19 +270,20 @@ impl Host {
         self.refreshing.store(false, Ordering::Release);
     }
 
-    /// Whether the kernel reported a change, or cannot report any.
+    /// Whether the kernel reported a change, or cannot report changes.
     fn may_have_changed(&self) -> bool {
         let Some(changes) = &self.changes else { return true };
         let mut message = [0; 64];
         let take = |_: &usize| {
             let taken = rustix::net::recv(changes, &mut message, RecvFlags::DONTWAIT | RecvFlags::TRUNC);
-            // Without room for reports (ENOBUFS) the kernel drops them: then something changed as well.
+            // If a report finds no room (ENOBUFS), the kernel drops it: then something changed as well.
             matches!(taken, Ok(_) | Err(rustix::io::Errno::NOBUFS))
         };
         (0..MESSAGES).take_while(take).count() > 0
     }
 
-    /// The entries of the port's addresses. The loopback interface counts only if the host never had another one.
+    /// Calls `with` on the entries of the port's addresses. If none were named, the loopback interface counts only if the host never had
+    /// another one.
     fn used<R>(&self, with: impl FnOnce(&mut dyn Iterator<Item = &Entry>) -> R) -> R {
         let table = self.table();
         if !self.named.is_empty() {
@@ -292,7 +293,7 @@ impl Host {
         with(&mut table.0.iter().filter(|entry| !(beyond && entry.local.loopback)))
     }
 
-    /// The interfaces of the port's addresses of a family.
+    /// Interface indices of the port's addresses of one family.
     pub fn interfaces(&self, v6: bool) -> BTreeSet<u32> {
         let table = self.table();
         let addresses = self.addresses();
@@ -300,7 +301,7 @@ impl Host {
         of_family.map(|addr| table.interface(*addr)).filter(|index| *index != 0).collect()
     }
 
-    /// Largest packet that routes carry from every address of the port. `None`: it has none whose interface is up.
+    /// Largest IP packet, in bytes, that routes carry from every address of the port. `None` if none of them is on an interface that is up.
     pub fn mtu(&self) -> Option<usize> {
         self.used(|entries| entries.filter(|entry| entry.local.up).map(|entry| entry.mtu).min())
     }
@@ -328,7 +329,7 @@ impl Host {
         if is_link_local(peer) {
             return self.table().link_local(scope, |addr| own.contains(&addr));
         }
-        // A group needs no route: it is on the link of the address that is used.
+        // A multicast group needs no route: it is on the link of the address that is used.
         let source = route::towards(peer).and_then(|socket| Some(socket.local_addr().ok()?.ip()));
         if source.is_none() && !peer.is_multicast() {
             return None;
@@ -346,7 +347,7 @@ impl Host {
     }
 }
 
-/// A socket on which the kernel says that interfaces, addresses or routes changed.
+/// Opens a socket on which the kernel reports that interfaces, addresses or routes changed.
 fn changes() -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
@@ -358,7 +359,8 @@ fn changes() -> rustix::io::Result<OwnedFd> {
 mod tests {
     use super::*;
 
-    // Goal: the thread that polls goes on while a look cannot end, as where the kernel lets it wait; one look is under way at a time.
+    // Goal: the polling thread continues while a reading does not end, as when the kernel lets it wait; only one reading is under way at a
+    // time.
     #[test]
     #[cfg_attr(miri, ignore = "it asks the kernel")]
     fn a_look_at_the_host_keeps_nobody_waiting() {
@@ -383,7 +385,7 @@ mod tests {
         }
     }
 
-    // Goal: what goes while the host is looked at takes no address of another interface, nor the port's MTU, with it.
+    // Goal: an interface that goes away during a reading takes neither an address of another one nor the port's MTU with it.
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn an_interface_that_goes_during_a_look_is_left_out() {
@@ -480,7 +482,7 @@ mod tests {
             let local = Local { addr: addr.parse().unwrap(), iface, index, up: true, loopback: false };
             Entry { local, mtu: 1500, segments, standing: Standing::Outside }
         };
-        // The kernel takes messages apart that leave by the first interface, hardware those of the second.
+        // The kernel segments messages that leave by the first interface, hardware those of the second.
         let table = Table(vec![entry("10.0.0.1", 1, true), entry("10.0.1.1", 2, false)]);
         let may = |src: &str, dst: &str, egress| {
             table.may_segment(src.parse().unwrap(), dst.parse().unwrap(), || egress)

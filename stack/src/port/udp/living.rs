@@ -1,4 +1,4 @@
-//! Which runs living processes have, as the kernel said a moment ago: it is asked by a system call, and strangers choose how often.
+//! Caches for a moment which runs belong to living processes: to ask the kernel takes a system call, and strangers choose how often.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use crate::registry::Run;
 
-/// How long it is believed that the holder of a run lives.
+/// How long the answer holds that the holder of a run lives.
 const BELIEVED: Duration = Duration::from_millis(100);
-/// How long it is believed that it does not: a process that has just begun is not there yet, and is soon.
+/// How long the answer holds that it does not: a process that starts is not there yet, but will be soon.
 const DOUBTED: Duration = Duration::from_millis(2);
 
-/// What was said of each run: a time, and in the lowest bit whether its holder lives; 0: nothing.
+/// The last answer for each run: a time, and in the lowest bit whether its holder lives. 0: there is none.
 #[derive(Debug)]
 pub(super) struct Living {
     said: Box<[AtomicU64]>,
@@ -19,12 +19,13 @@ pub(super) struct Living {
 }
 
 impl Living {
-    /// Nothing was said yet.
+    /// A cache without answers.
     pub fn new() -> Self {
         Self { said: (0..Run::COUNT).map(|_| AtomicU64::new(0)).collect(), began: Instant::now() }
     }
 
-    /// Whether a living process has a run: `may_be_held` is what the memory says of it now, which needs no call; `ask` asks the kernel.
+    /// Whether a living process has a run. `may_be_held` is what the shared memory says of it now, without a system call; `ask` asks the
+    /// kernel.
     pub fn has(&self, run: Run, now: Instant, may_be_held: bool, ask: impl FnOnce() -> bool) -> bool {
         if !may_be_held {
             return false;
@@ -49,7 +50,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    // Goal: who has begun a moment ago is not taken for dead because he was not there before.
+    // Goal: a process that has just started does not count as dead because it was not there before.
     #[test]
     fn what_the_memory_says_counts_at_once_and_the_kernels_word_for_a_while() {
         let (living, start) = (Living::new(), Instant::now());

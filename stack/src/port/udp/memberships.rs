@@ -1,8 +1,8 @@
 //! The multicast groups of a port: a socket for each, bound to the group's address, which has joined the group on the interfaces of the
 //! port's addresses.
 //!
-//! What arrives for a group the kernel copies to each socket of the host that has joined it, also what this host sends: so processes
-//! with the same addresses have a copy each, the sender among them. The port's other sockets get none.
+//! The kernel copies a datagram for a group to each socket of the host that has joined the group, also if this host sent it. So processes
+//! with the same addresses get a copy each, the sender included. The port's other sockets get none.
 
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ use crate::sync::lock::lock;
 /// A group that a port has joined.
 pub(super) struct Membership {
     group: IpAddr,
-    /// What its events are called.
+    /// Identifies its epoll events.
     number: u64,
     pub socket: Socket,
     /// The interfaces on which it has joined.
@@ -28,10 +28,10 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    /// Joins on these interfaces, where it has not yet.
+    /// Joins the group on those of these interfaces on which it has not joined yet.
     ///
     /// # Errors
-    /// It could join on none, and has joined on none before.
+    /// When it could join on none of them, and had joined on none before.
     fn join(&self, interfaces: &BTreeSet<u32>) -> Result<(), Error> {
         let mut joined = lock(&self.interfaces);
         let mut last = Error::from(ErrorKind::AddrNotAvailable);
@@ -57,16 +57,16 @@ impl Membership {
 
 /// The groups of a port.
 pub(super) struct Memberships {
-    /// What the buffers of a socket are asked to hold.
+    /// Requested size of a socket's buffers, in bytes.
     buffer: u32,
-    /// Readable while something waits at one of the sockets; `None`: it could not be had, so there are no groups.
+    /// Readable while a datagram waits at one of the sockets. `None`: it could not be opened, so the port joins no groups.
     ready: Option<OwnedFd>,
     joined: Mutex<Vec<Arc<Membership>>>,
-    /// How many there are.
+    /// Number of joined groups.
     count: AtomicUsize,
-    /// The number of the next one.
+    /// The number of the next membership.
     next: AtomicU64,
-    /// [`Host::changed`](super::host::Host::changed) when they were last looked at.
+    /// [`Host::changed`](super::host::Host::changed) at the last call of [`follow`](Self::follow).
     seen: AtomicU64,
 }
 
@@ -82,15 +82,15 @@ impl Memberships {
         }
     }
 
-    /// Readable while something waits.
+    /// A descriptor that is readable while a datagram waits.
     pub fn ready(&self) -> Option<BorrowedFd<'_>> {
         self.ready.as_ref().map(AsFd::as_fd)
     }
 
-    /// Joins a group on these interfaces. `beside` are the sockets on the UDP port of all, which let the group's socket have it, too.
+    /// Joins a group on these interfaces. `beside` are the port's other sockets: they have to permit the group's socket the UDP port, too.
     ///
     /// # Errors
-    /// The kernel gives no socket, or lets it join on none of the interfaces.
+    /// When the kernel provides no socket, or lets it join on none of the interfaces.
     pub fn join(
         &self,
         group: IpAddr,
@@ -127,7 +127,7 @@ impl Memberships {
         self.count.store(joined.len(), Ordering::Release);
     }
 
-    /// Joins on interfaces that have come, when `changed` says that some may have.
+    /// Joins on new interfaces, if `changed` differs from the last call.
     pub fn follow(&self, changed: u64, interfaces: impl Fn(bool) -> BTreeSet<u32>) {
         if self.count.load(Ordering::Acquire) == 0 || self.seen.swap(changed, Ordering::AcqRel) == changed {
             return;
@@ -137,7 +137,7 @@ impl Memberships {
         }
     }
 
-    /// A group for which something waits.
+    /// A group for which a datagram waits.
     pub fn waiting(&self) -> Option<Arc<Membership>> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;

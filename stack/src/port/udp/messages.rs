@@ -1,5 +1,5 @@
-//! For whom a message to queue pair 1 is, among the processes of a host: what the kernel decides by a program ([`steering`](super::steering))
-//! as far as that can, decided completely.
+//! Decides which process of a host a message to queue pair 1 is for. The kernel decides the same by a BPF program
+//! ([`steering`](super::steering)), as far as such a program can.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,26 +15,26 @@ const REJ: u16 = 0x12;
 const MAD_LEN: usize = 256;
 /// Communication management, of the class of a MAD.
 const CLASS_CM: u8 = 0x07;
-/// Offset of a peer's own communication id or request id, of all messages but SIDR_REP.
+/// Offset of a peer's own communication id or request id, in all messages except SIDR_REP.
 const PEERS_ID: usize = BODY;
 /// Offset of the header of `rdma_cm` (IBA annex A11) in the private data of REQ and SIDR_REQ.
 const REQ_HEADER: usize = BODY + 140;
 const SIDR_REQ_HEADER: usize = BODY + 16;
 
-/// What a message says of whom it is for.
+/// Whom a message is for, by its contents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Addressee {
     /// The process that has this run.
     Process(Run),
-    /// Whoever listens for this service at this address, or has had the same request before.
+    /// The process that listens for this service at this address, or that has had the same request before.
     Service(u32, IpAddr, RequestKey),
-    /// Whoever has had this request.
+    /// The process that has had this request.
     Request(RequestKey),
-    /// Nobody in particular.
+    /// No process in particular.
     Anyone,
 }
 
-/// The addressee of a datagram to queue pair 1.
+/// Reads the addressee of a datagram to queue pair 1.
 pub(super) fn addressee(birth: u128, ip: &IpFields, datagram: &[u8]) -> Addressee {
     let is_mad = datagram.len() >= MAD + MAD_LEN && datagram[0] == SEND_ONLY && datagram[MAD + 1] == CLASS_CM;
     if !is_mad {
@@ -50,7 +50,7 @@ pub(super) fn addressee(birth: u128, ip: &IpFields, datagram: &[u8]) -> Addresse
             let is_sidr = attribute == SIDR_REQ;
             let header = if is_sidr { SIDR_REQ_HEADER } else { REQ_HEADER };
             match word(SERVICE - 4) {
-                // All services of `rdma_cm` have a small number.
+                // The service ids of `rdma_cm` are below 2^32.
                 0 => {
                     let dst = asked_for(&datagram[header..]).unwrap_or(ip.dst);
                     Addressee::Service(word(SERVICE), dst, key(is_sidr))
@@ -59,7 +59,7 @@ pub(super) fn addressee(birth: u128, ip: &IpFields, datagram: &[u8]) -> Addresse
             }
         }
         SIDR_REP => of_id(word(REQUEST_ID)),
-        // Of a peer that has given up before it has had an answer.
+        // From a peer that has given up before it got an answer.
         REJ if word(REMOTE_ID) == 0 => Addressee::Request(key(false)),
         _ => of_id(word(REMOTE_ID)),
     }
@@ -80,17 +80,17 @@ fn asked_for(header: &[u8]) -> Option<IpAddr> {
 pub(super) trait Processes {
     /// Whether this process has a run.
     fn is_ours(&self, run: Run) -> bool;
-    /// Whether a living process has it.
+    /// Whether a living process has a run.
     fn lives(&self, run: Run) -> bool;
     /// Whether this process has a queue pair 1.
     fn serves(&self) -> bool;
-    /// A process that has one.
+    /// A process that has a queue pair 1.
     fn keeper(&self) -> Option<Run>;
-    /// Who listens for a service at an address.
+    /// The process that listens for a service at an address.
     fn listener(&self, service: u32, dst: IpAddr) -> Option<Run>;
-    /// Who had a request.
+    /// The process that had a request.
     fn request(&self, key: RequestKey) -> Option<Run>;
-    /// A process gets a request.
+    /// Records which process gets a request.
     fn note_request(&self, key: RequestKey, run: Run);
 }
 
@@ -123,7 +123,7 @@ pub(super) fn whose(addressee: Addressee, host: &impl Processes) -> Whose {
     match found {
         Some(run) if host.is_ours(run) => Whose::Ours,
         Some(run) if host.lives(run) => Whose::Other(run),
-        // It is answered all the same: that nobody listens, or that the connection is over.
+        // The message is answered all the same: that nobody listens, or that the connection has ended.
         _ if host.serves() => Whose::Ours,
         _ => match host.keeper() {
             Some(run) if host.is_ours(run) => Whose::Ours,
@@ -149,7 +149,7 @@ mod tests {
         IpFields { src, dst, traffic_class: 0, hop_limit: 64 }
     }
 
-    /// A datagram with a message, of which these bytes are at these offsets, counted as in the tables of IBA 12.6.
+    /// A datagram with a message that has these bytes at these offsets, counted as in the tables of IBA 12.6.
     fn datagram(attribute: u16, fields: &[(usize, &[u8])]) -> Vec<u8> {
         let mut bytes = vec![0; 12 + 8 + 256 + 4];
         bytes[0] = 0x64;
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// Runs 1 to 3 are of processes; of them the first is this one.
+    /// Runs 1 to 3 belong to processes, the first of them to this one.
     #[derive(Default)]
     struct Host {
         serves: bool,
@@ -255,7 +255,7 @@ mod tests {
         let ask = |id, host: &Host| whose(Addressee::Service(7, ip().dst, key(id)), host);
         let mut host = Host { listener: Some(2), keeper: Some(3), ..Host::default() };
         assert_eq!(ask(1, &host), Whose::Other(run(2)));
-        // It listens no longer; then somebody else does.
+        // It listens no longer; then another process does.
         host.listener = None;
         assert_eq!([ask(1, &host), ask(2, &host)], [Whose::Other(run(2)), Whose::Other(run(3))]);
         host.listener = Some(1);

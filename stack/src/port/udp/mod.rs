@@ -1,15 +1,15 @@
-//! RoCEv2 through UDP sockets on the host's own addresses: without privileges, without DPDK, wherever IP goes without address
-//! translation.
+//! RoCEv2 over UDP sockets on the host's own addresses. It needs neither privileges nor DPDK, and works wherever IP packets pass without
+//! address translation.
 //!
-//! The kernel routes, resolves neighbours and answers ARP; its addresses are the port's GIDs. Of a frame only the datagram in it is
-//! sent, and a received datagram is put into a frame whose headers are made anew. The ICRC covers fields that the kernel writes and
-//! does not show. For packets to send, what the kernel will write is put into the ICRC ([`tx`]). For received packets, the values with
-//! which the ICRC is right are computed ([`rx`]), and a shard judges for each queue pair whether they make sense
+//! The kernel routes, resolves neighbours and answers ARP; the host's addresses are the port's GIDs. Only the UDP payload of a frame is
+//! given to a socket, and a received datagram is put into a frame with new headers. The ICRC covers fields that the kernel writes and a
+//! socket does not show. For packets to send, the ICRC is computed with what the kernel will write ([`tx`]). For received packets, the
+//! values that make the ICRC right are computed ([`rx`]), and a shard judges for each queue pair whether they make sense
 //! (`shard/identification.rs`).
 //!
-//! A datagram arrives at the socket of the queue whose shard has its queue pair ([`steering`]). The kernel joins datagrams of one flow,
-//! and chooses by the first: so what peers send from one port to several shards arrives mixed, and is handed over by the shard that
-//! received it. Every queue sends by itself, and connections leave from source ports of their own ([`sources`]).
+//! A datagram arrives at the socket of the queue whose shard has its queue pair ([`steering`]). The kernel coalesces datagrams of one flow
+//! (GRO) and chooses the socket by the first one. So what a peer sends from one source port to several shards arrives mixed, and the shard
+//! that receives it hands it over. Every queue sends by itself, and connections have source ports of their own ([`sources`]).
 
 mod buffers;
 mod control;
@@ -60,7 +60,7 @@ use shared::Shared;
 use socket::{shared_sockets, sockets};
 use sources::Sources;
 
-/// Opens a port on these addresses of the host, or on all that it has; `more` are the options of its specification.
+/// Opens a port on these addresses of the host, or on all if there are none. `more` are the options of the specification.
 pub(super) fn open(
     spec: &PortSpec,
     addrs: &[IpAddr],
@@ -70,8 +70,8 @@ pub(super) fn open(
     make(spec, addrs, more, options, None)
 }
 
-/// Opens a port on the addresses of the host that the other processes of this registry have as well. Its frames are of this pool, each
-/// long enough for an MTU of the options.
+/// Opens a port on the addresses that all processes of this registry share. Its frames come from `pool`, whose buffers are long enough for
+/// the MTU of the options.
 pub(super) fn open_shared(
     spec: &PortSpec,
     more: &[(String, String)],

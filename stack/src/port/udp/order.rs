@@ -1,5 +1,5 @@
-//! The order of the host's addresses, which becomes that of the GIDs: programs that are not told otherwise take the first one that
-//! suits them.
+//! The order of the host's addresses, which becomes the order of the GIDs: programs use the first suitable one unless they are told
+//! otherwise.
 
 use core::net::IpAddr;
 use std::path::Path;
@@ -11,22 +11,22 @@ use super::sys::Local;
 /// What an address is good for, the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Standing {
-    /// Packets that take a default route leave from it.
+    /// Packets that take a default route are sent from it.
     Default,
-    /// It is on an interface that others reach.
+    /// It is on an interface that other hosts reach.
     Outside,
-    /// It is on a bridge, as those of containers and virtual machines on this host.
+    /// It is on a bridge, such as those of containers and virtual machines on this host.
     Bridge,
     /// Its interface is down, or has no carrier.
     Down,
-    /// It is good on one link alone.
+    /// It is valid on one link only.
     LinkLocal,
-    /// It is good on this host alone.
+    /// It is valid on this host only.
     Loopback,
 }
 
 impl Standing {
-    /// That of an address. `sources` are those of the default routes.
+    /// Classifies an address. `sources` are the source addresses of the default routes.
     pub fn of(local: &Local, sources: &[IpAddr], is_bridge: bool) -> Self {
         match local {
             _ if local.addr.is_loopback() => Self::Loopback,
@@ -39,9 +39,9 @@ impl Standing {
     }
 }
 
-/// The addresses from which packets leave that take a default route.
+/// The source addresses of packets that take a default route.
 pub(super) fn default_sources() -> Vec<IpAddr> {
-    // Addresses that are nobody's (RFC 5737, RFC 3849): no route is to them in particular.
+    // Addresses for documentation (RFC 5737, RFC 3849): only a default route leads to them.
     let nobody: [IpAddr; 2] = [[192, 0, 2, 1].into(), [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into()];
     nobody.into_iter().filter_map(|peer| Some(towards(peer)?.local_addr().ok()?.ip())).collect()
 }

@@ -1,4 +1,4 @@
-//! Frames and datagrams: reads from a frame the headers that the kernel will write, and puts those that it removed before a
+//! Frames and datagrams: reads the headers of a frame, which the kernel will write anew, and writes the headers that it removed from a
 //! datagram.
 
 use core::net::IpAddr;
@@ -23,15 +23,15 @@ pub(super) fn headers_len(v6: bool) -> usize {
     L3 + if v6 { IPV6_LEN } else { IPV4_LEN } + UDP_LEN
 }
 
-/// [`headers_len`] at most.
+/// The larger value of [`headers_len`].
 pub(super) const HEADERS_MAX: usize = L3 + IPV6_LEN + UDP_LEN;
 
 /// The fields of an IP header that a program can choose: addresses, traffic class and hop limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct IpFields {
-    /// Our address.
+    /// Source address.
     pub src: IpAddr,
-    /// The peer's.
+    /// Destination address.
     pub dst: IpAddr,
     /// TOS byte or traffic class.
     pub traffic_class: u8,
@@ -46,12 +46,12 @@ pub(super) struct Outgoing {
     pub ip: IpFields,
     /// UDP source port.
     pub port: u16,
-    /// Where the datagram is in the frame, without headers.
+    /// Range of the UDP payload in the frame.
     pub payload: Range<usize>,
 }
 
 impl Outgoing {
-    /// Reads a frame's headers; `None` for what is not RoCEv2 without a VLAN tag.
+    /// Reads a frame's headers; `None` if it is not RoCEv2, or has a VLAN tag.
     pub fn of(frame: &[u8]) -> Option<Self> {
         let v6 = match be16(frame.first_chunk::<ETH_LEN>()?, 12) {
             ETHER_IPV4 => false,
@@ -79,8 +79,8 @@ impl Outgoing {
         })
     }
 
-    /// Puts into the frame what the kernel will send: the IPv4 identification, and `port`, the source port of the socket. The ICRC covers
-    /// both.
+    /// Writes into the frame what the kernel will send: the IPv4 identification, and `port`, the source port of the socket. Updates the
+    /// ICRC, which covers both.
     pub fn fit(&self, frame: &mut Frame, identification: u16, port: u16) {
         let (frame, end) = (frame.data_mut(), self.payload.end);
         let ([source_high, source_low], [high, low]) = (port.to_be_bytes(), UDP_PORT.to_be_bytes());
@@ -92,11 +92,11 @@ impl Outgoing {
     }
 }
 
-/// Writes the headers of a datagram of `len` bytes that arrived from the UDP port `src_port` to `headers`, which has
-/// [`headers_len`] bytes. `macs` are the frame's Ethernet addresses (destination, source).
+/// Writes the headers of a datagram of `len` bytes that arrived from the UDP port `src_port` to `headers`, which has [`headers_len`] bytes.
+/// `macs` are the Ethernet addresses (destination, source).
 ///
-/// A socket does not report all fields. The checksums of IPv4 and UDP, which the kernel has verified, and the flow label are zeros. So is
-/// the IPv4 identification, which the caller fills in afterwards: the ICRC covers it.
+/// A socket does not report all fields. The checksums of IPv4 and UDP, which the kernel has verified, and the flow label are set to zero.
+/// So is the IPv4 identification: the ICRC covers it, and the caller fills it in afterwards.
 pub(super) fn write_headers(
     headers: &mut [u8],
     macs: (Mac, Mac),
@@ -176,7 +176,7 @@ mod tests {
                 assert_eq!((out.ip.traffic_class, out.ip.hop_limit), (0x6a, 64));
                 out.fit(&mut frame, 17, 61_007);
                 let right = packet(v6, payload, 17, 61_007);
-                // The checksum of the IPv4 header is the kernel's.
+                // The kernel computes the checksum of the IPv4 header.
                 let (from, payload_right) =
                     (out.payload.start - UDP_LEN, &right.data()[out.payload.start - UDP_LEN..]);
                 assert_eq!(&frame.data()[from..], payload_right, "{v6} {payload}");

@@ -1,8 +1,9 @@
-//! What arrives at the wrong process of a host goes on to the right one: in a datagram of its own that stays on the host, to the port
-//! that all of them share, so that the kernel chooses the process as it does for all that comes from the network.
+//! Passes a datagram that arrived at the wrong process of a host on to the right one, in another datagram that stays on the host. That goes
+//! to the UDP port which all processes share, so that the kernel chooses the process as for datagrams from the network.
 //!
-//! In front of it is what looks like a BTH, with an opcode that means nothing and a number of the process's as its destination; then the
-//! number of the registry's birth, which members alone know; and what the kernel says of a datagram and nobody can see from its bytes.
+//! A header precedes the original datagram: it begins like a BTH, with an opcode that no packet has and a queue pair number of the right
+//! process as its destination. The birth number of the registry follows, which members alone know, and what the kernel reports about a
+//! datagram and its bytes do not show.
 
 use core::net::{IpAddr, Ipv6Addr};
 use std::io::{IoSlice, Result};
@@ -14,22 +15,22 @@ use super::steering::DEST_QP;
 use super::sys::{self, Message};
 use crate::id::Qpn;
 
-/// Bytes in front of a datagram that is passed on.
+/// Bytes of the header of a datagram that is passed on.
 pub(super) const LEN: usize = 68;
-/// An opcode that means nothing, and is not that of a probe.
+/// An opcode that neither a packet nor a probe has.
 const OPCODE: u8 = 0xfe;
-/// How often a datagram is passed on at most: while the kernel does not know yet which sockets have changed places.
+/// The most times that a datagram is passed on: the program may not know yet which sockets have changed places.
 pub(super) const HOPS: u8 = 3;
 
-/// What is in front of a datagram that is passed on.
+/// The header of a datagram that is passed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Passed {
     pub birth: u128,
-    /// A number of the process that it goes to.
+    /// A queue pair number of the process that it goes to.
     pub to: Qpn,
-    /// How often it was passed on, this time included.
+    /// How often the datagram was passed on, this time included.
     pub hops: u8,
-    /// How it arrived at the host.
+    /// The IP fields with which it arrived at the host.
     pub ip: IpFields,
     /// The UDP port that it came from.
     pub port: u16,
@@ -53,7 +54,7 @@ impl Passed {
         bytes
     }
 
-    /// `None`: the datagram is none that was passed on.
+    /// Reads the header of a datagram; `None` if it was not passed on.
     pub fn read(datagram: &[u8]) -> Option<Self> {
         let bytes: &[u8; LEN] = datagram.first_chunk()?;
         if bytes[0] != OPCODE {
@@ -74,10 +75,11 @@ impl Passed {
         })
     }
 
-    /// Sends a datagram on by a socket of this process, to those of all processes on its address and this UDP port.
+    /// Sends a datagram with this header through a socket of this process, to the sockets that all processes have on its address and this
+    /// UDP port.
     ///
     /// # Errors
-    /// Those of sendmmsg(2), and that the socket has no room.
+    /// Those of sendmmsg(2), also if the socket has no room.
     pub fn send(&self, socket: &Socket, port: u16, datagram: &[u8]) -> Result<()> {
         let front = self.write();
         let message = Message { to: socket.beside(port), control: Control::empty(), parts: 0..2 };

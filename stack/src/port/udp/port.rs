@@ -60,8 +60,8 @@ impl Port for UdpPort {
         Some(&*self.shared)
     }
 
-    /// The kernel counts the memory of a datagram, up to twice its bytes. Half of a buffer is for what we request, the other half
-    /// for what peers request. Peers are assumed to have buffers like ours.
+    /// A quarter of the memory of the smallest receive buffer. The kernel counts the memory of a datagram, up to twice its bytes, and half
+    /// of a buffer is for what we request, the other half for what peers request. Peers are assumed to have buffers of the same size.
     fn window(&self) -> Option<usize> {
         self.shared.sockets.iter().flatten().map(|socket| socket.memory / 4).min()
     }
@@ -131,21 +131,22 @@ impl Numbers for UdpPort {
 }
 
 struct UdpQueue {
-    /// Of a queue that receives.
+    /// `None` if the queue has no sockets.
     receiver: Option<Receiver>,
     sender: Sender,
-    /// Readable when a socket is.
+    /// Readable when one of the sockets is.
     arrivals: Option<Arc<OwnedFd>>,
     shared: Arc<Shared>,
 }
 
 impl UdpQueue {
-    /// Whether this is the queue to which messages to groups come.
+    /// Whether messages to multicast groups arrive on this queue.
     fn receives_groups(&self) -> bool {
         self.receiver.as_ref().is_some_and(Receiver::receives_groups)
     }
 
-    /// Each queue has its own descriptor: a sleeping thread waits for those of several queues.
+    /// Opens an epoll descriptor for the sockets of this queue. Each queue has its own, as a sleeping thread waits for those of several
+    /// queues.
     fn watch(&self) -> rustix::io::Result<OwnedFd> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for socket in self.receiver.iter().flat_map(|receiver| receiver.sockets(&self.shared)) {
@@ -195,7 +196,7 @@ impl PortQueue for UdpQueue {
         Stalled::No
     }
 
-    /// Each datagram is an edge of the descriptor, also while others wait.
+    /// Each datagram makes an edge of the descriptor (EPOLLET), even while others wait.
     fn arm(&mut self) -> Armed {
         if self.receiver.as_ref().is_some_and(Receiver::pending) {
             return Armed::Pending;

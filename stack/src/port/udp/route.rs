@@ -1,4 +1,4 @@
-//! By which interface the kernel sends: its answers to requests for one route, and for all (rtnetlink(7)).
+//! By which interface the kernel sends: asks it for one route, and for all (rtnetlink(7)).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,7 +24,7 @@ const METRICS: u16 = 8;
 const MULTIPATH: u16 = 9;
 /// The kind of metric that is an MTU: `RTAX_MTU`.
 const MTU: u16 = 2;
-/// `RTN_UNICAST`, and the table of what stays on the host, `RT_TABLE_LOCAL`.
+/// `RTN_UNICAST`, and `RT_TABLE_LOCAL`, the table of routes that stay on the host.
 const UNICAST: u8 = 1;
 const LOCAL: u8 = 255;
 /// A copy of a route for one destination: `RTM_F_CLONED`.
@@ -35,13 +35,14 @@ const ROUTE: usize = 12;
 const ATTRIBUTE: usize = 4;
 /// Bytes of `struct rtnexthop`.
 const NEXTHOP: usize = 8;
-/// Bytes that are asked for at a time, and how often at most: some 200 000 routes. Those behind are not looked at.
+/// Bytes that are requested at a time, and the most requests: about 200 000 routes. Further routes are ignored.
 const ANSWER: usize = 1 << 15;
 const ANSWERS: usize = 1 << 10;
 /// Bytes of a request.
 const LEN: usize = HEADER + ROUTE + 2 * (ATTRIBUTE + 4);
 
-/// A socket that is connected to a peer's address. That sends nothing: the kernel looks for a route.
+/// Makes a socket that is connected to a peer's address; `None` if there is no route. To connect sends nothing, but makes the kernel look
+/// up a route.
 pub(super) fn towards(peer: IpAddr) -> Option<std::net::UdpSocket> {
     let any: IpAddr = match peer {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -52,11 +53,11 @@ pub(super) fn towards(peer: IpAddr) -> Option<std::net::UdpSocket> {
     Some(socket)
 }
 
-/// A socket on which routes are looked up.
+/// A netlink socket on which routes are looked up.
 pub(super) struct Router(OwnedFd);
 
 impl Router {
-    /// Opens one; `None` if the system refuses.
+    /// Opens the socket; `None` if the system refuses.
     pub fn open() -> Option<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None).ok()?;
@@ -64,7 +65,7 @@ impl Router {
         Some(Self(socket))
     }
 
-    /// The number of the interface by which packets leave from `src`, an address of ours, to `dst`. `None`: there is no route.
+    /// Index of the interface by which packets leave from `src`, an address of ours, to `dst`. `None` if there is no route.
     pub fn egress(&self, src: Ipv4Addr, dst: Ipv4Addr) -> Option<u32> {
         // Drops answers to earlier requests.
         let mut answer = [0; 1024];
@@ -76,18 +77,19 @@ impl Router {
     }
 }
 
-/// A way out of the host.
+/// An interface by which a route leaves the host.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Way {
-    /// The interface.
+    /// The interface index.
     pub index: u32,
-    /// Whether it is one of IPv6.
+    /// Whether it is an IPv6 route.
     pub v6: bool,
-    /// The MTU that the route names, if it does.
+    /// The MTU of the route, if it has one.
     pub mtu: Option<usize>,
 }
 
-/// By which interfaces routes lead to other hosts, those to link-local addresses aside: each once. None where the system does not say.
+/// The interfaces by which routes lead to other hosts, each once; routes to link-local addresses are left out. Empty if the kernel does not
+/// tell.
 pub(super) fn ways() -> Vec<Way> {
     let mut ways = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
@@ -114,7 +116,7 @@ pub(super) fn ways() -> Vec<Way> {
     ways
 }
 
-/// Passes the messages of an answer on. Returns whether more answers follow.
+/// Calls `each` on every message of an answer. Returns whether more answers follow.
 fn each_message(mut rest: &[u8], mut each: impl FnMut(&[u8])) -> bool {
     while let Some(head) = rest.first_chunk::<HEADER>() {
         let len = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
@@ -129,7 +131,7 @@ fn each_message(mut rest: &[u8], mut each: impl FnMut(&[u8])) -> bool {
     true
 }
 
-/// The attributes in some bytes: kinds and values. Ends at one that is cut.
+/// Iterates over attributes: kinds and values. Ends at one that is cut off.
 fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     core::iter::from_fn(move || {
         let head = rest.first_chunk::<ATTRIBUTE>()?;
@@ -144,7 +146,7 @@ fn number(bytes: &[u8]) -> Option<u32> {
     bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// Adds the ways of one route.
+/// Adds the interfaces of one route to `ways`.
 fn note_ways(message: &[u8], ways: &mut Vec<Way>) {
     let kind = message.get(4..6).and_then(|kind| kind.first_chunk()).map(|kind| u16::from_ne_bytes(*kind));
     let Some(route) = message.get(HEADER..).and_then(|rest| rest.first_chunk::<ROUTE>()) else { return };
@@ -199,7 +201,7 @@ fn request(src: Ipv4Addr, dst: Ipv4Addr) -> [u8; LEN] {
     out
 }
 
-/// The interface in an answer.
+/// The interface index in an answer.
 fn interface(answer: &[u8]) -> Option<u32> {
     let kind = u16::from_ne_bytes(*answer.get(4..)?.first_chunk()?);
     let rest = answer.get(HEADER + ROUTE..).filter(|_| kind == NEWROUTE)?;

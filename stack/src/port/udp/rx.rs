@@ -1,7 +1,7 @@
-//! Datagrams in: from the sockets into frames, with the headers that the stack checks.
+//! Receives datagrams from the sockets into frames, with the headers that the stack checks.
 //!
-//! One call receives several messages from a socket. A message is one datagram, or several of one sender that the kernel joined
-//! (UDP_GRO): it is taken apart here, and each datagram becomes a frame.
+//! One call receives several messages from a socket. A message is one datagram, or several of one sender that the kernel coalesced
+//! (UDP_GRO). It is split here, and each datagram becomes a frame.
 
 use core::ops::Range;
 use std::io::ErrorKind;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 const _: () = assert!(HEADERS_MAX <= FRONT);
 
-/// A message that is being taken apart into datagrams.
+/// A message that is being split into datagrams.
 struct Open {
     ip: IpFields,
     /// The UDP port that it came from.
@@ -34,11 +34,11 @@ struct Open {
     /// What is left of it: bytes `from .. to` of the buffers.
     from: usize,
     to: usize,
-    /// Bytes of each datagram but the last, which may be shorter.
+    /// Bytes of each datagram except the last, which may be shorter.
     segment: usize,
 }
 
-/// Datagrams of a burst that are passed on to other processes at most.
+/// The most datagrams of a burst that are passed on to other processes.
 const PASSES: usize = 64;
 
 /// A datagram in the buffers, and what the kernel says of it.
@@ -52,18 +52,18 @@ struct Arrived {
 
 /// The receiving half of a queue.
 pub(super) struct Receiver {
-    /// Which queue.
+    /// Index of the queue.
     index: usize,
     buffers: Box<[u8]>,
-    /// What the last call received: the first `count` are messages.
+    /// What the last call received: the first `count` entries are messages.
     received: Box<[Received; RECEIVES]>,
     count: usize,
-    /// How many of these were opened, to be taken apart.
+    /// How many of these messages were opened, to be split.
     opened: usize,
     open: Option<Open>,
-    /// The buffer of the next frame, kept over calls that find nothing.
+    /// The buffer of the next frame, kept while calls find nothing.
     spare: Option<Frame>,
-    /// The socket that is asked first.
+    /// The socket that is asked next.
     socket: usize,
     /// The group whose socket the messages came from; `None`: it was one of the queue's own.
     of_group: Option<Arc<Membership>>,
@@ -89,23 +89,23 @@ impl Receiver {
         }
     }
 
-    /// Its sockets.
+    /// The sockets of the queue.
     pub fn sockets<'a>(&self, shared: &'a Shared) -> &'a [Socket] {
         &shared.sockets[self.index]
     }
 
-    /// The one of them that was asked last.
+    /// Index of the socket that was asked last.
     fn asked(&self, shared: &Shared) -> usize {
         let count = self.sockets(shared).len();
         (self.socket + count - 1) % count
     }
 
-    /// Whether this is the queue to which messages to groups come.
+    /// Whether messages to multicast groups arrive on this queue.
     pub fn receives_groups(&self) -> bool {
         self.index == 0
     }
 
-    /// Whether something waits here that was received already.
+    /// Whether received messages wait to be split.
     pub fn pending(&self) -> bool {
         self.open.is_some() || self.opened < self.count
     }
@@ -136,7 +136,7 @@ impl Receiver {
         out.len() - before
     }
 
-    /// Receives messages from a socket that has some.
+    /// Receives messages from the next socket that has some. Returns whether any had.
     fn receive(&mut self, shared: &Shared) -> bool {
         (self.count, self.opened, self.of_group) = (0, 0, None);
         let sockets = self.sockets(shared);
@@ -157,7 +157,7 @@ impl Receiver {
         false
     }
 
-    /// Receives messages from a socket; whether it had some.
+    /// Receives messages from a socket. Returns whether it had some.
     fn receive_from(&mut self, shared: &Shared, socket: &Socket) -> bool {
         match receive(socket.fd(), &mut self.buffers, &mut self.received) {
             Ok(count) => {
@@ -171,7 +171,7 @@ impl Receiver {
         false
     }
 
-    /// Opens the next received message. Drops it if it is empty or cut off, or if it is not known from where or to where it was sent.
+    /// Opens the next received message. Drops it if it is empty or cut off, or if its source or destination is not known.
     fn open_next(&mut self, shared: &Shared) {
         let (at, received) = (self.opened, &self.received[self.opened]);
         self.opened += 1;
@@ -199,8 +199,8 @@ impl Receiver {
         });
     }
 
-    /// Puts the next datagram of the open message into `frame`. A datagram that is too long is dropped, and the frame comes back as
-    /// an error.
+    /// Puts the next datagram of the open message into `frame`. Returns the frame as an error if the datagram is too long or not for this
+    /// process.
     fn next(&mut self, shared: &Shared, mut frame: Frame) -> Result<Frame, Frame> {
         let Some(open) = &mut self.open else { return Err(frame) };
         let (mut from, end) = (open.from, (open.from + open.segment).min(open.to));
@@ -214,7 +214,7 @@ impl Receiver {
             let Some(ours) = self.sort(shared, group, arrived) else { return Err(frame) };
             (fields, port, from) = (ours.ip, ours.port, ours.at.start);
         }
-        // In front of it is what was there before the message, or the datagram before it, which is in a frame by now.
+        // The headers overwrite what precedes the datagram: unused bytes, or the datagram before it, which is in a frame by now.
         let start = from - headers_len(fields.dst.is_ipv6());
         write_headers(&mut self.buffers[start..from], shared.macs, &fields, port, end - from);
         let packet = &self.buffers[start..end];
@@ -223,7 +223,7 @@ impl Receiver {
             shared.counters[self.index].rx_dropped.add(1);
             return Err(frame);
         };
-        // A long packet is summed up as it is copied: it is not read once more to check it.
+        // The CRC of a long packet is computed while it is copied, so that the check does not read the packet again.
         let sum = match packet.len() >= LONG_PACKET {
             true => crc::copy(room, packet),
             false => {
@@ -239,8 +239,8 @@ impl Receiver {
         Ok(frame)
     }
 
-    /// A datagram as it arrived at the host, if it may be for a queue pair of this process. Else it is passed on or dropped, or it was a
-    /// probe.
+    /// Returns a datagram as it arrived at the host, if it may be for a queue pair of this process. Otherwise passes it on or drops it, or
+    /// takes note of it as a probe.
     fn sort(&mut self, shared: &Shared, group: &Group, mut arrived: Arrived) -> Option<Arrived> {
         let mut datagram = &self.buffers[arrived.at.clone()];
         if let Some(passed) = Passed::read(datagram)
@@ -249,13 +249,13 @@ impl Receiver {
             datagram = &datagram[passing::LEN..];
             let at = arrived.at.start + passing::LEN..arrived.at.end;
             arrived = Arrived { ip: passed.ip, port: passed.port, at, hops: passed.hops };
-            // What is made of it later is of one family, and has a length.
+            // The rest of the code relies on addresses of one family and on at least one byte.
             if datagram.is_empty() || arrived.ip.src.is_ipv6() != arrived.ip.dst.is_ipv6() {
                 shared.counters[self.index].rx_dropped.add(1);
                 return None;
             }
         }
-        // Without a destination it is for nobody, and counted like all that is no RoCE packet.
+        // A datagram too short for a destination queue pair is for nobody, and is counted like all others that are no RoCE packets.
         let Some(word) = datagram.get(DEST_QP..).and_then(|from| from.first_chunk()) else {
             return Some(arrived);
         };
@@ -291,15 +291,15 @@ impl Receiver {
         }
     }
 
-    /// Fills in the identification that makes the ICRC right, as a socket does not show it. If no allowed one does, the ICRC stays
+    /// Fills in the identification that makes the ICRC right, as a socket does not show it. If no permitted value does, the ICRC stays
     /// wrong, and the stack drops the packet.
     fn fit_identification(&mut self, shared: &Shared, frame: &mut Frame, fields: &IpFields) {
-        // The headers are in their plain form, if the datagram is a RoCE packet at all.
+        // Headers were written in their plain form, so this fails only if the datagram is no RoCE packet.
         let Some(layout) = locate_plain(frame.data()) else { return };
         let sum = frame.sum();
         let fitting = icrc::fitting(frame.data_mut(), &layout, IDENTIFICATION, sum);
         let Some((word, change)) = fitting else { return };
-        // Flags that are never set tell that the ICRC is wrong.
+        // Flags that are never set show that the ICRC is wrong.
         let may_be_right = word[2..] == DF || word[2..] == [0, 0];
         if self.senders.note(fields.src, may_be_right) {
             shared.note_translation(fields);

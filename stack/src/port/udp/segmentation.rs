@@ -1,23 +1,23 @@
-//! Who takes apart the messages of datagrams that leave by an interface (UDP_SEGMENT). The ICRC of a packet covers its IPv4
-//! identification, so the numbers that the parts will have must be known before.
+//! Whether the kernel or a device segments messages that leave by an interface (UDP_SEGMENT). The ICRC of a packet covers its IPv4
+//! identification, so the identifications of the segments must be known in advance.
 //!
-//! The kernel numbers them 0, 1, 2, … wherever it does it: at the interface itself, or behind a virtual device, at the first one that
-//! cannot carry them whole. How hardware numbers them is not known.
+//! The kernel numbers segments 0, 1, 2, … wherever it segments: at the interface itself, or below a virtual device at the first interface
+//! that cannot send the message whole. How hardware numbers them is not known.
 
 use std::os::fd::BorrowedFd;
 
 use crate::port::netdevice;
 
-/// Virtual devices at whose other end is a program, or an interface that hands on what comes: veth, and tun and tap.
+/// Drivers of virtual devices whose other end is a program, or an interface that passes on what comes: veth, and tun and tap.
 const ENDS: [&str; 2] = ["veth", "tun"];
-/// Virtual devices on top of others, by which their packets leave.
+/// Drivers of virtual devices on top of others, by which their packets leave.
 const STACKED: [&str; 7] = ["bridge", "macvlan", "ipvlan", "bonding", "team", "802.1Q VLAN Support", "vrf"];
-/// Most devices on top of each other that are looked through.
+/// The most stacked devices that are looked through.
 const DEPTH: u32 = 8;
 
 /// What is asked about interfaces.
 trait Ask {
-    /// Whether the device takes messages apart.
+    /// Whether the device segments messages.
     fn offloads(&self, iface: &str) -> Option<bool>;
     /// Its driver.
     fn driver(&self, iface: &str) -> Option<String>;
@@ -44,8 +44,8 @@ impl Ask for Kernel<'_> {
     }
 }
 
-/// Whether the kernel, and not a device, takes apart what leaves by an interface of this host, asked through a socket. `None`: there is no
-/// such interface, or it does not say.
+/// Whether the kernel, and not a device, segments what leaves by an interface of this host. Asks through `socket`. `None` if there is no
+/// such interface, or it does not tell.
 pub(super) fn by_kernel(socket: BorrowedFd<'_>, iface: &str) -> Option<bool> {
     look(&Kernel(socket), iface, DEPTH)
 }

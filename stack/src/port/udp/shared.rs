@@ -1,4 +1,4 @@
-//! What the queues of a port share, and what they report.
+//! What the queues of a port share, and the warnings of a port.
 
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ use crate::wire::UDP_PORT;
 
 /// Most errors that one call reads from a socket.
 pub(super) const ERRORS: usize = 64;
-/// At most one complaint in this time.
+/// Least time between two warnings.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// What the queues share.
@@ -36,26 +36,27 @@ pub(super) struct Shared {
     pub(super) max_frame: usize,
     pub(super) pool: HeapPool,
     pub(super) counters: Vec<Counters>,
-    /// The UDP port on which the port receives: 4791, or beside it.
+    /// The UDP port on which the port receives: 4791, or another one if that was taken.
     pub(super) port: u16,
-    /// On that port, for each queue that receives: the first one, or all.
+    /// The sockets on that UDP port, for each queue that receives: the first queue alone, or all.
     pub(super) sockets: Vec<Vec<Socket>>,
-    /// Where other processes have sockets on the same port; dropped behind ours.
+    /// The group of these sockets, if other processes have sockets on the same UDP port; dropped after `sockets`.
     pub(super) group: Option<Group>,
-    /// The multicast groups that it has joined.
+    /// The multicast groups that the port has joined.
     pub(super) groups: Memberships,
     pub(super) sources: Sources,
     pub(super) host: Arc<Host>,
-    /// Whether messages of several datagrams are sent; `None`: where the host allows it.
+    /// Whether several datagrams are sent as one message (UDP_SEGMENT). `None`: where the host allows it.
     pub(super) gso: Option<bool>,
-    /// Errors that came back.
+    /// Errors that came back for datagrams that were sent.
     pub(super) refused: AtomicU64,
-    /// When something was last complained about.
+    /// When the last warning was logged.
     pub(super) complaint: Mutex<Option<Instant>>,
 }
 
 impl Shared {
-    /// The UDP port of a destination. Beside 4791 there are those alone who have the addresses of this host, and the groups that they join.
+    /// The UDP port of a destination. If this port does not receive on 4791, neither do the processes that share this host's addresses, nor
+    /// do their multicast groups; every other destination has 4791.
     #[inline]
     pub(super) fn port_of(&self, dst: IpAddr, table: &Table) -> u16 {
         if self.port == UDP_PORT || !(dst.is_multicast() || table.interface(dst) != 0) {
@@ -86,7 +87,7 @@ impl Shared {
         });
     }
 
-    /// Datagrams could not be sent.
+    /// Warns that datagrams could not be sent.
     #[cold]
     pub(super) fn note_unsent(&self, out: &Outgoing, error: &Error) {
         let (dst, len) = (out.ip.dst, out.payload.end - crate::wire::ETH_LEN);
@@ -121,7 +122,7 @@ impl Shared {
         any
     }
 
-    /// A socket of a queue says how many datagrams its buffer had no room for so far.
+    /// Counts datagrams that a socket dropped because its buffer was full. `total` is their number since the socket was made.
     pub(super) fn note_overflows(&self, queue: usize, socket: &Socket, total: u32) {
         let lost = total.wrapping_sub(socket.overflows.swap(total, Ordering::Relaxed));
         self.counters[queue].rx_dropped.add(lost.into());
@@ -165,7 +166,7 @@ impl crate::port::Host for Shared {
     }
 }
 
-/// What to do where packets are too long for a path.
+/// A sentence for packets that are too long for a path, with what to do about it.
 pub(super) fn too_long(len: usize, dst: impl core::fmt::Display, mtu: Option<u32>) -> String {
     let what = if len > 0 { format!("a packet of {len} bytes is") } else { "packets are".into() };
     let carried = mtu.filter(|mtu| *mtu > 0).map_or_else(String::new, |mtu| {

@@ -1,4 +1,4 @@
-//! The sockets of a port: how they are made, and what to do where one cannot be had.
+//! The sockets of a port: how they are made, and what to do if one cannot be made.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::ops::{Range, RangeInclusive};
@@ -19,20 +19,20 @@ use crate::registry::Registry;
 use crate::sync::unforked::Unforked;
 use crate::wire::UDP_PORT;
 
-/// Default TTL and hop limit of a socket: the usual one of the stack.
+/// Default TTL and hop limit of a socket, the same as the stack's usual one.
 pub(super) const HOP_LIMIT: u8 = 64;
-/// A socket on a port of one address, or of all.
+/// A UDP socket that is bound to one address, or to all.
 pub(super) struct Socket {
     /// Dropped first.
     unforked: Unforked,
     pub(super) fd: Arc<OwnedFd>,
-    /// Its address; `None`: any.
+    /// Its address; `None`: all.
     pub(super) addr: Option<IpAddr>,
-    /// Whether it is one of IPv6, which may carry IPv4, too.
+    /// Whether it is an IPv6 socket, which may carry IPv4, too.
     pub(super) v6: bool,
     /// Bytes of memory that the datagrams in its receive buffer may take.
     pub(super) memory: usize,
-    /// Datagrams that its buffer had no room for.
+    /// Datagrams that were dropped so far because its buffer was full.
     pub(super) overflows: AtomicU32,
 }
 
@@ -40,7 +40,7 @@ impl Socket {
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
-    /// Its descriptor, for what may be sent when the process ends.
+    /// Its descriptor, for packets that are sent when the process ends.
     pub(super) fn shared_fd(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.fd)
     }
@@ -50,17 +50,17 @@ impl Socket {
     pub(super) fn is_wildcard(&self) -> bool {
         self.addr.is_none()
     }
-    /// Whether packets from this address leave by it.
+    /// Whether packets from this address are sent by this socket.
     pub(super) fn serves(&self, src: IpAddr) -> bool {
         self.addr.map_or(self.v6 || src.is_ipv4(), |addr| addr == src)
     }
 
-    /// Where what is sent stays on this host, and arrives at a socket of this one's address on a UDP port.
+    /// A destination on this host: the address of this socket (or loopback) with a UDP port. What is sent there stays on the host.
     pub(super) fn beside(&self, port: u16) -> Name {
         Name::new(self.v6, self.addr.unwrap_or(Ipv4Addr::LOCALHOST.into()), port, 0)
     }
 
-    /// A message by this socket to a UDP port, of these parts, which are packets like the first one.
+    /// Makes a message by this socket to a UDP port, of these parts, which are packets with the same headers as the first one.
     pub(super) fn message(&self, table: &Table, port: u16, first: &Outgoing, parts: Range<usize>) -> Message {
         let IpFields { src, dst, traffic_class, hop_limit } = first.ip;
         let v6 = dst.is_ipv6();
@@ -82,7 +82,8 @@ impl Socket {
         Message { to: Name::new(self.v6(), dst, port, scope), control, parts }
     }
 
-    /// The one that sends and receives, on port 4791 or another one. It may be of IPv6 and carry IPv4 as well.
+    /// Opens a socket that sends and receives on a UDP port. An IPv6 socket for all addresses carries IPv4 as well. `shared` sets
+    /// SO_REUSEPORT.
     fn open(addr: Option<IpAddr>, v6: bool, buffer: u32, port: u16, shared: bool) -> Result<Self, Error> {
         let socket = Self::receiving(addr, v6, buffer)?;
         sys::set(socket.fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, shared.into())?;
@@ -90,8 +91,8 @@ impl Socket {
         Ok(socket)
     }
 
-    /// One that receives what is sent to a multicast group, once it has joined it. Other programs may have one as well: each gets a copy.
-    /// A group of one link is that of the interface `index`.
+    /// Opens a socket that receives what is sent to a multicast group, once it has joined the group. Each socket that joined it gets a
+    /// copy, also in other programs. `index` is the interface of a group with link-local scope.
     pub(super) fn of_group(
         group: IpAddr,
         index: u32,
@@ -102,7 +103,7 @@ impl Socket {
         let socket = Self::receiving(Some(group), group.is_ipv6(), buffer)?;
         sys::set(socket.fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
         sys::set(socket.fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
-        // A socket for all addresses shares its port only while this one gets it.
+        // A socket for all addresses shares its UDP port only until this one is bound.
         let alone = |socket: &&Self| {
             socket.is_wildcard()
                 && sys::get(socket.fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT).is_ok_and(|on| on == 0)
@@ -119,7 +120,7 @@ impl Socket {
         bound.map(|()| socket)
     }
 
-    /// One that is not bound yet, and can receive.
+    /// Makes a socket that can receive, and is not bound yet.
     fn receiving(addr: Option<IpAddr>, v6: bool, buffer: u32) -> Result<Self, Error> {
         let mut socket = Self::make(addr, v6, buffer)?;
         let set = |level, option, value| sys::set(socket.fd(), level, option, value);
@@ -127,7 +128,7 @@ impl Socket {
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
-            // Messages to groups are for the sockets that joined them. Kernels before 4.20 have no such option.
+            // Messages to multicast groups are for the sockets that joined them. Kernels before 4.20 have no such option.
             let _ = set(libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0);
             // Linux soft-RoCE sends packets without a UDP checksum; they have an ICRC.
             set(libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
@@ -140,13 +141,13 @@ impl Socket {
         }
         let memory = buffers::set_receiving(socket.fd(), buffer)?;
         set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
-        // Kernels before 5.0 do not join datagrams: they arrive one by one.
+        // Kernels before 5.0 do not coalesce datagrams: these arrive one by one.
         let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
         socket.memory = memory;
         Ok(socket)
     }
 
-    /// One on another port, which sends as this one does, and drops what comes for it.
+    /// Opens a socket on another UDP port that sends as this one does, and drops what arrives.
     pub(super) fn source(&self, port: u16, buffer: u32) -> Result<Self, Error> {
         let socket = Self::make(self.addr, self.v6, buffer)?;
         sys::drop_all(socket.fd())?;
@@ -155,7 +156,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// One that is not bound yet, and can send.
+    /// Makes a socket that can send, and is not bound yet.
     fn make(addr: Option<IpAddr>, v6: bool, buffer: u32) -> Result<Self, Error> {
         let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -172,7 +173,7 @@ impl Socket {
             set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, HOP_LIMIT.into())?;
         }
         if !v6 || addr.is_none() {
-            // As for IPv6. As the socket is not connected and sets DF, the kernel sends the identification 0.
+            // As for IPv6. The socket is not connected and sets DF, so the kernel sends the identification 0.
             set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
             set(libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
             set(libc::IPPROTO_IP, libc::IP_TTL, HOP_LIMIT.into())?;
@@ -192,7 +193,7 @@ impl Socket {
     }
 }
 
-/// Bytes for errors that came back for what a socket sent, where it receives nothing else.
+/// Receive buffer, in bytes, of a socket that only sends: for the errors that come back.
 const ERRORS_HELD: i32 = 16 << 10;
 
 impl Drop for Socket {
@@ -207,10 +208,10 @@ const UDP_NO_CHECK6_RX: i32 = 102;
 const IP_MULTICAST_ALL: i32 = 49;
 const IPV6_MULTICAST_ALL: i32 = 29;
 
-/// The sockets on port 4791 of a port, for each of its queues: for each of these addresses, or one for all that the host has. The kernel
-/// chooses among those of an address by a program ([`steer`](sys::steer)); where it has no such programs, the first queue receives alone.
+/// Opens the sockets on port 4791: for each queue one for each of these addresses, or one for all addresses of the host. The kernel chooses
+/// among those of an address by a BPF program ([`steer`](sys::steer)); if it has no such programs, the first queue receives alone.
 pub(super) fn sockets(addrs: &[IpAddr], buffer: u32, queues: usize) -> Result<Vec<Vec<Socket>>, String> {
-    // No other program shares our port, also none that would let us.
+    // Fails if another program has the port, even one that would share it.
     let alone = set(addrs, buffer, false)?;
     if queues == 1 {
         return Ok(vec![alone]);
@@ -231,25 +232,25 @@ pub(super) fn sockets(addrs: &[IpAddr], buffer: u32, queues: usize) -> Result<Ve
     Ok(all)
 }
 
-/// Where the processes of a user receive what they send each other while somebody else has port 4791: far from the ports that connections
-/// leave from.
+/// The UDP ports on which the processes of a user receive from each other while another program has port 4791; far from the ports that
+/// connections are sent from.
 const BESIDE: RangeInclusive<u16> = 65_504..=65_535;
-/// How often processes that open their first sockets at the same moment try to agree on a port, and the time between two tries.
+/// How often processes that open their first sockets at the same time try to agree on a port, and the time between two tries.
 const CHOICES: usize = 20;
 const CHOICE: Duration = Duration::from_millis(5);
 
 /// The sockets that the processes of a user share.
 pub(super) struct SharedSockets {
-    /// One for each queue.
+    /// For each queue, a socket on each address.
     pub sockets: Vec<Vec<Socket>>,
-    /// Their port.
+    /// Their UDP port.
     pub port: u16,
-    /// Why that is not 4791.
+    /// Why it is not 4791; `None` if it is.
     pub why: Option<String>,
 }
 
-/// Sockets of the addresses that the processes of this user on this host have, or of all, for each queue, on the port that they have
-/// chosen: 4791, or another one where somebody else has that.
+/// Opens sockets for each queue, on the addresses that the processes of this user on this host share, or on all. The UDP port is the one
+/// that these processes have chosen: 4791, or another one if another program has that.
 pub(super) fn shared_sockets(
     addrs: &[IpAddr],
     buffer: u32,
@@ -262,11 +263,11 @@ pub(super) fn shared_sockets(
         let usable = chosen.filter(|port| *port == UDP_PORT || BESIDE.contains(port));
         let (first, port, why) = match usable.map(|port| (port, set_on(addrs, buffer, port, true))) {
             Some((port, Ok(first))) => (first, port, None),
-            // Nothing is chosen, or those who chose it have ended, and somebody else has taken it.
+            // No port is chosen, or the processes that chose it have ended and another program has taken it.
             _ => match set_first_on(addrs, buffer, UDP_PORT) {
                 Ok(first) => (first, UDP_PORT, None),
                 Err((_, error)) if error.kind() == ErrorKind::AddrInUse && tries < CHOICES => {
-                    // Perhaps by another process of the host, which looks whether it is free.
+                    // Perhaps another process of the host has it for a moment, to see whether it is free.
                     std::thread::sleep(CHOICE);
                     chosen = registry.udp_port();
                     continue;
@@ -292,10 +293,10 @@ pub(super) fn shared_sockets(
     Ok(SharedSockets { sockets, port, why: (port != UDP_PORT).then(beside) })
 }
 
-/// Sockets on the first port beside 4791 that nobody has, and why that cannot be had.
+/// Opens sockets on the first port of [`BESIDE`] that is free. Returns them with `why`, which says why 4791 cannot be had.
 ///
 /// # Errors
-/// The same where there is none.
+/// `why`, if no port is free.
 fn first_beside(
     addrs: &[IpAddr],
     buffer: u32,
@@ -309,22 +310,23 @@ fn first_beside(
     Err(why)
 }
 
-/// A socket on port 4791 for each of these addresses, or one for all that the host has. `shared`: others of this port have them, too.
+/// Opens a socket on port 4791 for each of these addresses, or one for all addresses of the host. `shared`: other queues have sockets
+/// there, too.
 fn set(addrs: &[IpAddr], buffer: u32, shared: bool) -> Result<Vec<Socket>, String> {
     set_on(addrs, buffer, UDP_PORT, shared).map_err(|(addr, error)| why(addr, &error))
 }
 
-/// The first sockets of several processes on a port that nobody has: a program of this user that is not one of them, and shares the port
-/// between its own sockets (`udp` with several shards), would get their packets.
+/// Opens the first sockets of several processes on a UDP port that is free. Otherwise a program of this user that is not one of them, and
+/// shares the port among its own sockets (`udp` with several shards), would get their packets.
 fn set_first_on(addrs: &[IpAddr], buffer: u32, port: u16) -> Result<Vec<Socket>, Unbound> {
     drop(set_on(addrs, buffer, port, false)?);
     set_on(addrs, buffer, port, true)
 }
 
-/// The address whose socket cannot be had, and why.
+/// The address whose socket could not be opened, and why.
 type Unbound = (Option<IpAddr>, Error);
 
-/// As [`set`], on any port.
+/// Same as [`set`], on any UDP port.
 fn set_on(addrs: &[IpAddr], buffer: u32, port: u16, shared: bool) -> Result<Vec<Socket>, Unbound> {
     if addrs.is_empty() {
         return on_all(buffer, port, shared).map(|socket| vec![socket]).map_err(|error| (None, error));
@@ -336,16 +338,16 @@ fn set_on(addrs: &[IpAddr], buffer: u32, port: u16, shared: bool) -> Result<Vec<
     addrs.iter().map(open).collect()
 }
 
-/// A socket for all addresses that the host has.
+/// Opens a socket for all addresses of the host.
 fn on_all(buffer: u32, port: u16, shared: bool) -> Result<Socket, Error> {
-    // A host without IPv6 has no sockets of both.
+    // An IPv6 socket carries both versions. A host without IPv6 has none.
     Socket::open(None, true, buffer, port, shared).or_else(|error| match error.kind() {
         ErrorKind::AddrInUse => Err(error),
         _ => Socket::open(None, false, buffer, port, shared),
     })
 }
 
-/// The number of the interface that has a link-local address, 0 if none has it.
+/// Index of the interface that has a link-local address, 0 if none has it. An error if several have it.
 fn only_interface(addr: IpAddr) -> Result<u32, Error> {
     let all = sys::addresses()?;
     let mut of = all.iter().filter(|local| local.addr == addr);
@@ -358,14 +360,14 @@ fn only_interface(addr: IpAddr) -> Result<u32, Error> {
     }
 }
 
-/// What the kernel has found out about an IPv6 address that it does not let us use yet, or at all: it asks on the link whether somebody
-/// else has it (RFC 4862 5.4).
+/// Why an IPv6 address cannot be used yet, or at all: the kernel asks on the link whether another host has it (RFC 4862 5.4). `None` if
+/// there is no such reason.
 fn unusable(addr: IpAddr) -> Option<&'static str> {
     let IpAddr::V6(addr) = addr else { return None };
     unusable_in(addr, &std::fs::read_to_string("/proc/net/if_inet6").ok()?)
 }
 
-/// As [`unusable`], by the kernel's list: address, interface, prefix, scope and flags in hexadecimal, name.
+/// Same as [`unusable`], from the kernel's list: address, interface, prefix, scope and flags in hexadecimal, name.
 pub(super) fn unusable_in(addr: Ipv6Addr, list: &str) -> Option<&'static str> {
     let wanted = format!("{:032x}", addr.to_bits());
     let line = list.lines().find(|line| line.starts_with(&wanted))?;
@@ -381,7 +383,7 @@ pub(super) fn unusable_in(addr: Ipv6Addr, list: &str) -> Option<&'static str> {
     }
 }
 
-/// Why a socket cannot be had, and what to do.
+/// A sentence that says why a socket cannot be opened, and what to do.
 fn why(addr: Option<IpAddr>, error: &Error) -> String {
     let of = addr.map_or_else(String::new, |addr| format!(" of {addr}"));
     match error.kind() {
@@ -407,7 +409,7 @@ fn why(addr: Option<IpAddr>, error: &Error) -> String {
     }
 }
 
-/// The user whose socket has the port, as the kernel lists them.
+/// The uid of a socket on port 4791, from the kernel's lists.
 fn holder() -> Option<String> {
     let port = format!(":{UDP_PORT:04X}");
     ["/proc/net/udp", "/proc/net/udp6"].iter().find_map(|list| {

@@ -1,5 +1,5 @@
-//! The UDP source ports of a port. A network chooses a path by addresses and ports, and a host a queue, so a queue pair has a source
-//! port of its own: a socket that sends. All receive on port 4791.
+//! The UDP source ports of a port. A network chooses a path by addresses and ports, and a host a receive queue, so queue pairs have source
+//! ports of their own. Each is a socket that only sends. All queue pairs receive on port 4791.
 
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use crate::port::traits::FlowKind;
 use crate::sync::lock::lock;
 use crate::wire::UDP_PORT;
 
-/// Where source ports are taken from: those that Linux gives to nobody by itself, unless it is told to (`ip_local_port_range`).
+/// Where source ports are taken from. Linux by itself assigns none of them, unless it is told to (`ip_local_port_range`).
 const PORTS: RangeInclusive<u16> = 61_000..=65_535;
 
 /// A source port, with a socket on each address of the port.
@@ -24,7 +24,7 @@ pub(super) struct Source {
     pub sockets: Vec<Socket>,
 }
 
-/// A source port, and how many flows have it.
+/// A source port, and the number of flows that use it.
 struct Used {
     source: Arc<Source>,
     flows: usize,
@@ -32,19 +32,19 @@ struct Used {
 
 /// The source ports of a port.
 pub(super) struct Sources {
-    /// What the buffers of a socket are asked to hold.
+    /// Requested size of a socket's buffers, in bytes.
     buffer: u32,
-    /// Those that there are stay.
+    /// The open source ports. They are never closed.
     used: Mutex<Vec<Used>>,
-    /// How many there are, and how many there may be.
+    /// How many are open, and how many may be.
     count: AtomicUsize,
     most: AtomicUsize,
-    /// That another one could not be had was said.
+    /// Whether a warning was logged that another one cannot be opened.
     failed: AtomicBool,
 }
 
 impl Sources {
-    /// So many at most, of so many sockets each.
+    /// Up to `most` source ports, each with a socket on each of the addresses; fewer if that makes more than [`SOURCES_MAX`] sockets.
     pub fn new(most: usize, addresses: usize, buffer: u32) -> Self {
         let most = if most == 0 { 0 } else { most.min(SOURCES_MAX / addresses).max(1) };
         Self {
@@ -56,24 +56,24 @@ impl Sources {
         }
     }
 
-    /// How many there are: changes when there is another one.
+    /// The number of open source ports: it changes when another one is opened.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// All that there are.
+    /// All open source ports.
     pub fn all(&self) -> Vec<Arc<Source>> {
         lock(&self.used).iter().map(|used| Arc::clone(&used.source)).collect()
     }
 
-    /// The source port for one more flow. One of its own is the one that fewest have; a new one while all are in use and there may be
-    /// more. It is port 4791 where there can be no other one; `beside` are the sockets on that.
+    /// Takes the source port for one more flow. A flow that asks for its own gets the one with the fewest flows, or a new one if all are in
+    /// use and there may be more. Returns 4791 if there is no other one. `beside` are the sockets on 4791.
     pub fn take(&self, beside: &[Socket], hint: u16, kind: FlowKind) -> u16 {
         if kind == FlowKind::Shared {
             return UDP_PORT;
         }
         let mut used = lock(&self.used);
-        // A flow label gets the same one at any time, so all are there from then on.
+        // A flow label gets the same source port at any time, so all are opened for the first label.
         let more = |used: &Vec<Used>| kind == FlowKind::Labelled || used.iter().all(|used| used.flows > 0);
         while used.len() < self.most.load(Ordering::Relaxed) && more(&used) {
             match self.open(beside, used.last().map(|used| used.source.port)) {
@@ -96,7 +96,8 @@ impl Sources {
         })
     }
 
-    /// There are so many, and another one cannot be had: all ports are taken, or descriptors or an address are missing for now.
+    /// Handles that no other source port than these `count` can be opened: all ports are taken, or descriptors or an address are missing
+    /// for now.
     #[cold]
     fn note_failure(&self, count: usize, error: &Error) {
         if error.kind() == ErrorKind::AddrInUse {
@@ -111,7 +112,7 @@ impl Sources {
         }
     }
 
-    /// A flow with this source port ends.
+    /// Gives back a source port whose flow has ended.
     pub fn release(&self, port: u16) {
         let mut used = lock(&self.used);
         if let Some(used) = used.iter_mut().find(|used| used.source.port == port) {
@@ -119,7 +120,7 @@ impl Sources {
         }
     }
 
-    /// Opens another one, on the first port behind the last one that nobody has.
+    /// Opens another source port, the first free one after `last`.
     fn open(&self, beside: &[Socket], last: Option<u16>) -> Result<Source, Error> {
         let first = last.map_or(*PORTS.start(), |last| last.saturating_add(1));
         let mut error = Error::from(ErrorKind::AddrInUse);
@@ -135,7 +136,7 @@ impl Sources {
         Err(error)
     }
 
-    /// Calls `note` with each socket on which errors wait.
+    /// Calls `note` for each socket on which errors wait.
     pub fn with_errors(&self, mut note: impl FnMut(&Socket)) {
         let all = self.all();
         let sockets: Vec<&Socket> = all.iter().flat_map(|source| &source.sockets).collect();

@@ -1,4 +1,5 @@
-//! Which socket receives: each queue has one of its own on port 4791, and the kernel chooses it by the destination queue pair.
+//! Programs by which the kernel chooses the socket of a datagram: each queue has a socket on port 4791, chosen by the destination queue
+//! pair.
 
 use core::ops::RangeInclusive;
 
@@ -7,32 +8,32 @@ use libc::sock_filter;
 use crate::id::Qpn;
 use crate::registry::Run;
 
-/// Ranges of numbers that a program tells apart at most. What is in none of them arrives at queue 0, and is handed over from there.
+/// The most ranges of numbers in a program. A datagram for a number in none of them arrives at queue 0 and is handed over from there.
 const RANGES: usize = 100;
 
-/// Ranges of the numbers of several processes: the program has some 1200 instructions, as older kernels (before 6.8) take.
+/// The most ranges in a program for several processes: it has some 1200 instructions, as many as older kernels (before 6.8) accept.
 const GROUP_RANGES: usize = 330;
-/// Services whose requests go straight to their listeners; those of others go to the keeper first.
+/// The most services whose requests go directly to their listeners; requests for others go to the keeper first.
 pub(super) const SERVICES: usize = 64;
 
 /// Offset of the word of a datagram's payload whose low 24 bits are the destination queue pair (IBA 9.2).
 pub(super) const DEST_QP: usize = 4;
-/// Offset of the word of a probe that is the index of the socket to which it goes: where a packet has its PSN.
+/// Offset of the word of a probe that names the index of a socket; a packet has its PSN there.
 pub(super) const INDEX: usize = 8;
-/// The queue pair to which probes go.
+/// The queue pair number of probes.
 pub(super) const PROBED: Qpn = Qpn::new(0);
 
-/// Offset of a MAD in a datagram to queue pair 1: behind BTH and DETH.
+/// Offset of a MAD in a datagram to queue pair 1: after BTH and DETH.
 pub(super) const MAD: usize = 20;
-/// Offset of its attribute, two bytes (IBA 13.4.3).
+/// Offset of the attribute id of a MAD, two bytes (IBA 13.4.3).
 pub(super) const ATTRIBUTE: usize = MAD + 16;
-/// Offset of what a message of connection management says (IBA 12.6).
+/// Offset of the body of a communication management message (IBA 12.6).
 pub(super) const BODY: usize = MAD + 24;
-/// Offset of the low half of the service id, of REQ and SIDR_REQ.
+/// Offset of the low half of the service id in REQ and SIDR_REQ.
 pub(super) const SERVICE: usize = BODY + 12;
-/// Offset of our communication id, of all others that a peer sends but SIDR_REP.
+/// Offset of our communication id in all other messages of a peer except SIDR_REP.
 pub(super) const REMOTE_ID: usize = BODY + 4;
-/// Offset of our request id, of SIDR_REP.
+/// Offset of our request id in SIDR_REP.
 pub(super) const REQUEST_ID: usize = BODY;
 /// Request for Communication.
 pub(super) const REQ: u16 = 0x10;
@@ -53,7 +54,8 @@ const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 const RETURN_WORD: u32 = libc::BPF_RET | libc::BPF_A;
 
-/// The program that returns the queue of a datagram. A datagram that is too short to have a destination ends it, which returns 0.
+/// Makes the program that returns the queue of a datagram. A datagram that is too short to have a destination ends the program, which
+/// returns 0.
 pub(super) fn program(numbers: &[(RangeInclusive<Qpn>, usize)]) -> Vec<sock_filter> {
     let mut program = load_number();
     for (range, queue) in numbers.iter().take(RANGES) {
@@ -63,9 +65,9 @@ pub(super) fn program(numbers: &[(RangeInclusive<Qpn>, usize)]) -> Vec<sock_filt
     program
 }
 
-/// The program of a group. It returns the index of the socket of a number, and for a probe the one that this names. A message of
-/// connection management goes to the process whose communication id is in it, or to the one that listens for its service; one of neither
-/// to the keeper.
+/// Makes the program of a group, which returns the index of a socket. A queue pair number leads to the socket of its range, a probe to the
+/// index that it names. A communication management message goes to the process whose communication id is in it, or to the one that listens
+/// for its service, otherwise to the keeper.
 pub(super) fn program_of_group(
     numbers: &[(RangeInclusive<Qpn>, u32)],
     services: &[(u32, u32)],
@@ -105,7 +107,7 @@ pub(super) fn program_of_group(
     program
 }
 
-/// Ascending ranges, those that are next to each other and have one socket joined.
+/// Sorts ranges, and joins adjacent ones that have the same socket.
 fn joined(numbers: &[(RangeInclusive<Qpn>, u32)]) -> Vec<(RangeInclusive<Qpn>, u32)> {
     let mut numbers = numbers.to_vec();
     numbers.sort_by_key(|(range, _)| *range.start());
@@ -127,7 +129,7 @@ fn load_number() -> Vec<sock_filter> {
     vec![instruction(LOAD_WORD, DEST_QP as u32, (0, 0)), instruction(AND, 0xff_ffff, (0, 0))]
 }
 
-/// Returns this for a number of the range.
+/// Returns `what` for a number of the range.
 fn return_in(range: &RangeInclusive<Qpn>, what: u32) -> [sock_filter; 3] {
     [
         instruction(IF_AT_LEAST, range.start().get(), (0, 2)),
@@ -217,7 +219,7 @@ mod tests {
         assert!(program_of_group(&many, &services, 0).len() < 1200);
     }
 
-    // Goal: whatever the number of services, and whichever the message, the kernel chooses the process that the message is for.
+    // Goal: with any number of services, and for any message, the kernel chooses the process that the message is for.
     #[test]
     fn messages_of_connection_management_go_to_whom_they_are_for() {
         let of = |from: u32, to: u32, index| (Qpn::new(from)..=Qpn::new(to), index);

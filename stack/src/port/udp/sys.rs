@@ -1,8 +1,8 @@
-//! The system calls of a UDP socket that no library of ours makes: bursts of datagrams with their control messages, errors that
-//! came back by ICMP, and the addresses of the host.
+//! System calls of a UDP socket that our libraries do not wrap: bursts of datagrams with their control messages, errors that came back by
+//! ICMP, and the addresses of the host.
 //!
-//! Addresses and control messages are laid out and read here as bytes, in safe code. What is left to `unsafe` are the calls
-//! themselves; each gets pointers to memory that lives, and is borrowed, until it returns.
+//! Addresses and control messages are laid out and read as bytes, in safe code. Only the calls themselves are `unsafe`; each gets pointers
+//! to memory that is borrowed until it returns.
 //!
 //! Calls of the hot path go through syscall(2): the functions of libc are cancellation points (pthreads(7)), and a thread of a C
 //! program that is cancelled while it polls cannot be unwound from here.
@@ -21,13 +21,13 @@ use std::ffi::CStr;
 use std::io::{Error, IoSlice, Result};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Messages that one call receives.
+/// The most messages that one call receives.
 pub(super) const RECEIVES: usize = 8;
-/// Bytes of the longest message: a whole buffer of datagrams that the kernel put together.
+/// Bytes of the longest message: a whole buffer of datagrams that the kernel coalesced.
 pub(super) const MESSAGE: usize = 1 << 16;
-/// Bytes in front of a message, for headers.
+/// Bytes before a message, for headers.
 pub(super) const FRONT: usize = 64;
-/// Bytes of the buffer that a message is received to.
+/// Bytes of the buffer for one message.
 pub(super) const BUFFER: usize = FRONT + MESSAGE;
 
 /// Sets an option of a socket to a number.
@@ -37,7 +37,7 @@ pub(super) fn set(socket: BorrowedFd<'_>, level: c_int, option: c_int, value: c_
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, len) })
 }
 
-/// An option of a socket that is a number.
+/// Reads an option of a socket that is a number.
 pub(super) fn get(socket: BorrowedFd<'_>, level: c_int, option: c_int) -> Result<c_int> {
     let (mut value, mut len): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
     let at = (&raw mut value).cast();
@@ -49,23 +49,23 @@ pub(super) fn get(socket: BorrowedFd<'_>, level: c_int, option: c_int) -> Result
 /// Binds a socket to an address.
 pub(super) fn bind(socket: BorrowedFd<'_>, name: &Name) -> Result<()> {
     let (at, len) = (name.bytes().as_ptr().cast(), name.bytes().len() as libc::socklen_t);
-    // SAFETY: so many bytes are there.
+    // SAFETY: `at` points to `len` bytes.
     check(unsafe { libc::bind(socket.as_raw_fd(), at, len) })
 }
 
-/// Has a group of sockets on one port (SO_REUSEPORT) receive by a program of classic BPF, which sees a datagram's payload and returns the
-/// index of a socket: in the order in which they were bound. Any socket of the group will do.
+/// Attaches a classic BPF program to a group of sockets on one UDP port (SO_REUSEPORT). It sees a datagram's payload and returns the index
+/// of the socket that receives it, in the order in which they were bound. `socket` may be any socket of the group.
 pub(super) fn steer(socket: BorrowedFd<'_>, program: &mut [libc::sock_filter]) -> Result<()> {
     attach(socket, libc::SO_ATTACH_REUSEPORT_CBPF, program)
 }
 
-/// Has a socket drop every datagram that comes for it (a program of classic BPF: return 0).
+/// Makes a socket drop every datagram that arrives (a classic BPF program: return 0).
 pub(super) fn drop_all(socket: BorrowedFd<'_>) -> Result<()> {
     let drop = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
     attach(socket, libc::SO_ATTACH_FILTER, &mut [drop])
 }
 
-/// Gives a socket a program of classic BPF.
+/// Attaches a classic BPF program to a socket.
 fn attach(socket: BorrowedFd<'_>, option: c_int, program: &mut [libc::sock_filter]) -> Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| Error::from(std::io::ErrorKind::InvalidInput))?;
     let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
@@ -78,20 +78,20 @@ fn check(result: impl Into<c_long>) -> Result<()> {
     if result.into() < 0 { Err(Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A message to send: one datagram, or several that the kernel takes apart.
+/// A message to send: one datagram, or several that the kernel segments.
 pub(super) struct Message {
-    /// Where to.
+    /// The destination.
     pub to: Name,
-    /// How.
+    /// Its control messages.
     pub control: Control,
     /// Which of the parts are its bytes.
     pub parts: Range<usize>,
 }
 
-/// Sends messages, in order. Returns how many the kernel took.
+/// Sends messages, in order. Returns how many the kernel accepted.
 ///
 /// # Errors
-/// That of the first message; nothing was sent then.
+/// The error of the first message; nothing was sent then.
 pub(super) fn send(socket: BorrowedFd<'_>, messages: &[Message], parts: &[IoSlice<'_>]) -> Result<usize> {
     let mut headers = ArrayVec::<libc::mmsghdr, TX_BURST>::new();
     for message in messages.iter().take(TX_BURST) {
@@ -117,31 +117,31 @@ pub(super) fn send(socket: BorrowedFd<'_>, messages: &[Message], parts: &[IoSlic
     Ok(sent as usize)
 }
 
-/// What was received in one message, beside its bytes.
+/// A received message, without its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Received {
-    /// Who sent it.
+    /// The sender's address.
     pub from: Name,
-    /// What came with it.
+    /// Its control messages.
     pub control: Control,
-    /// Bytes.
+    /// Its length in bytes.
     pub len: usize,
-    /// Whether all of it is here, and all that came with it.
+    /// Whether neither the message nor its control messages are cut off.
     pub whole: bool,
 }
 
 impl Received {
-    /// Nothing yet.
+    /// An empty message.
     pub fn nothing() -> Self {
         Self { from: Name::empty(), control: Control::empty(), len: 0, whole: false }
     }
 }
 
-/// Receives messages, each into [`BUFFER`] bytes of `buffers`, behind [`FRONT`] of them, and writes what came with them over the first
-/// of `out`. Returns how many.
+/// Receives messages, each into [`BUFFER`] bytes of `buffers`, after the first [`FRONT`] of them. Describes them in the first elements of
+/// `out`. Returns how many it received.
 ///
 /// # Errors
-/// Nothing was received. Also the error of an earlier send, which is reported here.
+/// When nothing was received. The kernel also reports the error of an earlier send here.
 pub(super) fn receive(
     socket: BorrowedFd<'_>,
     buffers: &mut [u8],
@@ -183,7 +183,8 @@ pub(super) fn receive(
     Ok(got)
 }
 
-/// Takes an error from a socket's error queue: the destination of the datagram that it is about, and the error's control messages.
+/// Takes an error from a socket's error queue: the destination of the datagram that it is about, and the error's control messages. `None`
+/// if the queue is empty.
 pub(super) fn take_error(socket: BorrowedFd<'_>) -> Option<(Name, Control)> {
     let (mut name, mut control) = (Name::empty(), Control::empty());
     // SAFETY: as in `send`.
@@ -209,11 +210,11 @@ pub(super) struct Local {
     pub addr: IpAddr,
     /// The interface's name.
     pub iface: String,
-    /// The interface's number.
+    /// The interface's index.
     pub index: u32,
-    /// Whether it is up and has a carrier.
+    /// Whether the interface is up and has a carrier.
     pub up: bool,
-    /// Whether it is the loopback interface.
+    /// Whether the interface is the loopback interface.
     pub loopback: bool,
 }
 
@@ -222,7 +223,7 @@ pub(super) struct Local {
 pub(super) struct Interface {
     /// Its name.
     pub name: String,
-    /// Its number.
+    /// Its index.
     pub index: u32,
     /// Whether what is sent by it may reach another host: it is neither a loopback interface nor one that only holds addresses (dummy,
     /// VRF).
@@ -237,7 +238,7 @@ pub(super) fn addresses() -> Result<Vec<Local>> {
     Ok(interfaces()?.0)
 }
 
-/// The addresses of the host's interfaces, and these.
+/// The addresses of the host's interfaces, and the interfaces.
 ///
 /// # Errors
 /// Those of getifaddrs(3).
@@ -276,7 +277,7 @@ pub(super) fn interfaces() -> Result<(Vec<Local>, Vec<Interface>)> {
         };
         found.push(Local {
             addr,
-            // An address may have a label, which is no interface (`eth0:1`).
+            // An address may have a label, which is not an interface (`eth0:1`).
             iface: name.to_string_lossy().split(':').next().unwrap_or_default().to_owned(),
             index,
             up: is(libc::IFF_UP) && is(libc::IFF_RUNNING),

@@ -1,4 +1,4 @@
-//! Address translation on the path: it changes addresses, which the ICRC covers, so that every packet of the peer is wrong.
+//! Detects address translation on the path. It changes addresses, which the ICRC covers, so that every packet of the peer has a wrong ICRC.
 
 use core::net::IpAddr;
 use std::hash::{BuildHasher, RandomState};
@@ -7,21 +7,21 @@ use crate::id::Gid;
 
 /// Addresses remembered; a power of two. Two that share a slot evict each other.
 const SLOTS: usize = 4096;
-/// If the first so many packets of an address are wrong, something on the path changes them: damage is rare, and seldom passes the
-/// checks of link and UDP. A request for a connection and its repetition are enough, or the first packet of a test and its retry.
+/// If this many first packets of an address are wrong, something on the path changes them: damage is rare, and seldom passes the checksums
+/// of link and UDP. A request for a connection and its repetition are enough, or the first packet of a test and its retry.
 const ALL_WRONG: u8 = 2;
-/// One was right, or all is said long ago: counting ends here.
+/// Counting ends here: a packet was right, or the address was reported long ago.
 const DONE: u8 = u8::MAX;
 
 #[derive(Clone, Copy, Default)]
 struct Sender {
-    /// Whose slot it is; 0 for nobody's.
+    /// Hash of the address that has the slot; 0 if it is free.
     key: u64,
-    /// Wrong packets, while all were wrong.
+    /// Number of wrong packets, as long as all were wrong.
     wrong: u8,
 }
 
-/// Who sent right packets, and who wrong ones alone.
+/// Remembers which addresses sent right packets, and which only wrong ones.
 pub(super) struct Senders {
     slots: Box<[Sender]>,
     hasher: RandomState,
@@ -34,8 +34,8 @@ impl Default for Senders {
 }
 
 impl Senders {
-    /// A packet came whose ICRC may be right, or is wrong. Returns whether the address is to be named: once, if all of its packets are
-    /// wrong.
+    /// Takes note of a packet whose ICRC may be right, or is wrong. Returns true once for an address whose packets are all wrong: the
+    /// caller reports it.
     pub fn note(&mut self, from: IpAddr, may_be_right: bool) -> bool {
         let key = self.hasher.hash_one(Gid::from_ip(from).0) | 1;
         let sender = &mut self.slots[key as usize >> 1 & (SLOTS - 1)];
