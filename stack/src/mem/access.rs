@@ -19,9 +19,9 @@ bitflags::bitflags! {
         const MW_BIND = 1 << 4;
         /// Addresses that name the region are offsets from its start.
         const ZERO_BASED = 1 << 5;
-        /// The memory need not be mapped (on-demand paging): an access to bytes that are not mapped, or lack the permission,
-        /// fails like one that the key does not grant. Every access is a system call; those of [`Access::REMOTE_ATOMIC`] are
-        /// atomic only with respect to each other, and ATOMIC WRITE is refused.
+        /// The memory need not be mapped (on-demand paging): an access to bytes that are not mapped, or lack the permission, fails like one
+        /// that the key does not grant. Every access is a system call. Atomics are atomic only with respect to each other, and ATOMIC WRITE
+        /// is refused.
         const ON_DEMAND = 1 << 6;
         /// The memory consists of huge pages.
         const HUGETLB = 1 << 7;

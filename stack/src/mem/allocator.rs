@@ -27,15 +27,15 @@ pub(super) struct SlotRecord {
     secret: u64,
     /// Generation of the next use.
     generation: u16,
-    /// The key that was given out and not yet reclaimed.
+    /// The key that was given out and has not been reclaimed yet.
     key: Option<u32>,
     pub kind: SlotKind,
     pub pd: PdId,
-    /// Of a region: windows that are bound to it.
+    /// For a region: number of windows that are bound to it.
     pub windows: u32,
-    /// Of a window: slot of the region that it is bound to.
+    /// For a window: slot of the region that it is bound to.
     pub region: Option<u16>,
-    /// Of a bound window of type 2: its queue pair.
+    /// For a bound window of type 2: its queue pair number.
     pub qpn: u32,
 }
 
@@ -49,7 +49,7 @@ struct FirstUseOrder {
 }
 
 impl FirstUseOrder {
-    /// Draws one of the slots that were never used, of which the first is at `used`.
+    /// Draws one of the slots that were never used, which start at the index `used`.
     fn draw(&mut self, used: usize, random: u32) -> u16 {
         if self.slots.is_empty() {
             self.slots = (0..MR_MAX).map(|slot| slot as u16).collect();
@@ -67,19 +67,19 @@ impl FirstUseOrder {
 /// Allocates slots and keys.
 #[derive(Default)]
 pub(super) struct KeyAllocator {
-    /// Slots that were used before and may be used again, longest free first: those of plain regions, and variable ones.
+    /// Free slots that were used before, longest free first: those of plain regions, and variable ones.
     queues: [VecDeque<u16>; 2],
     order: FirstUseOrder,
-    /// One entry for each slot that was ever used, in this order. The others have been free for longer than any in `queues`.
+    /// One entry for each slot that was ever used, in this order. The other slots have been free for longer than any in `queues`.
     records: Vec<SlotRecord>,
-    /// Windows that are bound.
+    /// Number of bound windows.
     pub bound: usize,
 }
 
 impl KeyAllocator {
-    /// Takes a slot that was never used. Where there is none it takes the one that has been free for longest, if possible one that
-    /// had the same kind of key, variable or not. Returns the slot and its key. Some bits of `random` choose the slot, its first
-    /// generation and the user's bits; others are its secret, which no key reveals.
+    /// Takes a slot that was never used. If there is none, takes the one that has been free for longest, preferably one that had the same
+    /// kind of key, variable or not. Returns the slot and its key; `None` if all slots are in use. Some bits of `random` choose the slot,
+    /// its first generation and the user's bits; others are its secret, which no key reveals.
     pub fn allocate(&mut self, random: u128, kind: SlotKind, pd: PdId) -> Option<(usize, u32)> {
         let variable = kind != SlotKind::Region;
         let index = if self.records.len() < MR_MAX {
@@ -133,7 +133,7 @@ impl KeyAllocator {
         bound.map(|(place, _)| usize::from(self.order.slots[place])).collect()
     }
 
-    /// The record of the slot whose key this is; of a variable key the user's bits may be any.
+    /// The record of the slot that has this key. The user's bits of a variable key are ignored.
     pub fn record_of_key(&mut self, key: u32) -> Option<&mut SlotRecord> {
         let record = self.record_of((key >> TAG_BITS) as usize)?;
         let ignored = match record.kind {
@@ -144,7 +144,7 @@ impl KeyAllocator {
         (record.key? | ignored == key | ignored).then_some(record)
     }
 
-    /// Counts a window as bound to a region, for a queue pair (0: for all of them).
+    /// Records that a window is bound to a region, for a queue pair (0: for all of them).
     pub fn bind(&mut self, window: usize, region: u16, qpn: u32) {
         self.unbind(window);
         if let Some(record) = self.record_of(window) {
@@ -156,7 +156,7 @@ impl KeyAllocator {
         }
     }
 
-    /// Counts a window as not bound, if it was.
+    /// Records that a window is not bound any more.
     pub fn unbind(&mut self, window: usize) {
         if let Some(region) = self.record_of(window).and_then(|record| record.region.take()) {
             self.bound -= 1;

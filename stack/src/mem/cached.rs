@@ -8,7 +8,7 @@ use crate::id::{PdId, Qpn};
 /// No protection domain has this number.
 const NOBODY: PdId = PdId(u32::MAX);
 
-/// The key that was checked last, and its grant: programs mostly use one. Good until the end of the turn.
+/// The key that was checked last, and its grant, as programs mostly use one key. Valid until the end of the turn.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedKey {
     need: Access,
@@ -22,17 +22,17 @@ impl CachedKey {
         Self { need, pd: NOBODY, span: Span::default() }
     }
 
-    /// Empties it, at the end of a turn.
+    /// Empties the cache. Call it at the end of a turn.
     #[inline]
     pub fn forget(&mut self) {
         self.pd = NOBODY;
     }
 
-    /// As [`MrTable::check`] where `qpn` is `None`, else as [`MrTable::check_remote`], of one byte or more. A variable key (of a
-    /// memory window, or for fast registration) is looked up each time.
+    /// Same as [`MrTable::check`] if `qpn` is `None`, otherwise as [`MrTable::check_remote`], for one byte or more. A variable key (of a
+    /// memory window, or for fast registration) is not cached, but looked up each time.
     ///
     /// # Errors
-    /// As those.
+    /// Those of these methods.
     #[inline]
     pub fn check(
         &mut self,

@@ -1,5 +1,5 @@
-//! Grants of keys at every edge of a range and of the address space, against arithmetic in 128 bits; and which keys exist. Tests
-//! alone.
+//! Tests only: grants of keys at every edge of a range and of the address space, compared with arithmetic in 128 bits; and which keys
+//! exist.
 
 use super::key::{TAG_BITS, USER_BITS};
 use super::*;

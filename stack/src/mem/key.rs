@@ -1,8 +1,8 @@
-//! What a key consists of: the index of a slot in the table, and a tag; of a variable key the low bits of the tag are its user's.
+//! The parts of a key: the index of a slot in the table, and a tag. The low bits of the tag of a variable key belong to its user.
 
 /// Bits of the tag.
 pub(super) const TAG_BITS: u32 = 16;
-/// No key: in a slot, that nothing is registered there.
+/// No key: marks a slot in which nothing is registered.
 pub(super) const NO_KEY: u32 = 0;
 /// Bits of a variable key that belong to its user.
 pub(super) const USER_BITS: u32 = 8;
@@ -13,11 +13,11 @@ pub(super) const USER_MASK: u32 = (1 << USER_BITS) - 1;
 #[repr(u8)]
 #[doc(alias = "ibv_mw_type")]
 pub enum MwType {
-    /// Bound by [`ibv_bind_mw(3)`](https://man7.org/linux/man-pages/man3/ibv_bind_mw.3.html), which chooses the key;
-    /// usable through every queue pair of the protection domain; ends by binding it anew.
+    /// Bound by [`ibv_bind_mw(3)`](https://man7.org/linux/man-pages/man3/ibv_bind_mw.3.html), which chooses the key; usable through every
+    /// queue pair of the protection domain, until it is bound again.
     One = 1,
-    /// Bound by a work request with a key that the user chooses; usable through the queue pair that bound it alone
-    /// (type 2B); ends by invalidation.
+    /// Bound by a work request with a key that the user chooses; usable only through the queue pair that bound it (type 2B), until it is
+    /// invalidated.
     Two = 2,
 }
 

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-/// Memory that may be registered: the code that made this guarantees its validity.
+/// Memory that may be registered. The code that made this guarantees its validity.
 #[derive(Clone, Copy, Debug)]
 pub struct UserMemory {
     addr: u64,
@@ -12,16 +12,16 @@ pub struct UserMemory {
 }
 
 impl UserMemory {
-    /// `len` bytes at host address `addr`.
+    /// Describes `len` bytes at host address `addr`.
     ///
     /// # Safety
-    /// As long as a key may grant something of it, the memory stays mapped, for reading and, as far as the rights allow anyone to
-    /// write, for writing; shards read and write it at any moment ([`racy`](crate::racy)). A key may do so from its registration
-    /// until it was revoked and every shard has passed a turn boundary since: for a region of a device, until its deregistration
-    /// has returned without an error.
+    /// While a key may grant access to any of it, the memory stays mapped: readable, and as far as the rights allow anyone to write,
+    /// writable. Shards read and write it at any time ([`racy`](crate::racy)). A key may grant access from its registration until it was
+    /// revoked and every shard has passed a turn boundary since: for a region of a device, until its deregistration has returned without an
+    /// error.
     ///
-    /// With [`Access::ON_DEMAND`](crate::mem::Access::ON_DEMAND) the memory need not stay mapped. Whatever is mapped there meanwhile
-    /// is accessed all the same.
+    /// With [`Access::ON_DEMAND`](crate::mem::Access::ON_DEMAND) the memory need not stay mapped. Whatever is mapped there at the time of
+    /// an access is accessed.
     pub const unsafe fn new(addr: u64, len: u64) -> Self {
         Self { addr, len, iova: addr }
     }
@@ -34,7 +34,7 @@ impl UserMemory {
     pub(crate) const fn nowhere(addr: u64, len: u64) -> Self {
         Self { addr, len, iova: addr }
     }
-    /// The same memory, whose first byte requests name by this address.
+    /// The same memory, with another address by which requests name the first byte.
     #[must_use]
     pub const fn at_iova(self, iova: u64) -> Self {
         Self { iova, ..self }
@@ -47,7 +47,7 @@ impl UserMemory {
     pub const fn addr(&self) -> u64 {
         self.addr
     }
-    /// Bytes.
+    /// Length in bytes.
     pub const fn len(&self) -> u64 {
         self.len
     }
@@ -65,7 +65,7 @@ impl TurnsPassed {
     /// Makes the proof.
     ///
     /// # Safety
-    /// Every shard that looks keys up in the table has passed a turn boundary since that revocation.
+    /// Every shard that looks keys up in the table has passed a turn boundary since the revocation.
     pub const unsafe fn new() -> Self {
         Self(())
     }
@@ -76,28 +76,28 @@ impl TurnsPassed {
     }
 }
 
-/// Bytes that a key was found to grant, good until the end of the turn in which it was looked up. It stays on its thread and is
-/// not stored: what lasts beyond a turn is the key.
+/// Bytes that a key grants, valid until the end of the turn in which the key was looked up. It stays on its thread and is not stored: what
+/// lasts beyond a turn is the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GrantedRange {
     addr: u64,
-    /// Length in bytes. A range that is not accessed directly has marks in it: as a signed number it is then negative, and so
-    /// shorter than any access.
+    /// Length in bytes. A range that is not accessed directly has marks in the upper bits: as a signed number the length is then negative,
+    /// and so shorter than any access.
     len: u64,
     turn: PhantomData<*const ()>,
 }
 
 /// A mark in the length of a range: its bytes may be unmapped, so the kernel copies them.
 const BY_KERNEL: u64 = 1 << 63;
-/// A second mark beside [`BY_KERNEL`]: there is no memory.
+/// A second mark, together with [`BY_KERNEL`]: there is no memory.
 const NOWHERE: u64 = 1 << 62;
 
-/// How to access a range whose bytes are not accessed directly.
+/// How to access a range that is not accessed directly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Indirect {
-    /// The bytes from this address on, which may not be mapped.
+    /// By system calls, from this address on: the bytes may not be mapped.
     ByKernel(u64),
-    /// None: what is written is gone, and what is read are zeros.
+    /// There is no memory: what is written is discarded, and zeros are read.
     Nowhere,
 }
 
@@ -105,7 +105,7 @@ impl GrantedRange {
     /// No byte.
     pub const EMPTY: Self = Self { addr: 0, len: 0, turn: PhantomData };
 
-    /// The result of a lookup.
+    /// Makes the result of a lookup.
     #[inline(always)]
     pub(crate) const fn found(addr: u64, len: u64) -> Self {
         Self { addr, len, turn: PhantomData }
@@ -120,7 +120,7 @@ impl GrantedRange {
     pub(super) const fn nowhere(self) -> Self {
         Self { len: self.len | BY_KERNEL | NOWHERE, ..self }
     }
-    /// Whether [`open`](Self::open) gives its bytes.
+    /// Whether [`open`](Self::open) returns its bytes.
     #[inline(always)]
     pub const fn is_direct(self) -> bool {
         self.len as i64 >= 0
@@ -130,7 +130,7 @@ impl GrantedRange {
     pub const fn addr(self) -> u64 {
         self.addr
     }
-    /// Bytes.
+    /// Length in bytes.
     #[inline(always)]
     pub const fn len(self) -> u64 {
         self.len & !(BY_KERNEL | NOWHERE)
@@ -140,7 +140,7 @@ impl GrantedRange {
     pub const fn is_empty(self) -> bool {
         self.len() == 0
     }
-    /// All but the first `n` bytes.
+    /// The range without its first `n` bytes.
     ///
     /// # Panics
     /// If it has fewer.
@@ -155,8 +155,8 @@ impl GrantedRange {
     /// Opens `len` bytes for access; `None` for a range that is [indirect](Self::indirect).
     ///
     /// # Safety
-    /// They are accessed in the turn in which the key was looked up, by the functions of [`racy`](crate::racy) or by loads like
-    /// theirs (`crc/line.rs`) alone, and written only if the lookup was for a right to write.
+    /// The bytes are accessed only in the turn in which the key was looked up, only by the functions of [`racy`](crate::racy) or by loads
+    /// like theirs (`crc/line.rs`), and written only if the lookup was for a right to write.
     ///
     /// # Panics
     /// If it has fewer.
@@ -174,7 +174,7 @@ impl GrantedRange {
         None
     }
 
-    /// How to access a range that [`open`](Self::open) does not give.
+    /// How to access a range for which [`open`](Self::open) returns `None`.
     #[cold]
     pub const fn indirect(self) -> Indirect {
         if self.len & NOWHERE == 0 { Indirect::ByKernel(self.addr) } else { Indirect::Nowhere }

@@ -7,9 +7,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Sge {
-    /// Address of the first byte; an offset where the region is zero-based.
+    /// Address of the first byte; an offset if the region is zero-based.
     pub addr: u64,
-    /// Length in bytes; zero is an element that holds nothing.
+    /// Length in bytes; an element of length zero holds nothing.
     pub length: u32,
     /// Key of the region that the bytes are in.
     pub lkey: u32,
@@ -17,14 +17,14 @@ pub struct Sge {
 
 const _: () = assert!(size_of::<Sge>() == 16);
 
-/// Bytes that a list holds.
+/// Number of bytes in a list.
 #[inline]
 pub fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| sge.length as u64).sum()
 }
 
-/// The piece of memory for bytes `offset .. offset + len` of a list, if they are in the first element: a shortcut for [`pieces`].
-/// `None` says nothing about the list.
+/// The piece of memory for bytes `offset .. offset + len` of a list, if the first element holds all of them: a shortcut for [`pieces`].
+/// After `None`, [`pieces`] may still find them.
 #[inline]
 pub(crate) fn sole(sges: &[Sge], offset: u64, len: usize) -> Option<Sge> {
     let first = sges.first()?;

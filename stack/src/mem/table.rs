@@ -2,15 +2,15 @@
 //!
 //! # Keys
 //!
-//! A key is the slot's index in its upper 16 bits and a tag in its lower 16. The tag is the slot's generation under a permutation
-//! that is drawn from the random number of the slot's first use. So tags look random to an attacker, and a revoked key matches
-//! again only after its slot was used 2^16 times. Slots that were never used are drawn at random, so an attacker has to guess
-//! slot and tag. Then slots are reused in the order in which they became free: where all others are free, a key returns only
-//! after 2^16 uses of each. Zero is never a key.
+//! A key has the slot's index in its upper 16 bits and a tag in its lower 16. The tag is the slot's generation under a permutation that is
+//! drawn from the random number of the slot's first use. So tags look random to an attacker, and a revoked key matches again only after its
+//! slot was used 2^16 times. Slots that were never used are drawn at random, so an attacker has to guess both slot and tag. After that,
+//! slots are reused in the order in which they became free: if all others are free, a key returns only after 2^16 uses of each. Zero is
+//! never a key.
 //!
-//! Memory windows and fast-registration regions are *variable*: the low 8 bits of their key belong to the user,
-//! and the tag has 8 bits. All 32 bits are compared all the same. They have slots of their own kind, as long as
-//! there are any, so that neither kind meets the stale keys of the other. See [`variable`](super::variable).
+//! Memory windows and fast-registration regions are *variable*: the low 8 bits of their key belong to the user, and the tag has 8 bits.
+//! Nevertheless all 32 bits are compared. Variable keys get slots that had variable keys before, as long as there are any, so that neither
+//! kind meets the stale keys of the other. See [`variable`](super::variable).
 //!
 //! # Why a lookup cannot mix two registrations
 //!
@@ -28,11 +28,11 @@
 //! loads of that turn before the stores of the next registration. A thread that looks up keys outside of a turn must hold the
 //! claim of a shard.
 //!
-//! The key of a variable slot comes and goes in work requests, without a grace period in between. So such a slot is a seqlock: it
-//! has a version, which is odd while the slot changes (Boehm, "Can Seqlocks Get Along with Programming Language Memory Models?",
-//! 2012). A lookup that finds the mark of a variable slot reads everything once more, between two reads of the version. If that
-//! changed it does not try again, as readers of a seqlock mostly do: the key was gone for a moment, and it says so. For an ordinary
-//! region the mark costs nothing, as it is part of the mask with which the rights are compared.
+//! Work requests give a variable slot its key and take it away, without a grace period in between. So such a slot is a seqlock: it has a
+//! version, which is odd while the slot changes (Boehm, "Can Seqlocks Get Along with Programming Language Memory Models?", 2012). A lookup
+//! that finds the mark of a variable slot reads everything once more, between two reads of the version. If the version changed, the lookup
+//! does not try again, as most readers of a seqlock do. It fails, since the key was gone for a moment. For an ordinary region the mark
+//! costs nothing, as it is part of the mask with which the rights are compared.
 //!
 //! # Why memory outlives its keys
 //!
@@ -42,7 +42,7 @@
 //! revokes it at once; its completion waits for the turn boundary of the other shards, so that after the completion no shard uses
 //! the key any more (see `shard`).
 //!
-//! Everything but a lookup takes the table's lock. No code blocks while it holds it.
+//! Everything except a lookup takes the table's lock. No code blocks while it holds the lock.
 
 use super::access::Access;
 use super::allocator::{KeyAllocator, SlotKind, SlotRecord};
@@ -58,12 +58,12 @@ const CHUNK_LOG2: usize = 6;
 /// Slots that are allocated together.
 const CHUNK: usize = 1 << CHUNK_LOG2;
 const CHUNKS: usize = MR_MAX / CHUNK;
-/// In the rights of a slot, beside those of [`Access`]: the slot is variable, or its memory is not accessed directly; a lookup takes
-/// the long way.
+/// A mark in the rights of a slot, besides those of [`Access`]: the slot is variable, or its memory is not accessed directly; a lookup
+/// takes the slow path.
 pub(super) const VARIABLE: u32 = 1 << 31;
-/// In the rights of a slot: it is a memory window, whose key grants nothing locally.
+/// A mark in the rights of a slot: it is a memory window, whose key grants nothing locally.
 pub(super) const WINDOW: u32 = 1 << 30;
-/// In the rights of a slot: it is a null region, which has every address and no memory.
+/// A mark in the rights of a slot: it is a null region, which has every address and no memory.
 const NOWHERE: u32 = 1 << 29;
 
 const _: () = assert!(MR_MAX <= 1 << (32 - TAG_BITS), "a key names every slot");
@@ -115,13 +115,13 @@ pub enum KeyFault {
     WrongState,
 }
 
-/// The grant of a key.
+/// What a key grants.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grant {
     pub pd: PdId,
     /// The rights, and the marks `VARIABLE`, `WINDOW` and `NOWHERE`.
     pub access: u32,
-    /// Queue pair that alone may use the key; 0 for any.
+    /// The only queue pair that may use the key; 0 for any.
     pub qpn: u32,
     /// Address by which requests name the first byte.
     pub start: u64,
@@ -131,7 +131,7 @@ pub(super) struct Grant {
     pub len: u64,
 }
 
-/// One region or window. Written under the table's lock, while no lookup can find it or under a new version.
+/// One region or window. Written under the table's lock, while no lookup can find it or while its version is odd.
 #[derive(Default)]
 #[repr(C, align(64))]
 pub(super) struct Slot {
@@ -152,7 +152,7 @@ impl Slot {
         self.key.load(Ordering::Acquire)
     }
 
-    /// Makes `key` grant `grant`. The slot is an ordinary one that no lookup can find, or a variable one.
+    /// Makes `key` grant `grant`. The slot must be a variable one, or one that no lookup can find.
     pub fn publish(&self, key: u32, grant: &Grant) {
         let version = self.version.load(Ordering::Relaxed);
         self.key.store(NO_KEY, Ordering::Relaxed);
@@ -168,7 +168,7 @@ impl Slot {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// Takes the key away.
+    /// Removes the key. An error if the slot has another one.
     pub fn clear(&self, key: u32) -> Result<(), MemError> {
         self.key
             .compare_exchange(key, NO_KEY, Ordering::AcqRel, Ordering::Relaxed)
@@ -176,7 +176,7 @@ impl Slot {
             .map_err(|_| MemError::UnknownKey)
     }
 
-    /// The grant of the slot's key; of an ordinary slot, or under the table's lock.
+    /// The grant of the slot's key. Needs the table's lock if the slot is variable.
     pub fn grant(&self) -> Grant {
         Grant {
             pd: PdId(self.pd.load(Ordering::Relaxed)),
@@ -188,7 +188,7 @@ impl Slot {
         }
     }
 
-    /// Where the `len` bytes at `va` are.
+    /// Host address of the `len` bytes at `va`.
     #[inline]
     fn place(&self, va: u64, len: u64) -> Result<GrantedRange, KeyFault> {
         let start = self.start.load(Ordering::Relaxed);
@@ -197,7 +197,7 @@ impl Slot {
         place(start, addr, size, va, len)
     }
 
-    /// A lookup in a variable slot, whose fields may change meanwhile.
+    /// Looks up a key in a variable slot, whose fields may change meanwhile.
     #[inline(never)]
     fn check_variable(
         &self,
@@ -231,7 +231,7 @@ impl Slot {
     }
 }
 
-/// A chunk of slots in which nothing is registered, made on the heap.
+/// Allocates a chunk of slots in which nothing is registered.
 fn chunk() -> Box<[Slot; CHUNK]> {
     let slots: Box<[Slot]> = (0..CHUNK).map(|_| Slot::default()).collect();
     slots.try_into().unwrap_or_else(|_| unreachable!("collected as many slots as a chunk has"))
@@ -256,7 +256,7 @@ impl core::fmt::Debug for MrTable {
     }
 }
 
-/// The grant of a region.
+/// Makes the grant of a region. Checks rights and range.
 pub(super) fn region(pd: PdId, memory: UserMemory, access: Access) -> Result<Grant, MemError> {
     let (addr, len) = (memory.addr(), memory.len());
     if !access.is_valid() {
@@ -268,8 +268,7 @@ pub(super) fn region(pd: PdId, memory: UserMemory, access: Access) -> Result<Gra
     Ok(Grant { pd, access: access.bits() | mark, qpn: 0, start, addr, len })
 }
 
-/// Host address of the `len` bytes at `va`, of a region of `size` bytes at host address `addr` whose first byte requests call
-/// `start`.
+/// Host address of the `len` bytes at `va`, in a region of `size` bytes at host address `addr`, whose first byte requests call `start`.
 #[inline(always)]
 fn place(start: u64, addr: u64, size: u64, va: u64, len: u64) -> Result<GrantedRange, KeyFault> {
     // An address before the start gives an offset of at least 2^64 - start, which is above size because
@@ -281,7 +280,7 @@ fn place(start: u64, addr: u64, size: u64, va: u64, len: u64) -> Result<GrantedR
     Ok(GrantedRange::found(addr.wrapping_add(offset), len))
 }
 
-/// A key's grant as found by [`MrTable::span`]: good until the end of the turn. The default has no key and no bytes.
+/// A key's grant as found by [`MrTable::span`], valid until the end of the turn. The default has no key and no bytes.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Span {
     /// The key.
@@ -292,7 +291,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// Where the `len` bytes at `va` are.
+    /// Host address of the `len` bytes at `va`.
     #[inline(always)]
     pub(super) fn place(&self, va: u64, len: u64) -> Result<GrantedRange, KeyFault> {
         place(self.start, self.addr, self.size, va, len)
@@ -305,10 +304,9 @@ impl MrTable {
         Self { chunks: [const { OnceLock::new() }; CHUNKS], allocator: Mutex::new(KeyAllocator::default()) }
     }
 
-    /// Registers memory for protection domain `pd` and returns the key, which
-    /// serves as lkey and rkey. With [`Access::ZERO_BASED`] lookups name bytes by their offset, else from
-    /// the memory's [`iova`](UserMemory::iova) on. `random` comes from the operating system's randomness. A region of length zero is allowed
-    /// and grants nothing.
+    /// Registers memory for protection domain `pd` and returns the key, which serves as lkey and rkey. With [`Access::ZERO_BASED`],
+    /// requests name bytes by their offset, otherwise by addresses from the memory's [`iova`](UserMemory::iova) on. `random` comes from the
+    /// operating system's randomness. A region of length zero is allowed and grants nothing.
     ///
     /// # Errors
     /// [`MemError::InvalidAccess`], [`MemError::InvalidRange`], [`MemError::Full`].
@@ -339,20 +337,20 @@ impl MrTable {
         Ok(key)
     }
 
-    /// Takes the key away: no lookup that begins after this finds it. A lookup that is under way may still
-    /// succeed, so the memory is in use until every shard has passed a turn boundary; then [`MrTable::reclaim`].
+    /// Revokes a key: no lookup that begins after this finds it. A lookup that is under way may still succeed, so the memory is in use
+    /// until every shard has passed a turn boundary; then call [`MrTable::reclaim`].
     ///
-    /// A window or fast-registration region is named by the key that it was allocated with, whatever its low 8 bits
-    /// are now, and is gone with this, registered or not; a bound window is unbound.
+    /// A window or fast-registration region is named by the key that it was allocated with, with any low 8 bits. This deallocates it,
+    /// whether it is registered or not; a bound window is unbound.
     ///
     /// # Errors
-    /// [`MemError::UnknownKey`] if there is none with this key, as after an earlier revocation: of several threads
-    /// that revoke a key one succeeds. [`MemError::Bound`] while windows are bound to the region.
+    /// [`MemError::UnknownKey`] if nothing has this key, as after an earlier revocation: of several threads that revoke a key, one
+    /// succeeds. [`MemError::Bound`] while windows are bound to the region.
     pub(crate) fn revoke(&self, key: u32) -> Result<(), MemError> {
         self.revoke_and(key, false)
     }
 
-    /// As [`MrTable::revoke`]; windows that are bound to the region are unbound.
+    /// Same as [`MrTable::revoke`], but unbinds the windows that are bound to the region.
     ///
     /// # Errors
     /// [`MemError::UnknownKey`].
@@ -384,8 +382,8 @@ impl MrTable {
         Ok(())
     }
 
-    /// Lets the slot of a revoked key be used again, under a new generation. To be called once; `_passed` proves that every shard
-    /// has passed a turn boundary since the revocation.
+    /// Lets the slot of a revoked key be used again, with a new generation. Call it once; `_passed` proves that every shard has passed a
+    /// turn boundary since the revocation.
     ///
     /// # Panics
     /// If the key was not revoked, or was reclaimed before.
@@ -400,7 +398,7 @@ impl MrTable {
     /// turn boundary since the revocation.
     ///
     /// # Errors
-    /// As [`MrTable::register`]; nothing has changed then.
+    /// Those of [`MrTable::register`]; nothing has changed then.
     ///
     /// # Panics
     /// If the key was not revoked.
@@ -421,14 +419,14 @@ impl MrTable {
         Ok(())
     }
 
-    /// Whether `key` grants `need` on the `len` bytes at `va` to local access; returns their host address. Keys of memory windows
+    /// Checks whether `key` grants `need` on the `len` bytes at `va` to local access. Returns their host address. Keys of memory windows
     /// grant nothing here.
     ///
     /// `need` is what the operation does: [`Access::LOCAL_WRITE`] for what is scattered locally, the empty set for
     /// what is gathered. The answer holds until the end of the turn.
     ///
-    /// Length zero: the address may be anything from the first byte to one past the last. The caller leaves out this check for
-    /// requests of length zero (IBA C9-88), and checks alignment itself.
+    /// If `len` is zero, `va` may be any address from the first byte to one past the last. The caller does not call this for requests of
+    /// length zero (IBA C9-88), and checks alignment itself.
     ///
     /// # Errors
     /// The first of [`KeyFault::UnknownKey`], [`KeyFault::WrongPd`], [`KeyFault::NoAccess`],
@@ -445,8 +443,8 @@ impl MrTable {
         self.look_up(key, pd, None, need, va, len)
     }
 
-    /// All that `key` grants `need` on to local access, for callers that use one key many times in a turn; as [`MrTable::check`].
-    /// `None` says nothing: a variable key has no span.
+    /// The whole range on which `key` grants `need` to local access, for callers that use one key many times in a turn. After `None`,
+    /// [`MrTable::check`] may still succeed: a variable key has no span.
     #[inline]
     pub(super) fn span(&self, key: u32, pd: PdId, need: Access) -> Option<Span> {
         let slot = self.slot(key)?;
@@ -462,11 +460,11 @@ impl MrTable {
         })
     }
 
-    /// As [`MrTable::check`], for a request of the peer to queue pair `qpn`: `need` is [`Access::REMOTE_WRITE`],
+    /// Same as [`MrTable::check`], for a request of the peer to queue pair `qpn`. `need` is [`Access::REMOTE_WRITE`],
     /// [`Access::REMOTE_READ`], [`Access::REMOTE_ATOMIC`] or a right to flush, and `key` may be that of a memory window.
     ///
     /// # Errors
-    /// As [`MrTable::check`], and [`KeyFault::WrongQp`] where a window is bound to another queue pair.
+    /// Those of [`MrTable::check`], and [`KeyFault::WrongQp`] if a window is bound to another queue pair.
     #[inline]
     pub fn check_remote(
         &self,
@@ -480,10 +478,10 @@ impl MrTable {
         self.look_up(key, pd, Some(qpn), need, va, len)
     }
 
-    /// As [`MrTable::check_remote`], for all of the memory that the key names.
+    /// Same as [`MrTable::check_remote`], for all of the memory that the key names.
     ///
     /// # Errors
-    /// As [`MrTable::check_remote`].
+    /// Those of [`MrTable::check_remote`].
     pub(crate) fn check_whole(&self, key: u32, pd: PdId, qpn: Qpn, need: Access) -> Result<(), KeyFault> {
         let start = self.slot(key).ok_or(KeyFault::UnknownKey)?.start.load(Ordering::Relaxed);
         self.check_remote(key, pd, qpn, need, start, 0).map(|_| ())
@@ -522,7 +520,7 @@ impl MrTable {
         Some(&self.chunks.get(index >> CHUNK_LOG2)?.get()?[index & (CHUNK - 1)])
     }
 
-    /// A slot that is in use or about to be.
+    /// The slot with this index; allocates its chunk if necessary.
     pub(super) fn slot_at(&self, index: usize) -> &Slot {
         &self.chunks[index >> CHUNK_LOG2].get_or_init(chunk)[index & (CHUNK - 1)]
     }
@@ -532,7 +530,7 @@ impl MrTable {
         self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Unbinds the windows that `which` is true for.
+    /// Unbinds the windows for which `which` is true.
     pub(super) fn unbind_all(&self, allocator: &mut KeyAllocator, which: impl Fn(&SlotRecord) -> bool) {
         for index in allocator.bound_slots(which) {
             let slot = self.slot_at(index);

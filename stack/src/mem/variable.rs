@@ -1,9 +1,8 @@
 //! Keys whose low 8 bits belong to the user: memory windows and fast-registration regions (IBA 10.6.7, 11.2.8).
 //!
-//! They are allocated once by a control call, and then come alive and die in work requests, as often as the user likes:
-//! [`MrTable::bind`] and [`MrTable::fast_register`] give them a range of memory, [`MrTable::invalidate`] takes it away. Each of
-//! them is one step under the table's lock, without a turn boundary; the [table](super::table)'s documentation says why a lookup
-//! is right all the same.
+//! A control call allocates them once. Work requests then give them a range of memory ([`MrTable::bind`], [`MrTable::fast_register`]) and
+//! take it away ([`MrTable::invalidate`]), as often as the user likes. Each of these is one step under the table's lock, without a turn
+//! boundary; the [table](super::table)'s documentation says why a lookup is right nevertheless.
 
 use super::access::Access;
 use super::allocator::SlotKind;
@@ -23,24 +22,24 @@ const WINDOW_ACCESS: Access = Access::REMOTE_WRITE
 /// A bind request.
 #[derive(Clone, Copy, Debug)]
 pub struct Bind {
-    /// The window's key from now on; its low 8 bits are free to choose.
+    /// The window's key from now on; its low 8 bits may be any.
     pub window: u32,
-    /// The queue pair that carries the request out.
+    /// The queue pair that executes the request.
     pub qpn: Qpn,
-    /// Its protection domain.
+    /// The protection domain of the queue pair.
     pub pd: PdId,
     /// Key of the region.
     pub region: u32,
     /// First byte, as requests name it in the region.
     pub addr: u64,
-    /// Bytes; 0 unbinds a window of type 1.
+    /// Length in bytes; 0 unbinds a window of type 1.
     pub len: u64,
     /// What the peer may do through the window.
     pub access: Access,
 }
 
 impl MrTable {
-    /// A memory window that is not bound; returns its key.
+    /// Allocates a memory window, which is not bound. Returns its key.
     ///
     /// # Errors
     /// [`MemError::Full`].
@@ -48,7 +47,7 @@ impl MrTable {
         self.allocator().allocate(random, SlotKind::Window(ty), pd).map(|(_, key)| key).ok_or(MemError::Full)
     }
 
-    /// A region for fast registration of this memory, none of which is registered; returns its key.
+    /// Allocates a region for fast registration of this memory, of which nothing is registered yet. Returns its key.
     ///
     /// # Errors
     /// [`MemError::InvalidRange`], [`MemError::Full`].
@@ -59,14 +58,13 @@ impl MrTable {
         allocated.map(|(_, key)| key).ok_or(MemError::Full)
     }
 
-    /// REG_MR: the region of `key` is its `len` bytes at host address `addr` from now on, with these rights; with
-    /// [`Access::ZERO_BASED`] requests name bytes by their offset from `addr`.
+    /// REG_MR: registers the `len` bytes at host address `addr` under `key`, with these rights. With [`Access::ZERO_BASED`], requests name
+    /// bytes by their offset from `addr`.
     ///
     /// # Errors
-    /// [`KeyFault::UnknownKey`] where no fast-registration region has this key, whatever its low 8 bits;
-    /// [`KeyFault::WrongPd`]; [`KeyFault::WrongState`] while it is registered; [`KeyFault::NoAccess`] for rights that
-    /// no region can have, and for a range that wraps around the end of the address space; [`KeyFault::OutOfRange`]
-    /// where the bytes are not in its memory.
+    /// [`KeyFault::UnknownKey`] if no fast-registration region has this key, whatever its low 8 bits; [`KeyFault::WrongPd`];
+    /// [`KeyFault::WrongState`] while it is registered; [`KeyFault::NoAccess`] for rights that no region can have, and for a range that
+    /// wraps around the end of the address space; [`KeyFault::OutOfRange`] if the bytes are not in its memory.
     pub fn fast_register(
         &self,
         key: u32,
@@ -100,11 +98,10 @@ impl MrTable {
     /// Binds a memory window to a range of a region (IBA 10.6.7.1).
     ///
     /// # Errors
-    /// [`KeyFault::UnknownKey`] for the window or the region; [`KeyFault::WrongPd`] where they and the queue pair are
-    /// not of one domain; [`KeyFault::WrongState`] for a window of type 2 that is bound already or with `len` 0, for a
-    /// zero-based window of type 1, and for a zero-based region; [`KeyFault::NoAccess`] for a right that a window
-    /// cannot grant, a region without [`Access::MW_BIND`], or one without [`Access::LOCAL_WRITE`] where the peer may
-    /// write; [`KeyFault::OutOfRange`]. The window has not changed then.
+    /// [`KeyFault::UnknownKey`] for the window or the region; [`KeyFault::WrongPd`] if they and the queue pair are not of one domain;
+    /// [`KeyFault::WrongState`] for a window of type 2 that is bound already or with `len` 0, for a zero-based window of type 1, and for a
+    /// zero-based region; [`KeyFault::NoAccess`] for a right that a window cannot grant, a region without [`Access::MW_BIND`], or one
+    /// without [`Access::LOCAL_WRITE`] if the peer may write; [`KeyFault::OutOfRange`]. After an error the window is unchanged.
     pub fn bind(&self, bind: &Bind) -> Result<(), KeyFault> {
         let mut allocator = self.allocator();
         let index = (bind.window >> TAG_BITS) as usize;
@@ -122,7 +119,7 @@ impl MrTable {
             return Err(KeyFault::WrongState);
         }
         let bound = if bind.len == 0 { None } else { Some(self.bindable(bind)?) };
-        // From here on nothing fails.
+        // Nothing fails from here on.
         let Some(grant) = bound else {
             allocator.unbind(index);
             let _ = window.clear(window.key()); // not bound before: nothing to take away
@@ -135,7 +132,7 @@ impl MrTable {
         Ok(())
     }
 
-    /// The grant of the window, if the region allows it. Under the lock.
+    /// Makes the grant of the window, if the region allows it. Needs the table's lock.
     fn bindable(&self, bind: &Bind) -> Result<Grant, KeyFault> {
         let slot = self.slot(bind.region).filter(|slot| slot.key() == bind.region && bind.region != NO_KEY);
         let region = slot.ok_or(KeyFault::UnknownKey)?.grant();
@@ -160,18 +157,18 @@ impl MrTable {
         }
         let addr = region.addr + offset;
         let start = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
-        // The window's memory is accessed in the way of the region's.
+        // The window's memory is accessed in the same way as the region's.
         let access = bind.access.bits() | region.access & Access::ON_DEMAND.bits() | VARIABLE | WINDOW;
         Ok(Grant { pd: bind.pd, access, qpn: 0, start, addr, len: bind.len })
     }
 
-    /// LOCAL_INV, and a peer's SEND with invalidate to queue pair `remote`: takes the key of a fast-registration region
-    /// or a window of type 2 away, until it is registered or bound again.
+    /// LOCAL_INV, or a peer's SEND with invalidate to queue pair `remote`: takes away the key of a fast-registration region or of a window
+    /// of type 2, until it is registered or bound again.
     ///
     /// # Errors
-    /// [`KeyFault::UnknownKey`] where nothing alive has all 32 bits of this key; [`KeyFault::WrongPd`];
-    /// [`KeyFault::WrongQp`] where the peer names a window that is bound to another queue pair;
-    /// [`KeyFault::WrongState`] for an ordinary region, a window of type 1, and a region with windows. The key stays.
+    /// [`KeyFault::UnknownKey`] if nothing has all 32 bits of this key at present; [`KeyFault::WrongPd`]; [`KeyFault::WrongQp`] if the peer
+    /// names a window that is bound to another queue pair; [`KeyFault::WrongState`] for an ordinary region, a window of type 1, and a
+    /// region with windows. After an error the key stays valid.
     pub fn invalidate(&self, key: u32, pd: PdId, remote: Option<Qpn>) -> Result<(), KeyFault> {
         let mut allocator = self.allocator();
         let slot = self.slot(key).filter(|slot| slot.key() == key && key != NO_KEY);
@@ -190,8 +187,8 @@ impl MrTable {
         Ok(())
     }
 
-    /// A queue pair is destroyed: the windows of type 2 that it bound are unbound, because its number will be given
-    /// out again.
+    /// Unbinds the windows of type 2 that a queue pair has bound. Call it when the queue pair is destroyed, because its number will be
+    /// given out again.
     pub(crate) fn forget_qp(&self, qpn: Qpn) {
         let mut allocator = self.allocator();
         if allocator.bound > 0 {

@@ -1,11 +1,11 @@
-//! What a host on the link is configured with, and its GID table.
+//! The configuration of an IP host on the link, and its GID table.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::id::{Gid, Mac};
 
-/// Entries a GID table can have: an index is 8 bits wide (`sgid_index` of `struct ibv_global_route`).
+/// The most entries of a GID table: an index is 8 bits wide (`sgid_index` of `struct ibv_global_route`).
 pub const GIDS_MAX: usize = 256;
 const _: () = assert!(GIDS_MAX == 256, "the text of `NetConfigError::TooMany` says so");
 
@@ -24,12 +24,12 @@ pub struct NetConfig {
     pub vlan: Option<u16>,
     /// Neighbours on the link with fixed Ethernet addresses, which no packet changes.
     pub neighbours: Vec<(IpAddr, Mac)>,
-    /// The Ethernet address for every destination, if the kernel below the port is the IP host ([`Host`](crate::port::Host)): it
-    /// owns our addresses, finds routes and neighbours, and answers for us. Then we are no host on a link.
+    /// The Ethernet address for every destination, if the kernel below the port is the IP host ([`Host`](crate::port::Host)): it owns our
+    /// addresses, finds routes and neighbours, and answers for us.
     pub next_hop: Option<Mac>,
 }
 
-/// Why a [`NetConfig`] makes no sense.
+/// Why a [`NetConfig`] is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetConfigError {
@@ -75,9 +75,9 @@ pub enum NoHost {
     Multicast,
     /// 255.255.255.255.
     Broadcast,
-    /// The first address of a subnet of this prefix: that of the network, or of any of its routers (RFC 4291 2.6.1).
+    /// The first address of a subnet of this prefix length: it stands for the network, or for any of its routers (RFC 4291 2.6.1).
     Network(u8),
-    /// The last address of an IPv4 subnet of this prefix (RFC 922).
+    /// The last address of an IPv4 subnet of this prefix length (RFC 922).
     SubnetBroadcast(u8),
 }
 
@@ -105,7 +105,10 @@ impl NetConfig {
         Self { mac, ..Self::default() }
     }
 
-    /// Checks all values. [`Net::new`](super::Net::new) does not: it cuts what is too long.
+    /// Checks all values. [`Net::new`](super::Net::new) does not: it truncates what is too long.
+    ///
+    /// # Errors
+    /// [`NetConfigError`], for the first wrong value.
     pub fn check(&self) -> Result<(), NetConfigError> {
         if !is_unicast(self.mac) {
             return Err(NetConfigError::Mac(self.mac));
@@ -141,14 +144,14 @@ impl NetConfig {
     }
 }
 
-/// An address with the length of its prefix in the form that the stack uses: an IPv4-mapped IPv6 address becomes its IPv4
-/// address, and its prefix loses the first 96 bits if it includes them.
+/// Converts an address and its prefix length to the form that the stack uses: an IPv4-mapped IPv6 address becomes its IPv4 address, and its
+/// prefix loses the first 96 bits if it includes them.
 pub fn canonical(addr: IpAddr, prefix: u8) -> (IpAddr, u8) {
     let mapped = bits(addr) - bits(addr.to_canonical());
     (addr.to_canonical(), if prefix >= mapped { prefix - mapped } else { prefix })
 }
 
-/// Checks that a host can have this address, with a prefix of this many bits; both as [`canonical`] returns them.
+/// Checks that a host can have this address in a subnet of this prefix length; both as [`canonical`] returns them.
 ///
 /// In a subnet of two addresses hosts can have both (RFC 3021, RFC 6164).
 ///
@@ -197,15 +200,15 @@ pub(super) fn is_link_local(gid: &Gid) -> bool {
     gid.0[0] == 0xfe && gid.0[1] & 0xc0 == 0x80
 }
 
-/// Our addresses as GIDs: index 0 is the link-local one of the Ethernet address, then the configured ones in order (IBA A17.4).
-/// Where the kernel is the IP host, only its addresses. An address given twice keeps its first index.
+/// Our addresses as GIDs. Index 0 is the link-local address of the Ethernet address, and the configured ones follow in order (IBA A17.4).
+/// If the kernel is the IP host, the table has only its addresses. An address given twice keeps its first index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GidTable {
     gids: Vec<Gid>,
 }
 
 impl GidTable {
-    /// The table of a configuration.
+    /// Makes the table of a configuration.
     pub fn new(config: &NetConfig) -> Self {
         let mut gids = Vec::new();
         if config.next_hop.is_none() {
@@ -218,26 +221,26 @@ impl GidTable {
         }
         Self { gids }
     }
-    /// Entries.
+    /// Number of entries.
     #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> usize {
         self.gids.len()
     }
-    /// The GID at an index.
+    /// The GID at an index; `None` beyond the last one.
     pub fn get(&self, index: usize) -> Option<Gid> {
         self.gids.get(index).copied()
     }
-    /// Adds a GID, if there is room.
+    /// Adds a GID, unless the table has it or is full.
     pub(super) fn add(&mut self, gid: Gid) {
         if !self.is_local(&gid) && self.gids.len() < GIDS_MAX {
             self.gids.push(gid);
         }
     }
-    /// Removes a GID; later ones move up.
+    /// Removes a GID; the indices of later ones decrease by one.
     pub(super) fn remove(&mut self, gid: &Gid) {
         self.gids.retain(|g| g != gid);
     }
-    /// Whether a GID is one of ours.
+    /// Whether the table has a GID.
     #[inline]
     pub fn is_local(&self, gid: &Gid) -> bool {
         self.gids.contains(gid)
@@ -248,10 +251,10 @@ impl GidTable {
     }
 }
 
-/// On-link prefixes and gateways: a destination's next hop.
+/// On-link prefixes and gateways, from which the next hop of a destination follows.
 #[derive(Clone, Debug)]
 pub(super) struct Routes {
-    /// Our address, and the bits of its GID that an on-link destination shares.
+    /// Our addresses, each with the number of leading GID bits that an on-link destination shares.
     prefixes: Vec<(Gid, u8)>,
     gateway: Option<Gid>,
     gateway6: Option<Gid>,
@@ -287,7 +290,7 @@ impl Routes {
         is_link_local(dst) || self.prefixes.iter().any(|(own, len)| share(own, dst, *len))
     }
 
-    /// The neighbour to resolve for a destination; `None`: no route.
+    /// The neighbour to resolve for a destination; `None` if there is no route.
     pub(super) fn next_hop(&self, dst: &Gid) -> Option<Gid> {
         if self.on_link(dst) {
             return Some(*dst);
@@ -295,7 +298,7 @@ impl Routes {
         if dst.as_v4().is_some() { self.gateway } else { self.gateway6 }
     }
 
-    /// Our address to send from: the one on the smallest subnet that has the target, else any of its family.
+    /// Our address to send from: the one on the smallest subnet that contains the target, otherwise any of its family.
     pub(super) fn source_for(&self, target: &Gid) -> Option<Gid> {
         if is_link_local(target) {
             return Some(self.link_local);

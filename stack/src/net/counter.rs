@@ -1,4 +1,4 @@
-//! The outcomes of frames that end here, by name.
+//! The outcomes of frames that [`Net`](super::Net) handles, by name.
 
 macro_rules! counters {
     ($($(#[$meta:meta])* $variant:ident = $name:literal;)*) => {

@@ -1,4 +1,4 @@
-//! Frames: the Ethernet header with its VLAN tag, and the few kinds of frame we send.
+//! Ethernet frames: the header with its VLAN tag, and the few kinds of frames that we send.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
@@ -20,13 +20,13 @@ pub(super) const ICMPV6: u8 = 58;
 
 /// Hop limit that proves that a neighbour discovery packet comes from this link (RFC 4861 7.1).
 pub(super) const ND_HOP_LIMIT: u8 = 255;
-/// Time to live of everything else.
+/// TTL and hop limit of everything else.
 const HOP_LIMIT: u8 = 64;
 
-/// Bits of a tag control field that name the VLAN.
+/// The bits of the tag control information that are the VLAN id.
 const VID: u16 = 0x0fff;
 
-/// An Ethernet frame taken apart.
+/// A parsed Ethernet frame.
 pub(super) struct Ethernet<'a> {
     pub(super) dst: Mac,
     pub(super) src: Mac,
@@ -72,7 +72,7 @@ pub(super) struct FrameHeader {
 }
 
 impl FrameHeader {
-    /// Writes the header and returns the `len` bytes behind it, and the length of the frame.
+    /// Writes the header. Returns the `len` bytes after it, and the length of the frame; `None` if `out` is too short.
     fn begin<'a>(&self, out: &'a mut [u8], ethertype: u16, len: usize) -> Option<(&'a mut [u8], usize)> {
         let (header, out) = out.split_first_chunk_mut::<12>()?;
         header[..6].copy_from_slice(&self.dst.0);
@@ -97,7 +97,7 @@ fn eth(mac: Mac) -> EthernetAddress {
     EthernetAddress(mac.0)
 }
 
-/// An ARP reply: `ours` is at our Ethernet address.
+/// Writes an ARP reply: `ours` is at our Ethernet address. Returns the length of the frame; `None` if `out` is too short.
 pub(super) fn arp_reply(
     out: &mut [u8],
     header: FrameHeader,
@@ -115,7 +115,7 @@ pub(super) fn arp_reply(
     arp(out, header, &repr)
 }
 
-/// An ARP request: who has `target`?
+/// Writes an ARP request: who has `target`?
 pub(super) fn arp_request(
     out: &mut [u8],
     header: FrameHeader,
@@ -138,7 +138,7 @@ fn arp(out: &mut [u8], header: FrameHeader, repr: &ArpRepr) -> Option<usize> {
     Some(len)
 }
 
-/// An ICMP message over IPv4.
+/// Writes an ICMP message over IPv4.
 pub(super) fn icmpv4(
     out: &mut [u8],
     header: FrameHeader,
@@ -160,7 +160,7 @@ pub(super) fn icmpv4(
     Some(len)
 }
 
-/// An ICMPv6 message; neighbour discovery goes with the hop limit that it demands.
+/// Writes an ICMPv6 message; neighbour discovery gets the hop limit that it demands.
 pub(super) fn icmpv6(
     out: &mut [u8],
     header: FrameHeader,
@@ -183,7 +183,7 @@ pub(super) fn icmpv6(
     Some(len)
 }
 
-/// A neighbour solicitation for `target`, to its multicast group or unicast.
+/// Writes a neighbour solicitation for `target`, to its multicast group or to its own address.
 pub(super) fn solicitation(
     out: &mut [u8],
     header: FrameHeader,
@@ -196,7 +196,7 @@ pub(super) fn solicitation(
     icmpv6(out, header, ours, dst, &Icmpv6Repr::Ndisc(solicit))
 }
 
-/// The Internet checksum of `parts` (RFC 1071), all but the last of an even length; 0 if they include their right checksum.
+/// The Internet checksum of `parts` (RFC 1071). All parts except the last need an even length. 0 if they include their correct checksum.
 pub(super) fn checksum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let sum: u32 = words.map(|w| u32::from(w[0]) << 8 | u32::from(*w.get(1).unwrap_or(&0))).sum();
@@ -214,7 +214,7 @@ pub(super) fn icmpv6_pseudo(src: Ipv6Addr, dst: Ipv6Addr, len: usize) -> [u8; 40
     pseudo
 }
 
-/// An IGMPv2 message (RFC 2236 2): time to live 1, with the router alert option.
+/// Writes an IGMPv2 message (RFC 2236 2): TTL 1, with the router alert option.
 pub(super) fn igmp(
     out: &mut [u8],
     header: FrameHeader,
@@ -240,7 +240,7 @@ pub(super) fn igmp(
     Some(len)
 }
 
-/// An MLDv1 message (RFC 2710 3): hop limit 1, with the router alert option.
+/// Writes an MLDv1 message (RFC 2710 3): hop limit 1, with the router alert option.
 pub(super) fn mld(
     out: &mut [u8],
     header: FrameHeader,
@@ -278,13 +278,13 @@ pub(super) fn router_alert(mut options: &[u8]) -> bool {
     false
 }
 
-/// The solicited-node multicast address in `ff02::1:ff00:0/104` (RFC 4291 2.7.1).
+/// The solicited-node multicast address of an address, in `ff02::1:ff00:0/104` (RFC 4291 2.7.1).
 pub(super) fn solicited_node(addr: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = addr.octets();
     Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c])
 }
 
-/// The Ethernet group of an IPv6 multicast address.
+/// The Ethernet multicast address of an IPv6 multicast address.
 pub(super) fn group(addr: Ipv6Addr) -> Mac {
     Mac::multicast(&Gid(addr.octets()))
 }

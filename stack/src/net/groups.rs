@@ -1,8 +1,8 @@
-//! Multicast groups of this host: the reports to the link's routers and switches (RFC 2236, RFC 2710).
+//! Multicast groups of this host: their reports to the link's routers and switches (RFC 2236, RFC 2710).
 //!
-//! A group is reported when it is joined, [`GROUP_REPORTS`] times in all, [`GROUP_REPORT_GAP`] apart, because a report may be
-//! lost; and once at a random moment after each query. When the last user leaves, a leave message goes to the routers. As in the
-//! later versions of both protocols, reports of other hosts do not suppress ours: a snooping switch needs to see every member.
+//! A group is reported [`GROUP_REPORTS`] times when it is joined, [`GROUP_REPORT_GAP`] apart, because a report may be lost; and once at a
+//! random time after each query. When the last user leaves, a leave message goes to the routers. As in the later versions of both
+//! protocols, reports of other hosts do not suppress ours: a snooping switch needs to see every member.
 
 use core::time::Duration;
 
@@ -33,9 +33,9 @@ pub(super) enum Membership {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     group: Gid,
-    /// Reports that are left to send; a query makes it one at least.
+    /// Reports that are left to send; a query raises this to one at least.
     left: u8,
-    /// The group has no user any more; a leave message is due.
+    /// Whether the group has no user any more; then a leave message is due.
     leaving: bool,
     /// When the next message is due.
     next: Instant,
@@ -46,7 +46,7 @@ pub(super) struct Groups {
     entries: Vec<Entry>, // capacity MCAST_GRP_MAX
     /// No entry is due earlier.
     deadline: Instant,
-    /// State of the sequence that spreads answers.
+    /// State of the random sequence that spreads reports.
     random: u64,
 }
 
@@ -68,7 +68,7 @@ impl Groups {
         }
     }
 
-    /// When [`Groups::poll`] is to be called next, at the earliest.
+    /// The earliest time at which [`Groups::poll`] has something to return; `None` if nothing is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         (self.deadline != Instant::FAR).then_some(self.deadline)
     }
@@ -77,7 +77,7 @@ impl Groups {
         self.entries.iter().any(|e| e.group == *group && !e.leaving)
     }
 
-    /// Joins a group; joining it again changes nothing.
+    /// Joins a group; to join it again changes nothing.
     pub(super) fn join(&mut self, now: Instant, group: &Gid) -> Result<(), JoinError> {
         if !group.is_multicast() {
             return Err(JoinError::NotMulticast(*group));
@@ -93,7 +93,7 @@ impl Groups {
             Some(i) => self.entries[i] = joined, // the leave message is obsolete
             None if self.entries.len() < MCAST_GRP_MAX => self.entries.push(joined),
             None => {
-                // A leave message is evicted: routers find out by their queries.
+                // A leave message is given up: routers find out by their queries.
                 let leaving = self.entries.iter().position(|e| e.leaving).ok_or(JoinError::Full)?;
                 self.entries[leaving] = joined;
             }
@@ -114,7 +114,7 @@ impl Groups {
         true
     }
 
-    /// Reports every group anew: the link came up, perhaps with other routers or switches at its end.
+    /// Schedules reports of all groups: the link came up, perhaps with other routers or switches at its end.
     pub(super) fn announce(&mut self, now: Instant) {
         for e in self.entries.iter_mut().filter(|e| !e.leaving && !unreported(&e.group)) {
             (e.left, e.next) = (GROUP_REPORTS, now);
@@ -122,7 +122,8 @@ impl Groups {
         }
     }
 
-    /// A router queries the members of one group, or of all of a family; we answer within `max`. Returns whether we are a member.
+    /// Handles a router's query for the members of one group, or of all groups of a family. Schedules reports within `max`. Returns whether
+    /// we are a member.
     pub(super) fn query(&mut self, now: Instant, group: Option<&Gid>, ipv4: bool, max: Duration) -> bool {
         let mut any = false;
         for i in 0..self.entries.len() {
@@ -141,7 +142,7 @@ impl Groups {
         any
     }
 
-    /// The next message that is due; call until `None`.
+    /// Returns the next message that is due. Call it until it returns `None`.
     pub(super) fn poll(&mut self, now: Instant) -> Option<Membership> {
         if now < self.deadline {
             return None;
@@ -160,7 +161,7 @@ impl Groups {
         Some(Membership::Report(e.group))
     }
 
-    /// A moment up to `max` away (SplitMix64).
+    /// A random time of up to `max` (SplitMix64).
     fn spread(&mut self, max: Duration) -> Duration {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
@@ -171,8 +172,8 @@ impl Groups {
     }
 }
 
-/// The largest delay of an IGMP query: tenths of a second, or from 128 on a mantissa and an exponent (RFC 3376 4.1.1). Zero, from
-/// routers of version 1, stands for 10 s (RFC 2236 4).
+/// The largest delay of answers to an IGMP query: tenths of a second, or from 128 on a mantissa and an exponent (RFC 3376 4.1.1). Zero,
+/// from routers of version 1, stands for 10 s (RFC 2236 4).
 pub(super) fn igmp_delay(code: u8) -> Duration {
     let tenths = match code {
         0 => 100,
@@ -182,7 +183,7 @@ pub(super) fn igmp_delay(code: u8) -> Duration {
     Duration::from_millis(u64::from(tenths) * 100)
 }
 
-/// The largest delay of an MLD query: milliseconds, or from 32768 on a mantissa and an exponent (RFC 3810 5.1.3).
+/// The largest delay of answers to an MLD query: milliseconds, or from 32768 on a mantissa and an exponent (RFC 3810 5.1.3).
 pub(super) fn mld_delay(code: u16) -> Duration {
     let ms = match code {
         0..0x8000 => u32::from(code),

@@ -1,9 +1,9 @@
 //! The duties of an IP host on its link: turns frames that are not RoCE into answers and known neighbours.
 //!
-//! Answers ARP, neighbour discovery and echo requests for our addresses, resolves the Ethernet addresses of others, and keeps the
-//! GID table. Joins multicast groups, reports them to the link's routers and answers their queries. Reads no clock, does no I/O,
-//! and allocates nothing for strangers. Called by a shard, for frames that `wire` does not take for RoCE and for destinations that
-//! the shard has to reach, and by tests.
+//! Answers ARP, neighbour discovery and echo requests for our addresses, resolves the Ethernet addresses of others, and keeps the GID
+//! table. Joins multicast groups, reports them to the link's routers and answers their queries. Reads no clock, does no I/O, and allocates
+//! nothing for *strangers*: hosts that this host did not resolve. Called by a shard, for frames that `wire` does not recognise as RoCE and
+//! for destinations that the shard has to reach, and by tests.
 //!
 //! ```
 //! use stack::id::{Gid, Mac};
@@ -71,7 +71,7 @@ const MLD_REPORT: u8 = 131;
 const MLD_DONE: u8 = 132;
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// The host side of one port.
+/// The IP host of one port.
 #[derive(Debug)]
 pub struct Net {
     mac: Mac,
@@ -87,14 +87,14 @@ pub struct Net {
     counters: [u64; COUNTERS],
 }
 
-/// How a frame ended: answered with so many bytes, processed without an answer, or ignored.
+/// What became of a frame: answered with this many bytes, processed without an answer, or ignored for this reason.
 type Handled = Result<Option<usize>, NetCounter>;
 
 impl Net {
     /// A host with these addresses, which knows no neighbour.
     ///
-    /// Takes any configuration: a prefix longer than its address counts as the whole address, a VLAN id is cut to its 12 bits,
-    /// and 0 is no VLAN. [`NetConfig::check`] finds such mistakes.
+    /// Accepts any configuration: a prefix longer than its address counts as the whole address, a VLAN id is cut to its 12 bits, and VLAN
+    /// id 0 means untagged. [`NetConfig::check`] finds such mistakes.
     pub fn new(config: &NetConfig) -> Self {
         Self {
             mac: config.mac,
@@ -120,8 +120,8 @@ impl Net {
         &self.gids
     }
 
-    /// Takes one more address, and announces it on the link by [`Net::poll_transmit`], once (RFC 5227 2.3, RFC 4861 7.2.6). Does
-    /// not check whether another host has it.
+    /// Adds an address. [`Net::poll_transmit`] announces it on the link, once (RFC 5227 2.3, RFC 4861 7.2.6). Does not check whether
+    /// another host has it.
     pub fn add_address(&mut self, addr: IpAddr, prefix: u8) {
         let gid = Gid::from_ip(addr);
         self.gids.add(gid);
@@ -133,7 +133,7 @@ impl Net {
         }
     }
 
-    /// Gives an address up: requests for it are not answered any more.
+    /// Removes an address: requests for it are not answered any more.
     pub fn remove_address(&mut self, addr: IpAddr) {
         let gid = Gid::from_ip(addr);
         self.gids.remove(&gid);
@@ -142,13 +142,12 @@ impl Net {
         self.announce.retain(|g| *g != gid);
     }
 
-    /// A removed address, from which a queue pair still sent, is gone for good: holders of an answer of [`Net::resolve`] have to
-    /// resolve again.
+    /// Makes holders of an answer of [`Net::resolve`] resolve again: a removed address, from which a queue pair still sent, is now unused.
     pub fn source_gone(&mut self) {
         self.neighbours.routes_changed();
     }
 
-    /// The frame that announces to all hosts on the link that an address is at our Ethernet address.
+    /// Writes the frame that announces to all hosts on the link that an address is at our Ethernet address.
     fn announcement(&self, gid: &Gid, out: &mut [u8]) -> Option<usize> {
         if let Some(ours) = gid.as_v4() {
             return frame::arp_request(out, self.header_to(Mac::BROADCAST), ours.into(), ours.into());
@@ -167,7 +166,7 @@ impl Net {
         frame::belongs(tci, self.vlan)
     }
 
-    /// How often something happened.
+    /// The value of a counter.
     pub fn counter(&self, which: NetCounter) -> u64 {
         self.counters[which as usize]
     }
@@ -181,11 +180,11 @@ impl Net {
         self.counters[which as usize] += 1;
     }
 
-    /// Where frames to `dst` go: the Ethernet address of the destination or of its gateway. Sends a request if need be: then
-    /// [`Net::poll_transmit`] has something to send.
+    /// The Ethernet address to which frames for `dst` go: that of the destination, or of its gateway. If a request is necessary,
+    /// [`Net::poll_transmit`] returns it.
     ///
-    /// Our own addresses are at our Ethernet address, multicast addresses at their Ethernet group. The answer holds until
-    /// [`Net::generation`] moves.
+    /// Our own addresses are at our Ethernet address, multicast addresses at their Ethernet group. The answer is valid until
+    /// [`Net::generation`] changes.
     pub fn resolve(&mut self, now: Instant, dst: &Gid) -> Resolution {
         match self.next_hop(dst) {
             Ok(next_hop) => self.resolve_neighbour(now, &next_hop, Initiator::Program),
@@ -193,9 +192,9 @@ impl Net {
         }
     }
 
-    /// [`Net::resolve`] for a queue pair, which holds the neighbour from now on, in place of the one that it held `before`: a
-    /// held neighbour is refreshed without further calls and is never evicted. [`Net::changes`] reports when its answer changes;
-    /// [`Net::release`] ends the hold. `None`: the destination has no neighbour.
+    /// Same as [`Net::resolve`], for a queue pair that holds the neighbour from now on, in place of the neighbour `before`. A held
+    /// neighbour is refreshed without further calls and is never evicted. [`Net::changes`] reports when its answer changes;
+    /// [`Net::release`] ends the hold. The id is `None` if the destination has no neighbour.
     pub fn hold(
         &mut self,
         now: Instant,
@@ -219,12 +218,12 @@ impl Net {
         }
     }
 
-    /// Ends what [`Net::hold`] began.
+    /// Ends a hold of [`Net::hold`].
     pub fn release(&mut self, id: NeighbourId) {
         self.neighbours.release(id);
     }
 
-    /// A held neighbour did not answer: checks whether it is still there, though not more often than once a second.
+    /// Checks whether a held neighbour, which did not answer, is still there; at most once a second.
     pub fn recheck(&mut self, now: Instant, id: NeighbourId) {
         self.neighbours.recheck(now, id);
     }
@@ -234,8 +233,8 @@ impl Net {
         self.neighbours.changes(since, each);
     }
 
-    /// [`Net::resolve`] for an answer to a stranger. If the neighbour table does not have the stranger, the answer goes to the
-    /// Ethernet address that [`Net::note_reply_mac`] was given, and costs no request and no entry.
+    /// Same as [`Net::resolve`], for an answer to a stranger. If the neighbour table does not have the stranger, the answer goes to the
+    /// Ethernet address that [`Net::note_reply_mac`] recorded. That costs neither a request nor an entry.
     pub fn resolve_answer(&mut self, now: Instant, dst: &Gid) -> Resolution {
         match self.next_hop(dst) {
             Ok(next_hop) if next_hop == *dst && !self.neighbours.contains(dst) => {
@@ -249,7 +248,7 @@ impl Net {
         }
     }
 
-    /// Remembers the Ethernet address of a message that will be answered, for the answer alone: nothing else is sent there.
+    /// Records the Ethernet address of a message that will be answered. It is used for the answer only.
     pub fn note_reply_mac(&mut self, now: Instant, src: &Gid, mac: Mac) {
         if is_unicast(mac) && mac != self.mac {
             self.reply_macs.note(now, src, mac);
@@ -264,7 +263,7 @@ impl Net {
         answer
     }
 
-    /// The neighbour to which frames for a destination go, or the answer where there is none.
+    /// The neighbour to which frames for a destination go. The error is the answer for a destination without a neighbour.
     fn next_hop(&self, dst: &Gid) -> Result<Gid, Resolution> {
         if dst.is_multicast() {
             return Err(Resolution::Known(Mac::multicast(dst)));
@@ -278,8 +277,8 @@ impl Net {
         self.routes.next_hop(dst).filter(is_host).ok_or(Resolution::Failed)
     }
 
-    /// Our address from which a destination is reached: one on its subnet, else any of its family. `None`: there is no route to
-    /// it, or no host can have that address. A group needs no route.
+    /// Our address from which a destination is reached: one on its subnet, otherwise any of its family. `None` if there is no route to it,
+    /// or no host can have that address. A multicast group needs no route.
     pub fn source_to(&self, dst: &Gid) -> Option<Gid> {
         if !dst.is_multicast() {
             self.routes.next_hop(dst).filter(is_host)?;
@@ -287,13 +286,13 @@ impl Net {
         self.routes.source_for(dst)
     }
 
-    /// Changes whenever an answer that [`Net::resolve`] or [`Net::hold`] gave may have changed; never 0. It also changes when an
-    /// answer without a holder is old: resolving again then refreshes it.
+    /// A number that changes whenever an answer that [`Net::resolve`] or [`Net::hold`] gave may have changed; never 0. It also changes when
+    /// an answer without a holder is old: to resolve again then refreshes it.
     pub fn generation(&self) -> u64 {
         self.neighbours.generation()
     }
 
-    /// When to call [`Net::poll_transmit`] next; `None`: not before another call changes that.
+    /// When to call [`Net::poll_transmit`] next. `None`: not until another call changes that.
     pub fn poll_timeout(&self) -> Option<Instant> {
         if !self.announce.is_empty() {
             return Some(Instant::ZERO);
@@ -302,8 +301,7 @@ impl Net {
         a.into_iter().chain(b).min()
     }
 
-    /// Becomes a member of a multicast group: reports it to routers and switches, and answers queries. Joining a group again
-    /// changes nothing.
+    /// Joins a multicast group: reports it to routers and switches, and answers queries. To join a group again changes nothing.
     ///
     /// # Errors
     /// [`JoinError`].
@@ -316,18 +314,18 @@ impl Net {
         self.groups.leave(now, group)
     }
 
-    /// Whether we are in a multicast group by [`Net::join`].
+    /// Whether we have joined a multicast group by [`Net::join`].
     pub fn is_member(&self, group: &Gid) -> bool {
         self.groups.contains(group)
     }
 
-    /// The link came up: reports our groups to the routers and switches at its end.
+    /// Reports all our groups again. Call it when the link came up: other routers and switches may be at its end.
     pub fn report_groups(&mut self, now: Instant) {
         self.groups.announce(now);
     }
 
-    /// Writes the next request that is due into `out` (at least [`FRAME_MAX`] bytes) and returns the frame's length.
-    /// Call until `None`.
+    /// Writes the next frame that is due into `out` (at least [`FRAME_MAX`] bytes) and returns the frame's length in bytes. Call it until
+    /// it returns `None`.
     pub fn poll_transmit(&mut self, now: Instant, out: &mut [u8]) -> Option<usize> {
         if let Some(gid) = self.announce.pop_front() {
             let sent = self.announcement(&gid, out);
@@ -378,7 +376,7 @@ impl Net {
         if let Some(of) = group.as_v4() {
             let dst = if leave { [224, 0, 0, 2] } else { of };
             let kind = if leave { IGMP_LEAVE } else { IGMP_REPORT };
-            // A host without an address of the family reports all the same (RFC 3376 4.2.13).
+            // A host without an address of the family sends reports all the same (RFC 3376 4.2.13).
             let src = self.routes.source_for(&group).and_then(|g| g.as_v4()).unwrap_or_default();
             let header = self.header_to(Mac::multicast(&Gid::v4(dst)));
             frame::igmp(out, header, src.into(), dst.into(), kind, of.into())
@@ -391,11 +389,11 @@ impl Net {
         }
     }
 
-    /// Takes a frame that is not RoCE. Writes the answer, if there is one, into `reply` and returns its length. An empty
-    /// `reply` says that no answer can be sent.
+    /// Handles a frame that is not RoCE. Writes the answer, if there is one, into `reply` and returns its length in bytes. If no answer can
+    /// be sent, pass an empty `reply`.
     ///
-    /// `frame` may be any bytes; what is ignored is counted. An answer is never longer than its request, except that the answer to
-    /// a neighbour solicitation without a source address option has up to [`FRAME_MAX`] bytes.
+    /// `frame` may be any bytes; ignored frames are counted. An answer is never longer than its request, except that the answer to a
+    /// neighbour solicitation without a source address option has up to [`FRAME_MAX`] bytes.
     pub fn handle_frame(&mut self, now: Instant, frame: &[u8], reply: &mut [u8]) -> Option<usize> {
         let reason = match self.handle(now, frame, reply) {
             Ok(reply_len) => return reply_len,
@@ -432,14 +430,14 @@ impl Net {
         FrameHeader { src: self.mac, dst, vlan: self.vlan }
     }
 
-    /// Counts an answer that was written, or that did not fit.
+    /// Counts an answer that was written. An error if it did not fit.
     fn answered(&mut self, which: NetCounter, len: Option<usize>) -> Handled {
         let len = len.ok_or(NetCounter::ReplyTooLong)?;
         self.count(which);
         Ok(Some(len))
     }
 
-    /// Takes over a neighbour's Ethernet address, if the table allows it.
+    /// Learns a neighbour's Ethernet address, if the table allows it.
     fn learn(&mut self, now: Instant, gid: &Gid, mac: Mac, via: Via) -> Learned {
         let near = self.routes.on_link(gid);
         let learned = self.neighbours.learn(now, gid, mac, via, near);
@@ -455,8 +453,8 @@ impl Net {
         learned
     }
 
-    /// RFC 826, with the checks of RFC 5227: answers a request for us and remembers its sender; any other packet only updates a
-    /// known sender.
+    /// Handles ARP (RFC 826, with the checks of RFC 5227): answers a request for us and remembers its sender; any other packet only updates
+    /// a known sender.
     fn handle_arp(&mut self, now: Instant, frame: &Ethernet<'_>, reply: &mut [u8]) -> Handled {
         let packet = ArpPacket::new_checked(frame.payload).map_err(|_| NetCounter::BadArp)?;
         let ArpRepr::EthernetIpv4 {
@@ -504,7 +502,8 @@ impl Net {
         }
     }
 
-    /// Echo requests to our address (RFC 792, RFC 1122 3.2.2.6). The answer goes to the Ethernet address of the request.
+    /// Handles IPv4: echo requests to our address (RFC 792, RFC 1122 3.2.2.6) and IGMP. The answer goes to the Ethernet address of the
+    /// request.
     fn handle_ipv4(&mut self, now: Instant, frame: &Ethernet<'_>, reply: &mut [u8]) -> Handled {
         let packet = Ipv4Packet::new_checked(frame.payload).map_err(|_| NetCounter::BadIp)?;
         if packet.version() != 4 || packet.header_len() < 20 || !packet.verify_checksum() {
@@ -540,7 +539,7 @@ impl Net {
         self.answered(NetCounter::EchoAnswered, len)
     }
 
-    /// Neighbour discovery and echo requests. Packets with extension headers are ignored, but for MLD.
+    /// Handles IPv6: neighbour discovery, echo requests and MLD. Other packets with extension headers are ignored.
     fn handle_ipv6(&mut self, now: Instant, frame: &Ethernet<'_>, reply: &mut [u8]) -> Handled {
         let packet = Ipv6Packet::new_checked(frame.payload).map_err(|_| NetCounter::BadIp)?;
         if packet.version() != 6 {
@@ -604,7 +603,7 @@ impl Net {
         }
     }
 
-    /// RFC 4861 7.1.1 and 7.2.3, 7.2.4.
+    /// Handles a neighbour solicitation (RFC 4861 7.1.1, 7.2.3, 7.2.4).
     #[expect(clippy::too_many_arguments, reason = "the fields of one packet")]
     fn handle_solicitation(
         &mut self,
@@ -638,7 +637,7 @@ impl Net {
         self.answered(NetCounter::SolicitationAnswered, len)
     }
 
-    /// RFC 4861 7.1.2 and 7.2.5.
+    /// Handles a neighbour advertisement (RFC 4861 7.1.2, 7.2.5).
     fn handle_advertisement(
         &mut self,
         now: Instant,
@@ -657,7 +656,7 @@ impl Net {
         }
         let target = Gid(target.octets());
         let known = self.neighbours.mac(&target);
-        // An answer to a unicast request need not repeat its Ethernet address.
+        // An answer to a unicast request may leave out the Ethernet address.
         let Some(mac) = mac.or(known.filter(|known| solicited && *known == frame_src)) else {
             return Err(if known.is_some() { NetCounter::BadNd } else { NetCounter::UnsolicitedAnswer });
         };
@@ -671,7 +670,7 @@ impl Net {
         }
     }
 
-    /// A query for members of IPv4 groups, of any version: what later versions add does not matter to a host that wants all sources
+    /// Handles a query for members of IPv4 groups, of any version: what later versions add does not matter to a host that wants all sources
     /// of a group (RFC 3376 7.2.1).
     fn handle_igmp(&mut self, now: Instant, dst: Ipv4Addr, message: &[u8]) -> Handled {
         let Some(&[kind, code, _, _, a, b, c, d]) = message.first_chunk::<8>() else {
@@ -692,8 +691,7 @@ impl Net {
         self.queried(now, Some(group).filter(|_| !general), true, groups::igmp_delay(code))
     }
 
-    /// A query for members of IPv6 groups, of any version, with the checks of RFC 2710 5: from this link, with a router
-    /// alert.
+    /// Handles a query for members of IPv6 groups, of any version, with the checks of RFC 2710 5: from this link, with a router alert.
     fn handle_mld(&mut self, now: Instant, packet: &Ipv6Packet<&[u8]>) -> Handled {
         let (src, dst) = (packet.src_addr(), packet.dst_addr());
         let payload = packet.payload();
@@ -742,14 +740,14 @@ impl Net {
         gid.as_v4().is_none() && self.gids.is_local(&gid)
     }
 
-    /// Whether an IPv6 group has us as a member: all nodes, and the solicited-node groups of our addresses.
+    /// Whether we are a member of an IPv6 group without having joined it: all nodes, and the solicited-node groups of our addresses.
     fn is_our_group(&self, addr: &Ipv6Addr) -> bool {
         let mut ours = self.gids.iter().filter(|g| g.as_v4().is_none());
         *addr == ALL_NODES || ours.any(|g| frame::solicited_node(Ipv6Addr::from(g.0)) == *addr)
     }
 }
 
-/// The Ethernet address of a neighbour discovery option.
+/// The Ethernet address in a neighbour discovery option.
 fn mac_of(option: RawHardwareAddress) -> Result<Mac, NetCounter> {
     match <[u8; 6]>::try_from(option.as_bytes()) {
         Ok(bytes) if is_unicast(Mac(bytes)) => Ok(Mac(bytes)),

@@ -1,22 +1,22 @@
-//! The neighbour table: which address is at which Ethernet address, which are being resolved, which do not answer.
+//! The neighbour table: the Ethernet address of each address, which addresses are being resolved, and which do not answer.
 //!
-//! An entry is requested ([`NEIGHBOUR_TRIES`] times, [`NEIGHBOUR_RETRY`] apart), then used for [`NEIGHBOUR_LIFETIME`]. An old
-//! entry stays in use while it is refreshed: first by unicast requests, then by broadcast ones (multicast for IPv6).
+//! An entry is requested (up to [`NEIGHBOUR_TRIES`] times, [`NEIGHBOUR_RETRY`] apart), then used for [`NEIGHBOUR_LIFETIME`]. An old entry
+//! stays in use while it is refreshed: first by unicast requests, then by broadcast ones (multicast for IPv6).
 //!
 //! # What may move a neighbour
 //!
-//! Any host on the link can claim an address. So an entry that is *in use* (a queue pair holds it, or this host resolved it
-//! within its lifetime) does not follow a claim: its old Ethernet address is checked by unicast, and only if that stays silent
-//! for [`NEIGHBOUR_UNICAST_TRIES`] requests a broadcast one follows, and the host that answers has the address. Claims cause such
-//! a check at most once in [`NEIGHBOUR_CLAIM_GAP`]. An entry that is not in use follows at once. The host that answers the very
-//! first request has the address: at that moment a liar cannot be told from the neighbour. A configured entry, which never moves,
-//! protects against that.
+//! Any host on the link can claim an address. So an entry that is *in use* (a queue pair holds it, or this host resolved it within its
+//! lifetime) does not follow a claim. Instead, its old Ethernet address is checked by unicast. Only if that does not answer
+//! [`NEIGHBOUR_UNICAST_TRIES`] requests, a broadcast request follows, and the host that answers it gets the address. Claims cause such a
+//! check at most once in [`NEIGHBOUR_CLAIM_GAP`]. An entry that is not in use follows a claim at once. The host that answers the very first
+//! request gets the address: at that time a liar cannot be told from the neighbour. A configured entry, which never moves, protects against
+//! that.
 //!
 //! # What may have an entry
 //!
-//! An entry that a queue pair holds is never removed, and is refreshed without further calls. Entries that were only resolved are
-//! evicted by others of their kind, the longest unused first. Strangers, which this host did not resolve, share
-//! [`NEIGHBOUR_STRANGERS_MAX`] entries, of which the oldest is evicted. Each of these costs a bounded number of steps.
+//! An entry that a queue pair holds is never removed, and is refreshed without further calls. Entries that were only resolved are evicted
+//! by others of their kind, the longest unused first. Strangers, which this host did not resolve, share [`NEIGHBOUR_STRANGERS_MAX`]
+//! entries, of which the oldest is evicted. Each eviction takes a bounded number of steps.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -28,7 +28,7 @@ use crate::id::{Gid, Mac};
 use crate::mark::step;
 use crate::time::Instant;
 
-/// Changes that are remembered one by one; a caller that asks for older ones gets all held entries.
+/// The most changes that are remembered one by one. A caller that asks for older ones gets all held entries.
 const CHANGES: usize = 256;
 
 /// The answer to "where does a frame to this address go?".
@@ -36,38 +36,38 @@ const CHANGES: usize = 256;
 pub enum Resolution {
     /// At this Ethernet address.
     Known(Mac),
-    /// Requested; resolve again when the generation moves.
+    /// Requested. Resolve again when the generation changes.
     Pending,
-    /// No answer, or no route.
+    /// There was no answer, or there is no route.
     Failed,
 }
 
-/// An entry of the neighbour table, as long as a queue pair holds it.
+/// An entry of the neighbour table; valid while a queue pair holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct NeighbourId(pub u32);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// No entry: its place is free.
+    /// The entry is free.
     Free,
     /// Requested: `sent` requests so far, the next step at `next`.
     Incomplete { sent: u8, next: Instant },
-    /// Its Ethernet address is known; old from `until` on.
+    /// Its Ethernet address is known, and is old from `until` on.
     Known { mac: Mac, until: Instant },
     /// Its Ethernet address is known, and is being checked.
     Probe { mac: Mac, sent: u8, next: Instant },
-    /// Unreachable, until `until` at least.
+    /// It did not answer. It is not requested again before `until`.
     Failed { until: Instant },
 }
 
 /// Why the entry exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
-    /// Configured: never moves, never leaves.
+    /// Configured: never moves, and is never removed.
     Fixed,
     /// Resolved by this host, the last time at this instant.
     Used(Instant),
-    /// Of a stranger: not resolved by this host.
+    /// A stranger: not resolved by this host.
     Stranger,
 }
 
@@ -76,11 +76,11 @@ struct Entry {
     gid: Gid,
     state: State,
     origin: Origin,
-    /// Queue pairs that send to it.
+    /// Number of queue pairs that hold it.
     holders: u32,
-    /// A caller has its answer: the generation has to change when the answer does.
+    /// Whether a caller has its answer: the generation has to change when the answer does.
     given_out: bool,
-    /// It may have moved: its Ethernet address has to be checked, but not before `quiet_until`.
+    /// Whether it may have moved: its Ethernet address has to be checked, but not before `quiet_until`.
     recheck: bool,
     quiet_until: Instant,
 }
@@ -116,7 +116,7 @@ impl Entry {
         let recent = |used| now < Instant::after(used, NEIGHBOUR_LIFETIME);
         self.holders > 0 || matches!(self.origin, Origin::Used(used) if recent(used))
     }
-    /// Whether it may be evicted, and since when it is unused.
+    /// Since when it is unused. `None` if it may not be evicted.
     fn unused_since(&self) -> Option<Instant> {
         match (self.state, self.origin) {
             (State::Free, _) => None,
@@ -135,7 +135,7 @@ pub(super) struct Request {
     pub(super) mac: Option<Mac>,
 }
 
-/// What happens when an entry's deadline has come.
+/// What is due for an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Due {
     /// A request is to be sent.
@@ -144,36 +144,36 @@ pub(super) enum Due {
     Unreachable,
 }
 
-/// Who causes a resolution.
+/// Who caused a resolution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Initiator {
     /// The program.
     Program,
-    /// A stranger: its message is answered.
+    /// A stranger, whose message is answered.
     Stranger,
 }
 
-/// The packet in which an Ethernet address was claimed.
+/// The kind of packet that claimed an Ethernet address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Via {
-    /// In an answer to us.
+    /// An answer to us.
     Answer,
-    /// In a request to us: its sender is remembered.
+    /// A request to us, whose sender is remembered.
     Question,
-    /// In a broadcast, or in a packet to another host.
+    /// A broadcast, or a packet to another host.
     Other,
 }
 
-/// What a frame about a neighbour did.
+/// What a claim did to the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Learned {
-    /// Taken over.
+    /// The address was learned.
     Yes,
-    /// Taken over, and another entry was evicted.
+    /// The address was learned, and another entry was evicted.
     Evicted,
-    /// Not known, and not to be added.
+    /// The neighbour is unknown, and was not added.
     Unknown,
-    /// Another host has the address, as far as we know.
+    /// The claim was rejected: as far as we know, another host has the address.
     Disputed,
 }
 
@@ -193,13 +193,13 @@ pub(super) struct Neighbours {
     looked: usize,
     ahead: Instant,
     generation: u64,
-    /// Held entries that changed, each with the generation that this made; and the last generation before these.
+    /// Held entries that changed, each with the generation of the change; and the last generation before the oldest of them.
     changes: VecDeque<(u64, u32)>,
     changes_from: u64,
 }
 
 impl Neighbours {
-    /// A table with configured entries. Allocates for all entries that strangers and resolving can add.
+    /// Makes a table with configured entries. Allocates room for all entries that strangers and resolving can add.
     pub(super) fn new(fixed: &[(Gid, Mac)]) -> Self {
         let room = NEIGHBOUR_MAX + fixed.len();
         let mut table = Self {
@@ -228,19 +228,19 @@ impl Neighbours {
         table
     }
 
-    /// Changes when an answer that was given out may have changed; never 0.
+    /// A number that changes when an answer that was given out may have changed; never 0.
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Routes changed, and answers with them.
+    /// Invalidates all answers, because routes changed.
     pub(super) fn routes_changed(&mut self) {
         self.generation += 1;
         self.changes.clear();
         self.changes_from = self.generation;
     }
 
-    /// Held entries whose answer changed after generation `since`; all of them if that is not known any more.
+    /// Calls `each` for held entries whose answer changed after generation `since`; for all of them if that is not known any more.
     pub(super) fn changes(&self, since: u64, mut each: impl FnMut(NeighbourId)) {
         if since < self.changes_from {
             let held = self.entries.iter().enumerate().filter(|(_, e)| e.holders > 0);
@@ -250,7 +250,7 @@ impl Neighbours {
         new.for_each(|(_, id)| each(NeighbourId(*id)));
     }
 
-    /// When [`Neighbours::poll`] is to be called next, at the earliest.
+    /// The earliest time at which [`Neighbours::poll`] has something to return; `None` if nothing is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         (self.deadline != Instant::FAR).then_some(self.deadline)
     }
@@ -270,24 +270,24 @@ impl Neighbours {
         &mut self.entries[id as usize]
     }
 
-    /// The Ethernet address known for an address.
+    /// The Ethernet address of an address, if it is known.
     pub(super) fn mac(&self, gid: &Gid) -> Option<Mac> {
         self.find(gid).and_then(|id| self.entries[id as usize].mac())
     }
 
-    /// Whether there is an entry of an address.
+    /// Whether there is an entry for an address.
     pub(super) fn contains(&self, gid: &Gid) -> bool {
         self.find(gid).is_some()
     }
 
-    /// Notes the deadline of an entry that changed.
+    /// Takes account of the deadline of an entry that changed.
     fn note(&mut self, id: u32) {
         let at = self.entry(id).deadline();
         self.deadline = self.deadline.min(at);
         self.ahead = self.ahead.min(at);
     }
 
-    /// Notes that the answer of an entry changed.
+    /// Takes account of a change of an entry's answer, if anyone has the answer.
     fn changed(&mut self, id: u32) {
         let entry = self.entry(id);
         let (held, given_out) = (entry.holders > 0, core::mem::take(&mut entry.given_out));
@@ -305,7 +305,7 @@ impl Neighbours {
         }
     }
 
-    /// Resolves a neighbour. The flag: another entry was evicted.
+    /// Resolves a neighbour. Returns the answer, and whether another entry was evicted.
     pub(super) fn resolve(&mut self, now: Instant, gid: &Gid, initiator: Initiator) -> (Resolution, bool) {
         let (id, evicted) = self.want(now, gid, initiator);
         let entry = self.entry(id);
@@ -315,7 +315,8 @@ impl Neighbours {
         (answer, evicted)
     }
 
-    /// Resolves a neighbour and holds it from now on, in place of `before`. The flag: another entry was evicted.
+    /// Resolves a neighbour, which is held from now on in place of `before`. Returns its entry, the answer, and whether another entry was
+    /// evicted.
     pub(super) fn hold(
         &mut self,
         now: Instant,
@@ -353,7 +354,7 @@ impl Neighbours {
         }
     }
 
-    /// The holder of a neighbour got no answer from it. It may have moved, so its Ethernet address is checked.
+    /// Has the Ethernet address of a held neighbour checked. It may have moved, as its holder got no answer from it.
     pub(super) fn recheck(&mut self, now: Instant, id: NeighbourId) {
         let entry = self.entry(id.0);
         match entry.state {
@@ -366,7 +367,7 @@ impl Neighbours {
         self.note(id.0);
     }
 
-    /// The entry of a neighbour, made if it is missing, and whether another one was evicted for it.
+    /// Finds or makes the entry of a neighbour. Returns it, and whether another one was evicted for it.
     fn want(&mut self, now: Instant, gid: &Gid, initiator: Initiator) -> (u32, bool) {
         let Some(id) = self.find(gid) else {
             let state = State::Incomplete { sent: 0, next: now };
@@ -376,7 +377,7 @@ impl Neighbours {
             };
             return (self.insert(*gid, state, origin), evicted);
         };
-        // A stranger that this host resolves from now on takes a place among the resolved entries.
+        // A stranger that this host now resolves itself takes a place among the resolved entries.
         let joins = initiator == Initiator::Program && self.entry(id).origin == Origin::Stranger;
         let evicted = joins && self.room_for_used();
         let entry = self.entry(id);
@@ -400,7 +401,7 @@ impl Neighbours {
         (id, evicted)
     }
 
-    /// A neighbour claimed an Ethernet address. Unknown ones are added if they requested us and are `near` (on the link).
+    /// Handles a claim of an Ethernet address. An unknown neighbour is added if it sent us a request and is `near` (on the link).
     pub(super) fn learn(&mut self, now: Instant, gid: &Gid, mac: Mac, via: Via, near: bool) -> Learned {
         let known = State::Known { mac, until: now.after(NEIGHBOUR_LIFETIME) };
         let Some(id) = self.find(gid) else {
@@ -486,12 +487,12 @@ impl Neighbours {
         self.free.push(id);
     }
 
-    /// Entries that were resolved and have no holder.
+    /// Number of entries that were resolved and have no holder.
     fn merely_used(&self) -> usize {
         self.by_gid.len() - self.kept - self.strangers.len()
     }
 
-    /// Makes room for a stranger: whether an entry was evicted.
+    /// Makes room for a stranger. Returns whether an entry was evicted.
     fn room_for_stranger(&mut self) -> bool {
         let oldest = self.strangers.front().copied();
         let full = self.strangers.len() >= NEIGHBOUR_STRANGERS_MAX;
@@ -501,7 +502,7 @@ impl Neighbours {
         full
     }
 
-    /// Makes room for one that this host resolves: whether an entry was evicted.
+    /// Makes room for a neighbour that this host resolves. Returns whether an entry was evicted.
     fn room_for_used(&mut self) -> bool {
         let full = self.merely_used() >= NEIGHBOUR_MAX - NEIGHBOUR_STRANGERS_MAX;
         if full {
@@ -510,7 +511,8 @@ impl Neighbours {
         full
     }
 
-    /// Evicts the entry that was not resolved for longest. Takes one pass over the table; only callers that resolve very many pay.
+    /// Evicts the entry that was resolved least recently. It takes one pass over the table; only callers that resolve very many neighbours
+    /// pay for that.
     fn evict_used(&mut self) {
         let unused = |id: usize| Some((self.entries[id].unused_since()?, id));
         if let Some((_, id)) = (0..self.entries.len()).filter_map(unused).min() {
@@ -518,8 +520,8 @@ impl Neighbours {
         }
     }
 
-    /// The next thing that is due; call until `None`. Nothing is due before [`Neighbours::deadline`]. All calls until
-    /// `None` are one pass over the table, and another one where something became due behind it.
+    /// Returns the next thing that is due. Call it until it returns `None`. Nothing is due before [`Neighbours::deadline`]. All calls until
+    /// `None` make one pass over the table, and another one if something became due at entries that the pass had left.
     pub(super) fn poll(&mut self, now: Instant) -> Option<Due> {
         while self.deadline <= now {
             if self.looked == 0 {
@@ -540,7 +542,7 @@ impl Neighbours {
         None
     }
 
-    /// Does the work that is due for an entry.
+    /// Does the work that is due for an entry. Returns what the caller has to do.
     fn run(&mut self, now: Instant, id: u32) -> Option<Due> {
         let entry = self.entry(id);
         let asked = match entry.state {

@@ -1,7 +1,7 @@
-//! The Ethernet addresses from which strangers' messages came, for the replies to them.
+//! The Ethernet addresses from which messages of strangers came, for the replies to them.
 //!
-//! Separate from the neighbour table, so that a stranger's message neither changes nor fills that. A fixed number of places;
-//! addresses that hash to the same place share it.
+//! Separate from the neighbour table, so that a stranger's message neither changes nor fills that. The number of places is fixed. Addresses
+//! that hash to the same place replace each other.
 
 use crate::config::{NEIGHBOUR_LIFETIME, REPLY_MACS};
 use crate::id::{Gid, Mac};
@@ -24,12 +24,12 @@ impl Default for ReplyMacs {
 }
 
 impl ReplyMacs {
-    /// A message of `gid` came from this Ethernet address.
+    /// Records the Ethernet address from which a message of `gid` came.
     pub(super) fn note(&mut self, now: Instant, gid: &Gid, mac: Mac) {
         self.0[place(gid)] = Some(Sender { gid: *gid, mac, at: now });
     }
 
-    /// The Ethernet address from which the last message of `gid` came, if that was lately.
+    /// The Ethernet address from which the last message of `gid` came. `None` if none came within [`NEIGHBOUR_LIFETIME`].
     pub(super) fn mac(&self, now: Instant, gid: &Gid) -> Option<Mac> {
         let lately = |sender: &&Sender| sender.gid == *gid && now < sender.at.after(NEIGHBOUR_LIFETIME);
         self.0[place(gid)].as_ref().filter(lately).map(|sender| sender.mac)

@@ -1,4 +1,4 @@
-//! An alarm clock: when work that is done between turns is due next.
+//! An alarm: when work that is done between turns is due next.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,11 +16,11 @@ impl Default for Alarm {
 }
 
 impl Alarm {
-    /// There is work now.
+    /// Sets the alarm: there is work now.
     pub fn ring(&self) {
         self.0.store(0, Ordering::Release);
     }
-    /// There is work at `at` at the latest.
+    /// Sets the alarm: there is work at `at` at the latest.
     pub fn at_the_latest(&self, at: Instant) {
         self.0.fetch_min(at.as_nanos(), Ordering::AcqRel);
     }
@@ -28,7 +28,7 @@ impl Alarm {
     pub fn begin(&self) {
         self.0.swap(u64::MAX, Ordering::AcqRel);
     }
-    /// When work is due; `None`: the alarm is not set.
+    /// When work is due; `None` if the alarm is not set.
     #[inline]
     pub fn due(&self) -> Option<Instant> {
         match self.0.load(Ordering::Relaxed) {

@@ -1,9 +1,9 @@
 #![allow(unsafe_code)]
-//! Work on a thread of its own: what another process can make wait for as long as it likes, or what takes longer than a turn may.
+//! Does work on a thread of its own: work that another process can block for as long as it likes, or that takes longer than a turn may.
 //!
-//! close(2) is the common case. It waits for whoever serves a file of FUSE, and for the data of a TCP socket that lingers; and with a
-//! unix socket it closes the descriptors that nobody has received from it. Each piece of work has its own thread, which ends with
-//! it, so that one that waits keeps no other. How much there may be at a time is the caller's to bound.
+//! close(2) is the common case. It waits for the server of a FUSE file, and for the data of a TCP socket that lingers; and closing a unix
+//! socket also closes the descriptors that nobody has received from it. Each piece of work has its own thread, which ends with it, so that
+//! one that blocks holds up no other. The caller bounds how many there are at a time.
 
 use super::lock::lock;
 use super::process::Process;
@@ -20,17 +20,17 @@ const STACK: usize = 256 << 10;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Work for which there was no thread, and whether there is any.
+/// Work for which no thread could be started, and whether there is any.
 static LEFT: Mutex<Vec<Work>> = Mutex::new(Vec::new());
 static IS_SHORT: AtomicBool = AtomicBool::new(false);
 
-/// Does `work` on a thread of its own; where no thread can be had, as soon as [`retry`] is called and there is one.
+/// Does `work` on a thread of its own. If no thread can be started, the work waits until [`retry`] can start one.
 pub fn run(work: impl FnOnce() + Send + 'static) {
     start(Box::new(work));
 }
 
 fn start(work: Work) {
-    // A thread that cannot be made drops what it was given: so that gets only a way to the work.
+    // If a thread cannot be started, its closure is dropped. So the closure only shares the work.
     let place = Arc::new(Mutex::new(Some(work)));
     let take = |place: &Mutex<Option<Work>>| lock(place).take();
     let theirs = Arc::clone(&place);
@@ -47,7 +47,7 @@ fn start(work: Work) {
     }
 }
 
-/// Tries again what had no thread. Returns whether something still has none: then begin nothing new.
+/// Tries again to start threads for waiting work. Returns whether some still waits: then begin nothing new.
 pub fn retry() -> bool {
     // Nearly always it is false: then nothing is written.
     if IS_SHORT.load(Ordering::Relaxed) && IS_SHORT.swap(false, Ordering::Relaxed) {
@@ -57,7 +57,7 @@ pub fn retry() -> bool {
     IS_SHORT.load(Ordering::Relaxed)
 }
 
-/// Starts a thread that handles none of the program's signals.
+/// Starts a thread in which all signals are blocked.
 ///
 /// # Errors
 /// Those of pthread_create(3).
@@ -90,7 +90,7 @@ impl<T: Send + 'static> Apart<T> {
         Self { value: Some(value), made_by: Process::this() }
     }
 
-    /// The value, for work that is itself done apart.
+    /// Takes the value out, for work that is itself done apart.
     pub fn into_inner(mut self) -> T {
         self.value.take().expect("it is there until it is dropped")
     }
@@ -118,7 +118,7 @@ impl<T: Send + 'static> DerefMut for Apart<T> {
 
 impl<T: Send + 'static> Drop for Apart<T> {
     fn drop(&mut self) {
-        // A fork has no power of others in its copies: it lets go of sockets when it begins (`unforked`).
+        // A forked child leaks its copy of the value; its sockets are given up when it starts (`unforked`).
         if let Some(value) = self.value.take()
             && self.made_by.is_this()
         {

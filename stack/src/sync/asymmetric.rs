@@ -46,8 +46,8 @@ pub fn heavy() {
     }
 }
 
-/// As [`heavy`], for the threads of all processes that [joined](join): it orders accesses to memory that processes share. Where
-/// the kernel cannot do that, this returns without a fence elsewhere, and a wake-up may be lost: the caller checks again later.
+/// Same as [`heavy`], for the threads of all processes that [joined](join): it orders accesses to memory that processes share. If the
+/// kernel cannot do that, this returns without a fence in other threads, and a wake-up may be lost: the caller checks again later.
 #[cfg(not(loom))]
 pub fn heavy_between_processes() {
     fence(Ordering::SeqCst);

@@ -1,21 +1,20 @@
 //! A claim on a value: one holder at a time. It is a biased lock (Kawachiya and others, "Lock Reservation", OOPSLA 2002): the thread
 //! that takes it all the time pays no atomic read-modify-write.
 //!
-//! A poll-mode core takes and releases its shard millions of times a second, and a program the ends of its queues
-//! ([`super::exclusive`]); a control call or a second thread wants them rarely. So a thread that took the claim [`BIAS_AFTER`]
-//! times in a row becomes its *owner*. The owner sets its `inside` flag with a plain store, then
-//! checks whether another thread waits ([`super::asymmetric`]). Any other thread counts itself in `waiting`, takes the lock and
-//! waits until the owner is not inside. The owner does not have to cooperate: if it never takes the claim again, no thread waits
-//! for it.
+//! A poll-mode core takes and releases its shard millions of times a second, and so does a program with the ends of its queues
+//! ([`super::exclusive`]); a control call or a second thread wants them rarely. So a thread that took the claim [`BIAS_AFTER`] times in a
+//! row becomes its *owner*. The owner sets its `inside` flag with a plain store, then checks whether another thread waits
+//! ([`super::asymmetric`]). Any other thread counts itself in `waiting`, takes the lock and waits until the owner is not inside. The owner
+//! does not have to cooperate: if it never takes the claim again, no thread waits for it.
 //!
-//! Why the value has one holder at a time: a thread that does not enter as the owner holds `lock`, and while another thread is
-//! the owner it also counts in `waiting` from before its heavy fence to the end of its hold. An owner that finds `waiting` zero
-//! behind its light fence either entered before that heavy fence, and is then seen `inside` and waited for, or after the count
-//! went down again, which is released and acquired. `owner` changes only under `lock` with the owner kept out.
+//! Why the value has one holder at a time: a thread that does not enter as the owner holds `lock`, and while another thread is the owner it
+//! also counts in `waiting` from before its heavy fence to the end of its hold. An owner that finds `waiting` zero after its light fence
+//! has two possibilities. It entered before that heavy fence: then the other thread sees it `inside` and waits for it. Or it entered after
+//! the count went down again, which is released and acquired. `owner` changes only under `lock` with the owner kept out.
 //!
-//! The bias may be revoked after a thread found itself the owner and before it sets `inside`. So it checks behind the fence that it
-//! still is the owner; and each thread that ever was the owner has its own `inside` flag, so that a late thread does not clear
-//! the flag of the next owner. There are [`OWNER_SLOTS`] flags, or as many as the type says; no further thread becomes an owner.
+//! The bias may be revoked after a thread found itself the owner and before it sets `inside`. So it checks after the fence that it still is
+//! the owner; and each thread that ever was the owner has its own `inside` flag, so that a late thread does not clear the flag of the next
+//! owner. There are [`OWNER_SLOTS`] flags, or as many as the type says; no further thread becomes an owner.
 //!
 //! A thread that holds the claim is refused when it takes it again: two references to one value would be undefined behaviour. A
 //! holder *releases* the claim. If it drops the claim instead, as in a panic, the value may be half changed: then the claim is
@@ -28,27 +27,27 @@ use core::ops::{Deref, DerefMut};
 use super::asymmetric::{heavy, light, prepare};
 use super::primitive::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// Takings in a row, by one thread, after which it becomes the owner.
+/// How many times in a row a thread takes the claim before it becomes the owner.
 pub const BIAS_AFTER: u32 = 64;
 
-/// Threads that can become the owner in the life of a claim, one after the other, unless its type sets another number.
+/// Threads that can become the owner during the life of a claim, one after the other, unless its type sets another number.
 pub const OWNER_SLOTS: usize = if cfg!(loom) { 2 } else { 16 };
 /// The first bit of the owner slot in `owner`. The thread's number, an address of user space, fits in the bits below.
 const SLOT_SHIFT: u32 = 56;
 const NUMBER: u64 = (1 << SLOT_SHIFT) - 1;
 
-/// After so many failed tries a waiting thread sleeps for [`PAUSE`] between two tries.
+/// After this many failed tries a waiting thread sleeps for [`PAUSE`] between two tries.
 #[cfg(not(loom))]
 const SLEEP_AFTER: u32 = 1 << 14;
 #[cfg(not(loom))]
 const PAUSE: core::time::Duration = core::time::Duration::from_micros(50);
 
-/// In `lock`: free, held, never free again.
+/// Values of `lock`: free, held, never free again.
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 const DEAD: u32 = 2;
 
-/// Why [`Claim::take`] gives nothing.
+/// Why [`Claim::take`] fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
     /// The calling thread holds the claim already.
@@ -64,7 +63,7 @@ pub struct Claim<T, const OWNERS: usize = OWNER_SLOTS> {
     owner: AtomicU64,
     /// 1 while the owner with this slot holds the claim.
     inside: [AtomicU8; OWNERS],
-    /// Threads that wait for the claim, or hold it while there is an owner: the owner stays out.
+    /// Number of threads that wait for the claim, or hold it while there is an owner. While it is not zero, the owner does not enter.
     waiting: AtomicU32,
     /// `HELD` while a thread holds the claim by the lock and not as the owner; `DEAD` at the end.
     lock: AtomicU32,
@@ -81,8 +80,8 @@ pub struct Claim<T, const OWNERS: usize = OWNER_SLOTS> {
 // SAFETY: `value` is reached through a `Claimed` alone, and there is one at a time (module comment).
 unsafe impl<T: Send, const OWNERS: usize> Sync for Claim<T, OWNERS> {}
 
-/// The claim, held until [`Claimed::release`]. Dropping it instead makes the claim dead. It stays on its thread: an owner's next
-/// taking is ordered behind its own releases only.
+/// The claim, held until [`Claimed::release`]. Dropping it instead makes the claim dead. It stays on its thread: an owner's next taking is
+/// ordered after its own releases only.
 pub struct Claimed<'a, T, const OWNERS: usize = OWNER_SLOTS> {
     claim: &'a Claim<T, OWNERS>,
     how: How,
@@ -151,7 +150,7 @@ impl<T> Claim<T> {
 }
 
 impl<T, const OWNERS: usize> Claim<T, OWNERS> {
-    /// As [`Claim::new`], with room for as many owners as the type says.
+    /// Same as [`Claim::new`], with room for as many owners as the type says.
     pub fn with_owners(value: T) -> Self {
         prepare();
         Self {
@@ -167,19 +166,19 @@ impl<T, const OWNERS: usize> Claim<T, OWNERS> {
         }
     }
 
-    /// Whether a thread waits for the claim: one that holds it for long should release it.
+    /// Whether a thread waits for the claim. A thread that holds it for long should then release it.
     #[inline]
     pub fn wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether a holder panicked: no thread gets the claim any more.
+    /// Whether a holder panicked. No thread gets the claim any more.
     #[inline]
     pub fn is_dead(&self) -> bool {
         self.lock.load(Ordering::Acquire) == DEAD
     }
 
-    /// Takes the claim if it is free and no thread waits for it; not if the calling thread has it.
+    /// Takes the claim if it is free and no thread waits for it. `None` otherwise, also if the calling thread holds it.
     #[inline]
     pub fn try_take(&self) -> Option<Claimed<'_, T, OWNERS>> {
         let me = thread_number();
@@ -187,7 +186,8 @@ impl<T, const OWNERS: usize> Claim<T, OWNERS> {
         if owner & NUMBER == me { self.enter(owner) } else { self.try_take_lock(me) }
     }
 
-    /// The calling thread found itself the owner, a moment ago.
+    /// Takes the claim as the owner, which the calling thread was a moment ago. `None` if it is no longer, if another thread waits, or if
+    /// it holds the claim already.
     #[inline]
     fn enter(&self, owner: u64) -> Option<Claimed<'_, T, OWNERS>> {
         let slot = slot_of(owner);
@@ -220,7 +220,7 @@ impl<T, const OWNERS: usize> Claim<T, OWNERS> {
         heavy();
         if self.inside(slot_of(owner)).load(Ordering::Acquire) != 0 {
             self.holder.store(0, Ordering::Relaxed);
-            // Unless the owner has panicked since: then it stays dead.
+            // Fails if the owner has panicked since: then the claim stays dead.
             let _ = self.lock.compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed);
             self.waiting.fetch_sub(1, Ordering::Release);
             return None;
@@ -229,7 +229,7 @@ impl<T, const OWNERS: usize> Claim<T, OWNERS> {
         Some(self.held(How::ANNOUNCED))
     }
 
-    /// Takes the claim; waits until it is free. Threads that try in a loop stay out meanwhile.
+    /// Takes the claim; waits until it is free. Threads that use [`Claim::try_take`] do not get it meanwhile.
     ///
     /// # Errors
     /// [`Refused::Inside`], [`Refused::Dead`]: it would wait for ever.
@@ -330,8 +330,8 @@ impl<T, const OWNERS: usize> Claim<T, OWNERS> {
         self.row.store(self.row.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Makes the thread that took the claim last the owner, if it has a slot or one is free. Called under `lock`, while there is
-    /// no owner, at the release: an owner that held the claim by the lock would not see in its slot that it holds it already.
+    /// Makes the thread that took the claim last the owner, if it has a slot or one is free. Called at the release, under `lock`, while
+    /// there is no owner: an owner that held the claim by the lock would not see in its slot that it holds it already.
     #[cold]
     fn make_owner(&self) {
         let me = self.last.load(Ordering::Relaxed);
@@ -340,7 +340,7 @@ impl<T, const OWNERS: usize> Claim<T, OWNERS> {
             self.slots[slot].store(me, Ordering::Relaxed);
             self.owner.store((slot as u64) << SLOT_SHIFT | me, Ordering::Relaxed);
         }
-        // Also where there was no slot: otherwise each release would try again.
+        // Also if there was no slot: otherwise each release would try again.
         self.row.store(0, Ordering::Relaxed);
     }
 }
@@ -368,14 +368,14 @@ fn pause(tries: &mut u32) {
 }
 
 impl<T, const OWNERS: usize> Claimed<'_, T, OWNERS> {
-    /// Gives the claim back.
+    /// Releases the claim.
     #[inline]
     pub fn release(self) {
         self.end(false);
     }
 
-    /// Gives the claim back, where several threads want it: if this thread took it past an owner, there is no owner any more, so
-    /// that the threads do not pay for a system call at each taking.
+    /// Releases a claim that several threads want. If this thread took it in spite of an owner, there is no owner afterwards, so that the
+    /// threads do not need a system call at each taking.
     #[inline]
     pub fn release_shared(self) {
         self.end(true);
@@ -393,7 +393,7 @@ impl<T, const OWNERS: usize> Claimed<'_, T, OWNERS> {
 }
 
 impl<T, const OWNERS: usize> Drop for Claimed<'_, T, OWNERS> {
-    /// The claim was not released, so it is dead.
+    /// Makes the claim dead, as it was not released.
     #[cold]
     fn drop(&mut self) {
         let claim = self.claim;

@@ -33,7 +33,7 @@ pub struct Doorbells {
     summary: CachePadded<AtomicU64>,
     /// Where the next drain starts, so that a small budget reaches every doorbell. Only a hint.
     cursor: CachePadded<AtomicU32>,
-    /// Whole cache lines: two sets share none.
+    /// Whole cache lines, so that two sets share none.
     lines: Box<[Line]>,
     /// A word for each group of 64 words; bit `w`: word `w` of the group may be non-zero. Empty for one group.
     groups: Box<[Line]>,
@@ -47,7 +47,7 @@ impl core::fmt::Debug for Doorbells {
 }
 
 impl Doorbells {
-    /// `n` doorbells, none rung.
+    /// Makes `n` doorbells, none of them rung.
     ///
     /// # Panics
     /// If `n` is above 2^18.
@@ -90,7 +90,7 @@ impl Doorbells {
         all
     }
 
-    /// Doorbells of the set.
+    /// Number of doorbells.
     pub fn len(&self) -> u32 {
         self.len
     }
@@ -150,8 +150,8 @@ impl Doorbells {
 
     /// Clears up to `max` doorbells and calls `each` for every one, after clearing it. Returns how many.
     ///
-    /// Goes round: a doorbell that did not fit in `max` comes first next time. A doorbell is reported at most
-    /// once a drain, those rung meanwhile possibly only by the next one.
+    /// The order is circular: a doorbell that did not fit in `max` comes first next time. A drain reports a doorbell at most once. One that
+    /// is rung meanwhile may be reported only by the next drain.
     #[inline]
     pub fn drain(&self, max: u32, mut each: impl FnMut(u32)) -> u32 {
         if max == 0 || !self.any() {

@@ -1,8 +1,8 @@
 //! A file descriptor that is readable while a queue holds something, for epoll(7).
 //!
-//! An eventfd(2). A thread that adds to the queue signals, one that empties it clears, both under the queue's lock; so the
-//! descriptor is readable exactly while the queue holds something. Each signal wakes the waiters, so level- and edge-triggered
-//! waiting both work. Programs wait on the descriptor; they must not read or write it.
+//! An eventfd(2). A thread that adds to the queue signals, and one that empties the queue clears, both under the queue's lock. So the
+//! descriptor is readable exactly while the queue holds something. Each signal wakes the waiters, so level- and edge-triggered waiting both
+//! work. Programs wait on the descriptor; they must not read or write it.
 
 use core::time::Duration;
 
@@ -39,10 +39,10 @@ impl EventFd {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes the descriptor not readable. Where the program has the descriptor, call this only after a signal: the program may have
-    /// made it blocking.
+    /// Makes the descriptor not readable. If the program has the descriptor, call this only after a signal: the program may have made it
+    /// blocking.
     pub fn clear(&self) {
-        // Fails only where nothing was signalled.
+        // Fails only if nothing was signalled.
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 
@@ -52,7 +52,7 @@ impl EventFd {
     }
 }
 
-/// These descriptors, the first `N` of them, for [`wait_readable`].
+/// Prepares these descriptors, at most the first `N` of them, for [`wait_readable`].
 pub(crate) fn to_wait_for<'a, const N: usize>(
     fds: impl IntoIterator<Item = BorrowedFd<'a>>,
 ) -> ArrayVec<PollFd<'a>, N> {

@@ -1,8 +1,8 @@
 //! A value with one holder at a time, which locks it for a call or moves it out for longer.
 //!
-//! For a call a thread *locks* the value, as a mutex. A holder that needs it over several calls *borrows* it: the value moves
-//! to the holder, no lock is held, and other threads wait until it comes back ([`Exclusive::give_back`]), from whichever
-//! thread. A holder that keeps it for good *takes* it: then other threads are refused instead.
+//! For a call a thread *locks* the value, like a mutex. A holder that needs it over several calls *borrows* it: the value moves to the
+//! holder, no lock is held, and other threads wait until any thread gives it back ([`Exclusive::give_back`]). A holder that keeps it for
+//! good *takes* it: then other threads are refused instead.
 //!
 //! A thread that has the value, in whichever way, is refused when it asks for it again: it would wait for itself. So a holder may
 //! run unknown code (an iterator or closure of the program) while it has the value.
@@ -32,7 +32,7 @@ const OWNERS: usize = 2;
 /// A value for one holder at a time.
 pub struct Exclusive<T> {
     state: Claim<State<T>, OWNERS>,
-    /// Held by a thread from before it finds the value borrowed until it sleeps: no return is missed.
+    /// Held by a waiting thread from before it finds the value borrowed until it sleeps, so that it misses no return.
     falling_asleep: Mutex<()>,
     returned: Condvar,
 }
@@ -54,7 +54,7 @@ pub struct Locked<'a, T> {
 }
 
 impl<T> Exclusive<T> {
-    /// Holds `value`; `None`: as if it had been taken.
+    /// Makes a place for `value`; `None`: as if the value had been taken.
     pub fn new(value: Option<T>) -> Self {
         Self {
             state: Claim::with_owners(State { value, borrower: 0, waited_for: false }),
@@ -79,7 +79,7 @@ impl<T> Exclusive<T> {
         locked.state().value.is_some().then_some(locked)
     }
 
-    /// Moves the value to the caller, who gives it back; others wait for it meanwhile.
+    /// Moves the value to the caller, who gives it back; other threads wait for it meanwhile.
     ///
     /// # Errors
     /// [`Unavailable`].
@@ -91,7 +91,7 @@ impl<T> Exclusive<T> {
         state.value.take().ok_or(Unavailable::Taken)
     }
 
-    /// Moves the value to the caller; others are refused until it is given back.
+    /// Moves the value to the caller; other threads are refused until it is given back.
     ///
     /// # Errors
     /// [`Unavailable`].
@@ -125,7 +125,7 @@ impl<T> Exclusive<T> {
         Ok(Locked { state: Some(state) })
     }
 
-    /// Another thread has the lock, or wants it.
+    /// Waits for the lock, which another thread has or wants.
     #[cold]
     fn contend(&self) -> Result<Claimed<'_, State<T>, OWNERS>, Unavailable> {
         self.state.take().map_err(|refused| match refused {
@@ -134,7 +134,7 @@ impl<T> Exclusive<T> {
         })
     }
 
-    /// The value is not here.
+    /// Waits until the borrowed value is given back.
     #[cold]
     fn wait<'a>(&'a self, locked: Locked<'a, T>) -> Result<Locked<'a, T>, Unavailable> {
         drop(locked);

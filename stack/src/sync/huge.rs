@@ -1,7 +1,7 @@
-//! Huge pages under memory that is in use already: fewer TLB misses where very many objects are touched at random.
+//! Huge pages for memory that is in use already: fewer TLB misses if very many objects are accessed at random.
 //!
-//! A TLB miss costs a page walk, in a virtual machine through two sets of tables. With a hundred thousand queue pairs nearly
-//! every one that a message needs costs that.
+//! A TLB miss costs a page walk, in a virtual machine through two sets of tables. With a hundred thousand queue pairs, nearly every one
+//! that a message needs costs a miss.
 
 use std::collections::HashMap;
 
@@ -11,8 +11,8 @@ pub const HUGE_PAGE: usize = 2 << 20;
 /// Bytes that a TLB of 2048 entries reaches with small pages.
 pub const TLB_REACH: usize = 8 << 20;
 
-/// Asks the kernel to put huge pages under the memory between two addresses, where whole ones fit. The contents stay, and may be
-/// accessed meanwhile. Takes some 0.3 ms a huge page. `false`: it failed, or the kernel cannot (Linux before 6.1, no memory).
+/// Asks the kernel to replace the small pages between two addresses by huge ones, where whole ones fit. The contents stay, and may be
+/// accessed meanwhile. Takes about 0.3 ms per huge page. Returns `false` if it failed, or the kernel cannot (Linux before 6.1, no memory).
 #[cfg(not(any(miri, loom)))]
 pub fn collapse(from: usize, to: usize) -> bool {
     /// `MADV_COLLAPSE` of `<linux/mman.h>`.
@@ -27,8 +27,8 @@ pub fn collapse(from: usize, to: usize) -> bool {
     unsafe { libc::madvise(at, end - first, MADV_COLLAPSE) == 0 }
 }
 
-/// Puts pages under all of the memory between two addresses, huge ones where they fit and the kernel can. Missing pages cannot
-/// become a huge one, so they are filled first; where the kernel cannot do that (Linux before 5.14), the first access does.
+/// Populates all of the memory between two addresses, with huge pages where they fit and the kernel can. Missing pages cannot become a huge
+/// one, so they are filled first; if the kernel cannot do that (Linux before 5.14), the first access does.
 #[cfg(not(any(miri, loom)))]
 pub fn fill(from: usize, to: usize) {
     // SAFETY: as in `collapse`.
@@ -36,7 +36,7 @@ pub fn fill(from: usize, to: usize) {
     collapse(from, to);
 }
 
-/// [`collapse`] of a slice.
+/// Same as [`collapse`], for a slice.
 pub fn collapse_slice<T>(of: &[T]) -> bool {
     let range = of.as_ptr_range();
     collapse(range.start.addr(), range.end.addr())
@@ -52,27 +52,27 @@ pub fn collapse(_from: usize, _to: usize) -> bool {
     false
 }
 
-/// Tracks where objects are allocated, and puts huge pages under them where they fill enough of one. A page is a huge one here, or the
-/// range of addresses where one fits.
+/// Tracks where objects are allocated, and asks for huge pages where objects fill enough of one. A *page* is a huge one here, or the range
+/// of addresses where one fits.
 ///
-/// Allocators mostly put objects that are made in succession side by side, but jump now and then. A page is tried when the next
-/// object lies on another page. If objects use too little of it then, it waits until they come back to it and leave it again. So does a
-/// page that failed: mostly a part of it is not mapped yet, as at the end of a heap, or never will be, as at its start.
+/// Allocators mostly put objects that are made in succession side by side, but jump now and then. A page is tried when the next object lies
+/// on another page. If objects use too little of it by then, it is tried after they have come back to it and left it again. So is a page
+/// that failed: mostly a part of it is not mapped yet, as at the end of a heap, or never will be, as at its start.
 ///
-/// Nothing is tried while all objects together are few, so that the TLB reaches them anyway. A try makes all cores of the system hand over
-/// what they hold of its pages (`lru_add_drain_all`), one process after the other: where many processes begin on busy cores, that takes
+/// Nothing is tried while all objects together are few, so that the TLB reaches them anyway. A try makes all cores of the system flush
+/// their lists of pages (`lru_add_drain_all`), one process after the other: if many processes start on busy cores, that takes seconds.
 /// seconds.
 #[derive(Debug, Default)]
 pub struct Filling {
     /// Bytes of all objects.
     bytes: usize,
-    /// From so many on pages are tried.
+    /// Pages are tried once there are this many.
     enough: usize,
     /// Pages that have objects and are not huge yet, by page number.
     pages: HashMap<usize, Page>,
     /// The page of the last object.
     at: usize,
-    /// Pages whose first try failed, in a row.
+    /// Number of pages in a row whose first try failed.
     failed: u32,
 }
 
@@ -81,7 +81,7 @@ pub struct Filling {
 struct Page {
     /// Bytes of objects on it.
     bytes: usize,
-    /// It is tried when objects have this many bytes of it.
+    /// It is tried once objects have this many bytes of it.
     due: usize,
 }
 
@@ -90,11 +90,11 @@ impl Filling {
     const WORTH: usize = HUGE_PAGE / 8;
     /// A page that failed is tried again with this many more bytes: some thirty tries at most.
     const AGAIN: usize = HUGE_PAGE / 32;
-    /// If the first try of so many pages in a row fails, no more are tried: this kernel gives none. Later tries of a page do not
-    /// count, as objects can alternate between two pages that fail.
+    /// If the first try fails for this many pages in a row, no more are tried: this kernel gives none. Later tries of a page do not count,
+    /// as objects can alternate between two pages that fail.
     const FAILURES: u32 = 8;
 
-    /// No objects yet; pages are tried once there are so many bytes of them.
+    /// Tracks no objects yet. Pages are tried once there are `enough` bytes of objects.
     pub fn beyond(enough: usize) -> Self {
         Self { enough, ..Self::default() }
     }
@@ -120,7 +120,7 @@ impl Filling {
         self.pages.entry(page).or_insert(Page { bytes: 0, due: Self::WORTH }).bytes += len;
     }
 
-    /// Objects go on elsewhere: tries the page that they leave.
+    /// Tries the page that objects have left.
     fn leave(&mut self) {
         self.try_page(self.at);
     }

@@ -1,16 +1,16 @@
-//! Completion queues: one ring ("lane") for each shard that feeds the queue, one reader.
+//! Completion queues: one ring (*lane*) for each shard that feeds the queue, and one reader.
 //!
-//! A shard stages completions while it works through a turn and publishes them at its end, when the packets
-//! that they depend on have left. The reader takes from the lanes in turn. Lanes keep their order; there is
-//! none between lanes, as verbs promises none between queue pairs.
+//! A shard stages completions while it works through a turn. It publishes them at the end of the turn, when the packets that they depend on
+//! have been sent. The reader takes from the lanes in rotation. Each lane keeps its order; there is none between lanes, as verbs promises
+//! none between queue pairs.
 //!
 //! # The bound
 //!
-//! `cqe` bounds the completions that wait in all lanes together. One lane alone counts those in its ring. Of several lanes each
-//! takes credits from a shared budget in blocks of [`BLOCK`], and a poll gives back one for each completion that it takes. A lane
-//! may hold unused credits of a block, so the budget has `BLOCK` credits a lane more than `cqe`: the queue never overflows below
-//! `cqe` entries, and always above `cqe + lanes * BLOCK`. A lane that takes staged completions back keeps at most a block of
-//! credits; the rest is room for every lane.
+//! `cqe` bounds the completions that wait in all lanes together. A sole lane counts those in its ring. If there are several, each takes
+//! credits from a shared budget in blocks of [`BLOCK`], and a poll returns one credit for each completion that it takes. A lane may hold
+//! unused credits of a block, so the budget has `BLOCK` credits per lane more than `cqe`: the queue never overflows below `cqe` entries,
+//! and always above `cqe + lanes * BLOCK`. A lane that takes staged completions back keeps at most one block of credits; the rest returns
+//! to the budget.
 //!
 //! # Events
 //!
@@ -21,8 +21,8 @@
 //! # Another size
 //!
 //! [`CqReader::resize`] makes new lanes, which replace the old ones one by one, each between two turns of its shard
-//! ([`CqLane::replace_with`]). The reader empties the old rings first, so each lane keeps its order; completions that wait in an
-//! old ring do not count against the new bound.
+//! ([`CqLane::replace_with`]). The reader empties the old rings first, so each lane keeps its order. Completions in an old ring do not
+//! count against the new bound.
 
 use super::primitive::{Arc, AtomicU8, AtomicU32, Ordering, fence};
 use super::spsc::{self, Consumer, Producer};
@@ -30,7 +30,7 @@ use crossbeam_utils::CachePadded;
 
 /// Credits that a lane takes from the shared budget at a time.
 pub const BLOCK: u32 = 16;
-/// Entries that a poll takes from one lane before it looks at the next.
+/// The most entries that a poll takes from one lane before it looks at the next.
 pub const POLL_BATCH: usize = 16;
 
 /// The completion queue is full: the completion was not taken.
@@ -60,15 +60,15 @@ struct Shared {
 /// The shard's end of a lane. `Send`, not `Sync`.
 pub struct CqLane<E> {
     ring: Producer<E>,
-    /// Entries behind the published index, not visible to the reader.
+    /// Number of entries after the published index, which the reader does not see yet.
     staged: u32,
     /// Entries that may be staged before credits have to be fetched.
     credits: u32,
-    /// The bound of a queue with one lane; `None` where the budget is shared.
+    /// The bound of a queue with one lane; `None` if the budget is shared.
     sole_bound: Option<u32>,
     events: bool,
     staged_solicited: bool,
-    /// Nothing more is taken.
+    /// Whether every push fails.
     poisoned: bool,
     shared: Arc<Shared>,
 }
@@ -80,15 +80,15 @@ pub struct CqReader<E> {
     next: usize,
     events: bool,
     shared: Arc<Shared>,
-    /// Lanes from before a resize, whose entries come first; no writer has them any more.
+    /// The lanes from before a resize, whose entries come first; no writer uses them any more.
     older: Option<Box<CqReader<E>>>,
 }
 
-/// Arms a completion queue from any thread: the reader may be elsewhere.
+/// Arms a completion queue, from any thread.
 #[derive(Clone)]
 pub struct Armer(Arc<CachePadded<AtomicU8>>);
 
-/// A completion queue of at least `cqe` entries, fed by `lanes` lanes, that is polled only.
+/// Makes a completion queue of at least `cqe` entries that `lanes` lanes feed, for polling only.
 ///
 /// # Panics
 /// If `cqe` or `lanes` is zero, or `cqe` is above 2^31.
@@ -96,10 +96,10 @@ pub fn cq<E: Copy + Default + Send>(cqe: u32, lanes: usize) -> (CqReader<E>, Vec
     build(cqe, lanes, 0, None)
 }
 
-/// [`cq`] that can be armed: [`CqLane::publish`] then costs a full fence.
+/// Same as [`cq`], for a queue that can be armed: [`CqLane::publish`] then costs a full fence.
 ///
 /// # Panics
-/// As [`cq`].
+/// Those of [`cq`].
 pub fn cq_with_events<E: Copy + Default + Send>(cqe: u32, lanes: usize) -> (CqReader<E>, Vec<CqLane<E>>) {
     build(cqe, lanes, 0, Some(not_armed()))
 }
@@ -123,7 +123,7 @@ fn build<E: Copy + Default + Send>(
         budget: CachePadded::new(AtomicU32::new(budget)),
         armed: armed.unwrap_or_else(not_armed),
     });
-    // Each lane can hold all of `cqe`: which shard completes what is not known beforehand.
+    // Each lane can hold all of `cqe`, because it is not known beforehand which shard completes how much.
     let (producers, consumers): (Vec<_>, Vec<_>) =
         (0..lanes).map(|_| spsc::ring_at(cqe.next_power_of_two(), 1, start)).unzip();
     let writers = producers
@@ -143,7 +143,7 @@ fn build<E: Copy + Default + Send>(
 }
 
 impl<E: Copy + Default + Send> CqLane<E> {
-    /// Stages a completion: the reader does not see it before [`CqLane::publish`].
+    /// Stages a completion. The reader sees it after [`CqLane::publish`].
     ///
     /// # Errors
     /// [`Overflow`] when the queue is full. What was staged before stays staged.
@@ -153,10 +153,11 @@ impl<E: Copy + Default + Send> CqLane<E> {
         Ok(())
     }
 
-    /// [`CqLane::push`] of a completion that the caller writes in place. It has to write all of it: the slot holds an old one.
+    /// Same as [`CqLane::push`], for a completion that the caller writes in place. The caller has to write all of it: the slot holds an old
+    /// one.
     ///
     /// # Errors
-    /// As [`CqLane::push`].
+    /// Those of [`CqLane::push`].
     #[inline(always)]
     pub fn stage(&mut self) -> Result<&mut E, Overflow> {
         if self.credits == 0 {
@@ -174,8 +175,8 @@ impl<E: Copy + Default + Send> CqLane<E> {
         self.staged_solicited = true;
     }
 
-    /// Takes back the staged completions for which `take` returns true; it is called in order, and the others close up. The caller
-    /// calls [`CqLane::mark_solicited`] again if one of the others is solicited.
+    /// Takes back the staged completions for which `take` returns true; calls it in order, and closes the gaps. The caller calls
+    /// [`CqLane::mark_solicited`] again if one of the others is solicited.
     #[cold]
     pub fn withdraw(&mut self, mut take: impl FnMut(&E) -> bool) {
         let mut kept = 0;
@@ -194,7 +195,7 @@ impl<E: Copy + Default + Send> CqLane<E> {
         self.staged_solicited = false;
     }
 
-    /// Gives up the last `n` staged entries, and their credits.
+    /// Drops the last `n` staged entries, and returns their credits.
     fn unstage(&mut self, n: u32) {
         self.staged -= n;
         if self.poisoned {
@@ -238,14 +239,14 @@ impl<E: Copy + Default + Send> CqLane<E> {
         wanted && self.shared.armed.swap(NOT_ARMED, Ordering::AcqRel) != NOT_ARMED
     }
 
-    /// From now on every push fails; what was staged stays staged.
+    /// Makes every further push fail. Staged entries stay staged.
     pub fn poison(&mut self) {
         self.poisoned = true;
         self.credits = 0;
     }
 
-    /// Goes on as `new`, a lane of the resized queue. What is staged goes along; where the new lane has no room for all
-    /// of it, it is published in the old one. Returns whether an event is due.
+    /// Replaces this lane by `new`, a lane of the resized queue. Staged entries move along; if the new lane has no room for all of them,
+    /// they are published in the old one. Returns whether an event is due.
     pub fn replace_with(&mut self, mut new: Self) -> bool {
         let mut fits = true;
         for ahead in 0..self.staged {
@@ -256,7 +257,7 @@ impl<E: Copy + Default + Send> CqLane<E> {
             new.staged_solicited = self.staged_solicited;
             false
         } else {
-            // Slots that were filled and never published are filled again.
+            // Slots that were filled and not published are filled again.
             new.unstage(new.staged);
             self.publish()
         };
@@ -285,8 +286,8 @@ impl<E: Copy + Default + Send> CqLane<E> {
 }
 
 impl<E: Copy + Send> CqReader<E> {
-    /// Takes up to `max` completions and passes them to `each` in place; returns how many. At most [`POLL_BATCH`] of a lane before the
-    /// next lane has its turn.
+    /// Takes up to `max` completions and passes them to `each` in place. Returns how many. Takes at most [`POLL_BATCH`] from a lane before
+    /// it goes to the next one.
     #[inline]
     pub fn poll_with(&mut self, max: usize, mut each: impl FnMut(&E)) -> usize {
         let mut taken = 0;
@@ -309,7 +310,7 @@ impl<E: Copy + Send> CqReader<E> {
                 seq = seq.wrapping_add(run.len() as u32);
             }
             lane.release_to(end);
-            // With the entries, not at the end: a panic of `each` loses no credit.
+            // Credits return with the entries, not at the end, so that a panic of `each` loses none.
             if n > 0 && self.lanes.len() > 1 {
                 self.shared.budget.fetch_add(n, Ordering::Relaxed);
             }
@@ -324,7 +325,7 @@ impl<E: Copy + Send> CqReader<E> {
         taken
     }
 
-    /// Takes up to `max` completions from before the last resize, and no more than one batch.
+    /// Takes up to `max` completions from before the last resize, at most one batch.
     #[cold]
     fn take_older(&mut self, max: usize) -> arrayvec::ArrayVec<E, POLL_BATCH> {
         let mut some = arrayvec::ArrayVec::new();
@@ -337,7 +338,7 @@ impl<E: Copy + Send> CqReader<E> {
         some
     }
 
-    /// Drops completions at the front of each lane as long as `dead` is true of them, so that they take no room.
+    /// Drops completions at the front of each lane for as long as `dead` returns true, so that they take no room.
     pub fn discard_while(&mut self, mut dead: impl FnMut(&E) -> bool) {
         self.discard_from_lanes(&mut dead);
     }
@@ -361,7 +362,7 @@ impl<E: Copy + Send> CqReader<E> {
         }
     }
 
-    /// Completions that a poll would find now.
+    /// Number of completions that a poll would find now.
     pub fn len(&self) -> usize {
         let older = self.older.as_ref().map_or(0, |older| older.len());
         older + self.lanes.iter().map(|lane| lane.unreleased() as usize).sum::<usize>()
@@ -383,11 +384,11 @@ impl<E: Copy + Send> CqReader<E> {
         Armer(self.shared.armed.clone())
     }
 
-    /// Goes on with `cqe` entries. The new lanes are for [`CqLane::replace_with`], each for the writer of its number; all of them
-    /// must be handed over before the next poll. What waits now is polled first.
+    /// Resizes the queue to `cqe` entries. The new lanes are for [`CqLane::replace_with`], each for the writer of the same number. All of
+    /// them must be handed over before the next poll. Completions that wait now are polled first.
     ///
     /// # Panics
-    /// As [`cq`].
+    /// Those of [`cq`].
     pub fn resize(&mut self, cqe: u32) -> Vec<CqLane<E>>
     where
         E: Default,
@@ -406,8 +407,8 @@ impl<E: Copy + Send> CqReader<E> {
 }
 
 impl Armer {
-    /// Requests one event. The caller then polls once more: completions published before raise none. [`Arm::Next`] is not
-    /// weakened by a later [`Arm::Solicited`].
+    /// Requests one event. The caller then polls once more: completions that were published before raise none. A later [`Arm::Solicited`]
+    /// does not replace [`Arm::Next`].
     pub fn arm(&self, what: Arm) {
         self.0.fetch_max(what as u8, Ordering::AcqRel);
         // Pairs with the fence in `CqLane::publish`.
@@ -417,7 +418,7 @@ impl Armer {
 
 #[cfg(test)]
 impl<E: Copy + Send> CqReader<E> {
-    /// Takes up to `out.len()` completions.
+    /// Takes up to `out.len()` completions. Returns how many.
     fn poll(&mut self, out: &mut [E]) -> usize {
         let max = out.len();
         let mut slots = out.iter_mut();

@@ -1,4 +1,4 @@
-//! Lock-free plumbing between threads: rings, completion lanes and doorbells.
+//! Synchronisation of threads: lock-free rings, completion lanes and doorbells; claims and sleepers.
 //!
 //! Defines which thread may access which slot when, so that one thread may read what another wrote. Rings, lanes and doorbells
 //! never block, and allocate only when they are made or resized; claims, exclusive ends and sleepers wait. Nothing here reads a

@@ -1,21 +1,21 @@
 //! News: a byte for each of many senders, so that a receiver of many queues need not look at each of them.
 //!
-//! A sender publishes its item, then sets its byte ([`Byte::set`]). The receiver clears a byte ([`Byte::take`]), each by itself, and looks
-//! at the queue *then*. So a byte that is clear tells of nothing: what is published after the look sets it again, and what was published
-//! before was seen.
+//! A sender publishes its item, then sets its byte ([`Byte::set`]). The receiver clears a byte ([`Byte::take`]), and looks at its queue
+//! *then*. So nothing is missed while a byte is clear: what is published after the look sets it again, and what was published before was
+//! seen.
 //!
-//! Queues that bring much are looked at anyway, and their senders spare themselves the byte: the receiver marks them. A sender publishes,
-//! then reads the mark; a receiver that takes the mark away passes a full fence ([`quiet`]), and looks at the queue once more. So one of
-//! the two sees what the other did, if the sender has a full fence between its two steps as well. One that has none may be missed: a
-//! receiver of such senders looks at all queues from time to time, and so it does because others may clear a byte that they share.
+//! The receiver looks at busy queues anyway. It marks them, and their senders do not set the byte. A sender publishes, then reads the mark.
+//! A receiver that removes the mark passes a full fence ([`quiet`]), and looks at the queue once more. So one of the two sees what the
+//! other did, if the sender has a full fence between its two steps as well. A sender without one may be missed: a receiver of such senders
+//! looks at all queues from time to time. It does that also because others may clear a byte in memory that they share.
 
 use super::primitive::{AtomicU8, Ordering, fence};
 
 /// The byte of a sender.
 pub trait Byte {
-    /// There is something.
+    /// Tells the receiver that there is something.
     fn set(&self);
-    /// Whether there was something. Look at the queue now.
+    /// Clears the byte. Returns whether it was set. Look at the queue afterwards.
     fn take(&self) -> bool;
 }
 
@@ -44,7 +44,7 @@ impl Byte for core::sync::atomic::AtomicU8 {
     }
 }
 
-/// Between taking a mark away and the last look.
+/// The fence between removing a mark and the last look.
 #[inline]
 pub fn quiet() {
     fence(Ordering::SeqCst);

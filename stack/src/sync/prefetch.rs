@@ -1,11 +1,11 @@
 //! Prefetches cache lines: a hint, which neither waits nor changes anything.
 //!
-//! With very many queue pairs the next one's state is not in the cache. Its lines are prefetched a burst ahead, together with
-//! those of the burst's other queue pairs, so that the misses overlap.
+//! With very many queue pairs, the state of the next one is not in the cache. Its lines are prefetched a burst ahead, together with those
+//! of the burst's other queue pairs, so that the misses overlap.
 //!
-//! [`line()`] prefetches into L2. L1 has room for few outstanding misses, and a core that exceeds them stalls: with random lines
-//! in 256 MiB, prefetched by the dozen, one took 10 to 14 ns into L1 and 4 to 5 ns into L2, from where it is some 15 cycles away.
-//! [`near`] brings what is needed next from L2 into L1.
+//! [`line()`] prefetches into L2. L1 has room for few outstanding misses, and a core that exceeds them stalls: with random lines in 256
+//! MiB, prefetched by the dozen, each took 10 to 14 ns into L1 and 4 to 5 ns into L2, which is some 15 cycles away. [`near`] brings what is
+//! needed next from L2 into L1.
 
 /// Bytes of a cache line.
 pub const LINE: usize = 64;
@@ -14,7 +14,7 @@ pub const LINE: usize = 64;
 const L1: i32 = 3;
 const L2: i32 = 2;
 
-/// Prefetches the line at `at` into L2. Any address will do: the processor ignores the hint for one that cannot be read.
+/// Prefetches the line at `at` into L2. Any address is allowed: the processor ignores the hint if it cannot read there.
 #[inline]
 pub fn line<T>(at: *const T) {
     hint::<L2>(at.cast());

@@ -1,5 +1,5 @@
-//! Which process made an object. A fork copies every object, but of the threads only the calling one. What depends on other threads
-//! or on other processes (a socket and its file, a device, a lock that another thread held) remains the parent's alone.
+//! Which process made an object. A forked child has a copy of every object, but of the threads only the calling one. What depends on other
+//! threads or processes (a socket and its file, a device, a lock that another thread held) remains the parent's.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Once;
@@ -19,12 +19,12 @@ impl Process {
         Self(FORKS.load(Ordering::Relaxed))
     }
 
-    /// How many forks it is away from the first process that called [`Process::this`].
+    /// Number of forks between this process and the first one that called [`Process::this`].
     pub fn number(self) -> u32 {
         self.0
     }
 
-    /// Whether the caller runs in that process, and not in a fork of it. One load.
+    /// Whether the caller runs in that process, and not in a forked child of it. One load.
     #[inline]
     pub fn is_this(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
@@ -57,7 +57,7 @@ fn count_forks() {}
 mod tests {
     use super::*;
 
-    /// Whether `holds` in a fork of this process.
+    /// Whether `holds` in a forked child of this process.
     fn in_fork(holds: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child only loads and stores numbers, makes system calls and exits, without running anything of the
         // parent's.
@@ -83,7 +83,7 @@ mod tests {
         assert!(me.is_this() && Process::this() == me);
     }
 
-    /// Goal: a fork inherits its parent's registration for `membarrier`, and does not wait for a thread that it does not have.
+    /// Goal: a forked child inherits its parent's registration for `membarrier`, and does not wait for a thread that it does not have.
     #[test]
     fn a_fork_locks_what_another_thread_of_its_parent_has_the_bias_of() {
         use super::super::claim::BIAS_AFTER;

@@ -1,9 +1,9 @@
 //! Sleep until there may be work: a frame on a port that signals, a posted request, a call by another thread.
 //!
-//! One thread at a time sleeps here for a shard. It sets the shard's flag, then looks for work ([`Sleeper::begin_for`]); a thread
-//! that gives it work stores the work, then reads the flag ([`Sleeper::wake_for`]). A fence between the two steps on both sides makes
-//! sure that one thread sees the other's store ([`asymmetric`]). Threads that sleep for different shards have a `Waiter` each, so that
-//! work for one does not wake the others.
+//! One thread at a time sleeps here for a shard. It sets the shard's flag, then looks for work ([`Sleeper::begin_for`]). A thread that
+//! gives it work stores the work, then reads the flag ([`Sleeper::wake_for`]). A fence between the two steps on both sides makes sure that
+//! one thread sees the other's store ([`asymmetric`]). Threads that sleep for different shards have a `Waiter` each, so that work for one
+//! does not wake the others.
 
 use super::asymmetric;
 use super::eventfd::{EventFd, to_wait_for, wait_readable};
@@ -17,15 +17,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
-/// Descriptors of the caller that a sleep can wait for.
+/// Most descriptors of the caller that a sleep can wait for.
 pub const OTHERS: usize = 3;
 
 /// Where threads sleep.
 #[derive(Debug)]
 pub struct Sleeper {
-    /// Shards that a thread sleeps for, as bits.
+    /// A bit for each shard that a thread sleeps for.
     asleep: CachePadded<AtomicU32>,
-    /// Held while that changes.
+    /// Held while `asleep` changes.
     changing: Mutex<()>,
     waiters: Box<[Waiter]>,
 }
@@ -33,7 +33,7 @@ pub struct Sleeper {
 /// What wakes one sleeping thread. Its descriptors are made when it is first used.
 #[derive(Debug, Default)]
 struct Waiter {
-    /// The shards that a thread sleeps for here, as bits.
+    /// A bit for each shard that a thread sleeps for here.
     shards: AtomicU32,
     /// Wakes the sleeping thread.
     event: OnceLock<EventFd>,
@@ -46,7 +46,7 @@ impl Default for Sleeper {
     }
 }
 
-/// The descriptors that wake the sleeping thread, beside `event`.
+/// The descriptors that wake the sleeping thread, besides `event`.
 #[derive(Debug, Default)]
 struct Watched {
     epoll: Option<OwnedFd>,
@@ -55,7 +55,7 @@ struct Watched {
 }
 
 impl Sleeper {
-    /// For so many threads at a time; the first waiter is for whoever sleeps for all shards.
+    /// Makes room for this many sleeping threads. The first waiter is for a thread that sleeps for all shards.
     pub fn new(waiters: usize) -> Self {
         Self {
             asleep: CachePadded::default(),
@@ -64,7 +64,7 @@ impl Sleeper {
         }
     }
 
-    /// Wakes every sleeping thread. It sees what the caller stored before.
+    /// Wakes every sleeping thread. They see what the caller stored before.
     #[inline]
     pub fn wake(&self) {
         self.wake_for(u32::MAX);
@@ -80,7 +80,7 @@ impl Sleeper {
 
     #[cold]
     fn signal(&self, shards: u32) {
-        // Who set a bit has set the shards of its waiter before.
+        // A thread that sets a bit has set the shards of its waiter before.
         fence(Ordering::Acquire);
         for waiter in &self.waiters {
             if waiter.shards.load(Ordering::Relaxed) & shards != 0
@@ -95,13 +95,13 @@ impl Sleeper {
         lock(&self.changing)
     }
 
-    /// Begins a sleep for all shards, at the first waiter.
+    /// Begins a sleep for all shards, at the first waiter. See [`begin_for`](Self::begin_for).
     pub fn begin(&self) -> Option<Sleep<'_>> {
         self.begin_for(0, u32::MAX)
     }
-    /// Begins a sleep for these shards, as bits, at a waiter by its number. From here on any [`wake_for`](Self::wake_for) one of them
-    /// ends it. The caller then looks for work once more: that finds all work that was given without a wake-up. `None` while another
-    /// thread sleeps for one of them, or where the process has no descriptor left.
+    /// Begins a sleep for these shards, a bit for each, at the waiter of this number. From here on any [`wake_for`](Self::wake_for) one of
+    /// them ends the sleep. The caller then looks for work once more: that finds all work that was given without a wake-up. `None` while
+    /// another thread sleeps for one of the shards, or if the process has no descriptor left.
     ///
     /// # Panics
     /// If there is no such waiter.
@@ -110,7 +110,7 @@ impl Sleeper {
         asymmetric::heavy();
         Some(sleep)
     }
-    /// As [`begin_for`](Self::begin_for), for a sleep that is short and need not end when work is given just as it begins: a wake-up at that
+    /// Same as [`begin_for`](Self::begin_for), for a short sleep that need not end when work is given just as it begins: a wake-up at that
     /// moment may be lost. It interrupts no other core.
     ///
     /// # Panics
@@ -141,7 +141,7 @@ impl Sleeper {
     }
 }
 
-/// A sleep that has begun; it ends when this is dropped.
+/// A sleep that has begun. Dropping this ends it.
 #[derive(Debug)]
 pub struct Sleep<'a> {
     sleeper: &'a Sleeper,
@@ -152,11 +152,11 @@ pub struct Sleep<'a> {
 }
 
 impl Sleep<'_> {
-    /// Sets the descriptor with this number, or removes it. It wakes the sleeper when it becomes readable, and again each time that
-    /// more arrives. It stays for later sleeps.
+    /// Sets the descriptor with this number, or removes it. The descriptor wakes the sleeper when it becomes readable, and again each time
+    /// that more arrives. It stays for later sleeps.
     ///
     /// # Errors
-    /// Those of epoll_ctl(2): the descriptor is one that cannot be waited for.
+    /// Those of epoll_ctl(2), for example if one cannot wait for the descriptor.
     pub fn watch(&mut self, number: usize, fd: Option<Arc<OwnedFd>>) -> io::Result<()> {
         let Watched { epoll: Some(epoll), fds } = &mut *self.watched else { return Ok(()) };
         if fds.len() <= number {
@@ -181,7 +181,7 @@ impl Sleep<'_> {
         Ok(())
     }
 
-    /// Sleeps until a descriptor or one of `others`, [`OTHERS`] at most, becomes readable, another thread wakes us, a signal handler
+    /// Sleeps until a descriptor or one of `others` (at most [`OTHERS`]) becomes readable, another thread wakes this one, a signal handler
     /// ran, or `at_most` is over.
     pub fn wait(self, others: &[BorrowedFd<'_>], at_most: Duration) {
         let Some(epoll) = &self.watched.epoll else { return };
@@ -199,11 +199,11 @@ impl Drop for Sleep<'_> {
     fn drop(&mut self) {
         let changing = self.sleeper.change();
         self.waiter.shards.store(0, Ordering::Relaxed);
-        // Others' bits stay, so none of them misses a wake-up meanwhile.
+        // The bits of others stay, so none of them misses a wake-up meanwhile.
         let others = self.sleeper.asleep.load(Ordering::Relaxed) & !self.shards;
         self.sleeper.asleep.store(others, Ordering::Release);
         drop(changing);
-        // Also where no signal was seen: a waker may have read the flag just before.
+        // Also if no signal was seen: a waker may have read the flag just before.
         self.event.clear();
     }
 }

@@ -36,25 +36,25 @@ use std::alloc::Layout;
 
 /// Alignment of the slot memory, and so of slot 0, in bytes.
 pub const ALIGN: usize = 64;
-/// Bytes of slots that one call prefetches at most.
+/// The most bytes of slots that one call prefetches.
 const PREFETCH_MAX: usize = 16 * prefetch::LINE;
-/// Slot memory up to this many bytes is initialised at creation; slots beyond it when they are first used, so
-/// that a ring made for the worst case costs only what it uses.
+/// Slot memory up to this many bytes is initialised at creation, later slots when they are first used, so that a ring made for the worst
+/// case costs only what it uses.
 const EAGER_BYTES: usize = if cfg!(miri) { 1 << 10 } else { 1 << 20 };
 
 /// The start of the ring's memory; the slots follow.
 #[repr(C, align(64))]
 struct Head {
-    /// Next sequence number to publish. Written by the producer alone.
+    /// Next sequence number to publish. Only the producer writes it.
     published: AtomicU32,
-    /// Ends that exist: the one that takes it to zero frees the memory.
+    /// Number of ends that exist: the one that takes it to zero frees the memory.
     ends: AtomicU32,
     released: Released,
     #[cfg(loom)]
     trackers: Vec<loom::cell::UnsafeCell<()>>,
 }
 
-/// Oldest sequence number not yet released, on a line of its own. Written by the consumer alone.
+/// Oldest sequence number that is not released yet, on a line of its own. Only the consumer writes it.
 #[repr(C, align(64))]
 struct Released(AtomicU32);
 
@@ -68,7 +68,7 @@ struct View<T> {
     /// The memory: a [`Head`], then the slots. Initialised by [`ring_at`], freed when the second end is dropped.
     head: NonNull<Head>,
     mask: u32,
-    /// Elements of a slot.
+    /// Elements per slot.
     stride: u32,
     _slots: PhantomData<T>,
 }
@@ -79,7 +79,7 @@ struct View<T> {
 unsafe impl<T: Send> Send for View<T> {}
 
 impl<T> View<T> {
-    /// Layout of a ring's memory; `None` where it would not fit the address space.
+    /// Layout of a ring's memory; `None` if it would not fit the address space.
     fn layout(slots: u32, stride: u32) -> Option<Layout> {
         let elements = (slots as usize).checked_mul(stride as usize)?;
         let slots = Layout::array::<T>(elements).ok()?.align_to(ALIGN).ok()?;
@@ -96,14 +96,14 @@ impl<T> View<T> {
     #[inline]
     fn slot(&self, seq: u32) -> NonNull<T> {
         let at = (seq & self.mask) as usize * self.stride as usize;
-        // SAFETY: `seq & mask < slots`, and `slots * stride` elements lie behind the head.
+        // SAFETY: `seq & mask < slots`, and `slots * stride` elements follow the head.
         unsafe { self.head.byte_add(SLOTS_AT).cast::<T>().add(at) }
     }
     #[inline]
     fn slots(&self) -> u32 {
         self.mask + 1
     }
-    /// Prefetches the lines of `n` slots from that of `seq` on, sixteen lines at most.
+    /// Prefetches the lines of `n` slots from that of `seq` on, at most sixteen lines.
     #[inline]
     fn prefetch(&self, seq: u32, n: u32) {
         let n = n.min(self.slots() - (seq & self.mask)) as usize;
@@ -149,9 +149,9 @@ impl<T> Drop for View<T> {
 /// ```
 pub struct Producer<T> {
     view: View<T>,
-    /// Our own index; the shared one is a copy for the consumer.
+    /// This end's index; the shared one is a copy for the consumer.
     published: u32,
-    /// The consumer's index when we last looked: never ahead of the original.
+    /// The consumer's index as last read: never ahead of the original.
     released: Cell<u32>,
     /// Slots `0 .. initialised` hold values; the others are filled when they are first handed out.
     initialised: u32,
@@ -173,13 +173,13 @@ pub struct Producer<T> {
 /// ```
 pub struct Consumer<T> {
     view: View<T>,
-    /// Our own index; the shared one is a copy for the producer.
+    /// This end's index; the shared one is a copy for the producer.
     released: u32,
-    /// The producer's index when we last looked: never ahead of the original.
+    /// The producer's index as last read: never ahead of the original.
     published: Cell<u32>,
 }
 
-/// A ring of `slots` slots of `stride` elements each, all `T::default()`; sequence numbers start at 0.
+/// Makes a ring of `slots` slots of `stride` elements each, all `T::default()`. Sequence numbers start at 0.
 ///
 /// The memory is contiguous and starts at a multiple of [`ALIGN`] bytes; slots are aligned likewise when
 /// `stride * size_of::<T>()` is a multiple of it.
@@ -191,10 +191,10 @@ pub fn ring<T: Copy + Default + Send>(slots: u32, stride: usize) -> (Producer<T>
     ring_at(slots, stride, 0)
 }
 
-/// [`ring`] with the first sequence number chosen: lets a test cross the wrap of `u32` in its first steps.
+/// Same as [`ring`] with a given first sequence number, so that a test can cross the wrap of `u32` in its first steps.
 ///
 /// # Panics
-/// As [`ring`].
+/// Those of [`ring`].
 pub fn ring_at<T: Copy + Default + Send>(
     slots: u32,
     stride: usize,
@@ -232,7 +232,7 @@ impl<T> core::fmt::Debug for Producer<T> {
 }
 
 impl<T: Copy + Default + Send> Producer<T> {
-    /// Slots of the ring.
+    /// Number of slots of the ring.
     #[inline]
     pub fn slots(&self) -> u32 {
         self.view.slots()
@@ -244,7 +244,7 @@ impl<T: Copy + Default + Send> Producer<T> {
         self.published
     }
 
-    /// Prefetches what filling and publishing the next `n` slots touches: both indices, and the slots.
+    /// Prefetches what filling and publishing the next `n` slots accesses: both indices, and the slots.
     #[inline]
     pub fn prefetch(&self, n: u32) {
         prefetch::line(&raw const self.view.head().published);
@@ -252,15 +252,15 @@ impl<T: Copy + Default + Send> Producer<T> {
         self.view.prefetch(self.published, n);
     }
 
-    /// Slots published and not yet released, as of now. Never too small.
+    /// Number of slots that are published and not yet released, as of now. Never too small.
     #[inline]
     pub fn in_use(&self) -> u32 {
         self.refresh();
         self.published.wrapping_sub(self.released.get())
     }
 
-    /// Slots that may be filled, not less than one if there is one. Reads the consumer's index only when there seems to be none,
-    /// so there may be more; the exact number is `slots() - in_use()`.
+    /// Number of slots that may be filled; 0 only if there is none. Reads the consumer's index only if there seems to be none, so there may
+    /// be more; the exact number is `slots() - in_use()`.
     #[inline]
     pub fn free(&mut self) -> u32 {
         if self.free_cached() == 0 {
@@ -269,7 +269,7 @@ impl<T: Copy + Default + Send> Producer<T> {
         self.free_cached()
     }
 
-    /// The `ahead`-th slot that is not published yet, to be filled, or `None` when the ring has no room for it.
+    /// The `ahead`-th slot that is not published yet, to be filled. `None` if the ring has no room for it.
     ///
     /// It still holds what was last written to it.
     #[inline(always)]
@@ -288,7 +288,7 @@ impl<T: Copy + Default + Send> Producer<T> {
         })
     }
 
-    /// Hands the next `n` slots to the consumer, as they are.
+    /// Hands the next `n` slots to the consumer as they are.
     ///
     /// # Panics
     /// If the ring has fewer than `n` free slots.
@@ -372,13 +372,13 @@ impl<T: Copy + Send> Consumer<T> {
         start..start + SLOTS_AT + self.slots() as usize * self.stride() * size_of::<T>()
     }
 
-    /// Slots of the ring.
+    /// Number of slots of the ring.
     #[inline]
     pub fn slots(&self) -> u32 {
         self.view.slots()
     }
 
-    /// Elements of a slot.
+    /// Elements per slot.
     #[inline]
     pub fn stride(&self) -> usize {
         self.view.stride as usize
@@ -392,19 +392,19 @@ impl<T: Copy + Send> Consumer<T> {
         published
     }
 
-    /// Sequence number of the oldest slot not yet released.
+    /// Sequence number of the oldest slot that is not released yet.
     #[inline]
     pub fn released(&self) -> u32 {
         self.released
     }
 
-    /// Slots published and not yet released, as of now.
+    /// Number of slots that are published and not yet released, as of now.
     #[inline]
     pub fn unreleased(&self) -> u32 {
         self.published().wrapping_sub(self.released)
     }
 
-    /// Slots published and not yet released, `max` at most. Reads the producer's index only if its copy shows fewer.
+    /// Number of slots that are published and not yet released, at most `max`. Reads the producer's index only if its copy shows fewer.
     #[inline]
     pub fn ready(&self, max: u32) -> u32 {
         let known = self.published.get().wrapping_sub(self.released);
@@ -421,7 +421,7 @@ impl<T: Copy + Send> Consumer<T> {
         ahead < self.published().wrapping_sub(self.released)
     }
 
-    /// The slot of `seq`, or `None` when it is not published or already released.
+    /// The slot of `seq`; `None` if it is not published or already released.
     #[inline(always)]
     pub fn get(&self, seq: u32) -> Option<&[T]> {
         if !self.has(seq) {
@@ -446,7 +446,7 @@ impl<T: Copy + Send> Consumer<T> {
         }
     }
 
-    /// The slots from that of `seq` on, `max` at most and up to the end of the ring's memory, as one slice.
+    /// The slots from that of `seq` on as one slice: at most `max`, and not beyond the end of the ring's memory.
     ///
     /// # Panics
     /// If one of them is not published or already released: the caller lost count.
@@ -467,7 +467,7 @@ impl<T: Copy + Send> Consumer<T> {
         unsafe { core::slice::from_raw_parts(self.view.slot(seq).as_ptr(), len) }
     }
 
-    /// Prefetches both indices, which a check for new slots and a release touch beside the slots.
+    /// Prefetches both indices, which a check for new slots and a release access besides the slots.
     #[inline]
     pub fn prefetch_ends(&self) {
         prefetch::line(&raw const self.view.head().published);
@@ -480,7 +480,7 @@ impl<T: Copy + Send> Consumer<T> {
         self.view.prefetch(seq, n);
     }
 
-    /// Gives every slot before `seq` back to the producer.
+    /// Returns every slot before `seq` to the producer.
     ///
     /// # Panics
     /// If `seq` is not in `released() ..= published()`.

@@ -1,8 +1,8 @@
 //! The ring of a shared receive queue: one poster, any number of takers, first in first out.
 //!
-//! An entry is a fixed number of 64-bit words. The [`Poster`] writes entries and publishes them; a [`Taker`] copies the oldest
-//! entry out and takes it with one compare-exchange. No taker keeps entries in reserve, so the count is exact at every moment, and
-//! no taker waits: a compare-exchange fails only because another taker had the entry, or the ring was closed.
+//! An entry is a fixed number of 64-bit words. The [`Poster`] writes entries and publishes them. A [`Taker`] copies the oldest entry and
+//! takes it with one compare-exchange. No taker keeps entries in reserve, so the count is exact at any time. No taker waits: a
+//! compare-exchange fails only because another taker got the entry, or the ring was closed.
 //!
 //! # Why a copy before the compare-exchange is good
 //!
@@ -14,27 +14,27 @@
 //!
 //! # Resizing
 //!
-//! [`Poster::resize`] copies the entries into a new ring at the same sequence numbers, links it behind the old one, and closes
-//! the old one by a bit in `head`. Takers that find the bit go on in the new ring. Until then they take from the old ring; so
-//! none of them sees a gap, an entry twice, or another order.
+//! [`Poster::resize`] copies the entries into a new ring at the same sequence numbers, links it to the old one as its successor, and closes
+//! the old one by a bit in `head`. Takers that find the bit continue in the new ring. Until then they take from the old ring; so none of
+//! them sees a gap, an entry twice, or another order.
 
 use super::primitive::{Arc, AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use std::sync::OnceLock;
 
-/// In `head`: the ring is closed, its successor has the entries.
+/// A bit in `head`: the ring is closed, and its successor has the entries.
 const CLOSED: u64 = 1 << 63;
 
 struct Ring {
-    /// Sequence number of the oldest entry, and [`CLOSED`]. Moved by takers.
+    /// Sequence number of the oldest entry, and [`CLOSED`]. Takers move it.
     head: CachePadded<AtomicU64>,
-    /// Behind the newest entry. Moved by the poster.
+    /// Sequence number after the newest entry. The poster moves it.
     tail: CachePadded<AtomicU64>,
-    /// Entries that may wait.
+    /// The most entries that may wait.
     capacity: u32,
-    /// Slots less one; there is a power of two of them.
+    /// Number of slots, a power of two, minus one.
     mask: u64,
-    /// Words of an entry.
+    /// Words per entry.
     words: usize,
     slots: Box<[AtomicU64]>,
     next: OnceLock<Arc<Ring>>,
@@ -68,7 +68,7 @@ impl Ring {
     }
 }
 
-/// A shared receive queue of `capacity` entries of `words` 64-bit words each.
+/// Makes a shared receive queue of `capacity` entries of `words` 64-bit words each.
 ///
 /// # Panics
 /// If `capacity` is 0 or above 2^31.
@@ -88,32 +88,32 @@ pub struct Poster {
     limit: Arc<AtomicU32>,
 }
 
-/// An end that takes. Each shard that receives has its own.
+/// An end that takes entries. Each shard that receives has its own.
 #[derive(Clone)]
 pub struct Taker {
     ring: Arc<Ring>,
     limit: Arc<AtomicU32>,
 }
 
-/// An entry was taken.
+/// What a take reports besides the entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Taken {
-    /// Fewer entries than the armed limit are left. Reported once: the limit is disarmed.
+    /// Whether fewer entries than the armed limit are left. Reported once: the limit is disarmed.
     pub limit_reached: bool,
 }
 
 impl Poster {
-    /// Entries that wait.
+    /// Number of entries that wait.
     pub fn waiting(&self) -> u32 {
         let head = self.ring.head.load(Ordering::Acquire);
         (self.ring.tail.load(Ordering::Relaxed) - head) as u32
     }
-    /// Entries that may wait.
+    /// The most entries that may wait.
     pub fn capacity(&self) -> u32 {
         self.ring.capacity
     }
 
-    /// Writes the `ahead`-th entry that is not published yet. `false`: the queue is full.
+    /// Writes the `ahead`-th entry that is not published yet. Returns `false` if the queue is full.
     ///
     /// # Panics
     /// If `entry` is longer than the queue's entries. A shorter one leaves the rest of the slot as it was.
@@ -131,34 +131,34 @@ impl Poster {
         true
     }
 
-    /// Makes the next `n` entries, all of them put before, visible to takers.
+    /// Makes the next `n` entries, all of which were written, visible to takers.
     #[inline]
     pub fn publish(&mut self, n: u32) {
         let tail = self.ring.tail.load(Ordering::Relaxed);
         self.ring.tail.store(tail + u64::from(n), Ordering::Release);
     }
 
-    /// Arms the limit: the take that leaves fewer entries than this reports it, once. 0 disarms.
+    /// Arms the limit: the take that leaves fewer entries than this reports it, once. 0 disarms it.
     pub fn arm(&mut self, limit: u32) {
         self.limit.store(limit, Ordering::Relaxed);
     }
-    /// The limit that is armed, 0 for none.
+    /// The armed limit; 0 if there is none.
     pub fn limit(&self) -> u32 {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Another end to take from.
+    /// Makes another end that takes entries.
     pub fn taker(&self) -> Taker {
         Taker { ring: self.ring.clone(), limit: self.limit.clone() }
     }
 
-    /// Makes it a queue of `capacity` entries. What waits stays, in its order.
+    /// Resizes the queue to `capacity` entries. Entries that wait stay, in their order.
     ///
     /// # Errors
-    /// The number of entries that wait, if it is larger; nothing has changed then.
+    /// The number of entries that wait, if it is above `capacity`; nothing has changed then.
     ///
     /// # Panics
-    /// As [`queue`].
+    /// Those of [`queue`].
     pub fn resize(&mut self, capacity: u32) -> Result<(), u32> {
         let old = &*self.ring;
         let tail = old.tail.load(Ordering::Relaxed);
@@ -190,9 +190,9 @@ impl Poster {
 }
 
 impl Taker {
-    /// Takes the oldest entry: copies as much of it to `to` as fits. `None` when the queue is empty.
+    /// Takes the oldest entry: copies as much of it to `to` as fits. `None` if the queue is empty.
     ///
-    /// Lock-free: it tries again only when another taker was quicker.
+    /// Lock-free: it tries again only if another taker was quicker.
     #[inline]
     pub fn take(&mut self, to: &mut [u64]) -> Option<Taken> {
         loop {
@@ -219,8 +219,8 @@ impl Taker {
             && self.limit.compare_exchange(limit, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Goes on to the newest ring, after a resize. [`take`](Self::take) does so by itself; this is for a taker that is seldom used,
-    /// which would keep the old ring in memory.
+    /// Switches to the newest ring after a resize. [`take`](Self::take) does so by itself; this is for a taker that is seldom used, which
+    /// would keep the old ring in memory.
     pub fn refresh(&mut self) {
         while let Some(next) = self.ring.next.get().cloned() {
             if self.ring.head.load(Ordering::Acquire) & CLOSED == 0 {
@@ -230,7 +230,7 @@ impl Taker {
         }
     }
 
-    /// Words of an entry.
+    /// Words per entry.
     pub fn words(&self) -> usize {
         self.ring.words
     }

@@ -1,12 +1,13 @@
-//! Sockets that a fork does not get.
+//! Sockets that a forked child does not get.
 //!
-//! A fork has every descriptor of its parent. A socket that the fork keeps open outlives the parent: the peer does not see that
-//! the parent ended, and a path where no process serves any more looks served. Linux can close descriptors on exec, but not on
-//! fork. So the fork handler (`process.rs`) calls `let_go` in the child, which replaces each socket that is listed here by an
-//! unconnected one. The child's objects keep the numbers of their descriptors, and close them as usual. A socket is made
-//! and listed in one step, and ends and is taken off the list in one, which forks wait for: the kernel copies the descriptors of a
-//! process first and its memory afterwards. So no child keeps a port in use that its parent has closed, but for the moment until its
-//! handler runs.
+//! A forked child has every descriptor of its parent. A socket that the child keeps open outlives the parent: the peer does not see that
+//! the parent ended, and a path that no process serves any more looks served. Linux can close descriptors on exec, but not on fork. So the
+//! fork handler (`process.rs`) calls `let_go` in the child, which replaces each socket that is listed here by an unconnected one. The
+//! child's objects keep the numbers of their descriptors, and close them as usual.
+//!
+//! To make and list a socket is one step, and so is to end it and take it off the list. Forks wait for these steps, because the kernel
+//! copies the descriptors of a process first and its memory afterwards. So a child keeps a port that its parent has closed in use only
+//! until its handler runs.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -19,15 +20,15 @@ const NONE: i32 = -1;
 
 static LISTED: [AtomicI32; LISTED_MAX] = [const { AtomicI32::new(NONE) }; LISTED_MAX];
 
-/// A thread changes the list, or the process forks.
+/// Whether a thread changes the list, or the process forks.
 static CHANGING: AtomicBool = AtomicBool::new(false);
 
 std::thread_local! {
-    /// It is this thread: a signal handler that forks meanwhile must not wait for it.
+    /// Whether this thread does: a signal handler that forks meanwhile must not wait for it.
     static MINE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a few system calls that no fork comes between.
+/// Makes a few system calls. No fork happens between them.
 fn change<T>(calls: impl FnOnce() -> T) -> T {
     begin();
     MINE.set(true);
@@ -43,7 +44,7 @@ fn begin() {
     }
 }
 
-/// Before a fork.
+/// Called before a fork.
 #[cfg_attr(miri, allow(dead_code, reason = "Miri has no fork"))]
 pub(super) fn forking() {
     if !MINE.get() {
@@ -51,7 +52,7 @@ pub(super) fn forking() {
     }
 }
 
-/// After a fork, in the parent.
+/// Called after a fork, in the parent.
 #[cfg_attr(miri, allow(dead_code, reason = "Miri has no fork"))]
 pub(super) fn forked() {
     if !MINE.get() {
@@ -59,7 +60,7 @@ pub(super) fn forked() {
     }
 }
 
-/// Keeps a descriptor from forks while this exists. Drop it before you close the descriptor.
+/// Keeps a descriptor from forked children while this exists. Drop it before you close the descriptor.
 #[derive(Debug)]
 pub struct Unforked {
     slot: &'static AtomicI32,
@@ -67,10 +68,10 @@ pub struct Unforked {
 }
 
 impl Unforked {
-    /// Makes a socket that forks do not get.
+    /// Makes a socket that forked children do not get.
     ///
     /// # Errors
-    /// Those of `make`, which makes a few system calls and no more; or EMFILE: too many are listed.
+    /// Those of `make`, which makes a few system calls and no more; EMFILE if too many are listed.
     pub fn make<S: AsFd>(make: impl FnOnce() -> io::Result<S>) -> io::Result<(S, Self)> {
         change(|| {
             let socket = make()?;
@@ -88,8 +89,8 @@ impl Unforked {
         slot.map(|slot| Self { slot, fd }).ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))
     }
 
-    /// Ends what the descriptor refers to, which nobody uses any more; its number stays taken until the descriptor is closed. Where
-    /// no other one is left for a moment, nothing happens.
+    /// Ends the object of the descriptor, which nobody uses any more. The descriptor's number stays taken until it is closed. Does nothing
+    /// if no other descriptor is left at the moment.
     pub fn end(&self) {
         change(|| {
             if let Some(nothing) = nothing() {
@@ -99,7 +100,7 @@ impl Unforked {
         });
     }
 
-    /// Takes it off the list. In a fork it is not there any more, and another one may have its place.
+    /// Takes it off the list. In a forked child it is not listed any more, and another one may have its place.
     fn forget(&self) {
         let _ = self.slot.compare_exchange(self.fd, NONE, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -111,8 +112,8 @@ impl Drop for Unforked {
     }
 }
 
-/// Replaces the listed sockets in this process, a new fork, before `fork` returns in it, and lists none of them any more: the program
-/// may close their numbers and use them for files. Makes only system calls.
+/// Replaces the listed sockets in this process, a forked child, before `fork` returns in it, and empties the list: the program may close
+/// their numbers and use them for files. Makes only system calls.
 #[cfg_attr(miri, allow(dead_code, reason = "Miri has no fork"))]
 pub(super) fn let_go() {
     forked();
@@ -133,7 +134,7 @@ pub(super) fn let_go() {
     }
 }
 
-/// A socket that is joined with nothing.
+/// Makes a socket that is connected to nothing. `None` if no descriptor is left.
 fn nothing() -> Option<i32> {
     // SAFETY: takes numbers.
     let fd = unsafe {
@@ -142,7 +143,7 @@ fn nothing() -> Option<i32> {
     (fd >= 0).then_some(fd)
 }
 
-/// Gives a descriptor another number, in place of what has it.
+/// Gives a descriptor another number, in place of the one that has it.
 fn put(fd: i32, number: i32) {
     if fd != number {
         // SAFETY: takes numbers; `fd` is this module's own, and the number is that of an object, which goes on using it.

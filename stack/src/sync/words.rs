@@ -1,11 +1,11 @@
 //! A published word for each queue pair: its epoch, its state and its gates.
 //!
-//! Written by the shard that owns the queue pair. Read by posters (may I post?) and by threads that poll a completion queue (is
-//! this completion of an earlier epoch?). A word is `epoch << 32 | state << 16 | flags << 8 | gates`.
+//! The shard that owns the queue pair writes it. Threads that post read it (may I post?), and so do threads that poll a completion queue
+//! (is this completion of an earlier epoch?). A word is `epoch << 32 | state << 16 | flags << 8 | gates`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The words of a device, by queue pair index.
+/// The words of a device, by index of the queue pair.
 #[derive(Debug)]
 pub struct Words(Box<[AtomicU64]>);
 
@@ -21,11 +21,11 @@ impl Word {
     pub const fn new(epoch: u32, state: u8, gates: u8) -> Self {
         Self((epoch as u64) << 32 | (state as u64) << 16 | gates as u64)
     }
-    /// The epoch: grows by one at every RESET and when the queue pair is destroyed.
+    /// The epoch: it grows by one at every RESET and when the queue pair is destroyed.
     pub const fn epoch(self) -> u32 {
         (self.0 >> 32) as u32
     }
-    /// The same word; `watched` is the shard's promise to look at the send queue each turn, which suppresses the doorbell.
+    /// The same word with the flag `watched`: the shard's promise to look at the send queue each turn, which suppresses the doorbell.
     #[must_use]
     pub const fn watched(self, watched: bool) -> Self {
         Self(if watched { self.0 | WATCHED } else { self.0 & !WATCHED })
@@ -34,7 +34,7 @@ impl Word {
     pub const fn is_watched(self) -> bool {
         self.0 & WATCHED != 0
     }
-    /// Whether the shard died: requests that are posted are not executed.
+    /// Whether the shard died: posted requests are not executed.
     pub const fn is_dead(self) -> bool {
         self.0 & DEAD != 0
     }
@@ -73,7 +73,7 @@ impl Words {
     pub fn store(&self, index: u32, word: Word) {
         self.0[index as usize].store(word.0, Ordering::Release);
     }
-    /// How many words there are.
+    /// Number of words.
     pub fn len(&self) -> usize {
         self.0.len()
     }

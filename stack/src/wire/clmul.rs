@@ -1,13 +1,12 @@
 //! The invariant CRC by carry-less multiplication, with the mask in registers: of short packets, and of the heads of long ones.
 //!
-//! A packet of a few hundred bytes is over before a folding loop has filled its pipeline. Here each block of 16 bytes is
-//! multiplied by a constant of its own, which moves it to its place before the end and takes the remainder of that move in
-//! one step; the products do not wait for each other, and their sum is reduced once. The fields that are masked are
-//! masked in the registers that a line is loaded to: the frame is only read.
+//! A packet of a few hundred bytes is over before a folding loop has filled its pipeline. So each block of 16 bytes is multiplied by a
+//! constant of its own, which in one step moves it to its place before the end and takes the remainder. The products do not wait for each
+//! other, and their sum is reduced once. The masked fields are masked in the registers to which a line is loaded: the frame is only read.
 //!
-//! Of a long packet whose sum is known, this computes what masking its headers changes ([`register_with`]); one that is sent goes
-//! through [`OnePass`]. The arithmetic is that of [`crate::crc`]: a block `H x^64 + L` that `n` blocks follow contributes `H
-//! (x^(128 n + 96) mod P) + L (x^(128 n + 32) mod P)`.
+//! For a long packet whose sum is known, this computes what masking its headers changes ([`register_with`]); [`OnePass`] sends long
+//! packets. The arithmetic is that of [`crate::crc`]: a block `H x^64 + L` that `n` blocks follow contributes `H (x^(128 n + 96) mod P) + L
+//! (x^(128 n + 32) mod P)`.
 
 #![allow(unsafe_code)]
 
@@ -15,14 +14,14 @@ use super::masks::{MASK_LEN, MASK_V4, MASK_V6};
 use super::numbers::{ETH_LEN, IPV4_LEN, IPV6_LEN, UDP_LEN, VLAN_LEN};
 use crate::crc::{self, LINE, Line, Width, Xmm, Ymm, Zmm, factor, for_each_line, reduce, width};
 
-/// Blocks that the longest packet has.
+/// Number of blocks of the longest packet.
 const BLOCKS_MAX: usize = 16;
 const BLOCK: usize = 16;
 
 /// The register after eight bytes of ones.
 const START: u32 = 0xdebb_20e3;
 
-/// Factors of the two halves of a block, by its place in the longest packet: those of a packet's last block are the last.
+/// Factors of the two halves of a block, by its place in the longest packet: the last ones are for the last block of a packet.
 static KEYS: [[u64; 2]; BLOCKS_MAX] = {
     let mut keys = [[0; 2]; BLOCKS_MAX];
     let mut i = 0;
@@ -41,16 +40,16 @@ struct Mask {
     flip: [u64; LINE / 8],
 }
 
-/// Lines of a packet, or of a frame, that have something to mask.
+/// Lines at the start of a packet, or of a frame, that have something to mask.
 const MASKED: usize = 2;
 const _: () = assert!(LINE - 4 + IPV6_LEN + UDP_LEN + 5 <= MASKED * LINE, "to BTH byte 4");
-/// Bytes that a packet has at least: all that is masked.
+/// Least length of a packet in bytes: it has all that is masked.
 const fn len_min(ipv6: bool) -> usize {
     (if ipv6 { IPV6_LEN } else { IPV4_LEN }) + UDP_LEN + 5
 }
 
-/// For packets whose IP header begins `before` bytes after the start of the first line: bytes before the packet become zero,
-/// masked bits become ones, and the register at the start is added.
+/// The masks for packets whose IP header begins `before` bytes after the start of the first line. They make the bytes before the packet
+/// zero and the masked bits ones, and add the register at the start.
 const fn masks(mask: &[u8; MASK_LEN], before: usize) -> [Mask; MASKED] {
     let mut all = [Mask { keep: [0; LINE / 8], flip: [0; LINE / 8] }; MASKED];
     let mut at = 0;
@@ -73,7 +72,7 @@ const fn masks(mask: &[u8; MASK_LEN], before: usize) -> [Mask; MASKED] {
     all
 }
 
-/// For packets that have `4 * i` bytes in the first line (0: all of it).
+/// The masks for packets that have `4 * i` bytes in the first line (0: all of it).
 const fn rows(mask: &[u8; MASK_LEN]) -> [[Mask; MASKED]; LINE / 4] {
     let mut rows = [masks(mask, 0); LINE / 4];
     let mut i = 1;
@@ -87,7 +86,7 @@ const fn rows(mask: &[u8; MASK_LEN]) -> [[Mask; MASKED]; LINE / 4] {
 static PACKETS_V4: [[Mask; MASKED]; LINE / 4] = rows(&MASK_V4);
 static PACKETS_V6: [[Mask; MASKED]; LINE / 4] = rows(&MASK_V6);
 
-/// For whole frames, from their Ethernet headers on, without a VLAN tag and with one.
+/// The masks for whole frames, starting with the Ethernet header, without a VLAN tag and with one.
 const fn frames(mask: &[u8; MASK_LEN]) -> [[Mask; MASKED]; 2] {
     [masks(mask, ETH_LEN), masks(mask, ETH_LEN + VLAN_LEN)]
 }
@@ -112,15 +111,14 @@ static CHANGES_V6: [[Mask; MASKED]; 2] = changes(FRAMES_V6);
 const _: () = assert!(ETH_LEN + VLAN_LEN + IPV4_LEN + UDP_LEN + 5 <= LINE, "one line changes over IPv4");
 const _: () = assert!(ETH_LEN + VLAN_LEN + IPV6_LEN + UDP_LEN + 5 <= MASKED * LINE, "to BTH byte 4");
 
-/// The register of the CRC over the bytes of `frame` from `l3`, where its IP header begins, to `end`. `None` where another
-/// function has to do it: the packet is too long, too short or no multiple of four bytes, or the processor has no carry-less
-/// multiplication.
+/// The CRC register over the bytes of `frame` from `l3`, where its IP header begins, to `end`. `None` if another function has to compute
+/// it: the packet is too long, too short or no multiple of four bytes, or the processor has no carry-less multiplication.
 #[inline(always)]
 pub(super) fn register(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> Option<u32> {
     register_by(width(), frame, l3, end, ipv6)
 }
 
-/// [`register`] for a processor of this width.
+/// Same as [`register`], for a processor of this width.
 #[inline(always)]
 fn register_by(width: Width, frame: &[u8], l3: usize, end: usize, ipv6: bool) -> Option<u32> {
     let len = end.wrapping_sub(l3);
@@ -143,15 +141,15 @@ fn register_by(width: Width, frame: &[u8], l3: usize, end: usize, ipv6: bool) ->
     }
 }
 
-/// The register of the CRC over the bytes of `frame` from `l3`, where its IP header begins, to `end`. `sum` is the register,
-/// begun at zero, over all unmasked bytes of `frame` before `end`. `None` where another function has to do it: the frame has
-/// another layout, or the processor has no carry-less multiplication.
+/// The CRC register over the bytes of `frame` from `l3`, where its IP header begins, to `end`. `sum` is the register, begun at zero, over
+/// all unmasked bytes of `frame` before `end`. `None` if another function has to compute it: the frame has another layout, or the processor
+/// has no carry-less multiplication.
 #[inline(always)]
 pub(super) fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: u32) -> Option<u32> {
     register_with_by(width(), frame, l3, end, ipv6, sum)
 }
 
-/// [`register_with`] for a processor of this width.
+/// Same as [`register_with`], for a processor of this width.
 #[inline(always)]
 fn register_with_by(width: Width, frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: u32) -> Option<u32> {
     let tagged = match l3 {
@@ -183,8 +181,8 @@ fn register_with_by(width: Width, frame: &[u8], l3: usize, end: usize, ipv6: boo
     Some(sum ^ changed?)
 }
 
-/// Writes long frames of one layout whole: headers, payload and ICRC in one pass over their bytes. Exists only where the
-/// processor has carry-less multiplication.
+/// Writes long frames of one layout: headers, payload and ICRC in one pass over their bytes. Exists only if the processor has carry-less
+/// multiplication.
 #[derive(Clone, Copy)]
 pub struct OnePass {
     masks: &'static [Mask; MASKED],
@@ -197,24 +195,24 @@ impl core::fmt::Debug for OnePass {
 }
 
 impl OnePass {
-    /// Bytes at the start of a frame that are built in a buffer of their own before it is written: all headers, and some payload.
+    /// Bytes at the start of a frame that are built in a separate buffer before it is written: all headers, and some payload.
     pub const HEAD: usize = crc::HEAD * LINE;
-    /// Least bytes of a frame behind its head, ICRC aside.
+    /// Least bytes of a frame after its head, without the ICRC.
     pub const REST_MIN: usize = 2 * LINE;
 
-    /// For frames with such a layout.
+    /// For frames with this layout. `None` if the processor has no carry-less multiplication.
     #[inline(always)]
     pub(super) fn new(tagged: bool, ipv6: bool) -> Option<Self> {
         let of = if ipv6 { &FRAMES_V6 } else { &FRAMES_V4 };
         (width() != Width::None).then(|| Self { masks: &of[usize::from(tagged)] })
     }
 
-    /// Writes `head` and behind it `len` bytes from `from` to `to`, which makes a frame in masked form, and returns its ICRC.
-    /// With `ahead` not null it also prefetches `len` bytes from there, which may be any address.
+    /// Writes `head`, and after it `len` bytes from `from`, to `to`. This makes a frame in masked form, whose ICRC it returns. If `ahead`
+    /// is not null, it also prefetches `len` bytes from there, which may be any address.
     ///
     /// # Safety
-    /// `from` is valid for reads of `len` bytes, `to` for writes of `HEAD + len`, and they do not overlap; `len` is
-    /// [`OnePass::REST_MIN`] at least. Other threads may write to `from` meanwhile: then some mix is sent, with the ICRC of that.
+    /// `from` is valid for reads of `len` bytes, `to` for writes of `HEAD + len`, and they do not overlap; `len` is at least
+    /// [`OnePass::REST_MIN`]. Other threads may write to `from` meanwhile: then some mixture is sent, with its ICRC.
     #[inline(always)]
     pub unsafe fn write(
         &self,
@@ -228,10 +226,10 @@ impl OnePass {
         unsafe { self.write_by(width(), to, head, from, len, ahead) }
     }
 
-    /// [`write`](Self::write) for a processor of this width.
+    /// Same as [`write`](Self::write), for a processor of this width.
     ///
     /// # Safety
-    /// As [`write`](Self::write).
+    /// That of [`write`](Self::write).
     #[inline(always)]
     unsafe fn write_by(
         &self,
@@ -271,7 +269,7 @@ macro_rules! entries {
                 unsafe { clmul::sum::<$line>(end, lines, words, masks) }
             }
 
-            /// What masking its head changes of the register over `len` bytes.
+            /// How masking its head changes the register over `len` bytes.
             ///
             /// # Safety
             /// The processor has the features that this is compiled for.
@@ -291,10 +289,10 @@ macro_rules! entries {
                 }
             }
 
-            /// [`OnePass::write`], but for the last step.
+            /// Same as [`OnePass::write`], except for the last step.
             ///
             /// # Safety
-            /// As for that; the processor has the features that this is compiled for.
+            /// That of [`OnePass::write`]; the processor has the features that this is compiled for.
             #[target_feature(enable = $features)]
             pub unsafe fn write(
                 masks: &[Mask; MASKED],

@@ -1,4 +1,4 @@
-//! Why a packet was dropped. One name for each reason, which is counter index and log text at once.
+//! Why a packet was dropped. The name of a reason is both the index of its counter and its text in logs.
 
 /// Bytes of `camel` in snake case.
 const fn snake_len(camel: &str) -> usize {

@@ -1,11 +1,11 @@
-//! Everything that stays the same from packet to packet of a connection or address handle.
+//! The header fields that stay the same from packet to packet of a connection or address handle.
 
 use crate::id::{Gid, Mac, Qpn};
 
 /// The constant header fields of a flow. [`Default`] has P_Key 0xffff, hop limit 64, MigReq 1, the rest 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
-    /// Our Ethernet address.
+    /// The source Ethernet address: our own.
     pub src_mac: Mac,
     /// Ethernet address of the next hop.
     pub dst_mac: Mac,

@@ -1,10 +1,10 @@
-//! What varies from packet to packet of a flow.
+//! The header fields that vary from packet to packet of a flow.
 
 use super::headers::{Aeth, AtomicEth, Deth, Feth, Reth};
 use super::opcode::Opcode;
 use crate::id::Psn;
 
-/// The extension headers of a packet, beside the XRCETH. Must be those of the opcode's row.
+/// The extension headers of a packet, without the XRCETH. They must be those of the opcode's row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ext {
     /// None.
@@ -31,16 +31,16 @@ pub enum Ext {
     DethImm(Deth, [u8; 4]),
 }
 
-/// What varies from packet to packet of a flow.
+/// The header fields that vary from packet to packet of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     /// Opcode; a known one.
     pub opcode: Opcode,
     /// Packet sequence number.
     pub psn: Psn,
-    /// Request an acknowledgement.
+    /// Whether an acknowledgement is requested.
     pub ack_req: bool,
-    /// Solicited event.
+    /// Whether a solicited event is requested.
     pub solicited: bool,
     /// IPv4 identification; not sent over IPv6.
     pub ip_id: u16,
@@ -48,7 +48,7 @@ pub struct Header {
     pub srqn: u32,
     /// The extension headers of the opcode.
     pub ext: Ext,
-    /// Bytes of payload that will follow, pad not counted.
+    /// Bytes of payload that will follow, without the pad.
     pub payload_len: u32,
 }
 

@@ -17,7 +17,7 @@ impl Bth {
     /// Bytes on the wire.
     pub const LEN: usize = BTH_LEN;
 
-    /// The header that these bytes are.
+    /// Views these bytes as a header.
     #[inline(always)]
     pub const fn of(bytes: &[u8; Self::LEN]) -> &Self {
         zerocopy::transmute_ref!(bytes)
@@ -82,7 +82,7 @@ impl Bth {
     }
 }
 
-/// `N` bytes of `bytes` from `at`; the caller's lengths are constants.
+/// Returns `N` bytes of `bytes` from `at` on; the callers' lengths are constants.
 #[inline(always)]
 fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
@@ -210,9 +210,9 @@ impl Deth {
 /// FLUSH extended transport header (IBA A19).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Feth {
-    /// What to flush: 0 the range of the RETH, 1 the whole memory region.
+    /// What to flush: 0 for the range of the RETH, 1 for the whole memory region.
     pub selectivity: u8,
-    /// How far: bit 0 globally visible, bit 1 persistent.
+    /// How far to flush: bit 0 to global visibility, bit 1 to persistence.
     pub placement: u8,
 }
 

@@ -1,9 +1,9 @@
 //! The invariant CRC (IBA 7.8.1, A17): CRC-32/ISO-HDLC over eight bytes of ones, then everything from the IP
 //! header to the pad, with the fields that a router may change set to ones.
 //!
-//! Short packets go through `clmul`, long ones through [`crate::crc`], where the processor has the features for it, else through
-//! `crc32fast`, which was measured to be faster than `crc-fast` (crc32fast / crc-fast, ns, Xeon with AVX-512): 64 bytes 8 / 43,
-//! 128 bytes 8 / 59, 1080 bytes 31 / 81, 4140 bytes 63 / 103.
+//! Short packets are computed by `clmul`, long ones by [`crate::crc`], if the processor has the features for it. Otherwise `crc32fast` does
+//! it, which was measured to be faster than `crc-fast` (crc32fast / crc-fast, ns, Xeon with AVX-512): 64 bytes 8 / 43, 128 bytes 8 / 59,
+//! 1080 bytes 31 / 81, 4140 bytes 63 / 103.
 
 use std::sync::LazyLock;
 
@@ -22,10 +22,10 @@ pub use clmul::OnePass;
 /// CRC of eight bytes of ones, which stand for the link header that RoCEv2 does not have.
 const SEED: u32 = !0xdebb_20e3;
 
-/// A hasher at the seed, to be cloned: making one detects the processor's features, which takes longer.
+/// A hasher at the seed, to be cloned: to make one detects the processor's features, which takes longer.
 static START: LazyLock<crc32fast::Hasher> = LazyLock::new(|| crc32fast::Hasher::new_with_initial(SEED));
 
-/// CRC of anything followed by its own CRC.
+/// The CRC of any bytes followed by their own CRC.
 const RESIDUE: u32 = 0x2144_df1c;
 
 /// ICRC of `covered`: the IP header to the end of the pad, variant fields already all ones. It goes to the
@@ -37,11 +37,11 @@ pub fn of_masked(covered: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// ICRC of a frame's bytes from its IP header at `l3` to `end`, the end of the pad, as [`of_masked`] of them: variant fields
-/// already all ones.
+/// ICRC of a frame's bytes from its IP header at `l3` to `end`, the end of the pad. As for [`of_masked`], the variant fields are already
+/// all ones.
 ///
 /// # Panics
-/// If the frame has not so many bytes.
+/// If the frame has fewer bytes.
 #[inline(always)]
 pub(crate) fn of_frame(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
     #[cfg(target_arch = "x86_64")]
@@ -61,8 +61,8 @@ fn of_long(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
 
 /// Whether the ICRC of a located frame is right. `sum` is that of the frame's bytes, if it is known.
 ///
-/// The frame is the same afterwards. Where the processor has carry-less multiplication it is only read; else the variant fields
-/// of a packet of 64 bytes or more are set to ones during the computation, then restored.
+/// The frame is unchanged afterwards. If the processor has carry-less multiplication, it is only read. Otherwise the variant fields of a
+/// packet of 64 bytes or more are set to ones during the computation, then restored.
 ///
 /// # Panics
 /// If `frame` is not the frame that `layout` was made from, but a shorter one.
@@ -71,8 +71,8 @@ pub fn check(frame: &mut [u8], layout: &Layout, sum: Option<Sum>) -> bool {
     error(frame, layout, sum) == 0
 }
 
-/// The difference between the register over a located frame and the one that a right ICRC leaves: 0 where it is right. The rest as
-/// for [`check`].
+/// The difference between the CRC register over a located frame and the one that a right ICRC leaves: 0 if the ICRC is right. Otherwise as
+/// [`check`].
 #[inline(always)]
 fn error(frame: &mut [u8], layout: &Layout, sum: Option<Sum>) -> u32 {
     let (l3, end) = (layout.l3 as usize, layout.end as usize);
@@ -85,7 +85,7 @@ fn error(frame: &mut [u8], layout: &Layout, sum: Option<Sum>) -> u32 {
 
 #[inline(never)]
 fn error_of_long(frame: &mut [u8], l3: usize, end: usize, ipv6: bool, sum: Option<Sum>) -> u32 {
-    // The sum is that of the packet only where no Ethernet padding follows.
+    // The sum is that of the packet only if no Ethernet padding follows.
     let sum = sum.filter(|_| end == frame.len());
     if let Some(register) = register_with(frame, l3, end, ipv6, sum) {
         return register ^ !RESIDUE;
@@ -94,8 +94,8 @@ fn error_of_long(frame: &mut [u8], l3: usize, end: usize, ipv6: bool, sum: Optio
     crc_masked(&mut frame[l3..end], mask) ^ RESIDUE
 }
 
-/// What the four bytes at `at` of a located frame would have to be for its ICRC to be right, and what that changes in the
-/// [sum](Sum) of the frame up to its ICRC. `None`: the packet is too long. The rest as for [`check`].
+/// Returns the values that the four bytes at `at` of a located frame need for the ICRC to be right, and how that changes the [sum](Sum) of
+/// the frame up to its ICRC. `None` if the packet is too long. Otherwise as [`check`].
 ///
 /// `at` is a multiple of four bytes before the end of the ICRC, and the ICRC covers all four bytes.
 pub fn fitting(frame: &mut [u8], layout: &Layout, at: usize, sum: Option<Sum>) -> Option<([u8; 4], u32)> {
@@ -108,8 +108,8 @@ pub fn fitting(frame: &mut [u8], layout: &Layout, at: usize, sum: Option<Sum>) -
     Some((core::array::from_fn(|i| found[i] ^ differs[i]), change))
 }
 
-/// Changes the four bytes at `at` of a sealed frame whose ICRC ends at `end`, and its ICRC with them. Nothing is changed where that
-/// cannot be: the packet is too long. `at` is as for [`fitting`].
+/// Replaces the four bytes at `at` of a sealed frame whose ICRC ends at `end`, and updates the ICRC. Changes nothing if the packet is too
+/// long. `at` is as for [`fitting`].
 pub fn exchange(frame: &mut [u8], at: usize, end: usize, word: [u8; 4]) {
     let Some(old) = frame.get(at..).and_then(|from| from.first_chunk::<4>()).copied() else { return };
     if old == word {
@@ -123,8 +123,8 @@ pub fn exchange(frame: &mut [u8], at: usize, end: usize, word: [u8; 4]) {
     }
 }
 
-/// The register over `frame[l3..end]` with its variant fields as ones, by the sum of `frame[..end]`. `None` where the processor
-/// cannot.
+/// The CRC register over `frame[l3..end]` with its variant fields as ones, from the sum of `frame[..end]`. `None` if the processor lacks
+/// the features.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: Option<Sum>) -> Option<u32> {
@@ -132,13 +132,13 @@ fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: Option<Su
     clmul::register_with(frame, l3, end, ipv6, sum.register())
 }
 
-/// `None`: the packet is masked and summed by `crc32fast`.
+/// Always `None`: `crc32fast` computes the CRC of the masked packet.
 #[cfg(not(target_arch = "x86_64"))]
 fn register_with(_: &[u8], _: usize, _: usize, _: bool, _: Option<Sum>) -> Option<u32> {
     None
 }
 
-/// The CRC over a packet and its ICRC, 0 for one that is too short.
+/// The CRC over a packet and its ICRC; 0 if the packet is too short.
 fn crc_masked(packet: &mut [u8], mask: &[u8; MASK_LEN]) -> u32 {
     // The black box keeps the compiler from turning the mask into a narrow store for each field: the CRC loads whole blocks, and
     // a load that overlaps a narrower store in the store buffer has to wait for it.
@@ -171,7 +171,7 @@ fn masked<const N: usize>(head: &[u8; N], mask: &[u8; MASK_LEN]) -> [u8; N] {
     masked
 }
 
-/// CRC of a masked head and what follows it.
+/// The CRC of a masked head and what follows it.
 #[inline(always)]
 fn residue(head: &[u8], rest: &[u8]) -> u32 {
     let mut hasher = START.clone();

@@ -1,4 +1,4 @@
-//! Finds a RoCEv2 packet in a frame: every check that needs nothing but the bytes, except the ICRC.
+//! Finds a RoCEv2 packet in a frame: makes every check that needs only the bytes, except that of the ICRC.
 
 use super::discard::Discard;
 use super::flow::Flow;
@@ -18,7 +18,7 @@ const ETHER_QINQ: u16 = 0x88a8;
 /// IPv6 next header of a fragment header.
 const IPV6_FRAGMENT: u8 = 44;
 
-/// Where the UDP header and the BTH of a plain packet are ([`locate_plain`]).
+/// Offsets of the UDP header and the BTH of a plain packet ([`locate_plain`]).
 const PLAIN_UDP: usize = ETH_LEN + IPV4_LEN;
 const PLAIN_BTH: usize = PLAIN_UDP + UDP_LEN;
 
@@ -31,18 +31,18 @@ pub enum Ingress {
     Other,
 }
 
-/// Where the parts of a located packet are. Offsets count from the start of the frame.
+/// Where the parts of a located packet are. Offsets are from the start of the frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// Offset of the IP header.
     pub l3: u16,
-    /// Whether that is IPv6.
+    /// Whether the IP header is IPv6.
     pub ipv6: bool,
     /// Tag control information of the 802.1Q tag. A priority tag (VLAN 0) counts as untagged: `None`.
     pub vlan: Option<u16>,
     /// Offset of the BTH.
     pub bth: u16,
-    /// One past the ICRC, from the UDP length; the frame may go on with Ethernet padding.
+    /// Offset after the ICRC, from the UDP length; Ethernet padding may follow.
     pub end: u16,
     /// The opcode's row.
     pub row: &'static Row,
@@ -57,7 +57,7 @@ pub struct Layout {
 /// is ignored for the same reason.
 ///
 /// # Errors
-/// [`Discard`] for a frame that is RoCEv2, or may be, and must be dropped.
+/// [`Discard`] for a frame that is RoCEv2, or may be, and has to be dropped.
 #[inline(always)]
 pub fn locate(frame: &[u8]) -> Result<Ingress, Discard> {
     let Some(eth) = frame.first_chunk::<ETH_LEN>() else { return Err(Discard::TooShort) };
@@ -70,10 +70,10 @@ pub fn locate(frame: &[u8]) -> Result<Ingress, Discard> {
     }
 }
 
-/// What [`locate`] finds in a frame of the commonest form: Ethernet without a tag, IPv4 without options, and UDP that is
-/// as long as IP says. `None` says nothing about the frame.
+/// Same as [`locate`], for a frame of the most common form: Ethernet without a tag, IPv4 without options, and UDP that is as long as IP
+/// says. After `None`, [`locate`] may still find a packet.
 ///
-/// A few wide compares instead of a check of each field; the offsets in what it returns are constants to the compiler.
+/// Makes a few wide compares instead of a check of each field. The offsets in the result are constants to the compiler.
 #[inline(always)]
 pub(crate) fn locate_plain(frame: &[u8]) -> Option<Layout> {
     let head = frame.first_chunk::<{ PLAIN_BTH + Bth::LEN }>()?;
@@ -164,7 +164,7 @@ fn locate_ipv6(frame: &[u8], l3: usize, vlan: Option<u16>) -> Result<Ingress, Di
     locate_udp(frame, l3, l3 + IPV6_LEN, body_len, true, vlan)
 }
 
-/// Continues at the UDP header, at `udp`. The IP packet ends `body_len` bytes later, within the frame.
+/// Continues at the UDP header, whose offset is `udp`. The IP packet ends `body_len` bytes later, within the frame.
 #[inline(always)]
 fn locate_udp(
     frame: &[u8],
@@ -211,7 +211,7 @@ fn locate_udp(
 }
 
 impl Layout {
-    /// The layout of a plain packet ([`locate_plain`]) whose UDP datagram has so many words of four bytes.
+    /// The layout of a plain packet ([`locate_plain`]) whose UDP datagram has this many words of four bytes.
     #[inline(always)]
     pub(crate) fn plain(row: &'static Row, dqpn: Qpn, udp_words: u32) -> Self {
         Self {
@@ -225,7 +225,7 @@ impl Layout {
         }
     }
 
-    /// Words of four bytes of the UDP datagram.
+    /// Length of the UDP datagram in words of four bytes.
     #[inline(always)]
     pub(crate) fn udp_words(&self) -> u32 {
         (u32::from(self.end) + UDP_LEN as u32 - u32::from(self.bth)) / 4
@@ -255,7 +255,7 @@ impl Layout {
     /// The destination address alone, for callers that must choose before they parse the packet.
     ///
     /// # Panics
-    /// As [`Layout::packet`].
+    /// See [`Layout::packet`].
     pub fn dst(&self, frame: &[u8]) -> Gid {
         self.packet(frame).dst()
     }
@@ -266,16 +266,16 @@ impl Layout {
         self.vlan.map_or(0, |tci| (tci >> 13) as u8)
     }
 
-    /// The VLAN of the packet, `None` for an untagged one.
+    /// The VLAN id of the packet; `None` for an untagged one.
     #[inline]
     pub fn vid(&self) -> Option<u16> {
         self.vlan.map(|tci| tci & 0x0fff)
     }
 
-    /// The flow that the packet belongs to, as its sender sees it.
+    /// The flow to which the packet belongs, as its sender sees it.
     ///
     /// # Panics
-    /// As [`Layout::packet`].
+    /// See [`Layout::packet`].
     pub fn flow(&self, frame: &[u8]) -> Flow {
         let packet = self.packet(frame);
         let ip = packet.headers;
@@ -284,7 +284,7 @@ impl Layout {
             mac.copy_from_slice(&frame[at..at + 6]);
             Mac(mac)
         };
-        // `self.vlan` is `None` for a priority tag, which is part of the flow all the same.
+        // `self.vlan` is `None` for a priority tag, which is part of the flow nevertheless.
         let tagged = self.l3 as usize == ETH_LEN + VLAN_LEN;
         Flow {
             src_mac: mac(6),
@@ -303,8 +303,8 @@ impl Layout {
     }
 }
 
-/// The destination queue pair of a frame that looks like a RoCEv2 packet, and whether it is a request; nothing is checked. Serves
-/// to prefetch before [`locate`] has checked the frame.
+/// The destination queue pair of a frame that looks like a RoCEv2 packet, and whether the packet is a request. Checks nothing. It is for
+/// prefetching before [`locate`] has checked the frame.
 #[inline]
 pub fn peek(frame: &[u8]) -> Option<(Qpn, bool)> {
     let l3 =
@@ -316,13 +316,13 @@ pub fn peek(frame: &[u8]) -> Option<(Qpn, bool)> {
     Some((Qpn::new(u32::from_be_bytes([0, bth[5], bth[6], bth[7]])), request))
 }
 
-/// Opcode and destination queue pair of an untagged frame over IPv4 without options. Costs less than [`peek`], which returns the
-/// same for frames whose glances are equal.
+/// Opcode and destination queue pair of an untagged frame over IPv4 without options. It costs less than [`peek`], which returns the same
+/// for frames with equal glances.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Glance(u64);
 
 impl Glance {
-    /// The glance at a frame; `None` for frames of other forms.
+    /// Takes a glance at a frame; `None` for frames of other forms.
     #[inline(always)]
     pub fn at(frame: &[u8]) -> Option<Self> {
         let (form, of) = Self::parts(frame)?;
@@ -335,7 +335,8 @@ impl Glance {
         Self::parts(frame).is_some_and(|(form, of)| u64::from(form) | of ^ self.0 == 0)
     }
 
-    /// A number that is zero if the frame has the form that a glance needs, and its opcode and queue pair, which then mean something.
+    /// Returns a number that is zero if the frame has the form of a glance, and its opcode and queue pair, which are meaningful only then.
+    /// `None` if the frame is too short.
     #[inline(always)]
     fn parts(frame: &[u8]) -> Option<(u32, u64)> {
         let head = frame.first_chunk::<{ PLAIN_BTH + Bth::LEN }>()?;

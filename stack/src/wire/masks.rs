@@ -1,4 +1,4 @@
-//! Which bits of the headers a router may change, so that the invariant CRC takes them for ones (IBA A17).
+//! The bits of the headers that a router may change; the invariant CRC counts them as ones (IBA A17).
 
 /// Bytes of IP header, UDP header and BTH that have a mask: whole blocks of 16.
 pub(super) const MASK_LEN: usize = 64;

@@ -4,10 +4,9 @@
 //! is *acceptable*. Called by `shard` (both directions), `proto` (opcodes and header fields), `port` (`udp`, and the faults of
 //! links) and tests.
 //!
-//! Receive: [`locate()`] makes every check that needs nothing but the bytes, [`icrc::check`] verifies the ICRC, and
-//! [`Layout::packet`] returns the fields. Transmit: [`Template::begin`] writes the headers, the caller copies the payload to the
-//! offset it returns, [`Template::seal`] pads, computes the ICRC and finishes. Long packets are written whole by an
-//! [`icrc::OnePass`] instead.
+//! Receive: [`locate()`] makes every check that needs only the bytes, [`icrc::check`] verifies the ICRC, and [`Layout::packet`] returns the
+//! fields. Transmit: [`Template::begin`] writes the headers, the caller copies the payload to the offset that it returns, and
+//! [`Template::seal`] pads and writes the ICRC. An [`icrc::OnePass`] writes long packets as a whole instead.
 
 #![deny(unsafe_code)]
 

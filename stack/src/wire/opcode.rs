@@ -1,4 +1,4 @@
-//! The opcode table: one row for each opcode of each transport, everything else derived from it.
+//! The opcode table: one row for each opcode of each transport. Everything else is derived from it.
 
 use super::numbers::{BTH_LEN, CNP_PAYLOAD};
 use crate::id::Mtu;
@@ -11,7 +11,7 @@ pub enum Transport {
     Rc,
     /// Unreliable connection.
     Uc,
-    /// Reliable datagram. In the table so that its packets are recognized; no queue pair has this type.
+    /// Reliable datagram. In the table so that its packets are recognised; no queue pair has this type.
     Rd,
     /// Unreliable datagram.
     Ud,
@@ -106,7 +106,7 @@ impl Position {
     }
 }
 
-/// What the last packet of a message carries beside its data.
+/// What the last packet of a message carries besides its data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum Tail {
@@ -189,7 +189,7 @@ impl PayloadRule {
 #[repr(transparent)]
 pub struct Opcode(pub u8);
 
-/// The table's row of an opcode.
+/// A row of the table: what is known of one opcode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Row {
     /// The opcode.
@@ -202,19 +202,19 @@ pub struct Row {
     pub kind: Kind,
     /// Its place in the message.
     pub position: Position,
-    /// What it carries beside data.
+    /// What it carries besides data.
     pub tail: Tail,
     /// The extension headers, in wire order.
     pub headers: &'static [ExtHeader],
     /// Bytes of BTH and extension headers.
     pub header_len: u8,
-    /// Whether it travels from requester to responder. Neither CNP nor any answer does.
+    /// Whether it travels from requester to responder. CNPs and answers do not.
     pub request: bool,
     /// Whether it carries immediate data.
     pub has_imm: bool,
     /// Whether it carries an R_Key to invalidate.
     pub has_inv: bool,
-    /// Whether it takes a receive work request: the packet that starts a SEND, or carries a WRITE's immediate.
+    /// Whether it consumes a receive work request: the packet that starts a SEND, or carries a WRITE's immediate data.
     pub takes_recv: bool,
     /// Which payload lengths it allows.
     pub payload: PayloadRule,
@@ -283,7 +283,7 @@ impl Row {
         }
     }
 
-    /// Offset of `header` from the end of the BTH, if the row has it.
+    /// Offset of `header` from the end of the BTH; `None` if the row does not have it.
     #[inline]
     pub const fn offset_of(&self, header: ExtHeader) -> Option<usize> {
         match self.offsets[header as usize] {
@@ -305,14 +305,14 @@ impl Row {
 }
 
 impl Opcode {
-    /// The table's row of this opcode, if it is known.
+    /// The table's row of this opcode; `None` if the opcode is unknown.
     #[inline]
     pub fn row(self) -> Option<&'static Row> {
         TABLE[self.0 as usize]
     }
 
-    /// The RC opcode of a packet. `tail` matters at the end of a message only, `position` and `tail` only
-    /// to kinds that have them, so a segmenter can pass the same `tail` for every packet.
+    /// The RC opcode of a packet. `tail` matters only at the end of a message, `position` and `tail` only for kinds that have them, so a
+    /// segmenter can pass the same `tail` for every packet.
     ///
     /// # Panics
     /// If RC has no such opcode: `Resync`, `Cnp`, or a WRITE that invalidates.
@@ -324,7 +324,7 @@ impl Opcode {
         }
     }
 
-    /// As [`Opcode::rc`] for any transport; `None` where it has no such opcode.
+    /// Same as [`Opcode::rc`], for any transport; `None` if the transport has no such opcode.
     #[inline]
     pub const fn of(transport: Transport, kind: Kind, position: Position, tail: Tail) -> Option<Self> {
         match CODES[transport as usize][kind as usize][position as usize][tail as usize] {
@@ -333,8 +333,8 @@ impl Opcode {
         }
     }
 
-    /// The same operation of another class: an XRC packet is an RC packet with an XRCETH and an opcode of its own class (IBA
-    /// A14). Where the class has no such operation, the opcode has no row.
+    /// The same operation of another class: an XRC packet is an RC packet with an XRCETH and an opcode of its own class (IBA A14). If the
+    /// class has no such operation, the resulting opcode has no row.
     #[inline]
     pub const fn in_class(self, transport: Transport) -> Self {
         Self(self.0 & 0x1f | (transport as u8) << 5)
@@ -499,7 +499,7 @@ static CODES: [[[[u8; 3]; 4]; Kind::COUNT]; 6] = {
             if position == row.position as usize || !row.kind.is_segmented() {
                 let mut tail = 0;
                 while tail < 3 {
-                    // Only the end of a SEND or WRITE has tails to choose from.
+                    // Only the end of a SEND or WRITE has a choice of tails.
                     let chooses = matches!(row.kind, Kind::Send | Kind::Write) && row.position.ends();
                     if tail == row.tail as usize || !chooses {
                         assert!(by_position[position][tail] == NO_CODE, "two rows mean the same");

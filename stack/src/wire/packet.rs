@@ -8,19 +8,19 @@ use crate::id::{Gid, Psn, Qpn};
 
 /// A received packet; borrows its frame. Made by [`Layout::packet`](super::Layout::packet).
 ///
-/// The accessors of extension headers belong to rows that have the header. For another row, which is a mistake of the caller that
-/// the bytes of a packet cannot cause, they return zeros, and debug builds panic.
+/// An accessor of an extension header may be called only if the packet's row has the header. Otherwise, which is a mistake of the caller
+/// and not caused by the bytes of a packet, it returns zeros, and debug builds panic.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     /// The opcode's row.
     pub row: &'static Row,
     /// Packet sequence number.
     pub psn: Psn,
-    /// The requester requests an acknowledgement.
+    /// Whether the requester requests an acknowledgement.
     pub ack_req: bool,
     /// The base transport header.
     pub bth: &'a Bth,
-    /// The headers of IP (20 or 40 bytes) and UDP as received.
+    /// The IP header (20 or 40 bytes) and the UDP header, as received.
     pub headers: &'a [u8],
     /// The extension headers.
     pub ext: &'a [u8],
@@ -39,7 +39,7 @@ impl<'a> Packet<'a> {
     pub fn pkey(&self) -> u16 {
         self.bth.pkey()
     }
-    /// Solicited event.
+    /// Whether the requester requests a solicited event.
     #[inline]
     pub fn solicited(&self) -> bool {
         self.bth.solicited()
@@ -54,7 +54,7 @@ impl<'a> Packet<'a> {
     fn ipv6(&self) -> bool {
         self.headers.len() != IPV4_LEN + UDP_LEN
     }
-    /// The IPv4 identification.
+    /// The IPv4 identification; `None` over IPv6.
     pub(crate) fn identification(&self) -> Option<u16> {
         (!self.ipv6()).then(|| be16(self.headers, 4))
     }
@@ -76,12 +76,12 @@ impl<'a> Packet<'a> {
     pub fn dst(&self) -> Gid {
         if self.ipv6() { self.gid(24) } else { Gid::v4(self.v4(16)) }
     }
-    /// The source address, if the packet came over IPv4.
+    /// The source address; `None` over IPv6.
     #[inline(always)]
     pub(super) fn src_v4(&self) -> Option<[u8; 4]> {
         (!self.ipv6()).then(|| self.v4(12))
     }
-    /// The destination address, if the packet came over IPv4.
+    /// The destination address; `None` over IPv6.
     #[inline(always)]
     pub(super) fn dst_v4(&self) -> Option<[u8; 4]> {
         (!self.ipv6()).then(|| self.v4(16))
@@ -105,7 +105,7 @@ impl<'a> Packet<'a> {
             _ => 0,
         }
     }
-    /// Whether a switch marked it: congestion experienced (RFC 3168).
+    /// Whether a switch marked the packet: congestion experienced (RFC 3168).
     #[inline(always)]
     pub(crate) fn is_marked(&self) -> bool {
         self.traffic_class() & 0b11 == 0b11
@@ -163,8 +163,8 @@ impl<'a> Packet<'a> {
     pub fn xrceth(&self) -> u32 {
         u32::from_be_bytes(self.header(ExtHeader::Xrceth)) & 0x00ff_ffff
     }
-    /// The fields that vary within a flow, such that a [`super::Template`] builds this packet again. `None` for the headers of
-    /// reliable datagrams, which have no [`Ext`].
+    /// The fields that vary within a flow, from which a [`super::Template`] builds this packet again. `None` for the headers of reliable
+    /// datagrams, which have no [`Ext`].
     pub fn to_header(&self) -> Option<Header> {
         use ExtHeader as E;
         let (srqn, headers) = match self.row.headers {

@@ -1,7 +1,7 @@
-//! Builds packets: the constant headers of a flow are laid out once, a packet fills in what varies.
+//! Builds packets: the constant headers of a flow are laid out once, and each packet fills in what varies.
 //!
-//! While a packet is built its headers are in masked form, with ones where the ICRC is computed over ones, so that the ICRC is
-//! one pass over contiguous bytes; [`Template::seal`] puts the real values in last.
+//! While a packet is built, its headers are in masked form, with ones where the ICRC is computed over ones, so that the ICRC is one pass
+//! over contiguous bytes. [`Template::seal`] writes the real values last.
 
 use super::flow::Flow;
 use super::header::{Ext, Header};
@@ -16,18 +16,18 @@ use super::opcode::{ExtHeader, HEADER_LEN_MAX, Opcode, Transport};
 use super::packet::Packet;
 use crate::id::{Gid, Mac, Psn, Qpn};
 
-/// Bytes before the BTH, at most.
+/// The most bytes before the BTH.
 const OUTER_MAX: usize = ETH_LEN + VLAN_LEN + IPV6_LEN + UDP_LEN;
-/// Bytes of extension headers, at most.
+/// The most bytes of extension headers.
 const EXT_MAX: usize = HEADER_LEN_MAX - Bth::LEN;
-/// Headers of a packet from the Ethernet header on, at most. [`Template::begin`] wants a buffer of this size.
+/// The most bytes of headers, from the Ethernet header on. [`Template::begin`] needs a buffer of this size.
 pub const HEADERS_MAX: usize = OUTER_MAX + HEADER_LEN_MAX;
 const _: () = assert!(HEADERS_MAX <= OnePass::HEAD, "behind them is payload");
 
 /// BECN, the only bit of BTH byte 4 that is ever sent, and only by a CNP (IBA A17.9.3).
 const BECN: u8 = 0x40;
 
-/// The headers of a [`Flow`], laid out. All that IPv4 without a VLAN tag needs is in the first 64 bytes.
+/// The headers of a [`Flow`], laid out. The first 64 bytes have all that IPv4 without a VLAN tag needs.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Template {
@@ -49,17 +49,17 @@ pub struct Template {
 
 const _: () = assert!(core::mem::offset_of!(Template, head) + PLAIN_LEN <= 64);
 
-/// Offset of the BTH over IPv4 without a VLAN tag, and where that ends.
+/// Offset of the BTH over IPv4 without a VLAN tag, and its end.
 const PLAIN_BTH: usize = ETH_LEN + IPV4_LEN + UDP_LEN;
 const PLAIN_LEN: usize = PLAIN_BTH + Bth::LEN;
 
-/// Zero bytes that fill a payload of `len` bytes up to a multiple of 4.
+/// Number of zero bytes that fill a payload of `len` bytes up to a multiple of 4.
 #[inline(always)]
 pub(super) const fn pad_count(len: usize) -> usize {
     len.wrapping_neg() & 3
 }
 
-/// The headers of many packets that are alike, IPv4 without a VLAN tag: [`Template::stencil`].
+/// The headers that many packets over IPv4 without a VLAN tag have in common: [`Template::stencil`].
 #[derive(Clone, Copy, Debug)]
 pub struct Stencil {
     /// Ethernet to BTH, variant fields all ones.
@@ -68,26 +68,26 @@ pub struct Stencil {
     flags: u8,
 }
 
-/// A packet that [`Stencil::lay`] laid out, without its extension headers and its payload.
+/// A packet that [`Stencil::lay`] has laid out, still without extension headers and payload.
 #[derive(Debug)]
 pub struct Laid<'a, const EXT: usize> {
-    /// The opcode, which is that of the stencil; the caller may set another one with headers of the same length.
+    /// The opcode of the stencil. The caller may replace it by one with headers of the same length.
     pub opcode: &'a mut u8,
-    /// Where the extension headers go, XRCETH aside.
+    /// Where the extension headers go, without the XRCETH.
     pub ext: &'a mut [u8; EXT],
     /// Where the payload goes.
     pub payload: &'a mut [u8],
 }
 
 impl Stencil {
-    /// Bytes of a frame with `EXT` bytes of extension headers and `payload_len` of payload.
+    /// Length in bytes of a frame with `EXT` bytes of extension headers and `payload_len` of payload.
     #[inline(always)]
     pub const fn frame_len<const EXT: usize>(payload_len: usize) -> usize {
         PLAIN_LEN + EXT + payload_len + pad_count(payload_len) + ICRC_LEN
     }
 
-    /// Lays out a packet as [`Template::begin`] and [`Template::close`] do, but for extension headers and payload, which
-    /// the caller writes. The frame is [`Stencil::frame_len`] bytes long, and [`Template::stamp`] finishes it.
+    /// Lays out a packet as [`Template::begin`] and [`Template::close`] do, except for extension headers and payload, which the caller
+    /// writes. The frame is [`Stencil::frame_len`] bytes long, and [`Template::stamp`] finishes it.
     ///
     /// # Panics
     /// If `buf` is shorter than the frame.
@@ -121,7 +121,7 @@ impl Stencil {
 }
 
 impl Template {
-    /// Lays out the headers of `flow`. IPv4 if the destination is an IPv4 address.
+    /// Lays out the headers of `flow`, for IPv4 if the destination is an IPv4 address.
     pub fn new(flow: &Flow) -> Self {
         let ipv6 = flow.dst.as_v4().is_none();
         let l3 = ETH_LEN + if flow.vlan.is_some() { VLAN_LEN } else { 0 };
@@ -179,12 +179,12 @@ impl Template {
         template
     }
 
-    /// Source address of its packets.
+    /// Source address of the flow's packets.
     pub fn src(&self) -> Gid {
         self.address(8, 12)
     }
 
-    /// Destination address of its packets.
+    /// Destination address of the flow's packets.
     pub fn dst(&self) -> Gid {
         self.address(24, 16)
     }
@@ -196,7 +196,7 @@ impl Template {
         if self.ipv6 { Gid(self.field(l3 + v6)) } else { Gid::v4(self.field(l3 + v4)) }
     }
 
-    /// Bytes of the headers.
+    /// `N` bytes of the laid-out headers, at this offset.
     #[inline(always)]
     fn field<const N: usize>(&self, at: usize) -> [u8; N] {
         self.head.get(at..).and_then(|head| head.first_chunk()).copied().unwrap_or([0; N])
@@ -211,7 +211,7 @@ impl Template {
         !self.ipv6 && self.field(self.l3 as usize + at) == address
     }
 
-    /// Whether its packets go to where `pkt` comes from.
+    /// Whether packets of this flow go to the address from which `pkt` came.
     #[inline(always)]
     pub(crate) fn goes_to_source_of(&self, pkt: &Packet<'_>) -> bool {
         match pkt.src_v4() {
@@ -220,7 +220,7 @@ impl Template {
         }
     }
 
-    /// Whether its packets come from where `pkt` goes to.
+    /// Whether packets of this flow come from the address to which `pkt` went.
     #[inline(always)]
     pub(crate) fn comes_from_destination_of(&self, pkt: &Packet<'_>) -> bool {
         match pkt.dst_v4() {
@@ -229,7 +229,7 @@ impl Template {
         }
     }
 
-    /// Sends to another next hop from now on.
+    /// Changes the Ethernet address of the next hop.
     pub(crate) fn set_dst_mac(&mut self, mac: Mac) {
         self.head[..6].copy_from_slice(&mac.0);
     }
@@ -239,7 +239,7 @@ impl Template {
         Mac([self.head[0], self.head[1], self.head[2], self.head[3], self.head[4], self.head[5]])
     }
 
-    /// Sends to another queue pair behind the same address from now on.
+    /// Changes the destination queue pair; the addresses stay.
     pub(crate) fn set_dqpn(&mut self, dqpn: Qpn) {
         let at = self.bth as usize + 5;
         self.head[at..at + 3].copy_from_slice(&dqpn.get().to_be_bytes()[1..]);
@@ -250,7 +250,7 @@ impl Template {
         be16(&self.head, self.bth as usize - UDP_LEN)
     }
 
-    /// Sends with another UDP source port from now on.
+    /// Changes the UDP source port.
     pub(crate) fn set_src_port(&mut self, port: u16) {
         let at = self.bth as usize - UDP_LEN;
         self.head[at..at + 2].copy_from_slice(&port.to_be_bytes());
@@ -266,8 +266,8 @@ impl Template {
         self.sum = ip.chunks_exact(2).map(|word| u32::from(u16::from_ne_bytes([word[0], word[1]]))).sum();
     }
 
-    /// Writes the headers of a packet, in masked form, and returns the offset of the payload, which the
-    /// caller writes next. [`Template::seal`] finishes the packet.
+    /// Writes the headers of a packet, in masked form. Returns the offset of the payload, which the caller writes next. [`Template::seal`]
+    /// finishes the packet.
     ///
     /// # Panics
     /// If `buf` is shorter than [`HEADERS_MAX`]. Debug builds also panic if `h.ext` is not what the opcode
@@ -282,8 +282,8 @@ impl Template {
         self.begin_other(head, *h)
     }
 
-    /// The headers of packets of `opcode` that differ in sequence number and length alone; `None` over IPv6 or with a VLAN tag:
-    /// use [`Template::begin`].
+    /// The headers that packets of `opcode` have in common if they differ only in sequence number and length. `None` over IPv6 or with a
+    /// VLAN tag: then use [`Template::begin`].
     #[inline(always)]
     pub fn stencil(&self, opcode: Opcode, solicited: bool) -> Option<Stencil> {
         if !self.is_plain() {
@@ -294,13 +294,13 @@ impl Template {
         Some(Stencil { head, flags: self.mig_req | u8::from(solicited) << 7 })
     }
 
-    /// Whether it is IPv4 without a VLAN tag, the layout that the code is optimized for.
+    /// Whether the layout is IPv4 without a VLAN tag, for which the code is optimised.
     #[inline(always)]
     pub(crate) fn is_plain(&self) -> bool {
         self.bth as usize == ETH_LEN + IPV4_LEN + UDP_LEN
     }
 
-    /// [`Template::begin`] for other layouts. Takes the header by value, so that the common case need not store one in memory.
+    /// Same as [`Template::begin`], for other layouts. Takes the header by value, so that the common case need not store it in memory.
     #[inline(never)]
     fn begin_other(&self, head: &mut [u8; HEADERS_MAX], h: Header) -> usize {
         let h = &h;
@@ -352,7 +352,7 @@ impl Template {
     /// Finishes a packet that [`Template::begin`] began: [`Template::close`], then [`Template::stamp`].
     ///
     /// # Panics
-    /// As these do.
+    /// Those of these methods.
     #[inline(always)]
     pub fn seal(&self, buf: &mut [u8], payload_offset: usize, payload_len: usize) -> usize {
         let len = self.close(buf, payload_offset, payload_len);
@@ -360,8 +360,8 @@ impl Template {
         len
     }
 
-    /// Zeroes the pad behind the payload. `payload_len` is what the header said. Returns the length of the frame,
-    /// without Ethernet padding and FCS.
+    /// Zeroes the pad after the payload. `payload_len` is the same as in the header. Returns the length of the frame, without Ethernet
+    /// padding and FCS.
     ///
     /// # Panics
     /// If `buf` has no room for pad and ICRC. Debug builds also panic if `payload_len` is another length.
@@ -379,13 +379,13 @@ impl Template {
         len
     }
 
-    /// Puts the ICRC, the variant fields and the IPv4 header checksum into a whole frame in masked form.
+    /// Writes the ICRC, the variant fields and the IPv4 header checksum into a whole frame in masked form.
     ///
-    /// The CRC's wide loads overlap narrow stores made just before, and have to wait until these have left the core. So a caller
-    /// that builds many frames closes all of them, then stamps all.
+    /// The wide loads of the CRC overlap narrow stores that were made just before, and have to wait until these have left the store buffer.
+    /// So a caller that builds many frames closes all of them, then stamps all.
     ///
     /// # Panics
-    /// If `frame` is not as [`Template::begin`] and [`Template::close`] left it, but shorter.
+    /// If `frame` is shorter than [`Template::begin`] and [`Template::close`] left it.
     #[inline(always)]
     pub fn stamp(&self, frame: &mut [u8]) {
         let end = frame.len() - ICRC_LEN;
@@ -399,14 +399,14 @@ impl Template {
         self.finish(frame, icrc);
     }
 
-    /// Writes long frames of this flow whole, instead of [`Template::close`] and [`Template::stamp`]; the caller then calls
-    /// [`Template::finish`]. `None` where the processor cannot.
+    /// The writer for long frames of this flow, in place of [`Template::close`] and [`Template::stamp`]; after it the caller calls
+    /// [`Template::finish`]. `None` if the processor lacks the features.
     #[inline(always)]
     pub(crate) fn one_pass(&self) -> Option<OnePass> {
         OnePass::new(self.l3 as usize != ETH_LEN, self.ipv6)
     }
 
-    /// Puts this ICRC, the variant fields and the IPv4 header checksum into a whole frame in masked form.
+    /// Writes this ICRC, the variant fields and the IPv4 header checksum into a whole frame in masked form.
     ///
     /// # Panics
     /// If `frame` is shorter than its headers and an ICRC.
@@ -420,7 +420,7 @@ impl Template {
         }
     }
 
-    /// Fills in the masked fields of a packet whose IPv4 header is at `L3`.
+    /// Writes the real values of the masked fields of a packet whose IPv4 header is at `L3`.
     #[inline(always)]
     fn finish_v4<const L3: usize>(&self, frame: &mut [u8]) {
         let packet: &mut [u8; IPV4_LEN + UDP_LEN + Bth::LEN] =
@@ -436,7 +436,7 @@ impl Template {
         finish_udp(packet.last_chunk_mut().expect("the array is longer"));
     }
 
-    /// Fills in the masked fields of a packet over IPv6, or with a VLAN tag.
+    /// Writes the real values of the masked fields of a packet over IPv6, or with a VLAN tag.
     #[inline(never)]
     fn finish_other(&self, frame: &mut [u8]) {
         if !self.ipv6 {
@@ -464,7 +464,7 @@ impl Template {
 
 const _: () = assert!(HEADERS_MAX >= OUTER_MAX + Bth::LEN + CNP_PAYLOAD + ICRC_LEN, "cnp() says so");
 
-/// Replaces the masked fields of UDP header and BTH. No UDP checksum: the ICRC is stronger.
+/// Writes the real values of the masked fields of UDP header and BTH. There is no UDP checksum: the ICRC is stronger.
 #[inline(always)]
 fn finish_udp(b: &mut [u8; UDP_LEN + Bth::LEN]) {
     b[6] = 0;
