@@ -163,7 +163,7 @@ fn every_edge_of_fast_registration() {
     }
 }
 
-/// A window is bound to a part of a region, or the bind is refused; the key then grants exactly that part, to the peer alone.
+/// A window is bound to a part of a region, or the bind is refused. The key then grants exactly that part, to the peer only.
 #[test]
 #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_edge_of_every_window() {

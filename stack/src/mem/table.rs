@@ -157,7 +157,7 @@ impl Slot {
         let version = self.version.load(Ordering::Relaxed);
         self.key.store(NO_KEY, Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
-        fence(Ordering::Release); // a reader that sees a field that follows sees the odd version
+        fence(Ordering::Release); // a reader that sees one of the stores below sees the odd version
         self.pd.store(grant.pd.0, Ordering::Relaxed);
         self.access.store(grant.access, Ordering::Relaxed);
         self.qpn.store(grant.qpn, Ordering::Relaxed);
@@ -215,7 +215,7 @@ impl Slot {
         fence(Ordering::Acquire);
         let changed = version & 1 != 0 || self.version.load(Ordering::Relaxed) != version;
         if !live || changed || access & WINDOW != 0 && qpn.is_none() {
-            return Err(KeyFault::UnknownKey); // also where it came back: it was gone for a moment
+            return Err(KeyFault::UnknownKey); // also if the key came back: it was gone for a moment
         }
         if tied != 0 && qpn.is_none_or(|qpn| qpn.get() != tied) {
             return Err(KeyFault::WrongQp);

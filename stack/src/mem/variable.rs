@@ -122,7 +122,7 @@ impl MrTable {
         // Nothing fails from here on.
         let Some(grant) = bound else {
             allocator.unbind(index);
-            let _ = window.clear(window.key()); // not bound before: nothing to take away
+            let _ = window.clear(window.key()); // fails if it was not bound
             return Ok(());
         };
         let region = (bind.region >> TAG_BITS) as u16;

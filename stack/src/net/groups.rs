@@ -68,7 +68,7 @@ impl Groups {
         }
     }
 
-    /// The earliest time at which [`Groups::poll`] has something to return; `None` if nothing is due.
+    /// [`Groups::poll`] returns nothing before this time. `None`: not until another call changes that.
     pub(super) fn deadline(&self) -> Option<Instant> {
         (self.deadline != Instant::FAR).then_some(self.deadline)
     }

@@ -469,7 +469,7 @@ impl Net {
         };
         let mac = Mac(source_hardware_addr.0);
         let sender_gid = Gid::v4(sender.octets());
-        let probe = sender.is_unspecified(); // is an address free?
+        let probe = sender.is_unspecified(); // asks whether an address is free (RFC 5227)
         if !is_unicast(mac) || !(probe || is_host(&sender_gid)) {
             return Err(NetCounter::BadArp);
         }

@@ -250,7 +250,7 @@ impl Neighbours {
         new.for_each(|(_, id)| each(NeighbourId(*id)));
     }
 
-    /// The earliest time at which [`Neighbours::poll`] has something to return; `None` if nothing is due.
+    /// [`Neighbours::poll`] returns nothing before this time. `None`: not until another call changes that.
     pub(super) fn deadline(&self) -> Option<Instant> {
         (self.deadline != Instant::FAR).then_some(self.deadline)
     }
@@ -476,7 +476,7 @@ impl Neighbours {
 
     /// Removes an entry without a holder.
     fn remove(&mut self, id: u32) {
-        self.changed(id); // callers that have its answer resolve again
+        self.changed(id); // makes callers that have its answer resolve again
         let entry = self.entry(id);
         let (gid, origin) = (entry.gid, entry.origin);
         entry.state = State::Free;

@@ -233,7 +233,7 @@ fn p35_ipv6_first_use_asks_and_the_answer_resolves() {
     let mut net = host(A);
     assert_eq!(net.resolve(T0, &gid("fd00:99::3")), Resolution::Pending);
     let asked = request(&mut net, T0).unwrap();
-    // Apart from our source address and the checksum that covers it, as the Linux host sent it.
+    // As the Linux host sent it, except for our source address and the checksum that covers it.
     assert_eq!(asked.len(), SOLICITATION_A.len());
     assert_eq!(asked[..22], SOLICITATION_A[..22]);
     assert_eq!(asked[22..38], v6("fd00:99::2").octets());
@@ -373,7 +373,7 @@ fn unused_entries_grow_old_in_silence() {
     assert!(request(&mut net, day).is_some());
 }
 
-// A host that announces itself is taken over where it is known and not in use, and not added where it is not known.
+// An announcement is learned if the host is known and not in use. An unknown host is not added.
 #[test]
 fn gratuitous_arp_updates_known_entries_only() {
     let peer = gid("10.99.0.3");
@@ -653,7 +653,7 @@ fn a_flood_stays_within_the_table() {
     assert_eq!(net.counter(NetCounter::NeighbourEvicted), evicted as u64);
 }
 
-// Neighbours in use are not evicted by hosts that merely send requests; among themselves the longest unused goes.
+// Hosts that merely send requests do not evict neighbours in use; among these the longest unused is evicted.
 #[test]
 fn a_table_full_of_neighbours_in_use() {
     const USED: usize = NEIGHBOUR_MAX - NEIGHBOUR_STRANGERS_MAX;
@@ -680,7 +680,7 @@ fn a_table_full_of_neighbours_in_use() {
     assert_eq!(net.neighbours.len(), NEIGHBOUR_MAX);
 }
 
-// Goal: hosts that ask for us first and are resolved then, as the clients of a datagram server, take no more room than others.
+// Goal: hosts that first send us a request and are then resolved, like clients of a datagram server, take no more room than others.
 #[test]
 fn strangers_that_are_resolved_stay_within_the_table() {
     let mut net = Net::new(&NetConfig { addrs: vec![(ip("10.99.0.3"), 8)], ..NetConfig::new(B) });
@@ -781,7 +781,7 @@ proptest! {
         feed(&frame);
     }
 
-    // Right checksums let any body through to the parsers behind them.
+    // With correct checksums any body reaches the parsers.
     #[test]
     fn any_icmpv6_body(
         kind in prop::sample::select(vec![128u8, 133, 134, 135, 136, 137, 143, 155]),
@@ -798,7 +798,7 @@ proptest! {
         feed(&frame);
     }
 
-    // Neighbour discovery options of any kind and length, behind a header that is right.
+    // Neighbour discovery options of any kind and length, after a correct header.
     #[test]
     fn any_nd_options(
         advert in any::<bool>(),
@@ -817,7 +817,7 @@ proptest! {
         feed(&frame);
     }
 
-    // The table against a plain map, within a lifetime and before tries run out: what it knows is right, and what is due is done.
+    // Compares the table with a plain map, within a lifetime and before tries run out: what it knows is right, and what is due is done.
     #[test]
     fn table_agrees_with_a_map(steps in proptest::collection::vec((0u8..4, 0u8..8, 1u64..10), 1..200)) {
         let mut net = host(B);
@@ -877,7 +877,7 @@ fn addresses_come_and_go() {
     assert_eq!(advert[..6], [0x33, 0x33, 0, 0, 0, 1]);
     assert_eq!((net.poll_transmit(T0, &mut out), net.poll_timeout()), (None, None));
     assert_eq!(net.counter(NetCounter::Announced), 2);
-    // Hosts that know us take the announcement over, and no others do.
+    // Hosts that know us learn the announcement, and no others do.
     other.resolve(T0, &gid("10.99.0.2"));
     other.resolve(T0, &gid("fd00:99::2"));
     for frame in [&arp[..], &advert] {

@@ -77,8 +77,8 @@ pub enum PortSpec {
         /// to 64, by default 64; with 0 every packet is sent from port 4791).
         options: Vec<(String, String)>,
     },
-    /// `host[:ADDR,..][OPTION=VALUE,..]`: the device of the host, which all processes of a user share: UDP sockets on these addresses of the
-    /// host, or on all that it has, and links of shared memory between the processes.
+    /// `host[:ADDR,..][OPTION=VALUE,..]`: the device of the host, which all processes of a user share: UDP sockets on these addresses of
+    /// the host, or on all that it has, and links of shared memory between the processes.
     Host {
         /// The addresses, at most four, the same for all processes of the user. Empty: those that the other processes have; for the first
         /// process, all addresses of the host.

@@ -450,7 +450,7 @@ mod tests {
 
         drop((b, qb));
         assert!(!a.link_up());
-        // A killed process leaves its file behind.
+        // The file of a killed process stays.
         drop(UnixDatagram::bind(dir.join("b")).unwrap());
         let b = spec_b.open(&options).unwrap();
         let mut qb = b.take_queue(0).unwrap();

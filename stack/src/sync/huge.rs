@@ -61,7 +61,6 @@ pub fn collapse(_from: usize, _to: usize) -> bool {
 ///
 /// Nothing is tried while all objects together are few, so that the TLB reaches them anyway. A try makes all cores of the system flush
 /// their lists of pages (`lru_add_drain_all`), one process after the other: if many processes start on busy cores, that takes seconds.
-/// seconds.
 #[derive(Debug, Default)]
 pub struct Filling {
     /// Bytes of all objects.
@@ -221,7 +220,7 @@ mod tests {
     }
 
     // At the start of a heap two pages fail, one for good and one for now, and objects alternate between them. Others must be
-    // tried all the same.
+    // tried nevertheless.
     #[test]
     #[cfg(not(miri))]
     fn two_pages_that_cannot_be_had_do_not_end_it() {

@@ -727,7 +727,7 @@ mod tests {
         }
     }
 
-    /// Dropped entries give their room back, after a resize too; a live entry stays, and all behind it.
+    /// Dropped entries return their room, after a resize too; a live entry stays, and all after it.
     #[test]
     fn the_dead_make_room() {
         for lanes in [1, 2] {

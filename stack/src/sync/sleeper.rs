@@ -214,7 +214,7 @@ mod tests {
     use super::*;
     use core::sync::atomic::AtomicU32;
 
-    /// Takes items until there were so many, and sleeps without a time limit where none is given.
+    /// Takes `items` items. Sleeps without a time limit if none is given.
     fn take<'s>(given: &AtomicU32, taken: &AtomicU32, items: u32, begin: impl Fn() -> Sleep<'s>) {
         while taken.load(Ordering::Acquire) < items {
             let sleep = begin();

@@ -517,7 +517,7 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Op {
-        /// Write the slot so many ahead, publish so many.
+        /// Write the slot this many ahead; publish this many.
         Write(u32),
         Publish(u32),
         Read(u32),

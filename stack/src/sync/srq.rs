@@ -260,7 +260,7 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Op {
-        /// Put so many, publish them.
+        /// Put this many entries and publish them.
         Post(u32),
         Take(u32),
         Arm(u32),

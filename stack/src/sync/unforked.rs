@@ -146,7 +146,7 @@ fn nothing() -> Option<i32> {
 /// Gives a descriptor another number, in place of the one that has it.
 fn put(fd: i32, number: i32) {
     if fd != number {
-        // SAFETY: takes numbers; `fd` is this module's own, and the number is that of an object, which goes on using it.
+        // SAFETY: takes numbers; `fd` is this module's own, and the number is that of an object, which continues to use it.
         unsafe {
             libc::dup3(fd, number, libc::O_CLOEXEC);
             libc::close(fd);

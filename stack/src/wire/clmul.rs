@@ -129,7 +129,7 @@ fn register_by(width: Width, frame: &[u8], l3: usize, end: usize, ipv6: bool) ->
     let row = len / 4 % (LINE / 4);
     let masks = if ipv6 { &PACKETS_V6[row] } else { &PACKETS_V4[row] };
     let (end, lines, words) = (packet.as_ptr_range().end, len.div_ceil(LINE), len / 4);
-    // SAFETY: the processor has the features that the functions are compiled for; the first line begins so many bytes before the
+    // SAFETY: the processor has the features that the functions are compiled for; the first line begins as many bytes before the
     // packet that the last one ends with it, and of these bytes none is read.
     unsafe {
         match width {

@@ -46,7 +46,7 @@ fn group6() -> Gid {
     gid("ff05::1:3")
 }
 
-/// When what was due is sent, in nanoseconds after `from`, until nothing is due any more.
+/// The times at which messages are sent until none is due any more, in nanoseconds after `from`.
 fn timeline(net: &mut Net, from: Instant) -> Vec<(u64, Vec<u8>)> {
     let (mut sent, mut now) = (Vec::new(), from);
     loop {

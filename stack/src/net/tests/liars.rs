@@ -176,7 +176,7 @@ fn a_held_neighbour_that_is_gone() {
     is(&mut net, later, PEER, B);
 }
 
-// An entry that is not in use follows any claim: it costs no packet.
+// An entry that is not in use follows any claim, without a packet.
 #[test]
 fn an_unused_entry_follows() {
     let mut net = host(B);
@@ -185,7 +185,7 @@ fn an_unused_entry_follows() {
     assert_eq!(net.resolve(T0, &gid("10.99.0.2")), Resolution::Known(C));
 }
 
-// What is held no more is as unused as anything else, after its time.
+// A released neighbour counts as unused after its lifetime, like any other.
 #[test]
 fn a_released_neighbour_grows_old() {
     let mut net = host(A);
@@ -208,7 +208,7 @@ fn a_frame_that_tells_of_another_station_is_ignored() {
         ignored(&mut net, &lie, NetCounter::StationMismatch);
     }
     assert_eq!(net.counter(NetCounter::NeighbourDisputed), 0);
-    // An advertisement without an Ethernet address is good from the known one alone.
+    // An advertisement without an Ethernet address is valid only if it comes from the known one.
     let solicited = NdiscNeighborFlags::SOLICITED;
     let mut bare = advertisement(C, PEER6, "fd00:99::2", solicited, None);
     bare[..6].copy_from_slice(&A.0);
@@ -272,7 +272,7 @@ fn strangers_move_out_nobody_who_is_in_use() {
     assert_eq!(net.resolve(T0, &resolved), Resolution::Known(C));
 }
 
-// The answer to a stranger's message goes where it came from, costs no request, and proves nothing to the table.
+// The answer to a stranger's message goes to the Ethernet address from which that came, costs no request, and proves nothing to the table.
 #[test]
 fn an_answer_goes_to_the_station_that_asked() {
     let mut net = host(A);
@@ -282,7 +282,7 @@ fn an_answer_goes_to_the_station_that_asked() {
     assert_eq!((request(&mut net, T0), net.neighbours.len()), (None, 0));
     // The program's own packets do not go there.
     assert_eq!(net.resolve(T0, &stranger), Resolution::Pending);
-    // Where the neighbour is known, its entry counts.
+    // If the neighbour is known, its entry decides.
     let (mut net, _) = resolved();
     net.note_reply_mac(T0, &gid(PEER), C);
     assert_eq!(net.resolve_answer(T0, &gid(PEER)), Resolution::Known(B));
@@ -292,7 +292,7 @@ fn an_answer_goes_to_the_station_that_asked() {
     for (now, who) in [(T0.after(NEIGHBOUR_LIFETIME), "10.99.0.50"), (T0, "10.99.0.51")] {
         assert_eq!(net.resolve_answer(now, &gid(who)), Resolution::Pending);
     }
-    // Behind a gateway it goes the way of everything.
+    // For a host behind a gateway, the answer goes to the gateway.
     let gateway = Some([10, 99, 0, 1].into());
     let mut net = Net::new(&NetConfig { gateway, ..config(A) });
     net.note_reply_mac(T0, &gid("192.0.2.1"), C);
@@ -306,7 +306,7 @@ fn an_answer_goes_to_the_station_that_asked() {
     assert_eq!(net.neighbours.len(), 1);
 }
 
-/// The most steps that one frame or one pass of a turn takes, with so many neighbours held.
+/// The most steps that one frame or one pass of a turn takes, with this many neighbours held.
 fn dearest(held: u32) -> u64 {
     let mut net = Net::new(&NetConfig { addrs: vec![(ip("10.99.0.2"), 8)], ..NetConfig::new(A) });
     let peer = |n: u32| Gid::v4((0x0a80_0000 + n).to_be_bytes());

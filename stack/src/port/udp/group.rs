@@ -180,7 +180,7 @@ impl Group {
     /// Attaches programs that are made of what the registry says now, through the sockets of a queue.
     fn attach(&self, sockets: &[Socket]) {
         for _ in 0..ATTACHES {
-            let keeper = self.registry.keeper(); // first: it may be a change
+            let keeper = self.registry.keeper(); // first: this may be a change
             let changes = self.registry.changes();
             let services = self.registry.listeners(SERVICES);
             let mut steered = sockets.iter().enumerate();

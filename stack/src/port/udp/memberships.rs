@@ -120,7 +120,7 @@ impl Memberships {
         joined.retain(|one| {
             let stays = one.group != group;
             if !stays && let Some(ready) = self.ready() {
-                let _ = epoll::delete(ready, &one.socket.fd); // it goes with its descriptor, too
+                let _ = epoll::delete(ready, &one.socket.fd); // closing the descriptor would remove it, too
             }
             stays
         });
@@ -133,7 +133,7 @@ impl Memberships {
             return;
         }
         for one in lock(&self.joined).iter() {
-            let _ = one.join(&interfaces(one.group.is_ipv6())); // on those that there are
+            let _ = one.join(&interfaces(one.group.is_ipv6())); // fails if it has joined on none
         }
     }
 

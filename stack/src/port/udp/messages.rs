@@ -123,7 +123,7 @@ pub(super) fn whose(addressee: Addressee, host: &impl Processes) -> Whose {
     match found {
         Some(run) if host.is_ours(run) => Whose::Ours,
         Some(run) if host.lives(run) => Whose::Other(run),
-        // The message is answered all the same: that nobody listens, or that the connection has ended.
+        // The message gets an answer nevertheless: that nobody listens, or that the connection has ended.
         _ if host.serves() => Whose::Ours,
         _ => match host.keeper() {
             Some(run) if host.is_ours(run) => Whose::Ours,

@@ -68,7 +68,7 @@ impl Port for UdpPort {
 
     fn steer(&self, numbers: &[(RangeInclusive<Qpn>, usize)]) {
         if self.shared.group.is_some() {
-            return; // leases steer
+            return; // the program of the group steers
         }
         let [first, _, ..] = &self.shared.sockets[..] else { return };
         let mut program = steering::program(numbers);
@@ -89,7 +89,7 @@ impl Port for UdpPort {
 
     fn maintain(&self) {
         for socket in self.shared.sockets.iter().flatten() {
-            let _ = self.shared.note_errors(socket); // there may be none
+            let _ = self.shared.note_errors(socket); // there may be no errors
         }
         self.shared.sources.with_errors(|socket| _ = self.shared.note_errors(socket));
         let host = &self.shared.host;

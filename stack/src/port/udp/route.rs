@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(ways(&limited), [(5, true, Some(1400))]);
         let several = route(v4, UNICAST, MAIN, &[(METRICS, &metric), (MULTIPATH, &hops)]);
         assert_eq!(ways(&several), [(3, false, Some(1400)), (5, false, Some(1400))]);
-        // What stays here, blackholes, the link alone.
+        // Routes that stay on the host, blackholes, and routes to the link only.
         assert_eq!(ways(&route(v4, UNICAST, LOCAL, &[(OIF, &three)])), []);
         assert_eq!(ways(&route(v4, 6, MAIN, &[(OIF, &three)])), []);
         let link = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0).octets();

@@ -101,7 +101,7 @@ impl Sources {
     #[cold]
     fn note_failure(&self, count: usize, error: &Error) {
         if error.kind() == ErrorKind::AddrInUse {
-            self.most.store(count, Ordering::Relaxed); // it is not tried again
+            self.most.store(count, Ordering::Relaxed); // no more tries
         }
         if !self.failed.swap(true, Ordering::Relaxed) {
             let (first, last) = (PORTS.start(), PORTS.end());

@@ -18,17 +18,17 @@ fn port(addr: &str, more: &str) -> Box<dyn Port> {
     spec.open(&PortOptions { frames: 512, ..PortOptions::default() }).unwrap()
 }
 
-/// Sealed packets with these lengths of payload, and identifications as a shard counts them.
+/// Sealed packets with payloads of these lengths, and identifications as a shard counts them.
 pub(super) fn packets(src: &str, dst: &str, tclass: u8, lens: &[usize]) -> Vec<Vec<u8>> {
     packets_from(0xc777, src, dst, tclass, lens)
 }
 
-/// As [`packets`], from this UDP port.
+/// Same as [`packets`], from this UDP port.
 fn packets_from(src_port: u16, src: &str, dst: &str, tclass: u8, lens: &[usize]) -> Vec<Vec<u8>> {
     packets_to(Qpn::new(9), src_port, src, dst, tclass, lens)
 }
 
-/// As [`packets_from`], to this queue pair.
+/// Same as [`packets_from`], to this queue pair.
 fn packets_to(dqpn: Qpn, src_port: u16, src: &str, dst: &str, tclass: u8, lens: &[usize]) -> Vec<Vec<u8>> {
     let gid = |addr: &str| Gid::from_ip(addr.parse().unwrap());
     let (src, dst) = (gid(src), gid(dst));
@@ -57,7 +57,7 @@ fn send(queue: &mut dyn PortQueue, packets: &[Vec<u8>]) -> usize {
     queue.tx_burst(Route::default(), &mut burst)
 }
 
-/// Receives so many frames.
+/// Receives this many frames.
 fn receive(queue: &mut dyn PortQueue, n: usize) -> Vec<Frame> {
     let (mut all, mut burst) = (Vec::new(), RxBurst::new());
     while all.len() < n {
@@ -70,7 +70,7 @@ fn receive(queue: &mut dyn PortQueue, n: usize) -> Vec<Frame> {
     all
 }
 
-/// Whether a frame's ICRC is right, by its bytes alone and by its sum.
+/// Whether a frame's ICRC is right, with and without its sum.
 fn is_right(frame: &mut Frame) -> bool {
     let sum = frame.sum();
     let Ok(Ingress::Roce(layout)) = locate(frame.data()) else { return false };
@@ -90,8 +90,8 @@ fn exchange(src: &str, dst: &str, (a, b): (&dyn Port, &dyn Port)) {
     let mut got = receive(qb.as_deref_mut().unwrap_or(&mut *qa), lens.len());
     for (i, (frame, sent)) in got.iter_mut().zip(&sent).enumerate() {
         assert!(is_right(frame), "{i}");
-        // Addresses, traffic class, hop limit and length; then all that the ICRC ends.
-        // All that is from a port that was not taken leaves from 4791.
+        // Addresses, traffic class, hop limit and length; then everything up to the end of the ICRC.
+        // Packets with a source port that was not taken are sent from 4791.
         let was = Outgoing { port: UDP_PORT, ..Outgoing::of(sent).unwrap() };
         let is = Outgoing::of(frame.data()).unwrap();
         assert_eq!(was, is, "{i}");
@@ -105,7 +105,7 @@ fn exchange(src: &str, dst: &str, (a, b): (&dyn Port, &dyn Port)) {
 
 #[test]
 fn packets_arrive_as_they_were_sent() {
-    // Goal: whatever the kernel joins and takes apart, each packet arrives once, in order, right.
+    // Goal: whatever the kernel coalesces and segments, each packet arrives once, in order and intact.
     for more in ["", ",gso=on", ",gso=off"] {
         let (src, dst) = ("127.47.91.1", "127.47.91.2");
         exchange(src, dst, (&*port(src, more), &*port(dst, more)));
@@ -148,7 +148,7 @@ fn packets_leave_from_the_source_port_that_was_taken() {
     }
 }
 
-// Each queue receives the packets of its numbers, and until it is said which these are, the first one does.
+// Each queue receives the packets of its numbers. Until the port is told which these are, the first queue receives all.
 #[test]
 fn packets_arrive_at_the_queue_of_their_number() {
     let to = "127.47.91.41";
@@ -173,7 +173,7 @@ fn packets_arrive_at_the_queue_of_their_number() {
     b.steer(&[(range(0x1000, 0x2fff), 2)]);
     arrive_at([0, 2, 2, 2, 0, 0]);
     assert_eq!(b.stats().rx_dropped, 0);
-    // Nobody else gets in, though the sockets share a port among them.
+    // No other program gets the UDP port, although the sockets share it among them.
     assert!(
         spec.open(&options).is_err_and(|error| error.to_string().contains("is taken by another program"))
     );
@@ -189,14 +189,14 @@ fn source_ports_are_the_least_used() {
     assert_eq!((d, e), (a, b));
     queue.release_source_port(c);
     assert_eq!(queue.take_source_port(0xc000, FlowKind::Own), c, "one that nobody has");
-    // A flow label gets one and the same.
+    // A flow label gets the same source port each time.
     let [x, y, z] = [0xd001, 0xd001, 0xd002].map(|hint| queue.take_source_port(hint, FlowKind::Labelled));
     assert!(x == y && x != z && [a, b, c].contains(&x), "{x} {y} {z}");
     let none = self::port("127.47.91.33", ",flows=0");
     assert_eq!(none.take_queue(0).unwrap().take_source_port(0xc000, FlowKind::Labelled), UDP_PORT);
 }
 
-// A source port that another program has is passed over, on each address.
+// A source port that another program has on any address is skipped.
 #[test]
 fn a_source_port_that_is_taken_is_passed_over() {
     let (ours, both) = ("127.47.91.34", "127.47.91.34,127.47.91.35");
@@ -207,7 +207,7 @@ fn a_source_port_that_is_taken_is_passed_over() {
     assert!(taken != first && taken >= 61_000, "{taken}");
 }
 
-// What comes for a socket that only sends is dropped, and what comes back for what it sent is counted.
+// Datagrams to a socket that only sends are dropped, and errors that come back for what it sent are counted.
 #[test]
 fn a_source_port_receives_errors_alone() {
     let (a, to) = (port("127.47.91.36", ""), "127.47.91.37");
@@ -246,13 +246,13 @@ fn an_address_that_is_tentative_is_called_so() {
 
 #[test]
 fn any_datagram_is_a_frame_or_counted() {
-    // Goal: strangers' bytes arrive as they are, never as a packet that was not sent; what is too long is counted.
+    // Goal: bytes of strangers arrive unchanged, never as a packet that was not sent; what is too long is counted.
     let port = port("127.47.91.4", "");
     let mut queue = port.take_queue(0).unwrap();
     let stranger = UdpSocket::bind("127.47.91.5:0").unwrap();
     let send = |bytes: &[u8]| stranger.send_to(bytes, ("127.47.91.4", UDP_PORT)).map(drop).unwrap();
     let mut right = 0;
-    // One without bytes has no place in a frame.
+    // A datagram without bytes makes no frame.
     send(&[]);
     for len in (1..300).chain([4100]) {
         send(&vec![0x5a; len]);
@@ -286,14 +286,14 @@ fn a_peer_that_is_not_there_is_counted_and_the_others_are_reached() {
     assert_eq!(receive(&mut *qb, 20).len(), 20);
     a.maintain();
     assert!(a.stats().refused > 0 && a.stats().tx_dropped == 0, "{:?}", a.stats());
-    // From an address that it does not have.
+    // From an address that the port does not have.
     assert_eq!(send(&mut *qa, &packets("127.47.91.9", "127.47.91.7", 0, &[8])), 1);
     assert_eq!(a.stats().tx_dropped, 1);
 }
 
 #[test]
 fn a_flood_of_refusals_costs_no_other_peer_a_packet() {
-    // Goal: more errors than one look takes come back between two sends.
+    // Goal: between two sends more errors come back than one call reads.
     let spec: PortSpec = "udp:127.47.91.16".parse().unwrap();
     let PortSpec::Udp { addrs, options } = &spec else { unreachable!("it is one") };
     let (a, b) = (open(&spec, addrs, options, &PortOptions::default()).unwrap(), port("127.47.91.17", ""));
@@ -304,7 +304,7 @@ fn a_flood_of_refusals_costs_no_other_peer_a_packet() {
         parts: 0..1,
     };
     let (nobody, parts) = ([nobody], [std::io::IoSlice::new(b"x")]);
-    // Each that is sent comes back, and fails the next one.
+    // Each datagram that is sent comes back as an error, which makes the next one fail.
     let mut failed = 0;
     while failed < 4 * ERRORS {
         failed += usize::from(sys::send(a.shared.sockets[0][0].fd(), &nobody, &parts).is_err());
@@ -330,7 +330,7 @@ fn a_datagram_wakes_a_sleeper() {
     };
     assert_eq!(wakes(0), 0);
     let one = packets("127.47.91.10", "127.47.91.11", 0, &[8]);
-    // Also while others wait unread.
+    // Also while other datagrams wait unread.
     for _ in 0..3 {
         send(&mut *qa, &one);
         assert_eq!(wakes(900), 1);
@@ -366,7 +366,7 @@ fn more_than_a_burst_waits_without_loss() {
     assert_eq!(b.stats().rx_dropped, 0);
 }
 
-// Goal: a group's messages come to each port that has joined it, to the one that sends them too, and to no other one.
+// Goal: messages to a multicast group arrive at each port that has joined it, the sender's included, and at no other one.
 #[test]
 fn a_group_is_received_by_those_who_joined_it() {
     let groups: [IpAddr; 2] = ["239.47.91.1", "239.47.91.2"].map(|group| group.parse().unwrap());
@@ -386,7 +386,7 @@ fn a_group_is_received_by_those_who_joined_it() {
             assert_eq!(Outgoing::of(frame.data()), Outgoing::of(sent), "{i}");
         }
     }
-    // Who has left has no more of it. What comes to the others is not there before what was sent earlier.
+    // A port that has left the group receives no more. At the others nothing arrives before what was sent earlier.
     host(1).leave(groups[0]);
     assert_eq!(send(&mut *queues[0], &sent[..1]), 1);
     assert_eq!(receive(&mut *queues[0], 1).len(), 1);
@@ -397,12 +397,12 @@ fn a_group_is_received_by_those_who_joined_it() {
     let nothing = &mut RxBurst::new();
     assert_eq!([0, 1].map(|i: usize| queues[i].rx_burst(nothing)), [0, 0]);
     assert!(ports.iter().all(|port| port.stats().rx_dropped == 0));
-    // No address of a group: the kernel says so.
+    // It is not the address of a group: the kernel reports that.
     let refused = host(0).join("10.0.0.1".parse().unwrap()).unwrap_err().to_string();
     assert!(refused.contains("does not join the multicast group 10.0.0.1"), "{refused}");
 }
 
-// Goal: a thread that sleeps is woken by what comes to a group that was joined meanwhile.
+// Goal: a sleeping thread is woken by messages to a group that was joined meanwhile.
 #[test]
 fn a_group_wakes_as_all_that_arrives() {
     let (a, group) = (port("127.47.91.43", ""), "239.47.91.3");

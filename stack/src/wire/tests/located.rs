@@ -11,7 +11,7 @@ struct Form {
     tag: Option<u16>,
 }
 
-/// Untagged, in a VLAN and with a priority alone; over both versions of IP.
+/// Untagged, in a VLAN, and with a priority only; over both versions of IP.
 fn forms() -> impl Iterator<Item = Form> {
     [false, true]
         .into_iter()
@@ -117,7 +117,7 @@ fn agree(frame: &[u8], made: impl core::fmt::Debug) -> bool {
         _ => None,
     };
     assert_eq!(found, expected, "{made:x?}");
-    // The short way takes frames without a tag, over IPv4 without options, with nothing behind the UDP datagram in its IP packet.
+    // The fast path finds frames without a tag, over IPv4 without options, with nothing after the UDP datagram in its IP packet.
     let plain = |layout: &Layout| {
         let whole = usize::from(layout.end) == ETH_LEN + usize::from(be16(frame, 16));
         !layout.ipv6 && usize::from(layout.l3) == ETH_LEN && whole
@@ -151,7 +151,7 @@ fn every_opcode_and_length_is_located_alike() {
     assert!(located > 10_000, "{located}");
 }
 
-/// Every frame that is cut short or goes on with padding, with lengths that match and that do not.
+/// Every frame that is cut short or has padding, with lengths that match and that do not.
 #[test]
 #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_truncation_is_located_alike() {
@@ -231,7 +231,7 @@ fn an_ipv6_packet_with_an_ipv4_address_is_dropped() {
             frame[at..at + 16].copy_from_slice(&Gid::v4([10, 0, 0, 2]).0);
             assert!(!agree(&frame, (form, at)));
             assert_eq!(locate(&frame), Err(Discard::BadEtherType));
-            // One bit beside, it is an address of IPv6.
+            // With another bit set, it is an ordinary IPv6 address.
             for bit in 0..96 {
                 frame[at + bit / 8] ^= 1 << (bit % 8);
                 assert!(agree(&frame, (form, at, bit)));

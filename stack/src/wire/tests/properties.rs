@@ -155,7 +155,7 @@ proptest! {
     }
 
     /// Goal: a long packet's ICRC is the same whether the sum of its payload is known or not, on both sides; and with a sum no
-    /// damaged packet passes, whether the damage is before or behind the byte where it begins, nor does Ethernet padding count as
+    /// damaged packet passes, whether the damage is before or after the byte where it begins, nor does Ethernet padding count as
     /// the packet.
     #[test]
     fn a_sum_stands_for_its_bytes(
@@ -338,7 +338,7 @@ proptest! {
 
 fn harmless(bytes: &[u8]) {
     let _ = peek(bytes);
-    // The short way takes nothing that the long one refuses, and finds the same.
+    // The fast path accepts nothing that the slow one refuses, and finds the same.
     if let Some(plain) = locate_plain(bytes) {
         assert_eq!(locate(bytes), Ok(Ingress::Roce(plain)));
     }
