@@ -1,4 +1,4 @@
-//! Control calls on XRC targets that are relayed, and what follows from the states that they enter.
+//! Control calls on relayed XRC targets, and what follows from their state transitions.
 
 use super::env::Env;
 use super::qp::Qp;
@@ -9,13 +9,13 @@ use crate::proto::relay::{Member, Relay};
 use crate::wire::Discard;
 
 impl Shard {
-    /// Requests to the XRC target in this slot are passed on from now on.
+    /// Makes the XRC target in this slot a relayed one: its requests are forwarded to members.
     pub fn relay_target(&mut self, slot: u32) {
         self.env.relays.targets.insert(slot, Target::default());
     }
 
-    /// The queue pair in the slot `leg` leads to this member of a target; its first packet has the number `psn`. Whether the target
-    /// is in a state that has a sequence.
+    /// Makes the queue pair in the slot `leg` the leg to a member; its first request has this PSN. Returns `false` if the target is not
+    /// connected (RTR or above).
     pub fn add_leg(&mut self, target: u32, member: Member, leg: u32, psn: Psn) -> bool {
         let Some(relayed) = self.env.relays.targets.get_mut(&target) else { return false };
         let Some(relay) = &mut relayed.relay else { return false };
@@ -25,7 +25,7 @@ impl Shard {
         true
     }
 
-    /// This member has the shared receive queue with this number of a domain; `None`: nobody has it.
+    /// Sets which member has the shared receive queue with this number of a domain; `None`: no member has it.
     pub fn set_srq_member(&mut self, xrcd: u32, number: u32, member: Option<Member>) {
         match member {
             Some(member) => _ = self.env.relays.srqs.insert((xrcd, number), member),
@@ -33,7 +33,7 @@ impl Shard {
         }
     }
 
-    /// A queue pair is destroyed, which may be a relayed target or a leg.
+    /// Removes the state of a queue pair that is destroyed, if it is a relayed target or a leg.
     #[cold]
     pub(super) fn end_relayed(&mut self, qp: &mut Qp) {
         if let Some(mut target) = self.env.relays.targets.remove(&qp.slot) {
@@ -53,7 +53,7 @@ impl Shard {
 }
 
 impl Env {
-    /// A queue pair enters a state. The sequence of a relayed target begins with RTR, and ends with RESET and ERR.
+    /// Follows the state transition of a relayed target: its packet sequence begins in RTR, and ends in RESET and ERR.
     #[cold]
     pub fn follow_target(&mut self, qp: &mut Qp) {
         let Some(mut target) = self.relays.targets.remove(&qp.slot) else { return };
@@ -72,13 +72,13 @@ impl Env {
         self.relays.targets.insert(qp.slot, target);
     }
 
-    /// The connection of a target is over: nobody wants its answers.
+    /// Drops the queued responses of a target, whose connection is over.
     pub fn drop_answers(&mut self, qp: &Qp, target: &mut Target) {
         let frames = target.answers.drain(..).filter(|(_, frame)| frame.is_some()).count();
         self.peers.hosts.note_held(&qp.peer, -(frames as i32));
     }
 
-    /// What waits at a target is lost: its peer sends it again, or nobody wants it any more.
+    /// Drops the requests that wait at a target: its peer retransmits them, or its connection is over.
     pub fn drop_waiting(&mut self, qp: &mut Qp, target: &mut Target) {
         for _ in target.waiting.drain(..) {
             self.peers.hosts.note_held(&qp.peer, -1);

@@ -1,8 +1,7 @@
-//! XRC targets whose requests are passed on to other processes: which they are, and how far they are. The packets are moved in
-//! `rx/relay.rs`.
+//! The state of relayed XRC targets: those whose requests are forwarded to other processes. `rx/relay.rs` forwards the packets.
 //!
-//! What joins the owner of a target and a member is a *leg*: an XRC initiator here that nobody posts to, connected with a target in the
-//! member's process.
+//! A *leg* joins the owner of a target and a member: an XRC initiator in the owner that nobody posts to, connected with an XRC target in
+//! the member's process.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -17,7 +16,7 @@ pub(super) struct Relays {
     pub targets: HashMap<u32, Target>,
     /// By their slots.
     pub legs: HashMap<u32, Leg>,
-    /// Who has a shared receive queue: by the numbers of its domain and its own.
+    /// Which member has a shared receive queue: by the number of its domain and its own.
     pub srqs: HashMap<(u32, u32), Member>,
 }
 
@@ -26,9 +25,9 @@ pub(super) struct Relays {
 pub(super) struct Target {
     /// Its sequence, from RTR on.
     pub relay: Option<Relay>,
-    /// Requests that have come and are not passed on yet, in order.
+    /// Requests that have arrived and are not forwarded yet, in order.
     pub waiting: VecDeque<Frame>,
-    /// Answers for the peer that have no way or no room yet, in order: what they carry is in the frame of the member's.
+    /// Responses for the peer that wait for a route or for room, in order, with the member's frame if that has a payload.
     pub answers: VecDeque<(Header, Option<Frame>)>,
     /// Slots of the legs.
     pub legs: HashMap<Member, u32>,
@@ -54,7 +53,7 @@ impl Relays {
         self.targets.contains_key(&slot) || self.legs.contains_key(&slot)
     }
 
-    /// Who has the shared receive queue with this number, of this domain.
+    /// The member that has the shared receive queue with this number of this domain.
     pub fn member_of(&self, xrcd: Option<u32>, number: u32) -> Option<Member> {
         self.srqs.get(&(xrcd?, number)).copied()
     }

@@ -1,7 +1,8 @@
-//! Packets of XRC targets that are relayed: [`Relay`](crate::proto::relay::Relay) says where each goes.
+//! Forwards the packets of relayed XRC targets, as [`Relay`](crate::proto::relay::Relay) decides.
 //!
-//! A request of the peer leaves again by the leg of the member that it is for, and what comes back on a leg leaves by the target. The
-//! packet is built anew: its addresses, destination and number are those of the other connection; the rest stays.
+//! A request that arrives at the target is sent on the leg to the member that has the named shared receive queue. A response that arrives
+//! on a leg is sent to the target's peer. The packet is built anew: addresses, destination queue pair, PSN and MSN are those of the other
+//! connection; the rest is copied.
 
 use super::burst::Arrival;
 use super::{check_icrc, check_vlan_and_pkey};
@@ -24,23 +25,24 @@ use crate::wire::{
     Position, Tail, Transport, locate,
 };
 
-/// Packets of one target that wait until they can be passed on, at most.
+/// The most requests of a target, and the most responses, that wait to be forwarded.
 const WAITING: usize = 256;
 
 const ACKNOWLEDGE: Opcode = Opcode::rc(Kind::Ack, Position::Only, Tail::None).in_class(Transport::Xrc);
 
-/// Packets of both directions leave as requests do: in the order in which they come, and who sends them waits for room.
+/// Both directions use the backlog for requests: packets keep their order, and the queue pair is parked while the route has no room.
 const RELAYED: Traffic = Traffic::Requests;
 
-/// Why a packet does not leave now.
+/// Why a packet is not sent now.
 enum Unsent {
-    /// There is no room, or no way yet: what waits goes on when there is.
+    /// Its route is not known yet, or has no room. The queue pair is visited when that changes.
     Later,
+    /// It cannot be sent, and is lost for this reason.
     Lost(Discard),
 }
 
 impl Shard {
-    /// A target or a leg that had no room or no way may have it now: what waits for it goes on.
+    /// Forwards what waits for the route of the queue pair in this slot, if that is a relayed target or a leg.
     #[cold]
     #[inline(never)]
     pub(in crate::shard) fn go_on_relaying(&mut self, slot: u32) {
@@ -52,7 +54,7 @@ impl Shard {
 }
 
 impl Env {
-    /// Works with the target in this slot, if there is one.
+    /// Calls `work` with the relayed target in this slot, if there is one.
     fn with_target<T>(&mut self, slot: u32, work: impl FnOnce(&mut Self, &mut Target) -> T) -> Option<T> {
         let mut target = self.relays.targets.remove(&slot)?;
         let done = work(self, &mut target);
@@ -60,7 +62,7 @@ impl Env {
         Some(done)
     }
 
-    /// A frame for a target that is relayed, or for a leg.
+    /// Handles a frame that arrived for a relayed target or for a leg.
     #[cold]
     #[inline(never)]
     pub(super) fn relay(&mut self, qps: &mut Qps, arrival: Arrival<'_>, layout: Layout) {
@@ -100,7 +102,7 @@ impl Env {
         arrived.unwrap_or(Err(Discard::BadState))
     }
 
-    /// A request of the peer.
+    /// Handles a request of the target's peer.
     fn arrive(
         &mut self,
         qps: &mut Qps,
@@ -143,7 +145,7 @@ impl Env {
         Ok(())
     }
 
-    /// Passes on what waits at a target, as far as it goes.
+    /// Forwards the requests that wait at a target, in order, until one has to wait on.
     fn pass_on(&mut self, qps: &mut Qps, slot: u32, target: &mut Target) {
         while let Some(frame) = target.waiting.front() {
             let Some(pkt) = packet_of(frame) else { break };
@@ -170,7 +172,7 @@ impl Env {
                     }
                     let (Some(relay), Some(qp)) = (&mut target.relay, qps.get(slot)) else { break };
                     self.peers.hosts.note_held(&qp.peer, -1);
-                    // One that was lost on the way is missed by the member, who says so.
+                    // If it was lost, the member misses it and sends a NAK, as after a loss on the network.
                     relay.passed(&request, member);
                     match sent {
                         Err(Unsent::Lost(reason)) => self.discard_of(qp, reason),
@@ -182,7 +184,7 @@ impl Env {
         self.tell_of_gap(qps, slot, target);
     }
 
-    /// Sends a request to a member.
+    /// Sends a request to a member, with this PSN.
     fn pass_by(
         &mut self,
         qps: &mut Qps,
@@ -194,12 +196,12 @@ impl Env {
         let leg = target.legs.get(&member).and_then(|slot| qps.get(*slot));
         let Some(leg) = leg else { return Err(Unsent::Lost(Discard::BadState)) };
         let header = pkt.to_header().ok_or(Unsent::Lost(Discard::UnknownOpcode))?;
-        // What comes behind a message may be for another member, and waits until this one is acknowledged.
+        // The next message may be for another member, and then waits until this one is acknowledged.
         let ack_req = pkt.ack_req || pkt.row.position.ends();
         self.send_built(leg, &Header { psn, ack_req, ..header }, pkt.payload)
     }
 
-    /// A member answers.
+    /// Handles a response of a member.
     fn answer_by(
         &mut self,
         qps: &mut Qps,
@@ -231,7 +233,7 @@ impl Env {
         Ok(())
     }
 
-    /// Tells the peer of a gap, if it is time.
+    /// Sends the NAK for a gap, if one is due.
     fn tell_of_gap(&mut self, qps: &mut Qps, slot: u32, target: &mut Target) {
         let (Some(relay), Some(qp)) = (&mut target.relay, qps.get(slot)) else { return };
         if let Some(psn) = relay.nak_due() {
@@ -239,7 +241,7 @@ impl Env {
         }
     }
 
-    /// The target ends, with its NAK on the way.
+    /// Takes the target to ERR after a fatal NAK was queued.
     fn end_relay(&mut self, qps: &mut Qps, slot: u32, target: &mut Target, fault: Fault) {
         target.relay = None;
         let Some(qp) = qps.get(slot) else { return };
@@ -248,7 +250,7 @@ impl Env {
         self.end_by_fault(qp, fault);
     }
 
-    /// Sends an acknowledgement of the owner's own.
+    /// Sends an acknowledgement or a NAK that the owner itself makes.
     fn acknowledge(&mut self, qp: &mut Qp, target: &mut Target, psn: Psn, syndrome: u8) {
         let Some(relay) = &target.relay else { return };
         let ext = Ext::Aeth(Aeth { syndrome, msn: relay.msn().get() });
@@ -260,17 +262,17 @@ impl Env {
         self.send_answer(qp, target, Header { opcode: ACKNOWLEDGE, psn, ext, ..Header::default() }, None);
     }
 
-    /// Sends an answer to the peer, now or when there is a way and room for it. The payload is that of the packet in the frame.
+    /// Sends a response to the peer, or queues it until its route is known and has room. The payload is that of the packet in `frame`.
     fn send_answer(&mut self, qp: &mut Qp, target: &mut Target, header: Header, frame: Option<Frame>) {
         if target.answers.len() == WAITING || frame.is_some() && !self.peers.hosts.may_hold(&qp.peer) {
-            return self.discard_of(qp, Discard::NoBuffer); // lost on the way to the peer, who asks again
+            return self.discard_of(qp, Discard::NoBuffer); // as if lost on the network: the peer retransmits
         }
         self.peers.hosts.note_held(&qp.peer, i32::from(frame.is_some()));
         target.answers.push_back((header, frame));
         self.send_answers(qp, target);
     }
 
-    /// Sends the answers that wait, as far as it goes.
+    /// Sends the queued responses, in order, until one has to wait on.
     fn send_answers(&mut self, qp: &mut Qp, target: &mut Target) {
         while let Some((header, frame)) = target.answers.front() {
             let payload = frame.as_ref().and_then(packet_of).map_or(&[][..], |pkt| pkt.payload);
@@ -284,7 +286,7 @@ impl Env {
         }
     }
 
-    /// Builds a packet of a connection, and sends it with this turn's frames.
+    /// Builds a packet of this queue pair's connection, and puts it into the outbox.
     fn send_built(&mut self, qp: &mut Qp, header: &Header, payload: &[u8]) -> Result<(), Unsent> {
         if !qp.is_reachable() {
             let failed = self.resolve(qp);
@@ -330,7 +332,7 @@ impl Env {
     }
 }
 
-/// The packet in a frame that passed every check of its bytes.
+/// The packet in a frame that was checked when it arrived.
 fn packet_of(frame: &Frame) -> Option<Packet<'_>> {
     match locate(frame.data()) {
         Ok(Ingress::Roce(layout)) => Some(layout.packet(frame.data())),
@@ -338,7 +340,7 @@ fn packet_of(frame: &Frame) -> Option<Packet<'_>> {
     }
 }
 
-/// Extension headers with the message number that the requester is to see.
+/// The extension headers of a response, with the MSN that the requester expects.
 fn with_msn(ext: Ext, answer: Answer) -> Ext {
     let msn = answer.msn.get();
     match ext {
@@ -348,7 +350,7 @@ fn with_msn(ext: Ext, answer: Answer) -> Ext {
     }
 }
 
-/// What a target ends with whose member has refused with this.
+/// The fault with which a target ends after a member sent this NAK.
 fn fault_of(code: NakCode) -> Fault {
     match code {
         NakCode::RemoteAccessError => Fault::RemoteAccess,
