@@ -246,6 +246,15 @@ impl World {
         }
     }
 
+    /// Tells the checkers of a connection that was made without [`link_up`](Self::link_up): `a` sends requests to `b`, from this PSN on.
+    pub fn note_connection(&mut self, a: (usize, Qpn), b: (usize, Qpn), first: Psn) {
+        for (one, other) in [(a, b), (b, a)] {
+            self.peers.insert(one, other.1);
+            self.born.insert(one, self.now);
+        }
+        self.window.begin(a.0, b.1, first);
+    }
+
     /// Creates a queue pair on each of two nodes, with one completion queue each, and connects them.
     pub fn connected(&mut self, config: QpConfig) -> [Endpoint; 2] {
         let ends = [0, 1].map(|node| {
