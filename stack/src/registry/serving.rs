@@ -3,18 +3,16 @@
 use super::answers::{Answers, Counts, Round};
 use super::run::Run;
 use super::socket::Listener;
-use crate::sync::apart;
 use crate::sync::eventfd::{EventFd, wait_readable};
 use crate::sync::lock::lock;
-use crate::sync::process::Process;
 use crate::sync::scheduling::wake_at_once;
+use crate::sync::worker::Worker;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// How long the thread leaves listeners alone when the system has no room for those who connected.
@@ -27,9 +25,7 @@ type Names = Vec<(Run, Arc<Listener>)>;
 #[derive(Debug)]
 pub struct Serving {
     shared: Arc<Shared>,
-    /// `None` only while it is dropped.
-    thread: Option<JoinHandle<()>>,
-    made_by: Process,
+    thread: Worker,
 }
 
 #[derive(Debug)]
@@ -53,8 +49,8 @@ impl Serving {
             is_over: AtomicBool::new(false),
         });
         let theirs = Arc::clone(&shared);
-        let thread = apart::spawn("roce-registry", move || serve(&theirs, answers))?;
-        Ok(Self { shared, thread: Some(thread), made_by: Process::this() })
+        let thread = Worker::start("roce-registry", move || serve(&theirs, answers))?;
+        Ok(Self { shared, thread })
     }
 
     /// Answers at these names from now on.
@@ -71,16 +67,11 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        let thread = self.thread.take();
-        if !self.made_by.is_this() {
-            // A fork has no such thread.
-            core::mem::forget(thread);
-            return;
-        }
-        self.shared.is_over.store(true, Ordering::Relaxed);
-        self.shared.event.signal();
         // It waits for nobody.
-        let _ = thread.map(JoinHandle::join);
+        self.thread.end(|| {
+            self.shared.is_over.store(true, Ordering::Relaxed);
+            self.shared.event.signal();
+        });
     }
 }
 

@@ -29,3 +29,4 @@ pub mod spsc;
 pub mod srq;
 pub mod unforked;
 pub mod words;
+pub mod worker;

@@ -8,7 +8,6 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::domain::DomainFile;
@@ -20,11 +19,10 @@ use super::socket::{self, Buffer, Came};
 use super::start::Owner;
 use crate::device::DeviceError;
 use crate::registry::{Connected, Connection};
-use crate::sync::apart;
 use crate::sync::eventfd::{EventFd, wait_readable};
 use crate::sync::lock::lock;
-use crate::sync::process::Process;
 use crate::sync::scheduling::wake_at_once;
+use crate::sync::worker::Worker;
 
 /// How long a call waits for its answer: the owner waits for members that do not answer it, for a shorter time.
 const CALL: Duration = Duration::from_secs(15);
@@ -125,9 +123,7 @@ fn greet(connection: Connection, until: Instant) -> Result<Option<Welcomed>, Xrc
 #[derive(Debug)]
 pub(super) struct Membership {
     shared: Arc<Shared>,
-    /// `None` only while it is dropped.
-    thread: Option<JoinHandle<()>>,
-    made_by: Process,
+    thread: Worker,
     patience: Duration,
 }
 
@@ -171,14 +167,14 @@ impl Membership {
             is_over: AtomicBool::new(false),
         });
         let theirs = shared.clone();
-        let thread = apart::spawn("roce-xrcd", move || theirs.serve(obey))
+        let thread = Worker::start("roce-xrcd", move || theirs.serve(obey))
             .map_err(XrcError::system("starting the thread of a shared XRC domain"))?;
-        Ok(Self { shared, thread: Some(thread), made_by: Process::this(), patience: patience.call })
+        Ok(Self { shared, thread, patience: patience.call })
     }
 
     /// Whether the owner is there, as far as is known.
     pub(super) fn lives(&self) -> bool {
-        self.made_by.is_this() && !lock(&self.shared.state).has_ended
+        self.thread.is_here() && !lock(&self.shared.state).has_ended
     }
 
     /// Asks the owner for something, and waits for its answer.
@@ -186,7 +182,7 @@ impl Membership {
     /// # Errors
     /// [`XrcError::Refused`]; [`XrcError::Ended`], [`XrcError::Silent`]: from now on all calls fail; [`DeviceError::Forked`].
     pub(super) fn call(&self, call: Call) -> Result<Answer, XrcError> {
-        if !self.made_by.is_this() {
+        if !self.thread.is_here() {
             return Err(DeviceError::Forked.into());
         }
         let mut number = lock(&self.shared.calling);
@@ -217,16 +213,11 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        let thread = self.thread.take();
-        if !self.made_by.is_this() {
-            // A fork has no such thread.
-            core::mem::forget(thread);
-            return;
-        }
-        self.shared.is_over.store(true, Ordering::Relaxed);
-        self.shared.event.signal();
         // It waits for nobody but its own device.
-        let _ = thread.map(JoinHandle::join);
+        self.thread.end(|| {
+            self.shared.is_over.store(true, Ordering::Relaxed);
+            self.shared.event.signal();
+        });
     }
 }
 

@@ -13,15 +13,14 @@ use crate::port::info::{PortInfo, PortStats};
 use crate::port::stock::STOCK;
 use crate::port::taken::Taken;
 use crate::registry::{Registry, TakeCalls};
+use crate::sync::asymmetric;
 use crate::sync::eventfd::EventFd;
 use crate::sync::lock::lock;
-use crate::sync::process::Process;
-use crate::sync::{apart, asymmetric};
+use crate::sync::worker::Worker;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 /// How a process has links.
 #[derive(Clone, Copy, Debug)]
@@ -52,9 +51,7 @@ pub struct Links {
     shared: Arc<Shared>,
     taken: Taken,
     is_over: Arc<AtomicBool>,
-    /// `None` only while it is dropped.
-    keeper: Option<JoinHandle<()>>,
-    made_by: Process,
+    keeper: Worker,
 }
 
 impl Links {
@@ -80,10 +77,9 @@ impl Links {
         let is_over = Arc::new(AtomicBool::new(false));
         let keeper = Keeper::new(Arc::clone(&registry), Arc::clone(&shared), Arc::clone(&inbox), patience);
         let over = Arc::clone(&is_over);
-        let keeper = Some(apart::spawn("roce-links", move || keeper.run(&over))?);
+        let keeper = Worker::start("roce-links", move || keeper.run(&over))?;
         registry.take_calls(Some(inbox as Arc<dyn TakeCalls>));
-        let (taken, made_by) = (Taken::none_of(queues), Process::this());
-        Ok(Self { registry, shared, taken, is_over, keeper, made_by })
+        Ok(Self { registry, shared, taken: Taken::none_of(queues), is_over, keeper })
     }
 
     /// The queue of a shard, once.
@@ -111,16 +107,11 @@ impl Links {
 
 impl Drop for Links {
     fn drop(&mut self) {
-        let keeper = self.keeper.take();
-        if !self.made_by.is_this() {
-            // A fork has no such thread.
-            core::mem::forget(keeper);
-            return;
-        }
-        self.registry.take_calls(None);
-        self.is_over.store(true, Ordering::Relaxed);
-        self.shared.keeper.signal();
         // It waits for nobody.
-        let _ = keeper.map(JoinHandle::join);
+        self.keeper.end(|| {
+            self.registry.take_calls(None);
+            self.is_over.store(true, Ordering::Relaxed);
+            self.shared.keeper.signal();
+        });
     }
 }
