@@ -36,19 +36,19 @@ impl Shard {
     /// Removes the state of a queue pair that is destroyed, if it is a relayed target or a leg.
     #[cold]
     pub(super) fn end_relayed(&mut self, qp: &mut Qp) {
-        if let Some(mut target) = self.env.relays.targets.remove(&qp.slot) {
-            self.env.drop_answers(qp, &mut target);
-            self.env.drop_waiting(qp, &mut target);
+        let Self { env, qps, .. } = self;
+        if let Some(mut target) = env.relays.targets.remove(&qp.slot) {
+            env.disconnect(qp, &mut target);
         }
-        let Some(Leg { target: slot, member }) = self.env.relays.legs.remove(&qp.slot) else { return };
-        let Some(mut target) = self.env.relays.targets.remove(&slot) else { return };
-        target.legs.remove(&member);
-        if target.relay.as_mut().is_some_and(|relay| relay.leave(member))
-            && let Some(qp) = self.qps.get(slot)
-        {
-            self.env.drop_waiting(qp, &mut target);
-        }
-        self.env.relays.targets.insert(slot, target);
+        let Some(Leg { target: slot, member }) = env.relays.legs.remove(&qp.slot) else { return };
+        env.with_target(slot, |env, target| {
+            target.legs.remove(&member);
+            if target.relay.as_mut().is_some_and(|relay| relay.leave(member))
+                && let Some(qp) = qps.get(slot)
+            {
+                env.drop_waiting(qp, target);
+            }
+        });
     }
 }
 
@@ -56,24 +56,28 @@ impl Env {
     /// Follows the state transition of a relayed target: its packet sequence begins in RTR, and ends in RESET and ERR.
     #[cold]
     pub fn follow_target(&mut self, qp: &mut Qp) {
-        let Some(mut target) = self.relays.targets.remove(&qp.slot) else { return };
-        match qp.state {
+        self.with_target(qp.slot, |env, target| match qp.state {
             QpState::Rtr => {
                 let psn = Psn::new(qp.attr.rq_psn);
                 target.relay = Some(Relay::new(qp.path_mtu(), psn, qp.attr.max_dest_rd_atomic));
             }
-            QpState::Reset | QpState::Init | QpState::Err => {
-                target.relay = None;
-                self.drop_answers(qp, &mut target);
-                self.drop_waiting(qp, &mut target);
-            }
+            QpState::Reset | QpState::Init | QpState::Err => env.disconnect(qp, target),
             _ => {}
-        }
-        self.relays.targets.insert(qp.slot, target);
+        });
     }
 
-    /// Drops the queued responses of a target, whose connection is over.
-    pub fn drop_answers(&mut self, qp: &Qp, target: &mut Target) {
+    /// Calls `work` with the relayed target in this slot, if there is one.
+    pub fn with_target<T>(&mut self, slot: u32, work: impl FnOnce(&mut Self, &mut Target) -> T) -> Option<T> {
+        let mut target = self.relays.targets.remove(&slot)?;
+        let done = work(self, &mut target);
+        self.relays.targets.insert(slot, target);
+        Some(done)
+    }
+
+    /// Ends the packet sequence of a target, whose connection is over, and drops its queued requests and responses.
+    pub fn disconnect(&mut self, qp: &mut Qp, target: &mut Target) {
+        target.relay = None;
+        self.drop_waiting(qp, target);
         let frames = target.answers.drain(..).filter(|(_, frame)| frame.is_some()).count();
         self.peers.hosts.note_held(&qp.peer, -(frames as i32));
     }

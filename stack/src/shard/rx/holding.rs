@@ -240,8 +240,8 @@ impl Env {
     }
 }
 
-/// The packet in a frame that was held.
-fn packet_of(frame: &Frame) -> Option<Packet<'_>> {
+/// The packet in a frame that was kept after it had passed every check of its bytes.
+pub(super) fn packet_of(frame: &Frame) -> Option<Packet<'_>> {
     match locate(frame.data()) {
         Ok(Ingress::Roce(layout)) => Some(layout.packet(frame.data())),
         _ => None,

@@ -5,6 +5,7 @@
 //! connection; the rest is copied.
 
 use super::burst::Arrival;
+use super::holding::packet_of;
 use super::{check_icrc, check_vlan_and_pkey};
 use crate::id::Psn;
 use crate::port::Frame;
@@ -21,8 +22,8 @@ use crate::shard::qps::Qps;
 use crate::shard::relays::{Leg, Target};
 use crate::shard::state::Shard;
 use crate::wire::{
-    Aeth, Discard, Ext, ExtHeader, HEADERS_MAX, Header, ICRC_LEN, Ingress, Kind, Layout, Opcode, Packet,
-    Position, Tail, Transport, locate,
+    Aeth, Discard, Ext, ExtHeader, HEADERS_MAX, Header, ICRC_LEN, Kind, Layout, Opcode, Packet, Position,
+    Tail, Transport,
 };
 
 /// The most requests of a target, and the most responses, that wait to be forwarded.
@@ -54,14 +55,6 @@ impl Shard {
 }
 
 impl Env {
-    /// Calls `work` with the relayed target in this slot, if there is one.
-    fn with_target<T>(&mut self, slot: u32, work: impl FnOnce(&mut Self, &mut Target) -> T) -> Option<T> {
-        let mut target = self.relays.targets.remove(&slot)?;
-        let done = work(self, &mut target);
-        self.relays.targets.insert(slot, target);
-        Some(done)
-    }
-
     /// Handles a frame that arrived for a relayed target or for a leg.
     #[cold]
     #[inline(never)]
@@ -147,38 +140,40 @@ impl Env {
 
     /// Forwards the requests that wait at a target, in order, until one has to wait on.
     fn pass_on(&mut self, qps: &mut Qps, slot: u32, target: &mut Target) {
-        while let Some(frame) = target.waiting.front() {
-            let Some(pkt) = packet_of(frame) else { break };
-            let (Some(relay), Some(qp)) = (&mut target.relay, qps.get(slot)) else { break };
+        while let Some(frame) = target.waiting.pop_front() {
+            let (Some(pkt), Some(relay), Some(qp)) = (packet_of(&frame), &mut target.relay, qps.get(slot))
+            else {
+                target.waiting.push_front(frame);
+                break;
+            };
             let request = Request::of(&pkt, relay.mtu());
             let member = self.relays.member_of(qp.rq.xrcd(), pkt.xrceth());
-            match relay.decide(&request, member) {
-                Decision::Wait => break,
+            let (member, psn) = match relay.decide(&request, member) {
+                Decision::Pass(member, psn) => (member, psn),
+                Decision::Wait => {
+                    target.waiting.push_front(frame);
+                    break;
+                }
                 Decision::Refuse => {
+                    target.waiting.push_front(frame);
                     self.count_of(qp, Counter::RequestsRefused);
-                    let psn = pkt.psn;
-                    self.acknowledge(qp, target, psn, Syndrome::Nak(NakCode::InvalidRequest).encode());
+                    let syndrome = Syndrome::Nak(NakCode::InvalidRequest).encode();
+                    self.acknowledge(qp, target, request.psn, syndrome);
                     return self.end_relay(qps, slot, target, Fault::BadXrcSrq);
                 }
-                Decision::Pass(member, psn) => {
-                    let Some(frame) = target.waiting.pop_front() else { break };
-                    let sent = match packet_of(&frame) {
-                        Some(pkt) => self.pass_by(qps, target, member, &pkt, psn),
-                        None => Err(Unsent::Lost(Discard::TooShort)),
-                    };
-                    if let Err(Unsent::Later) = sent {
-                        target.waiting.push_front(frame);
-                        break;
-                    }
-                    let (Some(relay), Some(qp)) = (&mut target.relay, qps.get(slot)) else { break };
-                    self.peers.hosts.note_held(&qp.peer, -1);
-                    // If it was lost, the member misses it and sends a NAK, as after a loss on the network.
-                    relay.passed(&request, member);
-                    match sent {
-                        Err(Unsent::Lost(reason)) => self.discard_of(qp, reason),
-                        _ => self.count(Counter::RequestsReceived),
-                    }
-                }
+            };
+            let sent = self.pass_by(qps, target, member, &pkt, psn);
+            if let Err(Unsent::Later) = sent {
+                target.waiting.push_front(frame);
+                break;
+            }
+            let (Some(relay), Some(qp)) = (&mut target.relay, qps.get(slot)) else { break };
+            self.peers.hosts.note_held(&qp.peer, -1);
+            // If it was lost, the member misses it and sends a NAK, as after a loss on the network.
+            relay.passed(&request, member);
+            match sent {
+                Err(Unsent::Lost(reason)) => self.discard_of(qp, reason),
+                _ => self.count(Counter::RequestsReceived),
             }
         }
         self.tell_of_gap(qps, slot, target);
@@ -243,10 +238,8 @@ impl Env {
 
     /// Takes the target to ERR after a fatal NAK was queued.
     fn end_relay(&mut self, qps: &mut Qps, slot: u32, target: &mut Target, fault: Fault) {
-        target.relay = None;
         let Some(qp) = qps.get(slot) else { return };
-        self.drop_answers(qp, target);
-        self.drop_waiting(qp, target);
+        self.disconnect(qp, target);
         self.end_by_fault(qp, fault);
     }
 
@@ -329,14 +322,6 @@ impl Env {
         self.outbox.push(RELAYED, route, frame);
         self.outbox.send_inside(RELAYED, hop, 1, &self.shared, &self.counters);
         Ok(())
-    }
-}
-
-/// The packet in a frame that was checked when it arrived.
-fn packet_of(frame: &Frame) -> Option<Packet<'_>> {
-    match locate(frame.data()) {
-        Ok(Ingress::Roce(layout)) => Some(layout.packet(frame.data())),
-        _ => None,
     }
 }
 
