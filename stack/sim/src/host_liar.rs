@@ -1,7 +1,6 @@
 //! The other end of a link between two processes of a host, made by hand: it can follow the link protocol (`stack/src/port/host`) or
 //! break it, for tests and fuzzing.
 
-use rustix::event::EventfdFlags;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::sockopt::Timeout;
 use rustix::net::{
@@ -47,7 +46,7 @@ pub const HEAD: u64 = 6;
 pub const TAIL: u64 = 64;
 
 /// Version of the link protocol.
-pub const LINK_VERSION: u32 = 2;
+pub const LINK_VERSION: u32 = 3;
 
 /// A message: the magic, then these numbers.
 pub fn message(version: u32, kind: u32, numbers: &[u32]) -> Vec<u8> {
@@ -70,15 +69,10 @@ pub fn offer() -> Vec<u32> {
     [vec![7], about(), memory.to_vec()].concat()
 }
 
-/// A new eventfd.
+/// A memfd of this size in bytes, with these seals.
 ///
 /// # Panics
 /// If the system provides none. The functions below panic likewise.
-pub fn event() -> OwnedFd {
-    rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap()
-}
-
-/// A memfd of this size in bytes, with these seals.
 pub fn memory(size: u64, seals: SealFlags) -> OwnedFd {
     let fd = rustix::fs::memfd_create("roce-liar", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, size).unwrap();
@@ -117,12 +111,8 @@ pub struct Liar {
     pub socket: OwnedFd,
     /// The memory that it offers.
     pub memory: File,
-    /// Its eventfd.
-    pub event: OwnedFd,
     /// Its page of news: a byte for each link, by which others notify it.
     pub news: OwnedFd,
-    /// The eventfd of the other process.
-    pub their_event: OwnedFd,
     /// The page of news of the other process.
     pub their_news: File,
 }
@@ -148,11 +138,10 @@ impl Liar {
         let request = [&b"ROCEJOIN"[..], &2u32.to_ne_bytes(), &VERSION.to_ne_bytes()].concat();
         liar.send(&request, &[]);
         let (bytes, mut fds) = liar.hear();
-        if bytes.get(..16) != Some(&message(LINK_VERSION, HELLO, &[])[..16]) || fds.len() != 2 {
+        if bytes.get(..16) != Some(&message(LINK_VERSION, HELLO, &[])[..16]) || fds.len() != 1 {
             return None;
         }
-        liar.their_news = File::from(fds.remove(1));
-        liar.their_event = fds.remove(0);
+        liar.their_news = File::from(fds.remove(0));
         Some(liar)
     }
 
@@ -160,14 +149,7 @@ impl Liar {
     pub fn at(socket: OwnedFd) -> Self {
         let page = || memory(NEWS, SealFlags::SHRINK);
         let memory = File::from(good_memory());
-        Self {
-            socket,
-            memory,
-            event: event(),
-            news: page(),
-            their_event: event(),
-            their_news: File::from(page()),
-        }
+        Self { socket, memory, news: page(), their_news: File::from(page()) }
     }
 
     /// Calls a process and makes a link with it, by the rules.
@@ -183,9 +165,9 @@ impl Liar {
         self.hear().0.get(..16) == Some(&message(LINK_VERSION, UP, &[])[..16])
     }
 
-    /// The descriptors of an offer: memory, eventfd, page of news.
-    pub fn offer_fds(&self) -> [BorrowedFd<'_>; 3] {
-        [self.memory.as_fd(), self.event.as_fd(), self.news.as_fd()]
+    /// The descriptors of an offer: memory, page of news.
+    pub fn offer_fds(&self) -> [BorrowedFd<'_>; 2] {
+        [self.memory.as_fd(), self.news.as_fd()]
     }
 
     /// Sends a message with up to 60 descriptors. Ignores errors.
@@ -225,6 +207,17 @@ impl Liar {
         assert_eq!(bytes.get(..16), Some(&message(LINK_VERSION, REFUSED, &[])[..16]));
         assert!(self.hear().0.is_empty());
         u32::from_ne_bytes(bytes[16..20].try_into().unwrap())
+    }
+
+    /// Takes wake-ups until the connection ends.
+    pub fn wait_for_end(&self) {
+        while !self.hear().0.is_empty() {}
+    }
+
+    /// Sends so many wake-ups, as far as there is room for them; returns how many.
+    pub fn wake(&self, count: usize) -> usize {
+        rustix::net::send(&self.socket, &vec![0; count], SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+            .unwrap_or(0)
     }
 
     /// Writes a 16-bit number into the shared memory at this offset.

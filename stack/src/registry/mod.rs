@@ -62,8 +62,8 @@ pub use name::Name;
 pub use reader::{Look, Reader, Said, Seen};
 pub use requests::RequestKey;
 pub use run::Run;
-pub use socket::{Came, Connected, Connection, LastWord, Lies, Listener};
-pub use sys::Peer;
+pub use socket::{Came, Connected, Connection, HasDescriptors, LastWord, Lies, Listener, Wakeups};
+pub use sys::{Life, Peer};
 pub use table::{Mark, RunInfo, VERSION, Words, mark_in};
 
 use crate::config::{REGISTRY_PATIENCE, RUN_REST};

@@ -28,6 +28,12 @@ const BACKLOG: i32 = 1024;
 /// Connections that are closed on threads of their own at the same time.
 const CLOSING_MAX: usize = 32;
 
+/// Pieces of 1024 wake-ups that are taken at a time: a socket has room for some 300 that were sent one by one, or as much as the system is
+/// set to.
+const TAKEN_MAX: usize = 64;
+/// Pieces of 512 bytes that are dropped before a connection is closed: all that a socket has room for, if it is wake-ups.
+const DROPPED_MAX: usize = 8;
+
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
@@ -124,6 +130,62 @@ impl LastWord {
     /// The peer hears the end of the connection now. A system call that a handler of a signal may make.
     pub fn say(&self) {
         let _ = rustix::net::shutdown(&self.0, Shutdown::Write);
+    }
+}
+
+/// Wake-ups over a connection: a byte wakes whoever waits for its socket at the other end. Threads may share it.
+#[derive(Debug)]
+pub struct Wakeups(Arc<OwnedFd>);
+
+/// Descriptors came with the wake-ups. They are still in the socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HasDescriptors;
+
+impl Wakeups {
+    /// Wakes the peer. Never waits: where the socket has no room, the peer has not yet taken bytes that woke it.
+    pub fn send(&self) {
+        let _ = rustix::net::send(&self.0, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+
+    /// Takes the bytes that the peer has sent, so that there is room for more, but for one: while a byte is left, each thread that waits for
+    /// the socket edge-triggered is woken, and none takes the wake-up of another one. By one thread at a time.
+    ///
+    /// # Errors
+    /// The peer has sent descriptors. None is received.
+    pub fn take_all_but_one(&self) -> Result<(), HasDescriptors> {
+        let mut bytes = [0; 1024];
+        for _ in 0..TAKEN_MAX {
+            match look(&self.0, &mut bytes, RecvFlags::DONTWAIT | RecvFlags::PEEK) {
+                Lies::Descriptors => return Err(HasDescriptors),
+                Lies::Bytes(len) if len > 1 => {
+                    look(&self.0, &mut bytes[1..len], RecvFlags::DONTWAIT);
+                    if len < bytes.len() {
+                        break;
+                    }
+                }
+                Lies::Bytes(_) | Lies::Nothing | Lies::End => break,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Wakeups {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Receives bytes of a socket, and no descriptor: a look at bytes with which some lie shows that, and touches none.
+fn look(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> Lies {
+    let slice = &mut [IoSliceMut::new(bytes)];
+    match rustix::net::recvmsg(socket, slice, &mut RecvAncillaryBuffer::default(), flags) {
+        Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) => Lies::Descriptors,
+        // No message is empty.
+        Ok(got) if got.bytes == 0 => Lies::End,
+        Ok(got) => Lies::Bytes(got.bytes),
+        Err(Errno::AGAIN | Errno::INTR) => Lies::Nothing,
+        Err(_) => Lies::End,
     }
 }
 
@@ -235,27 +297,19 @@ impl Connection {
         wait_readable(&mut [PollFd::new(self, PollFlags::OUT)], at_most);
     }
 
+    /// Wake-ups over it, for other threads. To be dropped before it.
+    pub fn wakeups(&self) -> Option<Wakeups> {
+        Some(Wakeups(Arc::clone(&self.0.as_ref()?.fd)))
+    }
+
     /// Looks what lies in the connection, and takes nothing.
     pub fn peek(&self, bytes: &mut [u8]) -> Lies {
-        self.look(bytes, RecvFlags::DONTWAIT | RecvFlags::PEEK)
+        look(self, bytes, RecvFlags::DONTWAIT | RecvFlags::PEEK)
     }
 
     /// Takes bytes that lie in the connection, in which no descriptor does.
     pub fn take(&self, bytes: &mut [u8]) {
-        let _ = self.look(bytes, RecvFlags::DONTWAIT);
-    }
-
-    fn look(&self, bytes: &mut [u8], flags: RecvFlags) -> Lies {
-        let slice = &mut [IoSliceMut::new(bytes)];
-        // Without room for descriptors a look shows that there are some, and touches none.
-        match rustix::net::recvmsg(self, slice, &mut RecvAncillaryBuffer::default(), flags) {
-            Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) => Lies::Descriptors,
-            // No message is empty.
-            Ok(got) if got.bytes == 0 => Lies::End,
-            Ok(got) => Lies::Bytes(got.bytes),
-            Err(Errno::AGAIN | Errno::INTR) => Lies::Nothing,
-            Err(_) => Lies::End,
-        }
+        look(self, bytes, RecvFlags::DONTWAIT);
     }
 
     /// Takes what has come, with its descriptors, which are dropped on threads of their own.
@@ -293,16 +347,22 @@ impl Connection {
         drop(self.0.take());
     }
 
-    /// Takes nothing any more. Returns whether nothing is in it either.
+    /// Takes nothing any more, and drops bytes that lie in it. Returns whether nothing is in it then: no descriptor, nor many bytes.
     pub fn is_empty(&self) -> bool {
         let _ = rustix::net::shutdown(self, Shutdown::Both);
-        match self.peek(&mut [0; 1]) {
-            // A reset is reported once, before what lies there.
-            Lies::End => self.peek(&mut [0; 1]) == Lies::End,
-            // A fork, which has let go of it.
-            Lies::Nothing => true,
-            Lies::Bytes(_) | Lies::Descriptors => false,
+        let (mut bytes, mut has_ended) = ([0; 512], false);
+        for _ in 0..DROPPED_MAX {
+            match self.peek(&mut bytes) {
+                // A reset is reported once, before what lies there.
+                Lies::End if has_ended => return true,
+                Lies::End => has_ended = true,
+                // A fork, which has let go of it.
+                Lies::Nothing => return true,
+                Lies::Bytes(len) => self.take(&mut bytes[..len]),
+                Lies::Descriptors => return false,
+            }
         }
+        false
     }
 }
 
@@ -382,6 +442,48 @@ mod tests {
         assert!(server.send(b"answer", &[server.as_fd()]).unwrap());
         let Came::Message(6, fds) = client.receive(&mut bytes) else { panic!() };
         assert_eq!((fds.len(), &bytes[..6]), (1, &b"answer"[..]));
+    }
+
+    // Goal: a wake-up can always be sent, and however many were, each thread that waits edge-triggered is woken by the next one.
+    #[test]
+    fn wake_ups_find_room_and_wake_all_who_wait() {
+        use rustix::event::epoll::{self, EventData, EventFlags};
+        let (client, server, _listener) = pair("wakeups");
+        let (ours, theirs) = (client.wakeups().unwrap(), server.wakeups().unwrap());
+        let waiting = [(); 2].map(|()| epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+        for epoll in &waiting {
+            epoll::add(epoll, &theirs, EventData::new_u64(7), EventFlags::IN | EventFlags::ET).unwrap();
+        }
+        let wakes = |epoll: &OwnedFd| {
+            let mut events = Vec::with_capacity(4);
+            let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            let buffer = rustix::buffer::spare_capacity(&mut events);
+            epoll::wait(epoll, buffer, Some(&now)).unwrap() == 1
+        };
+        assert!(!waiting.iter().any(wakes));
+        for sent in [1, 1, 2, 1000, 1, 1000, 1000] {
+            (0..sent).for_each(|_| ours.send());
+            for epoll in &waiting {
+                assert!(wakes(epoll) && !wakes(epoll), "{sent}");
+                theirs.take_all_but_one().unwrap();
+            }
+        }
+        assert_eq!(server.peek(&mut [0; 8]), Lies::Bytes(1));
+        // Nor does it matter to whoever closes: nothing of it needs a thread.
+        (0..100).for_each(|_| ours.send());
+        drop((ours, theirs));
+        assert!(client.is_empty() && server.is_empty());
+    }
+
+    #[test]
+    fn descriptors_among_wake_ups_are_seen_and_not_received() {
+        let (client, server, _listener) = pair("wakeups-rights");
+        let (ours, theirs) = (client.wakeups().unwrap(), server.wakeups().unwrap());
+        (0..5).for_each(|_| ours.send());
+        assert!(client.send(b"w", &[client.as_fd()]).unwrap());
+        ours.send();
+        assert_eq!([(); 2].map(|()| theirs.take_all_but_one()), [Err(HasDescriptors); 2]);
+        assert!(!server.is_empty());
     }
 
     // Goal: a descriptor that somebody sends is not received, nor closed by who looks.

@@ -32,7 +32,7 @@ pub fn answer(
                 continue;
             }
             for (bytes, fds) in &answers {
-                let all = [caller.event.as_fd(), caller.news.as_fd()].into_iter().cycle();
+                let all = [caller.news.as_fd()].into_iter().cycle();
                 caller.send(bytes, &all.take(*fds).collect::<Vec<_>>());
                 last = caller.hear().0;
             }

@@ -2,8 +2,10 @@
 
 use crate::member::{Member, Other, config, wait_for};
 use rustix::process::Signal;
+use sim::host_liar::Liar;
 use stack::port::host::Reach;
 use stack::registry::{Registry, RegistryConfig};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 #[test]
@@ -30,6 +32,21 @@ fn what_a_killed_process_had_sent_arrives_before_its_end_is_told() {
         assert!(here.queues[0].next_ended().is_none(), "it is told once");
     }
     assert_eq!(here.links.counts().ended, 20);
+}
+
+// Goal: a socket lives on while its descriptor lies in a socket, also in its own peer's, which nobody empties.
+#[test]
+fn a_process_that_leaves_its_socket_in_ours_is_dead_all_the_same() {
+    let config = config();
+    let mut here = Member::new(&config, 1);
+    let run = here.run();
+    assert!(crate::process::in_fork(|| {
+        let liar = Liar::linked(&config, run);
+        liar.send(&[0], &[liar.socket.as_fd()]);
+        true
+    }));
+    drop(here.next_ended());
+    assert_eq!(here.links.counts().up, 0);
 }
 
 // Goal: a process that is about to end says so on its links while it still runs; what it had sent arrives.

@@ -6,7 +6,7 @@ use rustix::fs::SealFlags;
 use rustix::process::Signal;
 use sim::host_liar::{
     HEAD, HELLO, LINK_VERSION, Liar, MAX_FRAME, NEWS, OFFER, REFUSED, RING, SIZE, TAIL, TO_CALLED, TO_CALLER,
-    UP, about, event, good_memory, memory, memory_with, message, offer,
+    UP, about, good_memory, memory, memory_with, message, offer,
 };
 use stack::port::host::{LinkId, Reach};
 use stack::port::{AtOnce, Frame, RxBurst, TxBurst};
@@ -52,34 +52,31 @@ fn who_lies_in_a_greeting_is_refused() {
     let null = || -> OwnedFd { File::open("/dev/null").unwrap().into() };
     let pipe = || -> OwnedFd { std::io::pipe().unwrap().1.into() };
     let page = || sealed(NEWS);
-    let both = || vec![good_memory(), event(), page()];
+    let both = || vec![good_memory(), page()];
     let mut tricks: Vec<(&str, Vec<u8>, Vec<OwnedFd>)> = vec![
         ("no message", vec![0x5a; 128], both()),
         ("an unknown kind", message(LINK_VERSION, 77, &offer()), both()),
         ("another release", message(9, OFFER, &offer()), both()),
-        ("a greeting at the wrong time", message(LINK_VERSION, HELLO, &about()), vec![event(), page()]),
+        ("a greeting at the wrong time", message(LINK_VERSION, HELLO, &about()), vec![page()]),
         ("consent at the wrong time", message(LINK_VERSION, UP, &[0]), vec![]),
         ("a refusal without a reason", message(LINK_VERSION, REFUSED, &[99]), vec![]),
         ("no descriptor", good(), vec![]),
-        ("one descriptor", good(), vec![good_memory()]),
-        ("one too few", good(), vec![good_memory(), event()]),
-        ("one too many", good(), vec![good_memory(), event(), page(), page()]),
-        ("as many as there is room for", good(), (0..4).map(|_| event()).collect()),
-        ("more than that", good(), (0..60).map(|_| event()).collect()),
-        ("no memory", good(), vec![null(), event(), page()]),
-        ("events for memory", good(), vec![event(), event(), page()]),
-        ("the wrong order", good(), vec![event(), good_memory(), page()]),
-        ("no event", good(), vec![good_memory(), pipe(), page()]),
-        ("a file for an event", good(), vec![good_memory(), null(), page()]),
-        ("no news", good(), vec![good_memory(), event(), null()]),
-        ("news that are too small", good(), vec![good_memory(), event(), sealed(NEWS - 1)]),
-        ("news that can shrink", good(), vec![good_memory(), event(), memory(NEWS, SealFlags::GROW)]),
-        ("memory without seals", good(), vec![memory_with(SealFlags::empty()), event(), page()]),
-        ("memory that can shrink", good(), vec![memory_with(SealFlags::GROW), event(), page()]),
-        ("memory that is too small", good(), vec![sealed(SIZE - 1), event(), page()]),
-        ("memory of a page", good(), vec![sealed(4096), event(), page()]),
-        ("no bytes", good(), vec![sealed(0), event(), page()]),
-        ("memory that cannot be written", good(), vec![read_only(), event(), page()]),
+        ("one too few", good(), vec![good_memory()]),
+        ("one too many", good(), vec![good_memory(), page(), page()]),
+        ("as many as there is room for", good(), (0..4).map(|_| page()).collect()),
+        ("more than that", good(), (0..60).map(|_| page()).collect()),
+        ("no memory", good(), vec![null(), page()]),
+        ("the wrong order", good(), vec![page(), good_memory()]),
+        ("no news", good(), vec![good_memory(), null()]),
+        ("a pipe for news", good(), vec![good_memory(), pipe()]),
+        ("news that are too small", good(), vec![good_memory(), sealed(NEWS - 1)]),
+        ("news that can shrink", good(), vec![good_memory(), memory(NEWS, SealFlags::GROW)]),
+        ("memory without seals", good(), vec![memory_with(SealFlags::empty()), page()]),
+        ("memory that can shrink", good(), vec![memory_with(SealFlags::GROW), page()]),
+        ("memory that is too small", good(), vec![sealed(SIZE - 1), page()]),
+        ("memory of a page", good(), vec![sealed(4096), page()]),
+        ("no bytes", good(), vec![sealed(0), page()]),
+        ("memory that cannot be written", good(), vec![read_only(), page()]),
     ];
     // The link, shards, frames, runs, a run; then rings, slots, bytes of a buffer, and of it all.
     for at in (0..5).chain(12..17) {
@@ -201,16 +198,16 @@ fn who_is_called_and_lies_is_refused() {
     let tricks: Vec<Vec<(Vec<u8>, usize)>> = vec![
         vec![(vec![0; 128], 1)],
         vec![(hello.clone(), 0)],
-        vec![(hello.clone(), 3)],
+        vec![(hello.clone(), 2)],
         vec![(hello.clone(), 60)],
-        vec![(message(LINK_VERSION, HELLO, &[0; 11]), 2)],
-        vec![(message(LINK_VERSION, OFFER, &offer()), 3)],
+        vec![(message(LINK_VERSION, HELLO, &[0; 11]), 1)],
+        vec![(message(LINK_VERSION, OFFER, &offer()), 2)],
         vec![(message(LINK_VERSION, UP, &[0]), 0)],
-        vec![(hello.clone(), 2), (hello.clone(), 2)],
-        vec![(hello.clone(), 2), (message(LINK_VERSION, OFFER, &offer()), 3)],
-        vec![(hello, 2), (message(LINK_VERSION, UP, &[224]), 0)],
+        vec![(hello.clone(), 1), (hello.clone(), 1)],
+        vec![(hello.clone(), 1), (message(LINK_VERSION, OFFER, &offer()), 2)],
+        vec![(hello, 1), (message(LINK_VERSION, UP, &[224]), 0)],
         // Of another release: it is told ours.
-        vec![(message(9, HELLO, &[u32::MAX; 20]), 2)],
+        vec![(message(9, HELLO, &[u32::MAX; 20]), 1)],
     ];
     let count = tricks.len() as u64;
     for (run, answers) in runs.zip(tricks) {
@@ -256,17 +253,20 @@ fn an_index_that_cannot_be_ends_the_link() {
             here.queues[0].tx_burst(link, &mut frames);
             here.links.counts().refused == refused + 1
         });
-        assert!(liar.hear().0.is_empty());
+        liar.wait_for_end();
         drop(here.next_ended());
     }
-    // And so does whatever is said on it.
-    for (bytes, fds) in
-        [(message(LINK_VERSION, UP, &[0]), 0), (vec![0; 128], 4), (message(LINK_VERSION, OFFER, &offer()), 3)]
-    {
+    // And so do descriptors on its connection, which carries wake-ups.
+    for fds in [1, 60] {
         let liar = Liar::linked(&config, here.run());
         let refused = here.links.counts().refused;
-        liar.send(&bytes, &vec![liar.event.as_fd(); fds]);
-        wait_for(|| here.links.counts().refused == refused + 1);
+        liar.wake(3);
+        liar.send(&[0], &vec![liar.news.as_fd(); fds]);
+        wait_for(|| {
+            here.poll();
+            here.sleep(|_| false);
+            here.links.counts().refused == refused + 1
+        });
         drop(here.next_ended());
     }
     works(&config, &mut here);
@@ -337,32 +337,51 @@ fn use_all(here: &mut Member, link: LinkId) {
     let _ = queue.arm();
 }
 
-/// Fills an event, whatever is in it.
-fn fill(event: &OwnedFd) {
-    rustix::fs::fcntl_setfl(event, rustix::fs::OFlags::NONBLOCK).unwrap();
-    for step in (0..u64::BITS).rev() {
-        while rustix::io::write(event, &(1u64 << step).to_ne_bytes()).is_ok() {}
-    }
-}
-
+// Goal: a process that takes no wake-ups holds up nobody who wakes it, and one that sends as many as it can hides none of others.
 #[test]
-fn an_event_that_is_full_and_waits_keeps_nobody() {
+fn wake_ups_that_nobody_takes_and_too_many_keep_nobody() {
     let config = config();
     let mut here = Member::new(&config, 1);
     let liar = Liar::linked(&config, here.run());
-    fill(&liar.event);
-    rustix::fs::fcntl_setfl(&liar.event, rustix::fs::OFlags::empty()).unwrap();
-    // It never polls: each frame wakes it.
     let link = link_of(&mut here, None);
+    // It says that it sleeps, and takes nothing.
     let mut sent = 0;
     wait_for(|| {
         let mut frames: TxBurst = [Frame::from_vec(vec![1; 100])].into_iter().collect();
         sent += here.queues[0].tx_burst(link, &mut frames);
-        sent == 64
+        liar.write_u16(TO_CALLER + TAIL, sent as u16);
+        sent == 2000
     });
-    // Nor does ours, which it has.
-    fill(&liar.their_event);
-    rustix::fs::fcntl_setfl(&liar.their_event, rustix::fs::OFlags::empty()).unwrap();
+    assert!(liar.wake(1 << 20) > 0);
+    let mut other = Other::new(&config);
+    for _ in 0..20 {
+        other.tell(&format!("send {} 10", here.run()));
+        here.sleep(|_| false);
+        let all = here.received() + 10;
+        wait_for(|| {
+            here.poll();
+            here.sleep(|here| here.received() >= all);
+            here.received() >= all
+        });
+        assert_eq!(other.hear(), "sent");
+        liar.wake(1 << 20);
+    }
+    drop(liar);
+    drop(here.next_ended());
+    // Of one that sends them one by one, each that comes when the shard has looked ends a sleep, however many came before.
+    let others = here.link_to(other.run);
+    let liar = Liar::linked(&config, here.run());
+    link_of(&mut here, Some(others));
+    assert_eq!(liar.wake(1), 1);
+    here.sleep(|_| false);
+    for _ in 0..100 {
+        while liar.wake(1) == 1 {}
+        here.sleep(|_| {
+            assert_eq!(liar.wake(1), 1, "there is room");
+            false
+        });
+    }
+    drop(other);
     works(&config, &mut here);
 }
 

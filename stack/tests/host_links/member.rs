@@ -141,8 +141,6 @@ impl Member {
         let Armed::Event(event) = self.queues[0].arm() else { return };
         if !is_so(self) {
             poll(&mut [PollFd::new(&event, PollFlags::IN)], None).unwrap();
-            // Here nobody else waits for it: who waits edge-triggered does not read it.
-            let _ = rustix::io::read(&event, &mut [0; 8]);
         }
     }
 

@@ -5,7 +5,7 @@ use crate::host_liar::{
     HELLO, LINK_VERSION, Liar, MAX_FRAME, NEWS, OFFER, REFUSED, SIZE, TO_CALLED, TO_CALLER, UP, about,
     message, offer,
 };
-use rustix::fs::{FallocateFlags, OFlags};
+use rustix::fs::FallocateFlags;
 use stack::port::host::{LinkId, LinkQueue, Links, LinksConfig};
 use stack::port::{AtOnce, Frame, RxBurst, TxBurst};
 use stack::registry::{Registry, RegistryConfig};
@@ -66,8 +66,8 @@ fn say(liar: &Liar, input: &mut Input<'_>) {
             return;
         }
     };
-    let [memory, event, news] = liar.offer_fds();
-    let known = [memory, event, news, liar.their_event.as_fd(), liar.socket.as_fd()];
+    let [memory, news] = liar.offer_fds();
+    let known = [memory, news, liar.socket.as_fd()];
     let count = input.pick(&[0, 0, 1, 2, 2, 3, 3, 60]);
     let fds: Vec<BorrowedFd<'_>> = (0..count).map(|_| input.pick(&known)).collect();
     liar.send(&bytes, &fds);
@@ -117,13 +117,16 @@ pub fn host_links(bytes: &[u8]) {
     let links = Links::new(Arc::clone(&REGISTRY), &config).expect("there are descriptors");
     let mut queue = links.take_queue(0).expect("it has a queue");
     let run = REGISTRY.runs()[0].index();
-    let call = || loop {
-        // A link that is over may not be noticed yet.
+    let call = |queue: &mut LinkQueue| loop {
+        // A link that is over may not be noticed yet: this process is the other one as well, and does not end.
+        receive(queue);
+        while queue.next_ended().is_some() {}
+        drop(queue.arm());
         if let Some(liar) = Liar::try_call(&CONFIG, run, Some(second)) {
             break liar;
         }
     };
-    let mut liar = call();
+    let mut liar = call(&mut queue);
     if input.u8() % 4 > 0 {
         let _ = liar.is_accepted();
     }
@@ -133,18 +136,11 @@ pub fn host_links(bytes: &[u8]) {
         }
         match input.u8() % 10 {
             0 | 1 => say(&liar, &mut input),
-            2 => liar = call(),
+            2 => liar = call(&mut queue),
             3 => drop(receive(&mut queue)),
             4 => drop(queue.arm()),
             5 => transmit(&mut queue, &liar, &mut input),
-            6 => {
-                let event = if input.bool() { &liar.event } else { &liar.their_event };
-                let flags = if input.bool() { OFlags::empty() } else { OFlags::NONBLOCK };
-                let _ = rustix::fs::fcntl_setfl(event, flags);
-                if flags == OFlags::NONBLOCK {
-                    let _ = rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes());
-                }
-            }
+            6 => _ = liar.wake(usize::from(input.u8())),
             7 => {
                 let _ = rustix::fs::ftruncate(&liar.memory, u64::from(input.u32()));
                 let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -156,7 +152,7 @@ pub fn host_links(bytes: &[u8]) {
     }
     drop(liar);
     let good = loop {
-        let good = call();
+        let good = call(&mut queue);
         if good.is_accepted() {
             break good;
         }

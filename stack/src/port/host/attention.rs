@@ -7,9 +7,7 @@ use super::queue::{ALL_EVERY, LinkQueue, NEAR, TURN};
 use crate::port::frame::RxBurst;
 use crate::port::memif::queue_end::LOOK_AGAIN;
 use crate::port::memif::ring::Attention;
-use crate::port::memif::wake::Waker;
 use crate::sync::news;
-use std::os::fd::AsFd;
 use std::time::Instant;
 
 /// Bursts without a frame from such a link until it is looked at no more, where there are others.
@@ -127,20 +125,11 @@ impl LinkQueue {
 
     /// Tells the process at the other end that there is something, and wakes it if it sleeps.
     #[cold]
-    pub(super) fn tell(&mut self, link: u8) {
+    pub(super) fn tell(&self, link: u8) {
         let Some(end) = &self.ends[usize::from(link)] else { return };
         end.link.tell(self.index);
-        if end.tx.is_awake() {
-            return;
+        if !end.tx.is_awake() {
+            end.link.wake();
         }
-        if self.waker.is_none() {
-            match Waker::new() {
-                Ok(waker) => self.waker = Some(waker),
-                Err(error) => return self.shared.cannot_wake(&error),
-            }
-        }
-        let (Some(waker), Some(end)) = (&mut self.waker, &self.ends[usize::from(link)]) else { return };
-        // Fails only where the descriptor is no eventfd, which was checked when the other process gave it.
-        let _ = waker.wake(end.tx.event().as_fd());
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct End {
     /// Whether the rings are looked at in each burst, and how many brought nothing.
     pub is_near: bool,
     pub idle: u32,
+    /// Whether a sleep of the shard ends with a wake-up by the other process.
+    pub is_watched: bool,
 }
 
 impl End {
@@ -60,8 +62,7 @@ impl End {
         };
         let rx = rings_to(shard, shards, link.their_queues).map(ring).collect::<Result<_, String>>()?;
         let (ring, buffers) = connection.sending(shard)?;
-        let event = Arc::clone(&connection.tx[shard].event);
-        let tx = TxEnd::new(Tx::growing(ring, buffers, max_frame, FIRST), event);
+        let tx = TxEnd::new(Tx::growing(ring, buffers, max_frame, FIRST));
         Ok(Self {
             link,
             rx,
@@ -72,6 +73,7 @@ impl End {
             stall: Stall::new(stall),
             is_near: false,
             idle: 0,
+            is_watched: false,
         })
     }
 

@@ -1,8 +1,8 @@
 //! What two processes say to each other until they have a link: four messages of one length, in the order of the machine.
 //!
-//! Who is called speaks first: HELLO, with its event and its page of news. Who calls offers memory for both directions, and its own two.
-//! Who is called maps it and says UP; from then on frames pass through the memory, and nothing more is said. Either may say REFUSED
-//! instead, and why. Each says by which number it has the link: that is the other one's place in its news.
+//! Who is called speaks first: HELLO, with its page of news. Who calls offers memory for both directions, and its own page. Who is called
+//! maps it and says UP; from then on frames pass through the memory, and the connection carries wake-ups alone, a byte each. Either may
+//! say REFUSED instead, and why. Each says by which number it has the link: that is the other one's place in its news.
 //!
 //! All begin with magic and version, in every version, so that unlike ones can say what they are. Whatever a process says is checked
 //! here, where it enters: a [`Message`] that was parsed is within all bounds.
@@ -14,7 +14,7 @@ use crate::registry::Run;
 use arrayvec::ArrayVec;
 
 /// Version of the messages and of the memory.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// `ROCELINK`.
 const MAGIC: u64 = u64::from_ne_bytes(*b"ROCELINK");
 /// Bytes of a message.
@@ -31,9 +31,9 @@ const REFUSED: u32 = 4;
 /// A message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// Who was called. Its event and its news come along.
+    /// Who was called. Its news come along.
     Hello(About),
-    /// Who calls, and its memory. The memory, its event and its news come along.
+    /// Who calls, and its memory. The memory and its news come along.
     Offer(About, Offer, LinkId),
     /// The memory is in use.
     Up(LinkId),
@@ -105,8 +105,8 @@ impl Message {
     /// Descriptors that belong to it.
     fn descriptors(&self) -> usize {
         match self {
-            Self::Hello(_) => 2,
-            Self::Offer(..) => 3,
+            Self::Hello(_) => 1,
+            Self::Offer(..) => 2,
             Self::Up(_) | Self::Refused(_) => 0,
         }
     }
@@ -283,7 +283,7 @@ mod tests {
         let fault = Message::parse(&bytes, 4).unwrap_err();
         assert_eq!(fault, Fault::Unlike(9));
         let words = fault.to_string();
-        assert!(["version 9", "version 2", "one release"].iter().all(|part| words.contains(part)), "{words}");
+        assert!(["version 9", "version 3", "one release"].iter().all(|part| words.contains(part)), "{words}");
     }
 
     #[test]
@@ -291,7 +291,7 @@ mod tests {
         let with = |at: usize, number: u32| {
             let mut bytes = Message::Hello(about()).encode();
             bytes[at..at + 4].copy_from_slice(&number.to_ne_bytes());
-            Message::parse(&bytes, 2).map(|_| ())
+            Message::parse(&bytes, 1).map(|_| ())
         };
         assert_eq!(with(12, 77), Err(Fault::Kind(77)));
         for queues in [0, SHARDS_MAX as u32 + 1, u32::MAX] {

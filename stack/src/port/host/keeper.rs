@@ -6,7 +6,6 @@
 //! at the run's name. What a process says of its runs is only a reason to look there.
 
 use super::farewell::Word;
-use super::greeting::Fault;
 use super::growing::IDLE;
 use super::id::{LINKS_MAX, LinkId};
 use super::inbox::Inbox;
@@ -15,9 +14,8 @@ use super::shared::{Link, Shared};
 use super::table::Table;
 use super::talk::Talk;
 use super::terms::About;
-use crate::port::memif::wake::Waker;
 use crate::port::share::{self, Party};
-use crate::registry::{Holder, Lies, Registry, Run};
+use crate::registry::{Holder, Life, Registry, Run};
 use crate::sync::eventfd::wait_readable;
 use crate::sync::lock::lock;
 use crate::sync::scheduling::wake_at_once;
@@ -25,7 +23,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,7 +37,18 @@ struct Up {
     /// Dropped first.
     last_word: Option<Word>,
     talk: Talk,
+    /// Readable when the process has ended, where the system says so.
+    life: Option<OwnedFd>,
     link: Arc<Link>,
+}
+
+impl Up {
+    /// What says that it has ended. The connection alone does not where descriptors of its other end lie in it. Wake-ups, which are the
+    /// shards' to take, are none of it.
+    fn ends(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let connection = PollFd::from_borrowed_fd(self.talk.as_fd(), PollFlags::RDHUP);
+        [connection].into_iter().chain(self.life.iter().map(|life| PollFd::new(life, PollFlags::IN)))
+    }
 }
 
 /// The keeper.
@@ -60,7 +69,6 @@ pub struct Keeper {
     pub(super) closing: Vec<Talk>,
     /// When shards are woken to look which links are idle, where some use much memory.
     idle_at: Option<Instant>,
-    waker: Option<Waker>,
     /// The last text that was logged: it is not repeated.
     logged: Option<String>,
 }
@@ -71,7 +79,6 @@ impl Keeper {
         Self {
             table: Table::new(Arc::clone(&shared.published), patience),
             us: Party { port: share::port_number(), uid: rustix::process::geteuid().as_raw(), pid: 0 },
-            waker: Waker::new().inspect_err(|error| shared.cannot_wake(error)).ok(),
             registry,
             shared,
             inbox,
@@ -91,10 +98,10 @@ impl Keeper {
         // Others wait for it; the threads that it starts are scheduled as it is.
         wake_at_once();
         while !is_over.load(Ordering::Relaxed) {
-            let ready = self.wait(Instant::now());
+            let ended = self.wait(Instant::now());
             // First, so that what is signalled from now on wakes again.
             self.shared.keeper.clear();
-            self.look_at_links(&ready);
+            self.end_links(&ended);
             self.take_steps(Instant::now());
         }
         while !self.up.is_empty() {
@@ -102,10 +109,10 @@ impl Keeper {
         }
     }
 
-    /// Waits until there is something to do. Returns which links have something to say.
-    fn wait(&self, now: Instant) -> Vec<bool> {
-        let talks = || self.meetings.iter().filter_map(|meeting| meeting.talk.as_ref());
-        let unsent = self.up.iter().map(|up| &up.talk).chain(talks()).filter_map(Talk::unsent_until);
+    /// Waits until there is something to do. Returns which links have ended.
+    fn wait(&self, now: Instant) -> Vec<usize> {
+        let talks = self.meetings.iter().filter_map(|meeting| meeting.talk.as_ref());
+        let unsent = talks.filter_map(Talk::unsent_until);
         let silent = self.meetings.iter().filter(|meeting| meeting.talk.is_some());
         let times = silent.map(|meeting| meeting.until).chain(self.table.due()).chain(unsent);
         let is_held = !self.closing.is_empty()
@@ -115,30 +122,31 @@ impl Keeper {
         let due = times.chain(is_held.then(|| now + RETRY)).min();
         let timeout = due.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
         let met = self.meetings.iter().filter(|meeting| !meeting.is_held);
-        let met = met.filter_map(|meeting| meeting.talk.as_ref()).map(|talk| talk.as_fd());
-        let links = self.up.iter().map(|up| up.talk.as_fd());
-        let all = [self.shared.keeper.as_fd()].into_iter().chain(links).chain(met);
-        let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let met = met.filter_map(|meeting| meeting.talk.as_ref());
+        let ends = self.up.iter().enumerate().flat_map(|(at, up)| up.ends().map(move |fd| (at, fd)));
+        let (links, mut fds): (Vec<usize>, Vec<PollFd<'_>>) = ends.unzip();
+        fds.extend(met.map(|talk| PollFd::from_borrowed_fd(talk.as_fd(), PollFlags::IN)));
+        fds.push(PollFd::new(&self.shared.keeper, PollFlags::IN));
         wait_readable(&mut fds, timeout);
-        fds[1..=self.up.len()].iter().map(|fd| !fd.revents().is_empty()).collect()
+        let ended = links.into_iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
+        ended.map(|(at, _)| at).collect()
     }
 
-    /// Ends links whose process has ended, or says or writes what cannot be.
-    fn look_at_links(&mut self, ready: &[bool]) {
+    /// Ends links whose process has ended, or breaks the rules of a link.
+    fn end_links(&mut self, ended: &[usize]) {
         for at in (0..self.up.len()).rev() {
-            let Up { talk, link, .. } = &self.up[at];
-            let pid = link.pid;
-            let wrong = match if ready[at] { talk.look() } else { Lies::Nothing } {
-                _ if link.is_broken() => "it writes what cannot be to the memory of a link".to_owned(),
-                Lies::Nothing => continue,
-                Lies::End => String::new(),
-                Lies::Bytes(_) | Lies::Descriptors => Fault::Order.to_string(),
-            };
-            if !wrong.is_empty() {
-                self.log(pid, &wrong);
+            let link = &self.up[at].link;
+            if link.is_broken() {
+                let pid = link.pid;
+                self.log(
+                    pid,
+                    "it writes to the memory of a link what cannot be, or sends descriptors on one",
+                );
                 lock(&self.shared.counts).refused += 1;
+                self.end(at);
+            } else if ended.contains(&at) {
+                self.end(at);
             }
-            self.end(at);
         }
     }
 
@@ -147,7 +155,7 @@ impl Keeper {
         self.shared.discard_unused();
         let is_due = self.idle_at.is_some_and(|at| at <= now);
         if is_due {
-            self.wake();
+            self.shared.event.signal();
         }
         let is_used = self.shared.budget.is_used();
         self.idle_at = self.idle_at.filter(|_| !is_due).or(is_used.then(|| now + IDLE));
@@ -155,7 +163,6 @@ impl Keeper {
 
     fn take_steps(&mut self, now: Instant) {
         self.look_for_unused(now);
-        self.up.iter_mut().for_each(|up| up.talk.flush(now));
         self.closing = core::mem::take(&mut self.closing).into_iter().filter_map(Talk::close).collect();
         let closing = |pid| self.closing.iter().filter(|talk| talk.pid() == pid).count();
         for call in self.inbox.take_calls(|pid| closing(pid) < CLOSING_MAX) {
@@ -175,7 +182,7 @@ impl Keeper {
             self.call(run, now);
         }
         if self.table.take_news() {
-            self.wake();
+            self.shared.event.signal();
         }
     }
 
@@ -189,8 +196,12 @@ impl Keeper {
         runs: &[Run],
     ) {
         let pid = talk.pid();
-        let link = Arc::new(Link::new(ours, pid, made, theirs, them.queues));
-        self.up.push(Up { last_word: talk.keep_last_word(), talk, link: Arc::clone(&link) });
+        let link = Arc::new(Link::new(ours, &talk, made, theirs, them.queues));
+        let (life, is_over) = match talk.life() {
+            Life::Watched(life) => (Some(life), false),
+            other => (None, other.is_over()),
+        };
+        self.up.push(Up { last_word: talk.keep_last_word(), talk, life, link: Arc::clone(&link) });
         runs.iter().for_each(|run| self.lead(*run, &link));
         self.end_calls_to(&link);
         for run in &them.runs {
@@ -201,11 +212,16 @@ impl Keeper {
         }
         // At last: who receives its first frame knows the way back.
         self.shared.add(&link);
+        // Shards that sleep do not wait for its socket yet.
+        self.shared.event.signal();
         let mut counts = lock(&self.shared.counts);
         counts.up += 1;
         counts.made += 1;
         drop(counts);
         self.logged = None;
+        if is_over {
+            self.end(self.up.len() - 1);
+        }
     }
 
     /// A process with which there is a link needs not be called any more.
@@ -242,7 +258,7 @@ impl Keeper {
     }
 
     fn end(&mut self, at: usize) {
-        let Up { last_word, talk, link } = self.up.remove(at);
+        let Up { last_word, talk, link, .. } = self.up.remove(at);
         drop(last_word);
         self.table.end(link.id.number());
         self.shared.end(&link);
@@ -252,14 +268,7 @@ impl Keeper {
         counts.ended += 1;
         drop(counts);
         self.closing.extend(talk.close());
-        self.wake();
-    }
-
-    /// Wakes the shards of this process: others may have filled the event, and made it one that waits.
-    fn wake(&mut self) {
-        if let Some(waker) = &mut self.waker {
-            let _ = waker.wake(self.shared.event.as_fd());
-        }
+        self.shared.event.signal();
     }
 
     pub(super) fn log(&mut self, pid: u32, why: &str) {

@@ -14,7 +14,6 @@ use crate::port::stock::STOCK;
 use crate::port::taken::Taken;
 use crate::registry::{Registry, TakeCalls};
 use crate::sync::asymmetric;
-use crate::sync::eventfd::EventFd;
 use crate::sync::lock::lock;
 use crate::sync::worker::Worker;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -69,10 +68,9 @@ impl Links {
         asymmetric::join();
         // Frames are copied in whole blocks of 16 bytes, past their end.
         let pool = HeapPool::new(queues * (frames + STOCK), max_frame.next_multiple_of(64));
-        let event = renumbered(EventFd::new()?.into(), talk::LEAST);
         let (news_fd, news) = News::make()?;
         let news = (renumbered(news_fd, talk::LEAST), news);
-        let shared = Arc::new(Shared::new((queues, max_frame), pool, event, news, stall)?);
+        let shared = Arc::new(Shared::new((queues, max_frame), pool, news, stall)?);
         let inbox = Arc::new(Inbox::new(Arc::clone(&shared)));
         let is_over = Arc::new(AtomicBool::new(false));
         let keeper = Keeper::new(Arc::clone(&registry), Arc::clone(&shared), Arc::clone(&inbox), patience);

@@ -4,8 +4,9 @@ use super::greeting::{Fault, Message, Refusal};
 use super::id::{LINKS_MAX, LinkId};
 use super::keeper::Keeper;
 use super::meeting::{self, Meeting, Step, Us};
+use super::news::News;
 use super::table::{FOREIGN_FOR, REFUSED_FOR};
-use super::talk::{Heard, Talk, Told};
+use super::talk::{Heard, Talk};
 use super::terms::{About, Offer};
 use crate::port::share::{Party, Share};
 use crate::registry::{Call, Called, Holder, Lies, Run};
@@ -21,7 +22,7 @@ impl Keeper {
     fn us(&self) -> Us {
         let runs = self.registry.runs().into_iter().collect();
         let about = About { queues: self.shared.queues, max_frame: self.shared.max_frame, runs };
-        Us { about, event: Arc::clone(&self.shared.event), news: Arc::clone(&self.shared.news_fd) }
+        Us { about, news: Arc::clone(&self.shared.news_fd) }
     }
 
     /// A connection to a process, and the number of a meeting with it.
@@ -133,9 +134,9 @@ impl Keeper {
                 meeting.talk = Some(talk);
                 self.meetings.push_back(meeting);
             }
-            (Step::Hello, Heard::Hello(them, told)) => self.offer(meeting, talk, them, told, now),
-            (Step::Offer, Heard::Offer(them, offer, memory, theirs, told)) => {
-                self.accept(meeting, talk, &them, (offer, memory, theirs, told), now);
+            (Step::Hello, Heard::Hello(them, news)) => self.offer(meeting, talk, them, news, now),
+            (Step::Offer, Heard::Offer(them, offer, memory, theirs, news)) => {
+                self.accept(meeting, talk, &them, (offer, memory, theirs, news), now);
             }
             (Step::Up(..), Heard::Up(theirs)) => {
                 if let Step::Up(them, ours, made) = meeting.step {
@@ -158,13 +159,13 @@ impl Keeper {
     }
 
     /// A process that was called greets.
-    fn offer(&mut self, mut meeting: Meeting, mut talk: Talk, them: About, told: Told, now: Instant) {
+    fn offer(&mut self, mut meeting: Meeting, mut talk: Talk, them: About, news: News, now: Instant) {
         if let Some(link) = self.link_with(meeting.pid) {
             meeting.runs.iter().for_each(|run| self.lead(*run, &link));
             return self.closing.push(talk);
         }
         let offered = self.number().and_then(|link| {
-            meeting::offer(&self.us(), &them, told, link, &mut talk, now).map(|made| (link, made))
+            meeting::offer(&self.us(), &them, news, link, &mut talk, now).map(|made| (link, made))
         });
         meeting.talk = Some(talk);
         match offered {
@@ -183,7 +184,7 @@ impl Keeper {
         mut meeting: Meeting,
         mut talk: Talk,
         them: &About,
-        (offer, memory, theirs, told): (Offer, OwnedFd, LinkId, Told),
+        (offer, memory, theirs, news): (Offer, OwnedFd, LinkId, News),
         now: Instant,
     ) {
         let (us, pid) = (self.us(), meeting.pid);
@@ -196,10 +197,14 @@ impl Keeper {
         }
         let made = self
             .number()
-            .and_then(|link| meeting::accept(&us, them, offer, &memory, told).map(|made| (link, made)));
+            .and_then(|link| meeting::accept(&us, them, offer, &memory, news).map(|made| (link, made)));
         match made {
             Ok((ours, made)) => {
-                talk.say(now, &Message::Up(ours), Vec::new());
+                // The connection carries wake-ups from then on.
+                if !talk.say(now, &Message::Up(ours), Vec::new()) {
+                    meeting.talk = Some(talk);
+                    return self.fail(meeting, now);
+                }
                 self.publish(talk, them, made, [ours, theirs], &meeting.runs);
             }
             Err((refusal, why)) => {

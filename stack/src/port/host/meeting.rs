@@ -2,11 +2,12 @@
 
 use super::greeting::{Message, Refusal};
 use super::id::LinkId;
-use super::talk::{Talk, Told};
+use super::news::News;
+use super::talk::Talk;
 use super::terms::{About, Offer, Terms};
 use crate::port::memif::connection::Connection;
 use crate::port::memif::region;
-use crate::port::memif::shm::{Fill, Region};
+use crate::port::memif::shm::Fill;
 use crate::registry::Run;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -46,30 +47,22 @@ pub struct Made {
     pub terms: Terms,
     /// Its rings.
     pub connection: Connection,
-    /// What tells the other process of frames.
-    pub told: Told,
+    /// The news of the other process.
+    pub news: News,
 }
 
 /// This process, as others see it.
 pub struct Us {
     /// What it says of itself.
     pub about: About,
-    /// Its event, and its page of news.
-    pub event: Arc<OwnedFd>,
+    /// Its page of news, for others.
     pub news: Arc<OwnedFd>,
-}
-
-impl Us {
-    /// What tells this process of frames, for others.
-    fn told(&self) -> Vec<Arc<OwnedFd>> {
-        vec![Arc::clone(&self.event), Arc::clone(&self.news)]
-    }
 }
 
 impl Meeting {
     /// With a process that calls: it is greeted.
     pub fn called(number: u64, mut talk: Talk, us: &Us, now: Instant, until: Instant) -> Self {
-        talk.say(now, &Message::Hello(us.about.clone()), us.told());
+        talk.say(now, &Message::Hello(us.about.clone()), vec![Arc::clone(&us.news)]);
         Self {
             number,
             pid: talk.pid(),
@@ -102,18 +95,18 @@ impl Meeting {
 pub fn offer(
     us: &Us,
     them: &About,
-    told: Told,
+    news: News,
     link: LinkId,
     talk: &mut Talk,
     now: Instant,
 ) -> Result<Made, (Refusal, String)> {
     let terms = Terms::of(&us.about, them);
     let (memory, region) = terms.layout.make_empty("roce-link", Fill::AsUsed).map_err(exhausted)?;
-    let connection = connection(us, &terms, &told, region, true);
+    let connection = Connection::of_equal(terms.layout, region, true);
     let offer = Message::Offer(us.about.clone(), terms.offer(), link);
     // The descriptor of the memory is closed when it is sent.
-    talk.say(now, &offer, [vec![Arc::new(memory)], us.told()].concat());
-    Ok(Made { terms, connection, told })
+    talk.say(now, &offer, vec![Arc::new(memory), Arc::clone(&us.news)]);
+    Ok(Made { terms, connection, news })
 }
 
 /// Takes the memory that a process offers.
@@ -125,7 +118,7 @@ pub fn accept(
     them: &About,
     offer: Offer,
     memory: &OwnedFd,
-    told: Told,
+    news: News,
 ) -> Result<Made, (Refusal, String)> {
     let wrong = |why: String| (Refusal::Wrong, why);
     let terms = Terms::of(&us.about, them);
@@ -133,14 +126,8 @@ pub fn accept(
         return Err(wrong(format!("it offers {offer:?}, where {:?} was due", terms.offer())));
     }
     let region = region::take(memory.as_fd(), offer.size, Fill::AsUsed).map_err(wrong)?;
-    let connection = connection(us, &terms, &told, region, false);
-    Ok(Made { terms, connection, told })
-}
-
-/// The rings in a region: who receives on one is woken by its own event.
-fn connection(us: &Us, terms: &Terms, told: &Told, region: Arc<Region>, calls: bool) -> Connection {
-    let events = [&told.event, &us.event].map(|event| vec![Arc::clone(event); terms.layout.queues]);
-    Connection::of_equal(terms.layout, region, calls, events)
+    let connection = Connection::of_equal(terms.layout, region, false);
+    Ok(Made { terms, connection, news })
 }
 
 fn exhausted(error: std::io::Error) -> (Refusal, String) {

@@ -29,6 +29,7 @@ mod port;
 mod published;
 mod queue;
 mod shared;
+mod sleep;
 mod table;
 mod talk;
 mod terms;

@@ -17,7 +17,6 @@ use crate::port::frame::{Frame, RxBurst, TxBurst};
 use crate::port::info::L2_OVERHEAD;
 use crate::port::memif::rx::Rx;
 use crate::port::memif::slots::Impossible;
-use crate::port::memif::wake::Waker;
 use crate::port::stock::Stock;
 use crate::port::traits::{Armed, Build, Stalled};
 use crate::registry::{Registry, Run};
@@ -26,6 +25,7 @@ use crate::time;
 use arrayvec::ArrayVec;
 use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -82,7 +82,8 @@ pub struct LinkQueue {
     pub(super) ending: Vec<Ending>,
     pub(super) ended: VecDeque<Ended>,
     pub(super) stock: Stock,
-    pub(super) waker: Option<Waker>,
+    /// What a sleep of the shard waits for, once there was one.
+    pub(super) sleep: Option<Arc<OwnedFd>>,
     registry: Arc<Registry>,
     pub(super) shared: Arc<Shared>,
 }
@@ -106,7 +107,7 @@ impl LinkQueue {
             ending: Vec::new(),
             ended: VecDeque::new(),
             stock: Stock::new(shared.pool.clone()),
-            waker: None,
+            sleep: None,
             registry,
             shared,
         }
@@ -332,6 +333,7 @@ impl LinkQueue {
             return Armed::Pending;
         }
         self.use_few_when_idle(Instant::now());
+        let Ok(event) = self.prepare_sleep() else { return Armed::Unable };
         for link in self.order.clone() {
             let Some(end) = &mut self.ends[usize::from(link)] else { continue };
             for rx in &mut end.rx {
@@ -356,10 +358,7 @@ impl LinkQueue {
                 }
             }
         }
-        match is_quiet {
-            true => Armed::Event(Arc::clone(&self.shared.event)),
-            false => Armed::Pending,
-        }
+        if is_quiet { Armed::Event(event) } else { Armed::Pending }
     }
 
     /// An empty frame; `None` while all are in use.

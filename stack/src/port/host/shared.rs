@@ -9,18 +9,20 @@ use super::id::{LINKS_MAX, LinkId};
 use super::meeting::Made;
 use super::news::News;
 use super::published::Published;
+use super::talk::Talk;
 use crate::port::counters::Counters;
 use crate::port::frame::HeapPool;
 use crate::port::memif::connection::Connection;
-use crate::registry::Run;
+use crate::registry::{HasDescriptors, Run, Wakeups};
 use crate::sync::eventfd::EventFd;
 use crate::sync::lock::lock;
 use crate::sync::process::Process;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
+use rustix::event::epoll::{self, EventData, EventFlags};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex};
 
 /// A link, as queues have it.
 pub struct Link {
@@ -39,6 +41,8 @@ pub struct Link {
     theirs: LinkId,
     /// The runs to which it leads, or led.
     runs: Mutex<Vec<Run>>,
+    /// Wake-ups of the other process, and by it, until the link has ended.
+    wakeups: Mutex<Option<Wakeups>>,
     broken: AtomicBool,
     over: AtomicBool,
     /// The queues that have taken their ends of it, as bits.
@@ -47,16 +51,17 @@ pub struct Link {
 
 impl Link {
     /// One that leads nowhere yet.
-    pub fn new(id: LinkId, pid: u32, made: Made, theirs: LinkId, their_queues: usize) -> Self {
+    pub fn new(id: LinkId, talk: &Talk, made: Made, theirs: LinkId, their_queues: usize) -> Self {
         Self {
             id,
-            pid,
+            pid: talk.pid(),
             connection: made.connection,
             their_queues,
             max_frame: made.terms.max_frame,
-            news: made.told.news,
+            news: made.news,
             theirs,
             runs: Mutex::default(),
+            wakeups: Mutex::new(talk.wakeups()),
             broken: AtomicBool::new(false),
             over: AtomicBool::new(false),
             taken: AtomicU32::new(0),
@@ -66,6 +71,31 @@ impl Link {
     /// Tells the other process that one of our shards has sent something.
     pub fn tell(&self, shard: usize) {
         self.news.tell(shard % self.their_queues, self.theirs);
+    }
+
+    /// Wakes the other process.
+    pub fn wake(&self) {
+        if let Some(wakeups) = &*lock(&self.wakeups) {
+            wakeups.send();
+        }
+    }
+
+    /// Has an epoll instance wait for wake-ups by the other process, edge-triggered, and report them by the number of the link.
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2).
+    pub fn watch(&self, epoll: &OwnedFd) -> rustix::io::Result<()> {
+        let Some(wakeups) = &*lock(&self.wakeups) else { return Ok(()) };
+        let data = EventData::new_u64(self.id.number().into());
+        epoll::add(epoll, wakeups, data, EventFlags::IN | EventFlags::ET)
+    }
+
+    /// Makes room for wake-ups by the other process.
+    ///
+    /// # Errors
+    /// It has sent what is none.
+    pub fn take_wakeups(&self) -> Result<(), HasDescriptors> {
+        lock(&self.wakeups).as_ref().map_or(Ok(()), Wakeups::take_all_but_one)
     }
 
     /// It leads to this run, too.
@@ -93,7 +123,7 @@ impl Link {
         self.taken.load(Ordering::Acquire).count_ones() as usize >= queues
     }
 
-    /// Whether a queue has found that the other process writes what cannot be.
+    /// Whether a queue has found that the other process breaks the rules of a link.
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
     }
@@ -124,8 +154,8 @@ pub struct Shared {
     links: Mutex<Vec<Option<Arc<Link>>>>,
     /// Wakes the keeper.
     pub keeper: EventFd,
-    /// Wakes this process's queues: all its peers have it.
-    pub event: Arc<OwnedFd>,
+    /// Wakes this process's queues: links have changed.
+    pub event: EventFd,
     /// Says which links have something; and its descriptor, for others.
     pub news: News,
     pub news_fd: Arc<OwnedFd>,
@@ -145,15 +175,12 @@ pub struct Shared {
     /// How long a process may take nothing before it counts as silent.
     pub(super) stall: Duration,
     pub(super) made_by: Process,
-    /// What was warned of: it is not repeated.
-    unwakeable: Once,
 }
 
 impl Shared {
     pub(super) fn new(
         (queues, max_frame): (usize, usize),
         pool: HeapPool,
-        event: OwnedFd,
         (news_fd, news): (OwnedFd, News),
         stall: Duration,
     ) -> io::Result<Self> {
@@ -162,7 +189,7 @@ impl Shared {
             changes: AtomicU64::new(0),
             links: Mutex::new(vec![None; LINKS_MAX]),
             keeper: EventFd::new()?,
-            event: Arc::new(event),
+            event: EventFd::new()?,
             news,
             news_fd: Arc::new(news_fd),
             pool,
@@ -175,7 +202,6 @@ impl Shared {
             max_frame,
             stall,
             made_by: Process::this(),
-            unwakeable: Once::new(),
         })
     }
 
@@ -196,8 +222,9 @@ impl Shared {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// A link has ended. It stays in the list, so that every queue receives what had arrived.
+    /// A link has ended. It stays in the list, so that every queue receives what had arrived. Its connection can be closed.
     pub fn end(&self, link: &Link) {
+        *lock(&link.wakeups) = None;
         link.over.store(true, Ordering::Release);
         self.changes.fetch_add(1, Ordering::Release);
     }
@@ -226,19 +253,9 @@ impl Shared {
         drop(unused);
     }
 
-    /// Tells the keeper that the process at the other end of a link writes what cannot be.
+    /// Tells the keeper that the process at the other end of a link breaks its rules.
     pub fn is_broken(&self, link: &Link) {
         link.broken.store(true, Ordering::Relaxed);
         self.keeper.signal();
-    }
-
-    /// The system does not let us wake others.
-    #[cold]
-    pub fn cannot_wake(&self, error: &io::Error) {
-        self.unwakeable.call_once(|| {
-            tracing::warn!(
-                "processes of this host that wait cannot be woken without io_setup(2): {error}; let them poll, or permit that"
-            );
-        });
     }
 }

@@ -10,9 +10,8 @@ use super::id::LinkId;
 use super::news::News;
 use super::terms::{About, Offer};
 use crate::ipc::{renumbered, rights, sealed};
-use crate::port::memif::wake;
 use crate::port::share::{Party, Share};
-use crate::registry::{Call, Connection, Lies};
+use crate::registry::{Call, Connection, Lies, Life, Wakeups};
 use crate::sync::apart;
 use core::time::Duration;
 use rustix::fs::SealFlags;
@@ -45,15 +44,6 @@ struct Unsent {
     pause: Duration,
 }
 
-/// What tells another process that there are frames for it.
-#[derive(Clone, Debug)]
-pub struct Told {
-    /// Wakes it.
-    pub event: Arc<OwnedFd>,
-    /// Says where they are.
-    pub news: News,
-}
-
 /// What another process says.
 #[derive(Debug)]
 pub enum Heard {
@@ -61,10 +51,10 @@ pub enum Heard {
     Nothing,
     /// No more: it has ended, or its link.
     End,
-    /// Who it is, and what tells it of frames.
-    Hello(About, Told),
-    /// Who it is, the memory that it offers, its number of the link, and what tells it of frames.
-    Offer(About, Offer, OwnedFd, LinkId, Told),
+    /// Who it is, and its page of news.
+    Hello(About, News),
+    /// Who it is, the memory that it offers, its number of the link, and its page of news.
+    Offer(About, Offer, OwnedFd, LinkId, News),
     /// It uses the memory, and this is its number of the link.
     Up(LinkId),
     /// It wants no link.
@@ -84,10 +74,11 @@ impl Talk {
         self.party.pid
     }
 
-    /// Says something, now or as soon as that can be sent. What was said before is sent.
-    pub fn say(&mut self, now: Instant, message: &Message, fds: Vec<Arc<OwnedFd>>) {
+    /// Says something, now or as soon as that can be sent. What was said before is sent. Returns whether this is.
+    pub fn say(&mut self, now: Instant, message: &Message, fds: Vec<Arc<OwnedFd>>) -> bool {
         self.unsent = Some(Unsent { bytes: message.encode(), fds, at: now, pause: AGAIN });
         self.flush(now);
+        self.unsent.is_none()
     }
 
     /// Tries again to send what could not be sent.
@@ -107,6 +98,20 @@ impl Talk {
     /// When to [`flush`](Self::flush).
     pub fn unsent_until(&self) -> Option<Instant> {
         self.unsent.as_ref().map(|unsent| unsent.at)
+    }
+
+    /// Wake-ups over it, once nothing is said any more. To be dropped before it is closed.
+    pub fn wakeups(&self) -> Option<Wakeups> {
+        self.connection.wakeups()
+    }
+
+    /// Whether the process at the other end lives: the connection does not end with it where descriptors of its sockets lie in ours.
+    pub fn life(&self) -> Life {
+        let life = self.connection.peer().and_then(|peer| self.connection.life(peer));
+        match life.unwrap_or(Life::Unknown) {
+            Life::Watched(fd) => Life::Watched(renumbered(fd, LEAST)),
+            life => life,
+        }
     }
 
     /// Has it ready to end with the process.
@@ -174,22 +179,14 @@ fn check(message: Message, fds: Vec<OwnedFd>) -> Result<Heard, String> {
     let mut fds = fds.into_iter();
     let mut next = || fds.next().ok_or("it sends too few descriptors");
     Ok(match message {
-        Message::Hello(about) => Heard::Hello(about, told(next()?, &next()?)?),
+        Message::Hello(about) => Heard::Hello(about, News::of(next()?.as_fd())?),
         Message::Offer(about, offer, link) => {
             let memory = next()?;
             // It is looked at once more when it is mapped: from here on its close waits for nobody.
             sealed::len(&memory, SealFlags::SHRINK).ok_or("its memory is no sealed memfd of small pages")?;
-            Heard::Offer(about, offer, memory, link, told(next()?, &next()?)?)
+            Heard::Offer(about, offer, memory, link, News::of(next()?.as_fd())?)
         }
         Message::Up(link) => Heard::Up(link),
         Message::Refused(why) => Heard::Refused(why),
     })
-}
-
-/// The event and the news of another process, if they are what they should be.
-fn told(event: OwnedFd, news: &OwnedFd) -> Result<Told, String> {
-    if !wake::is_event(&event) {
-        return Err("its event is no eventfd, or /proc/self/fd cannot be read".into());
-    }
-    Ok(Told { event: Arc::new(renumbered(event, LEAST)), news: News::of(news.as_fd())? })
 }

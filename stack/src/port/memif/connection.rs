@@ -1,5 +1,4 @@
-//! An established connection, as queues use it: its memory, its rings, and the events that wake who receives. How the two ends
-//! came to it, and how they see that it is over, is not known here: those of a memif have its control socket.
+//! An established connection, as queues use it: its memory, its rings, and the events that wake a receiver. How the two ends came to it, and how they see that it is over, is not known here: those of a memif have its control socket.
 
 use super::region::Layout;
 use super::ring::{self, Lent, Ring};
@@ -19,11 +18,16 @@ pub struct Connection {
     pub tx: Vec<RingLocation>,
     /// Where these lend buffers: each until its ring is taken.
     pub lent: Vec<Mutex<Option<Lent>>>,
+    /// Those that wake who receives: of the rings on which this end sends, and of those on which it receives.
+    pub events: Events,
     /// This connection's number, once it is in use.
     pub number: u64,
 }
 
-/// Where a ring and its buffers are, and the event that wakes its receiver.
+/// For each ring of the two directions the eventfd that wakes its receiver. Empty where the two ends wake each other otherwise.
+pub type Events = [Vec<Arc<OwnedFd>>; 2];
+
+/// Where a ring and its buffers are.
 pub struct RingLocation {
     /// Where it begins.
     pub offset: u32,
@@ -31,49 +35,33 @@ pub struct RingLocation {
     pub log2: u8,
     /// Its buffers.
     pub buffers: Buffers,
-    /// Wakes the receiver.
-    pub event: Arc<OwnedFd>,
 }
 
 /// A ring and its buffers.
 pub type RingEnd = (Ring, Buffers);
 
-/// The rings of one direction, one for each event.
-fn rings(
-    layout: &Layout,
-    to_server: bool,
-    events: Vec<Arc<OwnedFd>>,
-    buffers: impl Fn(usize) -> Buffers,
-) -> Vec<RingLocation> {
-    let location = |(index, event)| RingLocation {
+/// The rings of one direction.
+fn rings(layout: &Layout, to_server: bool, buffers: impl Fn(usize) -> Buffers) -> Vec<RingLocation> {
+    let location = |index| RingLocation {
         offset: layout.ring(to_server, index),
         log2: layout.log2,
         buffers: buffers(index),
-        event,
     };
-    events.into_iter().enumerate().map(location).collect()
+    (0..layout.queues).map(location).collect()
 }
 
 impl Connection {
-    /// A memif client's, who has laid out the memory. `events`: those of the rings to the server, and of those back.
-    pub fn of_client(layout: Layout, region: Arc<Region>, events: [Vec<Arc<OwnedFd>>; 2]) -> Self {
-        let [to_server, to_client] = events;
-        let tx = rings(&layout, true, to_server, |index| layout.buffers(true, index));
-        let rx = rings(&layout, false, to_client, |index| layout.buffers(false, index));
-        Self::new(&layout, true, region, rx, tx)
+    /// A memif client's, who has laid out the memory.
+    pub fn of_client(layout: Layout, region: Arc<Region>, events: Events) -> Self {
+        let tx = rings(&layout, true, |index| layout.buffers(true, index));
+        let rx = rings(&layout, false, |index| layout.buffers(false, index));
+        Self { events, ..Self::new(&layout, true, region, rx, tx) }
     }
 
-    /// One of two ends each of which has laid out the buffers of the rings on which it sends. `events`: those of the rings on which this
-    /// end sends, and of those on which it receives.
-    pub fn of_equal(
-        layout: Layout,
-        region: Arc<Region>,
-        is_client: bool,
-        events: [Vec<Arc<OwnedFd>>; 2],
-    ) -> Self {
-        let [sending, receiving] = events;
-        let tx = rings(&layout, is_client, sending, |index| layout.buffers(is_client, index));
-        let rx = rings(&layout, !is_client, receiving, |_| Buffers::Theirs);
+    /// One of two ends each of which has laid out the buffers of the rings on which it sends. It has no events.
+    pub fn of_equal(layout: Layout, region: Arc<Region>, is_client: bool) -> Self {
+        let tx = rings(&layout, is_client, |index| layout.buffers(is_client, index));
+        let rx = rings(&layout, !is_client, |_| Buffers::Theirs);
         Self::new(&layout, is_client, region, rx, tx)
     }
 
@@ -87,7 +75,7 @@ impl Connection {
     ) -> Self {
         let wanted: Vec<_> = (0..tx.len()).map(|index| layout.room(is_client, index)).collect();
         let lent = lent(&region, &wanted);
-        Self { region, rx, tx, lent, number: 0 }
+        Self { region, rx, tx, lent, events: Events::default(), number: 0 }
     }
 
     /// A memif server's, who was told where the rings are.
@@ -98,6 +86,7 @@ impl Connection {
         region: Arc<Region>,
         rx: Vec<RingLocation>,
         tx: Vec<RingLocation>,
+        events: Events,
     ) -> Result<Self, String> {
         for RingLocation { offset, log2, .. } in rx.iter().chain(&tx) {
             if !Ring::new(&region, *offset, *log2)?.is_marked() {
@@ -108,7 +97,7 @@ impl Connection {
         let described = |at: &RingLocation| Ring::new(&region, at.offset, at.log2).ok()?.described();
         let wanted: Vec<_> = tx.iter().map(|at| described(at).unwrap_or((0, 0))).collect();
         let lent = lent(&region, &wanted);
-        Ok(Self { region, rx, tx, lent, number: 0 })
+        Ok(Self { region, rx, tx, lent, events, number: 0 })
     }
 
     /// The ring with this number on which this end receives.

@@ -75,8 +75,7 @@ mod tests {
     use crate::port::memif::shm::Fill;
     use crate::port::stock::Stock;
     use crate::port::traits::AtOnce;
-    use std::os::fd::{AsFd, OwnedFd};
-    use std::sync::Arc;
+    use std::os::fd::AsFd;
 
     const LOG2: u8 = 6;
     const FRAME: usize = 100;
@@ -86,10 +85,8 @@ mod tests {
         let layout = Layout { queues: 1, log2: LOG2, buffer: 128 };
         let (fd, ours) = layout.make_empty("test", Fill::AsUsed).unwrap();
         let theirs = super::super::region::take(fd.as_fd(), layout.size(), Fill::AsUsed).unwrap();
-        let event: Arc<OwnedFd> = Arc::new(fd);
-        let events = || [vec![Arc::clone(&event)], vec![Arc::clone(&event)]];
         let [sender, receiver] = [(ours, true), (theirs, false)]
-            .map(|(region, is_client)| Connection::of_equal(layout, region, is_client, events()));
+            .map(|(region, is_client)| Connection::of_equal(layout, region, is_client));
         let (ring, buffers) = sender.sending(0).unwrap();
         let tx = Tx::growing(ring, buffers, FRAME, 2);
         let (ring, buffers) = receiver.receiving(0).unwrap();

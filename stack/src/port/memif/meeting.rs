@@ -3,7 +3,7 @@
 //! The peer can keep this thread waiting (see [`socket`](super::socket)), and memory takes time to be made, mapped and filled. Nobody
 //! waits for either: the link takes the outcome with its next step.
 
-use super::connection::{Connection, RingLocation};
+use super::connection::{Connection, Events, RingLocation};
 use super::handshake::{
     Along, Client, ClientStep, Offer, RingOffer, Server, ServerStep, TAKEN, Terms, after_handshake,
 };
@@ -485,8 +485,8 @@ impl Talk<'_> {
 struct Memory {
     layout: Layout,
     region: Arc<Region>,
-    /// Events of the rings to the server, and back.
-    events: [Vec<Arc<OwnedFd>>; 2],
+    /// Those of the rings to the server, and back.
+    events: Events,
 }
 
 impl Memory {
@@ -513,9 +513,11 @@ fn accept(offer: Offer<Arc<OwnedFd>>) -> Result<Connection, String> {
                     "the event of the ring at {offset} is no eventfd, or /proc/self/fd cannot be read"
                 ));
             }
-            Ok(RingLocation { offset, log2, buffers: Buffers::Theirs, event })
+            Ok((RingLocation { offset, log2, buffers: Buffers::Theirs }, event))
         };
-        rings.into_iter().map(location).collect::<Result<Vec<_>, String>>()
+        rings.into_iter().map(location).collect::<Result<(Vec<_>, Vec<_>), String>>()
     };
-    Connection::of_server(region, locations(offer.to_server)?, locations(offer.to_client)?)
+    let (rx, rx_events) = locations(offer.to_server)?;
+    let (tx, tx_events) = locations(offer.to_client)?;
+    Connection::of_server(region, rx, tx, [tx_events, rx_events])
 }

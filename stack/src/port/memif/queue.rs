@@ -47,7 +47,8 @@ pub struct MemifQueue {
 struct Ends {
     rx: Rx,
     tx: TxEnd,
-    /// The peer wakes us with this.
+    /// What wakes the peer, and what wakes us.
+    their_event: Arc<OwnedFd>,
     our_event: Arc<OwnedFd>,
 }
 
@@ -55,11 +56,12 @@ impl Ends {
     fn new(connection: &Connection, queue: usize, max_frame: usize) -> Result<Self, String> {
         let (rx, rx_buffers) = connection.receiving(queue)?;
         let (tx, tx_buffers) = connection.sending(queue)?;
-        let tx = Tx::new(tx, tx_buffers, max_frame);
+        let [theirs, ours] = &connection.events;
         Ok(Self {
             rx: Rx::new(rx, rx_buffers, copy_function(), max_frame),
-            tx: TxEnd::new(tx, Arc::clone(&connection.tx[queue].event)),
-            our_event: Arc::clone(&connection.rx[queue].event),
+            tx: TxEnd::new(Tx::new(tx, tx_buffers, max_frame)),
+            their_event: Arc::clone(&theirs[queue]),
+            our_event: Arc::clone(&ours[queue]),
         })
     }
 }
@@ -159,7 +161,7 @@ impl MemifQueue {
         }
         let (Some(waker), Some(ends)) = (&mut self.waker, &self.ends) else { return };
         // Fails only where the descriptor is no eventfd, which was checked when the peer connected.
-        let _ = waker.wake(ends.tx.event().as_fd());
+        let _ = waker.wake(ends.their_event.as_fd());
     }
 }
 

@@ -7,25 +7,22 @@ use crate::port::frame::RxBurst;
 use crate::port::stock::Stock;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{Ordering, compiler_fence};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 /// Polls without frames until the peer's flag is read again: by then the peer has seen what was sent, or its flag says that it
 /// sleeps.
 pub const LOOK_AGAIN: u32 = 64;
 
-/// The sending end of a ring, and the event that wakes its receiver.
+/// The sending end of a ring.
 pub struct TxEnd {
     tx: Tx,
     /// Polls until the receiver's flag is read again; 0: not needed.
     look_again: u32,
-    event: Arc<OwnedFd>,
 }
 
 impl TxEnd {
     /// Of a ring that was never used.
-    pub fn new(tx: Tx, event: Arc<OwnedFd>) -> Self {
-        Self { tx, look_again: 0, event }
+    pub fn new(tx: Tx) -> Self {
+        Self { tx, look_again: 0 }
     }
 
     /// Frames were sent. Whether the receiver is to be woken: it waits for an event.
@@ -55,11 +52,6 @@ impl TxEnd {
     pub fn look_now(&mut self) -> bool {
         self.look_again = self.look_again.min(1);
         self.look_again()
-    }
-
-    /// Wakes the receiver.
-    pub fn event(&self) -> &OwnedFd {
-        &self.event
     }
 }
 
