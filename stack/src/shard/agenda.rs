@@ -1,8 +1,8 @@
-//! Which queue pairs have something to do: a list of their slots for each kind of work, and a timer wheel.
+//! Which queue pairs have work: a list of their slots for each kind of work, and a timer wheel.
 //!
-//! A queue pair is on each list once at most, and has a flag that says so; while it is parked it is with its route in the outbox
-//! instead. One that is destroyed stays on its lists: whoever takes a slot off a list looks whether a queue pair is there, and whether
-//! its flag is set.
+//! A queue pair is on each list at most once, and a flag records that. A parked queue pair is on no list: its route in the outbox holds
+//! it instead. A destroyed queue pair stays on its lists: code that takes a slot off a list checks whether a queue pair exists there,
+//! and whether its flag is set.
 
 use std::collections::VecDeque;
 
@@ -22,15 +22,15 @@ pub(super) struct Agenda {
     pub ready: VecDeque<u32>,
     /// Queue pairs with answers to send.
     pub answering: VecDeque<u32>,
-    /// Queue pairs whose requests were answered in this turn.
+    /// Queue pairs whose requests were acknowledged in this turn.
     pub answered: Vec<u32>,
-    /// Queue pairs whose send queues are looked at every turn: posting to them costs no doorbell.
+    /// Queue pairs whose send queues are polled each turn: posting to them rings no doorbell.
     pub watched: ArrayVec<u32, WATCHED_MAX>,
-    /// Their timers.
+    /// The timers of the queue pairs.
     pub wheel: Wheel,
-    /// Timers that the next turn may have to correct.
+    /// Timers that the next turn may have to move.
     pub corrections: Corrections,
-    /// There are so many queue pairs that each is likely to be in no cache: see [`Agenda::arm`].
+    /// So many queue pairs exist that the state of each is likely to be in no cache: see [`Agenda::arm`].
     pub cancels_timers: bool,
 }
 
@@ -47,19 +47,19 @@ impl Agenda {
         }
     }
 
-    /// Whether a queue pair has something to send.
+    /// Whether a queue pair has requests or answers to send.
     #[inline]
     pub fn any_to_send(&self) -> bool {
         !self.ready.is_empty() || !self.answering.is_empty()
     }
 
-    /// Whether a turn left work here.
+    /// Whether a turn left work on these lists.
     #[inline(always)]
     pub fn has_more(&self) -> bool {
         !self.corrections.waits.is_empty() || self.any_to_send()
     }
 
-    /// When there is work here.
+    /// When work on these lists is due.
     pub fn due(&self, qps: &Qps) -> Due {
         Due::now_if(self.has_more() || self.corrections.any() || self.watched_posts(qps))
             .min(Due::at(self.wheel.next_deadline()))
@@ -83,7 +83,7 @@ impl Agenda {
         }
     }
 
-    /// A queue pair that is parked is ready again: its route has room.
+    /// Moves a parked queue pair back to the ready list: its route has room.
     pub fn unpark_ready(&mut self, qp: &mut Qp) {
         if qp.in_ready == Listed::Parked {
             qp.in_ready = Listed::No;
@@ -91,7 +91,7 @@ impl Agenda {
         }
     }
 
-    /// As [`unpark_ready`](Self::unpark_ready), of answers.
+    /// As [`unpark_ready`](Self::unpark_ready), for answers.
     pub fn unpark_answering(&mut self, qp: &mut Qp) {
         if qp.in_answering == Listed::Parked {
             qp.in_answering = Listed::No;
@@ -99,13 +99,13 @@ impl Agenda {
         }
     }
 
-    /// A queue pair enters another state, or has another way: it waits for its route no more.
+    /// The queue pair enters another state, or has another path: it no longer waits for room on its route.
     pub fn unpark(&mut self, qp: &mut Qp) {
         self.unpark_ready(qp);
         self.unpark_answering(qp);
     }
 
-    /// The requester's state moved: what follows from it is done once for all responses of a burst.
+    /// The requester's state advanced: the follow-up work runs once for all responses of a burst.
     #[inline(always)]
     pub fn mark_answered(&mut self, qp: &mut Qp) {
         if !qp.in_answered {
@@ -114,11 +114,11 @@ impl Agenda {
         }
     }
 
-    /// Schedules a wake-up of the queue pair at its deadline. A later deadline is found when an earlier one fires, so this is
-    /// seldom more than a comparison.
+    /// Schedules a wake-up of the queue pair at its deadline. An earlier wake-up finds a later deadline when it fires, so this is seldom
+    /// more than a comparison.
     ///
-    /// Among many queue pairs, one that has no deadline any more leaves the wheel at once. Its entry and those of its neighbours
-    /// in the list are still in a cache, as all were scheduled a moment ago; when a timer fires for nothing, none is.
+    /// Among many queue pairs, a queue pair without a deadline leaves the wheel at once. Its entry and those of its neighbours in the
+    /// list are still cached, because all were scheduled a moment ago; when a timer fires without work, none of them is.
     #[inline]
     pub fn arm(&mut self, qp: &mut Qp) {
         let deadline = qp.requester.deadline();
@@ -134,7 +134,7 @@ impl Agenda {
         }
     }
 
-    /// Wakes the queue pair at this time, unless it wakes before.
+    /// Wakes the queue pair at this time, unless it wakes earlier anyway.
     #[inline]
     pub fn wake_at(&mut self, qp: &mut Qp, at: Instant) {
         if at < qp.wakes_at {
@@ -195,7 +195,7 @@ pub(super) mod tests {
         assert!(agenda.any_to_send());
     }
 
-    // One that is parked is in no list of the shard, and marking it changes nothing, until it is given back.
+    // A parked queue pair is in no list of the shard, and marking it changes nothing until it is unparked.
     #[test]
     fn a_parked_queue_pair_is_given_back_once() {
         let (mut agenda, mut qp) = (Agenda::new(Instant::ZERO), qp(1));
@@ -211,7 +211,7 @@ pub(super) mod tests {
         assert_eq!((agenda.ready.len(), agenda.answering.len()), (1, 1));
     }
 
-    // A timer without a deadline stays until it fires, for nothing; among many queue pairs it is cancelled at once.
+    // A timer without a deadline stays until it fires, without work; among many queue pairs it is cancelled at once.
     #[test]
     fn a_timer_that_is_not_needed_fires_or_is_cancelled() {
         let (mut agenda, mut qp) = (Agenda::new(Instant::ZERO), qp(1));

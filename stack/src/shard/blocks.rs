@@ -1,31 +1,31 @@
-//! Which shard has each block of queue pair numbers.
+//! Which shard owns each block of queue pair numbers.
 //!
-//! The device leases blocks for its shards, and never gives one back. A shard looks up the numbers that are not its own, to
-//! hand their packets over. Where several processes have the same addresses, their ports lease the blocks: here is which of them the
-//! device has.
+//! The device leases blocks for its shards, and never returns one. A shard looks up the owner of a number that is not its own, to hand
+//! the packet over. Where several processes share the same addresses, their ports lease the blocks, and this table holds which of
+//! them this device has.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::config::SHARDS_MAX;
 use crate::id::{Qpn, QpnBlock};
 
-/// In place of a shard: nobody has the block.
+/// In place of a shard: the block has no owner.
 const NOBODY: u8 = u8::MAX;
-/// The block is not the device's: another process may have it.
+/// In place of a shard: the block is not this device's; another process may have it.
 const FOREIGN: u8 = NOBODY - 1;
 
 const _: () = assert!(SHARDS_MAX <= FOREIGN as usize);
 
-/// The shard of each block, by its number.
+/// The owner of each block, by block number.
 #[derive(Debug)]
 pub struct Blocks {
     owners: Box<[AtomicU8]>,
-    /// Other processes have the same addresses, and a queue pair 1 of their own: which one a message is for is not known here.
+    /// Other processes have the same addresses, and a queue pair 1 of their own: this table cannot tell which of them a message is for.
     are_shared: bool,
 }
 
 impl Default for Blocks {
-    /// Nobody has any, but for the block of queue pair 1, which lives on shard 0.
+    /// No block has an owner, except the block of queue pair 1, which lives on shard 0.
     fn default() -> Self {
         Self::all(NOBODY, false)
     }
@@ -39,31 +39,31 @@ impl Blocks {
         blocks
     }
 
-    /// Of a device whose blocks are leased elsewhere: it has none yet.
+    /// For a device whose blocks the port leases: the device has none yet.
     pub fn foreign() -> Self {
         Self::all(FOREIGN, true)
     }
 
-    /// A block that was leased for a shard is the shard's from now on.
+    /// Assigns a block that was leased for a shard to that shard.
     pub fn add(&self, block: QpnBlock, shard: usize) {
         self.owners[block.index()].store(shard as u8, Ordering::Relaxed);
     }
 
-    /// The shard that has the block of this number; a number beyond all shards if none has it.
+    /// The shard that owns the block of this number; a number beyond all shards if none does.
     #[inline]
     pub fn shard_of(&self, qpn: Qpn) -> usize {
         self.owners[qpn.block().index()].load(Ordering::Relaxed).into()
     }
 
-    /// Whether packets to this number leave by the port also where the address is the device's own: the number is another process's, or
-    /// that of queue pair 1, which all of them have.
+    /// Whether packets to this number leave by the port even if the address is the device's own: the number belongs to another process,
+    /// or is that of queue pair 1, which each of those processes has.
     #[inline]
     pub fn is_foreign(&self, qpn: Qpn) -> bool {
         let is_of_others = self.owners[qpn.block().index()].load(Ordering::Relaxed) == FOREIGN;
         is_of_others || self.are_shared && qpn == Qpn::GSI
     }
 
-    /// Gives a block to a shard, unless another one has it. Returns whether it is the shard's now.
+    /// Assigns a block to a shard, unless another shard owns it. Returns whether the shard owns it now.
     pub fn grant(&self, block: QpnBlock, shard: usize) -> bool {
         let (entry, shard) = (&self.owners[block.index()], shard as u8);
         match entry.compare_exchange(NOBODY, shard, Ordering::Relaxed, Ordering::Relaxed) {
@@ -72,7 +72,8 @@ impl Blocks {
         }
     }
 
-    /// Leases a block that nobody has to a shard: the first one from that number on, going round. `None`: all are taken, or foreign.
+    /// Leases a block without an owner to a shard: the first one from block number `from` on, wrapping around. `None` if all are owned
+    /// or foreign.
     pub fn lease(&self, shard: usize, from: u32) -> Option<QpnBlock> {
         (0..QpnBlock::COUNT as u32)
             .map(|n| QpnBlock::new(from.wrapping_add(n)))

@@ -1,4 +1,4 @@
-//! Completions: staged while a turn runs, published at its end, when the answers are with the port.
+//! Makes completions: staged while a turn runs, published at its end, when the port has the answers that they depend on.
 
 use super::counters::Counter;
 use super::env::Env;
@@ -21,7 +21,7 @@ fn vendor_err(qp: &Qp, status: WcStatus, opcode: WcOpcode) -> u32 {
     }
 }
 
-/// A receive completion of an XRC target names the shared receive queue; that of a shadow, the target that it is the shadow of.
+/// A receive completion of an XRC target names the shared receive queue; that of a shadow names the target that it is the shadow of.
 pub(super) fn of_xrc_target(qp: &Qp, cqe: Cqe) -> Cqe {
     Cqe { srqn: qp.rq.srq_number().unwrap_or(0), qpn: qp.rq.shadows().unwrap_or(qp.qpn), ..cqe }
 }
@@ -43,7 +43,7 @@ impl Env {
         }
     }
 
-    /// Stages a completion. `false`: the completion queue is full, the entry is lost.
+    /// Stages a completion. `false`: the completion queue is full, and the entry is lost.
     #[inline(always)]
     pub fn push(&mut self, qp: &Qp, lane: LaneId, cqe: Cqe) -> bool {
         let taken = self.stage(qp, lane, cqe);
@@ -53,7 +53,7 @@ impl Env {
         taken
     }
 
-    /// [`Env::push`] of a completion that is counted already.
+    /// [`Env::push`] for a completion that is already counted.
     #[inline(always)]
     pub fn stage(&mut self, qp: &Qp, lane: LaneId, cqe: Cqe) -> bool {
         let taken = self.completions.stage(lane, cqe);
@@ -63,8 +63,8 @@ impl Env {
         taken
     }
 
-    /// A completion was lost: the queue is unusable. Raises one event. The other queue pairs that use the queue enter ERR at the
-    /// end of the turn; those of other shards do in those shards' turns.
+    /// A completion was lost: the completion queue is unusable. Raises one event. The other queue pairs that use the queue enter ERR at
+    /// the end of the turn; those of other shards do so in those shards' turns.
     #[cold]
     fn overrun(&mut self, qp: &Qp, lane: LaneId) {
         self.count_of(qp, Counter::CqOverflows);
@@ -77,7 +77,7 @@ impl Env {
         }
     }
 
-    /// Completes the send requests that the requester is done with.
+    /// Completes the send requests that the requester has finished.
     #[inline]
     pub fn complete_sends(&mut self, qp: &mut Qp) {
         if qp.sq_done == qp.requester.head() {
@@ -89,7 +89,7 @@ impl Env {
         qp.check_drained(&self.shared.events);
     }
 
-    /// As [`stage_successes`](Self::stage_successes), and the requests are complete.
+    /// As [`stage_successes`](Self::stage_successes), and marks the ring slots to be freed.
     #[inline(always)]
     fn stage_sends(&mut self, qp: &mut Qp) -> bool {
         let taken = self.stage_successes(qp);
@@ -125,21 +125,21 @@ impl Env {
         taken
     }
 
-    /// Completes the receive request in use, whose tag is `wr_id`.
+    /// Completes the current receive request, whose identifier is `wr_id`.
     #[inline(always)]
     pub fn complete_receive(&mut self, qp: &mut Qp, done: &Received, wr_id: u64) {
         let cqe = self.received(qp, done, wr_id);
         self.finish_receive(qp, cqe);
     }
 
-    /// As [`complete_receive`](Self::complete_receive), of an XRC target.
+    /// As [`complete_receive`](Self::complete_receive), for an XRC target.
     #[inline(never)]
     pub fn complete_xrc_receive(&mut self, qp: &mut Qp, done: &Received, wr_id: u64) {
         let cqe = of_xrc_target(qp, self.received(qp, done, wr_id));
         self.finish_receive(qp, cqe);
     }
 
-    /// Completes the receive request in use with a datagram of `src_qp`.
+    /// Completes the current receive request with a datagram from queue pair `src_qp`.
     pub fn complete_datagram(&mut self, qp: &mut Qp, done: &Received, src_qp: Qpn, sl: u8) {
         let cqe = self.received(qp, done, RecvWqe::of(qp.rq.current()).wr_id);
         let flags = cqe.flags | WcFlags::GRH;
@@ -179,8 +179,8 @@ impl Env {
         }
     }
 
-    /// Completes the send requests that were acknowledged before this message came, in this burst: programs answer, and take the next
-    /// message of their peer for an answer to that. A completion queue that overruns ends its queue pairs at the end of the turn.
+    /// Completes the send requests that were acknowledged in this burst before this message arrived: programs answer requests, and take the
+    /// peer's next message for the response. A completion queue that overruns ends its queue pairs at the end of the turn.
     #[inline(never)]
     fn complete_acknowledged(&mut self, qp: &mut Qp) {
         if qp.sq_done != qp.requester.head() {
@@ -189,8 +189,8 @@ impl Env {
         }
     }
 
-    /// An unreliable queue pair gives the message in progress up, and keeps its state. A request of its own ring is
-    /// used again for the next message; an entry of a shared receive queue completes in error (IBA 9.9.3, class E).
+    /// An unreliable queue pair abandons the message in progress, and keeps its state. A request of its own ring is used again for the
+    /// next message; an entry of a shared receive queue completes in error (IBA 9.9.3, class E).
     #[cold]
     pub fn give_up_receive(&mut self, qp: &mut Qp) {
         if !qp.rq.is_shared() || !qp.responder.holds_receive() {

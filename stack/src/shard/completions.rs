@@ -1,7 +1,7 @@
-//! Completions on their way: staged in lanes while a turn runs, seen by pollers when it publishes.
+//! Pending completions: staged in lanes while a turn runs, visible to pollers when the turn publishes them.
 //!
-//! Knows the shard's lanes, which of them have something staged, and which queue pairs have ring slots to give back then.
-//! When a turn may publish is not decided here.
+//! Holds the shard's lanes, the list of lanes with staged completions, and the queue pairs whose ring slots are freed at publication.
+//! The caller decides when a turn may publish.
 
 use super::cq::{Lane, LaneId};
 use super::deferred::list::DeferredReceives;
@@ -13,18 +13,18 @@ use crate::sync::lanes::CqLane;
 #[derive(Default)]
 pub(super) struct Completions {
     lanes: Vec<Option<Lane>>,
-    /// Lanes with something staged.
+    /// Lanes with staged completions.
     pub staged: Vec<LaneId>,
     /// Queue pairs whose ring slots are freed when completions are published.
     pub finished: Vec<u32>,
     /// Queue pairs with deferred receive completions.
     pub deferring: usize,
-    /// Queue pairs whose receive completions are being withdrawn: their slots. Empty between two uses.
+    /// Slots of queue pairs whose staged receive completions are being withdrawn. Empty between two uses.
     pub waiting: Vec<u32>,
-    /// Lists for deferred receive completions that are not in use.
+    /// Unused lists for deferred receive completions.
     #[allow(clippy::vec_box, reason = "the boxes move to queue pairs and back")]
     pub spare_lists: Vec<Box<DeferredReceives>>,
-    /// [`Shared::overruns`](super::Shared::overruns) as of the last look at the lanes.
+    /// [`Shared::overruns`](super::Shared::overruns) when the lanes were last checked.
     pub overruns_seen: u32,
 }
 
@@ -39,7 +39,7 @@ impl Completions {
         LaneId(free as u32)
     }
 
-    /// Puts a lane of the resized queue in the place of the old one. What is staged goes along.
+    /// Replaces a lane by a lane of the resized queue. Staged completions move along.
     pub fn replace(&mut self, lane: LaneId, new: CqLane<Cqe>) {
         if let Some(lane) = self.get(lane)
             && lane.writer.replace_with(new)
@@ -59,13 +59,12 @@ impl Completions {
         self.lanes.get_mut(lane.0 as usize)?.as_mut()
     }
 
-    /// Every lane.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (LaneId, &mut Lane)> {
         let numbered = self.lanes.iter_mut().enumerate();
         numbered.filter_map(|(id, lane)| Some((LaneId(id as u32), lane.as_mut()?)))
     }
 
-    /// Stages a completion. `false`: the completion queue is full, the entry is lost.
+    /// Stages a completion. `false`: the completion queue is full, and the entry is lost.
     #[inline(always)]
     pub fn stage(&mut self, lane: LaneId, cqe: Cqe) -> bool {
         let Some(Some(to)) = self.lanes.get_mut(lane.0 as usize) else { return true };
@@ -84,14 +83,14 @@ impl Completions {
         }
     }
 
-    /// Notes that send requests are complete: their slots are freed when the completions are published.
+    /// Records that send requests completed: their slots are freed when the completions are published.
     #[inline]
     pub fn mark_sent(&mut self, qp: &mut Qp) {
         self.mark_finished(qp);
         qp.sends_finished = true;
     }
 
-    /// As [`mark_sent`](Self::mark_sent), of receive requests.
+    /// As [`mark_sent`](Self::mark_sent), for receive requests.
     #[inline]
     pub fn mark_received(&mut self, qp: &mut Qp) {
         self.mark_finished(qp);
@@ -111,13 +110,13 @@ impl Completions {
         self.finished.is_empty() && self.staged.is_empty()
     }
 
-    /// Whether completion queues overran since the last look at the lanes.
+    /// Whether completion queues overran since the lanes were last checked.
     #[inline]
     pub fn missed_overrun(&self, shared: &Shared) -> bool {
         shared.overruns() != self.overruns_seen
     }
 
-    /// Makes what is staged visible. Events come in the order in which the lanes had their first completions.
+    /// Makes staged completions visible. Events are raised in the order in which the lanes got their first completions.
     #[inline]
     pub fn publish(&mut self) {
         for at in 0..self.staged.len() {
@@ -142,7 +141,7 @@ mod tests {
         Lane { writer, cq: Arc::new(CqState::new(0, 0, None)), lost: false }
     }
 
-    // What is staged is seen when it is published, and not before; a full queue says so.
+    // Staged completions are visible once published, and not before; a full queue is reported.
     #[test]
     fn what_is_staged_is_seen_when_it_is_published() {
         let (mut reader, mut lanes) = cq::<Cqe>(2, 1);

@@ -1,5 +1,5 @@
-//! What the network says about congestion: marks on received packets, and notifications of the peer. Both are counted, and
-//! handed to the congestion controller of the queue pair.
+//! Congestion signals of the network: ECN marks on received packets, and congestion notifications from the peer. Both are counted, and
+//! passed to the congestion controller of the queue pair.
 
 use super::counters::{Counter, Counters};
 use super::qp::Qp;
@@ -12,15 +12,15 @@ use crate::time::Instant;
 use crate::wire::{Discard, Layout};
 
 impl Qp {
-    /// A packet that it takes was marked by a switch.
+    /// A switch has marked a packet that the queue pair accepts (ECN).
     #[cold]
     pub fn note_mark(&mut self, now: Instant, counters: &Counters) {
         counters.add_of(&self.counters, Counter::MarksReceived);
         self.requester.handle_mark(now);
     }
 
-    /// A congestion notification packet (IBA A17.9.3). It must come from the peer of a connection, and changes nothing but
-    /// what the congestion controller makes of it.
+    /// A congestion notification packet (IBA A17.9.3). It must come from the peer of a connection, and affects only the congestion
+    /// controller.
     #[cold]
     pub fn receive_notification(
         &mut self,

@@ -16,10 +16,10 @@ use crate::sync::words::Word;
 use crate::time::Instant;
 
 impl Shard {
-    /// Adds a queue pair, in RESET. What it counts can be read at any time from what is returned.
+    /// Adds a queue pair, in RESET. The returned counters can be read at any time.
     ///
     /// # Panics
-    /// If the slot is taken or the number is in use: the device gives both out.
+    /// If the slot is taken or the number is in use: the device allocates both.
     pub fn create_qp(&mut self, spec: QpSpec) -> Arc<QpCounters> {
         let slot = spec.slot;
         self.env.agenda.wheel.reserve(slot + 1);
@@ -40,7 +40,7 @@ impl Shard {
         counters
     }
 
-    /// `ibv_modify_qp(3)`: all of it, or an error and nothing.
+    /// `ibv_modify_qp(3)`: applies all of it, or returns an error and changes nothing.
     pub fn modify_qp(
         &mut self,
         now: Instant,
@@ -49,13 +49,13 @@ impl Shard {
         mask: AttrMask,
     ) -> Result<(), ModifyError> {
         if mask.contains(AttrMask::AV) && self.env.outbox.has_routes() {
-            self.hold_back_receives(); // by the route that they were answered by
+            self.hold_back_receives(); // by the route over which their acknowledgements left
         }
         let env = &mut self.env;
         env.now = now;
         let qp = self.qps.get(slot).expect("the device knows which slots are taken");
-        // The source address is held before it is checked, so that the address that is checked is the one used. An index that
-        // the queue pair holds keeps its address, even if the port does not have it any more.
+        // The source address is held before it is checked, so that the checked address is the one used. An index that the queue pair
+        // already holds keeps its address, even if the port has lost the address.
         let index = attr.ah_attr.grh.filter(|_| mask.contains(AttrMask::AV)).map(|grh| grh.sgid_index);
         let new = index.filter(|index| qp.held_gid != Some(*index));
         let shared = env.shared.clone();
@@ -70,7 +70,7 @@ impl Shard {
             gids: shared.gids.len(),
             source: new.as_ref().map(HeldGid::gid).or(kept),
             pkeys: 1,
-            // Whoever has queue pair 1 has the privilege: its Q_Key is of the privileged half.
+            // Queue pair 1 is privileged: its Q_Key is in the privileged half.
             privileged: qp.ty == QpType::Gsi,
         };
         let to = state::modify(&context, attr, mask)?;
@@ -79,7 +79,7 @@ impl Shard {
         }
         qp.attr.take(attr, mask);
         if qp.is_datagram() {
-            qp.attr.path_mtu = env.shared.mtu() as u8; // not an attribute of these: a datagram is as long as the port allows
+            qp.attr.path_mtu = env.shared.mtu() as u8; // not an attribute of datagram queue pairs: a datagram is as long as the port allows
         }
         let from = qp.state;
         if mask.contains(AttrMask::AV) || mask.contains(AttrMask::DEST_QPN) {
@@ -122,7 +122,7 @@ impl Shard {
             qp.attr.en_sqd_async_notify = false;
         }
         if (from, to) == (QpState::Sqe, QpState::Rts) {
-            env.flush_queues(qp, Cause::default()); // what was posted in SQE ends there
+            env.flush_queues(qp, Cause::default()); // requests posted in SQE are flushed there
             if qp.state != from {
                 return Ok(()); // in ERR: its completion queue overran
             }
@@ -134,13 +134,13 @@ impl Shard {
             }
         }
         if to == QpState::Err {
-            // Not left to the next turn: a caller that goes on to RESET, again and again, may leave no time for one.
+            // Not left to the next turn: a caller that moves to RESET again and again may leave no time for one.
             self.publish_if_due();
         }
         Ok(())
     }
 
-    /// The attributes as set, with the state and sequence numbers as they are.
+    /// The attributes as set, with the current state and sequence numbers.
     pub fn query_qp(&mut self, slot: u32) -> QpAttr {
         let qp = self.qps.get(slot).expect("the device knows which slots are taken");
         let mut attr = *qp.attr;
@@ -157,8 +157,8 @@ impl Shard {
         attr
     }
 
-    /// Before a queue pair is destroyed: sends what was posted to it, except what waits for the peer, for a next hop, or for a port
-    /// that is full. A program that destroys it right after a post gets no completion, but the message goes out, as with a NIC, which
+    /// Sends what was posted to a queue pair that is about to be destroyed, except what waits for the peer, for a next hop, or for a full
+    /// port. A program that destroys a queue pair right after a post gets no completion, but the message leaves, as with a NIC, which
     /// begins at the post.
     pub fn send_posted(&mut self, now: Instant, slot: u32) {
         for _ in 0..LAST_TURNS {
@@ -175,12 +175,12 @@ impl Shard {
             };
             let went_on = turn.tx > 0 || self.env.outbox.ip_id != built || qp.requester.started() != started;
             if served && !went_on {
-                return; // the port takes nothing, and has no room
+                return; // the port takes nothing and has no room
             }
         }
     }
 
-    /// Removes a queue pair. Poll skips its completions from now on; the slot and its number are free.
+    /// Removes a queue pair. Pollers skip its completions from now on; the slot and the number are free.
     pub fn destroy_qp(&mut self, slot: u32) {
         let Some(mut qp) = self.qps.remove(slot) else { return };
         if !self.env.relays.is_empty() {

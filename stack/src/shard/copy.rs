@@ -1,14 +1,14 @@
-//! Byte copying between packets and registered memory: the only code of a shard that touches it.
+//! Byte copying between packets and registered memory: the only code of a shard that touches registered memory.
 //!
-//! Registered memory belongs to the program and to its peers at the same time, so it is never borrowed: bytes
-//! are copied in and out by the functions of [`racy`], and out to long packets by [`OnePass`], which loads as they do.
-//! Every [`GrantedRange`] that is opened here comes from a lookup ([`MrTable::check`]) in the same turn, which is what makes the
-//! accesses sound: a region stays mapped until each shard has passed a turn boundary after its key was revoked (`device`
-//! waits for that when it deregisters, and a shard that died is in no turn), and whoever registered the range vouched for
-//! it ([`UserMemory`](crate::mem::UserMemory)). A place says how long it is, and nothing is opened beyond.
+//! Registered memory belongs to the program and to its peers at the same time, so it is never borrowed: bytes are copied in and out by the
+//! functions of [`racy`], and out to long packets by [`OnePass`], which loads in the same way. Every [`GrantedRange`] that is opened here
+//! comes from a lookup ([`MrTable::check`]) in the same turn. That makes the accesses sound: a region stays mapped until each shard has
+//! passed a turn boundary after its key was revoked (`device` waits for that when it deregisters, and a shard that died is in no turn), and
+//! the code that registered the range vouched for it ([`UserMemory`](crate::mem::UserMemory)). A range carries its length, and nothing
+//! beyond it is opened.
 //!
-//! Memory that may be unmapped at any moment is not opened: the kernel copies ([`racy::kernel`]), and an access that it refuses
-//! fails like one that the key does not grant.
+//! Memory that may be unmapped at any moment is not opened: the kernel copies ([`racy::kernel`]), and an access that the kernel refuses
+//! fails like an access that the key does not grant.
 
 use core::sync::atomic::Ordering;
 
@@ -34,7 +34,7 @@ impl From<kernel::NotMapped> for LocalProtection {
 /// Memory of one protection domain, as seen within one turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory<'a> {
-    /// The device's regions.
+    /// The key table of the device.
     pub keys: &'a MrTable,
     /// The queue pair's protection domain.
     pub pd: PdId,
@@ -60,7 +60,7 @@ impl Memory<'_> {
         self.gather(SendWqe::sges(slot), offset as u64, to)
     }
 
-    /// Where bytes `offset..offset + len` of the message of a send request are, if they are contiguous in memory.
+    /// The range of bytes `offset..offset + len` of the message of a send request, if they are contiguous in memory.
     #[inline]
     pub fn locate(
         &self,
@@ -89,9 +89,9 @@ impl Memory<'_> {
         Ok(())
     }
 
-    /// Copies `from` to bytes `offset..` of a scatter/gather list, after checking all of it. With `last` the
-    /// last byte is stored last. Returns the address behind them, where the next bytes of the message are likely to go.
-    /// `known` is the key that was checked last in this turn.
+    /// Copies `from` to bytes `offset..` of a scatter/gather list, after checking all of it. With `last`, the last byte is stored last.
+    /// Returns the address behind the copied bytes, where the next bytes of the message are likely to go. `known` caches the key that was
+    /// checked last in this turn.
     #[inline(always)]
     pub fn scatter(
         &self,
@@ -147,7 +147,7 @@ impl Memory<'_> {
     }
 }
 
-/// Gathers for many packets of one turn.
+/// Gathers the payloads of many packets of one turn, with a cached key check.
 pub struct Gather<'a> {
     memory: Memory<'a>,
     known: CachedKey,
@@ -158,7 +158,7 @@ impl<'a> Gather<'a> {
         Self { memory, known: CachedKey::new(Access::empty()) }
     }
 
-    /// Copies the first bytes of the only element of a list into `to`, one at least.
+    /// Copies the first bytes of a list's single element into `to`, which is not empty.
     #[inline(always)]
     pub fn sole(&mut self, element: &Sge, to: &mut [u8]) -> Result<(), LocalProtection> {
         let Some(piece) = sge::sole(core::slice::from_ref(element), 0, to.len()) else {
@@ -168,7 +168,7 @@ impl<'a> Gather<'a> {
     }
 }
 
-/// [`read`] for what is mostly short: 16 to 64 bytes go by way of registers, without a call.
+/// As [`read`], for mostly short data: 16 to 64 bytes are copied through registers, without a call.
 #[inline(always)]
 pub fn read_short(place: GrantedRange, to: &mut [u8]) -> Result<(), LocalProtection> {
     const BLOCK: usize = racy::BLOCK;
@@ -181,7 +181,7 @@ pub fn read_short(place: GrantedRange, to: &mut [u8]) -> Result<(), LocalProtect
     let to = to.as_mut_ptr();
     // SAFETY: as in `read`: all blocks lie inside of the `len` bytes on both sides.
     let block = |at: usize| unsafe { racy::read_block(from.add(at), to.add(at)) };
-    // The first and the last block, and where these do not meet, the ones next to them: some bytes twice.
+    // The first and the last block, and if these do not meet, their inner neighbours. Overlapping bytes are copied twice.
     block(0);
     block(len - BLOCK);
     if len > 2 * BLOCK {
@@ -191,11 +191,11 @@ pub fn read_short(place: GrantedRange, to: &mut [u8]) -> Result<(), LocalProtect
     Ok(())
 }
 
-/// Copies the first bytes of a place in registered memory into `to`.
+/// Copies the first bytes of a granted range of registered memory into `to`.
 #[inline]
 pub fn read(place: GrantedRange, to: &mut [u8]) -> Result<(), LocalProtection> {
-    // SAFETY: the place was looked up in this turn, so it is mapped (module comment); `to` is a packet buffer or a
-    // local, never registered memory. A concurrent writer can make the bytes stale or mixed, as on any RDMA device.
+    // SAFETY: the range was looked up in this turn, so it is mapped (module comment); `to` is a packet buffer or a local variable, never
+    // registered memory. A concurrent writer can make the bytes stale or mixed, as on any RDMA device.
     unsafe {
         let Some(from) = place.open(to.len()) else { return read_indirect(place, to) };
         racy::read(from, to.as_mut_ptr(), to.len());
@@ -207,7 +207,7 @@ pub fn read(place: GrantedRange, to: &mut [u8]) -> Result<(), LocalProtection> {
 #[inline(never)]
 fn read_indirect(place: GrantedRange, to: &mut [u8]) -> Result<(), LocalProtection> {
     match place.indirect() {
-        // SAFETY: the place was looked up for reading: the program has registered whatever it has mapped there.
+        // SAFETY: the range was looked up for reading: the program has registered whatever is mapped there.
         Indirect::ByKernel(from) => Ok(unsafe { kernel::read(from, to) }?),
         Indirect::Nowhere => {
             to.fill(0);
@@ -220,22 +220,22 @@ fn read_indirect(place: GrantedRange, to: &mut [u8]) -> Result<(), LocalProtecti
 #[inline(never)]
 fn write_indirect(place: GrantedRange, from: &[u8], last: bool) -> Result<(), LocalProtection> {
     match place.indirect() {
-        // SAFETY: the place was looked up for writing: the program has registered whatever it has mapped there.
+        // SAFETY: the range was looked up for writing: the program has registered whatever is mapped there.
         Indirect::ByKernel(to) => Ok(unsafe { kernel::write(to, from, last) }?),
         Indirect::Nowhere => Ok(()),
     }
 }
 
-/// A long packet between two steps of one turn: when it is laid out, its headers are copied here and its payload is prefetched
-/// where the program has it; later both are written in one pass.
+/// A long packet between two steps of one turn. The first step copies the headers here and prefetches the payload in the program's
+/// memory; the second writes both to the frame in one pass.
 #[derive(Clone, Copy)]
 pub struct LongPacket {
-    /// The headers, in masked form, and room for the first bytes of the payload.
+    /// The headers, masked for the ICRC, followed by the first bytes of the payload.
     head: [u8; OnePass::HEAD],
-    /// Bytes of the headers.
+    /// Length of the headers in bytes.
     headers: usize,
     payload: GrantedRange,
-    /// `None`: nothing is laid out.
+    /// `None` if no packet is laid out.
     pass: Option<OnePass>,
 }
 
@@ -246,22 +246,22 @@ impl Default for LongPacket {
 }
 
 impl LongPacket {
-    /// Lines of the payload that are prefetched when a packet is laid out: enough until the hardware prefetcher follows the copy.
+    /// Cache lines of payload to prefetch when a packet is laid out: enough until the hardware prefetcher follows the copy.
     const FIRST_LINES: usize = 4;
 
-    /// Bytes of payload from which on a packet is long: whatever its headers, enough is left behind its head.
+    /// Minimum payload of a long packet, in bytes: with headers of any length, enough payload remains behind the head.
     const PAYLOAD_MIN: u32 = (OnePass::HEAD + OnePass::REST_MIN) as u32;
 
-    /// What writes a packet with so many bytes of payload. `None` where it has to be built step by step: it is short, has a pad,
-    /// or the processor cannot.
+    /// The one-pass writer for a packet with this many bytes of payload. `None` if the packet has to be built step by step: it is short,
+    /// needs a pad, or the processor lacks the instructions.
     #[inline(always)]
     pub fn pass(template: &Template, payload_len: u32) -> Option<OnePass> {
         let fits = payload_len >= Self::PAYLOAD_MIN && payload_len.is_multiple_of(4);
         if fits { template.one_pass() } else { None }
     }
 
-    /// Lays out a packet whose payload is at this [direct](GrantedRange::is_direct) place, for which there is a [`LongPacket::pass`].
-    /// Returns how long its frame is. The payload is prefetched and not waited for: packets are laid out one after the other, and
+    /// Lays out a packet whose payload is in this [direct](GrantedRange::is_direct) range, with the writer from [`LongPacket::pass`].
+    /// Returns the length of its frame in bytes. Does not wait for the payload prefetch: packets are laid out one after the other, and
     /// their cache misses overlap.
     #[inline(always)]
     pub fn lay_out(
@@ -285,15 +285,15 @@ impl LongPacket {
         self.headers + self.payload.len() as usize + ICRC_LEN
     }
 
-    /// Where its payload is, if a packet is laid out.
+    /// The address of the payload, if a packet is laid out.
     #[inline(always)]
     pub fn payload(&self) -> Option<*const u8> {
         self.pass.is_some().then(|| core::ptr::without_provenance(self.payload.addr() as usize))
     }
 
-    /// Puts the first bytes of its payload behind its headers, if one is laid out: once, before it is written, and best a while
-    /// before. [`write`](Self::write) loads both in whole lines, and a load of bytes that several stores have just written waits
-    /// until these and all stores before them are done, those of the frame before among them.
+    /// Copies the first bytes of the payload behind the headers, if a packet is laid out. Call it once before [`write`](Self::write), and
+    /// best well before: `write` loads headers and payload in whole lines, and a load of bytes that several stores have just written waits
+    /// until these and all earlier stores are done, those of the previous frame included.
     #[inline(always)]
     pub fn complete_head(&mut self) {
         if self.pass.is_some() {
@@ -302,8 +302,8 @@ impl LongPacket {
         }
     }
 
-    /// Writes its frame to the start of `buffer`, if one is laid out, its head complete. Prefetches as many bytes from `ahead`, not
-    /// null: what is written next.
+    /// Writes the frame to the start of `buffer`, if a packet is laid out and its head is complete. Also prefetches as many bytes from
+    /// `ahead`, the payload of the next packet; null for none.
     ///
     /// # Panics
     /// If `buffer` is shorter than the frame.
@@ -313,8 +313,8 @@ impl LongPacket {
         let frame = &mut buffer[..self.frame_len()];
         let rest = self.payload.behind(OnePass::HEAD - self.headers);
         let len = rest.len() as usize;
-        // SAFETY: as in `read`, of the rest of the payload; the frame has room for head and rest, and `lay_out` saw to it that
-        // the rest is long enough.
+        // SAFETY: as in `read`, for the rest of the payload; the frame has room for head and rest, and `lay_out` ensured that the rest is
+        // long enough.
         let icrc = unsafe {
             let rest = rest.open(len).expect("what may not be mapped is not laid out");
             pass.write(frame.as_mut_ptr(), &self.head, rest, len, ahead)
@@ -323,15 +323,15 @@ impl LongPacket {
     }
 }
 
-/// Copies `from` to the start of a place in registered memory. With `last` the last byte is stored last, with release:
-/// programs spin on the last byte of a message.
+/// Copies `from` to the start of a granted range of registered memory. With `last`, the last byte is stored last, with release
+/// ordering: programs spin on the last byte of a message.
 #[inline(always)]
 pub fn write(place: GrantedRange, from: &[u8], last: bool) -> Result<(), LocalProtection> {
-    // SAFETY: the place was looked up for writing in this turn, so it is mapped and writable (module comment).
+    // SAFETY: the range was looked up for writing in this turn, so it is mapped and writable (module comment).
     let Some(to) = (unsafe { place.open(from.len()) }) else { return write_indirect(place, from, last) };
     match from {
         [body @ .., tail] if last => {
-            // SAFETY: as above, of all but the last byte, and of it.
+            // SAFETY: as above, for all but the last byte, and for the last byte.
             unsafe {
                 write_at(to, body);
                 racy::store_u8(to.add(body.len()), *tail);
@@ -343,10 +343,10 @@ pub fn write(place: GrantedRange, from: &[u8], last: bool) -> Result<(), LocalPr
     Ok(())
 }
 
-/// Copies what is mostly short: 16 to 64 bytes go by way of registers, without a call, as in [`read_short`].
+/// Copies mostly short data: 16 to 64 bytes are copied through registers, without a call, as in [`read_short`].
 ///
 /// # Safety
-/// `to` is an opened place, for as many bytes; `from` is a packet buffer, never registered memory.
+/// `to` points to an opened range of at least `from.len()` bytes; `from` is a packet buffer, never registered memory.
 #[inline(always)]
 unsafe fn write_at(to: *mut u8, from: &[u8]) {
     const BLOCK: usize = racy::BLOCK;
@@ -365,42 +365,41 @@ unsafe fn write_at(to: *mut u8, from: &[u8]) {
     block(len - BLOCK);
 }
 
-/// The word at a place; `None` for an indirect one.
+/// The 64-bit word at the start of a range; `None` if the range is indirect.
 ///
 /// # Panics
-/// If the place is not aligned to 8 bytes: the responder has refused such an address.
+/// If the range is not aligned to 8 bytes: the responder has refused such an address.
 #[inline]
 fn word(place: GrantedRange) -> Option<*mut u64> {
     assert!(place.addr().is_multiple_of(8), "a word at {:#x}", place.addr());
-    // SAFETY: the place was looked up for writing, or for atomics, in this turn, so it is mapped and writable (module
-    // comment).
+    // SAFETY: the range was looked up for writing, or for atomics, in this turn, so it is mapped and writable (module comment).
     unsafe { place.open(8) }.map(<*mut u8>::cast)
 }
 
-/// ATOMIC WRITE: stores the eight bytes of `from` at a place in one step, with release. Does nothing with any other
-/// number of bytes, which the responder has refused. The kernel copies in any number of steps, so memory that may not be mapped is
-/// refused too.
+/// ATOMIC WRITE: stores the eight bytes of `from` at the start of a range in one step, with release ordering. Does nothing for any
+/// other number of bytes, which the responder has refused. Refuses memory that may be unmapped too, because the kernel copies in an
+/// unspecified number of steps.
 #[cold]
 pub fn store(place: GrantedRange, from: &[u8]) -> Result<(), LocalProtection> {
     let Ok(bytes) = <[u8; 8]>::try_from(from) else { return Ok(()) };
     let word = word(place).ok_or(LocalProtection)?;
-    // SAFETY: it is a word, mapped and writable.
+    // SAFETY: `word` is mapped and writable.
     unsafe { racy::store_u64(word, u64::from_ne_bytes(bytes)) }
     Ok(())
 }
 
-/// FLUSH to global visibility: what this core has stored is visible to every CPU before anything after it. Memory is
-/// coherent, so a fence is all it takes.
+/// FLUSH to global visibility: the stores of this core become visible to every CPU before anything that follows. Memory is coherent, so
+/// a fence is enough.
 #[cold]
 pub fn flush() {
     core::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// COMPARE&SWAP (`swap`) or FETCH&ADD on the host-order word at a place; returns what it held. A CPU atomic:
-/// atomic against other shards and against the program. In memory that may not be mapped it is atomic against others of its kind.
+/// COMPARE&SWAP (`swap`) or FETCH&ADD on the host-order word at the start of a range; returns the old value. A CPU atomic: atomic with
+/// respect to other shards and to the program. In memory that may be unmapped it is atomic only with respect to others of its kind.
 pub fn atomic(place: GrantedRange, swap: bool, swap_add: u64, compare: u64) -> Result<u64, LocalProtection> {
     let Some(word) = word(place) else { return atomic_indirect(place, swap, swap_add, compare) };
-    // SAFETY: it is a word, mapped and writable.
+    // SAFETY: `word` is mapped and writable.
     Ok(unsafe {
         if swap {
             racy::compare_exchange_u64(word, compare, swap_add)
@@ -424,7 +423,7 @@ fn atomic_indirect(
         true => word,
         false => word.wrapping_add(swap_add),
     };
-    // SAFETY: the place was looked up for atomics: the program has registered whatever it has mapped there.
+    // SAFETY: the range was looked up for atomics: the program has registered whatever is mapped there.
     Ok(unsafe { kernel::update(at, new) }?)
 }
 
@@ -444,7 +443,7 @@ mod tests {
             (Opcode::RC_WRITE_FIRST, reth),
             (Opcode::RC_SEND_LAST_IMM, Ext::Imm([1, 2, 3, 4])),
         ];
-        // Miri takes seconds a packet: a few lengths there, of each remainder by four.
+        // Miri takes seconds for each packet: under Miri only some lengths, with each remainder modulo 4.
         let step = if cfg!(miri) { 131 } else { 1 };
         let untouched = vec![0xaa; 5000];
         let mut laid_out = 0;

@@ -1,10 +1,10 @@
-//! Timers that would fire too early because a turn took long.
+//! Corrects timers that would fire too early because a turn took long.
 //!
 //! A turn reads the clock once, when it begins, and its timers count from then. If the thread is interrupted in the turn, a packet
-//! leaves later than that: a retransmission would come before the ACK timeout, a retry before the delay of an RNR NAK is over. The
-//! next turn reads the clock again, and all that the last turn sent was sent before that. So RNR delays that began in the last turn
-//! count from the new time, and so do its ACK timers if the turn was a long one. No packet costs a look at the clock. What a turn of
-//! usual length takes is added to ACK timeouts ([`TURN_SLACK`]).
+//! leaves later: a retransmission would come before the ACK timeout, a retry before the delay of an RNR NAK has passed. The next turn
+//! reads the clock again, and everything that the last turn sent was sent before that. So RNR delays that began in the last turn count
+//! from the new time, and so do its ACK timers if the turn was long. No packet costs a clock read. The duration of a turn of usual
+//! length is added to ACK timeouts ([`TURN_SLACK`]).
 
 use arrayvec::ArrayVec;
 
@@ -16,20 +16,20 @@ use crate::time::Instant;
 pub(super) struct Corrections {
     /// When the last turn began.
     began: Instant,
-    /// Queue pairs that began to wait out an RNR NAK in it.
+    /// Queue pairs that began an RNR delay in the last turn.
     pub waits: Vec<u32>,
-    /// Queue pairs that had their chance to send requests in it.
+    /// Queue pairs that were visited to send requests in the last turn.
     pub sent: ArrayVec<u32, READY_BUDGET>,
 }
 
 impl Corrections {
-    /// Whether the next turn has deadlines to look at: it should come soon.
+    /// Whether the next turn has deadlines to correct: it should come soon.
     #[inline]
     pub fn any(&self) -> bool {
         !self.sent.is_empty() || !self.waits.is_empty()
     }
 
-    /// A turn begins: deadlines of the last one may count from now.
+    /// Begins a turn: corrects deadlines of the last turn where needed.
     #[inline]
     pub fn begin_turn(&mut self, now: Instant, qps: &mut Qps) {
         let began = core::mem::replace(&mut self.began, now);
@@ -40,10 +40,10 @@ impl Corrections {
         self.sent.clear();
     }
 
-    /// What was done in the turn that began at `began` was done before `now`.
+    /// What the turn that began at `began` did, it did before `now`.
     #[cold]
     fn correct(&mut self, began: Instant, now: Instant, qps: &mut Qps) {
-        // The wheel wakes them too early, and then finds the later deadline.
+        // The wheel wakes these queue pairs too early, and then finds the later deadline.
         for slot in self.waits.drain(..) {
             if let Some(qp) = qps.get(slot) {
                 qp.requester.wait_from(began, now);

@@ -1,7 +1,6 @@
-//! Counters of a shard and of each of its queue pairs: every packet that went one way or another, every drop by its
-//! name.
+//! Counters of a shard and of each of its queue pairs: every packet in either direction, and every drop by its name.
 //!
-//! Written by the shard alone, with plain loads and stores; read by anybody at any time.
+//! The shard alone writes them, with plain loads and stores; any thread reads them at any time.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::OnceLock;
@@ -13,7 +12,7 @@ use crate::wire::Discard;
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident $text:literal,)+) => {
-        /// What a shard counts, beside the [`Discard`]s.
+        /// The counters of a shard, besides those of the [`Discard`] reasons.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u8)]
         #[non_exhaustive]
@@ -35,57 +34,57 @@ macro_rules! counters {
 }
 
 counters! {
-    // What every packet moves comes first: in a queue pair's block it is one cache line.
-    /// Frames taken from the port; of a queue pair, those that its state, addresses and keys let in.
+    // Counters that every packet changes come first: in a queue pair's block they are one cache line.
+    /// Frames taken from the port; of a queue pair, those that passed the checks of state, addresses and keys.
     RxFrames "rx_frames",
-    /// Their bytes, Ethernet header to ICRC.
+    /// Bytes of received frames, Ethernet header to ICRC.
     RxBytes "rx_bytes",
-    /// Frames the port took; of a queue pair, those that it sent, answers and packets sent again among them.
+    /// Frames the port took; of a queue pair, those that it sent, answers and retransmissions included.
     TxFrames "tx_frames",
-    /// Their bytes, Ethernet header to ICRC.
+    /// Bytes of sent frames, Ethernet header to ICRC.
     TxBytes "tx_bytes",
-    /// Send requests that succeeded, unsignalled ones among them.
+    /// Send requests that succeeded, unsignalled requests included.
     SendMessages "send_messages",
-    /// Bytes of their messages: sent, or for READ and ATOMIC fetched.
+    /// Bytes of the messages of those requests: sent, or for READ and ATOMIC fetched.
     SendBytes "send_bytes",
     /// Receive requests that succeeded.
     RecvMessages "recv_messages",
-    /// Bytes of their messages.
+    /// Bytes of the messages of those requests.
     RecvBytes "recv_bytes",
 
-    // What a queue pair counts beside that, rarely.
-    /// Requests seen before and answered again.
+    // Further counters of a queue pair, which change rarely.
+    /// Duplicate request packets that were answered again.
     DuplicatesAnswered "duplicates_answered",
-    /// Request packets refused: a NAK was due, sent or overtaken by the packet that it asked for.
+    /// Request packets refused: a NAK was due, and was sent, or the missing packet arrived before the NAK left.
     RequestsRefused "requests_refused",
-    /// Packets that came before one that is missing, and were held until it came.
+    /// Packets that arrived before a missing one, and were held until it arrived.
     PacketsHeld "packets_held",
-    /// Connections that go on from source port 4791, because nothing came back or because their peer does.
+    /// Connections that fell back to source port 4791, because nothing came back or because their peer fell back.
     SourcePortsLeft "source_ports_left",
-    /// Packets sent again.
+    /// Packets retransmitted.
     Retransmitted "retransmitted",
     /// Retries after the local ACK timeout.
     RetriesTimeout "retries_timeout",
     /// Retries after a NAK for a sequence error.
     RetriesSequence "retries_sequence",
-    /// Retries of a READ or ATOMIC whose response was passed by a later one.
+    /// Retries of a READ or ATOMIC because a later response arrived before its own.
     RetriesImplied "retries_implied",
     /// Retries after an RNR NAK.
     RetriesRnr "retries_rnr",
-    /// Packets sent again only to ask for the acknowledgement of unsignalled requests that nothing followed.
+    /// Packets retransmitted only to request the acknowledgement of unsignalled requests that no request followed.
     AckProbes "ack_probes",
-    /// Packets sent to check whether the peer still has its queue pair.
+    /// Packets sent to check whether the peer's queue pair still exists.
     PeerChecks "peer_checks",
     /// Local ACK timeouts: those that led to a retry, and the last one, after which no retry was left.
     Timeouts "timeouts",
-    /// Times that a local ACK timeout was put off, because frames wait in the link and the peer, which lives, takes none of them.
+    /// Times that a local ACK timeout was postponed, because frames wait in the link and the peer, which is alive, takes none of them.
     PeerStalls "peer_stalls",
-    /// Send requests that failed because nobody answered for the address of the next hop: no packet was sent.
+    /// Send requests that failed because the address of the next hop was not resolved: no packet was sent.
     Unreachable "next_hop_unreachable",
-    /// Times that requests of a queue pair failed because no process of this host has the number of its peer: those that were outstanding when
-    /// that process ended, and those that were posted later.
+    /// Times that requests of a queue pair failed because no process of this host has the number of its peer: requests outstanding when
+    /// that process ended, and requests posted later.
     PeersEnded "peers_ended",
-    /// NAKs sent, RNR NAKs aside; each is under its code, too.
+    /// NAKs sent, without RNR NAKs; each also counts under its code.
     NaksSent "naks_sent",
     /// NAKs sent for a missing packet (code 0).
     NaksSentSequence "naks_sent_sequence",
@@ -97,7 +96,7 @@ counters! {
     NaksSentOperational "naks_sent_operational",
     /// RNR NAKs sent.
     RnrNaksSent "rnr_naks_sent",
-    /// NAKs received, RNR NAKs aside, those with reserved codes among them; each known one is under its code, too.
+    /// NAKs received, without RNR NAKs, including those with reserved codes; each known one also counts under its code.
     NaksReceived "naks_received",
     /// NAKs received for a missing packet (code 0).
     NaksReceivedSequence "naks_received_sequence",
@@ -109,24 +108,24 @@ counters! {
     NaksReceivedOperational "naks_received_operational",
     /// RNR NAKs received.
     RnrNaksReceived "rnr_naks_received",
-    /// Packets received with the mark of a switch whose queue was long (ECN "congestion experienced").
+    /// Packets received with the congestion mark of a switch (ECN "congestion experienced").
     MarksReceived "marks_received",
-    /// Congestion notification packets received: the peer received marked packets of ours.
+    /// Congestion notification packets received: the peer received marked packets from this side.
     NotificationsReceived "notifications_received",
     /// Completions lost to a full completion queue.
     CqOverflows "cq_overflows",
-    /// Queue pairs that went to ERR by themselves.
+    /// Times that queue pairs entered ERR or SQE because of an error.
     QpErrors "qp_errors",
 
-    // What only a shard counts.
-    /// Packets whose ICRC could be checked only in part, as the port does not see all that it covers, and nothing before tells what that
-    /// should be (UDP over IPv4).
+    // Counters of a shard only.
+    /// Packets whose ICRC could be checked only in part, because the port does not deliver all bytes that it covers and no earlier packet
+    /// told their value (UDP over IPv4).
     IcrcWeak "icrc_weak",
     /// Frames that belong to the IP host: ARP, neighbour discovery, ICMP.
     NetFrames "net_frames",
     /// Frames handed to another shard.
     HandedOver "handed_over",
-    /// Frames to one of our own addresses, looped back inside the device.
+    /// Frames to one of this device's own addresses, looped back inside the device.
     ToSelf "to_self",
     /// Request packets sent.
     RequestsSent "requests_sent",
@@ -145,12 +144,12 @@ counters! {
 }
 
 impl Counter {
-    /// Whether queue pairs have this counter, too.
+    /// Whether queue pairs have this counter too.
     pub const fn per_qp(self) -> bool {
         (self as usize) < QP_COUNTERS
     }
 
-    /// The counter of NAKs sent with this code; `None`: the code is of a service that does not exist here.
+    /// The counter of NAKs sent with this code; `None` for the code of a service that this stack does not implement.
     pub(super) const fn nak_sent(code: NakCode) -> Option<Self> {
         match code {
             NakCode::PsnSequenceError => Some(Self::NaksSentSequence),
@@ -161,7 +160,7 @@ impl Counter {
         }
     }
 
-    /// As [`nak_sent`](Self::nak_sent), of NAKs received.
+    /// As [`nak_sent`](Self::nak_sent), for NAKs received.
     pub(super) const fn nak_received(code: NakCode) -> Option<Self> {
         match code {
             NakCode::PsnSequenceError => Some(Self::NaksReceivedSequence),
@@ -174,9 +173,9 @@ impl Counter {
 }
 
 const N: usize = Counter::ALL.len() + Discard::COUNT;
-/// Counters that queue pairs have: those before the first that only a shard has.
+/// Number of counters that queue pairs have: all before [`Counter::NetFrames`]. Only the shard increments [`Counter::IcrcWeak`].
 const QP_COUNTERS: usize = Counter::NetFrames as usize;
-/// Counters that move with every packet.
+/// Number of counters that change with every packet.
 const HOT: usize = Counter::DuplicatesAnswered as usize;
 const COLD: usize = QP_COUNTERS - HOT + Discard::COUNT;
 
@@ -194,50 +193,50 @@ impl Default for Counters {
     }
 }
 
-/// Only one thread writes, so no read-modify-write is needed.
+/// A single thread writes, so no read-modify-write is needed.
 #[inline]
 fn bump(cell: &AtomicU64, n: u64) {
     cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
 impl Counters {
-    /// Adds to a counter. Only the shard that owns them may.
+    /// Adds to a counter. Only the shard that owns the counters may call it.
     #[inline]
     pub fn add(&self, counter: Counter, n: u64) {
         bump(&self.0[counter as usize], n);
     }
 
-    /// Adds 1 to a counter of the shard, and to that of a queue pair.
+    /// Adds 1 to a counter of the shard, and to the same counter of a queue pair.
     pub fn add_of(&self, qp: &QpCounters, counter: Counter) {
         self.add(counter, 1);
         qp.count(counter);
     }
 
-    /// Counts a dropped packet. Only the shard that owns them may.
+    /// Counts dropped packets. Only the shard that owns the counters may call it.
     #[inline]
     pub fn discard(&self, reason: Discard, n: u64) {
         bump(&self.0[Counter::ALL.len() + reason as usize], n);
     }
 
-    /// The values now; those of a running shard are not of one instant.
+    /// The current values; those of a running shard are not of one instant.
     pub fn snapshot(&self) -> CounterSnapshot {
         CounterSnapshot(core::array::from_fn(|i| self.0[i].load(Ordering::Relaxed)))
     }
 }
 
-/// Whom a queue pair talks to: address and number.
+/// The peer of a queue pair: address and number.
 pub type Peer = (Gid, Qpn);
 
-/// What a queue pair counts, and whom it talks to, for others to read while its shard works.
+/// Counters of a queue pair, and its peer, readable by other threads while its shard works.
 ///
-/// A packet touches one cache line of it, the first; all else is rare, and the counters of rare things are allocated when
-/// the first of these happens. Only its shard writes.
+/// A packet touches one cache line, the first. All other counters change rarely, and are allocated when the first such event
+/// happens. Only the shard of the queue pair writes.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct QpCounters {
     hot: [AtomicU64; HOT],
     cold: OnceLock<Box<[AtomicU64; COLD]>>,
-    /// Odd while the peer is being changed.
+    /// The version of a seqlock: odd while the peer is being changed.
     peer_version: AtomicU32,
     peer_qpn: AtomicU32,
     peer_gid: [AtomicU64; 2],
@@ -256,34 +255,34 @@ impl Default for QpCounters {
 }
 
 impl QpCounters {
-    /// Tries at reading a peer that is being changed.
+    /// Attempts to read a peer that is being changed.
     const PEER_TRIES: usize = 64;
 
-    /// A frame of this many bytes went to the queue pair.
+    /// Counts a received frame of `bytes` bytes.
     #[inline]
     pub fn received(&self, bytes: usize) {
         bump(&self.hot[Counter::RxFrames as usize], 1);
         bump(&self.hot[Counter::RxBytes as usize], bytes as u64);
     }
-    /// So many frames with so many bytes left the queue pair.
+    /// Counts sent frames and their bytes.
     #[inline]
     pub fn sent(&self, frames: u64, bytes: u64) {
         bump(&self.hot[Counter::TxFrames as usize], frames);
         bump(&self.hot[Counter::TxBytes as usize], bytes);
     }
-    /// So many send requests with so many bytes succeeded.
+    /// Counts send requests that succeeded, and their bytes.
     #[inline]
     pub fn send_done(&self, messages: u64, bytes: u64) {
         bump(&self.hot[Counter::SendMessages as usize], messages);
         bump(&self.hot[Counter::SendBytes as usize], bytes);
     }
-    /// A receive request with so many bytes succeeded.
+    /// Counts a receive request that succeeded, with its bytes.
     #[inline]
     pub fn recv_done(&self, bytes: u64) {
         bump(&self.hot[Counter::RecvMessages as usize], 1);
         bump(&self.hot[Counter::RecvBytes as usize], bytes);
     }
-    /// Adds 1 to a counter that queue pairs have; others are left out.
+    /// Adds 1 to a counter that queue pairs have; ignores other counters.
     pub fn count(&self, counter: Counter) {
         let at = counter as usize;
         match at.checked_sub(HOT) {
@@ -292,23 +291,23 @@ impl QpCounters {
             Some(at) => bump(&self.cold()[at], 1),
         }
     }
-    /// Counts a packet to this queue pair that was dropped.
+    /// Counts a dropped packet of this queue pair.
     pub fn discard(&self, reason: Discard) {
         bump(&self.cold()[QP_COUNTERS - HOT + reason as usize], 1);
     }
-    /// The counters of rare things, made when the first of them happens.
+    /// The rarely used counters, allocated on first use.
     #[cold]
     fn cold(&self) -> &[AtomicU64; COLD] {
         self.cold.get_or_init(|| Box::new([const { AtomicU64::new(0) }; COLD]))
     }
 
-    /// Sets whom the queue pair talks to from now on.
+    /// Sets the peer of the queue pair; `None` if it has none.
     #[cold]
     pub fn set_peer(&self, peer: Option<Peer>) {
         let (gid, qpn) = peer.unwrap_or((Gid::default(), Qpn::new(0)));
         let (high, low) = gid.0.split_at(8);
         let word = |bytes: &[u8]| bytes.iter().fold(0u64, |word, b| word << 8 | u64::from(*b));
-        // Sequentially consistent: a reader that saw the same even version before and after saw one peer.
+        // Sequentially consistent: a reader that reads the same even version before and after has read one consistent peer.
         let version = self.peer_version.load(Ordering::Relaxed);
         self.peer_version.store(version.wrapping_add(1), Ordering::SeqCst);
         self.peer_gid[0].store(word(high), Ordering::SeqCst);
@@ -317,7 +316,7 @@ impl QpCounters {
         self.peer_version.store(version.wrapping_add(2), Ordering::SeqCst);
     }
 
-    /// Whom the queue pair talks to; `None` before it knows, or while that changes.
+    /// The peer of the queue pair; `None` if none is set, or while the peer keeps changing.
     pub fn peer(&self) -> Option<Peer> {
         for _ in 0..Self::PEER_TRIES {
             let before = self.peer_version.load(Ordering::SeqCst);
@@ -333,7 +332,7 @@ impl QpCounters {
         None
     }
 
-    /// The values now, those that only a shard counts as 0; those of a running queue pair are not of one instant.
+    /// The current values, with shard-only counters as 0; those of a running queue pair are not of one instant.
     pub fn snapshot(&self) -> CounterSnapshot {
         let mut values = [0; N];
         for (value, cell) in values.iter_mut().zip(&self.hot) {
@@ -366,7 +365,7 @@ impl CounterSnapshot {
     pub fn get(&self, counter: Counter) -> u64 {
         self.0[counter as usize]
     }
-    /// How many packets were dropped for this reason.
+    /// Number of packets dropped for this reason.
     pub fn discarded(&self, reason: Discard) -> u64 {
         self.0[Counter::ALL.len() + reason as usize]
     }
@@ -375,18 +374,18 @@ impl CounterSnapshot {
         let names = Counter::ALL.iter().map(|c| c.name()).chain(Discard::ALL.iter().map(|d| d.name()));
         names.zip(self.0)
     }
-    /// Packets dropped, all reasons together.
+    /// Packets dropped, over all reasons.
     pub fn drops(&self) -> u64 {
         self.0[Counter::ALL.len()..].iter().sum()
     }
-    /// Retries, all causes together.
+    /// Retries, over all causes.
     pub fn retries(&self) -> u64 {
         [Counter::RetriesTimeout, Counter::RetriesSequence, Counter::RetriesImplied, Counter::RetriesRnr]
             .into_iter()
             .map(|c| self.get(c))
             .sum()
     }
-    /// NAKs sent and received, RNR NAKs among them.
+    /// NAKs sent and received, RNR NAKs included.
     pub fn naks(&self) -> u64 {
         [Counter::NaksSent, Counter::NaksReceived, Counter::RnrNaksSent, Counter::RnrNaksReceived]
             .into_iter()
@@ -405,7 +404,7 @@ impl core::ops::AddAssign for CounterSnapshot {
 
 impl core::ops::Sub for CounterSnapshot {
     type Output = Self;
-    /// What was counted since `earlier`.
+    /// The counts since `earlier`.
     fn sub(self, earlier: Self) -> Self {
         Self(core::array::from_fn(|i| self.0[i].wrapping_sub(earlier.0[i])))
     }

@@ -1,4 +1,4 @@
-//! What a completion queue is to the shards that feed it: its number, whether it overran, and whom to wake.
+//! The part of a completion queue that shards see: its number, whether it overran, and its event channel.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ impl LaneId {
     pub const NONE: Self = Self(u32::MAX);
 }
 
-/// A lane as its shard holds it.
+/// A lane, as its shard holds it.
 pub(super) struct Lane {
     pub writer: CqLane<Cqe>,
     pub cq: Arc<CqState>,
@@ -29,26 +29,26 @@ pub(super) struct Lane {
     pub lost: bool,
 }
 
-/// A completion queue, as its device and its shards share it.
+/// The state of a completion queue that its device and its shards share.
 #[derive(Debug)]
 pub struct CqState {
     number: u32,
     context: u64,
     channel: Option<Arc<EventChannel>>,
-    /// A completion was lost, and CQ_ERR raised for it.
+    /// A completion was lost, and CQ_ERR was raised.
     overrun: AtomicBool,
-    /// It overran, and everything before the loss is published: once that is polled, polls fail.
+    /// The queue overran, and all completions before the loss are published: once those are polled, polls fail.
     failed: AtomicBool,
-    /// Events in the channel's queue. Changed under the channel's lock.
+    /// Number of its events in the channel's queue. Changed under the channel's lock.
     queued: AtomicU32,
-    /// Events that were fetched and not acknowledged. Increased under the channel's lock.
+    /// Number of events that were fetched and not acknowledged. Increased under the channel's lock.
     unacked: AtomicU32,
-    /// Being destroyed: no more events. Changed under the channel's lock.
+    /// The queue is being destroyed: no more events are queued. Changed under the channel's lock.
     retired: AtomicBool,
 }
 
 impl CqState {
-    /// A queue with a number and the program's own context; its events go to `channel`.
+    /// A queue with a number and the program's own context. Its events go to `channel`.
     pub fn new(number: u32, context: u64, channel: Option<Arc<EventChannel>>) -> Self {
         Self {
             number,
@@ -62,33 +62,33 @@ impl CqState {
         }
     }
 
-    /// Its number in the device.
+    /// Number of the queue in the device.
     pub fn number(&self) -> u32 {
         self.number
     }
-    /// The program's own context.
+    /// The program's own context value.
     pub fn context(&self) -> u64 {
         self.context
     }
-    /// Whether it overran and everything before the loss is published: once that is polled, polls fail.
+    /// Whether the queue overran and all completions before the loss are published: once those are polled, polls fail.
     #[inline]
     pub fn failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
-    /// Whether it overran.
+    /// Whether the queue overran.
     pub fn overran(&self) -> bool {
         self.overrun.load(Ordering::Acquire)
     }
-    /// Events that were fetched and not acknowledged.
+    /// Number of events that were fetched and not acknowledged.
     pub fn unacked(&self) -> u32 {
         self.unacked.load(Ordering::Acquire)
     }
 
-    /// A completion was lost. `true` for the first one.
+    /// Records that a completion was lost. Returns `true` for the first loss.
     pub(super) fn overrun(&self) -> bool {
         !self.overrun.swap(true, Ordering::AcqRel)
     }
-    /// What came before the loss is published.
+    /// Records that all completions before the loss are published.
     pub(super) fn set_failed(&self) {
         self.failed.store(true, Ordering::Release);
     }
@@ -96,16 +96,16 @@ impl CqState {
     /// Acknowledges `n` events (`ibv_ack_cq_events(3)`).
     ///
     /// # Errors
-    /// How many there are to acknowledge, where that is less; nothing has changed then.
+    /// The number of unacknowledged events, if that is less than `n`; nothing has changed then.
     pub fn ack(&self, n: u32) -> Result<(), u32> {
         let update = |unacked: u32| unacked.checked_sub(n);
         self.unacked.fetch_update(Ordering::AcqRel, Ordering::Acquire, update).map(drop)
     }
 
-    /// Before the queue is destroyed: its events leave both the channel and `events`, and no more come.
+    /// Prepares to destroy the queue: its events leave both the channel and `events`, and no more are queued.
     ///
     /// # Errors
-    /// How many events were fetched and not acknowledged; nothing has changed then.
+    /// The number of events that were fetched and not acknowledged; nothing has changed then.
     pub fn retire(&self, events: &EventQueue) -> Result<(), u32> {
         let element = EventElement::Cq(self.number);
         let Some(channel) = &self.channel else { return events.retire(element) };
@@ -119,7 +119,7 @@ impl CqState {
         Ok(())
     }
 
-    /// The queue is gone, with whatever was not acknowledged.
+    /// The queue is gone, including events that were never acknowledged.
     pub fn abandon(&self) {
         if let Some(channel) = &self.channel {
             let mut waiting = channel.lock();
@@ -130,7 +130,7 @@ impl CqState {
 }
 
 impl Lane {
-    /// A completion event is due.
+    /// Queues a completion event.
     #[cold]
     pub fn notify(&self) {
         if let Some(channel) = &self.cq.channel {
@@ -142,7 +142,7 @@ impl Lane {
 #[derive(Debug, Default)]
 struct Waiting {
     queue: VecDeque<Arc<CqState>>,
-    /// The descriptor is readable.
+    /// The file descriptor is readable.
     signalled: bool,
 }
 
@@ -151,15 +151,15 @@ struct Waiting {
 pub struct EventChannel {
     waiting: Mutex<Waiting>,
     fd: EventFd,
-    /// Rung instead of queueing events, if a part of the device itself waits for them.
+    /// If set, a part of the device itself waits for the events: each event rings this alarm, and none is queued.
     alarm: Option<Arc<Alarm>>,
 }
 
 impl EventChannel {
-    /// Most events of one completion queue that wait. One more says nothing new: whoever fetches these polls the queue.
+    /// Most waiting events of one completion queue. Further events would say nothing new: a program that fetches these polls the queue.
     pub const PER_CQ: u32 = 1024;
 
-    /// A channel with its descriptor.
+    /// A channel with its file descriptor.
     ///
     /// # Errors
     /// Those of eventfd(2).
@@ -167,7 +167,7 @@ impl EventChannel {
         Ok(Self { waiting: Mutex::default(), fd: EventFd::new()?, alarm: None })
     }
 
-    /// A channel that rings an alarm for each event, and keeps none.
+    /// A channel that rings an alarm for each event, and queues none.
     ///
     /// # Errors
     /// Those of eventfd(2).
@@ -194,7 +194,7 @@ impl EventChannel {
         self.fd.signal();
     }
 
-    /// The queue of the oldest event, if there is one. It is to be acknowledged with [`CqState::ack`].
+    /// Takes the oldest event, if any, and returns its queue. The caller acknowledges it with [`CqState::ack`].
     pub fn try_get(&self) -> Option<Arc<CqState>> {
         let mut waiting = self.lock();
         let cq = waiting.queue.pop_front()?;
@@ -204,7 +204,7 @@ impl EventChannel {
         Some(cq)
     }
 
-    /// The descriptor, readable while an event waits.
+    /// The file descriptor, readable while an event waits.
     pub fn fd(&self) -> &EventFd {
         &self.fd
     }
@@ -215,7 +215,7 @@ impl EventChannel {
         self.clear_if_empty(waiting);
     }
 
-    /// Makes the descriptor unreadable when the queue is empty.
+    /// Makes the file descriptor unreadable if the queue is empty.
     fn clear_if_empty(&self, waiting: &mut Waiting) {
         if waiting.signalled && waiting.queue.is_empty() {
             waiting.signalled = false;

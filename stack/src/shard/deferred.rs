@@ -1,11 +1,11 @@
-//! Receive completions that wait for their acknowledgement.
+//! Receive completions that wait until their acknowledgement has left.
 //!
-//! A receive completion must not be seen before the acknowledgement that its sender waits for is with the port. As a
-//! rule it is not: a turn sends its answers, then publishes. But an answer may be left for a later turn: behind READ
-//! responses of the same queue pair, or for lack of a frame or of a next hop; or it is built, and its route takes nothing.
-//! Then that queue pair's receive completions are withdrawn from the lanes, in order, before the turn publishes, until a
-//! response with their number or a later one has been built and has gone, or the queue pair ends. What it receives
-//! meanwhile comes behind them. Completions of other queue pairs go on.
+//! A receive completion must not be visible before the port has the acknowledgement that its sender waits for. Usually that holds
+//! without further work: a turn sends its answers, then publishes. But an answer may be left for a later turn: because READ responses of
+//! the same queue pair precede it, or no frame or next hop is available; or it is built, and its route takes no frames. Then that queue
+//! pair's receive completions are withdrawn from the lanes, in order, before the turn publishes. They return to the lanes when a
+//! response with their sequence number or a later one has been built and has left, or when the queue pair ends. Completions that
+//! the queue pair stages meanwhile queue behind them. Completions of other queue pairs are not delayed.
 
 pub(super) mod list;
 
@@ -21,7 +21,7 @@ use crate::proto::wqe::Cqe;
 use list::Deferred;
 
 impl Shard {
-    /// Before completions are published: whether some may have to wait.
+    /// Whether some completions may have to wait, checked before completions are published.
     #[inline]
     pub(super) fn may_hold_back(&self) -> bool {
         let Env { outbox, completions, agenda, .. } = &self.env;
@@ -31,7 +31,7 @@ impl Shard {
             || !agenda.answering.is_empty()
     }
 
-    /// Withdraws the completions that may not be seen yet, in one pass over what is staged.
+    /// Withdraws the completions that must not be visible yet, in one pass over the staged ones.
     #[cold]
     pub(super) fn hold_back_receives(&mut self) {
         let Self { env, qps, .. } = self;
@@ -57,10 +57,10 @@ impl Shard {
             }
         }
         env.completions.waiting = waiting;
-        self.let_receives_go(); // what waited for nothing but its turn
+        self.let_receives_go(); // completions that waited for nothing but this call
     }
 
-    /// Stages the completions whose answers have gone.
+    /// Stages the completions whose answers have left.
     #[cold]
     pub(super) fn let_receives_go(&mut self) {
         let Self { env, qps, .. } = self;
@@ -72,7 +72,7 @@ impl Shard {
     }
 }
 
-/// Whether receive completions of the queue pair that are staged now must wait.
+/// Whether the staged receive completions of the queue pair must wait.
 fn waits(outbox: &Outbox, qp: &Qp) -> bool {
     let left = || qp.in_answering != Listed::No && qp.responder.owes_acknowledgement();
     let stays = || qp.hop.is_outside() && outbox.has_answers_for(qp.hop.route());
@@ -81,7 +81,7 @@ fn waits(outbox: &Outbox, qp: &Qp) -> bool {
 }
 
 impl Qp {
-    /// Defers a completion that was staged, if it has a list for it. Whether it has.
+    /// Defers a staged completion, if the queue pair has a list for it. Returns whether it has.
     fn defer(&mut self, lane: LaneId, cqe: &Cqe) -> bool {
         let until = self.responder.asked();
         self.deferred.as_mut().map(|list| list.push(lane, until, *cqe)).is_some()
@@ -89,7 +89,7 @@ impl Qp {
 }
 
 impl Completions {
-    /// Answers of the queue pair are left for a later turn: its completions that wait for them are withdrawn.
+    /// Called when answers of the queue pair are left for a later turn: withdraws the completions that wait for them.
     #[cold]
     pub fn defer(&mut self, qp: &mut Qp) {
         if qp.deferred.is_some() || qp.responder.owes_acknowledgement() {
@@ -97,10 +97,10 @@ impl Completions {
         }
     }
 
-    /// Moves what the queue pair has staged for receive requests from the lanes to those that are deferred, behind them.
+    /// Moves the staged receive completions of the queue pair from the lanes to the end of its deferred list.
     fn withdraw(&mut self, qp: &mut Qp) {
         if !qp.receives_finished {
-            return; // it has staged nothing
+            return; // the queue pair has staged nothing
         }
         self.give_list(qp);
         self.take_staged(|lane, cqe| {
@@ -109,7 +109,7 @@ impl Completions {
         self.tidy(qp);
     }
 
-    /// Takes back the completions of receive requests for which `take` returns true, but for those that have waited already.
+    /// Withdraws the receive completions for which `take` returns true, except those that have already waited.
     fn take_staged(&mut self, mut take: impl FnMut(LaneId, &Cqe) -> bool) {
         for at in 0..self.staged.len() {
             let lane = self.staged[at];
@@ -126,7 +126,7 @@ impl Completions {
         }
     }
 
-    /// The queue pair has a list from now on.
+    /// Gives the queue pair a list, unless it has one.
     fn give_list(&mut self, qp: &mut Qp) {
         if qp.deferred.is_none() {
             self.deferring += 1;
@@ -134,7 +134,7 @@ impl Completions {
         }
     }
 
-    /// An empty list is kept for the next queue pair: deferring allocates only if more queue pairs wait than ever before.
+    /// Takes back an empty list for the next queue pair: deferring allocates only if more queue pairs wait than ever before.
     fn tidy(&mut self, qp: &mut Qp) {
         if let Some(list) = qp.deferred.take_if(|list| list.is_empty()) {
             self.deferring -= 1;
@@ -142,7 +142,7 @@ impl Completions {
         }
     }
 
-    /// What the queue pair has deferred is gone.
+    /// Drops the deferred completions of the queue pair.
     #[cold]
     pub fn forget_deferred(&mut self, qp: &mut Qp) {
         self.deferring -= usize::from(qp.deferred.take().is_some());
@@ -150,10 +150,10 @@ impl Completions {
 }
 
 impl Env {
-    /// After answers of a queue pair were built: the completions that waited for these wait until they have gone.
+    /// Called after answers of a queue pair were built: completions that waited for these to be built now wait until they have left.
     #[cold]
     pub fn note_built_receives(&mut self, qp: &mut Qp) {
-        self.completions.withdraw(qp); // they came later
+        self.completions.withdraw(qp); // completions staged since then queue behind the deferred ones
         self.note_built(qp);
     }
 
@@ -166,7 +166,7 @@ impl Env {
         }
     }
 
-    /// Answers of the queue pair have gone: stages the completions that waited for them, in order.
+    /// Stages, in order, the completions whose answers have left.
     fn release_gone(&mut self, qp: &mut Qp) {
         if qp.deferred.is_some() {
             self.note_built_receives(qp);
@@ -174,7 +174,7 @@ impl Env {
         }
     }
 
-    /// Stages every completion that waited: nothing is left to wait for, or the queue pair ends.
+    /// Stages all deferred completions: no answer is outstanding, or the queue pair ends.
     #[cold]
     pub fn release_all_receives(&mut self, qp: &mut Qp) {
         self.completions.withdraw(qp);
@@ -215,8 +215,8 @@ mod tests {
     const A: Route = Route(1);
     const B: Route = Route(2);
 
-    /// A shard with queue pairs in these slots, which have acknowledged all that they were asked, and their completion queue. The port
-    /// takes so many frames.
+    /// A shard with queue pairs in these slots, which have acknowledged all requests, and their completion queue. The port takes `takes`
+    /// frames.
     fn shard(takes: usize, slots: u32) -> (Shard, CqReader<Cqe>) {
         let queue = Box::new(Limited { takes, buffers: usize::MAX });
         let mut shard = Shard::new(0, shared(1, 8), queue, Instant::ZERO);
@@ -231,7 +231,7 @@ mod tests {
         (shard, reader)
     }
 
-    /// A message is received, and its acknowledgement, if it asked for one, waits for the route.
+    /// Receives a message. If it requests an acknowledgement, that waits for the route `answered_by`.
     fn receive(shard: &mut Shard, slot: u32, wr_id: u64, answered_by: Option<Route>) {
         let Shard { env, qps, .. } = shard;
         let qp = qps.get(slot).expect("it is there");
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// The end of a turn: what may be seen of that which was received.
+    /// Ends a turn; returns the completions that are visible.
     fn publish(shard: &mut Shard, reader: &mut CqReader<Cqe>) -> Vec<u64> {
         let _ = shard.env.flush();
         if shard.env.outbox.any_waiting() {
@@ -267,8 +267,8 @@ mod tests {
         shard.env.outbox.queue = Box::new(Limited { takes: frames, buffers: usize::MAX });
     }
 
-    // Goal: what is received behind a completion that waits is seen behind it, though it asked for nothing, and though the queue pair
-    // has another way meanwhile.
+    // Goal: a completion behind a deferred one becomes visible behind it, even if its message requested no acknowledgement, and even if the
+    // queue pair has another path meanwhile.
     #[test]
     fn completions_stay_in_order_when_the_way_changes() {
         for hop in [Hop::Known(B), Hop::Inside(0), Hop::Pending] {
@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    // Goal: a completion waits for the answers that were there before it, and for none that come later.
+    // Goal: a completion waits for the answers that existed before it, and for no later ones.
     #[test]
     fn a_completion_does_not_wait_for_later_answers() {
         let (mut shard, mut reader) = shard(0, 1);
@@ -301,7 +301,7 @@ mod tests {
         }
     }
 
-    // Goal: what waits is noted once, however many turns pass before it goes; only queue pairs that wait are touched.
+    // Goal: a waiting completion is recorded once, however many turns pass before it is released; only waiting queue pairs are touched.
     #[test]
     fn what_waits_is_noted_once() {
         let (mut shard, mut reader) = shard(0, 2);
@@ -318,7 +318,7 @@ mod tests {
         assert!(shard.env.outbox.next_let_go().is_none());
     }
 
-    // UC acknowledges nothing: its completions wait for no answers of others.
+    // UC acknowledges nothing: its completions wait for no answers of other queue pairs.
     #[test]
     fn unreliable_receives_wait_for_no_answers() {
         let (mut shard, mut reader) = shard(0, 2);

@@ -1,8 +1,8 @@
-//! Draining a queue pair: where its queues end now, and whether everything before that has its completion.
+//! Draining a queue pair: records where its queues end, and checks whether every request before that has its completion.
 //!
-//! A control call notes the ends of the two rings, for which a program on other devices posts marker requests. A later
-//! turn releases slots and publishes their completions, both in the same turn, and a drain looks between two turns: a
-//! slot that is released has its completion where the program polls. Nothing here is seen by the data path.
+//! A control call records the ends of the two rings, where a program on other devices posts marker requests. A later turn releases
+//! slots and publishes their completions, both in the same turn, and a drain checks between two turns: a released slot has
+//! its completion where the program polls. The data path knows nothing of this.
 
 use super::qp::{Cause, Qp};
 use super::state::Shard;
@@ -29,11 +29,11 @@ pub enum DrainKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DrainMark {
     kind: DrainKind,
-    /// The queue pair's epoch. RESET ends it, with all that was posted.
+    /// The queue pair's epoch. RESET ends it, and discards all requests.
     epoch: u32,
-    /// Behind the last send request that was posted before.
+    /// Sequence number behind the last send request posted before the drain.
     sq: u32,
-    /// Behind the last receive request that was posted before.
+    /// Sequence number behind the last receive request posted before the drain.
     rq: u32,
 }
 
@@ -43,8 +43,8 @@ fn reached(at: u32, mark: u32) -> bool {
 }
 
 impl Qp {
-    /// Whether the completion of every receive request before `mark` is published. One that was taken from a shared
-    /// queue counts as well: no message holds it, and what was staged for it is out.
+    /// Whether the completion of every receive request before `mark` is published. This covers a request taken from a shared queue too: no
+    /// message holds one, and its staged completion is published.
     fn receives_done(&self, mark: u32) -> bool {
         reached(self.rq.released(), mark)
             && !self.responder.holds_receive()
@@ -59,8 +59,8 @@ impl Qp {
 }
 
 impl Shard {
-    /// Starts a drain: the queue pair enters ERR (SQD for [`DrainKind::Sqd`], unless it is in ERR), and what its
-    /// queues hold now is marked.
+    /// Starts a drain: moves the queue pair to ERR (for [`DrainKind::Sqd`] to SQD, unless it is in ERR), and marks the ends of its
+    /// queues.
     ///
     /// # Errors
     /// [`ModifyError`], for [`DrainKind::Sqd`] in a state from which SQD is not entered.
@@ -82,8 +82,8 @@ impl Shard {
         Ok(self.mark_ends(now, slot, kind))
     }
 
-    /// Whether the drain is over: everything before its marks has its completion where the program polls, or was
-    /// discarded by a RESET. The mark of an orderly drain moves on when a failure ends it in ERR.
+    /// Whether the drain is complete: every request before its marks has its completion where the program polls, or was discarded by a
+    /// RESET. A failure that moves an SQD drain to ERR moves the mark: the drain then waits for both queues.
     pub fn drained(&mut self, now: Instant, slot: u32, mark: &mut DrainMark) -> bool {
         let qp = self.drained_qp(slot);
         if qp.epoch != mark.epoch {
@@ -98,7 +98,7 @@ impl Shard {
                 *mark = self.mark_ends(now, slot, DrainKind::Qp);
                 self.drained(now, slot, mark)
             }
-            // Somebody took it out of SQD, which it leaves drained.
+            // Another call took the queue pair out of SQD, which it leaves only when drained.
             (DrainKind::Sqd, _) => true,
         }
     }
@@ -108,7 +108,7 @@ impl Shard {
         env.now = now;
         let qp = self.qps.get(slot).expect("the device knows which slots are taken");
         if qp.state == QpState::Err {
-            // What was posted since ERR was entered need not wait for its doorbell.
+            // Requests posted since ERR was entered need not wait for their doorbell.
             env.flush_queues(qp, Cause::default());
         }
         DrainMark { kind, epoch: qp.epoch, sq: qp.sq.0.published(), rq: qp.rq.published() }

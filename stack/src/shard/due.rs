@@ -1,8 +1,8 @@
-//! When a part of a shard has something to do.
+//! When a part of a shard has work to do.
 
 use crate::time::Instant;
 
-/// When a part has something to do if nothing comes from outside.
+/// When a part has work, if no input arrives.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Due {
     Now,
@@ -11,11 +11,11 @@ pub(super) enum Due {
 }
 
 impl Due {
-    /// Now, or never.
+    /// `Now` if there is work, otherwise `Never`.
     pub fn now_if(work: bool) -> Self {
         if work { Self::Now } else { Self::Never }
     }
-    /// At a time, if there is one.
+    /// At a time; `Never` for `None`.
     pub fn at(time: Option<Instant>) -> Self {
         time.map_or(Self::Never, Self::At)
     }

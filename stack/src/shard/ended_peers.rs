@@ -1,4 +1,4 @@
-//! Queue pairs whose peer's process has ended: connection management tells their programs.
+//! Queue pairs whose peer's process has ended, on their way to connection management, which notifies their programs.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,39 +6,39 @@ use crate::id::Qpn;
 use crate::sync::alarm::Alarm;
 use crate::sync::lock::lock;
 
-/// The queue pairs, until the service of the device takes them.
+/// The queue pairs, until the device's service takes them.
 #[derive(Debug)]
 pub struct EndedPeers {
     qpns: Mutex<Vec<Qpn>>,
-    /// How many there may be: as many as the device has queue pairs.
+    /// Capacity: the number of queue pairs of the device.
     most: usize,
-    /// That of the service.
+    /// The alarm of the service.
     alarm: Arc<Alarm>,
 }
 
 impl EndedPeers {
-    /// None yet, and as many as this at most.
+    /// An empty list with a capacity of `most`.
     pub fn new(most: usize) -> Self {
         Self { qpns: Mutex::default(), most, alarm: Arc::default() }
     }
 
-    /// Has the service look at a queue pair.
+    /// Adds a queue pair for the service to handle.
     pub fn add(&self, qpn: Qpn) {
         let mut qpns = lock(&self.qpns);
         if qpns.len() >= self.most {
-            qpns.clear(); // there is no service that takes them
+            qpns.clear(); // no service takes them
         }
         qpns.push(qpn);
         drop(qpns);
         self.alarm.ring();
     }
 
-    /// Takes them.
+    /// Takes all queue pairs.
     pub fn take(&self) -> Vec<Qpn> {
         core::mem::take(&mut *lock(&self.qpns))
     }
 
-    /// The alarm that rings for each.
+    /// The alarm that rings for each added queue pair.
     pub fn alarm(&self) -> &Arc<Alarm> {
         &self.alarm
     }

@@ -1,7 +1,7 @@
-//! What a shard works with beside its queue pairs: parts, each with a file, fields and methods of its own.
+//! The parts of a shard besides its queue pairs, each with a file, fields and methods of its own.
 //!
-//! Where a queue pair meets several parts, as when a packet is placed and its completion staged, that is a method of [`Env`], in the
-//! file of its concern. What needs one or two parts takes those.
+//! Operations on a queue pair and several parts, such as placing a packet and staging its completion, are methods of [`Env`], in the
+//! file of their concern. Functions that need one or two parts take only those.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,28 +33,28 @@ pub(super) struct Env {
     /// When this turn began.
     pub now: Instant,
     pub shared: Arc<Shared>,
-    /// The counters of this shard, among the shared ones.
+    /// The counters of this shard, one of those in `shared`.
     pub counters: Arc<Counters>,
     pub outbox: Outbox,
     pub agenda: Agenda,
     pub completions: Completions,
     pub keys: Keys,
     pub peers: Peers,
-    /// What reliable queue pairs may have in flight together.
+    /// Packets of reliable queue pairs in flight, and their common limit.
     pub in_flight: InFlight,
-    /// Times a packet now and then.
+    /// Measures the round-trip time of an occasional packet.
     pub stopwatch: Stopwatch,
-    /// When source ports that are tried are left, by the slots of their queue pairs.
+    /// When a queue pair gives up the source port that it tries, by slot.
     pub tries: HashMap<u32, Instant>,
-    /// Multicast groups with their queue pairs, of the whole device.
+    /// Multicast groups of the whole device, with their queue pairs.
     pub mcast: Arc<McastTable>,
     /// XRC shared receive queues, by number.
     pub xrc_srqs: Vec<XrcSrq>,
-    /// XRC targets whose requests are passed on to other processes.
+    /// XRC targets whose requests are relayed to other processes.
     pub relays: Relays,
-    /// Queue pairs in RTR or above.
+    /// Number of queue pairs in neither RESET nor INIT.
     pub connected: usize,
-    /// The frame being received comes from a shard of this device, which has copied it to the other shards that need it.
+    /// The frame being received comes from a shard of this device, which has already copied it to each other shard that needs it.
     pub from_inside: bool,
 }
 
@@ -85,7 +85,7 @@ impl Env {
     pub fn count(&self, counter: Counter) {
         self.counters.add(counter, 1);
     }
-    /// Counts something rare that a queue pair counts, too.
+    /// Counts a rare event, for the shard and for a queue pair.
     pub fn count_of(&self, qp: &Qp, counter: Counter) {
         self.counters.add_of(&qp.counters, counter);
     }
@@ -93,7 +93,7 @@ impl Env {
     pub fn discard(&self, reason: Discard) {
         self.counters.discard(reason, 1);
     }
-    /// Counts a drop that is a queue pair's, too.
+    /// Counts a drop, for the shard and for a queue pair.
     #[cold]
     pub fn discard_of(&self, qp: &Qp, reason: Discard) {
         self.discard(reason);
@@ -106,7 +106,7 @@ impl Env {
         Memory { keys: &self.shared.mrs, pd }
     }
 
-    /// Copies bytes to where a scatter/gather list of a protection domain says: [`Keys::scatter`].
+    /// Copies bytes to the memory of a scatter/gather list, within a protection domain: [`Keys::scatter`].
     #[inline(always)]
     pub fn scatter(
         &mut self,
@@ -126,7 +126,7 @@ impl Env {
         self.peers_and_host().1
     }
 
-    /// The ways to peers, and the IP host that knows them.
+    /// The paths to peers, and the IP host that resolves them.
     #[inline]
     pub fn peers_and_host(&mut self) -> (&mut Peers, IpHost<'_>) {
         let Self { now, shared, counters, outbox, peers, .. } = self;
@@ -139,12 +139,12 @@ impl Env {
         peers.resolve(&mut host, qp)
     }
 
-    /// Puts a frame into a shard's inbox.
+    /// Puts a frame into the inbox of a shard.
     pub fn hand_over(&self, shard: usize, frame: Frame) {
         self.shared.hand_over(shard, frame, &self.counters);
     }
 
-    /// Hands waiting frames to the port. Returns how many it took.
+    /// Hands waiting frames to the port. Returns the number of frames that it took.
     #[inline]
     pub fn flush(&mut self) -> usize {
         self.outbox.flush(self.now, &self.counters)

@@ -1,6 +1,6 @@
 use super::*;
 
-// In a snapshot, counters and reasons stand in one list.
+// A snapshot lists counters and drop reasons together.
 #[test]
 fn no_two_have_one_name() {
     let reasons = Discard::ALL.iter().map(|reason| reason.name());
@@ -9,7 +9,7 @@ fn no_two_have_one_name() {
     assert_eq!(once.len(), names.len(), "{names:?}");
 }
 
-// Each counter of a queue pair lands in its own place, and those of shards in none.
+// Each counter of a queue pair has its own place; shard-only counters have none.
 #[test]
 fn a_queue_pairs_counters_have_places_of_their_own() {
     let qp = QpCounters::default();

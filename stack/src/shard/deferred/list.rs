@@ -1,4 +1,4 @@
-//! The list of receive completions that a queue pair has deferred.
+//! The list of deferred receive completions of a queue pair.
 
 use std::collections::VecDeque;
 
@@ -7,40 +7,40 @@ use crate::port::Route;
 use crate::proto::wqe::Cqe;
 use crate::shard::cq::LaneId;
 
-/// When answers have gone: all that waited for this route when it was made.
+/// A point in a route's stream of answers: all answers that waited for the route when the mark was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::shard) struct Mark {
     pub route: Route,
-    /// Answers that have gone by this route then, ever.
+    /// The number of answers, counted from the start, that have left by this route once those have left.
     pub gone: u64,
 }
 
-/// A receive completion that is deferred.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::shard) struct Deferred {
     pub lane: LaneId,
-    /// An answer with this number, or a later one, acknowledges its message.
+    /// An answer with this sequence number, or a later one, acknowledges the message.
     pub until: Psn,
     pub cqe: Cqe,
-    /// That answer is built, and has gone when this says so.
+    /// Set once that answer is built: the answer has left when the route reaches this mark.
     pub built: Option<Mark>,
 }
 
-/// The receive completions of a queue pair that wait, oldest first: some whose answers are built, then the others. As many as it has
-/// receive requests at most.
+/// The deferred receive completions of a queue pair, oldest first: those whose answers are built, then the others. At most as many as
+/// the queue pair has receive requests.
 #[derive(Debug, Default)]
 pub(in crate::shard) struct DeferredReceives {
     all: VecDeque<Deferred>,
-    /// So many of the oldest have answers that are built.
+    /// Number of the oldest completions whose answers are built.
     built: usize,
 }
 
 impl DeferredReceives {
-    /// Appends the newest, whose answer is not known to be built.
+    /// Appends the newest completion, whose answer is not known to be built.
     pub fn push(&mut self, lane: LaneId, until: Psn, cqe: Cqe) {
         self.all.push_back(Deferred { lane, until, cqe, built: None });
     }
-    /// The answers of those that are `due` are built now, and have gone when the mark says so. Each is looked at until it is built.
+    /// Records that the answers of the `due` completions are built now, and will have left at `mark`. Checks each completion until its
+    /// answer is built.
     pub fn note_built(&mut self, due: impl Fn(&Deferred) -> bool, mark: impl FnOnce() -> Mark) {
         let n = self.all.range(self.built..).take_while(|deferred| due(deferred)).count();
         if n > 0 {
@@ -49,21 +49,21 @@ impl DeferredReceives {
             self.built += n;
         }
     }
-    /// Takes the oldest, if it is due.
+    /// Takes the oldest completion, if it is due.
     pub fn pop_if(&mut self, due: impl FnOnce(&Deferred) -> bool) -> Option<Deferred> {
         let oldest = if self.all.front().is_some_and(due) { self.all.pop_front() } else { None };
         self.built -= usize::from(oldest.is_some_and(|oldest| oldest.built.is_some()));
         oldest
     }
-    /// Whether none waits.
+    /// Whether no completion waits.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
-    /// How many wait. They belong to the receive requests that were taken last, apart from one that is not complete.
+    /// Number of deferred completions. They belong to the receive requests taken last, except for a request whose message is incomplete.
     pub fn len(&self) -> u32 {
         self.all.len() as u32
     }
-    /// The completion queue of a lane is being destroyed, with what was meant for it.
+    /// Drops the completions of a lane whose completion queue is being destroyed.
     pub fn forget(&mut self, lane: LaneId) {
         self.all.retain(|deferred| deferred.lane != lane);
         self.built = self.all.iter().take_while(|deferred| deferred.built.is_some()).count();
