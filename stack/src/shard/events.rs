@@ -1,7 +1,7 @@
-//! Asynchronous events: what happens to an object and belongs to no work request (IBA 11.6.3).
+//! Asynchronous events: they concern an object, not a work request (IBA 11.6.3).
 //!
-//! An event that was fetched is acknowledged when its handler is done with the object; until then the object is not
-//! destroyed (ibv_ack_async_event(3)). So the queue counts, for each object, the events that were fetched and not acknowledged.
+//! A program acknowledges a fetched event when its handler no longer needs the object; until then the object is not destroyed
+//! (ibv_ack_async_event(3)). So the queue counts, for each object, the events that were fetched and not acknowledged.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{HashMap, VecDeque};
@@ -13,7 +13,7 @@ use crate::proto::status::AsyncEvent;
 use crate::sync::eventfd::EventFd;
 use crate::sync::lock::lock;
 
-/// What an asynchronous event happened to (`struct ibv_async_event`, its union).
+/// The object of an asynchronous event (the union in `struct ibv_async_event`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
 pub enum EventElement {
@@ -34,38 +34,38 @@ pub enum EventElement {
 pub struct Event {
     /// What happened.
     pub event: AsyncEvent,
-    /// What it happened to.
+    /// The object concerned.
     pub element: EventElement,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     queue: VecDeque<Event>,
-    /// Events that were fetched and not acknowledged.
+    /// Number of events that were fetched and not acknowledged.
     unacked: HashMap<EventElement, u32>,
-    /// Objects that are being destroyed: nothing more is said of them.
+    /// Objects that are being destroyed: further events about them are ignored.
     retired: Vec<EventElement>,
-    /// The descriptor is readable.
+    /// The file descriptor is readable.
     signalled: bool,
 }
 
-/// Asynchronous events, bounded.
+/// A bounded queue of asynchronous events.
 #[derive(Debug, Default)]
 pub struct EventQueue {
     inner: Mutex<Inner>,
     lost: AtomicU64,
-    /// Made when somebody asks for it.
+    /// Created when first requested.
     fd: OnceLock<EventFd>,
 }
 
-/// Whether an event tells that an object is unusable: such events are the last to be lost.
+/// Whether an event reports that an object is unusable: such events are the last to be lost.
 fn is_fatal(event: AsyncEvent) -> bool {
     use AsyncEvent::{CqErr, DeviceFatal, QpFatal, SrqErr, WqFatal};
     matches!(event, CqErr | QpFatal | DeviceFatal | SrqErr | WqFatal)
 }
 
 impl EventQueue {
-    /// Events kept at most; older ones win, but one that tells of an unusable object takes the place of the newest that
+    /// Capacity in events. A full queue drops the new event, unless it reports an unusable object: then it replaces the newest event that
     /// does not.
     pub const CAPACITY: usize = 4096;
 
@@ -95,7 +95,7 @@ impl EventQueue {
         }
     }
 
-    /// The oldest event, if there is one. It is to be acknowledged with [`EventQueue::ack`].
+    /// Takes the oldest event, if any. The caller acknowledges it with [`EventQueue::ack`].
     pub fn try_get(&self) -> Option<Event> {
         let mut inner = self.lock();
         let event = inner.queue.pop_front()?;
@@ -104,7 +104,7 @@ impl EventQueue {
         Some(event)
     }
 
-    /// Acknowledges an event about this object.
+    /// Acknowledges one event about this object.
     pub fn ack(&self, element: EventElement) {
         let mut inner = self.lock();
         if let Some(n) = inner.unacked.get_mut(&element) {
@@ -115,13 +115,12 @@ impl EventQueue {
         }
     }
 
-    /// Events about this object that were fetched and not acknowledged.
+    /// Number of events about this object that were fetched and not acknowledged.
     pub fn unacked(&self, element: EventElement) -> u32 {
         self.lock().unacked.get(&element).copied().unwrap_or(0)
     }
 
-    /// Before an object is destroyed: takes its events out of the queue and lets no more in, until
-    /// [`EventQueue::forget`].
+    /// Prepares to destroy an object: removes its events from the queue, and ignores further ones until [`EventQueue::forget`].
     ///
     /// # Errors
     /// The number of its events that were fetched and not acknowledged; nothing has changed then.
@@ -136,24 +135,24 @@ impl EventQueue {
         Ok(())
     }
 
-    /// After an object is gone, or when it stays after all: its number may be used again.
+    /// Ends [`EventQueue::retire`], once the object is gone or if it is kept: events about its number are queued again.
     pub fn forget(&self, element: EventElement) {
         self.lock().retired.retain(|e| *e != element);
     }
 
-    /// Takes the events of an object that is gone out of the queue.
+    /// Removes the events of a destroyed object from the queue.
     pub fn purge(&self, element: EventElement) {
         let mut inner = self.lock();
         inner.queue.retain(|e| e.element != element);
         self.clear_if_empty(&mut inner);
     }
 
-    /// Events that found the queue full, or had to make room.
+    /// Number of events that were lost because the queue was full, or were replaced.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// A descriptor that is readable while the queue holds something; made by the first call.
+    /// A file descriptor that is readable while the queue holds an event; the first call creates it.
     ///
     /// # Errors
     /// Those of eventfd(2).
@@ -165,18 +164,18 @@ impl EventQueue {
                 fd.signal();
                 inner.signalled = true;
             }
-            // The lock is held: nobody else sets it.
+            // The lock is held: no other thread sets it.
             let _ = self.fd.set(fd);
         }
         Ok(self.fd.get().expect("it was set above"))
     }
 
-    /// The descriptor, where somebody asked for it.
+    /// The file descriptor, if one was created.
     pub fn made_fd(&self) -> Option<&EventFd> {
         self.fd.get()
     }
 
-    /// Makes the descriptor unreadable when the queue is empty.
+    /// Makes the file descriptor unreadable if the queue is empty.
     fn clear_if_empty(&self, inner: &mut Inner) {
         if inner.signalled && inner.queue.is_empty() {
             inner.signalled = false;
@@ -193,7 +192,7 @@ mod tests {
 
     const CQ: EventElement = EventElement::Cq(1);
 
-    // A full queue keeps what tells of unusable objects, and counts what it loses.
+    // A full queue keeps events about unusable objects, and counts the lost events.
     #[test]
     fn fatal_events_take_the_place_of_others() {
         let events = EventQueue::default();
@@ -210,7 +209,7 @@ mod tests {
         assert_eq!(all.len(), EventQueue::CAPACITY);
         assert_eq!((all[0].event, all[all.len() - 1].event), (AsyncEvent::QpFatal, AsyncEvent::DeviceFatal));
         assert!(all.iter().all(|e| e.element != EventElement::Port));
-        // Nothing but fatal events: the newest is lost, and counted.
+        // Only fatal events in the queue: the newest is lost, and counted.
         for _ in 0..=EventQueue::CAPACITY {
             events.raise(AsyncEvent::CqErr, CQ);
         }

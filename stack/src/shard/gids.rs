@@ -1,9 +1,9 @@
 //! The port's GID table: addresses may be added and removed while the device is open.
 //!
-//! An index that a queue pair or an address handle holds keeps its address, also when that is removed from the port; the
-//! entry is used again when the last holder lets go (IBA A17.4, as kernels do it). A waiting datagram may outlive the
-//! holder, so it names an address by its [`Source`], which never means another one. Changes are made under a lock;
-//! looking an index or a source up takes none.
+//! An index that a queue pair or an address handle holds keeps its address, even after that address is removed from the port; the entry
+//! is reused when the last holder releases it (IBA A17.4, as kernels do it). A waiting datagram may outlive the holder, so it refers
+//! to an address by its [`Source`], which never refers to another address. Changes are made under a lock; lookups of an index or
+//! a source take no lock.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard};
@@ -13,15 +13,15 @@ use crate::net::GIDS_MAX;
 use crate::proto::address::Source;
 use crate::sync::lock::lock;
 
-/// An entry; all zeros while it is free. Written under the table's lock only, and the address only while nobody holds
-/// the entry.
+/// An entry; all zeros while it is free. Written under the table's lock only; the address changes only while the entry has no
+/// holders.
 #[derive(Debug, Default)]
 struct Slot {
     high: AtomicU64,
     low: AtomicU64,
-    /// Twice the number of changes of the address; odd during a change.
+    /// The version of a seqlock: twice the number of changes of the address, odd during a change.
     changes: AtomicU32,
-    /// The port does not have the address any more.
+    /// The port has lost the address.
     removed: AtomicBool,
     holders: AtomicU32,
 }
@@ -45,7 +45,7 @@ impl Slot {
     fn live(&self) -> bool {
         !self.removed.load(Ordering::Relaxed) && !self.gid().is_zero()
     }
-    /// The name of the address that is there between two changes.
+    /// The identifier of the address that the entry has at this version.
     fn source(index: usize, changes: u32) -> Source {
         Source::new(index as u8, changes / 2)
     }
@@ -54,7 +54,7 @@ impl Slot {
 /// Why an address was not added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GidRefused {
-    /// The table has it.
+    /// The table has the address already.
     Exists,
     /// No entry is free.
     Full,
@@ -64,13 +64,13 @@ pub enum GidRefused {
 #[derive(Debug)]
 pub struct Gids {
     slots: Box<[Slot]>,
-    /// Behind the last entry that was ever used.
+    /// One more than the highest index ever used.
     len: AtomicUsize,
     lock: Mutex<()>,
 }
 
 impl Gids {
-    /// A table with these entries, the link-local address first.
+    /// A table with these entries; the first is the link-local address.
     pub fn new(gids: &[Gid]) -> Self {
         let slots: Box<[Slot]> = (0..GIDS_MAX).map(|_| Slot::default()).collect();
         let len = gids.len().min(GIDS_MAX);
@@ -84,26 +84,26 @@ impl Gids {
         lock(&self.lock)
     }
 
-    /// Entries, free ones between others too.
+    /// Number of entries, including free ones in between.
     #[inline]
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Acquire)
     }
 
-    /// The address at an index; `None` where there is none. If nobody holds the index, it may change at any time.
+    /// The address at an index; `None` if the entry is free. Unless the index is held, the address may change at any time.
     #[inline]
     pub fn get(&self, index: usize) -> Option<Gid> {
         self.slots.get(index).map(Slot::gid).filter(|gid| !gid.is_zero())
     }
 
-    /// The name of the address at an index, for what may outlive it.
+    /// The identifier of the address at an index, for users that may outlive the address.
     pub fn source(&self, index: usize) -> Option<Source> {
         let _changing = self.changing();
         let slot = self.slots.get(index).filter(|slot| slot.live())?;
         Some(Slot::source(index, slot.changes.load(Ordering::Relaxed)))
     }
 
-    /// The address of that name. `None`: the port does not have it any more, and nobody holds it.
+    /// The address with that identifier. `None` if the port has lost it and it has no holders.
     pub fn of(&self, source: Source) -> Option<Gid> {
         let index = usize::from(source.index());
         let slot = &self.slots[index];
@@ -114,7 +114,7 @@ impl Gids {
         (unchanged && Slot::source(index, before) == source && !gid.is_zero()).then_some(gid)
     }
 
-    /// The addresses by index; zero where there is none, or where the port does not have it any more.
+    /// The addresses by index; zero where the entry is free or the port has lost the address.
     pub fn snapshot(&self) -> Vec<Gid> {
         let _changing = self.changing();
         let gid = |slot: &Slot| if slot.live() { slot.gid() } else { Gid::default() };
@@ -127,12 +127,12 @@ impl Gids {
         self.slots[..self.len()].iter().any(|slot| slot.gid() == *gid && slot.live())
     }
 
-    /// Whether packets of ours may come from an address: it is one of the port's, or somebody still holds it.
+    /// Whether packets may carry this source address: the port has it, or it still has a holder.
     pub fn is_source(&self, gid: &Gid) -> bool {
         !gid.is_zero() && self.slots[..self.len()].iter().any(|slot| slot.gid() == *gid)
     }
 
-    /// Holds an index: its address stays. `None`: the port has no address there.
+    /// Takes a hold on an index, so that its address stays. `None` if the port has no address there.
     pub(super) fn hold(&self, index: usize) -> Option<(Gid, Source)> {
         let _changing = self.changing();
         let slot = self.slots.get(index).filter(|slot| slot.live())?;
@@ -140,7 +140,7 @@ impl Gids {
         Some((slot.gid(), Slot::source(index, slot.changes.load(Ordering::Relaxed))))
     }
 
-    /// Ends a hold. Whether the address is gone now: it was removed, and this was its last holder.
+    /// Ends a hold. Returns whether the address is gone now: it was removed from the port, and this was its last holder.
     pub(super) fn release(&self, index: usize) -> bool {
         let _changing = self.changing();
         let slot = &self.slots[index];
@@ -151,7 +151,7 @@ impl Gids {
         last
     }
 
-    /// Adds an address at the first free index, or at its old one where somebody still holds that.
+    /// Adds an address at the first free index, or at its old index if that still has a holder.
     ///
     /// # Errors
     /// [`GidRefused`]; nothing has changed then.
@@ -172,7 +172,7 @@ impl Gids {
         Ok(index)
     }
 
-    /// Removes an address; its index, or `None` where the port does not have it.
+    /// Removes an address. Returns its index, or `None` if the port does not have the address.
     pub fn remove(&self, gid: &Gid) -> Option<usize> {
         let _changing = self.changing();
         let index = self.slots.iter().position(|slot| slot.gid() == *gid && slot.live())?;
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!((gids.insert(b), gids.source(1)), (Ok(1), Some(second)), "back while it was held");
         assert!(!gids.release(1));
         assert_eq!((gids.of(second), gids.remove(&b), gids.of(second)), (Some(b), Some(1), None));
-        // The same address again is another life of it: what was lost stays lost.
+        // The same address, added again, gets another identifier: what was lost stays lost.
         assert_eq!((gids.insert(a), gids.of(first), gids.of(second)), (Ok(1), None, None));
     }
 }

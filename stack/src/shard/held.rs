@@ -1,4 +1,4 @@
-//! Packets that came before one that is missing: a queue pair holds them until that is there. Requests and responses have an order each.
+//! Packets that arrived before a missing one: a queue pair holds them until it arrives. Requests and responses have separate sequences.
 
 use std::collections::VecDeque;
 
@@ -9,39 +9,40 @@ use crate::proto::responder::Gap;
 use crate::proto::rtt::Rtt;
 use crate::time::Instant;
 
-/// What a queue pair holds of its requests, or of its responses. The frames passed every check that needs no order: ICRC, addresses, VLAN, P_Key.
+/// Held request packets or held response packets of a queue pair. The frames passed every check that does not depend on the order: ICRC,
+/// addresses, VLAN, P_Key.
 #[derive(Debug)]
 pub(super) struct Held {
-    /// Ascending, all behind the gap.
+    /// In ascending order, all behind the gap.
     frames: VecDeque<(Psn, Frame)>,
     gap: Gap,
-    /// What is missing.
+    /// Sequence number of the missing packet.
     expected: Psn,
-    /// The peer was told, so that what is behind the next gap too is on its way.
+    /// The peer was notified of the gap (NAK or retry), so it also retransmits what a later gap lacks.
     told: bool,
-    /// When the last packet came.
+    /// When the last packet from behind the gap arrived.
     latest: Instant,
 }
 
 impl Held {
-    /// A gap is seen now: this packet is missing.
+    /// Starts with a gap that is seen now: packet `expected` is missing.
     pub fn new(now: Instant, expected: Psn) -> Self {
         Self { frames: VecDeque::new(), gap: Gap::new(now), expected, told: false, latest: now }
     }
 
-    /// Packets that are held.
+    /// Number of held packets.
     pub fn len(&self) -> u32 {
         self.frames.len() as u32
     }
 
-    /// A packet came from behind the gap, whether it is held or not.
+    /// Notes a packet from behind the gap, whether it is held or not.
     pub fn pass(&mut self, now: Instant) {
         self.gap.pass(now);
         self.latest = now;
     }
 
-    /// This packet is missing now: if it is another one than before, so is the gap. A peer that was told of the last one sends
-    /// everything behind that again, so packets that are here already say nothing of this one.
+    /// Packet `expected` is missing now. If another one was missing before, this is a new gap. A peer that was notified of the old gap
+    /// retransmits everything behind it, so packets that are already here are no evidence of the new gap.
     pub fn follow(&mut self, now: Instant, expected: Psn) {
         if expected != self.expected {
             let behind = if self.told { 0 } else { self.len() };
@@ -49,28 +50,28 @@ impl Held {
         }
     }
 
-    /// The peer is told of the gap.
+    /// Records that the peer is notified of the gap.
     pub fn tell(&mut self) {
         self.told = true;
     }
 
-    /// Whether it was told.
+    /// Whether the peer was notified of the gap.
     pub fn is_told(&self) -> bool {
         self.told
     }
 
-    /// Whether one more packet can be held.
+    /// Whether another packet can be held.
     pub fn has_place(&self) -> bool {
         self.len() < HELD_PER_QP
     }
 
-    /// Whether a packet with this number is held.
+    /// Whether the packet with this sequence number is held.
     pub fn has(&self, psn: Psn) -> bool {
         self.frames.iter().any(|(other, _)| *other == psn)
     }
 
-    /// Holds a packet. One with the same number is dropped and returned: the requester may have sent it again because it wants
-    /// something else to be acknowledged.
+    /// Holds a packet. Replaces a packet with the same number and returns the old one: a retransmitted packet may request an
+    /// acknowledgement where the first did not.
     pub fn put(&mut self, psn: Psn, frame: Frame) -> Option<Frame> {
         let at = self.frames.partition_point(|(other, _)| other.diff(psn) < 0);
         match self.frames.get_mut(at) {
@@ -82,7 +83,7 @@ impl Held {
         }
     }
 
-    /// The packet with this number, if it is held, and how many before it were dropped.
+    /// Takes the packet with this sequence number, if it is held. Drops packets before it, and returns their number.
     pub fn take(&mut self, psn: Psn) -> (Option<Frame>, u32) {
         let before = self.frames.partition_point(|(other, _)| other.diff(psn) < 0);
         self.frames.drain(..before);
@@ -91,12 +92,12 @@ impl Held {
         (found.map(|(_, frame)| frame), before as u32)
     }
 
-    /// The packet behind the gap that comes first.
+    /// Takes the packet that comes first behind the gap.
     pub fn pop(&mut self) -> Option<(Psn, Frame)> {
         self.frames.pop_front()
     }
 
-    /// When the peer is to be told of the gap; if it was (`told`), when what is held is dropped, unless another packet comes.
+    /// When the peer is to be notified of the gap. With `told` set, when the held packets are dropped, unless another packet arrives.
     pub fn due(&self, rtt: Rtt, told: bool) -> Instant {
         if told { self.latest.after(HELD_FOR) } else { self.gap.due(rtt) }
     }

@@ -1,10 +1,10 @@
-//! Indexes of the GID table that queue pairs and address handles hold.
+//! Holds on indexes of the GID table, by queue pairs and address handles.
 
 use super::shared::Shared;
 use crate::id::Gid;
 use crate::proto::address::Source;
 
-/// An index that is held: its address stays, also when it is removed from the port.
+/// A held index: its address stays, even if it is removed from the port. Dropping it ends the hold.
 #[derive(Debug)]
 pub struct HeldGid<'a> {
     shared: &'a Shared,
@@ -17,7 +17,7 @@ impl HeldGid<'_> {
     pub fn gid(&self) -> Gid {
         self.gid
     }
-    /// Holds it until [`Shared::release_gid`].
+    /// Keeps the hold until [`Shared::release_gid`].
     pub fn keep(self) -> Source {
         let source = self.source;
         core::mem::forget(self);
@@ -32,13 +32,13 @@ impl Drop for HeldGid<'_> {
 }
 
 impl Shared {
-    /// Holds an index of the GID table. `None`: the port has no address there.
+    /// Holds an index of the GID table. `None` if the port has no address there.
     pub fn hold_gid(&self, index: u8) -> Option<HeldGid<'_>> {
         let (gid, source) = self.gids.hold(index.into())?;
         Some(HeldGid { shared: self, gid, source })
     }
 
-    /// Ends a hold that was kept (`HeldGid::keep`). An address that was removed is gone with its last holder.
+    /// Ends a hold that was kept (`HeldGid::keep`). An address that was removed from the port disappears with its last holder.
     pub fn release_gid(&self, index: u8) {
         if self.gids.release(index.into()) {
             self.with_net(crate::net::Net::source_gone);

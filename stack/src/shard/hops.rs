@@ -1,7 +1,7 @@
 //! Which queue pairs send to which neighbour: when a neighbour gets another Ethernet address, only its queue pairs are visited.
 //!
-//! Each neighbour that queue pairs of this shard hold has a ring of their slots. When it changes, the shard walks the ring
-//! once, a bounded number of queue pairs a turn. Strangers cost nothing here, however many queue pairs there are.
+//! Each neighbour of this shard's queue pairs has a ring of their slots. When the neighbour changes, the shard walks the ring once, a
+//! bounded number of queue pairs in each turn. Strangers cost nothing here, however many queue pairs there are.
 
 use std::collections::VecDeque;
 
@@ -13,10 +13,10 @@ const NONE: u32 = u32::MAX;
 /// The ring of a neighbour.
 #[derive(Clone, Copy, Debug)]
 struct Ring {
-    /// The slot whose turn is next, or `NONE`.
+    /// The next slot to visit, or `NONE`.
     head: u32,
     len: u32,
-    /// Visits that are left to make.
+    /// Number of visits left.
     due: u32,
 }
 
@@ -35,11 +35,11 @@ const UNLINKED: Node = Node { hop: NONE, next: NONE, prev: NONE };
 
 #[derive(Debug, Default)]
 pub(super) struct Hops {
-    /// By the neighbour's number.
+    /// By neighbour number.
     rings: Vec<Ring>,
-    /// By the queue pair's slot.
+    /// By queue pair slot.
     nodes: Vec<Node>,
-    /// Neighbours with visits left to make.
+    /// Neighbours with visits left.
     due: VecDeque<u32>,
 }
 
@@ -51,13 +51,13 @@ impl Hops {
         }
     }
 
-    /// The neighbour that a queue pair sends to.
+    /// The neighbour of a queue pair.
     pub fn of(&self, slot: u32) -> Option<NeighbourId> {
         let hop = self.nodes[slot as usize].hop;
         (hop != NONE).then_some(NeighbourId(hop))
     }
 
-    /// A queue pair sends to this neighbour from now on, or to none.
+    /// Sets the neighbour of a queue pair; `None` for none.
     pub fn set(&mut self, slot: u32, hop: Option<NeighbourId>) {
         if self.of(slot) == hop {
             return;
@@ -79,7 +79,7 @@ impl Hops {
             ring.head = slot;
             (slot, slot)
         } else {
-            // Behind all others: what is left to visit comes before it.
+            // At the end of the ring, behind all slots that are still to be visited.
             (ring.head, self.nodes[ring.head as usize].prev)
         };
         self.nodes[slot as usize] = Node { hop, next, prev };
@@ -107,7 +107,7 @@ impl Hops {
         self.nodes[prev as usize].next = next;
     }
 
-    /// A neighbour changed: each of its queue pairs is to be visited.
+    /// Schedules a visit of each queue pair of a neighbour that changed.
     pub fn changed(&mut self, NeighbourId(hop): NeighbourId) {
         let Some(ring) = self.rings.get_mut(hop as usize).filter(|ring| ring.len > 0) else { return };
         if ring.due == 0 {
@@ -128,7 +128,7 @@ impl Hops {
             step();
             let ring = &mut self.rings[*self.due.front()? as usize];
             if ring.due == 0 {
-                self.due.pop_front(); // the last ones have left meanwhile
+                self.due.pop_front(); // its last queue pairs have left meanwhile
                 continue;
             }
             let slot = ring.head;
@@ -150,7 +150,7 @@ mod tests {
 
     const SLOTS: u32 = 12;
 
-    // Goal: whoever sends to a neighbour when it changes is visited, whatever happens between two visits, and the work ends.
+    // Goal: each queue pair that uses a neighbour when it changes is visited, whatever happens between two visits, and the work ends.
     proptest! {
         #[test]
         fn each_queue_pair_of_a_changed_neighbour_is_visited(
@@ -159,7 +159,7 @@ mod tests {
             let mut hops = Hops::default();
             hops.reserve(SLOTS);
             let mut of = [None; SLOTS as usize];
-            // Who has to be visited still.
+            // Queue pairs still to be visited.
             let mut due = BTreeSet::new();
             for (what, slot, hop) in ops {
                 match what {

@@ -1,5 +1,5 @@
-//! The IP host of the device, as a shard uses it: frames that are no RoCE packets go to the host, and what the host sends leaves
-//! by the shard that called it.
+//! The IP host of the device, as a shard uses it: the host receives frames that are no RoCE packets, and the shard that calls the
+//! host sends the host's frames.
 
 use super::counters::{Counter, Counters};
 use super::outbox::{Outbox, Traffic};
@@ -10,10 +10,10 @@ use crate::port::{Frame, Route};
 use crate::time::Instant;
 use crate::wire::Discard;
 
-/// What a host sends leaves by the first route: a port with several has its host below it, and then this one sends nothing.
+/// The host's frames leave by the first route. A port with several routes has its IP host below it, and then this host sends nothing.
 const ROUTE: Route = Route(0);
 
-/// The IP host, and what a shard needs to call it: what the host sends then goes to the outbox.
+/// Access to the IP host, with what a shard needs to call it. Frames that the host sends go to the outbox.
 pub(super) struct IpHost<'a> {
     pub now: Instant,
     pub shared: &'a Shared,
@@ -22,7 +22,7 @@ pub(super) struct IpHost<'a> {
 }
 
 impl IpHost<'_> {
-    /// Calls the IP host, and sends what it has to send then.
+    /// Calls the IP host, then sends the frames that it has ready.
     pub fn ask<R>(&mut self, ask: impl FnOnce(&mut Net, Instant) -> R) -> R {
         self.shared.with_net(|net| {
             let answer = ask(net, self.now);
@@ -31,7 +31,7 @@ impl IpHost<'_> {
         })
     }
 
-    /// Sends what the IP host has to send now, if something is due.
+    /// Runs the IP host if something is due, and sends its frames.
     #[inline]
     pub fn run(&mut self) {
         if self.now >= self.shared.net_deadline() {
@@ -39,7 +39,7 @@ impl IpHost<'_> {
         }
     }
 
-    /// Frames that are no RoCE packets are the IP host's, which counts what becomes of each.
+    /// Passes a frame that is no RoCE packet to the IP host, which counts its outcome.
     pub fn receive(&mut self, frame: &Frame) {
         self.counters.add(Counter::NetFrames, 1);
         let full = self.outbox.room(Traffic::Requests, ROUTE) == 0;
@@ -59,7 +59,7 @@ impl IpHost<'_> {
         });
     }
 
-    /// A message that will be answered came in this frame: the reply goes to the Ethernet address that it came from.
+    /// Notes where a message that will be answered came from: the reply goes to the source Ethernet address of this frame.
     #[cold]
     pub fn note_reply_mac(&self, frame: &[u8], src: &Gid) {
         if let Some((_, rest)) = frame.split_first_chunk::<6>()
@@ -69,8 +69,8 @@ impl IpHost<'_> {
         }
     }
 
-    /// Sends what the IP host has to send. What finds no frame is lost as on the wire: it counts as one of the requests
-    /// after which a neighbour is unreachable.
+    /// Sends the frames that the IP host has ready. A frame without a buffer is lost as on the wire: it counts as one of the
+    /// solicitations after which a neighbour is unreachable.
     fn send(&mut self, net: &mut Net) {
         while self.outbox.has_room_for_host() {
             let Some(mut frame) = self.outbox.take_frame() else {
@@ -106,7 +106,7 @@ mod tests {
         Env::new(0, shared(1, 4), Box::new(Limited { takes: 0, buffers }), Instant::from_nanos(1_000_000_000))
     }
 
-    /// A neighbour that has an address, and asks for ours: an announcement and a request.
+    /// Frames of a neighbour that has an address, and resolves the device's: an announcement and a request.
     fn frames_of_a_neighbour() -> [Frame; 2] {
         let mut peer = Net::new(&NetConfig::new(Mac([2, 0, 0, 0, 0, 0x21])));
         peer.add_address([10, 0, 0, 2].into(), 24);
@@ -119,7 +119,7 @@ mod tests {
         })
     }
 
-    /// What became of frames at the IP host, and what the shard dropped.
+    /// The outcome of frames at the IP host, and the number of frames that the shard dropped.
     fn outcomes(env: &Env) -> (Vec<(NetCounter, u64)>, u64) {
         let counted = |net: &mut Net| net.counters().filter(|(_, n)| *n > 0).collect();
         (env.shared.with_net(counted), env.counters.snapshot().drops())
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn an_answer_that_cannot_be_sent_is_counted_as_such() {
         let [_, question] = frames_of_a_neighbour();
-        // There are buffers, and one is left in the end; but the frames that wait have no room for another.
+        // Buffers exist, and one is left in the end; but the waiting frames leave no room for another.
         let mut full = env(TxBurst::new().capacity() + 1);
         while full.outbox.room(Traffic::Requests, ROUTE) > 0 {
             let frame = full.outbox.take_frame().expect("it has a buffer");

@@ -1,67 +1,67 @@
-//! The identifications of the IPv4 packets of a connection's peer, over a port that does not see them.
+//! The identifications of the IPv4 packets of a connection's peer, over a port that does not deliver them.
 //!
-//! The ICRC covers the identification and the flags beside it, which a UDP socket does not show. So that port computes, from the rest
-//! of the packet, those with which the ICRC is right. If the packet has an error they come out at random, and for two packets in
-//! 65 536 the flags are such as an IPv4 header may have. Most hosts count their packets: there an identification that is not near those
-//! of the packets before tells of an error, too. A host that does not count, or that counts the packets of many connections
-//! together, is recognised, and judged by the flags alone.
+//! The ICRC covers the identification and the adjacent flags, which a UDP socket does not deliver. So the port computes, from the rest of
+//! the packet, the values with which the ICRC is correct. If the packet has an error they come out at random, and for two packets in
+//! 65 536 the flags are valid ones for an IPv4 header. Most hosts count their packets: from such a host, an identification far
+//! from those of earlier packets indicates an error, too. A host that does not count, or that counts the packets of many connections
+//! together, is recognised, and its packets are judged by the flags alone.
 //!
-//! What is near is known from packets that the queue pair accepted: those moved it on. Others may come from anybody who knows its
-//! number, and move nothing here.
+//! Only packets that the queue pair accepted move the expected value. Anyone who knows the queue pair's number can send other packets, so
+//! these change nothing here.
 
 use crate::time::Instant;
 
-/// Identifications of packets in a row are this near each other where a host counts for one connection, or for some that take turns:
-/// packets overtake each other, and others are sent between two of ours.
+/// Consecutive identifications differ by at most this much if a host counts for one connection, or for some that alternate: packets
+/// overtake each other, and other packets are sent between two of the connection.
 const NEAR: u16 = 64;
-/// One that is further than this from the last tells of an error, if all before it were near.
+/// An identification that differs by more than this from the last one indicates an error, if all before were near.
 const FAR: u16 = 512;
-/// A host has one counter for all that it sends to us, to whichever connection: it may have moved by so many in a second.
+/// Growth of the counter per second, at most: a host has one counter for all packets to this host, of every connection.
 const PER_SECOND: u64 = 1_000_000;
-/// A sender that has the kernel take its messages apart (this stack, too) numbers the parts of each from 0.
+/// Most segments of a message. A sender that has its kernel segment messages, as this stack does, numbers the segments of each from 0.
 const SEGMENTS: u16 = 64;
-/// So many packets in a row near each other show that the counter is this connection's. Less may be what it sends in its turn, among
-/// hundreds (Linux soft-RoCE: 128 packets).
+/// This many consecutive packets near each other show that the counter is this connection's. Fewer may be one burst of the connection,
+/// among hundreds (Linux soft-RoCE: 128 packets).
 const SURE: u8 = 255;
-/// So many packets far from the counter, and none that is accepted between them, show that the host counts anew.
+/// This many packets far from the counter, without an accepted one in between, show that the host has restarted its counter.
 const MISSES: u8 = 3;
 
-/// What a packet is taken for, by its identification.
+/// The judgement of a packet, from its identification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Judgement {
-    /// It fits the peer's counter: the ICRC is right.
+    /// It fits the peer's counter: the ICRC is correct.
     Good,
-    /// There is no counter to compare it with, not yet or not any more: the packet is let in, and counted (`IcrcWeak`).
+    /// No counter to compare it with, not yet or no longer: the packet is let in, and counted (`IcrcWeak`).
     Weak,
-    /// It is far from the peer's counter: the ICRC is taken for wrong, and the packet dropped (`BadIcrc`).
+    /// It is far from the peer's counter: the ICRC counts as wrong, and the packet is dropped (`BadIcrc`).
     Bad,
 }
 
-/// Whether the identification of a packet of no connection, with nothing to compare it with, tells that it is right.
+/// Whether the identification alone shows that a packet is correct, where no connection provides a value to compare it with.
 pub(super) fn is_small(identification: u16) -> bool {
     identification < SEGMENTS
 }
 
-/// Follows the counter from which a connection's peer takes its identifications.
+/// Tracks the counter from which a connection's peer takes its identifications.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IpIdTracker {
-    /// When the last packet came that was accepted.
+    /// When the last accepted packet arrived.
     seen: Instant,
-    /// Its identification.
+    /// The identification of that packet.
     last: u16,
-    /// Packets in a row near each other, up to [`SURE`].
+    /// Number of consecutive packets near each other, up to [`SURE`].
     near: u8,
-    /// Packets far from a counter that is sure, since one was accepted, up to [`MISSES`].
+    /// Number of packets far from an established counter, since the last accepted one, up to [`MISSES`].
     far: u8,
 }
 
 impl IpIdTracker {
-    /// Nothing yet.
+    /// A tracker that has seen no packet.
     pub fn new(now: Instant) -> Self {
         Self { seen: now, last: 0, near: 0, far: 0 }
     }
 
-    /// Whether an identification is `most` from the last one, or less.
+    /// Whether an identification differs from the last one by `most` or less.
     fn is_within(&self, most: u64, identification: u16) -> bool {
         let ahead = identification.wrapping_sub(self.last);
         u64::from(ahead.min(ahead.wrapping_neg())) <= most
@@ -76,8 +76,8 @@ impl IpIdTracker {
         !is_small(identification) && !self.is_within(u64::from(FAR) + grown, identification)
     }
 
-    /// Judges a packet. A packet that is far from the counter is dropped, but the third in a row is let in, as `Weak`: the host may have
-    /// begun to count anew, and if the queue pair accepts the packet, [`follow`](Self::follow) begins anew, too.
+    /// Judges a packet. A packet far from the counter is dropped, but the third in a row is let in, as `Weak`: the host may have restarted
+    /// its counter, and if the queue pair accepts the packet, [`follow`](Self::follow) restarts as well.
     pub fn judge(&mut self, now: Instant, identification: u16) -> Judgement {
         if self.near < SURE {
             return Judgement::Weak;
@@ -89,11 +89,11 @@ impl IpIdTracker {
         if self.far < MISSES { Judgement::Bad } else { Judgement::Weak }
     }
 
-    /// The queue pair accepted a packet.
+    /// Notes a packet that the queue pair accepted.
     pub fn follow(&mut self, now: Instant, identification: u16) {
         let near = self.is_near(identification);
         self.far = 0;
-        // A small number may be of a message that the sender's kernel took apart, while it counts other packets.
+        // A small number may belong to a message that the sender's kernel segmented, while it counts other packets.
         if self.near == SURE && near && !self.is_within(NEAR.into(), identification) {
             return;
         }
@@ -113,7 +113,7 @@ mod tests {
         Instant::from_nanos((10_000 + ms) * 1_000_000)
     }
 
-    /// Judges a packet that will be accepted if it is let in.
+    /// Judges a packet; the queue pair accepts it if it is let in.
     fn accept(tracker: &mut IpIdTracker, ms: u64, id: u16) -> Judgement {
         let verdict = tracker.judge(at(ms), id);
         if verdict != Bad {
@@ -122,7 +122,7 @@ mod tests {
         verdict
     }
 
-    /// A tracker of a host that counts for this connection alone: it is at 5000.
+    /// A tracker of a host that counts for this connection alone; the counter is at 5000.
     fn sure() -> IpIdTracker {
         let mut tracker = IpIdTracker::new(at(0));
         for n in 0..=u16::from(SURE) {
@@ -156,7 +156,7 @@ mod tests {
         }
     }
 
-    // Goal: packets are right however many connections the host sends on by turns, and however many of them come at once.
+    // Goal: packets are judged correct however many connections the host serves in turn, and however many packets come at once.
     #[test]
     fn connections_that_share_a_counter_do_not_harm_each_other() {
         for connections in [1, 2, 4, 16, 64, 256, 1000] {
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    // Goal: whatever comes that the queue pair does not accept, right packets are taken for right.
+    // Goal: whatever arrives that the queue pair does not accept, correct packets are judged correct.
     #[test]
     fn what_is_not_accepted_moves_nothing() {
         let mut tracker = sure();

@@ -1,7 +1,7 @@
-//! When a shard has something to do: what each of its parts says, taken together; and how it is left alone until then.
+//! When a shard has work to do, from what each of its parts reports; and how a shard is prepared for the sleep of its thread.
 //!
-//! A part that is not asked loses wake-ups: whoever turns the shard sleeps while there is work. So [`Shard::due`] names every field
-//! of the shard and of its [`Env`]: a new one does not compile before it is decided whether it is asked.
+//! A part that is left out loses wake-ups: the shard's thread would sleep while work is due. So [`Shard::due`] names every field
+//! of the shard and of its [`Env`]: a new field does not compile until its author has decided whether it reports work.
 
 use super::due::Due;
 use super::env::Env;
@@ -10,12 +10,12 @@ use crate::port::Armed;
 use crate::time::Instant;
 
 impl Shard {
-    /// When the next turn has something to do if no frame and no doorbell comes; `None` for never.
+    /// When the next turn has work, if no frame arrives and no doorbell rings; `None` for never.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.due(true)
     }
 
-    /// As [`next_deadline`](Self::next_deadline), while the port has no link: waiting frames are due when they are given up.
+    /// As [`next_deadline`](Self::next_deadline), while the port's link is down: waiting frames are due when they are to be dropped.
     pub fn next_deadline_without_link(&self) -> Option<Instant> {
         self.due(false)
     }
@@ -36,7 +36,7 @@ impl Shard {
             stopwatch: _,
             mcast: _,
             xrc_srqs: _,
-            relays: _, // what waits goes on with a response, or with room for its leg
+            relays: _, // waiting relayed messages resume with a response, or with room on the route of their leg
             connected: _,
             from_inside: _,
             tries: _, // the timer wheel wakes their queue pairs
@@ -57,15 +57,15 @@ impl Shard {
         }
     }
 
-    /// Prepares for a sleep of the thread that turns this shard: from here on posters ring, and a port that can signals frames.
-    /// What is due at once is in [`next_deadline`](Self::next_deadline) after this.
+    /// Prepares for a sleep of the shard's thread: from here on posters ring doorbells, and a port that can do so signals frames.
+    /// Afterwards [`next_deadline`](Self::next_deadline) covers all work that is due at once.
     pub fn arm(&mut self) -> Armed {
         self.unwatch_all();
         self.env.outbox.queue.arm()
     }
 
-    /// Whether there is work that did not fit into this turn: of what is due, that which the turn itself left. Each turn asks, so
-    /// this is loads and compares alone.
+    /// Whether this turn left work that did not fit into it: the subset of [`next_deadline`](Self::next_deadline) that a turn itself
+    /// leaves. Called in each turn, so it consists of loads and compares only.
     #[inline(always)]
     pub(super) fn has_more(&self) -> bool {
         let env = &self.env;
@@ -76,7 +76,7 @@ impl Shard {
             || env.outbox.has_more()
     }
 
-    /// Whether nothing is left to send: no frame, no answer, no request that could go now.
+    /// Whether nothing is left to send: no frame, no answer, no request that could be sent now.
     pub fn quiet(&self) -> bool {
         !self.env.outbox.has_more() && !self.env.agenda.any_to_send()
     }

@@ -1,7 +1,7 @@
-//! Keys within a turn: what is known of those in use, and the grace period of those that were revoked.
+//! Keys within a turn: a cache of the key in use, and the grace period of revoked keys.
 //!
 //! This is user-space RCU by quiescent states (QSBR: Desnoyers and others, "User-Level Implementations of Read-Copy Update", 2012). A
-//! turn is a read-side critical section: a key that was looked up is good until the turn ends. Between two turns a shard is in a
+//! turn is a read-side critical section: a key that was looked up is valid until the turn ends. Between two turns a shard is in a
 //! quiescent state. So the grace period of a revoked key is over when each shard that was in a turn at the revocation has ended that
 //! turn: no shard uses the key any more. Each shard has a number in [`Shared::turning`](super::Shared) that is odd in a turn.
 //!
@@ -18,20 +18,20 @@ use crate::config::SHARDS_MAX;
 use crate::mem::{Access, CachedKey, Sge};
 use crate::sync::asymmetric::{heavy, light};
 
-/// For each shard of a device, a number that is odd during its turns and moves on at each end of one.
+/// For each shard of a device, a number that is odd during its turns and increases when one begins and when it ends.
 type Turning = [CachePadded<AtomicU32>];
 
 #[derive(Debug)]
 pub(super) struct Keys {
-    /// Address behind the bytes that were placed last: a hint of where the next ones go.
+    /// The address behind the bytes that were placed last: a hint where the next bytes go.
     pub placed_to: u64,
-    /// What is known of the key that was scattered to last in this turn.
+    /// The cached check of the key of the last scatter in this turn.
     known: CachedKey,
     /// Completions wait for a grace period: see [`Keys::poll_grace_period`].
     in_grace_period: bool,
-    /// A key was revoked since the last look at the other shards.
+    /// A key was revoked since the turns of the other shards were last read.
     revoked: bool,
-    /// Other shards that were in a turn when a key was revoked, and have not ended it: the number of that turn.
+    /// Other shards that were in a turn when a key was revoked and have not ended it, each with the number of that turn.
     readers: ArrayVec<(usize, u32), SHARDS_MAX>,
 }
 
@@ -46,7 +46,7 @@ impl Keys {
         }
     }
 
-    /// From here to [`Keys::end_turn`] keys are looked up and used, by shard `id`.
+    /// Begins a turn: shard `id` looks up and uses keys until [`Keys::end_turn`].
     #[inline]
     pub fn begin_turn(&self, turning: &Turning, id: usize) {
         let turn = &turning[id];
@@ -56,7 +56,7 @@ impl Keys {
         }
     }
 
-    /// Nothing that was looked up in this turn is used any more.
+    /// Ends a turn: keys that were looked up in it are no longer used.
     #[inline]
     pub fn end_turn(&mut self, turning: &Turning, id: usize) {
         self.known.forget();
@@ -64,7 +64,7 @@ impl Keys {
         turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
-    /// [`Memory::scatter`], with what is known of this turn's keys. Notes where the next bytes are likely to go.
+    /// [`Memory::scatter`], with the cached key of this turn. Notes where the next bytes are likely to go.
     #[inline(always)]
     pub fn scatter(
         &mut self,
@@ -78,7 +78,7 @@ impl Keys {
         Ok(())
     }
 
-    /// A key may have been revoked in this turn: completions, which may report that, wait for its grace period.
+    /// Notes that a key may have been revoked in this turn: completions, which may report the revocation, wait for its grace period.
     pub fn note_revoked(&mut self) {
         (self.revoked, self.in_grace_period) = (true, true);
     }
@@ -89,8 +89,8 @@ impl Keys {
         self.in_grace_period
     }
 
-    /// Whether the grace period of the keys that were revoked is over. The heavy half of the asymmetric fence lies between the
-    /// revocation and the look at the other shards' turns.
+    /// Whether the grace period of the revoked keys is over. The heavy half of the asymmetric fence lies between the revocation and the
+    /// reads of the other shards' turns.
     #[cold]
     pub fn poll_grace_period(&mut self, turning: &Turning, id: usize) -> bool {
         if self.revoked {
@@ -113,7 +113,7 @@ impl Keys {
 mod tests {
     use super::*;
 
-    // A grace period is over when every shard that was in a turn at the revocation has ended it, whatever it began since.
+    // A grace period is over when every shard that was in a turn at the revocation has ended that turn, whatever it has begun since.
     #[test]
     fn a_revocation_waits_for_the_turns_of_its_time() {
         let turning: [CachePadded<AtomicU32>; 3] = Default::default();

@@ -1,4 +1,4 @@
-//! The life of a queue pair: states that it enters, by a control call or by itself, and what entering one means.
+//! The life of a queue pair: the states that it enters, by a control call or after an error, and the actions on entry.
 
 use super::complete::of_xrc_target;
 use super::counters::Counter;
@@ -18,28 +18,28 @@ use crate::sync::asymmetric::heavy;
 use crate::sync::words::{Word, Words};
 
 impl Qp {
-    /// Makes epoch, state and gates known to posters and pollers.
+    /// Publishes epoch, state and gates to posters and pollers.
     pub fn publish_word(&mut self, words: &Words) {
         self.gates = Gates::of(self.state, self.ty);
         let word = Word::new(self.epoch, self.state as u8, self.gates.bits()).watched(self.watched);
         words.store(self.index, word);
     }
 
-    /// An asynchronous event of the queue pair.
+    /// Raises an asynchronous event of the queue pair.
     #[cold]
     pub fn raise(&self, events: &EventQueue, event: AsyncEvent) {
         if self.rq.shadows().is_some() {
-            // The owner of the target that it is a part of says what becomes of that.
+            // The owner of the target reports events of the target; a shadow is only a part of it.
             tracing::debug!(qpn = self.qpn.get(), ?event, "asynchronous event of a shadow of an XRC target");
         } else if self.ownerless {
-            // Nobody has a handle of a receive-only queue pair of an XRC domain that could be told.
+            // A receive-only queue pair of an XRC domain has no handle through which the event could be delivered.
             tracing::warn!(qpn = self.qpn.get(), ?event, "asynchronous event of an XRC receive queue pair");
         } else {
             events.raise(event, EventElement::Qp(self.qpn));
         }
     }
 
-    /// The first packet of a connection has come.
+    /// Notes the first packet of a connection.
     #[cold]
     pub fn establish(&mut self, events: &EventQueue) {
         self.comm_est = true;
@@ -48,7 +48,7 @@ impl Qp {
         }
     }
 
-    /// Raises SQ_DRAINED once everything that had started is complete.
+    /// Raises SQ_DRAINED once all requests that had started have completed.
     pub fn check_drained(&mut self, events: &EventQueue) {
         if self.draining && self.requester.drained() {
             self.draining = false;
@@ -60,11 +60,11 @@ impl Qp {
 }
 
 impl Env {
-    /// A completion queue of the queue pair is unusable, and so is the queue pair.
+    /// A completion queue of the queue pair is unusable, which makes the queue pair unusable.
     #[cold]
     pub fn end_by_overrun(&mut self, qp: &mut Qp) {
         if qp.state == QpState::Reset {
-            return; // unused; it fails with its first completion
+            return; // unused: the queue pair fails with its first completion
         }
         if !core::mem::replace(&mut qp.overran, true) {
             self.shared.events.raise(AsyncEvent::QpFatal, EventElement::Qp(qp.qpn));
@@ -74,7 +74,7 @@ impl Env {
         }
     }
 
-    /// The queue pair leaves its state by itself.
+    /// Moves the queue pair to another state because of an internal event.
     pub fn fail(&mut self, qp: &mut Qp, event: Event, cause: Cause) {
         if let Some(to) = internal(qp.state, qp.ty, event) {
             self.count_of(qp, Counter::QpErrors);
@@ -82,7 +82,7 @@ impl Env {
         }
     }
 
-    /// Enters a state: publishes its gates and does what entering means. Attributes are the caller's business.
+    /// Enters a state: publishes its gates and performs the actions on entry. The caller updates the attributes.
     pub fn enter(&mut self, qp: &mut Qp, to: QpState, cause: Cause) {
         let connected = |s: QpState| !matches!(s, QpState::Reset | QpState::Init);
         self.connected -= usize::from(connected(qp.state));
@@ -114,11 +114,11 @@ impl Env {
             QpState::Err => {
                 qp.draining = false;
                 self.peers.release(&self.shared, qp.slot);
-                // A poster publishes its request, then looks at the word: it sees ERR and rings, or we see it.
+                // A poster publishes its request, then reads the word: it sees ERR and rings, or this flush sees the request.
                 heavy();
                 self.flush_queues(qp, cause);
                 if qp.rq.is_shared() && qp.ty != QpType::XrcIni {
-                    // It holds no entry of the shared receive queue now, and takes none any more (IBA 10.3.1).
+                    // The queue pair holds no entry of the shared receive queue now, and takes no more (IBA 10.3.1).
                     qp.raise(&self.shared.events, AsyncEvent::QpLastWqeReached);
                 }
             }
@@ -132,7 +132,7 @@ impl Env {
         self.in_flight.note(qp);
     }
 
-    /// RESET: every request is gone, without a completion; poll skips completions of the old epoch.
+    /// RESET: discards every request without a completion; pollers skip completions of the old epoch.
     fn clear(&mut self, qp: &mut Qp) {
         let sq_end = qp.sq.0.published();
         qp.requester.reset(sq_end);
@@ -143,7 +143,7 @@ impl Env {
         qp.sq.0.release_to(sq_end);
         qp.rq.reset(qp.epoch);
         if qp.ty == QpType::XrcTgt {
-            qp.recv_lane = LaneId::NONE; // that of the queue that it took from
+            qp.recv_lane = LaneId::NONE; // it was the lane of the shared receive queue used last
         }
         qp.draining = false;
         (qp.comm_est, qp.careful, qp.ip_ids) = (false, true, None);
@@ -159,11 +159,11 @@ impl Env {
         self.agenda.disarm(qp);
     }
 
-    /// ERR: everything completes with a flush error, in order; the reason first.
+    /// ERR: completes all requests with a flush error, in order; the request that caused the error comes first, with its own status.
     pub fn flush_queues(&mut self, qp: &mut Qp, cause: Cause) {
         let mut taken = true;
         if qp.gates.has(Gates::FLUSH_SQ) {
-            taken &= self.stage_successes(qp); // what succeeded before the failure comes first
+            taken &= self.stage_successes(qp); // requests that succeeded before the failure come first
             let end = qp.sq.0.published();
             let mut status = cause.send;
             while qp.sq_done != end {

@@ -1,4 +1,4 @@
-//! Local operations: work requests that change keys and send nothing.
+//! Local operations: work requests that change keys and send no packet.
 
 use super::keys::Keys;
 use super::qp::Qp;
@@ -7,7 +7,7 @@ use crate::proto::status::{WcStatus, WrOpcode};
 use crate::proto::wqe::SendWqe;
 
 impl Keys {
-    /// Carries out the local operation that the requester has reached.
+    /// Performs the local operation that the requester has reached.
     #[cold]
     pub fn carry_out(&mut self, mrs: &MrTable, qp: &mut Qp, seq: u32) {
         let wqe = *SendWqe::of(qp.sq.0.slot(seq));

@@ -1,12 +1,12 @@
-//! Prefetching: with very many queue pairs nothing of the next one is in a cache, and what a message touches of it is
-//! scattered. So a part that goes through a list of queue pairs prefetches for several of them at once, in steps, because each step
-//! finds the addresses of the next one: first the queue pairs, then the rings and counters that they point to, then the data of
-//! their messages. The cache misses of a step overlap.
+//! Prefetching: with very many queue pairs, the state of the next one is in no cache, and what a message touches of it is scattered.
+//! So code that walks a list of queue pairs prefetches for several of them at once, in steps, because each step finds the addresses for
+//! the next step: first the queue pairs, then the rings and counters that they point to, then the data of their messages. The cache
+//! misses of a step overlap.
 //!
-//! A prefetch of a page that was not used for long is a TLB miss, and the program stalls behind it before long. So the first
-//! lines of all pages are prefetched right after each other, and their TLB misses overlap.
+//! A prefetch from a page that was not used for long is a TLB miss, and the program soon stalls behind it. So the first lines of all
+//! pages are prefetched back to back, and their TLB misses overlap.
 //!
-//! Every message pays for it, so it is as few instructions as can be.
+//! Every message pays for prefetching, so it takes as few instructions as possible.
 
 use std::collections::VecDeque;
 
@@ -24,13 +24,13 @@ use crate::sync::words::Words;
 use crate::wire::{Glance, peek};
 use arrayvec::ArrayVec;
 
-/// Queue pairs that send are prefetched in groups of so many: the cache misses of a group overlap.
+/// Queue pairs with requests to send are prefetched in groups of this many: the cache misses of a group overlap.
 pub(super) const GROUP: usize = 4;
-/// Messages whose cache misses overlap well enough: no further burst is received for more.
+/// Number of messages whose cache misses overlap well enough: no further burst is received for more.
 const ENOUGH: usize = 4;
 
 impl Qp {
-    /// Prefetches what sending its next requests touches beside it.
+    /// Prefetches what sending the next requests touches besides the queue pair itself.
     #[inline(always)]
     fn prefetch_behind_sends(&self) {
         let next = self.requester.next_to_send();
@@ -40,13 +40,13 @@ impl Qp {
         prefetch::line(&raw const *self.counters);
     }
 
-    /// Prefetches the first bytes of each message that it sends next.
+    /// Prefetches the first bytes of each of the next messages to send.
     #[inline(always)]
     fn prefetch_sends(&self) {
         prefetch_data(&self.sq.0, self.requester.next_to_send(), QP_TX_BUDGET as u32, SendWqe::sges);
     }
 
-    /// Prefetches what received requests touch beside it, other than receive requests.
+    /// Prefetches what receiving requests touches besides the queue pair itself, except receive requests.
     #[inline(always)]
     fn prefetch_behind_requests(&self) {
         if let Some((ring, _)) = self.rq.own() {
@@ -55,7 +55,7 @@ impl Qp {
         prefetch::line(&raw const *self.counters);
     }
 
-    /// Prefetches the receive requests that so many requests, of a packet each, take.
+    /// Prefetches the receive requests that `packets` one-packet requests consume.
     #[inline(always)]
     fn prefetch_taken(&self, packets: u32) {
         if let Some((ring, next)) = self.rq.own() {
@@ -63,7 +63,7 @@ impl Qp {
         }
     }
 
-    /// Prefetches where the data of so many requests go.
+    /// Prefetches the destinations of the data of `packets` requests.
     #[inline(always)]
     fn prefetch_receives(&self, packets: u32) {
         if let Some((ring, next)) = self.rq.own() {
@@ -72,8 +72,7 @@ impl Qp {
     }
 }
 
-/// Prefetches the first bytes of the list in each of the next `n` slots of a ring, as far as they are posted and lie behind
-/// each other.
+/// Prefetches the first bytes of the data of the requests in the next `n` slots of a ring, as far as these are posted and contiguous.
 #[inline(always)]
 fn prefetch_data(ring: &Consumer<Granule>, next: u32, n: u32, sges: impl Fn(&[Granule]) -> &[Sge]) {
     if !ring.has(next) {
@@ -88,8 +87,8 @@ fn prefetch_data(ring: &Consumer<Granule>, next: u32, n: u32, sges: impl Fn(&[Gr
     }
 }
 
-/// How many of the next frames have this glance: queue pair and operation. Every fourth is looked at, and the frames between two
-/// that have it count as well.
+/// Number of following frames with the same queue pair and operation (the glance). Samples every fourth frame, and counts the frames
+/// between matching samples as matching; then compares the remaining frames one by one.
 #[inline(always)]
 fn alike(glance: Glance, frames: &[Frame]) -> usize {
     const SAMPLE: usize = 4;
@@ -99,13 +98,13 @@ fn alike(glance: Glance, frames: &[Frame]) -> usize {
 }
 
 impl Qps {
-    /// Prefetches this part of queue pairs that are about to be worked on.
+    /// Prefetches a part of the queue pairs that are about to be processed.
     #[inline(always)]
     pub fn prefetch_each(&self, slots: &[u32], part: Part) {
         slots.iter().for_each(|slot| self.prefetch(*slot, part));
     }
 
-    /// Prefetches what sending needs of queue pairs whose doorbells were rung.
+    /// Prefetches what sending needs, for queue pairs whose doorbells were rung.
     #[inline]
     pub fn prefetch_senders(&self, slots: &[u32], wheel: &Wheel) {
         for &slot in slots {
@@ -114,8 +113,8 @@ impl Qps {
         }
     }
 
-    /// Prefetches what the queue pairs at the front of the ready list point to; the next group of them is about to send. The
-    /// queue pairs themselves were prefetched when their doorbells were taken, or touched since.
+    /// Prefetches what the queue pairs at the front of the ready list point to; their next group is about to send. The queue pairs
+    /// themselves were prefetched when their doorbells were taken, or touched since.
     #[inline]
     pub fn prefetch_ready(&self, ready: &VecDeque<u32>, first: bool) {
         let qps = |from: usize, to: usize| {
@@ -125,7 +124,7 @@ impl Qps {
         qps(if first { 0 } else { 1 }, 2).for_each(Qp::prefetch_sends);
     }
 
-    /// Prefetches this part of what is in a slot, which is not looked at.
+    /// Prefetches a part of the contents of a slot, without reading them.
     #[inline(always)]
     fn prefetch(&self, slot: u32, part: Part) {
         let qp = self.slots.place(slot);
@@ -135,25 +134,25 @@ impl Qps {
     }
 }
 
-/// A packet train: requests that follow each other and are for one queue pair.
+/// A packet train: consecutive requests for one queue pair.
 struct Train {
-    /// The queue pair's number, then its slot.
+    /// The queue pair's number; after step 0 its slot.
     of: u32,
     packets: u32,
 }
 
-/// Bursts that were received early, and wait to be handled. What requests need is prefetched in steps, each of which finds
-/// in what the one before prefetched where to look. What responses need was touched when their requests were sent, and is in
-/// a cache since: only their entries in the table of queue pairs are prefetched.
+/// Bursts that were received early and wait to be handled. What requests need is prefetched in steps; each step reads the addresses
+/// to prefetch from lines that the step before prefetched. What responses need was touched when their requests were sent, and has been
+/// cached since: only their entries in the queue pair table are prefetched.
 pub(super) struct Lookahead {
-    /// There are so many queue pairs that each is likely to be in no cache: `from` or more.
+    /// At least `from` queue pairs exist, so that the state of each is likely to be in no cache.
     on: bool,
     from: usize,
     bursts: [Box<RxBurst>; RX_BURSTS],
-    /// Those from `next` up to and not including `end` wait, oldest first.
+    /// Bursts `next..end` wait, oldest first.
     next: usize,
     end: usize,
-    /// The requests among them, until there is nothing left to prefetch.
+    /// The trains of requests in the bursts, until all of their prefetches are issued.
     trains: ArrayVec<Train, { ENOUGH + RX_BURST }>,
     step: u8,
 }
@@ -173,28 +172,28 @@ impl Default for Lookahead {
 }
 
 impl Lookahead {
-    /// A step is due after every so many frames of the burst before.
+    /// A step is due after this many frames of the previous burst.
     pub const EVERY: usize = 8;
-    /// A frame's header is prefetched again so many frames before it is handled.
+    /// A frame's header is prefetched again this many frames before the frame is handled.
     pub const AGAIN: usize = 2;
 
-    /// It prefetches while there are at least so many queue pairs; [`PREFETCH_FROM`] unless told otherwise.
+    /// Sets the number of queue pairs from which on the shard prefetches; the default is [`PREFETCH_FROM`].
     pub fn set_from(&mut self, qps: usize) {
         self.from = qps;
     }
 
-    /// The number of queue pairs is this now.
+    /// Notes the current number of queue pairs.
     pub fn count(&mut self, qps: usize) {
         self.on = qps >= self.from;
     }
 
-    /// Whether the shard prefetches, or did, and received bursts are left from then.
+    /// Whether the shard prefetches, or received bursts are left from when it did.
     #[inline(always)]
     pub fn is_active(&self) -> bool {
         self.on || !self.is_empty()
     }
 
-    /// Whether there are so many queue pairs that prefetching pays.
+    /// Whether enough queue pairs exist for prefetching to pay.
     #[inline(always)]
     pub fn is_on(&self) -> bool {
         self.on
@@ -212,13 +211,13 @@ impl Lookahead {
         !self.is_empty()
     }
 
-    /// Receives up to so many bursts, while none waits: as long as they are full and bring packets of few messages. Prefetches
-    /// their queue pairs' entries in the table.
+    /// Receives up to `most` bursts; stops after a burst that is not full, or when enough messages came. No burst may be waiting.
+    /// Prefetches the table entries of the packets' queue pairs.
     #[inline(never)]
     pub fn receive(&mut self, queue: &mut dyn PortQueue, qps: &Qps, most: usize) {
         self.trains.clear();
         (self.next, self.end, self.step) = (0, 0, 0);
-        // Whose packet was last and whether it is a request, and how often that changed.
+        // Queue pair of the last packet and whether it is a request; and the number of changes of that pair.
         let (mut last, mut messages) = (None, 0);
         for burst in self.bursts.iter_mut().take(most) {
             let n = queue.rx_burst(burst);
@@ -248,13 +247,13 @@ impl Lookahead {
                 break;
             }
         }
-        // Not one by one above: between two of them there are too many frames for their cache misses to overlap.
+        // Not one by one above: too many frames lie between two of them for their cache misses to overlap.
         for train in &self.trains {
             qps.table.prefetch(Qpn::new(train.of));
         }
     }
 
-    /// Takes the oldest burst, after the steps that are left. `into` is empty.
+    /// Takes the oldest burst, after all steps that are left. `into` is empty.
     #[inline]
     pub fn take(&mut self, into: &mut Box<RxBurst>, qps: &Qps, words: &Words) {
         while !self.trains.is_empty() {
@@ -264,7 +263,7 @@ impl Lookahead {
         self.next += 1;
     }
 
-    /// The next step, if there is one.
+    /// Performs the next step, if one is left.
     #[inline(always)]
     pub fn step_if_any(&mut self, qps: &Qps, words: &Words) {
         if !self.trains.is_empty() {
@@ -272,7 +271,7 @@ impl Lookahead {
         }
     }
 
-    /// The next step.
+    /// Performs the next step.
     #[inline(never)]
     fn step(&mut self, qps: &Qps, words: &Words) {
         match self.step {
@@ -285,7 +284,7 @@ impl Lookahead {
             1 => {
                 self.each(qps, |_, qp| {
                     qp.prefetch_behind_requests();
-                    words.prefetch(qp.index); // whoever polls the completion looks at it
+                    words.prefetch(qp.index); // the thread that polls the completion reads it
                 });
                 self.each(qps, |train, qp| qp.prefetch_taken(train.packets));
             }

@@ -1,7 +1,7 @@
 //! The multicast groups of a device and the queue pairs attached to each.
 //!
-//! Control calls change the table and give each shard a new copy between two of its turns. So the shards read theirs without a lock, and
-//! none uses an older one once the call has returned.
+//! Control calls change the table and give each shard the new version between two of its turns. So the shards read theirs without a lock,
+//! and no shard uses an older version once the call has returned.
 
 use crate::config::{MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX};
 use crate::id::{Gid, Qpn};
@@ -11,20 +11,20 @@ use crate::id::{Gid, Qpn};
 pub struct Member {
     /// Its queue pair number.
     pub qpn: Qpn,
-    /// Whether it gets no copy of messages that it sends to the group itself (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+    /// Whether it gets no copy of its own messages to the group (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
     pub block_self: bool,
 }
 
 /// Why a queue pair cannot be attached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AttachError {
-    /// There are [`MCAST_GRP_MAX`] groups already.
+    /// The device has [`MCAST_GRP_MAX`] groups already.
     Groups,
     /// The group has [`MCAST_QP_ATTACH_MAX`] queue pairs already.
     Members,
 }
 
-/// The groups that have queue pairs.
+/// The groups with attached queue pairs.
 #[derive(Clone, Default, Debug)]
 pub struct McastTable {
     groups: Vec<(Gid, Vec<Member>)>, // sorted by address; each has members
@@ -46,7 +46,7 @@ impl McastTable {
         self.groups.iter().filter(has).map(|(group, _)| *group)
     }
 
-    /// Attaches a queue pair to a group. Returns whether it is the first of the group. If it is attached already, nothing changes.
+    /// Attaches a queue pair to a group. Returns whether it is the group's first. If it is already attached, nothing changes.
     ///
     /// # Errors
     /// [`AttachError`]; nothing changes then.
@@ -71,7 +71,7 @@ impl McastTable {
         }
     }
 
-    /// Detaches a queue pair from a group. Returns whether it was the last of the group; `None` if it is not attached.
+    /// Detaches a queue pair from a group. Returns whether it was the group's last; `None` if it was not attached.
     pub fn detach(&mut self, group: &Gid, qpn: Qpn) -> Option<bool> {
         let i = self.find(group).ok()?;
         let members = &mut self.groups[i].1;

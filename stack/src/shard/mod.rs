@@ -1,12 +1,12 @@
 //! One poll-mode core: turns frames of a port's queue into work for its queue pairs and back.
 //!
-//! A shard owns its queue pairs, its timers and its port queue; nothing else writes them. It reads no clock, waits for no peer
-//! and for no other shard, and takes short locks only: of the IP host, of keys that come and go, of events and their channels,
-//! and of the address table. Whoever holds the claim on it (see `device`) calls [`Shard::poll_once`] and, between two turns,
-//! the control calls.
+//! A shard owns its queue pairs, its timers and its port queue; nothing else writes them. A shard reads no clock, waits for no peer and for
+//! no other shard, and takes short locks only: of the IP host, of the key table when keys are registered or revoked, of events and their
+//! channels, and of the address table. The thread that holds the claim on a shard (see `device`) calls [`Shard::poll_once`] and, between
+//! two turns, the control calls.
 //!
-//! The files from the bottom up, where each imports only from those before it: `shared`, with what all shards have; `qp`, with what a
-//! queue pair holds; the parts that a turn works with; `env`, which holds the parts; what a queue pair and several parts do together
+//! The files from the bottom up, where each imports only from those before it: `shared`, the state that all shards share; `qp`, the
+//! state of a queue pair; the parts that a turn works with; `env`, which holds the parts; operations on a queue pair and several parts
 //! (`complete`, `life`, and with packets `rx` and `tx`); `state`, the shard; `poll`, its turn, and `control`, the calls between two turns.
 
 mod agenda;
