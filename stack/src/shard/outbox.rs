@@ -1,11 +1,11 @@
-//! What leaves: frames on their way to the port, answers before requests, and empty ones to build packets in.
+//! The transmit side: frames on their way to the port, answers before requests, and empty frames to build packets in.
 //!
-//! Owns the port's queue and never waits for it: what a port does not take stays for the next turn, and counts as lost on the
-//! link when that was down for too long. Each route of the port has backlogs of its own, so that a link which takes nothing holds up
-//! what leaves by it alone.
+//! Owns the port's queue and never waits for it: frames that a port does not take stay for the next turn, and count as lost on the link
+//! when the link was down for too long. Each route of the port has backlogs of its own, so that a link which takes no frames delays only
+//! the frames of that link.
 //!
-//! Whoever waits for a route is kept with its backlogs, and costs nothing until that route moves: queue pairs that are parked until
-//! there is room, and completions that may be seen when the frames up to a mark have gone.
+//! Whatever waits for a route is kept with its backlogs, and costs nothing until that route moves: queue pairs parked until the route
+//! has room, and completions that may become visible when the frames up to a mark have left.
 
 mod backlogs;
 mod budget;
@@ -26,39 +26,39 @@ use crate::time::Instant;
 
 /// Why [`Outbox::write`] wrote no more packets.
 pub(super) enum Ended<E> {
-    /// As many as it was asked for are written.
+    /// All requested packets are written.
     Written,
-    /// The source has no other, for this reason.
+    /// The source has no further packet, for this reason.
     Source(E),
-    /// The port's memory has no room now.
+    /// The port's memory has no room at the moment.
     Full,
-    /// There is no empty frame.
+    /// No empty frame is available.
     NoBuffer,
 }
 
 pub(super) struct Outbox {
-    /// The port's queue; frames are received from it, too.
+    /// The port's queue; it is also the queue that frames are received from.
     pub queue: Box<dyn PortQueue>,
-    /// What leaves by the only route of a port, or the first of several.
+    /// The backlogs of a port's only route, or the first of several.
     first: Backlogs,
     others: Others,
-    /// What goes to shards of this device: empty but for the moment in which it is built, so that it waits for no route.
+    /// Frames for shards of this device: handed over as soon as they are built, so they wait for no route.
     inside: Backlogs,
-    /// Something waits beside the frames of the first route: those of others, or whoever waits for any.
+    /// Something waits besides the frames of the first route: frames of other routes, or queue pairs and completions that wait for a route.
     more: bool,
-    /// What a queue pair may build in a turn.
+    /// The share of a turn in which a queue pair may build frames.
     budget: Budget,
-    /// IPv4 identification of the packet built last.
+    /// IPv4 identification of the last packet built.
     pub ip_id: u16,
-    /// An empty frame that was not needed.
+    /// A spare empty frame.
     spare: Option<Frame>,
-    /// Frames of this turn that left before its end: built in the port's own memory, or ahead of one that was.
+    /// Frames of this turn that left before its end: built in the port's own memory, or queued ahead of such frames.
     sent_early: usize,
-    /// Turns since the port began to have several routes.
+    /// Turns since the port first had several routes.
     turns: u32,
 }
 
-/// Turns in which the port is asked once for routes that have ended.
+/// Turns between two queries of the port for routes that have ended.
 const ENDED_EVERY: u32 = 16;
 
 impl Outbox {
@@ -77,20 +77,20 @@ impl Outbox {
         }
     }
 
-    /// The port sends consecutive frames to one peer in messages of so many bytes, by its only route or the first of several: what leaves by
-    /// others goes frame by frame.
+    /// Sets that the port sends consecutive frames to one peer in messages of `bytes` bytes, on its only route or the first of several. On
+    /// other routes frames leave one by one.
     pub fn send_in_messages(&mut self, bytes: usize) {
         self.budget = Budget::of_message(bytes);
     }
 
-    /// What a queue pair may build in this turn, for a route with so much room.
+    /// What a queue pair may build in this turn, on a route with room for `room` frames.
     #[inline(always)]
     pub fn budget(&self, route: Route, room: usize) -> Budget {
         let whole = if route == Route::default() { self.budget } else { Budget::default() };
         whole.in_room(room)
     }
 
-    /// The route to a peer, which has backlogs from now on.
+    /// The route to a peer. Creates its backlogs, unless they exist.
     ///
     /// # Errors
     /// As [`route_to`](crate::port::Routes::route_to) of the port.
@@ -104,17 +104,17 @@ impl Outbox {
         Ok(route)
     }
 
-    /// What a packet may carry on a route, where that is not the path MTU.
+    /// The payload limit of packets on a route, if it differs from the path MTU.
     pub fn segment_on(&mut self, route: Route) -> Option<Mtu> {
         self.queue.routes()?.segment_on(route)
     }
 
-    /// The most that a packet may carry on any route.
+    /// The largest payload limit of all routes.
     pub fn longest_segment(&mut self) -> Option<Mtu> {
         self.queue.routes()?.longest_segment()
     }
 
-    /// Whether it is time to ask for [`next_ended`](Self::next_ended): every few turns, where there are several routes.
+    /// Whether to call [`next_ended`](Self::next_ended) now: every few turns, if there are several routes.
     #[inline]
     pub fn asks_for_ended(&mut self) -> bool {
         if !self.has_routes() {
@@ -124,7 +124,7 @@ impl Outbox {
         self.turns.is_multiple_of(ENDED_EVERY)
     }
 
-    /// The next route that leads nowhere any more.
+    /// The next route whose destination has ended.
     pub fn next_ended(&mut self) -> Option<Route> {
         self.queue.routes()?.next_ended()
     }
@@ -136,13 +136,13 @@ impl Outbox {
         self.ip_id
     }
 
-    /// Frames that wait for the port.
+    /// Number of frames that wait for the port.
     #[inline]
     pub fn backlog(&self) -> usize {
         self.first.waiting() + if self.more { self.backlog_of_others() } else { 0 }
     }
 
-    /// Whether [`flush`](Self::flush) has something to do.
+    /// Whether [`flush`](Self::flush) has work.
     #[inline]
     pub fn needs_flush(&self) -> bool {
         self.first.waiting() > 0 || self.more
@@ -159,7 +159,7 @@ impl Outbox {
         self.backlog() > 0
     }
 
-    /// When they can go; without a link, when they are given up.
+    /// When the waiting frames can leave; with the link down, when they are dropped.
     pub fn due(&self, now: Instant, has_link: bool) -> Due {
         match (self.has_more(), has_link) {
             (false, _) => Due::Never,
@@ -168,8 +168,8 @@ impl Outbox {
         }
     }
 
-    /// Whether the port has several routes, as far as peers were found: then each has its own backlog, and completions wait for the
-    /// answers of their own route.
+    /// Whether the port has shown several routes so far: then each has its own backlog, and completions wait for the answers of their
+    /// own route.
     #[inline]
     pub fn has_routes(&self) -> bool {
         !self.others.is_empty()
@@ -181,7 +181,7 @@ impl Outbox {
         self.first.of(traffic).frames.is_full() && !self.has_routes()
     }
 
-    /// How many frames a route has room for.
+    /// Number of frames that a route has room for.
     #[inline(always)]
     pub fn room(&self, traffic: Traffic, route: Route) -> usize {
         if route == Route::default() {
@@ -191,7 +191,7 @@ impl Outbox {
         }
     }
 
-    /// How many datagrams a route has room for. A link to a peer that has stopped has none: [`send_now`](Self::send_now) is for it.
+    /// Number of datagrams that a route has room for. A link to a peer that has stopped has none: use [`send_now`](Self::send_now) for it.
     #[inline(always)]
     pub fn room_for_datagrams(&self, route: Route) -> usize {
         if route == Route::default() {
@@ -211,7 +211,7 @@ impl Outbox {
         if route == INSIDE { Some(&self.inside) } else { self.others.get(route) }
     }
 
-    /// The backlogs of a route, to put something in.
+    /// The backlogs of a route, for adding to them.
     #[inline(always)]
     fn on(&mut self, route: Route) -> &mut Backlogs {
         self.parts(route).1
@@ -225,13 +225,13 @@ impl Outbox {
         (&mut **queue, backlogs)
     }
 
-    /// Has a frame leave, behind those that wait. There is [`room`](Self::room).
+    /// Queues a frame behind the waiting ones. The caller has checked that there is [`room`](Self::room).
     #[inline(always)]
     pub fn push(&mut self, traffic: Traffic, route: Route, frame: Frame) {
         self.on(route).of_mut(traffic).frames.push(frame);
     }
 
-    /// An empty frame to build a packet in.
+    /// Takes an empty frame to build a packet in.
     #[inline]
     pub fn take_frame(&mut self) -> Option<Frame> {
         match self.spare.take() {
@@ -240,13 +240,13 @@ impl Outbox {
         }
     }
 
-    /// A frame that was not needed after all.
+    /// Keeps an unused empty frame.
     #[inline]
     pub fn keep_frame(&mut self, frame: Frame) {
-        self.spare = Some(frame); // an older one goes back to its pool
+        self.spare = Some(frame); // an older spare returns to its pool
     }
 
-    /// Takes an empty frame in advance, so that a message that comes alone need not wait for one.
+    /// Allocates an empty frame in advance, so that a message that comes alone need not wait for the allocation.
     #[inline]
     pub fn prepare_spare(&mut self) {
         if self.spare.is_none() {
@@ -254,8 +254,8 @@ impl Outbox {
         }
     }
 
-    /// Writes packets of a source: up to `in_place` ([`Budget::next_in_place`]) in the port's own memory, if it has some and first takes all
-    /// frames that wait for this route; else up to `next` in frames, behind those that wait.
+    /// Writes packets of a source. Up to `in_place` ([`Budget::next_in_place`]) are written in the port's own memory, if the port lends
+    /// some and first takes all waiting frames of this route; otherwise up to `next` in frames, behind the waiting ones.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "each is passed on to one place")]
     pub fn write<S: Source>(
@@ -277,8 +277,8 @@ impl Outbox {
         self.write_to_frames(traffic, route, next, source)
     }
 
-    /// Whether the peer at the end of one of several routes has stopped, as it seems: what waited there was lost, because nothing was taken for
-    /// too long, and nothing is taken of what waits now.
+    /// Whether the peer on one of several routes seems to have stopped: waiting frames were dropped because none was taken for too long,
+    /// and none of the frames that wait now is taken either.
     #[cold]
     pub fn has_stopped(&mut self, route: Route, now: Instant, counters: &Counters) -> bool {
         if !self.get_other(route).is_some_and(|backlogs| backlogs.requests.has_stopped) {
@@ -291,11 +291,11 @@ impl Outbox {
         sent == 0
     }
 
-    /// Has a datagram leave by a route that [has stopped](Self::has_stopped), if it is taken now: nothing is kept waiting for a peer that may be
-    /// stopped for long.
+    /// Sends a datagram on a route that [has stopped](Self::has_stopped), if the link takes it at once: nothing is queued for a peer that
+    /// may be stopped for long.
     ///
     /// # Errors
-    /// It is not: the frame is not needed.
+    /// The link does not take it: the frame is returned.
     #[cold]
     pub fn send_now(&mut self, route: Route, frame: Frame, counters: &Counters) -> Result<(), Frame> {
         let (queue, backlogs) = self.parts(route);
@@ -315,10 +315,10 @@ impl Outbox {
         Ok(())
     }
 
-    /// Hands the frames that wait for a route to the port. Whether none waits any more.
+    /// Hands the waiting frames of a route to the port. Returns whether none is left.
     #[inline(always)]
     fn is_flushed(&mut self, route: Route, now: Instant, counters: &Counters) -> bool {
-        // Only looked at: what is put into is flushed at the end of the turn.
+        // Only a read access here: backlogs that are accessed for writing are flushed at the end of the turn.
         if self.get(route).is_none_or(|backlogs| backlogs.waiting() == 0) {
             return true;
         }
@@ -329,8 +329,8 @@ impl Outbox {
         empty
     }
 
-    /// Writes packets in the port's own memory, each finished while it is in the nearest cache: they are on their way then.
-    /// `None` where the port has no such memory.
+    /// Writes packets in the port's own memory, each finished while it is in the nearest cache. They are then on their way. `None` if the
+    /// port has no such memory.
     #[inline(never)]
     fn write_in_place<S: Source>(
         &mut self,
@@ -354,7 +354,7 @@ impl Outbox {
         Some((built, ended))
     }
 
-    /// Writes packets to frames where they wait for the port.
+    /// Writes packets to frames in the backlog, where they wait for the port.
     #[inline(always)]
     fn write_to_frames<S: Source>(
         &mut self,
@@ -384,18 +384,18 @@ impl Outbox {
         while frames.len() > base + built.frames
             && let Some(frame) = frames.pop()
         {
-            *spare = Some(frame); // an older one goes back to its pool
+            *spare = Some(frame); // an older spare returns to its pool
         }
         (built, end.map_or(Ended::Written, Ended::Source))
     }
 
-    /// Frames that left since the last call other than by [`flush`](Self::flush).
+    /// Number of frames that left since the last call by other ways than [`flush`](Self::flush).
     #[inline]
     pub fn take_sent_early(&mut self) -> usize {
         core::mem::take(&mut self.sent_early)
     }
 
-    /// Hands waiting frames to the port, answers first. Returns how many it took.
+    /// Hands waiting frames to the port, answers first. Returns the number of frames that it took.
     #[inline]
     pub fn flush(&mut self, now: Instant, counters: &Counters) -> usize {
         let mut sent = self.first.flush(&mut *self.queue, Route::default(), now, counters);
@@ -406,26 +406,27 @@ impl Outbox {
         sent
     }
 
-    /// Whether queue pairs may be parked, or completions may wait for frames to go.
+    /// Whether queue pairs may be parked, or completions may wait for frames to leave.
     #[inline]
     pub fn any_waiting(&self) -> bool {
         self.more
     }
 
-    /// Looks whether any are.
+    /// Recomputes the result of [`any_waiting`](Self::any_waiting).
     #[inline]
     pub fn settle(&mut self) {
         self.more = self.others.any_in_use() || !self.first.is_left_alone();
     }
 
-    /// The queue pair in this slot has more for this route than that has room for: [`unpark`](Self::unpark) gives it back.
+    /// Parks the queue pair in this slot, which has more to send than this route has room for. [`unpark`](Self::unpark) returns it.
     #[cold]
     pub fn park(&mut self, traffic: Traffic, route: Route, slot: u32) {
         self.on(route).park(traffic, slot);
         self.more = true;
     }
 
-    /// Gives back parked queue pairs whose routes have room again: as many as there is room for frames, those that came first.
+    /// Returns parked queue pairs whose routes have room again: as many as there is room for frames, in the order in which they were
+    /// parked.
     #[cold]
     pub fn unpark(&mut self, mut back: impl FnMut(Traffic, u32)) {
         for backlogs in core::iter::once(&mut self.first).chain(self.others.iter_mut()) {
@@ -435,27 +436,27 @@ impl Outbox {
         }
     }
 
-    /// Whether a route takes no frames now.
+    /// Whether a route currently takes no frames.
     pub fn refuses(&self, route: Route) -> bool {
         self.get(route).is_some_and(Backlogs::refuses)
     }
 
-    /// Unreliable work requests from `from` to before `seq` are complete when the frames that wait for this route now have gone, and
-    /// not before those ahead of them.
+    /// Notes that unreliable work requests `from..seq` are complete when the frames that wait for this route now have left, and not before
+    /// the requests ahead of them.
     #[inline]
     pub fn note_leaving(&mut self, qp: &Qp, route: Route, from: u32, seq: u32) {
         self.on(route).note_leaving(qp.slot, qp.epoch, from, seq);
         self.more = true;
     }
 
-    /// The frames of these have gone, but not those of the ones ahead of them, which went by another route: they are complete together.
+    /// Notes that work requests `from..seq` complete together with the requests ahead of them, whose frames wait for another route.
     #[cold]
     pub fn leave_with_those_ahead(&mut self, slot: u32, epoch: u32, from: u32, seq: u32) {
         let mut all = core::iter::once(&mut self.first).chain(self.others.iter_mut());
         all.any(|backlogs| backlogs.extend_leaving(slot, epoch, from, seq));
     }
 
-    /// Hands the `n` frames that were built last over to a shard of this device, if that is where `hop` leads.
+    /// Hands the last `n` frames built over to a shard of this device, if `hop` leads there.
     #[inline(always)]
     pub fn send_inside(
         &mut self,
@@ -479,29 +480,29 @@ impl Outbox {
         }
     }
 
-    /// Unreliable work requests whose frames have gone, once; those of a route in order.
+    /// The next unreliable work requests whose frames have left; each is returned once, those of a route in order.
     pub fn next_gone(&mut self) -> Option<Leaving> {
         self.first.next_gone().or_else(|| self.others.iter_mut().find_map(Backlogs::next_gone))
     }
 
-    /// Room for what the IP host sends unasked: only while half of the requests' backlog is free.
+    /// Whether the IP host may send unsolicited frames: only while half of the requests' backlog is free.
     pub fn has_room_for_host(&self) -> bool {
         self.first.requests.frames.len() < TX_BURST / 2
     }
 
-    /// Whether answers wait that completions wait for, so that none may be published.
+    /// Whether waiting answers block the publication of all completions.
     #[inline]
     pub fn holds_all_back(&self) -> bool {
         !self.first.answers.frames.is_empty() && !self.has_routes()
     }
 
-    /// Whether answers wait for one of several routes.
+    /// Whether answers wait for this route, of several.
     pub fn has_answers_for(&self, route: Route) -> bool {
         self.get(route).is_some_and(|backlogs| !backlogs.answers.frames.is_empty())
     }
 
-    /// Receive completions of a queue pair wait until the answers that wait for the route now have gone:
-    /// [`next_let_go`](Self::next_let_go) names it then.
+    /// Makes receive completions of a queue pair wait until the answers that wait for the route now have left:
+    /// [`next_let_go`](Self::next_let_go) returns the queue pair then.
     #[cold]
     pub fn hold_back(&mut self, route: Route, slot: u32, epoch: u32) -> Mark {
         let gone = self.on(route).hold_back(slot, epoch);
@@ -509,12 +510,12 @@ impl Outbox {
         Mark { route, gone }
     }
 
-    /// Whether the answers have gone.
+    /// Whether the answers up to a mark have left.
     pub fn has_gone(&self, mark: Mark) -> bool {
         self.get(mark.route).is_none_or(|backlogs| mark.gone <= backlogs.answers.gone())
     }
 
-    /// A queue pair whose completions waited for answers that have gone, once for each [`hold_back`](Self::hold_back).
+    /// The next queue pair whose completions waited for answers that have left, once for each [`hold_back`](Self::hold_back).
     #[cold]
     pub fn next_let_go(&mut self) -> Option<HeldBack> {
         let mut all = core::iter::once(&mut self.first).chain(self.others.iter_mut());
@@ -522,7 +523,7 @@ impl Outbox {
     }
 }
 
-/// The backlogs of a route that is not the first.
+/// The backlogs of a route other than the first.
 #[cold]
 fn other<'a>(
     others: &'a mut Others,
@@ -572,7 +573,7 @@ mod tests {
         assert_eq!((out.first.answers.frames.len(), out.first.requests.frames.len()), (0, 1));
     }
 
-    // Goal: the link of a process of the host is written to in place, though the sockets beside it gather what leaves.
+    // Goal: a link to a process of the host is written in place, although the sockets beside it gather frames into messages.
     #[test]
     fn one_route_gathers_messages_and_others_are_written_in_place() {
         let mut out = outbox(1);
@@ -581,7 +582,7 @@ mod tests {
         assert_eq!(in_place, [None, Some(QP_TX_BUDGET), Some(QP_TX_BUDGET)]);
     }
 
-    // A link that is down keeps its frames until they are late, and then they are lost on it, and counted.
+    // A link that is down keeps its frames for a while; then they are dropped and counted.
     #[test]
     fn frames_that_no_port_takes_are_dropped_by_name() {
         let (mut out, counters) = (outbox(0), Counters::default());
@@ -595,7 +596,7 @@ mod tests {
         assert_eq!(out.first.requests.frames.len(), 2, "their time begins when it is their turn");
     }
 
-    // Packets are written behind the frames that wait; an empty frame that was not needed is used next.
+    // Packets are written behind the waiting frames; an unused empty frame is used next.
     #[test]
     fn packets_are_written_where_they_wait() {
         let mut out = outbox(0);
@@ -626,7 +627,7 @@ mod tests {
         assert_eq!(out.first.requests.frames[2].len() as u64, built.bytes);
     }
 
-    /// A port with several links, each of which takes so many frames.
+    /// A port with several links; each takes the given number of frames.
     struct Several([usize; 3]);
 
     impl QueueLayer for Several {
@@ -647,7 +648,7 @@ mod tests {
         }
     }
 
-    // Goal: a link that takes nothing holds up its own frames, and their time runs for them alone.
+    // Goal: a link that takes no frames delays only its own frames, and the time limit runs only for them.
     #[test]
     fn a_link_that_takes_nothing_holds_up_what_leaves_by_it_alone() {
         let (mut out, counters) = (Outbox::new(Box::new(Several([9, 0, 9]))), Counters::default());
@@ -674,8 +675,8 @@ mod tests {
         assert!(!out.has_more() && !out.others.any_in_use());
     }
 
-    // Whoever waits for frames of a route is told when those have gone that waited then, by whichever call that was, whatever has
-    // come behind them.
+    // Waiting for frames of a route ends when the frames that waited at that time have left, whichever call sent them, and whatever was
+    // queued behind them.
     #[test]
     fn who_waits_for_a_route_is_told_when_its_frames_have_gone() {
         let (mut out, counters) = (Outbox::new(Box::new(Several([9, 4, 9]))), Counters::default());
@@ -700,7 +701,7 @@ mod tests {
         assert!(!out.others.any_in_use() && !out.any_waiting());
     }
 
-    // Goal: a queue pair that waits for room costs nothing until there is some, and as many go on as find some.
+    // Goal: a queue pair that waits for room costs nothing until its route has room, and as many resume as there is room for.
     #[test]
     fn queue_pairs_are_parked_until_their_route_has_room() {
         let (mut out, counters) = (Outbox::new(Box::new(Several([9, 2, 9]))), Counters::default());
@@ -719,7 +720,7 @@ mod tests {
         assert_eq!(unparked(&mut out), []);
         assert_eq!(out.flush(Instant::ZERO, &counters), 2);
         assert_eq!(unparked(&mut out), [0, 1].map(|slot| (Traffic::Answers, slot)));
-        // What is lost makes room, too. All routes that have some give theirs back.
+        // Dropped frames make room, too. Every route with room returns its queue pairs.
         out.park(Traffic::Requests, ONE, 9);
         out.flush(Instant::ZERO, &counters);
         out.flush(Instant::ZERO.after(TX_STALL), &counters);
@@ -730,7 +731,7 @@ mod tests {
         assert!(out.needs_flush(), "the others wait");
     }
 
-    // Goal: unreliable work requests of a queue pair are complete in order, whichever of their routes is first.
+    // Goal: unreliable work requests of a queue pair complete in order, whichever of their routes is first.
     #[test]
     fn work_requests_leave_with_those_ahead() {
         let (mut out, counters) = (Outbox::new(Box::new(Several([0, 9, 9]))), Counters::default());
@@ -753,7 +754,7 @@ mod tests {
         assert_eq!(gone(&mut out), [(0, 9)]);
     }
 
-    // What goes to a shard of this device waits for no route.
+    // Frames for a shard of this device wait for no route.
     #[test]
     fn what_goes_inside_waits_for_no_route() {
         let mut out = Outbox::new(Box::new(Several([0, 0, 0])));

@@ -1,28 +1,28 @@
-//! Where datagrams go: next hops by address, so that sending one takes no lock.
+//! A cache of next hops by address, so that sending a datagram takes no lock.
 
 use crate::id::{Gid, Mac};
 use crate::port::Route;
 use crate::proto::address::Source;
 
-/// Peers remembered; a power of two. Two that share a slot take turns, at the price of a lock each time.
+/// Number of entries; a power of two. Peers that share an entry evict each other, at the cost of a lock each time.
 const SLOTS: usize = 64;
 
-/// The way from one of our addresses to another.
+/// The path from a local address to another address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Path {
-    /// To this station, by this route.
+    /// To this Ethernet address, by this route.
     Known(Mac, Route),
-    /// To one of our own addresses, and a queue pair of this device: looped back inside.
+    /// To one of the local addresses, and a queue pair of this device: looped back inside.
     Inside,
     /// Being resolved.
     Pending,
-    /// Nobody knows it.
+    /// The address could not be resolved.
     Failed,
-    /// The address of ours is gone.
+    /// The local address is gone.
     NoSource,
 }
 
-/// Ways that are known, until the neighbour table changes.
+/// Known paths, valid until the neighbour table changes.
 #[derive(Debug)]
 pub(super) struct Paths([Option<(Gid, Source, Path)>; SLOTS]);
 
@@ -33,12 +33,12 @@ impl Default for Paths {
 }
 
 impl Paths {
-    /// Forgets everything: the neighbour table or our addresses changed.
+    /// Clears the cache: the neighbour table or the local addresses changed.
     pub fn clear(&mut self) {
         self.0 = [None; SLOTS];
     }
 
-    /// The way from an address of ours to another, if it is remembered.
+    /// The path from a local address to another address, if it is cached.
     #[inline]
     pub fn get(&self, source: Source, gid: &Gid) -> Option<Path> {
         match self.0[Self::slot(source, gid)] {
@@ -47,14 +47,14 @@ impl Paths {
         }
     }
 
-    /// Remembers a way.
+    /// Caches a path.
     pub fn set(&mut self, source: Source, gid: &Gid, path: Path) {
         self.0[Self::slot(source, gid)] = Some((*gid, source, path));
     }
 
     #[inline]
     fn slot(source: Source, gid: &Gid) -> usize {
-        // The host part of an address is what differs between neighbours.
+        // Neighbours differ in the host part of their addresses.
         let host = u32::from_be_bytes([gid.0[12], gid.0[13], gid.0[14], gid.0[15]]);
         ((host ^ source.bits().rotate_right(8)).wrapping_mul(0x9e37_79b9) >> (32 - SLOTS.trailing_zeros()))
             as usize
@@ -67,7 +67,7 @@ mod tests {
 
     const STATION: Path = Path::Known(Mac([2, 0, 0, 0, 0, 1]), Route(0));
 
-    // A way is that of one address of ours and one of a peer; whoever takes its place in the table puts it out.
+    // An entry is for one local address and one peer address; another pair that maps to its slot evicts it.
     #[test]
     fn a_way_is_remembered_until_its_place_is_taken_or_something_changed() {
         let (mut paths, ours) = (Paths::default(), Source::new(1, 0));

@@ -1,7 +1,7 @@
-//! Checks whether the peer of a connection is still there: sends packets that it must answer, until it does or has had its time.
+//! Checks whether the peer of a connection is still there: sends packets that the peer must answer, until it does or time runs out.
 //!
-//! A queue pair has one check at a time; who asks meanwhile gets the same one. Its timer is that of the queue pair. Received packets
-//! pay nothing for it, but for responses that answer nothing in flight: during a check these are the answer.
+//! A queue pair has at most one check at a time; a second caller shares the check in progress. The check uses the queue pair's timer.
+//! Received packets pay nothing for it, except responses that answer nothing in flight: during a check these are the answer.
 
 pub(super) mod check;
 
@@ -21,11 +21,11 @@ use crate::time::Instant;
 use crate::wire::{Discard, Header, Kind, Opcode, Position, Tail};
 use check::{Check, CheckOutcome, PeerState};
 
-/// The packet of a check.
+/// The opcode of the packet of a check.
 const PACKET: Opcode = Opcode::rc(Kind::Send, Position::Only, Tail::None);
 
 impl Qp {
-    /// The check of the peer, if there is one, ends.
+    /// Ends the check of the peer, if one is in progress.
     #[cold]
     pub fn end_check(&mut self, state: PeerState) {
         self.checks_peer = false;
@@ -36,7 +36,7 @@ impl Qp {
 }
 
 impl Shard {
-    /// Begins to check whether the peer of a queue pair still has its own. The next turn asks.
+    /// Begins to check whether the peer of a queue pair still has its own queue pair. The next turn sends the packet.
     pub fn check_peer(&mut self, now: Instant, qpn: Qpn) -> Arc<CheckOutcome> {
         let connected = Gates::TX_RETRY.union(Gates::RX_RESP);
         let found = self.qps.find(qpn).filter(|qp| qp.ty == QpType::Rc && qp.gates.has(connected));
@@ -50,7 +50,7 @@ impl Shard {
 }
 
 impl Env {
-    /// A queue pair with a check was woken.
+    /// Advances the check of a queue pair whose timer fired.
     #[cold]
     pub(super) fn go_on_checking(&mut self, qp: &mut Qp) {
         let Some(check) = &mut qp.check else { return };
@@ -69,7 +69,7 @@ impl Env {
         self.agenda.wake_at(qp, due);
     }
 
-    /// Sends the packet of a check. One that cannot leave is lost, as on the way.
+    /// Sends the packet of a check. A packet that cannot leave counts as lost on the way.
     fn ask_peer(&mut self, qp: &mut Qp, psn: Psn) {
         if !qp.is_reachable() {
             self.resolve(qp);
@@ -87,7 +87,7 @@ impl Env {
         };
         let packet = Draft { header, payload: Payload::At(GrantedRange::EMPTY) };
         if packet.write_frame(&qp.template, &mut frame).is_err() {
-            return self.outbox.keep_frame(frame); // it has no payload that could be missing
+            return self.outbox.keep_frame(frame); // cannot happen: the packet has no payload
         }
         self.count_of(qp, Counter::PeerChecks);
         qp.counters.sent(1, frame.len() as u64);

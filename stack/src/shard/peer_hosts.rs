@@ -1,5 +1,5 @@
-//! The hosts at the other ends of a shard's connections, and what the queue pairs with one of them share: what was learnt of the path,
-//! and what is bounded by host.
+//! The peer hosts of a shard's connections, and the state that the queue pairs connected with one host share: measurements of the path,
+//! and limits per host.
 
 use core::num::NonZeroU32;
 use std::collections::HashMap;
@@ -8,25 +8,25 @@ use crate::config::{HELD_PER_SHARD, SOURCE_PORT_AGAIN};
 use crate::id::Gid;
 use crate::proto::rtt::Rtt;
 
-/// A host that queue pairs have as their peer.
+/// A host that is the peer of at least one queue pair.
 #[derive(Clone, Copy, Default, Debug)]
 struct PeerHost {
     address: Gid,
-    /// Queue pairs with it.
+    /// Number of queue pairs connected with it.
     queue_pairs: u32,
-    /// How long it takes to answer.
+    /// Its round-trip time.
     rtt: Rtt,
-    /// Packets of it that are held.
+    /// Number of held packets from it.
     held: u32,
-    /// It answered packets that left from a source port of their own.
+    /// It answered packets that left from a source port other than 4791.
     answers_any_port: bool,
     /// It answered only packets that left from port 4791.
     wants_well_known_port: bool,
-    /// Connections that left from there for that reason.
+    /// Connections that used port 4791 for that reason, modulo [`SOURCE_PORT_AGAIN`].
     sent_to_it: u8,
 }
 
-/// The host that a queue pair has as its peer; none before it is connected.
+/// The host that is the peer of a queue pair; `None` before the queue pair is connected.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub(super) struct Peer(Option<HostId>);
 
@@ -40,18 +40,18 @@ impl HostId {
     }
 }
 
-/// Hosts by number, and by address.
+/// The hosts, by number and by address.
 #[derive(Default, Debug)]
 pub(super) struct PeerHosts {
     hosts: Vec<PeerHost>,
     free: Vec<HostId>,
     by_address: HashMap<Gid, HostId>,
-    /// Packets that are held, of all hosts.
+    /// Number of held packets, over all hosts.
     held: u32,
 }
 
 impl PeerHosts {
-    /// A queue pair has the host at this address as its peer from now on, instead of the one before.
+    /// Sets the host at this address as the peer of a queue pair, instead of the one before.
     pub fn join(&mut self, peer: &mut Peer, address: Gid) {
         if self.of(peer).is_some_and(|host| host.address == address) {
             return;
@@ -70,7 +70,7 @@ impl PeerHosts {
         peer.0 = Some(id);
     }
 
-    /// A queue pair has no peer any more, and holds nothing.
+    /// Removes the peer of a queue pair, which holds no packets any more.
     pub fn leave(&mut self, peer: &mut Peer) {
         let Some(id) = peer.0.take() else { return };
         let host = &mut self.hosts[id.index()];
@@ -91,20 +91,20 @@ impl PeerHosts {
         peer.0.map(|id| &mut self.hosts[id.index()])
     }
 
-    /// How long the peer of a queue pair takes to answer, as far as that is known.
+    /// The round-trip time to the peer of a queue pair, as far as it is known.
     pub fn rtt_to(&self, peer: &Peer) -> Rtt {
         self.of(peer).map_or(Rtt::default(), |host| host.rtt)
     }
 
-    /// The peer of a queue pair took so many nanoseconds to answer.
+    /// Adds a round-trip time in nanoseconds, measured to the peer of a queue pair.
     pub fn note_rtt(&mut self, peer: &Peer, nanos: u64) {
         if let Some(host) = self.of_mut(peer) {
             host.rtt.sample(nanos);
         }
     }
 
-    /// The peer of a queue pair answered packets: those from a source port of their own, or (`own` is false) only those from port 4791. Whether
-    /// it is new that it answers no others.
+    /// Notes that the peer of a queue pair answered packets: those from a source port of their own (`own`), or only those from port 4791.
+    /// Returns whether it is new that the peer answers no others.
     pub fn note_source_port(&mut self, peer: &Peer, own: bool) -> bool {
         let Some(host) = self.of_mut(peer) else { return false };
         host.answers_any_port |= own;
@@ -112,7 +112,7 @@ impl PeerHosts {
         only && !core::mem::replace(&mut host.wants_well_known_port, only)
     }
 
-    /// Whether packets to the peer of a queue pair are to leave from port 4791, because it answered no others. One connection of
+    /// Whether packets to the peer of a queue pair should leave from port 4791, because it answered no others. One connection in
     /// [`SOURCE_PORT_AGAIN`] tries whether that is still so.
     pub fn wants_well_known_port(&mut self, peer: &Peer) -> bool {
         let Some(host) =
@@ -124,18 +124,18 @@ impl PeerHosts {
         host.sent_to_it != 0
     }
 
-    /// Whether one more packet may be held for this queue pair: the queue pairs with its host have half of what the others
-    /// leave.
+    /// Whether one more packet may be held for this queue pair: the queue pairs connected with its host may hold half of what the other
+    /// hosts leave.
     pub fn may_hold(&self, peer: &Peer) -> bool {
         self.of(peer).is_some_and(|host| host.held < HELD_PER_SHARD.saturating_sub(self.held - host.held) / 2)
     }
 
-    /// Packets that are held.
+    /// Number of held packets.
     pub fn held(&self) -> u32 {
         self.held
     }
 
-    /// So many more packets of a queue pair are held, or fewer.
+    /// Adds to the number of held packets of a queue pair; a negative number subtracts.
     pub fn note_held(&mut self, peer: &Peer, packets: i32) {
         if let Some(host) = self.of_mut(peer) {
             host.held = host.held.wrapping_add_signed(packets);
@@ -162,7 +162,7 @@ mod tests {
         assert!(hosts.rtt_to(&second).smoothed().is_none());
     }
 
-    // One that holds all it can leaves as much to the next one.
+    // A host that holds its full share leaves as much to the next one.
     #[test]
     fn what_is_held_has_a_share_for_each_host() {
         let (mut hosts, mut peers) = (PeerHosts::default(), [const { Peer(None) }; 3]);

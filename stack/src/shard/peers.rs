@@ -1,7 +1,7 @@
-//! The ways to the peers: next hops of connections and of datagrams, as the IP host knows them.
+//! The paths to the peers: next hops of connections and of datagrams, as the IP host resolves them.
 //!
-//! The IP host is the device's and behind a lock. Here is what a shard remembers of it, until the host says that something
-//! changed: then datagrams look their ways up again, and connections to a neighbour that moved are visited, some a turn.
+//! The IP host belongs to the device and is behind a lock. This part caches its results for the shard, until the host reports a change:
+//! then datagrams look up their paths again, and connections to a neighbour that moved are visited, some in each turn.
 
 use super::due::Due;
 use super::hops::Hops;
@@ -20,20 +20,20 @@ use crate::time::Instant;
 
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    /// Ways to the peers of datagrams.
+    /// Paths to the peers of datagrams.
     paths: Paths,
-    /// Neighbours that queue pairs send to, or wait for.
+    /// Neighbours that queue pairs send to, or whose address they wait for.
     pub hops: Hops,
-    /// Queue pairs whose route the port is finding out.
+    /// Queue pairs whose route the port is still setting up.
     pub unrouted: Unrouted,
     /// The hosts that queue pairs are connected with.
     pub hosts: PeerHosts,
-    /// Generation of the neighbour table that all of this is from.
+    /// Generation of the neighbour table that this state reflects.
     seen: u64,
 }
 
 impl Peers {
-    /// Whether all of this is as the IP host knows it.
+    /// Whether this state reflects the IP host's current neighbour table.
     #[inline]
     pub fn are_current(&self, shared: &Shared) -> bool {
         shared.net_generation() == self.seen
@@ -45,12 +45,12 @@ impl Peers {
         self.hops.any_due()
     }
 
-    /// When there is work here.
+    /// When work is due here.
     pub fn due(&self, shared: &Shared) -> Due {
         Due::now_if(self.has_more() || !self.are_current(shared))
     }
 
-    /// Follows the IP host: neighbours and addresses as they are now.
+    /// Takes over changes of neighbours and addresses from the IP host.
     #[inline]
     pub fn update(&mut self, shared: &Shared) {
         if !self.are_current(shared) {
@@ -58,7 +58,7 @@ impl Peers {
         }
     }
 
-    /// Neighbours or addresses changed: ways are looked up again, and the queue pairs that it concerns are to be visited.
+    /// Neighbours or addresses changed: clears the cached paths, and schedules visits of the affected queue pairs.
     #[cold]
     fn note_changes(&mut self, shared: &Shared) {
         self.paths.clear();
@@ -68,7 +68,7 @@ impl Peers {
         });
     }
 
-    /// The queue pair in this slot sends to no neighbour any more.
+    /// Releases the neighbour of the queue pair in this slot.
     pub fn release(&mut self, shared: &Shared, slot: u32) {
         if let Some(hop) = self.hops.of(slot) {
             self.hops.set(slot, None);
@@ -76,7 +76,7 @@ impl Peers {
         }
     }
 
-    /// The queue pair's peer did not answer: checks whether the next hop is still at its Ethernet address.
+    /// Checks whether the next hop still has its Ethernet address, because the queue pair's peer did not answer.
     #[cold]
     pub fn recheck(&self, shared: &Shared, now: Instant, slot: u32) {
         if let Some(hop) = self.hops.of(slot) {
@@ -86,8 +86,8 @@ impl Peers {
 }
 
 impl Peers {
-    /// Looks the queue pair's next hop up, and asks for it if nobody knows it. Returns why it cannot be reached, if so. A queue pair
-    /// that has an address keeps it until there is another one: that nobody answers for it does not make it wrong.
+    /// Looks up the queue pair's next hop, and resolves it if it is unknown. Returns why the peer cannot be reached, if so. A queue pair
+    /// that has an Ethernet address keeps it until another one is found: an address that does not answer is not necessarily wrong.
     pub fn resolve(&mut self, host: &mut IpHost<'_>, qp: &mut Qp) -> Option<RetryCause> {
         if qp.hop.is_inside() {
             self.release(host.shared, qp.slot);
@@ -115,8 +115,8 @@ impl Peers {
         }
     }
 
-    /// Looks up where frames to an address go. The queue pair in this slot holds that neighbour from now on, and is
-    /// visited when it changes.
+    /// Looks up the next hop for an address. The queue pair in this slot holds that neighbour from now on, and is visited when the
+    /// neighbour changes.
     pub fn hold_next_hop(&mut self, host: &mut IpHost<'_>, slot: u32, dst: &Gid) -> Resolution {
         let before = self.hops.of(slot);
         let (hop, found) = host.ask(|net, now| net.hold(now, dst, before));
@@ -124,7 +124,7 @@ impl Peers {
         found
     }
 
-    /// The way from an address of ours to a queue pair at another one; asks the link for it if need be.
+    /// The path from a local address to a queue pair at another address; resolves it on the link if it is unknown.
     #[inline]
     pub fn path_to(&mut self, host: &mut IpHost<'_>, source: Source, gid: &Gid, remote: Qpn) -> Path {
         let path = match self.paths.get(source, gid) {
@@ -144,7 +144,8 @@ impl Peers {
     }
 }
 
-/// The queue pair's route is known: chooses how much its packets carry, if it has not, and says so in each.
+/// Chooses the payload size of the queue pair's packets, unless it is chosen already, and marks its packets with it. Called when the
+/// route is known.
 fn choose_segment(host: &mut IpHost<'_>, qp: &mut Qp) {
     let carried = host.outbox.segment_on(qp.hop.route());
     if !qp.segments.is_chosen() && qp.ty == QpType::Rc {
@@ -159,12 +160,12 @@ fn choose_segment(host: &mut IpHost<'_>, qp: &mut Qp) {
     }
 }
 
-/// Where a queue pair is that is not in this process.
+/// The destination of a queue pair outside this process.
 fn destination(shared: &Shared, gid: &Gid, remote: Qpn) -> Destination {
     if shared.gids.contains(gid) { Destination::Process(remote) } else { Destination::Host(gid.to_ip()) }
 }
 
-/// The way to an address as that to a queue pair there: of those at our own addresses some are in other processes.
+/// Turns the path to an address into the path to a queue pair there: some queue pairs at the local addresses are in other processes.
 #[inline]
 fn to_queue_pair(host: &mut IpHost<'_>, path: Path, remote: Qpn) -> Path {
     match path {
@@ -176,7 +177,7 @@ fn to_queue_pair(host: &mut IpHost<'_>, path: Path, remote: Qpn) -> Path {
     }
 }
 
-/// The way of an answer from an address of ours to another, which may be a stranger's and does not become a neighbour in use.
+/// The path of an answer from a local address to another, possibly a stranger's, which does not become a neighbour in use.
 #[cold]
 pub(super) fn path_of_answer(host: &mut IpHost<'_>, source: Source, gid: &Gid, remote: Qpn) -> Path {
     let path = look_up(host, source, gid, |net, now| net.resolve_answer(now, gid));
@@ -224,7 +225,7 @@ mod tests {
         env
     }
 
-    /// The peer says by ARP that it is at this station.
+    /// The peer announces this Ethernet address by ARP.
     fn hear_from(env: &mut Env, ip: [u8; 4], station: Mac) {
         let us = env.shared.mac;
         let mut reply = Vec::new();
@@ -249,7 +250,7 @@ mod tests {
         index.and_then(|i| env.shared.gids.source(i)).expect("it is our address")
     }
 
-    /// The way to a station over a port with one route.
+    /// The path to an Ethernet address over a port with one route.
     fn known(mac: Mac) -> Path {
         Path::Known(mac, Route::default())
     }
@@ -257,7 +258,7 @@ mod tests {
     const FIRST: Mac = Mac([2, 0, 0, 0, 0, 0x21]);
     const SECOND: Mac = Mac([2, 0, 0, 0, 0, 0x22]);
 
-    // A way that is known costs no look at the host, until the host says that something changed.
+    // A known path needs no call of the IP host, until the host reports a change.
     #[test]
     fn a_way_is_remembered_until_something_changes() {
         let mut env = env();
@@ -286,7 +287,7 @@ mod tests {
         assert_eq!(path_to(&mut env, from, &to), Path::NoSource);
     }
 
-    // Those that send to a neighbour are visited when it is found, and no others.
+    // Queue pairs that send to a neighbour are visited when it is resolved; no others are.
     #[test]
     fn who_sends_to_a_neighbour_that_changed_is_visited() {
         let mut env = env();

@@ -1,7 +1,7 @@
-//! One turn of the loop: posted requests, received frames, timers, answers, completions. Every part of it is bounded.
+//! One turn of the loop: posted requests, received frames, timers, answers, completions. Every step is bounded.
 //!
-//! There are two turns. With few queue pairs what was posted is sent first. With very many, what sending needs is in no cache:
-//! it is prefetched, and what was received is handled meanwhile.
+//! A turn has one of two orders. With few queue pairs it sends what was posted before it receives. With very many, the state that
+//! sending needs is in no cache: the turn prefetches that state, and handles received packets meanwhile.
 
 use super::counters::Counter;
 use super::outbox::Traffic;
@@ -13,15 +13,15 @@ use crate::proto::recovery::RetryCause;
 use crate::proto::status::WcStatus;
 use crate::time::Instant;
 
-/// What a turn did. It fits a register. A copy in memory would be loaded with another width than it was stored with: no store
-/// forwarding, so the load would wait until every store before it has left the core, those to a port's memory too.
+/// What a turn did. The struct fits into a register. A copy in memory would be loaded with another width than it was stored with, which
+/// rules out store forwarding: the load would wait until every earlier store has left the core, stores to a port's memory included.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Turn {
-    /// Frames received, or 65535 if there were more.
+    /// Frames received; 65535 stands for that many or more.
     pub rx: u16,
-    /// Frames sent, likewise.
+    /// Frames sent; 65535 stands for that many or more.
     pub tx: u16,
-    /// There is work that did not fit into this turn.
+    /// Work is left that did not fit into this turn.
     pub more: bool,
 }
 
@@ -32,14 +32,14 @@ impl Turn {
         let count = |n: usize| n.min(u16::MAX.into()) as u16;
         Self { rx: count(rx), tx: count(tx), more }
     }
-    /// Whether the turn moved nothing and left nothing.
+    /// Whether the turn moved no frame and left no work.
     pub fn idle(&self) -> bool {
         self.rx == 0 && self.tx == 0 && !self.more
     }
 }
 
 impl Shard {
-    /// Makes one turn. `now` must not go back by much; the caller holds the claim on this shard.
+    /// Makes one turn. `now` must not go back by much. The caller holds the claim on this shard.
     pub fn poll_once(&mut self, now: Instant) -> Turn {
         self.env.keys.begin_turn(&self.env.shared.turning, self.env.id);
         let turn = self.turn(now);
@@ -51,14 +51,14 @@ impl Shard {
     fn turn(&mut self, now: Instant) -> Turn {
         self.env.now = now;
         self.env.agenda.corrections.begin_turn(now, &mut self.qps);
-        // Before anything is sent: an address that was removed between two turns is nobody's source any more.
+        // Before anything is sent: no queue pair may use a source address that was removed between two turns.
         self.env.peers.update(&self.env.shared);
         self.run_watched();
         let (rx, tx) =
             if self.lookahead.is_active() { self.receive_then_send() } else { self.send_then_receive() };
         let rx = rx + self.receive_inbox();
         let tx = tx + self.finish();
-        // Received for the next turn: a program that turns the shard itself does something else before, and prefetches run
+        // Received for the next turn: a program that drives the shard itself does something else in between, and the prefetches complete
         // meanwhile.
         self.receive_early();
         let more = self.has_more();
@@ -66,8 +66,8 @@ impl Shard {
         Turn::new(rx, tx + self.env.outbox.take_sent_early(), more)
     }
 
-    /// With few queue pairs: sends what was posted since the last turn, then receives. What was posted waits for nothing that is
-    /// received, so it leaves as early as it can. Frames received and sent.
+    /// With few queue pairs: sends what was posted since the last turn, then receives. Sending depends on nothing that is received in
+    /// this turn, so requests leave as early as they can. Returns the frames received and sent.
     #[inline(always)]
     fn send_then_receive(&mut self) -> (usize, usize) {
         self.run_doorbells();
@@ -75,8 +75,8 @@ impl Shard {
         (self.receive(), sent)
     }
 
-    /// With very many queue pairs: what those that were posted to need is prefetched while received frames are handled. Frames
-    /// received and sent.
+    /// With very many queue pairs: prefetches the state of queue pairs with new requests while received frames are handled, then sends.
+    /// Returns the frames received and sent.
     #[inline(never)]
     fn receive_then_send(&mut self) -> (usize, usize) {
         let posted = self.prefetch_posted();
@@ -85,7 +85,7 @@ impl Shard {
         (received, self.send())
     }
 
-    /// Builds requests, and hands frames to the port. Frames that it took.
+    /// Builds requests, and hands frames to the port. Returns the frames that the port took.
     #[inline(always)]
     fn send(&mut self) -> usize {
         if !self.env.agenda.ready.is_empty() {
@@ -94,7 +94,7 @@ impl Shard {
         if self.env.outbox.needs_flush() { self.env.flush() } else { 0 }
     }
 
-    /// What follows when frames were received: responses, timers, answers, and then completions. Frames that the port took.
+    /// The steps after frames were received: responses, timers, answers, and then completions. Returns the frames that the port took.
     #[inline(always)]
     fn finish(&mut self) -> usize {
         if !self.env.agenda.answered.is_empty() {
@@ -105,7 +105,7 @@ impl Shard {
         if self.env.outbox.asks_for_ended() {
             self.end_routes();
         }
-        // What must be with the port before a completion may be seen.
+        // Answers must be with the port before the completions that depend on them are visible.
         if !self.env.agenda.answering.is_empty() {
             self.send_answers();
         }
@@ -114,12 +114,12 @@ impl Shard {
             self.tell_who_waited();
         }
         self.publish_if_due();
-        // For a message that comes alone, which has to wait for it otherwise.
+        // So that a message that comes alone need not wait for the allocation of a frame.
         self.env.outbox.prepare_spare();
         sent
     }
 
-    /// Frames may have gone: who waited for that, or for the room that they leave, goes on.
+    /// Frames may have left: resumes the queue pairs that waited for those frames to leave, or for the room that they took.
     #[cold]
     fn tell_who_waited(&mut self) {
         let Self { env, qps, .. } = self;
@@ -141,7 +141,7 @@ impl Shard {
         }
     }
 
-    /// Queue pairs whose time has come.
+    /// Handles queue pairs whose timers have expired.
     #[inline(never)]
     fn run_due(&mut self) {
         let (env, qps) = (&mut self.env, &mut self.qps);
@@ -169,7 +169,7 @@ impl Shard {
                 }
                 env.after_requester(qp, response);
             } else {
-                env.agenda.mark_ready(qp); // it looks for its next hop, and times nothing meanwhile
+                env.agenda.mark_ready(qp); // the queue pair looks up its next hop, and its ACK timer does not run meanwhile
             }
             if qp.checks_peer {
                 env.go_on_checking(qp);
@@ -183,7 +183,7 @@ impl Shard {
         }
     }
 
-    /// The IP host: requests that are due, and routes that changed.
+    /// Runs the IP host: its requests that are due, and route changes.
     #[inline]
     fn run_net(&mut self) {
         let (peers, mut host) = self.env.peers_and_host();
@@ -197,11 +197,11 @@ impl Shard {
         }
     }
 
-    /// Queue pairs whose neighbour was found, moved, or is not there: as many as a turn may take.
+    /// Visits queue pairs whose neighbour was resolved, has moved, or does not answer: as many as a turn may take.
     #[cold]
     fn visit_moved(&mut self) {
         if self.env.outbox.has_routes() {
-            self.hold_back_receives(); // by the routes that they were answered by
+            self.hold_back_receives(); // by the routes over which their acknowledgements left
         }
         for _ in 0..NEIGHBOUR_VISITS {
             let Some(slot) = self.env.peers.hops.next_due() else { break };
@@ -209,7 +209,7 @@ impl Shard {
         }
     }
 
-    /// A queue pair looks up the way to its peer.
+    /// Looks up the next hop of a queue pair again.
     pub(super) fn visit(&mut self, slot: u32) {
         let Some(qp) = self.qps.get(slot) else { return };
         let env = &mut self.env;
@@ -220,11 +220,11 @@ impl Shard {
         let waited = !qp.is_reachable();
         env.resolve(qp);
         env.agenda.unpark(qp);
-        // Whoever found the way first, a request, an answer or a packet of the peer: both directions go on.
+        // Both directions resume, whether a request, an answer or a packet of the peer led to the next hop.
         if waited || qp.sq_done != qp.sq.0.published() {
             env.agenda.mark_ready(qp);
         }
-        // What had left before the way was looked for is timed again.
+        // Packets that left before the lookup get a new ACK timer.
         if qp.is_reachable() && !qp.is_unreliable() && qp.requester.packets_in_flight() > 0 {
             qp.requester.arm(env.now);
             env.agenda.arm(qp);
@@ -234,7 +234,7 @@ impl Shard {
         }
     }
 
-    /// Makes completions visible, unless an answer that belongs to one is still here.
+    /// Makes completions visible, unless an answer that one of them depends on has not left yet.
     #[inline]
     pub(super) fn publish_if_due(&mut self) {
         let env = &mut self.env;
@@ -249,8 +249,8 @@ impl Shard {
         }
     }
 
-    /// Gives the ring slots of this turn's completions back to the posters, then makes the completions visible: who
-    /// polled a completion finds room for another request.
+    /// Returns the ring slots of this turn's completions to the posters, then makes the completions visible: a program that polled a
+    /// completion finds room for another request.
     #[inline(never)]
     fn publish(&mut self) {
         self.publish_staged();
@@ -261,7 +261,7 @@ impl Shard {
         }
     }
 
-    /// [`publish`](Self::publish), but for queues that overran.
+    /// [`publish`](Self::publish), except for completion queues that overran.
     #[inline(always)]
     fn publish_staged(&mut self) {
         if self.may_hold_back() {
@@ -281,8 +281,8 @@ impl Shard {
         self.env.completions.publish();
     }
 
-    /// A completion queue overran, here or on another shard: its lanes take no more, and the queue pairs that use it enter
-    /// ERR. What was pushed before is published. A completion queue overruns once, so this may visit every queue pair.
+    /// A completion queue overran, on this shard or another: its lanes accept no more completions, and the queue pairs that use it enter
+    /// ERR. Completions staged before the overrun are published. A completion queue overruns once, so this may visit every queue pair.
     #[cold]
     fn end_overrun(&mut self) {
         let mut overran = Vec::new();
@@ -298,6 +298,6 @@ impl Shard {
                 self.env.end_by_overrun(qp);
             }
         }
-        self.publish_staged(); // what that flushed into other queues: no turn is due for it
+        self.publish_staged(); // completions that this flushed into other queues: no later turn is due for them
     }
 }

@@ -1,9 +1,9 @@
-//! Which queue pairs were posted to: their doorbells were rung, or their send queues are watched.
+//! Which queue pairs have new requests: their doorbells were rung, or their send queues are watched.
 //!
-//! Ringing costs the poster writes to cache lines that the shard reads. So the doorbell of a queue pair that is posted to all the time
-//! is suppressed, as a virtio device suppresses notifications of new buffers (virtio 1.2, 2.7.10): the shard *watches* its send queue,
-//! which is a look each turn, and says so in the published word; posters that see this do not ring. It stops when nothing was posted
-//! for a while ([`WATCH_IDLE`]), and before the thread that turns the shard sleeps.
+//! Ringing costs the poster writes to cache lines that the shard reads. So the doorbell of a queue pair with frequent posts is
+//! suppressed, as a virtio device suppresses notifications of new buffers (virtio 1.2, 2.7.10): the shard *watches* its send queue, which
+//! means polling it each turn, and sets a flag in the published word; posters that see the flag do not ring. Watching ends when nothing
+//! was posted for a while ([`WATCH_IDLE`]), and before the shard's thread sleeps.
 
 use arrayvec::ArrayVec;
 
@@ -20,7 +20,7 @@ use crate::sync::words::Words;
 pub(super) type Posted = ArrayVec<u32, READY_BUDGET>;
 
 impl Shard {
-    /// Queue pairs whose doorbells were rung have something to send.
+    /// Marks the queue pairs whose doorbells were rung as ready to send.
     #[inline]
     pub(super) fn run_doorbells(&mut self) {
         if self.env.shared.doorbells[self.env.id].any() {
@@ -35,7 +35,7 @@ impl Shard {
         self.mark_posted(&posted);
     }
 
-    /// Takes doorbells that were rung, and prefetches what sending needs of their queue pairs: see [`Self::mark_posted`].
+    /// Takes doorbells that were rung, and prefetches what sending needs of their queue pairs. [`Self::mark_posted`] follows.
     #[inline(always)]
     pub(super) fn prefetch_posted(&mut self) -> Posted {
         let mut posted = Posted::new();
@@ -52,7 +52,7 @@ impl Shard {
         self.env.shared.doorbells[self.env.id].drain(READY_BUDGET as u32, |slot| posted.push(slot));
     }
 
-    /// Queue pairs whose doorbells were rung have something to send.
+    /// Marks queue pairs whose doorbells were rung as ready to send, and starts to watch those with frequent posts.
     #[inline(always)]
     pub(super) fn mark_posted(&mut self, posted: &[u32]) {
         for &slot in posted {
@@ -70,7 +70,7 @@ impl Shard {
         }
     }
 
-    /// Queue pairs that are posted to all the time are looked at instead of waiting for their doorbells.
+    /// Polls the send queues of watched queue pairs.
     #[inline]
     pub(super) fn run_watched(&mut self) {
         let mut i = 0;
@@ -86,13 +86,13 @@ impl Shard {
                 self.env.agenda.mark_ready(qp);
             } else if self.env.now.nanos_since(qp.posted_at) > WATCH_IDLE.as_nanos() as u64 {
                 self.env.agenda.unwatch(qp, &self.env.shared.words);
-                continue; // the next look takes it off the list
+                continue; // the next iteration takes it off the list
             }
             i += 1;
         }
     }
 
-    /// Watches no queue pair any more: from here on posters ring.
+    /// Stops watching all queue pairs: from here on posters ring.
     pub(super) fn unwatch_all(&mut self) {
         while let Some(slot) = self.env.agenda.watched.pop() {
             if let Some(qp) = self.qps.get(slot).filter(|qp| qp.watched) {
@@ -103,14 +103,14 @@ impl Shard {
 }
 
 impl Agenda {
-    /// Whether something was posted to a watched queue pair since the last look.
+    /// Whether something was posted to a watched queue pair since its send queue was last polled.
     pub fn watched_posts(&self, qps: &Qps) -> bool {
         let posted = |slot: &u32| qps.peek(*slot).is_some_and(|qp| qp.sq.0.published() != qp.sq_seen);
         self.watched.iter().any(posted)
     }
 
-    /// Takes back the promise in the published word to look at this queue each turn, so that posters ring again. What was posted
-    /// without a ring, because the poster still saw the promise, is found by the look behind the fence.
+    /// Stops watching: clears the flag in the published word, so that posters ring again. A request that was posted without a ring, because
+    /// the poster still saw the flag, is found by the read behind the fence.
     #[cold]
     fn unwatch(&mut self, qp: &mut Qp, words: &Words) {
         qp.watched = false;

@@ -1,4 +1,4 @@
-//! Frames that wait for a route of the port, whoever waits for them to go, and whoever waits for room.
+//! Frames that wait for a route of the port, completions that wait for those frames to leave, and queue pairs that wait for room.
 
 use std::collections::VecDeque;
 
@@ -8,56 +8,56 @@ use crate::shard::counters::{Counter, Counters};
 use crate::time::Instant;
 use crate::wire::Discard;
 
-/// Kinds of frames.
+/// The two kinds of outgoing frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::shard) enum Traffic {
     Answers,
     Requests,
 }
 
-/// Frames of one kind on their way to the port by one route, oldest first.
+/// Frames of one kind that wait for one route, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     pub frames: TxBurst,
-    /// Since when the port has refused every frame; `None` while it takes some.
+    /// When the port began to refuse every frame; `None` while it takes some.
     refused_since: Option<Instant>,
-    /// What waited was lost, and nothing is known to have left since: see [`Outbox::has_stopped`](super::Outbox::has_stopped).
+    /// Waiting frames were dropped, and none is known to have left since: see [`Outbox::has_stopped`](super::Outbox::has_stopped).
     pub has_stopped: bool,
-    /// As [`gone`](Self::gone).
+    /// See [`gone`](Self::gone).
     gone: u64,
-    /// Queue pairs that have more for this backlog than it has room for.
+    /// Queue pairs that have more to send than this backlog has room for.
     parked: VecDeque<u32>,
 }
 
-/// What leaves by one route.
+/// The backlogs of one route.
 #[derive(Debug, Default)]
 pub(super) struct Backlogs {
-    /// Acknowledgements and responses: completions wait for these.
+    /// Acknowledgements and responses: completions wait for these to leave.
     pub answers: Backlog,
-    /// Requests, and what the IP host sends.
+    /// Requests, and frames of the IP host.
     pub requests: Backlog,
-    /// Unreliable work requests whose frames wait here, oldest first.
+    /// Unreliable work requests whose frames wait in this backlog, oldest first.
     leaving: VecDeque<Leaving>,
-    /// Queue pairs whose receive completions wait for answers here, oldest first.
+    /// Queue pairs whose receive completions wait for answers in this backlog, oldest first.
     held_back: VecDeque<HeldBack>,
-    /// In [`Others::in_use`].
+    /// Listed in [`Others::in_use`].
     listed: bool,
 }
 
-/// Unreliable work requests that are complete when frames of the request backlog have gone.
+/// Unreliable work requests that are complete when frames of the request backlog have left.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::shard) struct Leaving {
-    /// The value of [`Backlog::gone`] once their last frame has gone.
+    /// The value of [`Backlog::gone`] once their last frame has left.
     mark: u64,
     pub slot: u32,
     pub epoch: u32,
-    /// The first of them.
+    /// Sequence number of the first of these requests.
     pub from: u32,
-    /// Behind the last of them.
+    /// Sequence number behind the last of them.
     pub seq: u32,
 }
 
-/// A queue pair with receive completions that may be seen when frames of the answer backlog have gone.
+/// A queue pair with receive completions that may become visible when frames of the answer backlog have left.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::shard) struct HeldBack {
     mark: u64,
@@ -65,17 +65,17 @@ pub(in crate::shard) struct HeldBack {
     pub epoch: u32,
 }
 
-/// The routes of a port that has several, but for [`Route::default`].
+/// The routes of a port with several, except [`Route::default`].
 #[derive(Default)]
 pub(super) struct Others {
-    /// By their numbers; empty for a port with one link.
+    /// By route number; empty for a port with one link.
     by_route: Vec<Option<Box<Backlogs>>>,
-    /// Those with something that waits, and some that had.
+    /// Routes for which something waits, and some for which nothing waits any more.
     in_use: Vec<Route>,
 }
 
 impl Others {
-    /// The backlogs of a route, to put something in.
+    /// The backlogs of a route, for adding to them.
     #[cold]
     pub fn of(&mut self, route: Route) -> &mut Backlogs {
         let at = usize::from(route.0);
@@ -94,17 +94,17 @@ impl Others {
         self.by_route.get(usize::from(route.0))?.as_deref()
     }
 
-    /// Whether no other route was found.
+    /// Whether no other route was used so far.
     pub fn is_empty(&self) -> bool {
         self.by_route.is_empty()
     }
 
-    /// Whether something waits, or did since the last flush.
+    /// Whether something waits, or waited at the last flush.
     pub fn any_in_use(&self) -> bool {
         !self.in_use.is_empty()
     }
 
-    /// Those with something that waits.
+    /// The backlogs in which something waits.
     pub fn iter(&self) -> impl Iterator<Item = &Backlogs> {
         self.in_use.iter().filter_map(|route| self.get(*route))
     }
@@ -113,7 +113,7 @@ impl Others {
         self.by_route.iter_mut().flatten().map(|backlogs| &mut **backlogs).filter(|backlogs| backlogs.listed)
     }
 
-    /// Hands what waits to the port. Returns how many frames it took.
+    /// Hands waiting frames to the port. Returns the number of frames that it took.
     #[cold]
     pub fn flush(&mut self, queue: &mut dyn PortQueue, now: Instant, counters: &Counters) -> usize {
         let Self { by_route, in_use } = self;
@@ -145,40 +145,40 @@ impl Backlogs {
         }
     }
 
-    /// Whether the port takes nothing.
+    /// Whether the port currently takes no frames.
     pub fn refuses(&self) -> bool {
         self.answers.refused_since.or(self.requests.refused_since).is_some()
     }
 
-    /// How many frames it has room for, as one of several routes.
+    /// Number of frames that it has room for, as one of several routes.
     pub fn room(&self, traffic: Traffic) -> usize {
         let most = if self.refuses() { TX_REFUSED } else { TX_BURST };
         most.saturating_sub(self.of(traffic).frames.len())
     }
 
-    /// As [`room`](Self::room) for requests; none where what waited was lost, and nobody knows whether the peer goes on.
+    /// As [`room`](Self::room) for requests; 0 if waiting frames were dropped and the peer has not resumed as far as is known.
     pub fn room_for_datagrams(&self) -> usize {
         if self.requests.has_stopped { 0 } else { self.room(Traffic::Requests) }
     }
 
-    /// Frames that wait.
+    /// Number of waiting frames.
     #[inline]
     pub fn waiting(&self) -> usize {
         self.answers.frames.len() + self.requests.frames.len()
     }
 
-    /// Whether nobody waits for it.
+    /// Whether neither a queue pair nor a completion waits for this route.
     pub fn is_left_alone(&self) -> bool {
         let parked = self.answers.parked.len() + self.requests.parked.len();
         parked == 0 && self.leaving.is_empty() && self.held_back.is_empty()
     }
 
-    /// Whether nothing waits, and nobody waits for it.
+    /// Whether no frame waits, and nothing waits for this route.
     fn is_empty(&self) -> bool {
         self.waiting() == 0 && self.is_left_alone()
     }
 
-    /// Hands frames to the port, answers first. Returns how many it took.
+    /// Hands frames to the port, answers first. Returns the number of frames that it took.
     #[inline]
     pub fn flush(
         &mut self,
@@ -197,31 +197,33 @@ impl Backlogs {
         sent
     }
 
-    /// Unreliable work requests from `from` to before `seq` are complete when the frames that wait now have gone.
+    /// Notes that unreliable work requests `from..seq` are complete when the frames that wait now have left.
     #[inline]
     pub fn note_leaving(&mut self, slot: u32, epoch: u32, from: u32, seq: u32) {
         self.leaving.push_back(Leaving { mark: self.requests.mark(), slot, epoch, from, seq });
     }
 
-    /// The last work requests of a queue pair that are noted here, if they end before `seq`, end before `to` from now on. Whether they do.
+    /// Finds the latest work requests noted for a queue pair that end before `seq`, and extends them to end before `to`. Returns whether it
+    /// found some.
     pub fn extend_leaving(&mut self, slot: u32, epoch: u32, seq: u32, to: u32) -> bool {
         let same = |noted: &&mut Leaving| (noted.slot, noted.epoch, noted.seq) == (slot, epoch, seq);
         self.leaving.iter_mut().rev().find(same).map(|noted| noted.seq = to).is_some()
     }
 
-    /// Receive completions of a queue pair wait until the answers that wait now have gone. Returns [`Backlog::gone`] of that time.
+    /// Makes receive completions of a queue pair wait until the answers that wait now have left. Returns the value of [`Backlog::gone`]
+    /// at that time.
     pub fn hold_back(&mut self, slot: u32, epoch: u32) -> u64 {
         let mark = self.answers.mark();
         self.held_back.push_back(HeldBack { mark, slot, epoch });
         mark
     }
 
-    /// The queue pair in this slot has more frames of this kind than there is room for.
+    /// Parks the queue pair in this slot, which has more frames of this kind than there is room for.
     pub fn park(&mut self, traffic: Traffic, slot: u32) {
         self.of_mut(traffic).parked.push_back(slot);
     }
 
-    /// Gives back parked queue pairs: as many as there is room for frames, those that came first.
+    /// Returns parked queue pairs: as many as there is room for frames, in the order in which they were parked.
     pub fn unpark(&mut self, traffic: Traffic, back: impl FnMut(u32)) {
         let room = self.room(traffic);
         let parked = &mut self.of_mut(traffic).parked;
@@ -241,17 +243,17 @@ impl Backlogs {
 }
 
 impl Backlog {
-    /// Frames that went, ever: the port took them, or they were lost on a link that was down too long.
+    /// Number of frames that have ever left: the port took them, or they were dropped because the link was down too long.
     pub fn gone(&self) -> u64 {
         self.gone
     }
 
-    /// The value of `gone` once all that waits has gone.
+    /// The value of `gone` once all waiting frames have left.
     fn mark(&self) -> u64 {
         self.gone + self.frames.len() as u64
     }
 
-    /// Hands frames to the port. Returns how many it took.
+    /// Hands frames to the port. Returns the number of frames that it took.
     #[inline]
     pub fn flush(
         &mut self,

@@ -1,14 +1,14 @@
-//! What one queue pair may build in a turn before the next one gets its chance.
+//! The share of a turn in which one queue pair may build frames before the next one is served.
 
 use crate::config::{QP_TX_BUDGET, TX_BURST};
 use crate::shard::tx::writer::Built;
 
-/// What is left of it.
+/// The budget that is left.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::shard) struct Budget {
     frames: usize,
     bytes: u64,
-    /// The port sends messages of several frames: they wait until the message is full.
+    /// The port sends messages of several frames: frames wait until the message is full.
     gathers: bool,
 }
 
@@ -20,12 +20,12 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// For a port that sends consecutive frames of one queue pair in messages of so many bytes: enough for one.
+    /// For a port that sends consecutive frames of one queue pair in messages of `bytes` bytes: enough for one message.
     pub fn of_message(bytes: usize) -> Self {
         Self { frames: TX_BURST, bytes: bytes as u64, gathers: true }
     }
 
-    /// As much of it as there is room for so many frames.
+    /// The budget, limited to the frames that there is room for.
     #[inline(always)]
     pub fn in_room(self, frames: usize) -> Self {
         Self { frames: self.frames.min(frames), ..self }
@@ -36,26 +36,26 @@ impl Budget {
         self.frames == 0 || self.bytes == 0
     }
 
-    /// How many frames may be built now, before it is asked again.
+    /// Number of frames to build before the budget is checked again.
     #[inline(always)]
     pub fn next(&self) -> usize {
         self.frames.min(QP_TX_BUDGET)
     }
 
-    /// As [`next`](Self::next), in the port's own memory: there is none where it gathers.
+    /// As [`next`](Self::next), for frames in the port's own memory. `None` if the port gathers: such a port lends no memory.
     #[inline(always)]
     pub fn next_in_place(&self) -> Option<usize> {
         (!self.gathers).then_some(self.next())
     }
 
-    /// These were built.
+    /// Deducts what was built.
     #[inline(always)]
     pub fn spend(&mut self, built: &Built) {
         self.frames -= built.frames;
         self.bytes = self.bytes.saturating_sub(built.bytes);
     }
 
-    /// Something took as long as a frame.
+    /// Deducts one frame, for work that took as long as a frame.
     #[inline(always)]
     pub fn spend_one(&mut self) {
         self.frames = self.frames.saturating_sub(1);
@@ -66,7 +66,7 @@ impl Budget {
 mod tests {
     use super::*;
 
-    /// Frames of this length that it is enough for.
+    /// Number of frames of this length that fit into the budget.
     fn frames(mut budget: Budget, len: u64) -> usize {
         let mut n = 0;
         while !budget.is_spent() {
@@ -77,7 +77,7 @@ mod tests {
         n
     }
 
-    // Goal: a queue pair fills a message of the port, and no more of the caches than that.
+    // Goal: a queue pair fills one message of the port, and no more of the caches than that.
     #[test]
     fn a_queue_pair_fills_a_message() {
         let message = Budget::of_message(65_000);
