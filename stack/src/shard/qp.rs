@@ -1,4 +1,4 @@
-//! A queue pair as its shard holds it: the three machines, their rings, and the way to the peer.
+//! A queue pair as its shard holds it: requester, completer and responder, their rings, and the path to the peer.
 
 use std::sync::Arc;
 
@@ -35,12 +35,12 @@ use super::shared::Shared;
 #[cfg(not(loom))]
 use super::wheel::Wheel;
 
-/// What a queue pair is made of; [`Shard::create_qp`](super::Shard::create_qp) takes it.
+/// The parameters of a new queue pair, for [`Shard::create_qp`](super::Shard::create_qp).
 #[derive(Debug)]
 pub struct QpSpec {
     /// Slot in the shard, free.
     pub slot: u32,
-    /// Number, of a block that is the shard's.
+    /// Number, from a block that this shard leases.
     pub qpn: Qpn,
     /// Service type.
     pub ty: QpType,
@@ -52,11 +52,11 @@ pub struct QpSpec {
     pub rq: RecvSource,
     /// Where send completions go.
     pub send_lane: LaneId,
-    /// Where receive completions go; for an XRC target the shared receive queues say so.
+    /// Where receive completions go; for an XRC target each shared receive queue names its own lane.
     pub recv_lane: LaneId,
     /// Capacities, as granted.
     pub cap: QpCap,
-    /// What it does about losses and congestion.
+    /// Policies for loss recovery and congestion control.
     pub policies: Policies,
 }
 
@@ -79,22 +79,22 @@ impl SendRing for Sq {
     }
 }
 
-/// The route of what goes to a shard of this device: no port has one with this number.
+/// The route of frames to a shard of this device. No port has a route with this number.
 pub(super) const INSIDE: Route = Route(Route::COUNT as u8);
 
 /// The next hop of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Hop {
-    /// The template has its Ethernet address. Frames leave by this route.
+    /// The template holds the neighbour's Ethernet address. Frames leave by this route.
     Known(Route),
-    /// To a queue pair of this device: looped back inside, to the shard with this number.
+    /// A queue pair of this device: frames are looped back inside, to the shard with this number.
     Inside(u8),
-    /// Being resolved.
+    /// Not known: the next hop is being resolved.
     Pending,
 }
 
 impl Hop {
-    /// The route of the backlog that frames are built in.
+    /// The route whose backlog holds the frames.
     #[inline(always)]
     pub fn route(self) -> Route {
         match self {
@@ -110,71 +110,71 @@ impl Hop {
         matches!(self, Self::Known(_))
     }
 
-    /// Whether they leave by the route that the port's window is for.
+    /// Whether frames leave by the route that the port's window limits.
     pub fn is_bounded(self) -> bool {
         self.route() == Route::default()
     }
 
-    /// Whether they go to a queue pair of this device.
+    /// Whether frames go to a queue pair of this device.
     #[inline(always)]
     pub fn is_inside(self) -> bool {
         matches!(self, Self::Inside(_))
     }
 }
 
-/// How a queue pair has its source port.
+/// Where the UDP source port of a queue pair's packets comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SourcePort {
-    /// It is the one that the path gives, or 4791.
+    /// From the path, or 4791.
     Given,
     /// Taken from the port.
     Taken,
-    /// Taken, and something left from it: it is left if nothing is answered for long (`Env::tries`).
+    /// Taken, and packets left from it. If nothing is answered for long, the queue pair falls back to 4791 (`Env::tries`).
     Tried,
-    /// Taken, and what left from it was answered, or nobody doubts that it would be.
+    /// Taken, and either its packets were answered, or it is not in doubt.
     Answered,
-    /// It is 4791, because nothing came back for what left from the one that was taken.
+    /// The queue pair fell back to 4791: no packet that left from the taken port was answered.
     Left,
 }
 
 impl SourcePort {
-    /// Whether it is to be given back to the port.
+    /// Whether the queue pair must return the source port to the port.
     pub fn is_taken(self) -> bool {
         matches!(self, Self::Taken | Self::Tried | Self::Answered)
     }
 }
 
-/// A queue pair. Laid out by who needs what: see [`Part`].
+/// A queue pair. The fields are grouped by cache line, by what uses them: see [`Part`].
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Qp {
-    // Line 0: every packet and every look.
+    // Line 0: read for every packet and on every visit.
     pub gates: Gates,
     pub ty: QpType,
-    /// Transport class of its packets' opcodes. Requester and responder use the opcodes of RC for every class.
+    /// Transport class of the opcodes of its packets. Requester and responder use the RC opcodes for every class.
     pub class: Transport,
     pub state: QpState,
     pub hop: Hop,
-    /// In a list of queue pairs with requests to send.
+    /// Whether the queue pair is in the list of those with requests to send.
     pub in_ready: Listed,
-    /// In a list of queue pairs with answers to send.
+    /// Whether the queue pair is in the list of those with answers to send.
     pub in_answering: Listed,
-    /// Send requests are complete whose ring slots are freed when completions are published. The queue pair is then in the list
+    /// Send requests have completed whose ring slots are freed when completions are published. The queue pair is then in the list
     /// of [`Completions`](super::completions::Completions).
     pub sends_finished: bool,
-    /// The same of receive requests. Each ring has its flag, so that the other ring is not touched.
+    /// As `sends_finished`, of receive requests. Each ring has a flag of its own, so that the other ring is not touched.
     pub receives_finished: bool,
-    /// In the list of queue pairs for which a response of this burst did something.
+    /// The queue pair is in the list of those whose requester a response of this burst advanced.
     pub in_answered: bool,
-    /// Looked at every turn: its posters do not ring.
+    /// The shard polls the send queue each turn: posters ring no doorbell.
     pub watched: bool,
-    /// Packets are handled one by one, with care: the first one, those that come while others are [held](Self::holds), and over some
-    /// ports all ([`IpIdTracker`]).
+    /// Packets take the slow path, one by one: the first packet, packets that come while others are [held](Self::holds), and over some
+    /// ports all packets ([`IpIdTracker`]).
     pub careful: bool,
-    /// The peer is being checked: `check` says how far that is.
+    /// The peer is being checked; `check` holds the progress.
     pub checks_peer: bool,
     pub draining: bool,
-    /// Doorbells in a row, each soon after the one before.
+    /// Consecutive doorbells, each soon after the one before.
     pub rings: u8,
     pub slot: u32,
     pub index: u32,
@@ -183,76 +183,76 @@ pub(super) struct Qp {
     pub pd: PdId,
     pub send_lane: LaneId,
     pub counters: Arc<QpCounters>,
-    /// When the wheel wakes this queue pair; `FAR` if it does not.
+    /// When the timer wheel wakes this queue pair; `FAR` if no timer is scheduled.
     pub wakes_at: Instant,
-    /// When something was last posted, as far as the shard noticed.
+    /// When the shard last noticed a post.
     pub posted_at: Instant,
 
-    // Lines 1 and 2: requests sent, and what comes back.
+    // Lines 1 and 2: the requester's state, and what responses need.
     pub sq: Sq,
     pub requester: Requester,
-    /// Send requests before this one have their completions.
+    /// Sequence number in the send ring: all requests before it have been completed.
     pub sq_done: u32,
-    /// A request packet of the last burst was long: the next ones are built in the port's own memory, if it has some. (Not the
-    /// last packet: a storage target alternates between data and short responses.)
+    /// A request packet of the last burst was long: the next packets are built in the port's own memory, if the port lends some. (Not
+    /// the last packet alone: a storage target alternates between data and short responses.)
     pub long: bool,
-    /// How it has the source port that its template names.
+    /// Where the source port in the template comes from.
     pub source_port: SourcePort,
 
     line_3: LineStart,
-    // Line 3: every packet sent, and the addresses of every packet received. What IPv6 and VLAN tags add is behind it.
+    // Line 3: read for every packet sent, and the addresses for every packet received. The fields for IPv6 and VLAN tags follow it.
     pub template: Template,
 
-    // Line 4: what few packets need. The template ends in it, and the responder begins in it, with what READs and atomics need.
+    // Line 4: what few packets need. The template ends in this line, and the responder begins in it, with the state for READs and atomics.
     pub attr: Box<QpAttr>,
 
-    // Lines 5 and 6: messages received.
+    // Lines 5 and 6: state for received messages.
     pub responder: Responder,
     pub rq: Rq,
-    /// Receive completions that wait for their acknowledgement; mostly none.
+    /// Receive completions that wait until their acknowledgement has left; mostly none.
     pub deferred: Option<Box<DeferredReceives>>,
-    /// The protection domain of the receive buffers: that of a shared receive queue may be another one.
+    /// The protection domain of the receive buffers: with a shared receive queue it may differ from `pd`.
     pub recv_pd: PdId,
     pub recv_lane: LaneId,
-    /// Packets are held behind a gap: `held_requests`, `held_responses`.
+    /// Packets are held behind a gap, in `held_requests` or `held_responses`.
     pub holds: bool,
-    /// The last READ response was long: the next ones are built in the port's own memory, if it has some.
+    /// The last READ response was long: the next ones are built in the port's own memory, if the port lends some.
     pub long_answers: bool,
 
     // Line 7: what few packets need.
-    /// The destination that the template was made for, of a datagram queue pair.
+    /// Of a datagram queue pair: the destination that the template was made for.
     pub address: Option<Box<UdAddress>>,
-    /// What was posted when the shard last looked, while the queue pair is watched.
+    /// While the queue pair is watched: the ring's published index when the shard last polled it.
     pub sq_seen: u32,
-    /// Behind the last unreliable work request that waits for its frames to leave.
+    /// Sequence number behind the last unreliable work request whose frames have not left yet.
     pub leaving: u32,
-    /// The index of the GID table that it holds.
+    /// The index of the GID table entry that the queue pair holds.
     pub held_gid: Option<u8>,
-    /// A packet of the peer was received.
+    /// A packet from the peer was received (communication established).
     pub comm_est: bool,
-    /// No user has a handle: a receive-only queue pair that belongs to an XRC domain. Its events are logged.
+    /// No user has a handle: a receive-only queue pair that belongs to an XRC domain. Its events go to the log.
     pub ownerless: bool,
     /// QP_FATAL was raised because a completion queue overran.
     pub overran: bool,
-    /// What the peer did that ends the queue pair, for the completion that tells of it.
+    /// The protocol violation of the peer that ended the queue pair, for the error completion.
     pub fault: Option<Fault>,
-    /// Why requests were sent again last.
+    /// The cause of the last retry.
     pub retried: Option<RetryCause>,
-    /// The check of the peer, while `checks_peer`.
+    /// The check of the peer, while `checks_peer` is set.
     pub check: Option<Box<Check>>,
-    /// The identifications of the peer's packets, over a port that does not see them.
+    /// The IP identifications of the peer's packets, over a port that does not report them.
     pub ip_ids: Option<Box<IpIdTracker>>,
-    /// Requests that came before one that is missing.
+    /// Request packets that arrived before a missing one.
     pub held_requests: Option<Box<Held>>,
-    /// Responses that came before one that is missing.
+    /// Response packets that arrived before a missing one.
     pub held_responses: Option<Box<Held>>,
-    /// The host at the other end of a connection.
+    /// The host of a connection's peer.
     pub peer: Peer,
-    /// What packets carry, over a link to a process of this host.
+    /// Payload sizes of packets over a link to a process of this host.
     pub segments: Segments,
 }
 
-// Under loom each atomic carries its history.
+// Under loom each atomic carries its history, so sizes differ.
 #[cfg(not(loom))]
 const _: () = {
     use core::mem::offset_of;
@@ -263,17 +263,17 @@ const _: () = {
     assert!(offset_of!(Qp, responder) + Responder::MESSAGES == 320 && offset_of!(Qp, long_answers) < 448);
 };
 
-/// The hot state: what a message of one packet touches of a queue pair. At each end these are the lines of [`Qp`] that its [`Part`]
-/// names, the first line of the counters and the entry in the table of numbers; at the sender also the timer and what is
-/// remembered of the request. The rings are not counted, because they grow with their depth: a message touches a line for each
-/// index, and its request.
+/// The hot state: the bytes of a queue pair's state that a message of one packet touches. At each end these are the lines of [`Qp`]
+/// that its [`Part`] names, the first line of the counters and the entry in the queue pair table; at the sender also the timer and
+/// the requester's record of the request. The rings are not counted, because they grow with their depth: a message touches a line
+/// for each index, and its request.
 #[cfg(not(loom))]
 const _: () = {
     const FOUND: usize = QpTable::ENTRY;
     assert!(Part::Send.bytes() + LINE + FOUND + Wheel::ENTRY + Requester::REMEMBERED <= HOT_STATE_MAX);
     assert!(Part::Request.bytes() + LINE + FOUND <= HOT_STATE_MAX);
 };
-/// Bytes of the hot state, at most.
+/// Upper bound of the hot state, in bytes.
 #[cfg(not(loom))]
 const HOT_STATE_MAX: usize = 348;
 
@@ -348,19 +348,19 @@ impl Qp {
         }
     }
 
-    /// Whether its packets name their destination one by one (UD, GSI).
+    /// Whether each work request names its destination (UD, GSI).
     #[inline]
     pub fn is_datagram(&self) -> bool {
         matches!(self.ty, QpType::Ud | QpType::Gsi)
     }
 
-    /// Whether its frames can leave.
+    /// Whether the next hop is known, so that frames can leave.
     #[inline]
     pub fn is_reachable(&self) -> bool {
         self.hop != Hop::Pending
     }
 
-    /// Whether nobody acknowledges its packets.
+    /// Whether its packets are not acknowledged (UC, UD, GSI).
     #[inline]
     pub fn is_unreliable(&self) -> bool {
         matches!(self.ty, QpType::Uc | QpType::Ud | QpType::Gsi)
@@ -391,25 +391,25 @@ impl Qp {
         }
     }
 
-    /// The path MTU that the program chose.
+    /// The path MTU that the program set.
     pub fn path_mtu(&self) -> crate::id::Mtu {
         crate::id::Mtu::from_enum(self.attr.path_mtu).unwrap_or(crate::id::Mtu::Mtu256)
     }
 
-    /// Holds a source address from now on, instead of the one before.
+    /// Takes a reference to a source address, and releases the one before.
     pub fn take_gid(&mut self, shared: &Shared, held: HeldGid<'_>) {
         self.release_gid(shared);
         self.held_gid = Some(held.keep().index());
     }
 
-    /// Lets go of the source address.
+    /// Releases the source address.
     pub fn release_gid(&mut self, shared: &Shared) {
         if let Some(index) = self.held_gid.take() {
             shared.release_gid(index);
         }
     }
 
-    /// Takes the way to the peer over from the address vector.
+    /// Rebuilds the template and the next hop from the address vector.
     pub fn set_path(&mut self, shared: &Shared) {
         let Some(grh) = self.attr.ah_attr.grh else { return };
         let remote = Qpn::new(self.attr.dest_qp_num);
@@ -432,7 +432,7 @@ impl Qp {
         });
     }
 
-    /// Checks that a packet has the addresses of the connection.
+    /// Checks that a packet carries the addresses of the connection.
     #[inline(always)]
     pub fn check_addresses(&self, pkt: &Packet<'_>) -> Result<(), Discard> {
         if !self.template.comes_from_destination_of(pkt) {
@@ -444,26 +444,26 @@ impl Qp {
         Ok(())
     }
 
-    /// Credits to tell the peer: receive requests it may use.
+    /// Credits to advertise to the peer: receive requests that it may use.
     #[inline]
     pub fn credits(&self) -> Option<u32> {
         self.rq.credits()
     }
 }
 
-/// What of a queue pair is about to be needed.
+/// A part of a queue pair's state that is about to be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Part {
-    /// What sends requests: lines 0 to 3, its work requests, and the first bytes of their data.
+    /// To send requests: lines 0 to 3, the work requests, and the first bytes of their data.
     Send,
-    /// What takes messages and acknowledges them: lines 0, 3, 5 and 6, its receive requests, and where their data go.
+    /// To receive messages and acknowledge them: lines 0, 3, 5 and 6, the receive requests, and the places of their data.
     Request,
-    /// Its timer: lines 0 to 2.
+    /// To handle its timer: lines 0 to 2.
     Timer,
 }
 
 impl Part {
-    /// Its lines of a queue pair: from, and up to but not including.
+    /// The cache lines of a queue pair: ranges of line numbers, the ends excluded.
     #[inline(always)]
     pub const fn lines(self) -> [(usize, usize); 3] {
         match self {
@@ -472,7 +472,7 @@ impl Part {
             Self::Timer => [(0, 3), (3, 3), (3, 3)],
         }
     }
-    /// Bytes of those lines.
+    /// Bytes in those lines.
     #[cfg(not(loom))]
     pub const fn bytes(self) -> usize {
         let [a, b, c] = self.lines();
@@ -480,12 +480,12 @@ impl Part {
     }
 }
 
-/// Takes no room; what is behind it begins a cache line.
+/// Zero-sized; the field that follows begins at a cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct LineStart;
 
-/// How a queue pair came into ERR.
+/// Why a queue pair entered ERR.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Cause {
     /// Status of the oldest send request, if it is the reason.

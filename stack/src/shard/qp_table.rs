@@ -1,5 +1,5 @@
-//! Queue pair number → slot. Numbers are unpredictable, so this is a hash table: open addressing, linear
-//! probing, no tombstones. Grows when a queue pair is created, never on the data path.
+//! Maps queue pair numbers to slots. Numbers are unpredictable, so this is a hash table: open addressing, linear probing, no
+//! tombstones. Grows when a queue pair is created, never on the data path.
 
 use crate::id::Qpn;
 use crate::mark::step;
@@ -10,7 +10,7 @@ const FREE: u32 = u32::MAX;
 /// Slots by queue pair number.
 #[derive(Debug)]
 pub struct QpTable {
-    /// (number, slot); a free entry has the number [`FREE`]. A power of two, at most half full.
+    /// (number, slot); a free entry has the number [`FREE`]. The length is a power of two; at most half of the entries are used.
     entries: Box<[(u32, u32)]>,
     /// Right shift of a 32-bit hash that leaves the bits of an index.
     shift: u32,
@@ -24,7 +24,7 @@ impl Default for QpTable {
 }
 
 impl QpTable {
-    /// Bytes of an entry.
+    /// Size of an entry in bytes.
     #[cfg(not(loom))]
     pub const ENTRY: usize = size_of::<(u32, u32)>();
 
@@ -64,7 +64,7 @@ impl QpTable {
     /// Adds a queue pair.
     ///
     /// # Panics
-    /// If the number is there already.
+    /// If the table has the number already.
     pub fn insert(&mut self, qpn: Qpn, slot: u32) {
         if (self.len + 1) * 2 > self.entries.len() {
             let bigger = vec![(FREE, 0); self.entries.len() * 2].into();
@@ -81,7 +81,7 @@ impl QpTable {
         self.len += 1;
     }
 
-    /// Takes a queue pair out.
+    /// Removes a queue pair.
     pub fn remove(&mut self, qpn: Qpn) {
         let Ok(mut hole) = self.find(qpn.get()) else { return };
         let mask = self.entries.len() - 1;
@@ -102,7 +102,7 @@ impl QpTable {
         self.len -= 1;
     }
 
-    /// Queue pairs in the table.
+    /// Number of queue pairs in the table.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -11,14 +11,14 @@ use crate::sync::huge::{Filling, TLB_REACH};
 pub(super) struct Qps {
     pub slots: Slab<Qp>,
     pub table: QpTable,
-    /// Number and slot of the one that was found last.
+    /// Number and slot of the last queue pair found.
     found: Option<(Qpn, u32)>,
-    /// Puts huge pages under their rings and counters, and under what is allocated between those.
+    /// Puts huge pages under the rings and counters of queue pairs, and under allocations between those.
     pub around: Filling,
 }
 
 impl Qps {
-    /// No queue pairs, and so many slots for them.
+    /// An empty table with `slots` slots.
     pub fn new(slots: usize) -> Self {
         let (table, around) = (QpTable::default(), Filling::beyond(TLB_REACH));
         Self { slots: Slab::new(slots), table, found: None, around }
@@ -28,12 +28,12 @@ impl Qps {
         step();
         self.slots.get_mut(slot)
     }
-    /// A look that is not counted as a step.
+    /// As [`get`](Self::get), read-only and not counted as a step.
     #[inline(always)]
     pub fn peek(&self, slot: u32) -> Option<&Qp> {
         self.slots.get(slot)
     }
-    /// The queue pair with this number. Often it is that of the packet before: then the table is not looked at.
+    /// The queue pair with this number. Often it is that of the previous packet, which needs no table lookup.
     #[inline]
     pub fn find(&mut self, qpn: Qpn) -> Option<&mut Qp> {
         let slot = match self.found {
@@ -46,7 +46,7 @@ impl Qps {
         };
         self.get(slot)
     }
-    /// Takes a queue pair out of its slot: its number finds nothing from now on.
+    /// Removes a queue pair from its slot and from the table.
     pub fn remove(&mut self, slot: u32) -> Option<Qp> {
         let qp = self.slots.remove(slot)?;
         self.table.remove(qp.qpn);

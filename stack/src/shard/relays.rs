@@ -12,18 +12,18 @@ use crate::wire::Header;
 /// The targets of a shard that are relayed, and their legs.
 #[derive(Debug, Default)]
 pub(super) struct Relays {
-    /// By their slots.
+    /// Relayed targets, by slot.
     pub targets: HashMap<u32, Target>,
-    /// By their slots.
+    /// Legs, by slot.
     pub legs: HashMap<u32, Leg>,
-    /// Which member has a shared receive queue: by the number of its domain and its own.
+    /// The member that has a shared receive queue, by the number of its domain and its own number.
     pub srqs: HashMap<(u32, u32), Member>,
 }
 
-/// A target that is relayed.
+/// A relayed target.
 #[derive(Debug, Default)]
 pub(super) struct Target {
-    /// Its sequence, from RTR on.
+    /// The packet sequence of the target, from RTR on.
     pub relay: Option<Relay>,
     /// Requests that have arrived and are not forwarded yet, in order.
     pub waiting: VecDeque<Frame>,
@@ -33,22 +33,22 @@ pub(super) struct Target {
     pub legs: HashMap<Member, u32>,
 }
 
-/// Where a leg leads.
+/// The target and the member that a leg connects.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leg {
-    /// The slot of its target.
+    /// The slot of the target.
     pub target: u32,
     pub member: Member,
 }
 
 impl Relays {
-    /// Whether there are none.
+    /// Whether the shard has no relayed targets.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.targets.is_empty()
     }
 
-    /// Whether the queue pair in this slot is one of them.
+    /// Whether the queue pair in this slot is a relayed target or a leg.
     pub fn has(&self, slot: u32) -> bool {
         self.targets.contains_key(&slot) || self.legs.contains_key(&slot)
     }

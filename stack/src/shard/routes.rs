@@ -1,5 +1,5 @@
-//! Routes of a port that come and go ([`Routes::route_to`](crate::port::Routes::route_to)): connections that wait for theirs, those whose
-//! route has ended with the process at its end, and those for which there is none.
+//! Routes of a port that come and go ([`Routes::route_to`](crate::port::Routes::route_to)): connections that wait for a route, connections
+//! whose route has ended with the process at its end, and connections for which no route exists.
 
 use super::counters::Counter;
 use super::env::Env;
@@ -11,7 +11,7 @@ use crate::proto::recovery::RetryCause;
 use crate::proto::status::WcStatus;
 
 impl Shard {
-    /// Queue pairs that wait for their route ask for it.
+    /// Visits queue pairs that wait for their route: each requests it again.
     #[cold]
     pub(super) fn find_routes(&mut self) {
         for slot in self.env.peers.unrouted.take_some() {
@@ -19,7 +19,7 @@ impl Shard {
         }
     }
 
-    /// Takes routes that have ended from their queue pairs. A link ends seldom, so this may look at every queue pair.
+    /// Takes ended routes from their queue pairs. A link ends seldom, so this may visit every queue pair.
     #[cold]
     pub(super) fn end_routes(&mut self) {
         while let Some(route) = self.env.outbox.next_ended() {
@@ -32,25 +32,25 @@ impl Shard {
 }
 
 impl Env {
-    /// The first packet of a connection has arrived in this frame: its sender goes on with segments as it begins.
+    /// Adopts the payload size that the peer chose, from the first packet of a connection: the peer keeps the size that it begins with.
     #[cold]
     pub fn adopt_segment(&mut self, qp: &mut Qp, frame: &[u8]) {
         let Some(segment) = named(frame).filter(|_| qp.ty == QpType::Rc) else { return };
-        // The peer has found a link: so there is one.
+        // The peer has found a link to this process: so a link exists.
         if qp.hop.is_bounded() {
             qp.hop = Hop::Pending;
             self.resolve(qp);
         }
-        // The way back may be known later, and the frame has come by some link.
+        // The route back may be known only later, but the frame has come by some link.
         let carried = self.outbox.segment_on(qp.hop.route()).or_else(|| self.outbox.longest_segment());
         if qp.segments.adopt(segment, carried) {
             qp.responder.configure(&qp.responder_config());
         }
     }
 
-    /// The process of the peer has ended. What was requested of it fails at once; a queue pair that waits for nothing stays as it is, as
-    /// over a network, and looks for its peer with the next request, which fails as soon as nobody is found. Connection management tells the
-    /// program of either.
+    /// The process of the peer has ended. Outstanding requests fail at once. A queue pair without outstanding requests keeps its state, as
+    /// over a network, and looks up its peer with the next request, which fails as soon as no process has the peer's number. Connection
+    /// management notifies the program in either case.
     fn lose_route(&mut self, qp: &mut Qp) {
         if !qp.is_datagram() {
             self.shared.ended_peers.add(qp.qpn);
@@ -63,7 +63,7 @@ impl Env {
         }
     }
 
-    /// Nothing that a queue pair sends can reach its peer, for this reason: what it has requested fails, without retries.
+    /// The queue pair cannot reach its peer, for this reason: its outstanding requests fail, without retries.
     #[cold]
     pub(super) fn fail_unreachable(&mut self, qp: &mut Qp, cause: RetryCause) {
         qp.retried = Some(cause);

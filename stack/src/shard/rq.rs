@@ -1,4 +1,4 @@
-//! Where a queue pair's receive requests come from: its own ring, or a shared receive queue.
+//! The source of a queue pair's receive requests: its own ring, or a shared receive queue.
 
 use core::ops::Range;
 use std::sync::Arc;
@@ -17,28 +17,28 @@ use crate::proto::wqe::{GRANULE, Granule, RecvWqe, recv_stride};
 use crate::sync::spsc::Consumer;
 use crate::sync::srq::Taker;
 
-/// Where a queue pair takes its receive requests from.
+/// The source of a queue pair's receive requests.
 #[derive(Debug)]
 pub enum RecvSource {
     /// Its own ring.
     Own(Consumer<Granule>),
     /// A shared receive queue.
     Shared(SrqEnd),
-    /// The XRC shared receive queue of this domain that each message names: an XRC target.
+    /// For an XRC target: the XRC shared receive queue of this domain that each message names.
     Named {
         /// The XRC domain.
         xrcd: u32,
-        /// The queue pair belongs to the domain, and no user has a handle: its events go to the log.
+        /// The queue pair belongs to the domain, and no user has a handle of it: its events go to the log.
         ownerless: bool,
-        /// It is the shadow of a target in another process: its completions name that one.
+        /// The queue pair is the shadow of this target in another process: its completions name that target.
         shadows: Option<Qpn>,
     },
-    /// Nowhere: an XRC initiator receives no messages.
+    /// None: an XRC initiator receives no messages.
     Nowhere,
 }
 
 impl RecvSource {
-    /// Addresses of its own ring, if it has one.
+    /// The address range of its own ring, if it has one.
     pub(super) fn memory(&self) -> Option<Range<usize>> {
         if let Self::Own(ring) = self { Some(ring.memory()) } else { None }
     }
@@ -50,23 +50,23 @@ impl From<Consumer<Granule>> for RecvSource {
     }
 }
 
-/// A shared receive queue, as those see it who take from it.
+/// The consumer end of a shared receive queue.
 #[derive(Clone, Debug)]
 pub struct SrqEnd {
     /// Its number in the device.
     pub number: u32,
     /// The protection domain of its buffers.
     pub pd: PdId,
-    /// Its entries: a [`RecvWqe`] and a scatter/gather list each.
+    /// The consumer of its entries; each entry is a [`RecvWqe`] and a scatter/gather list.
     pub taker: Taker,
 }
 
-/// An XRC shared receive queue, as each shard knows it.
+/// An XRC shared receive queue, as a shard sees it.
 #[derive(Debug)]
 pub struct XrcSrq {
     /// Its XRC domain.
     pub xrcd: u32,
-    /// What is taken, and under which number.
+    /// Its consumer end, with its number.
     pub end: SrqEnd,
     /// The shard's lane to its completion queue.
     pub lane: LaneId,
@@ -82,26 +82,26 @@ pub(super) enum Rq {
 #[derive(Debug)]
 pub(super) struct OwnRq {
     ring: Consumer<Granule>,
-    /// Behind the last request taken.
+    /// Sequence number behind the last request taken.
     taken: u32,
     epoch: u32,
 }
 
 #[derive(Debug)]
 pub(super) struct SharedRq {
-    /// `None`: an XRC target that no message has named a queue to yet.
+    /// `None` for an XRC target until a message has named a queue.
     end: Option<SrqEnd>,
-    /// The entry taken last, copied: its slot has been free since.
+    /// A copy of the last entry taken; its slot has been free since.
     current: [Granule; CURRENT],
     shared: Arc<Shared>,
     /// The XRC domain, for an XRC target.
     xrcd: Option<u32>,
-    /// The target whose shadow it is.
+    /// The target that this queue pair is the shadow of.
     shadows: Option<Qpn>,
 }
 
 const CURRENT: usize = recv_stride(SGE_MAX);
-/// 64-bit words of a shared receive queue's entry with `max_sge` elements.
+/// Number of 64-bit words in an entry of a shared receive queue with `max_sge` scatter/gather elements.
 pub const fn srq_words(max_sge: usize) -> usize {
     recv_stride(max_sge) * GRANULE / size_of::<u64>()
 }
@@ -118,8 +118,8 @@ impl Rq {
         Self::Shared(Box::new(SharedRq { end, current, shared: shared.clone(), xrcd, shadows }))
     }
 
-    /// Requests that can be taken; `None`, no limit that the peer should know of, where others take too
-    /// (IBA 9.7.7.2: a queue pair on a shared receive queue grants no credits).
+    /// Number of requests that can be taken. `None` for a queue shared with other queue pairs: the peer is given no limit (IBA 9.7.7.2: a
+    /// queue pair on a shared receive queue grants no credits).
     #[inline]
     pub fn credits(&self) -> Option<u32> {
         match self {
@@ -127,7 +127,7 @@ impl Rq {
             Self::Shared(_) => None,
         }
     }
-    /// Its own ring, and the sequence number of the request taken next.
+    /// Its own ring, and the sequence number of the next request to take.
     #[inline]
     pub fn own(&self) -> Option<(&Consumer<Granule>, u32)> {
         match self {
@@ -135,7 +135,7 @@ impl Rq {
             Self::Shared(_) => None,
         }
     }
-    /// The request taken last.
+    /// The last request taken.
     #[inline(always)]
     pub fn current(&self) -> &[Granule] {
         match self {
@@ -143,13 +143,13 @@ impl Rq {
             Self::Shared(shared) => &shared.current,
         }
     }
-    /// Whether it is, or may be, a shared receive queue.
+    /// Whether it has no ring of its own: it takes requests from a shared receive queue, or from none.
     #[inline]
     pub fn is_shared(&self) -> bool {
         matches!(self, Self::Shared(_))
     }
 
-    /// For a queue pair in ERR: the next request of its own ring. Entries of a shared receive queue stay.
+    /// For a queue pair in ERR: takes the next request of its own ring. Entries of a shared receive queue stay.
     pub fn take_to_flush(&mut self) -> Option<RecvWqe> {
         let Self::Own(own) = self else { return None };
         while own.taken != own.ring.published() {
@@ -162,7 +162,7 @@ impl Rq {
         None
     }
 
-    /// RESET: requests of its own ring are gone, and so is one that was taken from a shared receive queue.
+    /// RESET: discards the requests of its own ring, and a request that was taken from a shared receive queue.
     pub fn reset(&mut self, epoch: u32) {
         match self {
             Self::Own(own) => {
@@ -178,17 +178,17 @@ impl Rq {
         }
     }
 
-    /// Behind the last request posted to its own ring; 0 where there is none.
+    /// Sequence number behind the last request posted to its own ring; 0 without one.
     pub fn published(&self) -> u32 {
         if let Self::Own(own) = self { own.ring.published() } else { 0 }
     }
-    /// The oldest slot of its own ring that the poster does not have back; 0 where there is none.
+    /// Sequence number of the oldest slot of its own ring that was not released to the poster; 0 without a ring.
     pub fn released(&self) -> u32 {
         if let Self::Own(own) = self { own.ring.released() } else { 0 }
     }
 
-    /// Gives the slots of completed requests back to the poster. So many that were taken last are kept: their completions are not
-    /// seen yet.
+    /// Releases the slots of completed requests to the poster. The last `kept` requests taken keep their slots: their completions are not
+    /// visible yet.
     #[inline]
     pub fn release(&mut self, kept: u32) {
         if let Self::Own(own) = self {
@@ -203,21 +203,21 @@ impl Rq {
             Self::Shared(shared) => shared.xrcd,
         }
     }
-    /// The target whose shadow an XRC target is.
+    /// The target that this XRC target is a shadow of.
     pub fn shadows(&self) -> Option<Qpn> {
         match self {
             Self::Own(_) => None,
             Self::Shared(shared) => shared.shadows,
         }
     }
-    /// The number of the shared receive queue that is taken from.
+    /// The number of the shared receive queue that requests are taken from.
     pub fn srq_number(&self) -> Option<u32> {
         match self {
             Self::Own(_) => None,
             Self::Shared(shared) => shared.end.as_ref().map(|end| end.number),
         }
     }
-    /// An XRC target takes from this queue from now on, or from none.
+    /// Sets the shared receive queue that an XRC target takes requests from; `None` for none.
     pub fn attach(&mut self, end: Option<SrqEnd>) {
         if let Self::Shared(shared) = self {
             shared.end = end;
@@ -260,8 +260,8 @@ impl OwnRq {
         None
     }
 
-    /// Skips a request that was posted under an earlier epoch, in a race with a RESET. No completion will free its slot: it is freed
-    /// here if it is the oldest in use, else along with those before it.
+    /// Skips a request that was posted under an earlier epoch, in a race with a RESET. No completion will free its slot: the slot is freed
+    /// here if it is the oldest in use, otherwise together with the slots before it.
     #[cold]
     fn skip(&mut self, at: u32) {
         if self.ring.released() == at {
@@ -296,7 +296,7 @@ mod tests {
         true
     }
 
-    // A ring of one: a request that raced with a RESET leaves its slot to the next one.
+    // A ring of one slot: a request that raced with a RESET leaves its slot to the next one.
     #[test]
     fn a_request_of_an_earlier_epoch_does_not_keep_its_slot() {
         let (mut posts, taken) = ring(1, recv_stride(1));
@@ -308,16 +308,16 @@ mod tests {
         assert!(!post(&mut posts, 1), "one is taken and not complete");
     }
 
-    /// What a receive queue should be: requests that are posted and not given back, some of them taken.
+    /// A model of a receive queue: requests that are posted and not released, some of them taken.
     #[derive(Default)]
     struct Model {
-        /// Their numbers and epochs.
+        /// Numbers and epochs of the requests.
         ring: VecDeque<(u64, u32)>,
         taken: usize,
     }
 
     impl Model {
-        /// The next request of this epoch; slots of earlier ones are free as soon as no older one is in use.
+        /// Takes the next request of this epoch; slots of earlier epochs are free as soon as no older slot is in use.
         fn take(&mut self, epoch: u32, free_skipped: bool) -> Option<u64> {
             while let Some(&(id, posted)) = self.ring.get(self.taken) {
                 self.taken += 1;
@@ -330,14 +330,14 @@ mod tests {
             }
             None
         }
-        /// All that were taken, but for the last `keep`, are complete.
+        /// Completes all taken requests except the last `keep`.
         fn release(&mut self, keep: usize) {
             self.ring.drain(..self.taken - keep);
             self.taken = keep;
         }
     }
 
-    // Every short sequence of what a poster and a shard do with a queue, across the wrap of the ring's numbers.
+    // Every short sequence of operations of a poster and a shard on a queue, across the wrap of the sequence numbers.
     #[test]
     #[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
     fn every_short_history_matches_a_list() {
@@ -356,7 +356,7 @@ mod tests {
         let told = || format!("{:?} in {slots} slots from {start:#x}", history.clone().collect::<Vec<_>>());
         for op in history.clone() {
             match op {
-                // Of this life, or of an earlier one.
+                // Posts a request of the current epoch, or of an earlier one.
                 0 | 1 => {
                     let epoch = epoch.wrapping_sub(op as u32);
                     let room = model.ring.len() < slots as usize;

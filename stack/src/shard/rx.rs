@@ -1,10 +1,11 @@
-//! Receiving: a frame becomes a packet, the packet finds its queue pair and its machine, its bytes find memory.
+//! Receiving: parses a frame into a packet, finds the packet's queue pair, has its responder or requester check the packet, and places
+//! its bytes.
 //!
 //! A packet is verified (lengths, state, ICRC, addresses, VLAN and P_Key, sequence, key, bounds) before a byte of it is placed.
-//! Whatever is dropped is counted under its name.
+//! Every dropped packet is counted under the reason's name.
 //!
-//! What every packet goes through is inlined into one function, in which the compiler keeps [`Layout`] and [`Packet`] in registers.
-//! Functions on this path that are not inlined take them by value: a reference would make the compiler store them for every packet.
+//! The path of every packet is inlined into one function, in which the compiler keeps [`Layout`] and [`Packet`] in registers. Functions
+//! on this path that are not inlined take them by value: a reference would make the compiler store them for every packet.
 
 mod burst;
 mod holding;
@@ -36,7 +37,7 @@ pub(super) fn check_icrc(frame: &mut Frame, layout: &Layout) -> Result<(), Disca
     if icrc::check(frame.data_mut(), layout, sum) { Ok(()) } else { Err(Discard::BadIcrc) }
 }
 
-/// The VLAN and the P_Key of a packet are ours.
+/// Refuses a packet of another VLAN or partition.
 #[inline(always)]
 pub(super) fn check_vlan_and_pkey(
     layout: &Layout,
@@ -46,7 +47,7 @@ pub(super) fn check_vlan_and_pkey(
     if layout.vid() != vlan {
         return Err(Discard::UnknownVlan);
     }
-    // One partition, the default one, with full membership: limited peers may talk to us.
+    // This device is a full member of one partition, the default one: packets of limited members are accepted.
     if pkt.pkey() & 0x7fff != 0x7fff {
         return Err(Discard::BadPkey);
     }
@@ -63,7 +64,7 @@ impl Env {
         }
     }
 
-    /// A frame of any form.
+    /// Handles a frame of any form.
     #[inline(never)]
     fn receive_any(&mut self, qps: &mut Qps, arrival: Arrival<'_>) {
         match locate(arrival.frame().data()) {
@@ -73,7 +74,7 @@ impl Env {
         }
     }
 
-    /// A packet of any kind, to any queue pair: one of another shard is handed over.
+    /// Handles a packet of any kind, for any queue pair: a packet for another shard is handed over.
     #[inline(never)]
     fn receive_located(&mut self, qps: &mut Qps, mut arrival: Arrival<'_>, layout: Layout) {
         let shard = self.shared.shard_of(layout.dqpn);
@@ -89,12 +90,12 @@ impl Env {
         }
     }
 
-    /// A packet whose layout is constants to the compiler. The operations that come often, to queue pairs of the commonest
-    /// type, have a function each.
+    /// Handles a packet whose layout consists of compile-time constants. Frequent operations, to queue pairs of the most common type, have
+    /// a specialised function each.
     #[inline(always)]
     fn receive_plain(&mut self, qps: &mut Qps, mut arrival: Arrival<'_>, layout: Layout) {
         let dqpn = layout.dqpn;
-        // The numbers in a shard's table are its own.
+        // The table of a shard holds only numbers of its own queue pairs.
         let Some(qp) = qps.find(dqpn).filter(|qp| qp.ty == QpType::Rc) else {
             return self.receive_located(qps, arrival, layout);
         };
@@ -116,8 +117,8 @@ impl Env {
         }
     }
 
-    /// A packet of this opcode, which is RC's. Its row in the table and the places of its parts are constants here, so checks
-    /// that do not concern it are compiled away, and the others are compares.
+    /// Handles a packet of this RC opcode. The opcode's table row and the offsets of the headers are constants here, so checks that do not
+    /// concern it are compiled away, and the others are compares.
     #[inline(never)]
     fn receive_one<const CODE: u8>(
         &mut self,
@@ -129,7 +130,7 @@ impl Env {
         self.receive_rc(qp, frame, Layout::plain(row, qp.qpn, udp_words))
     }
 
-    /// Counts a dropped packet, at its queue pair too, if it has one.
+    /// Counts a dropped packet, and for its queue pair too, if it has one.
     #[cold]
     pub(super) fn drop_packet(&self, qps: &mut Qps, dqpn: Qpn, reason: Discard) {
         self.discard(reason);
@@ -145,7 +146,7 @@ impl Env {
         self.receive_at(qp, frame, layout)
     }
 
-    /// A packet of any kind, to a queue pair of any type.
+    /// Handles a packet of any kind, for a queue pair of any type.
     #[inline(never)]
     fn receive_at(&mut self, qp: &mut Qp, frame: &mut Frame, layout: Layout) -> Result<(), Discard> {
         if (qp.ty != QpType::Rc || layout.row.transport != Transport::Rc) && !admits_xrc(qp.ty, layout.row) {
@@ -154,14 +155,14 @@ impl Env {
         self.receive_rc(qp, frame, layout)
     }
 
-    /// A packet of a reliable connection, to one of its ends.
+    /// Handles a packet of a reliable connection, for requester or responder.
     #[inline(always)]
     fn receive_rc(&mut self, qp: &mut Qp, frame: &mut Frame, layout: Layout) -> Result<(), Discard> {
         if !qp.gates.has(if layout.row.request { Gates::RX_REQ } else { Gates::RX_RESP }) {
             return Err(Discard::BadState);
         }
         if frame.len() >= LONG_PACKET {
-            // While the ICRC is computed there is time to get the memory where the next packets are likely to go.
+            // The ICRC computation gives enough time to prefetch the memory where the next packets are likely to go.
             prefetch::bytes(self.keys.placed_to.wrapping_add(PLACE_AHEAD) as *const u8, frame.len());
         }
         check_icrc(frame, &layout)?;
@@ -175,7 +176,7 @@ impl Env {
         self.handle_packet(qp, pkt)
     }
 
-    /// A packet that its connection lets in.
+    /// Handles a packet that has passed the checks of its connection.
     #[inline(always)]
     fn handle_packet(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
         if !pkt.row.request {
@@ -188,8 +189,8 @@ impl Env {
         Ok(())
     }
 
-    /// The first packet of a connection; or one behind which others may be held; or, over a port that computes identifications, any of
-    /// IPv4.
+    /// Handles a packet with the checks that few packets need: the first packet of a connection; a packet behind which others may be held;
+    /// or, over a port that computes identifications, any IPv4 packet.
     #[cold]
     #[inline(never)]
     fn receive_carefully(&mut self, qp: &mut Qp, pkt: Packet<'_>, frame: &[u8]) -> Result<(), Discard> {
@@ -220,8 +221,8 @@ impl Env {
         pkt.identification().filter(|_| frame.get(6..12) == Some(&station.0))
     }
 
-    /// A packet whose identification the port computed: it is judged by those of the packets before that were accepted, and is one of
-    /// them if it moves the queue pair on.
+    /// Handles a packet whose identification the port computed. It is judged by the identifications of earlier accepted packets, and counts
+    /// as accepted itself if it advances the queue pair.
     fn handle_judged(&mut self, qp: &mut Qp, pkt: Packet<'_>, identification: u16) -> Result<(), Discard> {
         let tracker = qp.ip_ids.get_or_insert_with(|| Box::new(IpIdTracker::new(self.now)));
         match tracker.judge(self.now, identification) {
@@ -240,7 +241,7 @@ impl Env {
         handled
     }
 
-    /// Counts a packet that its queue pair's state, addresses and keys let in.
+    /// Counts a packet that has passed the checks of its queue pair's state, addresses and keys.
     #[inline(always)]
     pub(super) fn note_received(&mut self, qp: &mut Qp, pkt: &Packet<'_>, frame_len: usize) {
         qp.counters.received(frame_len);
@@ -249,7 +250,7 @@ impl Env {
         }
     }
 
-    /// A packet for a number that no queue pair of this shard has: a group's, or nobody's.
+    /// Handles a packet for a number that no queue pair of this shard has: that of multicast, or an unknown one.
     #[cold]
     fn receive_unaddressed(
         &mut self,
@@ -264,7 +265,7 @@ impl Env {
     }
 }
 
-/// Whether a packet of XRC is for the half of a connection that this queue pair is.
+/// Whether an XRC packet is for this end of a connection: a request for a target, a response for an initiator.
 #[cold]
 fn admits_xrc(ty: QpType, row: &Row) -> bool {
     match ty {

@@ -1,5 +1,5 @@
-//! Tests that cost grows only with work, and that shards write no memory in common. They count steps and compare addresses, and
-//! never look at a clock.
+//! Tests that cost grows only with work, and that shards write no memory in common. They count steps and compare addresses, and never
+//! read a clock.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ struct Rig {
     rqs: Vec<Producer<Granule>>,
     cq: CqReader<Cqe>,
     now: u64,
-    /// The other end of the link.
+    /// The port at the other end of the link.
     far: Box<dyn PortQueue>,
     _ports: [Box<dyn Port>; 2],
 }
@@ -58,7 +58,7 @@ impl Rig {
         Self::to(qps, IP)
     }
 
-    /// With queue pairs that are connected to this address.
+    /// A rig whose queue pairs are connected to this address.
     fn to(qps: u32, peer: [u8; 4]) -> Self {
         let (port, other) = pair(1);
         let shared = shared(1, qps as usize);
@@ -97,7 +97,7 @@ impl Rig {
             _ports: [port, other],
         };
         while !rig.shard.quiet() {
-            rig.turn(); // the shard looks once at each new send queue
+            rig.turn(); // the shard visits each new send queue once
         }
         rig
     }
@@ -111,21 +111,21 @@ impl Rig {
         self.shard.poll_once(Instant::from_nanos(self.now));
     }
 
-    /// A frame comes from the link.
+    /// Delivers a frame from the link.
     fn deliver(&mut self, bytes: &[u8]) {
         let mut frame = self.far.alloc().unwrap();
         assert!(frame.fill(bytes));
         assert_eq!(self.far.tx_burst(Route::default(), &mut TxBurst::from_iter([frame])), 1);
     }
 
-    /// The frames that went to the link.
+    /// The frames that the shard sent to the link.
     fn sent_by_host(&mut self) -> Vec<Vec<u8>> {
         let mut burst = Box::<RxBurst>::default();
         self.far.rx_burst(&mut burst);
         burst.drain(..).map(|frame| frame.data().to_vec()).collect()
     }
 
-    /// Sends an empty message from a queue pair to its neighbour; returns the turns that it took.
+    /// Sends an empty message from a queue pair to its neighbour; returns the number of turns.
     fn message(&mut self, from: u32) -> u32 {
         let rq = &mut self.rqs[(from ^ 1) as usize];
         RecvWqe { wr_id: 0, epoch: 0, num_sge: 0 }.put(rq.slot(0).unwrap());
@@ -178,11 +178,10 @@ fn connect(shard: &mut Shard, slot: u32, peer: [u8; 4]) {
     }
 }
 
-/// Many queue pairs, or timers: the idle ones must cost nothing.
+/// Many queue pairs, or timers: idle ones must cost nothing.
 const MANY_QPS: u32 = 100_000;
 
-// A turn takes no step for a queue pair that has nothing to do, and a message takes as many among a hundred
-// thousand as among ten.
+// A turn takes no step for an idle queue pair, and a message takes as many steps among a hundred thousand queue pairs as among ten.
 #[test]
 fn idle_queue_pairs_cost_nothing() {
     let cost = |qps: u32| {
@@ -198,7 +197,7 @@ fn idle_queue_pairs_cost_nothing() {
     let (few, many) = (cost(10), cost(MANY_QPS));
     assert_eq!((few.0, many.0), (0, 0), "steps of a hundred idle turns");
     assert_eq!(few.1, many.1, "turns of a message");
-    // Two look-ups by number, each of a few probes in a table at most half full, and a word of doorbells in a group.
+    // Two lookups by number, each of a few probes in a table at most half full, and a doorbell word in a group.
     assert!(few.2 > 0 && many.2 <= few.2 + 48, "{} and {} steps of a message", few.2, many.2);
 }
 
@@ -211,7 +210,7 @@ fn host(addr: [u8; 4], mac: Mac) -> Net {
     Net::new(&NetConfig { addrs: vec![(addr.into(), 24)], ..NetConfig::new(mac) })
 }
 
-/// The ARP frames of such a host: announcements to everybody, and a request to us.
+/// The ARP frames of such a host: announcements by broadcast, and a request for the shard's address.
 fn claims(addr: [u8; 4], mac: Mac) -> Vec<Vec<u8>> {
     let mut net = Net::new(&NetConfig::new(mac));
     net.add_address(addr.into(), 24);
@@ -224,7 +223,7 @@ fn claims(addr: [u8; 4], mac: Mac) -> Vec<Vec<u8>> {
     sent_by_host
 }
 
-/// A shard whose queue pairs have found their peer, all the same one.
+/// A shard whose queue pairs have all resolved the same peer.
 fn found(qps: u32) -> Rig {
     let mut rig = Rig::to(qps, PEER);
     answer_from(&mut rig, AT);
@@ -235,7 +234,7 @@ fn found(qps: u32) -> Rig {
     rig
 }
 
-/// The peer answers the frames that we sent, from this MAC address. Returns how many of them it answered.
+/// Has the peer answer the frames that the shard sent, from this MAC address. Returns the number of answered frames.
 fn answer_from(rig: &mut Rig, mac: Mac) -> usize {
     let (mut peer, mut asked) = (host(PEER, mac), 0);
     let now = Instant::from_nanos(rig.now);
@@ -256,7 +255,7 @@ fn stations(rig: &mut Rig) -> Vec<Mac> {
     all
 }
 
-// A frame of a stranger costs as many steps among a hundred thousand queue pairs that send to one neighbour as with one.
+// A stranger's frame costs as many steps with a hundred thousand queue pairs that send to one neighbour as with one.
 #[test]
 fn strangers_cost_the_same_whatever_the_number_of_queue_pairs() {
     let cost = |qps: u32| {
@@ -274,7 +273,7 @@ fn strangers_cost_the_same_whatever_the_number_of_queue_pairs() {
             }
             answer_from(&mut rig, AT);
         }
-        // The peer's entry grows old; the peer is asked again, and confirms it.
+        // The peer's entry grows old; it is probed again, and the peer confirms it.
         for _ in 0..8 {
             let start = steps();
             rig.turn_after(61_000_000_000);
@@ -286,12 +285,12 @@ fn strangers_cost_the_same_whatever_the_number_of_queue_pairs() {
         most_steps
     };
     let few = cost(1);
-    // Among the steps is a pass over the neighbour table.
+    // The steps include a pass over the neighbour table.
     assert!(few > 0 && few < 2000, "{few} steps");
     assert_eq!(cost(MANY_QPS), few);
 }
 
-// When a neighbour has moved, all queue pairs that send to it follow, a bounded number in a turn.
+// When a neighbour has moved, all queue pairs that send to it follow, a bounded number in each turn.
 #[test]
 fn queue_pairs_follow_a_neighbour_that_moved_some_a_turn() {
     const QPS: u32 = 10_000;
@@ -300,7 +299,7 @@ fn queue_pairs_follow_a_neighbour_that_moved_some_a_turn() {
     rig.deliver(&claims(PEER, ELSEWHERE)[0]);
     for _ in 0..100 {
         rig.turn_after(50_000_000);
-        answer_from(&mut rig, ELSEWHERE); // the old station is silent
+        answer_from(&mut rig, ELSEWHERE); // the old Ethernet address no longer answers
         if stations(&mut rig) != [AT] {
             break;
         }
@@ -317,7 +316,7 @@ fn queue_pairs_follow_a_neighbour_that_moved_some_a_turn() {
     assert!(most_steps <= 8 * NEIGHBOUR_VISITS as u64, "{most_steps} steps in a turn");
 }
 
-// As many timers as queue pairs: none of them costs anything before it is due, and a turn takes few of them at once.
+// As many timers as queue pairs: a timer costs nothing before it is due, and a turn handles few of them at once.
 #[test]
 fn timers_of_others_cost_nothing() {
     let mut wheel = super::wheel::Wheel::new(Instant::ZERO);
@@ -344,7 +343,7 @@ fn timers_of_others_cost_nothing() {
     }
 }
 
-// One bell among a hundred thousand is found without a look at the others' words.
+// One rung doorbell among a hundred thousand is found without reading the words of the others.
 #[test]
 fn doorbells_of_others_cost_nothing() {
     let bells = crate::sync::doorbell::Doorbells::new(1 << 17);
@@ -359,8 +358,8 @@ fn doorbells_of_others_cost_nothing() {
     }
 }
 
-// What two shards write while they move packets lies on different cache lines: the turn's number, the counters, the
-// doorbells; and so do the counters of two queue pairs.
+// What two shards write while they move packets lies on different cache lines: the turn number, the counters, the doorbells. So do the
+// counters of two queue pairs.
 #[test]
 fn shards_write_no_line_in_common() {
     const LINE: usize = 64;
@@ -386,7 +385,7 @@ fn shards_write_no_line_in_common() {
     assert_eq!(align_of::<super::qp::Qp>() % LINE, 0);
 }
 
-// What a shard holds for each queue pair, apart from its rings and what it remembers of the requests in them.
+// The state that a shard holds for each queue pair, without its rings and the requester's records of the requests in them.
 #[test]
 fn the_state_of_a_queue_pair_is_small() {
     use super::qp::Qp;
@@ -396,7 +395,7 @@ fn the_state_of_a_queue_pair_is_small() {
     assert!((0..1024).all(|slot| placed(&mut rig, slot) % 64 == 0));
 }
 
-// With very many queue pairs bursts are received ahead of their handling, to prefetch for them. A burst that waits is work to do,
+// With very many queue pairs, bursts are received ahead of their handling, to prefetch for them. A waiting burst counts as work,
 // and every frame is handled once.
 #[test]
 fn a_burst_received_early_is_work_to_do() {
@@ -409,7 +408,7 @@ fn a_burst_received_early_is_work_to_do() {
     let mut peer = b.take_queue(0).unwrap();
     for _ in 0..FRAMES {
         let mut frame = peer.alloc().unwrap();
-        frame.fill(&[0xff; 60]); // of a protocol that nobody handles
+        frame.fill(&[0xff; 60]); // of a protocol that is not handled
         let mut burst = TxBurst::new();
         burst.push(frame);
         assert_eq!(peer.tx_burst(Route::default(), &mut burst), 1);
@@ -424,8 +423,8 @@ fn a_burst_received_early_is_work_to_do() {
     assert!(shard.poll_once(now).idle());
 }
 
-// Bursts are received ahead until they bring enough messages: one burst of many messages, or several of few. Frames are handled
-// in order, and once.
+// Bursts are received ahead until they bring enough messages: one burst of many messages, or several of few. Frames are handled in order,
+// and once.
 #[test]
 fn bursts_are_received_early_until_they_bring_enough_messages() {
     use crate::config::{RX_BURST, RX_BURSTS};

@@ -1,59 +1,61 @@
-//! How many bytes of a message a packet carries between two processes of a host.
+//! The payload size of packets between two processes of a host.
 //!
-//! Programs take the MTU of the network for their path MTU: 1024 bytes on most Ethernets. A link carries longer frames. So each end of a
-//! reliable connection over a link cuts its messages, and has the responses to its READs cut, into segments as long as the link carries,
-//! and says so in each packet: by the Ethernet destination, which names no station on a link, and which the ICRC does not cover. Its peer
-//! goes by the first packet that it receives. An end chooses before its first packet, and does not change that.
+//! Programs use the network's MTU as their path MTU: 1024 bytes on most Ethernets. A link carries longer frames. So each end of a
+//! reliable connection over a link segments its messages, and the responses to its READs, into packets as long as the link carries. Each
+//! packet names that size in its Ethernet destination, which addresses no station on a link, and which the ICRC does not cover. The peer
+//! adopts the size of the first packet that it receives. An end chooses before its first packet, and does not change its choice.
 
 use crate::id::{Mac, Mtu};
 
-/// The Ethernet destination of frames on a link; its last byte is the number of the segment. It is that of a group, so no port has it.
+/// The Ethernet destination of frames on a link; its last byte is the [`Mtu`] number of the payload size. It is a group address, so no
+/// port has it.
 const LINK: [u8; 5] = [0x03, b'l', b'i', b'n', b'k'];
 
-/// Segments of a connection; `None`: the path MTU.
+/// The payload sizes of a connection; `None` stands for the path MTU.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Segments {
-    /// Of what this end sends and of the responses to its READs, once it is chosen.
+    /// The size of packets that this end sends, and of responses to its READs; the outer `Option` is `None` until it is chosen.
     sent: Option<Option<Mtu>>,
-    /// Of what the peer sends, and of the responses to its READs.
+    /// The size of packets that the peer sends, and of responses to its READs.
     received: Option<Mtu>,
 }
 
 impl Segments {
-    /// What this end sends and READs, where that is more than the path MTU.
+    /// The size for messages and READs of this end, if it is more than the path MTU.
     pub fn sent(self) -> Option<Mtu> {
         self.sent.flatten()
     }
 
-    /// What the peer sends and READs, likewise.
+    /// The size for messages and READs of the peer, if it is more than the path MTU.
     pub fn received(self) -> Option<Mtu> {
         self.received
     }
 
-    /// Whether this end has chosen.
+    /// Whether this end has chosen a size.
     pub fn is_chosen(self) -> bool {
         self.sent.is_some()
     }
 
-    /// This end chooses: as much as its route carries, if that is more than the path MTU.
+    /// Chooses the size that the route carries, if that is more than the path MTU.
     pub fn choose(&mut self, carried: Option<Mtu>, path: Mtu) {
         self.sent = Some(carried.filter(|carried| *carried > path));
     }
 
-    /// The peer begins with this, which the route has to carry: responses to its READs leave by it. Whether it does.
+    /// Adopts the peer's size. The route must carry it too, because the responses to the peer's READs leave by the route. Returns whether
+    /// it does.
     pub fn adopt(&mut self, named: Mtu, carried: Option<Mtu>) -> bool {
         self.received = Some(named);
         !self.limit(carried)
     }
 
-    /// Where a route carries less than the peer began with, the peer began with what cannot be: back to the path MTU. Whether that is so.
+    /// Falls back to the path MTU if the route carries less than the peer's size, which is then invalid. Returns whether it fell back.
     pub fn limit(&mut self, carried: Option<Mtu>) -> bool {
         let before = self.received;
         self.received = before.filter(|named| carried.is_some_and(|carried| *named <= carried));
         self.received != before
     }
 
-    /// The Ethernet destination by which this end says what it sends.
+    /// The Ethernet destination that names the size of this end's packets.
     pub fn station(self) -> Option<Mac> {
         self.sent().map(station)
     }
@@ -64,7 +66,7 @@ fn station(segment: Mtu) -> Mac {
     Mac([a, b, c, d, e, segment as u8])
 }
 
-/// The segment that a frame names.
+/// The payload size that a frame names.
 pub(super) fn named(frame: &[u8]) -> Option<Mtu> {
     let (link, rest) = frame.split_first_chunk()?;
     Mtu::from_enum(*rest.first()?).filter(|_| *link == LINK)

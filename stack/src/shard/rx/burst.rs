@@ -1,4 +1,4 @@
-//! Received frames: bursts of the port's queue, and what other shards handed over.
+//! Received frames: bursts from the port's queue, and frames that other shards handed over.
 //!
 //! With very many queue pairs bursts are received ahead: they wait in [`Lookahead`], which prefetches in steps what their frames need,
 //! while earlier frames are handled.
@@ -32,7 +32,7 @@ impl Arrival<'_> {
 }
 
 impl Shard {
-    /// Handles what was received. Returns how many frames.
+    /// Handles received frames. Returns their number.
     #[inline(always)]
     pub(in crate::shard) fn receive(&mut self) -> usize {
         let mut received = 0;
@@ -66,14 +66,14 @@ impl Shard {
                 break;
             }
             self.lookahead.take(&mut self.rx, &self.qps, &self.env.shared.words);
-            // What the next ones need is prefetched while this burst is handled.
+            // What the next bursts need is prefetched while this burst is handled.
             if self.lookahead.is_on() && self.lookahead.is_empty() && self.rx.is_full() {
                 self.lookahead.receive(&mut *self.env.outbox.queue, &self.qps, RX_BURSTS);
             }
             let n = self.rx.len();
             let (mut at, mut bytes, mut handled) = (0, 0, 0);
             while at < self.rx.len() {
-                // It was received a while ago, and much was prefetched since: it has left the nearest cache.
+                // The frame was received a while ago, and much was prefetched since: its header has left the nearest cache.
                 if let Some(soon) = self.rx.get(at + Lookahead::AGAIN) {
                     prefetch::near(soon.data().as_ptr());
                 }
@@ -99,7 +99,7 @@ impl Shard {
         }
     }
 
-    /// Returns the previous burst's buffers to the port. Deferred to here so that what that burst asked for is answered first.
+    /// Returns the previous burst's buffers to the port. Deferred to here so that the requests of that burst are answered first.
     #[inline(always)]
     fn recycle(&mut self) {
         if !self.rx.is_empty() {
@@ -107,8 +107,8 @@ impl Shard {
         }
     }
 
-    /// Counts a burst of `n` frames that was handled. Returns whether it is the last of this turn: if it was neither full nor long the
-    /// port has no more, and if it brought requests they are answered first.
+    /// Counts a burst of `n` frames that was handled. Returns whether it is the last of this turn: a burst that was neither full nor long
+    /// means that the port has no more frames, and requests in a burst are answered first.
     #[inline(always)]
     fn finish_burst(&self, n: usize, bytes: u64) -> bool {
         self.env.counters.add(Counter::RxFrames, n as u64);
@@ -116,7 +116,7 @@ impl Shard {
         n < RX_BURST && bytes < RX_BURST_BYTES || !self.env.agenda.answering.is_empty()
     }
 
-    /// Handles the frame at a place of the burst, and moves on to the one behind it. Returns the frame's length.
+    /// Handles the frame at a place of the burst, and advances to the next one. Returns the frame's length in bytes.
     #[inline(always)]
     fn handle(&mut self, at: &mut usize) -> u64 {
         let before = self.rx.len();
@@ -124,15 +124,15 @@ impl Shard {
         let len = arrival.frame().len() as u64;
         self.env.receive(&mut self.qps, arrival);
         if self.rx.len() == before {
-            *at += 1; // else it was taken out, and the next one has its place
+            *at += 1; // otherwise the frame was taken out, and the next frame has its place
         }
         len
     }
 
-    /// Frames handed over by other shards, and those we sent to ourselves.
+    /// Handles frames that other shards handed over, and frames looped back by this shard. Returns their number.
     #[inline]
     pub(in crate::shard) fn receive_inbox(&mut self) -> usize {
-        // Two loads; popping an empty queue is a full fence, which waits for every store to the port's memory.
+        // Two loads. Popping an empty queue would be a full fence, which waits for every store to the port's memory.
         if self.env.shared.inboxes[self.env.id].is_empty() {
             return 0;
         }

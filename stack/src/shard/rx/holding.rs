@@ -1,8 +1,8 @@
-//! Packets from behind a gap: they are held, and handled when what is missing is there. It counts as lost once it is likely that it did
-//! not only take another way ([`Gap`]): a NAK asks for a request, a retry for a response.
+//! Packets from behind a gap: they are held, and handled once the missing packet is here. The missing packet counts as lost once it
+//! is unlikely that it was only reordered ([`Gap`]): then a NAK requests a missing request, and a retry a missing response.
 //!
-//! On the wire this is a standard end of a connection. A requester that was told of the gap sends everything again, and what was held
-//! and is accepted by then is acknowledged as a duplicate.
+//! On the wire this is a standard end of a connection. A requester that was notified of the gap retransmits everything behind it, and
+//! packets that were held and are accepted by then are acknowledged as duplicates.
 //!
 //! [`Gap`]: crate::proto::responder::Gap
 
@@ -20,7 +20,7 @@ use crate::shard::qps::Qps;
 use crate::wire::{Discard, Ingress, Kind, Packet, locate};
 
 impl Env {
-    /// A packet was not handled. One of a connection that came from behind a gap is held; any other is dropped.
+    /// A packet was not handled. A packet of a reliable connection from behind a gap is held; any other is dropped.
     #[cold]
     #[inline(never)]
     pub(super) fn hold_or_drop(&mut self, qps: &mut Qps, arrival: Arrival<'_>, dqpn: Qpn, reason: Discard) {
@@ -40,7 +40,7 @@ impl Env {
         self.drop_packet(qps, dqpn, reason);
     }
 
-    /// A request packet came from behind a gap. Whether it is held.
+    /// Handles a request packet from behind a gap. Returns whether it is held.
     fn hold_request(&mut self, qp: &mut Qp, psn: Psn, arrival: Arrival<'_>) -> bool {
         if qp.responder.has_sent_rnr_nak() {
             return false;
@@ -54,11 +54,11 @@ impl Env {
         keeps
     }
 
-    /// A response came before one that is missing. Whether it is held.
+    /// Handles a response from behind a gap. Returns whether it is held.
     fn hold_response(&mut self, qp: &mut Qp, psn: Psn, kind: Kind, arrival: Arrival<'_>) -> bool {
         let expected = qp.requester.oldest();
         let mut held = qp.held_responses.take();
-        // An acknowledgement does not put out the data of a READ.
+        // An acknowledgement must not replace a held packet with the data of a READ.
         let needless = kind == Kind::Ack && held.as_ref().is_some_and(|held| held.has(psn));
         let keeps = self.hold(qp, &mut held, expected, psn, (!needless).then_some(arrival));
         qp.held_responses = held;
@@ -67,7 +67,7 @@ impl Env {
         keeps
     }
 
-    /// A packet came while `expected` is missing: holds it, if it is one to hold and there is a place for it.
+    /// Notes a packet that came while `expected` is missing. Holds it, if it is to be held (`arrival`) and there is room.
     fn hold(
         &mut self,
         qp: &mut Qp,
@@ -92,7 +92,7 @@ impl Env {
         true
     }
 
-    /// Wakes the queue pair when what is missing may be lost.
+    /// Wakes the queue pair when the missing packet may count as lost.
     fn wake_for_gaps(&mut self, qp: &mut Qp) {
         let rtt = self.peers.hosts.rtt_to(&qp.peer);
         let requests = qp.held_requests.as_ref().map(|held| held.due(rtt, qp.responder.has_sent_gap_nak()));
@@ -102,8 +102,8 @@ impl Env {
         }
     }
 
-    /// The queue pair was woken: what is missing may be lost by now. Only now, as what is missing may be in the burst that was just
-    /// received.
+    /// The timer of the queue pair fired: handles missing packets that now count as lost. Not earlier, because the missing packet may be in
+    /// the burst that was just received.
     #[cold]
     pub(in crate::shard) fn watch_gaps(&mut self, qp: &mut Qp) {
         self.watch_requests(qp);
@@ -111,7 +111,7 @@ impl Env {
         self.wake_for_gaps(qp);
     }
 
-    /// Tells the peer of the gap in its requests, or drops what is held, if it is time.
+    /// When due, sends the NAK for the gap in the peer's requests, or drops the held packets.
     fn watch_requests(&mut self, qp: &mut Qp) {
         let told = qp.responder.has_sent_gap_nak();
         let rtt = self.peers.hosts.rtt_to(&qp.peer);
@@ -126,7 +126,7 @@ impl Env {
         self.note_answer(qp);
     }
 
-    /// Has the response that is missing requested again, or drops what is held, if it is time.
+    /// When due, has the missing response requested again, or drops the held packets.
     fn watch_responses(&mut self, qp: &mut Qp) {
         let rtt = self.peers.hosts.rtt_to(&qp.peer);
         let Some(held) = qp.held_responses.as_mut() else { return };
@@ -141,7 +141,7 @@ impl Env {
         self.after_requester(qp, response);
     }
 
-    /// What was missing may be there: handles what is behind it, up to the next gap.
+    /// The missing packet may be here: handles the held packets behind it, up to the next gap.
     #[cold]
     #[inline(never)]
     pub(super) fn release_held(&mut self, qp: &mut Qp) {
@@ -157,13 +157,13 @@ impl Env {
             let expected = qp.responder.rq_psn();
             let Some(held) = &mut qp.held_requests else { return };
             let (frame, dropped) = held.take(expected);
-            self.note_dropped(qp, dropped); // a READ has their numbers
+            self.note_dropped(qp, dropped); // a READ request takes up their sequence numbers
             let Some(frame) = frame else { break };
             self.peers.hosts.note_held(&qp.peer, -1);
             let Some(pkt) = packet_of(&frame) else { break };
             self.handle_request(qp, pkt);
             if qp.responder.rq_psn() == expected {
-                return self.drop_requests(qp); // it was refused: the requester sends everything from it on again
+                return self.drop_requests(qp); // the packet was refused: the requester retransmits it and everything behind it
             }
             self.follow_identification(qp, &pkt);
         }
@@ -199,14 +199,14 @@ impl Env {
         }
     }
 
-    /// A packet that was held is handled: the identifications of those behind it go on from its.
+    /// Notes a held packet that is now handled: later packets are compared with its identification.
     fn follow_identification(&self, qp: &mut Qp, pkt: &Packet<'_>) {
         if let (Some(tracker), Some(identification)) = (&mut qp.ip_ids, pkt.identification()) {
             tracker.follow(self.now, identification);
         }
     }
 
-    /// Drops what a queue pair holds.
+    /// Drops all held packets of a queue pair.
     #[cold]
     pub(in crate::shard) fn drop_held(&mut self, qp: &mut Qp) {
         self.drop_requests(qp);
@@ -226,7 +226,7 @@ impl Env {
         self.count_early(qp);
     }
 
-    /// So many packets that were held are dropped.
+    /// Counts held packets that are dropped.
     fn note_dropped(&mut self, qp: &Qp, packets: u32) {
         self.peers.hosts.note_held(&qp.peer, -(packets as i32));
         for _ in 0..packets {
@@ -234,13 +234,13 @@ impl Env {
         }
     }
 
-    /// The requester knows how many responses are here early.
+    /// Passes the number of held responses to the requester.
     fn count_early(&self, qp: &mut Qp) {
         qp.requester.hold_early(qp.held_responses.as_ref().map_or(0, |held| held.len()));
     }
 }
 
-/// The packet in a frame that was kept after it had passed every check of its bytes.
+/// The packet in a kept frame, which has passed every check of its bytes.
 pub(super) fn packet_of(frame: &Frame) -> Option<Packet<'_>> {
     match locate(frame.data()) {
         Ok(Ingress::Roce(layout)) => Some(layout.packet(frame.data())),

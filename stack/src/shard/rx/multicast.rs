@@ -1,7 +1,8 @@
 //! Datagrams of multicast groups.
 //!
-//! One from the link is verified by the shard that received it, which serves its own queue pairs and puts one copy for each other
-//! shard that has some into its inbox; so does the shard that sends one. All of this is rare, and cold.
+//! The shard that receives a datagram from the link verifies it, serves its own queue pairs, and puts one copy into the inbox of each other
+//! shard with members of the group. The shard that sends a datagram puts one copy into the inbox of each shard with members. All of this is
+//! rare, and cold.
 
 use super::{check_icrc, check_vlan_and_pkey};
 use crate::id::Gid;
@@ -14,7 +15,7 @@ use crate::shard::qps::Qps;
 use crate::wire::{Discard, Layout, Transport};
 
 impl Env {
-    /// A packet for the queue pairs of a multicast group.
+    /// Handles a packet for the queue pairs of a multicast group.
     #[cold]
     pub(super) fn receive_multicast(
         &mut self,
@@ -46,7 +47,7 @@ impl Env {
             if blocked || self.shared.shard_of(member.qpn) != self.id {
                 continue;
             }
-            // Each by itself: one that drops its copy keeps nobody else from having one.
+            // Each member separately: a queue pair that drops its copy does not affect the others.
             let received = match qps.find(member.qpn) {
                 Some(qp) if qp.gates.has(Gates::RX_REQ) => {
                     self.note_received(qp, &pkt, frame.len());
@@ -62,7 +63,7 @@ impl Env {
         Ok(())
     }
 
-    /// A datagram of ours is about to leave for a multicast group: attached queue pairs of this device get theirs.
+    /// Delivers a datagram that is about to leave for a multicast group to the attached queue pairs of this device.
     #[cold]
     pub(in crate::shard) fn loop_back(&mut self, frame: &Frame, group: &Gid) {
         let table = self.mcast.clone();
@@ -70,7 +71,7 @@ impl Env {
         self.copy_to_shards(frame, members, None, Counter::ToSelf);
     }
 
-    /// One copy for the inbox of each shard that has queue pairs among `members`, but for `except`.
+    /// Puts one copy into the inbox of each shard that has queue pairs among `members`, except for `except`.
     fn copy_to_shards(&mut self, frame: &Frame, members: &[Member], except: Option<usize>, counter: Counter) {
         let mut shards = members.iter().fold(0u32, |set, m| set | 1 << self.shared.shard_of(m.qpn));
         shards &= !except.map_or(0, |shard| 1 << shard);

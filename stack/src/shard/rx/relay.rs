@@ -228,7 +228,7 @@ impl Env {
         Ok(())
     }
 
-    /// Sends the NAK for a gap, if one is due.
+    /// Sends the NAK for a gap, if it is due.
     fn tell_of_gap(&mut self, qps: &mut Qps, slot: u32, target: &mut Target) {
         let (Some(relay), Some(qp)) = (&mut target.relay, qps.get(slot)) else { return };
         if let Some(psn) = relay.nak_due() {

@@ -12,7 +12,7 @@ use crate::shard::qp::{Cause, Qp};
 use crate::wire::{Discard, Kind, Packet, Transport, UDP_PORT};
 
 impl Env {
-    /// The request that is expected.
+    /// Handles the expected request packet.
     #[inline(always)]
     pub(super) fn handle_request(&mut self, qp: &mut Qp, pkt: Packet<'_>) {
         if pkt.row.transport == Transport::Xrc && !self.attach_xrc_srq(qp, pkt.xrceth()) {
@@ -26,7 +26,7 @@ impl Env {
         self.note_answer(qp);
     }
 
-    /// A request that is a duplicate, comes from behind a gap, or to a queue pair that is about to end.
+    /// Handles a request packet that is a duplicate, comes from behind a gap, or is for a queue pair that is about to end.
     #[cold]
     pub(super) fn handle_unexpected(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
         match qp.responder.handle_unexpected(*pkt) {
@@ -43,7 +43,7 @@ impl Env {
         Ok(())
     }
 
-    /// The responder may have an answer to send.
+    /// Schedules the responder's answer, if it has one.
     #[inline(always)]
     pub(super) fn note_answer(&mut self, qp: &mut Qp) {
         if qp.responder.has_answer() {
@@ -51,8 +51,8 @@ impl Env {
         }
     }
 
-    /// A request to an XRC target: receive requests, protection domain and completion queue are those of the shared
-    /// receive queue that the packet names, which has to be of the target's domain (IBA A14). Whether it is.
+    /// Prepares a request to an XRC target: receive requests, protection domain and completion queue are those of the shared receive queue
+    /// that the packet names. Returns whether that queue exists in the target's domain (IBA A14).
     #[inline(never)]
     fn attach_xrc_srq(&mut self, qp: &mut Qp, number: u32) -> bool {
         let attached = qp.rq.srq_number();
@@ -70,7 +70,7 @@ impl Env {
         true
     }
 
-    /// Gives the packet its effect on our memory, then lets the responder move on.
+    /// Applies the packet's effect to local memory, then lets the responder accept the packet.
     #[inline(always)]
     pub(super) fn place(&mut self, qp: &mut Qp, pkt: &Packet<'_>, effect: Effect) -> Result<(), Fault> {
         // The receive request that the message fills or ends.
@@ -102,7 +102,7 @@ impl Env {
             Effect::Flush => copy::flush(),
         }
         if pkt.row.has_inv {
-            // The key is dead before the completion that tells of it.
+            // The key is revoked before the completion that reports it.
             self.shared.mrs.invalidate(pkt.inv(), qp.pd, Some(qp.qpn)).map_err(|_| Fault::BadInvalidate)?;
             self.keys.note_revoked();
         }
@@ -128,7 +128,7 @@ impl Env {
         }
     }
 
-    /// ERR after a fault of the peer's; its NAK, where there is one, is with the port's frames already.
+    /// Moves the queue pair to ERR after a fault of the peer. If a NAK is due, it is already among the port's frames.
     pub(in crate::shard) fn end_by_fault(&mut self, qp: &mut Qp, fault: Fault) {
         let outcome = fault.outcome(qp.ty);
         qp.fault = Some(fault);

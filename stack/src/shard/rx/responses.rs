@@ -1,4 +1,4 @@
-//! Responses of the peer: matched by the requester, placed in memory; and what follows from what the requester learnt.
+//! Responses of the peer: matched by the requester, placed in memory; and the work that follows when the requester's state advances.
 
 use crate::proto::completer::Response;
 use crate::proto::recovery::RetryCause;
@@ -20,7 +20,7 @@ impl Env {
         self.apply_response(qp, pkt)
     }
 
-    /// A response that is counted; it may have been held.
+    /// Handles a response that is already counted; it may have been held.
     #[inline(always)]
     pub(super) fn apply_response(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
         let response = match qp.requester.handle_response(self.now, &pkt, &qp.sq) {
@@ -61,18 +61,18 @@ impl Env {
         Ok(())
     }
 
-    /// A response that says that one before it is missing: it is to be held.
+    /// Handles a response that shows that an earlier one is missing: the caller holds it.
     #[cold]
     fn handle_early(&mut self, qp: &mut Qp) -> Result<(), Discard> {
         if qp.checks_peer {
             qp.end_check(PeerState::Alive);
         }
-        self.stop_timing(qp); // what it acknowledges waits for what is missing
+        self.stop_timing(qp); // what it acknowledges waits for the missing response
         self.agenda.mark_answered(qp);
         Err(Discard::OutOfSequence)
     }
 
-    /// A response that answers nothing in flight: it is dropped, unless the peer is being checked.
+    /// Handles a response that answers nothing in flight: it is dropped, unless the peer is being checked.
     #[cold]
     fn handle_unmatched(&mut self, qp: &mut Qp, reason: Discard) -> Result<(), Discard> {
         if !qp.checks_peer {
@@ -82,7 +82,7 @@ impl Env {
         Ok(())
     }
 
-    /// After responses were received.
+    /// The follow-up work for queue pairs that received responses in this turn.
     #[inline(never)]
     pub(in crate::shard) fn run_answered(&mut self, qps: &mut Qps) {
         let mut next = 0;
@@ -99,7 +99,7 @@ impl Env {
         self.agenda.answered.clear();
     }
 
-    /// After the requester's state moved: completions, retries, failure, and more to send.
+    /// The follow-up work when the requester's state advanced: completions, retries, failure, and more to send.
     pub(in crate::shard) fn after_requester(&mut self, qp: &mut Qp, response: Response) {
         self.complete_sends(qp);
         self.in_flight.note(qp);
@@ -113,7 +113,7 @@ impl Env {
                     qp.retried = Some(cause);
                 }
                 count_retry(&self.counters, qp, cause);
-                // Everything comes again: the gap that there is says nothing more.
+                // Everything is retransmitted: the current gap says nothing more.
                 qp.held_responses.iter_mut().for_each(|held| held.tell());
             }
             Response::Wait => self.agenda.corrections.waits.push(qp.slot),
@@ -128,7 +128,7 @@ impl Env {
         self.agenda.arm(qp);
     }
 
-    /// The oldest send request fails, and the queue pair with it.
+    /// Fails the oldest send request, and the queue pair with it.
     pub(in crate::shard) fn fail_send(&mut self, qp: &mut Qp, status: WcStatus) {
         self.fail(qp, Event::SendError, Cause { send: Some(status), recv: None });
     }
@@ -169,7 +169,7 @@ fn count_retry(counters: &Counters, qp: &Qp, cause: RetryCause) {
             RetryCause::ImpliedNak => Counter::RetriesImplied,
             RetryCause::Rnr => Counter::RetriesRnr,
             RetryCause::Probe => Counter::AckProbes,
-            RetryCause::Unreachable | RetryCause::PeerEnded => return, // is no retry
+            RetryCause::Unreachable | RetryCause::PeerEnded => return, // not a retry
         },
     );
 }

@@ -1,4 +1,4 @@
-//! UC and UD: receiving without answering.
+//! UC and UD: receiving without acknowledgements.
 
 use super::{check_icrc, check_vlan_and_pkey};
 use crate::id::QpType;
@@ -14,7 +14,7 @@ use crate::shard::qp::Qp;
 use crate::wire::{Discard, Layout, Packet, Transport};
 
 impl Env {
-    /// A packet for a UC, UD or GSI queue pair, a congestion notification for any, or a packet of the wrong class.
+    /// Handles a packet for a UC, UD or GSI queue pair, a congestion notification for any, or a packet of the wrong class.
     #[inline(never)]
     pub(super) fn receive_unreliable(
         &mut self,
@@ -35,7 +35,7 @@ impl Env {
         check_icrc(frame, layout)?;
         let pkt = layout.packet(frame.data());
         if qp.is_datagram() {
-            // A group address goes with the group's queue pair number, and never comes here.
+            // A valid packet to a group address carries the multicast queue pair number, and does not come here.
             if !self.shared.gids.contains(&pkt.dst()) {
                 let group = pkt.dst().is_multicast();
                 return Err(if group { Discard::NotOurMulticast } else { Discard::NotOurAddress });
@@ -55,7 +55,7 @@ impl Env {
         self.receive_datagram(qp, &pkt, layout.priority())
     }
 
-    /// Counts a packet of no connection whose ICRC could be checked in part only: there is nothing to compare it with.
+    /// Counts a packet of no connection whose ICRC could be checked only in part: no earlier packet provides an identification to compare.
     #[inline]
     fn note_weak(&self, frame: &[u8], pkt: &Packet<'_>) {
         if self.shared.computes_ids.is_some()
@@ -69,7 +69,7 @@ impl Env {
         if !qp.comm_est {
             qp.establish(&self.shared.events);
         }
-        // Nobody answers, whatever the packet asks for.
+        // UC has no acknowledgements, whatever the packet requests.
         let pkt = &Packet { ack_req: false, ..*pkt };
         if qp.responder.cuts_off(pkt) {
             self.discard_of(qp, Discard::OutOfSequence);
@@ -88,8 +88,8 @@ impl Env {
         Ok(())
     }
 
-    /// Gives a datagram that belongs to this queue pair by its address to its next receive request. The frame is
-    /// verified; `sl` is the priority it came with.
+    /// Places a verified datagram that is addressed to this queue pair into its next receive request. `sl` is the priority that it arrived
+    /// with.
     pub(in crate::shard) fn receive_datagram(
         &mut self,
         qp: &mut Qp,
@@ -100,7 +100,7 @@ impl Env {
         let Effect::Receive { offset } = qp.responder.handle_datagram(pkt, qkey, &mut qp.rq)? else {
             return Ok(());
         };
-        // An IPv4 header lies at the end of the area, behind zeros.
+        // An IPv4 header occupies the end of the area, behind zeros.
         let mut network = [0; GRH_LEN];
         let at = network.len() - pkt.ip_header().len();
         network[at..].copy_from_slice(pkt.ip_header());
@@ -118,7 +118,7 @@ impl Env {
         Ok(())
     }
 
-    /// Our own receive request is bad: it completes with the fault's status, and the queue pair is in ERR.
+    /// The local receive request is invalid: it completes with the fault's status, and the queue pair enters ERR.
     #[cold]
     fn end_receiving(&mut self, qp: &mut Qp, pkt: &Packet<'_>, fault: Fault) {
         qp.responder.refuse(pkt.psn, fault, qp.ty);
