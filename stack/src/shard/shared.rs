@@ -1,4 +1,4 @@
-//! What the shards of a device share, each part with its own rule of access.
+//! The state that the shards of a device share; each part has its own rule of access.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -25,76 +25,76 @@ use crate::sync::words::{Word, Words};
 use crate::time::Instant;
 use crate::wire::Discard;
 
-/// Shared by the shards of a device and its control plane.
+/// State shared by the shards of a device and its control plane.
 #[derive(Debug)]
 pub struct Shared {
     /// Memory regions: registered by control calls, looked up by every shard without a lock.
     pub mrs: MrTable,
     /// The IP host: neighbours, ARP, ICMP. Only non-RoCE frames and address resolution take the lock.
     pub net: Mutex<Net>,
-    /// [`Net::generation`] as of the last change: shards look their neighbours up again when it moves.
+    /// [`Net::generation`] at the last change: shards look up their neighbours again when it changes.
     net_generation: AtomicU64,
-    /// When the IP host has something to send again, in nanoseconds; `u64::MAX` for never.
+    /// When the IP host has something to send next, in nanoseconds; `u64::MAX` for never.
     net_deadline: AtomicU64,
-    /// Completion queues that overran so far: shards look at their lanes again when it moves.
+    /// Number of completion queues that overran: shards check their lanes again when it changes.
     overruns: AtomicU32,
-    /// Which shard has which block of queue pair numbers.
+    /// Which shard owns each block of queue pair numbers.
     pub blocks: Blocks,
-    /// Addresses of this device.
+    /// The addresses of this device.
     pub gids: Gids,
     /// The port's Ethernet address.
     pub mac: Mac,
-    /// VLAN that our addresses are in.
+    /// The VLAN of the device's addresses.
     pub vlan: Option<u16>,
     /// [`Self::mtu`].
     mtu: AtomicU8,
-    /// Queue pairs a shard can hold: the index of a queue pair is `shard * qps_per_shard + slot`.
+    /// Number of queue pairs a shard can hold: the index of a queue pair is `shard * qps_per_shard + slot`.
     pub qps_per_shard: usize,
-    /// The station of received frames whose IPv4 identification the port has computed, as it does not see it.
+    /// The source Ethernet address of received frames whose IPv4 identification the port computed, because the port does not receive it.
     pub computes_ids: Option<Mac>,
-    /// One bitmap a shard; a bit is a queue pair's slot.
+    /// One bitmap for each shard; a bit stands for a queue pair's slot.
     pub doorbells: Box<[Doorbells]>,
     /// Shards that have datagrams to send.
     pub unsent: Unsent,
-    /// Frames for a shard from the others, and from itself.
+    /// For each shard, frames from other shards and from itself.
     pub inboxes: Box<[ArrayQueue<Frame>]>,
-    /// For each shard, a number that is odd during its turns and moves on at each end of one.
+    /// For each shard, a number that is odd during its turns and increases when one begins and when it ends.
     pub turning: Box<[CachePadded<AtomicU32>]>,
     /// Epoch, state and gates of every queue pair.
     pub words: Words,
-    /// Counters, one set a shard.
+    /// Counters, one set for each shard.
     pub counters: Box<[Arc<Counters>]>,
-    /// Asynchronous events that nobody fetched yet.
+    /// Asynchronous events that were not fetched yet.
     pub events: EventQueue,
     /// Queue pairs whose peer's process has ended.
     pub ended_peers: EndedPeers,
-    /// Where whoever turns shards sleeps while there is nothing to do.
+    /// Where the threads that drive shards sleep while no work is due.
     pub sleeper: Sleeper,
 }
 
-/// What [`Shared::new`] needs to know.
+/// Parameters of [`Shared::new`].
 #[derive(Debug)]
 pub struct SharedConfig {
     /// The IP host.
     pub net: Net,
-    /// Its addresses.
+    /// The addresses of the host.
     pub gids: Vec<Gid>,
     /// The port's Ethernet address.
     pub mac: Mac,
-    /// VLAN of our addresses.
+    /// The VLAN of the addresses.
     pub vlan: Option<u16>,
-    /// Largest path MTU the port carries.
+    /// Largest path MTU that the port carries.
     pub mtu: Mtu,
-    /// Shards.
+    /// Number of shards.
     pub shards: usize,
-    /// Queue pairs each can hold.
+    /// Number of queue pairs each shard can hold.
     pub qps_per_shard: usize,
-    /// The station of received frames whose IPv4 identification the port has computed, as it does not see it.
+    /// The source Ethernet address of received frames whose IPv4 identification the port computed, because the port does not receive it.
     pub computes_ids: Option<Mac>,
 }
 
 impl Shared {
-    /// The shared part of a device that has no queue pairs yet.
+    /// The shared state of a device without queue pairs.
     pub fn new(c: SharedConfig) -> Self {
         Self {
             mrs: MrTable::new(),
@@ -121,29 +121,29 @@ impl Shared {
         }
     }
 
-    /// Largest path MTU that the port carries now.
+    /// Largest path MTU that the port currently carries.
     pub fn mtu(&self) -> Mtu {
         Mtu::from_enum(self.mtu.load(Ordering::Relaxed)).unwrap_or(Mtu::Mtu256)
     }
 
-    /// The port carries another path MTU from now on. Queue pairs that are connected keep theirs.
+    /// Changes the path MTU that the port carries. Connected queue pairs keep theirs.
     pub fn set_mtu(&self, mtu: Mtu) {
         self.mtu.store(mtu as u8, Ordering::Relaxed);
     }
 
-    /// The shard that has the block of this number; a number beyond all shards if none has it.
+    /// The shard that owns the block of this number; a number beyond all shards if none does.
     #[inline]
     pub fn shard_of(&self, qpn: Qpn) -> usize {
         self.blocks.shard_of(qpn)
     }
 
-    /// Whether a queue pair is in this device: its address is one of ours, and no other process has its number.
+    /// Whether a queue pair is in this device: its address is the device's, and no other process has its number.
     pub fn is_inside(&self, gid: &Gid, qpn: Qpn) -> bool {
         self.gids.contains(gid) && !self.blocks.is_foreign(qpn)
     }
 
-    /// A shard died in a turn or between two; nobody holds it or will hold it. No lookup of it counts as under way any more, and
-    /// posters see that nobody looks at what is posted to its queue pairs.
+    /// Ends a shard that died in a turn or between two; no thread holds it or will hold it. Its key lookups no longer delay grace periods,
+    /// and posters see that no shard serves their queue pairs.
     pub fn end_shard(&self, id: usize) {
         let turn = &self.turning[id];
         let number = turn.load(Ordering::Relaxed);
@@ -154,14 +154,14 @@ impl Shared {
         }
     }
 
-    /// A queue pair of a shard that died is destroyed: poll skips its completions, and its windows are unbound.
+    /// Destroys a queue pair of a shard that died: pollers skip its completions, and its memory windows are unbound.
     pub fn forget_qp(&self, index: u32, qpn: Qpn) {
         self.mrs.forget_qp(qpn);
         let epoch = self.words.load(index).epoch().wrapping_add(1);
         self.words.store(index, Word::new(epoch, 0, 0).dead());
     }
 
-    /// Works with the IP host and publishes what changed by it.
+    /// Calls the IP host, and publishes its generation and deadline afterwards.
     pub fn with_net<R>(&self, f: impl FnOnce(&mut Net) -> R) -> R {
         let mut net = lock(&self.net);
         let r = f(&mut net);
@@ -171,7 +171,7 @@ impl Shared {
         r
     }
 
-    /// Puts a frame into a shard's inbox. `counters` are those of the shard that has it.
+    /// Puts a frame into a shard's inbox. `counters` are those of the shard that hands the frame over.
     pub(super) fn hand_over(&self, shard: usize, frame: Frame, counters: &Counters) {
         let full = match self.inboxes.get(shard) {
             Some(inbox) => inbox.push(frame).is_err(),
@@ -183,13 +183,13 @@ impl Shared {
         self.sleeper.wake_for(1 << shard);
     }
 
-    /// Whether requests of a reliable queue pair may be handed over to a shard now, as many as a turn sends, so that none is lost. They
-    /// leave room for answers.
+    /// Whether requests of a reliable queue pair may be handed over to a shard now, as many as a turn sends, without loss. They leave
+    /// room for answers.
     pub(super) fn takes_requests(&self, shard: usize) -> bool {
         self.has_waiting_less_than(shard, INBOX_DEPTH / 2)
     }
 
-    /// As [`takes_requests`](Self::takes_requests), of answers.
+    /// As [`takes_requests`](Self::takes_requests), for answers.
     pub(super) fn takes_answers(&self, shard: usize) -> bool {
         self.has_waiting_less_than(shard, INBOX_DEPTH - TX_BURST)
     }
@@ -198,30 +198,30 @@ impl Shared {
         self.inboxes.get(shard).is_none_or(|inbox| inbox.len() < frames)
     }
 
-    /// When there is work for a shard here: from posters, from other shards, or of the IP host.
+    /// When shared state holds work for a shard: from posters, from other shards, or from the IP host.
     pub(super) fn due(&self, shard: usize) -> Due {
         let net = Some(self.net_deadline()).filter(|net| *net != Instant::FAR);
         Due::now_if(self.doorbells[shard].any() || !self.inboxes[shard].is_empty()).min(Due::at(net))
     }
 
-    /// Changes whenever a neighbour's address may have.
+    /// A generation that changes whenever a neighbour's address may have changed.
     #[inline]
     pub fn net_generation(&self) -> u64 {
         self.net_generation.load(Ordering::Acquire)
     }
 
-    /// Changes whenever a completion queue overran.
+    /// A generation that changes whenever a completion queue overruns.
     #[inline]
     pub fn overruns(&self) -> u32 {
         self.overruns.load(Ordering::Acquire)
     }
 
-    /// A completion queue overran.
+    /// Counts a completion queue that overran.
     pub(super) fn note_overrun(&self) {
         self.overruns.fetch_add(1, Ordering::Release);
     }
 
-    /// When [`Net::poll_transmit`] has something to send.
+    /// When [`Net::poll_transmit`] will have something to send.
     #[inline]
     pub fn net_deadline(&self) -> Instant {
         Instant::from_nanos(self.net_deadline.load(Ordering::Acquire))

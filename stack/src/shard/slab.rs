@@ -1,13 +1,13 @@
-//! Objects by slot, side by side in large chunks. An object's address is computed from its slot, not loaded from a table of
-//! objects; and few huge pages, and so few TLB entries, hold all objects.
+//! Objects by slot, contiguous in large chunks. An object's address is computed from its slot, not loaded from a table, and few huge
+//! pages, and so few TLB entries, hold all objects.
 
 use crate::sync::huge::{Filling, TLB_REACH};
 
-/// Slots of a chunk: many, so that few pages lie across the end of one. Such a page becomes a huge page only when the next chunk
-/// fills the rest of it ([`Filling`]), which may never happen.
+/// Number of slots in a chunk: large, so that few pages straddle the end of a chunk. Such a page becomes a huge page only when the next
+/// chunk fills the rest of it ([`Filling`]), which may never happen.
 const CHUNK: usize = 32768;
 
-/// Objects by slot. One stays where it is while it is there.
+/// Objects by slot. An object does not move while it is in its slot.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     /// Number of slots.
@@ -16,17 +16,17 @@ pub(super) struct Slab<T> {
     memory: Filling,
 }
 
-/// Neighbouring slots. Memory for all of them, none of it touched before its slot is used; given back when the last object
-/// has gone.
+/// Contiguous slots. The memory for all of them is allocated at once, and untouched until a slot is used; it is freed when the last
+/// object is removed.
 #[derive(Debug)]
 struct Chunk<T> {
-    /// Never grows beyond the capacity it was made with.
+    /// Never grows beyond its initial capacity.
     entries: Vec<Option<T>>,
     live: usize,
 }
 
 impl<T> Slab<T> {
-    /// So many free slots.
+    /// An empty slab with `slots` slots.
     pub fn new(slots: usize) -> Self {
         Self { slots, chunks: Vec::new(), memory: Filling::beyond(TLB_REACH) }
     }
@@ -43,7 +43,7 @@ impl<T> Slab<T> {
         self.chunks.get_mut(slot as usize / CHUNK)?.entries.get_mut(slot as usize % CHUNK)?.as_mut()
     }
 
-    /// Where the object in a slot is, if it is.
+    /// The address of the object in a slot, whether or not the slot is used; null if its chunk does not exist.
     #[inline(always)]
     pub fn place(&self, slot: u32) -> *const T {
         let chunk = self.chunks.get(slot as usize / CHUNK);
@@ -55,7 +55,7 @@ impl<T> Slab<T> {
     /// Puts an object into a free slot.
     ///
     /// # Panics
-    /// If the slot is taken, or there is none.
+    /// If the slot is taken or beyond the last one.
     pub fn insert(&mut self, slot: u32, object: T) -> &mut T {
         assert!((slot as usize) < self.slots, "slot {slot} of {}", self.slots);
         let (chunk, at) = (slot as usize / CHUNK, slot as usize % CHUNK);
@@ -77,7 +77,7 @@ impl<T> Slab<T> {
         object
     }
 
-    /// Takes an object out of its slot.
+    /// Removes the object from its slot.
     pub fn remove(&mut self, slot: u32) -> Option<T> {
         let chunk = self.chunks.get_mut(slot as usize / CHUNK)?;
         let object = chunk.entries.get_mut(slot as usize % CHUNK)?.take()?;
@@ -88,7 +88,7 @@ impl<T> Slab<T> {
         Some(object)
     }
 
-    /// Every object, by slot.
+    /// Every object, in the order of the slots.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.chunks.iter_mut().flat_map(|chunk| &mut chunk.entries).filter_map(Option::as_mut)
     }
@@ -110,7 +110,7 @@ mod tests {
         assert!(slab.iter_mut().map(|n| *n).eq(0..3 * CHUNK as u32));
     }
 
-    // Slots far apart cost nothing between them; whatever was never there is not there.
+    // Slots far apart cost nothing in between; slots that were never used are empty.
     #[test]
     fn slots_are_found_and_freed() {
         let mut slab = Slab::<u32>::new(10 * CHUNK - 7);

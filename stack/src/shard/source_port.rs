@@ -1,9 +1,9 @@
-//! The UDP source port of a connection, by which networks choose its path. It has one of its own where the port can have several
-//! ([`take_source_port`](crate::port::PortQueue::take_source_port)).
+//! The UDP source port of a connection, from which networks choose its path (ECMP). A connection has a source port of its own where the
+//! port can have several ([`take_source_port`](crate::port::PortQueue::take_source_port)).
 //!
-//! A stateful firewall that lets in only what was asked for from inside takes packets from such a port for something new, and drops
-//! them. It lets those between port 4791 and port 4791 through, once one has left. So a connection of which nothing is answered goes on
-//! from port 4791 after [`SOURCE_PORT_TRY`], whatever its own retries are, and its peer, which sees that, does the same.
+//! A stateful firewall that admits only replies to traffic from inside takes packets from such a source port for a new flow, and drops
+//! them. It admits packets between port 4791 and port 4791, once one has left. So a connection without any answer falls back to port 4791
+//! after [`SOURCE_PORT_TRY`], however many retries it has, and its peer, which sees that, does the same.
 
 use super::counters::Counter;
 use super::env::Env;
@@ -13,8 +13,8 @@ use crate::port::FlowKind;
 use crate::wire::UDP_PORT;
 
 impl Env {
-    /// A queue pair has a new path: its packets leave from a source port of their own. Those of an unreliable one do so only if the
-    /// program gave a flow label, because nobody notices if they do not arrive.
+    /// Gives a queue pair with a new path a source port of its own. An unreliable queue pair gets one only if the program set a flow
+    /// label, because a loss of all its packets would go unnoticed.
     pub fn take_source_port(&mut self, qp: &mut Qp) {
         let labelled = qp.attr.ah_attr.grh.is_some_and(|grh| grh.flow_label != 0);
         let kind = match () {
@@ -30,13 +30,13 @@ impl Env {
         qp.template.set_src_port(port);
         qp.source_port = match kind {
             FlowKind::Shared => SourcePort::Given,
-            // Only a port that is the host's own choice is doubted: there are others to send from.
+            // Only a port that the host chose itself is in doubt: the host can send from others.
             FlowKind::Own if port != hint && port != UDP_PORT => SourcePort::Taken,
             _ => SourcePort::Answered,
         };
     }
 
-    /// The queue pair needs its source port no longer.
+    /// Releases the source port of a queue pair.
     pub fn release_source_port(&mut self, qp: &mut Qp) {
         if qp.source_port == SourcePort::Given {
             return;
@@ -48,7 +48,7 @@ impl Env {
         qp.source_port = SourcePort::Given;
     }
 
-    /// Packets are about to leave from a source port that was taken, for the first time: it is watched.
+    /// Packets are about to leave from a taken source port for the first time: starts to wait for an answer.
     #[cold]
     pub fn try_source_port(&mut self, qp: &mut Qp) {
         qp.source_port = SourcePort::Tried;
@@ -56,7 +56,7 @@ impl Env {
         self.watch_source_port(qp);
     }
 
-    /// The queue pair was woken: leaves a source port that was tried for long, and repeats from port 4791 what left from it.
+    /// The timer of the queue pair fired: gives up a source port that was tried for too long, and repeats its packets from port 4791.
     #[cold]
     pub fn watch_source_port(&mut self, qp: &mut Qp) {
         if qp.source_port != SourcePort::Tried {
@@ -68,7 +68,7 @@ impl Env {
         self.repeat_from_well_known_port(qp);
     }
 
-    /// Nothing was answered, and no retry is left; or it is so for long: what left is repeated from port 4791.
+    /// Repeats all packets from port 4791: nothing was answered, and no retry is left or the time limit has passed.
     #[cold]
     pub fn repeat_from_well_known_port(&mut self, qp: &mut Qp) {
         self.leave_source_port(qp);
@@ -77,7 +77,7 @@ impl Env {
         self.agenda.mark_ready(qp);
     }
 
-    /// Something that the queue pair sent was answered.
+    /// Notes that the peer answered something that the queue pair sent.
     #[cold]
     pub fn prove_source_port(&mut self, qp: &mut Qp) {
         let own = match qp.source_port {
@@ -97,7 +97,7 @@ impl Env {
         }
     }
 
-    /// Packets of the queue pair leave from port 4791 from now on: those of its peer do, because others do not arrive.
+    /// Falls back to port 4791, because the peer's packets come from there: packets from other ports do not arrive.
     #[cold]
     pub fn leave_source_port(&mut self, qp: &mut Qp) {
         if qp.source_port.is_taken() && qp.template.src_port() != UDP_PORT {

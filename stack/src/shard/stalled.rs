@@ -1,5 +1,5 @@
-//! Peers that do not run: a process at the other end of a link that is stopped (SIGSTOP, a debugger, a frozen container) or waits for a
-//! core answers nothing, and is not dead.
+//! Stalled peers: a process at the other end of a link that is stopped (SIGSTOP, a debugger, a frozen container) or waits for a core
+//! answers nothing, but is not dead.
 
 use super::counters::Counter;
 use super::env::Env;
@@ -7,8 +7,8 @@ use super::qp::Qp;
 use crate::port::Stalled;
 
 impl Env {
-    /// The time of a queue pair has come. Whether that is its ACK timer, which goes on: the port sees that the peer takes nothing of
-    /// what waits for it ([`PortQueue::stalled`](crate::port::PortQueue::stalled)).
+    /// Called when the timer of a queue pair fired. Returns whether the ACK timer continues, because the port sees that the peer takes none
+    /// of the frames that wait for it ([`PortQueue::stalled`](crate::port::PortQueue::stalled)).
     pub fn wait_for_stalled_peer(&mut self, qp: &mut Qp) -> bool {
         if !qp.requester.is_overdue(self.now) || !qp.hop.is_outside() {
             return false;

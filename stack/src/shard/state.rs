@@ -1,4 +1,4 @@
-//! What a shard is made of: its queue pairs, and the parts that a turn works with; and what is attached to it between two turns.
+//! The structure of a shard: its queue pairs, and the parts that a turn works with; and the objects attached to it between two turns.
 
 use std::sync::Arc;
 
@@ -17,9 +17,9 @@ use crate::time::Instant;
 
 /// One poll-mode core.
 pub struct Shard {
-    /// The burst received last.
+    /// The last burst received.
     pub(super) rx: Box<RxBurst>,
-    /// Bursts received ahead of it, with so many queue pairs that what they need is prefetched.
+    /// With very many queue pairs: bursts received ahead, for prefetching.
     pub(super) lookahead: Lookahead,
     pub(super) qps: Qps,
     pub(super) env: Env,
@@ -39,30 +39,30 @@ impl Shard {
         Self { rx: Box::default(), lookahead: Lookahead::default(), qps, env }
     }
 
-    /// Bounds the bytes that the reliable queue pairs of this shard have in flight together: request packets, and responses to
-    /// their READs. Each may have one packet in flight all the same. To be called before there are queue pairs.
+    /// Limits the bytes in flight of all reliable queue pairs of this shard: request packets, and responses to their READs. Each queue
+    /// pair may have one packet in flight regardless. Call it before queue pairs are created.
     pub fn bound(&mut self, window: usize) {
         assert!(self.qps() == 0, "nothing is in flight");
         self.env.in_flight.bound(window);
     }
 
-    /// The port sends consecutive frames to one peer in messages of so many bytes.
+    /// Sets that the port sends consecutive frames to one peer in messages of `bytes` bytes.
     pub fn send_in_messages(&mut self, bytes: usize) {
         self.env.outbox.send_in_messages(bytes);
     }
 
-    /// Follows a change of the number of queue pairs.
+    /// Updates what depends on the number of queue pairs.
     pub(super) fn count_qps(&mut self) {
         self.lookahead.count(self.qps.table.len());
         self.env.agenda.cancels_timers = self.lookahead.is_on();
     }
 
-    /// Queue pairs in RTR or above.
+    /// Number of queue pairs in neither RESET nor INIT.
     pub fn connected_qps(&self) -> usize {
         self.env.connected
     }
 
-    /// Queue pairs of this shard.
+    /// Number of queue pairs of this shard.
     pub fn qps(&self) -> usize {
         self.qps.table.len()
     }
@@ -70,17 +70,17 @@ impl Shard {
     /// Adds the lane by which this shard feeds a completion queue.
     pub fn attach_cq(&mut self, mut writer: CqLane<Cqe>, cq: Arc<CqState>) -> LaneId {
         if cq.overran() {
-            writer.poison(); // it overran after the queue pair was allowed
+            writer.poison(); // the queue overran after the creation of the queue pair was permitted
         }
         self.env.completions.attach(Lane { writer, cq, lost: false })
     }
 
-    /// Puts a lane of the resized queue in the place of the old one. What is staged goes along.
+    /// Replaces a lane by a lane of the resized queue. Staged completions move along.
     pub fn replace_lane(&mut self, lane: LaneId, new: CqLane<Cqe>) {
         self.env.completions.replace(lane, new);
     }
 
-    /// Removes a lane; no queue pair uses it any more.
+    /// Removes a lane that no queue pair uses any more.
     pub fn detach_lane(&mut self, lane: LaneId) {
         self.env.completions.detach(lane);
         for deferred in self.qps.iter_mut().filter_map(|qp| qp.deferred.as_mut()) {
@@ -88,12 +88,12 @@ impl Shard {
         }
     }
 
-    /// The multicast groups of the device from now on.
+    /// Sets the multicast groups of the device.
     pub fn set_mcast(&mut self, table: Arc<McastTable>) {
         self.env.mcast = table;
     }
 
-    /// Lets go of the old rings of shared receive queues that were resized.
+    /// Releases the old rings of shared receive queues that were resized.
     pub fn refresh_srqs(&mut self) {
         for qp in self.qps.iter_mut() {
             qp.rq.refresh();
@@ -103,15 +103,15 @@ impl Shard {
         }
     }
 
-    /// Makes an XRC shared receive queue known, for the XRC targets of its domain.
+    /// Adds an XRC shared receive queue, for the XRC targets of its domain.
     pub fn attach_srq(&mut self, srq: XrcSrq) {
         let srqs = &mut self.env.xrc_srqs;
         let at = srqs.partition_point(|other| other.end.number < srq.end.number);
         srqs.insert(at, srq);
     }
 
-    /// Forgets an XRC shared receive queue. A message that is in progress into one of its entries is refused from
-    /// here on, and the entry ends without a completion.
+    /// Removes an XRC shared receive queue. A message in progress into one of its entries is refused from here on, and the entry ends
+    /// without a completion.
     pub fn detach_srq(&mut self, number: u32) {
         self.env.xrc_srqs.retain(|srq| srq.end.number != number);
         for qp in self.qps.iter_mut() {

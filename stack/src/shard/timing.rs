@@ -1,11 +1,10 @@
-//! How long peers take to answer: one packet of the shard is timed after the other, and the host at the other end remembers what it
-//! took ([`Rtt`](crate::proto::rtt::Rtt)).
+//! Round-trip times of peers: the shard times one packet at a time, and the peer's host keeps the result ([`Rtt`](crate::proto::rtt::Rtt)).
 
 use super::env::Env;
 use super::qp::Qp;
 
 impl Env {
-    /// Times the packet that a queue pair has just sent, if it is of a message and requests an acknowledgement.
+    /// Starts to time the packet that a queue pair has just sent, if it is of a message and requests an acknowledgement.
     #[cold]
     pub fn time_packet(&mut self, qp: &Qp) {
         if qp.hop.is_outside()
@@ -15,7 +14,8 @@ impl Env {
         }
     }
 
-    /// The packet that is timed, of this queue pair, may be answered. Unless all is well (`good`) it may go out again.
+    /// Stops the timing of this queue pair's packet, if the packet is answered. With `good` unset the packet may be retransmitted, so the
+    /// measurement is discarded.
     #[cold]
     pub fn read_stopwatch(&mut self, qp: &Qp, good: bool) {
         if !good {
@@ -26,7 +26,7 @@ impl Env {
         }
     }
 
-    /// A queue pair forgets what it sent.
+    /// Discards the timing of a queue pair that forgets what it sent.
     pub fn stop_timing(&mut self, qp: &Qp) {
         if self.stopwatch.times(qp.slot) {
             self.stopwatch.stop(self.now);

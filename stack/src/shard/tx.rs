@@ -12,19 +12,19 @@ use super::state::Shard;
 use crate::config::READY_BUDGET;
 use crate::port::Route;
 
-/// Why a queue pair stopped sending for this turn.
+/// Why a queue pair stops sending in this turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stop {
-    /// Nothing left to send until something happens.
+    /// Nothing is left to send until an event occurs.
     Done,
-    /// Out of budget or frames: it goes on next turn.
+    /// Out of budget or frames: the queue pair continues in the next turn.
     More,
-    /// Its route has no room: it goes on when that has.
+    /// The route has no room: the queue pair continues when it has.
     Full(Route),
 }
 
 impl Shard {
-    /// Builds the answers that are due: each queue pair one acknowledgement, or a share of READ responses.
+    /// Builds the answers that are due: for each queue pair one acknowledgement, or a share of READ responses.
     pub(super) fn send_answers(&mut self) {
         for _ in 0..self.env.agenda.answering.len().min(READY_BUDGET) {
             let waiting = self.env.agenda.answering.len();
@@ -48,7 +48,7 @@ impl Shard {
         }
     }
 
-    /// Builds request packets of queue pairs that have some, in turn.
+    /// Builds request packets of queue pairs that have requests, one queue pair after the other.
     pub(super) fn send_requests(&mut self) {
         let prefetch = self.lookahead.is_active();
         for n in 0..self.env.agenda.ready.len().min(READY_BUDGET) {

@@ -7,27 +7,27 @@ use arrayvec::ArrayVec;
 
 use crate::config::NEIGHBOUR_VISITS;
 
-/// Queue pairs whose route the port is finding out, by their slots. They ask in turn, some in each turn of the shard.
+/// Slots of queue pairs whose route the port is still setting up. They request it again in rotation, some in each turn of the shard.
 #[derive(Debug, Default)]
 pub(super) struct Unrouted {
     slots: BTreeSet<u32>,
-    /// The one that asked last.
+    /// The slot that requested its route last.
     last: u32,
 }
 
 impl Unrouted {
-    /// A queue pair waits.
+    /// Adds a queue pair that waits.
     pub fn add(&mut self, slot: u32) {
         self.slots.insert(slot);
     }
 
-    /// Whether any waits.
+    /// Whether a queue pair waits.
     #[inline]
     pub fn any(&self) -> bool {
         !self.slots.is_empty()
     }
 
-    /// Those that ask in this turn; they wait no longer, unless they are [added](Self::add) again.
+    /// Removes the queue pairs that request their route in this turn. A queue pair that still has none is [added](Self::add) again.
     pub fn take_some(&mut self) -> ArrayVec<u32, NEIGHBOUR_VISITS> {
         let (behind, before) = ((Bound::Excluded(self.last), Bound::Unbounded), ..=self.last);
         let some = self.slots.range(behind).chain(self.slots.range(before)).take(NEIGHBOUR_VISITS);
@@ -51,7 +51,7 @@ mod tests {
         while asked.len() < slots.len() {
             let some = unrouted.take_some();
             assert!(!some.is_empty());
-            // Nobody knows any of their routes.
+            // None of their routes is known.
             some.iter().for_each(|slot| unrouted.add(*slot));
             asked.extend(some);
         }

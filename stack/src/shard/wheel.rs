@@ -1,7 +1,7 @@
-//! A hierarchical timing wheel: which of many objects is due, without looking at the others.
+//! A hierarchical timing wheel: finds the objects that are due, without visiting the others.
 //!
-//! Turns deadlines into calls in the order of their ticks. Never reads a clock, never allocates except in
-//! [`Wheel::reserve`]. Called by the shard that owns it.
+//! Turns deadlines into calls in the order of their ticks. Never reads a clock, never allocates except in [`Wheel::reserve`]. Called by
+//! the shard that owns it.
 //!
 //! # How it works
 //!
@@ -24,22 +24,22 @@ const TICK_LOG2: u32 = 12;
 const DIGIT: u32 = 6;
 const SLOTS: usize = 1 << DIGIT;
 const LEVELS: usize = 9;
-/// Entries that one call of [`Wheel::expire`] moves to a lower level, beside those that it reports.
+/// Entries that one call of [`Wheel::expire`] moves to a lower level, besides those that it reports.
 const MOVES_MAX: usize = 256;
 /// No entry.
 const NIL: u32 = u32::MAX;
-/// Bits of a place.
+/// Number of bits of a place.
 const PLACE_LOG2: u32 = 10;
-/// Not in a list.
+/// The place of an entry that is in no list.
 const IDLE: u16 = (1 << PLACE_LOG2) - 1;
 
 const _: () = assert!(LEVELS as u32 * DIGIT > u64::BITS - TICK_LOG2, "every instant has a place");
 
-/// One per id, a member of the circular list of its slot. Four lie on a cache line, and none on two.
+/// One entry for each id, a member of the circular list of its slot. Four entries share a cache line, and none straddles two.
 #[derive(Clone, Copy)]
 #[repr(align(16))]
 struct Entry {
-    /// The tick, above the place: `level * SLOTS + slot`, or `IDLE`.
+    /// The tick, shifted above the place; the place is `level * SLOTS + slot`, or `IDLE`.
     when: u64,
     next: u32,
     prev: u32,
@@ -65,7 +65,7 @@ impl Entry {
 
 /// A timing wheel for ids `0 .. reserved`, each with at most one deadline.
 pub struct Wheel {
-    /// The position: every tick before it is done with.
+    /// The position: every tick before it has been handled.
     tick: u64,
     /// The level whose slot at the position is being moved down, if that was interrupted.
     moving: Option<usize>,
@@ -80,7 +80,7 @@ pub struct Wheel {
 }
 
 impl Wheel {
-    /// Bytes of what it keeps for an id.
+    /// Bytes of state per id.
     pub const ENTRY: usize = size_of::<Entry>();
 
     /// An empty wheel at `now`, without ids.
@@ -96,14 +96,14 @@ impl Wheel {
         }
     }
 
-    /// Makes room for ids below `ids`. Ids that there were stay.
+    /// Makes room for ids below `ids`. Existing ids stay.
     pub fn reserve(&mut self, ids: u32) {
         if self.entries.len() < ids as usize {
             self.entries.resize(ids as usize, Entry::new(0, IDLE, NIL, NIL));
         }
     }
 
-    /// Ids that have a deadline.
+    /// Number of ids that have a deadline.
     #[cfg(test)]
     fn len(&self) -> usize {
         self.scheduled
@@ -128,14 +128,13 @@ impl Wheel {
         }
     }
 
-    /// Sets the deadline of `id`, in place of the one that it has. A deadline that is past is due at the next
-    /// [`Wheel::expire`].
+    /// Sets the deadline of `id`, replacing an earlier one. A deadline in the past is due at the next [`Wheel::expire`].
     ///
     /// # Panics
     /// If `id` was not reserved.
     #[inline]
     pub fn schedule(&mut self, id: u32, at: Instant) {
-        // If the clock went back, the position is ahead of it, and what lies before the position is past.
+        // If the clock went back, the position is ahead of it, and a deadline before the position is past.
         let tick = round_up(at).max(self.tick);
         let entry = &self.entries[id as usize];
         if entry.place() != IDLE {
@@ -147,7 +146,7 @@ impl Wheel {
         self.link(id, tick);
     }
 
-    /// Takes the deadline of `id` away. Returns whether it had one.
+    /// Removes the deadline of `id`. Returns whether it had one.
     #[inline]
     pub fn cancel(&mut self, id: u32) -> bool {
         let scheduled = self.is_scheduled(id);
@@ -157,7 +156,7 @@ impl Wheel {
         scheduled
     }
 
-    /// Whether [`Wheel::expire`] has nothing to do by `now`: then the position is there, and it need not be called.
+    /// Whether [`Wheel::expire`] has nothing to do by `now`. If so, moves the position there, and `expire` need not be called.
     #[inline]
     pub fn pass(&mut self, now: Instant) -> bool {
         let target = (now.as_nanos() >> TICK_LOG2).max(self.tick);
@@ -168,11 +167,11 @@ impl Wheel {
         idle
     }
 
-    /// Calls `due` for ids whose deadline is not after `now`, up to `max` of them, in the order of their ticks,
-    /// and takes their deadlines away. Returns whether work is left: call again.
+    /// Calls `due` for ids whose deadline is not after `now`, up to `max` of them, in the order of their ticks, and removes their
+    /// deadlines. Returns whether work is left: call again.
     ///
-    /// The work is bounded by `max`, however far `now` jumped: beside the calls, a fixed number of entries is
-    /// moved between levels. A `now` before that of an earlier call counts as that one.
+    /// The work is bounded by `max`, however far `now` jumped: besides the calls, a fixed number of entries is moved between levels.
+    /// A `now` before that of an earlier call counts as that one.
     pub fn expire(&mut self, now: Instant, max: usize, mut due: impl FnMut(u32)) -> bool {
         let target = (now.as_nanos() >> TICK_LOG2).max(self.tick);
         let (mut fired, mut moves) = (0, 0);
@@ -210,8 +209,8 @@ impl Wheel {
 
     /// An instant before which [`Wheel::expire`] has nothing to do, or `None` if there is no deadline at all.
     ///
-    /// Within the first level it is the instant at which the next deadline fires, above it the beginning of the
-    /// span of ticks that the deadline is in: a caller that wakes up then finds nothing due, eight times at most.
+    /// On the first level it is the instant at which the next deadline fires; on higher levels, the beginning of the span of ticks that
+    /// contains the deadline: a caller that wakes up then finds nothing due, at most eight times.
     #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.moving.is_some() {
@@ -230,7 +229,7 @@ impl Wheel {
         Some((level, above | slot << shift))
     }
 
-    /// Moves the entries of the slot at the position down from `level`. Returns whether it is empty now.
+    /// Moves the entries of the slot at the position down from `level`. Returns whether the slot is empty now.
     fn move_down(&mut self, level: usize, moves: &mut usize) -> bool {
         let head = slot_of(self.tick, level);
         while self.heads[head] != NIL {
@@ -269,7 +268,7 @@ impl Wheel {
         self.scheduled += 1;
     }
 
-    /// Takes an entry out of its list.
+    /// Removes an entry from its list.
     #[inline]
     fn unlink(&mut self, id: u32) {
         step();

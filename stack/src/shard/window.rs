@@ -1,25 +1,25 @@
-//! A window of a shard: the bytes that its reliable queue pairs together may have in flight. A port sets one if its far end drops what
-//! it cannot buffer, as UDP sockets do ([`Port::window`](crate::port::Port::window)).
+//! The window of a shard: a limit on the bytes in flight of all its reliable queue pairs. A port sets one if its far end drops what it
+//! cannot buffer, as UDP sockets do ([`Port::window`](crate::port::Port::window)).
 //!
-//! Queue pairs that have something in flight share the window equally. One alone has all of it, and sends less when others begin.
-//! A queue pair may have one packet in flight, or one part of a READ, even if nothing of the window is left. So there is always an
-//! answer to come that makes it send more: no queue pair waits for another one's bytes, and none has to be woken.
+//! Queue pairs with bytes in flight share the window equally. A single one has all of it, and sends less when others begin. A queue pair
+//! may have one packet in flight, or one part of a READ, even if nothing of the window is left. So an answer that makes it send more is
+//! always outstanding: no queue pair waits for another one's bytes, and none has to be woken.
 
 use super::qp::Qp;
 use crate::proto::requester::UNSHARED;
 
-/// Bytes that a packet counts beside its path MTU: its headers, and what a kernel keeps beside it.
+/// Bytes that count for a packet in addition to its path MTU: its headers, and a kernel's bookkeeping.
 const PACKET: u64 = 256;
 
-/// The window, and what each queue pair has of it.
+/// The window, and each queue pair's share of it.
 #[derive(Debug)]
 struct Window {
-    /// All of it, in bytes.
+    /// Size of the window in bytes.
     bytes: u64,
-    /// Bytes in flight, of each queue pair by its slot, and of all.
+    /// Bytes in flight of each queue pair, by slot; and their sum.
     held: Vec<u64>,
     total: u64,
-    /// Queue pairs that have some in flight.
+    /// Number of queue pairs with bytes in flight.
     holders: u64,
 }
 
@@ -40,7 +40,7 @@ impl Window {
         fair.min(left)
     }
 
-    /// A queue pair has so many bytes in flight from now on.
+    /// Sets the bytes that a queue pair has in flight.
     fn hold(&mut self, slot: u32, bytes: u64) {
         let before = core::mem::replace(&mut self.held[slot as usize], bytes);
         self.total = self.total - before + bytes;
@@ -48,34 +48,34 @@ impl Window {
     }
 }
 
-/// Bytes that a packet of a queue pair counts.
+/// Bytes that count for a packet of a queue pair.
 fn packet(qp: &Qp) -> u64 {
     qp.requester.mtu().bytes() as u64 + PACKET
 }
 
-/// What the queue pairs of a shard may have in flight together: as much as they want, or a window.
+/// The bytes in flight of a shard's queue pairs: unlimited, or limited by a window.
 #[derive(Debug, Default)]
 pub(super) struct InFlight(Option<Box<Window>>);
 
 impl InFlight {
-    /// Bounds it. There are no queue pairs yet.
+    /// Sets a window. Call it before queue pairs are created.
     pub fn bound(&mut self, bytes: usize) {
         self.0 = Some(Box::new(Window::new(bytes)));
     }
 
-    /// Bytes in flight, where they are bounded.
+    /// Bytes in flight; 0 without a window.
     pub fn used(&self) -> u64 {
         self.0.as_ref().map_or(0, |window| window.total)
     }
 
-    /// There is a queue pair in this slot.
+    /// Makes room for the queue pair in this slot.
     pub fn reserve(&mut self, slot: u32) {
         if let Some(window) = &mut self.0 {
             window.reserve(slot);
         }
     }
 
-    /// There is none any more.
+    /// Removes the bytes of a destroyed queue pair.
     pub fn release(&mut self, slot: u32) {
         if let Some(window) = &mut self.0 {
             window.hold(slot, 0);
@@ -90,7 +90,7 @@ impl InFlight {
         self.0.as_ref().map_or(UNSHARED, |window| share(window, qp))
     }
 
-    /// What a queue pair has in flight may have changed.
+    /// Updates the bytes that a queue pair has in flight.
     #[inline(always)]
     pub fn note(&mut self, qp: &Qp) {
         if let Some(window) = &mut self.0 {
@@ -132,7 +132,7 @@ mod tests {
             let mut window = window(n);
             for _ in 0..4 {
                 for slot in 0..n {
-                    // A packet in any case.
+                    // At least one packet in any case.
                     window.hold(slot, window.share(slot).max(PACKET));
                     assert!(window.total <= BYTES + u64::from(n) * PACKET, "{n}");
                 }
@@ -149,7 +149,7 @@ mod tests {
         let mut window = window(3);
         let alone = window.share(2);
         window.hold(0, BYTES);
-        window.hold(1, 4096); // its packet in any case
+        window.hold(1, 4096); // one packet in any case
         assert_eq!(window.share(2), 0);
         window.hold(0, 0);
         window.hold(1, 0);

@@ -1,5 +1,5 @@
-//! Answers of a queue pair: the acknowledgements and responses of its responder, as a source of the
-//! [`writer`](super::writer), and what follows when no more can be built.
+//! Answers of a queue pair: the acknowledgements and responses of its responder, as a source of the [`writer`](super::writer); and what
+//! happens when no more can be built.
 
 use super::Stop;
 use super::writer::{Built, Draft, Payload, Source, WrittenSeries};
@@ -22,25 +22,25 @@ const ACKNOWLEDGE: Opcode = Opcode::rc(Kind::Ack, Position::Only, Tail::None);
 const ATOMIC_ACKNOWLEDGE: Opcode = Opcode::rc(Kind::AtomicAck, Position::Only, Tail::None);
 const READ_RESPONSE: Opcode = Opcode::rc(Kind::ReadResponse, Position::Only, Tail::None);
 
-/// Bytes of extension headers of a READ response of one packet, and of an ATOMIC acknowledgement.
+/// Bytes of the extension headers of a one-packet READ response, and of an ATOMIC acknowledgement.
 const RESPONSE: usize = Aeth::LEN;
 const ATOMIC: usize = Aeth::LEN + 8;
 
-/// What a responder answers.
+/// The answers of a responder.
 struct Answers<'a> {
     qp: &'a mut Qp,
     keys: &'a MrTable,
-    /// The acknowledgement among them, of which there is one at most.
+    /// The acknowledgement among the answers that were built: one at most.
     ack: Option<Aeth>,
-    /// The fault, if that is a NAK that ends the queue pair.
+    /// The fault, if that acknowledgement is a NAK that ends the queue pair.
     fatal: Option<Fault>,
 }
 
-/// Why there is no other answer.
+/// Why no further answer can be built.
 enum End {
-    /// The responder has none.
+    /// The responder has no more answers.
     Idle,
-    /// The key of the READ response with this sequence number is not good any more.
+    /// The key of the READ response with this sequence number is no longer valid.
     Refused(Psn),
 }
 
@@ -98,7 +98,7 @@ impl Source for Answers<'_> {
     }
 }
 
-/// Where the bytes of a READ response are: the key may have gone since the request was checked.
+/// The memory range of a READ response: the key may have been revoked since the request was checked.
 #[inline(always)]
 fn readable(
     keys: &MrTable,
@@ -154,7 +154,7 @@ fn write_series(
                 value.copy_from_slice(&original.to_be_bytes());
                 total
             }
-            Answer::Ack { .. } => return false, // no response
+            Answer::Ack { .. } => return false, // not a response
         };
         bytes += total as u64;
         true
@@ -165,17 +165,18 @@ fn write_series(
 }
 
 impl Env {
-    /// Builds answers of a queue pair, one of so many that have some: each finds room for one.
+    /// Builds answers of a queue pair. `waiting` queue pairs have answers: room for one frame is left for each of the others.
     pub(super) fn answer(&mut self, qp: &mut Qp, waiting: usize) -> Stop {
         if !qp.is_reachable() {
-            // Where nobody is left an answer leaves all the same: what it acknowledges has come, and the program has yet to see it.
+            // If the peer's process has ended, an answer is built all the same: the message that it acknowledges has arrived, and the
+            // completion of that message waits for it.
             let is_for_nobody = self.resolve(qp) == Some(RetryCause::PeerEnded);
             if !is_for_nobody && !qp.is_reachable() {
                 self.completions.defer(qp);
-                return Stop::Done; // woken when the neighbour answers, or is found not to
+                return Stop::Done; // woken when the neighbour answers, or is found unreachable
             }
         }
-        // Now that the route is known.
+        // Here the route is known.
         let route = qp.hop.route();
         let room = self.outbox.room(Traffic::Answers, route);
         if room == 0 {

@@ -1,5 +1,5 @@
-//! Request packets of a queue pair: what its requester sends next, as a source of the [`writer`](super::writer), and what
-//! follows when no more can be built.
+//! Request packets of a queue pair: the next packets of its requester, as a source of the [`writer`](super::writer); and what happens when
+//! no more can be built.
 
 use super::Stop;
 use super::writer::{Built, Draft, Payload, Source, WrittenSeries};
@@ -19,18 +19,18 @@ use crate::shard::outbox::{Ended, Traffic};
 use crate::shard::qp::{Cause, Hop, Qp, SourcePort};
 use crate::wire::{Discard, Header, Reth, Stencil, Template, Transport};
 
-/// What a requester sends.
+/// The request packets of a requester.
 struct Requests<'a> {
     qp: &'a mut Qp,
     memory: Memory<'a>,
     window: SendWindow,
-    /// Packets that had gone out before.
+    /// Number of retransmitted packets.
     again: u64,
 }
 
-/// Why there is no other request packet.
+/// Why no further request packet can be built.
 enum End {
-    /// The requester has none.
+    /// The requester has no packet to send.
     Idle(Idle),
     /// A local key of this packet's work request is invalid.
     Protection(Unsent),
@@ -70,7 +70,7 @@ impl Source for Requests<'_> {
     }
 }
 
-/// The packet of a segment, of a queue pair with packets of this class.
+/// The packet of a segment, for a queue pair whose packets are of this class.
 #[inline(always)]
 pub(super) fn draft<'a>(
     class: Transport,
@@ -92,7 +92,7 @@ pub(super) fn draft<'a>(
     Draft { header, payload: Payload::Message { memory, slot, offset } }
 }
 
-/// Builds the packets of the [`Series`] that is next, if one is.
+/// Builds the packets of the next [`Series`], if the next requests form one.
 #[inline(never)]
 fn write_series(
     qp: &mut Qp,
@@ -138,7 +138,7 @@ fn write_series(
     })
 }
 
-/// What the packets of a series are built with.
+/// The inputs and the totals for building the packets of a series.
 struct Out<'a> {
     stencil: &'a Stencil,
     memory: Memory<'a>,
@@ -149,7 +149,7 @@ struct Out<'a> {
 }
 
 impl Out<'_> {
-    /// Builds SENDs or WRITEs. A function of its own: its loop has the registers for itself.
+    /// Builds SENDs or WRITEs. A separate function, so that its loop has all registers.
     #[inline(never)]
     fn messages<const EXT: usize>(
         &mut self,
@@ -208,7 +208,7 @@ impl Env {
         if qp.is_unreliable() {
             return self.request_unreliable(qp);
         }
-        // Whether a packet is due: only then does the ACK timer run while the port takes none.
+        // A packet is due: only then does the ACK timer run while the port takes none.
         let posted = qp.requester.head() != qp.sq.0.published();
         let may_go = qp.gates.has(if qp.requester.drained() { Gates::START_WQE } else { Gates::TX_RETRY });
         let due = posted && may_go;
@@ -219,7 +219,7 @@ impl Env {
                 return Stop::Done;
             }
             if !qp.is_reachable() {
-                // Nothing can leave, so nothing is timed: woken when the neighbour answers, or is found not to.
+                // Nothing can leave, so no ACK timer runs. Woken when the neighbour answers, or is found unreachable.
                 qp.requester.rest();
                 return Stop::Done;
             }
@@ -265,7 +265,7 @@ impl Env {
                     budget.spend_one();
                     continue;
                 }
-                // The next poll says whether older requests have to complete first.
+                // The next poll decides whether older requests have to complete first.
                 Ended::Source(End::Protection(unsent)) => {
                     qp.requester.take_back(unsent, WcStatus::LocProtErr);
                     budget.spend_one();
@@ -291,7 +291,7 @@ impl Env {
         Stop::More
     }
 
-    /// There is no memory to build a packet in, or no room for it within the device. If one is due the ACK timer runs meanwhile.
+    /// There is no buffer to build a packet in, or no room for it within the device. If a packet is due, the ACK timer runs meanwhile.
     fn wait_to_send(&mut self, qp: &mut Qp, due: bool) -> Stop {
         if !due {
             return Stop::Done;

@@ -1,9 +1,9 @@
-//! UC and UD: sending without answers.
+//! UC and UD: sending without acknowledgements.
 //!
-//! A send request is complete when the port took its last frame. If the peer's Ethernet address cannot be resolved, or
-//! our source address is gone when the message should leave, the message is lost as it could be on the wire. So is a datagram to a peer
-//! whose link has taken nothing for [`TX_STALL`](crate::config::TX_STALL), while that goes on: those behind it go to others. While a link
-//! takes some, what goes there waits for it.
+//! A send request is complete when the port has taken its last frame. If the peer's Ethernet address cannot be resolved, or the local
+//! source address is gone when the message should leave, the message is lost as it could be on the wire. So is a datagram to a peer whose
+//! link has taken no frame for [`TX_STALL`](crate::config::TX_STALL), for as long as that lasts: datagrams behind it are for other peers.
+//! While a link takes some frames, datagrams wait for it.
 
 use super::Stop;
 use super::requests::draft;
@@ -23,7 +23,7 @@ use crate::shard::state::Shard;
 use crate::wire::{Discard, Flow, Template, udp_source_port};
 
 impl Shard {
-    /// Completes unreliable work requests whose frames have gone.
+    /// Completes unreliable work requests whose frames have left.
     pub(in crate::shard) fn complete_gone(&mut self) {
         let env = &mut self.env;
         while let Some(Leaving { slot, epoch, from, seq, .. }) = env.outbox.next_gone() {
@@ -38,7 +38,7 @@ impl Shard {
     }
 }
 
-/// Whether the work request with this number comes behind that one.
+/// Whether work request `seq` comes behind work request `other`.
 fn is_behind(seq: u32, other: u32) -> bool {
     (seq.wrapping_sub(other) as i32) > 0
 }
@@ -52,7 +52,7 @@ impl Env {
         stop
     }
 
-    /// Work requests are built whose last frame leaves by this route, or by none: they went nowhere, or to one of our own addresses.
+    /// Notes built work requests whose last frame leaves by this route; `None` if it went nowhere, or to one of the device's addresses.
     fn note_leaving(&mut self, qp: &mut Qp, route: Option<Route>) {
         let (built, head) = (qp.requester.built(), qp.requester.head());
         if built == head || built == qp.leaving {
@@ -68,7 +68,7 @@ impl Env {
         }
     }
 
-    /// Every frame of the work requests before `seq` has left.
+    /// Completes the work requests before `seq`: every frame of them has left.
     fn complete_left(&mut self, qp: &mut Qp, seq: u32) {
         qp.requester.left(seq);
         self.complete_sends(qp);
@@ -80,9 +80,9 @@ impl Env {
         }
     }
 
-    /// `route` is that of the last frame.
+    /// Builds packets; sets `route` to the route of the last frame.
     fn build_unreliable(&mut self, qp: &mut Qp, route: &mut Option<Route>) -> Stop {
-        let mut budget = self.outbox.budget(Route::default(), TX_BURST); // each may leave by another
+        let mut budget = self.outbox.budget(Route::default(), TX_BURST); // each datagram may leave by another route
         while !budget.is_spent() {
             budget.spend_one();
             let seq = match qp.requester.peek_unreliable(qp.gates, qp.epoch, &qp.sq) {
@@ -91,7 +91,7 @@ impl Env {
             };
             let path = if qp.is_datagram() { self.datagram_path(qp, seq) } else { self.connection_path(qp) };
             if path == Path::Pending {
-                return Stop::Done; // woken when the neighbour table changes, at the latest when it gives up
+                return Stop::Done; // woken when the neighbour table changes, at the latest when resolution fails
             }
             let mut lost = match path {
                 Path::Failed => Some(Discard::Unreachable),
@@ -106,7 +106,7 @@ impl Env {
                     self.outbox.room(Traffic::Requests, by)
                 };
                 if room == 0 {
-                    // As with a neighbour that is not known: no MAD waits for the link of another peer.
+                    // As with an unresolved neighbour: a MAD must not wait for the link of another peer.
                     let others_wait = qp.ty == QpType::Gsi && self.outbox.has_routes();
                     if qp.is_datagram() && self.outbox.has_stopped(by, self.now, &self.counters) {
                         stopped = Some(by);
@@ -148,7 +148,7 @@ impl Env {
                 let seq = segment.seq;
                 self.outbox.keep_frame(frame);
                 qp.requester.fail_local(seq, WcStatus::LocProtErr);
-                continue; // the next look says whether older requests have to leave first
+                continue; // the next poll decides whether older requests have to leave first
             }
             if let Some(by) = stopped {
                 self.send_now(qp, by, frame);
@@ -176,7 +176,7 @@ impl Env {
         Stop::More
     }
 
-    /// A datagram to a peer that has stopped, as it seems: those behind it go to others, and do not wait for that peer.
+    /// Sends a datagram to a peer that seems to have stopped, or drops it: datagrams behind it do not wait for that peer.
     #[cold]
     fn send_now(&mut self, qp: &mut Qp, by: Route, frame: Frame) {
         let len = frame.len() as u64;
@@ -192,7 +192,7 @@ impl Env {
         }
     }
 
-    /// Nothing to build: stale requests complete silently, and a request that failed here, once it is the oldest.
+    /// Nothing to build: completes stale requests silently, and a locally failed request once it is the oldest.
     fn rest(&mut self, qp: &mut Qp, idle: Idle) -> Stop {
         self.complete_sends(qp);
         if idle == Idle::Failed
@@ -203,28 +203,28 @@ impl Env {
         Stop::Done
     }
 
-    /// The way of an unreliable connection; its template has the next hop.
+    /// The path of an unreliable connection; its template holds the next hop.
     fn connection_path(&mut self, qp: &mut Qp) -> Path {
         if qp.hop == Hop::Pending && self.resolve(qp).is_some() {
             return Path::Failed;
         }
         match qp.hop {
             Hop::Inside(_) => Path::Inside,
-            Hop::Known(route) => Path::Known(self.shared.mac, route), // not the address, which the template has
+            Hop::Known(route) => Path::Known(self.shared.mac, route), // the address is unused: the template has it
             Hop::Pending => Path::Pending,
         }
     }
 
-    /// Resolves the destination of a datagram and points the template at it.
+    /// Resolves the destination of a datagram and sets it in the template.
     fn datagram_path(&mut self, qp: &mut Qp, seq: u32) -> Path {
         let Some(address) = UdAddress::of(qp.sq.0.slot(seq)).copied() else {
-            return Path::Inside; // goes nowhere: the requester refuses it
+            return Path::Inside; // no address: the requester refuses the request
         };
         let (source, dgid, remote) = (address.source, address.dgid(), address.remote_qpn());
         let (peers, mut host) = self.peers_and_host();
         let path = match qp.ty {
-            // Queue pair 1 sends to everybody, strangers among them: no MAD waits for the neighbour of another one, and no
-            // stranger is held as a neighbour in use. A MAD that is lost is sent again, when the neighbour has answered.
+            // Queue pair 1 sends to any host, strangers included: no MAD waits for the resolution of another MAD's neighbour, and no
+            // stranger is held as a neighbour in use. A lost MAD is retransmitted; by then the neighbour has answered.
             QpType::Gsi => match path_of_answer(&mut host, source, &dgid, remote) {
                 Path::Pending => Path::Failed,
                 path => path,
@@ -232,7 +232,7 @@ impl Env {
             _ => peers.path_to(&mut host, source, &dgid, remote),
         };
         if path == Path::Pending {
-            peers.hold_next_hop(&mut host, qp.slot, &dgid); // woken when it changes
+            peers.hold_next_hop(&mut host, qp.slot, &dgid); // woken when the neighbour changes
         }
         let mac = match path {
             Path::Known(mac, _) => mac,

@@ -1,9 +1,9 @@
-//! The writer of packets: takes them one by one from a source, the requester or the responder of a queue pair, and writes each
-//! to a frame, or into the port's own memory.
+//! The packet writer: takes packets one by one from a source, the requester or the responder of a queue pair, and writes each to a frame,
+//! or into the port's own memory.
 //!
-//! Long packets are written in one pass that copies the payload and computes the ICRC. Others are written step by step, and
-//! stamped with their ICRC a little later, when their bytes have left the store buffer. Many short packets of one kind are a
-//! source's own business: [`Source::write_series`].
+//! Long packets are written in one pass that copies the payload and computes the ICRC. Others are written step by step, and get their
+//! ICRC a little later, when their bytes have left the store buffer. A series of short packets of one kind is written by the source
+//! itself: [`Source::write_series`].
 
 use arrayvec::ArrayVec;
 
@@ -15,9 +15,9 @@ use crate::shard::copy::{self, LocalProtection, LongPacket, Memory};
 use crate::wire::icrc::OnePass;
 use crate::wire::{Header, Template};
 
-/// Where packets come from.
+/// A source of packets.
 pub(in crate::shard) trait Source {
-    /// Why there is no other packet.
+    /// Why no further packet can be built.
     type End;
 
     /// Passes the next packet to `write`, with the template of its headers.
@@ -27,36 +27,36 @@ pub(in crate::shard) trait Source {
         write: impl FnOnce(&Template, &Draft<'_>) -> Result<R, LocalProtection>,
     ) -> Result<R, Self::End>;
 
-    /// Writes short packets of one kind to frames, one after the other, if such are next; the caller stamps them.
+    /// Writes a series of short packets of one kind to frames, if the next packets form one; the caller stamps them with their ICRC.
     fn write_series(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<WrittenSeries<Self::End>>;
 
     /// The template of the packets' headers.
     fn template(&self) -> &Template;
 }
 
-/// What a series of short packets of one kind has written.
+/// The result of writing a series of short packets of one kind.
 pub(in crate::shard) struct WrittenSeries<E> {
     pub frames: usize,
     pub bytes: u64,
     pub end: Option<E>,
 }
 
-/// A packet that is to be written.
+/// A packet to be written.
 pub(in crate::shard) struct Draft<'a> {
     pub header: Header,
     pub payload: Payload<'a>,
 }
 
-/// Where the payload of a packet is.
+/// The place of a packet's payload.
 pub(in crate::shard) enum Payload<'a> {
-    /// At a place that was looked up in this turn.
+    /// In a memory range that was looked up in this turn.
     At(GrantedRange),
-    /// In the message of the send request in this slot, behind so many bytes of it.
+    /// In the message of the send request in this slot, from byte `offset` on.
     Message { memory: Memory<'a>, slot: &'a [Granule], offset: usize },
 }
 
 impl Draft<'_> {
-    /// What writes the packet in one pass, and where its payload is, if it is long and its payload in one piece.
+    /// The one-pass writer of the packet and the range of its payload, if the packet is long and its payload contiguous.
     #[inline(always)]
     fn one_pass(&self, template: &Template) -> Result<Option<(OnePass, GrantedRange)>, LocalProtection> {
         let Some(pass) = LongPacket::pass(template, self.header.payload_len) else { return Ok(None) };
@@ -69,7 +69,7 @@ impl Draft<'_> {
         Ok(place.filter(|place| place.is_direct()).map(|place| (pass, place)))
     }
 
-    /// Writes the packet step by step; [`Template::stamp`] finishes it. Returns its length.
+    /// Writes the packet step by step; [`Template::stamp`] adds the ICRC. Returns its length in bytes.
     #[inline(always)]
     fn write_in_steps(&self, template: &Template, buffer: &mut [u8]) -> Result<usize, LocalProtection> {
         let len = self.header.payload_len as usize;
@@ -84,7 +84,7 @@ impl Draft<'_> {
         Ok(template.close(buffer, at, len))
     }
 
-    /// Writes the packet. Returns its length, and whether it is finished, which is left to [`Template::stamp`] otherwise.
+    /// Writes the packet. Returns its length in bytes, and whether it is finished; otherwise [`Template::stamp`] adds the ICRC.
     #[inline(always)]
     fn write(&self, template: &Template, buffer: &mut [u8]) -> Result<(usize, bool), LocalProtection> {
         if let Some((pass, place)) = self.one_pass(template)? {
@@ -97,7 +97,7 @@ impl Draft<'_> {
         Ok((self.write_in_steps(template, buffer)?, false))
     }
 
-    /// Writes the packet to a frame, and finishes it.
+    /// Writes the packet to a frame, with its ICRC.
     #[inline(always)]
     pub fn write_frame(&self, template: &Template, frame: &mut Frame) -> Result<(), LocalProtection> {
         let (len, finished) = self.write(template, frame.buffer_mut())?;
@@ -109,14 +109,14 @@ impl Draft<'_> {
     }
 }
 
-/// Packets that were written in one go.
+/// Totals of packets that were written together.
 #[derive(Clone, Copy, Default)]
 pub(in crate::shard) struct Built {
     pub frames: usize,
     pub bytes: u64,
-    /// The last one was long.
+    /// The last packet was long.
     pub long: bool,
-    /// One of them was long.
+    /// One of the packets was long.
     pub any_long: bool,
 }
 
@@ -130,8 +130,7 @@ impl Built {
     }
 }
 
-/// Writes packets to frames until these are full or the source ends. A function of its own: its loop has the registers for
-/// itself.
+/// Writes packets to frames until all frames are used or the source ends. A separate function, so that its loop has all registers.
 #[inline(never)]
 pub(in crate::shard) fn write_frames<S: Source>(
     source: &mut S,
@@ -140,7 +139,7 @@ pub(in crate::shard) fn write_frames<S: Source>(
 ) -> (Built, Option<S::End>) {
     let (mut built, mut stamped, mut end) = (Built::default(), 0, None);
     while built.frames < frames.len() {
-        // A long packet is mostly followed by another one.
+        // A long packet is usually followed by another one.
         if !built.long
             && let Some(series) = source.write_series(ip_id, &mut frames[built.frames..])
         {
@@ -172,7 +171,7 @@ pub(in crate::shard) fn write_frames<S: Source>(
     (built, end)
 }
 
-/// Finishes packets of one queue pair.
+/// Adds the ICRC to packets of one queue pair.
 #[inline]
 fn stamp(template: &Template, frames: &mut [Frame]) {
     for frame in frames {
@@ -180,15 +179,15 @@ fn stamp(template: &Template, frames: &mut [Frame]) {
     }
 }
 
-/// Writes packets into a port's own memory, where the port says. Long ones are laid out when their slot is built, and written
-/// when it is finished. The others are stamped at once, while they are in the nearest cache.
+/// Writes packets into the port's own memory. Long packets are laid out in [`build`](Build::build), and written in
+/// [`finish`](Build::finish). The others get their ICRC at once, while they are in the nearest cache.
 pub(in crate::shard) struct InPlace<'a, S: Source> {
     source: &'a mut S,
     ip_id: &'a mut u16,
     pub built: Built,
     pub end: Option<S::End>,
     long: ArrayVec<LongPacket, QP_TX_BUDGET>,
-    /// So many of them have complete heads.
+    /// Number of long packets whose heads are complete.
     complete: usize,
 }
 
@@ -231,13 +230,13 @@ impl<S: Source> Build for InPlace<'_, S> {
         }
         self.complete = self.long.len();
         let Some((long, behind)) = self.long.get(i..).and_then(<[_]>::split_first) else { return };
-        // The payload of the next one comes from memory while this one is copied.
+        // The payload of the next packet is fetched from memory while this one is copied.
         let ahead = behind.iter().find_map(|next| next.payload()).unwrap_or(core::ptr::null());
         long.write(self.source.template(), buffer, ahead);
     }
 }
 
-/// What tests write packets of.
+/// A packet source for tests.
 #[cfg(test)]
 pub(in crate::shard) mod source {
     use super::*;
@@ -291,7 +290,7 @@ mod tests {
     use super::*;
     use crate::port::HeapPool;
 
-    // A packet is the same in a frame and in a port's memory, and whatever its length and that of its neighbours.
+    // A packet is the same in a frame and in a port's memory, whatever its length and that of its neighbours.
     #[test]
     fn both_ways_to_write_write_the_same() {
         let memory: Vec<u8> = (0..4096u32).map(|n| (n * 7) as u8).collect();

@@ -16,7 +16,7 @@ fn wheel(ids: u32) -> Wheel {
 
 fn fired(w: &mut Wheel, now: u64) -> Vec<u32> {
     let mut out = Vec::new();
-    // Where there is nothing to do, `expire` does nothing.
+    // If `pass` returns true, `expire` must have nothing to do.
     let pass = w.pass(at(now));
     while w.expire(at(now), 16, |id| out.push(id)) {}
     assert!(!pass || out.is_empty());
@@ -68,7 +68,7 @@ fn far_is_never() {
     assert!(w.cancel(0));
 }
 
-/// A crowd whose deadlines lie hours ahead, then one jump: each call does a bounded piece of the work.
+/// Many deadlines hours ahead, then one jump of the clock: each call does a bounded part of the work.
 #[test]
 fn jump_is_bounded_work() {
     const IDS: u32 = 20_000;
@@ -96,7 +96,7 @@ fn jump_is_bounded_work() {
     assert!(!w.expire(at(9000 * HOUR), 0, |_| ()), "nothing left: no work");
 }
 
-/// Whoever sleeps until `next_deadline` comes back a bounded number of times.
+/// A thread that sleeps until `next_deadline` wakes up a bounded number of times.
 #[test]
 fn next_deadline_converges() {
     for ns in [1, 5_000, 1_000_000, 777_777_777, HOUR, 100 * HOUR] {
@@ -117,7 +117,7 @@ fn next_deadline_converges() {
 #[derive(Clone, Debug)]
 enum Op {
     Schedule(u32, u64),
-    /// Before the present.
+    /// A deadline before the present.
     Past(u32, u64),
     Cancel(u32),
     Advance(u64, usize),
@@ -151,7 +151,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    /// Against a map from id to tick.
+    /// The wheel behaves as a map from id to tick.
     #[test]
     fn wheel_matches_a_map(
         start in prop_oneof![Just(0), 0..100 * HOUR, Just(u64::MAX / 2)],
@@ -219,7 +219,7 @@ proptest! {
         }
     }
 
-    /// With nothing scheduled in the past, one uninterrupted call fires in the order of the ticks.
+    /// With no deadline in the past, one uninterrupted call fires in the order of the ticks.
     #[test]
     fn fires_in_order(deadlines in proptest::collection::vec(span(), 1..IDS as usize), stop in span()) {
         let mut w = wheel(IDS);
