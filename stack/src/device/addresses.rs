@@ -1,4 +1,4 @@
-//! The addresses of a device's port: they come and go while it runs.
+//! The addresses of a device's port: programs may add and remove them while the device is open.
 
 use core::net::IpAddr;
 
@@ -11,13 +11,12 @@ use crate::proto::status::AsyncEvent;
 use crate::shard::{EventElement, GidRefused};
 
 impl Device {
-    /// The port's addresses by index: the link-local one, the configured ones in order, those added since; zero where
-    /// one was removed.
+    /// The port's addresses by index: the link-local one, the configured ones in order, then later additions; zero where one was removed.
     pub fn gids(&self) -> Vec<Gid> {
         self.core().shared.gids.snapshot()
     }
 
-    /// Gives the port one more address, announces it on the link, and reports GID_CHANGE to the program. Returns its index.
+    /// Adds an address to the port, announces it on the link, and reports GID_CHANGE to the program. Returns its index.
     ///
     /// # Errors
     /// [`DeviceError::Address`], [`DeviceError::Exists`], [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`],
@@ -39,10 +38,10 @@ impl Device {
         Ok(index)
     }
 
-    /// Takes an address from the port, and reports GID_CHANGE to the program. Queue pairs that use it keep their index.
+    /// Removes an address from the port, and reports GID_CHANGE to the program. Queue pairs that use it keep their index.
     ///
     /// # Errors
-    /// [`DeviceError::NoSuchAddress`] also for the link-local address that the port's Ethernet address makes,
+    /// [`DeviceError::NoSuchAddress`] also for the link-local address derived from the port's Ethernet address,
     /// [`DeviceError::InsideTurn`], [`DeviceError::HostAddress`].
     pub fn remove_address(&self, addr: IpAddr) -> Result<(), DeviceError> {
         not_inside_turn()?;
@@ -52,12 +51,12 @@ impl Device {
         let gid = Some(Gid::from_ip(addr)).filter(|gid| *gid != Gid::link_local(shared.mac));
         gid.and_then(|gid| shared.gids.remove(&gid)).ok_or(DeviceError::NoSuchAddress { addr })?;
         shared.with_net(|net| net.remove_address(addr));
-        // A shard that was in a turn may still have known it.
+        // A shard in a turn may still use the address.
         self.core().pass_turn_boundaries()?;
         shared.events.raise(AsyncEvent::GidChange, EventElement::Port);
         Ok(())
     }
-    /// Refuses a change of addresses where a host below the port owns them.
+    /// Refuses a change of addresses if the kernel below the port owns them.
     fn not_of_host(&self) -> Result<(), DeviceError> {
         if self.port().host().is_some() { Err(DeviceError::HostAddress) } else { Ok(()) }
     }

@@ -17,7 +17,7 @@ pub struct AhCore {
 }
 
 impl PdCore {
-    /// Makes an address handle.
+    /// Creates an address handle.
     ///
     /// # Errors
     /// [`DeviceError::Ah`].
@@ -42,7 +42,7 @@ impl AhCore {
     pub fn pd(&self) -> &Arc<PdCore> {
         &self.pd
     }
-    /// What it was made of.
+    /// The attributes it was created with.
     pub fn attr(&self) -> &AhAttr {
         &self.attr
     }

@@ -1,4 +1,4 @@
-//! Completion channels: how a program sleeps until a completion comes.
+//! Completion channels: a program sleeps on one until a completion arrives.
 
 use core::fmt;
 use core::time::Duration;
@@ -9,14 +9,14 @@ use super::error::DeviceError;
 use super::handle::Device;
 use crate::shard::{CqState, EventChannel};
 
-/// A completion channel. Its completion queues hold it.
+/// A completion channel. Its completion queues hold a reference to it.
 pub struct ChannelCore {
     device: Arc<Device>,
     queue: Arc<EventChannel>,
 }
 
 impl Device {
-    /// Makes a completion channel.
+    /// Creates a completion channel.
     ///
     /// # Errors
     /// [`DeviceError::Descriptor`].
@@ -45,14 +45,14 @@ impl ChannelCore {
         &self.queue
     }
 
-    /// The completion queue of the oldest event, if there is one.
+    /// The completion queue of the oldest event, if any.
     pub fn try_get(&self) -> Option<Arc<CqState>> {
-        // A fork has a copy of the queue, and shares the parent's descriptor, which may be readable.
+        // A forked child has a copy of the queue, and shares the parent's file descriptor, which may be readable.
         self.device.core().not_forked().ok()?;
         self.queue.try_get()
     }
 
-    /// Waits for an event; `None` after `timeout`. Turns shards that no other thread turns meanwhile.
+    /// Waits for an event; `None` after `timeout`. Meanwhile drives shards that no other thread drives.
     ///
     /// # Errors
     /// As [`Device::wait`].
@@ -63,7 +63,7 @@ impl ChannelCore {
     /// Frees the channel.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while completion queues use it; it comes back with the error.
+    /// [`DeviceError::Busy`] while completion queues use the channel, which is returned with the error.
     pub fn destroy(channel: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         Arc::try_unwrap(channel).map(drop).map_err(|channel| {
             let users = Arc::strong_count(&channel) - 1;

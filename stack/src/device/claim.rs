@@ -2,11 +2,11 @@
 //!
 //! # When a holder of a shard panics
 //!
-//! A port or a `tracing` subscriber, which are the program's, or a bug of ours may panic in a turn or a control call. The shard's
-//! work is half done then, so the shard is dead: its claim is never released, so no thread turns it again, and no turn uses
-//! registered memory any more. Posters find the gates of its queue pairs closed; control calls, polls of its completion queues and
-//! waiting calls return [`DeviceError::ShardDied`]; and the program gets DEVICE_FATAL. Completions that were published before can
-//! be polled. The other shards go on.
+//! A port or a `tracing` subscriber, which may be the program's own, or a bug of this stack may panic in a turn or a control call. The
+//! shard's work is half done then, so the shard is dead: its claim is never released, so no thread turns it again, and no turn uses
+//! registered memory any more. Posters find the gates of its queue pairs closed; control calls, polls of its completion queues and waiting
+//! calls return [`DeviceError::ShardDied`]; and the program gets DEVICE_FATAL. Completions that were published before can be polled. The
+//! other shards go on.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::time::Duration;
@@ -31,8 +31,8 @@ use crate::sync::process::Process;
 use crate::sync::scheduling;
 use crate::time::Instant;
 
-/// Marks the thread as holding a shard, until [`Holding::end`]. If a panic drops it instead, it reports the shard's death, before
-/// the claim is dropped.
+/// Marks the thread as holding a shard, until [`Holding::end`]. If a panic drops the mark instead, the drop reports the shard's death,
+/// before the claim is dropped.
 struct Holding<'a> {
     core: &'a Core,
     index: usize,
@@ -61,17 +61,17 @@ impl Drop for Holding<'_> {
 /// A shard behind its claim.
 pub(super) struct Cell {
     shard: Claim<Shard>,
-    /// Turns by threads other than the background helper, so that it can see them, and the number of such a thread, or 0.
+    /// Turns by threads other than the helper thread, which watches this count; and the number of such a thread, or 0.
     turns: AtomicU32,
     caller: AtomicU32,
-    /// A thread sleeps for it inside a poll.
+    /// A thread sleeps for this shard inside a poll.
     polled: AtomicBool,
-    /// Threads that poll sleep for it now and then, so posts need not wake the helper: for so many looks of the helper that find none of
-    /// them.
+    /// Non-zero if posts need not wake the helper, because polling threads sleep for this shard now and then: the number of checks of the
+    /// helper, without a turn of theirs, until posts wake it again.
     left: AtomicU32,
 }
 
-/// See [`Cell::left`]: looks of a millisecond each. A thread may be off its core for some slices of the scheduler.
+/// See [`Cell::left`]: number of checks, a millisecond apart. A thread may be off its core for some time slices of the scheduler.
 const LEFT: u32 = 32;
 
 impl Cell {
@@ -81,14 +81,14 @@ impl Cell {
     }
 }
 
-/// What the device's threads share with its handles.
+/// The state that the device's threads share with its handles.
 pub(super) struct Core {
     pub shared: Arc<Shared>,
     pub cells: Box<[CachePadded<Cell>]>,
     pub port: Box<dyn Port>,
-    /// Queue pairs that exist, for statistics.
+    /// The existing queue pairs, for statistics.
     pub qps: QpList,
-    /// What the program counts itself.
+    /// Counters that the program itself provides.
     pub tables: Tables,
     /// Whether polling a completion queue turns the shards that feed it.
     pub callers_turn: bool,
@@ -96,13 +96,13 @@ pub(super) struct Core {
     pub dedicated: bool,
     clock: ClockSource,
     stop: AtomicBool,
-    /// Dead shards, as bits.
+    /// Dead shards, as a bit mask.
     dead: AtomicU32,
-    /// What is done for the port now and then.
+    /// Periodic work for the port.
     pub upkeep: Upkeep,
     /// The service that runs between turns, if there is one.
     pub service: ServiceSlot,
-    /// The process that opened the device: a fork has neither its threads nor a port that is its own.
+    /// The process that opened the device: a forked child has neither its threads nor a port of its own.
     made_by: Process,
 }
 
@@ -151,25 +151,25 @@ impl Core {
         self.clock.now()
     }
 
-    /// Whether shards are turned without explicit calls of the program: by threads that poll, or by the device's own.
+    /// Whether shards are turned without explicit calls of the program: by threads that poll, or by the device's own threads.
     #[inline]
     pub(super) fn turns_by_itself(&self) -> bool {
         self.callers_turn || self.dedicated
     }
 
-    /// Whether this process is a fork of the one that opened the device. It then leaves shards, locks and threads alone: any of
+    /// Whether this process is a forked child of the one that opened the device. It then leaves shards, locks and threads alone: any of
     /// them may be held by a thread that this process does not have.
     #[inline]
     pub(super) fn is_forked(&self) -> bool {
         !self.made_by.is_this()
     }
 
-    /// Refuses calls that need more of the device than a fork has.
+    /// Refuses calls that need more of the device than a forked child has.
     pub(super) fn not_forked(&self) -> Result<(), DeviceError> {
         if self.is_forked() { Err(DeviceError::Forked) } else { Ok(()) }
     }
 
-    /// One turn, unless another thread has the shard, a control call waits for it, or this thread is inside a turn.
+    /// Makes one turn, unless another thread has the shard, a control call waits for it, or this thread is inside a turn.
     #[inline]
     pub(super) fn turn(&self, index: usize) -> Option<Turn> {
         if self.is_forked() {
@@ -177,21 +177,22 @@ impl Core {
         }
         let cell = &self.cells[index];
         let (turn, _) = self.turn_and(cell, index, |_| ())?;
-        // No atomic read-modify-write: if two threads turn in quick succession one count may be lost, which costs the helper a look
-        // or a turn.
+        // No atomic read-modify-write: if two threads turn in quick succession one count may be lost, which costs the helper one check or
+        // one turn.
         cell.turns.store(cell.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.serve();
         Some(turn)
     }
 
-    /// As [`Core::turn`], beside those that a thread makes as it polls. (Code of its own, so that the other one is inlined where threads poll.)
+    /// An extra turn of a polling thread: as [`Core::turn`], but neither counted nor followed by the service. (A separate function, so that
+    /// `turn` is inlined into polls.)
     #[cold]
     pub(super) fn extra_turn(&self, index: usize) -> Option<Turn> {
         let (turn, _) = self.turn_and(&self.cells[index], index, |_| ())?;
         Some(turn)
     }
 
-    /// After a turn: runs the service if it is due.
+    /// Runs the service after a turn, if it is due.
     #[inline]
     fn serve(&self) {
         if self.service.is_due(|| self.now()) {
@@ -199,7 +200,7 @@ impl Core {
         }
     }
 
-    /// One turn, then calls `look` on the shard.
+    /// Makes one turn, then calls `look` on the shard.
     #[inline]
     fn turn_and<R>(&self, cell: &Cell, index: usize, look: impl FnOnce(&Shard) -> R) -> Option<(Turn, R)> {
         if inside_turn() {
@@ -222,7 +223,7 @@ impl Core {
         Some((turn, seen))
     }
 
-    /// A turn of every shard that is free. Returns whether there was work.
+    /// Makes a turn of every free shard. Returns whether any of them had work.
     pub(super) fn turn_all(&self) -> bool {
         let mut work = false;
         for index in 0..self.cells.len() {
@@ -233,7 +234,7 @@ impl Core {
         work
     }
 
-    /// Calls `look` on a shard that is free.
+    /// Calls `look` on a shard, if it is free.
     pub(super) fn peek<R>(&self, index: usize, look: impl FnOnce(&Shard) -> R) -> Option<R> {
         self.not_forked().ok()?;
         let shard = self.cells[index].shard.try_take()?;
@@ -242,7 +243,7 @@ impl Core {
         Some(seen)
     }
 
-    /// Works on a shard between two turns, on the calling thread.
+    /// Calls `work` on a shard between two turns, on the calling thread.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`], [`DeviceError::ShardDied`].
@@ -265,7 +266,7 @@ impl Core {
         Ok(result)
     }
 
-    /// As [`Core::control`], for work that a dead shard does not need.
+    /// As [`Core::control`], for work that is pointless on a dead shard.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`].
@@ -280,8 +281,8 @@ impl Core {
         }
     }
 
-    /// A holder of the shard panicked. Called during unwinding, so nothing here may panic, nor call code of the program. The
-    /// claim, which is still held, is dropped after this.
+    /// Handles the panic of a shard's holder. Called during unwinding, so nothing here may panic, nor call code of the program. The claim,
+    /// which is still held, is dropped after this.
     #[cold]
     fn shard_died(&self, index: usize) {
         self.shared.end_shard(index);
@@ -293,13 +294,13 @@ impl Core {
         self.wake_helper();
     }
 
-    /// Dead shards, as bits.
+    /// Dead shards, as a bit mask.
     #[inline]
     pub(super) fn dead(&self) -> u32 {
         self.dead.load(Ordering::Relaxed)
     }
 
-    /// Fails where one of these shards, as bits, is dead.
+    /// Fails if one of these shards, a bit mask, is dead.
     ///
     /// # Errors
     /// [`DeviceError::ShardDied`].
@@ -310,17 +311,17 @@ impl Core {
         }
     }
 
-    /// Whether no shard is left.
+    /// Whether all shards are dead.
     pub(super) fn all_dead(&self) -> bool {
         self.cells.iter().all(|cell| cell.is_dead())
     }
 
-    /// Wakes the thread that sleeps for this device, if there is one: there may be work soon.
+    /// Wakes the thread that sleeps for this device, if any: there may be work soon.
     pub(super) fn wake_helper(&self) {
         self.shared.sleeper.wake();
     }
 
-    /// Prepares a free shard for a sleep. Returns how its port is armed, and the time until something is due.
+    /// Prepares a free shard for a sleep. Returns how its port is armed, and the time until its next deadline.
     pub(super) fn arm(&self, index: usize) -> Option<(Armed, Duration)> {
         let mut shard = self.cells[index].shard.try_take()?;
         let holding = Holding::begin(self, index);
@@ -335,25 +336,25 @@ impl Core {
         Some((armed, due))
     }
 
-    /// Waits for a grace period, as `synchronize_rcu` does: returns once every turn that was under way at the call is over. Turns are
-    /// the read-side critical sections of key lookups (`shard/keys.rs`), and each holds its shard's claim; a dead shard has none.
-    /// Call this after the key for which the result is used was revoked.
+    /// Waits for a grace period, as `synchronize_rcu` does: returns once every turn in progress at the call has ended. Turns are the
+    /// read-side critical sections of key lookups (`shard/keys.rs`), and each holds its shard's claim; a dead shard has none. Call this
+    /// after the key for which the result is used was revoked.
     pub(super) fn pass_turn_boundaries(&self) -> Result<TurnsPassed, DeviceError> {
         for index in 0..self.cells.len() {
             self.control_living(index, |_, _| ())?;
         }
-        // SAFETY: each claim was taken and released since the call, or is dead: the turn that was under way is over.
+        // SAFETY: each claim was taken and released since the call, or is dead: the turn that was in progress has ended.
         #[allow(unsafe_code)]
         Ok(unsafe { TurnsPassed::new() })
     }
 
-    /// Whether this is the first shard that lives: its holder does what is done once for the whole device.
+    /// Whether this is the first living shard: its holder does the work that is done once for the whole device.
     #[inline]
     fn is_first(&self, index: usize) -> bool {
         self.dead().trailing_ones() as usize == index
     }
 
-    /// Does the port's upkeep when it is due and this shard is the first; called by a shard's holder.
+    /// Runs the port's upkeep if it is due and this shard is the first; called by the shard's holder.
     #[inline]
     fn maintain(&self, now: Instant, index: usize) {
         if self.upkeep.is_due(now) && self.is_first(index) {
@@ -367,13 +368,13 @@ impl Core {
         self.wake_helper();
     }
 
-    /// Turns the shards until they have nothing left that they could send, for at most `bound`; not at all inside a turn.
+    /// Turns the shards until they have nothing left that could be sent, for at most `bound`; makes no turn inside a turn.
     pub(super) fn drain_tx(&self, bound: Duration) {
         let start = std::time::Instant::now();
         while !inside_turn() {
             let mut quiet = true;
             for (index, cell) in self.cells.iter().enumerate().filter(|(_, cell)| !cell.is_dead()) {
-                // A shard that another thread holds may have something.
+                // A shard that another thread holds may have work.
                 quiet &= self.turn_and(cell, index, |s| s.quiet()).is_some_and(|(_, quiet)| quiet);
                 quiet &= !self.shared.doorbells[index].any();
             }
@@ -384,7 +385,7 @@ impl Core {
         }
     }
 
-    /// The loop of a dedicated thread: turns one shard until it dies or the device closes, and releases it only for control calls
+    /// The loop of a dedicated thread: turns one shard until the shard dies or the device closes, and releases it only for control calls
     /// and the service.
     pub(super) fn run_dedicated(&self, index: usize) {
         let cell = &self.cells[index];
@@ -401,7 +402,7 @@ impl Core {
                 continue;
             };
             let holding = Holding::begin(self, index);
-            // At least one turn: a service that is due may have to wait for the end of a call, and the shard must not.
+            // At least one turn: a service that is due may have to wait for the end of a call, and the shard must not wait with it.
             loop {
                 let now = self.now();
                 shard.poll_once(now);
@@ -415,23 +416,23 @@ impl Core {
         }
     }
 
-    /// Whether the device's threads are to end.
+    /// Whether the device's threads should end.
     pub(super) fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
-    /// Turns by threads other than the helper, modulo 2^32.
+    /// Number of turns by threads other than the helper, modulo 2^32.
     pub(super) fn turns_of_callers(&self, index: usize) -> u32 {
         self.cells[index].turns.load(Ordering::Relaxed)
     }
-    /// The number of a thread that has made such turns lately; 0: none has made many.
+    /// The number of a thread that has made such turns lately; 0 if none has made many.
     pub(super) fn caller(&self, index: usize) -> u32 {
         self.cells[index].caller.load(Ordering::Relaxed)
     }
-    /// The calling thread turns the shard again and again.
+    /// Notes that the calling thread turns the shard repeatedly.
     pub(super) fn set_caller(&self, index: usize) {
         self.cells[index].caller.store(scheduling::thread_number(), Ordering::Relaxed);
     }
-    /// A thread sleeps for these shards, as bits, inside a poll, or does so no more.
+    /// Sets whether a thread sleeps for these shards, a bit mask, inside a poll.
     pub(super) fn set_polled(&self, shards: u32, polled: bool) {
         for (_, cell) in self.cells.iter().enumerate().filter(|(i, _)| shards >> i & 1 != 0) {
             cell.polled.store(polled, Ordering::Relaxed);
@@ -444,7 +445,7 @@ impl Core {
     pub(super) fn is_polled(&self, index: usize) -> bool {
         self.cells[index].polled.load(Ordering::Relaxed)
     }
-    /// A look of the helper: whether it leaves it to threads that poll to be woken for a shard.
+    /// For one check of the helper: whether polling threads handle the posts of a shard, so that posts need not wake the helper.
     pub(super) fn is_left(&self, index: usize, callers_turn: bool) -> bool {
         let left = &self.cells[index].left;
         let looks = left.load(Ordering::Relaxed);
@@ -453,7 +454,7 @@ impl Core {
         }
         looks > 0
     }
-    /// A turn by the helper: its work, and how many queue pairs are connected.
+    /// Makes a turn for the helper. Returns its work, and the number of connected queue pairs.
     pub(super) fn turn_by_helper(&self, index: usize) -> Option<(Turn, usize)> {
         let (turn, connected) = self.turn_and(&self.cells[index], index, |s| s.connected_qps())?;
         if self.service.is_due(|| self.now()) {

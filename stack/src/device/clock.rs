@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use crate::time::Instant;
 
-/// Which clock the device reads.
+/// The clock that the device reads.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
-    /// Monotonic time, which begins when the device is opened.
+    /// Monotonic time since the device was opened.
     #[default]
     Monotonic,
-    /// Nanoseconds that the program sets: a simulation.
+    /// Nanoseconds that the program sets, for a simulation.
     Manual(Arc<AtomicU64>),
 }
 
 /// The clock of an open device.
 pub(super) enum ClockSource {
-    /// The CPU's time stamp counter if its rate is constant, else the system's monotonic clock; and its reading when the device was
-    /// opened.
+    /// The CPU's time stamp counter if its rate is constant, otherwise the system's monotonic clock; and its raw reading when the device
+    /// was opened.
     Monotonic(quanta::Clock, u64),
     Manual(Arc<AtomicU64>),
 }

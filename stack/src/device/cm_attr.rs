@@ -1,4 +1,4 @@
-//! Parameters that connection management agreed on, as attributes of a queue pair.
+//! Turns the parameters that connection management negotiated into attributes of a queue pair.
 
 use crate::cm::{QpParams, Transport};
 use crate::id::{QpState, QpType};
@@ -6,8 +6,8 @@ use crate::mem::Access;
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr};
 use crate::proto::state::required;
 
-/// Attributes that bring a queue pair of a connection from RESET to INIT. The peer's rights come with
-/// [`cm_rtr`], when the depths are known.
+/// Attributes that bring a queue pair of a connection from RESET to INIT. [`cm_rtr`] adds the peer's access rights, when the depths are
+/// known.
 pub fn cm_init() -> (QpAttr, AttrMask) {
     let attr = QpAttr { qp_state: QpState::Init, port_num: 1, ..QpAttr::default() };
     (attr, required(QpState::Reset, QpState::Init, QpType::Rc))
@@ -70,7 +70,7 @@ mod tests {
     use crate::id::{Mtu, Psn, Qpn};
     use crate::proto::state::check_modify;
 
-    // Modify accepts each mask; rights follow the depth.
+    // Modify accepts each mask; access rights follow from the negotiated depths.
     #[test]
     fn attributes_of_a_connection_are_legal() {
         for (transport, ty) in [(Transport::Rc, QpType::Rc), (Transport::Uc, QpType::Uc)] {

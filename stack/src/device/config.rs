@@ -11,29 +11,29 @@ use crate::id::Mac;
 use crate::net::{NetConfig, canonical};
 use crate::port::{Port, PortOptions, PortSpec, capture};
 
-/// Which threads turn the shards.
+/// Which threads drive the shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Drive {
     /// A poll-mode thread for each shard that never sleeps, pinned to a core.
     Dedicated {
-        /// A core for each shard, by the system's number; empty: threads are not pinned.
+        /// A core for each shard, by the system's number. If empty, threads are not pinned.
         cores: Vec<usize>,
     },
-    /// The embedder's own loop, with a reactor for each shard. Nothing happens unless it turns them, or waits in a
+    /// The program's own loop, with a reactor for each shard. The shards make progress only when the program turns them, or waits in a
     /// blocking call.
     Embedded,
-    /// Threads that poll a completion queue; a background thread takes over while none does, and sleeps when there is nothing to
-    /// do (if the port cannot signal, at most 1 ms while a queue pair is connected).
+    /// Threads that poll a completion queue. While none does, a background thread takes over, and sleeps when no work is due (if the port
+    /// cannot signal, at most 1 ms while a queue pair is connected).
     Caller,
 }
 
-/// The port: named, or already open.
+/// The port: by name, or already open.
 #[non_exhaustive]
 pub enum PortSource {
-    /// Opened by name; its device is opened only at the first use of the wire, where that is possible ([`PortSpec::open_lazy`]).
+    /// Opened by name. The underlying device is opened only at the first use of the wire, where that is possible ([`PortSpec::open_lazy`]).
     Spec(PortSpec),
-    /// Already open; none of its queues may have been taken.
+    /// Already open. None of its queues may have been taken.
     Opened(Box<dyn Port>),
 }
 
@@ -56,52 +56,52 @@ impl fmt::Debug for PortSource {
     }
 }
 
-/// How a device is opened: [`DeviceConfig::new`], and a method for each field that shall differ from the
-/// [default](DeviceConfig::default).
+/// The parameters for opening a device: start with [`DeviceConfig::new`], and set each field that should differ from the
+/// [default](DeviceConfig::default) with its method.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct DeviceConfig {
     /// The port.
     pub port: PortSource,
-    /// Our addresses with the lengths of their prefixes; they become GIDs 1, 2, ... (0 is the link-local one). An
-    /// IPv4-mapped IPv6 address counts as its IPv4 address; its prefix may or may not include the first 96 bits.
+    /// The device's addresses with their prefix lengths. They become GIDs 1, 2, ... (0 is the link-local one). An IPv4-mapped IPv6 address
+    /// counts as its IPv4 address; its prefix may or may not include the first 96 bits.
     pub addrs: Vec<(IpAddr, u8)>,
-    /// Where IPv4 packets go whose destination is on none of our prefixes.
+    /// The gateway for IPv4 destinations outside the prefixes of `addrs`.
     pub gateway: Option<Ipv4Addr>,
-    /// Where IPv6 packets go whose destination is on none of our prefixes.
+    /// The gateway for IPv6 destinations outside the prefixes of `addrs`.
     pub gateway6: Option<Ipv6Addr>,
     /// VLAN to send on and to accept, `1 ..= 4094`.
     pub vlan: Option<u16>,
-    /// Neighbours whose Ethernet addresses are known: they are not resolved, and no packet on the link changes them. This protects
-    /// against hosts on the link that claim the addresses of others.
+    /// Neighbours with fixed Ethernet addresses: these are not resolved, and no packet on the link changes them. This protects against
+    /// hosts on the link that claim the addresses of others.
     pub neighbours: Vec<(IpAddr, Mac)>,
-    /// Our Ethernet address; the port's own, or a random one, where absent. Only for a port opened by name.
+    /// The device's Ethernet address; if absent, the port's own, or a random one. Only for a port opened by name.
     pub mac: Option<Mac>,
     /// Largest L3 packet in bytes. Only for a port opened by name.
     pub mtu: usize,
-    /// Shards, `1 ..= 16`: how many threads can work at once.
+    /// Number of shards, `1 ..= 16`: the number of threads that can work at once.
     pub shards: usize,
-    /// Which threads turn them.
+    /// Which threads drive the shards.
     pub drive: Drive,
-    /// Keys, queue pair numbers and first PSNs are drawn from this seed instead of the system's randomness: for runs
-    /// that must repeat, never where a peer is not trusted.
+    /// If set, keys, queue pair numbers and first PSNs are drawn from this seed instead of the system's random numbers: for runs that must
+    /// be repeatable, never where a peer is not trusted.
     pub seed: Option<u64>,
     /// The clock.
     pub clock: Clock,
-    /// Reports the port as active even while its link is down, and reports no change of the link: for programs that query the port
-    /// before the process at the other end of the link has started.
+    /// Reports the port as active even while its link is down, and reports no change of the link: for programs that query the port before
+    /// the process at the other end of the link has started.
     pub assume_link: bool,
-    /// Queue pairs that a shard can hold, `1 ..= 131072`.
+    /// Number of queue pairs that a shard can hold, `1 ..= 131072`.
     pub qps_per_shard: usize,
-    /// Writes every frame, both ways, into this pcap file.
+    /// If set, every frame in both directions is written to this pcap file.
     pub pcap: Option<PathBuf>,
-    /// Serves the counters on this unix socket, which only this user may connect to; if it is a directory, on a socket in it that
-    /// is named after the process ([`stats`](super::stats)). Off where absent.
+    /// If set, the counters are served on this unix socket, to which only the same user may connect. If the path is a directory, on a
+    /// socket in it named after the process ([`stats`](super::stats)).
     pub stats: Option<PathBuf>,
 }
 
 impl Default for DeviceConfig {
-    /// One shard on a loopback port with only the link-local address, turned by its callers.
+    /// One shard on a loopback port with only the link-local address, driven by the threads that poll.
     fn default() -> Self {
         Self {
             port: PortSource::Spec(PortSpec::Loopback),
@@ -125,7 +125,7 @@ impl Default for DeviceConfig {
 }
 
 impl DeviceConfig {
-    /// The default configuration, on this port.
+    /// The default configuration with this port.
     pub fn new(port: impl Into<PortSource>) -> Self {
         Self { port: port.into(), ..Self::default() }
     }
@@ -133,13 +133,13 @@ impl DeviceConfig {
     pub fn loopback() -> Self {
         Self { addrs: vec![(IpAddr::from([192, 0, 2, 1]), 24)], ..Self::default() }
     }
-    /// On this port.
+    /// Sets the port.
     #[must_use]
     pub fn port(mut self, port: impl Into<PortSource>) -> Self {
         self.port = port.into();
         self
     }
-    /// With these addresses.
+    /// Sets the addresses.
     #[must_use]
     pub fn addrs(mut self, addrs: Vec<(IpAddr, u8)>) -> Self {
         self.addrs = addrs;
@@ -151,49 +151,49 @@ impl DeviceConfig {
         self.addrs.push((addr.into(), prefix));
         self
     }
-    /// With this gateway of IPv4.
+    /// Sets the IPv4 gateway.
     #[must_use]
     pub fn gateway(mut self, gateway: impl Into<Option<Ipv4Addr>>) -> Self {
         self.gateway = gateway.into();
         self
     }
-    /// With this gateway of IPv6.
+    /// Sets the IPv6 gateway.
     #[must_use]
     pub fn gateway6(mut self, gateway: impl Into<Option<Ipv6Addr>>) -> Self {
         self.gateway6 = gateway.into();
         self
     }
-    /// In this VLAN.
+    /// Sets the VLAN.
     #[must_use]
     pub fn vlan(mut self, vlan: impl Into<Option<u16>>) -> Self {
         self.vlan = vlan.into();
         self
     }
-    /// With these neighbours.
+    /// Sets the fixed neighbours.
     #[must_use]
     pub fn neighbours(mut self, neighbours: Vec<(IpAddr, Mac)>) -> Self {
         self.neighbours = neighbours;
         self
     }
-    /// Adds a neighbour with its Ethernet address.
+    /// Adds a fixed neighbour with its Ethernet address.
     #[must_use]
     pub fn neighbour(mut self, addr: impl Into<IpAddr>, mac: Mac) -> Self {
         self.neighbours.push((addr.into(), mac));
         self
     }
-    /// With this Ethernet address.
+    /// Sets the Ethernet address.
     #[must_use]
     pub fn mac(mut self, mac: impl Into<Option<Mac>>) -> Self {
         self.mac = mac.into();
         self
     }
-    /// For L3 packets of so many bytes at most.
+    /// Sets the largest L3 packet in bytes.
     #[must_use]
     pub fn mtu(mut self, mtu: usize) -> Self {
         self.mtu = mtu;
         self
     }
-    /// Sets which threads turn the shards.
+    /// Sets which threads drive the shards.
     #[must_use]
     pub fn drive(mut self, drive: Drive) -> Self {
         self.drive = drive;
@@ -211,39 +211,39 @@ impl DeviceConfig {
         self.seed = seed.into();
         self
     }
-    /// By this clock.
+    /// Sets the clock.
     #[must_use]
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
     }
-    /// Whether the port is reported as active even while its link is down.
+    /// Sets whether the port is reported as active even while its link is down.
     #[must_use]
     pub fn assume_link(mut self, assume_link: bool) -> Self {
         self.assume_link = assume_link;
         self
     }
-    /// With so many queue pairs a shard, at most.
+    /// Sets the number of queue pairs that a shard can hold.
     #[must_use]
     pub fn qps_per_shard(mut self, qps_per_shard: usize) -> Self {
         self.qps_per_shard = qps_per_shard;
         self
     }
-    /// Writes every frame, both ways, into this pcap file.
+    /// Writes every frame in both directions to this pcap file.
     #[must_use]
     pub fn pcap(mut self, path: impl Into<PathBuf>) -> Self {
         self.pcap = Some(path.into());
         self
     }
-    /// Serves the counters on this unix socket, or on one in this directory; `roce-stat` searches
-    /// [`stats::runtime_dir`](super::stats::runtime_dir) by itself.
+    /// Serves the counters on this unix socket, or on one in this directory. By default `roce-stat` searches
+    /// [`stats::runtime_dir`](super::stats::runtime_dir).
     #[must_use]
     pub fn stats(mut self, path: impl Into<PathBuf>) -> Self {
         self.stats = Some(path.into());
         self
     }
 
-    /// Checks everything that does not need the port.
+    /// Checks everything that can be checked without the port.
     pub(super) fn check(&self) -> Result<(), OpenError> {
         let range = |what, given, min, max| {
             if (min..=max).contains(&given) {
@@ -263,8 +263,8 @@ impl DeviceConfig {
         Ok(())
     }
 
-    /// The configuration of the IP host: ours, with the Ethernet address of the opened port; or the kernel's addresses, if the
-    /// kernel below the port is the host.
+    /// The configuration of the IP host: from this configuration, with the Ethernet address of the opened port; or with the kernel's
+    /// addresses, if the kernel below the port is the IP host.
     pub(super) fn net(&self, port: &dyn Port) -> Result<NetConfig, OpenError> {
         let mac = port.info().mac;
         if let Some(host) = port.host() {

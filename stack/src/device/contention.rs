@@ -1,46 +1,47 @@
-//! Whether other threads want the core that a thread looks for work on, again and again.
+//! Detects that other threads compete for the core on which a thread polls for work.
 //!
-//! Frequent looks cost a core. Where a core is free they answer a peer without a system call. Where other threads run on every core, they
-//! take their time, and the peer's: the scheduler runs a thread that an event wakes first, and one that yields or was preempted last. So a
-//! thread that was off its core for longer than on it sleeps when there is no work, and tries to go without sleep again later.
+//! Frequent polling occupies a core. If a core is free, polling answers a peer without a system call. If other threads run on every core,
+//! polling takes their time, and the peer's: the scheduler runs first a thread that an event wakes, and last one that yields or was
+//! preempted. So a thread that was off its core for longer than on it sleeps when it has no work, and later tries again without sleep.
 //!
-//! No clock here, no threads: times are passed in.
+//! Reads no clock and starts no threads: times are passed in.
 
 use core::time::Duration;
 
-/// If so much time passes between two looks, another thread had the core: it is more than a look takes, and less than a slice of
-/// the scheduler.
+/// If this much time passes between two checks, another thread had the core: it is more than a check takes, and less than a time slice
+/// of the scheduler.
 pub(super) const AWAY: Duration = Duration::from_micros(150);
-/// Cores count as busy once the thread was off its core for this much longer than on it; less is an interruption.
+/// Cores count as busy once the thread was off its core for this much longer than on it; shorter absences are interruptions.
 pub(super) const PATIENCE: Duration = Duration::from_millis(1);
-/// How long cores then count as busy: `BUSY` the first time, twice as long each further time, up to what the thread says.
+/// How long cores then count as busy: `BUSY` the first time, twice as long each further time, up to a maximum that the thread sets.
 pub(super) const BUSY: Duration = Duration::from_millis(10);
 
-/// What a thread knows of its core. Times are since any moment, the same one for all.
+/// The contention that a thread has observed. All times count from the same arbitrary moment.
 #[derive(Debug)]
 pub(super) struct Contention {
-    /// How much longer other threads had the core than this one, while it could run.
+    /// How much longer other threads had the core than this one, while this one could run.
     away: Duration,
-    /// No core is to spare before this.
+    /// Until then cores count as busy.
     busy_until: Duration,
-    /// How long cores are taken to be busy the next time, and at most.
+    /// How long cores will count as busy the next time, and the maximum of that.
     busy_for: Duration,
     busy_at_most: Duration,
 }
 
 impl Contention {
-    /// Nothing is known yet.
+    /// No contention observed yet.
     pub fn new(busy_at_most: Duration) -> Self {
         Self { away: Duration::ZERO, busy_until: Duration::ZERO, busy_for: BUSY, busy_at_most }
     }
 
-    /// Whether cores are known to be busy.
+    /// Whether cores currently count as busy.
     #[inline]
     pub fn is_known(&self, now: Duration) -> bool {
         now < self.busy_until
     }
 
-    /// The thread looks for work, so long after it did so before, and was awake meanwhile. Whether no core is to spare.
+    /// Notes that the thread checks for work, `since` after its last check, and did not sleep in between. Returns whether cores count as
+    /// busy.
     pub fn note(&mut self, now: Duration, since: Duration) -> bool {
         if self.is_known(now) {
             return true;

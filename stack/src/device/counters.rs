@@ -12,7 +12,7 @@ use crate::port::PortStats;
 use crate::shard::counters::CounterSnapshot;
 
 impl Device {
-    /// Counters of all shards, added up.
+    /// The sum of the counters of all shards.
     pub fn counters(&self) -> CounterSnapshot {
         let mut sum = CounterSnapshot::default();
         for counters in &self.core().shared.counters {
@@ -20,15 +20,15 @@ impl Device {
         }
         sum
     }
-    /// Counters of one shard.
+    /// The counters of one shard.
     ///
     /// # Panics
-    /// If there is no such shard.
+    /// If the device has no such shard.
     pub fn shard_counters(&self, shard: usize) -> CounterSnapshot {
         self.core().shared.counters[shard].snapshot()
     }
-    /// Outcomes of the frames of the IP host (ARP, neighbour discovery, ICMP and others), by name. Takes the host's lock for a
-    /// moment, as each of those frames does; inside a turn, which may hold it, the list is empty.
+    /// Outcomes of the frames of the IP host (ARP, neighbour discovery, ICMP and others), by name. Takes the host's lock for a moment, as
+    /// each of those frames does. Inside a turn, which may hold the lock, the list is empty.
     pub fn net_counters(&self) -> Vec<(&'static str, u64)> {
         if inside_turn() {
             return Vec::new();
@@ -39,16 +39,15 @@ impl Device {
     pub fn stats(&self) -> Snapshot {
         Snapshot::of(self.core())
     }
-    /// Takes [`stats`](Self::stats) from other threads, as long as the device exists.
+    /// A handle that takes [`stats`](Self::stats) from other threads, for as long as the device exists.
     pub fn stats_reader(&self) -> Reader {
         Reader::new(self.core())
     }
-    /// Shows what the program itself counts in [`stats`](Self::stats): `source` is called for each snapshot, on the thread that
-    /// takes it.
+    /// Adds the program's own counters to [`stats`](Self::stats): `source` is called for each snapshot, on the thread that takes it.
     pub fn add_stats(&self, source: impl Fn() -> Table + Send + Sync + 'static) {
         self.core().tables.add(Arc::new(source));
     }
-    /// The socket that serves [`stats`](Self::stats), if there is one.
+    /// The path of the socket that serves [`stats`](Self::stats), if any.
     pub fn stats_path(&self) -> Option<&Path> {
         self.stats.as_ref().map(StatsSocket::path)
     }

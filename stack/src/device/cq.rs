@@ -1,4 +1,4 @@
-//! Completion queues: a lane from each shard, one reader.
+//! Completion queues: a lane from each shard, and one reader.
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -19,10 +19,10 @@ use crate::sync::exclusive::Exclusive;
 use crate::sync::lanes::{self, Arm, Armer, CqLane, CqReader};
 use crate::sync::lock::lock;
 
-/// Turns for datagrams that were posted, at most: there may be more than one turn sends.
+/// Most turns that one poll makes to send posted datagrams: one turn may not send all of them.
 const SENDING_TURNS: usize = 16;
 
-/// The reading end of a completion queue: its holder may poll.
+/// The reading end of a completion queue, which its holder may poll.
 pub struct CqTap(CqReader<Cqe>);
 
 impl fmt::Debug for CqTap {
@@ -32,41 +32,41 @@ impl fmt::Debug for CqTap {
 }
 
 enum Lane {
-    /// No queue pair of the shard uses the queue yet.
+    /// No queue pair of the shard uses the completion queue yet.
     Spare(CqLane<Cqe>),
-    /// The shard has the lane.
+    /// The shard holds the lane.
     Attached(LaneId),
-    /// For a moment, while it changes hands.
+    /// Transient state, while the lane moves to the shard.
     Moving,
 }
 
 /// The parameters of a new completion queue.
 #[derive(Clone, Copy, Debug)]
 pub struct CqInit<'a> {
-    /// Entries, at least.
+    /// Minimum number of entries.
     pub cqe: u32,
-    /// The channel of its events; `None`: it has none.
+    /// The channel of its events; `None` for a queue without events.
     pub channel: Option<&'a Arc<ChannelCore>>,
-    /// A value of the program's own.
+    /// A value for the program's own use.
     pub context: u64,
-    /// The parent domain that it is made in.
+    /// The parent domain in which it is created.
     pub parent: Option<&'a Arc<PdCore>>,
 }
 
-/// A completion queue. Its queue pairs and pollers hold it.
+/// A completion queue. Its queue pairs and pollers hold references to it.
 pub struct CqCore {
     device: Arc<Device>,
     cqe: AtomicU32,
     tap: Exclusive<CqTap>,
     lanes: Mutex<Vec<Lane>>,
-    /// Shards that have a lane, as bits.
+    /// Shards that have a lane, as a bit mask.
     feeders: AtomicU32,
-    /// A thread that polls this queue is to sleep: see [`rest`](Self::rest).
+    /// A thread that polls this queue should sleep: see [`rest`](Self::rest).
     rest_is_due: AtomicBool,
     state: Arc<CqState>,
-    /// The channel, which must outlive this, and the handle that arms; `None` where there are no events.
+    /// The channel, which must outlive this queue, and the handle that arms the queue; `None` without events.
     channel: Option<(Arc<ChannelCore>, Armer)>,
-    /// Must outlive this.
+    /// Must outlive this queue.
     _parent: Option<Arc<PdCore>>,
     _share: Share,
 }
@@ -80,7 +80,7 @@ fn check_cqe(cqe: u32, min: u32) -> Result<(), DeviceError> {
 }
 
 impl Device {
-    /// Makes a completion queue.
+    /// Creates a completion queue.
     ///
     /// # Errors
     /// [`DeviceError::Range`], [`DeviceError::Exhausted`], [`DeviceError::Foreign`] for a channel or parent domain of
@@ -123,16 +123,16 @@ impl CqCore {
         }))
     }
 
-    /// Entries that fit.
+    /// Number of entries.
     pub fn cqe(&self) -> u32 {
         self.cqe.load(Ordering::Relaxed)
     }
-    /// Its number, context and condition.
+    /// Its number, context and status.
     #[inline]
     pub fn state(&self) -> &Arc<CqState> {
         &self.state
     }
-    /// The channel of its events.
+    /// The channel of its events, if any.
     pub fn channel(&self) -> Option<&Arc<ChannelCore>> {
         self.channel.as_ref().map(|(channel, _)| channel)
     }
@@ -140,14 +140,14 @@ impl CqCore {
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
-    /// The reading end; taken while it is split off.
+    /// The reading end; unavailable while another owner has it.
     #[inline]
     pub fn tap(&self) -> &Exclusive<CqTap> {
         &self.tap
     }
 
-    /// Passes up to `max` completions to `each`, skipping those of queue pairs that were reset or destroyed since. Returns how
-    /// many.
+    /// Passes up to `max` completions to `each`, skipping those of queue pairs that were reset or destroyed since. Returns the number
+    /// passed.
     #[inline]
     pub fn poll_with(&self, tap: &mut CqTap, max: usize, mut each: impl FnMut(&Cqe)) -> usize {
         let words = self.device.words();
@@ -167,18 +167,18 @@ impl CqCore {
         }
     }
 
-    /// Drops completions of queue pairs that were reset or destroyed, up to the first live completion of each lane, so that they
-    /// take no room. A poll skips the others.
+    /// Drops completions of queue pairs that were reset or destroyed, up to the first live completion of each lane, so that they take no
+    /// room. Polls skip the remaining ones.
     pub(super) fn drop_stale(&self) {
         let words = self.device.words();
-        // Where another thread has the tap, its polls skip them.
+        // If another thread has the tap, its polls skip them.
         if let Some(mut tap) = self.tap.try_lock() {
             tap.0.discard_while(|cqe| words.load(cqe.qp_index).epoch() != cqe.epoch);
         }
     }
 
-    /// After a poll that found completions, before the program sees them: datagrams that were posted before it leave their memory, where no
-    /// turn has looked for them yet.
+    /// Called after a poll that found completions, before the program sees them: sends datagrams that were posted before and that no turn
+    /// has sent yet, so that the program may reuse their buffers.
     #[inline]
     pub fn send_unsent(&self) {
         if self.device.core().shared.unsent.among(self.feeders.load(Ordering::Relaxed)) != 0 {
@@ -186,7 +186,7 @@ impl CqCore {
         }
     }
 
-    /// Where callers poll: makes turns. Waits for one that is under way, which may have begun before the datagrams were posted.
+    /// If callers drive the shards, makes turns. Waits for a turn in progress, which may have begun before the datagrams were posted.
     #[cold]
     fn send_datagrams(&self) {
         let core = self.device.core();
@@ -201,7 +201,7 @@ impl CqCore {
                 match core.extra_turn(index) {
                     Some(turn) if turn.more => {}
                     Some(_) => break,
-                    // It fails only inside a turn.
+                    // Fails only inside a turn.
                     None => _ = core.control_living(index, |shard, now| _ = shard.poll_once(now)),
                 }
             }
@@ -209,8 +209,8 @@ impl CqCore {
         }
     }
 
-    /// Where callers poll: one turn of each shard that feeds this queue and that no other thread turns. Returns whether polling
-    /// again is worth it.
+    /// If callers drive the shards, makes one turn of each shard that feeds this queue and that no other thread holds. Returns whether to
+    /// poll again.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`].
@@ -236,8 +236,8 @@ impl CqCore {
         Ok(true)
     }
 
-    /// After a poll that found nothing, once others may poll: where cores are busy, and this thread has polled in vain for a while, it
-    /// sleeps until there may be work, for a millisecond at most.
+    /// Called after a poll that found nothing, once other threads may poll again. If cores are busy and this thread has polled in vain for
+    /// a while, sleeps until there may be work, for a millisecond at most.
     #[inline]
     pub fn rest(&self) {
         if self.rest_is_due.load(Ordering::Relaxed) {
@@ -248,14 +248,14 @@ impl CqCore {
     #[cold]
     fn rest_now(&self) {
         self.rest_is_due.store(false, Ordering::Relaxed);
-        // Another thread's, if it is not this one's.
+        // `None` if another thread set the flag.
         if let Some(at_most) = vain::take_due() {
             self.device.core().sleep_in_poll(self.feeders.load(Ordering::Relaxed), at_most);
         }
     }
 
-    /// Waits for the end of turns that are under way, so that what they completed can be polled. Where shards are turned without
-    /// explicit calls of the program, makes a turn for what was posted before.
+    /// Waits for the end of turns in progress, so that their completions can be polled. If shards are turned without explicit calls of the
+    /// program, makes a turn for requests posted before.
     fn finish_turns(&self) -> Result<(), DeviceError> {
         let core = self.device.core();
         let mut feeders = self.feeders.load(Ordering::Relaxed);
@@ -276,7 +276,7 @@ impl CqCore {
         self.state.failed() || self.feeders.load(Ordering::Relaxed) & self.device.core().dead() != 0
     }
 
-    /// Why it is [`broken`](Self::broken).
+    /// Why the queue is [`broken`](Self::broken).
     #[cold]
     pub fn failure(&self) -> DeviceError {
         match self.device.core().alive(self.feeders.load(Ordering::Relaxed)) {
@@ -285,14 +285,14 @@ impl CqCore {
         }
     }
 
-    /// Requests one event, for the next completion or for the next that is solicited or an error.
+    /// Requests one event, for the next completion, or for the next solicited or failed one.
     ///
     /// # Errors
     /// [`DeviceError::NoChannel`].
     pub fn arm(&self, solicited_only: bool) -> Result<(), DeviceError> {
         let (_, armer) = self.channel.as_ref().ok_or(DeviceError::NoChannel)?;
         armer.arm(if solicited_only { Arm::Solicited } else { Arm::Next });
-        // The program is about to sleep; where callers poll, the helper has to take over.
+        // The program is about to sleep. If callers drive the shards, the helper has to take over.
         self.device.core().wake_helper();
         Ok(())
     }
@@ -305,14 +305,14 @@ impl CqCore {
         self.state.ack(n).map_err(|fetched| DeviceError::NotFetched { given: n, fetched })
     }
 
-    /// Goes on with `cqe` entries; what waits stays, in order. `tap` is this queue's.
+    /// Changes the number of entries to `cqe`; waiting completions stay, in order. `tap` must be this queue's.
     ///
     /// # Errors
-    /// [`DeviceError::Range`] also below the completions that wait, [`DeviceError::CqOverrun`],
+    /// [`DeviceError::Range`] also if `cqe` is less than the number of waiting completions, [`DeviceError::CqOverrun`],
     /// [`DeviceError::InsideTurn`].
     pub fn resize(&self, tap: &mut CqTap, cqe: u32) -> Result<(), DeviceError> {
         not_inside_turn()?;
-        // What was posted may have completed, and counts.
+        // Posted requests may have completed, and their completions count.
         self.finish_turns()?;
         if self.state.overran() {
             return Err(DeviceError::CqOverrun);
@@ -331,7 +331,7 @@ impl CqCore {
         Ok(())
     }
 
-    /// The lane from a shard, made on first use.
+    /// The lane from a shard, attached on first use.
     pub(super) fn lane(&self, shard: usize) -> Result<LaneId, DeviceError> {
         let mut lanes = lock(&self.lanes);
         match core::mem::replace(&mut lanes[shard], Lane::Moving) {
@@ -362,11 +362,11 @@ impl CqCore {
         }
     }
 
-    /// Frees the queue. Its events that were not fetched are gone with it.
+    /// Frees the queue, with its events that were not fetched.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while something else refers to it, [`DeviceError::Unacked`] while an event of it that was
-    /// fetched is not acknowledged, [`DeviceError::Forked`]; it comes back with the error.
+    /// [`DeviceError::Busy`] while other objects refer to it, [`DeviceError::Unacked`] while a fetched event of it is not acknowledged,
+    /// [`DeviceError::Forked`]. The queue is returned with the error.
     pub fn destroy(cq: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         if let Err(e) = cq.device.core().not_forked() {
             return Err((e, cq));
@@ -384,7 +384,7 @@ impl CqCore {
         }
     }
 
-    /// [`destroy`](Self::destroy) that waits until its events are acknowledged, for at most `timeout`.
+    /// As [`destroy`](Self::destroy), but waits until its events are acknowledged, for at most `timeout`.
     ///
     /// # Errors
     /// As `destroy`, and [`DeviceError::InsideTurn`].

@@ -1,4 +1,4 @@
-//! Draining: returns when everything that was posted to a queue pair has its completion in the completion queue.
+//! Draining: waits until every request posted to a queue pair has its completion in the completion queue.
 
 use core::time::Duration;
 
@@ -10,13 +10,13 @@ impl QpCore {
     /// Starts a drain: moves the queue pair to ERR (SQD for [`DrainKind::Sqd`]) and marks the ends of its queues.
     ///
     /// # Errors
-    /// [`DeviceError::Modify`] where SQD cannot be entered, [`DeviceError::InsideTurn`].
+    /// [`DeviceError::Modify`] if SQD cannot be entered, [`DeviceError::InsideTurn`].
     pub fn begin_drain(&self, kind: DrainKind) -> Result<DrainMark, DeviceError> {
         let core = self.device().core();
         Ok(core.control(self.shard(), |s, now| s.begin_drain(now, self.slot(), kind))??)
     }
 
-    /// Whether the drain is over. Turns no shard: that is up to the caller.
+    /// Whether the drain is complete. Turns no shard: the caller has to.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`].
@@ -24,7 +24,7 @@ impl QpCore {
         self.device().core().control(self.shard(), |s, now| s.drained(now, self.slot(), mark))
     }
 
-    /// Waits for the end of a drain, and turns shards that no other thread turns meanwhile.
+    /// Waits for the end of a drain; meanwhile turns shards that no other thread holds.
     ///
     /// # Errors
     /// [`DeviceError::TimedOut`] after `timeout`: the drain can be waited for again. [`DeviceError::InsideTurn`],

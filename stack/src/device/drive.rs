@@ -1,4 +1,4 @@
-//! The device's own threads: dedicated ones, or one helper for when no other thread polls.
+//! The device's own threads: dedicated ones, or one helper that takes over while no other thread polls.
 
 use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,14 +30,14 @@ pub(super) fn start(core: &Arc<Core>, drive: &Drive) -> Result<Vec<JoinHandle<()
         Drive::Dedicated { cores } => dedicated(core, cores),
     };
     if started.is_err() {
-        // Threads that did start see it and end; they hold nothing but the shards.
+        // Threads that did start notice it and end; they hold only the shards.
         core.stop();
     }
     started
 }
 
-/// Starts a thread, and returns when it runs: what the C library does at its beginning is over by then. libfabric overwrites code of
-/// munmap(2), right behind the call that has opened the device, which a thread that is just starting may be in.
+/// Starts a thread, and returns when it runs: the C library's start-up code in the thread has finished by then. libfabric overwrites the
+/// code of munmap(2) right after the call that opens the device, which a starting thread may be executing.
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, OpenError> {
     let (beginning, over) = channel::<()>();
     let body = move || {
@@ -46,7 +46,7 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandl
     };
     let thread = thread::Builder::new().name(name.clone()).spawn(body);
     let thread = thread.map_err(|source| OpenError::Thread { name, source })?;
-    let _ = over.recv(); // its end: nothing is sent
+    let _ = over.recv(); // returns when `beginning` is dropped: nothing is sent
     Ok(thread)
 }
 
@@ -65,7 +65,8 @@ fn dedicated(core: &Arc<Core>, cores: &[usize]) -> Result<Vec<JoinHandle<()>>, O
             let (core, pin) = (core.clone(), pins.get(index).copied());
             spawn(format!("roce-shard-{index}"), move || {
                 if let Some(pin) = pin {
-                    // The core was in our set a moment ago. If it is gone, the thread runs elsewhere: slower, but correct.
+                    // The core was in this process's affinity mask a moment ago. If it is gone, the thread runs elsewhere: slower, but
+                    // correct.
                     if !core_affinity::set_for_current(pin) {
                         tracing::warn!(
                             core = pin.id,
@@ -85,15 +86,15 @@ fn helper(core: &Arc<Core>) -> Result<JoinHandle<()>, OpenError> {
     let thread = {
         let core = core.clone();
         spawn("roce-helper".into(), move || {
-            // Each panic is the end of a shard; the others go on.
+            // Each panic ends one shard; the others go on.
             while catch_unwind(AssertUnwindSafe(|| help(&core))).is_err() && !core.all_dead() {}
         })?
     };
     Ok(thread)
 }
 
-/// Turns every shard that no caller turned since the last check; hot while there is work and a core to spare, asleep when there
-/// is none.
+/// Turns every shard that no caller turned since the last check. Spins while there is work and a core to spare, sleeps when there is
+/// none.
 fn help(core: &Core) {
     wake_at_once();
     let now = SystemInstant::now();
@@ -101,8 +102,8 @@ fn help(core: &Core) {
         (0..core.cells.len()).map(|index| Callers::new(now, core.turns_of_callers(index))).collect();
     let mut pollers: Vec<Poller> = core.cells.iter().map(|_| Poller::default()).collect();
     let mut pace = Pace::new(now);
-    // A peer can lose a wake-up only while a sleep begins, and an armed port stays armed until frames come. So after a sleep in
-    // which nothing came the next one may be longer.
+    // A peer can lose a wake-up only while a sleep begins, and an armed port stays armed until frames arrive. So after a sleep in which
+    // nothing arrived the next one may be longer.
     let mut longest = SLEEP;
     while !core.stopped() && !core.all_dead() {
         let (mut look, mut at_most) = (SLEEP, Duration::MAX);
@@ -124,7 +125,7 @@ fn help(core: &Core) {
             let turn = if callers_turned || waits { None } else { core.turn_by_helper(index) };
             let now = SystemInstant::now();
             let Some((turn, connected)) = turn else {
-                // A caller polls, or is inside a turn: leaves the shard to it, what is posted as well, and looks again soon.
+                // A caller polls, or is inside a turn: leaves the shard and its posts to that thread, and checks again soon.
                 left |= 1 << index;
                 at_most = at_most.min(callers.pause(now));
                 longest = HELPER_SLEEP;
@@ -132,7 +133,7 @@ fn help(core: &Core) {
             };
             callers.absent(now);
             helped |= 1 << index;
-            // A backlog is no work: without a link nothing can be done about it.
+            // A backlog does not count as work: without a link it cannot be sent.
             work |= turn.rx > 0 || turn.tx > 0;
             if connected > 0 {
                 look = look.min(HELPER_SLEEP);
@@ -156,9 +157,8 @@ fn help(core: &Core) {
 mod tests {
     use super::*;
 
-    // A thread has the name of the one that starts it until it gives itself its own, before it runs what it was started for. A
-    // listing of threads may leave some out while others end, so this counts those that should not be there. All have one core, so
-    // that none begins by chance.
+    // A new thread has the name of its creator until it sets its own, before it runs its function. A listing of threads may leave some out
+    // while others end, so this counts threads that should not be there. All threads share one core, so that none starts early by chance.
     #[test]
     #[cfg_attr(miri, ignore = "/proc")]
     fn a_thread_runs_when_the_call_that_starts_it_returns() {

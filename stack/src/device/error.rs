@@ -7,7 +7,7 @@ use crate::port::PortError;
 use crate::proto::address::AvError;
 use crate::proto::state::{ModifyError, type_name};
 
-/// Why a device could not be opened: one sentence that says what to do.
+/// Why a device could not be opened. The message says in one sentence what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -17,7 +17,7 @@ pub enum OpenError {
     /// An address, a prefix, a gateway or the VLAN is not valid.
     #[error("address configuration: {0}")]
     Net(#[from] NetConfigError),
-    /// The port has the addresses of the host, whose kernel looks after them.
+    /// The port uses the addresses of the host, which the host's kernel manages.
     #[error(
         "port {port} has the addresses and routes of the host; it takes no others ({what}): leave that out, name some of \
          the host's addresses (udp:ADDR), or take a port with addresses of its own (memif, tap:IFACE)"
@@ -25,15 +25,15 @@ pub enum OpenError {
     Host {
         /// The port.
         port: String,
-        /// What was given.
+        /// The rejected setting.
         what: &'static str,
     },
-    /// A number of the configuration is out of its range.
+    /// A number in the configuration is out of range.
     #[error("{what} is {given}; allowed are {min} to {max}")]
     Range {
         /// The field.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         given: usize,
         /// Smallest value.
         min: usize,
@@ -45,29 +45,29 @@ pub enum OpenError {
         "{shards} shards, but {cores} cores for their threads; name one core for each shard, or none at all"
     )]
     Cores {
-        /// Shards.
+        /// Number of shards.
         shards: usize,
-        /// Cores named.
+        /// Number of cores given.
         cores: usize,
     },
     /// A core that does not exist, or that this process may not use.
     #[error("core {core} cannot be used by this process; choose from {available:?}")]
     NoSuchCore {
-        /// The core named.
+        /// The core that was given.
         core: usize,
-        /// Cores that can be used.
+        /// Usable cores.
         available: Vec<usize>,
     },
-    /// The port has fewer queues than there are shards.
+    /// The port has fewer queues than the device has shards.
     #[error(
         "port {port} has {queues} queues for {shards} shards; open it with a queue for each, or use fewer shards"
     )]
     Queues {
         /// The port.
         port: String,
-        /// Its queues.
+        /// Number of its queues.
         queues: usize,
-        /// Shards asked for.
+        /// Number of shards requested.
         shards: usize,
     },
     /// The port's packets are too short for the smallest path MTU.
@@ -81,7 +81,7 @@ pub enum OpenError {
         /// Its largest L3 packet.
         mtu: usize,
     },
-    /// A queue of the port was taken elsewhere.
+    /// A queue of the port was taken by another user.
     #[error(
         "queue {queue} of port {port} was taken by somebody else; a device needs all of its port's queues"
     )]
@@ -99,12 +99,12 @@ pub enum OpenError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The socket that shows the counters could not be made.
+    /// The statistics socket could not be created.
     #[error("the statistics socket {}: {reason}", path.display())]
     Stats {
         /// Its path.
         path: std::path::PathBuf,
-        /// What is wrong, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
     /// The operating system gave no random numbers.
@@ -112,16 +112,16 @@ pub enum OpenError {
     Random,
 }
 
-/// Why a control call was refused. Nothing has changed then.
+/// Why a control call was refused. Nothing has changed then, except as the variant says.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// Something still refers to the object.
+    /// Other objects refer to the object.
     #[error("the {object} is still in use by {users} other object(s) or handle(s); destroy those first")]
     Busy {
         /// The object.
         object: &'static str,
-        /// How many refer to it.
+        /// Number of objects that refer to it.
         users: usize,
     },
     /// Events of the object were fetched and not acknowledged.
@@ -129,15 +129,15 @@ pub enum DeviceError {
     Unacked {
         /// The object.
         object: &'static str,
-        /// How many.
+        /// Number of events.
         events: u32,
     },
     /// More events were acknowledged than were fetched.
     #[error("{given} events acknowledged, but {fetched} were fetched and not acknowledged yet")]
     NotFetched {
-        /// How many were to be acknowledged.
+        /// Number of events in the call.
         given: u32,
-        /// How many could be.
+        /// Number of events that could be acknowledged.
         fetched: u32,
     },
     /// An event was requested of a completion queue without a channel.
@@ -153,12 +153,12 @@ pub enum DeviceError {
     /// The operating system gave no file descriptor.
     #[error("no file descriptor for events: {why}", why = no_descriptor(*.0))]
     Descriptor(std::io::ErrorKind),
-    /// A number is out of its range.
+    /// A number is out of range.
     #[error("{what} is {given}; this device allows {min} to {max}")]
     Range {
         /// The attribute.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         given: u64,
         /// Smallest value.
         min: u64,
@@ -172,19 +172,19 @@ pub enum DeviceError {
     Exhausted {
         /// The kind.
         what: &'static str,
-        /// How many there are.
+        /// The number available in total.
         limit: usize,
     },
-    /// There is only one of these, and it exists.
+    /// Only one such object can exist, and it does.
     #[error("the {what} exists already, and there is only one")]
     Exists {
         /// The object.
         what: &'static str,
     },
-    /// The port's addresses are those of the host.
+    /// The port uses the addresses of the host, so they can be changed only there.
     #[error("the port has the addresses of the host: change them there (ip address), and the port follows")]
     HostAddress,
-    /// An address that no host can have.
+    /// Not a valid address for a host.
     #[error(transparent)]
     Address(#[from] NetConfigError),
     /// The port does not have this address, or it is the link-local address, which cannot be removed.
@@ -195,13 +195,13 @@ pub enum DeviceError {
         /// The address.
         addr: core::net::IpAddr,
     },
-    /// A queue pair of this type cannot be made on this domain, or with this shared receive queue.
+    /// A queue pair of this type cannot be created on this domain, or with this shared receive queue.
     #[error("create_qp: {0}")]
     Unsuitable(&'static str),
     /// No XRC domain has this name.
     #[error("there is no XRC domain {name:?}; open it with `create`")]
     NoSuchDomain {
-        /// The name, empty for a domain without one.
+        /// The name; empty for a domain without a name.
         name: String,
     },
     /// An XRC domain has this name already.
@@ -215,7 +215,7 @@ pub enum DeviceError {
         "the XRC domain has no queue pair {qpn:#08x}, or this open of the domain is not registered with the queue pair"
     )]
     NoSuchTarget {
-        /// The number.
+        /// The queue pair number.
         qpn: u32,
     },
     /// An object of another device was passed in.
@@ -224,13 +224,13 @@ pub enum DeviceError {
         /// The object.
         what: &'static str,
     },
-    /// A queue pair that takes no multicast.
+    /// Not a UD queue pair, so it cannot receive multicast.
     #[error("the queue pair is of type {}; only UD queue pairs are attached to multicast groups", type_name(*.qp_type))]
     McastQp {
         /// Its type.
         qp_type: QpType,
     },
-    /// A GID that is no multicast GID.
+    /// Not a multicast GID.
     #[error("{gid} is no multicast GID; IPv4 groups are ::ffff:224.0.0.0/4, IPv6 groups ff00::/8")]
     McastGid {
         /// The address.
@@ -242,25 +242,25 @@ pub enum DeviceError {
         /// The group.
         group: Gid,
     },
-    /// What the call waits for did not end in time.
+    /// The operation that the call waits for did not end in time.
     #[error(
         "the {what} did not end within {after:?}; what was started goes on and can be waited for again, with more time"
     )]
     TimedOut {
-        /// What was waited for.
+        /// The operation.
         what: &'static str,
-        /// How long.
+        /// The time limit.
         after: core::time::Duration,
     },
-    /// The call was made from inside a turn of a shard, on the thread that turns it (by a port or a `tracing` subscriber): a
-    /// control call would wait for itself, and a turn would be a second one inside the first.
+    /// The call was made from inside a turn of a shard, on the thread that makes the turn (by a port or a `tracing` subscriber): a control
+    /// call would wait for itself, and a turn would run inside the first one.
     #[error(
         "the call was made from inside a turn of a shard, on the thread that turns it, and would wait for itself; make it \
          after the turn"
     )]
     InsideTurn,
-    /// Another call of the same thread uses the object: this call was made from an iterator of a list that is being posted, from a
-    /// closure that gets completions, or before a list or a poll was ended (`ibv_wr_start`, `ibv_start_poll`).
+    /// An unfinished call of the same thread uses the object: this call was made from an iterator of a list that is being posted, from a
+    /// closure that receives completions, or before a list or a poll was ended (`ibv_wr_start`, `ibv_start_poll`).
     #[error(
         "the {object} is in use by an unfinished call of this thread; make this call when that one has ended"
     )]
@@ -268,8 +268,8 @@ pub enum DeviceError {
         /// The object.
         object: &'static str,
     },
-    /// The port, a `tracing` subscriber or the stack panicked in a turn of the shard. The shard's work is half done, so no thread
-    /// turns it any more.
+    /// The port, a `tracing` subscriber or the stack panicked in a turn of the shard. The shard's work is half done, so no thread turns it
+    /// any more.
     #[error(
         "shard {shard} of the device died of a panic (of its port, of a tracing subscriber, or of the stack); its queue \
          pairs do nothing any more: destroy what there is and open the device again"
@@ -286,16 +286,16 @@ pub enum DeviceError {
     /// The call was made in a forked child of the process that opened the device.
     #[error("this process is a forked child, and the device is its parent's; open a device after the fork")]
     Forked,
-    /// The port is opened when it is first used, and could not be opened; or its host does not join a multicast group.
+    /// The port is opened on first use, and could not be opened; or its host could not join a multicast group.
     #[error(transparent)]
     Port(Box<PortError>),
-    /// Access rights that no memory of this device can have.
+    /// Access rights that this device cannot grant for any memory.
     #[error("reg_mr: {what} is not supported by this device; leave it out")]
     Access {
         /// The rights, by name.
         what: String,
     },
-    /// No packet can be sent by this address vector.
+    /// The address vector cannot be used to send.
     #[error("create_ah: {0}")]
     Ah(#[from] AvError),
     /// The call is for another kind of object.
@@ -303,7 +303,7 @@ pub enum DeviceError {
     WrongKind {
         /// The call.
         call: &'static str,
-        /// What it is for.
+        /// The required kind.
         wanted: &'static str,
     },
     /// The operating system gave no random numbers.
@@ -317,7 +317,7 @@ pub enum DeviceError {
     Memory(#[from] MemError),
 }
 
-/// Why eventfd(2) and its like fail, and what to do.
+/// Why eventfd(2) or epoll_create(2) failed, and what to do.
 fn no_descriptor(kind: std::io::ErrorKind) -> &'static str {
     use std::io::ErrorKind::{PermissionDenied, Unsupported};
     match kind {

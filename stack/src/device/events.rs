@@ -9,14 +9,14 @@ use crate::proto::status::AsyncEvent;
 use crate::shard::{Event, EventElement};
 
 impl Device {
-    /// The oldest asynchronous event, if there is one. Acknowledge it by [`ack_event`](Self::ack_event).
+    /// The oldest asynchronous event, if any. Acknowledge it with [`ack_event`](Self::ack_event).
     pub fn try_event(&self) -> Option<Event> {
-        // A fork has a copy of the queue, and shares the parent's descriptor, which may be readable.
+        // A forked child has a copy of the queue, and shares the parent's file descriptor, which may be readable.
         self.core().not_forked().ok()?;
         self.core().shared.events.try_get()
     }
 
-    /// Waits for an asynchronous event; `None` after `timeout`. Turns shards that no other thread turns meanwhile.
+    /// Waits for an asynchronous event; `None` after `timeout`. Meanwhile drives shards that no other thread drives.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -32,27 +32,27 @@ impl Device {
         self.core().shared.events.ack(event.element);
     }
 
-    /// Appends an event of an object that another process has, and this one a handle of.
+    /// Appends an event of an object in another process, of which this process has a handle.
     pub fn raise(&self, event: AsyncEvent, element: EventElement) {
         self.core().shared.events.raise(event, element);
     }
 
-    /// Events of an object that were fetched and not acknowledged.
+    /// Number of events of an object that were fetched and not acknowledged.
     pub fn unacked_events(&self, element: EventElement) -> u32 {
         self.core().shared.events.unacked(element)
     }
 
-    /// Drops the events of an object that were not fetched: this process has no handle of it any more.
+    /// Drops the unfetched events of an object: this process no longer has a handle of it.
     pub fn drop_events(&self, element: EventElement) {
         self.core().shared.events.purge(element);
     }
 
-    /// Asynchronous events that were lost because earlier ones were not fetched.
+    /// Number of asynchronous events that were lost because earlier ones were not fetched.
     pub fn events_lost(&self) -> u64 {
         self.core().shared.events.lost()
     }
 
-    /// A descriptor that is readable while an asynchronous event waits.
+    /// A file descriptor that is readable while an asynchronous event waits.
     ///
     /// # Errors
     /// [`DeviceError::Descriptor`].

@@ -1,4 +1,4 @@
-//! Messages of queue pair 1 that are ready to leave when the process ends.
+//! Messages of queue pair 1 that are prepared in advance, to be sent when the process ends.
 
 use super::handle::Device;
 use crate::cm::{GSI_QKEY, MAD_LEN, Path};
@@ -7,7 +7,7 @@ use crate::port::{Farewell, Frame};
 use crate::wire::{Deth, Ext, Flow, HEADERS_MAX, Header, ICRC_LEN, Opcode, Template, UDP_PORT};
 
 impl Device {
-    /// Makes a message ready, from queue pair 1 to that of a peer. `None` where the port is no host's: a packet then needs a turn of a shard.
+    /// Prepares a message from queue pair 1 to that of a peer. `None` if the port is not the host's: a packet then needs a turn of a shard.
     pub fn farewell(&self, path: &Path, mad: &[u8; MAD_LEN]) -> Option<Box<dyn Farewell>> {
         let host = self.port().host()?;
         let template = Template::new(&Flow {

@@ -1,4 +1,4 @@
-//! The multicast groups of a device: a table of which every shard has a copy.
+//! The multicast groups of a device: a table that every shard has a reference to.
 
 use std::sync::{Arc, Mutex};
 
@@ -77,7 +77,7 @@ impl Groups {
     }
 }
 
-/// Gives the table to every shard that has not died, between two of its turns.
+/// Passes the table to every living shard, between two of its turns.
 fn hand_out(core: &Core, table: &Arc<McastTable>) -> Result<(), DeviceError> {
     for shard in 0..core.cells.len() {
         core.control_living(shard, |s, _| s.set_mcast(table.clone()))?;

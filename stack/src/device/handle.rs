@@ -1,4 +1,4 @@
-//! An open device: how it opens, starts and closes, and what the objects that are made on it share.
+//! An open device: how it opens, starts and closes, and the state that its objects share.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
@@ -32,13 +32,13 @@ use crate::sync::lock::lock;
 use crate::sync::words::Words;
 use crate::time::Instant;
 
-/// How long closing a device goes on sending its backlog.
+/// Time limit for sending the backlog when a device closes.
 const CLOSE_DRAIN: Duration = Duration::from_millis(100);
 
 /// Number of the next device that this process opens.
 static NEXT_NAME: AtomicU32 = AtomicU32::new(0);
 
-/// An open device: a port, its shards and the numbers given out.
+/// An open device: a port, its shards and the numbers in use.
 pub struct Device {
     core: Arc<Core>,
     threads: Vec<JoinHandle<()>>,
@@ -51,9 +51,9 @@ pub struct Device {
     pub(super) cqs: Quota,
     /// Its name among the devices of this process.
     name: String,
-    /// Serves the counters, if the configuration asks for it.
+    /// Serves the counters on a socket, if configured.
     pub(super) stats: Option<StatsSocket>,
-    /// Serves them to the processes of the host, if others have the device's addresses.
+    /// Serves the counters to other processes of the host, if they share the device's addresses.
     asked: Option<Asked>,
     pub(super) next_cq: AtomicU32,
     pub(super) groups: Groups,
@@ -75,7 +75,7 @@ fn shared_state(
     let gids = net.gids().iter().collect();
     let mtu = Mtu::of_link(port.mtu)
         .ok_or_else(|| OpenError::PortMtu { port: port.name.clone(), mtu: port.mtu })?;
-    // Everybody who is reached by UDP sockets is behind one next hop.
+    // Every peer that is reached over UDP sockets is behind one next hop.
     let computes_ids = config.next_hop;
     let (mac, vlan) = (port.mac, config.vlan);
     let mut shared =
@@ -87,13 +87,13 @@ fn shared_state(
 }
 
 impl Device {
-    /// Opens the port, makes the shards and starts the threads that `config.drive` asks for.
+    /// Opens the port, creates the shards and starts the threads that `config.drive` requires.
     ///
-    /// Where possible the device of a port that is opened by name, and DPDK with it, is opened only when the wire is used first
-    /// ([`PortSpec::open_lazy`](crate::port::PortSpec::open_lazy)); see [`start`](Self::start).
+    /// Where possible, the underlying device of a port that is opened by name, and DPDK with it, is opened only at the first use of the
+    /// wire ([`PortSpec::open_lazy`](crate::port::PortSpec::open_lazy)); see [`start`](Self::start).
     ///
     /// # Errors
-    /// [`OpenError`]: one sentence that says what to do.
+    /// [`OpenError`]. Its message says in one sentence what to do.
     pub fn open(mut config: DeviceConfig) -> Result<Arc<Self>, OpenError> {
         config.check()?;
         let random = Random::new(config.seed)?;
@@ -146,23 +146,23 @@ impl Device {
         }))
     }
 
-    /// Opens the port's device, if that was put off; the first queue pair does the same. Until then the link is down, and requests
-    /// of neighbours get no answer.
+    /// Opens the port's underlying device, if that was deferred; creating the first queue pair does the same. Until then the link is down,
+    /// and neighbours' requests get no answer.
     ///
     /// # Errors
-    /// [`DeviceError::Port`], after which it may be tried again; [`DeviceError::InsideTurn`].
+    /// [`DeviceError::Port`], after which the call may be repeated; [`DeviceError::InsideTurn`].
     pub fn start(&self) -> Result<(), DeviceError> {
         not_inside_turn()?;
         self.core.not_forked()?;
         self.core.port.start().map_err(|error| DeviceError::Port(Box::new(error)))?;
-        self.core.wake_helper(); // until now there was nothing to wait for
+        self.core.wake_helper(); // until now it had nothing to wait for
         Ok(())
     }
 
     /// Closes the device.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while something else refers to it, [`DeviceError::InsideTurn`]; it comes back with the error.
+    /// [`DeviceError::Busy`] while other objects refer to it, [`DeviceError::InsideTurn`]. The device is returned with the error.
     pub fn close(self: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         if let Err(error) = not_inside_turn() {
             return Err((error, self));
@@ -179,7 +179,7 @@ impl Device {
         }
     }
 
-    /// Its name: `roce` and how many devices this process opened before.
+    /// Its name: `roce` followed by the number of devices that this process opened before.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -187,19 +187,19 @@ impl Device {
     pub fn shards(&self) -> usize {
         self.core.cells.len()
     }
-    /// Now, by the device's clock.
+    /// The current time of the device's clock.
     pub fn now(&self) -> Instant {
         self.core.now()
     }
-    /// A time of the device's clock as nanoseconds since 1970, by the system's clock as it is set now.
+    /// Converts a time of the device's clock to nanoseconds since 1970, by the system's clock as it is currently set.
     pub fn wallclock_ns(&self, at: u64) -> u64 {
         let since_1970 =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let ago = self.now().as_nanos().saturating_sub(at);
         u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX).saturating_sub(ago)
     }
-    /// Whether this process is a fork of the one that opened the device: then the device can only be dropped, which touches
-    /// nothing of the other process.
+    /// Whether this process is a forked child of the one that opened the device. The device can then only be dropped, which does not affect
+    /// the other process.
     pub fn is_forked(&self) -> bool {
         self.core.is_forked()
     }
@@ -208,10 +208,10 @@ impl Device {
         &*self.core.port
     }
 
-    /// Installs the service; there is one at a time. It stays until [`uninstall`](Self::uninstall).
+    /// Installs the service, at most one at a time. It stays until [`uninstall`](Self::uninstall).
     ///
     /// # Errors
-    /// [`DeviceError::Exists`] while there is another one.
+    /// [`DeviceError::Exists`] while another one is installed.
     pub fn install(&self, service: Arc<dyn Service>) -> Result<(), DeviceError> {
         self.core.service.install(service)
     }
@@ -219,7 +219,7 @@ impl Device {
     pub fn uninstall(&self) {
         self.core.service.uninstall();
     }
-    /// The service's alarm clock.
+    /// The service's alarm.
     pub fn alarm(&self) -> &Arc<Alarm> {
         self.core.service.alarm()
     }
@@ -251,7 +251,7 @@ impl Device {
         self.core.not_forked()
     }
 
-    /// Turns the shards until they have nothing left that they could send, for at most `bound`; not at all inside a turn.
+    /// Turns the shards until they have nothing left that could be sent, for at most `bound`; makes no turn inside a turn.
     pub fn drain_tx(&self, bound: Duration) {
         self.core.drain_tx(bound);
     }
@@ -272,19 +272,19 @@ impl Drop for Device {
         self.stats = None;
         self.asked = None;
         if self.is_forked() {
-            // The threads and the backlog are the parent's.
+            // Threads and backlog belong to the parent.
             core::mem::forget(core::mem::take(&mut self.threads));
             return;
         }
         self.core.stop();
         for thread in self.threads.drain(..) {
-            // A thread cannot join itself: code that a turn called may have dropped the device; the thread ends after the turn.
+            // A thread cannot join itself: code called by a turn may have dropped the device. The thread ends after the turn.
             if thread.thread().id() != std::thread::current().id() {
-                // A thread that panicked has reported it; there is nothing to add.
+                // A thread that panicked has reported it already.
                 let _ = thread.join();
             }
         }
-        // A port that panics must not turn the end of the device into a panic, and perhaps the end of the process.
+        // A port that panics must not turn the close of the device into a panic, which could end the process.
         let drained = catch_unwind(AssertUnwindSafe(|| self.core.drain_tx(CLOSE_DRAIN)));
         if drained.is_err() {
             tracing::error!(device = %self.name, "the port panicked; what was left to send is lost");

@@ -1,4 +1,4 @@
-//! What a device has in common with other processes of its host, which have the same addresses: queue pair 1, and the ports of connection
+//! What a device shares with other processes of its host that have the same addresses: queue pair 1, and the port numbers of connection
 //! management.
 
 use core::ops::RangeInclusive;
@@ -10,19 +10,20 @@ use crate::port::Numbers;
 use crate::registry::Registry;
 
 impl Device {
-    /// Where the processes of the host say who is bound to which port; `None`: no other process has the device's addresses.
+    /// The registry in which the processes of the host record who is bound to which port; `None` if no other process has the device's
+    /// addresses.
     pub fn registry(&self) -> Option<&Arc<Registry>> {
         self.port().numbers().and_then(Numbers::registry)
     }
 
-    /// The registry says something new of this process: who listens.
+    /// Announces a change in this process's registry entries, such as a new listener.
     pub fn announce(&self) {
         if let Some(numbers) = self.port().numbers() {
             numbers.announce();
         }
     }
 
-    /// The communication ids by which messages find this process; `None`: all.
+    /// The range of communication ids by which messages are routed to this process; `None` for all.
     pub fn communication_ids(&self) -> Option<RangeInclusive<u32>> {
         self.registry()?.runs().first().map(|run| run.communication_ids())
     }
@@ -32,7 +33,7 @@ impl Device {
         self.core().shared.ended_peers.take()
     }
 
-    /// The device has a queue pair with this number, or has it no longer.
+    /// Called when a queue pair with this number is created or destroyed. If it is queue pair 1, announces whether this process serves it.
     pub(super) fn note_number(&self, qpn: Qpn, is_there: bool) {
         if qpn == Qpn::GSI
             && !self.is_forked()

@@ -1,5 +1,5 @@
-//! Whether a thread is inside a turn or a control call of a shard, of any device. Inside one it must not wait for a shard, which
-//! may be the one that it holds.
+//! Whether a thread is inside a turn or a control call of a shard, of any device. Such a thread must not wait for a shard, which may be
+//! the one that it holds.
 
 use core::cell::Cell;
 
@@ -9,7 +9,7 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Notes that this thread has taken a shard (`true`) or gives it back (`false`).
+/// Records that this thread has taken a shard (`true`) or released it (`false`).
 #[inline]
 pub(super) fn set_inside_turn(inside: bool) {
     INSIDE.set(inside);

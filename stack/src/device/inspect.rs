@@ -1,4 +1,4 @@
-//! Access to the inside of a device between turns, for the simulator. Not part of the API.
+//! Access to the internal state of a device between turns, for the simulator. Not part of the API.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ impl Device {
     pub fn shared(&self) -> &Arc<Shared> {
         &self.core().shared
     }
-    /// Works on a shard between two turns; `None` if it has died.
+    /// Calls `work` on a shard between two turns; `None` if the shard has died.
     pub fn with_shard<R>(&self, shard: usize, work: impl FnOnce(&mut Shard) -> R) -> Option<R> {
         self.core().control(shard, |shard, _| work(shard)).ok()
     }

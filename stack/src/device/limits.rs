@@ -15,14 +15,14 @@ pub const DEFAULT_PKEY: u16 = 0xffff;
 /// `vendor_id`: a locally administered number, which no vendor has. Programs take 0 and 0xffffff for Linux soft-RoCE, and then
 /// avoid features that soft-RoCE lacks.
 const VENDOR: u32 = 0x52_6f43;
-/// Page sizes that memory may have, as bits: 4 KiB and every larger power of two.
+/// Page sizes that memory may have, as a bit mask: 4 KiB and every larger power of two.
 const PAGE_SIZES: u64 = !0xfff;
-/// Exponent of the longest time to an ACK, 4.096 us * 2^15 = 134 ms: so long because a thread that turns shards may be preempted.
+/// Exponent of the longest time to an ACK, 4.096 us * 2^15 = 134 ms: this long because a thread that turns shards may be preempted.
 const ACK_DELAY: u8 = 15;
 
 bitflags::bitflags! {
-    /// What a device can do beyond the numbers (`enum ibv_device_cap_flags` and, from bit 32 on, `device_cap_flags_ex`;
-    /// ibv_query_device(3), ibv_query_device_ex(3)).
+    /// Optional features of a device (`enum ibv_device_cap_flags` and, from bit 32 on, `device_cap_flags_ex`; ibv_query_device(3),
+    /// ibv_query_device_ex(3)).
     #[doc(alias = "ibv_device_cap_flags")]
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct DeviceCapFlags: u64 {
@@ -71,17 +71,17 @@ bitflags::bitflags! {
 pub enum AtomicCap {
     /// Not supported.
     None,
-    /// With other atomics of this device.
+    /// Other atomics of this device.
     Hca,
-    /// With everything, the CPU too.
+    /// All accesses, those of the CPU included.
     Glob,
 }
 
-/// Limits of a device (`struct ibv_device_attr`, and the fields of `ibv_device_attr_ex` that mean something here).
+/// Limits of a device (`struct ibv_device_attr`, and the fields of `ibv_device_attr_ex` that apply here).
 ///
-/// As much as is announced works; one more is refused with [`Range`](super::DeviceError::Range) or
-/// [`Exhausted`](super::DeviceError::Exhausted). Fields of the C structures about end-to-end contexts, raw datagrams and FMRs are
-/// left out: all of them are 0.
+/// Every announced limit can be reached; a request beyond it is refused with [`Range`](super::DeviceError::Range) or
+/// [`Exhausted`](super::DeviceError::Exhausted). Fields of the C structures about end-to-end contexts, raw datagrams and FMRs are left out:
+/// all of them are 0.
 #[doc(alias = "ibv_device_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -90,26 +90,26 @@ pub struct DeviceAttr {
     pub fw_ver: &'static str,
     /// Identifies the device: the EUI-64 of its Ethernet address.
     pub node_guid: [u8; 8],
-    /// Identifies the system image: the same.
+    /// Identifies the system image: equal to `node_guid`.
     pub sys_image_guid: [u8; 8],
     /// IEEE number of the vendor: a locally administered one, which no vendor has.
     pub vendor_id: u32,
-    /// The vendor's number for the part.
+    /// The vendor's part number.
     pub vendor_part_id: u32,
-    /// Version of the hardware: 0, as there is none.
+    /// Version of the hardware: 0, because no hardware exists.
     pub hw_ver: u32,
-    /// What the device can do beyond the numbers.
+    /// Optional features of the device.
     pub device_cap_flags: DeviceCapFlags,
-    /// Bytes of the largest memory region.
+    /// Size of the largest memory region in bytes.
     pub max_mr_size: u64,
     /// Whether regions may have [`Access::ON_DEMAND`](super::Access::ON_DEMAND): whether the kernel allows process_vm_readv(2), which
     /// copies to and from them.
     pub on_demand: bool,
-    /// Page sizes, as bits.
+    /// Page sizes, as a bit mask.
     pub page_size_cap: u64,
     /// Queue pairs, over all shards.
     pub max_qp: usize,
-    /// Queue pairs of a shard.
+    /// Queue pairs of one shard.
     pub qps_per_shard: usize,
     /// Requests of a send or receive queue.
     pub max_qp_wr: u32,
@@ -149,7 +149,7 @@ pub struct DeviceAttr {
     pub max_mcast_qp_attach: usize,
     /// Queue pairs attached to multicast groups, over all groups.
     pub max_total_mcast_qp_attach: usize,
-    /// Ports: 1.
+    /// Number of ports: 1.
     pub phys_port_cnt: u8,
     /// Entries of the partition key table: 1, the default key.
     pub max_pkeys: u16,
@@ -159,10 +159,10 @@ pub struct DeviceAttr {
     pub completion_timestamp_mask: u64,
     /// Frequency of the clock of timestamps, in kHz: they are nanoseconds.
     pub hca_core_clock: u64,
-    /// Shards.
+    /// Number of shards.
     pub shards: usize,
 
-    /// Address handles: as many as there is memory for.
+    /// Address handles: limited only by memory.
     pub max_ah: usize,
 }
 
@@ -177,7 +177,7 @@ pub enum PortState {
     Active = 4,
 }
 
-/// What the port's physical layer does (`phys_state` of `struct ibv_port_attr`).
+/// State of the port's physical layer (`phys_state` of `struct ibv_port_attr`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum PortPhysState {
@@ -188,7 +188,7 @@ pub enum PortPhysState {
 }
 
 bitflags::bitflags! {
-    /// What a port can do (`enum ibv_port_cap_flags`).
+    /// Optional features of a port (`enum ibv_port_cap_flags`).
     #[doc(alias = "ibv_port_cap_flags")]
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct PortCapFlags: u32 {
@@ -204,15 +204,14 @@ pub const QPF_GRH_REQUIRED: u8 = 1 << 0;
 /// `link_layer` of [`PortAttr`]: Ethernet (`IBV_LINK_LAYER_ETHERNET`).
 pub const LINK_LAYER_ETHERNET: u8 = 2;
 
-/// State and limits of the port (`struct ibv_port_attr`). LIDs and what belongs to them do not exist on Ethernet; C
-/// sees 0.
+/// State and limits of the port (`struct ibv_port_attr`). LIDs and related fields do not exist on Ethernet; C programs see 0.
 #[doc(alias = "ibv_port_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PortAttr {
     /// Whether the link is up.
     pub state: PortState,
-    /// The same, of the physical layer.
+    /// The same for the physical layer.
     pub phys_state: PortPhysState,
     /// Largest path MTU of any port.
     pub max_mtu: Mtu,
@@ -226,17 +225,17 @@ pub struct PortAttr {
     pub gid_tbl_len: usize,
     /// Entries of the partition key table.
     pub pkey_tbl_len: u16,
-    /// Bytes of the longest message.
+    /// Length of the longest message in bytes.
     pub max_msg_sz: u32,
-    /// What the port can do.
+    /// Optional features of the port.
     pub port_cap_flags: PortCapFlags,
-    /// Packets with a foreign partition key so far; C has 16 bits for it.
+    /// Packets received so far with a foreign partition key; the C field has 16 bits.
     pub bad_pkey_cntr: u64,
-    /// Packets with a wrong Q_Key so far; C has 16 bits for it.
+    /// Packets received so far with a wrong Q_Key; the C field has 16 bits.
     pub qkey_viol_cntr: u64,
-    /// Virtual lanes: 1.
+    /// Number of virtual lanes: 1.
     pub max_vl_num: u8,
-    /// Lanes of the link, as a code: 2 for four.
+    /// Width of the link, as a code: 2 for four lanes.
     pub active_width: u8,
     /// Speed of a lane, as a code: 32 for 25 Gb/s. Ports do not report their speed, and the stack does not use it; programs do, to
     /// choose between copying and RDMA (UCX). So this is 100 Gb/s over four lanes, the most that a core moves.
@@ -245,7 +244,7 @@ pub struct PortAttr {
     pub flags: u8,
     /// [`LINK_LAYER_ETHERNET`].
     pub link_layer: u8,
-    /// Queues of the port.
+    /// Number of queues of the port.
     pub queues: usize,
 }
 
@@ -253,7 +252,7 @@ pub struct PortAttr {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum GidType {
-    /// RoCEv2: over UDP. The only one here.
+    /// RoCEv2: over UDP. The only type in this stack.
     RoceV2 = 2,
 }
 
@@ -269,12 +268,12 @@ pub struct GidEntry<'a> {
     pub port_num: u8,
     /// Its protocol.
     pub gid_type: GidType,
-    /// Name of the system's network interface that the port uses; empty where it uses none.
+    /// Name of the system's network interface that the port uses; empty if it uses none.
     pub ndev: &'a str,
 }
 
 impl Device {
-    /// What the device can do.
+    /// Limits and features of the device.
     pub fn attr(&self) -> DeviceAttr {
         let Mac([a, b, c, d, e, f]) = self.port().info().mac;
         DeviceAttr {
@@ -331,7 +330,7 @@ impl Device {
         }
     }
 
-    /// Whether the port has a link: what is sent can reach somebody.
+    /// Whether the port's link is up, so that frames can reach a peer.
     pub fn link_up(&self) -> bool {
         link_up(self.port())
     }
@@ -364,12 +363,12 @@ impl Device {
         }
     }
 
-    /// The largest path MTU of the port, as it was seen last: [`PortAttr::active_mtu`] without a look at the port.
+    /// The largest path MTU of the port, as last seen: [`PortAttr::active_mtu`] without a query of the port.
     pub fn active_mtu(&self) -> Mtu {
         self.core().shared.mtu()
     }
 
-    /// Name of the system's network interface that the port uses; empty where it uses none.
+    /// Name of the system's network interface that the port uses; empty if it uses none.
     pub fn ndev(&self) -> &str {
         match self.port().info().name.split_once(':') {
             Some(("tap" | "af_packet", rest)) => rest.split(',').next().unwrap_or(rest),
@@ -377,9 +376,9 @@ impl Device {
         }
     }
 
-    /// The GID table's entry at `index`, if there is one.
+    /// The entry of the GID table at `index`, if any.
     pub fn gid_entry(&self, index: usize) -> Option<GidEntry<'_>> {
-        let gid = *self.gids().get(index)?; // zero where one was removed
+        let gid = *self.gids().get(index)?; // zero where an address was removed
         Some(GidEntry { gid, gid_index: index, port_num: 1, gid_type: GidType::RoceV2, ndev: self.ndev() })
     }
 }
