@@ -19,7 +19,7 @@ impl QpCore {
         device.groups.attach(device.core(), device.port(), group, member)
     }
 
-    /// Detaches the queue pair from a multicast group: when this returns, no copy for it is on its way.
+    /// Detaches the queue pair from a multicast group: when this returns, no copy for it is in flight.
     ///
     /// # Errors
     /// [`DeviceError::NotAttached`], or as [`attach_mcast`](Self::attach_mcast).

@@ -1,4 +1,4 @@
-//! Memory regions: keys that come and go.
+//! Memory regions: keys that are registered and revoked.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
@@ -29,9 +29,9 @@ fn supported(access: Access) -> Result<(), DeviceError> {
 #[derive(Debug)]
 pub struct MrCore {
     pd: Arc<PdCore>,
-    /// The key as it was given out.
+    /// The key as allocated.
     key: u32,
-    /// The key as it is now: of a region for fast registration with the low byte that the user chose.
+    /// The current key: for a fast-registration region, with the low byte that the user chose.
     current: AtomicU32,
     access: Access,
     fast: bool,
@@ -103,7 +103,7 @@ impl MrCore {
     pub fn key(&self) -> u32 {
         self.current.load(Ordering::Relaxed)
     }
-    /// The rights it was registered with; none for fast registration, whose rights are in its requests.
+    /// The access rights it was registered with; none for fast registration, whose requests carry the rights.
     #[inline]
     pub fn access(&self) -> Access {
         self.access
@@ -133,13 +133,12 @@ impl MrCore {
         Ok(key)
     }
 
-    /// Changes the protection domain and the rights, if given, and the memory, which may be the same. The key stays. Until the call
-    /// returns the key grants nothing; on return no shard refers to the memory that the region had before.
+    /// Changes the protection domain and the access rights, if given, and the memory, which may be the same. The key stays. Until the call
+    /// returns the key grants nothing; on return no shard refers to the region's earlier memory.
     ///
     /// # Errors
-    /// [`DeviceError::Foreign`], [`DeviceError::Access`], [`DeviceError::Memory`]; [`DeviceError::Busy`] while windows
-    /// are bound to it; [`DeviceError::WrongKind`] for a region for fast registration; [`DeviceError::InsideTurn`].
-    /// The region is as it was.
+    /// [`DeviceError::Foreign`], [`DeviceError::Access`], [`DeviceError::Memory`]; [`DeviceError::Busy`] while windows are bound to it;
+    /// [`DeviceError::WrongKind`] for a region for fast registration; [`DeviceError::InsideTurn`]. The region is then unchanged.
     pub fn rereg(
         &mut self,
         pd: Option<&Arc<PdCore>>,
@@ -169,20 +168,19 @@ impl MrCore {
         Ok(())
     }
 
-    /// Deregisters the region. On return no shard refers to the memory: the key is revoked, and each shard has passed
-    /// the end of a turn since. A second call does nothing.
+    /// Deregisters the region. On return no shard refers to the memory: the key is revoked, and each shard has passed the end of a turn
+    /// since. A second call does nothing.
     ///
     /// # Errors
-    /// [`DeviceError::InsideTurn`]; [`DeviceError::Busy`] while memory windows are bound to it. The region is as it
-    /// was.
+    /// [`DeviceError::InsideTurn`]; [`DeviceError::Busy`] while memory windows are bound to it. The region is then unchanged.
     pub fn dereg(&self) -> Result<(), DeviceError> {
         self.end(false)
     }
 
-    /// As [`MrCore::dereg`]; windows that are bound to the region are unbound.
+    /// As [`MrCore::dereg`], but unbinds windows that are bound to the region.
     ///
     /// # Errors
-    /// [`DeviceError::InsideTurn`]: the region is as it was.
+    /// [`DeviceError::InsideTurn`]: the region is then unchanged.
     pub fn dereg_with_windows(&self) -> Result<(), DeviceError> {
         self.end(true)
     }
@@ -206,7 +204,7 @@ impl MrCore {
     }
 }
 
-/// The device's error for this: a region with windows is in use.
+/// The device error for a memory error: a region with bound windows is busy.
 fn busy(error: MemError) -> DeviceError {
     match error {
         MemError::Bound(windows) => DeviceError::Busy { object: "memory region", users: windows as usize },
@@ -216,7 +214,7 @@ fn busy(error: MemError) -> DeviceError {
 
 impl Drop for MrCore {
     fn drop(&mut self) {
-        // Refused only inside a turn, where no handle of a user is dropped; the key then stays.
+        // Refused only inside a turn, where no user's handle is dropped; the key then stays.
         let _ = self.dereg_with_windows();
     }
 }

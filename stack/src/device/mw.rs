@@ -1,4 +1,4 @@
-//! Memory windows: keys that grant part of a region for a while.
+//! Memory windows: keys that temporarily grant access to part of a region.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use crate::sync::lock::lock;
 pub struct MwCore {
     pd: Arc<PdCore>,
     mw_type: MwType,
-    /// The key as it was given out.
+    /// The key as allocated.
     key: u32,
     /// For type 1 the key of the last posted bind; for type 2 as `key`.
     current: Mutex<u32>,
@@ -51,10 +51,10 @@ impl MwCore {
         *lock(&self.current)
     }
 
-    /// Posts a bind under the next key and returns that key. One thread binds at a time.
+    /// Posts a bind under the next key and returns that key. Only one thread binds at a time.
     ///
     /// # Errors
-    /// Those of `post`; the key stays.
+    /// The errors of `post`; the key then stays.
     pub fn bind_next<E>(&self, post: impl FnOnce(u32) -> Result<(), E>) -> Result<u32, E> {
         let mut current = lock(&self.current);
         let next = inc_rkey(*current);
@@ -63,11 +63,11 @@ impl MwCore {
         Ok(next)
     }
 
-    /// Deallocates the window, bound or not. On return no shard uses it: its key is revoked, and each shard has passed
-    /// the end of a turn since. A second call does nothing.
+    /// Deallocates the window, bound or not. On return no shard uses it: its key is revoked, and each shard has passed the end of a turn
+    /// since. A second call does nothing.
     ///
     /// # Errors
-    /// [`DeviceError::InsideTurn`], [`DeviceError::Forked`]: the window is as it was.
+    /// [`DeviceError::InsideTurn`], [`DeviceError::Forked`]: the window is then unchanged.
     pub fn dealloc(&self) -> Result<(), DeviceError> {
         not_inside_turn()?;
         self.pd.device().core().not_forked()?;
@@ -84,7 +84,7 @@ impl MwCore {
 
 impl Drop for MwCore {
     fn drop(&mut self) {
-        // Refused inside a turn, where no handle of a user is dropped, and in a forked child; the key then stays.
+        // Refused inside a turn, where no user's handle is dropped, and in a forked child; the key then stays.
         let _ = self.dealloc();
     }
 }

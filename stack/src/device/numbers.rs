@@ -1,8 +1,8 @@
-//! Gives out queue pair numbers and slots.
+//! Allocates queue pair numbers and slots.
 //!
-//! Numbers come from blocks that are leased for a shard. They are drawn at random, and at least half of a block stays free, so that
-//! an attacker cannot guess a queue pair. The number of a destroyed queue pair rests before it can be drawn again: packets to the
-//! destroyed one may still be under way.
+//! Numbers come from blocks that are leased for a shard. They are drawn at random, and at least half of a block stays free, so that an
+//! attacker cannot guess a queue pair. The number of a destroyed queue pair is quarantined before it can be drawn again: packets to the
+//! destroyed queue pair may still be in flight.
 
 use core::ops::RangeInclusive;
 use std::collections::{BTreeSet, VecDeque};
@@ -14,7 +14,7 @@ use crate::registry::Run;
 use crate::shard::blocks::Blocks;
 use crate::time::Instant;
 
-/// A leased block, and which of its numbers live or rest.
+/// A leased block, and which of its numbers are in use or in quarantine.
 struct Lease {
     block: QpnBlock,
     shard: usize,
@@ -27,7 +27,7 @@ impl Lease {
         Self { block, shard, taken: vec![false; QpnBlock::NUMBERS as usize].into(), used: 0 }
     }
 
-    /// Takes the first free number from this one on, wrapping round. There is one: see [`QPN_BLOCK_USE`].
+    /// Takes the first free number from `from` on, wrapping around. A free one exists: see [`QPN_BLOCK_USE`].
     fn take(&mut self, from: u32) -> Qpn {
         let taken = |low: &u32| self.taken[(low % QpnBlock::NUMBERS) as usize];
         let low = (0..QpnBlock::NUMBERS).map(|n| from.wrapping_add(n)).find(|low| !taken(low));
@@ -37,7 +37,7 @@ impl Lease {
         self.block.number(low)
     }
 
-    /// Whether a number lives or rests.
+    /// Whether a number is in use or in quarantine.
     fn has(&self, qpn: Qpn) -> bool {
         self.taken[(qpn.get() % QpnBlock::NUMBERS) as usize]
     }
@@ -48,7 +48,7 @@ impl Lease {
     }
 }
 
-/// Where numbers come from.
+/// The source of blocks and random numbers.
 pub(super) trait Supply {
     /// The blocks that shards may lease.
     fn blocks(&self) -> &Blocks;
@@ -56,15 +56,15 @@ pub(super) trait Supply {
     /// A random number.
     fn random(&self) -> Result<u32, DeviceError>;
 
-    /// More blocks for a shard, where the device does not have all of them.
+    /// Leases more blocks for a shard, if another component allocates the device's blocks; otherwise `None`.
     fn lease(&self, shard: usize) -> Result<Option<Run>, DeviceError>;
 }
 
 #[derive(Default)]
 struct Slots {
-    /// Slots that were used before, longest free first.
+    /// Slots that were used before; the one that has been free longest comes first.
     free: VecDeque<u32>,
-    /// Slots from here on were never used.
+    /// The first slot that was never used.
     fresh: u32,
     live: u32,
 }
@@ -73,7 +73,7 @@ pub(super) struct Numbers {
     slots: Vec<Slots>,
     per_shard: u32,
     leases: Vec<Lease>,
-    /// Numbers at rest, by the end of their rest.
+    /// Numbers in quarantine, ordered by its end.
     resting: BTreeSet<(Instant, Qpn)>,
     gsi: bool,
 }
@@ -94,13 +94,13 @@ impl Numbers {
         lease.expect("the number is of a leased block")
     }
 
-    /// The living shard with the fewest queue pairs, the first of several; any shard if none lives.
+    /// The living shard with the fewest queue pairs, the first among equals; any shard if all are dead.
     pub(super) fn least_loaded(&self, is_dead: impl Fn(usize) -> bool) -> usize {
         (0..self.slots.len()).min_by_key(|i| (is_dead(*i), self.slots[*i].live)).unwrap_or(0)
     }
 
-    /// Takes a slot and a number on `shard`, from a block of the shard that is less than half used; leases a block if there is
-    /// none. `again`: takes this number, which a queue pair of the shard had before.
+    /// Takes a slot and a number on `shard`, from a block of the shard that is less than half used; leases a block if the shard has none.
+    /// With `again`, takes this number, which a queue pair of the shard had before.
     pub(super) fn take(
         &mut self,
         now: Instant,
@@ -125,7 +125,7 @@ impl Numbers {
         Ok((self.take_slot(shard), number))
     }
 
-    /// Leases a block for a shard, or several, of which it returns the first.
+    /// Leases one or several blocks for a shard, and returns the first.
     fn lease(&mut self, shard: usize, supply: &impl Supply) -> Result<&mut Lease, DeviceError> {
         let first = self.leases.len();
         if let Some(run) = supply.lease(shard)? {
@@ -135,7 +135,7 @@ impl Numbers {
             }
             return Ok(&mut self.leases[first]);
         }
-        // Behind its last block, if that is free, so that a shard's numbers are few ranges.
+        // The block behind the shard's last one, if free, so that a shard's numbers form few ranges.
         let from = match self.leases.iter().rfind(|lease| lease.shard == shard) {
             Some(lease) => lease.block.index() as u32 + 1,
             None => supply.random()?,
@@ -147,7 +147,7 @@ impl Numbers {
         Ok(&mut self.leases[first])
     }
 
-    /// How many blocks are leased: changes when the ranges do.
+    /// Number of leased blocks: changes when the ranges do.
     pub(super) fn leases(&self) -> usize {
         self.leases.len()
     }
@@ -169,7 +169,7 @@ impl Numbers {
         ranges
     }
 
-    /// Ends the rest of a number of the shard, and takes it.
+    /// Ends the quarantine of a number of the shard, and takes the number.
     fn take_again(&mut self, shard: usize, number: Qpn) -> Result<(), DeviceError> {
         let lease =
             self.leases.iter_mut().find(|lease| lease.block == number.block() && lease.shard == shard);
@@ -184,7 +184,7 @@ impl Numbers {
         Ok(())
     }
 
-    /// The slot for queue pair 1, which exists once, on shard 0.
+    /// Takes a slot for queue pair 1, which exists at most once, on shard 0.
     pub(super) fn take_gsi(&mut self) -> Result<(u32, Qpn), DeviceError> {
         if self.gsi {
             return Err(DeviceError::Exists { what: "queue pair 1 (GSI)" });
@@ -208,7 +208,7 @@ impl Numbers {
         slots.free.pop_front().expect("a shard with fewer live queue pairs than slots has a free one")
     }
 
-    /// Gives a slot and a number back; the number rests until `until`.
+    /// Returns a slot and a number; the number is in quarantine until `until`.
     pub(super) fn put_back(&mut self, shard: usize, slot: u32, qpn: Qpn, until: Instant) {
         self.slots[shard].live -= 1;
         self.slots[shard].free.push_back(slot);
@@ -219,7 +219,7 @@ impl Numbers {
         }
     }
 
-    /// Ends the rests that are over.
+    /// Frees the numbers whose quarantine has ended.
     fn wake(&mut self, now: Instant) {
         while let Some((until, number)) = self.resting.first().copied() {
             if until > now {
@@ -242,7 +242,7 @@ mod tests {
         Instant::from_nanos(ms * 1_000_000)
     }
 
-    /// Blocks, and a function that gives numbers in place of random ones.
+    /// Blocks, and a function that returns numbers in place of random ones.
     struct Given<'a, F>(&'a Blocks, F);
 
     impl<F: Fn() -> u32> Supply for Given<'_, F> {
@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    // Any numbers will do that are spread.
+    // Any well spread numbers will do.
     fn spread() -> impl Fn() -> u32 {
         let x = Cell::new(1u32);
         move || {
@@ -266,7 +266,7 @@ mod tests {
         }
     }
 
-    /// Leases these runs, one after the other.
+    /// A supply that leases these runs, one after the other.
     struct Runs(Blocks, Cell<&'static [usize]>);
 
     impl Supply for Runs {
@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    // Goal: where numbers are leased no other number is drawn, each shard has its own, and more are leased when none is left.
+    // Goal: if numbers are leased, no other number is drawn, each shard has its own, and more are leased when none is left.
     #[test]
     fn numbers_are_of_the_runs_that_were_leased() {
         let runs = Runs(Blocks::foreign(), Cell::new(&[7, 0, 9]));
@@ -351,7 +351,7 @@ mod tests {
         assert!(matches!(full, Err(DeviceError::Exhausted { limit: 2, .. })));
     }
 
-    // A peer has a say in how long a number rests: by the timeout and retries of its REQ.
+    // A peer influences how long a number is in quarantine: by the timeout and retries in its REQ.
     #[test]
     fn a_number_that_rests_long_holds_up_no_other() {
         let (mut n, blocks) = (Numbers::new(1, 2), Blocks::default());

@@ -1,9 +1,9 @@
-//! What the helper does between two looks at its shards: spin, yield, or sleep; and how long it leaves them to callers.
+//! The pace of the helper thread between two checks of its shards: spin, yield, or sleep; and how long it leaves a shard to callers.
 //!
-//! With a core to spare ([`Contention`]) the helper spins after there was work, then yields; without one it sleeps as soon as there is
-//! no work.
+//! With a core to spare ([`Contention`]) the helper spins after there was work, then yields. Without one it sleeps as soon as there is no
+//! work.
 //!
-//! No clock here, no threads: times are passed in.
+//! Reads no clock and starts no threads: times are passed in.
 
 use core::time::Duration;
 use std::time::Instant;
@@ -11,54 +11,54 @@ use std::time::Instant;
 use super::contention::Contention;
 use crate::config::{HELPER_HOT, HELPER_SLEEP};
 
-/// After its hot phase the helper yields its time slice between looks, for this long.
+/// After its hot phase the helper yields its time slice between checks, for this long.
 const YIELD: Duration = Duration::from_micros(200);
-/// How long cores count as busy at most before the helper tries again whether one is to spare.
+/// How long cores count as busy at most before the helper checks again whether one is to spare.
 const BUSY_AT_MOST: Duration = Duration::from_millis(160);
 
-/// The helper leaves a shard that callers turn alone for at least this long, and at most [`HELPER_SLEEP`].
+/// The helper leaves a shard that callers drive to them for at least this long, and at most [`HELPER_SLEEP`].
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// What comes before the next look.
+/// What the helper does before the next check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
     Spin,
     Yield,
-    /// Until there may be work.
+    /// Sleep until there may be work.
     Sleep,
 }
 
-/// The times on which the choice depends.
+/// The observations on which the choice depends.
 #[derive(Debug)]
 pub struct Pace {
     worked_at: Instant,
-    /// The previous look, unless the helper slept after it.
+    /// The previous check, unless the helper slept after it.
     looked_at: Option<Instant>,
-    /// The times of `contention` begin here.
+    /// The origin of `contention`'s times.
     began: Instant,
     contention: Contention,
 }
 
 impl Pace {
-    /// A helper that begins: as if there was work just now.
+    /// The pace of a new helper: as if there was work just now.
     pub fn new(now: Instant) -> Self {
         Self { worked_at: now, looked_at: None, began: now, contention: Contention::new(BUSY_AT_MOST) }
     }
 
-    /// After a look: whether the helper turned a shard, and whether there was work.
+    /// Chooses the next step after a check: `turned`, the helper turned a shard; `worked`, there was work.
     pub fn next(&mut self, now: Instant, turned: bool, worked: bool) -> Next {
         let busy = self.is_busy(now);
         self.looked_at = Some(now);
         if worked {
             self.worked_at = now;
-            // More may have come meanwhile.
+            // More work may have arrived meanwhile.
             return Next::Spin;
         }
         let idle = now.saturating_duration_since(self.worked_at);
         if !busy && turned && idle < HELPER_HOT {
             return Next::Spin;
         }
-        // Also if a caller made the last turn: one that our work woke polls once, posts, and waits again.
+        // Also if a caller made the last turn: a caller that the helper's work woke polls once, posts, and waits again.
         if !busy && idle < HELPER_HOT + YIELD {
             return Next::Yield;
         }
@@ -66,7 +66,7 @@ impl Pace {
         Next::Sleep
     }
 
-    /// Whether no core was to spare when that was seen last, lately.
+    /// Whether cores still count as busy from an earlier observation.
     pub fn knows_busy(&self, now: Instant) -> bool {
         self.contention.is_known(now.saturating_duration_since(self.began))
     }
@@ -79,46 +79,46 @@ impl Pace {
     }
 }
 
-/// Whether callers turn a shard, and how long the helper leaves it to them.
+/// Whether callers drive a shard, and how long the helper leaves it to them.
 ///
-/// Frames do not wake the helper during a pause: that would interrupt a program that polls all the time, and cost its peer a system
-/// call a frame. But a program may also poll only until its request is complete, and then spin on memory until its peer writes
-/// there. So the helper pauses for a quarter of the time for which the program has polled: of two such programs each polls until
-/// the other's helper looks, so the pauses shrink from one exchange to the next.
+/// Frames do not wake the helper during a pause: that would interrupt a program that polls all the time, and cost its peer a system call
+/// for each frame. But a program may also poll only until its request is complete, and then spin on memory until its peer writes there.
+/// So the helper pauses for a quarter of the time for which the program has polled: of two such programs each polls until the other's
+/// helper checks its shard, so the pauses shrink from one exchange to the next.
 #[derive(Debug)]
 pub struct Callers {
-    /// Turns by callers at the previous look.
+    /// Number of turns by callers at the previous check.
     turns: u32,
-    /// The last look at which no caller had turned the shard.
+    /// The last check at which no caller had turned the shard.
     absent_at: Instant,
-    /// Callers had turned it at a look since.
+    /// Callers had turned the shard at a check since then.
     present: bool,
 }
 
 impl Callers {
-    /// Callers have made `turns` turns so far.
+    /// Starts from `turns`, the number of turns by callers so far.
     pub fn new(now: Instant, turns: u32) -> Self {
         Self { turns, absent_at: now, present: false }
     }
 
-    /// Whether callers have made turns since the last look; `turns`: all of theirs so far.
+    /// Whether callers have made turns since the last check. `turns` is the number of all their turns so far.
     pub fn turned(&mut self, turns: u32) -> bool {
         let turned = core::mem::replace(&mut self.turns, turns) != turns;
         self.present |= turned;
         turned
     }
 
-    /// Whether the shard is theirs: they have turned it since the helper did.
+    /// Whether callers have turned the shard since the helper did.
     pub fn are_present(&self) -> bool {
         self.present
     }
 
-    /// Callers turned the shard, or are inside of a turn: how long to leave it to them.
+    /// How long to leave the shard to callers, which turned it or are inside a turn.
     pub fn pause(&self, now: Instant) -> Duration {
         (now.saturating_duration_since(self.absent_at) / 4).clamp(PAUSE, HELPER_SLEEP)
     }
 
-    /// The helper turned the shard.
+    /// Notes that the helper turned the shard.
     pub fn absent(&mut self, now: Instant) {
         (self.absent_at, self.present) = (now, false);
     }
@@ -131,7 +131,7 @@ mod tests {
 
     const US: Duration = Duration::from_micros(1);
 
-    /// Looks without work, one every microsecond, from `now` to the sleep; returns how often it spun and yielded, and the end.
+    /// Checks without work, one every microsecond, from `now` until the sleep. Returns how often it spun and yielded, and the end time.
     fn until_sleep(pace: &mut Pace, mut now: Instant) -> (u32, u32, Instant) {
         let (mut spun, mut yielded) = (0, 0);
         loop {
@@ -151,7 +151,7 @@ mod tests {
         let (spun, yielded, mut now) = until_sleep(&mut pace, start);
         assert_eq!((spun, yielded), (49, 200));
         for _ in 0..10 {
-            now += Duration::from_secs(1); // slept
+            now += Duration::from_secs(1); // time of the sleep
             assert_eq!(pace.next(now, true, true), Next::Spin);
             let (spun, yielded, end) = until_sleep(&mut pace, now);
             assert_eq!((spun, yielded), (49, 200), "a sleep is no sign of a busy core");
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(Pace::new(start).next(start + US, false, false), Next::Yield);
     }
 
-    /// Another thread has the core for a slice of it, in the hot phase.
+    /// Another thread takes the core for a time slice in the hot phase.
     fn loses_a_slice(pace: &mut Pace, now: &mut Instant) -> Next {
         pace.next(*now, true, true);
         *now += 3 * PATIENCE;
@@ -190,7 +190,7 @@ mod tests {
             busy = (busy * 2).min(BUSY_AT_MOST);
         }
         assert_eq!(busy, BUSY_AT_MOST);
-        // A core is free again: it spins and yields, and the next sign counts for as long as the first.
+        // A core is free again: the helper spins and yields, and the next sign of contention counts for as long as the first.
         for _ in 0..4 {
             pace.next(now, true, true);
             let (_, yielded, end) = until_sleep(&mut pace, now);
@@ -207,7 +207,7 @@ mod tests {
         let mut now = Instant::now();
         let mut pace = Pace::new(now);
         for look in 0..10_000 {
-            // Every hundredth look is a long one: it has its core for more than half of the time.
+            // Every hundredth interval is a long one, but the thread has its core for more than half of the time.
             now += if look % 100 == 0 { AWAY / 2 * 3 } else { 3 * US };
             assert_eq!(pace.next(now, true, look % 10 == 0), Next::Spin);
         }
@@ -225,7 +225,7 @@ mod tests {
         }
         assert!(looks < 120, "{looks} looks in 100 ms");
         assert!(!callers.turned(7 * looks));
-        // The shard is theirs until the helper turns it.
+        // The shard is left to callers until the helper turns it.
         assert!(callers.are_present());
         callers.absent(start + paused);
         assert!(!callers.are_present());
@@ -235,7 +235,7 @@ mod tests {
     fn programs_that_poll_until_the_other_ones_helper_looks_are_soon_quick_again() {
         let mut now = Instant::now();
         let mut callers = Callers::new(now, 0);
-        // The first one did not have its core for a while.
+        // The first program did not have its core for a while.
         let mut polls = 10 * HELPER_SLEEP;
         for _ in 0..8 {
             let start = now;

@@ -9,7 +9,7 @@ use super::quota::Share;
 use super::td::TdCore;
 use crate::id::PdId;
 
-/// A protection domain, or a parent domain: one with a thread domain beside it. Objects that are made in it hold it.
+/// A protection domain, or a parent domain, which adds a thread domain to one. Objects created in it hold a reference to it.
 #[derive(Debug)]
 pub struct PdCore {
     device: Arc<Device>,
@@ -30,7 +30,7 @@ impl Device {
     /// [`DeviceError::Exhausted`].
     pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<PdCore>, DeviceError> {
         let share = self.pds.take()?;
-        // Numbers do not wrap: one that came again would open the memory of one domain to the queue pairs of another.
+        // Numbers do not wrap: a number that came again would open the memory of one domain to the queue pairs of another.
         let next = |n: u32| n.checked_add(1);
         let number = self.next_pd.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
         let exhausted =
@@ -41,7 +41,7 @@ impl Device {
 }
 
 impl PdCore {
-    /// Makes a parent domain of a thread domain and a protection domain: `self`, or that of `self` if it is a parent domain itself.
+    /// Creates a parent domain from a thread domain and a protection domain: `self`, or that of `self` if it is a parent domain itself.
     /// The keys of the protection domain are valid in it.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl PdCore {
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
-    /// The protection domain that a parent domain was made of; `self` if it is no parent domain.
+    /// The protection domain of a parent domain; `self` if it is no parent domain.
     pub fn domain(self: &Arc<Self>) -> &Arc<Self> {
         match &self.kind {
             Kind::Domain { .. } => self,
@@ -93,7 +93,7 @@ impl PdCore {
     /// Frees the domain.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`]; it comes back with the error.
+    /// [`DeviceError::Busy`]. The domain is returned with the error.
     pub fn dealloc(pd: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         Arc::try_unwrap(pd).map(drop).map_err(|pd| {
             let users = Arc::strong_count(&pd) - 1;

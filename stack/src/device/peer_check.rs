@@ -1,4 +1,4 @@
-//! Checks whether the peer of a queue pair still has its own.
+//! Checks whether the peer of a queue pair still has its own queue pair.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use super::handle::Device;
 use crate::id::Qpn;
 use crate::shard::{CheckOutcome, PeerState};
 
-/// A check whether the peer of a queue pair still has its queue pair. This is a handle to read the outcome: the shard carries the check
-/// out in its turns, also after the handle is gone.
+/// A check whether the peer of a queue pair still has its own. This is a handle for reading the outcome: the shard performs the check in
+/// its turns, even after the handle is dropped.
 #[derive(Clone, Debug)]
 pub struct PeerCheck(Arc<CheckOutcome>);
 
@@ -20,13 +20,13 @@ impl PeerCheck {
 }
 
 impl Device {
-    /// Checks the peer of the queue pair with this number. While a check of it is under way, the result is another handle of that check.
+    /// Checks the peer of the queue pair with this number. While such a check is in progress, the result is another handle of that check.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`], [`DeviceError::ShardDied`], [`DeviceError::Forked`].
     pub fn check_peer(&self, qpn: Qpn) -> Result<PeerCheck, DeviceError> {
         let core = self.core();
-        // No queue pair has a number that belongs to no shard: any shard answers so.
+        // A number outside all shards belongs to no queue pair: any shard gives that answer.
         let shard = core.shared.shard_of(qpn).min(self.shards() - 1);
         core.control(shard, |shard, now| shard.check_peer(now, qpn)).map(PeerCheck)
     }

@@ -1,8 +1,8 @@
 //! Whether the thread that polls for a shard waits for a core.
 //!
-//! Where cores are busy, a thread that polls is off its core for milliseconds at a time, and the helper finds that nobody turns the shard. To
-//! turn it then would delay that thread still more, for single frames each of which costs a wake-up; the thread takes all of them at once when
-//! it has its turn on the core. So the helper leaves the shard to a thread that has polled until it lost its core.
+//! If cores are busy, a polling thread is off its core for milliseconds at a time, and the helper finds that no thread turns the shard. A
+//! turn of the helper would then delay that thread further, for single frames that each cost a wake-up; the thread takes all of
+//! them at once when it gets its core back. So the helper leaves the shard to a thread that has polled until it lost its core.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,11 +12,11 @@ use std::os::unix::fs::FileExt;
 pub(super) struct Poller {
     thread: u32,
     files: Option<Files>,
-    /// Time that it had on a core until the last look that found no turn of it, in nanoseconds.
+    /// Its CPU time in nanoseconds at the last check that found no turn of it.
     ran: Option<u64>,
 }
 
-/// What the system says of a thread (proc(5)).
+/// Status files of a thread (proc(5)).
 #[derive(Debug)]
 struct Files {
     stat: File,
@@ -24,13 +24,13 @@ struct Files {
 }
 
 impl Poller {
-    /// It has turned the shard since the last look.
+    /// Notes that the thread has turned the shard since the last check.
     pub fn turned(&mut self) {
         self.ran = None;
     }
 
-    /// It has not. Whether this thread of the process can run, but did not since the last such look; what it did before the first one is
-    /// not known. `false` where the system does not say, and for thread 0.
+    /// Called if the shard's thread made no turn since the last check. Returns whether this thread of the process is runnable and, unless
+    /// this is the first such check, has not run since the last one. `false` if the system does not tell, and for thread 0.
     pub fn waits_for_core(&mut self, thread: u32) -> bool {
         if self.thread != thread {
             *self = Self { thread, files: Files::open(thread), ran: None };
@@ -47,7 +47,7 @@ impl Files {
         Some(Self { stat: file("stat")?, schedstat: file("schedstat")? })
     }
 
-    /// Whether its state is R: it runs, or waits for a core.
+    /// Whether its state is R: running, or waiting for a core.
     fn can_run(&self) -> bool {
         let mut stat = [0; 64];
         let len = self.stat.read_at(&mut stat, 0).unwrap_or(0);
@@ -55,7 +55,7 @@ impl Files {
         name_ends.is_some_and(|at| stat.get(at + 2) == Some(&b'R'))
     }
 
-    /// Nanoseconds that it had on a core.
+    /// CPU time of the thread in nanoseconds.
     fn ran(&self) -> Option<u64> {
         let mut schedstat = [0; 64];
         let len = self.schedstat.read_at(&mut schedstat, 0).ok()?;
@@ -73,7 +73,7 @@ mod tests {
 
     static OVER: AtomicBool = AtomicBool::new(false);
 
-    /// Ends those that spin, also where an assertion fails.
+    /// Ends the spinning threads, even if an assertion fails.
     struct EndsThem;
     impl Drop for EndsThem {
         fn drop(&mut self) {
@@ -81,7 +81,7 @@ mod tests {
         }
     }
 
-    /// A thread that says its number and spins on the first core.
+    /// A thread that sends its number and spins on the first core.
     fn spin(number: Sender<u32>) {
         core_affinity::set_for_current(core_affinity::get_core_ids().unwrap()[0]);
         number.send(thread_number()).unwrap();
@@ -90,7 +90,7 @@ mod tests {
         }
     }
 
-    // Of two threads that spin on one core one waits at any time. Each is looked at until it was seen to wait, and to have run.
+    // Of two threads that spin on one core one waits at any time. Each is checked until it was seen both waiting and running.
     #[test]
     fn a_thread_waits_while_another_has_its_core() {
         let (to, numbers) = channel();
@@ -132,7 +132,7 @@ mod tests {
         }
         drop(end);
         asleep.join().unwrap();
-        // It is gone, and 0 is none.
+        // The thread has ended, and no thread has number 0.
         assert!(!poller.waits_for_core(thread));
         assert!(!poller.waits_for_core(0));
     }

@@ -1,8 +1,8 @@
-//! Posting: the way of requests from a program's thread into a queue of a queue pair, without its shard.
+//! Posting: how requests get from a program's thread into a ring of a queue pair, without its shard.
 //!
-//! A [`Poster`] is the end of a queue that requests are put into. One post is a [`Batch`]. It begins if the state of the queue pair
-//! permits posting; its end makes all that was put visible at once, and rings the doorbell where that is needed. A batch that is
-//! dropped, as when an iterator of the program panics, posts nothing.
+//! A [`Poster`] is the producer end of a queue. One post is a [`Batch`]. It begins if the state of the queue pair permits posting; its
+//! end publishes all requests at once, and rings the doorbell if needed. A batch that is dropped, as when an iterator of the program
+//! panics, posts nothing.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -18,10 +18,10 @@ use crate::sync::asymmetric;
 use crate::sync::spsc::Producer;
 use crate::sync::words::Word;
 
-/// Why nothing can be posted to a queue pair.
+/// Why a queue pair accepts no posts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GateClosed {
-    /// It is in this state.
+    /// The queue pair is in this state.
     State(QpState),
     /// Its shard, with this number, died of a panic.
     ShardDied(usize),
@@ -30,17 +30,17 @@ pub enum GateClosed {
 /// A queue has no room for another request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full {
-    /// Requests that it holds.
+    /// Number of requests that the queue holds.
     pub depth: u32,
 }
 
-/// In what the two queues of a queue pair differ.
+/// The differences between the two queues of a queue pair.
 pub trait Side: 'static {
-    /// What the state must permit.
+    /// The gate that must be open for posting.
     const GATE: Gates;
-    /// Whether its requests are sent.
+    /// Whether its requests are send requests.
     const SENDS: bool;
-    /// Whether the shard has to be told of new requests, by the word that was published last.
+    /// Whether new requests need a doorbell, given the last published word.
     fn rings(word: Word) -> bool;
 }
 
@@ -64,21 +64,21 @@ pub struct RecvSide;
 impl Side for RecvSide {
     const GATE: Gates = Gates::POST_RECV;
     const SENDS: bool = false;
-    /// The shard finds requests when a message arrives; only those that are posted in ERR have to be flushed.
+    /// The shard finds receive requests when a message arrives; only requests posted in ERR need a doorbell, so that they are flushed.
     #[inline]
     fn rings(word: Word) -> bool {
         Gates::from_bits(word.gates()).has(Gates::FLUSH_RQ)
     }
 }
 
-/// What passes between the posters of a queue pair and its shard beside the rings: its word, and its doorbell.
+/// The signals between the posters of a queue pair and its shard, besides the rings: its published word, and its doorbell.
 #[derive(Clone, Debug)]
 pub(super) struct QpSignals {
     pub shared: Arc<Shared>,
     /// Index in the device's table of words.
     pub index: u32,
     pub shard: u8,
-    /// Whether every send request makes a completion.
+    /// Whether every send request generates a completion.
     pub sq_sig_all: bool,
     /// Whether its requests are datagrams.
     pub is_datagram: bool,
@@ -96,12 +96,12 @@ impl QpSignals {
     pub(super) fn word(&self) -> Word {
         self.shared.words.load(self.index)
     }
-    /// Its index in its shard.
+    /// Slot of the queue pair in its shard.
     #[inline]
     pub(super) fn slot(&self) -> u32 {
         self.index - u32::from(self.shard) * self.shared.qps_per_shard as u32
     }
-    /// The epoch, if a gate is open.
+    /// The epoch, if this gate is open.
     #[inline]
     fn pass(&self, gate: Gates) -> Result<u32, GateClosed> {
         let word = self.word();
@@ -127,12 +127,12 @@ impl QpSignals {
     }
 }
 
-/// The state that a word says.
+/// The state in a published word.
 pub(super) fn state_of(word: Word) -> QpState {
     QpState::from_enum(word.state()).unwrap_or(QpState::Reset)
 }
 
-/// The posting end of a queue: who has it may post. It is small, so that it shares a cache line with the handle that has it.
+/// The posting end of a queue: its owner may post. It is small, so that it shares a cache line with the handle that owns it.
 pub struct Poster<Q> {
     ring: Producer<Granule>,
     signals: QpSignals,
@@ -163,8 +163,8 @@ impl<Q: Side> Poster<Q> {
     #[inline]
     fn publish(&mut self, n: u32) {
         self.ring.publish(n);
-        // Here: publish, fence, read the word. In the shard: publish the word (it no longer watches the send queue; the state is
-        // ERR), heavy fence, read the ring. One of the two sees the other.
+        // Here: publish, fence, read the word. In the shard: publish the word (the send queue is no longer watched; or the state is ERR),
+        // heavy fence, read the ring. So either the poster sees the word, or the shard sees the request.
         asymmetric::light();
         if Q::rings(self.signals.word()) {
             self.signals.ring_doorbell();
@@ -179,11 +179,11 @@ impl<Q: Side> Poster<Q> {
         self.ring.prefetch(n);
         self.signals.prefetch();
     }
-    /// Requests that can be posted now.
+    /// Number of requests that can be posted now.
     pub fn free(&mut self) -> u32 {
         self.ring.free()
     }
-    /// Requests that are posted and not released by the shard.
+    /// Number of requests that are posted and not yet released by the shard.
     pub fn in_use(&self) -> u32 {
         self.ring.in_use()
     }
@@ -195,23 +195,23 @@ impl<Q> fmt::Debug for Poster<Q> {
     }
 }
 
-/// Requests on their way into a queue. Dropped, it posts nothing.
+/// Requests that are being posted to a queue. If the batch is dropped, nothing is posted.
 #[must_use = "nothing is posted without post()"]
 pub struct Batch<P> {
     poster: P,
-    /// The life of the queue pair that the requests are for.
+    /// The epoch of the queue pair that the requests are for.
     epoch: u32,
-    /// Requests in their slots.
+    /// Number of requests written to slots.
     put: u32,
 }
 
 impl<Q: Side, P: DerefMut<Target = Poster<Q>>> Batch<P> {
-    /// Requests that were put.
+    /// Number of requests in the batch.
     #[inline]
     pub fn requests(&self) -> u32 {
         self.put
     }
-    /// Whether every send request makes a completion.
+    /// Whether every send request generates a completion.
     #[inline]
     pub fn sq_sig_all(&self) -> bool {
         self.poster.signals.sq_sig_all
@@ -225,7 +225,7 @@ impl<Q: Side, P: DerefMut<Target = Poster<Q>>> Batch<P> {
         let full = Full { depth: self.poster.ring.slots() };
         self.poster.ring.slot(self.put).ok_or(full)
     }
-    /// Puts one more request, which `write` lays out in a slot for an epoch.
+    /// Adds a request, which `write` encodes into a slot for an epoch.
     ///
     /// # Errors
     /// [`Full`].
@@ -238,7 +238,7 @@ impl<Q: Side, P: DerefMut<Target = Poster<Q>>> Batch<P> {
         self.put += 1;
         Ok(())
     }
-    /// Posts what was put, in one piece.
+    /// Posts all requests of the batch at once.
     #[inline]
     pub fn post(mut self) {
         if self.put > 0 {
@@ -248,13 +248,13 @@ impl<Q: Side, P: DerefMut<Target = Poster<Q>>> Batch<P> {
 }
 
 impl<P: DerefMut<Target = SendPoster>> Batch<P> {
-    /// A list that is built by several calls of the program, in any state of the queue pair: [`complete`](Self::complete) asks
+    /// Begins a list that the program builds with several calls, in any state of the queue pair: [`complete`](Self::complete) checks
     /// whether it may be posted.
     #[inline]
     pub fn start(poster: P) -> Self {
         Self { epoch: poster.signals.word().epoch(), put: 0, poster }
     }
-    /// Posts what was put, if the state permits it now.
+    /// Posts all requests of the batch, if the state permits it now.
     ///
     /// # Errors
     /// [`GateClosed`]; nothing is posted then.
@@ -270,7 +270,7 @@ impl<P: DerefMut<Target = SendPoster>> Batch<P> {
         self.post();
         Ok(())
     }
-    /// RESET has raised the epoch while the list was built: moves its requests to the new one.
+    /// A RESET raised the epoch while the list was built: moves its requests to the new epoch.
     #[cold]
     fn restamp(&mut self, epoch: u32) {
         for ahead in 0..self.put {

@@ -1,4 +1,4 @@
-//! Queue pairs: two queues to post to, and a slot of a shard.
+//! Queue pairs: two queues for posting, and a slot of a shard.
 
 use core::fmt;
 use core::time::Duration;
@@ -29,7 +29,7 @@ pub struct QpCore {
     send_cq: Option<Arc<CqCore>>,
     recv_cq: Option<Arc<CqCore>>,
     srq: Option<Arc<SrqCore>>,
-    /// The open of the XRC domain through which an XRC target was made: it cannot be closed before this is destroyed.
+    /// The open of the XRC domain through which an XRC target was created: it cannot be closed before this queue pair is destroyed.
     _xrcd: Option<Arc<XrcdCore>>,
     sq: Exclusive<SendPoster>,
     rq: Exclusive<RecvPoster>,
@@ -42,7 +42,7 @@ pub struct QpCore {
 }
 
 impl PdCore {
-    /// Makes a queue pair, in RESET.
+    /// Creates a queue pair, in RESET.
     ///
     /// # Errors
     /// [`DeviceError`].
@@ -69,7 +69,7 @@ impl QpCore {
         let shared = device.core().shared.clone();
         let signals = QpSignals::new(shared, shard, slot, init.qp_type, init.sq_sig_all);
         let Queues { send, recv, sq, rq } = init.queues(&cap, target.as_ref(), &signals)?;
-        // An XRC target has none of its own: the shared receive queue that a packet names has one.
+        // An XRC target has no protection domain: the shared receive queue that a packet names has one.
         let pd_id = pd.as_ref().map_or(PdId(0), |pd| pd.id());
         let (ty, policies) = (init.qp_type, init.policies);
         let spec = QpSpec { slot, qpn, ty, pd: pd_id, sq, rq, send_lane, recv_lane, cap, policies };
@@ -112,7 +112,7 @@ impl QpCore {
     pub fn recv_cq(&self) -> Option<&Arc<CqCore>> {
         self.recv_cq.as_ref()
     }
-    /// The shared receive queue that it takes from, if it does.
+    /// The shared receive queue that it takes requests from, if any.
     #[inline]
     pub fn srq(&self) -> Option<&Arc<SrqCore>> {
         self.srq.as_ref()
@@ -126,15 +126,15 @@ impl QpCore {
     pub fn qp_type(&self) -> QpType {
         self.qp_type
     }
-    /// Whether every send request makes a completion.
+    /// Whether every send request generates a completion.
     pub fn sq_sig_all(&self) -> bool {
         self.signals.sq_sig_all
     }
-    /// Whether it gets no copy of what it sends to a multicast group that it is attached to.
+    /// Whether it gets no copy of its own messages to a multicast group that it is attached to.
     pub fn block_self_mcast_lb(&self) -> bool {
         self.block_self_mcast_lb
     }
-    /// The sizes that were granted.
+    /// The granted sizes.
     #[inline]
     pub fn cap(&self) -> QpCap {
         self.cap
@@ -143,7 +143,7 @@ impl QpCore {
     pub fn shard(&self) -> usize {
         self.signals.shard.into()
     }
-    /// Its index in the shard.
+    /// Its slot in the shard.
     pub fn slot(&self) -> u32 {
         self.signals.slot()
     }
@@ -151,29 +151,29 @@ impl QpCore {
     pub fn first_psn(&self) -> Psn {
         self.first_psn
     }
-    /// The posting end of the send queue; taken while it is split off, and where there is none.
+    /// The posting end of the send queue; unavailable while another owner has it, or without a send queue.
     #[inline]
     pub fn sq(&self) -> &Exclusive<SendPoster> {
         &self.sq
     }
-    /// The posting end of the receive queue; taken while it is split off, and where there is none.
+    /// The posting end of the receive queue; unavailable while another owner has it, or without a receive queue.
     #[inline]
     pub fn rq(&self) -> &Exclusive<RecvPoster> {
         &self.rq
     }
 
-    /// Its counters since it was made; 0 where only a shard counts ([`Counter::per_qp`](super::Counter::per_qp)). Never stops the
-    /// shard.
+    /// Its counters since its creation; 0 for counters that only a shard has ([`Counter::per_qp`](super::Counter::per_qp)). Never stops
+    /// the shard.
     pub fn counters(&self) -> CounterSnapshot {
         self.counters.snapshot()
     }
 
-    /// The state, as its shard published it last.
+    /// The state that its shard published last.
     pub fn state(&self) -> QpState {
         state_of(self.signals.word())
     }
 
-    /// As [`state`](Self::state), if its shard lives.
+    /// As [`state`](Self::state), but fails if its shard is dead.
     ///
     /// # Errors
     /// [`DeviceError::ShardDied`].
@@ -182,7 +182,7 @@ impl QpCore {
         if word.is_dead() { Err(DeviceError::ShardDied { shard: self.shard() }) } else { Ok(state_of(word)) }
     }
 
-    /// Changes attributes, and the state where the mask has it.
+    /// Changes attributes, and the state if the mask includes it.
     ///
     /// # Errors
     /// [`DeviceError::Modify`], [`DeviceError::InsideTurn`].
@@ -195,7 +195,7 @@ impl QpCore {
         Ok(())
     }
 
-    /// Takes completions of an earlier life out of the completion queues.
+    /// Removes completions of earlier epochs from the completion queues.
     fn drop_stale(&self) {
         for cq in [&self.send_cq, &self.recv_cq].into_iter().flatten() {
             cq.drop_stale();
@@ -211,13 +211,14 @@ impl QpCore {
         Ok(QpAttr { cap: self.cap, ..attr })
     }
 
-    /// Destroys the queue pair. Posted requests that need not wait for an answer or an address are sent before, unless the program
-    /// turns the shards itself: then that is left to it. Asynchronous events of the queue pair that were not fetched are dropped.
+    /// Destroys the queue pair. Before that, posted requests that need not wait for a response or an address are sent, except with
+    /// [`Drive::Embedded`](super::Drive::Embedded): there the program itself has to make the turns. Unfetched asynchronous events of the queue pair
+    /// are dropped.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while something else refers to it or it is attached to a multicast group,
-    /// [`DeviceError::Unacked`] while an event of it that was fetched is not acknowledged, [`DeviceError::InsideTurn`],
-    /// [`DeviceError::Forked`]; it comes back with the error.
+    /// [`DeviceError::Busy`] while other objects refer to it or it is attached to a multicast group, [`DeviceError::Unacked`] while a
+    /// fetched event of it is not acknowledged, [`DeviceError::InsideTurn`], [`DeviceError::Forked`]. The queue pair is returned with the
+    /// error.
     pub fn destroy(qp: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         if let Err(e) = not_inside_turn().and_then(|()| qp.device().core().not_forked()) {
             return Err((e, qp));
@@ -240,7 +241,7 @@ impl QpCore {
         }
     }
 
-    /// [`destroy`](Self::destroy) that waits until its events are acknowledged, for at most `timeout`.
+    /// As [`destroy`](Self::destroy), but waits until its events are acknowledged, for at most `timeout`.
     ///
     /// # Errors
     /// As `destroy`.
@@ -256,11 +257,11 @@ impl QpCore {
 
     /// Leaves every group.
     fn leave_groups(&self) {
-        // Inside a turn, where no handle of a user is dropped, another thread may hold the lock and wait for this very shard.
+        // Inside a turn, where no user's handle is dropped, another thread may hold the lock and wait for this very shard.
         if not_inside_turn().is_ok() {
             let device = self.device();
             for group in self.groups() {
-                let _ = device.groups.detach(device.core(), device.port(), &group, self.qpn); // it is attached
+                let _ = device.groups.detach(device.core(), device.port(), &group, self.qpn); // cannot fail: it is attached
             }
         }
     }
@@ -279,7 +280,7 @@ impl Drop for QpCore {
         self.leave_groups();
         device.core().qps.remove(self.qpn);
         let core = device.core();
-        // Inside a turn it is refused: slot and number then stay taken.
+        // Refused inside a turn: slot and number then stay taken.
         let destroyed = core.control(self.shard(), |s, now| {
             if core.turns_by_itself() {
                 s.send_posted(now, self.slot());

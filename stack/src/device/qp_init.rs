@@ -1,4 +1,4 @@
-//! What a queue pair is made of: its parameters, checked, and its queues.
+//! The parameters of a new queue pair, their checks, and the creation of its queues.
 
 use std::sync::Arc;
 
@@ -26,24 +26,24 @@ pub struct QpInit<'a> {
     pub send_cq: Option<&'a Arc<CqCore>>,
     /// The completion queue of receive requests; an XRC queue pair has none.
     pub recv_cq: Option<&'a Arc<CqCore>>,
-    /// The shared receive queue that it takes from instead of a queue of its own.
+    /// The shared receive queue that replaces a receive queue of its own.
     pub srq: Option<&'a Arc<SrqCore>>,
     /// Sizes of the queues.
     pub cap: QpCap,
-    /// Every send request makes a completion.
+    /// Whether every send request generates a completion.
     pub sq_sig_all: bool,
-    /// The shard; where absent, that of its thread domain, or the least loaded one.
+    /// The shard; if absent, that of its thread domain, or the least loaded one.
     pub shard: Option<usize>,
-    /// It gets no copy of what it sends to a multicast group that it is attached to.
+    /// It gets no copy of its own messages to a multicast group that it is attached to.
     pub block_self_mcast_lb: bool,
-    /// A number that a queue pair of the same shard had before, which need not rest any longer; where absent, one drawn at random.
+    /// A number that a queue pair of the same shard had before, even if the number is still in quarantine; if absent, one drawn at random.
     pub number: Option<Qpn>,
-    /// Loss recovery and congestion control, if it is reliable.
+    /// Policies for loss recovery and congestion control of a reliable queue pair.
     pub policies: Policies,
 }
 
 impl QpInit<'_> {
-    /// An XRC target: it has no queues of its own.
+    /// The parameters of an XRC target, which has no queues of its own.
     pub(super) fn target(shard: Option<usize>, number: Option<Qpn>) -> Self {
         let cap = QpCap::default();
         Self {
@@ -59,7 +59,7 @@ impl QpInit<'_> {
             policies: Policies::default(),
         }
     }
-    /// Checks everything that needs no shard; returns the sizes that are granted.
+    /// Checks everything that can be checked without a shard; returns the granted sizes.
     pub(super) fn check(
         &self,
         device: &Arc<Device>,
@@ -75,7 +75,7 @@ impl QpInit<'_> {
         Ok(cap)
     }
 
-    /// Whether a type of queue pair can be made of these parts.
+    /// Checks whether a queue pair of this type can be created from these objects.
     fn suits(&self, target: Option<&TargetOf>) -> Result<(), DeviceError> {
         let wrong = match (self.qp_type, self.srq, target) {
             (QpType::XrcTgt, _, None) => {
@@ -92,7 +92,7 @@ impl QpInit<'_> {
         Err(DeviceError::Unsuitable(wrong))
     }
 
-    /// Whether its queues are of this device, and work.
+    /// Checks that its completion and receive queues belong to this device, and are usable.
     fn is_of(&self, device: &Arc<Device>) -> Result<(), DeviceError> {
         for (what, cq) in
             [("send completion queue", self.send_cq), ("receive completion queue", self.recv_cq)]
@@ -110,7 +110,7 @@ impl QpInit<'_> {
         Ok(())
     }
 
-    /// Sizes as they are granted. Those of a queue that does not exist are ignored (ibv_create_qp(3)).
+    /// The sizes as granted. Sizes of a queue that the type lacks are ignored (ibv_create_qp(3)).
     fn granted(&self) -> Result<QpCap, DeviceError> {
         match self.qp_type {
             QpType::XrcTgt => Ok(QpCap::default()),
@@ -122,13 +122,13 @@ impl QpInit<'_> {
         }
     }
 
-    /// The lanes from a shard to the completion queues of send and of receive requests.
+    /// The lanes from a shard to the completion queues for send and for receive requests.
     pub(super) fn lanes(&self, shard: usize) -> Result<(LaneId, LaneId), DeviceError> {
         let lane = |cq: Option<&Arc<CqCore>>| cq.map_or(Ok(LaneId::NONE), |cq| cq.lane(shard));
         Ok((lane(self.send_cq)?, lane(self.recv_cq)?))
     }
 
-    /// Makes the queues.
+    /// Creates the queues.
     pub(super) fn queues(
         &self,
         cap: &QpCap,
@@ -153,7 +153,7 @@ impl QpInit<'_> {
     }
 }
 
-/// The queues of a new queue pair: the posting ends that it has, and the ends of its shard.
+/// The queues of a new queue pair: the posting ends, if it has them, and the consumer ends for its shard.
 pub(super) struct Queues {
     pub send: Option<SendPoster>,
     pub recv: Option<RecvPoster>,
@@ -164,11 +164,11 @@ pub(super) struct Queues {
 /// The owner of an XRC target.
 #[derive(Debug)]
 pub(super) enum TargetOf {
-    /// A user, who made it through this open of the domain.
+    /// A user, who created it through this open of the domain.
     Open(Arc<XrcdCore>),
     /// The domain with this number: the queue pair is receive-only, and has no handle.
     Domain(u32),
-    /// The target with this number in another process, whose shadow in the domain it is.
+    /// The target with this number in another process, which this queue pair is a shadow of; and the number of the domain.
     Shadow(u32, Qpn),
 }
 
@@ -191,7 +191,7 @@ impl TargetOf {
     }
 }
 
-/// Granules of the address block in a type's send requests.
+/// Number of granules of the address block in send requests of a type.
 const fn addr_granules_of(qp_type: QpType) -> usize {
     match qp_type {
         QpType::Ud | QpType::Gsi => UD_ADDR_GRANULES,

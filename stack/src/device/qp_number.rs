@@ -1,4 +1,4 @@
-//! The slot and the number of a queue pair, while it is made and after its end.
+//! The slot and the number of a queue pair, during its creation and after its destruction.
 
 use core::mem;
 use core::time::Duration;
@@ -15,16 +15,16 @@ use crate::proto::tables::ack_timeout;
 use crate::registry::Run;
 use crate::shard::blocks::Blocks;
 
-/// The shortest rest of a queue pair's number, for peers with longer timeouts than ours.
+/// The shortest quarantine of a queue pair's number, for peers with longer timeouts than this side.
 const REST_MIN: Duration = Duration::from_secs(1);
-/// The longest rest: a peer's REQ chooses timeout and retries, and so the rest. CM waits for a peer no longer than this either.
+/// The longest quarantine: a peer's REQ chooses timeout and retries, and so the quarantine. CM waits for a peer no longer than this either.
 const REST_MAX: Duration = Duration::from_secs(70);
 
-/// Draws of a number for a queue pair before creation fails. A drawn number may still belong to a connection in TIMEWAIT; the
-/// chance is the share of such numbers in the block, a half at most.
+/// Number of draws for a queue pair number before creation fails. A drawn number may still belong to a connection in TIMEWAIT; the
+/// probability is the share of such numbers in the block, at most one half.
 const NUMBER_TRIES: usize = 64;
 
-/// A slot of a shard and a number, for a queue pair that is being made. They are given back unless they are kept.
+/// A slot of a shard and a number, for a queue pair that is being created. They are returned unless they are kept.
 pub(super) struct QpNumber<'a> {
     device: &'a Device,
     pub shard: usize,
@@ -46,7 +46,7 @@ impl<'a> QpNumber<'a> {
         Ok(Self { device, shard, slot, qpn })
     }
 
-    /// The queue pair exists.
+    /// Keeps slot and number: the queue pair exists.
     pub(super) fn keep(self) {
         mem::forget(self);
     }
@@ -59,7 +59,7 @@ impl Drop for QpNumber<'_> {
     }
 }
 
-/// The numbers of a device.
+/// The supply of a device's numbers.
 struct OfDevice<'a>(&'a Device);
 
 impl Supply for OfDevice<'_> {
@@ -77,8 +77,8 @@ impl Supply for OfDevice<'_> {
     }
 }
 
-/// Takes a slot and a number that no connection holds: a connection in TIMEWAIT may rest longer than the queue pair that it had,
-/// and peers would refuse a new connection with the same number (IBA 12.9.8).
+/// Takes a slot and a number that no connection holds: a connection in TIMEWAIT may last longer than the quarantine of its queue pair's
+/// number, and peers would refuse a new connection with the same number (IBA 12.9.8).
 fn draw(
     device: &Device,
     td: Option<&Arc<TdCore>>,
@@ -95,7 +95,7 @@ fn draw(
             if numbers.leases() != leases {
                 device.port().steer(&numbers.ranges());
             }
-            // Under the lock, so that two threads that make the first one choose the same shard.
+            // Under the lock, so that two threads that create its first queue pair choose the same shard.
             if let (Some(td), None) = (td, shard) {
                 td.set_shard(at);
             }
@@ -110,8 +110,8 @@ fn draw(
     Err(DeviceError::Exhausted { what, limit: NUMBER_TRIES })
 }
 
-/// How long the number of a queue pair with these attributes rests. Packets of its connection may arrive as long as the peer
-/// retries: each retry comes after up to four times the timeout (IBA 9.7.6.1.3).
+/// The quarantine of the number of a queue pair with these attributes. Packets of its connection may arrive as long as the peer retries:
+/// each retry comes after up to four times the timeout (IBA 9.7.6.1.3).
 pub(super) fn rest(attr: &QpAttr) -> Duration {
     let retries =
         ack_timeout(attr.timeout).map_or(Duration::ZERO, |t| t * 4 * (u32::from(attr.retry_cnt) + 1));

@@ -1,11 +1,11 @@
-//! How many objects of a kind a device may have at once.
+//! Limits on the number of objects of each kind in a device.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use super::error::DeviceError;
 
-/// The bound for objects of one kind.
+/// The limit for objects of one kind.
 #[derive(Debug)]
 pub(super) struct Quota {
     what: &'static str,

@@ -1,4 +1,4 @@
-//! Numbers that an attacker cannot guess: from the operating system, or from a seed where a run must repeat.
+//! Numbers that an attacker cannot guess: from the operating system, or from a seed for repeatable runs.
 
 use std::sync::Mutex;
 
@@ -13,7 +13,7 @@ pub(super) struct Random {
 impl Random {
     pub(super) fn new(seed: Option<u64>) -> Result<Self, OpenError> {
         if seed.is_none() {
-            // If there is no randomness, opening fails, and not some later call.
+            // Without random numbers, opening fails now, rather than a later call.
             getrandom::u32().map_err(|_| OpenError::Random)?;
         }
         Ok(Self { seeded: seed.map(Mutex::new) })

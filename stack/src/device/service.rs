@@ -1,6 +1,6 @@
 //! A service of the control plane that runs between turns: connection management.
 //!
-//! It has no thread of its own, so it works with every drive: the thread that turned a shard then runs the service if it is due,
+//! The service has no thread of its own, so it works with every drive: the thread that turned a shard then runs the service if it is due,
 //! outside the shard's claim. Without a service this costs a turn one load.
 
 use core::time::Duration;
@@ -15,45 +15,45 @@ use crate::time::Instant;
 
 /// A service that runs between turns.
 pub trait Service: Send + Sync {
-    /// Does the work that is due, in bounded time. May make control calls; must not uninstall the service. Several threads may
-    /// call it at once: one that cannot go on must not keep the others from what cannot wait.
+    /// Performs the work that is due, in bounded time. May make control calls; must not uninstall the service. Several threads may call it
+    /// at once: a thread that has to wait must not keep the others from urgent work.
     fn step(&self);
 
-    /// Whether it still uses a queue pair number, perhaps of a destroyed queue pair: such a number is not given out. Called while
+    /// Whether the service still uses a queue pair number, perhaps of a destroyed queue pair: such a number is not allocated. Called while
     /// the service may be running on another thread.
     fn holds(&self, qpn: Qpn) -> bool;
 
-    /// A shard of the device died: a service that has users reports that to them. Called while a panic unwinds, perhaps through the
-    /// service itself: must neither panic nor wait for a lock.
+    /// Called when a shard of the device died: a service with users reports that to them. Called while a panic unwinds, perhaps through
+    /// the service itself, so it must neither panic nor wait for a lock.
     fn device_died(&self) {}
 }
 
-/// The place of a device's service.
+/// The slot for a device's service.
 pub(super) struct ServiceSlot {
     alarm: Arc<Alarm>,
-    /// Locked for reading while it runs.
+    /// Locked for reading while the service runs.
     service: RwLock<Option<Arc<dyn Service>>>,
 }
 
 impl ServiceSlot {
-    /// For a service that this alarm calls.
+    /// A slot for a service that this alarm schedules.
     pub(super) fn new(alarm: Arc<Alarm>) -> Self {
         Self { alarm, service: RwLock::default() }
     }
 
-    /// Whether it is due at this time.
+    /// Whether the service is due at this time.
     #[inline]
     pub(super) fn is_due(&self, now: impl FnOnce() -> Instant) -> bool {
         self.alarm.due().is_some_and(|due| due <= now())
     }
 
-    /// Its alarm clock.
+    /// The alarm of the service.
     pub(super) fn alarm(&self) -> &Arc<Alarm> {
         &self.alarm
     }
 
     /// # Errors
-    /// [`DeviceError::Exists`] while there is another one.
+    /// [`DeviceError::Exists`] while another service is installed.
     pub(super) fn install(&self, service: Arc<dyn Service>) -> Result<(), DeviceError> {
         let mut place = self.service.write().unwrap_or_else(PoisonError::into_inner);
         if place.is_some() {
@@ -63,9 +63,9 @@ impl ServiceSlot {
         Ok(())
     }
 
-    /// When this returns, no thread runs it any more.
+    /// Removes the service. When this returns, no thread runs it any more, unless it was called inside a turn.
     pub(super) fn uninstall(&self) {
-        // Inside a turn it may be this thread that runs it; then it stays, and finds nothing to do.
+        // Inside a turn this thread itself may be running the service; then the service stays, and finds no work.
         let service = if inside_turn() {
             self.service.try_write().ok()
         } else {
@@ -75,25 +75,25 @@ impl ServiceSlot {
         drop(service);
     }
 
-    /// Whether the service, if there is one, holds a queue pair number.
+    /// Whether the service, if any, holds a queue pair number.
     pub(super) fn holds(&self, qpn: Qpn) -> bool {
-        // Called outside of the lock, under which it runs.
+        // The service is called outside the lock, under which it also runs.
         let service = self.service.read().unwrap_or_else(PoisonError::into_inner).clone();
         service.is_some_and(|service| service.holds(qpn))
     }
 
-    /// How long it can wait; `None`: for ever.
+    /// Time until the service is due; `None` for never.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         self.alarm.due().map(|due| Duration::from_nanos(due.nanos_since(now)))
     }
 
-    /// Runs it, even if it panicked before: then it reports that to its users.
+    /// Runs the service, even if it panicked before: it then reports that to its users.
     #[cold]
     pub(super) fn run(&self) {
         let service = match self.service.try_read() {
             Ok(service) => service,
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            // It comes or goes.
+            // The service is being installed or removed.
             Err(TryLockError::WouldBlock) => return,
         };
         match &*service {
@@ -106,16 +106,17 @@ impl ServiceSlot {
         }
     }
 
-    /// As [`ServiceSlot::run`], on a thread of the device: catches a panic, which was reported, so that the thread turns shards on.
+    /// As [`ServiceSlot::run`], on a thread of the device: catches a panic, which was already reported, so that the thread continues to
+    /// turn shards.
     #[cold]
     pub(super) fn run_apart(&self) {
         let _ = catch_unwind(AssertUnwindSafe(|| self.run()));
     }
 
-    /// A shard died, on this thread.
+    /// Handles the death of a shard, on the thread that panicked.
     pub(super) fn device_died(&self) {
-        // Not while somebody installs or removes one. It may be running, perhaps on this thread: that takes the lock for reading, too. What
-        // does not learn of it here finds out when the alarm has it run.
+        // Skipped while a service is installed or removed. The service may be running, perhaps on this thread; that also takes the lock for
+        // reading. A service that is skipped here notices when the alarm runs it.
         if let Ok(service) = self.service.try_read()
             && let Some(service) = &*service
         {

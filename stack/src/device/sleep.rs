@@ -1,4 +1,4 @@
-//! How a thread that turns shards sleeps until there may be work.
+//! How a thread that drives shards sleeps until there may be work.
 
 use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,14 +9,13 @@ use crate::port::Armed;
 use crate::sync::eventfd::{EventFd, to_wait_for, wait_readable};
 use crate::sync::sleeper::{OTHERS, Sleep};
 
-/// The longest sleep, after there was work, of a thread that turns shards: the port has to be maintained, and a peer may lose a
-/// wake-up.
+/// The longest sleep, after there was work, of a thread that drives shards: the port needs upkeep, and a peer may lose a wake-up.
 pub(super) const SLEEP: Duration = Duration::from_millis(10);
 
-/// A sleep that nothing ends.
+/// A sleep that no event ends.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Sleeps until one of the descriptors is readable, or the time is over.
+/// Sleeps until one of the file descriptors is readable, or the time is over.
 fn nap(fds: &[BorrowedFd<'_>], time: Duration) {
     match fds {
         [] => std::thread::sleep(time),
@@ -27,9 +26,9 @@ fn nap(fds: &[BorrowedFd<'_>], time: Duration) {
 }
 
 impl Core {
-    /// Sleeps until one of these shards, as bits, may have work, `fd` is readable, or `at_most` is over. Ports that cannot signal
-    /// are checked every `look`. Returns at once where there is work already. Work for other shards wakes the thread as well, but for
-    /// those that are `left` to others. Without shards it is a pause, of which nobody has to know for sure.
+    /// Sleeps until one of `shards` (a bit mask) may have work, `fd` is readable, or `at_most` has passed. Returns at once if there is work
+    /// already. Ports that cannot signal are checked every `look`. Work for other shards wakes the thread as well, except for shards in
+    /// `left`, which other threads serve. With no shards the sleep is a pause, and a wake-up may be missed.
     pub(super) fn sleep(
         &self,
         shards: u32,
@@ -44,8 +43,8 @@ impl Core {
             None => nap(fd.map(AsFd::as_fd).as_slice(), at_most.min(look)),
         }
     }
-    /// As [`Core::sleep`], for the thread that turns one shard, and with several descriptors. Threads that turn others may sleep at the
-    /// same time.
+    /// As [`Core::sleep`], for the thread that drives one shard, with several file descriptors. Threads that drive other shards may sleep
+    /// at the same time.
     pub(super) fn sleep_for(&self, shard: usize, fds: &[BorrowedFd<'_>], at_most: Duration, look: Duration) {
         if self.is_forked() || inside_turn() {
             return;
@@ -55,8 +54,8 @@ impl Core {
             None => nap(fds, at_most.min(look)),
         }
     }
-    /// As [`Core::sleep_for`], inside a poll of a queue that these shards, as bits, feed. No cancellation point: it makes system calls
-    /// by itself.
+    /// As [`Core::sleep_for`], inside a poll of a queue that these shards, a bit mask, feed. No cancellation point: it makes system calls
+    /// directly.
     #[cold]
     pub(super) fn sleep_in_poll(&self, shards: u32, at_most: Duration) {
         if shards == 0 || self.is_forked() || inside_turn() {
@@ -65,7 +64,7 @@ impl Core {
         self.set_polled(shards, true);
         match self.shared.sleeper.begin_for(1 + shards.trailing_zeros() as usize, shards) {
             Some(sleep) => self.sleep_here(sleep, shards, &[], at_most, at_most),
-            // The helper sleeps for one of them still, or another thread that polls does.
+            // The helper still sleeps for one of these shards, or another polling thread does.
             None => _ = wait_readable(&mut [], at_most.min(NAP)),
         }
         self.set_polled(shards, false);
@@ -81,7 +80,7 @@ impl Core {
         let mut at_most = if self.stopped() { Duration::ZERO } else { at_most };
         for index in 0..self.cells.len() {
             if shards >> index & 1 == 0 {
-                // Its frames are for whoever turns it, and wake nobody here: removing a descriptor does not fail.
+                // Frames for this shard must not wake this thread: another one drives it. Removing a descriptor does not fail.
                 let _ = sleep.watch(index, None);
                 continue;
             }
@@ -104,7 +103,7 @@ impl Core {
                     let _ = sleep.watch(index, None);
                 }
                 Some((Armed::Pending, _)) => at_most = Duration::ZERO,
-                // Another thread turns it.
+                // Another thread turns this shard.
                 None if !self.cells[index].is_dead() => at_most = at_most.min(look),
                 None => {}
             }
@@ -125,7 +124,7 @@ mod tests {
     use std::net::UdpSocket;
     use std::time::Instant;
 
-    // Goal: frames wake a thread that sleeps for their shard, and nobody whose program turns it: each would cost that a preemption.
+    // Goal: frames wake a thread that sleeps for their shard, and no other: a wake-up of the others would cost the program a preemption.
     #[test]
     fn frames_wake_who_turns_their_shard_alone() {
         const PAUSE: Duration = Duration::from_millis(20);
@@ -139,13 +138,13 @@ mod tests {
             began.elapsed()
         };
         for _ in 0..3 {
-            // Once a thread has slept for it, its descriptor is known.
+            // Once a thread has slept for a shard, the shard's descriptor is registered.
             sleep(1, 0, Duration::from_millis(1));
             for _ in 0..3 {
                 send();
                 assert!(sleep(0, 1, PAUSE) >= PAUSE);
             }
-            // They are there, and an arrival wakes whoever sleeps for the shard again.
+            // The frames are there, and an arrival again wakes a thread that sleeps for the shard.
             assert!(core.turn(0).is_some_and(|turn| turn.rx > 0));
             std::thread::scope(|scope| {
                 scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! Shared receive queues: entries that any number of queue pairs, on any shards, take from.
+//! Shared receive queues: any number of queue pairs, on any shards, take requests from one.
 
 use core::fmt;
 use core::time::Duration;
@@ -24,11 +24,11 @@ use crate::sync::srq;
 #[doc(alias = "ibv_srq_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SrqAttr {
-    /// Requests that may wait in it.
+    /// Number of requests that may wait in it.
     pub max_wr: u32,
     /// Scatter/gather elements of a request.
     pub max_sge: u32,
-    /// The limit event comes once when a message leaves fewer requests than this; 0: it does not come.
+    /// The limit event is raised once, when a message leaves fewer requests than this; 0 disables it.
     pub srq_limit: u32,
 }
 
@@ -51,7 +51,7 @@ pub struct XrcSrqInit<'a> {
     pub xrcd: &'a Arc<XrcdCore>,
     /// The completion queue of its receive requests.
     pub cq: &'a Arc<CqCore>,
-    /// Its number, where processes share the domain and have agreed on it; where absent, one that is free in the device.
+    /// Its number, if processes share the domain and have agreed on the number; if absent, one that is free in the device.
     pub number: Option<u32>,
 }
 
@@ -64,7 +64,7 @@ struct Xrc {
 /// The posting end of a shared receive queue.
 pub struct SrqPoster {
     ring: srq::Poster,
-    /// A request is laid out here before its words are stored.
+    /// Buffer in which a request is encoded before its words are stored.
     entry: Box<[Granule]>,
 }
 
@@ -74,11 +74,11 @@ impl SrqPoster {
     pub fn begin(&mut self) -> SrqBatch<'_> {
         SrqBatch { poster: self, put: 0 }
     }
-    /// Requests that may wait.
+    /// Number of requests that may wait.
     pub fn depth(&self) -> u32 {
         self.ring.capacity()
     }
-    /// Requests that wait.
+    /// Number of requests that wait.
     pub fn waiting(&self) -> u32 {
         self.ring.waiting()
     }
@@ -90,8 +90,8 @@ impl fmt::Debug for SrqPoster {
     }
 }
 
-/// Requests on their way into a shared receive queue, as in [`Batch`](super::Batch). They belong to no epoch, and no shard is told:
-/// each looks when a message arrives. Dropped, it posts nothing.
+/// Requests that are being posted to a shared receive queue, as in [`Batch`](super::Batch). They belong to no epoch and need no doorbell:
+/// shards read the queue when a message arrives. If the batch is dropped, nothing is posted.
 #[must_use = "nothing is posted without post()"]
 #[derive(Debug)]
 pub struct SrqBatch<'q> {
@@ -100,12 +100,12 @@ pub struct SrqBatch<'q> {
 }
 
 impl SrqBatch<'_> {
-    /// Requests that were put.
+    /// Number of requests in the batch.
     #[inline]
     pub fn requests(&self) -> u32 {
         self.put
     }
-    /// Puts one more request, which `write` lays out.
+    /// Adds a request, which `write` encodes.
     ///
     /// # Errors
     /// [`Full`].
@@ -120,14 +120,14 @@ impl SrqBatch<'_> {
         self.put += 1;
         Ok(())
     }
-    /// Posts what was put, in one piece.
+    /// Posts all requests of the batch at once.
     #[inline]
     pub fn post(self) {
         self.poster.ring.publish(self.put);
     }
 }
 
-/// A shared receive queue. Its queue pairs hold it.
+/// A shared receive queue. Its queue pairs hold references to it.
 pub struct SrqCore {
     pd: Arc<PdCore>,
     number: u32,
@@ -144,11 +144,11 @@ fn within(what: &'static str, given: u32, min: u32, max: u32) -> Result<(), Devi
 }
 
 impl PdCore {
-    /// Makes a shared receive queue of exactly `max_wr` requests.
+    /// Creates a shared receive queue of exactly `max_wr` requests.
     ///
     /// # Errors
-    /// [`DeviceError::Range`], [`DeviceError::Exhausted`]; for one of XRC also [`DeviceError::Foreign`] and
-    /// [`DeviceError::InsideTurn`].
+    /// [`DeviceError::Range`], [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`]; for an XRC queue also [`DeviceError::Foreign`], and
+    /// [`DeviceError::Busy`] for a number in use.
     pub fn create_srq(
         self: &Arc<Self>,
         attr: &SrqAttr,
@@ -200,7 +200,7 @@ impl SrqCore {
         Ok(srq)
     }
 
-    /// Makes an XRC queue known to every shard: a target may be on any of them.
+    /// Attaches an XRC queue to every shard: a target may be on any of them.
     fn attach(&self) -> Result<(), DeviceError> {
         let Some(xrc) = &self.xrc else { return Ok(()) };
         for shard in 0..self.device().shards() {
@@ -214,7 +214,7 @@ impl SrqCore {
         Ok(())
     }
 
-    /// Whether it is one of XRC.
+    /// Whether it is an XRC shared receive queue.
     pub fn is_xrc(&self) -> bool {
         self.xrc.is_some()
     }
@@ -241,15 +241,15 @@ impl SrqCore {
     /// [`DeviceError::InsideCall`].
     #[inline]
     pub fn poster(&self) -> Result<Locked<'_, SrqPoster>, DeviceError> {
-        // Nothing takes it for good, so a refusal means that this thread has it.
+        // The poster is never taken for good, so a refusal means that this thread already has it.
         self.poster.lock().map_err(|_| DeviceError::InsideCall { object: "shared receive queue" })
     }
-    /// The end that a shard takes from.
+    /// The consumer end, for a shard.
     pub(super) fn end(&self) -> Result<SrqEnd, DeviceError> {
         Ok(SrqEnd { number: self.number, pd: self.pd.id(), taker: self.poster()?.ring.taker() })
     }
 
-    /// The attributes as they are: a limit that was reached is 0.
+    /// The current attributes: a limit that was reached is 0.
     ///
     /// # Errors
     /// [`DeviceError::InsideCall`].
@@ -261,9 +261,8 @@ impl SrqCore {
     /// Changes the attributes that the mask names: all of them, or none.
     ///
     /// # Errors
-    /// [`DeviceError::Range`] for a size of 0, above the device's limit, below the requests that wait or below the
-    /// limit that is armed, for a limit above the size, and for mask bits that name no attribute;
-    /// [`DeviceError::InsideTurn`], [`DeviceError::InsideCall`].
+    /// [`DeviceError::Range`] for a size of 0, above the device's limit, below the number of waiting requests or below the armed limit, for
+    /// a limit above the size, and for mask bits that name no attribute; [`DeviceError::InsideTurn`], [`DeviceError::InsideCall`].
     pub fn modify(&self, attr: &SrqAttr, mask: SrqAttrMask) -> Result<(), DeviceError> {
         not_inside_turn()?;
         let unknown = mask.bits() & !SrqAttrMask::all().bits();
@@ -293,7 +292,7 @@ impl SrqCore {
             }
         }
         if mask.contains(SrqAttrMask::MAX_WR) {
-            // Takers follow by themselves; this frees the old ring.
+            // Consumers switch to the new ring by themselves; this frees the old one.
             for shard in 0..self.device().shards() {
                 self.device().core().control_living(shard, |s, _| s.refresh_srqs())?;
             }
@@ -301,11 +300,11 @@ impl SrqCore {
         Ok(())
     }
 
-    /// Frees the queue; requests that wait in it end without completions.
+    /// Frees the queue. Requests that wait in it end without completions.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while queue pairs use it (one of XRC is named by its senders, and used by none),
-    /// [`DeviceError::Unacked`], [`DeviceError::InsideTurn`], [`DeviceError::Forked`]; it comes back with the error.
+    /// [`DeviceError::Busy`] while queue pairs use it (an XRC queue is only named by its senders, which is no use in this sense),
+    /// [`DeviceError::Unacked`], [`DeviceError::InsideTurn`], [`DeviceError::Forked`]. The queue is returned with the error.
     pub fn destroy(srq: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         if let Err(e) = not_inside_turn().and_then(|()| srq.device().core().not_forked()) {
             return Err((e, srq));
@@ -325,7 +324,7 @@ impl SrqCore {
         }
     }
 
-    /// [`destroy`](Self::destroy) that waits until its events are acknowledged, for at most `timeout`.
+    /// As [`destroy`](Self::destroy), but waits until its events are acknowledged, for at most `timeout`.
     ///
     /// # Errors
     /// As `destroy`.
@@ -346,7 +345,7 @@ impl Drop for SrqCore {
         }
         if self.xrc.is_some() {
             for shard in 0..self.device().shards() {
-                // Refused only inside a turn, where no handle of a user is dropped.
+                // Refused only inside a turn, where no user's handle is dropped.
                 let _ = self.device().core().control(shard, |s, _| s.detach_srq(self.number));
             }
         }

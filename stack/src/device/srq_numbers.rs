@@ -1,11 +1,11 @@
-//! Gives out numbers of shared receive queues.
+//! Allocates numbers of shared receive queues.
 
 use std::collections::HashSet;
 
 use super::error::DeviceError;
 use crate::config::SRQ_MAX;
 
-/// Which numbers of shared receive queues are in use.
+/// The numbers of shared receive queues in use.
 #[derive(Debug, Default)]
 pub(super) struct SrqNumbers {
     live: HashSet<u32>,
@@ -13,12 +13,12 @@ pub(super) struct SrqNumbers {
 }
 
 impl SrqNumbers {
-    /// The next number, 24 bits and not 0: a number comes back only after all others did.
+    /// Allocates the next number, 24 bits and not 0: a number is reused only after all others.
     pub(super) fn take(&mut self) -> Result<u32, DeviceError> {
         if self.live.len() >= SRQ_MAX {
             return Err(DeviceError::Exhausted { what: "shared receive queue", limit: SRQ_MAX });
         }
-        // At most as many steps as numbers are in use.
+        // At most as many iterations as numbers in use.
         loop {
             self.last = if self.last >= 0xff_ffff { 1 } else { self.last + 1 };
             if self.live.insert(self.last) {
@@ -27,10 +27,10 @@ impl SrqNumbers {
         }
     }
 
-    /// This number, if no shared receive queue has it: processes that share an XRC domain agree on the numbers in it.
+    /// Allocates this number, if no shared receive queue has it: processes that share an XRC domain agree on the numbers in it.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`].
+    /// [`DeviceError::Range`], [`DeviceError::Busy`].
     pub(super) fn take_this(&mut self, number: u32) -> Result<u32, DeviceError> {
         if number == 0 || number > 0xff_ffff {
             let (what, given) = ("number of a shared receive queue", number.into());
