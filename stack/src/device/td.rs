@@ -5,11 +5,11 @@ use std::sync::{Arc, OnceLock};
 use super::error::DeviceError;
 use super::handle::Device;
 
-/// A thread domain. Parent domains hold it.
+/// A thread domain. Parent domains hold references to it.
 #[derive(Debug)]
 pub struct TdCore {
     device: Arc<Device>,
-    /// The shard of its queue pairs, from the first one on.
+    /// The shard of its queue pairs, set by the first one.
     shard: OnceLock<usize>,
 }
 
@@ -29,7 +29,7 @@ impl TdCore {
     pub fn shard(&self) -> Option<usize> {
         self.shard.get().copied()
     }
-    /// Its first queue pair is on this shard.
+    /// Sets the shard of its queue pairs, unless it is set.
     pub(super) fn set_shard(&self, shard: usize) {
         self.shard.get_or_init(|| shard);
     }
@@ -37,7 +37,7 @@ impl TdCore {
     /// Frees the domain.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while parent domains have it; it comes back with the error.
+    /// [`DeviceError::Busy`] while parent domains use it. The domain is returned with the error.
     pub fn dealloc(td: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         Arc::try_unwrap(td).map(drop).map_err(|td| {
             let users = Arc::strong_count(&td) - 1;

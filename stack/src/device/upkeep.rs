@@ -1,4 +1,4 @@
-//! What a device does for its port now and then: maintenance, and a look at its link, its MTU and the addresses of a host below it.
+//! Periodic work of a device for its port: maintenance, and checks of its link, its MTU and the addresses of a host below it.
 //!
 //! Called by the holder of the first living shard, so that one thread does it at a time.
 
@@ -11,23 +11,23 @@ use crate::proto::status::AsyncEvent;
 use crate::shard::{EventElement, Shared};
 use crate::time::Instant;
 
-/// How often it is done.
+/// The period.
 const EVERY: Duration = Duration::from_millis(10);
 
-/// When it is due, and what was seen the last time.
+/// When the work is due, and what the last check found.
 pub(super) struct Upkeep {
-    /// In nanoseconds.
+    /// When the work is due, in nanoseconds.
     due: AtomicU64,
     link_up: AtomicBool,
-    /// Whether the program is told that the link is up, whatever it is.
+    /// Whether the link is reported as up to the program, whatever its state.
     assume_link: bool,
-    /// [`Host::generation`](crate::port::Host::generation) of the addresses that were taken over.
+    /// [`Host::generation`](crate::port::Host::generation) of the addresses that were copied last.
     host_seen: AtomicU64,
 }
 
 impl Upkeep {
     pub(super) fn new(port: &dyn Port, assume_link: bool) -> Self {
-        // The shared state may have older addresses than the host has now: `u64::MAX` makes the first look read them again.
+        // The shared state may have older addresses than the host has now: `u64::MAX` makes the first check read them again.
         let host_seen = port.host().map_or(0, |_| u64::MAX);
         Self {
             due: AtomicU64::new(0),
@@ -60,12 +60,12 @@ impl Upkeep {
         }
     }
 
-    /// Whether the program is told that the link is up.
+    /// Whether the link is reported as up to the program.
     pub(super) fn tells_up(&self, port: &dyn Port) -> bool {
         self.assume_link || link_up(port)
     }
 
-    /// Takes over the addresses of the host below the port, if there is one, as they are now.
+    /// Copies the current addresses of the host below the port, if there is one and they changed.
     fn note_addresses(&self, port: &dyn Port, shared: &Shared) {
         let Some(host) = port.host() else { return };
         let generation = host.generation();
@@ -88,14 +88,14 @@ impl Upkeep {
     }
 }
 
-/// Reads the MTU that the port carries now, in bytes, and limits queue pairs to it.
+/// Reads the MTU that the port currently carries, in bytes, and limits queue pairs to it.
 pub(super) fn note_mtu(port: &dyn Port, shared: &Shared) -> usize {
     let mtu = port.mtu();
     shared.set_mtu(Mtu::of_link(mtu).unwrap_or(Mtu::Mtu256));
     mtu
 }
 
-/// Whether packets pass: the link is up, and what it carries is enough for the smallest path MTU.
+/// Whether packets pass: the link is up, and its MTU is enough for the smallest path MTU.
 pub(super) fn link_up(port: &dyn Port) -> bool {
     port.link_up() && Mtu::of_link(port.mtu()).is_some()
 }

@@ -1,8 +1,8 @@
-//! Polls that find nothing, where cores are busy: a thread that polls in vain gives its core to the peer that it waits for, by sleeping
-//! until there is work. With a core to spare it never sleeps. Nor does one whose program yields the core itself between its polls (MPI's
-//! mpi_yield_when_idle): it gets the core back when the others had their turns, for less than a sleep and a wake-up cost.
+//! Polls that find nothing, on busy cores: a thread that polls in vain gives its core to the peer that it waits for, by sleeping until
+//! there is work. With a core to spare it never sleeps. Nor does a thread whose program yields the core itself between its polls (MPI's
+//! mpi_yield_when_idle): it gets the core back when the other threads have run, at less than the cost of a sleep and a wake-up.
 //!
-//! What is known is of the thread, whatever it polls: one that finds work anywhere goes on.
+//! The state belongs to the thread, whatever it polls: a thread that finds work anywhere goes on polling.
 
 use core::cell::RefCell;
 use core::time::Duration;
@@ -12,17 +12,17 @@ use super::contention::{AWAY, Contention};
 use crate::config::HELPER_SLEEP;
 use crate::sync::scheduling::times_preempted;
 
-/// How long cores count as busy at most before the thread tries again whether one is to spare: that costs it some slices of the scheduler.
+/// How long cores count as busy at most before the thread checks again whether one is to spare: that check costs some time slices.
 const BUSY_AT_MOST: Duration = Duration::from_millis(1280);
-/// One of so many turns is looked at.
+/// One turn in this many is checked.
 pub(super) const EVERY: u32 = 64;
-/// A thread that loses its core so often between two looks yields it. One that has to share the core loses it once in a slice of the
-/// scheduler, which is many looks.
+/// A thread that loses its core at least this often per check yields it by itself. A thread that shares the core loses it once per time
+/// slice, which covers many checks.
 const YIELDS: u32 = EVERY / 8;
-/// A thread polls in vain for so long before it sleeps.
+/// How long a thread polls in vain before it sleeps.
 const VAIN: Duration = Duration::from_micros(20);
-/// A program may have other work than what it polls for. So its first sleep is short, and each that brings nothing is followed by one of
-/// twice the time.
+/// A program may have other work besides polling. So its first sleep is short, and each sleep without new work is followed by one of
+/// twice the length.
 const SHORTEST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = HELPER_SLEEP;
 
@@ -30,18 +30,18 @@ thread_local! {
     static POLLS: RefCell<Polls> = RefCell::default();
 }
 
-/// What a thread has found by its polls. Times are since [`began`](Self::began).
+/// The polling history of a thread. Times count from [`began`](Self::began).
 #[derive(Debug)]
 struct Polls {
     began: Instant,
     contention: Contention,
-    /// The last look.
+    /// Time of the last check.
     looked_at: Option<Duration>,
-    /// Looks since it was asked how often the thread has lost its core.
+    /// Checks since the number of lost cores was last read.
     looks: u32,
-    /// Nothing was found since.
+    /// Nothing was found since then.
     vain_since: Option<Duration>,
-    /// The next sleep, and whether it is due.
+    /// Length of the next sleep, and whether it is due.
     sleep: Duration,
     due: bool,
 }
@@ -61,7 +61,7 @@ impl Default for Polls {
 }
 
 impl Polls {
-    /// `preempted`: how often the thread has lost its core since that was asked last.
+    /// Checks a turn. `preempted` returns how often the thread lost its core since the last such call.
     fn note(&mut self, now: Duration, worked: bool, preempted: impl FnOnce() -> u32) {
         let since = self.looked_at.replace(now).map(|at| now.saturating_sub(at));
         if worked {
@@ -75,7 +75,7 @@ impl Polls {
                 match since {
                     _ if lost >= looks.saturating_mul(YIELDS) => false,
                     Some(since) if lost > 0 => self.contention.note(now, since),
-                    // Not where the program did something else meanwhile.
+                    // Does not count if the program did something else meanwhile.
                     _ => self.contention.is_known(now),
                 }
             }
@@ -96,7 +96,7 @@ impl Polls {
     }
 }
 
-/// The calling thread made a turn, which had work or not. Whether it is to sleep after its poll.
+/// Notes that the calling thread made a turn, with work or without. Returns whether the thread should sleep after its poll.
 #[cold]
 pub(super) fn note(worked: bool) -> bool {
     POLLS.with_borrow_mut(|polls| {
@@ -105,7 +105,7 @@ pub(super) fn note(worked: bool) -> bool {
     })
 }
 
-/// Whether the calling thread is to sleep now, and how long at most.
+/// Whether the calling thread should sleep now, and for how long at most.
 pub(super) fn take_due() -> Option<Duration> {
     POLLS.with_borrow_mut(Polls::take_due)
 }
@@ -116,7 +116,7 @@ mod tests {
 
     const US: Duration = Duration::from_micros(1);
 
-    /// Polls in vain every microsecond; returns the sleeps that it is told to make, which bring nothing.
+    /// Polls in vain every microsecond; returns the sleeps that are due, which bring no work.
     fn sleeps(polls: &mut Polls, now: &mut Duration, looks: usize) -> Vec<Duration> {
         let mut sleeps = Vec::new();
         for _ in 0..looks {
@@ -151,11 +151,11 @@ mod tests {
         assert_eq!(polls.take_due(), None, "it has found work");
         let slept = sleeps(&mut polls, &mut now, 30);
         assert_eq!(slept[..6], [50, 100, 200, 400, 800, 1000].map(|us| us * US));
-        // Work makes it poll on for a while, and begin with short sleeps.
+        // Work makes the thread poll on for a while, and begin with short sleeps.
         polls.note(now, true, || 0);
         assert_eq!(sleeps(&mut polls, &mut now, 20), []);
         assert_eq!(sleeps(&mut polls, &mut now, 2)[0], SHORTEST);
-        // It tries without sleep again after a while.
+        // After a while it tries again without sleep.
         now += Duration::from_millis(100);
         assert_eq!(sleeps(&mut polls, &mut now, 10_000), []);
     }
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_thread_that_yields_its_core_between_its_polls_never_sleeps() {
         let (mut polls, mut now) = (Polls::default(), Duration::ZERO);
-        // Where cores are known to be busy since it did not yield, too.
+        // Also if cores count as busy from the time before it yielded.
         for yields in [0, 1, 32, 32, 32, 32] {
             now += Duration::from_millis(3);
             polls.note(now, true, || yields);
@@ -173,7 +173,7 @@ mod tests {
             polls.note(now, false, || EVERY / 2);
             assert_eq!(polls.take_due(), None);
         }
-        // Then it has to share the core, and does not yield.
+        // Then it shares the core, and does not yield.
         now += Duration::from_millis(3);
         polls.note(now, false, || 1);
         assert_eq!(polls.take_due(), Some(SHORTEST));

@@ -16,17 +16,18 @@ use crate::sync::eventfd::EventFd;
 const DEATH_NOTICE: Duration = Duration::from_millis(100);
 
 impl Device {
-    /// One turn of a shard. `None` if another thread has the shard, or waits to make a control call, or if the shard cannot be
-    /// turned at all: see [`may_turn`](Self::may_turn).
+    /// Makes one turn of a shard. `None` if another thread has the shard, or waits to make a control call, or if the shard cannot be turned
+    /// at all: see [`may_turn`](Self::may_turn).
     ///
     /// # Panics
-    /// If there is no such shard; if the port or a `tracing` subscriber does, which is the end of the shard.
+    /// If the device has no such shard; or if the port or a `tracing` subscriber panics, which ends the shard.
     #[inline]
     pub fn turn(&self, shard: usize) -> Option<Turn> {
         self.core().turn(shard)
     }
-    /// Sleeps, for the thread that turns this shard alone, until it may have work, one of `fds` ([`OTHERS`](crate::sync::sleeper::OTHERS)
-    /// at most) is readable, a signal handler ran, or `at_most` is over; 10 ms at most. Returns at once where there is work already.
+    /// Sleeps, on the thread that alone drives this shard, until the shard may have work, one of `fds`
+    /// ([`OTHERS`](crate::sync::sleeper::OTHERS) at most) is readable, a signal handler ran, or `at_most` has passed; 10 ms at most.
+    /// Returns at once if there is work already.
     pub fn sleep(&self, shard: usize, fds: &[BorrowedFd<'_>], at_most: Duration) {
         self.core().sleep_for(shard, fds, at_most.min(SLEEP), HELPER_SLEEP);
     }
@@ -36,12 +37,12 @@ impl Device {
     /// [`DeviceError::InsideTurn`], [`DeviceError::ShardDied`].
     ///
     /// # Panics
-    /// If there is no such shard.
+    /// If the device has no such shard.
     pub fn may_turn(&self, shard: usize) -> Result<(), DeviceError> {
         not_inside_turn()?;
         if self.core().cells[shard].is_dead() { Err(DeviceError::ShardDied { shard }) } else { Ok(()) }
     }
-    /// Time until the shard has work by itself; `None`: nothing is due, or it is being turned.
+    /// Time until the shard has work without new input; `None` if nothing is due, or a thread is turning it.
     pub fn next_deadline(&self, shard: usize) -> Option<Duration> {
         let due = self.core().service.wait(self.now());
         let deadline = self.core().peek(shard, |s| s.next_deadline())?;
@@ -49,12 +50,11 @@ impl Device {
         deadline.into_iter().chain(due).min()
     }
 
-    /// Calls `look` until it returns something, for at most `timeout`. Turns shards that no other thread turns meanwhile, so the
-    /// result comes whichever thread waits. `fd` becomes readable when there is something.
+    /// Calls `look` until it returns a result, for at most `timeout`. Meanwhile turns shards that no other thread holds, so that the result
+    /// arrives whichever thread waits. `fd` becomes readable when there is a result.
     ///
     /// # Errors
-    /// [`DeviceError::InsideTurn`], [`DeviceError::Forked`]; [`DeviceError::ShardDied`] where there is nothing, and it may never
-    /// come.
+    /// [`DeviceError::InsideTurn`], [`DeviceError::Forked`]; [`DeviceError::ShardDied`] if there is no result, and one may never come.
     pub fn wait<R>(
         &self,
         timeout: Duration,
@@ -84,17 +84,17 @@ impl Device {
             idle = (idle + 1).min(20);
             let nap = Duration::from_micros(u64::from(idle) * 50).min(left);
             match fd {
-                // This thread cannot make the result come sooner; but it has to notice the death of a shard.
+                // This thread cannot make the result arrive sooner, but it has to notice the death of a shard.
                 Some(fd) if self.core().dedicated => fd.wait(left.min(DEATH_NOTICE)),
                 None if self.core().dedicated => std::thread::sleep(nap),
                 Some(_) => self.core().sleep(u32::MAX, 0, fd, left.min(SLEEP), nap),
-                // Another thread may cause the result, and does not wake this one.
+                // Another thread may produce the result without waking this one.
                 None => self.core().sleep(u32::MAX, 0, None, nap, nap),
             }
         }
     }
 
-    /// Destroys an object; where its events are not acknowledged, tries again when `unacked` returns 0, for at most `timeout`.
+    /// Destroys an object. If its events are not acknowledged, retries when `unacked` returns 0, for at most `timeout`.
     pub(super) fn destroy_wait<T>(
         &self,
         timeout: Duration,

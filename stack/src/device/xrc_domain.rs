@@ -1,7 +1,7 @@
 //! XRC domains: they connect XRC shared receive queues and XRC targets (IBA A14).
 //!
-//! A domain lives as long as one of its opens does. It keeps queue pairs, which are made in `xrc_qp`, a layer above it; so it
-//! knows them as values of any type, and `xrc_qp` alone looks into them.
+//! A domain lives as long as one of its opens. It holds queue pairs, which are created in `xrc_qp`, a layer above this file; so it stores
+//! them as `dyn Any`, and only `xrc_qp` downcasts them.
 
 use core::any::Any;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -12,19 +12,19 @@ use super::error::DeviceError;
 use crate::id::Qpn;
 use crate::sync::lock::lock;
 
-/// The domain to open (`struct ibv_xrcd_init_attr`): by name where C uses the file descriptor of an inode.
+/// The domain to open (`struct ibv_xrcd_init_attr`): by name, where C uses the file descriptor of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct XrcdInitAttr<'a> {
-    /// Its name in the device; without a name it is a new domain, which only copies of the handle share.
+    /// Its name in the device. Without a name a new domain is opened, which only copies of the handle share.
     pub name: Option<&'a str>,
-    /// Make it if it does not exist (`O_CREAT`).
+    /// Create it if it does not exist (`O_CREAT`).
     pub create: bool,
-    /// It must not exist yet (`O_EXCL`, with `create`).
+    /// Fail if it exists (`O_EXCL`, with `create`).
     pub exclusive: bool,
 }
 
 impl<'a> XrcdInitAttr<'a> {
-    /// The domain of this name, made if it does not exist.
+    /// The domain with this name, created if it does not exist.
     pub const fn named(name: &'a str) -> Self {
         Self { name: Some(name), create: true, exclusive: false }
     }
@@ -34,21 +34,21 @@ impl<'a> XrcdInitAttr<'a> {
     }
 }
 
-/// The domains of a device that have a name.
+/// The named domains of a device.
 #[derive(Debug, Default)]
 pub(super) struct Domains {
     named: Mutex<HashMap<String, Weak<Domain>>>,
-    /// The last number given to a domain or to an open of one.
+    /// The last number allocated to a domain or to an open of one.
     last: AtomicU32,
 }
 
-/// Shared by all opens of a domain.
+/// The state that all opens of a domain share.
 #[derive(Debug)]
 pub(super) struct Domain {
     pub id: u32,
     /// Receive-only queue pairs.
     pub receivers: Mutex<HashMap<Qpn, Receiver>>,
-    /// Queue pairs with handles: an open finds those that another one made.
+    /// Queue pairs with handles: an open finds those that another open created.
     pub targets: Mutex<HashMap<Qpn, Weak<AnyQp>>>,
 }
 
@@ -58,12 +58,12 @@ pub(super) type AnyQp = dyn Any + Send + Sync;
 #[derive(Debug)]
 pub(super) struct Receiver {
     pub qp: Arc<AnyQp>,
-    /// Opens that have registered with it.
+    /// Opens that are registered with it.
     pub registered: HashSet<u32>,
 }
 
 impl Domains {
-    /// The next number for a domain or for an open of one.
+    /// Allocates the next number for a domain or for an open of one.
     pub(super) fn number(&self) -> u32 {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }

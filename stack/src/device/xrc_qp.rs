@@ -15,7 +15,7 @@ use crate::proto::state::required;
 use crate::sync::lock::lock;
 
 impl XrcdCore {
-    /// Makes an XRC target, in RESET; with a number as [`QpInit::number`].
+    /// Creates an XRC target, in RESET; `number` is as in [`QpInit::number`].
     ///
     /// # Errors
     /// As for other queue pairs.
@@ -37,7 +37,7 @@ impl XrcdCore {
         Ok(qp)
     }
 
-    /// An XRC target that another open of the domain made.
+    /// An XRC target that another open of the domain created.
     ///
     /// # Errors
     /// [`DeviceError::NoSuchTarget`].
@@ -46,11 +46,11 @@ impl XrcdCore {
         found.map(known).ok_or(DeviceError::NoSuchTarget { qpn: qpn.get() })
     }
 
-    /// Makes a receive-only queue pair of the domain and takes it from RESET over INIT to RTR, with the attributes of
-    /// `attr` that these two transitions require. This open is registered with it.
+    /// Creates a receive-only queue pair of the domain and moves it from RESET through INIT to RTR, with the attributes in `attr` that
+    /// these two transitions require. This open is registered with it.
     ///
     /// # Errors
-    /// As for creation and modification; nothing is left of it then.
+    /// As for creation and modification; no queue pair is left then.
     pub fn create_receiver(&self, attr: &QpAttr) -> Result<Qpn, DeviceError> {
         let qp = self.receive_only(TargetOf::Domain(self.domain().id), attr)?;
         let qpn = qp.qpn();
@@ -59,16 +59,16 @@ impl XrcdCore {
         Ok(qpn)
     }
 
-    /// Makes the shadow of a target in another process, which passes on to it what is for shared receive queues of this domain
-    /// ([`RelayedTarget`](super::RelayedTarget)); and takes it to RTR. Its receive completions name that target.
+    /// Creates the shadow of a target in another process, and moves it to RTR. That process relays to it the messages for shared receive
+    /// queues of this domain ([`RelayedTarget`](super::RelayedTarget)). Its receive completions name the target.
     ///
     /// # Errors
-    /// As for creation and modification; nothing is left of it then.
+    /// As for creation and modification; no queue pair is left then.
     pub fn create_shadow(&self, target: Qpn, attr: &QpAttr) -> Result<Arc<QpCore>, DeviceError> {
         self.receive_only(TargetOf::Shadow(self.domain().id, target), attr)
     }
 
-    /// Makes a target and takes it from RESET over INIT to RTR.
+    /// Creates a target and moves it from RESET through INIT to RTR.
     fn receive_only(&self, target: TargetOf, attr: &QpAttr) -> Result<Arc<QpCore>, DeviceError> {
         let qp = QpCore::new(self.device().clone(), None, &QpInit::target(None, None), Some(target))?;
         let init = required(QpState::Reset, QpState::Init, QpType::XrcTgt);
@@ -102,7 +102,7 @@ impl XrcdCore {
         self.receiver(qpn)?.query()
     }
 
-    /// Registers this open with a receive-only queue pair, which is not destroyed as long as an open is registered.
+    /// Registers this open with a receive-only queue pair, which is destroyed when its last registration or the domain ends.
     ///
     /// # Errors
     /// [`DeviceError::NoSuchTarget`].
@@ -116,11 +116,10 @@ impl XrcdCore {
         }
     }
 
-    /// Unregisters this open from a receive-only queue pair. The last open to do so destroys it; closing the domain does not
-    /// unregister.
+    /// Unregisters this open from a receive-only queue pair. The last open to do so destroys it; closing the domain does not unregister.
     ///
     /// # Errors
-    /// [`DeviceError::NoSuchTarget`], also where this open is not registered; [`DeviceError::InsideTurn`].
+    /// [`DeviceError::NoSuchTarget`], also if this open is not registered; [`DeviceError::InsideTurn`].
     pub fn unregister_receiver(&self, qpn: Qpn) -> Result<(), DeviceError> {
         not_inside_turn()?;
         let mut receivers = lock(&self.domain().receivers);
@@ -136,7 +135,7 @@ impl XrcdCore {
     }
 }
 
-/// A queue pair that a domain keeps, with its type.
+/// Downcasts a queue pair that a domain holds.
 fn known(qp: Arc<AnyQp>) -> Arc<QpCore> {
     qp.downcast().expect("only this file puts queue pairs into domains")
 }

@@ -1,8 +1,8 @@
-//! XRC targets whose requests are passed on to other processes, which share their domain.
+//! XRC targets whose requests are relayed to other processes, which share their domain.
 //!
-//! The process that has the target is its owner. For each process with shared receive queues in the domain, a *member*, it has a leg: an
-//! XRC initiator that nobody posts to, connected with a shadow of the target there ([`XrcdCore::create_shadow`]). What is passed on, and
-//! when, is decided in [`proto::relay`](crate::proto::relay).
+//! The process that has the target is its owner. For each process with shared receive queues in the domain, a *member*, the owner has a
+//! leg: an XRC initiator without a poster, connected with a shadow of the target in the member ([`XrcdCore::create_shadow`]).
+//! [`proto::relay`](crate::proto::relay) decides what is relayed, and when.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -21,26 +21,26 @@ use crate::proto::requester::Policies;
 use crate::proto::state::required;
 use crate::sync::lock::lock;
 
-/// An XRC target whose requests are passed on to the members of its domain.
+/// An XRC target whose requests are relayed to the members of its domain.
 #[derive(Debug)]
 pub struct RelayedTarget {
-    /// Before the target: a leg ends before that does.
+    /// Declared before the target, so that legs are dropped first.
     legs: Mutex<HashMap<Member, Leg>>,
     target: Arc<QpCore>,
     pd: Arc<PdCore>,
-    /// Never used: an initiator has one.
+    /// Never used, but an initiator requires one.
     cq: Arc<CqCore>,
 }
 
 #[derive(Debug)]
 struct Leg {
     qp: Arc<QpCore>,
-    /// The address vector by which the member is reached.
+    /// The address vector to the member.
     to: AhAttr,
 }
 
 impl XrcdCore {
-    /// Makes an XRC target, in RESET, whose requests are passed on. `pd` and `cq` are for its legs.
+    /// Creates an XRC target, in RESET, whose requests are relayed. `pd` and `cq` are for its legs.
     ///
     /// # Errors
     /// As for other queue pairs.
@@ -55,7 +55,7 @@ impl XrcdCore {
         Ok(RelayedTarget { legs: Mutex::default(), target, pd: pd.clone(), cq: cq.clone() })
     }
 
-    /// Requests that name the shared receive queue with this number are for this member; `None`: nobody has it.
+    /// Sets the member that has the shared receive queue with this number, to which requests for it are relayed; `None` for no member.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`], [`DeviceError::ShardDied`].
@@ -70,13 +70,13 @@ impl XrcdCore {
 }
 
 impl RelayedTarget {
-    /// The target, for what is as with any other.
+    /// The target, for calls that apply to any target.
     pub fn qp(&self) -> &Arc<QpCore> {
         &self.target
     }
 
-    /// Makes the leg to a member, which is reached at `to`, once the target is in RTR. Returns the attributes that take the target's
-    /// shadow there to RTR; the index of its own address among them is the member's to set. Packets go there from
+    /// Creates the leg to a member at address `to`; the target must be in RTR. Returns the attributes that bring the target's shadow in the
+    /// member to RTR; the member sets the index of its local address among them. Packets are relayed from
     /// [`connect_leg`](Self::connect_leg) on.
     ///
     /// # Errors
@@ -102,11 +102,11 @@ impl RelayedTarget {
         Ok(QpAttr { dest_qp_num, rq_psn, ah_attr: route(from), ..attr })
     }
 
-    /// The shadow at a member has this number: packets go to it from now on.
+    /// Connects the leg to the shadow with this number: packets are relayed to it from now on.
     ///
     /// # Errors
-    /// [`DeviceError::Unsuitable`] if the target has no peer any more, or [`add_leg`](Self::add_leg) was not called; as for other
-    /// queue pairs.
+    /// [`DeviceError::Unsuitable`] if the target is no longer connected, or [`add_leg`](Self::add_leg) was not called; as for other queue
+    /// pairs.
     pub fn connect_leg(&self, member: Member, shadow: Qpn) -> Result<(), DeviceError> {
         let (attr, _) = self.connected()?;
         let legs = lock(&self.legs);
@@ -132,13 +132,13 @@ impl RelayedTarget {
         if joined { Ok(()) } else { Err(no_peer()) }
     }
 
-    /// A member has gone, or has no shared receive queue any more: packets that it has not acknowledged are lost.
+    /// Removes the leg to a member that ended, or has no more shared receive queues: packets that it has not acknowledged are lost.
     pub fn remove_leg(&self, member: Member) {
         let leg = lock(&self.legs).remove(&member);
         drop(leg);
     }
 
-    /// The attributes of the target, and the way to its peer.
+    /// The attributes of the target, and the path to its peer.
     fn connected(&self) -> Result<(QpAttr, GlobalRoute), DeviceError> {
         let attr = self.target.query()?;
         let connected = matches!(attr.qp_state, QpState::Rtr | QpState::Rts | QpState::Sqd);

@@ -1,6 +1,6 @@
 //! Opens of XRC domains.
 //!
-//! A queue pair with a handle holds the open through which it was made. A receive-only queue pair belongs to the domain: it has no
+//! A queue pair with a handle holds the open through which it was created. A receive-only queue pair belongs to the domain: it has no
 //! handle, and ends with the domain.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::handle::Device;
 use super::inside_turn::not_inside_turn;
 use super::xrc_domain::{Domain, XrcdInitAttr};
 
-/// One open of an XRC domain. Shared receive queues and queue pairs made through it hold it.
+/// One open of an XRC domain. Shared receive queues and queue pairs created through it hold references to it.
 #[derive(Debug)]
 pub struct XrcdCore {
     device: Arc<Device>,
@@ -30,7 +30,7 @@ impl Device {
 }
 
 impl XrcdCore {
-    /// One more open of the same domain.
+    /// Opens the same domain again.
     pub fn again(&self) -> Arc<Self> {
         let open = self.device.xrcds.number();
         Arc::new(Self { device: self.device.clone(), domain: self.domain.clone(), open })
@@ -52,11 +52,11 @@ impl XrcdCore {
         self.open
     }
 
-    /// Ends this open; the last one ends the domain and its receive-only queue pairs.
+    /// Closes this open; the last close destroys the domain and its receive-only queue pairs.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while shared receive queues or queue pairs that were made through it exist;
-    /// [`DeviceError::InsideTurn`]. It comes back with the error.
+    /// [`DeviceError::Busy`] while shared receive queues or queue pairs created through it exist; [`DeviceError::InsideTurn`]. The open is
+    /// returned with the error.
     pub fn close(xrcd: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         if let Err(e) = not_inside_turn() {
             return Err((e, xrcd));

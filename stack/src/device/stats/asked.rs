@@ -1,8 +1,8 @@
-//! Serves the counters to processes of the host that ask for them by the registry.
+//! Serves the counters to processes of the host that request them through the registry.
 //!
-//! They get a snapshot without a list of queue pairs, as JSON, and the end of the connection. A thread serves them, one after the other,
-//! which is there while somebody asks and for a moment longer: a process that nobody looks at has none. It never takes a shard's claim,
-//! and never reads what clients send. Who asks is of our user: the registry has looked.
+//! A client gets a snapshot without the list of queue pairs, as JSON, and the end of the stream. One thread serves clients, one after
+//! the other; it exists only while clients exist and for a moment longer. It never takes a shard's claim, and never reads what clients
+//! send. Clients are of the same user: the registry has checked that.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::VecDeque;
@@ -18,15 +18,15 @@ use crate::sync::apart;
 use crate::sync::lock::lock;
 use crate::sync::process::Process;
 
-/// Clients that wait. More are sent away, and ask again.
+/// Most clients that wait. Further ones are rejected, and have to try again.
 const WAITING_MAX: usize = 16;
 /// How long a client may take to read its snapshot.
 const CLIENT_PATIENCE: Duration = Duration::from_millis(250);
-/// Rest after each client: nine times as long as that took, within these bounds. So clients that ask all the time cost little of a core.
+/// Pause after each client: nine times as long as serving it took, within these bounds. So frequent requests cost little of a core.
 const REST: Duration = Duration::from_millis(1);
 const REST_MAX: Duration = Duration::from_millis(100);
 
-/// A device that serves those who ask, until it is dropped.
+/// Serves a device's counters to clients, until it is dropped.
 #[derive(Debug)]
 pub(in crate::device) struct Asked {
     registry: Arc<Registry>,
@@ -44,7 +44,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Clients {
     waiting: VecDeque<Call>,
-    /// The last thread that was started, and whether it still serves.
+    /// The last thread started, and whether it still serves.
     thread: Option<JoinHandle<()>>,
     is_served: bool,
 }
@@ -52,7 +52,7 @@ struct Clients {
 struct Taker(Arc<Shared>);
 
 impl Asked {
-    /// Serves those who ask by this registry.
+    /// Starts to serve clients of this registry.
     pub(in crate::device) fn serve(registry: &Arc<Registry>, core: &Arc<Core>) -> Self {
         let (core, stop) = (Arc::downgrade(core), AtomicBool::new(false));
         let shared = Arc::new(Shared { core, clients: Mutex::default(), stop });
@@ -64,7 +64,7 @@ impl Asked {
 impl Drop for Asked {
     fn drop(&mut self) {
         if !self.made_by.is_this() {
-            // A fork has no such thread, and another thread of the parent's may have had the locks.
+            // A forked child lacks the thread, and another thread of the parent may have held the locks.
             core::mem::forget(Arc::clone(&self.shared));
             return;
         }
@@ -77,7 +77,7 @@ impl Drop for Asked {
         };
         if let Some(thread) = thread {
             thread.thread().unpark();
-            // Not if this is that thread: it may have the last handle of the core, for a moment.
+            // Except on that thread itself, which may hold the last reference to the core for a moment.
             if thread.thread().id() != thread::current().id() {
                 let _ = thread.join();
             }
@@ -113,14 +113,14 @@ fn serve(shared: &Shared) {
         };
         let Some(call) = call else { return };
         let start = Instant::now();
-        // The port is the program's: where it panics, this client gets nothing, and later ones are served.
+        // The port is the program's: if it panics, this client gets nothing, and later clients are served.
         let text = catch_unwind(AssertUnwindSafe(|| {
             shared.core.upgrade().map(|core| Snapshot::summary(&core).to_json())
         }));
         if let Ok(Some(text)) = text {
             show(&call.connection, &text, &shared.stop);
         }
-        // It does not wait: where something lies in it, another thread closes it.
+        // Closing does not block: if the connection holds unread data, another thread closes it.
         drop(call);
         thread::park_timeout((start.elapsed() * 9).clamp(REST, REST_MAX));
         if shared.stop.load(Ordering::Acquire) {
@@ -129,7 +129,7 @@ fn serve(shared: &Shared) {
     }
 }
 
-/// A client that went away, or is too slow, has to ask again.
+/// Sends the snapshot. A client that disconnects or is too slow has to try again.
 fn show(client: &Connection, mut text: &[u8], stop: &AtomicBool) {
     let start = Instant::now();
     while !text.is_empty() && !stop.load(Ordering::Acquire) {
@@ -153,7 +153,7 @@ mod tests {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixStream};
 
-    /// A device that serves those who ask by a registry of its own.
+    /// A device that serves clients of a registry of its own.
     struct Served {
         device: Arc<Device>,
         registry: Arc<Registry>,
@@ -183,7 +183,7 @@ mod tests {
             Snapshot::parse(&text).unwrap()
         }
 
-        /// A client that has asked, and reads nothing.
+        /// A client that has connected, and reads nothing.
         fn client(&self) -> UnixStream {
             let uid = rustix::process::geteuid().as_raw();
             let name = format!("{}/{uid}/run/{}", self.config.space, self.registry.runs()[0]);
@@ -211,7 +211,7 @@ mod tests {
         drop(shared);
     }
 
-    // Goal: clients that hang, and more of them than may wait, keep the next one waiting for a moment at most, and no thread at the end.
+    // Goal: hanging clients, and more of them than may wait, delay the next one only for a moment, and leave no thread behind.
     #[test]
     fn clients_that_read_nothing_do_no_harm() {
         let mut served = Served::new("silent");
@@ -221,11 +221,11 @@ mod tests {
             assert!(start.elapsed() < Duration::from_secs(60), "nobody is served any more");
         }
         drop(silent);
-        // Some go without a word.
+        // Some disconnect without reading.
         (0..10 * WAITING_MAX).for_each(|_| drop(served.client()));
         let shared = Arc::downgrade(&served.asked.as_ref().unwrap().shared);
         drop(served.asked.take());
-        // The registry's thread may be about to ask it one more time.
+        // The registry's thread may be about to call it one more time.
         while shared.upgrade().is_some() {
             assert!(start.elapsed() < Duration::from_secs(120), "the thread has not ended");
         }

@@ -1,4 +1,4 @@
-//! A snapshot of counters and state, and how it is fetched.
+//! A snapshot of counters and state, and the client that fetches it.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -11,26 +11,26 @@ use serde::{Deserialize, Serialize};
 use crate::port::socket_file::{self, Found};
 use crate::runtime::{self, Unusable};
 
-/// Version of what goes over the socket: the JSON of a [`Snapshot`].
+/// Version of the data on the socket: the JSON of a [`Snapshot`].
 pub const VERSION: u32 = 1;
-/// Queue pairs that a snapshot lists; [`Snapshot::qps_total`] is their number.
+/// Number of queue pairs that a snapshot lists at most; [`Snapshot::qps_total`] is the number that exist.
 pub const QPS_LISTED: usize = 16_384;
-/// Bytes that [`Snapshot::fetch`] takes at most.
+/// Number of bytes that [`Snapshot::fetch`] accepts at most.
 const FETCH_MAX: u64 = 64 << 20;
 /// How long [`Snapshot::fetch`] waits for the next bytes.
 const FETCH_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Counters by name; those that are 0 are left out.
+/// Counters by name; counters that are 0 are omitted.
 pub type Counts = BTreeMap<String, u64>;
 
-/// A running stack at about one moment: shards that run are not read at the same instant.
+/// The state of a running stack at about one moment: running shards are not read at the same instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// [`VERSION`] of the stack that took it.
     pub version: u32,
-    /// Process.
+    /// Process id.
     pub pid: u32,
-    /// Name of its program.
+    /// Name of the process's program.
     #[serde(default)]
     pub program: String,
     /// The port, as it was opened.
@@ -42,7 +42,7 @@ pub struct Snapshot {
     /// Whether its link is up.
     #[serde(default)]
     pub link_up: bool,
-    /// Our addresses, in the order of the GID table.
+    /// The device's addresses, in the order of the GID table.
     #[serde(default)]
     pub gids: Vec<String>,
     /// When the snapshot was taken, by the device's clock, in nanoseconds; for rates between two snapshots.
@@ -50,24 +50,24 @@ pub struct Snapshot {
     /// Counters of the port.
     #[serde(default)]
     pub port_counters: Counts,
-    /// Links to other processes of the host that are up; absent where the port has none.
+    /// Number of links to other processes of the host that are up; absent if the port has no links.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub links: Option<u64>,
     /// The shards.
     pub shards: Vec<ShardStats>,
-    /// Queue pairs that exist.
+    /// Number of existing queue pairs.
     pub qps_total: usize,
-    /// The queue pairs, by number; the first [`QPS_LISTED`].
+    /// The first [`QPS_LISTED`] queue pairs, ordered by number.
     pub qps: Vec<QpStats>,
-    /// What the program itself counts.
+    /// Counters that the program itself provides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<Table>,
 }
 
-/// Counters of the program's own, beside those of its device: rows of one kind.
+/// Counters that the program provides besides those of its device: rows of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
-    /// What is counted: a word, as `nvmf`.
+    /// What the rows count: one word, such as `nvmf`.
     pub name: String,
     /// The rows.
     #[serde(default)]
@@ -79,23 +79,23 @@ pub struct Table {
 pub struct Row {
     /// Values that identify the row, by name; all rows of a table have the same names.
     pub labels: BTreeMap<String, String>,
-    /// Numbers that only grow.
+    /// Counters: numbers that only grow.
     #[serde(default)]
     pub counters: Counts,
-    /// How long things took.
+    /// Latencies of operations.
     #[serde(default)]
     pub latencies: BTreeMap<String, Latency>,
 }
 
-/// Durations of operations of one kind.
+/// The distribution of the durations of operations of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Latency {
-    /// Operations.
+    /// Number of operations.
     pub count: u64,
     /// Sum of their durations.
     pub sum_ns: u64,
-    /// Operations by upper bound of their duration, in nanoseconds; each bucket begins above the previous bound. Empty ones are
-    /// left out.
+    /// Number of operations by upper bound of their duration, in nanoseconds; each bucket begins above the previous bound. Empty buckets
+    /// are omitted.
     pub buckets: BTreeMap<u64, u64>,
 }
 
@@ -104,7 +104,7 @@ pub struct Latency {
 pub struct ShardStats {
     /// Its number.
     pub id: usize,
-    /// Its queue pairs.
+    /// Number of its queue pairs.
     #[serde(default)]
     pub qps: usize,
     /// Whether it died of a panic: no thread turns it any more.
@@ -129,7 +129,7 @@ pub struct QpStats {
     /// Its shard.
     #[serde(default)]
     pub shard: usize,
-    /// The other end, once it is connected.
+    /// The peer, once the queue pair is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<PeerStats>,
     /// Its counters.
@@ -137,20 +137,20 @@ pub struct QpStats {
     pub counters: Counts,
 }
 
-/// The other end of a connection.
+/// The peer of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerStats {
     /// Its address.
     pub gid: String,
-    /// Its queue pair.
+    /// Its queue pair number.
     pub qpn: u32,
 }
 
-/// Why there is no snapshot.
+/// Why no snapshot could be taken.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StatsError {
-    /// No process listens any more: it ended without removing its socket.
+    /// No process listens any more: the owner ended without removing its socket.
     #[error("{}: no process serves this socket any more; remove it", path.display())]
     Stale {
         /// The socket.
@@ -164,15 +164,15 @@ pub enum StatsError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The data is no snapshot.
+    /// The data is not a snapshot.
     #[error("{}: this is no statistics socket ({reason})", path.display())]
     Format {
         /// The socket.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// The stack is of another version.
+    /// The stack has another version of the statistics.
     #[error(
         "{}: the stack speaks version {theirs} of the statistics, this program {VERSION}; use programs of one build",
         path.display()
@@ -180,13 +180,13 @@ pub enum StatsError {
     Version {
         /// The socket.
         path: PathBuf,
-        /// The version there.
+        /// The stack's version.
         theirs: u32,
     },
-    /// The processes of the host cannot be looked at.
+    /// The processes of the host cannot be examined.
     #[error("{reason}")]
     Host {
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
     /// The default directory cannot be used.
@@ -194,24 +194,24 @@ pub enum StatsError {
     Dir {
         /// The directory.
         path: PathBuf,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
 }
 
 impl Snapshot {
-    /// The snapshot as it goes over the socket.
+    /// The snapshot as sent over the socket.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("names of counters are strings, and nothing else can fail")
     }
 
-    /// Takes a snapshot from the device that listens at `path`.
+    /// Fetches a snapshot from the device that listens at `path`.
     ///
     /// # Errors
-    /// [`StatsError`]. The data is checked; more than 64 MiB of it, or a pause of more than 2 seconds, is an error.
+    /// [`StatsError`]. The data is checked; more than 64 MiB of data, or a pause of more than 2 seconds, is an error.
     pub fn fetch(path: &Path) -> Result<Self, StatsError> {
         let io = |source: std::io::Error| {
-            // A file that is no socket refuses a connection, too. Connecting follows links, so `probe` is given the target.
+            // A file that is not a socket refuses a connection, too. Connecting follows symbolic links, so `probe` is given the target.
             let refused = source.kind() == std::io::ErrorKind::ConnectionRefused;
             let file = std::fs::canonicalize(path).ok().filter(|_| refused);
             match file.map(|file| socket_file::probe(&file)) {
@@ -232,7 +232,7 @@ impl Snapshot {
         })
     }
 
-    /// `Err(Ok(version))`: of another version; `Err(Err(reason))`: no snapshot.
+    /// Parses a snapshot. `Err(Ok(version))`: it has another version; `Err(Err(reason))`: it is not a snapshot.
     pub(super) fn parse(text: &[u8]) -> Result<Self, Result<u32, String>> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -247,11 +247,11 @@ impl Snapshot {
     }
 }
 
-/// The directory where stacks put their sockets by default and `roce-stat` searches for them: `$XDG_RUNTIME_DIR/roce`, or
-/// `/tmp/roce-UID` where that is not set. It is made if it does not exist, for this user alone.
+/// The directory where stacks create their sockets by default and where `roce-stat` searches for them: `$XDG_RUNTIME_DIR/roce`, or
+/// `/tmp/roce-UID` if that is not set. Created on demand, accessible to this user only.
 ///
 /// # Errors
-/// [`StatsError::Dir`]: it cannot be made, or another user could put a socket into it.
+/// [`StatsError::Dir`]: it cannot be created, or another user could put a socket into it.
 pub fn runtime_dir() -> Result<PathBuf, StatsError> {
     runtime::dir().map_err(|Unusable { path, reason }| StatsError::Dir { path, reason })
 }
@@ -260,7 +260,7 @@ pub fn runtime_dir() -> Result<PathBuf, StatsError> {
 mod tests {
     use super::*;
 
-    // Goal: a socket that is bound but does not listen yet refuses connections too. While its process is there it is not called stale.
+    // Goal: a socket that is bound but does not listen yet also refuses connections. While its process lives it is not reported as stale.
     #[test]
     fn only_what_a_process_left_behind_is_stale() {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};

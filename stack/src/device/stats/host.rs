@@ -1,8 +1,8 @@
-//! The processes of a host, which have its addresses together: each with what it counts, and what all of them know of it.
+//! The processes of a host that share its addresses: the counters of each, and what the registry records about them.
 //!
-//! Who looks is none of them, needs no path, and stops nobody; one that does not answer is shown all the same. Processes of our user are
-//! asked, and never believed: who is there is the kernel's word; the texts of those who answer are short and have no control characters
-//! when they are given on.
+//! The observer is none of these processes, needs no path, and blocks none of them; a process that does not answer is listed all the same.
+//! Processes of the same user are queried, but not trusted: the kernel determines which processes exist, and texts in the answers are
+//! shortened and stripped of control characters before they are passed on.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,24 +11,24 @@ use super::data::{Snapshot, StatsError};
 use crate::cm::PortSpace;
 use crate::registry::{Binding, Reader, RegistryConfig, Said, Seen};
 
-/// How long processes have that have not been asked before.
+/// Time for the answers of processes that were not queried before.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Characters of a text.
+/// Most characters of a text.
 const TEXT_MAX: usize = 200;
 
-/// Looks at the processes of this user that use the port `host` in this network namespace.
+/// Observes the processes of this user that use the port `host` in this network namespace.
 #[derive(Debug)]
 pub struct HostReader(Reader);
 
-/// What a look has found.
+/// The result of one observation.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct HostLook {
-    /// The processes, by number; one with several devices is there for each.
+    /// The processes, by number; a process with several devices appears once for each.
     pub processes: Vec<Process>,
-    /// Whether it is known who listens, and who is the keeper: as long as one of the processes answers.
+    /// Whether the registry's memory could be read, which names the listeners and the keeper: true while one of the processes answers.
     pub has_registry: bool,
-    /// Names of queue pair numbers that another user has taken.
+    /// Number of names of queue pair number runs that another user has taken.
     pub foreign: usize,
 }
 
@@ -36,35 +36,35 @@ pub struct HostLook {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Process {
-    /// Its number, as the kernel says; 0: it is not visible from here.
+    /// Its process id, from the kernel; 0 if the process is not visible from here.
     pub pid: u32,
-    /// The runs of queue pair numbers that it has, by number: 32768 numbers each. One at least.
+    /// The runs of queue pair numbers that it leases, by number: 32768 numbers each. At least one.
     pub runs: Vec<usize>,
-    /// How long it has the first one.
+    /// How long it has had its first run.
     pub age: Option<Duration>,
-    /// Where it listens for connections.
+    /// The ports at which it listens for connections.
     pub listens: Vec<Listener>,
-    /// Whether it gets the messages of queue pair 1 that are for no process in particular.
+    /// Whether it is the keeper: it gets the messages of queue pair 1 that are for no particular process.
     pub is_keeper: bool,
-    /// What it says when it is asked for a snapshot.
+    /// Its answer to the request for a snapshot.
     pub says: Says,
 }
 
-/// What a process says when it is asked for a snapshot.
+/// The answer of a process to a request for a snapshot.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Says {
-    /// This one. It lists neither queue pairs nor what the program itself counts.
+    /// A snapshot, without queue pairs and without the program's own counters.
     Snapshot(Box<Snapshot>),
-    /// Nothing: it is stopped, or very busy.
+    /// No answer: it is stopped, or very busy.
     Nothing,
-    /// Nothing, as it accepts no more connections.
+    /// No answer, because it accepts no more connections.
     Full,
-    /// That it serves none: it has no device open at this moment, or is of another release.
+    /// It serves no snapshots: it has no device open at the moment, or is of another release.
     NoStats,
-    /// That it is of another release.
+    /// It is of another release.
     OtherRelease,
-    /// What is no snapshot.
+    /// Not a snapshot.
     Nonsense,
 }
 
@@ -75,12 +75,12 @@ pub struct Listener {
     pub port: u16,
     /// The port space: `tcp`, `udp`, `ib` or `ipoib`; `?` for another number.
     pub space: &'static str,
-    /// At this address alone.
+    /// The address that it is limited to, if any.
     pub addr: Option<IpAddr>,
 }
 
 impl HostReader {
-    /// For the user and the network namespace of this process.
+    /// A reader for the user and the network namespace of this process.
     ///
     /// # Errors
     /// [`StatsError::Host`].
@@ -89,10 +89,10 @@ impl HostReader {
         Reader::new(&space, runs).map(Self).map_err(|error| StatsError::Host { reason: error.to_string() })
     }
 
-    /// Looks. Takes a second at most, and that only if there are processes that do not answer and were not asked before.
+    /// Observes the processes. Takes at most a second, and that only if processes do not answer that were not queried before.
     ///
     /// # Errors
-    /// [`StatsError::Host`]: this process has no descriptor left.
+    /// [`StatsError::Host`]: this process has no file descriptor left.
     pub fn look(&mut self) -> Result<HostLook, StatsError> {
         let look = self.0.look(PATIENCE).map_err(|error| StatsError::Host { reason: error.to_string() })?;
         let processes = look.seen.into_iter().map(Process::of).collect();
@@ -101,10 +101,10 @@ impl HostReader {
 }
 
 impl Process {
-    /// A process with these runs that says this: for tests of programs that show some.
+    /// A process with these runs and this answer, for tests of programs that show processes.
     ///
     /// # Panics
-    /// When it has no run.
+    /// If `runs` is empty.
     pub fn new(pid: u32, runs: Vec<usize>, says: Says) -> Self {
         assert!(!runs.is_empty(), "a process has a run");
         Self { pid, runs, age: None, listens: Vec::new(), is_keeper: false, says }
@@ -150,16 +150,16 @@ impl Listener {
     }
 }
 
-/// What a process that may have gone mad says, so that it can be shown.
+/// A snapshot from a process that may misbehave, made safe to show.
 fn checked(said: Snapshot) -> Snapshot {
     let [program, port, mac] = [said.program, said.port, said.mac].map(|text| printable(&text));
     let gids = said.gids.iter().filter(|gid| gid.parse::<IpAddr>().is_ok()).cloned().collect();
     Snapshot { program, port, mac, gids, qps: Vec::new(), tables: Vec::new(), ..said }
 }
 
-/// A text without what a terminal obeys, and not longer than fits a line.
+/// A text without characters that control a terminal, cut to fit a line.
 fn printable(text: &str) -> String {
-    // Those of the second kind turn the direction in which others are shown.
+    // The characters of the second group change the direction of text.
     let obeyed = |c: &char| {
         c.is_control()
             || matches!(c, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -206,7 +206,7 @@ mod tests {
         );
     }
 
-    // Goal: nothing that a process says moves the cursor, fills the screen, or is one of another's numbers.
+    // Goal: no text from a process moves the cursor, fills the screen, or imitates another process's number.
     #[test]
     fn what_a_process_says_has_no_control_characters_and_an_end() {
         let evil = "a\u{1b}[2J\r\n\u{7f}\u{9b}31m\u{202e}\u{0}é";

@@ -7,17 +7,17 @@ use crate::id::{QpType, Qpn};
 use crate::shard::counters::QpCounters;
 use crate::sync::lock::lock;
 
-/// What a snapshot needs of a queue pair.
+/// The data of a queue pair that a snapshot needs.
 #[derive(Clone, Debug)]
 pub(in crate::device) struct QpEntry {
     pub qp_type: QpType,
     pub shard: usize,
-    /// Index of its word.
+    /// Index of its published word.
     pub index: u32,
     pub counters: Arc<QpCounters>,
 }
 
-/// The queue pairs that exist, by number. Creating and destroying them takes the lock for a moment; shards never do.
+/// The existing queue pairs, by number. Creating and destroying them takes the lock for a moment; shards never do.
 #[derive(Debug, Default)]
 pub(in crate::device) struct QpList(Mutex<BTreeMap<u32, QpEntry>>);
 
@@ -28,7 +28,7 @@ impl QpList {
     pub(in crate::device) fn remove(&self, qpn: Qpn) {
         lock(&self.0).remove(&qpn.get());
     }
-    /// The first of them, at most so many; how many there are, and how many on each shard.
+    /// The first `most` queue pairs; the number of all, and the number on each shard.
     pub(super) fn list(&self, shards: usize, most: usize) -> (Vec<(u32, QpEntry)>, usize, Vec<usize>) {
         let qps = lock(&self.0);
         let mut per_shard = vec![0; shards];

@@ -1,15 +1,15 @@
 //! Counters and state of a running stack, for observers: its shards and its queue pairs.
 //!
-//! Taking a [`Snapshot`] reads counters and published words; it never takes a shard's claim, so nothing waits for it. A device
-//! that is configured to ([`DeviceConfig::stats`](super::DeviceConfig::stats)) serves snapshots on a unix socket, and
-//! [`Snapshot::fetch`] takes one from there. Where several processes have the addresses of a host, each serves the ones that ask by the
-//! registry, configured or not: [`HostReader`] shows all of them.
+//! Taking a [`Snapshot`] reads counters and published words; it never takes a shard's claim, so nothing waits for it. If configured
+//! ([`DeviceConfig::stats`](super::DeviceConfig::stats)), a device serves snapshots on a unix socket, and [`Snapshot::fetch`] takes one
+//! from there. Where several processes share the addresses of a host, each serves requests through the registry, configured or not:
+//! [`HostReader`] shows all of them.
 //!
 //! # Protocol
 //!
 //! A client gets one snapshot, a JSON object, and the end of the stream; what it sends is never read. `version` is [`VERSION`].
-//! New fields and counters do not change the version, so a reader skips names that it does not know, and takes missing counters
-//! for 0 (counters that are 0 are left out). `nc -U SOCKET` shows a snapshot.
+//! New fields and counters do not change the version, so a reader skips unknown names, and takes missing counters as 0 (counters that are
+//! 0 are omitted). `nc -U SOCKET` shows a snapshot.
 
 pub(super) mod asked;
 pub(super) mod data;

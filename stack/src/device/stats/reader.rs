@@ -11,7 +11,7 @@ use crate::port::Numbers;
 use crate::proto::state::{state_name, type_name};
 use crate::shard::counters::CounterSnapshot;
 
-/// Takes snapshots of a device from anywhere, as long as it exists.
+/// Takes snapshots of a device from any thread, for as long as the device exists.
 #[derive(Clone, Debug)]
 pub struct Reader(Weak<Core>);
 
@@ -19,7 +19,7 @@ impl Reader {
     pub(in crate::device) fn new(core: &Arc<Core>) -> Self {
         Self(Arc::downgrade(core))
     }
-    /// A snapshot, while there is a device.
+    /// A snapshot, if the device still exists.
     pub fn snapshot(&self) -> Option<Snapshot> {
         self.0.upgrade().map(|core| Snapshot::of(&core))
     }
@@ -42,7 +42,7 @@ impl Snapshot {
         Self { qps, tables: core.tables.list(), ..Self::without_qps(core, total, &per_shard) }
     }
 
-    /// Without a list of queue pairs, and without what the program itself counts: short, and no code of the program is run for it.
+    /// Without the list of queue pairs and without the program's own counters: short, and runs no code of the program for it.
     pub(in crate::device) fn summary(core: &Core) -> Self {
         let (_, total, per_shard) = core.qps.list(core.cells.len(), 0);
         Self::without_qps(core, total, &per_shard)

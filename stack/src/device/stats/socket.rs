@@ -1,7 +1,7 @@
 //! The socket that serves a device's counters: one thread, asleep until a client connects.
 //!
-//! It reads counters and published words, never takes a shard's claim, and never reads data of a client. One client is served at
-//! a time, for at most [`CLIENT_PATIENCE`]; a client that hangs delays other clients by that much and affects nothing else.
+//! The thread reads counters and published words, never takes a shard's claim, and never reads data from a client. It serves one client
+//! at a time, for at most [`CLIENT_PATIENCE`]; a hanging client delays other clients by that much and affects nothing else.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -22,17 +22,17 @@ use crate::sync::unforked::Unforked;
 
 /// How long a client may take to read its snapshot.
 const CLIENT_PATIENCE: Duration = Duration::from_millis(250);
-/// Least rest after each client. The rest is nine times as long as the client took, so that a client that connects all the time
-/// costs at most a tenth of a core.
+/// Shortest pause after each client. The pause is nine times as long as serving the client took, so that a client that reconnects
+/// constantly costs at most a tenth of a core.
 const REST: Duration = Duration::from_millis(5);
-/// Bytes written between two checks of the time.
+/// Bytes written between two checks of the time limit.
 const PIECE: usize = 32 << 10;
 
 /// The socket and its thread, until dropped.
 #[derive(Debug)]
 pub(in crate::device) struct StatsSocket {
     file: SocketFile,
-    /// Dropped before the descriptor that it keeps.
+    /// Must be dropped before the descriptor that it tracks.
     _unforked: Unforked,
     /// A duplicate of the listening socket: shutting it down wakes the thread.
     waker: UnixStream,
@@ -42,7 +42,7 @@ pub(in crate::device) struct StatsSocket {
 }
 
 impl StatsSocket {
-    /// Listens at `path`, or in the directory `path` under a name of this process's own.
+    /// Listens at `path`; if `path` is a directory, on a socket in it under a name unique to this process and device.
     pub(in crate::device) fn open(path: &Path, core: &Arc<Core>) -> Result<Self, OpenError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let path = if path.is_dir() {
@@ -56,7 +56,7 @@ impl StatsSocket {
                 .map_err(|reason| OpenError::Stats { path: path.clone(), reason })?;
         let system =
             |error: std::io::Error| OpenError::Stats { path: path.clone(), reason: error.to_string() };
-        // Shutting a listening socket down ends its `accept`; the type that can do that is the stream's.
+        // Shutting down a listening socket ends its `accept`; only the stream type has a method for that.
         let again = || Ok(UnixStream::from(OwnedFd::from(listener.try_clone()?)));
         let (waker, unforked) = Unforked::make(again).map_err(system)?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -83,16 +83,16 @@ impl StatsSocket {
 impl Drop for StatsSocket {
     fn drop(&mut self) {
         if !self.made_by.is_this() {
-            // A fork has no such thread.
+            // A forked child has no such thread.
             core::mem::forget(self.thread.take());
             return;
         }
         self.stop.store(true, Ordering::Release);
-        // It fails only for a socket that is shut down already.
+        // Fails only if the socket is already shut down.
         let _ = self.waker.shutdown(std::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // Not if this is that thread: a table may drop the last handle of the device. The thread then ends by itself.
+            // Except on that thread itself: a table may drop the last handle of the device. The thread then ends by itself.
             if thread.thread().id() != thread::current().id() {
                 let _ = thread.join();
             }
@@ -105,14 +105,14 @@ fn serve(listener: &UnixListener, core: &Core, stop: &AtomicBool) {
         match listener.accept() {
             Ok((client, _)) if !stop.load(Ordering::Acquire) => {
                 let start = Instant::now();
-                // The port and the tables are the program's: where they panic, this client gets nothing, and later ones are served.
+                // The port and the tables are the program's: if they panic, this client gets nothing, and later clients are served.
                 let snapshot = catch_unwind(AssertUnwindSafe(|| Snapshot::of(core).to_json()));
-                // A client that went away, or was too slow, has to connect again.
+                // A client that disconnected, or was too slow, has to connect again.
                 let _ = snapshot.is_ok_and(|text| show(client, &text, stop).is_ok());
                 thread::park_timeout(REST.max(start.elapsed() * 9));
             }
             Ok(_) => {}
-            // No descriptor is free, or the client is gone again.
+            // No descriptor is free, or the client has disconnected.
             Err(_) => thread::park_timeout(REST),
         }
     }

@@ -1,4 +1,4 @@
-//! What a program counts itself, and shows in the snapshots of its device.
+//! Counters that a program provides itself, for the snapshots of its device.
 
 use core::cell::Cell;
 use std::sync::{Arc, Mutex};
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use super::data::Table;
 use crate::sync::lock::lock;
 
-/// Fills in a table of a snapshot. It is code of the program, and may call back.
+/// Fills a table of a snapshot. A source is code of the program, and may call back into the device.
 type Source = Arc<dyn Fn() -> Table + Send + Sync>;
 
 thread_local! {
-    /// Whether this thread is in a source.
+    /// Whether this thread is running a source.
     static IN_SOURCE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -28,7 +28,7 @@ impl Tables {
     pub(in crate::device) fn add(&self, source: Source) {
         lock(&self.0).push(source);
     }
-    /// The tables; none inside a source, which would call itself for ever otherwise.
+    /// The tables; none inside a source, which would otherwise call itself endlessly.
     pub(super) fn list(&self) -> Vec<Table> {
         struct Leave;
         impl Drop for Leave {
