@@ -1,23 +1,23 @@
-//! Attributes of a target, as processes say them to each other.
+//! Attributes of a target, as processes exchange them.
 
 use super::bytes::{Field, Reader};
 use super::refusal::{Reason, Refusal};
 use crate::device::{AttrMask, Device, DeviceError, Gid, QpAttr};
 
-/// Attributes, with the own address that they are about: its index is another one in each process.
+/// Attributes, with the local address that they use: its GID index differs between processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Attributes {
-    /// The attributes; the index of the own address means nothing.
+    /// The attributes; the index of the local address is meaningless here.
     pub attr: QpAttr,
-    /// The own address; zero where the attributes have none.
+    /// The local address; zero if the attributes contain none.
     pub source: Gid,
 }
 
 impl Attributes {
-    /// Attributes of this device that the mask names.
+    /// The attributes that the mask names, for sending from this device.
     ///
     /// # Errors
-    /// [`DeviceError::Range`]: there is no own address of the index.
+    /// [`DeviceError::Range`]: the device has no address at the index.
     pub fn of(device: &Device, attr: &QpAttr, mask: AttrMask) -> Result<Self, DeviceError> {
         let route = attr.ah_attr.grh.filter(|_| mask.contains(AttrMask::AV));
         let Some(route) = route else { return Ok(Self { attr: *attr, source: Gid::default() }) };
@@ -28,10 +28,10 @@ impl Attributes {
         Ok(Self { attr: *attr, source })
     }
 
-    /// The attributes for this device.
+    /// The attributes, for use in this device.
     ///
     /// # Errors
-    /// The device does not have the address.
+    /// The device lacks the local address.
     pub fn on(&self, device: &Device) -> Result<QpAttr, Refusal> {
         let mut attr = self.attr;
         if let (Some(route), false) = (&mut attr.ah_attr.grh, self.source.is_zero()) {
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
     use crate::device::DeviceConfig;
 
-    // Goal: the tables of two processes may be in another order.
+    // Goal: the GID tables of two processes may differ in their order.
     #[test]
     fn an_address_has_its_own_index_in_each_process() {
         let open = |addrs: [[u8; 4]; 2]| {
@@ -87,7 +87,7 @@ mod tests {
         attr.ah_attr.grh.as_mut().unwrap().sgid_index = 1;
         let said = Attributes::of(&a, &attr, AttrMask::AV).unwrap();
         assert_eq!((index(said.on(&b).unwrap()), said.on(&a)), (2, Ok(attr)));
-        // Without an address there is nothing to translate.
+        // Without an address no index needs to be translated.
         assert_eq!(Attributes::of(&a, &attr, AttrMask::STATE).unwrap().on(&b), Ok(attr));
         assert_eq!(Attributes::from(QpAttr::default()).on(&b), Ok(QpAttr::default()));
         let third = open([other, [192, 0, 2, 3]]);

@@ -1,8 +1,8 @@
-//! Bytes of messages: fields one after the other, in the order of the machine. What is read is checked; who writes has checked.
+//! The encoding of messages: fields one after the other, in native byte order. Decoding checks all bytes; encoding trusts the caller.
 
 use crate::device::{AhAttr, AttrMask, Gid, GlobalRoute, PathMigState, QpAttr, QpState, Qpn};
 
-/// Bytes that are read; each value once.
+/// A decoder of bytes; each byte is read once.
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl Reader<'_> {
@@ -12,12 +12,12 @@ impl Reader<'_> {
         Some(*bytes)
     }
 
-    /// The next field.
+    /// Decodes the next field.
     pub fn get<T: Field>(&mut self) -> Option<T> {
         T::read(self)
     }
 
-    /// The text that the rest is.
+    /// Decodes the rest as UTF-8 text.
     pub fn text(&mut self) -> Option<String> {
         String::from_utf8(core::mem::take(&mut self.0).to_vec()).ok()
     }
@@ -25,9 +25,9 @@ impl Reader<'_> {
 
 /// A field of a message.
 pub trait Field: Sized {
-    /// Appends its bytes.
+    /// Appends the encoded field.
     fn write(&self, to: &mut Vec<u8>);
-    /// Reads it; `None`: the bytes are none, or too few.
+    /// Decodes the field; `None` if the bytes are invalid or too few.
     fn read(from: &mut Reader<'_>) -> Option<Self>;
 }
 
@@ -97,7 +97,7 @@ impl Field for PathMigState {
     }
 }
 
-/// Any bits: the device refuses those that name no attribute, with a sentence.
+/// Accepts any bits: the device refuses unknown bits with an error message.
 impl Field for AttrMask {
     fn write(&self, to: &mut Vec<u8>) {
         self.bits().write(to);
@@ -144,7 +144,7 @@ impl Field for AhAttr {
     }
 }
 
-/// Without the attributes that a target cannot have: sizes of queues, an alternate path, a rate limit.
+/// Omits the attributes that a target cannot have: queue sizes, an alternate path, a rate limit.
 impl Field for QpAttr {
     fn write(&self, to: &mut Vec<u8>) {
         self.qp_state.write(to);
@@ -191,7 +191,7 @@ impl Field for QpAttr {
 pub(super) mod tests {
     use super::*;
 
-    /// Attributes in which every field that is carried has a value of its own.
+    /// Attributes in which every encoded field has a distinct value.
     pub(in crate::xrc) fn all_attributes() -> QpAttr {
         QpAttr {
             qp_state: QpState::Rtr,

@@ -1,11 +1,11 @@
-//! Which domain it is: the file that processes open it by.
+//! The identity of a domain: the file through which processes open it.
 
 use core::fmt;
 use core::str::FromStr;
 use std::io;
 use std::os::fd::AsFd;
 
-/// A file, by its device and inode: what processes that share an XRC domain open (`ibv_open_xrcd` with a descriptor).
+/// A file, by device and inode: processes that share an XRC domain open the same file (`ibv_open_xrcd` with a file descriptor).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct DomainFile {
     dev: u64,
@@ -13,7 +13,7 @@ pub struct DomainFile {
 }
 
 impl DomainFile {
-    /// The file that a descriptor refers to.
+    /// The file that a file descriptor refers to.
     ///
     /// # Errors
     /// Those of fstat(2).
@@ -22,7 +22,7 @@ impl DomainFile {
         Ok(Self { dev: stat.st_dev, ino: stat.st_ino })
     }
 
-    /// The name of the owner's socket in the abstract space, which each network namespace has for itself.
+    /// Name of the owner's socket in the abstract namespace, which is separate for each network namespace.
     pub(super) fn socket_name(&self, uid: u32) -> String {
         format!("roce/{uid}/xrcd/{self}")
     }

@@ -1,4 +1,4 @@
-//! Why a call on a domain that processes share failed.
+//! Errors of calls on a domain that processes share.
 
 use core::time::Duration;
 use std::io;
@@ -7,17 +7,17 @@ use std::path::PathBuf;
 use super::refusal::Refusal;
 use crate::device::DeviceError;
 
-/// Why a call on a domain that processes share failed: one sentence that says what to do.
+/// Why a call on a domain that processes share failed. The message says in one sentence what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum XrcError {
-    /// The device of this process refused it.
+    /// The device of this process refused the call.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The owner of the domain refused it.
+    /// The owner of the domain refused the call.
     #[error("{0}")]
     Refused(Refusal),
-    /// Only the port `host` joins processes.
+    /// Only the port `host` connects processes.
     #[error(
         "port {port} does not join the processes of this host, so that they could share an XRC domain: open the device on the \
          port host, or open a domain by name, which this process alone has"
@@ -33,7 +33,7 @@ pub enum XrcError {
         shown(places)
     )]
     NoProgram {
-        /// Where it was looked for.
+        /// Where it was searched.
         places: Vec<PathBuf>,
     },
     /// The program that owns the domain could not be started.
@@ -44,14 +44,14 @@ pub enum XrcError {
         /// The system's error.
         error: io::Error,
     },
-    /// The owner of the domain did not come up.
+    /// The owner of the domain did not start up in time.
     #[error(
         "the owner of the XRC domain does not answer after {after:?}; to see why, run it in a terminal: {command}"
     )]
     NotUp {
-        /// How long it was waited for.
+        /// How long the call waited for it.
         after: Duration,
-        /// How it is started.
+        /// The command that starts it.
         command: String,
     },
     /// The owner of the domain has ended.
@@ -66,21 +66,21 @@ pub enum XrcError {
          again"
     )]
     Silent {
-        /// How long it was waited for.
+        /// How long the call waited for it.
         after: Duration,
     },
-    /// The owner of the domain is of another version.
+    /// The owner of the domain has another protocol version.
     #[error(
         "the owner of the XRC domain speaks version {theirs}, and this process {ours}: run programs of one release, or wait until \
          those of the other one have ended"
     )]
     Unlike {
-        /// Our version.
+        /// This process's version.
         ours: u32,
-        /// Its version.
+        /// The owner's version.
         theirs: u32,
     },
-    /// Another user has the name of the owner's socket.
+    /// Another user has taken the name of the owner's socket.
     #[error(
         "user {uid} has taken the name by which the owner of the XRC domain is found: ask that user to end the process"
     )]
@@ -88,7 +88,7 @@ pub enum XrcError {
         /// The user.
         uid: u32,
     },
-    /// A call of the system failed.
+    /// A system call failed.
     #[error("{what}: {error}")]
     System {
         /// The call.
@@ -99,7 +99,7 @@ pub enum XrcError {
 }
 
 impl XrcError {
-    /// The error of a call of the system.
+    /// The error of a failed system call.
     pub(super) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |error| Self::System { what, error }
     }

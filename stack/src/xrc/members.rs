@@ -1,4 +1,4 @@
-//! What the owner knows of a member: its shared receive queues, the orders that it has to carry out, the call that waits for them.
+//! The owner's state of a member: its shared receive queues, its outstanding orders, and the call that waits for orders.
 
 use core::time::Duration;
 use std::collections::{HashSet, VecDeque};
@@ -8,49 +8,49 @@ use super::message::{Answer, Order};
 use super::refusal::Refusal;
 use crate::device::Qpn;
 
-/// How long a member may take to say hello, and to carry out an order. Who takes longer is dropped: others wait for it.
+/// Time limit for a member's hello, and for each order. A member that exceeds it is dropped, because others wait for it.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// Orders that are on their way to a member at a time; the others wait here.
+/// Most orders in flight to a member; further ones are queued here.
 const WINDOW: usize = 32;
 
-/// A member, by the number that the owner gave it.
+/// The number that the owner assigned to a member.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct MemberId(pub u32);
 
 /// A member.
 #[derive(Debug)]
 pub(super) struct Member {
-    /// Until then it has to say hello; `None`: it has.
+    /// Deadline for its hello; `None` once it has sent one.
     pub hello_until: Option<Instant>,
-    /// Numbers of its shared receive queues, and of the one that it is about to have.
+    /// Numbers of its shared receive queues, and of one that is being created.
     pub srqs: HashSet<u32>,
-    /// The call that is not answered yet. A member makes one at a time.
+    /// The call that is not answered yet. A member has at most one at a time.
     pub pending: Option<Pending>,
     orders: VecDeque<Ordered>,
-    /// So many of the first orders are on their way.
+    /// Number of orders at the front that are in flight.
     sent: usize,
 }
 
-/// A call that waits until members have carried out orders.
+/// A call that waits until members have executed orders.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub number: u32,
-    /// Orders that are not carried out yet.
+    /// Number of orders not executed yet.
     pub left: u32,
     pub then: Then,
     pub failed: Option<Refusal>,
 }
 
-/// What follows when the orders are carried out.
+/// What to do once the orders are executed.
 #[derive(Debug)]
 pub(super) enum Then {
-    /// This answer.
+    /// Send this answer.
     Answer(Answer),
-    /// The target of this number receives.
+    /// The target with this number receives from now on.
     Receives(Qpn),
-    /// The member gets the number of its new receive-only target.
+    /// Send the member the number of its new receive-only target.
     Allocated(Qpn),
-    /// The member has the shared receive queue of this number.
+    /// The member has the shared receive queue with this number from now on.
     Srq(u32),
 }
 
@@ -59,7 +59,7 @@ pub(super) enum Then {
 pub(super) struct Ordered {
     pub number: u32,
     pub order: Order,
-    /// Whose call waits for it.
+    /// The member whose call waits for the order.
     pub asker: Option<MemberId>,
     until: Instant,
 }
@@ -84,14 +84,14 @@ impl Member {
         self.orders.push_back(Ordered { number, order, asker, until: now + PATIENCE });
     }
 
-    /// The next order that is to be sent now.
+    /// Takes the next order to send, if the window permits it.
     pub(super) fn next_order(&mut self) -> Option<&Ordered> {
         let next = if self.sent < WINDOW { self.orders.get(self.sent) } else { None };
         self.sent += usize::from(next.is_some());
         next
     }
 
-    /// Takes the order that an outcome is of: the oldest one that was sent; `None`: the outcome is of none.
+    /// Takes the order that an outcome belongs to, which must be the oldest one in flight; otherwise `None`.
     pub(super) fn take_order(&mut self, number: u32) -> Option<Ordered> {
         let is_next = self.sent > 0 && self.orders.front().is_some_and(|first| first.number == number);
         if !is_next {
@@ -101,12 +101,12 @@ impl Member {
         self.orders.pop_front()
     }
 
-    /// The orders that it did not carry out.
+    /// The orders that it did not execute.
     pub(super) fn into_orders(self) -> impl Iterator<Item = Ordered> {
         self.orders.into_iter()
     }
 
-    /// When its patience is over.
+    /// Its next deadline.
     pub(super) fn until(&self) -> Option<Instant> {
         let orders = self.orders.front().map(|first| first.until);
         [self.hello_until, orders].into_iter().flatten().min()

@@ -1,8 +1,8 @@
-//! A member's connection to the owner of a domain: calls of the program's threads, and a thread that carries out the owner's orders.
+//! A member's connection to the owner of a domain: calls of the program's threads, and a thread that executes the owner's orders.
 //!
-//! The thread is there because the owner, and with it every other member, waits for what it orders while the program computes. It
-//! handles no signals. A call waits for its answer, so long at most; afterwards nobody knows what became of it, and the connection is
-//! given up. A fork has nothing of it.
+//! The thread exists because the owner, and with it every other member, waits for the execution of its orders while the program computes.
+//! It handles no signals. A call waits for its answer with a time limit; after that its result is unknown, and the connection is
+//! abandoned. A forked child has none of this.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -24,19 +24,19 @@ use crate::sync::lock::lock;
 use crate::sync::scheduling::wake_at_once;
 use crate::sync::worker::Worker;
 
-/// How long a call waits for its answer: the owner waits for members that do not answer it, for a shorter time.
+/// Time limit for the answer to a call. The owner's own time limit for members that do not respond is shorter.
 const CALL: Duration = Duration::from_secs(15);
-/// How long it is waited for an owner that was started.
+/// Time limit for an owner to start up.
 const UP: Duration = Duration::from_secs(10);
-/// How long a process waits before it looks again whether the owner is up.
+/// Interval between two attempts to connect to a starting owner.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How long what waits for others waits. Programs take the default; tests have less patience.
+/// Time limits. Programs use the defaults; tests set their own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     /// For the answer to a call.
     pub call: Duration,
-    /// For an owner to come up.
+    /// For the start-up of an owner.
     pub up: Duration,
 }
 
@@ -46,18 +46,18 @@ impl Default for Patience {
     }
 }
 
-/// A connection whose other end has welcomed this process as a member.
+/// A connection on which the owner has accepted this process as a member.
 #[derive(Debug)]
 pub(super) struct Welcomed {
     connection: Connection,
-    /// So many other members have the domain open.
+    /// Number of other members that have the domain open.
     pub others: u32,
 }
 
-/// Becomes a member of a domain, if that has an owner; with `start`, it is started if there is none. `None`: there is none.
+/// Becomes a member of a domain, if it has an owner. Otherwise starts the owner `start`, if given, or returns `None`.
 ///
 /// # Errors
-/// Those of connecting to the owner, and of starting it.
+/// The errors of connecting to the owner, and of starting it.
 pub(super) fn join(
     file: &DomainFile,
     start: Option<&Owner>,
@@ -93,7 +93,7 @@ pub(super) fn join(
     }
 }
 
-/// Says hello, and waits to be welcomed; `None`: the owner is gone, or was not there in time.
+/// Sends the hello, and waits for the welcome. `None` if the owner ended, or did not answer in time.
 fn greet(connection: Connection, until: Instant) -> Result<Option<Welcomed>, XrcError> {
     if !socket::send(&connection, &FromMember::Hello(VERSION).encode()).unwrap_or(false) {
         return Ok(None);
@@ -119,7 +119,7 @@ fn greet(connection: Connection, until: Instant) -> Result<Option<Welcomed>, Xrc
     }
 }
 
-/// A membership, until it is dropped.
+/// A membership. Dropping it ends the membership.
 #[derive(Debug)]
 pub(super) struct Membership {
     shared: Arc<Shared>,
@@ -130,29 +130,29 @@ pub(super) struct Membership {
 #[derive(Debug)]
 struct Shared {
     connection: Connection,
-    /// Whose call it is, one at a time: the number of the last one.
+    /// The number of the last call. Locked during a call, so that calls are made one at a time.
     calling: Mutex<u32>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Wakes the thread when the membership is to end.
+    /// Wakes the thread when the membership should end.
     event: EventFd,
     is_over: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The call that waits for its answer.
+    /// The number of the call that waits for its answer.
     waits: Option<u32>,
     answer: Option<Result<Answer, Refusal>>,
-    /// The owner is gone, or was given up.
+    /// The owner has ended, or was abandoned.
     has_ended: bool,
 }
 
 impl Membership {
-    /// Begins to carry out the owner's orders.
+    /// Starts to execute the owner's orders.
     ///
     /// # Errors
-    /// No descriptor or thread is left.
+    /// No file descriptor or thread is left.
     pub(super) fn new(
         welcomed: Welcomed,
         obey: impl Obey + 'static,
@@ -172,15 +172,15 @@ impl Membership {
         Ok(Self { shared, thread, patience: patience.call })
     }
 
-    /// Whether the owner is there, as far as is known.
+    /// Whether the owner lives, as far as is known.
     pub(super) fn lives(&self) -> bool {
         self.thread.is_here() && !lock(&self.shared.state).has_ended
     }
 
-    /// Asks the owner for something, and waits for its answer.
+    /// Sends a call to the owner, and waits for the answer.
     ///
     /// # Errors
-    /// [`XrcError::Refused`]; [`XrcError::Ended`], [`XrcError::Silent`]: from now on all calls fail; [`DeviceError::Forked`].
+    /// [`XrcError::Refused`]; [`XrcError::Ended`], [`XrcError::Silent`], after which all calls fail; [`DeviceError::Forked`].
     pub(super) fn call(&self, call: Call) -> Result<Answer, XrcError> {
         if !self.thread.is_here() {
             return Err(DeviceError::Forked.into());
@@ -213,7 +213,7 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        // It waits for nobody but its own device.
+        // The thread waits only for its own device, so this ends soon.
         self.thread.end(|| {
             self.shared.is_over.store(true, Ordering::Relaxed);
             self.shared.event.signal();
@@ -222,7 +222,7 @@ impl Drop for Membership {
 }
 
 impl Shared {
-    /// Sends a message, until it is time; `false`: it is not sent, and the owner is gone or given up.
+    /// Sends a message before `until`. `false` if it was not sent, because the owner ended or the time is over.
     fn send(&self, message: &FromMember, until: Instant) -> bool {
         let bytes = message.encode();
         loop {
@@ -253,30 +253,30 @@ impl Shared {
         }
     }
 
-    /// Nothing is expected of the owner any more.
+    /// Abandons the owner.
     fn give_up(&self) {
         lock(&self.state).has_ended = true;
         self.is_over.store(true, Ordering::Relaxed);
         self.event.signal();
     }
 
-    /// The thread: carries out orders and hands out answers until one of the two ends.
+    /// The thread's main loop: executes orders and distributes answers until owner or membership ends.
     fn serve(&self, mut obey: impl Obey) {
-        // Others wait for it.
+        // Other processes wait for this thread.
         wake_at_once();
         while !self.is_over.load(Ordering::Relaxed) {
             if !self.take(&mut obey) {
                 break;
             }
         }
-        // Shadows end here, before anybody who waits goes on.
+        // Ends the shadows, before any waiting call returns.
         drop(obey);
-        self.connection.is_empty(); // the owner hears it now, and not when the last copy of this goes
+        self.connection.is_empty(); // shuts the connection down: the owner notices now, not only when the last reference is dropped
         lock(&self.state).has_ended = true;
         self.changed.notify_all();
     }
 
-    /// Takes the next message, or waits for it. `false`: the owner is gone, or says what no owner does.
+    /// Handles the next message, or waits for it. `false` if the owner has ended, or sent an invalid message.
     fn take(&self, obey: &mut impl Obey) -> bool {
         let mut buffer: Buffer = [0; _];
         let message = match socket::receive(&self.connection, &mut buffer) {

@@ -1,17 +1,17 @@
-//! What a member of a domain and its owner say to each other: one message each of a packet socket.
+//! The messages between a member of a domain and its owner: each is one packet of a packet socket.
 //!
-//! A message is checked once, where it enters: whoever gets one of these types has numbers of 24 bits, states that exist, and nothing
-//! behind the end. Whether a number is one of the other side's is the receiver's to know. The first message of a member begins alike
-//! in every version, so that unlike ones can say what they are.
+//! A message is checked once, on receipt: a value of these types has numbers of 24 bits, states that exist, and no trailing bytes. The
+//! receiver checks whether a number belongs to the sender. The first message of a member begins alike in every version, so that
+//! processes of different versions can report it.
 
 use super::attributes::Attributes;
 use super::bytes::{Field, Reader};
 use super::refusal::{Reason, Refusal, TEXT_MAX};
 use crate::device::{AsyncEvent, AttrMask, Qpn};
 
-/// The version of everything here but of [`FromMember::Hello`] and [`FromOwner::Unlike`].
+/// The protocol version: of everything here except [`FromMember::Hello`] and [`FromOwner::Unlike`].
 pub const VERSION: u32 = 1;
-/// Bytes of a message, at most.
+/// Length of a message in bytes, at most.
 pub const MESSAGE_MAX: usize = 512;
 
 /// `ROCEXRCD`.
@@ -19,74 +19,74 @@ const MAGIC: u64 = u64::from_ne_bytes(*b"ROCEXRCD");
 /// Numbers of shared receive queues have 24 bits, and are not 0.
 const SRQN_MAX: u32 = 0xff_ffff;
 
-/// What a member says.
+/// A message from a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FromMember {
-    /// The first message: the member speaks this version, and has the domain open from now on.
+    /// The first message: the member's protocol version. The member has the domain open from now on.
     Hello(u32),
-    /// It asks for something, and waits for the answer, which has this number.
+    /// A call, with its number; the answer carries the same number.
     Call(u32, Call),
-    /// What became of the order of this number.
+    /// The result of the order with this number.
     Outcome(u32, Result<Outcome, Refusal>),
 }
 
-/// What a member asks the owner for.
+/// A call of a member to the owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Call {
-    /// To have a shared receive queue of this number.
+    /// Adds a shared receive queue with this number; answered once every target that receives has a leg to the member.
     NewSrq(u32),
-    /// The shared receive queue of this number is gone.
+    /// Removes the shared receive queue with this number.
     SrqGone(u32),
-    /// To make a target, and have a handle of it.
+    /// Creates a target, and returns a handle of it.
     Create,
-    /// To have a handle, or one more, of a target.
+    /// Takes one more handle of a target.
     Open(Qpn),
-    /// To give up a handle; the last one destroys the target.
+    /// Releases a handle; releasing the last one destroys the target.
     Close(Qpn),
-    /// To modify a target of which it has a handle.
+    /// Modifies a target of which the member has a handle.
     Modify(Qpn, Attributes, AttrMask),
-    /// The attributes of a target of which it has a handle.
+    /// Returns the attributes of a target of which the member has a handle.
     Query(Qpn),
-    /// To make a receive-only target and take it to RTR; the open of this number is registered with it.
+    /// Creates a receive-only target and moves it to RTR; the open with this number is registered with it.
     Alloc(u32, Attributes),
-    /// To modify a receive-only target.
+    /// Modifies a receive-only target.
     ModifyReceiver(Qpn, Attributes, AttrMask),
-    /// The attributes of a receive-only target.
+    /// Returns the attributes of a receive-only target.
     QueryReceiver(Qpn),
-    /// To register the open of this number with a receive-only target.
+    /// Registers the open with this number with a receive-only target.
     Register(u32, Qpn),
-    /// To end a registration; the last one destroys the target.
+    /// Ends a registration; ending the last one destroys the target.
     Unregister(u32, Qpn),
 }
 
-/// What became of an order.
+/// The result of an order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// It is done.
+    /// The order is executed.
     Done,
     /// The shadow has this number.
     Shadow(Qpn),
 }
 
-/// What the owner says.
+/// A message from the owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FromOwner {
-    /// The answer to a hello of the same version: so many other members have the domain open.
+    /// The answer to a hello of the same version: the number of other members that have the domain open.
     Welcome(u32),
-    /// The answer to a hello of another version: the owner has this one.
+    /// The answer to a hello of another version: the owner's version.
     Unlike(u32),
-    /// The answer to the call of this number.
+    /// The answer to the call with this number.
     Answer(u32, Result<Answer, Refusal>),
-    /// Something to do, whose outcome has this number. Orders are done one after the other.
+    /// An order, with its number; the outcome carries the same number. Orders are executed one after the other.
     Order(u32, Order),
-    /// Something happened to a target of which the member has a handle.
+    /// An event of a target of which the member has a handle.
     Event(Qpn, AsyncEvent),
 }
 
 /// The answer to a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// It is done.
+    /// The call is done.
     Done,
     /// The target has this number.
     Target(Qpn),
@@ -94,10 +94,10 @@ pub enum Answer {
     Attributes(Attributes),
 }
 
-/// What a member has to do for the targets of the domain. Its part of a target is a queue pair that is called a shadow.
+/// An order to a member, for a target of the domain. The member's part of a target is a queue pair called a shadow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// Make a shadow of this target, and take it to RTR with these attributes.
+    /// Create a shadow of this target, and move it to RTR with these attributes.
     Make(Qpn, Attributes),
     /// Modify the shadow of this target.
     Modify(Qpn, Attributes, AttrMask),
@@ -106,7 +106,7 @@ pub enum Order {
 }
 
 impl FromMember {
-    /// Its bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Vec::new();
         match self {
@@ -129,14 +129,14 @@ impl FromMember {
         to
     }
 
-    /// A message, of any bytes; `None`: it is none.
+    /// Decodes a message from arbitrary bytes; `None` if they are no valid message.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         whole(bytes, |from| {
             Some(match from.get::<u8>()? {
                 0 if from.get::<u64>()? == MAGIC => {
                     let version = from.get()?;
                     if version != VERSION {
-                        // What another version adds is its own business.
+                        // The rest of another version's hello is ignored.
                         from.0 = &[];
                     }
                     Self::Hello(version)
@@ -150,7 +150,7 @@ impl FromMember {
 }
 
 impl FromOwner {
-    /// Its bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Vec::new();
         match self {
@@ -182,7 +182,7 @@ impl FromOwner {
         to
     }
 
-    /// A message, of any bytes; `None`: it is none.
+    /// Decodes a message from arbitrary bytes; `None` if they are no valid message.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         whole(bytes, |from| {
             Some(match from.get::<u8>()? {
@@ -201,13 +201,13 @@ impl FromOwner {
     }
 }
 
-/// What all of the bytes say.
+/// Decodes bytes that must be used up completely.
 fn whole<T>(bytes: &[u8], read: impl FnOnce(&mut Reader<'_>) -> Option<T>) -> Option<T> {
     let mut from = Reader(bytes);
     read(&mut from).filter(|_| from.0.is_empty())
 }
 
-/// The number of a shared receive queue.
+/// Decodes the number of a shared receive queue.
 fn srqn(from: &mut Reader<'_>) -> Option<u32> {
     from.get().filter(|number| (1..=SRQN_MAX).contains(number))
 }
@@ -300,7 +300,7 @@ impl Field for Order {
     }
 }
 
-/// The last field of a message: a text has no end of its own.
+/// Only as the last field of a message: the text has no length field.
 impl Field for Refusal {
     fn write(&self, to: &mut Vec<u8>) {
         to.push(self.reason as u8);
@@ -403,7 +403,7 @@ mod tests {
         all
     }
 
-    /// Whether a message can be cut at its end and still be one: its last field is a text.
+    /// Whether a message that is cut at its end may still be valid: its last field is a text.
     fn ends_with_text(message: &str) -> bool {
         message.contains("Refusal")
     }
@@ -462,7 +462,7 @@ mod tests {
         for kind in (0..=u8::MAX).filter(|kind| ![1, 2, 4, 5, 7, 10].contains(kind)) {
             assert_eq!(call(kind, 1), None, "{kind}");
         }
-        // Numbers of shared receive queues, and of queue pairs.
+        // Invalid numbers of shared receive queues and of queue pairs.
         for number in [0, SRQN_MAX + 1, u32::MAX] {
             assert_eq!((call(1, number), call(2, number)), (None, None), "{number}");
         }

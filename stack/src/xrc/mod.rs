@@ -1,17 +1,18 @@
-//! XRC domains that processes of one user share (IBA A14): who opens one by the same file has the same one.
+//! XRC domains that processes of one user share (IBA A14): processes that open one by the same file have the same domain.
 //!
-//! One process makes a target, others have shared receive queues, and a sender names any of these in each packet. A target outlives
-//! whoever made it, as long as a process has the domain open. So none of these processes has it, but one that is there for nothing else,
-//! the *owner* of the domain (the program `roce-xrcd`): the library starts it when the domain gets its first target or shared receive
-//! queue, and it ends some time after the last process that had the domain open, a *member*, has gone.
+//! One process creates a target, others have shared receive queues, and a sender names any of these in each packet. A target outlives
+//! its creator, as long as a process has the domain open. So the targets belong to none of these processes, but to a dedicated one, the
+//! *owner* of the domain (the program `roce-xrcd`): the library starts it when the domain gets its first target or shared receive queue,
+//! and it ends some time after the last process that had the domain open, a *member*, has left.
 //!
-//! The owner passes the request packets of its targets on to *shadows*, queue pairs of the members ([`device`](crate::device) and below).
-//! Here is what the two say to each other about that (`message`), by packet sockets (`socket`): what the owner decides, without I/O
-//! (`owner`), its loop (`serve`), the thread by which a member answers it (`membership`, `shadows`), and what a program has of such a
-//! domain (`shared`). The owner is found beside the library (`start`), and becomes nobody's child (`spawn`, which has the `unsafe`).
+//! The owner relays the request packets of its targets to *shadows*, queue pairs of the members ([`device`](crate::device) and below).
+//! This module has the messages between the two (`message`), over packet sockets (`socket`); the owner's decisions, without I/O
+//! (`owner`), and its loop (`serve`); the thread by which a member responds to it (`membership`, `shadows`); and a program's handles of
+//! such a domain (`shared`). The owner's program is found beside the library (`start`), and is started as an orphan (`spawn`, which has
+//! the `unsafe`).
 //!
-//! All are processes of one user in one network namespace; who else connects is sent away. They are admitted, and not believed: each
-//! message is checked where it enters, each queue has a bound, and who does not answer is dropped after a while.
+//! All are processes of one user in one network namespace; connections of others are rejected. Members are admitted, but not trusted:
+//! each message is checked on receipt, each queue has a bound, and a process that does not respond is dropped after a while.
 
 mod attributes;
 mod bytes;

@@ -1,12 +1,12 @@
-//! What the owner of a domain decides: messages of its members, their ends and the time in, messages out. It does no I/O.
+//! The decisions of a domain's owner. Input: messages and disconnects of its members, and the time; output: messages. It does no I/O.
 //!
-//! The owner has the targets of the domain; members have its shared receive queues, and a *shadow* of each target, a queue pair that the
-//! owner passes their requests on to. Owner and shadow are joined by a *leg*. A leg is made for each target that can receive and each
-//! member that has a shared receive queue, before the call returns that made the second of the two: so a number that a program knows is
-//! one that works. Whoever goes takes its queues, legs, handles and registrations; the targets stay while any member is there.
+//! The owner has the targets of the domain; members have its shared receive queues, and a *shadow* of each target, a queue pair to which
+//! the owner relays the target's requests. A *leg* connects owner and shadow. A leg is made for each pair of a target that can receive and
+//! a member that has a shared receive queue, before the call returns that made the second of the two: so a number that a program knows
+//! works. The end of a member ends its queues, legs, handles and registrations; the targets stay as long as any member exists.
 //!
-//! Members are processes of one user, admitted and not believed. Each has one call at a time, so what it can make the owner keep is
-//! bounded by its own queues and handles; one that says what it may not, or does not carry out an order in time, is dropped.
+//! Members are processes of one user, admitted but not trusted. Each has one call at a time, so the state that it can make the owner keep
+//! is bounded by its own queues and handles. A member that sends an invalid message, or does not execute an order in time, is dropped.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -20,16 +20,16 @@ use super::targets::{Entry, Users, unknown};
 use crate::config::SRQ_MAX;
 use crate::device::{AsyncEvent, AttrMask, QpAttr, QpState, QpType, Qpn, required};
 
-/// What is to be done.
+/// An action for the caller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Output {
-    /// Send this to a member.
+    /// Send this message to a member.
     Send(MemberId, FromOwner),
-    /// Close the connection to a member, which is none any more.
+    /// Close the connection to a member that was dropped.
     End(MemberId),
 }
 
-/// The attributes that shadows have as their target has them, and that change without a change of state.
+/// The attributes that shadows copy from their target, and that can change without a change of state.
 const SHADOWED: AttrMask =
     AttrMask::ACCESS_FLAGS.union(AttrMask::MIN_RNR_TIMER).union(AttrMask::MAX_DEST_RD_ATOMIC);
 
@@ -38,11 +38,11 @@ pub struct Owner<D: Domain> {
     domain: D,
     members: HashMap<MemberId, Member>,
     targets: BTreeMap<Qpn, Entry<D::Target>>,
-    /// Who has the shared receive queue of a number.
+    /// The member that has each shared receive queue, by number.
     srqs: HashMap<u32, MemberId>,
     last_member: u32,
     last_order: u32,
-    /// Since when nobody has the domain open.
+    /// Since when no member has had the domain open.
     empty_since: Option<Instant>,
     out: VecDeque<Output>,
 }
@@ -62,10 +62,10 @@ impl<D: Domain> Owner<D> {
         }
     }
 
-    /// Somebody has connected, and is a member when it has said hello.
+    /// Adds a process that has connected. It becomes a member with its hello.
     pub fn handle_connected(&mut self, now: Instant) -> MemberId {
         let id = loop {
-            // At most as many steps as there are members.
+            // At most as many iterations as members.
             self.last_member = self.last_member.wrapping_add(1);
             let id = MemberId(self.last_member);
             if !self.members.contains_key(&id) {
@@ -76,7 +76,7 @@ impl<D: Domain> Owner<D> {
         id
     }
 
-    /// A message of a member, or of somebody who is to become one.
+    /// Handles a message of a member, or of a process that is to become one.
     pub fn handle_message(&mut self, now: Instant, id: MemberId, message: FromMember) {
         let Some(member) = self.members.get_mut(&id) else { return };
         match (message, member.is_in()) {
@@ -103,22 +103,22 @@ impl<D: Domain> Owner<D> {
         self.send_orders(id);
     }
 
-    /// A member has said what it may not.
+    /// Handles an invalid message: drops the member.
     pub fn handle_nonsense(&mut self, now: Instant, id: MemberId) {
         tracing::warn!(member = id.0, "a process of this user says what no member of an XRC domain does");
         self.end(now, id);
     }
 
-    /// The connection to a member has ended, or it does not take what it is sent.
+    /// Handles the end of the connection to a member, or a member that does not read its messages.
     pub fn handle_end(&mut self, now: Instant, id: MemberId) {
         self.end(now, id);
     }
 
-    /// Something happened to a target.
+    /// Handles an event of a target.
     pub fn handle_event(&mut self, now: Instant, qpn: Qpn, event: AsyncEvent) {
         let Some(entry) = self.targets.get_mut(&qpn) else { return };
         let holders = entry.users.holders();
-        // It failed by itself: what its shadows have begun ends, too.
+        // The target failed by itself: messages in progress at its shadows end, too.
         let stops = entry.target.state() == QpState::Err && !entry.is_stopped;
         for holder in holders {
             self.send(holder, FromOwner::Event(qpn, event));
@@ -128,7 +128,7 @@ impl<D: Domain> Owner<D> {
         }
     }
 
-    /// Drops the members whose time is over.
+    /// Drops the members whose deadline has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         let is_late = |member: &Member| member.until().is_some_and(|until| until <= now);
         let late: Vec<_> = self.members.iter().filter(|(_, m)| is_late(m)).map(|(id, _)| *id).collect();
@@ -141,17 +141,17 @@ impl<D: Domain> Owner<D> {
         }
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called next.
+    /// When to call [`handle_timeout`](Self::handle_timeout) next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.members.values().filter_map(Member::until).min()
     }
 
-    /// What is to be done next.
+    /// The next action for the caller.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.out.pop_front()
     }
 
-    /// When nobody will have had the domain open for so long; `None`: somebody has it open.
+    /// When no member will have had the domain open for `linger`; `None` while one has it open.
     pub fn over_at(&self, linger: Duration) -> Option<Instant> {
         self.empty_since.map(|since| since + linger)
     }
@@ -164,7 +164,7 @@ impl<D: Domain> Owner<D> {
         self.send(id, FromOwner::Answer(number, answer));
     }
 
-    /// Sends a member the orders that may be on their way to it.
+    /// Sends a member the next orders that its window permits.
     fn send_orders(&mut self, id: MemberId) {
         let Some(member) = self.members.get_mut(&id) else { return };
         while let Some(next) = member.next_order() {
@@ -172,7 +172,7 @@ impl<D: Domain> Owner<D> {
         }
     }
 
-    /// Gives a member an order. `asker`: the call of this member waits for it. Returns its number.
+    /// Queues an order for a member. The call of `asker`, if given, waits for it. Returns the order's number.
     fn order(&mut self, now: Instant, id: MemberId, asker: Option<MemberId>, order: Order) -> u32 {
         self.last_order = self.last_order.wrapping_add(1);
         let number = self.last_order;
@@ -194,7 +194,7 @@ impl<D: Domain> Owner<D> {
             Ok(done) => done,
             Err(refusal) => return self.answer(id, number, Err(refusal)),
         };
-        // One thing to wait for until all orders are given.
+        // The call itself counts as one, until all orders are queued.
         let pending = Pending { number, left: 1, then, failed: None };
         self.members.entry(id).and_modify(|member| member.pending = Some(pending));
         let given = match legs {
@@ -213,7 +213,7 @@ impl<D: Domain> Owner<D> {
         self.settle(now, id, given.err());
     }
 
-    /// Does what a member asks for. Returns what it gets when its call is done, and what is to be done with legs until then.
+    /// Executes a member's call. Returns what completes the call, and the work on legs to do before.
     fn carry_out(&mut self, now: Instant, id: MemberId, call: Call) -> Result<(Then, Legs), Refusal> {
         let answer = |answer| Ok((Then::Answer(answer), Legs::AsTheyAre));
         match call {
@@ -243,7 +243,7 @@ impl<D: Domain> Owner<D> {
         }
     }
 
-    /// One order of a member's call, or the call itself, is done.
+    /// One order of a member's call, or the call itself, is done. Answers the call after the last of them.
     fn settle(&mut self, now: Instant, asker: MemberId, failed: Option<Refusal>) {
         let Some(member) = self.members.get_mut(&asker) else { return };
         let Some(pending) = &mut member.pending else { return };
@@ -265,7 +265,7 @@ impl<D: Domain> Owner<D> {
         self.answer(asker, number, result);
     }
 
-    /// What a call asked for is there, and so is what it waited for.
+    /// Completes a call whose orders have all been executed.
     fn complete(&mut self, asker: MemberId, then: Then) -> Result<Answer, Refusal> {
         match then {
             Then::Answer(answer) => Ok(answer),
@@ -281,7 +281,7 @@ impl<D: Domain> Owner<D> {
         }
     }
 
-    /// What a call waited for could not be made: neither is there what it asked for.
+    /// Undoes a call whose legs could not be made.
     fn undo(&mut self, now: Instant, asker: MemberId, then: &Then) {
         match *then {
             Then::Answer(_) => {}
@@ -290,7 +290,7 @@ impl<D: Domain> Owner<D> {
             Then::Receives(qpn) => {
                 self.end_legs_of(now, qpn);
                 if let Some(entry) = self.targets.get(&qpn) {
-                    // Always allowed, while its shard lives.
+                    // Always permitted, while the target's shard lives.
                     let _ = entry.target.modify(&into(QpState::Reset), AttrMask::STATE);
                 }
             }
@@ -322,7 +322,7 @@ impl<D: Domain> Owner<D> {
             return Err(Refusal::new(Reason::Invalid, text));
         }
         self.forget_srq(id, srq);
-        // Refused only where the device has failed.
+        // Refused only if the device has failed.
         let _ = self.domain.set_srq_owner(srq, None);
         Ok(())
     }
@@ -354,7 +354,7 @@ impl<D: Domain> Owner<D> {
         Ok(self.keep(target, Users::with_open(id, open)))
     }
 
-    /// A target that a member may ask about, as a receive-only one or by its handle.
+    /// A target that a member may use: a receive-only one, or one of which it has a handle.
     fn target(&self, id: MemberId, (qpn, is_receiver): (Qpn, bool)) -> Result<&D::Target, Refusal> {
         let may = |users: &Users| if is_receiver { users.is_receiver() } else { users.has_handle(id) };
         let entry = self.targets.get(&qpn).filter(|entry| may(&entry.users));
@@ -420,32 +420,32 @@ impl<D: Domain> Owner<D> {
     }
 }
 
-/// What is to be done with legs before a call is answered.
+/// The work on legs before a call is answered.
 enum Legs {
     AsTheyAre,
-    /// Make those that the member lacks.
+    /// Make the legs that the member lacks.
     To(MemberId),
-    /// Make those of the target.
+    /// Make the legs of the target.
     Of(Qpn),
-    /// Take the shadows of the target to ERR.
+    /// Move the shadows of the target to ERR.
     Stop(Qpn),
     /// Modify the shadows of the target.
     Modify(Qpn, Order),
 }
 
-/// Attributes that name a state.
+/// Attributes that only contain a state.
 fn into(state: QpState) -> Attributes {
     QpAttr { qp_state: state, ..QpAttr::default() }.into()
 }
 
-/// Whether a target takes requests in a state.
+/// Whether a target accepts requests in a state.
 fn receives(state: QpState) -> bool {
     matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
 }
 
 // Legs.
 impl<D: Domain> Owner<D> {
-    /// Makes a leg, whose shadow the call of `asker` waits for.
+    /// Makes a leg to a member. The call of `asker` waits for its shadow.
     fn make_leg(&mut self, now: Instant, asker: MemberId, qpn: Qpn, id: MemberId) -> Result<(), Refusal> {
         let Some(entry) = self.targets.get(&qpn) else { return Ok(()) };
         let attr = entry.target.add_leg(id)?;
@@ -456,7 +456,7 @@ impl<D: Domain> Owner<D> {
         Ok(())
     }
 
-    /// Makes the legs that a member lacks: it is about to have a shared receive queue.
+    /// Makes the legs that a member lacks before it gets a shared receive queue.
     fn make_legs_to(&mut self, now: Instant, id: MemberId) -> Result<(), Refusal> {
         let lacks =
             |entry: &Entry<D::Target>| receives(entry.target.state()) && !entry.legs.contains_key(&id);
@@ -465,7 +465,7 @@ impl<D: Domain> Owner<D> {
         lacking.into_iter().try_for_each(|qpn| self.make_leg(now, id, qpn, id))
     }
 
-    /// Makes the legs of a target, which receives from now on.
+    /// Makes the legs of a target that receives from now on.
     fn make_legs_of(&mut self, now: Instant, asker: MemberId, qpn: Qpn) -> Result<(), Refusal> {
         if let Some(entry) = self.targets.get_mut(&qpn) {
             entry.is_stopped = false;
@@ -486,7 +486,7 @@ impl<D: Domain> Owner<D> {
         }
     }
 
-    /// Orders the shadows of a target into ERR, so that what they have begun ends.
+    /// Orders the shadows of a target to enter ERR, so that their messages in progress end.
     fn stop(&mut self, now: Instant, asker: Option<MemberId>, qpn: Qpn) {
         if let Some(entry) = self.targets.get_mut(&qpn) {
             entry.is_stopped = true;
@@ -501,7 +501,7 @@ impl<D: Domain> Owner<D> {
         }
     }
 
-    /// `None`: the member may not say that.
+    /// Handles the outcome of an order. `None`: the outcome is invalid.
     fn handle_outcome(
         &mut self,
         now: Instant,
@@ -516,7 +516,7 @@ impl<D: Domain> Owner<D> {
             }
             (Order::Modify(..) | Order::End(_), Ok(Outcome::Done)) => None,
             (_, Ok(_)) => {
-                // It waits no longer, whatever becomes of the member.
+                // The call waits no longer, whatever becomes of the member.
                 ordered.asker.into_iter().for_each(|asker| self.settle(now, asker, None));
                 return None;
             }
@@ -527,7 +527,7 @@ impl<D: Domain> Owner<D> {
                 Some(refusal)
             }
         };
-        // What goes wrong in a member is nobody else's failure.
+        // A failure in a member fails only its own call.
         if let Some(asker) = ordered.asker {
             self.settle(now, asker, failed.filter(|_| asker == id));
         }
@@ -536,7 +536,7 @@ impl<D: Domain> Owner<D> {
 
     fn connect_leg(&mut self, qpn: Qpn, id: MemberId, order: u32, shadow: Qpn) -> Result<(), Refusal> {
         let entry = self.targets.get(&qpn).filter(|entry| entry.legs.get(&id) == Some(&order));
-        // Otherwise the leg has ended meanwhile, and so will the shadow.
+        // Otherwise the leg was removed meanwhile, and its shadow will end, too.
         let connected = entry.map_or(Ok(()), |entry| entry.target.connect_leg(id, shadow));
         connected.inspect_err(|_| self.drop_leg(qpn, id, order))
     }
@@ -558,7 +558,7 @@ impl<D: Domain> Owner<D> {
         let was_in = member.is_in();
         for srq in &member.srqs {
             self.srqs.remove(srq);
-            // Refused only where the device has failed.
+            // Refused only if the device has failed.
             let _ = self.domain.set_srq_owner(*srq, None);
         }
         for entry in self.targets.values_mut() {
@@ -571,7 +571,7 @@ impl<D: Domain> Owner<D> {
             self.settle(now, asker, None);
         }
         if was_in && !self.members.values().any(Member::is_in) {
-            // The domain ends with its last open.
+            // The targets end with the domain's last open.
             self.targets.clear();
             self.empty_since = Some(now);
         }

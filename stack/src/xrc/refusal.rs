@@ -1,23 +1,23 @@
-//! Why the owner of a domain, or a member, did not do what it was asked to.
+//! Why the owner of a domain refused a call, or a member an order.
 
 use core::fmt;
 
 use crate::device::{DeviceError, ModifyError};
 
-/// Bytes of a text, at most; the rest is left out.
+/// Length of a text in bytes, at most; longer texts are cut.
 pub const TEXT_MAX: usize = 300;
 
 /// The kind of a refusal, for programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Reason {
-    /// An argument is wrong.
+    /// An argument is invalid.
     Invalid = 1,
     /// No number or no memory is left.
     NoRoom,
     /// The number of a shared receive queue is in use.
     Taken,
-    /// An attribute that no queue pair here has.
+    /// An attribute is not supported.
     Unsupported,
     /// The port cannot be opened.
     NoDevice,
@@ -31,17 +31,17 @@ impl Reason {
         [Self::Invalid, Self::NoRoom, Self::Taken, Self::Unsupported, Self::NoDevice, Self::Failed];
 }
 
-/// A refusal: nothing has changed.
+/// A refusal of a call or an order: nothing has changed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
     /// Its kind.
     pub reason: Reason,
-    /// One sentence that says what to do, of `TEXT_MAX` bytes at most.
+    /// One sentence that says what to do, of at most `TEXT_MAX` bytes.
     pub text: String,
 }
 
 impl Refusal {
-    /// A refusal with this sentence.
+    /// A refusal with this text.
     pub fn new(reason: Reason, text: impl Into<String>) -> Self {
         let mut text = text.into();
         let end = (0..=TEXT_MAX.min(text.len())).rev().find(|at| text.is_char_boundary(*at));

@@ -1,4 +1,4 @@
-//! The owner's part of its device: targets whose requests are passed on.
+//! The owner's use of its device: targets whose requests are relayed.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::device::{
     AttrMask, CqCore, CqInit, Device, PdCore, QpState, Qpn, RelayedTarget, XrcdCore, XrcdInitAttr,
 };
 
-/// The domain of an owner: its device, with what all legs are made of.
+/// The domain of an owner: its XRC domain on the device, and the objects that all legs share.
 #[derive(Debug)]
 pub struct RelayedDomain {
     xrcd: Arc<XrcdCore>,
     pd: Arc<PdCore>,
-    /// Never used: a queue pair that sends has one.
+    /// Never used, but a queue pair that sends requires one.
     cq: Arc<CqCore>,
 }
 
@@ -25,7 +25,7 @@ impl RelayedDomain {
     /// A domain without targets.
     ///
     /// # Errors
-    /// [`XrcError::Port`]; those of the device.
+    /// [`XrcError::Port`]; the errors of the device.
     pub fn new(device: &Arc<Device>) -> Result<Self, XrcError> {
         if !can_share(device) {
             return Err(XrcError::Port { port: device.port().info().name.clone() });
@@ -64,13 +64,13 @@ impl Target for RelayedTarget {
     }
     fn query(&self) -> Result<Attributes, Refusal> {
         let attr = self.qp().query()?;
-        // An address that is gone has no name.
+        // An address that the device has lost is left out.
         Ok(Attributes::of(self.qp().device(), &attr, AttrMask::AV).unwrap_or(attr.into()))
     }
     fn add_leg(&self, member: MemberId) -> Result<Attributes, Refusal> {
         let source = self.query()?.source;
         let attr = RelayedTarget::add_leg(self, member.0, source)?;
-        // Owner and members have the addresses of the host.
+        // Owner and members share the addresses of the host.
         Ok(Attributes { attr, source })
     }
     fn connect_leg(&self, member: MemberId, shadow: Qpn) -> Result<(), Refusal> {

@@ -1,6 +1,7 @@
-//! The loop of a domain's owner: sockets, events of its device and the time in; what the owner decides ([`Owner`]) out.
+//! The loop of a domain's owner. Input: sockets, events of its device and the time; output: the decisions of the [`Owner`].
 //!
-//! One thread, which waits for nobody: a member that does not take what it is sent is dropped. Each has so much done for it in a round.
+//! One thread, which waits for no member: a member that does not read its messages is dropped. Each round does a bounded amount of work
+//! for each member.
 
 use core::time::Duration;
 use rustix::event::{PollFd, PollFlags};
@@ -20,19 +21,19 @@ use crate::device::{Device, EventElement};
 use crate::registry::{Connection, Listener};
 use crate::sync::eventfd::wait_readable;
 
-/// Members, at most; others have to wait until one has gone.
+/// Most members; further ones wait until one has left.
 const MEMBERS_MAX: usize = 1024;
-/// Messages that wait for room in the socket of a member, at most: it gets a bounded number of orders, and one answer; the rest are events.
+/// Most messages that wait for room in the socket of a member: orders are bounded, there is at most one answer, and the rest are events.
 const WAITING_MAX: usize = 1024;
-/// Messages of a member, connections, and events of the device that are taken in a round.
+/// Most messages of one member, connections, and events of the device that are handled in a round.
 const ROUND: usize = 16;
 
-/// The name of a domain's owner: whoever has it is the owner.
+/// The name of a domain's owner: the process that holds it is the owner.
 #[derive(Debug)]
 pub struct OwnerName(Listener);
 
 impl OwnerName {
-    /// Takes the name; from now on members can connect, and wait. `None`: the domain has an owner.
+    /// Takes the name; from now on members can connect, and wait. `None` if the domain has an owner.
     ///
     /// # Errors
     /// [`XrcError::System`].
@@ -40,7 +41,7 @@ impl OwnerName {
         Ok(socket::listen(file)?.map(Self))
     }
 
-    /// Serves members, with targets of this domain of the device, until nobody has had the domain open for so long.
+    /// Serves members, with targets of this domain of the device, until no member has had the domain open for `linger`.
     ///
     /// # Errors
     /// [`XrcError::Device`]: the device has failed.
@@ -68,18 +69,18 @@ struct Serving<D: Domain> {
     listener: Listener,
     owner: Owner<D>,
     clients: HashMap<MemberId, Client>,
-    /// Connections in which something lies that this thread must not take.
+    /// Connections with unread data, which this thread cannot close at once.
     closing: Vec<Connection>,
 }
 
 struct Client {
     connection: Connection,
-    /// What is to be sent when there is room.
+    /// Messages to send when the socket has room.
     waiting: VecDeque<Vec<u8>>,
 }
 
 impl Client {
-    /// Sends what there is room for. `false`: the other end is gone.
+    /// Sends as many messages as the socket has room for. `false` if the connection has ended.
     fn flush(&mut self) -> bool {
         while let Some(next) = self.waiting.front() {
             match socket::send(&self.connection, next) {
@@ -96,7 +97,7 @@ impl Client {
     }
 }
 
-/// How long a connection that cannot be closed now is left alone.
+/// Time before the next attempt to close a connection that cannot be closed at once.
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl<D: Domain> Serving<D> {
@@ -133,7 +134,7 @@ impl<D: Domain> Serving<D> {
             if !self.takes_more() {
                 return;
             }
-            // Without descriptors, those who have connected wait for others to go.
+            // Without file descriptors, new connections wait until others end.
             let Ok(connection) = self.listener.accept() else { return };
             if !matches!(socket::foreign_user(&connection), Ok(None)) {
                 self.closing.extend(connection.close());
@@ -151,13 +152,13 @@ impl<D: Domain> Serving<D> {
                 if !self.receive_from(id) {
                     break;
                 }
-                // What follows may depend on it: an end takes the client away.
+                // The next message may depend on it: the end of a member removes the client.
                 self.put_out();
             }
         }
     }
 
-    /// Whether there was a message.
+    /// Handles the next message of a member. Returns whether there was one.
     fn receive_from(&mut self, id: MemberId) -> bool {
         let Some(client) = self.clients.get(&id) else { return false };
         let (now, mut buffer): (_, Buffer) = (Instant::now(), [0; _]);
@@ -172,7 +173,7 @@ impl<D: Domain> Serving<D> {
         true
     }
 
-    /// Sends what the owner says, and closes what it ends.
+    /// Sends the owner's messages, and closes the connections that it ends.
     fn put_out(&mut self) {
         loop {
             while let Some(output) = self.owner.poll_output() {
@@ -201,7 +202,7 @@ impl<D: Domain> Serving<D> {
 
     fn close(&mut self, id: MemberId) {
         if let Some(mut client) = self.clients.remove(&id) {
-            // The last word, where there is room for it.
+            // The last messages, if the socket has room.
             client.flush();
             self.closing.extend(client.connection.close());
         }

@@ -1,4 +1,4 @@
-//! A member's part of the targets of a domain: a shadow of each, which the owner passes the target's requests on to.
+//! A member's part of the targets of a domain: a shadow of each, to which the owner relays the target's requests.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use crate::device::{
     AsyncEvent, AttrMask, DeviceError, EventElement, QpAttr, QpCore, QpState, QpType, Qpn, XrcdCore, required,
 };
 
-/// What carries out the owner's orders, on a thread of its own.
+/// Executes the owner's orders, on a separate thread.
 pub(super) trait Obey: Send {
-    /// Carries out an order.
+    /// Executes an order.
     fn obey(&mut self, order: &Order) -> Result<Outcome, Refusal>;
-    /// Something happened to a target of which this process has a handle.
+    /// Handles an event of a target of which this process has a handle.
     fn hear(&mut self, target: Qpn, event: AsyncEvent);
 }
 
-/// The shadows that this process has, by their targets.
+/// The shadows in this process, by target.
 #[derive(Debug)]
 pub(super) struct Shadows {
     domain: Arc<XrcdCore>,
@@ -25,7 +25,7 @@ pub(super) struct Shadows {
 }
 
 impl Shadows {
-    /// Shadows in a domain of this process's device, which has the shared receive queues.
+    /// Without shadows yet. `domain` is the domain of this process's device, with its shared receive queues.
     pub(super) fn new(domain: Arc<XrcdCore>) -> Self {
         Self { domain, made: HashMap::new() }
     }
@@ -35,7 +35,7 @@ impl Shadows {
         if mask.contains(AttrMask::STATE) {
             return shadow.modify(attr, mask);
         }
-        // In SQD all that a target may change can be changed, and requests are taken as before.
+        // In SQD every attribute that a target may change can be changed, and requests are still accepted.
         for (from, to) in [(QpState::Rtr, QpState::Rts), (QpState::Rts, QpState::Sqd)] {
             if shadow.state() == from {
                 let next = QpAttr { qp_state: to, ..shadow.query()? };

@@ -1,8 +1,8 @@
-//! XRC domains that processes share, as a process has them: opens of a domain, handles of its targets, numbers of its shared receive
+//! XRC domains that processes share, as a program uses them: opens of a domain, handles of its targets, numbers of its shared receive
 //! queues.
 //!
-//! A device is a member of a domain once, however often it has the domain open. It becomes one when it opens the domain, if that has
-//! an owner; otherwise when it needs one, which is then started: for the first shared receive queue, or the first target.
+//! A device is a member of a domain once, however often the domain is opened on it. It becomes a member when it opens the domain, if the
+//! domain has an owner; otherwise when it needs an owner, which is then started: for the first shared receive queue, or the first target.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::HashMap;
@@ -23,66 +23,66 @@ use crate::device::{
 };
 use crate::sync::lock::lock;
 
-/// How often another number is drawn for a shared receive queue: they have 24 bits.
+/// Number of draws for the number of a shared receive queue: numbers have 24 bits.
 const DRAWS: usize = 64;
 
 /// The shared domains that a device has open.
 #[derive(Debug, Default)]
 pub struct SharedDomains(Mutex<HashMap<DomainFile, Weak<SharedDomain>>>);
 
-/// A domain that a device has open.
+/// A domain that is open on a device.
 #[derive(Debug)]
 struct SharedDomain {
     file: DomainFile,
-    /// Its part on this device: the shared receive queues of this process, and the shadows of targets.
+    /// The domain's local part on this device: the shared receive queues of this process, and the shadows of targets.
     own: Arc<XrcdCore>,
     owner: Owner,
-    /// Made when it is needed. Not made again: what the owner had is gone with it.
+    /// Created on demand, but only once: if the owner ends, the objects that it had are gone.
     membership: Mutex<Option<Arc<Membership>>>,
     last_open: AtomicU32,
-    /// Handles that this process has of each target.
+    /// Number of handles that this process has of each target.
     handles: Mutex<HashMap<Qpn, usize>>,
 }
 
-/// One open of a domain that processes share. Shared receive queues and targets made through it hold it.
+/// One open of a domain that processes share. Shared receive queues and targets created through it hold references to it.
 #[derive(Debug)]
 pub struct SharedXrcd {
     domain: Arc<SharedDomain>,
     open: u32,
 }
 
-/// The number of a shared receive queue, which no other one of the domain has until this is dropped.
+/// The number of a shared receive queue, unique in the domain until this is dropped.
 #[derive(Debug)]
 pub struct SrqNumber {
-    /// The open through which it was made cannot be closed before.
+    /// The open through which it was created, which cannot be closed before.
     _xrcd: Arc<SharedXrcd>,
     membership: Arc<Membership>,
     number: u32,
 }
 
-/// A handle of a target, which is given up when this is dropped.
+/// A handle of a target, released when dropped.
 #[derive(Debug)]
 pub struct SharedTarget {
     xrcd: Arc<SharedXrcd>,
     membership: Arc<Membership>,
     qpn: Qpn,
     first_psn: Psn,
-    /// As this process learned it last.
+    /// The state that this process set or queried last.
     state: Mutex<QpState>,
 }
 
-/// Whether a device joins the processes of its host, so that they can share domains.
+/// Whether a device is connected with the other processes of its host, so that they can share domains.
 pub fn can_share(device: &Device) -> bool {
     device.port().numbers().is_some_and(|numbers| numbers.registry().is_some())
 }
 
 impl SharedDomains {
-    /// Opens the domain of a file. `create`: it need not exist yet; `exclusive`, with it: it must not. A domain exists as far as its owner
-    /// knows: while a process has it open that has, or had, a target or a shared receive queue in it.
+    /// Opens the domain of a file. With `create`, the domain need not exist yet; with `exclusive` too, it must not exist. A domain exists
+    /// if its owner knows it: while a process has it open that has, or had, a target or a shared receive queue in it.
     ///
     /// # Errors
     /// [`XrcError::Port`]; [`DeviceError::NoSuchDomain`], [`DeviceError::DomainExists`], [`DeviceError::InsideTurn`],
-    /// [`DeviceError::Forked`]; those of joining an owner.
+    /// [`DeviceError::Forked`]; the errors of joining an owner.
     pub fn open(
         &self,
         device: &Arc<Device>,
@@ -140,7 +140,7 @@ impl SharedDomain {
         Ok(place.insert(Arc::new(membership)).clone())
     }
 
-    /// The membership; the owner is started if there is none yet.
+    /// The membership. Starts the owner, if there was none yet.
     fn membership(&self) -> Result<Arc<Membership>, XrcError> {
         self.own.device().check_outside_turn()?;
         let mut place = lock(&self.membership);
@@ -148,7 +148,7 @@ impl SharedDomain {
             return if membership.lives() { Ok(membership.clone()) } else { Err(XrcError::Ended) };
         }
         let welcomed = join(&self.file, Some(&self.owner), Patience::default())?;
-        // There is an owner, or this has failed: `join` starts one.
+        // `join` starts an owner if the domain has none, so `None` is an error here.
         let welcomed = welcomed.ok_or(XrcError::Ended)?;
         self.become_member(&mut place, welcomed)
     }
@@ -160,7 +160,7 @@ impl SharedXrcd {
         Arc::new(Self { domain, open })
     }
 
-    /// One more open of the same domain.
+    /// Opens the same domain again.
     pub fn again(&self) -> Arc<Self> {
         Self::new(self.domain.clone())
     }
@@ -170,12 +170,12 @@ impl SharedXrcd {
         self.domain.own.device()
     }
 
-    /// The domain's part on this device.
+    /// The domain's local part on this device.
     fn own(&self) -> &Arc<XrcdCore> {
         &self.domain.own
     }
 
-    /// Makes a shared receive queue: when this returns, all targets of the domain reach it. The number is to be dropped after the queue.
+    /// Creates a shared receive queue: when this returns, all targets of the domain reach it. Drop the number after the queue.
     ///
     /// # Errors
     /// Those of the device, and [`XrcError`].
@@ -189,7 +189,7 @@ impl SharedXrcd {
             let number = self.srq_number()?;
             let xrc = XrcSrqInit { xrcd: self.own(), cq, number: Some(number.number) };
             match pd.create_srq(attr, Some(xrc)) {
-                // Another shared receive queue of this process has it. They are few, and numbers many.
+                // Another shared receive queue of this process has the number: rare, because numbers have 24 bits.
                 Err(DeviceError::Busy { .. }) => {}
                 made => return Ok((made?, number)),
             }
@@ -213,7 +213,7 @@ impl SharedXrcd {
         Err(DeviceError::Exhausted { what: "number of a shared receive queue", limit: 0xff_ffff }.into())
     }
 
-    /// Makes a target, in RESET.
+    /// Creates a target, in RESET.
     ///
     /// # Errors
     /// [`XrcError`].
@@ -225,7 +225,7 @@ impl SharedXrcd {
         }
     }
 
-    /// A handle of a target that this process or another one has made.
+    /// Opens a target that this process or another one has created.
     ///
     /// # Errors
     /// [`XrcError`].
@@ -235,7 +235,7 @@ impl SharedXrcd {
         SharedTarget::new(self.clone(), membership, qpn, attr.qp_state)
     }
 
-    /// Makes a receive-only target and takes it from RESET over INIT to RTR. This open is registered with it.
+    /// Creates a receive-only target and moves it from RESET through INIT to RTR. This open is registered with it.
     ///
     /// # Errors
     /// [`XrcError`].
@@ -270,7 +270,7 @@ impl SharedXrcd {
         self.domain.membership()?.call(Call::Register(self.open, qpn)).map(drop)
     }
 
-    /// Ends the registration of this open; the last one destroys the target.
+    /// Ends the registration of this open; the end of the last registration destroys the target.
     ///
     /// # Errors
     /// [`XrcError`].
@@ -278,24 +278,24 @@ impl SharedXrcd {
         self.domain.membership()?.call(Call::Unregister(self.open, qpn)).map(drop)
     }
 
-    /// Attributes for the owner.
+    /// Converts attributes for the owner.
     fn said(&self, attr: &QpAttr, mask: AttrMask) -> Result<Attributes, XrcError> {
         Ok(Attributes::of(self.device(), attr, mask)?)
     }
 
-    /// Attributes of the owner.
+    /// Converts attributes from the owner.
     fn heard(&self, answer: Answer) -> Result<QpAttr, XrcError> {
         match answer {
             Answer::Attributes(attr) => attr.on(self.device()).map_err(XrcError::Refused),
-            // An owner that says anything else has gone mad.
+            // The owner sent an invalid answer.
             _ => Err(XrcError::Ended),
         }
     }
 
-    /// Ends this open. With the last one of the device, this process is no member of the domain any more.
+    /// Closes this open. With the last open on the device, the membership of this process ends.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`], [`DeviceError::InsideTurn`]. It comes back with the error.
+    /// [`DeviceError::Busy`], [`DeviceError::InsideTurn`]. The open is returned with the error.
     pub fn close(xrcd: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         if let Err(error) = not_inside_turn() {
             return Err((error, xrcd));
@@ -309,7 +309,7 @@ impl SharedXrcd {
 
 impl Drop for SrqNumber {
     fn drop(&mut self) {
-        // Refused only by an owner that is gone, and the number with it.
+        // Fails only if the owner has ended, and the number with it.
         let _ = self.membership.call(Call::SrqGone(self.number));
     }
 }
@@ -324,7 +324,7 @@ impl SharedTarget {
         *lock(&xrcd.domain.handles).entry(qpn).or_default() += 1;
         let first_psn = Psn::new(0);
         let mut target = Self { xrcd, membership, qpn, first_psn, state: Mutex::new(state) };
-        // The handle is given up again, if there is no random number.
+        // The drop of `target` releases the handle, if no random number is available.
         target.first_psn = Psn::new(target.device().random()?);
         Ok(target)
     }
@@ -344,13 +344,13 @@ impl SharedTarget {
     pub fn first_psn(&self) -> Psn {
         self.first_psn
     }
-    /// Its state as this process has set it or queried it last.
+    /// The state that this process set or queried last.
     pub fn state(&self) -> QpState {
         *lock(&self.state)
     }
 
-    /// Changes attributes, and the state where the mask has it. When a target is in RTR, all processes that have shared receive queues in
-    /// the domain can receive by it.
+    /// Changes attributes, and the state if the mask includes it. When the call that moves a target to RTR returns, all processes with
+    /// shared receive queues in the domain can receive through the target.
     ///
     /// # Errors
     /// [`XrcError`].
@@ -374,11 +374,11 @@ impl SharedTarget {
         Ok(attr)
     }
 
-    /// Gives the handle up; the last one, of all processes, destroys the target.
+    /// Releases the handle; releasing the last one, over all processes, destroys the target.
     ///
     /// # Errors
-    /// [`DeviceError::Unacked`] while an event of the target was fetched and not acknowledged, [`DeviceError::InsideTurn`],
-    /// [`DeviceError::Forked`]; it comes back with the error.
+    /// [`DeviceError::Unacked`] while a fetched event of the target is not acknowledged, [`DeviceError::InsideTurn`],
+    /// [`DeviceError::Forked`]. The handle is returned with the error.
     pub fn destroy(self) -> Result<(), (DeviceError, Self)> {
         if let Err(error) = self.device().check_outside_turn() {
             return Err((error, self));
@@ -395,7 +395,7 @@ impl Drop for SharedTarget {
         if self.device().is_forked() {
             return;
         }
-        // Refused only by an owner that is gone, and the target with it.
+        // Fails only if the owner has ended, and the target with it.
         let _ = self.membership.call(Call::Close(self.qpn));
         let mut handles = lock(&self.xrcd.domain.handles);
         if let Entry::Occupied(mut own) = handles.entry(self.qpn) {

@@ -1,4 +1,4 @@
-//! The packet sockets by which members and owner talk. No call waits.
+//! The packet sockets between members and owner. No call blocks.
 
 use rustix::net::SocketType;
 use std::io;
@@ -8,26 +8,26 @@ use super::error::XrcError;
 use super::message::MESSAGE_MAX;
 use crate::registry::{Connected, Connection, Identity, Lies, Listener};
 
-/// What was received.
+/// The result of a receive call.
 #[derive(Debug)]
 pub(super) enum Came {
     /// Nothing, yet.
     Nothing,
-    /// So many bytes.
+    /// A message of this many bytes.
     Message(usize),
-    /// The end of the connection, or descriptors, which nobody sends here: they are not taken.
+    /// The end of the connection; or file descriptors, which no valid message carries and which are not accepted.
     End,
 }
 
-/// Room for a message, and for a byte that shows that one is too long.
+/// Space for a message, and for one byte more to detect messages that are too long.
 pub(super) type Buffer = [u8; MESSAGE_MAX + 1];
 
-/// The name of the socket of a domain's owner, for this user.
+/// Name of the socket of a domain's owner, for this user.
 fn name(file: &DomainFile) -> String {
     file.socket_name(Identity::of_this_process().uid)
 }
 
-/// Takes the name of a domain's owner, and listens there; `None`: another process has it.
+/// Takes the name of a domain's owner, and listens there. `None` if another process has the name.
 ///
 /// # Errors
 /// [`XrcError::System`].
@@ -58,10 +58,10 @@ pub(super) fn foreign_user(connection: &Connection) -> Result<Option<u32>, XrcEr
     Ok((uid != 0 && uid != rustix::process::geteuid().as_raw()).then_some(uid))
 }
 
-/// Takes the next message.
+/// Takes the next message from the socket.
 pub(super) fn receive(connection: &Connection, buffer: &mut Buffer) -> Came {
     let lies = match connection.peek(buffer) {
-        // The other end left something unread: that is reported once, before what it had sent.
+        // The peer closed with unread data: that error is reported once, before the messages that it had sent.
         Lies::End => connection.peek(buffer),
         lies => lies,
     };
@@ -75,10 +75,10 @@ pub(super) fn receive(connection: &Connection, buffer: &mut Buffer) -> Came {
     }
 }
 
-/// Sends a message; `false`: there is no room now.
+/// Sends a message. `false` if the socket currently has no room.
 ///
 /// # Errors
-/// The other end is gone.
+/// The connection has ended.
 pub(super) fn send(connection: &Connection, message: &[u8]) -> io::Result<bool> {
     connection.send(message, &[])
 }

@@ -1,13 +1,14 @@
 #![allow(unsafe_code)]
-//! Starts a program that has nothing to do with this one any more.
+//! Starts a program that is independent of this process.
 //!
-//! The library does this inside of any program, which must not notice: it gets no child to wait for, and no SIGCHLD. So the program
-//! is started by a process in between, which ends at once: made with no signal at its end (fork(2) and exec(2) would bring SIGCHLD
-//! back), and waited for here. Both share our memory and run on stacks of their own, while this thread waits for them, with all
-//! signals blocked; they make system calls, and nothing else. No handler of forks runs: our memory is not copied.
+//! The library does this inside arbitrary programs, which must not notice: the calling program gets no child to wait for, and no SIGCHLD.
+//! So the new program is started by an intermediate process, which ends at once: it is created without an exit signal (fork(2) and exec(2)
+//! would restore SIGCHLD), and waited for here. Both new processes share this process's memory and run on their own stacks, while this
+//! thread waits for them with all signals blocked; they make system calls, and nothing else. No fork handlers run, because no memory is
+//! copied.
 //!
-//! The program has a session of its own, and none of our descriptors (else whoever reads from a pipe of ours waits for it), nor our
-//! directory, nor our handling of signals.
+//! The new program has a session of its own, and none of this process's file descriptors (otherwise the reader of a pipe would wait for
+//! it), nor its working directory, nor its signal dispositions.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::MaybeUninit;
@@ -15,21 +16,21 @@ use core::ptr::{null, null_mut};
 use std::ffi::CString;
 use std::io;
 
-/// Bytes of the stack of each of the two processes.
+/// Size of the stack of each of the two processes, in bytes.
 const STACK: usize = 64 << 10;
-/// Descriptors that are closed one by one, where the system cannot close all at once (before Linux 5.9).
+/// Upper bound of the descriptors that are closed one by one, if the kernel cannot close all at once (before Linux 5.9).
 const CLOSED_SINGLY: c_int = 1 << 16;
-/// Signals have the numbers below this.
+/// One more than the highest signal number.
 const SIGNALS: c_int = 65;
 
-/// What the two processes need, and how it went.
+/// The input of the two processes, and the result.
 struct Job {
     program: *const c_char,
     args: *const *const c_char,
     env: *const *const c_char,
-    /// The top of the second one's stack.
+    /// The top of the second process's stack.
     stack: *mut c_void,
-    /// The error number of what failed; 0: nothing did.
+    /// The error number of the failed call; 0 for none.
     error: c_int,
 }
 
@@ -49,7 +50,7 @@ impl Stack {
 /// Starts a program with these arguments, the first of which is its name, and this environment.
 ///
 /// # Errors
-/// Those of clone(2) and execve(2).
+/// The errors of clone(2) and execve(2).
 pub fn start(program: &CStr, args: &[CString], env: &[CString]) -> io::Result<()> {
     let (args, env) = (pointers(args), pointers(env));
     let mut stacks = Stack::new();
@@ -63,27 +64,27 @@ pub fn start(program: &CStr, args: &[CString], env: &[CString]) -> io::Result<()
     };
     let job_at: *mut Job = &raw mut job;
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the sets are ours; `all` is filled before it is used.
+    // SAFETY: the sets are local; `all` is filled before it is used.
     unsafe {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
     }
-    // SAFETY: the stack and the job live until this call returns, and by CLONE_VFORK that is after both processes have ended or become
-    // the program. Nobody else uses them meanwhile.
+    // SAFETY: the stack and the job live until this call returns, and by CLONE_VFORK that is after both processes have ended or have
+    // executed the program. Nothing else uses them meanwhile.
     let pid =
         unsafe { libc::clone(in_between, first.top(), libc::CLONE_VM | libc::CLONE_VFORK, job_at.cast()) };
     let failed = if pid < 0 { Some(io::Error::last_os_error()) } else { None };
     if pid >= 0 {
-        // SAFETY: takes numbers. The process has ended, and only waits for this; should the program wait for any process with
-        // __WALL, it may have been faster.
+        // SAFETY: takes numbers. The process has ended, and is only reaped here; if the program waits for any process with __WALL, it may
+        // have reaped it already.
         unsafe {
             libc::syscall(libc::SYS_wait4, pid, null_mut::<c_int>(), libc::__WCLONE, null_mut::<c_void>())
         };
     }
     // SAFETY: `before` was filled above: that call cannot fail.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut()) };
-    // SAFETY: the other processes are gone, and the job is ours alone again.
+    // SAFETY: the other processes have ended or left this memory, so this thread alone uses the job again.
     match (failed, unsafe { (*job_at).error }) {
         (Some(error), _) => Err(error),
         (None, 0) => Ok(()),
@@ -91,7 +92,7 @@ pub fn start(program: &CStr, args: &[CString], env: &[CString]) -> io::Result<()
     }
 }
 
-/// Whether this program runs with rights that its user does not have (set-user-ID, capabilities of its file).
+/// Whether this program runs with more privileges than its user (set-user-ID, file capabilities).
 pub fn has_more_rights_than_its_user() -> bool {
     // SAFETY: takes a number.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
@@ -101,10 +102,10 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings.iter().map(|string| string.as_ptr()).chain([null()]).collect()
 }
 
-/// The process in between.
+/// The intermediate process.
 extern "C" fn in_between(job: *mut c_void) -> c_int {
     let job: *mut Job = job.cast();
-    // SAFETY: as in `start`, whose thread waits for this process; the second process has the job while this one waits for it.
+    // SAFETY: as in `start`, whose thread waits for this process; the second process uses the job while this one waits for it.
     unsafe {
         let pid = libc::clone(becomes_program, (*job).stack, libc::CLONE_VM | libc::CLONE_VFORK, job.cast());
         if pid < 0 {
@@ -114,11 +115,11 @@ extern "C" fn in_between(job: *mut c_void) -> c_int {
     0
 }
 
-/// The process that becomes the program. Returns only if it cannot.
+/// The process that executes the program. Returns only if that fails.
 extern "C" fn becomes_program(job: *mut c_void) -> c_int {
     let job: *mut Job = job.cast();
-    // SAFETY: system calls on numbers, on constants, and on strings that live as long as the job; descriptors and handlers of signals are
-    // copies that this process has for itself.
+    // SAFETY: system calls on numbers, on constants, and on strings that live as long as the job; descriptors and signal dispositions are
+    // this process's own copies.
     unsafe {
         libc::setsid();
         libc::chdir(c"/".as_ptr());
@@ -131,13 +132,13 @@ extern "C" fn becomes_program(job: *mut c_void) -> c_int {
     1
 }
 
-/// Closes all descriptors; 0, 1 and 2 are /dev/null. `false`: that is not there.
+/// Closes all file descriptors, and opens 0, 1 and 2 as /dev/null. `false` if /dev/null cannot be opened.
 ///
 /// # Safety
-/// Only for a process that has nothing of ours to lose.
+/// Only for a process that does not need its file descriptors.
 unsafe fn has_no_descriptors() -> bool {
-    // Bare system calls: functions of the C library are cancellation points, and those of the C face are replaced.
-    // SAFETY: as the caller promises; system calls on numbers and a constant.
+    // Raw system calls: functions of the C library are cancellation points, and the C face replaces some of them. SAFETY: as the caller
+    // promises; system calls on numbers and a constant.
     unsafe {
         let null =
             libc::syscall(libc::SYS_openat, libc::AT_FDCWD, c"/dev/null".as_ptr(), libc::O_RDWR) as c_int;
@@ -156,15 +157,15 @@ unsafe fn has_no_descriptors() -> bool {
     true
 }
 
-/// Gives every signal its usual effect, and lets them all in.
+/// Resets all signals to their default disposition, and unblocks them.
 ///
 /// # Safety
-/// Only for a process of its own.
+/// Only for a process with signal dispositions of its own.
 unsafe fn takes_signals_as_usual() {
-    // The kernel's structure: the effect, flags, a function to return by, a set of signals. All zeros are the usual effect.
+    // The kernel's structure: handler, flags, restorer, signal mask. All zeros mean the default disposition.
     let usual = [0_usize; 8];
-    // SAFETY: as the caller promises; the system call reads the structure, and the sets are ours. The function of the C library refuses
-    // the signals that it has for itself, and a program may have been started with those ignored.
+    // SAFETY: as the caller promises; the system call reads the structure, and the sets are local. (A raw call, because the C library's
+    // function refuses the signals that it reserves, and a program may have been started with those ignored.)
     unsafe {
         for signal in 1..SIGNALS {
             libc::syscall(
@@ -191,7 +192,7 @@ mod tests {
         all.iter().map(|text| CString::new(*text).unwrap()).collect()
     }
 
-    /// Has a shell do something and waits for what it writes to a file.
+    /// Has a shell run a script, and waits for the output that it writes to a file.
     fn said_by(script: &str) -> String {
         static LAST: AtomicU32 = AtomicU32::new(0);
         let number = LAST.fetch_add(1, Ordering::Relaxed);
@@ -212,7 +213,7 @@ mod tests {
 
     #[test]
     fn the_program_is_nobodys_child_and_has_a_session_of_its_own() {
-        // 1: its number, 4: its parent's, 6: its session's.
+        // Field 1: process id, 4: parent's process id, 6: session id.
         let stat = said_by("cat /proc/$$/stat");
         let fields: Vec<&str> = stat.split(' ').collect();
         assert_ne!(fields[3], std::process::id().to_string());
@@ -222,9 +223,9 @@ mod tests {
     #[test]
     fn the_program_has_no_descriptor_directory_or_signal_of_ours() {
         let (_reader, writer) = std::io::pipe().unwrap();
-        // One that exec does not close.
+        // A descriptor that exec does not close.
         let kept = rustix::io::dup(&writer).unwrap();
-        // Signals of a child of the shell, which itself blocks some while it waits.
+        // The signals of a child of the shell, because the shell itself blocks some while it waits.
         let said = said_by("ls -l /proc/$$/fd; pwd; echo $A; grep Sig /proc/self/status");
         drop(kept);
         assert!(!said.contains("pipe:") && said.contains("0 -> /dev/null"), "{said}");
@@ -234,7 +235,7 @@ mod tests {
         }
     }
 
-    // Goal: a program that waits for its children, any of them, finds none of ours.
+    // Goal: a program that waits for any of its children finds no child of this module.
     #[test]
     fn no_child_is_left_behind() {
         start(c"/bin/true", &strings(&["true"]), &[]).unwrap();

@@ -1,4 +1,4 @@
-//! Finds the program that owns a domain, and starts it.
+//! Finds and starts the program that owns a domain.
 
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -8,35 +8,35 @@ use super::domain::DomainFile;
 use super::error::XrcError;
 use super::spawn;
 
-/// The program.
+/// File name of the program.
 const NAME: &str = "roce-xrcd";
-/// Names it where it is neither beside the library nor where a package puts it.
+/// Environment variable with the program's path, if it is neither beside the library nor where a package installs it.
 const VARIABLE: &str = "ROCE_XRCD_PROGRAM";
-/// Libraries that the user has loaded into programs are not meant for this one.
+/// Preloaded libraries of the user's programs are not meant for the owner.
 const PRELOADED: &str = "LD_PRELOAD";
 
-/// How the owner of a domain is started.
+/// The parameters for starting the owner of a domain.
 #[derive(Clone, Debug)]
 pub(super) struct Owner {
     /// The domain.
     pub file: DomainFile,
-    /// The port that it opens.
+    /// The port that the owner opens.
     pub port: String,
 }
 
 impl Owner {
-    /// What it is started with, after its name.
+    /// The arguments, after the program's name.
     fn args(&self) -> [String; 3] {
         ["--port".into(), self.port.clone(), self.file.to_string()]
     }
 
-    /// The line that starts it in a terminal.
+    /// The command line that starts it in a terminal.
     pub(super) fn command(&self) -> String {
         let program = find().unwrap_or_else(|_| NAME.into());
         format!("{} {}", program.display(), self.args().join(" "))
     }
 
-    /// Starts it, as a process that is nobody's child.
+    /// Starts it, as an orphan process.
     ///
     /// # Errors
     /// [`XrcError::NoProgram`], [`XrcError::Start`].
@@ -58,9 +58,9 @@ fn assignment(mut name: OsString, value: OsString) -> Vec<u8> {
     name.into_vec()
 }
 
-/// Where the program is.
+/// The path of the program.
 fn find() -> Result<PathBuf, XrcError> {
-    // A program with more rights than its user runs nothing that the user names.
+    // A program with more privileges than its user executes nothing that the user names.
     let named = if spawn::has_more_rights_than_its_user() { None } else { std::env::var_os(VARIABLE) };
     let places = match named {
         Some(program) => vec![program.into()],
@@ -69,12 +69,12 @@ fn find() -> Result<PathBuf, XrcError> {
             image_of(find as fn() -> _ as usize, &maps).map(|image| beside(&image)).unwrap_or_default()
         }
     };
-    // It is started in another directory.
+    // Made absolute, because the program is started in another directory.
     let found = places.iter().find(|place| place.is_file()).and_then(|place| std::path::absolute(place).ok());
     found.ok_or(XrcError::NoProgram { places })
 }
 
-/// The file that an address is in, by /proc/self/maps: the library that this is part of, or the program.
+/// The file that an address is mapped from, by /proc/self/maps: the library that this code is part of, or the program.
 fn image_of(address: usize, maps: &str) -> Option<PathBuf> {
     let line = maps.lines().find(|line| {
         let range = line.split(' ').next().and_then(|range| range.split_once('-'));
@@ -84,11 +84,11 @@ fn image_of(address: usize, maps: &str) -> Option<PathBuf> {
         })
     })?;
     let path = &line[line.find('/')?..];
-    // It was replaced by a later release, which may have brought the program along.
+    // The file was replaced by a later release, which may include the program.
     Some(path.strip_suffix(" (deleted)").unwrap_or(path).into())
 }
 
-/// Where the program may be beside the library, or beside a program that has the stack in it.
+/// Candidate paths of the program: beside the library, or beside a program that the stack is linked into.
 fn beside(image: &Path) -> Vec<PathBuf> {
     let dir = image.parent().unwrap_or(Path::new("/"));
     let below = ["", "..", "../lib/roce", "../libexec", "../bin", "../../bin"];

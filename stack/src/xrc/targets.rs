@@ -1,4 +1,4 @@
-//! What the owner knows of a target: who uses it, and the legs to members.
+//! The owner's state of a target: its users, and its legs to members.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,7 +6,7 @@ use super::members::MemberId;
 use super::refusal::{Reason, Refusal};
 use crate::device::{DeviceError, Qpn};
 
-/// Opens of one member that may be registered with a target.
+/// Most opens of one member that may be registered with a target.
 const OPENS_MAX: usize = 4096;
 
 /// A target and its users.
@@ -16,16 +16,16 @@ pub(super) struct Entry<T> {
     pub users: Users,
     /// The legs, each with the number of the order to make its shadow.
     pub legs: HashMap<MemberId, u32>,
-    /// Its shadows were told that it has failed.
+    /// Its shadows were ordered into ERR.
     pub is_stopped: bool,
 }
 
-/// Who keeps a target.
+/// The users that keep a target alive.
 #[derive(Debug)]
 pub(super) enum Users {
-    /// So many handles of each member.
+    /// Number of handles of each member.
     Handles(HashMap<MemberId, u32>),
-    /// The opens of each member that have registered with it: it is receive-only.
+    /// For a receive-only target: the opens of each member that are registered with it.
     Opens(HashMap<MemberId, HashSet<u32>>),
 }
 
@@ -60,7 +60,7 @@ impl Users {
         }
     }
 
-    /// One more handle for a member; `None`: it is receive-only.
+    /// Adds a handle for a member; `None` if the target is receive-only.
     pub(super) fn open(&mut self, member: MemberId) -> Option<()> {
         let Self::Handles(handles) = self else { return None };
         let handles = handles.entry(member).or_default();
@@ -68,7 +68,7 @@ impl Users {
         Some(())
     }
 
-    /// A handle of a member less. Returns whether it was the last one; `None`: the member has none.
+    /// Removes a handle of a member. Returns whether it was the last of all members; `None` if the member has none.
     pub(super) fn close(&mut self, member: MemberId) -> Option<bool> {
         let Self::Handles(handles) = self else { return None };
         let own = handles.get_mut(&member)?;
@@ -91,7 +91,7 @@ impl Users {
         Ok(())
     }
 
-    /// Ends a registration. Returns whether it was the last one; `None`: there is no such registration.
+    /// Ends a registration. Returns whether it was the last one; `None` if it does not exist.
     pub(super) fn unregister(&mut self, member: MemberId, open: u32) -> Option<bool> {
         let Self::Opens(opens) = self else { return None };
         let own = opens.get_mut(&member)?;
@@ -104,7 +104,7 @@ impl Users {
         Some(opens.is_empty())
     }
 
-    /// A member has gone, which does not end the target: only who says so does.
+    /// Removes a member that has ended. This does not destroy the target: only an explicit call does.
     pub(super) fn forget(&mut self, member: MemberId) {
         match self {
             Self::Handles(handles) => drop(handles.remove(&member)),

@@ -1,4 +1,4 @@
-//! Members and the owner of a domain over their sockets, with a device that only notes what it is asked for.
+//! Members and the owner of a domain over their sockets, with a device that only records its calls.
 
 use core::time::Duration;
 use rustix::net::SocketType;
@@ -19,7 +19,7 @@ use shadows::Obey;
 use socket::Came;
 
 const LINGER: Duration = Duration::from_millis(50);
-/// The time that a machine may take, however busy it is.
+/// A time limit that even a very busy machine keeps.
 const PATIENCE: Patience = Patience { call: Duration::from_secs(60), up: Duration::from_secs(60) };
 
 /// A domain that no other test has.
@@ -28,7 +28,7 @@ fn a_file() -> DomainFile {
     format!("{}:{}", std::process::id(), LAST.fetch_add(1, Ordering::Relaxed)).parse().unwrap()
 }
 
-/// An owner, on a thread of its own.
+/// A running owner, on a separate thread.
 struct Running {
     device: Arc<Device>,
     thread: JoinHandle<Result<(), XrcError>>,
@@ -43,7 +43,7 @@ fn own(file: &DomainFile, linger: Duration) -> Running {
     Running { device, thread: std::thread::spawn(serve) }
 }
 
-/// Says what it hears.
+/// Reports what it receives.
 struct Says(mpsc::Sender<String>);
 
 impl Obey for Says {
@@ -87,7 +87,7 @@ fn soon(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Somebody who says what a test has them say.
+/// A connection whose messages the test sends itself.
 fn by_hand(file: &DomainFile) -> Connection {
     match socket::connect(file).unwrap() {
         Connected::Open(connection) => connection,
@@ -126,7 +126,7 @@ fn members_make_targets_and_queues_of_one_domain_and_the_owner_ends_after_them()
         assert_eq!(heard.recv_timeout(PATIENCE.call), Ok(format!("{qpn:?} IBV_EVENT_COMM_EST")));
     }
     drop(one);
-    // The owner may hear of its end later than of the next call.
+    // The owner may notice its end later than the next call.
     soon("one is gone", || join(&file, None, PATIENCE).unwrap().unwrap().others == 1);
     assert!(two.call(Call::Query(qpn)).is_ok(), "it outlives who made it");
     assert!(two.call(Call::Close(qpn)).is_ok());
@@ -142,7 +142,7 @@ fn an_owner_that_nobody_comes_to_ends() {
     own(&a_file(), LINGER).thread.join().unwrap().unwrap();
 }
 
-// Goal: whoever goes mad loses its own connection, whatever it does.
+// Goal: a member that misbehaves loses only its own connection, whatever it does.
 #[test]
 fn who_says_nonsense_is_sent_away_and_others_are_served() {
     let file = a_file();
@@ -175,7 +175,7 @@ fn who_says_nonsense_is_sent_away_and_others_are_served() {
     owner.thread.join().unwrap().unwrap();
 }
 
-// Goal: who takes nothing does not keep the owner from others, and is dropped before much waits for it.
+// Goal: a member that reads nothing does not delay the owner's other members, and is dropped before many messages wait for it.
 #[test]
 fn a_member_that_takes_nothing_is_dropped() {
     let file = a_file();
@@ -190,7 +190,7 @@ fn a_member_that_takes_nothing_is_dropped() {
     assert!(matches!(next(&deaf), Some(FromOwner::Answer(1, Ok(_)))));
     let since = Instant::now();
     let mut raised = 0;
-    // From its end on there is nobody but `good`, whom others hear of when they come.
+    // After its end only `good` is left, which new members see in their welcome.
     let others = || {
         let them = by_hand(&file);
         assert!(socket::send(&them, &FromMember::Hello(VERSION).encode()).unwrap());
@@ -208,7 +208,7 @@ fn a_member_that_takes_nothing_is_dropped() {
     owner.thread.join().unwrap().unwrap();
 }
 
-/// An owner by hand, which welcomes one member.
+/// An owner whose messages the test sends itself, and which welcomes one member.
 fn by_hand_owner(file: &DomainFile) -> Listener {
     let name = file.socket_name(Identity::of_this_process().uid);
     let listener = Listener::bind(SocketType::SEQPACKET, &name).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! The owner's decisions, over a device that only notes what it is asked for.
+//! The owner's decisions, with a device that only records its calls.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -7,14 +7,14 @@ use super::*;
 use crate::device::DeviceError;
 use crate::xrc::members::PATIENCE;
 
-/// What the device was asked for, and what it has.
+/// The calls of the device, and its state.
 #[derive(Default)]
 pub(in crate::xrc) struct World {
     last: u32,
     states: BTreeMap<Qpn, QpState>,
     legs: BTreeMap<(Qpn, MemberId), Option<Qpn>>,
     srqs: BTreeMap<u32, MemberId>,
-    /// No leg can be made any more.
+    /// No further leg can be made.
     is_full: bool,
 }
 
@@ -94,7 +94,7 @@ impl Drop for FakeTarget {
     }
 }
 
-/// An owner, and what it has said to whom.
+/// An owner, and its messages to each member.
 struct Host {
     now: Instant,
     owner: Owner<FakeDomain>,
@@ -142,7 +142,7 @@ impl Host {
         self.says(id, FromMember::Call(self.last_call, call));
     }
 
-    /// What a member was answered, if it was.
+    /// The answer to a member's call, if it was sent.
     fn answer(&mut self, id: MemberId) -> Option<Result<Answer, Refusal>> {
         let said = self.said.get_mut(&id)?;
         let at = said.iter().position(|message| matches!(message, FromOwner::Answer(..)))?;
@@ -155,7 +155,7 @@ impl Host {
         }
     }
 
-    /// A call that is answered at once.
+    /// Makes a call that is answered at once.
     fn call(&mut self, id: MemberId, call: Call) -> Result<Answer, Refusal> {
         self.begin(id, call.clone());
         self.answer(id).unwrap_or_else(|| panic!("{call:?} waits"))
@@ -172,7 +172,7 @@ impl Host {
         orders
     }
 
-    /// A member carries out its orders. Returns them.
+    /// Has a member execute its orders. Returns them.
     fn obey(&mut self, id: MemberId) -> Vec<Order> {
         let mut done = Vec::new();
         loop {
@@ -201,7 +201,7 @@ impl Host {
         }
     }
 
-    /// A target in RTR, whose shadows are there.
+    /// Creates a target in RTR, with its shadows connected.
     fn receiver(&mut self, id: MemberId) -> Qpn {
         let qpn = self.target(id);
         self.begin(id, to(qpn, QpState::Rtr));
@@ -211,7 +211,7 @@ impl Host {
         qpn
     }
 
-    /// A member with a shared receive queue of this number.
+    /// Adds a member with a shared receive queue of this number.
     fn with_srq(&mut self, number: u32) -> MemberId {
         let id = self.join();
         self.begin(id, Call::NewSrq(number));
@@ -258,7 +258,7 @@ fn a_shared_receive_queue_is_there_when_its_process_has_shadows_of_all_targets_t
     for target in [one, two] {
         assert_eq!(host.shadow_of(target, member), Some(shadow(target, member)));
     }
-    // The second one needs no others.
+    // The second queue needs no further shadows.
     assert_eq!(host.call(member, Call::NewSrq(8)), Ok(Answer::Done));
     assert_eq!(host.call(member, Call::SrqGone(7)), Ok(Answer::Done));
     assert_eq!(host.world.borrow().srqs.keys().copied().collect::<Vec<_>>(), [8]);
@@ -275,7 +275,7 @@ fn a_target_receives_when_all_processes_with_queues_have_their_shadows() {
     assert_eq!((host.orders(idle), host.orders(maker)), (vec![], vec![]), "they have no queues");
     host.obey(one);
     assert_eq!(host.answer(maker), None);
-    // Others are served meanwhile.
+    // Other members are served meanwhile.
     assert!(host.call(idle, Call::Open(target)).is_ok());
     host.obey(two);
     assert_eq!(host.answer(maker), Some(Ok(Answer::Done)));
@@ -302,7 +302,7 @@ fn who_does_not_answer_in_time_is_dropped_and_holds_up_nobody_any_longer() {
     assert_eq!((host.answer(maker), &host.ended[..]), (Some(Ok(Answer::Done)), &[silent][..]));
     assert_eq!(host.world.borrow().srqs.keys().copied().collect::<Vec<_>>(), [1]);
     assert_eq!((host.shadow_of(target, silent), host.owner.poll_timeout()), (None, None));
-    // What it says later is not heard.
+    // Its later messages are ignored.
     host.says(silent, FromMember::Call(9, Call::Create));
     assert_eq!(host.answer(silent), None);
 }
@@ -335,7 +335,7 @@ fn a_target_outlives_its_maker_until_the_last_handle_is_given_up() {
     assert_eq!(host.state(target), Some(QpState::Rtr));
     assert_eq!(host.call(other, Call::Close(target)), Ok(Answer::Done));
     assert_eq!((host.state(target), host.obey(other)), (None, vec![Order::End(target)]));
-    // Whoever opens it anew can end it.
+    // A member that opens the target again can destroy it.
     assert!(host.call(other, Call::Open(lost)).is_ok());
     assert_eq!(host.call(other, Call::Close(lost)), Ok(Answer::Done));
     assert_eq!(host.state(lost), None);
@@ -346,7 +346,7 @@ fn a_domain_ends_with_its_last_member_and_the_owner_some_time_later() {
     let linger = Duration::from_secs(10);
     let mut host = Host::new();
     assert_eq!(host.owner.over_at(linger), Some(host.now + linger));
-    // Who has not said hello is none.
+    // A process without a hello is no member.
     let silent = host.owner.handle_connected(host.now);
     assert_eq!(host.owner.over_at(linger), Some(host.now + linger));
     let (one, two) = (host.join(), host.join());
@@ -381,7 +381,7 @@ fn a_receive_only_target_lives_until_the_last_registration_is_ended() {
     let target = target_of(&host.obey(two)[0]);
     assert_eq!(host.answer(one), Some(Ok(Answer::Target(target))));
     assert_eq!(host.state(target), Some(QpState::Rtr));
-    // It has no handles, and everybody may ask about it.
+    // It has no handles, and any member may query it.
     assert_eq!(host.call(one, Call::Query(target)), Err(unknown(target)));
     assert_eq!(host.call(one, Call::Open(target)), Err(unknown(target)));
     assert!(host.call(three, Call::QueryReceiver(target)).is_ok());
@@ -391,12 +391,12 @@ fn a_receive_only_target_lives_until_the_last_registration_is_ended() {
     host.leave(one);
     assert_eq!(host.call(two, Call::Unregister(10, target)), Ok(Answer::Done));
     assert_eq!((host.state(target), host.obey(two)), (None, vec![Order::End(target)]));
-    // The end of a process ends no target.
+    // The end of a process does not destroy the target.
     host.begin(three, Call::Alloc(1, Attributes::default()));
     let target = target_of(&host.obey(two)[0]);
     host.leave(three);
     assert_eq!(host.state(target), Some(QpState::Rtr));
-    // A target with handles is no receive-only one.
+    // A target with handles is not receive-only.
     let other = host.target(two);
     assert_eq!(host.call(two, Call::QueryReceiver(other)), Err(unknown(other)));
     assert_eq!(host.call(two, Call::Register(1, other)), Err(unknown(other)));
@@ -416,7 +416,7 @@ fn a_shadow_that_a_process_cannot_make_is_its_own_failure() {
     fail(&mut host);
     assert_eq!(host.answer(maker), Some(Ok(Answer::Done)));
     assert!(host.world.borrow().legs.is_empty());
-    // With its next queue it tries again.
+    // With its next queue the member tries again.
     host.begin(poor, Call::NewSrq(2));
     fail(&mut host);
     assert_eq!(host.answer(poor), Some(Err(refusal)));
@@ -477,7 +477,7 @@ fn shadows_follow_what_their_target_allows() {
     assert_eq!(host.answer(maker), Some(Ok(Answer::Done)));
 }
 
-// Goal: a shadow that belongs to an earlier life of the target gets no packets of the next one.
+// Goal: a shadow that belongs to an earlier connection of the target gets no packets of the next one.
 #[test]
 fn reset_ends_shadows_and_late_ones_are_not_used() {
     let mut host = Host::new();
@@ -617,7 +617,7 @@ fn the_end_of_a_caller_ends_its_call() {
     host.leave(maker);
     host.obey(other);
     assert_eq!(host.shadow_of(target, other), Some(shadow(target, other)));
-    // And one that is about to have a queue does not have it.
+    // And a member that is about to get a queue does not get it.
     let member = host.join();
     host.begin(member, Call::NewSrq(2));
     host.leave(member);
@@ -625,7 +625,7 @@ fn the_end_of_a_caller_ends_its_call() {
     assert_eq!(host.shadow_of(target, member), None);
 }
 
-/// A number a step (splitmix64).
+/// A generator of pseudo-random numbers (splitmix64).
 struct Rng(u64);
 
 impl Rng {
@@ -639,7 +639,7 @@ impl Rng {
     }
 }
 
-/// Anything that a member may call, of few numbers, so that they meet.
+/// Any call of a member, with few distinct numbers, so that calls collide.
 fn any_call(rng: &mut Rng) -> Call {
     let qpn = Qpn::new(0x1000 + rng.below(8) as u32);
     let state = rng.pick(&[QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err]);
@@ -660,7 +660,7 @@ fn any_call(rng: &mut Rng) -> Call {
 }
 
 impl Host {
-    /// What a member asks for is answered, at the latest when those who do not carry out their orders are dropped.
+    /// A member's call is answered, at the latest when members that do not execute their orders are dropped.
     fn ask(&mut self, id: MemberId, call: Call) -> Result<Answer, Refusal> {
         self.begin(id, call.clone());
         for _ in 0..3 {
@@ -676,8 +676,8 @@ impl Host {
     }
 }
 
-// Goal: one member is served, whatever others say, leave out and leave behind; the fakes check that there is one leg for each, and one
-// owner of a number.
+// Goal: one member is served, whatever other members send, omit and leave behind; the fakes check that each pair has one leg, and each
+// number one owner.
 #[test]
 #[cfg_attr(miri, ignore = "too long for the interpreter")]
 fn members_gone_mad_hurt_themselves_alone() {
