@@ -26,7 +26,7 @@ const EXCHANGE: &[u8] = b"roce-perf exchange 1";
 const MEASURED: &[u8] = b"roce-perf queue pair ";
 /// Why a request during a session is refused.
 const BUSY: &[u8] = b"this server measures with another client";
-/// Why a request that is not of a client is refused.
+/// Why a request that is not from a `roce-perf` client is refused.
 const STRANGER: &[u8] = b"this is roce-perf server -R; its clients are roce-perf client -R";
 /// Reasons of REJ messages (IBA 12.6.7.2) with a special meaning here: another attempt may succeed, or the private data says
 /// why.
@@ -315,7 +315,7 @@ impl Exchange {
         Ok(exchange)
     }
 
-    /// Accepts a request for one. The connection is established later; a failure shows when reading.
+    /// Accepts a request for an exchange. The connection is established later; its failure shows when reading.
     fn accept(device: &OpenDevice, id: CmId) -> std::result::Result<Self, VerbsError> {
         let events = EventChannel::new()?;
         id.migrate_id(Some(&events))?;
@@ -442,7 +442,7 @@ impl Stream for Exchange {
 }
 
 impl Drop for Exchange {
-    /// Written data arrives before the connection ends, if the other end is alive.
+    /// Lets written data arrive before the connection ends, if the peer is alive.
     fn drop(&mut self) {
         let since = Instant::now();
         while self.free.len() < PIECES && !self.closed && !self.left && since.elapsed() < FLUSH_TIMEOUT {

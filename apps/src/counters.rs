@@ -81,7 +81,8 @@ pub enum Kind {
     Nak,
     /// A frame was discarded.
     Drop,
-    /// A detail of one of the others, which would be counted twice; or informative, though nothing is wrong.
+    /// Either a detail of an event that another counter counts, so that its sum would count twice; or informative, though nothing is
+    /// wrong.
     Detail,
 }
 

@@ -65,7 +65,7 @@ impl AppError {
     }
 }
 
-/// Why the out-of-band channel ([`oob`](crate::oob)) cannot be used, or not any more.
+/// Why the out-of-band channel ([`oob`](crate::oob)) cannot be used, or no longer.
 #[derive(Debug, thiserror::Error)]
 pub enum OobError {
     /// The address cannot be listened on.

@@ -1,6 +1,6 @@
-//! Fuzz targets: arbitrary bytes as the other end's messages in a session, which must not cost more than the limits.
+//! Fuzz targets: arbitrary bytes as the peer's messages of a session. Their cost must stay within the session's limits.
 //!
-//! The bytes are a program that writes these messages: of any kind, with any numbers, in any order, and bytes that are no
+//! The bytes are a program that generates these messages: of any kind, with any numbers, in any order, and bytes that are no
 //! message. `scripts/fuzz` looks for new inputs, and `apps/tests/fuzz_replay.rs` replays the saved ones. No input takes long,
 //! and each is deterministic.
 
@@ -24,7 +24,7 @@ pub const TARGETS: &[Target] = &[("session_bytes", session_bytes)];
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), memory: 16 << 20 };
 const LINK_MTU: usize = 1500;
 
-/// Reads numbers from an input; after its end there are zeros.
+/// Reads numbers from an input; after the end of the input they are zero.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {

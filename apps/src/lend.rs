@@ -1,7 +1,7 @@
-//! A port whose queues can be taken again.
+//! A port whose queues can be taken more than once.
 //!
-//! A port gives each queue away once. Measuring the bare port first and RDMA on it afterwards needs the same queue twice, so
-//! this one takes a queue back when its user drops it.
+//! An ordinary port hands out each queue once. Measuring the bare port first and RDMA on it afterwards needs the same queue twice, so
+//! this port takes a queue back when the queue's user drops it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use verbs::port::{Port, PortLayer, PortQueue, QueueLayer};
@@ -37,7 +37,7 @@ impl PortLayer for LentPort {
 
 /// A queue that returns to its port when it is dropped.
 struct Lent {
-    /// Absent only while it is dropped.
+    /// `None` only during the drop.
     queue: Option<Box<dyn PortQueue>>,
     home: Slot,
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes of the longest line, its newline included.
 pub const LINE_MAX: usize = 1 << 20;
-/// The same for the first line, before the peer has identified itself.
+/// Bytes of the longest first line, before the peer has identified itself.
 pub const GREETING_MAX: usize = 4096;
 /// How long a peer may take to read what is sent to it.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
@@ -22,7 +22,7 @@ const SEND_LIMIT: Duration = Duration::from_secs(10);
 const CONNECT_RETRY: Duration = Duration::from_millis(100);
 /// How long one attempt to connect may take: no signal is seen meanwhile.
 const CONNECT_ATTEMPT: Duration = Duration::from_secs(1);
-/// TCP keepalive: idle time and interval of the probes; a peer that answers none of the following number of them is gone.
+/// TCP keepalive: idle time and interval of the probes. A peer that leaves the following number of probes unanswered is gone.
 const KEEPALIVE_S: Duration = Duration::from_secs(5);
 const KEEPALIVE_TRIES: u32 = 3;
 /// Bytes that are read from a refused peer: closing with unread bytes would discard the reason that was sent to it.

@@ -1,4 +1,4 @@
-//! Output of the programs: results on standard output, remarks on standard error.
+//! Output of the programs: results to standard output, remarks to standard error.
 //!
 //! Either may fail while the program runs: a pipe whose reader has closed it, a terminal that was closed, a full disk. A
 //! result that cannot be written ends the program with an error. A remark that cannot be written is lost, and the program
@@ -22,7 +22,7 @@ pub fn remark(line: Arguments<'_>) {
     let _ = write(&mut io::stderr().lock(), line);
 }
 
-/// In one write, so that the lines of two programs on one terminal do not mix.
+/// Writes a line at once, so that the lines of two programs on one terminal do not mix.
 fn write(to: &mut impl Write, line: Arguments<'_>) -> io::Result<()> {
     to.write_all(format!("{line}\n").as_bytes())?;
     to.flush()

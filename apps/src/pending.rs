@@ -1,8 +1,8 @@
 //! Pending connections of a server: those that have connected, but not yet identified themselves as clients.
 //!
 //! A server serves one client after the other, but a peer that connects and sends nothing, sends slowly or is another program
-//! must not delay the others. So all of them wait here, each with a timeout; the first with a valid greeting is served. The
-//! others get the reason, and are closed. Their number is bounded: when it is reached, the oldest is closed.
+//! must not delay the others. So every connection waits here, with a timeout; the first with a valid greeting is served. The
+//! others receive the reason, and are closed. Their number is bounded: when it is reached, the oldest is closed.
 
 use crate::error::Result;
 use crate::oob;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// How long a greeting may take. No other connection waits for it, so a client on a busy machine may be slow.
 pub const GREETING: Duration = Duration::from_secs(10);
-/// Pending connections at a time, and as many that are being closed.
+/// Pending connections at a time; also the limit of refused connections that are being closed.
 const PENDING_MAX: usize = 64;
 /// How long a refused peer has to read the reason.
 const LEAVING: Duration = Duration::from_secs(2);
@@ -27,7 +27,7 @@ pub trait PendingConn {
     /// # Errors
     /// Why the peer is no client.
     fn greeting(&mut self) -> Result<Option<Self::Greeting>>;
-    /// Sends the reason why it is not served, and ends the stream in this direction.
+    /// Sends the reason why the peer is not served, and ends the stream in this direction.
     fn leave(&mut self, reason: &str);
     /// Whether the peer has closed its end after that. Never waits.
     fn is_gone(&mut self) -> bool;
@@ -58,7 +58,7 @@ impl<G: PendingConn> Pending<G> {
     ) -> Result<()> {
         for _ in 0..PENDING_MAX {
             let Some((stream, from)) = oob::try_accept(listener)? else { break };
-            // A stream that fails already has been closed by its peer.
+            // A stream on which this fails has been closed by its peer.
             if let Ok(conn) = conn(stream) {
                 self.add(conn, from.to_string());
             }
@@ -94,7 +94,7 @@ impl<G: PendingConn> Pending<G> {
         None
     }
 
-    /// Drops connections that are closed by now; returns the time.
+    /// Drops refused connections that their peers have closed; returns the time.
     fn reap(&mut self) -> Instant {
         let now = Instant::now();
         self.leaving.retain_mut(|(conn, since)| now < *since + LEAVING && !conn.is_gone());

@@ -27,7 +27,7 @@ impl Op {
     /// Every operation.
     pub const ALL: [Self; 5] = [Self::Send, Self::Write, Self::Read, Self::FetchAdd, Self::CmpSwap];
 
-    /// Its name in rows.
+    /// The operation's name in rows.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -37,7 +37,7 @@ impl Op {
             Self::CmpSwap => "cmp_swap",
         }
     }
-    /// Whether it is an atomic.
+    /// Whether the operation is an atomic.
     pub const fn is_atomic(self) -> bool {
         matches!(self, Self::FetchAdd | Self::CmpSwap)
     }
@@ -60,7 +60,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Its name in rows.
+    /// The mode's name in rows.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bw => "bw",
@@ -81,7 +81,7 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// Its name in rows.
+    /// The pattern's name in rows.
     pub const fn name(self) -> &'static str {
         match self {
             Self::All => "all",
@@ -90,22 +90,22 @@ impl Pattern {
     }
 }
 
-/// Messages of a visit, at most.
+/// Most messages of a visit.
 pub const VISIT_MAX: u32 = 64;
-/// Queue pairs of a measurement, at most, with [`Pattern::All`].
+/// Most queue pairs of a measurement with [`Pattern::All`].
 const QPS_ALL_MAX: u32 = 1024;
-/// Queue pairs of a measurement, at most.
+/// Most queue pairs of a measurement.
 pub const QPS_MAX: u32 = verbs::limits::QPS_PER_SHARD_MAX as u32;
 
-/// Memory for one measurement's buffers at one end.
+/// Most memory for the buffers of one measurement at one end.
 const BUFFER_BUDGET: u64 = 64 << 20;
-/// Queue entries for one measurement at one end.
+/// Most queue entries of one measurement at one end.
 const ENTRY_BUDGET: u64 = 1 << 19;
-/// The same, where queue pairs are visited at random.
+/// Most queue entries, where queue pairs are visited at random.
 const ENTRY_BUDGET_RANDOM: u64 = 1 << 24;
-/// The distance between two buffers is a multiple of this.
+/// Alignment of a message buffer.
 const SLOT_ALIGN: u64 = 64;
-/// Memory of an entry of a queue, of the record of a READ or atomic for duplicates, and of a queue pair without these.
+/// Bytes of a queue entry or of the record of a READ or atomic for duplicates; and bytes of a queue pair without those.
 const ENTRY_BYTES: u64 = 64;
 const QP_BYTES: u64 = 2048;
 
@@ -114,7 +114,7 @@ const QP_BYTES: u64 = 2048;
 pub struct Limits {
     /// Time, from the greeting to the end.
     pub time: Duration,
-    /// Bytes of memory that one measurement takes here.
+    /// Bytes of memory that one measurement may take at this end.
     pub memory: u64,
 }
 
@@ -206,8 +206,8 @@ impl Spec {
     pub fn stride(&self) -> u64 {
         self.size.max(8).next_multiple_of(SLOT_ALIGN)
     }
-    /// Message buffers a queue pair has on its sending side: as many as requests where each must keep its
-    /// contents, fewer where that would take too much memory.
+    /// Message buffers of a queue pair for sending: one for each request where each must keep its contents, fewer where that would take
+    /// too much memory.
     pub fn tx_slots(&self) -> u64 {
         self.slots(self.tx_depth)
     }
@@ -224,7 +224,7 @@ impl Spec {
     fn slots(&self, depth: u32) -> u64 {
         (BUFFER_BUDGET / u64::from(self.qps) / self.stride()).clamp(1, u64::from(depth))
     }
-    /// Memory of an end for the measurement, at most: buffers to send from and to receive into, queues.
+    /// Most memory that an end needs for the measurement: buffers to send from and to receive into, queues.
     pub fn memory(&self) -> u64 {
         let (qps, stride) = (u64::from(self.qps), self.stride());
         let sending = qps.saturating_mul(self.tx_slots()).saturating_mul(stride);
@@ -238,8 +238,8 @@ impl Spec {
         let queues = qps.saturating_mul(entries.saturating_mul(ENTRY_BYTES) + QP_BYTES);
         sending.saturating_add(receiving).saturating_add(queues)
     }
-    /// Messages before the timed ones. A queue pair's first message waits alone for the peer's credits (IBA 9.7.7.2) and
-    /// looks its path up, which no later one does: with very many queue pairs, each is visited once before.
+    /// Messages before the timed ones. A queue pair's first message waits alone for the peer's credits (IBA 9.7.7.2) and looks its path
+    /// up; later messages do neither. With very many queue pairs, each is therefore visited once before the timed part.
     pub fn before(&self) -> u64 {
         match self.pattern {
             Pattern::All => 0,
@@ -250,8 +250,8 @@ impl Spec {
     pub fn expected(&self) -> Option<Duration> {
         self.iters.is_none().then(|| Duration::from_millis(self.duration_ms))
     }
-    /// How long an end waits for the other's last message of the measurement, if its duration is known; includes the time to
-    /// connect and to fail, and to visit every queue pair before.
+    /// How long an end waits for the other's last message of the measurement, if the duration is known. Includes the time to connect, to
+    /// fail, and to visit every queue pair before the timed part.
     pub fn patience(&self) -> Option<Duration> {
         let before = Duration::from_micros(self.before().saturating_mul(100));
         Some(self.expected()? + before + self.retry_span() + Duration::from_secs(30))
@@ -273,8 +273,8 @@ impl Spec {
             self.size = 8;
         }
         if self.pattern == Pattern::Random {
-            // A visit is one list, its last request signalled; receives are for whole visits, with a spare one that may
-            // overtake the reposting.
+            // A visit is one list with its last request signalled. Receives are posted for whole visits, with a spare visit: its messages
+            // may arrive before the reposting.
             (self.tx_depth, self.post_list, self.cq_mod) = (self.visit, self.visit, self.visit);
             self.rx_depth = self.rx_depth.max(2 * self.visit).next_multiple_of(self.visit);
             self.in_flight = self.in_flight.min(self.qps);
@@ -291,7 +291,7 @@ impl Spec {
         }
         self.cq_mod = self.cq_mod.min(self.tx_depth.div_ceil(2)).max(1);
         self.tx_depth -= self.tx_depth % self.cq_mod;
-        // A list is posted as a whole: unsignalled requests in the queue must leave room for it.
+        // A list is posted as a whole, so the queue must have room for it beside the unsignalled requests.
         self.post_list = self.post_list.min(self.tx_depth - self.cq_mod + 1);
         self
     }
@@ -389,7 +389,7 @@ pub struct RawSpec {
     pub duration_ms: u64,
 }
 
-/// Shortest frame: Ethernet's, without FCS.
+/// Shortest Ethernet frame, without FCS.
 pub const FRAME_MIN: u64 = 60;
 
 impl RawSpec {
@@ -420,8 +420,8 @@ impl RawSpec {
     }
 }
 
-/// The raw measurement whose figure is the limit of `spec`, with path MTU `mtu`. The latency of a message of several packets
-/// has none: it is not the time of one frame.
+/// The raw measurement that gives the limit of `spec`, with path MTU `mtu`. `None` for the latency of a message of several packets,
+/// which no single frame limits.
 pub fn limit_of(spec: &Spec, mtu: Mtu, ipv6: bool, duration: Duration) -> Option<RawSpec> {
     if spec.mode == Mode::Lat && spec.size > mtu.bytes() as u64 {
         return None;

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Runs shorter than this show no bar.
 const WORTH_IT: Duration = Duration::from_secs(2);
 
-/// Steps of a bar over one piece of work.
+/// Steps of a bar that shows one piece of work.
 const PARTS: u64 = 1000;
 
 /// A bar over the measurements of a session; invisible without a terminal.
@@ -25,7 +25,7 @@ impl Progress {
         Self::shown(steps as u64, "{spinner} [{bar:30}] {pos}/{len} {elapsed} {msg}")
     }
 
-    /// A bar over one piece of work.
+    /// A bar that shows one piece of work.
     pub fn of_parts() -> Self {
         Self::shown(PARTS, "{spinner} [{bar:30}] {percent} % {elapsed}")
     }
@@ -41,7 +41,7 @@ impl Progress {
         Self(Some(bar))
     }
 
-    /// So much of it is done, from 0 to 1.
+    /// Sets the fraction that is done, from 0 to 1.
     pub fn set(&self, part: f64) {
         if let Some(bar) = &self.0 {
             bar.set_position((part * PARTS as f64) as u64);

@@ -34,15 +34,15 @@ use serde::{Deserialize, Serialize};
 
 /// Version of this protocol. Programs with different versions refuse each other.
 pub const VERSION: u32 = 3;
-/// Queue pairs that one line contains, at most.
+/// Most queue pairs in one line.
 pub const QPS_A_LINE: usize = 8192;
-/// Largest number that an end may report of a measurement: sums of thousands of them still fit. As nanoseconds it is three
-/// days.
+/// Largest number that an end may report of a measurement. Sums of thousands of such numbers still fit; in nanoseconds the number is
+/// three days.
 const NUMBER_MAX: u64 = 1 << 48;
-/// Counters of a report, and bytes of a counter's or a program's name, at most.
+/// Most counters in a report, and most bytes in the name of a counter or of a program.
 const COUNTERS_MAX: usize = 1024;
 const NAME_MAX: usize = 64;
-/// Characters of the other end's texts that are shown.
+/// Characters that are shown of a text from the other end.
 const SENTENCE_MAX: usize = 500;
 /// Name with which the programs identify themselves.
 pub const PROGRAM: &str = "roce-perf";
@@ -88,9 +88,9 @@ pub enum Message {
     RawReport {
         /// Frames received.
         received: u64,
-        /// Those after the first burst.
+        /// Frames after the first burst.
         timed: u64,
-        /// Time between the first and the last of them.
+        /// Time between the first and the last timed frame.
         elapsed_ns: u64,
     },
     /// The raw part is over: open the device.
@@ -185,7 +185,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// That of this program.
+    /// The identity of this program.
     pub fn ours(link_mtu: usize) -> Self {
         Self { program: PROGRAM.into(), version: VERSION, link_mtu }
     }
@@ -218,9 +218,9 @@ pub struct End {
     pub qps_total: usize,
     /// Address of the memory that the other end may access.
     pub addr: u64,
-    /// Its key.
+    /// The key of that memory.
     pub rkey: u32,
-    /// Its length.
+    /// The length of that memory.
     pub len: u64,
 }
 
@@ -231,7 +231,7 @@ pub struct Gather {
 }
 
 impl Gather {
-    /// Begins with the first line, of an end that must have `wanted` queue pairs.
+    /// Begins with the first line, from an end that must have `wanted` queue pairs.
     ///
     /// # Errors
     /// A sentence; nothing is stored then.
@@ -282,11 +282,11 @@ pub struct QpEnd {
 /// The results of one end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Its requests, if it sent any.
+    /// The requests that this end sent, if any.
     pub sent: Flow,
     /// What it received (SEND only).
     pub received: Flow,
-    /// Increments of its device's and port's counters meanwhile.
+    /// Increments of the counters of this end's device and port during the measurement.
     pub counters: Counts,
 }
 
@@ -315,7 +315,7 @@ pub struct Flow {
     pub messages: u64,
     /// The timed messages.
     pub timed: u64,
-    /// The time they took.
+    /// The time that the timed messages took.
     pub elapsed_ns: u64,
 }
 

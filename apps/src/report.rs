@@ -1,4 +1,4 @@
-//! The table for a terminal.
+//! Turns the rows of a session into a table for a terminal.
 
 use crate::counters::Counts;
 use crate::json::Row;
@@ -80,7 +80,7 @@ pub fn per_second(n: f64) -> String {
     }
 }
 
-/// A size in bytes, short where it is a round one.
+/// A size in bytes, with a binary unit where it is a whole number of such units.
 pub fn bytes(n: u64) -> String {
     match n {
         n if n >= 1 << 20 && n % (1 << 20) == 0 => format!("{} MiB", n >> 20),
@@ -89,7 +89,7 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// The median of some numbers: of an even number of them, the mean of the two in the middle.
+/// The median of the finite numbers: for an even count, the mean of the two in the middle.
 pub fn median(mut all: Vec<f64>) -> Option<f64> {
     all.retain(|n| n.is_finite());
     all.sort_by(f64::total_cmp);

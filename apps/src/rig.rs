@@ -15,12 +15,12 @@ use verbs::{Context, DeviceConfig, Drive, Gid, Mtu, PortSource, Reactor, VerbsEr
 
 /// How long the peer's end of the link may take to come up.
 const LINK_PATIENCE: Duration = Duration::from_secs(30);
-/// After so long the user is told what is waited for.
+/// After this time the user is told what the program waits for.
 const LINK_SILENCE: Duration = Duration::from_secs(1);
 /// How long a closed device may take to return its queues.
 const RETURN_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The end of a session, which determines the defaults of the command line.
+/// The end of a session; it determines defaults of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Listens.
@@ -46,19 +46,19 @@ impl Side {
     }
 }
 
-/// The network of the ends of a link without addresses of their own.
+/// The network of the default addresses, on a link whose ends have no addresses of the host.
 const PRIVATE_NETWORK: [u8; 3] = [10, 77, 0];
 
-/// Whether it is an address that ends of a link without addresses of their own have.
+/// Whether `addr` is in that network.
 fn is_of_private_link(addr: IpAddr) -> bool {
     matches!(addr, IpAddr::V4(addr) if addr.octets()[..3] == PRIVATE_NETWORK)
 }
 
-/// What to say of such an address where the port is one of the host's.
+/// What to say of an address of that network where the port uses the host's addresses.
 const PRIVATE_LINK: &str = "is an address of the private link memif, which was the port of programs that name none; that is host now, \
                             with the addresses of this host: use one of these, or --port memif at both ends";
 
-/// Checks that the device of these options would have an address, and that what its port names is there, without opening it.
+/// Checks, without opening the device, that it would have this address, and that what its port names exists.
 ///
 /// # Errors
 /// A sentence.
@@ -77,7 +77,7 @@ pub fn check_address(args: &DeviceArgs, side: Side, address: SocketAddr) -> std:
             let named = addrs.iter().map(|addr| SocketAddr::new(*addr, 0));
             let mut own = address;
             own.set_port(0);
-            // Any port number: only a host that has the address can use it.
+            // With any port number: only a host that has the address can bind it.
             for addr in named.chain([own]) {
                 UdpSocket::bind(addr).map_err(|e| {
                     let hint = is_of_private_link(addr.ip()).then(|| format!("; it {PRIVATE_LINK}"));
@@ -117,7 +117,7 @@ impl From<verbs::PostError> for AppError {
     }
 }
 
-/// Drives the shards, if that is the measuring thread's task.
+/// Drives the shards, if that is the duty of the measuring thread.
 #[derive(Debug, Default)]
 pub struct Driver {
     reactors: Vec<Reactor>,
@@ -140,7 +140,7 @@ impl Driver {
         self.turn();
         stop::check()
     }
-    /// Runs `work` on another thread and drives the shards until it is done: peers get answers while memory is registered, or
+    /// Runs `work` on another thread and drives the shards until it is done, so that peers get answers while memory is registered or
     /// a terminal is slow.
     pub fn meanwhile<T: Send>(&mut self, work: impl FnOnce() -> T + Send) -> T {
         if !self.is_mine() {
@@ -167,14 +167,14 @@ impl Driver {
 pub struct OpenDevice {
     /// Before the context, so that it is dropped first.
     pub driver: Driver,
-    /// Before the context, so that nothing reads its counters when it goes.
+    /// Before the context, so that the server no longer reads its counters when the context is dropped.
     metrics: Option<MetricsServer>,
     /// The device.
     pub context: Context,
 }
 
 impl OpenDevice {
-    /// Where collectors find its counters.
+    /// The address at which collectors find the device's counters.
     pub fn metrics(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(MetricsServer::address)
     }
@@ -252,7 +252,7 @@ impl Rig {
         Ok(Self { args: args.clone(), side, device: None, port: LentPort::new(port) })
     }
 
-    /// Its options.
+    /// The options of the device.
     pub fn args(&self) -> &DeviceArgs {
         &self.args
     }
@@ -284,13 +284,13 @@ impl Rig {
         self.args.ip.first().map(|(addr, _)| *addr).or(of_host).unwrap_or(self.side.addr().0)
     }
 
-    /// Where a server on this machine is that was not told where to be: the first address of the host, or the server's of a link with
-    /// addresses of its own.
+    /// The default address of a server on this machine: the first address of the host, or on a port with addresses of its own the
+    /// server's default address.
     pub fn server_addr(&self) -> IpAddr {
         if self.port.host().is_some() { self.addr() } else { Side::Server.addr().0 }
     }
 
-    /// Says what to change where `peer` is an address of the private link that was the default port before `host`.
+    /// Warns, and names the fix, where `peer` is an address of the private link that was the default port before `host`.
     pub fn warn_of_private_link(&self, peer: IpAddr) {
         let ours = self.port.host().is_none_or(|host| host.addresses().contains(&peer));
         if is_of_private_link(peer) && !ours {
@@ -307,8 +307,8 @@ impl Rig {
         }
     }
 
-    /// Index of the local GID: `asked`, if given. Else, on a port that uses the host's addresses, that of the source address
-    /// towards `peer`, or 0. Else 1: at index 0 the stack's own host has its link-local address.
+    /// Index of the local GID: `asked`, if given. Otherwise, on a port that uses the host's addresses, the index of the source address
+    /// towards `peer`, or 0. On other ports 1, because index 0 holds the link-local address.
     pub fn gid_index(&self, asked: Option<u8>, peer: Option<SocketAddr>) -> u8 {
         let of_host = || {
             let Some(host) = self.port.host() else { return 1 };
@@ -337,7 +337,7 @@ impl Rig {
         })
     }
 
-    /// To be called while nothing is measured: the host keeps answering its neighbours.
+    /// Lets the host answer its neighbours. To be called regularly while nothing is measured.
     pub fn idle(&mut self) {
         match &mut self.device {
             Some(device) => device.driver.turn(),
@@ -363,7 +363,7 @@ impl Rig {
         }
     }
 
-    /// The device, which is opened on the port if necessary.
+    /// The device; opens it on the port if it is not open.
     ///
     /// # Errors
     /// Errors of the device.
@@ -390,7 +390,7 @@ impl Rig {
             .neighbours(args.neighbour.clone())
             .shards(shards)
             .drive(drive)
-            // As many as a run can request; unused numbers cost a few bytes each.
+            // As many as a run can request; an unused number costs a few bytes.
             .qps_per_shard(verbs::limits::QPS_PER_SHARD_MAX);
         config.stats = self.stats_path()?;
         let context = Context::open(config)?;
@@ -409,7 +409,7 @@ impl Rig {
         Ok(OpenDevice { driver, metrics: metrics.transpose()?, context })
     }
 
-    /// Where the device shows its counters: as given, or where `roce-stat` looks.
+    /// Path of the socket that shows the device's counters: as given, or where `roce-stat` searches.
     fn stats_path(&self) -> Result<Option<PathBuf>> {
         match &self.args.stats {
             None => Ok(None),
@@ -479,7 +479,7 @@ mod tests {
         assert!(check(&of("udp:192.0.2.7", &[]), "192.0.2.7:4420").is_err());
     }
 
-    // The work here is a message, which arrives only if the shard is driven.
+    // The work waits for a message, which arrives only if the shard is driven.
     #[test]
     fn shards_are_turned_while_other_work_goes_on() {
         let config = DeviceConfig::loopback().drive(Drive::Embedded);

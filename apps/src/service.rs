@@ -1,7 +1,7 @@
-//! What the system's service manager is told (sd_notify(3)): that a service is ready, and that it ends.
+//! Reports to the system's service manager (sd_notify(3)) that a service is ready, and that it ends.
 //!
-//! The manager names a socket in the environment (`NOTIFY_SOCKET`); without one nothing is said. A message that cannot be sent is lost:
-//! the manager then waits in vain, and says so itself.
+//! The manager names a socket in the environment (`NOTIFY_SOCKET`); without that variable nothing is sent. A message that cannot be
+//! sent is lost: the manager then times out, and reports that itself.
 
 use std::ffi::OsStr;
 use std::io;
@@ -9,11 +9,11 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// The service is ready: what needs it may start.
+/// Reports that the service is ready: services that depend on it may start.
 pub fn ready() {
     tell("READY=1");
 }
-/// The service ends.
+/// Reports that the service ends.
 pub fn stopping() {
     tell("STOPPING=1");
 }
@@ -25,7 +25,7 @@ fn tell(what: &str) {
     }
 }
 
-/// A name that begins with `@` is abstract: it is in no directory.
+/// Sends a message. A socket name that begins with `@` is abstract: it is in no directory.
 fn send(socket: &OsStr, what: &str) -> io::Result<()> {
     let to = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,

@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP as a flag: every wait checks it, so that devices are closed and sockets removed.
+//! SIGINT, SIGTERM and SIGHUP set a flag, which every wait checks: so devices are closed and sockets removed before the end.
 
 use crate::error::{AppError, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -23,7 +23,7 @@ pub fn install() -> Result<()> {
             continue;
         }
         if signal != SIGHUP {
-            // Handlers run in the order of their registration: at the first signal, this one finds the flag not set.
+            // Handlers run in the order of their registration: at the first signal, this handler finds the flag unset.
             flag::register_conditional_shutdown(signal, 130, Arc::clone(&STOP)).map_err(refused)?;
         }
         flag::register(signal, Arc::clone(&STOP)).map_err(refused)?;
@@ -44,10 +44,10 @@ pub fn requested() -> bool {
     STOP.load(Ordering::Relaxed)
 }
 
-/// [`AppError::Interrupted`] after such a signal.
+/// Returns [`AppError::Interrupted`] after such a signal.
 ///
 /// # Errors
-/// Only that one.
+/// That error only.
 #[inline]
 pub fn check() -> Result<()> {
     if requested() { Err(AppError::Interrupted) } else { Ok(()) }

@@ -28,7 +28,7 @@ impl Which {
         x.wrapping_add(word.wrapping_mul(0xd1b5_4a32_d192_ed03)).rotate_left(23)
     }
 
-    /// Its bytes from `at`, a multiple of 8, on.
+    /// Writes the message's bytes from offset `at` on, a multiple of 8.
     pub fn fill(self, out: &mut [u8], at: usize) {
         for (n, chunk) in (at as u64 / 8..).zip(out.chunks_mut(8)) {
             chunk.copy_from_slice(&self.word(n).to_le_bytes()[..chunk.len()]);
@@ -45,7 +45,7 @@ impl Which {
         })
     }
 
-    /// Checks that `data` are its bytes from `at`, a multiple of 8, on; `len` is the length of the message.
+    /// Checks that `data` are the message's bytes from offset `at` on, a multiple of 8; `len` is the length of the message.
     ///
     /// # Errors
     /// [`AppError::Verify`] with the place of the first wrong byte.
@@ -86,7 +86,7 @@ impl Slices {
             }
             let n = (len - at).min(SLICE - self.since);
             work(&mut self.scratch, at..at + n)?;
-            // In whole words, which messages consist of.
+            // Counted in whole words, which the pattern is made of.
             (at, self.since) = (at + n, (self.since + n).next_multiple_of(8));
         }
         Ok(())

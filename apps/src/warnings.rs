@@ -1,7 +1,7 @@
-//! Prints what the stack and the programs report by `tracing`: programs print the warnings, services a log of a chosen level,
-//! as sentences with the time or as one JSON object a line.
+//! Prints what the stack and the programs report by `tracing`. Programs print warnings; services write a log of a chosen level, as
+//! sentences with the time or as one JSON object a line.
 //!
-//! Warnings tell of a peer that refuses, of packets too long for their path, of an interface that is down.
+//! Warnings report, for example, a peer that refuses, packets too long for their path, or an interface that is down.
 
 use crate::out::note;
 use serde_json::{Map, Value};
@@ -18,15 +18,15 @@ pub fn show() {
 pub struct Log {
     /// The least severe level that is printed.
     pub level: LevelFilter,
-    /// Sentences begin with the time; objects always have it.
+    /// Whether sentences begin with the time; objects always have it.
     pub time: bool,
-    /// One JSON object a line; else sentences.
+    /// Whether to print one JSON object a line, instead of sentences.
     pub json: bool,
 }
 
-/// Prints what is reported from now on. The first call in a process decides.
+/// Prints what is reported from now on. Only the first call in a process has an effect.
 pub fn log(log: Log) {
-    // A program that calls this twice prints already, as the first call said.
+    // Fails after an earlier call, whose log continues.
     let _ = verbs::log::report_to(log.level, move |report| print(log, report));
 }
 
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
     use verbs::log::Value::{Text, Unsigned};
 
-    // Goal: against date(1), around leap days and ends of years.
+    // Goal: the times agree with date(1), around leap days and ends of years.
     #[test]
     fn times_are_those_of_the_calendar() {
         for (seconds, is) in [

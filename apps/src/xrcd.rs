@@ -6,13 +6,13 @@ use std::time::Duration;
 use verbs::port::PortSpec;
 use verbs::{Context, DeviceConfig, Drive, XrcdOwner};
 
-/// How long it stays when no process has the domain open.
+/// Default of `--linger`.
 const USUAL_LINGER: Duration = Duration::from_secs(10);
 
-/// Queue pairs that its device can hold: a target takes one for itself, and one for each process that receives by it.
+/// Queue pairs of the device: a target takes one, and one more for each process that receives by it.
 const QPS: usize = 65_536;
 
-/// Owns the domain until no process has needed it for a while, or finds that another process owns it.
+/// Owns the domain until no process has needed it for a while, or another process owns it already.
 ///
 /// # Errors
 /// The port is not one that processes share, or cannot be opened; the device fails.
@@ -29,7 +29,7 @@ pub fn run(cli: &XrcdCli) -> Result<()> {
         (None, Err(_)) => USUAL_LINGER,
     };
     let failed = |error: verbs::VerbsError| AppError::Setup(error.to_string());
-    // Before the device is opened: members wait for it, and a second owner has nothing to open.
+    // Before the device is opened: members wait for the owner, and a second owner must open no device.
     let Some(owner) = XrcdOwner::new(&cli.domain).map_err(failed)? else {
         crate::out::note!("roce-xrcd: another process owns the XRC domain {} already", cli.domain);
         return Ok(());

@@ -1,15 +1,15 @@
-//! How much the kernel lets a socket hold, and all of them together.
+//! Checks how many bytes the kernel lets one UDP socket buffer, and all UDP sockets of the host together.
 
 use super::finding::{Finding, Verdict, bytes, read};
 use rustix::net::sockopt;
 use std::net::UdpSocket;
 use std::path::Path;
 
-/// The topic of a socket's own buffers.
+/// Topic of the finding about the buffers of one socket.
 const SOCKET: &str = "socket buffers";
-/// What a `udp` port asks for.
+/// Bytes that a `udp` port requests for each buffer of a socket.
 const WANTED: u64 = 4 << 20;
-/// What all UDP sockets of a host should be able to hold: some ports' worth.
+/// Bytes that all UDP sockets of a host should be able to buffer: enough for several ports.
 const ALL: u64 = 16 * WANTED;
 
 pub(super) fn check(root: &Path) -> [Finding; 2] {
@@ -20,16 +20,16 @@ pub(super) fn check(root: &Path) -> [Finding; 2] {
     [socket, host(&read(root, "proc/sys/net/ipv4/udp_mem"), &read(root, "proc/net/sockstat"))]
 }
 
-/// Bytes that a socket gets who asks for what a port asks for: to receive, and to send.
+/// Bytes of receive buffer and of send buffer that the kernel grants to a socket that requests what a port requests.
 fn granted() -> std::io::Result<[u64; 2]> {
     let socket = UdpSocket::bind(("127.0.0.1", 0))?;
-    // As a port asks: beyond the system's limit where this process may.
+    // As a port does: beyond the system's limit where this process has the privilege.
     let wanted = WANTED as usize;
     sockopt::set_socket_recv_buffer_size_force(&socket, wanted)
         .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, wanted))?;
     sockopt::set_socket_send_buffer_size_force(&socket, wanted)
         .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, wanted))?;
-    // The kernel says twice what it grants (socket(7)).
+    // The kernel reports twice what it grants (socket(7)).
     let receive = sockopt::socket_recv_buffer_size(&socket)? / 2;
     Ok([receive as u64, sockopt::socket_send_buffer_size(&socket)? as u64 / 2])
 }
@@ -50,7 +50,7 @@ fn socket(granted: [u64; 2]) -> Finding {
     Finding::new(SOCKET, Verdict::Note, what).advice(format!("sysctl -w {}", short.join(" ")))
 }
 
-/// `limits` and `used` are the kernel's, in pages.
+/// Checks the memory of all UDP sockets. `limits` and `used` are the kernel's figures, in pages.
 fn host(limits: &str, used: &str) -> Finding {
     const TOPIC: &str = "UDP memory";
     let page = rustix::param::page_size() as u64;

@@ -1,11 +1,11 @@
-//! The cores that a program of this user gets, and what runs on them now.
+//! Checks how many cores a program of this user gets, and which processes use them now.
 
 use super::finding::{Finding, Verdict, read};
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long processes are watched.
+/// How long the processor time of processes is measured.
 const WATCHED: Duration = Duration::from_millis(500);
 /// Least share of a core for a process to be named.
 const BUSY: f64 = 0.2;
@@ -21,13 +21,13 @@ pub(super) fn check(root: &Path) -> Finding {
     finding(cores, &busy, &pressure)
 }
 
-/// What processes have run so far, in ticks, by their numbers, with their names.
+/// Processor time that each process has used so far, in ticks, with its name; by process number.
 fn processes(root: &Path) -> HashMap<u32, (String, u64)> {
     let entries = std::fs::read_dir(root.join("proc")).into_iter().flatten().flatten();
     let of = |entry: std::fs::DirEntry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
         let stat = read(root, &format!("proc/{pid}/stat"));
-        // The name is in parentheses, and may have some itself.
+        // The name is in parentheses, and may contain parentheses.
         let (head, tail) = stat.rsplit_once(')')?;
         let name = head.split_once('(')?.1.to_owned();
         let fields: Vec<_> = tail.split_whitespace().collect();
@@ -37,7 +37,7 @@ fn processes(root: &Path) -> HashMap<u32, (String, u64)> {
     entries.filter_map(of).collect()
 }
 
-/// Processes that ran, with the cores' worth that each had, busiest first.
+/// Processes that ran between the two samples, each with the number of cores that it used; busiest first.
 fn busiest(
     before: &HashMap<u32, (String, u64)>,
     after: &HashMap<u32, (String, u64)>,
@@ -64,7 +64,7 @@ fn finding(cores: usize, busy: &[(String, f64)], pressure: &str) -> Finding {
     } else {
         what.push_str(&format!(", {used:.1} in use: {}", names.join(", ")));
     }
-    // some avg10=1.23 avg60=...: the share of time in which somebody waited for a core.
+    // some avg10=1.23 avg60=...: the share of time in which at least one task waited for a core.
     let waits = pressure.split_whitespace().find_map(|word| word.strip_prefix("avg10=")?.parse::<f64>().ok());
     if let Some(waits) = waits.filter(|waits| *waits >= 1.0) {
         what.push_str(&format!("; in the last 10 s programs waited for a core {waits:.0} % of the time"));

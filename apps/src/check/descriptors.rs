@@ -1,9 +1,9 @@
-//! How many files a process may have open.
+//! Checks how many file descriptors a process may have open.
 
 use super::finding::{Finding, Verdict};
 use rustix::process::{Resource, getrlimit};
 
-/// Enough for a program with a thousand connections that have a channel each.
+/// Enough for a program with a thousand connections, each with a channel of its own.
 const PLENTY: u64 = 4096;
 
 pub(super) fn check() -> Finding {

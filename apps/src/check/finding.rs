@@ -1,9 +1,9 @@
-//! What a look at a host finds out, and what the looks have in common.
+//! The result of one check of a host, and what the checks share.
 
 use serde::Serialize;
 use std::path::Path;
 
-/// How something is.
+/// How a checked thing is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
@@ -13,7 +13,7 @@ pub(super) enum Verdict {
     Note,
     /// It keeps RoCE from working.
     Broken,
-    /// It could not be seen.
+    /// Its state could not be read.
     Unknown,
 }
 
@@ -28,7 +28,7 @@ impl Verdict {
     }
 }
 
-/// What was found out about a thing.
+/// What a check found out.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(super) struct Finding {
     pub topic: &'static str,

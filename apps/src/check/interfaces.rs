@@ -1,4 +1,4 @@
-//! The interfaces with addresses: what a packet may have, and whether packets are sent and received in batches.
+//! Checks the interfaces with addresses: the largest packet that they carry, and whether packets are sent and received in batches.
 
 use super::finding::{Finding, Verdict, read};
 use std::path::Path;
@@ -69,7 +69,7 @@ fn interface(name: &str, addrs: &str, up: bool, mtu: &str) -> Finding {
     }
 }
 
-/// Whether the kernel cuts what is sent and joins what is received.
+/// Whether the kernel segments what is sent (GSO) and merges what is received (GRO).
 fn batches(name: &str, gso: bool, gro: Option<bool>) -> Vec<Finding> {
     let sending = if gso {
         Finding::ok("GSO", format!("{name}: many packets leave with one call"))

@@ -1,7 +1,7 @@
-//! `--check`: what this host lets RoCE over its UDP sockets do, on one page, with what to do about the rest.
+//! `--check`: reports what this host lets RoCE over its UDP sockets do, on one page, with advice for what does not work well.
 //!
-//! Each file looks at one thing and returns findings. Files of the kernel are read below a root that a test gives; what cannot be
-//! read is said to be unknown, as the page is for machines on which something is wrong.
+//! Each file checks one thing and returns findings. Files of the kernel are read below a root directory, which tests replace. What
+//! cannot be read is reported as unknown: the page is for machines on which something is wrong.
 
 mod buffers;
 mod cores;
@@ -18,7 +18,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use verbs::port::PortSpec;
 
-/// Looks at this host, and at the ways to some others; prints the page, or with `json` an array of findings.
+/// Checks this host, and its routes to `hosts`; prints the page, or with `json` an array of findings.
 ///
 /// # Errors
 /// [`AppError::Setup`] where something keeps RoCE from working; a host that has no address.
@@ -50,7 +50,7 @@ pub fn run(hosts: &[String], json: bool) -> Result<()> {
     }
 }
 
-/// The findings as lines: verdict, topic, what it is; and below it what to do.
+/// The findings as lines: verdict, topic and what was found; below each the advice.
 fn page(findings: &[Finding]) -> String {
     let width = findings.iter().map(|finding| finding.topic.len()).max().unwrap_or(0);
     let mut lines = vec!["RoCE over the UDP sockets of this host (--port udp:)\n".to_owned()];

@@ -1,4 +1,4 @@
-//! The way to another host.
+//! Checks the route to another host.
 
 use super::finding::{Finding, Verdict};
 use super::udp_port::PORT;
@@ -9,10 +9,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 use verbs::Mtu;
 
-/// How long a refusal may take to come back.
+/// How long an ICMP refusal may take to arrive.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// The first address of a host, as programs take it.
+/// The first address that the name of a host resolves to.
 pub(super) fn resolve(host: &str) -> Result<IpAddr> {
     let addrs = (host, PORT).to_socket_addrs();
     let mut addrs = addrs.map_err(|error| AppError::Usage(format!("host {host:?}: {error}")))?;
@@ -51,7 +51,7 @@ pub(super) fn check(name: &str, peer: IpAddr) -> Vec<Finding> {
     vec![way, answer(&name, &socket)]
 }
 
-/// Whether the other host refuses what is sent to its port. A host that takes it says nothing: what this sends is no RoCE packet.
+/// Whether the other host refuses a datagram to its port. A host that accepts it sends no answer, because it is no RoCE packet.
 fn answer(name: &str, socket: &UdpSocket) -> Finding {
     const TOPIC: &str = "peer";
     let sent = socket.send(b"roce-check").and_then(|_| {

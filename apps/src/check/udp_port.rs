@@ -1,4 +1,4 @@
-//! UDP port 4791: who has it, and whether what this host sends to it arrives.
+//! Checks UDP port 4791: which process has it, and whether datagrams that this host sends to it arrive.
 
 use super::finding::{Finding, Verdict, read};
 use std::io::ErrorKind;
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use verbs::port::HostAddress;
 
 pub(super) const PORT: u16 = 4791;
-/// How long a datagram to an address of this host may take.
+/// How long a datagram to an address of this host may take to arrive.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// The port, if nobody else has it, and who has it.
+/// A socket bound to the port, unless another process has the port; and the finding about the process that has it.
 pub(super) fn check(root: &Path) -> (Option<UdpSocket>, Finding) {
     const TOPIC: &str = "UDP port 4791";
-    // A host without IPv6 has no such sockets.
+    // A host without IPv6 has no IPv6 sockets.
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT)).or_else(|error| match error.kind() {
         ErrorKind::AddrInUse => Err(error),
         _ => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)),
@@ -39,7 +39,7 @@ pub(super) fn check(root: &Path) -> (Option<UdpSocket>, Finding) {
     (socket.ok(), finding)
 }
 
-/// Sends from each address to the port at the same address: a loop through the firewall of this host.
+/// Sends a datagram from each address to the port at the same address, through the firewall of this host.
 pub(super) fn check_loop(socket: Option<&UdpSocket>, addrs: &[HostAddress]) -> Finding {
     const TOPIC: &str = "firewall";
     let Some(socket) = socket else {
@@ -60,7 +60,7 @@ pub(super) fn check_loop(socket: Option<&UdpSocket>, addrs: &[HostAddress]) -> F
     }
 }
 
-/// Link-local addresses need an interface's number, and nothing more can be seen by them.
+/// Whether the address is link-local: such an address needs an interface index, and its check shows nothing new.
 fn is_link_local(addr: IpAddr) -> bool {
     match addr {
         IpAddr::V4(addr) => addr.is_link_local(),
@@ -70,7 +70,7 @@ fn is_link_local(addr: IpAddr) -> bool {
 
 /// Whether a datagram from an address to the port at the same address arrives.
 fn arrives(socket: &UdpSocket, addr: IpAddr) -> bool {
-    let Ok(sender) = UdpSocket::bind((addr, 0)) else { return true }; // an address that has just gone
+    let Ok(sender) = UdpSocket::bind((addr, 0)) else { return true }; // the address was just removed
     let Ok(from) = sender.local_addr() else { return true };
     if sender.send_to(b"roce-check", (addr, PORT)).is_err() {
         return false;
@@ -89,11 +89,11 @@ fn arrives(socket: &UdpSocket, addr: IpAddr) -> bool {
     false
 }
 
-/// Who has a socket on the port.
+/// The owner of a socket on the port.
 #[derive(Debug, PartialEq, Eq)]
 struct Holder {
     user: u32,
-    /// Its number and name, where this user may see them.
+    /// Number and name of the process, where this user may see them.
     process: Option<(u32, String)>,
 }
 

@@ -103,13 +103,13 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// Whether the port has the addresses of this host, and its network.
+    /// Whether the port uses the addresses and the network of this host.
     pub fn is_of_host(&self) -> bool {
         matches!(self.port, PortSpec::Host { .. } | PortSpec::Udp { .. })
     }
 
-    /// Where a server listens for TCP: where it was told to, else where its port is reached from. Over the ports of the host that is
-    /// every address, over others this machine's own programs.
+    /// The address on which a server listens for TCP: `given`, or a default that its port's peers reach. Over ports that use the host's
+    /// addresses the default is every address; over others only programs of this machine are peers, and it is 127.0.0.1.
     pub fn bind(&self, given: Option<&Host>) -> Host {
         let usual = if self.is_of_host() { oob::EVERYWHERE } else { "127.0.0.1" };
         given.cloned().unwrap_or_else(|| Host { name: usual.into(), port: None })

@@ -77,14 +77,15 @@ pub fn ip(text: &str) -> Result<IpAddr, String> {
     addr.ok_or_else(|| format!("{text:?} is not an address; write 10.77.0.1 or fd00::1"))
 }
 
-/// The address of a host, where its name is one; a link-local one with its zone, as in `fe80::1%eth0`: then the interface is in it.
+/// The socket address of a host that is given by its IP address. A link-local address may have its zone, as in `fe80::1%eth0`:
+/// then the result holds the index of that interface.
 pub fn peer(name: &str, port: u16) -> Option<SocketAddr> {
     if let Ok(ip) = ip(name) {
         return Some(SocketAddr::new(ip, port));
     }
     let (addr, _) = name.split_once('%')?;
     addr.parse::<Ipv6Addr>().ok()?;
-    // The system knows the interfaces.
+    // The resolver of the system knows the interfaces by name.
     (name, port).to_socket_addrs().ok()?.next()
 }
 
@@ -204,7 +205,7 @@ pub fn port(text: &str) -> Result<PortSpec, String> {
     }
 }
 
-/// The variable with the addresses of the port `host`, where that names none.
+/// The environment variable with the addresses of the port `host`, for a specification that names none.
 const ADDRS: &str = "ROCE_ADDRS";
 
 /// The address of a neighbour with its Ethernet address.

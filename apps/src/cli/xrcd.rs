@@ -7,7 +7,7 @@ use std::time::Duration;
 use verbs::DomainFile;
 use verbs::port::PortSpec;
 
-/// The variable with the same meaning as `--linger`, for those who do not start the program by hand.
+/// The environment variable with the meaning of `--linger`, for a program that starts `roce-xrcd` itself.
 pub const LINGER: &str = "ROCE_XRCD_LINGER";
 
 const EXAMPLES: &str = "\

@@ -20,7 +20,7 @@ pub(super) trait Sending {
     fn counts(&self) -> Vec<u64>;
     /// Sets the end of a measurement limited by time, once that is reached.
     fn stop_when_due(&mut self, now: Instant);
-    /// Its counts.
+    /// The counts of this half.
     fn flow(self) -> Flow;
 }
 
@@ -30,20 +30,20 @@ pub(super) trait Receiving {
     fn reap(&mut self, queues: &mut QueueSet, driver: &mut Driver) -> Result<()>;
     /// Messages received.
     fn total(&self) -> u64;
-    /// Its counts.
+    /// The counts of this half.
     fn flow(self) -> Flow;
 }
 
 /// The counts of one end.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Its requests.
+    /// The requests that this end sent.
     pub sent: Flow,
-    /// Its received messages.
+    /// The messages that this end received.
     pub received: Flow,
 }
 
-/// Runs this end's halves, until both ends are done. Also returns the counts that the other end sent: `numbers` of them.
+/// Runs this end's halves until both ends are done. Also returns the `numbers` counts that the other end sent.
 ///
 /// # Errors
 /// Errors of the halves, the peer's failure, a signal, more messages than were sent.

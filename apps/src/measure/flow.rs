@@ -16,7 +16,7 @@ use crate::verify::{Slices, Which};
 use std::time::{Duration, Instant};
 use verbs::{RecvWr, SendWr, Sge, Wc};
 
-/// Completions per poll: as many as a turn can deliver. If completions stay in the queue, receives are reposted too late.
+/// Completions per poll: as many as one turn can deliver. If completions stay in the queue, receives are reposted too late.
 const POLL: usize = 128;
 /// Receives reposted in one call, at most.
 const REPOST: u32 = 32;
@@ -96,7 +96,7 @@ struct TxQp {
     target: u64,
     /// Position in the queue of the next request.
     head: u32,
-    /// Position in the queue of the oldest request that has not completed.
+    /// Position in the queue of the oldest request that is not known to be complete.
     tail: u32,
 }
 
@@ -224,7 +224,7 @@ impl Sending for Tx<'_> {
         Ok(())
     }
 
-    /// Polls completions: each stands for all requests of its queue up to it.
+    /// Polls completions: each completes all requests of its queue up to its own.
     #[inline]
     fn reap(&mut self, queues: &mut QueueSet, driver: &mut Driver) -> Result<()> {
         let n = queues.send_cq.poll(&mut self.wcs)?;

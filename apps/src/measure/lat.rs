@@ -65,7 +65,7 @@ fn record(hist: &mut Histogram<u64>, round_trip: Duration, op: Op) {
     hist.saturating_record(if op.answers() { ns } else { ns / 2 });
 }
 
-/// Runs the server's end of a SEND or WRITE bounce: sends every message back, until the client reports how many there were.
+/// Runs the server's end of a SEND or WRITE bounce: sends every message back, until the client reports how many it sent.
 ///
 /// # Errors
 /// As [`client`].
@@ -308,7 +308,7 @@ impl<'a> Bounce<'a> {
         Ok(())
     }
 
-    /// Makes room in the send queue between two messages. Returns whether that, or a check of data before, took time.
+    /// Makes room in the send queue between two messages. Returns whether that, or an earlier check of data, took time.
     #[inline]
     fn make_room(&mut self, queues: &mut QueueSet, driver: &mut Driver, seq: u64) -> Result<bool> {
         let mut busy = self.spec.verify;

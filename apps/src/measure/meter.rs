@@ -49,7 +49,7 @@ impl Meter {
             self.fresh = false;
         }
     }
-    /// Ends the measurement. Returns the messages without warm-up, and how many of them were timed over which time.
+    /// Ends the measurement. Returns the number of messages without warm-up, the number of timed ones, and the time they took.
     pub(super) fn flow(mut self) -> Flow {
         self.pause();
         let Some(first) = self.first else { return Flow::default() };

@@ -40,7 +40,7 @@ pub struct Latency {
     pub p999_ns: u64,
     /// Longest.
     pub max_ns: u64,
-    /// How many were recorded.
+    /// Number of recorded latencies.
     pub count: u64,
     /// The latency at each of [`QUANTILES`].
     pub curve: [u64; QUANTILES.len()],

@@ -53,7 +53,7 @@ impl Role {
 /// The other end's memory, for WRITE, READ and atomics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Remote {
-    /// Address of its first byte.
+    /// Address of the first byte.
     pub addr: u64,
     /// Its key.
     pub rkey: u32,

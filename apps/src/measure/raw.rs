@@ -60,7 +60,7 @@ pub struct Received {
     pub frames: u64,
     /// Those after the first burst.
     pub timed: u64,
-    /// The time they took.
+    /// The time that the timed frames took.
     pub elapsed_ns: u64,
 }
 

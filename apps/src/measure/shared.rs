@@ -1,5 +1,5 @@
-//! Receiving from one shared receive queue, as a server with very many peers does: its memory for messages then grows with
-//! the number of outstanding messages and not with that of the peers.
+//! Receiving from one shared receive queue, as a server with very many peers does: its memory for messages then grows with the number
+//! of outstanding messages, not with the number of peers.
 
 use super::exchange::Receiving;
 use super::meter::Meter;

@@ -1,9 +1,9 @@
 //! Many queue pairs, visited at random: the load of a server with very many peers.
 //!
-//! A visit posts a few requests to one queue pair, of which the last is signalled; the queue pair gets no others until that
-//! one has completed. The next queue pair is drawn from all that are idle, so with many queue pairs nothing of the next one
-//! is in a cache; the first visits, which are not counted, go to one after the other. Loops and tables here are as small as
-//! possible, so that the stack's own state is measured: each queue pair has a bit, and the requests are built for each visit.
+//! A visit posts a few requests to one queue pair and signals the last; the queue pair gets no other requests until that one has
+//! completed. The next queue pair is drawn from all that are idle, so with many queue pairs none of its state is in a cache. The first
+//! visits, which are not counted, go to one queue pair after the other. Loops and tables here are as small as possible, so that the
+//! stack's own state is measured: each queue pair has one bit, and the requests are built for each visit.
 
 use super::exchange::{self, Outcome, Receiving, Sending};
 use super::flow::request;
@@ -36,7 +36,7 @@ pub fn run(
     driver: &mut Driver,
     watch: &mut Watch<'_>,
 ) -> Result<Outcome> {
-    // As a program with this many handles would do: they are accessed at random, too.
+    // As a program with this many handles would do: the handles are accessed at random, too.
     verbs::huge_pages(&queues.sqs);
     verbs::huge_pages(&queues.rqs);
     let tx = queues.role.requests.then(|| Tx::new(spec));
@@ -102,7 +102,7 @@ impl Draw {
 struct Tx<'a> {
     spec: &'a Spec,
     draw: Draw,
-    /// The next draws, oldest first from `at` on: a program with very much to do knows early which queue pairs come next.
+    /// The next draws, oldest first from `at` on: a program with much to send knows early which queue pairs come next.
     next: [u32; POLL],
     at: usize,
     busy: Set,
@@ -163,7 +163,7 @@ impl Sending for Tx<'_> {
         let mut drawn = ArrayVec::<u32, POLL>::new();
         while self.in_flight < self.in_flight_max && self.posted < self.target && !drawn.is_full() {
             let mut q = self.next[(self.at + drawn.len()) % POLL];
-            // The number of busy ones is limited, which bounds the distance to an idle one.
+            // Few queue pairs are busy, which bounds the distance to an idle one.
             while self.busy.has(q) {
                 q = if q + 1 == self.spec.qps { 0 } else { q + 1 };
             }
@@ -237,10 +237,10 @@ struct Rx<'a> {
     /// Whether the receive at a position is the last of a visit: a queue pair's messages arrive in order, and fill whole
     /// visits.
     ends_visit: Vec<bool>,
-    /// Visits that ended at the last two polls. For those of the last poll the handles have been prefetched, for those of the
-    /// poll before the memory that these point to; the two lists are swapped, not copied.
+    /// Visits that ended at the last two polls. For those of the last poll the handles have been prefetched, and for those of the poll
+    /// before it the memory that the handles point to. The two lists are swapped, not copied.
     over: [ArrayVec<(usize, u32), POLL>; 2],
-    /// Which of them is of the last poll.
+    /// Index of the list of the last poll.
     last: usize,
     meter: Meter,
     wcs: [Wc; POLL],
@@ -258,7 +258,7 @@ impl<'a> Rx<'a> {
         }
     }
 
-    /// Reposts the receives of a visit, of which the one at `last` completed last.
+    /// Reposts the receives of a visit; its last receive is at position `last`.
     #[inline]
     fn repost(&self, queues: &mut QueueSet, q: usize, last: u32) -> Result<()> {
         let (spec, depth) = (self.spec, self.spec.rx_depth);
@@ -295,7 +295,7 @@ impl Receiving for Rx<'_> {
             }
             self.over[before].push((q, index));
         }
-        // In direct succession, so that their TLB misses overlap.
+        // One after the other, so that their TLB misses overlap.
         for &(q, _) in &self.over[before] {
             verbs::prefetch(&queues.rqs[q]);
         }

@@ -223,7 +223,7 @@ mod tests {
             ["1", "2", "2", "3"]
         );
         assert!(text.ends_with("# EOF\n"));
-        // Each family is said once.
+        // Each family is declared once.
         let types: Vec<&str> = text.lines().filter(|l| l.starts_with("# TYPE")).collect();
         assert_eq!(types.len(), types.iter().collect::<BTreeSet<_>>().len(), "{types:?}");
     }

@@ -1,6 +1,6 @@
 //! `--metrics`: the counters of a program's device, and its own, for collectors that speak OpenMetrics (Prometheus and others).
 //!
-//! `families` makes the text of a snapshot, and `server` answers requests for it.
+//! `families` turns a snapshot into text, and `server` answers HTTP requests with it.
 
 mod families;
 mod server;
@@ -10,7 +10,7 @@ pub use server::{MetricsError, MetricsServer};
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-/// An address to listen at: `9100` is on this machine alone.
+/// The address to listen on: `9100` alone means 127.0.0.1.
 ///
 /// # Errors
 /// A sentence for the user.

@@ -1,8 +1,8 @@
-//! The server: one thread, asleep until a collector connects.
+//! The HTTP server of `--metrics`: one thread, asleep until a collector connects.
 //!
-//! Strangers may connect where the address lets them, so each costs little: one request of few bytes, within a second. They keep
-//! nobody waiting: a collector is answered as soon as its request has come, whoever else is connected, and of too many clients the
-//! oldest goes. No request changes anything.
+//! Strangers may connect where the address allows it, so each connection costs little: one short request, within a second. No client
+//! delays another: each is answered as soon as its request is complete, and the oldest is closed when too many are connected. No
+//! request changes anything.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -20,16 +20,16 @@ use super::families::text;
 
 /// Bytes of a request, at most.
 const REQUEST_MAX: usize = 8 << 10;
-/// How long a client may take for its request, and for the answer.
+/// How long a client may take to send its request and read the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Clients at a time; one more, and the oldest goes.
+/// Clients at a time; the oldest is closed for a new one beyond these.
 const CLIENTS: usize = 64;
 /// Clients that are accepted at a time.
 const ACCEPTS: usize = 16;
-/// Rest after each turn, so that even those that connect all the time get little of this machine.
+/// Rest after each turn, so that even clients that connect all the time get little of this machine.
 const REST: Duration = Duration::from_millis(5);
 const _: () = assert!(ACCEPTS <= CLIENTS);
-/// Time between two checks whether the program ends.
+/// Time between two checks whether the server was dropped.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// Why there is no server.
@@ -96,12 +96,12 @@ struct Client {
     stream: TcpStream,
     since: Instant,
     request: Vec<u8>,
-    /// The answer, and how much of it is sent; none while the request is not complete.
+    /// The answer, and the number of its bytes that are sent; `None` while the request is incomplete.
     answer: Option<(Vec<u8>, usize)>,
 }
 
 impl Client {
-    /// Goes on as far as that goes without waiting. Returns whether there is more to do.
+    /// Reads and writes as far as that does not block. Returns whether work is left.
     fn turn(&mut self, answer: impl FnOnce(&[u8]) -> Vec<u8>) -> io::Result<bool> {
         while self.answer.is_none() {
             let mut part = [0; 1024];
@@ -159,12 +159,12 @@ fn serve(
                 });
             }
         }
-        // A client that went away, or was too slow, has to connect again.
+        // A client that closed, or was too slow, has to connect again.
         clients.retain_mut(|client| {
             client.since.elapsed() < patience
                 && client.turn(|request| answer(request, snapshot)).unwrap_or(false)
         });
-        // Those that have said nothing by now make room for those that come.
+        // The oldest clients, which have sent no request yet, make room for new ones.
         while clients.len() > CLIENTS {
             clients.pop_front();
         }
@@ -202,7 +202,7 @@ const PLAIN: &str = "text/plain; charset=utf-8";
 mod tests {
     use super::*;
 
-    /// The whole answer. Where this machine was too busy for one in time, asks again.
+    /// Sends a request, and returns the whole answer. Asks again if this machine was too busy to answer in time.
     fn ask(address: SocketAddr, request: &[u8]) -> String {
         loop {
             let mut stream = TcpStream::connect(address).unwrap();
@@ -229,7 +229,7 @@ mod tests {
         assert!(ask(at, b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
         assert!(ask(at, b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 400"));
         assert!(ask(at, b"\x16\x03\x01\r\n\r\n").starts_with("HTTP/1.1 400"));
-        // One that says nothing, and one that says too much, keep nobody waiting for ever.
+        // A client that sends nothing, and one that sends too much, delay others only for a limited time.
         let silent = TcpStream::connect(at).unwrap();
         let mut long = TcpStream::connect(at).unwrap();
         let _ = long.write_all(&vec![b'x'; 4 * REQUEST_MAX]);
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn silent_clients_keep_no_collector_waiting() {
         let any = "127.0.0.1:0".parse().unwrap();
-        // Nobody runs out of time here.
+        // No client times out here.
         let for_ever = Duration::from_secs(1 << 30);
         let server = MetricsServer::open_with(any, for_ever, || Some(Snapshot::default())).unwrap();
         let at = server.address();
@@ -254,12 +254,12 @@ mod tests {
             silent.extend((0..n).map(|_| TcpStream::connect(at).unwrap()));
             assert!(ask(at, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
         }
-        // The oldest have gone.
+        // The oldest clients are closed.
         for stream in &mut silent[..12] {
             let gone = stream.read(&mut [0]);
             assert!(matches!(gone, Ok(0)) || gone.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionReset));
         }
-        // One whose request comes in pieces is answered in the end.
+        // A request that comes in pieces is answered, too.
         let mut slow = TcpStream::connect(at).unwrap();
         for part in [&b"GET /met"[..], b"rics HTTP/1.1\r\n", b"\r\n"] {
             slow.write_all(part).unwrap();
@@ -280,7 +280,7 @@ mod tests {
         });
         let at = server.as_ref().unwrap().address();
         let first = ask(at, b"GET /metrics HTTP/1.1\r\n\r\n");
-        // Where this machine was too busy to take the first answer in time, that was another one.
+        // On a busy machine the first answer may come too late; the second attempt then finds that the program counts again.
         assert!(first.starts_with("HTTP/1.1 500") || first.starts_with("HTTP/1.1 200"), "{first}");
         assert!(ask(at, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
     }

@@ -9,7 +9,7 @@ use verbs::{
     QpType, Qpn, RcEndpoint, RcOptions, ah_attr_to,
 };
 
-/// Contents of the buffer, and the distance of the bytes that `--chk` sets and checks.
+/// Contents of the buffer, and the distance between the bytes that `--chk` sets and checks.
 const FILL: u8 = 0x7b;
 pub const PAGE: usize = 4096;
 /// Q_Key of the stock tool's datagrams.
@@ -39,13 +39,13 @@ pub fn check_size(cli: &PingpongCli, rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// What belongs to an end. The order of the fields is the order of their drops.
+/// One end of a pingpong. The order of the fields is the order of their drops.
 pub struct End<'a> {
     pub cli: &'a PingpongCli,
     pub qp: Qp,
     pub cq: Cq,
     pub mr: Mr,
-    /// Bytes in front of the message: a datagram is received with its network header.
+    /// Bytes in front of the message: a received datagram follows its network header (GRH).
     pub head: usize,
     /// This end's address.
     pub gid: Gid,
@@ -54,7 +54,7 @@ pub struct End<'a> {
 }
 
 impl<'a> End<'a> {
-    /// An end whose queue pair is ready to receive requests, and not connected.
+    /// Creates an end whose queue pair can receive, but is not connected.
     ///
     /// # Errors
     /// Errors of the device.
@@ -108,7 +108,7 @@ impl<'a> End<'a> {
         Ok(())
     }
 
-    /// For another peer, after one that did not connect.
+    /// Prepares the queue pair for another peer, after one that did not connect.
     ///
     /// # Errors
     /// Errors of the device.
@@ -117,17 +117,17 @@ impl<'a> End<'a> {
         self.prepare()
     }
 
-    /// What the other end is told.
+    /// This end, as the other end needs it.
     pub fn destination(&self) -> Destination {
         Destination { lid: 0, qpn: self.qp.qp_num().get(), psn: self.qp.first_psn().get(), gid: self.gid }
     }
 
-    /// The peer's address, unless the command line has another one.
+    /// The address from the command line, or else the one that the peer sent.
     fn address(&self, theirs: &Destination) -> Gid {
         self.cli.device.peer_ip.map_or(theirs.gid, Gid::from_ip)
     }
 
-    /// Connects the queue pair; one of datagrams needs none, since each names its destination.
+    /// Connects the queue pair; does nothing for UD, where each request names its destination.
     ///
     /// # Errors
     /// Errors of the device.
@@ -142,7 +142,7 @@ impl<'a> End<'a> {
         Ok(())
     }
 
-    /// The destination of datagrams.
+    /// An address handle for the peer; `None` for a connected queue pair.
     ///
     /// # Errors
     /// Errors of the device.

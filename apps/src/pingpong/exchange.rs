@@ -93,7 +93,7 @@ pub struct Stream {
     drained: usize,
 }
 
-/// How long this end stays for a stock tool that may need its last acknowledgement again: a few of its ACK timeouts (67 ms).
+/// How long this end answers a stock tool that may need its last acknowledgement again: a few of that tool's ACK timeouts (67 ms).
 const REPEATS: Duration = Duration::from_millis(300);
 
 /// How long a refusal may take to arrive completely.
@@ -148,7 +148,7 @@ impl Stream {
         Ok(())
     }
 
-    /// The reason in a refusal by a server of this crate, if that is what began to arrive instead of an address.
+    /// The reason of a refusal by a server of this crate, if a refusal and not an address began to arrive.
     fn refusal(&mut self, idle: &mut impl FnMut() -> Result<()>) -> Result<Option<String>> {
         let since = Instant::now();
         let mut chunk = [0; 512];
@@ -166,9 +166,9 @@ impl Stream {
         }
     }
 
-    /// Signals that this end is done, and continues to work until the other end is done, for at most `limit`: it may still
-    /// need an answer repeated. The stock tool closes its end right after the exchange, so a connection that was already
-    /// closed means nothing: then this end stays for `REPEATS`.
+    /// Signals that this end is done, and calls `idle` until the other end is done, for at most `limit`: the other end may still
+    /// need an answer repeated. The stock tool closes its end right after the exchange, so an already closed connection proves
+    /// nothing: then this end continues for `REPEATS`.
     ///
     /// # Errors
     /// Those of `idle`.
@@ -192,7 +192,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether the other end's process has ended or is done. Means nothing with a stock tool, which closes early.
+    /// Whether the other end's process has ended or is done. Proves nothing about a stock tool, which closes early.
     pub fn is_closed(&mut self) -> bool {
         matches!(self.tcp.read(&mut [0; 1]), Ok(0))
     }
@@ -221,7 +221,7 @@ impl PendingConn for Stream {
             }
         }
     }
-    /// In the format of `roce-perf`, whose clients may connect here by mistake; other programs have text to show.
+    /// Sends the reason in the format of `roce-perf`, whose clients may connect here by mistake; other programs can show the text.
     fn leave(&mut self, reason: &str) {
         let words = Message::Failed { reason: format!("this is roce-pingpong: {reason}") };
         if let Ok(words) = serde_json::to_string(&words) {
@@ -262,8 +262,8 @@ pub fn ask(
     Ok(theirs)
 }
 
-/// The server's half: of those who connect to `listener`, takes the first with a client's greeting. Reads its address,
-/// connects to it, sends `ours`, waits for its `done`. `disconnect` undoes that if the client vanishes before.
+/// The server's half: accepts connections on `listener` and serves the first that sends a client's greeting. Reads its address,
+/// connects to it, sends `ours`, waits for its `done`. `disconnect` undoes the connection if the client vanishes before.
 ///
 /// # Errors
 /// Those of the listener, of `idle` and of `disconnect`. Peers that are no clients are refused, and end nothing.

@@ -22,10 +22,10 @@ use rounds::Rounds;
 use std::net::TcpListener;
 use std::time::Duration;
 
-/// How long the end that is done first stays, for the other to receive everything.
+/// How long the end that is done first stays, so that the other end receives everything.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The TCP connection of the two ends.
+/// How the two ends meet over TCP.
 enum Meeting<'a> {
     Listen(TcpListener),
     Reach(&'a Host),
@@ -60,8 +60,8 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
         driver.turn();
         stop::check()
     };
-    // The link before the exchange: soft-RoCE looks up the route to the GID when it receives it, and gives up if its end of
-    // the link has no carrier yet.
+    // The link must be up before the exchange: soft-RoCE looks up the route to the GID as soon as it receives the GID, and fails if its
+    // end of the link has no carrier yet.
     let (theirs, mut stream) = match meeting {
         Meeting::Listen(listener) => exchange::serve(
             listener,
@@ -117,7 +117,7 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     }
 }
 
-/// The lines of the stock tool.
+/// Prints the result in the format of the stock tool.
 fn show(cli: &PingpongCli, seconds: f64) -> Result<()> {
     let bytes = cli.message_size() * cli.iters * 2;
     say!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6)?;

@@ -1,4 +1,4 @@
-//! The messages of the two ends, one at a time.
+//! The message loop of a pingpong: one message at a time in each direction.
 
 use super::end::{End, PAGE, QKEY};
 use super::exchange::{Destination, Stream};
@@ -13,14 +13,14 @@ use verbs::{Ah, Context, CqPoller, Discard, Qpn, RecvQueue, RecvWr, SendQueue, S
 /// Tags of requests, with the numbers of the stock tool.
 const RECV_ID: u64 = 1;
 const SEND_ID: u64 = 2;
-/// How long a peer whose TCP connection is closed may be silent.
+/// How long a peer may be silent after it has closed its TCP connection.
 const GONE: Duration = Duration::from_secs(10);
-/// How long a peer that still answers may be silent.
+/// How long a peer may be silent while its TCP connection is open.
 const SILENCE: Duration = Duration::from_secs(60);
-/// Time between two attempts to send a message that could not leave.
+/// Time between two attempts to send a message that could not leave this host.
 const AGAIN: Duration = Duration::from_millis(100);
-/// How long an unreliable message may take. Repeating one that has left would not help: the other end could not distinguish
-/// it from the next message, and the stock tools count messages.
+/// How long an unreliable message may take. Repeating one that has left this host would not help: the other end could not
+/// distinguish it from the next message, and the stock tools count messages.
 const QUIET: Duration = Duration::from_secs(10);
 
 /// The message loop.
@@ -30,9 +30,9 @@ pub struct Rounds<'a> {
     sq: SendQueue,
     rq: RecvQueue,
     poller: CqPoller,
-    /// Receives that are posted.
+    /// Number of posted receives.
     posted: u32,
-    /// Own packets that never left, and whose message was sent again.
+    /// Packets of this end that never left this host, and whose message was sent again.
     repeated: u64,
     peer: verbs::Gid,
     /// Destination of datagrams.
@@ -40,7 +40,7 @@ pub struct Rounds<'a> {
 }
 
 impl<'a> Rounds<'a> {
-    /// With its receives posted.
+    /// Takes the queues of `end`, and posts the receives.
     ///
     /// # Errors
     /// Errors of the device.
@@ -53,7 +53,7 @@ impl<'a> Rounds<'a> {
         Ok(rounds)
     }
 
-    /// The queue pair was reset, which took the receives that were posted.
+    /// Posts the receives again, after a reset of the queue pair that discarded them.
     ///
     /// # Errors
     /// Errors of the device.
@@ -62,7 +62,7 @@ impl<'a> Rounds<'a> {
         self.post_receives()
     }
 
-    /// The other end is known.
+    /// Sets the peer, once its address is known.
     ///
     /// # Errors
     /// Errors of the device.
@@ -72,7 +72,7 @@ impl<'a> Rounds<'a> {
         Ok(())
     }
 
-    /// Fills the receive queue up.
+    /// Posts receives until the queue is full.
     fn post_receives(&mut self) -> Result<()> {
         let sge = [self.end.mr.sge(0..self.end.mr.len())?];
         while self.posted < self.end.cli.rx_depth {
@@ -92,7 +92,7 @@ impl<'a> Rounds<'a> {
         Ok(self.sq.post_send(&[wr])?)
     }
 
-    /// Own packets that could not leave because the peer's Ethernet address could not be resolved.
+    /// Packets of this end that could not leave because the peer's Ethernet address could not be resolved.
     fn never_left(&self) -> u64 {
         self.context.counters().discarded(Discard::Unreachable)
     }
@@ -147,7 +147,7 @@ impl<'a> Rounds<'a> {
                     }
                 }
             }
-            // The next round: the peer's message has arrived, and the own send has completed.
+            // The next round starts when the peer's message has arrived and this end's send has completed.
             if n > 0 && !sending && !receiving && sent < self.end.cli.iters {
                 self.post_send()?;
                 (sending, receiving) = (true, true);

@@ -1,7 +1,7 @@
-//! The program's file: where it is, and whether the loader would take our library into its process.
+//! The program's file: where it is, and whether the loader would load our library into its process.
 //!
-//! The loader ignores LD_PRELOAD and LD_LIBRARY_PATH where a program gets rights that its user does not have, and there is no
-//! loader in a static program. Such a program would run without the stack, and fail for want of a device: it is refused here.
+//! The loader ignores LD_PRELOAD and LD_LIBRARY_PATH if a program gets rights that its user does not have, and a static program has no
+//! loader. Such a program would run without the stack and fail because it finds no device, so it is refused here.
 
 use crate::error::{AppError, Result};
 use std::ffi::{OsStr, OsString};
@@ -15,26 +15,26 @@ use std::path::{Path, PathBuf};
 const SCRIPTS_MAX: u32 = 5;
 /// Bytes that the kernel reads to find a script's interpreter.
 const SCRIPT_LINE: u64 = 256;
-/// Program headers that are looked at: more than linkers make.
+/// Most program headers that are read: more than linkers write.
 const HEADERS_MAX: u64 = 1024;
 
-/// Bytes of a program that are searched, and how many at once.
+/// Bytes of a program that are searched at most, and bytes that are searched at once.
 const SCANNED_MAX: u64 = 64 << 20;
 const BLOCK: usize = 1 << 20;
-/// A text that is in libibverbs, and the beginning of the shared library's name. Blocks overlap by the longer one.
+/// A text that libibverbs contains, and the beginning of the shared library's name. Blocks overlap by the longer text.
 const INSIDE: &[u8] = b"RDMAV_HUGEPAGES_SAFE\0";
 const SHARED: &[u8] = b"libibverbs.so";
 const _: () = assert!(SHARED.len() <= INSIDE.len());
 
 const PT_INTERP: u32 = 3;
-/// Set user and set group.
+/// The set-user-ID and set-group-ID bits.
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
 
 /// Finds a program as a shell does: by its path, or by its name in PATH.
 ///
 /// # Errors
-/// It is not there, or no program.
+/// The program does not exist, or is not executable.
 pub fn search(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf> {
     let text = Path::new(name).display();
     if name.as_bytes().contains(&b'/') {
@@ -55,10 +55,10 @@ pub fn search(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf> {
     })
 }
 
-/// Checks that the loader takes the library into the program; what the user should know of one that may run without it all the same.
+/// Checks that the loader loads the library into the program. Returns a warning if the program may nevertheless run without the stack.
 ///
 /// # Errors
-/// It does not; the sentence says why.
+/// The loader does not; the sentence says why.
 pub fn check(program: &Path) -> Result<Option<String>> {
     let mut program = program.to_path_buf();
     for _ in 0..SCRIPTS_MAX {
@@ -81,14 +81,14 @@ pub fn check(program: &Path) -> Result<Option<String>> {
             Ok(Kind::Foreign) => {
                 return Err(refused(&program, "is for another machine or another libc than the library"));
             }
-            // A program that may be executed but not read, or that the kernel runs in a way of its own (binfmt_misc).
+            // A program that may be executed but not read, or that the kernel runs by a handler (binfmt_misc).
             Ok(Kind::Unknown) | Err(_) => return Ok(None),
         }
     }
     Ok(None)
 }
 
-/// Whether a program contains libibverbs, and names no shared one: neither for the loader nor for dlopen(3). Looks at its first part.
+/// Whether the first part of a program contains libibverbs, but no name of a shared one, neither for the loader nor for dlopen(3).
 fn carries_its_own(file: &File) -> bool {
     let (mut inside, mut block) = (false, vec![0; BLOCK]);
     for at in (0..SCANNED_MAX).step_by(BLOCK - INSIDE.len()) {
@@ -104,7 +104,7 @@ fn carries_its_own(file: &File) -> bool {
     inside
 }
 
-/// Whether a text stands in these bytes.
+/// Whether these bytes contain a text.
 fn memmem(bytes: &[u8], text: &[u8]) -> bool {
     let Some((first, rest)) = text.split_first() else { return true };
     let mut at = 0;
@@ -117,7 +117,7 @@ fn memmem(bytes: &[u8], text: &[u8]) -> bool {
     false
 }
 
-/// Of a program that [`carries_its_own`].
+/// The warning for a program that [`carries_its_own`].
 const OWN: &str = "has a libibverbs of its own linked into it (libibverbs.a), which is for hardware and will find no RDMA device; \
                    link the program with the shared library";
 
@@ -125,7 +125,7 @@ fn refused(program: &Path, why: &str) -> AppError {
     AppError::Usage(format!("{} {why}: it cannot be run on this stack", program.display()))
 }
 
-/// Whether the kernel would give the program rights that we do not have.
+/// Whether the kernel would give the program rights that this process does not have; the reason.
 fn privileged(program: &Path) -> Option<&'static str> {
     let m = program.metadata().ok()?;
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -135,7 +135,7 @@ fn privileged(program: &Path) -> Option<&'static str> {
     if m.mode() & SETGID != 0 && m.gid() != gid {
         return Some("is setgid, so the loader takes no library of ours into it");
     }
-    // To root capabilities of files give nothing.
+    // Capabilities of a file give nothing to root.
     let mut value = [0u8; 64];
     if uid != 0 && rustix::fs::getxattr(program, "security.capability", &mut value[..]).is_ok() {
         return Some("has file capabilities, so the loader takes no library of ours into it");
@@ -146,12 +146,12 @@ fn privileged(program: &Path) -> Option<&'static str> {
 /// What a program's file is.
 #[derive(Debug, PartialEq, Eq)]
 enum Kind {
-    /// Loaded by the C library's loader.
+    /// Loaded by the dynamic loader of this C library.
     Dynamic,
     Static,
-    /// Of another machine, or another C library.
+    /// For another machine, or another C library.
     Foreign,
-    /// Run by this interpreter.
+    /// A script, with its interpreter.
     Script(OsString),
     Unknown,
 }
@@ -172,7 +172,7 @@ fn kind(file: &File) -> std::io::Result<Kind> {
     if head.len() < 64 || !head.starts_with(b"\x7fELF") {
         return Ok(Kind::Unknown);
     }
-    // 64 bits, little endian, as this program; and its machine.
+    // 64 bits, little endian, as this program is; then the machine.
     let ours = [2, 1];
     let u16_at = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
     let machine = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
@@ -240,7 +240,7 @@ mod tests {
         }
         assert_eq!(of(b"#!/usr/bin/env python3\nx"), Kind::Script("/usr/bin/env".into()));
         assert_eq!(of(b"#! /bin/sh"), Kind::Script("/bin/sh".into()));
-        // Cut short, no program, and headers that are not there.
+        // Truncated files, a file that is no program, and missing program headers.
         let whole = elf(&[(PT_INTERP, loader)]);
         for bytes in [&b""[..], b"#!", b"\x7fELF", b"text", &whole[..63], &whole[..100]] {
             assert_eq!(of(bytes), Kind::Unknown, "{bytes:?}");

@@ -1,21 +1,21 @@
-//! Where the library is, and how the loader of a program finds it.
+//! Finds the library, and sets the variables by which the loader of a program finds it.
 
 use crate::error::{AppError, Result};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The library, by the name that programs are linked with. It contains librdmacm, too.
+/// The library, by the name that programs link to. It contains librdmacm, too.
 const LIBRARY: &str = "libibverbs.so.1";
-/// Shows programs the device's files below /sys and /dev.
+/// The library that shows programs the device's files below /sys and /dev.
 const PATHS: &str = "libroce-paths.so";
-/// What ThreadSanitizer is told of the library, which it does not see into.
+/// Suppressions for ThreadSanitizer, which cannot see what the library does.
 const SUPPRESSIONS: &str = "tsan.supp";
 
-/// The directory with the library: the one that is given, or where an installation or a build has it.
+/// The directory with the library: the given one, or where an installation or a build puts it.
 ///
 /// # Errors
-/// It is not there, or the loader could not be told of it.
+/// The library is not there, or the loader could not be given its path.
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     let candidates = match given {
         Some(dir) => vec![dir.to_path_buf()],
@@ -28,7 +28,7 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
             places.join(" or ")
         )));
     };
-    // The loader splits LD_PRELOAD at these.
+    // The loader splits LD_PRELOAD at these characters.
     if dir.to_string_lossy().contains([':', ' ', '\t', '\n']) {
         return Err(AppError::Setup(format!(
             "the loader cannot take a library from {:?}: use a directory without spaces and colons in its path",
@@ -43,15 +43,15 @@ fn with_library(dir: &Path) -> Option<PathBuf> {
     dir.join(LIBRARY).is_file().then_some(dir)
 }
 
-/// `PREFIX/lib/roce` beside `PREFIX/bin`, `target/dropin` beside `target/release`.
+/// The directories beside this program: `PREFIX/lib/roce` for `PREFIX/bin`, `target/dropin` for `target/release`.
 fn beside_us() -> Vec<PathBuf> {
     let exe = std::env::current_exe().and_then(|exe| exe.canonicalize()).unwrap_or_default();
     let above = exe.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
     vec![above.join("lib/roce"), above.join("dropin")]
 }
 
-/// The loader's variables: LD_LIBRARY_PATH for what is opened later by name, LD_PRELOAD for programs that carry paths of their own
-/// (RPATH), which come first otherwise. What the user preloads stays before ours, but for the libraries of another `roce-run`.
+/// The loader's variables. LD_LIBRARY_PATH serves libraries that are opened later by name; LD_PRELOAD serves programs with an RPATH,
+/// which would otherwise take precedence. Libraries that the user preloads stay before ours, except those of another `roce-run`.
 pub fn loader(dir: &Path, old: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, OsString)> {
     let paths = dir.join(PATHS);
     let ours = [Some(dir.join(LIBRARY)), paths.is_file().then_some(paths)];
@@ -68,8 +68,8 @@ pub fn loader(dir: &Path, old: impl Fn(&str) -> Option<OsString>) -> Vec<(&'stat
     ]
 }
 
-/// Options of sanitizers, whose runtimes want to be the first library of a process, and do not know what this one does with a
-/// program's memory. Options that the user has set come later, and count.
+/// Options for the runtimes of sanitizers, which expect to be the first library of a process, and do not know what this library does
+/// with a program's memory. Options of the user come later, and override these.
 pub fn sanitizers(dir: &Path, old: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, OsString)> {
     let mut all = Vec::new();
     let mut set = |name: &'static str, option: OsString| {
@@ -85,7 +85,7 @@ pub fn sanitizers(dir: &Path, old: impl Fn(&str) -> Option<OsString>) -> Vec<(&'
     all
 }
 
-/// The parts that are not empty, with colons between.
+/// The parts that are not empty, separated by colons.
 fn joined<'a>(parts: impl IntoIterator<Item = &'a OsStr>) -> OsString {
     let parts: Vec<&OsStr> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     parts.join(OsStr::new(":"))

@@ -1,4 +1,4 @@
-//! `roce-run`: sets what the loader and the library read from the environment, and becomes the program.
+//! `roce-run`: sets the environment variables that the loader and the library read, and executes the program in its place.
 //!
 //! It only prepares. The library that it names (`libibverbs.so.1`, built by `scripts/dropin --build`) opens the port, in the
 //! program's process, when the program first needs it.
@@ -21,15 +21,15 @@ use std::process::Command;
 use sysfs::Facts;
 use verbs::port::PortSpec;
 
-/// What precedes the name of a variable of UCX for which the program gets a value where the user has set none: `libroce-paths.so`
-/// answers for it. In the environment itself a release of UCX that does not know it would warn of it.
+/// Prefixed names of variables of UCX that get a default value for the program: `libroce-paths.so` returns it if the user has set
+/// none. In the environment under its real name, a release of UCX that does not know the variable would warn of it.
 const UCX_CHECK: &str = "ROCE_DEFAULT_UCX_UD_ETH_DGID_CHECK";
 const UCX_REACHABILITY: &str = "ROCE_DEFAULT_UCX_IB_ROCE_REACHABILITY_MODE";
 
-/// Runs the program in place of this process; returns only if that fails, or to print.
+/// Executes the program in place of this process; returns only if that fails, or after printing.
 ///
 /// # Errors
-/// No library, no such program, or one that cannot be run this way.
+/// No library, no such program, or a program that cannot be run this way.
 pub fn run(cli: &RunCli) -> Result<()> {
     if cli.check {
         let host = |host: &OsString| {
@@ -56,7 +56,7 @@ pub fn run(cli: &RunCli) -> Result<()> {
     Err(AppError::Setup(format!("{} cannot be run: {error}", program.display())))
 }
 
-/// The variables of the loader, and those that the library reads.
+/// The variables for the loader and for the library.
 fn variables(cli: &RunCli, library: &Path) -> Result<Vec<(&'static str, OsString)>> {
     let old = |name: &str| std::env::var_os(name);
     let mut all = library::loader(library, old);
@@ -64,9 +64,9 @@ fn variables(cli: &RunCli, library: &Path) -> Result<Vec<(&'static str, OsString
     let mut set = |name, value: Option<OsString>| all.extend(value.map(|value| (name, value)));
     let facts = facts(cli);
     set("ROCE_PATHS", Some(tree::make(&facts)?.into_os_string()));
-    // UCX 1.13 takes the IP version of a datagram from a field that devices of one vendor fill in so, and drops those of others.
+    // UCX 1.13 reads the IP version of a datagram from a field that only one vendor's devices fill in, and drops datagrams of others.
     set(UCX_CHECK, Some("n".into()));
-    // UCX 1.19 and later asks the kernel for a route to each peer. Where no interface of the kernel is below, it has none.
+    // UCX 1.19 and later asks the kernel for a route to each peer. If the port uses no interface of the kernel, the kernel has none.
     set(UCX_REACHABILITY, (!facts.has_interfaces()).then(|| "all".into()));
     set("ROCE_PORT", cli.port.as_ref().map(OsString::from));
     set("ROCE_ADDR", list(cli.ip.iter().map(|(addr, prefix)| format!("{addr}/{prefix}"))));
@@ -87,8 +87,8 @@ fn variables(cli: &RunCli, library: &Path) -> Result<Vec<(&'static str, OsString
     Ok(all)
 }
 
-/// What is known of the device before the library opens it: from the options, or else from the variables. What the library will
-/// refuse is left out here.
+/// What is known of the device before the library opens it, from the options or else from the variables. Values that the library
+/// will refuse are left out.
 fn facts(cli: &RunCli) -> Facts {
     let set = |name: &str| std::env::var(name).ok();
     let port = cli.port.clone().or_else(|| set("ROCE_PORT")).unwrap_or_else(|| DEFAULT_PORT.into());
@@ -105,7 +105,7 @@ fn facts(cli: &RunCli) -> Facts {
 }
 
 impl RunDrive {
-    /// As the library reads it.
+    /// The value in the format that the library reads.
     fn value(self, cores: &[usize]) -> String {
         let name = self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
@@ -113,13 +113,13 @@ impl RunDrive {
     }
 }
 
-/// A list as one value, `None` without elements.
+/// A list as the value of one variable; `None` for an empty list.
 fn list(elements: impl Iterator<Item = String>) -> Option<OsString> {
     let elements: Vec<String> = elements.collect();
     (!elements.is_empty()).then(|| elements.join(",").into())
 }
 
-/// A word that a shell reads as this text.
+/// A text quoted for a shell.
 fn quoted(text: &OsStr) -> String {
     format!("'{}'", text.to_string_lossy().replace('\'', r"'\''"))
 }

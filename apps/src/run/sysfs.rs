@@ -1,9 +1,9 @@
-//! What the files below `/sys/class/infiniband` say of the device: those of the kernel's documentation
-//! (`Documentation/ABI/stable/sysfs-class-infiniband`), and those that its drivers have.
+//! The contents of the device's files below `/sys/class/infiniband`: those of the kernel's documentation
+//! (`Documentation/ABI/stable/sysfs-class-infiniband`), and others that its drivers have.
 //!
-//! Nothing is opened for that: files say what is known before the program runs, and hold for every process that it starts. An identity
-//! that each process draws for itself (the GUID) is zero, as the kernel shows one that is not assigned; counters, which would have
-//! to move, are left out, as on the kernel's own soft-RoCE, and so is what only a device on a bus has.
+//! No device is opened for these files: they hold what is known before the program runs, and apply to every process that it starts.
+//! An identity that each process draws for itself (the GUID) is zero, as the kernel shows one that is not assigned. Counters, which
+//! would have to change, are left out, as on the kernel's own soft-RoCE; so are files that only a device on a bus has.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -13,23 +13,23 @@ use verbs::{Gid, Mac};
 /// The device, and its character device.
 pub const DEVICE: &str = "roce0";
 pub const UVERBS: &str = "uverbs0";
-/// Indexes of a GID table for which files are made, where the table's length is not known.
+/// Number of GID indexes for which files are written if the table's length is unknown.
 const GIDS: usize = 256;
 
 /// What is known of the device.
 #[derive(Default, Debug)]
 pub struct Facts {
-    /// Its port; `None`: what the variable says is no port.
+    /// The port; `None` if the variable's value is no port.
     pub port: Option<PortSpec>,
-    /// Addresses that it was given.
+    /// The configured addresses.
     pub addrs: Vec<IpAddr>,
-    /// The Ethernet address that it was given.
+    /// The configured Ethernet address.
     pub mac: Option<Mac>,
-    /// Addresses that it has from the host.
+    /// The addresses of the host that the device uses.
     pub host: Vec<HostAddress>,
 }
 
-/// What is at a path.
+/// What is at a path of the tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Entry {
     /// A regular file with this text.
@@ -76,14 +76,14 @@ impl Facts {
             file("sys/class/infiniband_verbs/abi_version".into(), "6"),
             file(format!("{uverbs}/ibdev"), DEVICE),
             file(format!("{uverbs}/abi_version"), "1"),
-            // Programs of the InfiniBand management look at this before they list devices. There is no umad0.
+            // Programs that manage InfiniBand read this file before they list devices. No umad0 exists.
             file("sys/class/infiniband_mad/abi_version".into(), "5"),
         ]);
         all.extend(
             self.gids().iter().enumerate().map(|(n, gid)| file(format!("{port}/gids/{n}"), &colons(gid))),
         );
         let types = if self.host.is_empty() { GIDS } else { self.host.len() };
-        // Every GID of the stack is one of RoCE v2.
+        // Every GID of the stack is of type RoCE v2.
         all.extend((0..types).map(|n| file(format!("{port}/gid_attrs/types/{n}"), "RoCE v2")));
         let mut ifaces: Vec<_> = self.host.iter().map(|host| host.iface.as_str()).collect();
         if let Some(iface) = self.port.as_ref().and_then(PortSpec::iface) {
@@ -106,7 +106,7 @@ impl Facts {
         !self.host.is_empty() || self.port.as_ref().is_some_and(|port| port.iface().is_some())
     }
 
-    /// The GID table, as far as it is known: the link-local address, then those that were given; or those of the host.
+    /// The GID table as far as it is known: the addresses of the host, or else the link-local address and the configured ones.
     fn gids(&self) -> Vec<[u8; 16]> {
         if !self.host.is_empty() {
             return self.host.iter().map(|host| Gid::from_ip(host.addr).0).collect();
@@ -115,13 +115,13 @@ impl Facts {
         [first].into_iter().chain(self.addrs.iter().map(|addr| Gid::from_ip(*addr).0)).collect()
     }
 
-    /// Whether the port is active as far as is known: the device is not there yet.
+    /// Whether the port is active, as far as is known without the device.
     fn is_up(&self) -> bool {
         self.host.is_empty() || self.host.iter().any(|host| host.up)
     }
 }
 
-/// The EUI-64 of an Ethernet address, as files say it; zero where each process draws one.
+/// The EUI-64 of an Ethernet address, as the files show it; zero if each process draws its own.
 fn guid(mac: Option<Mac>) -> String {
     let low = mac.map_or([0; 16], |mac| Gid::link_local(mac).0);
     colons(&low)[20..].to_owned()

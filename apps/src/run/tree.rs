@@ -1,7 +1,7 @@
-//! The files that a kernel would show of the device, below /sys and /dev: a tree of our own in the user's runtime directory,
-//! which `libroce-paths.so` shows to the program in their place.
+//! The files that a kernel would show for the device, below /sys and /dev: a directory tree in the user's runtime directory, which
+//! `libroce-paths.so` shows to the program in place of the kernel's files.
 //!
-//! Its name has a checksum of its contents: processes of a release whose device is the same share it, others have their own.
+//! The tree's name contains a checksum of its contents: processes of one release with the same device share a tree.
 
 use super::sysfs::{Entry, Facts, UVERBS};
 use crate::error::{AppError, Result};
@@ -11,15 +11,15 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// How the names of trees begin.
+/// Prefix of a tree's name.
 const NAME: &str = "paths-";
-/// Trees that are kept: the one that was not asked for longest goes first.
+/// Most trees that are kept: the least recently used is removed first.
 const TREES_MAX: usize = 32;
 
 /// Makes the tree unless it exists; returns its path.
 ///
 /// # Errors
-/// The runtime directory cannot be made, belongs to somebody else, or is full.
+/// The runtime directory cannot be made, belongs to another user, or is full.
 pub fn make(facts: &Facts) -> Result<PathBuf> {
     let dir = verbs::stats::runtime_dir().map_err(|e| AppError::Setup(e.to_string()))?;
     let files = facts.files();
@@ -37,12 +37,12 @@ pub fn make(facts: &Facts) -> Result<PathBuf> {
         write(&dir, &tree, &files).map_err(failed)?;
         forget(&dir, &tree);
     }
-    // Asked for now. Not if the directory belongs to a reader of it only.
+    // Mark as recently used. Fails if this user may only read the directory.
     let _ = std::fs::File::open(&tree).and_then(|tree| tree.set_modified(SystemTime::now()));
     Ok(tree)
 }
 
-/// Removes the trees beyond [`TREES_MAX`], but not `ours`.
+/// Removes the least recently used trees beyond [`TREES_MAX`], but not `ours`.
 fn forget(dir: &Path, ours: &Path) {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let trees = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(NAME));
@@ -52,19 +52,19 @@ fn forget(dir: &Path, ours: &Path) {
     trees.sort();
     let too_many = trees.len().saturating_sub(TREES_MAX);
     for (_, tree) in trees.iter().filter(|(_, tree)| tree != ours).take(too_many) {
-        // Another process may be at it, too.
+        // Another process may be removing it, too.
         let _ = std::fs::remove_dir_all(tree);
     }
 }
 
-/// Writes the tree beside its place, then moves it there: nobody sees half of it.
+/// Writes the tree under a temporary name, then renames it: no process sees an incomplete tree.
 fn write(dir: &Path, tree: &Path, files: &[(String, Entry)]) -> io::Result<()> {
     let draft = dir.join(format!("paths.{}", std::process::id()));
-    // Left by a process of the same number that was killed.
+    // Left by a killed process with the same number.
     let _ = std::fs::remove_dir_all(&draft);
     let filled = fill(&draft, files);
     let moved = filled.and_then(|()| match std::fs::rename(&draft, tree) {
-        // Another process was faster.
+        // Another process has made it first.
         Err(_) if tree.is_dir() => Ok(()),
         result => result,
     });
@@ -73,7 +73,7 @@ fn write(dir: &Path, tree: &Path, files: &[(String, Entry)]) -> io::Result<()> {
 }
 
 fn fill(draft: &Path, files: &[(String, Entry)]) -> io::Result<()> {
-    // Files of a directory with the same text are one file of several names: there are hundreds in the GID table.
+    // Files of a directory with the same text are hard links to one file: the GID table has hundreds of such files.
     let mut made: BTreeMap<(PathBuf, &str), PathBuf> = BTreeMap::new();
     for (path, entry) in files {
         let path = draft.join(path);
@@ -82,7 +82,7 @@ fn fill(draft: &Path, files: &[(String, Entry)]) -> io::Result<()> {
         match entry {
             Entry::Link(to) => symlink(to, path)?,
             Entry::File(text) => match made.get(&(parent.clone(), text.as_str())) {
-                // Unless the file system has no such links, or no more of this file.
+                // Unless the file system has no hard links, or the file has too many.
                 Some(other) if std::fs::hard_link(other, &path).is_ok() => {}
                 _ => {
                     std::fs::write(&path, text)?;
@@ -91,7 +91,7 @@ fn fill(draft: &Path, files: &[(String, Entry)]) -> io::Result<()> {
             },
         }
     }
-    // Programs look whether these are character devices. Nothing goes through them.
+    // Programs check whether these are character devices. No data goes through them.
     let nodes = draft.join("dev/infiniband");
     std::fs::create_dir_all(&nodes)?;
     for name in [UVERBS, "rdma_cm"] {

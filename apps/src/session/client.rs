@@ -95,7 +95,7 @@ pub fn run_raw(args: &RawClientArgs) -> Result<()> {
     rows.show(json.as_ref(), result)
 }
 
-/// Refuses a port that carries RoCE packets alone.
+/// Refuses a port that carries only RoCE packets.
 fn carries_raw_frames(rig: &Rig, port: &PortSpec) -> Result<()> {
     if rig.port().host().is_none() {
         return Ok(());
@@ -111,7 +111,7 @@ struct Client {
     server: Hello,
     /// Largest IP packet that the port carries to the server.
     link_mtu: usize,
-    /// The server's address, if everything is connected by `rdma_cm`.
+    /// The server's address, if exchange and queue pairs are connected by `rdma_cm`.
     rdma_cm: Option<SocketAddr>,
 }
 
@@ -129,11 +129,11 @@ impl Client {
         Self::greet(Channel::new(stream)?, rig, reach, None)
     }
 
-    /// The same with `rdma_cm`.
+    /// Connects to the server by `rdma_cm`.
     fn connect_rdma_cm(reach: &ReachArgs, rig: &mut Rig) -> Result<Self> {
         let to = match parse::peer(&reach.host.name, reach.port()) {
             Some(to) => to,
-            // A name says where a host is, which is where its RDMA is where the two have the same addresses.
+            // A port with the addresses of its host is reached at the address that the host's name resolves to.
             None if rig.args().is_of_host() => oob::resolve(&reach.host.name, reach.port())?[0],
             None => {
                 let host = &reach.host;
@@ -189,7 +189,7 @@ impl Client {
         }
     }
 
-    /// Sends the server the reason why this end gives up.
+    /// Sends the server the reason why this end ends the session.
     fn leave(&mut self, reason: &str) {
         self.channel.leave(reason);
         let since = Instant::now();
@@ -309,7 +309,7 @@ impl Client {
     }
 }
 
-/// For an answer of [`Wanted::handle`] that does not match the request.
+/// The error for an answer of [`Wanted::handle`] that does not match the request.
 fn unexpected() -> AppError {
     AppError::Misfit("it answered something else".into())
 }
@@ -318,7 +318,7 @@ fn unexpected() -> AppError {
 struct Rows {
     port: String,
     rows: Vec<Row>,
-    /// The number of raw rows, which are the first ones.
+    /// The number of raw rows, which come first.
     raw: usize,
     client: Counts,
     server: Counts,
@@ -365,7 +365,7 @@ impl Rows {
         let totals = counts.plus(&theirs.counters).totals();
         self.client = self.client.plus(counts);
         self.server = self.server.plus(&theirs.counters);
-        // SEND is counted at its receiver, everything else where it completes.
+        // SEND is counted at its receiver, every other operation where it completes.
         let flows = match counted_at_receiver(spec.op) {
             true => [theirs.received, ours.received],
             false => [ours.sent, theirs.sent],
@@ -430,7 +430,7 @@ fn put_latency(row: &mut Row, latency: Option<Latency>, kind: &'static str) {
         row.p99_ns = Some(l.p99_ns);
         row.p999_ns = Some(l.p999_ns);
         row.max_ns = Some(l.max_ns);
-        // Only as far into the tail as there are enough messages.
+        // The curve reaches only as far into the tail as the number of messages supports.
         let shown = QUANTILES.into_iter().zip(l.curve).filter(|(q, _)| (1.0 - q) * l.count as f64 >= 1.0);
         row.quantiles = Some(shown.collect());
         row.messages = l.count;

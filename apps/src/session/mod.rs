@@ -1,4 +1,4 @@
-//! A session of `roce-perf`: the list of measurements that a client and a server agree on, and how they run it.
+//! A session of `roce-perf`: the list of measurements that a client and a server agree on, and how both run it.
 
 pub mod client;
 pub mod order;
@@ -66,9 +66,9 @@ pub fn send_end(channel: &mut Channel, mut end: End, first: impl FnOnce(End) -> 
 /// The results of one end.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Its requests.
+    /// The requests that this end sent.
     pub sent: Flow,
-    /// Its received messages.
+    /// The messages that this end received.
     pub received: Flow,
     /// Latencies, at the client.
     pub latency: Option<Latency>,
@@ -98,10 +98,10 @@ pub fn run(
     Ok(Measured { sent: outcome.sent, received: outcome.received, latency: None })
 }
 
-/// The path MTU of a measurement, for ports of these sizes.
+/// The path MTU of a measurement, for ports with these largest IP packets.
 ///
 /// # Errors
-/// A sentence when the requested one does not fit.
+/// A sentence when the requested path MTU does not fit.
 pub fn path_mtu(spec: &Spec, ours: usize, theirs: usize) -> Result<Mtu> {
     let Some(largest) = Mtu::of_link(ours.min(theirs)) else {
         let least = Mtu::Mtu256.of_packet();

@@ -1,7 +1,7 @@
 //! The order of a session: turns the other end's messages into this end's next tasks, or into the error that ends it.
 //!
-//! No device, no socket, no clock: the loops of [`server`](super::server) and [`client`](super::client) pass each message in,
-//! and perform the task. Whatever arrives, in whatever order, the stored state is bounded by what was negotiated.
+//! Uses no device, socket or clock: the loops of [`server`](super::server) and [`client`](super::client) pass each message in,
+//! and perform the task. Whatever messages arrive, the stored state is bounded by what was negotiated.
 
 use super::path_mtu;
 use crate::error::{AppError, Result};
@@ -61,11 +61,11 @@ pub enum Task {
 /// The state of a session.
 #[derive(Clone, Debug)]
 enum SessionState {
-    /// The list of measurements is next.
+    /// The list of measurements comes next.
     Agreed,
-    /// Raw measurements are next, from this one on; then the device, or the end.
+    /// Raw measurements come next, from this index on; then the device, or the end.
     Raw(usize),
-    /// RDMA measurements are next, from this one on; then the end.
+    /// RDMA measurements come next, from this index on; then the end.
     Rdma(usize),
     /// The client is sending its queue pairs for this measurement.
     Collecting(usize, Gather),
@@ -105,7 +105,7 @@ impl Serving {
         }
     }
 
-    /// Whether a list that began with an earlier message continues: its lines together have the timeout of one message.
+    /// Whether the next message continues a list: all lines of a list together have the timeout of one message.
     pub fn is_in_a_list(&self) -> bool {
         matches!(self.state, SessionState::Collecting(..))
     }
@@ -219,7 +219,7 @@ pub enum Answer {
     Mac(Mac),
     /// Frames received in all, frames received after the first burst, and the time that the latter took.
     Frames(u64, u64, u64),
-    /// A whole end.
+    /// The server's queue pairs and memory, complete.
     End(End),
     /// A report.
     Report(Report),
@@ -243,7 +243,7 @@ impl Wanted {
     /// Handles a message of the server.
     ///
     /// # Errors
-    /// Its failure or refusal; a message that is out of order, or does not match what was negotiated.
+    /// The server's failure or refusal; a message that is out of order, or does not match what was negotiated.
     pub fn handle(self, message: Message) -> Result<Answer> {
         Ok(match (self, message) {
             (_, Message::Failed { reason }) => return Err(AppError::Peer(reason)),

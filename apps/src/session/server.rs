@@ -36,7 +36,7 @@ impl PendingConn for Channel {
     }
 }
 
-/// Where clients connect.
+/// The listening socket of a server.
 enum Acceptor {
     Tcp(TcpListener),
     RdmaCm(Listener),
@@ -149,7 +149,7 @@ fn session(
                 let counters = rig.counts().since(before);
                 channel.send(&Message::Report(Report { sent, received, counters }))?;
             }
-            // The queue pairs exist until the client is done as well: it may still need an answer repeated.
+            // The queue pairs exist until the client is done as well: the client may still need an answer repeated.
             Task::Release => running = None,
             Task::End => return Ok(()),
         }

@@ -1,4 +1,4 @@
-//! The running stacks: snapshots from the named sockets, or from all in a directory.
+//! Finds the running stacks: fetches snapshots from the named sockets, or from all sockets of a directory.
 
 use super::looking::Looking;
 use crate::error::{AppError, Result};
@@ -11,7 +11,7 @@ use verbs::stats::{self, Snapshot, StatsError};
 /// The stacks that answered.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
-    /// Each socket's path and snapshot, by path.
+    /// Path and snapshot of each stack, sorted by path.
     pub stacks: Vec<(PathBuf, Snapshot)>,
     /// Errors of sockets without a snapshot.
     pub notes: Vec<String>,
@@ -26,8 +26,8 @@ impl Found {
 
 /// Fetches a snapshot of each stack at these paths; without paths, of those in the default directory.
 ///
-/// A socket in a directory is removed if nobody listens on it and its name is one that a device chose: its process ended
-/// without removing it.
+/// A socket in a directory is removed if no process listens on it and its name is one that a device chose: then its process has
+/// ended without removing it.
 ///
 /// # Errors
 /// When no stack answers.
@@ -56,13 +56,13 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
     Ok(found)
 }
 
-/// A [`find`] on a separate thread. A stopped process does not accept, so connecting to it blocks.
+/// Runs [`find`] on a separate thread, because connecting to a stopped process, which accepts nothing, blocks.
 pub fn looking(paths: &[PathBuf]) -> Looking<Found> {
     let paths = paths.to_vec();
     Looking::start(move || find(&paths))
 }
 
-/// A [`find`] that a signal interrupts.
+/// Runs [`find`]; a signal interrupts it.
 ///
 /// # Errors
 /// When no stack answers; [`AppError::Interrupted`].
@@ -84,7 +84,7 @@ fn in_dir(dir: &Path, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// Whether a device gave its socket this name, as `12-0.sock`: others in a directory are not ours to remove.
+/// Whether a device chose this name for its socket, such as `12-0.sock`. This program removes no other sockets.
 fn is_of_a_device(path: &Path) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".sock"));
@@ -100,9 +100,9 @@ fn one(path: &Path, found: &mut Found, tidy: bool) {
                 Err(reason) => reason,
             });
         }
-        // It ended between the reading of the directory and the connection.
+        // The process ended between the reading of the directory and the connection.
         Err(StatsError::Io { source, .. }) if tidy && source.kind() == std::io::ErrorKind::NotFound => {}
-        // The socket of a memif link: it is of another type, in the same directory.
+        // The socket of a memif link: of another type, in the same directory.
         Err(StatsError::Io { source, .. })
             if tidy && Errno::from_io_error(&source) == Some(Errno::PROTOTYPE) => {}
         Err(error) => found.notes.push(error.to_string()),

@@ -1,8 +1,8 @@
-//! What counters moved between two snapshots.
+//! Increments of counters between two snapshots.
 
 use verbs::stats::Counts;
 
-/// A counter; 0 if it is not there.
+/// The value of a counter; 0 if it is absent.
 pub(super) fn get(counters: &Counts, name: &str) -> u64 {
     counters.get(name).copied().unwrap_or(0)
 }

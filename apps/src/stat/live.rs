@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How long the view waits for the result of a search before it checks for keys again. Most searches end within this time.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What a key asks of [`run`].
+/// What a key requests of [`run`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asked {
     /// Nothing.
@@ -26,14 +26,14 @@ pub enum Asked {
 
 /// A live view.
 pub trait Screen {
-    /// What a search finds.
+    /// The result of a search.
     type Found: Send + 'static;
 
     /// Starts a search.
     fn look(&self) -> Looking<Self::Found>;
     /// Replaces the shown data by the result of a search, or notes its error.
     fn show(&mut self, found: Result<Self::Found>);
-    /// Prepares the data that was found last again, after a change of the display.
+    /// Prepares the last result again, after a change of the display.
     fn again(&mut self);
     /// Handles a key.
     fn key(&mut self, key: KeyEvent) -> Asked;
@@ -86,7 +86,7 @@ fn is_gone() -> bool {
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
 }
 
-/// Starts a thread that reads terminal events. It has to be a separate one: crossterm's read from a terminal that is gone never returns.
+/// Starts a thread that reads terminal events. It has to be a separate thread: crossterm's read from a closed terminal never returns.
 fn events() -> Receiver<std::io::Result<Event>> {
     let (to, from) = mpsc::channel();
     std::thread::spawn(move || {

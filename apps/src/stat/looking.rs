@@ -1,11 +1,11 @@
-//! A search on a thread of its own, so that signals and keys are not kept waiting.
+//! Runs a search on a thread of its own, so that signals and keys are handled meanwhile.
 
 use crate::error::Result;
 use crate::stop;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-/// How long a wait continues without a check for signals.
+/// Longest wait between two checks for signals.
 pub const SLICE: Duration = Duration::from_millis(50);
 
 /// A search that is under way.
@@ -20,7 +20,7 @@ impl<T: Send + 'static> Looking<T> {
         Self(from)
     }
 
-    /// The result, if it is there within this time.
+    /// The result, if it arrives within this time.
     pub fn within(&self, time: Duration) -> Option<Result<T>> {
         self.0.recv_timeout(time).ok()
     }

@@ -1,8 +1,8 @@
 //! `roce-stat`: shows running stacks from outside.
 //!
-//! `find` fetches snapshots from sockets, `rates` and `programs` turn two of them into rows, and `table`, `json` and `view` show those.
-//! `host` does so for all processes of the host, which need no socket. `live` runs a view in the terminal. `system` adds what is known of
-//! the machine, for bug reports.
+//! `find` fetches snapshots from sockets, `rates` and `programs` turn two snapshots into rows, and `table`, `json` and `view` show
+//! the rows. `host` does the same for all processes of the host, which need no socket for it. `live` runs a view in the terminal.
+//! `system` adds the facts of the machine to bug reports.
 
 pub mod find;
 pub mod host;
@@ -55,7 +55,7 @@ pub fn run(cli: &StatCli) -> Result<()> {
     Ok(())
 }
 
-/// The machine, and what runs on it: for whoever looks into a fault.
+/// Prints a bug report: the machine, and the stacks that run on it.
 fn report(cli: &StatCli) -> Result<()> {
     let variables =
         std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));

@@ -1,4 +1,4 @@
-//! What programs count themselves, beside their devices: rows of labels, rates and latencies.
+//! Counters of the programs themselves, beside those of their devices: rows of labels, rates and latencies.
 
 use super::increments::since;
 use crate::report::{per_second, time};
@@ -9,7 +9,7 @@ use verbs::stats::{Counts, Latency, Row, Table};
 /// A table in an interval.
 #[derive(Clone, Debug, Serialize)]
 pub struct TableRates {
-    /// What is counted.
+    /// The table's name: what its rows count.
     pub name: String,
     /// The rows.
     pub rows: Vec<RowRates>,
@@ -18,26 +18,26 @@ pub struct TableRates {
 /// A row in an interval.
 #[derive(Clone, Debug, Serialize)]
 pub struct RowRates {
-    /// Whose counters.
+    /// Labels that identify the row.
     pub labels: BTreeMap<String, String>,
     /// Increments a second, by name; absent without an earlier snapshot.
     pub per_s: Option<BTreeMap<String, f64>>,
-    /// Since the start.
+    /// Values since the start, by name.
     pub counters: Counts,
-    /// By name.
+    /// Latencies, by name.
     pub latencies: BTreeMap<String, LatencyRates>,
 }
 
-/// Number and quantiles of a latency in the interval; without one, since the start.
+/// Number and quantiles of a latency: the quantiles are of the interval, or since the start without an earlier snapshot.
 #[derive(Clone, Debug, Serialize)]
 pub struct LatencyRates {
-    /// How many since the start.
+    /// Number of samples since the start.
     pub count: u64,
-    /// How many a second; absent without an earlier snapshot.
+    /// Samples a second; absent without an earlier snapshot.
     pub per_s: Option<f64>,
-    /// The median: the upper bound of its bucket; absent if nothing was counted.
+    /// The median, as the upper bound of its bucket; absent without samples.
     pub p50_ns: Option<u64>,
-    /// The 99th percentile, likewise.
+    /// The 99th percentile, as the upper bound of its bucket; absent without samples.
     pub p99_ns: Option<u64>,
 }
 
@@ -56,7 +56,7 @@ pub fn tables(before: Option<&[Table]>, now: &[Table], seconds: Option<f64>) -> 
 
 impl RowRates {
     fn new(before: Option<&Row>, now: &Row, seconds: Option<f64>) -> Self {
-        // Without an earlier row all of it is of the interval, if there is one.
+        // A row that is new in the interval counts from zero.
         let nothing = Row::default();
         let old = before.unwrap_or(&nothing);
         let latency = |(name, now): (&String, &Latency)| {
@@ -101,7 +101,7 @@ fn quantile(buckets: &BTreeMap<u64, u64>, count: u64, percent: u64) -> Option<u6
 }
 
 impl TableRates {
-    /// Titles of the columns, and how many of them are words.
+    /// Titles of the columns, and the number of those that hold text.
     pub fn titles(&self) -> (Vec<String>, usize) {
         let mut titles: Vec<String> = self.labels().into_iter().cloned().collect();
         let words = titles.len();
@@ -182,10 +182,10 @@ mod tests {
         let (titles, words) = rates[0].titles();
         assert_eq!((titles.join("|"), words), ("host|read/s|read p50|read p99|failed|read Gb/s".into(), 1));
         assert_eq!(rates[0].cells()[0][4..], ["2", "5.000"]);
-        // Nothing happened.
+        // No counter has changed.
         let rates = tables(Some(&now), &now, Some(2.0));
         assert_eq!(rates[0].cells()[0][2..4], ["-", "-"]);
-        // The first look has no rates.
+        // Without an earlier snapshot the rates are absent.
         let first = tables(None, &now, None);
         assert_eq!(first[0].rows[0].per_s, None);
         assert_eq!(first[0].rows[0].latencies["read"].p99_ns, Some(1000));

@@ -1,4 +1,4 @@
-//! Turns two snapshots of a stack into rows: totals, rates, and errors in between.
+//! Turns two snapshots of a stack into rows: totals, rates, and the errors between the snapshots.
 
 use super::find::Found;
 use super::increments::{get, since};
@@ -16,7 +16,7 @@ pub struct Query {
     pub order: Order,
     /// Reverse order.
     pub reverse: bool,
-    /// Only those with this text in number, type, state or peer; case does not matter.
+    /// Only queue pairs with this text in number, type, state or peer; case does not matter.
     pub filter: String,
 }
 
@@ -25,11 +25,11 @@ pub struct Query {
 pub struct Rates {
     /// Frames received.
     pub rx_frames_per_s: f64,
-    /// Gigabits of them.
+    /// Gigabits received.
     pub rx_gbit_per_s: f64,
     /// Frames sent.
     pub tx_frames_per_s: f64,
-    /// Gigabits of them.
+    /// Gigabits sent.
     pub tx_gbit_per_s: f64,
     /// Send requests that succeeded.
     pub send_messages_per_s: f64,
@@ -59,13 +59,13 @@ pub struct ShardRow {
     pub qps: usize,
     /// Whether it died of a panic: nothing drives it any more.
     pub dead: bool,
-    /// Absent without an earlier snapshot.
+    /// Rates; absent without an earlier snapshot.
     pub rates: Option<Rates>,
-    /// In the interval.
+    /// Errors in the interval.
     pub recent: Trouble,
-    /// Since the start.
+    /// Errors since the start.
     pub total: Trouble,
-    /// Since the start, by name, 0 left out.
+    /// Counters since the start, by name; those that are 0 are left out.
     pub counters: Counts,
 }
 
@@ -82,13 +82,13 @@ pub struct QpRow {
     pub shard: usize,
     /// Its peer.
     pub peer: Option<PeerStats>,
-    /// Absent without an earlier snapshot.
+    /// Rates; absent without an earlier snapshot.
     pub rates: Option<Rates>,
-    /// In the interval.
+    /// Errors in the interval.
     pub recent: Trouble,
-    /// Since it was created.
+    /// Errors since the queue pair was created.
     pub total: Trouble,
-    /// Since it was created, by name, 0 left out.
+    /// Counters since the queue pair was created, by name; those that are 0 are left out.
     pub counters: Counts,
 }
 
@@ -113,20 +113,20 @@ pub struct StackRates {
     pub port_counters: Counts,
     /// Its shards.
     pub shards: Vec<ShardRow>,
-    /// Packets dropped since the start, by reason, over all shards; 0 left out.
+    /// Packets dropped since the start, by reason, over all shards; reasons with 0 are left out.
     pub drops: BTreeMap<String, u64>,
-    /// Of those, how many in the interval.
+    /// Packets dropped in the interval, by reason.
     pub recent_drops: BTreeMap<String, u64>,
     /// Queue pairs that exist.
     pub qps_total: usize,
-    /// Those that match the query, in its order.
+    /// The queue pairs that match the query, in its order.
     pub qps: Vec<QpRow>,
-    /// What the program counts itself.
+    /// The program's own tables.
     pub tables: Vec<TableRates>,
 }
 
 impl Rates {
-    /// From the counters of two moments, `seconds` apart.
+    /// Computes rates from two sets of counters that were read `seconds` apart.
     pub fn new(before: &Counts, now: &Counts, seconds: f64) -> Self {
         let rate = |name: &str| since(before, now, name) as f64 / seconds;
         Self {
@@ -147,7 +147,7 @@ impl Rates {
 }
 
 impl Trouble {
-    /// From these counters.
+    /// Sums up these counters.
     pub fn new(counters: &Counts) -> Self {
         let sum = |names: &[&str]| names.iter().map(|name| get(counters, name)).sum();
         Self {
@@ -181,12 +181,12 @@ fn drops(counters: &Counts) -> BTreeMap<String, u64> {
     known.filter(|(_, value)| *value > 0).collect()
 }
 
-/// Counters of several, added up.
+/// The sums of several sets of counters.
 pub(super) fn sum<'a>(all: impl Iterator<Item = &'a Counts>) -> Counts {
     let mut sum = Counts::new();
     for (name, value) in all.flatten() {
         let sum = sum.entry(name.clone()).or_insert(0);
-        // Who says them may say anything.
+        // The values come from another process, which may send any.
         *sum = sum.saturating_add(*value);
     }
     sum

@@ -1,11 +1,11 @@
-//! `--report`: what whoever looks into a fault asks first, as text for a bug report.
+//! `--report`: the facts of the machine that the analysis of a fault needs first, as text for a bug report.
 //!
-//! Files that cannot be read are left out: a report is for machines on which something is wrong.
+//! What cannot be read is left out: a report is made on machines on which something is wrong.
 
 use std::fmt::Write;
 use std::path::Path;
 
-/// Sizes of buffers that limit `udp` ports, and what the kernel lets others do.
+/// Settings of the kernel: buffer sizes that limit `udp` ports, huge pages, mappings, and what processes may do to each other.
 const SETTINGS: &[&str] = &[
     "net/core/rmem_max",
     "net/core/wmem_max",
@@ -15,17 +15,17 @@ const SETTINGS: &[&str] = &[
     "kernel/yama/ptrace_scope",
     "kernel/io_uring_disabled",
 ];
-/// Limits of processes that matter.
+/// Limits of a process that matter to a stack.
 const LIMITS: &[&str] = &["Max locked memory", "Max open files", "Max processes"];
 
-/// The machine, below `root` (`/`), with these variables of the environment.
+/// Describes the machine from the files below `root` (`/`) and these environment variables.
 pub fn machine(root: &Path, variables: impl Iterator<Item = (String, String)>) -> String {
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
     let mut text = String::from("## Machine\n\n");
     let mut line = |what: &str, value: &str| {
         if !value.trim().is_empty() {
             let words: Vec<_> = value.split_whitespace().collect();
-            // A string takes every line.
+            // Writing to a string does not fail.
             let _ = writeln!(text, "- {what}: {}", words.join(" "));
         }
     };
@@ -79,18 +79,18 @@ pub fn machine(root: &Path, variables: impl Iterator<Item = (String, String)>) -
     text
 }
 
-/// What stands behind `name` at the beginning of a line.
+/// The text after `name` in the first line that begins with it.
 fn field<'a>(text: &'a str, name: &str) -> &'a str {
     text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default()
 }
 
-/// What stands behind `name` and a colon.
+/// The text after `name` and a colon, in the first line that begins with both.
 fn value<'a>(text: &'a str, name: &str) -> &'a str {
     let of = |line: &'a str| line.strip_prefix(name)?.trim_start().strip_prefix(':');
     text.lines().find_map(of).unwrap_or_default()
 }
 
-/// A protocol's counters that are not 0, of the two lines that begin with its name.
+/// The counters of a protocol that are not 0. Its names and values are in the two lines that begin with the protocol's name.
 fn counters(text: &str, protocol: &str) -> String {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(protocol));
     let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());

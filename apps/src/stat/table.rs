@@ -15,7 +15,7 @@ pub const SHARD_TITLES: [&str; 9] =
     ["shard", "QPs", "rx/s", "rx Gb/s", "tx/s", "tx Gb/s", "retries", "RNR", "drops"];
 /// Columns of words, which are left-aligned.
 const QP_WORDS: usize = 5;
-/// In place of what there is not.
+/// Cell without a value.
 pub(super) const NONE: &str = "-";
 
 pub(super) fn rate(rates: Option<&Rates>, get: impl Fn(&Rates) -> f64) -> String {
@@ -25,7 +25,7 @@ pub(super) fn gbit(rates: Option<&Rates>, get: impl Fn(&Rates) -> f64) -> String
     rates.map_or(NONE.into(), |r| format!("{:.3}", get(r)))
 }
 
-/// A queue pair's cells; errors since its start, or of the interval.
+/// A queue pair's cells, with errors since its start or of the interval.
 pub fn qp_cells(qp: &QpRow, since_start: bool) -> [String; 14] {
     let rates = qp.rates.as_ref();
     let trouble: &Trouble = if since_start { &qp.total } else { &qp.recent };
@@ -47,7 +47,7 @@ pub fn qp_cells(qp: &QpRow, since_start: bool) -> [String; 14] {
     ]
 }
 
-/// A shard's cells; errors since its start, or of the interval.
+/// A shard's cells, with errors since its start or of the interval.
 pub fn shard_cells(shard: &ShardRow, since_start: bool) -> [String; 9] {
     let rates = shard.rates.as_ref();
     let trouble: &Trouble = if since_start { &shard.total } else { &shard.recent };
@@ -64,7 +64,7 @@ pub fn shard_cells(shard: &ShardRow, since_start: bool) -> [String; 9] {
     ]
 }
 
-/// Reasons and numbers as `bad_icrc 3, ghost_ack 1`; `none` where there are none.
+/// Reasons and numbers as `bad_icrc 3, ghost_ack 1`; `none` without drops.
 pub fn reasons(drops: &BTreeMap<String, u64>) -> String {
     if drops.is_empty() {
         return "none".into();
@@ -72,7 +72,7 @@ pub fn reasons(drops: &BTreeMap<String, u64>) -> String {
     drops.iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
 }
 
-/// A table whose first columns are words.
+/// A table whose first `words` columns hold text, which is left-aligned.
 pub(super) fn table<T: Into<Cell>>(
     titles: impl IntoIterator<Item = T>,
     words: usize,

@@ -16,7 +16,7 @@ use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState, Wrap};
 use std::path::PathBuf;
 
 const PAGE: usize = 10;
-/// Rows of what a program counts itself that are shown.
+/// Most rows of a program's own tables that are shown.
 const OWN_ROWS: usize = 6;
 
 /// The state of the view.

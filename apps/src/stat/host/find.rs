@@ -1,4 +1,4 @@
-//! The processes of the host, and what the system says of those that do not.
+//! Fetches snapshots of the processes of the host, and what the system knows of processes that do not answer.
 
 use crate::error::{AppError, Result};
 use crate::out::note;
@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use verbs::stats::{HostReader, Process, Says};
 
-/// Characters of a name that the system gives.
+/// Most characters of a program's name that are taken from the system.
 const NAME_MAX: usize = 64;
 
-/// Asks the processes of the host, again and again.
+/// Fetches the snapshots repeatedly.
 #[derive(Clone, Debug)]
 pub struct Finder(Arc<Mutex<HostReader>>);
 
@@ -20,13 +20,13 @@ pub struct Finder(Arc<Mutex<HostReader>>);
 pub struct Found {
     /// The processes.
     pub processes: Vec<Process>,
-    /// What the system says of those that do not answer, by number.
+    /// What the system knows of the processes that do not answer, by process number.
     pub silent: BTreeMap<u32, Silent>,
-    /// What there is to say beside them.
+    /// Messages for the user beside the processes.
     pub notes: Vec<String>,
 }
 
-/// What the system says of a process.
+/// What the system knows of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Silent {
     /// Its name.
@@ -36,16 +36,16 @@ pub struct Silent {
 }
 
 impl Finder {
-    /// For this user and network namespace.
+    /// A finder for the processes of this user in this network namespace.
     ///
     /// # Errors
-    /// When the user cannot be told from others.
+    /// When the host's processes of this user cannot be distinguished from others.
     pub fn new() -> Result<Self> {
         let reader = HostReader::new().map_err(|error| AppError::Setup(error.to_string()))?;
         Ok(Self(Arc::new(Mutex::new(reader))))
     }
 
-    /// Asks them, on a thread of its own. Fails where there is none.
+    /// Fetches the snapshots on a separate thread. The result is an error if no process was found.
     pub fn look(&self) -> Looking<Found> {
         let reader = Arc::clone(&self.0);
         Looking::start(move || {
@@ -87,11 +87,11 @@ impl Found {
 }
 
 impl Silent {
-    /// Of the process with this number, by the files below `proc`.
+    /// Reads the files of process `pid` below `proc`.
     pub fn of(proc: &Path, pid: u32) -> Self {
         let stat = std::fs::read(proc.join(format!("{pid}/stat"))).unwrap_or_default();
         let stat = String::from_utf8_lossy(&stat);
-        // The name is in parentheses, and may have some.
+        // The name is in parentheses, and may contain parentheses.
         let parts = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')'));
         let Some((name, rest)) = parts else { return Self::default() };
         let program = name.chars().take(NAME_MAX).map(|c| if c.is_control() { '?' } else { c }).collect();

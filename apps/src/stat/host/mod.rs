@@ -1,6 +1,6 @@
 //! `--host`: all processes of the host, one a line.
 //!
-//! `find` asks them, `rows` turns two answers into rows, and `table`, `json` and `view` show those.
+//! `find` fetches their snapshots, `rows` turns two snapshots into rows, and `table`, `json` and `view` show the rows.
 
 pub mod find;
 pub mod json;
@@ -16,10 +16,10 @@ use crate::out::say;
 use find::Finder;
 use rows::compare;
 
-/// Shows them.
+/// Shows the processes.
 ///
 /// # Errors
-/// When there are none, or the output cannot be written.
+/// When no processes are found, or the output cannot be written.
 pub fn run(cli: &StatCli) -> Result<()> {
     let finder = Finder::new()?;
     let mut before = finder.look().wait()?;

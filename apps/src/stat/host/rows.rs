@@ -1,4 +1,4 @@
-//! Two answers of the processes of a host turned into rows: totals, and rates in between.
+//! Turns two snapshots of the processes of a host into rows: totals, and the rates between the snapshots.
 
 use super::find::Found;
 use crate::stat::increments::get;
@@ -6,43 +6,43 @@ use crate::stat::rates::{Rates, sum};
 use serde::Serialize;
 use verbs::stats::{Counts, Listener, Process, Says, Snapshot};
 
-/// Listeners of a process that are shown.
+/// Most listeners of a process that are shown.
 const LISTENERS_MAX: usize = 256;
 
-/// A process in an interval. What comes of its own answer is absent if it gives none.
+/// A process in an interval. Values from its own snapshot are absent if it does not answer.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProcessRow {
     /// Its number; 0 if it is not visible from here.
     pub pid: u32,
     /// Its program.
     pub program: String,
-    /// Whether it answers.
+    /// Whether the process answers.
     pub answers: bool,
-    /// What there is instead of an answer; `yes` if there is one.
+    /// Why the process does not answer; `yes` if it does.
     pub answer: String,
     /// Its runs of queue pair numbers.
     pub runs: Vec<usize>,
-    /// Seconds since it has the first one.
+    /// Seconds since the process has leased its first run.
     pub age_s: Option<f64>,
     /// Whether it gets the messages of queue pair 1 that are for no process in particular.
     pub keeper: bool,
-    /// Where it listens for connections of `rdma_cm`: the first 256.
+    /// The first 256 ports at which the process listens for connections of `rdma_cm`.
     pub listeners: Vec<ListenerRow>,
     /// Queue pairs that exist.
     pub qps: Option<usize>,
     /// Links to other processes of the host.
     pub links: Option<u64>,
-    /// Seconds between its answers.
+    /// Seconds between the process's two snapshots.
     pub interval_s: Option<f64>,
-    /// Absent without an earlier answer.
+    /// Rates; absent without an earlier snapshot.
     pub rates: Option<Rates>,
     /// Packets sent again since the start.
     pub resends: Option<u64>,
-    /// Of those, how many in the interval.
+    /// Packets sent again in the interval.
     pub recent_resends: Option<u64>,
-    /// Packets for other processes that arrived here and went on to them, since the start.
+    /// Packets for other processes that arrived here and were passed on to them, since the start.
     pub passed_on: Option<u64>,
-    /// Of those, how many in the interval.
+    /// Packets passed on in the interval.
     pub recent_passed_on: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ pub struct ListenerRow {
     pub port: u16,
     /// The port space of `rdma_cm`: `tcp`, `udp`, `ib` or `ipoib`.
     pub space: &'static str,
-    /// At this address alone.
+    /// The only address at which the process listens; absent for all addresses.
     pub addr: Option<String>,
 }
 
@@ -66,13 +66,13 @@ pub fn compare(before: &Found, now: &Found) -> Vec<ProcessRow> {
     now.processes.iter().map(row).collect()
 }
 
-/// The snapshot of a process that gave one, and the counters of all its shards.
+/// The snapshot of a process that answered, and the summed counters of its shards.
 fn answer(process: &Process) -> Option<(&Snapshot, Counts)> {
     let Says::Snapshot(snapshot) = &process.says else { return None };
     Some((snapshot, sum(snapshot.shards.iter().map(|shard| &shard.counters))))
 }
 
-/// Why there is no answer.
+/// Why a process has not answered.
 fn excuse(says: &Says, is_stopped: bool) -> &'static str {
     match says {
         Says::Snapshot(_) => "yes",
@@ -112,7 +112,7 @@ impl ProcessRow {
         row
     }
 
-    /// Adds what the process says.
+    /// Adds the values of the process's snapshot.
     fn take(&mut self, before: Option<(&Snapshot, Counts)>, now: &Snapshot, counters: &Counts) {
         let (resends, passed_on) = (get(counters, "retransmitted"), get(&now.port_counters, "passed_on"));
         self.answers = true;
@@ -137,7 +137,7 @@ impl ListenerRow {
         Self { port, space, addr: addr.map(|addr| addr.to_string()) }
     }
 
-    /// As people write it.
+    /// The listener as text.
     pub fn text(&self) -> String {
         let space = if self.space == "tcp" { String::new() } else { format!("{} ", self.space) };
         match &self.addr {
@@ -154,7 +154,7 @@ pub(super) mod tests {
     use super::*;
     use verbs::stats::ShardStats;
 
-    /// One process that answers and one that is stopped, at a second; `factor` of what is counted.
+    /// A process that answers and a process that is stopped, at a given second; counters are multiples of `factor`.
     pub fn found(at_s: u64, factor: u64) -> Found {
         let counts = |pairs: &[(&str, u64)]| -> Counts {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), value * factor)).collect()

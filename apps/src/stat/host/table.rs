@@ -19,12 +19,12 @@ pub const TITLES: [&str; 13] = [
     "resends",
     "passed on",
 ];
-/// Columns of words, which are left-aligned.
+/// Leading columns that hold text, which is left-aligned.
 const WORDS: usize = 5;
-/// Listeners of a process in its line.
+/// Most listeners in the line of a process.
 const LISTENERS: usize = 4;
 
-/// The cells of a process; what was sent again and passed on since its start, or in the interval.
+/// The cells of a process. Packets sent again and passed on are counted since its start, or in the interval.
 pub fn cells(row: &ProcessRow, since_start: bool) -> [String; 13] {
     let rates = row.rates.as_ref();
     let [resends, passed_on] = match since_start {
@@ -57,7 +57,7 @@ fn listeners(all: &[ListenerRow]) -> String {
     if texts.is_empty() { NONE.into() } else { texts.join(", ") }
 }
 
-/// The processes. What was sent again and passed on is since the start.
+/// The table of the processes. Packets sent again and passed on are counted since the start.
 pub fn render(rows: &[ProcessRow]) -> String {
     table(TITLES, WORDS, rows.iter().map(|row| cells(row, true)))
 }

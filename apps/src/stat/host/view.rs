@@ -22,9 +22,9 @@ struct View {
     before: Found,
     now: Found,
     rows: Vec<ProcessRow>,
-    /// Show what was counted since the start, not in the interval.
+    /// Show counts since the start, not of the interval.
     since_start: bool,
-    /// Nothing is searched.
+    /// The view is frozen: no search is started.
     held: bool,
     note: String,
     at: TableState,
